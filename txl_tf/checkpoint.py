@@ -1,0 +1,196 @@
+"""Checkpoints: those of the original TF1 program, and those of a run, with all it needs to go on."""
+
+import io
+import os
+
+import numpy as np
+import tensorflow as tf
+
+
+def tf1_variables(lm):
+    """The weights under the original's names and in its layouts.
+
+    Args:
+        lm: `TransformerXLLM`.
+
+    Returns:
+        dict `{variable name: NumPy array}`, in the original's order of creation.
+    """
+    return {name: variable.numpy() for name, variable in _by_tf1_name(lm).items()}
+
+
+def load_tf1_checkpoint(lm, path):
+    """Sets the weights of `lm` from a checkpoint of the original program.
+
+    Adam's slots, the step and other variables that are no weights are left alone.
+
+    Args:
+        lm: `TransformerXLLM` of the checkpoint's hyper-parameters.
+        path: prefix of the checkpoint, such as `"model.ckpt-0"`.
+
+    Raises:
+        ValueError: there is no checkpoint at `path`, or it does not fit: every variable that is missing, that has
+            another shape (both shapes are given) or that the model does not have is named. Nothing is changed then.
+    """
+    _check_exists(path)
+    reader = tf.train.load_checkpoint(path)
+    variables = _by_tf1_name(lm)
+    weights = {
+        name: shape
+        for name, shape in reader.get_variable_to_shape_map().items()
+        if name in variables or (name.startswith("transformer/") and not name.endswith(("/Adam", "/Adam_1")))
+    }
+    _check_fits(path, weights, variables)
+    for name, variable in variables.items():
+        variable.assign(reader.get_tensor(name))
+
+
+def save_tf1_checkpoint(lm, path):
+    """Writes the weights of `lm` as a checkpoint that the original program evaluates.
+
+    Args:
+        lm: `TransformerXLLM`.
+        path: prefix of the checkpoint, such as `"model.ckpt-0"`. Its folder is made where it is missing, and the
+            folder's `checkpoint` file names it as the latest.
+    """
+    folder = os.path.dirname(os.path.abspath(path)) if "://" not in path else os.path.dirname(path)
+    tf.io.gfile.makedirs(folder)
+    arrays = tf1_variables(lm)
+    tf.raw_ops.SaveV2(
+        prefix=path,
+        tensor_names=list(arrays),
+        shape_and_slices=[""] * len(arrays),
+        tensors=[tf.constant(array) for array in arrays.values()],
+    )
+    tf.compat.v1.train.update_checkpoint_state(folder, path)
+
+
+def _by_tf1_name(lm):
+    """`{variable name of the original: Keras variable}`."""
+    network, softmax = lm.network, lm.softmax
+    variables = {"r_w_bias": network.r_w_bias, "r_r_bias": network.r_r_bias}
+
+    scope = "adaptive_embed/cutoff_{}/" if network.embedding.div_val > 1 else "adaptive_embed/"
+    for i, (table, proj) in enumerate(zip(network.embedding.tables, network.embedding.projs, strict=True)):
+        variables[scope.format(i) + "lookup_table"] = table
+        variables[scope.format(i) + "proj_W"] = proj
+
+    for i, layer in enumerate(network.decoder_layers):
+        attn, ff = layer.rel_attn, layer.ff
+        for name, variable in {
+            "rel_attn/qkv/kernel": attn.qkv_kernel,
+            "rel_attn/r/kernel": attn.r_kernel,
+            "rel_attn/o/kernel": attn.o_kernel,
+            "rel_attn/LayerNorm/beta": attn.layer_norm.beta,
+            "rel_attn/LayerNorm/gamma": attn.layer_norm.gamma,
+            "ff/layer_1/kernel": ff.layer_1.kernel,
+            "ff/layer_1/bias": ff.layer_1.bias,
+            "ff/layer_2/kernel": ff.layer_2.kernel,
+            "ff/layer_2/bias": ff.layer_2.bias,
+            "ff/LayerNorm/beta": ff.layer_norm.beta,
+            "ff/LayerNorm/gamma": ff.layer_norm.gamma,
+        }.items():
+            variables[f"layer_{i}/{name}"] = variable
+
+    if softmax.clusters is None:
+        variables["adaptive_softmax/bias"] = softmax.biases[0]
+    else:
+        cluster_w, cluster_b = softmax.clusters
+        for i, (bias, proj) in enumerate(zip(softmax.biases, softmax.projs, strict=True)):
+            variables[f"adaptive_softmax/cutoff_{i}/b"] = bias
+            variables[f"adaptive_softmax/cutoff_{i}/proj"] = proj
+        variables["adaptive_softmax/cutoff_0/cluster_W"] = cluster_w
+        variables["adaptive_softmax/cutoff_0/cluster_b"] = cluster_b
+    return {f"transformer/{name}": variable for name, variable in variables.items() if variable is not None}
+
+
+def _check_exists(path):
+    if not tf.io.gfile.exists(f"{path}.index"):
+        raise ValueError(f"no checkpoint at {path}: {path}.index does not exist")
+
+
+def _check_fits(path, found, variables):
+    """Raises ValueError that names every difference between the shapes `found` in a checkpoint and the model's."""
+    problems = []
+    for name, variable in variables.items():
+        if name not in found:
+            problems.append(f"{name} is missing from the checkpoint")
+        elif list(found[name]) != list(variable.shape):
+            problems.append(f"{name} is {list(found[name])} in the checkpoint and {list(variable.shape)} in the model")
+    for name in sorted(set(found) - set(variables)):
+        problems.append(f"{name} {list(found[name])} is in the checkpoint and not in the model")
+    if problems:
+        raise ValueError(f"{path} does not fit the model:\n  " + "\n  ".join(problems))
+
+
+class RunCheckpoints:
+    """The checkpoints in a run's folder: weights, optimizer and memory, numbered by training step.
+
+    Weights go by the original's names. `tf.train.Checkpoint` of a Keras model would lose the layers held in lists.
+
+    Args:
+        lm: compiled `TransformerXLLM`, its optimizer built.
+        folder: the run's folder.
+        max_to_keep: older checkpoints are deleted.
+    """
+
+    def __init__(self, lm, folder, max_to_keep=5):
+        self._lm = lm
+        self._mems = _CarriedMems(lm)
+        self._weights = _by_tf1_name(lm)
+        weights = {name: variable.value for name, variable in self._weights.items()}
+        optimizer = {str(i): variable.value for i, variable in enumerate(lm.optimizer.variables)}
+        seed = lm.network.seed_generator.state.value
+        self._model = tf.train.Checkpoint(weights=weights)
+        self._run = tf.train.Checkpoint(weights=weights, optimizer=optimizer, seed=seed, mems=self._mems)
+        self._manager = tf.train.CheckpointManager(self._run, folder, max_to_keep, checkpoint_name="ckpt")
+
+    @property
+    def latest(self):
+        """Path of the latest checkpoint in the folder, or `None`."""
+        return self._manager.latest_checkpoint
+
+    def save(self):
+        """Writes a checkpoint of the present state and returns its path."""
+        return self._manager.save(checkpoint_number=int(self._lm.optimizer.iterations.numpy()))
+
+    def restore(self, path):
+        """Sets weights and optimizer, and returns the memory to go on with, see `carried_mems_array`.
+
+        Raises:
+            ValueError: there is no checkpoint at `path`, or it is of another model.
+        """
+        self._check(path)
+        self._run.restore(path).assert_existing_objects_matched()
+        return self._mems.array
+
+    def restore_weights(self, path):
+        """Sets the weights alone. Raises ValueError as `restore` does."""
+        self._check(path)
+        self._model.restore(path).expect_partial().assert_existing_objects_matched()
+
+    def _check(self, path):
+        _check_exists(path)
+        prefix, suffix = "weights/", "/.ATTRIBUTES/VARIABLE_VALUE"
+        found = {
+            name.removeprefix(prefix).removesuffix(suffix).replace(".S", "/"): shape
+            for name, shape in tf.train.list_variables(path)
+            if name.startswith(prefix)
+        }
+        _check_fits(path, found, self._weights)
+
+
+class _CarriedMems(tf.train.experimental.PythonState):
+    """The memory as one array of all replicas' rows, so that another number of replicas can go on with it."""
+
+    def __init__(self, lm):
+        self._lm = lm
+        self.array = None
+
+    def serialize(self):
+        buffer = io.BytesIO()
+        np.save(buffer, self._lm.carried_mems_array())
+        return buffer.getvalue()
+
+    def deserialize(self, string_value):
+        self.array = np.load(io.BytesIO(string_value), allow_pickle=False)

@@ -1,0 +1,214 @@
+"""The network: tokens and memory in, hidden states and new memory out (paper, section 3.2)."""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.adaptive import AdaptiveEmbedding
+from txl_tf.attention import create_mask
+from txl_tf.decoder import DecoderLayer
+from txl_tf.dropout import dropout, split
+from txl_tf.positions import inverse_frequencies, positional_embedding, relative_positions
+
+
+def cache_mems(hidden, mems, mem_len):
+    """The memory for the next segment: the last `mem_len` of memory and segment, without gradient.
+
+    Args:
+        hidden: `[batch, tgt_len, d_model]`, what the layer was given for this segment.
+        mems: `[batch, any, d_model]`, what it was given as memory.
+        mem_len: positions to keep; 0 keeps none.
+
+    Returns:
+        `[batch, min(any + tgt_len, mem_len), d_model]`.
+    """
+    if mem_len == 0:
+        return hidden[:, :0]
+    if hidden.shape[1] is None or hidden.shape[1] < mem_len:
+        hidden = tf.concat([mems, hidden], 1)
+    return tf.stop_gradient(hidden[:, -mem_len:])
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TransformerXL(keras.Model):
+    """Transformer-XL without its softmax, for language models and for reuse in other Keras models.
+
+    Args:
+        n_token: size of the vocabulary.
+        n_layer: number of decoder layers.
+        d_model: width of the hidden states, even.
+        d_embed: width of the embeddings (of their first bin).
+        n_head, d_head: number of attention heads and the width of each.
+        d_inner: width inside the feed-forward layers.
+        dropout: rate on embeddings, position embedding, attention output, in the feed-forward layers and on the
+            final hidden states.
+        dropatt: rate on the attention probabilities.
+        mem_len: positions of memory carried from segment to segment; 0 for none.
+        same_length: every token attends to `mem_len + 1` positions, rather than to all of memory and segment so far.
+        clamp_len: distances beyond it are treated as `clamp_len`; no limit unless positive.
+        untie_r: every layer has its own u and v of equation (6), rather than all the same.
+        cutoffs, div_val, proj_same_dim: bins of the embedding, see `AdaptiveEmbedding`.
+        init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
+            softmax), or "uniform" in `[-init_range, init_range]`.
+
+    Call arguments:
+        tokens: int `[batch, tgt_len]`, any `tgt_len`.
+        mems: list of `n_layer` tensors `[batch, any, d_model]`, normally those the segment before returned.
+            `None` starts from `initial_mems`.
+        training: whether to drop.
+        seed: int `[2]` that the dropout masks are a function of; the layer draws one itself where it is not given.
+
+    Returns:
+        `(hidden, new_mems)`: `[batch, tgt_len, d_model]`, and the memory for the next segment.
+
+    Raises:
+        ValueError: an argument is out of its range; the message names it.
+
+    Reference:
+        Dai et al. 2019; `transformer` of the original.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_token,
+        n_layer,
+        d_model,
+        d_embed,
+        n_head,
+        d_head,
+        d_inner,
+        dropout=0.1,
+        dropatt=0.0,
+        mem_len=0,
+        same_length=False,
+        clamp_len=-1,
+        untie_r=False,
+        cutoffs=(),
+        div_val=1,
+        proj_same_dim=True,
+        init="normal",
+        init_std=0.02,
+        proj_init_std=0.01,
+        init_range=0.1,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        sizes = {"n_token": n_token, "n_layer": n_layer, "d_model": d_model, "d_embed": d_embed}
+        for name, size in {**sizes, "n_head": n_head, "d_head": d_head, "d_inner": d_inner}.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        for name, rate in {"dropout": dropout, "dropatt": dropatt}.items():
+            if not 0 <= rate < 1:
+                raise ValueError(f"{name} must lie in [0, 1), got {rate}")
+        if d_model % 2:
+            raise ValueError(f"d_model must be even (half sines, half cosines), got {d_model}")
+        if mem_len < 0:
+            raise ValueError(f"mem_len must not be negative, got {mem_len}")
+        self.n_token = n_token
+        self.n_layer = n_layer
+        self.d_model = d_model
+        self.d_embed = d_embed
+        self.n_head = n_head
+        self.d_head = d_head
+        self.d_inner = d_inner
+        self.dropout = dropout
+        self.dropatt = dropatt
+        self.mem_len = mem_len
+        self.same_length = same_length
+        self.clamp_len = clamp_len
+        self.untie_r = untie_r
+        self.cutoffs = tuple(cutoffs)
+        self.div_val = div_val
+        self.proj_same_dim = proj_same_dim
+        self.init = init
+        self.init_std = init_std
+        self.proj_init_std = proj_init_std
+        self.init_range = init_range
+
+        self.initializer = make_initializer(init, init_std, init_range)
+        self.embedding = AdaptiveEmbedding(
+            n_token,
+            d_embed,
+            d_model,
+            cutoffs=self.cutoffs,
+            div_val=div_val,
+            proj_same_dim=proj_same_dim,
+            initializer=self.initializer,
+            proj_initializer=make_initializer(init, proj_init_std, init_range),
+            dtype=self.dtype_policy,
+            name="adaptive_embed",
+        )
+        self.decoder_layers = [
+            DecoderLayer(
+                d_model,
+                n_head,
+                d_head,
+                d_inner,
+                dropout,
+                dropatt,
+                self.initializer,
+                dtype=self.dtype_policy,
+                name=f"layer_{i}",
+            )  # fmt: skip
+            for i in range(n_layer)
+        ]
+        self.seed_generator = keras.random.SeedGenerator()
+
+    def build(self, tokens_shape=None):
+        shape = (self.n_head, self.d_head)
+        if self.untie_r:
+            shape = (self.n_layer, *shape)
+        self.r_w_bias = self.add_weight(name="r_w_bias", shape=shape, initializer=self.initializer.clone())
+        self.r_r_bias = self.add_weight(name="r_r_bias", shape=shape, initializer=self.initializer.clone())
+        self.embedding.build()
+        for layer in self.decoder_layers:
+            layer.build()
+
+    def initial_mems(self, batch_size):
+        """The memory before the first segment: `n_layer` zeros `[batch_size, mem_len, d_model]`, attended to."""
+        shape = [batch_size, self.mem_len, self.d_model]
+        return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
+
+    @property
+    def dropout_seed(self):
+        """int64 scalar that all dropout of this model derives from; saved with the weights."""
+        return self.seed_generator.state[0]
+
+    def call(self, tokens, mems=None, training=False, seed=None):
+        if mems is None:
+            mems = self.initial_mems(keras.ops.shape(tokens)[0])
+        qlen, mlen = keras.ops.shape(tokens)[1], keras.ops.shape(mems[0])[1]
+        if training and seed is None:
+            seed = self.seed_generator.next()
+        embed_seed, pos_seed, out_seed, *layer_seeds = split(seed if training else None, 3 + self.n_layer)
+
+        attn_mask = create_mask(qlen, mlen, self.same_length)
+        pos_seq = relative_positions(mlen + qlen, self.clamp_len)
+        pos_emb = positional_embedding(pos_seq, inverse_frequencies(self.d_model))
+        # One mask for all layers and rows, as in the original.
+        pos_emb = dropout(tf.cast(pos_emb, self.compute_dtype), self.dropout, pos_seed)
+
+        new_mems = []
+        output = dropout(self.embedding(tokens), self.dropout, embed_seed)
+        for i, layer in enumerate(self.decoder_layers):
+            new_mems.append(cache_mems(output, mems[i], self.mem_len))
+            r_w_bias = self.r_w_bias[i] if self.untie_r else self.r_w_bias
+            r_r_bias = self.r_r_bias[i] if self.untie_r else self.r_r_bias
+            output = layer(output, pos_emb, r_w_bias, r_r_bias, attn_mask, mems[i], seed=layer_seeds[i])
+        return dropout(output, self.dropout, out_seed), new_mems
+
+    def get_config(self):
+        names = (
+            "n_token n_layer d_model d_embed n_head d_head d_inner dropout dropatt mem_len same_length clamp_len "
+            "untie_r cutoffs div_val proj_same_dim init init_std proj_init_std init_range"
+        )
+        return {**super().get_config(), **{name: getattr(self, name) for name in names.split()}}
+
+
+def make_initializer(init, init_std, init_range):
+    """The original's `--init`: normal with standard deviation `init_std`, or uniform in ±`init_range`."""
+    if init == "normal":
+        return keras.initializers.RandomNormal(stddev=init_std)
+    if init == "uniform":
+        return keras.initializers.RandomUniform(-init_range, init_range)
+    raise ValueError(f'init must be "normal" or "uniform", got {init!r}')

@@ -1,0 +1,78 @@
+"""The original's optimizer: Adam, clipped after averaging over replicas, warm-up and cosine decay."""
+
+import keras
+import tensorflow as tf
+
+
+class ClipAfterAverage:
+    """Mixin for Keras optimizers: clips by the global norm of the gradients summed over all replicas.
+
+    Keras's own `global_clipnorm` clips what each replica has before adding up, so that two replicas train otherwise
+    than one. Divide the loss by the number of replicas, and the sum is the average.
+
+    `gradient_norm` holds the norm before clipping of the latest step.
+    """
+
+    def __init__(self, *args, clip=None, **kwargs):
+        if clip is not None and clip <= 0:
+            raise ValueError(f"clip must be positive, or None for no clipping, got {clip}")
+        super().__init__(*args, **kwargs)
+        self.clip = clip
+
+    def build(self, variables):
+        if not self.built:
+            self.gradient_norm = self.add_variable(shape=(), name="gradient_norm", aggregation="only_first_replica")
+        super().build(variables)
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        grads, variables = zip(*super()._all_reduce_sum_gradients(grads_and_vars), strict=True)
+        norm = tf.linalg.global_norm(grads)
+        self.gradient_norm.assign(norm)
+        if self.clip is not None:
+            grads, _ = tf.clip_by_global_norm(grads, self.clip, use_norm=norm)
+        return list(zip(grads, variables, strict=True))
+
+    def get_config(self):
+        return {**super().get_config(), "clip": self.clip}
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class Adam(ClipAfterAverage, keras.optimizers.Adam):
+    """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`."""
+
+
+def make_schedule(learning_rate, warmup_steps, train_steps, min_lr_ratio):
+    """Linear warm-up from 0 to `learning_rate`, then a cosine to `min_lr_ratio * learning_rate`.
+
+    Args:
+        learning_rate: the highest rate.
+        warmup_steps: steps of the warm-up; the first of them has rate 0.
+        train_steps: steps in all, warm-up included.
+        min_lr_ratio: the last rate as a share of the highest.
+
+    Returns:
+        A Keras schedule, equal to the original's to 1e-7.
+
+    Raises:
+        ValueError: the warm-up is as long as the training, or an argument is out of its range.
+    """
+    if learning_rate <= 0:
+        raise ValueError(f"learning_rate must be positive, got {learning_rate}")
+    if not 0 <= warmup_steps < train_steps:
+        raise ValueError(f"warmup_steps must lie in [0, train_steps={train_steps}), got {warmup_steps}")
+    if not 0 <= min_lr_ratio <= 1:
+        raise ValueError(f"min_lr_ratio must lie in [0, 1], got {min_lr_ratio}")
+    decay = {"decay_steps": train_steps - warmup_steps, "alpha": min_lr_ratio}
+    if warmup_steps == 0:
+        return keras.optimizers.schedules.CosineDecay(learning_rate, **decay)
+    return keras.optimizers.schedules.CosineDecay(0.0, warmup_target=learning_rate, warmup_steps=warmup_steps, **decay)
+
+
+def make_optimizer(learning_rate, warmup_steps=0, train_steps=100000, min_lr_ratio=0.004, clip=0.25):
+    """The original's recipe: Adam (0.9, 0.999, 1e-8) on `make_schedule`, clipped at global norm `clip`.
+
+    Args: those of `make_schedule`, and
+        clip: the largest global norm of the gradients; `None` for no limit.
+    """
+    schedule = make_schedule(learning_rate, warmup_steps, train_steps, min_lr_ratio)
+    return Adam(schedule, beta_1=0.9, beta_2=0.999, epsilon=1e-8, clip=clip)
