@@ -12,7 +12,7 @@ import sys
 
 from absl import app, flags, logging
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's errors, without its remarks on the processor
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 
 from txl_tf import corpus, distribution, training
 
@@ -76,6 +76,10 @@ flags.DEFINE_enum("mixed_precision", "float32", list(training.PRECISIONS), "Type
 flags.DEFINE_bool("jit_compile", False, "Compile the training step with XLA.")
 flags.DEFINE_integer("steps_per_execution", 1, "Steps in one call of the compiled graph.")
 
+flags.register_validator(
+    "cutoffs", lambda cutoffs: not cutoffs or all(c.isdigit() for c in cutoffs), "must be integers, as 20000,40000"
+)
+
 DATA = "dataset data_path level valid_fraction lower_case"
 MODEL = (
     "mem_len same_length clamp_len n_layer d_model d_embed n_head d_head d_inner dropout dropatt untie_r div_val "
@@ -95,7 +99,7 @@ def values(names):
 
 def main(argv):
     if argv[1:]:
-        raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
+        sys.exit(f"train.py: unexpected arguments: {' '.join(argv[1:])}")
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     cutoffs = flags.FLAGS.cutoffs

@@ -126,9 +126,7 @@ def test_original_reads_back_what_is_saved(case, tmp_path):
     case.lm.network.r_w_bias.assign_add(tf.ones_like(case.lm.network.r_w_bias))
     txl_tf.save_tf1_checkpoint(case.lm, str(tmp_path / "model.ckpt-7"))
     # What a tf.train.Saver of the original's graph asks of a file: its variables by name, shape and dtype.
-    saved, original = [
-        tf.train.load_checkpoint(path) for path in (str(tmp_path / "model.ckpt-7"), case.checkpoint)
-    ]
+    saved, original = [tf.train.load_checkpoint(path) for path in (str(tmp_path / "model.ckpt-7"), case.checkpoint)]
     assert saved.get_variable_to_shape_map() == original.get_variable_to_shape_map()
     assert saved.get_variable_to_dtype_map() == original.get_variable_to_dtype_map()
     for name in original.get_variable_to_shape_map():

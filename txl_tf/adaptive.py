@@ -18,6 +18,8 @@ import tensorflow as tf
 
 def check_bins(n_token, d_embed, cutoffs, div_val):
     """Raises ValueError unless `cutoffs` and `div_val` cut the vocabulary into bins that hold something."""
+    if n_token < 1:
+        raise ValueError(f"n_token must be at least 1, got {n_token}")
     ends = [0, *cutoffs, n_token]
     if any(left >= right for left, right in zip(ends, ends[1:], strict=False)):
         raise ValueError(f"cutoffs must increase and lie between 0 and n_token={n_token}, got {list(cutoffs)}")

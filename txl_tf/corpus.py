@@ -265,9 +265,9 @@ def _column_reader(rows):
     return lambda begin, end: tf.cast(held[:, begin:end], tf.int32)
 
 
-def num_segments(n_tokens, batch_size, tgt_len, drop_remainder=False):
-    """The number of batches that `segments` makes of `n_tokens` tokens."""
-    _check_enough(n_tokens, batch_size, tgt_len, tgt_len + 1 if drop_remainder else 2)
+def num_segments(n_tokens, batch_size, tgt_len, drop_remainder=False, name="text"):
+    """The number of batches that `segments` makes of `n_tokens` tokens; `name` is what an error calls them."""
+    _check_enough(n_tokens, batch_size, tgt_len, tgt_len + 1 if drop_remainder else 2, name)
     n_label = n_tokens // batch_size - 1  # of a row
     return n_label // tgt_len if drop_remainder else math.ceil(n_label / tgt_len)
 
@@ -305,12 +305,12 @@ def _check_tokens(tokens):
     return tokens
 
 
-def _check_enough(n_tokens, batch_size, tgt_len, row_tokens):
-    for name, value in (("batch_size", batch_size), ("tgt_len", tgt_len)):
+def _check_enough(n_tokens, batch_size, tgt_len, row_tokens, name="text"):
+    for argument, value in (("batch_size", batch_size), ("tgt_len", tgt_len)):
         if value < 1:
-            raise ValueError(f"{name} must be positive, got {value}")
+            raise ValueError(f"{argument} must be positive, got {value}")
     if n_tokens < batch_size * row_tokens:
         raise ValueError(
-            f"the text has {n_tokens} tokens: batch_size={batch_size} and tgt_len={tgt_len} need at least "
+            f"the {name} has {n_tokens} tokens: batch_size={batch_size} and tgt_len={tgt_len} need at least "
             f"{batch_size * row_tokens}, {row_tokens} a row"
         )

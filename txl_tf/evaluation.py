@@ -39,7 +39,7 @@ class Evaluation:
         """Raises ValueError where the corpus has no such split or it is shorter than a batch."""
         if split not in self.corpus.splits:
             raise ValueError(f"eval_split must be one of {', '.join(self.corpus.splits)}, got {split!r}")
-        num_segments(len(self.corpus.splits[split]), self.batch_size, self.tgt_len)
+        num_segments(len(self.corpus.splits[split]), self.batch_size, self.tgt_len, name=f"{split} split")
 
     def dataset(self, split):
         """`tf.data.Dataset` of the batches to evaluate."""

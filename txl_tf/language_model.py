@@ -262,7 +262,8 @@ class TransformerXLLM(keras.Model):
         loss_and_gradients = self._compiled or self._loss_and_gradients
         loss, grads, new_mems = loss_and_gradients(tokens, labels, mems, seed)
         self.optimizer.apply(grads, self.trainable_variables)
-        logs = {"loss": loss, "grad_norm": getattr(self.optimizer, "gradient_norm", tf.linalg.global_norm(grads))}
+        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)  # of a loss-scaling optimizer
+        logs = {"loss": loss, "grad_norm": getattr(optimizer, "gradient_norm", tf.linalg.global_norm(grads))}
         self._loss_tracker.update_state(loss, sample_weight=tf.size(labels))
         self.gradient_norm_tracker.update_state(logs["grad_norm"])
         return logs, new_mems
@@ -339,7 +340,7 @@ class TransformerXLLM(keras.Model):
         replicas = strategy.num_replicas_in_sync
         if rows % replicas:
             raise ValueError(f"the batch must divide by the number of replicas, got {rows} rows on {replicas} replicas")
-        return strategy.run(self.initial_mems, args=(rows // replicas,))
+        return tf.function(strategy.run)(self.initial_mems, args=(rows // replicas,))
 
     def carried_mems_array(self):
         """The memory that `fit` carries: float32 array `[n_layer, batch, mem_len, d_model]`, rows of all replicas."""

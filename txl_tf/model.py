@@ -25,7 +25,27 @@ def cache_mems(hidden, mems, mem_len):
         return hidden[:, :0]
     if hidden.shape[1] is None or hidden.shape[1] < mem_len:
         hidden = tf.concat([mems, hidden], 1)
-    return tf.stop_gradient(hidden[:, -mem_len:])
+    new_mems = tf.stop_gradient(hidden[:, -mem_len:])
+    if (mems.shape[1] or 0) >= mem_len:
+        new_mems.set_shape([None, mem_len, None])  # known, even where tgt_len is not
+    return new_mems
+
+
+def check_arguments(*, n_layer, d_model, d_embed, n_head, d_head, d_inner, dropout, dropatt, mem_len, init, **_):
+    """Raises ValueError for the first argument of a network that is out of range; needs no vocabulary to do so."""
+    sizes = {"n_layer": n_layer, "d_model": d_model, "d_embed": d_embed, "n_head": n_head, "d_head": d_head}
+    for name, size in {**sizes, "d_inner": d_inner}.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    if d_model % 2:
+        raise ValueError(f"d_model must be even (half sines, half cosines), got {d_model}")
+    for name, rate in {"dropout": dropout, "dropatt": dropatt}.items():
+        if not 0 <= rate < 1:
+            raise ValueError(f"{name} must lie in [0, 1), got {rate}")
+    if mem_len < 0:
+        raise ValueError(f"mem_len must not be negative, got {mem_len}")
+    if init not in ("normal", "uniform"):
+        raise ValueError(f'init must be "normal" or "uniform", got {init!r}')
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -93,17 +113,10 @@ class TransformerXL(keras.Model):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        sizes = {"n_token": n_token, "n_layer": n_layer, "d_model": d_model, "d_embed": d_embed}
-        for name, size in {**sizes, "n_head": n_head, "d_head": d_head, "d_inner": d_inner}.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-        for name, rate in {"dropout": dropout, "dropatt": dropatt}.items():
-            if not 0 <= rate < 1:
-                raise ValueError(f"{name} must lie in [0, 1), got {rate}")
-        if d_model % 2:
-            raise ValueError(f"d_model must be even (half sines, half cosines), got {d_model}")
-        if mem_len < 0:
-            raise ValueError(f"mem_len must not be negative, got {mem_len}")
+        check_arguments(
+            n_layer=n_layer, d_model=d_model, d_embed=d_embed, n_head=n_head, d_head=d_head, d_inner=d_inner,
+            dropout=dropout, dropatt=dropatt, mem_len=mem_len, init=init,
+        )  # fmt: skip
         self.n_token = n_token
         self.n_layer = n_layer
         self.d_model = d_model
@@ -207,8 +220,6 @@ class TransformerXL(keras.Model):
 
 def make_initializer(init, init_std, init_range):
     """The original's `--init`: normal with standard deviation `init_std`, or uniform in ±`init_range`."""
-    if init == "normal":
-        return keras.initializers.RandomNormal(stddev=init_std)
     if init == "uniform":
         return keras.initializers.RandomUniform(-init_range, init_range)
-    raise ValueError(f'init must be "normal" or "uniform", got {init!r}')
+    return keras.initializers.RandomNormal(stddev=init_std)

@@ -3,16 +3,19 @@
 import json
 import math
 import os
+import sys
 
 import keras
 import tensorflow as tf
 
+from txl_tf.adaptive import check_bins
 from txl_tf.callbacks import Progress, RunState, StepCSVLogger, StepTensorBoard, StopOnInterrupt, step_of
 from txl_tf.checkpoint import RunCheckpoints
 from txl_tf.corpus import build_corpus, num_segments, segments
 from txl_tf.distribution import make_strategy
 from txl_tf.evaluation import Evaluation
 from txl_tf.language_model import TransformerXLLM
+from txl_tf.model import check_arguments
 from txl_tf.optimization import make_optimizer
 
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
@@ -77,29 +80,37 @@ def train_and_evaluate(
         KeyboardInterrupt: after Ctrl-C, once the run is saved.
     """
     steps = {"train_steps": train_steps, "iterations": iterations, "save_steps": save_steps}
-    _check_steps(steps, steps_per_execution)
+    eval_batch_size = train_batch_size if eval_batch_size is None else eval_batch_size
+    _check_positive(
+        **steps, steps_per_execution=steps_per_execution, tgt_len=tgt_len, train_batch_size=train_batch_size,
+        eval_batch_size=eval_batch_size,
+    )  # fmt: skip
+    for name in ("train_steps", "iterations"):
+        if steps[name] % steps_per_execution:
+            raise ValueError(f"steps_per_execution={steps_per_execution} must divide {name}={steps[name]}")
     if mixed_precision not in PRECISIONS:
         raise ValueError(f"mixed_precision must be one of {', '.join(PRECISIONS)}, got {mixed_precision!r}")
+    check_arguments(**model)
+    if data.get("cutoffs"):
+        check_bins(sys.maxsize, model["d_embed"], data["cutoffs"], model["div_val"])
     _check_writable(model_dir)
     strategy = make_strategy(strategy)
+    with strategy.scope():
+        optimizer = make_optimizer(train_steps=train_steps, **optimizer)
     keras.utils.set_random_seed(seed)
 
     corpus = build_corpus(**{name: value for name, value in data.items() if name != "cutoffs"})
     cutoffs = corpus.cutoffs if data.get("cutoffs") is None else data["cutoffs"]
     model = {**model, "n_token": len(corpus.vocab), "cutoffs": list(cutoffs)}
-    evaluation = Evaluation(corpus, eval_batch_size or train_batch_size, tgt_len, max_eval_batch)
+    evaluation = Evaluation(corpus, eval_batch_size, tgt_len, max_eval_batch)
     splits = dict.fromkeys(["valid"] * do_train + [eval_split] * do_eval)
     for split in splits:
         evaluation.check(split)
-    num_segments(len(corpus.splits["train"]), train_batch_size, tgt_len)  # raises where the text is too short
+    num_segments(len(corpus.splits["train"]), train_batch_size, tgt_len, name="train split")  # raises if too short
 
     with strategy.scope():
         lm = TransformerXLLM(**model, dtype=PRECISIONS[mixed_precision])
-        lm.compile(
-            make_optimizer(train_steps=train_steps, **optimizer),
-            jit_compile=jit_compile,
-            steps_per_execution=steps_per_execution,
-        )
+        lm.compile(optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution)
         lm.optimizer.build(lm.trainable_variables)
     checkpoints = RunCheckpoints(lm, model_dir, max_to_keep)
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())
@@ -168,13 +179,10 @@ def _restore(checkpoints, warm_start_path):
     return None
 
 
-def _check_steps(steps, steps_per_execution):
-    for name, value in {**steps, "steps_per_execution": steps_per_execution}.items():
+def _check_positive(**numbers):
+    for name, value in numbers.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    for name in ("train_steps", "iterations"):
-        if steps[name] % steps_per_execution:
-            raise ValueError(f"steps_per_execution={steps_per_execution} must divide {name}={steps[name]}")
 
 
 def _check_writable(model_dir):

@@ -1,0 +1,265 @@
+"""Adaptive embedding and softmax against the documents' code, for every combination of their options."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import reference_model
+import tensorflow as tf
+
+import txl_tf
+from txl_tf.adaptive import (
+    AdaptiveEmbedding,
+    AdaptiveSoftmax,
+    adaptive_log_probs,
+    embedding_lookup,
+    mask_adaptive_embedding_lookup,
+    mask_adaptive_logsoftmax,
+)
+
+N_TOKEN, D_MODEL = 30, 64
+COMBINATIONS = [
+    {
+        "cutoffs": cutoffs,
+        "div_val": div_val,
+        "d_embed": d_embed,
+        "proj_share_all_but_first": share,
+        "proj_same_dim": same_dim,
+    }
+    for cutoffs, div_val, d_embed, share, same_dim in itertools.product(
+        [(), (7, 15), (7, 15, 22)], [1, 2, 4], [64, 128], [False, True], [False, True]
+    )
+]
+
+
+# ----------------------------------------------------------------------------------------------------- every combination
+
+
+def original_softmax(model):
+    """The softmax's arguments in the documents' code, after the hidden states and labels."""
+    return {
+        "n_token": model.n_token,
+        "cutoffs": model.cutoffs,
+        "div_val": model.div_val,
+        "tie_projs": model.tie_projs,
+        "weights": model.weights,
+        "scope": "transformer/adaptive_softmax",
+    }
+
+
+@pytest.mark.parametrize("options", COMBINATIONS, ids=lambda options: "-".join(map(str, options.values())))
+def test_embedding_and_softmax_are_those_of_the_documents_code(small_pair, options):
+    # small_pair also asserts that both have the same variables, by name and shape.
+    lm, model = small_pair(n_token=N_TOKEN, n_layer=1, d_model=D_MODEL, n_head=1, d_head=2, d_inner=2, **options)
+    rng = np.random.default_rng(0)
+    tokens = rng.permutation(np.arange(N_TOKEN, dtype=np.int32)).reshape(3, 10)  # every word once, in every bin
+    labels = rng.permutation(np.arange(N_TOKEN, dtype=np.int32)).reshape(3, 10)
+    hidden = tf.constant(rng.normal(size=(3, 10, D_MODEL)), tf.float32)
+
+    with tf.GradientTape() as tape:
+        embeddings = lm.network.embedding(tokens)
+        mixed = 0.01 * embeddings + 0.3 * hidden  # small, so that no probability saturates
+        nll = lm.softmax.nll(mixed, labels, lm.network.embedding)
+        loss = tf.reduce_mean(nll)
+    gradients = tape.gradient(loss, lm.trainable_variables)
+    log_probs = lm.softmax(mixed, embedding=lm.network.embedding)
+
+    with tf.GradientTape() as tape:
+        expected_embeddings = reference_model.mask_adaptive_embedding_lookup(
+            tokens.T, N_TOKEN, D_MODEL, model.cutoffs, model.div_val, model.weights, "transformer/adaptive_embed"
+        )
+        expected_mixed = 0.01 * expected_embeddings + 0.3 * tf.transpose(hidden, [1, 0, 2])
+        expected_nll = reference_model.mask_adaptive_logsoftmax(expected_mixed, labels.T, **original_softmax(model))
+        loss = tf.reduce_mean(expected_nll)
+    expected_gradients = tape.gradient(loss, model.weights)
+    expected_log_probs = reference_model.full_log_probs(expected_mixed, **original_softmax(model))
+
+    np.testing.assert_allclose(embeddings, tf.transpose(expected_embeddings, [1, 0, 2]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(nll, tf.transpose(expected_nll), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(log_probs, tf.transpose(expected_log_probs, [1, 0, 2]), rtol=1e-5, atol=1e-5)
+
+    np.testing.assert_allclose(np.exp(log_probs.numpy().astype(np.float64)).sum(-1), 1, rtol=1e-5)
+    of_labels = np.take_along_axis(log_probs.numpy(), labels[..., None], -1)[..., 0]
+    np.testing.assert_allclose(-of_labels, nll, rtol=1e-5, atol=1e-5)
+
+    gradients = {variable.path: gradient for variable, gradient in zip(lm.trainable_variables, gradients, strict=True)}
+    for name, variable in lm_variables_by_original_name(lm).items():
+        expected = expected_gradients[name]
+        if expected is None:  # the decoder's
+            continue
+        expected = tf.convert_to_tensor(expected).numpy()
+        gradient = gradients[variable.path]
+        assert isinstance(gradient, tf.Tensor), f"{name}: one dense gradient for a tied table, not {type(gradient)}"
+        np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-5 * np.abs(expected).max(), err_msg=name)
+
+
+def lm_variables_by_original_name(lm):
+    arrays = {name: array.tobytes() for name, array in txl_tf.tf1_variables(lm).items()}
+    by_bytes = {variable.numpy().tobytes(): variable for variable in lm.trainable_variables}
+    return {name: by_bytes[data] for name, data in arrays.items()}
+
+
+# ------------------------------------------------------------------------------------------------- the documents' example
+
+
+def test_scatter_nd_example_of_the_documents():
+    """The words 2, 3 and 4 of [[1, 2], [3, 4], [5, 6]] are embedded in their places, all others by other bins."""
+    x = tf.constant([[1, 2], [3, 4], [5, 6]])
+    table = np.array([
+        [-2.7328973, -0.01377826, -0.78023756, -1.1186032],
+        [-1.7653402, -0.8459847, -0.3368531, -0.27648798],
+        [0.2573444, 1.1644957, 1.0869092, 1.3614684],
+    ], np.float32)  # fmt: skip
+    tables = [np.zeros([2, 4], np.float32), table, np.zeros([2, 4], np.float32)]  # bins [0, 2), [2, 5), [5, 7)
+    y = mask_adaptive_embedding_lookup(x, tables, [None] * 3, cutoffs=[2, 5], d_proj=4)
+    zeros = np.zeros(4)
+    expected = [[zeros, table[0]], [table[1], table[2]], [zeros, zeros]]
+    np.testing.assert_array_equal(y, np.array(expected) * 2)  # emb_scale = sqrt(4)
+
+
+def test_embeddings_are_scaled_by_the_root_of_the_projected_width():
+    table, proj = np.eye(3, 2, dtype=np.float32), np.ones([2, 9], np.float32)
+    y = mask_adaptive_embedding_lookup(tf.constant([[0, 2]]), [table], [proj], cutoffs=[], d_proj=9)
+    np.testing.assert_array_equal(y, [[[3] * 9, [0] * 9]])
+
+
+def test_nll_of_a_small_softmax_in_plain_numbers():
+    """Two words in the head, three behind cluster 0, one behind cluster 1; logits are the biases alone."""
+    biases = [np.log([1.0, 2.0]), np.log([1.0, 2.0, 5.0]), np.log([3.0])]
+    cluster_b = np.log([4.0, 1.0])  # the head: 1, 2, 4, 1 of 8
+    float32 = [np.asarray(bias, np.float32) for bias in biases]
+    clusters = np.zeros([2, 2], np.float32), np.asarray(cluster_b, np.float32)
+    tables = [np.zeros([size, 2], np.float32) for size in (2, 3, 1)]
+    arguments = (tables, [None] * 3, float32, clusters)
+    probabilities = [1 / 8, 2 / 8, 4 / 8 * 1 / 8, 4 / 8 * 2 / 8, 4 / 8 * 5 / 8, 1 / 8]
+
+    hidden = np.ones([2, 3, 2], np.float32)
+    target = np.array([[0, 1, 2], [5, 4, 3]])
+    nll = mask_adaptive_logsoftmax(hidden, target, *arguments)
+    np.testing.assert_allclose(nll, -np.log(probabilities)[target], rtol=1e-6)
+    log_probs = adaptive_log_probs(hidden, *arguments)
+    np.testing.assert_allclose(log_probs, np.broadcast_to(np.log(probabilities), [2, 3, 6]), rtol=1e-6)
+
+
+def test_words_of_absent_bins_get_zero_gradients(small_lm):
+    lm = small_lm(cutoffs=[6, 14], div_val=2)
+    tokens = np.full([2, 5], 3, np.int32)
+    with tf.GradientTape() as tape:
+        nll, _ = lm.score(tokens, tokens)
+    rare = [lm.network.embedding.tables[2], lm.softmax.biases[2], lm.softmax.projs[2]]
+    for gradient in tape.gradient(nll, [variable.value for variable in rare]):
+        np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
+    log_probs, _ = lm.log_probs(tokens)
+    np.testing.assert_allclose(nll, -log_probs[..., 3], rtol=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------- the lookup's gradient
+
+
+def test_gradient_of_the_lookup_is_dense_and_adds_up_repeated_words():
+    table = tf.constant(np.random.default_rng(0).normal(size=(5, 3)), tf.float32)
+    ids = tf.constant([[1, 3, 1], [1, 0, 3]])
+    factors = tf.constant(np.random.default_rng(1).normal(size=(2, 3, 3)), tf.float32)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(table)
+        rows = embedding_lookup(table, ids)
+        loss = tf.reduce_sum(rows**2 * factors)
+        sparse_loss = tf.reduce_sum(tf.gather(table, ids) ** 2 * factors)
+    np.testing.assert_array_equal(rows, table.numpy()[ids.numpy()])
+    gradient, sparse = tape.gradient(loss, table), tape.gradient(sparse_loss, table)
+    assert isinstance(gradient, tf.Tensor) and isinstance(sparse, tf.IndexedSlices)
+    np.testing.assert_allclose(gradient, tf.convert_to_tensor(sparse), rtol=1e-6)
+    np.testing.assert_array_equal(gradient[2], np.zeros(3))
+
+
+def test_gradient_of_a_frequent_word_keeps_its_sum_in_half_precision():
+    """A word that occurs 4,096 times: added up in bfloat16, the sum would stop growing at 256 of its terms."""
+    embedding = AdaptiveEmbedding(5, 8, 8, dtype="mixed_bfloat16")
+    embedding.build()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.cast(embedding(np.full([4, 1024], 2)), tf.float32))
+    gradient = tape.gradient(loss, embedding.tables[0].value)
+    np.testing.assert_allclose(gradient[2], np.full(8, 4096 * 8**0.5), rtol=0.01)
+
+
+# ------------------------------------------------------------------------------------------------------ layers on their own
+
+
+def test_a_table_is_tied_in_training(small_lm):
+    """The table's gradient is the sum of embedding's and softmax's, in one variable."""
+    lm = small_lm()
+    names = [name for name in txl_tf.tf1_variables(lm) if "lookup_table" in name or "softmax" in name]
+    assert names == ["transformer/adaptive_embed/lookup_table", "transformer/adaptive_softmax/bias"]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_ids_of_either_width_give_the_same(small_lm, dtype):
+    lm = small_lm(cutoffs=[6, 14], div_val=2)
+    ids = np.arange(23).reshape(1, 23)
+    expected = lm.network.embedding(tf.constant(ids, tf.int32))
+    np.testing.assert_array_equal(lm.network.embedding(tf.constant(ids, dtype)), expected)
+    expected_nll = lm.softmax.nll(expected, tf.constant(ids, tf.int32), lm.network.embedding)
+    nll = lm.softmax.nll(expected, tf.constant(ids, dtype), lm.network.embedding)
+    np.testing.assert_array_equal(nll, expected_nll)
+
+
+def test_log_probs_and_nll_agree_in_mixed_precision(small_lm):
+    lm = small_lm(cutoffs=[6, 14], div_val=2, dtype="mixed_bfloat16")
+    hidden = tf.constant(np.random.default_rng(0).normal(size=(2, 5, 8)), tf.bfloat16)
+    labels = np.random.default_rng(1).integers(0, 23, [2, 5])
+    nll = lm.softmax.nll(hidden, labels, lm.network.embedding)
+    log_probs = lm.softmax(hidden, embedding=lm.network.embedding)
+    assert nll.dtype == log_probs.dtype == tf.float32
+    np.testing.assert_allclose(np.exp(log_probs.numpy().astype(np.float64)).sum(-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(-np.take_along_axis(log_probs.numpy(), labels[..., None], -1)[..., 0], nll, rtol=1e-5)
+
+
+def test_config_round_trips_and_initialisers_reach_their_weights():
+    embedding = AdaptiveEmbedding(
+        5000, 64, 32, cutoffs=[1000, 3000], div_val=2, proj_same_dim=False,
+        initializer=keras.initializers.RandomNormal(stddev=0.5),
+        proj_initializer=keras.initializers.RandomNormal(stddev=0.1),
+    )  # fmt: skip
+    softmax = AdaptiveSoftmax(
+        5000, 64, 32, cutoffs=[1000, 3000], div_val=2, proj_same_dim=False, proj_share_all_but_first=True,
+        proj_initializer=keras.initializers.RandomNormal(stddev=0.1),
+    )  # fmt: skip
+    for layer in (embedding, softmax):
+        copy = type(layer).from_config(layer.get_config())
+        assert copy.get_config() == layer.get_config()
+        for original in (layer, copy):
+            original.build()
+        assert [v.shape for v in copy.weights] == [v.shape for v in layer.weights]
+    for table in embedding.tables:
+        assert np.std(table.numpy()) == pytest.approx(0.5, rel=0.02)
+    assert embedding.projs[1] is None  # 32 wide already
+    for proj in (embedding.projs[0], embedding.projs[2], softmax.projs[0]):
+        assert np.std(proj.numpy()) == pytest.approx(0.1, rel=0.1)
+    assert softmax.projs[1:] == [None, None]
+    for zeros in (*softmax.biases, *softmax.clusters):
+        np.testing.assert_array_equal(zeros.numpy(), np.zeros(zeros.shape))
+
+
+# ------------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "cutoffs", [[10, 10], [12, 5], [0, 5], [5, 23], [5, 30], [-3, 5]], ids=lambda cutoffs: str(cutoffs)
+)
+def test_cutoffs_that_leave_a_bin_empty_are_an_error(cutoffs):
+    with pytest.raises(ValueError, match=r"cutoffs must increase and lie between 0 and n_token=23, got \[") as error:
+        AdaptiveEmbedding(23, 8, 8, cutoffs=cutoffs)
+    assert str(cutoffs) in str(error.value)
+
+
+def test_a_bin_of_width_0_is_an_error_that_names_it():
+    with pytest.raises(ValueError, match="div_val=4 divides d_embed=15 down to width 0 in bin 2 of 3.*at least 16"):
+        AdaptiveEmbedding(23, 15, 8, cutoffs=[5, 12], div_val=4)
+    AdaptiveEmbedding(23, 16, 8, cutoffs=[5, 12], div_val=4)
+    with pytest.raises(ValueError, match="div_val must be at least 1, got 0"):
+        AdaptiveSoftmax(23, 8, 8, cutoffs=[5], div_val=0)
+
+
+def test_div_val_without_cutoffs_is_one_bin(small_lm):
+    assert list(txl_tf.tf1_variables(small_lm(div_val=64))) == list(txl_tf.tf1_variables(small_lm()))

@@ -1,0 +1,528 @@
+"""The language model: scores against the documents' code, `fit` and `evaluate` against loops written by hand."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import txl_tf
+
+# Everything that changes how the memory is used: lengths none, shorter and longer than the segments of 5.
+OPTIONS = [
+    {"mem_len": 4},
+    {"mem_len": 0},
+    {"mem_len": 12, "same_length": True, "clamp_len": 6, "untie_r": True},
+    {"mem_len": 2, "same_length": True, "cutoffs": [6, 14], "div_val": 2, "proj_share_all_but_first": True},
+    {"mem_len": 5, "d_embed": 6, "cutoffs": [6, 14]},
+]
+
+
+def transposed(x):
+    return np.swapaxes(np.asarray(x), 0, 1)
+
+
+# ------------------------------------------------------------------------------------------------------------ inference
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_score_log_probs_and_memory_are_those_of_the_documents_code(small_pair, small_batches, options):
+    lm, model = small_pair(**options)
+    mems, expected_mems = lm.initial_mems(2), model.initial_mems(2)
+    for tokens, labels in zip(*small_batches(n=3), strict=True):
+        log_probs, _ = lm.log_probs(tokens, mems)
+        nll, mems = lm.score(tokens, labels, mems)
+        expected_log_probs = model.log_probs(tokens.T, expected_mems)
+        expected_nll, expected_mems = model.nll(tokens.T, labels.T, expected_mems)
+        assert nll.dtype == log_probs.dtype == tf.float32
+        np.testing.assert_allclose(nll, transposed(expected_nll), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(log_probs, transposed(expected_log_probs), rtol=1e-5, atol=1e-5)
+        for mem, expected in zip(mems, expected_mems, strict=True):
+            np.testing.assert_allclose(mem, transposed(expected), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(np.exp(log_probs.numpy().astype(np.float64)).sum(-1), 1, rtol=1e-5)
+        of_labels = np.take_along_axis(log_probs.numpy(), labels[..., None], -1)[..., 0]
+        np.testing.assert_allclose(nll, -of_labels, rtol=1e-5, atol=1e-5)
+
+
+def test_memory_may_start_empty_and_grow(small_pair, small_batches):
+    lm, model = small_pair(mem_len=12)
+    mems, expected_mems = [tf.zeros([2, 0, 8])] * 2, [tf.zeros([0, 2, 8])] * 2
+    for length, tokens, labels in zip([5, 10, 12, 12], *small_batches(n=4), strict=True):
+        nll, mems = lm.score(tokens, labels, mems)
+        expected, expected_mems = model.nll(tokens.T, labels.T, expected_mems)
+        np.testing.assert_allclose(nll, transposed(expected), rtol=1e-5, atol=1e-5)
+        assert [mem.shape[1] for mem in mems] == [length] * 2
+
+
+def test_segments_whose_memory_starts_empty_score_as_one_long_segment(small_lm, small_batches):
+    """True while mem_len holds all that came before, since then every token has seen exactly the tokens before it."""
+    lm = small_lm(mem_len=15)
+    tokens, labels = small_batches(n=4)
+    whole, _ = lm.score(np.concatenate(tokens, 1), np.concatenate(labels, 1), [tf.zeros([2, 0, 8])] * 2)
+    mems, parts = [tf.zeros([2, 0, 8])] * 2, []
+    for segment in zip(tokens, labels, strict=True):
+        nll, mems = lm.score(*segment, mems)
+        parts.append(nll)
+    np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_no_memory_given_is_a_full_memory_of_zeros_that_is_attended_to(small_lm, small_batches):
+    lm = small_lm()
+    (tokens,), (labels,) = small_batches(n=1)
+    nll, mems = lm.score(tokens, labels)
+    np.testing.assert_array_equal(nll, lm.score(tokens, labels, [tf.zeros([2, 4, 8])] * 2)[0])
+    np.testing.assert_array_equal(lm.log_probs(tokens)[0], lm.log_probs(tokens, lm.initial_mems(2))[0])
+    for mem in lm.initial_mems(2):
+        np.testing.assert_array_equal(mem, np.zeros([2, 4, 8]))
+    empty, _ = lm.score(tokens, labels, [tf.zeros([2, 0, 8])] * 2)
+    assert np.abs(nll - empty).min() > 1e-3
+
+
+def test_score_and_log_probs_drop_nothing_and_call_is_log_probs(small_lm, small_batches):
+    plain, dropping = small_lm(), small_lm(dropout=0.5, dropatt=0.5)
+    (tokens,), (labels,) = small_batches(n=1)
+    np.testing.assert_array_equal(dropping.score(tokens, labels)[0], plain.score(tokens, labels)[0])
+    expected, expected_mems = plain.log_probs(tokens)
+    np.testing.assert_array_equal(dropping.log_probs(tokens)[0], expected)
+    log_probs, mems = dropping(tokens)
+    np.testing.assert_allclose(log_probs, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mems[1], expected_mems[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int64"])
+def test_ids_of_any_integer_type_score_the_same(small_lm, small_batches, dtype):
+    lm = small_lm(cutoffs=[6, 14], div_val=2)
+    (tokens,), (labels,) = small_batches(n=1)
+    expected, _ = lm.score(tokens, labels)
+    np.testing.assert_array_equal(lm.score(tokens.astype(dtype), labels.astype(dtype))[0], expected)
+    np.testing.assert_array_equal(lm.score(tokens.tolist(), labels.tolist())[0], expected)
+
+
+# -------------------------------------------------------------------------------------------------------------- training
+
+
+class Losses(keras.callbacks.Callback):
+    """The logs of every call of the train function."""
+
+    def on_train_begin(self, logs=None):
+        self.loss, self.grad_norm, self.calls = [], [], 0
+
+    def on_train_batch_end(self, batch, logs):
+        self.calls += 1
+        self.loss.append(logs["loss"])
+        self.grad_norm.append(logs["grad_norm"])
+
+
+def dataset_of(tokens, labels, dtype=None):
+    """A dataset of the segments, which may differ in length."""
+    shape = [tokens[0].shape[0], tokens[0].shape[1] if len({t.shape for t in tokens}) == 1 else None]
+    spec = tf.TensorSpec(shape, dtype or tokens[0].dtype)
+    dataset = tf.data.Dataset.from_generator(lambda: zip(tokens, labels, strict=True), output_signature=(spec, spec))
+    return dataset.apply(tf.data.experimental.assert_cardinality(len(tokens)))
+
+
+def fit(lm, dataset, optimizer=None, compile_options=None, **options):
+    """Losses, gradient norms and final weights of `lm.fit`."""
+    optimizer = optimizer or txl_tf.make_optimizer(0.01, warmup_steps=2, train_steps=20)
+    lm.compile(optimizer, **(compile_options or {}))
+    losses = Losses()
+    lm.fit(dataset, verbose=0, callbacks=[losses], **options)
+    return losses, [variable.numpy() for variable in lm.trainable_variables]
+
+
+def assert_weights_equal(weights, expected, **tolerance):
+    for got, array in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(got, array, **{"rtol": 0, "atol": 1e-6, **tolerance})
+
+
+def no_learning():
+    """With it, the loss of a batch is its score, and tells what memory it was given."""
+    return keras.optimizers.SGD(0.0)
+
+
+def mean_scores(lm, tokens, labels, mems=None):
+    means = []
+    for segment in zip(tokens, labels, strict=True):
+        nll, mems = lm.score(*segment, mems)
+        means.append(nll.numpy().mean())
+    return np.array(means), mems
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_fit_is_a_loop_of_training_steps_that_hand_the_memory_on(small_lm, small_batches, options):
+    options = {**options, "n_layer": 1}
+    batches = small_batches(n=4)
+    losses, weights = fit(small_lm(**options), dataset_of(*batches))
+
+    lm, mems = small_lm(**options), None
+    optimizer = txl_tf.make_optimizer(0.01, warmup_steps=2, train_steps=20)
+    expected_losses, expected_norms = [], []
+    for tokens, labels in zip(*batches, strict=True):
+        with tf.GradientTape() as tape:
+            nll, mems = lm.score(tokens, labels, mems)
+            loss = tf.reduce_mean(nll)
+        gradients = tape.gradient(loss, lm.trainable_variables)
+        optimizer.apply(gradients, lm.trainable_variables)
+        expected_losses.append(loss)
+        expected_norms.append(tf.linalg.global_norm(gradients))
+    np.testing.assert_allclose(losses.loss, expected_losses, rtol=1e-5)
+    np.testing.assert_allclose(losses.grad_norm, expected_norms, rtol=1e-5)
+    assert_weights_equal(weights, [variable.numpy() for variable in lm.trainable_variables], atol=1e-5)
+
+
+def test_memory_starts_from_zeros_in_every_fit_and_goes_on_over_epochs(small_lm, small_batches):
+    lm = small_lm()
+    batches = small_batches(n=3)
+    first, mems = mean_scores(lm, *batches)
+    second, _ = mean_scores(lm, *batches, mems)
+    assert abs(first[0] - second[0]) > 1e-3
+    for _ in range(2):
+        losses, _ = fit(lm, dataset_of(*batches), no_learning(), epochs=2)
+        np.testing.assert_allclose(losses.loss, [*first, *second], rtol=1e-5)
+
+
+def test_history_holds_the_means_over_the_tokens_of_an_epoch(small_lm):
+    lm = small_lm()
+    rng = np.random.default_rng(0)
+    batches = [[rng.integers(0, 23, [2, length], np.int32) for length in (5, 5, 2)] for _ in range(2)]
+    expected, _ = mean_scores(lm, *batches)
+    lm.compile(no_learning())
+    history = lm.fit(dataset_of(*batches), verbose=0).history
+    np.testing.assert_allclose(history["loss"], [np.average(expected, weights=[5, 5, 2])], rtol=1e-5)
+    assert sorted(history) == ["grad_norm", "loss"]
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+def test_steps_per_execution_changes_nothing_whether_it_divides_the_batches_or_not(small_lm, small_batches, k):
+    batches = small_batches(n=4)
+    options = {"n_layer": 1, "dropout": 0.2}
+    losses, expected = fit(small_lm(**options), dataset_of(*batches), epochs=2)
+
+    lm = small_lm(**options)
+    lm.network.seed_generator.state.assign(expected_seed(losses.model))
+    k_losses, weights = fit(lm, dataset_of(*batches), compile_options={"steps_per_execution": k}, epochs=2)
+    assert int(lm.optimizer.iterations) == 8
+    assert_weights_equal(weights, expected)
+    ends = [min(k * (i + 1), 4) + 4 * epoch - 1 for epoch in range(2) for i in range(-(-4 // k))]
+    np.testing.assert_allclose(k_losses.loss, np.array(losses.loss)[ends], rtol=1e-5)
+    assert k_losses.calls == len(ends)
+
+
+def expected_seed(lm):
+    return lm.network.seed_generator.state.value
+
+
+def test_steps_per_execution_counts_steps_where_the_number_of_batches_is_unknown(small_lm, small_batches):
+    batches = small_batches(n=5)
+    _, expected = fit(small_lm(n_layer=1), dataset_of(*batches))
+    lm = small_lm(n_layer=1)
+    unknown = dataset_of(*batches).filter(lambda *_: True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras: the input ran out of data
+        _, weights = fit(lm, unknown, compile_options={"steps_per_execution": 2})
+    assert int(lm.optimizer.iterations) == 5
+    assert_weights_equal(weights, expected)
+
+
+def test_steps_per_epoch_is_kept_by_steps_per_execution(small_lm, small_batches):
+    batches = small_batches(n=3)
+    _, expected = fit(small_lm(n_layer=1), dataset_of(*batches).repeat(), steps_per_epoch=4)
+    lm = small_lm(n_layer=1)
+    k_steps = {"steps_per_execution": 3}
+    _, weights = fit(lm, dataset_of(*batches).repeat(), compile_options=k_steps, steps_per_epoch=4)
+    assert int(lm.optimizer.iterations) == 4
+    assert_weights_equal(weights, expected)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_segments_may_differ_in_length(small_lm, k):
+    rng = np.random.default_rng(0)
+    batches = [[rng.integers(0, 23, [2, length], np.int32) for length in (5, 3, 7)] for _ in range(2)]
+    lm = small_lm(n_layer=1)
+    expected, _ = mean_scores(lm, *batches)
+    losses, _ = fit(lm, dataset_of(*batches), no_learning(), {"steps_per_execution": k})
+    np.testing.assert_allclose(losses.loss, expected[[1, 2]] if k == 2 else expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("compile_options", [{"jit_compile": True}, {"run_eagerly": True}], ids=str)
+def test_compiled_and_eager_training_equal_the_graph_s_masks_included(small_lm, small_batches, compile_options):
+    options = {"n_layer": 1, "dropout": 0.2, "dropatt": 0.2, "cutoffs": [6, 14], "div_val": 2}
+    batches = small_batches(n=3)
+    losses, expected = fit(small_lm(**options), dataset_of(*batches))
+    lm = small_lm(**options)
+    lm.network.seed_generator.state.assign(expected_seed(losses.model))
+    others, weights = fit(lm, dataset_of(*batches), compile_options=compile_options)
+    np.testing.assert_allclose(others.loss, losses.loss, rtol=1e-5)
+    np.testing.assert_allclose(others.grad_norm, losses.grad_norm, rtol=1e-4)
+    assert_weights_equal(weights, expected, atol=2e-5)
+
+
+def test_dropout_acts_in_fit_anew_at_every_step_and_the_same_from_the_same_seed(small_lm, small_batches):
+    tokens, labels = [list(ids) * 4 for ids in small_batches(n=1)]
+    runs = []
+    for seed in (1, 1, 2):
+        keras.utils.set_random_seed(seed)
+        lm = small_lm(n_layer=1, mem_len=0, dropout=0.3)
+        losses, _ = fit(lm, dataset_of(tokens, labels), no_learning())
+        runs.append(losses.loss)
+    assert len(set(runs[0])) == 4  # one batch, no learning, no memory: only the masks differ
+    assert runs[0] == runs[1]
+    assert not set(runs[0]) & set(runs[2])
+    (nothing_dropped, *_), _ = mean_scores(lm, tokens, labels)
+    np.testing.assert_allclose(lm.evaluate(dataset_of(tokens, labels), verbose=0), nothing_dropped, rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_any_keras_optimizer_trains_and_reports_the_gradient_norm(small_lm, small_batches, optimizer):
+    tokens, labels = [list(ids) * 8 for ids in small_batches(n=1)]
+    lm = small_lm(n_layer=1)
+    losses, _ = fit(lm, dataset_of(tokens, labels), keras.optimizers.get(optimizer))
+    assert losses.loss[-1] < losses.loss[0]
+
+    lm = small_lm(n_layer=1)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(lm.score(tokens[0], labels[0])[0])
+    norm = tf.linalg.global_norm(tape.gradient(loss, lm.trainable_variables))
+    np.testing.assert_allclose(losses.grad_norm[0], norm, rtol=1e-5)
+
+
+def test_a_training_step_can_be_called_in_a_loop_of_one_s_own(small_lm, small_batches):
+    batches = small_batches(n=2)
+    losses, expected = fit(small_lm(n_layer=1), dataset_of(*batches))
+    lm = small_lm(n_layer=1)
+    lm.compile(txl_tf.make_optimizer(0.01, warmup_steps=2, train_steps=20))
+    mems = lm.initial_mems(2)
+    for loss, *segment in zip(losses.loss, *batches, strict=True):
+        logs, mems = lm.train_step(segment, mems)
+        np.testing.assert_allclose(logs["loss"], loss, rtol=1e-5)
+    assert_weights_equal([variable.numpy() for variable in lm.trainable_variables], expected)
+
+
+# ------------------------------------------------------------------------------------------------------------ evaluation
+
+
+def text_with_a_short_end():
+    text = np.random.default_rng(0).integers(0, 23, [2, 18]).astype(np.int32)
+    cuts = [slice(0, 5), slice(5, 10), slice(10, 15), slice(15, 17)]
+    return [text[:, :-1][:, cut] for cut in cuts], [text[:, 1:][:, cut] for cut in cuts]
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_evaluate_is_the_mean_over_tokens_with_memory_from_zeros(small_lm, k):
+    lm = small_lm(n_layer=1)
+    batches = text_with_a_short_end()
+    means, _ = mean_scores(lm, *batches)
+    expected = np.average(means, weights=[5, 5, 5, 2])
+    assert abs(expected - np.mean(means)) > 1e-3
+    lm.compile("sgd", steps_per_execution=k)
+    for _ in range(2):
+        np.testing.assert_allclose(lm.evaluate(dataset_of(*batches), verbose=0), expected, rtol=1e-5)
+    result = lm.evaluate(dataset_of(*batches), verbose=0, return_dict=True)
+    assert list(result) == ["loss"]
+    np.testing.assert_allclose(result["loss"], expected, rtol=1e-5)
+
+
+def test_validation_leaves_the_training_s_memory_alone(small_lm, small_batches):
+    lm = small_lm(n_layer=1)
+    batches = small_batches(n=3)
+    validation = text_with_a_short_end()
+    expected = np.average(mean_scores(lm, *validation)[0], weights=[5, 5, 5, 2])
+    alone, _ = fit(lm, dataset_of(*batches), no_learning(), epochs=2)
+    losses, _ = fit(lm, dataset_of(*batches), no_learning(), epochs=2, validation_data=dataset_of(*validation))
+    np.testing.assert_array_equal(losses.loss, alone.loss)
+    np.testing.assert_allclose(lm.history.history["val_loss"], [expected] * 2, rtol=1e-5)
+
+
+def test_validation_may_have_another_number_of_rows(small_lm, small_batches):
+    lm = small_lm(n_layer=1)
+    validation = small_batches(n=2, batch=3, seed=5)
+    expected = mean_scores(lm, *validation)[0].mean()
+    fit(lm, dataset_of(*small_batches(n=2)), no_learning(), validation_data=dataset_of(*validation))
+    np.testing.assert_allclose(lm.history.history["val_loss"], [expected], rtol=1e-5)
+
+
+def test_carried_mems_are_those_of_score_and_can_be_set(small_lm, small_batches):
+    lm = small_lm()
+    batches = small_batches(n=3)
+    means, mems = mean_scores(lm, *batches)
+    fit(lm, dataset_of(*batches), no_learning())
+    np.testing.assert_allclose(lm.carried_mems_array(), np.stack(mems), rtol=1e-5, atol=1e-6)
+
+    class GoOn(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.set_carried_mems(np.stack(mems))
+
+    losses = Losses()
+    lm.fit(dataset_of(*batches), verbose=0, callbacks=[GoOn(), losses])
+    np.testing.assert_allclose(losses.loss, mean_scores(lm, *batches, mems)[0], rtol=1e-5)
+    assert np.abs(np.array(losses.loss) - means).max() > 1e-3
+    with pytest.raises(ValueError, match=r"\[2, 2, 4, 8\], got \[2, 3, 4, 8\]"):
+        lm.set_carried_mems(np.zeros([2, 3, 4, 8]))
+
+
+# ------------------------------------------------------------------------------------------------------------ save, load
+
+
+def test_saved_model_loads_without_warning_scores_the_same_and_goes_on_training(small_lm, small_batches, tmp_path):
+    lm = small_lm(cutoffs=[6, 14], div_val=2, untie_r=True, proj_share_all_but_first=True, dropout=0.1)
+    batches = small_batches(n=3)
+    fit(lm, dataset_of(*batches))
+    lm.save(tmp_path / "m.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = keras.saving.load_model(tmp_path / "m.keras")
+    assert isinstance(loaded, txl_tf.TransformerXLLM)
+    assert loaded.get_config() == lm.get_config()
+    expected, expected_mems = lm.score(batches[0][1], batches[1][1])
+    nll, mems = loaded.score(batches[0][1], batches[1][1])
+    np.testing.assert_array_equal(nll, expected)
+    np.testing.assert_array_equal(mems, expected_mems)
+
+    assert int(loaded.optimizer.iterations) == 3
+    for model in (lm, loaded):
+        model.fit(dataset_of(*batches), verbose=0)
+    assert_weights_equal(*[[v.numpy() for v in model.trainable_variables] for model in (loaded, lm)])
+
+
+def test_weights_file_round_trips(small_lm, small_batches, tmp_path):
+    lm, other = small_lm(seed=1), small_lm(seed=2)
+    lm.save_weights(tmp_path / "m.weights.h5")
+    other.load_weights(tmp_path / "m.weights.h5")
+    (tokens,), (labels,) = small_batches(n=1)
+    np.testing.assert_array_equal(other.score(tokens, labels)[0], lm.score(tokens, labels)[0])
+
+
+# ---------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"d_model": 7}, "d_model must be even .*got 7"),
+        ({"n_token": 0}, "n_token must be at least 1, got 0"),
+        ({"n_layer": 0}, "n_layer must be at least 1, got 0"),
+        ({"n_head": -1}, "n_head must be at least 1, got -1"),
+        ({"d_head": 0}, "d_head must be at least 1, got 0"),
+        ({"d_inner": 0}, "d_inner must be at least 1, got 0"),
+        ({"d_embed": 0}, "d_embed must be at least 1, got 0"),
+        ({"mem_len": -1}, "mem_len must not be negative, got -1"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"dropatt": -0.1}, r"dropatt must lie in \[0, 1\), got -0.1"),
+        ({"init": "xavier"}, 'init must be "normal" or "uniform", got .xavier.'),
+        ({"cutoffs": [12, 5]}, r"cutoffs must increase and lie between 0 and n_token=23, got \[12, 5\]"),
+        ({"cutoffs": [5, 24]}, r"cutoffs must increase and lie between 0 and n_token=23, got \[5, 24\]"),
+        ({"cutoffs": [5, 12], "div_val": 3}, "div_val=3 divides d_embed=8 down to width 0 in bin 2 of 3"),
+        ({"n_tokens": 5}, "n_tokens"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_named(small_lm, options, message):
+    with pytest.raises(ValueError, match=message):
+        small_lm(**options)
+
+
+@pytest.mark.parametrize("bad", [-1, 23, 1000])
+def test_ids_outside_the_vocabulary_are_an_error_of_score_and_log_probs(small_lm, small_batches, bad):
+    lm = small_lm(n_layer=1)
+    (tokens,), (labels,) = small_batches(n=1)
+    wrong = tokens.copy()
+    wrong[1, 3] = bad
+    message = f"{{}} must hold ids between 0 and n_token - 1 = 22, found {bad}"
+    with pytest.raises(ValueError, match=message.format("tokens")):
+        lm.score(wrong, labels)
+    with pytest.raises(ValueError, match=message.format("labels")):
+        lm.score(tokens, wrong)
+    with pytest.raises(ValueError, match=message.format("tokens")):
+        lm.log_probs(wrong)
+
+
+def test_ids_that_are_no_matrix_of_integers_are_an_error(small_lm):
+    lm = small_lm(n_layer=1)
+    with pytest.raises(ValueError, match=r"tokens must be integers \[batch, tgt_len\], got float32 \[2, 5\]"):
+        lm.log_probs(np.zeros([2, 5], np.float32))
+    with pytest.raises(ValueError, match=r"tokens must be integers \[batch, tgt_len\], got int32 \[5\]"):
+        lm.log_probs(np.zeros([5], np.int32))
+    with pytest.raises(ValueError, match=r"labels must have the shape of tokens, .*2, 5.*got .*2, 4"):
+        lm.score(np.zeros([2, 5], np.int32), np.zeros([2, 4], np.int32))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [[(2, 4, 8)], [(2, 4, 8)] * 3, [(3, 4, 8)] * 2, [(2, 4, 7)] * 2, [(2, 8)] * 2, [(2, 4, 8), (2, 3, 8)]],
+    ids=str,
+)
+def test_memory_of_another_model_or_batch_is_an_error_that_gives_its_shapes(small_lm, small_batches, shapes):
+    lm = small_lm()
+    (tokens,), (labels,) = small_batches(n=1)
+    mems = [np.zeros(shape, np.float32) for shape in shapes]
+    with pytest.raises(ValueError, match=r"mems must be n_layer=2 tensors \[batch=2, .*d_model=8\]") as error:
+        lm.score(tokens, labels, mems)
+    assert str(list(shapes[0])) in str(error.value)
+
+
+@pytest.mark.parametrize("bad", [-1, 23])
+@pytest.mark.parametrize("name", ["tokens", "labels"])
+def test_ids_outside_the_vocabulary_stop_fit_and_evaluate(small_lm, small_batches, name, bad):
+    batches = dict(zip(["tokens", "labels"], small_batches(n=2), strict=True))
+    batches[name][1, 0, 2] = bad
+    dataset = tf.data.Dataset.from_tensor_slices(tuple(batches.values()))
+    lm = small_lm(n_layer=1)
+    lm.compile(no_learning(), jit_compile=bad == 23)
+    before = [variable.numpy() for variable in lm.trainable_variables]
+    message = rf"{name} must hold ids between 0 and n_token - 1 = 22, found[^\d-]*{bad}\b"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        lm.fit(dataset, verbose=0)
+    assert_weights_equal([variable.numpy() for variable in lm.trainable_variables], before)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        lm.evaluate(dataset, verbose=0)
+
+
+IDS = np.zeros([3, 2, 5], np.int32)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        IDS,
+        (IDS, IDS),
+        tf.data.Dataset.from_tensor_slices(IDS),
+        tf.data.Dataset.from_tensor_slices((IDS, IDS, IDS)),
+        tf.data.Dataset.from_tensor_slices({"tokens": IDS, "labels": IDS}),
+        tf.data.Dataset.from_tensor_slices((IDS, IDS.astype(np.float32))),
+        tf.data.Dataset.from_tensor_slices((IDS[0], IDS[0])),
+        tf.data.Dataset.from_tensor_slices((IDS, IDS[:, :, :4])),
+    ],
+    ids=["array", "arrays", "tokens alone", "three", "dict", "float labels", "no batch", "labels of another shape"],
+)
+def test_a_dataset_of_another_kind_is_an_error_that_says_what_is_wanted(small_lm, x):
+    lm = small_lm(n_layer=1)
+    lm.compile(no_learning())
+    message = r"x must be a tf.data.Dataset of \(tokens, labels\), int \[batch, tgt_len\] each, got"
+    with pytest.raises(ValueError, match=message):
+        lm.fit(x, verbose=0)
+    with pytest.raises(ValueError, match=message):
+        lm.evaluate(x, verbose=0)
+
+
+def test_an_empty_dataset_is_an_error(small_lm):
+    lm = small_lm(n_layer=1)
+    lm.compile(no_learning())
+    spec = tf.TensorSpec([None, None], tf.int32)
+    empty = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=(spec, spec))
+    with pytest.raises(ValueError, match="empty|no batch"):
+        lm.fit(empty, verbose=0)
+
+
+def test_a_batch_with_other_rows_than_the_first_is_an_error(small_lm):
+    lm = small_lm(n_layer=1)
+    lm.compile(no_learning())
+    ids = np.zeros([5, 5], np.int32)
+    dataset = tf.data.Dataset.from_tensor_slices((ids, ids)).batch(2)  # the last batch has one row
+    with pytest.raises(tf.errors.InvalidArgumentError, match="every batch must have the rows of the first.*2.*found.*1"):
+        lm.fit(dataset, verbose=0)
+
+
+def test_fit_before_compile_is_an_error(small_lm, small_batches):
+    with pytest.raises(ValueError, match="compile"):
+        small_lm(n_layer=1).fit(dataset_of(*small_batches(n=1)), verbose=0)
