@@ -62,7 +62,8 @@ def save_tf1_checkpoint(lm, path):
         shape_and_slices=[""] * len(arrays),
         tensors=[tf.constant(array) for array in arrays.values()],
     )
-    tf.compat.v1.train.update_checkpoint_state(folder, path)
+    with tf.io.gfile.GFile(os.path.join(folder, "checkpoint"), "w") as file:
+        file.write(f'model_checkpoint_path: "{os.path.basename(path)}"\n')
 
 
 def _by_tf1_name(lm):

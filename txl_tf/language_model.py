@@ -208,6 +208,14 @@ class TransformerXLLM(keras.Model):
         """
         super().compile(optimizer=optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution, **kwargs)
 
+    def get_compile_config(self):
+        names = ("optimizer", "jit_compile", "steps_per_execution")
+        return keras.saving.serialize_keras_object({name: getattr(self, name) for name in names})
+
+    def compile_from_config(self, config):
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
     def fit(self, x, **kwargs):
         """Trains on batches of consecutive segments, the memory carried from batch to batch.
 
