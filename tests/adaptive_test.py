@@ -33,7 +33,7 @@ COMBINATIONS = [
 ]
 
 
-# ----------------------------------------------------------------------------------------------------- every combination
+# ---------------------------------------- every combination
 
 
 def original_softmax(model):
@@ -100,7 +100,7 @@ def lm_variables_by_original_name(lm):
     return {name: by_bytes[data] for name, data in arrays.items()}
 
 
-# ------------------------------------------------------------------------------------------------- the documents' example
+# ---------------------------------------- the documents' example
 
 
 def test_scatter_nd_example_of_the_documents():
@@ -154,7 +154,7 @@ def test_words_of_absent_bins_get_zero_gradients(small_lm):
     np.testing.assert_allclose(nll, -log_probs[..., 3], rtol=1e-5)
 
 
-# --------------------------------------------------------------------------------------------------- the lookup's gradient
+# ---------------------------------------- the lookup's gradient
 
 
 def test_gradient_of_the_lookup_is_dense_and_adds_up_repeated_words():
@@ -183,7 +183,7 @@ def test_gradient_of_a_frequent_word_keeps_its_sum_in_half_precision():
     np.testing.assert_allclose(gradient[2], np.full(8, 4096 * 8**0.5), rtol=0.01)
 
 
-# ------------------------------------------------------------------------------------------------------ layers on their own
+# ---------------------------------------- layers on their own
 
 
 def test_a_table_is_tied_in_training(small_lm):
@@ -241,7 +241,7 @@ def test_config_round_trips_and_initialisers_reach_their_weights():
         np.testing.assert_array_equal(zeros.numpy(), np.zeros(zeros.shape))
 
 
-# ------------------------------------------------------------------------------------------------------------------- errors
+# ---------------------------------------- errors
 
 
 @pytest.mark.parametrize(

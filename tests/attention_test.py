@@ -16,7 +16,7 @@ BATCH, QLEN, N_HEAD, D_HEAD, D_MODEL = 2, 4, 2, 3, 8
 MEMORIES = [(0, False), (2, False), (2, True), (4, True), (7, False), (7, True)]
 
 
-# ------------------------------------------------------------------------------------------------------------ masks
+# ---------------------------------------- masks
 
 
 def test_mask_a_every_query_sees_the_memory_and_the_segment_up_to_itself():
@@ -65,7 +65,7 @@ def test_mask_is_that_of_the_documents_code_and_takes_tensors(same_length):
         np.testing.assert_array_equal(create_mask(tf.constant(qlen), tf.constant(mlen), same_length), expected)
 
 
-# ------------------------------------------------------------------------------------------------------------ shift
+# ---------------------------------------- shift
 
 
 def test_rel_shift_of_a_small_matrix():
@@ -95,7 +95,7 @@ def test_rel_shift_is_the_documents_transposed(qlen, klen):
     np.testing.assert_array_equal(tf.function(rel_shift)(tf.constant(x.transpose(2, 3, 0, 1))), expected)
 
 
-# ------------------------------------------------------------------------------------------------------ equation (6)
+# ---------------------------------------- equation (6)
 
 
 def random_arrays(mlen, seed=0, qlen=QLEN):
@@ -180,7 +180,7 @@ def test_masked_keys_have_no_influence_whatever_they_hold():
     assert np.abs(changed[:, 2:] - expected[:, 2:]).max() > 1
 
 
-# -------------------------------------------------------------------------------------------- layer and documents' code
+# ---------------------------------------- layer and documents' code
 
 
 def layer_and_weights(arrays, **options):
@@ -303,7 +303,7 @@ def test_without_a_seed_nothing_is_dropped():
     assert np.abs(dropping(*inputs, seed=tf.constant([0, 1])) - layer(*inputs)).max() > 0.1
 
 
-# -------------------------------------------------------------------------------------------------- memory, precision
+# ---------------------------------------- memory, precision
 
 
 def test_memory_and_segment_are_one_sequence():

@@ -39,6 +39,12 @@ def reference():
 
 
 @pytest.fixture(scope="session")
+def two_replicas():
+    """One strategy for all tests, and without collectives: those of several strategies in one process get mixed up."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+
+
+@pytest.fixture(scope="session")
 def small_lm():
     """Makes a small language model whose weights are all random, biases and layer norms included."""
 

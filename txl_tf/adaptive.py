@@ -63,6 +63,9 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
     Returns:
         `[B, T, P]` in `dtype`.
     """
+    if not x.dtype.is_integer:
+        raise ValueError(f"tokens must be integers, got {x.dtype.name}")
+    x = tf.cast(x, tf.int32)
 
     def embed(ids, table, proj):
         y = tf.cast(embedding_lookup(tf.convert_to_tensor(table), ids), dtype)
@@ -71,7 +74,7 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
     if len(tables) == 1:
         y = embed(x, tables[0], projs[0])
     else:
-        starts, ends = [0, *cutoffs], [*cutoffs, x.dtype.max]
+        starts, ends = [0, *cutoffs], [*cutoffs, tf.int32.max]
         shape = tf.concat([tf.shape(x), [d_proj]], 0)
         y = tf.zeros(shape, dtype)
         for start, end, table, proj in zip(starts, ends, tables, projs, strict=True):
@@ -159,7 +162,10 @@ def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
 
 
 class _Bins(keras.layers.Layer):
-    """What embedding and softmax have in common: the bins, and which of them are projected."""
+    """What embedding and softmax have in common: the bins, and which of them are projected.
+
+    Keras does not cast the weights (`autocast=False`): the pure functions do, what they use and where they use it.
+    """
 
     def __init__(
         self, n_token, d_embed, d_proj, cutoffs=(), div_val=1, proj_same_dim=True, proj_initializer=None, **kwargs
@@ -188,7 +194,7 @@ class _Bins(keras.layers.Layer):
 
     def add_projection(self, i, name):
         return self.add_weight(
-            name=name, shape=(self.bin_width(i), self.d_proj), initializer=self.proj_initializer.clone()
+            name=name, shape=(self.bin_width(i), self.d_proj), initializer=self.proj_initializer.clone(), autocast=False
         )
 
     def get_config(self):
@@ -238,7 +244,10 @@ class AdaptiveEmbedding(_Bins):
         sizes = self.bin_sizes if self.div_val > 1 else [self.n_token]
         self.tables = [
             self.add_weight(
-                name=f"lookup_table_{i}", shape=(size, self.bin_width(i)), initializer=self.initializer.clone()
+                name=f"lookup_table_{i}",
+                shape=(size, self.bin_width(i)),
+                initializer=self.initializer.clone(),
+                autocast=False,
             )
             for i, size in enumerate(sizes)
         ]
@@ -284,7 +293,7 @@ class AdaptiveSoftmax(_Bins):
     def build(self, hidden_shape=None):
         bins = range(len(self.bin_sizes))
         self.biases = [
-            self.add_weight(name=f"bias_{i}", shape=(size,), initializer="zeros")
+            self.add_weight(name=f"bias_{i}", shape=(size,), initializer="zeros", autocast=False)
             for i, size in enumerate(self.bin_sizes)
         ]
         self.projs = [
@@ -295,8 +304,8 @@ class AdaptiveSoftmax(_Bins):
         if self.cutoffs:
             n_cluster = len(self.cutoffs)
             self.clusters = (
-                self.add_weight(name="cluster_W", shape=(n_cluster, self.d_embed), initializer="zeros"),
-                self.add_weight(name="cluster_b", shape=(n_cluster,), initializer="zeros"),
+                self.add_weight(name="cluster_W", shape=(n_cluster, self.d_embed), initializer="zeros", autocast=False),
+                self.add_weight(name="cluster_b", shape=(n_cluster,), initializer="zeros", autocast=False),
             )
 
     def _weights(self, embedding):

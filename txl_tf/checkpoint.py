@@ -32,6 +32,7 @@ def load_tf1_checkpoint(lm, path):
         ValueError: there is no checkpoint at `path`, or it does not fit: every variable that is missing, that has
             another shape (both shapes are given) or that the model does not have is named. Nothing is changed then.
     """
+    path = os.fspath(path)
     _check_exists(path)
     reader = tf.train.load_checkpoint(path)
     variables = _by_tf1_name(lm)
@@ -53,7 +54,8 @@ def save_tf1_checkpoint(lm, path):
         path: prefix of the checkpoint, such as `"model.ckpt-0"`. Its folder is made where it is missing, and the
             folder's `checkpoint` file names it as the latest.
     """
-    folder = os.path.dirname(os.path.abspath(path)) if "://" not in path else os.path.dirname(path)
+    path = os.fspath(path)
+    folder = os.path.dirname(path) or "."
     tf.io.gfile.makedirs(folder)
     arrays = tf1_variables(lm)
     tf.raw_ops.SaveV2(
@@ -96,12 +98,12 @@ def _by_tf1_name(lm):
     if softmax.clusters is None:
         variables["adaptive_softmax/bias"] = softmax.biases[0]
     else:
-        cluster_w, cluster_b = softmax.clusters
         for i, (bias, proj) in enumerate(zip(softmax.biases, softmax.projs, strict=True)):
             variables[f"adaptive_softmax/cutoff_{i}/b"] = bias
             variables[f"adaptive_softmax/cutoff_{i}/proj"] = proj
-        variables["adaptive_softmax/cutoff_0/cluster_W"] = cluster_w
-        variables["adaptive_softmax/cutoff_0/cluster_b"] = cluster_b
+            if i == 0:
+                variables["adaptive_softmax/cutoff_0/cluster_W"] = softmax.clusters[0]
+                variables["adaptive_softmax/cutoff_0/cluster_b"] = softmax.clusters[1]
     return {f"transformer/{name}": variable for name, variable in variables.items() if variable is not None}
 
 
@@ -141,9 +143,8 @@ class RunCheckpoints:
         self._weights = _by_tf1_name(lm)
         weights = {name: variable.value for name, variable in self._weights.items()}
         optimizer = {str(i): variable.value for i, variable in enumerate(lm.optimizer.variables)}
-        seed = lm.network.seed_generator.state.value
         self._model = tf.train.Checkpoint(weights=weights)
-        self._run = tf.train.Checkpoint(weights=weights, optimizer=optimizer, seed=seed, mems=self._mems)
+        self._run = tf.train.Checkpoint(weights=weights, optimizer=optimizer, mems=self._mems)
         self._manager = tf.train.CheckpointManager(self._run, folder, max_to_keep, checkpoint_name="ckpt")
 
     @property

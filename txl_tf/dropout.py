@@ -21,12 +21,13 @@ def dropout(x, rate, seed):
     """
     if seed is None or rate == 0:
         return x
-    threshold = round(rate * 65536)
+    threshold = min(round(rate * 65536), 65535)
     keep_scale = 65536 / (65536 - threshold)
     shape = keras.ops.shape(x)
     size = 1
     for dim in shape:
         size = size * dim
+    seed = tf.cast(seed, tf.int32)  # on larger ones XLA and the other kernels do not agree
     draws = tf.random.stateless_uniform([(size + 1) // 2], seed, minval=None, maxval=None, dtype=tf.int32, alg="philox")
     bits = tf.reshape(tf.bitcast(draws, tf.uint16), [-1])[:size]
     keep = tf.reshape(tf.cast(bits, tf.int32) >= threshold, shape)
@@ -35,4 +36,4 @@ def dropout(x, rate, seed):
 
 def split(seed, num):
     """Independent seeds for `num` places that drop: a list of `[2]` seeds, or of `None` where `seed` is `None`."""
-    return [None] * num if seed is None else tf.unstack(tf.random.split(seed, num))
+    return [None] * num if seed is None else tf.unstack(tf.random.split(tf.cast(seed, tf.int32), num, alg="philox"))

@@ -61,6 +61,7 @@ class TransformerXLLM(keras.Model):
         init_std=0.02,
         proj_init_std=0.01,
         init_range=0.1,
+        seed=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -86,6 +87,7 @@ class TransformerXLLM(keras.Model):
             init_std=init_std,
             proj_init_std=proj_init_std,
             init_range=init_range,
+            seed=seed,
             dtype=self.dtype_policy,
             name="transformer",
         )
@@ -103,6 +105,7 @@ class TransformerXLLM(keras.Model):
         )
         self.gradient_norm_tracker = keras.metrics.Mean(name="grad_norm")
         self.carried_mems = None
+        self._compiled_gradients = None
         self.build()
 
     def build(self, tokens_shape=None):
@@ -187,8 +190,8 @@ class TransformerXLLM(keras.Model):
             return self.initial_mems(keras.ops.shape(tokens)[0])
         network = self.network
         shapes = [list(mem.shape) for mem in mems]
-        expected = [tokens.shape[0], network.d_model]
-        if len(mems) != network.n_layer or any(shape[::2] != expected for shape in shapes):
+        expected = [tokens.shape[0], *shapes[0][1:2], network.d_model] if shapes else None
+        if len(mems) != network.n_layer or any(shape != expected for shape in shapes):
             raise ValueError(
                 f"mems must be n_layer={network.n_layer} tensors [batch={tokens.shape[0]}, mem_len, "
                 f"d_model={network.d_model}], got {len(mems)} of shapes {shapes}"
@@ -235,7 +238,14 @@ class TransformerXLLM(keras.Model):
             ValueError: `x` is not such a dataset.
             tf.errors.InvalidArgumentError: an id outside the vocabulary.
         """
-        self.carried_mems = self._zeros_for(x)
+        x, self.carried_mems = self._prepare(x)
+        if kwargs.get("validation_data") is not None:
+            kwargs["validation_data"], _ = self._prepare(kwargs["validation_data"])
+        if (kwargs.get("steps_per_epoch") or 0) % self.steps_per_execution:
+            raise ValueError(
+                f"steps_per_epoch must be a multiple of steps_per_execution={self.steps_per_execution}, "
+                f"got {kwargs['steps_per_epoch']}"
+            )
         return super().fit(x, **{"shuffle": False, **kwargs})
 
     def evaluate(self, x, **kwargs):
@@ -248,7 +258,8 @@ class TransformerXLLM(keras.Model):
         Returns:
             float: nll of all tokens over their number; with `return_dict=True`, `{"loss": ...}`.
         """
-        training_mems, self.carried_mems = self.carried_mems, self._zeros_for(x)
+        training_mems = self.carried_mems
+        x, self.carried_mems = self._prepare(x)
         try:
             return super().evaluate(x, **kwargs)
         finally:
@@ -265,9 +276,9 @@ class TransformerXLLM(keras.Model):
             `(logs, new_mems)`.
         """
         tokens, labels = data
-        _assert_batch(tokens, labels, mems, self.network.n_token)
-        seed = tf.stack([self.network.dropout_seed, tf.cast(self.optimizer.iterations, tf.int64)])
-        loss_and_gradients = self._compiled or self._loss_and_gradients
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        seed = tf.stack([self.network.seed + replica, tf.cast(self.optimizer.iterations, tf.int32)])
+        loss_and_gradients = self._compiled_gradients or self._loss_and_gradients
         loss, grads, new_mems = loss_and_gradients(tokens, labels, mems, seed)
         self.optimizer.apply(grads, self.trainable_variables)
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)  # of a loss-scaling optimizer
@@ -284,17 +295,17 @@ class TransformerXLLM(keras.Model):
         return loss, tape.gradient(share, self.trainable_variables), new_mems
 
     def test_step(self, data, mems):
-        """As `train_step`, without training."""
+        """As `train_step`, without training; what it finds goes to the metrics."""
         tokens, labels = data
-        _assert_batch(tokens, labels, mems, self.network.n_token)
         hidden, new_mems = self.network(tokens, mems)
         nll = self.softmax.nll(hidden, labels, self.network.embedding)
         self._loss_tracker.update_state(tf.reduce_mean(nll), sample_weight=tf.size(labels))
-        return {"loss": self._loss_tracker.result()}, new_mems
+        return {}, new_mems
 
     def make_train_function(self, force=False):
         if self.train_function is None or force:
-            self._compiled = tf.function(self._loss_and_gradients, jit_compile=True) if self.jit_compile else None
+            jitted = tf.function(self._loss_and_gradients, jit_compile=True) if self.jit_compile else None
+            self._compiled_gradients = jitted
             self.train_function = self._carrying_memory(self.train_step, {"loss": 0.0, "grad_norm": 0.0})
 
     def make_test_function(self, force=False):
@@ -304,11 +315,17 @@ class TransformerXLLM(keras.Model):
     def _carrying_memory(self, step, zero_logs):
         """`step` over all replicas, several times a call, the memory handed from one to the next on the device."""
         strategy = self.distribute_strategy
-        step = tf.autograph.experimental.do_not_convert(step)
+
+        @tf.autograph.experimental.do_not_convert
+        def replica_step(data, mems):
+            for ids in data:
+                ids.set_shape([mems[0].shape[0], None])  # which the distribution of a dataset forgets
+            return step(data, mems)
 
         def one_step(data, mems):
-            logs, mems = strategy.run(step, args=(data, mems))
-            return {name: strategy.reduce("MEAN", value, axis=None) for name, value in logs.items()}, mems
+            logs, mems = strategy.run(replica_step, args=(data, mems))
+            logs = {name: strategy.reduce("MEAN", value, axis=None) for name, value in logs.items()}
+            return logs or {"loss": self._loss_tracker.result()}, mems
 
         def several_steps(iterator, mems):
             logs, done = zero_logs, False
@@ -335,20 +352,29 @@ class TransformerXLLM(keras.Model):
 
         return function
 
-    def _zeros_for(self, dataset):
-        """Every replica's memory of zeros for its rows of the batches of `dataset`."""
+    def _prepare(self, dataset):
+        """The dataset with its batches checked, and every replica's memory of zeros for its rows of them."""
         spec = getattr(dataset, "element_spec", None)
-        if not (isinstance(spec, tuple) and len(spec) == 2 and all(s.dtype.is_integer for s in spec)):
+        pair = isinstance(spec, tuple) and len(spec) == 2 and all(s.dtype.is_integer for s in spec)
+        if not (pair and spec[0].shape.rank in (None, 2) and spec[0].shape.is_compatible_with(spec[1].shape)):
             raise ValueError(
                 "x must be a tf.data.Dataset of (tokens, labels), int [batch, tgt_len] each, "
                 f"got {type(dataset).__name__}" + (f" of {spec}" if spec is not None else "")
             )
-        rows = spec[0].shape[0] or next(iter(dataset))[0].shape[0]
+        rows = spec[0].shape[0] if spec[0].shape.rank else None
+        if rows is None:
+            first = next(iter(dataset), None)
+            if first is None:
+                raise ValueError("x must hold at least one batch, got an empty dataset")
+            rows = first[0].shape[0]
         strategy = self.distribute_strategy
         replicas = strategy.num_replicas_in_sync
         if rows % replicas:
             raise ValueError(f"the batch must divide by the number of replicas, got {rows} rows on {replicas} replicas")
-        return tf.function(strategy.run)(self.initial_mems, args=(rows // replicas,))
+        dataset = _with_checks(dataset, rows, self.network.n_token)
+        if replicas == 1:
+            return dataset, self.initial_mems(rows)
+        return dataset, tf.function(strategy.run)(self.initial_mems, args=(rows // replicas,))
 
     def carried_mems_array(self):
         """The memory that `fit` carries: float32 array `[n_layer, batch, mem_len, d_model]`, rows of all replicas."""
@@ -381,11 +407,25 @@ def _id_error(name, n_token):
     return f"{name} must hold ids between 0 and n_token - 1 = {n_token - 1}, found"
 
 
-def _assert_batch(tokens, labels, mems, n_token):
-    """Stops training at an id the tables do not have, which a GPU would read as zeros, and at rows without memory."""
-    for name, ids in (("tokens", tokens), ("labels", labels)):
-        smallest, largest = tf.reduce_min(ids), tf.reduce_max(ids)
-        inside = (smallest >= 0) & (largest < n_token)
-        tf.debugging.Assert(inside, [_id_error(name, n_token), tf.where(smallest < 0, smallest, largest)])
-    rows, mem_rows = tf.shape(tokens)[0], tf.shape(mems[0])[0]
-    tf.debugging.Assert(rows == mem_rows, ["every batch must have the rows of the first,", mem_rows, "found", rows])
+def _with_checks(dataset, rows, n_token):
+    """The dataset, where a batch with another number of rows or an id that the tables do not have is an error.
+
+    Checked on the way in, on the host: a GPU would read zeros for such an id, and XLA drops checks.
+    """
+
+    def check(tokens, labels):
+        found = tf.shape(tokens)[0]
+        checks = [
+            tf.debugging.Assert(found == rows, ["every batch must have the rows of the first,", rows, "found", found])
+        ]
+        for name, ids in (("tokens", tokens), ("labels", labels)):
+            smallest, largest = tf.reduce_min(ids), tf.reduce_max(ids)
+            worst = tf.where(smallest < 0, smallest, largest)
+            checks.append(tf.debugging.Assert((smallest >= 0) & (largest < n_token), [_id_error(name, n_token), worst]))
+        with tf.control_dependencies(checks):
+            tokens, labels = tf.identity(tokens), tf.identity(labels)
+        tokens.set_shape([rows, None])
+        labels.set_shape([rows, None])
+        return tokens, labels
+
+    return dataset.map(check)

@@ -1,5 +1,7 @@
 """The network: tokens and memory in, hidden states and new memory out (paper, section 3.2)."""
 
+import random
+
 import keras
 import tensorflow as tf
 
@@ -67,6 +69,7 @@ class TransformerXL(keras.Model):
         clamp_len: distances beyond it are treated as `clamp_len`; no limit unless positive.
         untie_r: every layer has its own u and v of equation (6), rather than all the same.
         cutoffs, div_val, proj_same_dim: bins of the embedding, see `AdaptiveEmbedding`.
+        seed: int that dropout derives from; drawn where it is `None`.
         init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
             softmax), or "uniform" in `[-init_range, init_range]`.
 
@@ -110,6 +113,7 @@ class TransformerXL(keras.Model):
         init_std=0.02,
         proj_init_std=0.01,
         init_range=0.1,
+        seed=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -165,7 +169,8 @@ class TransformerXL(keras.Model):
             )  # fmt: skip
             for i in range(n_layer)
         ]
-        self.seed_generator = keras.random.SeedGenerator()
+        self.seed = random.randrange(2**31) if seed is None else seed
+        self.seed_generator = keras.random.SeedGenerator(self.seed)
 
     def build(self, tokens_shape=None):
         shape = (self.n_head, self.d_head)
@@ -181,11 +186,6 @@ class TransformerXL(keras.Model):
         """The memory before the first segment: `n_layer` zeros `[batch_size, mem_len, d_model]`, attended to."""
         shape = [batch_size, self.mem_len, self.d_model]
         return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
-
-    @property
-    def dropout_seed(self):
-        """int64 scalar that all dropout of this model derives from; saved with the weights."""
-        return self.seed_generator.state[0]
 
     def call(self, tokens, mems=None, training=False, seed=None):
         if mems is None:
@@ -213,7 +213,7 @@ class TransformerXL(keras.Model):
     def get_config(self):
         names = (
             "n_token n_layer d_model d_embed n_head d_head d_inner dropout dropatt mem_len same_length clamp_len "
-            "untie_r cutoffs div_val proj_same_dim init init_std proj_init_std init_range"
+            "untie_r cutoffs div_val proj_same_dim init init_std proj_init_std init_range seed"
         )
         return {**super().get_config(), **{name: getattr(self, name) for name in names.split()}}
 

@@ -26,6 +26,7 @@ class ClipAfterAverage:
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
         grads, variables = zip(*super()._all_reduce_sum_gradients(grads_and_vars), strict=True)
+        grads = [tf.convert_to_tensor(grad) for grad in grads]  # rows of a sparse one may repeat: their sum counts
         norm = tf.linalg.global_norm(grads)
         self.gradient_norm.assign(norm)
         if self.clip is not None:

@@ -109,7 +109,7 @@ def train_and_evaluate(
     num_segments(len(corpus.splits["train"]), train_batch_size, tgt_len, name="train split")  # raises if too short
 
     with strategy.scope():
-        lm = TransformerXLLM(**model, dtype=PRECISIONS[mixed_precision])
+        lm = TransformerXLLM(**model, seed=seed, dtype=PRECISIONS[mixed_precision])
         lm.compile(optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution)
         lm.optimizer.build(lm.trainable_variables)
     checkpoints = RunCheckpoints(lm, model_dir, max_to_keep)

@@ -1,0 +1,82 @@
+"""Dropout: rate, scale, and masks that are a function of the seed alone."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_tf.dropout import dropout, split
+
+SEED = tf.constant([3, 4], tf.int64)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_zeroes_a_share_of_the_elements_and_scales_the_rest(rate):
+    x = np.random.default_rng(0).normal(1, 0.1, [500, 400]).astype(np.float32)
+    dropped = dropout(tf.constant(x), rate, SEED).numpy()
+    zeros = dropped == 0
+    error = (rate * (1 - rate) / x.size) ** 0.5
+    assert abs(zeros.mean() - rate) < 4 * error
+    np.testing.assert_allclose(dropped[~zeros], x[~zeros] / (1 - rate), rtol=1e-4)
+
+
+def test_elements_rows_and_halves_of_a_draw_are_independent():
+    """Two elements share a 32-bit draw: neighbours must agree no more often than chance."""
+    kept = dropout(tf.ones([400, 501]), 0.5, SEED).numpy() > 0  # odd rows: pairs begin at either parity
+    for a, b in ((kept[:, :-1], kept[:, 1:]), (kept[:-1], kept[1:]), (kept[:, :-2], kept[:, 2:])):
+        assert abs((a == b).mean() - 0.5) < 4 * 0.5 / a.size**0.5
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 5), (2, 3, 5, 7), (4, 6)], ids=str)
+def test_the_same_seed_draws_the_same_mask_eager_in_graphs_under_xla_and_with_dynamic_shapes(shape):
+    x = tf.ones(shape)
+    expected = dropout(x, 0.5, SEED)
+    assert expected.shape == shape
+    np.testing.assert_array_equal(dropout(x, 0.5, SEED), expected)
+    for options in ({}, {"jit_compile": True}, {"input_signature": [tf.TensorSpec([None] * len(shape))]}):
+        compiled = tf.function(lambda x: dropout(x, 0.5, SEED), **options)
+        np.testing.assert_array_equal(compiled(x), expected)
+
+
+def test_different_seeds_draw_different_masks():
+    seeds = [SEED, SEED + tf.constant([0, 1], tf.int64), SEED + tf.constant([1, 0], tf.int64), *split(SEED, 3)]
+    masks = [dropout(tf.ones([1000]), 0.5, seed).numpy() > 0 for seed in seeds]
+    for i, mask in enumerate(masks):
+        for other in masks[:i]:
+            assert abs((mask == other).mean() - 0.5) < 0.08  # five standard errors
+
+
+def test_seeds_split_over_and_over_are_the_same_under_xla():
+    def leaves(seed):
+        return tf.stack([leaf for branch in split(seed, 3) for twig in split(branch, 2) for leaf in split(twig, 2)])
+
+    seed = tf.constant([2**40 + 5, -7], tf.int64)
+    expected = leaves(seed).numpy()
+    assert len({tuple(leaf) for leaf in expected}) == 12
+    np.testing.assert_array_equal(tf.function(leaves)(seed), expected)
+    np.testing.assert_array_equal(tf.function(leaves, jit_compile=True)(seed), expected)
+
+
+def test_nothing_is_dropped_at_rate_0_or_without_a_seed():
+    x = tf.constant([1.0, 2.0])
+    assert dropout(x, 0.0, SEED) is x
+    assert dropout(x, 0.5, None) is x
+    assert split(None, 3) == [None, None, None]
+
+
+def test_gradient_is_the_mask():
+    x = tf.ones([50])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        dropped = dropout(x, 0.5, SEED)
+    np.testing.assert_array_equal(tape.gradient(dropped, x), dropped)
+
+
+def test_bfloat16_drops_the_same_elements():
+    x = tf.ones([1000], tf.bfloat16)
+    dropped = dropout(x, 0.25, SEED)
+    assert dropped.dtype == tf.bfloat16
+    np.testing.assert_allclose(tf.cast(dropped, tf.float32), dropout(tf.ones([1000]), 0.25, SEED), rtol=2**-8)
+
+
+def test_a_rate_close_to_1_stays_finite():
+    assert np.isfinite(dropout(tf.ones([1000]), 0.999999, SEED)).all()

@@ -1,0 +1,331 @@
+"""The network: its memory, its initial weights, where it drops, and its reuse in other Keras models."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import txl_tf
+from txl_tf.model import cache_mems
+
+SMALL = {"n_token": 23, "n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
+TOKENS = np.random.default_rng(0).integers(0, 23, [2, 5]).astype(np.int32)
+
+
+def network(seed=0, **options):
+    """A built network whose weights are all random."""
+    net = txl_tf.TransformerXL(**{**SMALL, "mem_len": 4, "dropout": 0.0, **options})
+    net.build()
+    rng = np.random.default_rng(seed)
+    for variable in net.trainable_variables:
+        variable.assign(rng.normal(0, 0.3, variable.shape))
+    return net
+
+
+# ---------------------------------------- memory
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    "mem, mem_len, expected",
+    [
+        ([1, 2], 0, []),
+        ([1, 2], 2, [4, 5]),
+        ([1, 2], 3, [3, 4, 5]),
+        ([1, 2], 4, [2, 3, 4, 5]),
+        ([1, 2], 9, [1, 2, 3, 4, 5]),
+        ([], 2, [4, 5]),
+        ([], 4, [3, 4, 5]),
+    ],
+)
+def test_cache_mems_keeps_the_last_of_memory_and_segment(mem, mem_len, expected, jit_compile):
+    def positions(values):
+        return tf.reshape(tf.constant(values, tf.float32), [1, -1, 1])
+
+    update = tf.function(cache_mems, jit_compile=True) if jit_compile else cache_mems
+    got = update(positions([3, 4, 5]), positions(mem), mem_len)
+    np.testing.assert_array_equal(got, positions(expected))
+
+
+def test_cache_mems_of_unknown_length():
+    spec = tf.TensorSpec([None, None, 1])
+    update = tf.function(lambda hidden, mems: cache_mems(hidden, mems, 4), input_signature=[spec, spec])
+    for hidden, mem in itertools.product([[3.0], [3.0, 4.0, 5.0, 6.0, 7.0]], [[], [1.0, 2.0]]):
+        got = update(tf.reshape(hidden, [1, -1, 1]), tf.reshape(tf.constant(mem, tf.float32), [1, -1, 1]))
+        np.testing.assert_array_equal(got[0, :, 0], [*mem, *hidden][-4:])
+
+
+@pytest.mark.parametrize("mem_len", [3, 12])
+def test_no_gradient_flows_into_the_memory(mem_len):
+    net = network(mem_len=mem_len)
+    with tf.GradientTape() as tape:
+        _, mems = net(TOKENS)
+        loss = tf.add_n([tf.reduce_sum(mem**2) for mem in mems])
+    assert all(gradient is None for gradient in tape.gradient(loss, net.trainable_variables))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"untie_r": True, "same_length": True, "clamp_len": 3},
+        {"mem_len": 0, "cutoffs": [5, 12], "div_val": 2},
+        {"mem_len": 9, "d_embed": 6},
+    ],
+    ids=str,
+)
+def test_hidden_states_and_memory_are_those_of_the_documents_code(small_pair, options):
+    lm, model = small_pair(**options)
+    mems, expected_mems = lm.initial_mems(2), model.initial_mems(2)
+    for _ in range(2):
+        hidden, mems = lm.network(TOKENS, mems)
+        expected, expected_mems = model._hidden(TOKENS.T, expected_mems, is_training=False)
+        np.testing.assert_allclose(hidden, tf.transpose(expected, [1, 0, 2]), rtol=1e-5, atol=1e-5)
+        for mem, expected_mem in zip(mems, expected_mems, strict=True):
+            np.testing.assert_allclose(mem, tf.transpose(expected_mem, [1, 0, 2]), rtol=1e-5, atol=1e-5)
+
+
+def in_segments(net, tokens, lengths, mems):
+    hidden = []
+    for segment in np.split(tokens, np.cumsum(lengths)[:-1], axis=1):
+        output, mems = net(segment, mems)
+        hidden.append(output)
+    return np.concatenate(hidden, 1), mems
+
+
+LONG = np.random.default_rng(1).integers(0, 23, [2, 12]).astype(np.int32)
+
+
+def test_with_full_attention_segments_equal_one_long_segment_while_the_memory_holds_everything():
+    """From an empty memory: the original's first memory is zeros, which are attended to, and push out nothing."""
+    net = network(mem_len=12)
+    empty = [tf.zeros([2, 0, 8])] * 2
+    whole, whole_mems = net(LONG, empty)
+    for lengths in ([6, 6], [1, 4, 7], [11, 1]):
+        hidden, mems = in_segments(net, LONG, lengths, empty)
+        np.testing.assert_allclose(hidden, whole, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(mems, whole_mems, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mem_len, clamp_len", [(2, -1), (5, -1), (5, 3)])
+def test_with_same_length_segments_equal_one_long_segment_for_any_memory(mem_len, clamp_len):
+    """Every token sees the mem_len positions before it and itself, however the text is cut, zeros in front included."""
+    net = network(mem_len=mem_len, same_length=True, clamp_len=clamp_len)
+    whole, _ = net(LONG)
+    for lengths in ([6, 6], [1, 4, 7]):
+        hidden, _ = in_segments(net, LONG, lengths, None)
+        np.testing.assert_allclose(hidden, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_full_attention_with_a_memory_that_is_too_short_differs_from_one_long_segment():
+    net = network(mem_len=2)
+    hidden, _ = in_segments(net, LONG, [6, 6], None)
+    assert np.abs(hidden - net(LONG)[0])[:, 6:].max() > 1e-3
+
+
+def test_hidden_states_depend_on_the_past_alone():
+    net = network()
+    hidden, _ = net(TOKENS)
+    changed = TOKENS.copy()
+    changed[:, 3] = (changed[:, 3] + 1) % 23
+    difference = np.abs(net(changed)[0] - hidden).max((0, 2))
+    np.testing.assert_allclose(difference[:3], 0, atol=1e-6)
+    assert difference[3:].min() > 1e-3
+
+
+def test_clamp_len_makes_all_far_distances_the_same():
+    far, clamped = network(mem_len=8), network(mem_len=8, clamp_len=2)
+    assert np.abs(far(TOKENS)[0] - clamped(TOKENS)[0]).max() > 1e-3
+    np.testing.assert_array_equal(far(TOKENS)[0], network(mem_len=8, clamp_len=100)(TOKENS)[0])
+    # With all distances clamped to one, which of the far positions holds what does not matter in the first layer.
+    one_layer = network(mem_len=8, n_layer=1, clamp_len=2)
+    mem = np.random.default_rng(2).normal(size=(2, 8, 8)).astype(np.float32)
+    reversed_mem = np.concatenate([mem[:, 5::-1], mem[:, 6:]], 1)
+    np.testing.assert_allclose(one_layer(TOKENS, [mem])[0], one_layer(TOKENS, [reversed_mem])[0], rtol=1e-5, atol=1e-5)
+
+
+# ---------------------------------------- initial weights
+
+WIDE = {"n_token": 2000, "n_layer": 2, "d_model": 64, "d_embed": 64, "n_head": 4, "d_head": 16, "d_inner": 64}
+BINS = {"cutoffs": (500, 1000), "div_val": 2, "untie_r": True}
+
+
+def kind(path):
+    name = path.split("/", 1)[1]
+    if "layer_norm" in name:
+        return "layer norm"
+    if "layer_1/bias" in name or "layer_2/bias" in name or "softmax/bias" in name or "cluster" in name:
+        return "zeros"
+    return "projection" if "proj" in name else "weight"
+
+
+def initial_weights(init):
+    lm = txl_tf.TransformerXLLM(**WIDE, **BINS, mem_len=4, init=init, init_std=0.5, proj_init_std=0.1, init_range=0.3)
+    weights = {}
+    for variable in lm.trainable_variables:
+        weights.setdefault(kind(variable.path), {})[variable.path] = variable.numpy()
+    return weights
+
+
+@pytest.mark.parametrize("init", ["normal", "uniform"])
+def test_initial_weights_have_the_original_s_distributions(init):
+    weights = initial_weights(init)
+    assert {kind: len(group) for kind, group in weights.items()} == {
+        "weight": 2 + 3 + 2 * 5,
+        "projection": 3 + 3,
+        "zeros": 2 * 2 + 3 + 2,
+        "layer norm": 2 * 2 * 2,
+    }
+    for group, std in (("weight", 0.5), ("projection", 0.1)):
+        for path, array in weights[group].items():
+            if init == "uniform":
+                assert 0.29 < np.abs(array).max() <= 0.3, path
+                std = 0.3 / 3**0.5
+            assert array.std() == pytest.approx(std, rel=0.3 if array.size < 1000 else 0.05), path
+            assert abs(array.mean()) < 4 * std / array.size**0.5, path
+    for path, array in weights["zeros"].items():
+        np.testing.assert_array_equal(array, np.zeros(array.shape), err_msg=path)
+    for path, array in weights["layer norm"].items():
+        np.testing.assert_array_equal(array, np.full(array.shape, float(path.endswith("gamma"))), err_msg=path)
+
+
+@pytest.mark.parametrize("init", ["normal", "uniform"])
+def test_every_weight_of_every_layer_is_drawn_anew(init):
+    """A Keras initialiser draws the same numbers at every call: no two weights may begin alike."""
+    weights = initial_weights(init)
+    arrays = {**weights["weight"], **weights["projection"]}
+    for (path, array), (other_path, other) in itertools.combinations(arrays.items(), 2):
+        n = min(array.size, other.size)
+        correlation = np.corrcoef(array.flat[:n], other.flat[:n])[0, 1]
+        assert abs(correlation) < 6 / n**0.5, (path, other_path)
+
+
+# ---------------------------------------- dropout
+
+
+@pytest.fixture
+def dropout_calls(monkeypatch):
+    """Records every call of `dropout` as (shape, rate, seed); `only` leaves one place active."""
+    calls, original = [], txl_tf.model.dropout
+
+    def make(only=None):
+        calls.clear()
+
+        def recording(x, rate, seed):
+            calls.append((tuple(x.shape), rate, None if seed is None else tuple(seed.numpy())))
+            return original(x, rate, seed) if only in (None, len(calls) - 1) else x
+
+        for module in (txl_tf.model, txl_tf.attention, txl_tf.decoder):
+            monkeypatch.setattr(module, "dropout", recording)
+        return calls
+
+    return make
+
+
+PLACES = ["positions", "embeddings"] + ["probabilities", "attention", "inner", "feed-forward"] * 2 + ["hidden"]
+
+
+def test_dropout_acts_in_all_the_original_s_places_with_its_rate_and_a_seed_of_its_own(dropout_calls):
+    calls = dropout_calls()
+    network(dropout=0.2, dropatt=0.3)(TOKENS, training=True)
+    hidden = (2, 5, 8)
+    layer = [((2, 2, 5, 9), 0.3), (hidden, 0.2), ((2, 5, 12), 0.2), (hidden, 0.2)]  # [H, B, T, K] probabilities
+    expected = [((1, 9, 8), 0.2), (hidden, 0.2), *layer, *layer, (hidden, 0.2)]
+    assert [call[:2] for call in calls] == expected
+    seeds = [call[2] for call in calls]
+    assert None not in seeds and len(set(seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize("place", range(len(PLACES)), ids=lambda place: f"{place}-{PLACES[place]}")
+def test_every_place_drops_in_training_and_none_in_inference(dropout_calls, place):
+    net = network(dropout=0.4, dropatt=0.4)
+    expected, _ = net(TOKENS)
+    dropout_calls(only=place)
+    dropped, _ = net(TOKENS, training=True)
+    assert np.abs(dropped - expected).max() > 1e-3
+    np.testing.assert_array_equal(net(TOKENS)[0], expected)
+    np.testing.assert_array_equal(net(TOKENS, seed=tf.constant([1, 2]))[0], expected)
+
+
+def test_masks_follow_the_seed_and_are_drawn_anew_without_one():
+    net = network(dropout=0.4)
+    seed = tf.constant([3, 4], tf.int64)
+    once = net(TOKENS, training=True, seed=seed)[0]
+    np.testing.assert_array_equal(once, net(TOKENS, training=True, seed=seed)[0])
+    assert np.abs(once - net(TOKENS, training=True, seed=seed + 1)[0]).max() > 1e-3
+    assert np.abs(net(TOKENS, training=True)[0] - net(TOKENS, training=True)[0]).max() > 1e-3
+
+
+# ---------------------------------------- in other Keras models, saved
+
+
+def classifier(net):
+    """A functional Keras model over the network: which of three classes a text of any length belongs to."""
+    tokens = keras.Input([None], dtype="int32")
+    hidden, _ = net(tokens)
+    return keras.Model(tokens, keras.layers.Dense(3)(hidden[:, -1]))
+
+
+def test_network_alone_round_trips_through_a_keras_file(tmp_path):
+    net = network(untie_r=True, cutoffs=[5, 12], div_val=2, same_length=True, clamp_len=3, init="uniform")
+    net.save(tmp_path / "net.keras")
+    loaded = keras.saving.load_model(tmp_path / "net.keras")
+    assert loaded.get_config() == net.get_config()
+    for got, expected in zip(tf.nest.flatten(loaded(TOKENS)), tf.nest.flatten(net(TOKENS)), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_network_inside_a_functional_model_round_trips_takes_any_length_and_memory(tmp_path):
+    net = network(mem_len=3)
+    mems = [keras.Input([None, 8]) for _ in range(2)]
+    tokens = keras.Input([None], dtype="int32")
+    model = keras.Model([tokens, *mems], net(tokens, mems))
+    given = [np.random.default_rng(i).normal(size=(2, 4, 8)).astype(np.float32) for i in range(2)]
+    model.save(tmp_path / "m.keras")
+    loaded = keras.saving.load_model(tmp_path / "m.keras")
+    for length in (2, 5):
+        ids = TOKENS[:, :length]
+        expected = tf.nest.flatten(net(ids, given))
+        for output in (model([ids, *given]), loaded([ids, *given])):
+            for got, array in zip(tf.nest.flatten(output), expected, strict=True):
+                np.testing.assert_allclose(got, array, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_acts_in_a_functional_model_when_it_trains():
+    model = classifier(network(dropout=0.4))
+    expected = model(TOKENS)
+    np.testing.assert_array_equal(model(TOKENS, training=False), expected)
+    np.testing.assert_allclose(model.predict(TOKENS, verbose=0), expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(model(TOKENS, training=True) - expected).max() > 1e-3
+
+
+def test_network_is_trained_by_another_model_s_fit():
+    model = classifier(network())
+    before = [variable.numpy() for variable in model.trainable_variables]
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    history = model.fit(TOKENS, np.array([0, 2]), epochs=20, verbose=0).history
+    assert history["loss"][-1] < 0.5 * history["loss"][0]
+    for variable, array in zip(model.trainable_variables, before, strict=True):
+        assert np.abs(variable.numpy() - array).max() > 1e-4, variable.path
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_half_precision_computes_in_half_and_keeps_weights_in_float32(policy):
+    net = network(dtype=policy)
+    hidden, mems = net(TOKENS)
+    half = policy.removeprefix("mixed_")
+    assert {x.dtype.name for x in (hidden, *mems, *net.initial_mems(2))} == {half}
+    assert {variable.dtype for variable in net.trainable_variables} == {"float32"}
+    expected, _ = network()(TOKENS)
+    np.testing.assert_allclose(tf.cast(hidden, tf.float32), expected, rtol=0, atol=0.05)
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="d_model must be even"):
+        network(d_model=9)
+    with pytest.raises(ValueError, match="mem_len must not be negative, got -2"):
+        network(mem_len=-2)
+    with pytest.raises(ValueError, match='init must be "normal" or "uniform", got .orthogonal.'):
+        network(init="orthogonal")

@@ -1,0 +1,206 @@
+"""The original's optimizer: schedule, Adam and clipping against its formulas, two replicas against one."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import txl_tf
+from txl_tf.optimization import Adam, make_schedule
+
+# ---------------------------------------- schedule
+
+
+def original_learning_rate(step, learning_rate, warmup_steps, train_steps, min_lr_ratio):
+    """The original's: linear from 0, then TF1's `cosine_decay` with `alpha`."""
+    if step < warmup_steps:
+        return step / warmup_steps * learning_rate
+    done = min((step - warmup_steps) / (train_steps - warmup_steps), 1.0)
+    cosine = 0.5 * (1 + math.cos(math.pi * done))
+    return learning_rate * ((1 - min_lr_ratio) * cosine + min_lr_ratio)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1, 7])
+@pytest.mark.parametrize("min_lr_ratio", [0.0, 0.1, 1.0])
+def test_schedule_is_the_original_s_at_every_step(warmup_steps, min_lr_ratio):
+    schedule = make_schedule(2e-3, warmup_steps, 20, min_lr_ratio)
+    for step in range(25):  # and past the end
+        expected = original_learning_rate(step, 2e-3, warmup_steps, 20, min_lr_ratio)
+        assert float(schedule(step)) == pytest.approx(expected, rel=1e-5, abs=1e-9), step
+
+
+def test_learning_rate_of_the_optimizer_follows_its_steps():
+    optimizer = txl_tf.make_optimizer(1e-3, warmup_steps=4, train_steps=10, min_lr_ratio=0.1)
+    variable = keras.Variable([1.0])
+    for step in range(12):
+        expected = original_learning_rate(step, 1e-3, 4, 10, 0.1)
+        assert float(optimizer.learning_rate) == pytest.approx(expected, rel=1e-5, abs=1e-9)
+        optimizer.apply([tf.constant([1.0])], [variable])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
+        ({"learning_rate": 1e-3, "warmup_steps": -1}, r"warmup_steps must lie in \[0, train_steps=100000\), got -1"),
+        ({"learning_rate": 1e-3, "warmup_steps": 5, "train_steps": 5}, r"train_steps=5\), got 5"),
+        ({"learning_rate": 1e-3, "min_lr_ratio": 1.5}, r"min_lr_ratio must lie in \[0, 1\], got 1.5"),
+        ({"learning_rate": 1e-3, "clip": 0.0}, "clip must be positive, or None for no clipping, got 0.0"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        txl_tf.make_optimizer(**arguments)
+
+
+# ---------------------------------------- Adam and clipping
+
+SHAPES = [(3, 4), (5,), ()]
+
+
+def gradients_of_steps(n=20):
+    """Norms from 0.02 to 5, below and above a clip of 0.25, and a gradient of zeros."""
+    rng = np.random.default_rng(0)
+    sizes = np.geomspace(0.005, 1, n)
+    rng.shuffle(sizes)
+    sizes[3] = 0
+    return [[(size * rng.normal(size=shape)).astype(np.float32) for shape in SHAPES] for size in sizes]
+
+
+@pytest.mark.parametrize("clip", [0.25, None])
+@pytest.mark.parametrize("warmup_steps", [0, 5])
+def test_updates_are_those_of_tf1_s_adam_and_the_norm_is_that_before_clipping(clip, warmup_steps):
+    start = [np.random.default_rng(i).normal(size=shape).astype(np.float32) for i, shape in enumerate(SHAPES)]
+    variables = [keras.Variable(array) for array in start]
+    optimizer = txl_tf.make_optimizer(0.01, warmup_steps, train_steps=20, min_lr_ratio=0.1, clip=clip)
+
+    expected = [tf.Variable(array) for array in start]
+    rate = tf.Variable(0.0)
+    original = tf.compat.v1.train.AdamOptimizer(rate.value)
+    for step, gradients in enumerate(gradients_of_steps()):
+        optimizer.apply([tf.constant(gradient) for gradient in gradients], variables)
+        norm = math.sqrt(sum((gradient.astype(np.float64) ** 2).sum() for gradient in gradients))
+        assert float(optimizer.gradient_norm.numpy()) == pytest.approx(norm, rel=1e-5)
+
+        rate.assign(original_learning_rate(step, 0.01, warmup_steps, 20, 0.1))
+        scale = 1 if clip is None else min(1, clip / norm) if norm else 1
+        original.apply_gradients([(scale * g, v) for g, v in zip(gradients, expected, strict=True)])
+        for variable, array in zip(variables, expected, strict=True):
+            np.testing.assert_allclose(variable.numpy(), array, rtol=1e-5, atol=1e-6, err_msg=f"step {step}")
+    assert np.abs(variables[0].numpy() - start[0]).max() > 0.02
+
+
+def test_clipping_counts_repeated_rows_of_a_sparse_gradient_once_summed():
+    """Keras's own clipping takes the norm of the rows before they are added up: 2 instead of 4."""
+    variable = keras.Variable(np.zeros([3, 1], np.float32))
+    optimizer = txl_tf.make_optimizer(0.01, train_steps=20)
+    slices = tf.IndexedSlices(tf.ones([4, 1]), tf.constant([1, 1, 1, 1]), tf.constant([3, 1]))
+    optimizer.apply([slices], [variable])
+    assert float(optimizer.gradient_norm.numpy()) == pytest.approx(4)
+
+
+def test_config_round_trips_with_the_schedule_and_the_clip():
+    optimizer = txl_tf.make_optimizer(2e-3, warmup_steps=3, train_steps=9, min_lr_ratio=0.2, clip=0.7)
+    config = keras.saving.serialize_keras_object(optimizer)
+    copy = keras.saving.deserialize_keras_object(config)
+    assert isinstance(copy, Adam)
+    assert (copy.clip, copy.beta_1, copy.beta_2, copy.epsilon) == (0.7, 0.9, 0.999, 1e-8)
+    schedule = copy.get_config()["learning_rate"]
+    assert schedule == optimizer.get_config()["learning_rate"]
+    variable = keras.Variable([1.0])
+    for step in range(9):
+        expected = original_learning_rate(step, 2e-3, 3, 9, 0.2)
+        assert float(copy.learning_rate) == pytest.approx(expected, rel=1e-5, abs=1e-9)
+        copy.apply([tf.constant([1.0])], [variable])
+
+
+# ---------------------------------------- two replicas
+
+
+def batches(n=4, rows=4):
+    text = np.random.default_rng(0).integers(0, 23, [rows, 5 * n + 1]).astype(np.int32)
+    tokens, labels = (ids.reshape(rows, n, 5).transpose(1, 0, 2) for ids in (text[:, :-1], text[:, 1:]))
+    dataset = tf.data.Dataset.from_tensor_slices((tokens, labels))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return dataset.with_options(options)
+
+
+class Logs(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.rows = []
+
+    def on_train_batch_end(self, batch, logs):
+        self.rows.append([logs["loss"], logs["grad_norm"]])
+
+
+def train(lm, optimizer, **compile_options):
+    rng = np.random.default_rng(0)
+    for variable in lm.trainable_variables:
+        variable.assign(rng.normal(0, 0.3, variable.shape))
+    lm.compile(optimizer, **compile_options)
+    logs = Logs()
+    history = lm.fit(batches(), epochs=2, verbose=0, callbacks=[logs], validation_data=batches(n=2)).history
+    return {
+        "weights": [variable.numpy() for variable in lm.trainable_variables],
+        "logs": logs.rows,
+        "history": [history[name] for name in ("loss", "grad_norm", "val_loss")],
+        "evaluation": lm.evaluate(batches(), verbose=0),
+        "memory": lm.carried_mems_array(),
+        "iterations": int(optimizer.iterations.numpy()),
+    }
+
+
+def make_lm(**options):
+    sizes = {"n_token": 23, "n_layer": 1, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
+    return txl_tf.TransformerXLLM(**{**sizes, "mem_len": 4, "dropout": 0.0, "cutoffs": [6], **options})
+
+
+@pytest.fixture(scope="module")
+def one_replica_s_run():
+    return train(make_lm(), txl_tf.make_optimizer(0.01, warmup_steps=2, train_steps=10))
+
+
+@pytest.mark.parametrize("compile_options", [{}, {"steps_per_execution": 3}, {"jit_compile": True}], ids=str)
+def test_two_replicas_train_as_one_through_fit(two_replicas, one_replica_s_run, compile_options):
+    with two_replicas.scope():
+        lm = make_lm()
+        optimizer = txl_tf.make_optimizer(0.01, warmup_steps=2, train_steps=10)
+    run = train(lm, optimizer, **compile_options)
+    expected = dict(one_replica_s_run)
+    assert run["iterations"] == expected["iterations"] == 8
+    for got, array in zip(run["weights"], expected["weights"], strict=True):
+        # Weights move by up to 8e-2. Where a gradient is near 0, Adam turns its rounding into a step.
+        np.testing.assert_allclose(got, array, rtol=0, atol=5e-5)
+    ends = [2, 3, 6, 7] if "steps_per_execution" in compile_options else list(range(8))
+    np.testing.assert_allclose(run["logs"], np.array(expected["logs"])[ends], rtol=1e-5)
+    for name in ("history", "evaluation", "memory"):
+        np.testing.assert_allclose(run[name], expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_rows_that_do_not_divide_among_the_replicas_are_an_error(two_replicas):
+    with two_replicas.scope():
+        lm = make_lm()
+        lm.compile(txl_tf.make_optimizer(0.01, train_steps=10))
+    with pytest.raises(ValueError, match="got 3 rows on 2 replicas"):
+        lm.fit(batches(rows=3), verbose=0)
+
+
+def test_replicas_drop_different_elements(two_replicas):
+    """As the original's towers do. One mask for both would take away half of what a larger batch averages out."""
+    with two_replicas.scope():
+        lm = make_lm(dropout=0.3)
+        lm.compile(keras.optimizers.SGD(0.0))
+        lm.optimizer.build(lm.trainable_variables)
+    ids = tf.constant(np.random.default_rng(0).integers(0, 23, [2, 5]), tf.int32)
+
+    @tf.function
+    def step_on_equal_rows():
+        return two_replicas.run(lambda: lm.train_step((ids, ids), lm.initial_mems(2))[0]["loss"])
+
+    lm.make_train_function()
+    first, second = two_replicas.experimental_local_results(step_on_equal_rows())
+    assert abs(float(first) - float(second)) > 1e-4
