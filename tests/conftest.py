@@ -79,7 +79,7 @@ def small_batches():
     def make(n=2, batch=2, tgt_len=5, n_token=SMALL["n_token"], seed=0):
         text = np.random.default_rng(seed).integers(0, n_token, [batch, n * tgt_len + 1]).astype(np.int32)
         tokens, labels = text[:, :-1], text[:, 1:]
-        return [ids.reshape(batch, n, tgt_len).transpose(1, 0, 2) for ids in (tokens, labels)]
+        return [ids.reshape(batch, n, tgt_len).transpose(1, 0, 2).copy() for ids in (tokens, labels)]
 
     return make
 

@@ -154,7 +154,7 @@ def mean_scores(lm, tokens, labels, mems=None):
     return np.array(means), mems
 
 
-@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[1], OPTIONS[3]], ids=str)
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[3]], ids=str)
 def test_fit_is_a_loop_of_training_steps_that_hand_the_memory_on(small_lm, small_batches, options):
     batches = small_batches(n=4)
     lm = small_lm(n_layer=1, **options)
@@ -219,7 +219,7 @@ def plain_run(small_lm, small_batches):
     return losses, weights_of(lm)
 
 
-@pytest.mark.parametrize("k, cardinality", [(2, "known"), (3, "known"), (3, "unknown"), (8, "known")])
+@pytest.mark.parametrize("k, cardinality", [(2, "known"), (3, "known"), (3, "unknown")])
 def test_steps_per_execution_changes_nothing_whether_it_divides_the_batches_or_not(
     small_lm, small_batches, plain_run, k, cardinality
 ):
@@ -237,11 +237,12 @@ def test_steps_per_execution_changes_nothing_whether_it_divides_the_batches_or_n
     np.testing.assert_allclose(k_losses.loss, np.array(losses.loss)[ends], rtol=1e-5)
 
 
-def test_steps_per_epoch_is_kept_by_steps_per_execution(small_lm, small_batches):
+def test_steps_per_epoch_that_steps_per_execution_would_exceed_is_an_error(small_lm, small_batches):
+    """Keras would run six steps for four."""
     lm = small_lm(n_layer=1)
     lm.compile(no_learning(), steps_per_execution=3)
-    fit(lm, dataset_of(*small_batches(n=3)).repeat(), steps_per_epoch=4)
-    assert int(lm.optimizer.iterations.numpy()) == 4
+    with pytest.raises(ValueError, match="steps_per_epoch must be a multiple of steps_per_execution=3, got 4"):
+        lm.fit(dataset_of(*small_batches(n=3)).repeat(), steps_per_epoch=4)
 
 
 @pytest.mark.parametrize("compile_options", [{"jit_compile": True}, {"run_eagerly": True}], ids=str)
@@ -374,7 +375,7 @@ def test_carried_mems_are_those_of_score_and_can_be_set(small_lm, small_batches)
 
 
 def test_saved_model_loads_without_warning_scores_the_same_and_goes_on_training(small_lm, small_batches, tmp_path):
-    lm = small_lm(cutoffs=[6, 14], div_val=2, untie_r=True, proj_share_all_but_first=True, dropout=0.1)
+    lm = small_lm(n_layer=1, cutoffs=[8], div_val=2, untie_r=True, proj_share_all_but_first=True, dropout=0.1)
     batches = small_batches(n=3)
     lm.compile(some_learning())
     fit(lm, dataset_of(*batches))
@@ -393,6 +394,16 @@ def test_saved_model_loads_without_warning_scores_the_same_and_goes_on_training(
     for model in (lm, loaded):
         fit(model, dataset_of(*batches))
     assert_weights_equal(weights_of(loaded), weights_of(lm))
+
+
+def test_model_that_was_never_compiled_is_saved_and_loaded(small_lm, small_batches, tmp_path):
+    lm = small_lm(n_layer=1)
+    lm.save(tmp_path / "m.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = keras.saving.load_model(tmp_path / "m.keras")
+    (tokens,), (labels,) = small_batches(n=1)
+    np.testing.assert_array_equal(loaded.score(tokens, labels)[0], lm.score(tokens, labels)[0])
 
 
 def test_weights_file_round_trips(small_lm, small_batches, tmp_path):

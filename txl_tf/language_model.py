@@ -212,6 +212,8 @@ class TransformerXLLM(keras.Model):
         super().compile(optimizer=optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution, **kwargs)
 
     def get_compile_config(self):
+        if not self.compiled:
+            return None
         names = ("optimizer", "jit_compile", "steps_per_execution")
         return keras.saving.serialize_keras_object({name: getattr(self, name) for name in names})
 
