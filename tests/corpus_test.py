@@ -1,13 +1,19 @@
 """Tests of `txl_tf.corpus`."""
 
 import itertools
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_tf import corpus
+from txl_tf import corpus, datasets, text_files
+from txl_tf.token_files import StoredTokens
+from txl_tf.vocabulary import Vocab
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "corpus"
 needs_reference = pytest.mark.skipif(
@@ -34,10 +40,18 @@ def batches(dataset):
 
 
 @needs_reference
+@pytest.mark.parametrize("where", ["in memory", "prepared", "prepared, streamed"])
 @pytest.mark.parametrize("dataset", ["enwik8", "text8", "ptb", "wt2"])
-def test_corpus_and_batches_are_the_originals(dataset):
+def test_corpus_and_batches_are_the_originals(tmp_path, dataset, where):
     golden = np.load(REFERENCE / dataset / "golden.npz")
-    made = corpus.build_corpus(dataset, REFERENCE / dataset)
+    if where == "in memory":
+        made = corpus.build_corpus(dataset, REFERENCE / dataset)
+    else:
+        folder = f"file://{tmp_path}" if "streamed" in where else tmp_path
+        made = corpus.prepare(folder, dataset, REFERENCE / dataset)
+        original = json.loads((REFERENCE / dataset / "corpus-info.json").read_text())
+        info = json.loads((tmp_path / "corpus-info.json").read_text())
+        assert {name: info[name] for name in original} == original
     assert made.vocab.symbols == golden["vocab"].tolist()
     assert made.cutoffs == []
     for split, batch_size in (("train", 4), ("valid", 4), ("test", 2)):
@@ -59,7 +73,8 @@ def test_corpus_and_batches_are_the_originals(dataset):
 def test_bin_sizes_are_the_originals():
     golden = np.load(REFERENCE / "wt2" / "golden.npz")
     cutoffs = golden["cutoffs"][1:-1].tolist()
-    assert corpus.get_bin_sizes(golden["train"], 4, 16, cutoffs) == golden["bin_sizes_b4_t16"].tolist()
+    for tokens in (golden["train"], StoredTokens([golden["train"][:99], golden["train"][99:]])):
+        assert corpus.get_bin_sizes(tokens, 4, 16, cutoffs) == golden["bin_sizes_b4_t16"].tolist()
 
 
 # --------------------------------------------------------------------------------------------- text -> tokens
@@ -106,7 +121,7 @@ def test_wt103_names_an_unknown_word_where_the_text_has_no_unk(tmp_path):
 
 def test_pydoc_is_the_manual_that_python_carries():
     made = corpus.build_corpus("pydoc", valid_fraction=0.05)
-    text = corpus.pydoc_text()
+    text = text_files.pydoc_text()
     assert sum(map(len, made.splits.values())) == len(text) > 100_000
     assert len(made.splits["train"]) == int(len(text) * 0.95)
     assert made.vocab.decode(made.splits["train"][:500]) == text[:500]
@@ -158,11 +173,415 @@ def test_pieces_of_a_file_join_to_the_whole(tmp_path, monkeypatch, level):
     path = write(tmp_path / "a.txt", text)
     whole = corpus.build_corpus("text", path, level=level)
     for size in (1, 2, 3, 5, 8):
-        monkeypatch.setattr(corpus, "_READ_BYTES", size)
+        monkeypatch.setattr(text_files, "_READ_BYTES", size)
         pieces = corpus.build_corpus("text", path, level=level)
         assert pieces.vocab.symbols == whole.vocab.symbols
         np.testing.assert_array_equal(pieces.splits["train"], whole.splits["train"])
         np.testing.assert_array_equal(pieces.splits["valid"], whole.splits["valid"])
+
+
+@pytest.mark.parametrize("separator", ["\t", "\u3000", "\r\n", " \n"])
+def test_words_are_cut_at_any_white_space(tmp_path, monkeypatch, separator):
+    path = write(tmp_path / "a.txt", separator.join(["one", "two", "three", "four"] * 5))
+    whole = corpus.build_corpus("text", path, level="word")
+    monkeypatch.setattr(text_files, "_READ_BYTES", 7)
+    assert max(map(len, text_files.read_files([path], "word"))) < 30
+    pieces = corpus.build_corpus("text", path, level="word")
+    assert pieces.vocab.symbols == whole.vocab.symbols
+    np.testing.assert_array_equal(pieces.splits["train"], whole.splits["train"])
+
+
+def test_windows_line_ends(tmp_path):
+    path = write(tmp_path / "a.txt", "a b\r\n\r\na\r\n")
+    words = corpus.build_corpus("text", path, level="word", valid_fraction=0.5)
+    assert words.vocab.symbols == ["<eos>", "<unk>", "a", "b"]
+    assert [*words.splits["train"], *words.splits["valid"]] == [2, 3, 0, 0, 2, 0]
+    characters = corpus.build_corpus("text", path, level="char", valid_fraction=0.5)
+    assert sorted(characters.vocab.symbols) == ["\n", "\r", " ", "a", "b"]
+
+
+def test_a_paper_dataset_takes_its_folder_as_a_flag_gives_it(tmp_path):
+    folder = write_splits(tmp_path, "a\n", "a\n", "a\n")
+    for data_path in (folder, tmp_path, [folder]):
+        assert corpus.build_corpus("wt2", data_path).splits["train"].tolist() == [1, 0]
+
+
+# ------------------------------------------------------------------------------------------------------- lm1b
+
+SENTENCES = [["the cat", "a dog sat", "x", "", "the <S> end", "cat"], ["dog dog", "a", "the the the"]]
+
+
+def write_lm1b(folder, vocab="<S>\t9\n<UNK> 8\nthe 7\na 6\ncat 5\ndog 4\n"):
+    shards = folder / os.path.dirname(datasets.LM1B_SHARDS)
+    shards.mkdir(parents=True)
+    for i, lines in enumerate(SENTENCES):
+        write(shards / f"news.en-{i + 1:05d}-of-00100", "".join(f"{line}\n" for line in lines))
+    write(folder / "valid.txt", "the dog\nsat\n")
+    write(folder / "1b_word_vocab.txt", vocab)
+    return folder
+
+
+def lm1b_shards_by_the_original(num_shuffle):
+    """Its loop: sentences as arrays, shuffled in place by NumPy's global generator, again and again."""
+    ids = {"<S>": 0, "<UNK>": 1, "the": 2, "a": 3, "cat": 4, "dog": 5}
+    made = {}
+    np.random.seed(123456)
+    for shard, lines in enumerate(SENTENCES):
+        sentences = [np.array([0, *(ids.get(word, 1) for word in line.split()), 0]) for line in lines]
+        for shuffle in range(num_shuffle):
+            np.random.shuffle(sentences)
+            made[shuffle, shard] = np.concatenate(sentences)
+    return [made[key] for key in sorted(made)]
+
+
+def test_lm1b_is_shuffled_as_in_the_original(tmp_path):
+    made = corpus.prepare(write_lm1b(tmp_path), "lm1b", num_shuffle=3)
+    shards = lm1b_shards_by_the_original(3)
+    for i, expected in enumerate(shards):
+        np.testing.assert_array_equal(np.load(tmp_path / f"train-{i:03d}.npy"), expected)
+    np.testing.assert_array_equal(made.splits["train"], np.concatenate(shards))
+    assert made.splits["valid"].tolist() == [0, 2, 5, 0, 0, 1, 0]
+    assert made.splits["test"].tolist() == made.splits["valid"].tolist()
+    assert made.vocab.symbols == ["<S>", "<UNK>", "the", "a", "cat", "dog"]
+    assert not made.by_character
+    expected = batches(corpus.segments(np.concatenate(shards), 3, 4))
+    assert batches(corpus.segments(made.splits["train"], 3, 4)) == expected
+    in_memory = corpus.build_corpus("lm1b", tmp_path, num_shuffle=3)
+    np.testing.assert_array_equal(in_memory.splits["train"], made.splits["train"])
+
+
+def test_lm1b_of_another_seed_has_the_same_sentences_in_another_order(tmp_path):
+    write_lm1b(tmp_path)
+    first, second = (corpus.build_corpus("lm1b", tmp_path, seed=seed).splits["train"] for seed in (0, 1))
+    assert first.tolist() != second.tolist()
+    assert sorted(first) == sorted(second)
+
+
+def test_lm1b_names_what_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no file .*valid.txt. Dataset 'lm1b' needs it; .* --download"):
+        corpus.prepare(tmp_path, "lm1b")
+    write(tmp_path / "valid.txt", "a\n")
+    with pytest.raises(FileNotFoundError, match="no file .*1b_word_vocab.txt"):
+        corpus.prepare(tmp_path, "lm1b")
+    write(tmp_path / "1b_word_vocab.txt", "<S>\na\n")
+    with pytest.raises(FileNotFoundError, match=r"no file .*tokenized.shuffled/news.en-\*"):
+        corpus.prepare(tmp_path, "lm1b")
+    write_lm1b(tmp_path / "whole", vocab="<S>\na\n")
+    with pytest.raises(ValueError, match="unk symbol '<UNK>' is not in vocabulary file .*1b_word_vocab.txt"):
+        corpus.prepare(tmp_path / "whole", "lm1b")
+
+
+# ---------------------------------------------------------------------------------------------------- cutoffs
+
+
+def test_cutoffs_end_where_the_counts_say():
+    vocab = Vocab(special=["<eos>"], eos="<eos>")
+    vocab.count(f"w{i}" for i in range(20000) for _ in range(100 if i < 2500 else 10 if i < 6000 else 1))
+    vocab.build()  # 299,000 words: 2,500 make up 83.6 %, 6,000 95.3 %; 90 % are within 4,410, 99 % within 17,010
+    assert datasets.choose_cutoffs(vocab) == [5000, 6000, 18000]
+    vocab.counter = dict.fromkeys(vocab.symbols, 1)  # 90 %, 95 % and 99 % of 20,001 equally frequent words
+    assert datasets.choose_cutoffs(vocab) == [19000, 20000]
+    vocab.symbols = vocab.symbols[:19999]
+    assert datasets.choose_cutoffs(vocab) == []
+
+
+def test_a_large_text_vocabulary_has_cutoffs_unless_told_otherwise(tmp_path):
+    path = write(tmp_path / "a.txt", " ".join(["the"] * 300_000 + [f"w{i}" for i in range(25000)]))
+    assert corpus.build_corpus("text", path, level="word").cutoffs == [1000, 9000, 22000]
+    assert corpus.build_corpus("text", path, level="word", cutoffs=[]).cutoffs == []
+    assert corpus.build_corpus("text", path, level="word", cutoffs=[100, 25002]).cutoffs == [100, 25002]
+    with pytest.raises(ValueError, match=r"cutoffs must be below 25003, .* got \[100, 25003\]"):
+        corpus.build_corpus("text", path, level="word", cutoffs=[100, 25003])
+    for bad in ([0, 5], [5, 5], [7, 5]):
+        with pytest.raises(ValueError, match="cutoffs must be positive and rise"):
+            corpus.build_corpus("text", path, level="word", cutoffs=bad)
+
+
+# ---------------------------------------------------------------------------------------- the prepared folder
+
+TEXT = "".join(f"line {i % 7} of {i}\n\n" for i in range(300))
+
+
+def test_the_prepared_folder(tmp_path):
+    path = write(tmp_path / "a.txt", "b a\na a c")
+    folder = tmp_path / "made" / "here"
+    made = corpus.prepare(folder, "text", path, level="word", valid_fraction=0.5, min_freq=2, cutoffs=[2])
+    assert sorted(os.listdir(folder)) == ["corpus-info.json", "train.npy", "valid.npy", "vocab.txt"]
+    assert json.loads((folder / "corpus-info.json").read_text()) == {
+        "vocab_size": 3,
+        "cutoffs": [0, 2, 3],
+        "dataset": "text",
+        "format": 1,
+        "n_tokens": {"train": 3, "valid": 4},
+        "files": {"train": ["train.npy"], "valid": ["valid.npy"]},
+        "vocab": {
+            "level": "word",
+            "lower_case": False,
+            "special": ["<eos>", "<unk>"],
+            "unk": "<unk>",
+            "bos": None,
+            "eos": "<eos>",
+            "min_freq": 2,
+            "max_size": None,
+        },
+        "options": {
+            "level": "word",
+            "lower_case": False,
+            "min_freq": 2,
+            "max_size": None,
+            "valid_fraction": 0.5,
+            "cutoffs": [2],
+        },
+        "inputs": {path: 9},
+    }
+    assert (folder / "vocab.txt").read_text() == "<eos>\n<unk>\na\n"
+    assert np.load(folder / "train.npy").tolist() == [1, 2, 0]
+    assert np.load(folder / "valid.npy").tolist() == [2, 2, 1, 0]
+    assert np.load(folder / "train.npy").dtype == np.uint8
+    assert isinstance(made.splits["train"], np.memmap)
+    assert (made.cutoffs, made.by_character) == ([2], False)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        ("text", {"level": "word"}),
+        ("text", {"level": "char", "max_size": 5, "lower_case": True}),
+        ("text", {"level": "byte", "valid_fraction": 0.3}),
+        ("pydoc", {"level": "word"}),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["", "file://", "ram://"])
+def test_prepared_streamed_and_in_memory_are_the_same(tmp_path, monkeypatch, dataset, options, scheme):
+    monkeypatch.setattr(corpus, "_READ_AHEAD", 50)
+    data_path = write(tmp_path / "a.txt", TEXT) if dataset == "text" else None
+    expected = corpus.build_corpus(dataset, data_path, **options)
+    folder = f"{scheme}{tmp_path}/made"
+    corpus.prepare(folder, dataset, data_path, **options)
+    found = corpus.load_corpus(folder)
+    assert found.vocab.symbols == expected.vocab.symbols
+    assert found.vocab.get_config() == expected.vocab.get_config()
+    assert (found.cutoffs, found.by_character) == (expected.cutoffs, expected.by_character)
+    assert list(found.splits) == list(expected.splits) == ["train", "valid"]
+    for split, tokens in expected.splits.items():
+        assert len(found.splits[split]) == len(tokens)
+        assert isinstance(found.splits[split], StoredTokens if scheme else np.memmap)
+        np.testing.assert_array_equal(found.splits[split][7:19], tokens[7:19])
+        settings = {"start": 3, "drop_remainder": True} if split == "valid" else {}
+        streamed = corpus.segments(found.splits[split], 2, 11, **settings).take(60)
+        held = corpus.segments(tokens, 2, 11, **settings).take(60)
+        assert streamed.element_spec == held.element_spec
+        assert batches(streamed) == batches(held)
+    train, streamed = expected.splits["train"], found.splits["train"]
+    assert corpus.get_bin_sizes(streamed, 2, 8, [3, 5]) == corpus.get_bin_sizes(train, 2, 8, [3, 5])
+    start = corpus.num_segments(len(train), 3, 50) - 1
+    wrapped = batches(corpus.segments(streamed, 3, 50, start=start, repeat=True).take(3))
+    assert wrapped == batches(corpus.segments(train, 3, 50, start=start, repeat=True).take(3))
+
+
+def test_token_files_have_the_smallest_type_that_fits(tmp_path):
+    for n_symbols, dtype in ((256, np.uint8), (257, np.uint16), (65536, np.uint16), (65537, np.int32)):
+        text = " ".join(f"w{i}" for i in range(n_symbols - 2))
+        made = corpus.prepare(
+            tmp_path / str(n_symbols), "text", write(tmp_path / "a.txt", text), level="word", cutoffs=[]
+        )
+        assert len(made.vocab) == n_symbols
+        assert made.splits["train"].dtype == dtype
+        assert made.splits["train"][-1] == len(made.splits["train"]) + 1
+
+
+def test_a_second_run_sees_that_the_work_is_done(tmp_path, capsys):
+    write_splits(tmp_path, "a b\n", "b\n", "a\n")
+    corpus.prepare(tmp_path, "wt2")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = corpus.prepare(tmp_path, "wt2", verbose=1)
+    assert "is prepared already" in capsys.readouterr().out
+    assert again.splits["train"].tolist() == [1, 2, 0]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    (tmp_path / "train.txt").unlink()
+    assert corpus.prepare(tmp_path, "wt2").splits["train"].tolist() == [1, 2, 0]
+
+
+def test_a_moved_folder_is_the_same(tmp_path):
+    (tmp_path / "old").mkdir()
+    write_splits(tmp_path / "old", "a b\n", "b\n", "a\n")
+    corpus.prepare(tmp_path / "old", "wt2")
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert corpus.prepare(f"{tmp_path}/new/", "wt2").splits["test"].tolist() == [1, 0]
+
+
+def test_a_folder_that_was_prepared_otherwise_is_refused_and_kept(tmp_path):
+    path = write(tmp_path / "a.txt", TEXT)
+    folder = tmp_path / "made"
+    corpus.prepare(folder, "text", path)
+    before = (folder / "corpus-info.json").read_bytes()
+    with pytest.raises(ValueError, match=r"prepared otherwise; .*\n  level: 'char' there, 'word' now\n  min_freq: 0"):
+        corpus.prepare(folder, "text", path, level="word", min_freq=2)
+    with pytest.raises(ValueError, match="dataset: 'text' there, 'pydoc' now"):
+        corpus.prepare(folder, "pydoc")
+    other = write(tmp_path / "b.txt", TEXT)
+    with pytest.raises(ValueError, match=f"size of {other}: None there, {len(TEXT)} now"):
+        corpus.prepare(folder, "text", [path, other])
+    write(tmp_path / "a.txt", TEXT + "more")
+    with pytest.raises(ValueError, match=f"size of {path}: {len(TEXT)} there, {len(TEXT) + 4} now"):
+        corpus.prepare(folder, "text", path)
+    assert (folder / "corpus-info.json").read_bytes() == before
+    (folder / "corpus-info.json").unlink()
+    assert corpus.prepare(folder, "text", path, level="word").vocab.level == "word"
+
+
+def test_a_folder_of_the_original_program_is_prepared_anew(tmp_path):
+    write_splits(tmp_path, "a b\n", "b\n", "a\n")
+    write(tmp_path / "corpus-info.json", '{"vocab_size": 3, "cutoffs": [], "dataset": "wt2"}')
+    with pytest.raises(FileNotFoundError, match="no corpus-info.json of a prepared corpus in"):
+        corpus.load_corpus(tmp_path)
+    assert corpus.prepare(tmp_path, "wt2").splits["train"].tolist() == [1, 2, 0]
+    assert corpus.load_corpus(tmp_path).vocab.symbols == ["<eos>", "a", "b"]
+
+
+def test_a_failed_run_leaves_nothing(tmp_path):
+    folder = tmp_path / "made"
+    with pytest.raises(ValueError, match="a.txt is not UTF-8 text: see byte 2000000"):
+        corpus.prepare(folder, "text", write(tmp_path / "a.txt", b"a " * 1_000_000 + b"\xff"), level="word")
+    assert os.listdir(folder) == []
+    write_splits(tmp_path, "a b\n", "a\nb new\n", "a\n")
+    with pytest.raises(ValueError, match=r"valid\.txt, line 2: 'new' is not in the vocabulary"):
+        corpus.prepare(folder, "wt103", tmp_path)
+    assert os.listdir(folder) == []
+
+
+def test_a_split_without_a_word_is_refused(tmp_path):
+    write_splits(tmp_path, "97 98", "97", " \n")
+    with pytest.raises(ValueError, match="test.txt: no token in the split test"):
+        corpus.prepare(tmp_path, "enwik8")
+
+
+def test_a_folder_is_not_made_for_text_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no file .*nowhere.txt"):
+        corpus.prepare(tmp_path / "made", "text", f"{tmp_path}/nowhere.txt")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    path = write(tmp_path / "a.txt", TEXT)
+    with pytest.raises(OSError, match="data_dir .*a.txt/made cannot be written to"):
+        corpus.prepare(f"{path}/made", "text", path)
+
+
+def test_two_processes_do_not_prepare_one_folder(tmp_path):
+    path = write(tmp_path / "a.txt", TEXT)
+    with corpus._new_files(f"{tmp_path}/made"):
+        with pytest.raises(OSError, match="another process is preparing it"):
+            corpus.prepare(tmp_path / "made", "text", path)
+    assert len(corpus.prepare(tmp_path / "made", "text", path).splits["train"]) == int(len(TEXT) * 0.95)
+
+
+def test_load_corpus_says_what_does_not_belong_together(tmp_path):
+    write(tmp_path / "corpus-info.json", "{")
+    with pytest.raises(ValueError, match="corpus-info.json is not JSON"):
+        corpus.load_corpus(tmp_path)
+    (tmp_path / "corpus-info.json").unlink()
+    with pytest.raises(FileNotFoundError, match=f"python tools/prepare_data.py --dataset=.* --data_dir={tmp_path}$"):
+        corpus.load_corpus(tmp_path)
+    write_splits(tmp_path, "a b\n", "b\n", "a\n")
+    corpus.prepare(tmp_path, "wt2")
+    tokens = (tmp_path / "test.npy").read_bytes()
+    (tmp_path / "test.npy").unlink()
+    with pytest.raises(FileNotFoundError, match="no token file .*test.npy"):
+        corpus.load_corpus(tmp_path)
+    (tmp_path / "test.npy").write_bytes(tokens[:-1])
+    for folder in (tmp_path, f"file://{tmp_path}"):
+        with pytest.raises(ValueError, match="test.npy is not a whole token file"):
+            corpus.load_corpus(folder)
+    np.save(tmp_path / "test.npy", np.zeros(9, np.uint8))
+    with pytest.raises(ValueError, match="the split test of .* has 9 tokens, but corpus-info.json says 2"):
+        corpus.load_corpus(tmp_path)
+    (tmp_path / "test.npy").write_bytes(tokens)
+    write(tmp_path / "vocab.txt", "<eos>\na\n")
+    with pytest.raises(ValueError, match="vocab.txt has 2 symbols, but corpus-info.json says vocab_size 3"):
+        corpus.load_corpus(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    with pytest.raises(FileNotFoundError, match="no vocabulary file .*vocab.txt"):
+        corpus.load_corpus(tmp_path)
+    info = json.loads((tmp_path / "corpus-info.json").read_text())
+    write(tmp_path / "corpus-info.json", json.dumps({**info, "format": 2}))
+    with pytest.raises(ValueError, match="corpus-info.json has format 2; this version reads format 1"):
+        corpus.load_corpus(tmp_path)
+
+
+def test_progress_counts_the_bytes_of_both_passes(tmp_path, monkeypatch):
+    shown = []
+
+    class Bar:
+        def __init__(self, target, **_):
+            shown.append(target)
+
+        def update(self, current, finalize):
+            shown.append((current, finalize))
+
+    monkeypatch.setattr(corpus.keras.utils, "Progbar", Bar)
+    path = write(tmp_path / "a.txt", "ab cd\n" * 400_000)  # 2.4 MB, read in three pieces
+    corpus.prepare(tmp_path / "made", "text", path, level="word", verbose=1)
+    assert shown == [5, (1, False), (2, False), (3, False), (4, False), (5, True)]
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from txl_tf import corpus, text_files, token_files
+
+data_path, folder = sys.argv[1:]
+text_files._READ_BYTES = 2000
+moments = 0
+
+def killed_at(moment, function):
+    def called(*args, **options):
+        global moments
+        moments += 1
+        if moments == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **options)
+    return called
+
+def run(moment):
+    child = os.fork()
+    if not child:
+        os.replace = killed_at(moment, os.replace)
+        token_files.TokenWriter.add = killed_at(moment, token_files.TokenWriter.add)
+        token_files.TokenWriter.close = killed_at(moment, token_files.TokenWriter.close)
+        corpus.Vocab._tokenize = killed_at(moment, corpus.Vocab._tokenize)
+        corpus.prepare(folder, "text", data_path, level="word")
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+moment = 1
+while (status := run(moment)) == -signal.SIGKILL:
+    print(sorted(os.listdir(folder)), flush=True)
+    try:
+        corpus.load_corpus(folder)
+        sys.exit("looks finished")
+    except FileNotFoundError:
+        moment += 1
+sys.exit(status)
+"""
+
+
+def test_a_run_that_is_killed_looks_unfinished_and_the_next_one_succeeds(tmp_path):
+    path = write(tmp_path / "a.txt", TEXT)
+    program = KILLED.format(root=str(Path(__file__).parents[1]))
+    result = subprocess.run(
+        [sys.executable, "-c", program, path, str(tmp_path / "made")], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    left_behind = result.stdout.splitlines()  # after each kill -9, from the first piece of text to the last move
+    assert len(left_behind) > 10
+    assert left_behind[0] == "['prepare.tmp']"
+    assert left_behind[-1] == "['prepare.tmp', 'train.npy', 'valid.npy', 'vocab.txt']"
+    expected = corpus.build_corpus("text", path, level="word")
+    found = corpus.load_corpus(tmp_path / "made")
+    for split in ("train", "valid"):
+        np.testing.assert_array_equal(found.splits[split], expected.splits[split])
+    assert sorted(os.listdir(tmp_path / "made")) == ["corpus-info.json", "train.npy", "valid.npy", "vocab.txt"]
 
 
 # ------------------------------------------------------------------------------------------ tokens -> batches
@@ -268,8 +687,7 @@ def test_bin_sizes_of_a_small_text():
 @pytest.mark.parametrize(
     ("dataset", "options", "message"),
     [
-        ("wiki", {}, "dataset must be one of pydoc, text, .*, wt103, got 'wiki'"),
-        ("lm1b", {}, "dataset 'lm1b' is not available yet"),
+        ("wiki", {}, "dataset must be one of pydoc, text, .*, lm1b, got 'wiki'"),
         ("wt2", {}, "dataset 'wt2' needs data_path: a folder of train.txt, valid.txt, test.txt"),
         ("text", {}, "dataset 'text' needs data_path: a UTF-8 text file"),
         ("pydoc", {"level": "bpe"}, "level must be one of word, char, byte, got 'bpe'"),
@@ -294,7 +712,7 @@ def test_bad_arguments_are_refused(dataset, options, message):
 )
 @pytest.mark.parametrize("read_bytes", [1, 1 << 20])
 def test_bad_files_are_refused(tmp_path, monkeypatch, content, message, read_bytes):
-    monkeypatch.setattr(corpus, "_READ_BYTES", read_bytes)
+    monkeypatch.setattr(text_files, "_READ_BYTES", read_bytes)
     with pytest.raises(ValueError, match=message):
         corpus.build_corpus("text", write(tmp_path / "a.txt", content))
 

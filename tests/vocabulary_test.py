@@ -89,6 +89,24 @@ def test_lower_case_spares_the_markers():
     assert vocab.encode("a B\n").tolist() == [1, 2, 0]
 
 
+@pytest.mark.parametrize(
+    ("config", "n"),
+    [
+        ({}, 4),
+        ({"special": ["<eos>"], "eos": "<eos>"}, 7),
+        ({"special": ["<S>"], "eos": "<S>", "bos": "<S>"}, 11),
+        ({"level": "char", "lower_case": True}, 8),
+        ({"level": "byte"}, 9),
+    ],
+)
+def test_count_tells_how_many_ids_there_will_be(config, n):
+    texts = ["a\n\n", "\u00c9 b\n", "", "c"]
+    vocab = vocabulary.Vocab(**config)
+    assert vocab.count(texts) == n
+    vocab.build()
+    assert len(vocab.encode(texts)) == n
+
+
 @pytest.mark.parametrize("level", vocabulary.LEVELS)
 def test_a_list_of_texts_is_encoded_as_one(level):
     lines = ["a b\n", "\n", "c é\n"]

@@ -1,39 +1,56 @@
 """Corpora: from text to token arrays, and from token arrays to the batches of a language model.
 
+`prepare` writes a folder that `load_corpus` opens; `build_corpus` keeps a small corpus in memory. Both do the same:
+count the symbols of the text in one pass, encode it in another, and hold no more than a megabyte of it at a time.
+
 Shapes:
     B: batch_size, rows of text read side by side
     T: tgt_len, tokens a segment
     S: n_token_of_the_split // B, tokens a row
 """
 
-import codecs
+import collections
+import contextlib
 import dataclasses
 import itertools
+import json
 import math
 import os
+import shutil
+import sys
+import tempfile
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.vocabulary import LEVELS, Vocab
+from txl_tf.datasets import (
+    DATASETS,
+    PAPER_DATASETS,
+    PYDOC,
+    SPLITS,
+    all_files,
+    check_files,
+    encode,
+    is_by_character,
+    make_cutoffs,
+    make_recipe,
+    make_vocab,
+)
+from txl_tf.download import fetch
+from txl_tf.text_files import pydoc_text
+from txl_tf.token_files import StoredTokens, TokenWriter, is_remote, open_tokens
+from txl_tf.vocabulary import LEVELS as LEVELS  # for train.py
+from txl_tf.vocabulary import Vocab
 
-SPLITS = ("train", "valid", "test")
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
 
-_WORDS = {"level": "word", "special": ["<eos>"], "eos": "<eos>", "unk": "<unk>"}
-
-# The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. enwik8 is one line of byte
-# values, text8 one line of letters with _ for the space; spaces separate them, so to `Vocab` they are words.
-# name: (options of Vocab, splits whose words are counted, cutoffs)
-PAPER_DATASETS = {
-    "enwik8": ({"level": "word", "lower_case": True}, SPLITS, []),
-    "text8": ({"level": "word", "lower_case": True}, SPLITS, []),
-    "ptb": ({**_WORDS, "lower_case": True}, SPLITS, []),
-    "wt2": (_WORDS, SPLITS, []),
-    "wt103": (_WORDS, ("train",), [20000, 40000, 200000]),
-}
-DATASETS = ("pydoc", "text", *PAPER_DATASETS)
-
-_READ_BYTES = 1 << 20
+INFO_FILE = "corpus-info.json"
+_FORMAT = 1  # of the prepared folder
+_READ_AHEAD = 1 << 16  # tokens a row
 
 
 @dataclasses.dataclass
@@ -43,7 +60,7 @@ class Corpus:
     Attributes:
         vocab: `Vocab`.
         cutoffs: list of int, the first ids of the adaptive softmax's bins, without 0 and `len(vocab)`.
-        splits: dict, `"train"`, `"valid"` and perhaps `"test"` -> integer array `[n]`.
+        splits: dict, `"train"`, `"valid"` and perhaps `"test"` -> integer array `[n]`, in memory or on disk.
         by_character: whether tokens are characters or bytes, rather than words.
     """
 
@@ -57,16 +74,29 @@ class Corpus:
 
 
 def build_corpus(
-    dataset, data_path=None, level="char", valid_fraction=0.05, min_freq=0, max_size=None, lower_case=False
+    dataset,
+    data_path=None,
+    level="char",
+    valid_fraction=0.05,
+    min_freq=0,
+    max_size=None,
+    lower_case=False,
+    cutoffs=None,
+    num_shuffle=1,
+    seed=123456,
 ):
-    """Reads a dataset, makes its vocabulary and encodes its splits.
+    """Reads a dataset, makes its vocabulary and encodes its splits, all in memory.
 
     - `"pydoc"`: Python's own reference manual, as that of the Python that runs. Splits train, valid.
     - `"text"`: the UTF-8 file or files `data_path`. Splits train, valid.
     - `"enwik8"`, `"text8"`, `"ptb"`, `"wt2"`, `"wt103"`: train.txt, valid.txt and test.txt in the folder
-      `data_path`, by the original's rules; the arguments that follow are not used.
+      `data_path`, by the original's rules.
+    - `"lm1b"`: in the folder `data_path`, 1b_word_vocab.txt, valid.txt (which is test, too) and the shards
+      `LM1B_SHARDS`, the sentences of each in random order.
 
-    For the first two the vocabulary is that of the whole text. At level `"word"` each line ends in `<eos>`.
+    For the first two the vocabulary is that of the whole text, and `level`, `valid_fraction`, `min_freq`, `max_size`
+    and `lower_case` apply. At level `"word"` text is split at white space, which a Windows line end is part of, and
+    each line, an empty one too, ends in `<eos>`. At level `"char"` and `"byte"` every character counts: `\\r` is one.
     The symbols that `min_freq` and `max_size` leave out become `<unk>`.
 
     Args:
@@ -75,6 +105,9 @@ def build_corpus(
         level: `"char"`, `"byte"` or `"word"`.
         valid_fraction: the share of the tokens, at the end, that is held out as `valid`; in (0, 1).
         min_freq, max_size, lower_case: see `Vocab`.
+        cutoffs: list of int, to use instead of the dataset's own, or for the first two of `choose_cutoffs`.
+        num_shuffle: for lm1b, the number of random orders in which the training text follows itself.
+        seed: for lm1b, of the random order; the default gives the original's.
 
     Returns:
         `Corpus`.
@@ -83,129 +116,254 @@ def build_corpus(
         ValueError: an argument or the text is not what it should be.
         FileNotFoundError: a file is not there.
     """
-    if dataset in PAPER_DATASETS:
-        return _paper_corpus(dataset, data_path)
-    if dataset == "lm1b":
-        raise ValueError(f"dataset 'lm1b' is not available yet; available: {', '.join(DATASETS)}")
-    if dataset not in DATASETS:
-        raise ValueError(f"dataset must be one of {', '.join(DATASETS)}, got {dataset!r}")
-    if level not in LEVELS:
-        raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
-    if not 0 < valid_fraction < 1:
-        raise ValueError(f"valid_fraction must be between 0 and 1, both excluded, got {valid_fraction}")
-
-    options = {"level": level, "lower_case": lower_case, "min_freq": min_freq, "max_size": max_size}
-    if level == "word":
-        options.update(special=["<eos>", "<unk>"], eos="<eos>", unk="<unk>")
-    elif min_freq > 1 or max_size is not None:
-        options.update(special=["<unk>"], unk="<unk>")
-    vocab = Vocab(**options)
-    paths = [] if dataset == "pydoc" else _split_paths(data_path)
-
-    def texts():
-        return read_files(paths, level) if paths else [pydoc_text()]
-
-    vocab.count(texts())
-    vocab.build()
-    tokens = vocab.encode(texts())
-    n_train = int(len(tokens) * (1 - valid_fraction))
-    if n_train in (0, len(tokens)):
-        raise ValueError(f"a text of {len(tokens)} tokens is too short to hold out {valid_fraction} of it")
-    return Corpus(vocab, [], {"train": tokens[:n_train], "valid": tokens[n_train:]}, level != "word")
+    recipe = make_recipe(
+        dataset, data_path, level, valid_fraction, min_freq, max_size, lower_case, cutoffs, num_shuffle, seed
+    )
+    check_files(recipe)
+    vocab, n_counted = make_vocab(recipe)
+    cutoffs = make_cutoffs(recipe, vocab)
+    pieces = collections.defaultdict(list)
+    for split, shard, ids in encode(recipe, vocab, n_counted):
+        pieces[split, shard].append(ids)
+    splits = {
+        split: np.concatenate([ids for part in sorted(pieces) if part[0] == split for ids in pieces[part]])
+        for split in dict.fromkeys(split for split, _ in pieces)
+    }
+    return Corpus(vocab, cutoffs, splits, is_by_character(dataset, vocab))
 
 
-def _paper_corpus(dataset, data_path):
-    options, counted_splits, cutoffs = PAPER_DATASETS[dataset]
-    if not data_path:
-        raise ValueError(f"dataset {dataset!r} needs data_path: a folder of train.txt, valid.txt, test.txt")
-    paths = {split: f"{data_path}/{split}.txt" for split in SPLITS}
-    vocab = Vocab(**options)
-    for split in counted_splits:
-        vocab.count(read_files([paths[split]], "word"))
-    vocab.build()
-    splits = {split: vocab.encode(read_files([path], "word"), name=path) for split, path in paths.items()}
-    return Corpus(vocab, [c for c in cutoffs if c < len(vocab)], splits, dataset in ("enwik8", "text8"))
+# ------------------------------------------------------------------------------------------ the prepared folder
 
 
-def pydoc_text():
-    """Python's reference manual as `help()` shows it, its topics in alphabetical order."""
-    from pydoc_data.topics import topics
+def prepare(data_dir, dataset, data_path=None, download=False, download_url=None, verbose=0, **options):
+    """Makes `data_dir` a folder that `load_corpus` opens: corpus-info.json, vocab.txt and the token files.
 
-    return "\n".join(topics[name] for name in sorted(topics))
-
-
-def _split_paths(data_path):
-    if not data_path:
-        raise ValueError("dataset 'text' needs data_path: a UTF-8 text file, or several separated by commas")
-    if isinstance(data_path, str):
-        return [path.strip() for path in data_path.split(",")]
-    return [data_path] if isinstance(data_path, os.PathLike) else list(data_path)
-
-
-def read_files(paths, level):
-    """Yields the text of one file after the other, in pieces of about a megabyte.
+    The files appear when all is done, corpus-info.json last: a run that is killed leaves nothing that looks
+    finished. Where all is done already, by the same arguments from files of the same names and sizes, it stays.
 
     Args:
-        paths: list of files, local or remote.
-        level: `"char"`: pieces are str; `"word"`: the same, cut between words, and the last line of each file
-            ends with a newline; `"byte"`: pieces are bytes, and the files may hold anything.
+        data_dir: the folder, local or remote; made if it is not there.
+        dataset, data_path: as in `build_corpus`, but the paper's datasets are in `data_dir` itself by default.
+        download: whether to fetch what a dataset of the paper is made of, unless it is there.
+        download_url: where its archives are, rather than where the original's getdata.sh finds them.
+        verbose: 0 for silence, 1 for a progress bar.
+        **options: the other arguments of `build_corpus`.
+
+    Returns:
+        `Corpus`.
 
     Raises:
+        ValueError: as `build_corpus`; or the folder was prepared by other arguments or from other files. Names them.
         FileNotFoundError: a file is not there.
-        ValueError: a file is empty, or is not UTF-8 text. Names the file and the byte.
+        OSError: the folder cannot be written to, or another process is preparing it.
     """
-    for path in paths:
-        pieces = _read_blocks(path)
-        if level != "byte":
-            pieces = _decode(pieces, path)
-        if level == "word":
-            pieces = _cut_between_words(pieces)
-        yield from pieces
+    data_dir = os.fspath(data_dir).rstrip("/")
+    if dataset in PAPER_DATASETS and not data_path:
+        data_path = data_dir
+    recipe = make_recipe(dataset, data_path, **options)
+    info = _read_info(data_dir)
+    if info is not None:
+        _check_same(data_dir, info, recipe)
+        if verbose:
+            print(f"{data_dir} is prepared already")
+        return load_corpus(data_dir)
+    if download:
+        fetch(dataset, recipe.folder, download_url)
+        recipe = make_recipe(dataset, data_path, **options)  # of the files that are there now
+    check_files(recipe)
+    with _new_files(data_dir) as folder:
+        _write_corpus(folder, data_dir, recipe, verbose)
+    return load_corpus(data_dir)
 
 
-def _read_blocks(path):
-    if not tf.io.gfile.exists(path):
-        raise FileNotFoundError(f"there is no file {path}")
-    if tf.io.gfile.isdir(path):
-        raise ValueError(f"{path} is a folder, not a text file")
-    with tf.io.gfile.GFile(path, "rb") as file:
-        block = file.read(_READ_BYTES)
-        if not block:
-            raise ValueError(f"{path} is empty")
-        while block:
-            yield block
-            block = file.read(_READ_BYTES)
+def _write_corpus(folder, data_dir, recipe, verbose):
+    read = recipe.counted + [path for paths in recipe.files.values() for path in paths]
+    progress = _progress_bar(sum(map(_size, read))) if verbose and recipe.dataset != "pydoc" else None
+    vocab, n_counted = make_vocab(recipe, progress)
+    cutoffs = make_cutoffs(recipe, vocab)
+    vocab.save(f"{folder}/vocab.txt")
+    files, n_tokens = _write_tokens(folder, recipe, vocab, n_counted, progress)
+    info = {
+        "vocab_size": len(vocab),
+        "cutoffs": [0, *cutoffs, len(vocab)] if cutoffs else [],
+        "dataset": recipe.dataset,
+        "format": _FORMAT,
+        "n_tokens": n_tokens,
+        "files": files,
+        "vocab": vocab.get_config(),
+        "options": recipe.options,
+        "inputs": {_input_name(path, data_dir): _size(path) for path in all_files(recipe)},
+    }
+    with open(f"{folder}/{INFO_FILE}", "w") as file:
+        json.dump(info, file, indent=2)
+        file.write("\n")
 
 
-def _decode(blocks, path):
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    position = 0  # of the block in the file
-    for block in itertools.chain(blocks, [b""]):
-        start = position - len(decoder.getstate()[0])  # a character may have begun in the block before
+def _write_tokens(folder, recipe, vocab, n_counted, progress):
+    """Writes the token files; returns their names and the number of tokens, by split."""
+    writers = {}
+    for split, shard, ids in encode(recipe, vocab, n_counted, progress):
+        if (split, shard) not in writers:
+            name = f"{split}-{shard:03d}.npy" if recipe.num_shuffle and split == "train" else f"{split}.npy"
+            writers[split, shard] = TokenWriter(f"{folder}/{name}", len(vocab))
+        writers[split, shard].add(ids)
+    files, n_tokens = {}, {}
+    for (split, _), writer in sorted(writers.items(), key=lambda item: (SPLITS.index(item[0][0]), item[0][1])):
+        writer.close()
+        files.setdefault(split, []).append(os.path.basename(writer.path))
+        n_tokens[split] = n_tokens.get(split, 0) + writer.n_tokens
+    for split in recipe.files:
+        if not n_tokens.get(split):
+            raise ValueError(f"{', '.join(recipe.files[split])}: no token in the split {split}")
+    return files, n_tokens
+
+
+def _size(path):
+    """The size of an input in bytes; that of the manual, which is no file, in characters. `None`: there is none."""
+    if path == PYDOC:
+        return len(pydoc_text())
+    return tf.io.gfile.stat(path).length if tf.io.gfile.exists(path) else None
+
+
+def _input_name(path, data_dir):
+    """The path as corpus-info.json has it: within the folder if it is there, so that the folder can be moved."""
+    if path == PYDOC:
+        return path
+    path, data_dir = (p if is_remote(p) else os.path.abspath(p) for p in (path, data_dir))
+    return path.removeprefix(f"{data_dir}/")
+
+
+def _progress_bar(n_bytes):
+    """A function to call with the number of bytes that are done."""
+    bar = keras.utils.Progbar(math.ceil(n_bytes / 1e6), unit_name="MB", verbose=1 if sys.stdout.isatty() else 2)
+    done = shown = 0
+
+    def progress(n):
+        nonlocal done, shown
+        done += n
+        if done - shown >= 1e6 or done == n_bytes:
+            shown = done
+            bar.update(math.ceil(done / 1e6) if done == n_bytes else int(done / 1e6), finalize=done == n_bytes)
+
+    return progress
+
+
+@contextlib.contextmanager
+def _new_files(data_dir):
+    """Gives a local folder for new files, which move to `data_dir` if all goes well, corpus-info.json last."""
+    with contextlib.ExitStack() as stack:
         try:
-            text = decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            raise _not_text(path, start + error.start) from error
-        if b"\0" in block:
-            raise _not_text(path, position + block.index(b"\0"))
-        yield text
-        position += len(block)
+            tf.io.gfile.makedirs(data_dir)
+            if is_remote(data_dir):
+                folder = stack.enter_context(tempfile.TemporaryDirectory())
+            else:
+                stack.enter_context(_lock(data_dir))
+                folder = os.path.join(data_dir, "prepare.tmp")
+                shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+                os.mkdir(folder)
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        except (OSError, tf.errors.OpError) as error:
+            raise OSError(f"data_dir {data_dir} cannot be written to: {error}") from error
+        yield folder
+        if tf.io.gfile.exists(f"{data_dir}/{INFO_FILE}"):  # of the original program
+            tf.io.gfile.remove(f"{data_dir}/{INFO_FILE}")
+        for name in sorted(os.listdir(folder), key=lambda name: (name == INFO_FILE, name)):
+            if is_remote(data_dir):
+                tf.io.gfile.copy(os.path.join(folder, name), f"{data_dir}/{name}", overwrite=True)
+            else:
+                os.replace(os.path.join(folder, name), os.path.join(data_dir, name))
 
 
-def _not_text(path, position):
-    return ValueError(f"{path} is not UTF-8 text: see byte {position}. level='byte' reads any file")
+@contextlib.contextmanager
+def _lock(folder):
+    """Keeps other processes from preparing the folder. The lock ends with the process, however that ends."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError("another process is preparing it") from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
 
 
-def _cut_between_words(pieces):
-    text = last = ""
-    for piece in pieces:
-        text += piece
-        last = piece or last
-        cut = text.rfind("\n") + 1 or text.rfind(" ") + 1
-        yield text[:cut]
-        text = text[cut:]
-    if not last.endswith("\n"):
-        yield text + "\n"
+def _read_info(data_dir):
+    """corpus-info.json of a prepared folder; `None` if there is none, or only that of the original program."""
+    path = f"{data_dir}/{INFO_FILE}"
+    if not tf.io.gfile.exists(path):
+        return None
+    with tf.io.gfile.GFile(path) as file:
+        try:
+            info = json.load(file)
+        except ValueError as error:
+            raise ValueError(f"{path} is not JSON: {error}") from error
+    if info.get("format", _FORMAT) != _FORMAT:
+        raise ValueError(f"{path} has format {info['format']}; this version reads format {_FORMAT}")
+    return info if "format" in info else None
+
+
+def _check_same(data_dir, info, recipe):
+    """Raises ValueError if the folder was prepared otherwise. Text that was removed since then is not missed."""
+    there = {"dataset": info["dataset"], **info["options"]}
+    now = {"dataset": recipe.dataset, **recipe.options}
+    sizes = {_input_name(path, data_dir): _size(path) for path in all_files(recipe)}
+    sizes = {name: info["inputs"].get(name) if size is None else size for name, size in sizes.items()}
+    if recipe.dataset in PAPER_DATASETS:
+        sizes = {**info["inputs"], **sizes}
+    for values, inputs in ((there, info["inputs"]), (now, sizes)):
+        values.update({f"size of {name}": size for name, size in inputs.items()})
+    changes = [
+        f"{name}: {there.get(name)!r} there, {now.get(name)!r} now"
+        for name in dict.fromkeys([*there, *now])
+        if there.get(name) != now.get(name)
+    ]
+    if changes:
+        raise ValueError(
+            f"data_dir {data_dir} was prepared otherwise; choose another folder, or remove {data_dir}/{INFO_FILE} to "
+            "prepare it anew:\n  " + "\n  ".join(changes)
+        )
+
+
+def load_corpus(data_dir):
+    """Opens a folder that `prepare` made. Tokens stay on disk until they are read.
+
+    Args:
+        data_dir: the folder. The tokens of a local one are memory-mapped, those of a remote one read in ranges.
+
+    Returns:
+        `Corpus`.
+
+    Raises:
+        FileNotFoundError: the folder is not prepared, or a file of it is missing.
+        ValueError: files of the folder do not belong together.
+    """
+    data_dir = os.fspath(data_dir).rstrip("/")
+    info = _read_info(data_dir)
+    if info is None:
+        raise FileNotFoundError(
+            f"there is no {INFO_FILE} of a prepared corpus in {data_dir}: to prepare it, run\n"
+            f"  python tools/prepare_data.py --dataset={{{','.join(DATASETS)}}} --data_dir={data_dir}"
+        )
+    vocab = Vocab.load(f"{data_dir}/vocab.txt", **info["vocab"])
+    if len(vocab) != info["vocab_size"]:
+        raise ValueError(
+            f"{data_dir}/vocab.txt has {len(vocab)} symbols, but {INFO_FILE} says vocab_size {info['vocab_size']}"
+        )
+    splits = {}
+    for split, names in info["files"].items():
+        splits[split] = open_tokens([f"{data_dir}/{name}" for name in names])
+        if len(splits[split]) != info["n_tokens"][split]:
+            raise ValueError(
+                f"the split {split} of {data_dir} has {len(splits[split])} tokens, but {INFO_FILE} says "
+                f"{info['n_tokens'][split]}"
+            )
+    return Corpus(vocab, info["cutoffs"][1:-1], splits, is_by_character(info["dataset"], vocab))
 
 
 # ------------------------------------------------------------------------------------------ tokens -> batches
@@ -221,7 +379,8 @@ def segments(tokens, batch_size, tgt_len, start=0, repeat=False, drop_remainder=
         7 8 9 10 | 11 12 13      tokens [[4, 5], [11, 12]]              labels [[5, 6], [12, 13]]
 
     Args:
-        tokens: integer array `[n]`. An `np.memmap` is read piece by piece, any other array is held in memory.
+        tokens: integer array `[n]`. An `np.memmap` or `StoredTokens` is read piece by piece, any other array is held
+            in memory.
         batch_size: B, over all replicas.
         tgt_len: T.
         start: index of the batch to begin with, to resume; with `repeat`, it may lie past the first epoch.
@@ -239,9 +398,9 @@ def segments(tokens, batch_size, tgt_len, start=0, repeat=False, drop_remainder=
     n_batch = num_segments(len(tokens), batch_size, tgt_len, drop_remainder)
     if start < 0 or (start > n_batch and not repeat):
         raise ValueError(f"start must be in [0, {n_batch}], the number of batches, got {start}")
-    rows = tokens[: len(tokens) // batch_size * batch_size].reshape(batch_size, -1)  # [B, S]
-    read_columns = _column_reader(rows)
-    one_length = drop_remainder or (rows.shape[1] - 1) % tgt_len == 0
+    n_column = len(tokens) // batch_size  # S
+    read_columns = _column_reader(tokens, batch_size, n_column)
+    one_length = drop_remainder or (n_column - 1) % tgt_len == 0
 
     def segment(i):
         window = read_columns(i * tgt_len, (i + 1) * tgt_len + 1)  # [B, T + 1]; shorter where the rows end
@@ -254,15 +413,38 @@ def segments(tokens, batch_size, tgt_len, start=0, repeat=False, drop_remainder=
     return order.map(segment).prefetch(tf.data.AUTOTUNE)
 
 
-def _column_reader(rows):
-    """A function of tensors `(begin, end) -> rows[:, begin:end]`, int32, that embeds no array in a graph."""
-    if isinstance(rows, np.memmap):
-        return lambda begin, end: tf.numpy_function(
-            lambda begin, end: rows[:, begin:end].astype(np.int32), [begin, end], tf.int32
-        )
-    with tf.device("CPU:0"):
-        held = tf.convert_to_tensor(rows)
-    return lambda begin, end: tf.cast(held[:, begin:end], tf.int32)
+def _column_reader(tokens, batch_size, n_column):
+    """A function of tensors `(begin, end) -> columns [B, end - begin]`, int32, that embeds no array in a graph."""
+    if isinstance(tokens, StoredTokens):
+        read = _read_ahead(tokens, batch_size, n_column)
+    else:
+        rows = tokens[: batch_size * n_column].reshape(batch_size, n_column)
+        if not isinstance(rows, np.memmap):
+            with tf.device("CPU:0"):
+                held = tf.convert_to_tensor(rows)
+            return lambda begin, end: tf.cast(held[:, begin:end], tf.int32)
+
+        def read(begin, end):
+            return rows[:, begin:end].astype(np.int32)
+
+    return lambda begin, end: tf.numpy_function(read, [begin, end], tf.int32)
+
+
+def _read_ahead(tokens, batch_size, n_column):
+    """Reads long stretches of all rows at a time, and serves columns from the last ones read."""
+    ahead = 0, np.zeros([batch_size, 0], np.int32)  # of this column on, these
+
+    def read(begin, end):
+        nonlocal ahead
+        first, columns = ahead
+        end = min(end, n_column)
+        if begin < first or end > first + columns.shape[1]:
+            last = min(n_column, max(end, begin + _READ_AHEAD))
+            rows = [tokens[row * n_column + begin : row * n_column + last] for row in range(batch_size)]
+            first, columns = ahead = begin, np.stack(rows).astype(np.int32)
+        return np.ascontiguousarray(columns[:, begin - first : end - first])
+
+    return read
 
 
 def num_segments(n_tokens, batch_size, tgt_len, drop_remainder=False, name="text"):
@@ -289,16 +471,21 @@ def get_bin_sizes(tokens, batch_size, tgt_len, cutoffs):
     tokens = _check_tokens(tokens)
     _check_enough(len(tokens), batch_size, tgt_len, tgt_len)
     n_batch = len(tokens) // batch_size // tgt_len
-    blocks = tokens[: batch_size * n_batch * tgt_len].reshape(batch_size, n_batch, tgt_len)
+    counts = np.zeros([len(cutoffs), n_batch])  # of the tokens of each bin in each segment
+    for row in range(batch_size):
+        blocks = tokens[row * n_batch * tgt_len : (row + 1) * n_batch * tgt_len].reshape(n_batch, tgt_len)
+        for count, (left, right) in zip(counts, itertools.pairwise([*cutoffs, np.inf]), strict=True):
+            count += ((blocks >= left) & (blocks < right)).sum(1)
     bin_sizes = []
-    for left, right in itertools.pairwise([*cutoffs, np.inf]):
-        share = ((blocks >= left) & (blocks < right)).sum((0, 2)) / (batch_size * tgt_len)  # [n_batch]
+    for share in counts / (batch_size * tgt_len):
         size = math.ceil(batch_size * tgt_len * (np.mean(share) + 2.5 * np.std(share)))
         bin_sizes.append(max(8, (size + 4) // 8 * 8))
     return bin_sizes
 
 
 def _check_tokens(tokens):
+    if isinstance(tokens, StoredTokens):
+        return tokens
     tokens = np.asanyarray(tokens)  # a memory map stays one
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         raise ValueError(f"tokens must be a 1-D integer array, got {tokens.dtype} of shape {tokens.shape}")

@@ -91,10 +91,25 @@ class Vocab:
     # ----------------------------------------------------------------------------------------------- building
 
     def count(self, texts):
-        """Counts the symbols of a string or an iterable of strings. No symbol may span two strings."""
-        if self.level != "byte":
-            for text in _as_iterable(texts):
-                self.counter.update(self._tokenize(text))
+        """Counts the symbols of a string or an iterable of strings. No symbol may span two strings.
+
+        Returns:
+            int, the number of ids that `encode` makes of the same texts.
+        """
+        n = 0
+        for text in _as_iterable(texts):
+            if self.level == "byte":
+                n += len(_as_bytes(text))
+                continue
+            symbols = self._tokenize(text)
+            self.counter.update(symbols)
+            n += len(symbols) + self._count_markers(text)
+        return n
+
+    def _count_markers(self, text):
+        lines = text.count("\n")
+        begun = lines + (not text.endswith("\n")) if text else 0
+        return lines * bool(self.eos) + begun * bool(self.bos)
 
     def build(self):
         """Gives ids to the special symbols and to those counted."""
@@ -139,8 +154,7 @@ class Vocab:
         first_line = 1
         for text in texts:
             if self.level == "byte":
-                data = text if isinstance(text, bytes) else text.encode("utf-8")
-                yield np.frombuffer(data, np.uint8).astype(np.int32)
+                yield np.frombuffer(_as_bytes(text), np.uint8).astype(np.int32)
             else:
                 yield self._encode_text(text, name, first_line)
                 first_line += text.count("\n")
@@ -281,6 +295,10 @@ def unescape(line):
     r"""Undoes `escape`. A backslash that begins no escape stands for itself."""
     escapes = r"\\(?:[nrt\\]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"
     return re.sub(escapes, lambda match: match[0].encode().decode("unicode_escape"), line)
+
+
+def _as_bytes(text):
+    return text if isinstance(text, bytes) else text.encode("utf-8")
 
 
 def _as_iterable(texts):

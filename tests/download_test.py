@@ -1,0 +1,197 @@
+"""Tests of `txl_tf.download`: small archives of the public ones' form, served from disk."""
+
+import io
+import os
+import tarfile
+import zipfile
+
+import pytest
+
+from txl_tf import corpus, datasets, download
+
+LM1B = "1-billion-word-language-modeling-benchmark-r13output"
+
+
+def make_zip(folder, name, files):
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        for path, content in files.items():
+            archive.writestr(path, content)
+    return folder.as_uri()
+
+
+def make_tar(folder, name, files):
+    folder.mkdir(exist_ok=True)
+    with tarfile.open(folder / name, "w:gz") as archive:
+        for path, content in files.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return folder.as_uri()
+
+
+def files_in(folder):
+    return {
+        os.path.relpath(os.path.join(parent, name), folder) for parent, _, names in os.walk(folder) for name in names
+    }
+
+
+# ----------------------------------------------------------------------------------------- the original's rules
+
+
+def test_enwik8_is_byte_values_with_its_newlines_left(tmp_path):
+    url = make_zip(tmp_path / "web", "enwik8.zip", {"enwik8": b"a\nb<\xc3\xa9 cd\n"})
+    download.fetch("enwik8", tmp_path / "data", url, num_test_chars=3)
+    assert (tmp_path / "data/train.txt").read_bytes() == b"97 \n 98 60"
+    assert (tmp_path / "data/valid.txt").read_bytes() == b"195 169 32"
+    assert (tmp_path / "data/test.txt").read_bytes() == b"99 100 \n"
+    made = corpus.prepare(tmp_path / "data", "enwik8")
+    assert made.vocab.symbols == ["97", "98", "60", "195", "169", "32", "99", "100"]
+    assert made.splits["train"].tolist() == [0, 1, 2]  # the original drops newlines, too
+    assert made.by_character
+
+
+def test_text8_is_letters_and_underscores_without_spaces_at_the_ends_of_the_splits(tmp_path):
+    url = make_zip(tmp_path / "web", "text8.zip", {"text8": b" ab c d efg h "})
+    download.fetch("text8", tmp_path / "data", url, num_test_chars=4)
+    assert (tmp_path / "data/train.txt").read_bytes() == b"a b _ c"
+    assert (tmp_path / "data/valid.txt").read_bytes() == b"d _ e f"
+    assert (tmp_path / "data/test.txt").read_bytes() == b"g _ h"
+    made = corpus.prepare(tmp_path / "data", "text8")
+    assert made.vocab.decode(made.splits["valid"]) == "d _ e f"
+    assert made.by_character
+
+
+def test_bytes_are_spelt_alike_over_the_blocks(tmp_path):
+    data = bytes(range(97, 107)) * 250_000
+    url = make_zip(tmp_path / "web", "text8.zip", {"text8": data})
+    download.fetch("text8", tmp_path / "data", url, num_test_chars=10)
+    assert (tmp_path / "data/train.txt").read_bytes().replace(b" ", b"") == data[:-20]
+    assert (tmp_path / "data/train.txt").stat().st_size == 2 * (len(data) - 20) - 1
+
+
+@pytest.mark.parametrize(
+    ("dataset", "make", "archive", "member", "words"),
+    [
+        ("wt2", make_zip, "wikitext-2-v1.zip", "wikitext-2/wiki.{}.tokens", ["b", "a", "B"]),
+        ("wt103", make_zip, "wikitext-103-v1.zip", "wikitext-103/wiki.{}.tokens", ["b", "B", "a"]),
+        ("ptb", make_tar, "simple-examples.tgz", "./simple-examples/data/ptb.{}.txt", ["b", "a"]),
+    ],
+)
+def test_word_level_archives(tmp_path, dataset, make, archive, member, words):
+    texts = {"train": b"B a b\n\nb\n", "valid": b"a\n", "test": b"b"}
+    url = make(tmp_path / "web", archive, {"README": b"", **{member.format(s): text for s, text in texts.items()}})
+    made = corpus.prepare(tmp_path / "data", dataset, download=True, download_url=url + "/")
+    for split, text in texts.items():
+        assert (tmp_path / f"data/{split}.txt").read_bytes() == text
+    assert made.vocab.symbols == ["<eos>", *words]
+    assert files_in(tmp_path / "data") == {
+        archive, "train.txt", "valid.txt", "test.txt", "train.npy", "valid.npy", "test.npy", "vocab.txt",
+        "corpus-info.json",
+    }  # fmt: skip
+
+
+def test_lm1b_takes_the_training_shards_and_the_first_held_out_one(tmp_path):
+    train, held_out = "training-monolingual.tokenized.shuffled", "heldout-monolingual.tokenized.shuffled"
+    url = make_tar(
+        tmp_path / "web",
+        f"{LM1B}.tar.gz",
+        {
+            f"{LM1B}/{train}/news.en-00002-of-00100": b"c\n",
+            f"{LM1B}/{train}/news.en-00001-of-00100": b"a\na b\n",
+            f"{LM1B}/{held_out}/news.en.heldout-00001-of-00050": b"no\n",
+            f"{LM1B}/{held_out}/news.en.heldout-00000-of-00050": b"b\n",
+            f"{LM1B}/README": b"",
+        },
+    )
+    (tmp_path / "web/1b_word_vocab.txt").write_text("<S> 9\n<UNK> 5\na 2\nb 1\n")
+    made = corpus.prepare(tmp_path / "data", "lm1b", download=True, download_url=url)
+    assert (tmp_path / "data" / os.path.dirname(datasets.LM1B_SHARDS) / "news.en-00001-of-00100").exists()
+    assert sorted(made.splits["train"][:7]) == [0, 0, 0, 0, 2, 2, 3]
+    assert made.splits["train"][7:].tolist() == [0, 1, 0]
+    assert made.splits["valid"].tolist() == made.splits["test"].tolist() == [0, 3, 0]
+    assert not any("heldout" in path or "README" in path for path in files_in(tmp_path / "data"))
+
+
+# -------------------------------------------------------------------------------------------------- what can go wrong
+
+
+def test_what_is_there_is_not_fetched_again(tmp_path):
+    data = tmp_path / "data"
+    url = make_zip(tmp_path / "web", "enwik8.zip", {"enwik8": b"abcde"})
+    download.fetch("enwik8", data, url, num_test_chars=1)
+    (tmp_path / "web/enwik8.zip").unlink()
+    (data / "train.txt").unlink()
+    download.fetch("enwik8", data, url, num_test_chars=1)  # the archive is there
+    assert (data / "train.txt").read_bytes() == b"97 98 99"
+    (data / "enwik8.zip").unlink()
+    download.fetch("enwik8", data, url)  # the text is there
+    (data / "test.txt").unlink()
+    with pytest.raises(
+        OSError, match=r"cannot fetch file:.*/web/enwik8.zip: .*\n.*put enwik8.zip into .*--download_url"
+    ):
+        download.fetch("enwik8", data, url)
+
+
+def test_a_download_that_was_cut_short_is_not_taken_for_the_archive(tmp_path):
+    url = make_zip(tmp_path / "web", "enwik8.zip", {"enwik8": b"abcde"})
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/enwik8.zip.tmp").write_bytes(b"PK")
+    download.fetch("enwik8", tmp_path / "data", url, num_test_chars=1)
+    assert files_in(tmp_path / "data") == {"enwik8.zip", "train.txt", "valid.txt", "test.txt"}
+
+
+@pytest.mark.parametrize("evil", ["../evil.txt", "/tmp/evil.txt", "wikitext-2/../../wiki.train.tokens"])
+def test_no_file_lands_outside_the_folder(tmp_path, evil):
+    names = [f"wikitext-2/wiki.{split}.tokens" for split in ("train", "valid", "test")]
+    url = make_zip(tmp_path / "web", "wikitext-2-v1.zip", {evil: b"evil\n", **dict.fromkeys(names, b"a\n")})
+    download.fetch("wt2", tmp_path / "data", url)
+    assert files_in(tmp_path) == {
+        "web/wikitext-2-v1.zip", "data/wikitext-2-v1.zip", "data/train.txt", "data/valid.txt", "data/test.txt",
+    }  # fmt: skip
+    assert (tmp_path / "data/train.txt").read_bytes() == b"a\n"
+
+
+def test_links_in_an_archive_are_not_followed(tmp_path):
+    (tmp_path / "web").mkdir()
+    with tarfile.open(tmp_path / "web/simple-examples.tgz", "w:gz") as archive:
+        for split in ("train", "valid", "test"):
+            member = tarfile.TarInfo(f"simple-examples/data/ptb.{split}.txt")
+            member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            archive.addfile(member)
+    with pytest.raises(ValueError, match="simple-examples.tgz is not the archive of dataset 'ptb': it lacks"):
+        download.fetch("ptb", tmp_path / "data", (tmp_path / "web").as_uri())
+    assert files_in(tmp_path / "data") == {"simple-examples.tgz"}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "archive", "content", "message"),
+    [
+        ("wt2", "wikitext-2-v1.zip", b"PK nothing", "wikitext-2-v1.zip is not a whole archive: .* Remove it"),
+        ("ptb", "simple-examples.tgz", b"nothing", "simple-examples.tgz is not a whole archive: .* Remove it"),
+    ],
+)
+def test_a_broken_archive_is_named(tmp_path, dataset, archive, content, message):
+    (tmp_path / archive).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        download.fetch(dataset, tmp_path)
+
+
+def test_an_archive_of_something_else_is_named(tmp_path):
+    make_zip(tmp_path, "wikitext-2-v1.zip", {"wikitext-2/wiki.train.tokens": b"a\n"})
+    with pytest.raises(ValueError, match="it lacks wikitext-2/wiki.test.tokens, wikitext-2/wiki.valid.tokens"):
+        download.fetch("wt2", tmp_path)
+    make_zip(tmp_path, "text8.zip", {"readme": b""})
+    with pytest.raises(ValueError, match="text8.zip is not the archive of dataset 'text8': it lacks text8"):
+        download.fetch("text8", tmp_path)
+    make_zip(tmp_path, "enwik8.zip", {"enwik8": b"abcd"})
+    with pytest.raises(ValueError, match=r"enwik8.zip has 4 bytes of text, too few to hold out 2 \* 5000000"):
+        download.fetch("enwik8", tmp_path)
+    assert files_in(tmp_path) == {"wikitext-2-v1.zip", "text8.zip", "enwik8.zip"}
+
+
+def test_bad_arguments_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="download is for the datasets enwik8, .*, lm1b, got 'text'"):
+        download.fetch("text", tmp_path)
+    with pytest.raises(ValueError, match="download needs a local data_dir, got gs://bucket/x"):
+        download.fetch("wt2", "gs://bucket/x")

@@ -1,0 +1,59 @@
+"""Tests of `tools/prepare_data.py`, as a program."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from txl_tf import corpus
+
+PROGRAM = Path(__file__).parents[1] / "tools" / "prepare_data.py"
+
+
+def run(*flags):
+    return subprocess.run([sys.executable, PROGRAM, *flags], capture_output=True, text=True)
+
+
+def write_splits(folder):
+    for split, text in (("train", "a b\na\n"), ("valid", "b\n"), ("test", "a\n")):
+        (folder / f"{split}.txt").write_text(text)
+    return folder
+
+
+def test_the_originals_command_prepares_a_folder_and_then_finds_it_done(tmp_path):
+    flags = [
+        f"--data_dir={write_splits(tmp_path)}/", "--dataset=wt103", "--tgt_len=384", "--per_host_train_bsz=128",
+        "--per_host_valid_bsz=128", "--num_core_per_host=16", "--num_passes=10", "--use_tpu=True",
+    ]  # fmt: skip
+    result = run(*flags)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1].endswith("/: 3 symbols, cutoffs []; tokens: 5 train, 2 valid, 2 test")
+    assert corpus.load_corpus(tmp_path).splits["train"].tolist() == [1, 2, 0, 1, 0]
+    result = run(*flags[:2], "--per_host_test_bsz=8", "--tgt_len=128", "--num_passes=1", "--use_tpu=False")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-2] == f"{tmp_path} is prepared already"
+
+
+def test_text_flags_reach_the_library(tmp_path):
+    for name, text in (("a.txt", "B b c\n"), ("b.txt", "a b\nb b\n")):
+        (tmp_path / name).write_text(text)
+    result = run(
+        f"--data_path={tmp_path}/a.txt,{tmp_path}/b.txt", f"--data_dir={tmp_path}/made", "--dataset=text",
+        "--level=word", "--lower_case", "--max_size=2", "--min_freq=1", "--valid_fraction=0.3", "--cutoffs=1,2",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    made = corpus.load_corpus(tmp_path / "made")
+    assert made.vocab.symbols == ["<eos>", "<unk>", "b", "c"]
+    assert made.cutoffs == [1, 2]
+    np.testing.assert_array_equal(made.splits["train"], [2, 2, 3, 0, 1, 2, 0])
+    np.testing.assert_array_equal(made.splits["valid"], [2, 2, 0])
+
+
+def test_an_error_is_a_sentence_and_no_traceback(tmp_path):
+    result = run(f"--data_dir={tmp_path}", "--dataset=wt2")
+    assert result.returncode == 1
+    assert (
+        f"prepare_data.py: there is no file {tmp_path}/train.txt. Dataset 'wt2' needs it; tools/prep" in result.stderr
+    )
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,58 @@
+"""Tests of `txl_tf.token_files`."""
+
+import numpy as np
+import pytest
+
+from txl_tf import token_files
+
+
+def write_tokens(path, pieces, n_symbols=300):
+    writer = token_files.TokenWriter(str(path), n_symbols)
+    for piece in pieces:
+        writer.add(piece)
+    writer.close()
+    return str(path)
+
+
+def test_a_token_file_is_an_npy_file_of_all_that_was_added(tmp_path):
+    path = write_tokens(tmp_path / "a.npy", [[1, 2], [], np.array([299])])
+    assert np.load(path).dtype == np.uint16
+    assert np.load(path).tolist() == [1, 2, 299]
+
+
+def test_an_unclosed_file_holds_no_token(tmp_path):
+    writer = token_files.TokenWriter(str(tmp_path / "a.npy"), 300)
+    writer.add([1, 2])
+    assert np.load(tmp_path / "a.npy").tolist() == []
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_slices_are_those_of_the_joined_array(tmp_path, scheme):
+    pieces = [np.arange(5), np.arange(5, 6), np.arange(6, 20)]
+    paths = [scheme + write_tokens(tmp_path / f"{i}.npy", [piece]) for i, piece in enumerate(pieces)]
+    tokens, expected = token_files.open_tokens(paths), np.arange(20)
+    assert len(tokens) == 20
+    np.testing.assert_array_equal(np.asarray(tokens), expected)
+    for first in (None, 0, 3, 5, 6, 19, 20, 25, -3):
+        for last in (None, 0, 4, 5, 6, 7, 20, 99, -1):
+            np.testing.assert_array_equal(tokens[first:last], expected[first:last])
+            assert tokens[first:last].dtype == np.uint16
+
+
+@pytest.mark.parametrize("index", [3, slice(0, 4, 2)])
+def test_only_plain_slices_are_read(index):
+    with pytest.raises(TypeError, match=r"stored tokens are read as tokens\[begin:end\]"):
+        token_files.StoredTokens([np.arange(5)])[index]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_files_that_are_not_whole_are_refused(tmp_path, scheme):
+    path = write_tokens(tmp_path / "a.npy", [[1, 2, 3]])
+    (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-1])
+    with pytest.raises(ValueError, match="a.npy is not a whole token file"):
+        token_files.open_tokens([scheme + path])
+    (tmp_path / "a.npy").write_bytes(b"1 2 3")
+    with pytest.raises(ValueError, match="a.npy is not a whole token file"):
+        token_files.open_tokens([scheme + path])
+    with pytest.raises(FileNotFoundError, match="no token file .*b.npy"):
+        token_files.open_tokens([f"{scheme}{tmp_path}/b.npy"])
