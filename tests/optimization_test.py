@@ -195,6 +195,18 @@ def test_two_replicas_train_as_one_under_xla(two_replicas, one_replica_s_run):
     np.testing.assert_allclose(logs.rows, one_replica_s_run["logs"][:3], rtol=1e-5)
 
 
+def test_gradient_norm_of_a_plain_optimizer_is_that_of_the_averaged_gradient(two_replicas):
+    """Not the mean over replicas of the norms of their shares of it."""
+    norms = []
+    for strategy in (tf.distribute.get_strategy(), two_replicas):
+        with strategy.scope():
+            lm = make_lm()
+            lm.compile("sgd")
+        randomise(lm)
+        norms.append(lm.fit(batches(n=1), verbose=0).history["grad_norm"])
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
+
+
 def test_rows_that_do_not_divide_among_the_replicas_are_an_error(two_replicas):
     with two_replicas.scope():
         lm = make_lm()

@@ -200,16 +200,21 @@ class TransformerXLLM(keras.Model):
 
     # -------------------------------------------------------------------------------------- training, evaluation
 
-    def compile(self, optimizer, *, jit_compile=False, steps_per_execution=1, **kwargs):
-        """Configures `fit` and `evaluate`.
+    def compile(self, optimizer, *, jit_compile=False, steps_per_execution=1, run_eagerly=False):
+        """Configures `fit` and `evaluate`. The loss is the model's own.
 
         Args:
             optimizer: from `make_optimizer`, or any Keras optimizer (which is then not clipped as the original's).
             jit_compile: compile forward and backward pass with XLA.
             steps_per_execution: training steps in one call of the compiled graph.
-            **kwargs: further arguments of `keras.Model.compile`. The loss is the model's own.
+            run_eagerly: run the steps without a graph, for debugging.
         """
-        super().compile(optimizer=optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution, **kwargs)
+        super().compile(
+            optimizer=optimizer,
+            jit_compile=jit_compile,
+            steps_per_execution=steps_per_execution,
+            run_eagerly=run_eagerly,
+        )
 
     def get_compile_config(self):
         if not self.compiled:
@@ -279,12 +284,16 @@ class TransformerXLLM(keras.Model):
         """
         tokens, labels = data
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        seed = tf.stack([self.network.seed + replica, tf.cast(self.optimizer.iterations, tf.int32)])
+        seed = tf.stack([self.network.seed % 2**31 + replica, tf.cast(self.optimizer.iterations, tf.int32)])
         loss_and_gradients = self._compiled_gradients or self._loss_and_gradients
         loss, grads, new_mems = loss_and_gradients(tokens, labels, mems, seed)
         self.optimizer.apply(grads, self.trainable_variables)
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)  # of a loss-scaling optimizer
-        logs = {"loss": loss, "grad_norm": getattr(optimizer, "gradient_norm", tf.linalg.global_norm(grads))}
+        if hasattr(optimizer, "gradient_norm"):
+            norm = optimizer.gradient_norm
+        else:
+            norm = tf.linalg.global_norm(tf.distribute.get_replica_context().all_reduce("SUM", grads))
+        logs = {"loss": loss, "grad_norm": norm}
         self._loss_tracker.update_state(loss, sample_weight=tf.size(labels))
         self.gradient_norm_tracker.update_state(logs["grad_norm"])
         return logs, new_mems
