@@ -2,9 +2,18 @@
 
     python train.py --flagfile=configs/quickstart.cfg
     python train.py --dataset=text --data_path=my.txt --level=char --model_dir=runs/my
+    python train.py --data_dir=data/wikitext-103 --model_dir=runs/wt103 ...           (see tools/prepare_data.py)
+    python train.py --model_dir=runs/my --do_train=False --do_eval --eval_path=other.txt
 
 The flags are those of the original program where it has them, with its names, defaults and meaning. Training a
-folder that holds checkpoints goes on from the latest.
+folder that holds checkpoints goes on from the latest. Evaluation takes the model from the run's config.json; flags
+that are given count more, such as --mem_len, --clamp_len and --same_length.
+
+  data          data_dir, or dataset with data_path, level, valid_fraction, min_freq, max_size, lower_case, cutoffs
+  run           model_dir do_train do_eval eval_split eval_path eval_ckpt_path token_nll warm_start_path seed ...
+  training      learning_rate warmup_steps min_lr_ratio clip optimizer train_steps train_batch_size save_steps ...
+  model         n_layer d_model d_embed n_head d_head d_inner dropout dropatt tgt_len mem_len untie_r div_val ...
+  machine       strategy mixed_precision jit_compile steps_per_execution
 """
 
 import os
@@ -14,26 +23,35 @@ from absl import app, flags, logging
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 
-from txl_tf import corpus, distribution, training
+from txl_tf import datasets, distribution, optimization, runs, training
 
 # Data
-flags.DEFINE_enum("dataset", "text", corpus.DATASETS, "What to train on: your own text, Python's manual (pydoc), ...")
+flags.DEFINE_string("data_dir", None, "Folder of a corpus that tools/prepare_data.py prepared.")
+flags.DEFINE_string("corpus_info_path", None, "The corpus-info.json of a prepared corpus, if it is not in data_dir.")
+flags.DEFINE_enum(
+    "dataset", None, datasets.DATASETS, "Text to prepare in memory: your own, Python's manual (pydoc) ..."
+)
 flags.DEFINE_list("data_path", None, "The text: UTF-8 file(s), comma-separated; for ptb, enwik8, ... their folder.")
-flags.DEFINE_enum("level", "char", corpus.LEVELS, "What a token of your own text is.")
+flags.DEFINE_enum("level", "char", datasets.LEVELS, "What a token of your own text is.")
 flags.DEFINE_float("valid_fraction", 0.05, "Share of your own text, at its end, that is held out for validation.")
+flags.DEFINE_integer("min_freq", 0, "Symbols of your own text that are rarer become <unk>.")
+flags.DEFINE_integer("max_size", None, "Number of most frequent symbols of your own text to keep; others are <unk>.")
 flags.DEFINE_bool("lower_case", False, "Lower-case your own text.")
 flags.DEFINE_list("cutoffs", None, "First word of each bin but the first of the adaptive softmax, as 20000,40000.")
 
 # Run
-flags.DEFINE_string(
-    "model_dir", None, "Folder of the run: checkpoints, vocabulary, log.csv, TensorBoard.", required=True
-)
+flags.DEFINE_string("model_dir", None, "Folder of the run: checkpoints, vocabulary, log.csv, curves. Required.")
 flags.DEFINE_bool("do_train", True, "Train.")
 flags.DEFINE_bool("do_eval", False, "Evaluate eval_split, after training if that is done too.")
+flags.DEFINE_bool("do_eval_only", False, "Evaluate without training, as --do_train=False --do_eval.")
 flags.DEFINE_string("eval_split", "valid", "Split to evaluate: train, valid or test.")
-flags.DEFINE_string("eval_ckpt_path", None, "Checkpoint to evaluate, rather than the latest of model_dir.")
-flags.DEFINE_string("warm_start_path", None, "Checkpoint whose weights a new run starts from.")
+flags.DEFINE_string("eval_path", None, "Text file to evaluate instead of a split, in the vocabulary of the run.")
+flags.DEFINE_string("eval_ckpt_path", None, "Checkpoint to evaluate, rather than the latest; the original's will do.")
+flags.DEFINE_string(
+    "token_nll", None, "File to write every evaluated token to, with its nll, in the order of the text."
+)
 flags.DEFINE_integer("max_eval_batch", -1, "Batches to evaluate; -1 for all.")
+flags.DEFINE_string("warm_start_path", None, "Checkpoint whose weights a new run starts from; the original's will do.")
 flags.DEFINE_integer("seed", 0, "Seed of the initial weights and of dropout.")
 
 # Training
@@ -41,6 +59,9 @@ flags.DEFINE_float("learning_rate", 2.5e-4, "Highest learning rate.")
 flags.DEFINE_float("clip", 0.25, "Largest global norm of the gradients.")
 flags.DEFINE_float("min_lr_ratio", 0.004, "Last learning rate as a share of the highest; cosine in between.")
 flags.DEFINE_integer("warmup_steps", 0, "Steps of linear warm-up.")
+flags.DEFINE_enum("optimizer", "adam", list(optimization.OPTIMIZERS), "adam is the original's.")
+flags.DEFINE_float("weight_decay", 0.0, "Weight decay of adamw and lamb.")
+flags.DEFINE_float("ema", 0.0, "Momentum of a moving average of the weights, as 0.999, that is evaluated in the end.")
 flags.DEFINE_integer("train_batch_size", 60, "Rows of a training batch, over all devices.")
 flags.DEFINE_integer("eval_batch_size", 60, "Rows of an evaluation batch, over all devices.")
 flags.DEFINE_integer("train_steps", 100000, "Training steps in all.")
@@ -76,25 +97,59 @@ flags.DEFINE_enum("mixed_precision", "float32", list(training.PRECISIONS), "Type
 flags.DEFINE_bool("jit_compile", False, "Compile the training step with XLA.")
 flags.DEFINE_integer("steps_per_execution", 1, "Steps in one call of the compiled graph.")
 
+# Flags of the original's programs that have nothing left to say.
+NO_EFFECT = {
+    "the prepared corpus says it": ["record_info_dir"],
+    "--strategy takes its place": ["num_core_per_host", "num_hosts", "use_tpu", "master"],
+    "embedding and softmax are always tied": ["tie_weight"],
+    "as in the original": ["do_test", "start_eval_steps", "track_mean"],
+}
+for reason, names in NO_EFFECT.items():
+    for name in names:
+        flags.DEFINE_string(name, None, f"No effect: {reason}.")
+flags.DEFINE_alias("num_host", "num_hosts")  # as some of the original's scripts write it
+
+flags.mark_flag_as_required("model_dir")
 flags.register_validator(
     "cutoffs", lambda cutoffs: not cutoffs or all(c.isdigit() for c in cutoffs), "must be integers, as 20000,40000"
 )
 
-DATA = "dataset data_path level valid_fraction lower_case"
+DATA = "dataset data_path level valid_fraction min_freq max_size lower_case"
 MODEL = (
     "mem_len same_length clamp_len n_layer d_model d_embed n_head d_head d_inner dropout dropatt untie_r div_val "
     "proj_share_all_but_first proj_same_dim init init_std proj_init_std init_range"
 )
-OPTIMIZER = "learning_rate clip min_lr_ratio warmup_steps"
-RUN = (
-    "model_dir do_train do_eval eval_split eval_ckpt_path warm_start_path max_eval_batch seed train_batch_size "
-    "eval_batch_size train_steps iterations save_steps max_to_keep tgt_len strategy mixed_precision jit_compile "
+OPTIMIZER = "learning_rate clip min_lr_ratio warmup_steps optimizer weight_decay ema"
+TRAINING = (
+    "do_eval warm_start_path train_batch_size train_steps iterations save_steps max_to_keep jit_compile "
     "steps_per_execution"
 )
+EVALUATION = "eval_split eval_batch_size max_eval_batch token_nll"
+MACHINE = "strategy mixed_precision seed"
 
 
-def values(names):
-    return {name: flags.FLAGS[name].value for name in names.split()}
+def values(names, given_only=False):
+    chosen = {name: flags.FLAGS[name] for name in names.split()}
+    return {name: flag.value for name, flag in chosen.items() if flag.present or not given_only}
+
+
+def data_arguments():
+    """Which corpus: `data_dir` alone, or the arguments of `build_corpus`; empty where no flag says."""
+    folder = os.path.dirname(flags.FLAGS.corpus_info_path or "") or flags.FLAGS.data_dir
+    if folder and flags.FLAGS.dataset:
+        raise ValueError("give either --data_dir, of a prepared corpus, or --dataset and its text")
+    if folder:
+        return {"data_dir": folder}
+    if not (flags.FLAGS.dataset or flags.FLAGS.data_path):
+        return {}
+    cutoffs = flags.FLAGS.cutoffs
+    arguments = {**values(DATA), "cutoffs": cutoffs if cutoffs is None else [int(cutoff) for cutoff in cutoffs]}
+    return {**arguments, "dataset": arguments["dataset"] or "text"}
+
+
+def has_config():
+    """Whether the run says itself what its model is; that of the original program does not."""
+    return os.path.exists(os.path.join(flags.FLAGS.model_dir, runs.CONFIG_FILE))
 
 
 def main(argv):
@@ -102,14 +157,23 @@ def main(argv):
         sys.exit(f"train.py: unexpected arguments: {' '.join(argv[1:])}")
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
-    cutoffs = flags.FLAGS.cutoffs
     try:
-        training.train_and_evaluate(
-            data={**values(DATA), "cutoffs": cutoffs and [int(c) for c in cutoffs]},
-            model=values(MODEL),
-            optimizer=values(OPTIMIZER),
-            **values(RUN),
-        )
+        if flags.FLAGS.do_train and not flags.FLAGS.do_eval_only:
+            training.train_and_evaluate(
+                data=data_arguments(),
+                model=values(MODEL),
+                optimizer=values(OPTIMIZER),
+                **values(f"model_dir tgt_len {TRAINING} {EVALUATION} {MACHINE}"),
+            )
+        elif flags.FLAGS.do_eval or flags.FLAGS.do_eval_only:
+            training.evaluate_run(
+                data=data_arguments(),
+                model=values(MODEL, given_only=True) if has_config() else values(MODEL),
+                **values("tgt_len", given_only=True),
+                **values(f"model_dir eval_path eval_ckpt_path {EVALUATION} {MACHINE}"),
+            )
+        else:
+            raise ValueError("nothing to do: --do_train and --do_eval are both False")
     except (ValueError, OSError) as error:
         if flags.FLAGS["verbosity"].present:
             raise

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from txl_tf import training
+from txl_tf.vocabulary import unescape
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,6 +50,10 @@ def run(tmp_path, text, **changes):
     return training.train_and_evaluate(**arguments)
 
 
+def evaluate(tmp_path, **arguments):
+    return training.evaluate_run(str(tmp_path / "run"), eval_batch_size=2, **arguments)
+
+
 def log_rows(tmp_path):
     with open(tmp_path / "run" / "log.csv") as file:
         return list(csv.DictReader(file))
@@ -76,7 +81,7 @@ def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabulary(tmp_path, text,
         1e-2 * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 57 / 58)))
     )
     assert results["valid"] < float(rows[1]["val_loss"])
-    assert f"valid: loss {results['valid']:.4f} nats | bpc {results['valid'] / math.log(2):.4f}" in printed
+    assert f"valid: loss {results['valid']:.6f} nats | bpc {results['valid'] / math.log(2):.4f}" in printed
     assert printed.count("tokens/s") == 4 and str(tmp_path / "run") in printed
 
     folder = tmp_path / "run"
@@ -123,13 +128,47 @@ def test_a_finished_run_is_evaluated_and_not_trained(tmp_path, text, capsys):
 
 def test_evaluation_takes_the_checkpoint_and_settings_it_is_told(tmp_path, text):
     final = run(tmp_path, text)["valid"]
-    evaluate = {"do_train": False, "do_eval": True}
-    assert run(tmp_path, text, **evaluate)["valid"] == final
-    early = str(tmp_path / "run" / "ckpt-6")
-    assert run(tmp_path, text, **evaluate, eval_ckpt_path=early)["valid"] > final
-    other = run(tmp_path, text, **evaluate, model={"mem_len": 20, "same_length": True, "clamp_len": 9}, tgt_len=3)
+    assert evaluate(tmp_path)["valid"] == final
+    assert evaluate(tmp_path, eval_ckpt_path=str(tmp_path / "run" / "ckpt-6"))["valid"] > final
+    other = evaluate(tmp_path, model={"mem_len": 20, "same_length": True, "clamp_len": 9}, tgt_len=3)
     assert other["valid"] == pytest.approx(final, rel=0.05) and other["valid"] != final
-    assert set(run(tmp_path, text, **evaluate, eval_split="train", max_eval_batch=3)) == {"train"}
+    assert set(evaluate(tmp_path, eval_split="train", max_eval_batch=3)) == {"train"}
+
+
+def test_evaluation_of_a_file_uses_the_vocabulary_of_the_run_and_writes_every_token(tmp_path, text):
+    run(tmp_path, text)
+    other = tmp_path / "other.txt"
+    other.write_text("so the cat and the mat\n")
+    tokens_file = tmp_path / "tokens.tsv"
+    arguments = {"eval_path": str(other), "tgt_len": 5, "max_eval_batch": 4}
+    mean = evaluate(tmp_path, **arguments, token_nll=str(tokens_file))[str(other)]
+    assert mean == pytest.approx(evaluate(tmp_path, **arguments)[str(other)], rel=1e-6)
+    lines = [line.split("\t") for line in tokens_file.read_text().splitlines()]
+    predicted = "o the cat " + "nd the mat"  # of two rows of 11 tokens all but the first
+    assert "".join(unescape(token) for token, _ in lines) == predicted
+    assert np.mean([float(nll) for _, nll in lines]) == pytest.approx(mean, abs=1e-5)
+
+
+def test_evaluation_refuses_a_corpus_of_another_vocabulary(tmp_path, text):
+    run(tmp_path, text)
+    with pytest.raises(ValueError, match=r"another vocabulary \(103 symbols\) than the run .* \(14 symbols\)"):
+        evaluate(tmp_path, data={"dataset": "pydoc"})
+
+
+def test_the_average_of_the_weights_is_evaluated_and_training_goes_on_from_the_weights_themselves(tmp_path, text):
+    options = {"optimizer": {"ema": 0.5}, "train_steps": 6, "iterations": 3, "save_steps": 3}
+    averaged = run(tmp_path, text, **options)["valid"]
+    own = evaluate(tmp_path)["valid"]
+    assert averaged != own
+    assert evaluate(tmp_path, eval_ckpt_path=str(tmp_path / "run" / "ema" / "ckpt-6"))["valid"] == averaged
+    assert run(tmp_path, text, **options)["valid"] == averaged
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_other_optimizers_train(tmp_path, text, optimizer):
+    run(tmp_path, text, optimizer={"optimizer": optimizer, "weight_decay": 0.01})
+    losses = [float(row["loss"]) for row in log_rows(tmp_path)]
+    assert losses[-1] < losses[0]
 
 
 def test_warm_start_takes_the_weights_and_a_fresh_optimizer(tmp_path, text):
@@ -160,7 +199,7 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(tmp_path, text):
         ({"model": {"mem_len": -1}}, "mem_len must not be negative, got -1"),
         ({"model": {"init": "zeros"}}, "init must be .* got 'zeros'"),
         ({"data": {"cutoffs": [5, 3]}}, r"cutoffs must increase .* got \[5, 3\]"),
-        ({"data": {"cutoffs": [3, 500]}}, r"cutoffs must .* n_token=\d+, got \[3, 500\]"),
+        ({"data": {"cutoffs": [3, 500]}}, r"cutoffs must .* 14, .* got \[3, 500\]"),
         (
             {"data": {"cutoffs": [3, 5, 7]}, "model": {"div_val": 4}},
             "div_val=4 divides d_embed=16 down to width 0 in bin 3",
@@ -172,8 +211,9 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(tmp_path, text):
         ({"train_batch_size": 3000}, "the train split has 4275 tokens: batch_size=3000"),
         ({"eval_batch_size": 200}, "the valid split has 225 tokens: batch_size=200"),
         ({"eval_split": "test", "do_eval": True}, "eval_split must be one of train, valid, got 'test'"),
-        ({"do_train": False, "do_eval": True}, "holds no checkpoint to evaluate"),
-        ({"do_train": False, "do_eval": True, "eval_ckpt_path": "/no/ckpt-1"}, "no checkpoint at /no/ckpt-1"),
+        ({"warm_start_path": "/no/ckpt-1"}, "no checkpoint at /no/ckpt-1"),
+        ({"optimizer": {"optimizer": "sgd"}}, "optimizer must be one of adam, adamw, lamb, got 'sgd'"),
+        ({"optimizer": {"weight_decay": 0.1}}, "weight_decay must be .* got 0.1 for adam"),
         ({"optimizer": {"warmup_steps": 12}}, r"warmup_steps must lie in \[0, train_steps=12\), got 12"),
         ({"optimizer": {"clip": 0.0}}, "clip must be positive"),
         ({"tgt_len": 0}, "tgt_len must be at least 1, got 0"),
@@ -183,6 +223,16 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(tmp_path, text):
 def test_bad_input_is_one_clear_error(tmp_path, text, changes, message):
     with pytest.raises(ValueError, match=message):
         run(tmp_path, text, **changes)
+
+
+def test_evaluation_without_a_checkpoint_is_an_error(tmp_path, text):
+    with pytest.raises(ValueError, match="run holds no checkpoint"):
+        evaluate(tmp_path)
+    run(tmp_path, text)
+    with pytest.raises(ValueError, match="no checkpoint at /no/ckpt-1"):
+        evaluate(tmp_path, eval_ckpt_path="/no/ckpt-1")
+    with pytest.raises(ValueError, match="eval_split must be one of train, valid, got 'test'"):
+        evaluate(tmp_path, eval_split="test")
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path, text):
@@ -202,7 +252,7 @@ def test_a_folder_of_another_configuration_is_refused_and_kept(tmp_path, text):
 def test_a_checkpoint_of_another_shape_names_the_variable_and_both_shapes(tmp_path, text):
     run(tmp_path, text)
     with pytest.raises(ValueError, match=r"layer_1/kernel is \[16, 16\] in the checkpoint and \[16, 32\] in the model"):
-        run(tmp_path, text, do_train=False, do_eval=True, model={"d_inner": 32})
+        evaluate(tmp_path, model={"d_inner": 32})
 
 
 def test_ctrl_c_saves_says_where_and_the_same_command_goes_on(tmp_path, text):

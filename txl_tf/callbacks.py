@@ -43,8 +43,9 @@ class RunState(keras.callbacks.Callback):
         elif step // self.save_steps > self.saved_step // self.save_steps:
             self.save(step)
 
-    def on_train_end(self, logs=None):
-        self.save(step_of(self.model))
+    def on_epoch_end(self, epoch, logs=None):
+        if self.model.stop_training:  # now, since a moving average takes the place of the weights at the end
+            self.save(step_of(self.model))
 
     def save(self, step):
         if step > self.saved_step:
@@ -133,7 +134,10 @@ class StepCSVLogger(keras.callbacks.CSVLogger):
 
 
 class StopOnInterrupt(keras.callbacks.Callback):
-    """Ctrl-C ends the training after the step that runs; a second one ends the program at once."""
+    """Ctrl-C ends the training after the step that runs; a second one ends the program at once.
+
+    To come before the callbacks that log and save.
+    """
 
     def __init__(self):
         super().__init__()
@@ -149,13 +153,18 @@ class StopOnInterrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
         self.interrupted = True
         print("\ninterrupted: saving after this step (Ctrl-C again to stop at once)", flush=True)
-        self.model.stop_training = self.model.stop_evaluating = True
+        self.model.stop_evaluating = True
 
     def on_test_begin(self, logs=None):
         self.model.stop_evaluating = self.interrupted
 
     def on_train_batch_end(self, batch, logs=None):
         self.model.stop_training |= self.interrupted
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.interrupted:  # of a validation that was cut short nothing is to be logged
+            for name in [name for name in logs if name.startswith("val_")]:
+                del logs[name]
 
     def on_train_end(self, logs=None):
         if self.main_thread:

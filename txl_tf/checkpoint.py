@@ -2,9 +2,12 @@
 
 import io
 import os
+import re
 
 import numpy as np
 import tensorflow as tf
+
+_RUN_WEIGHTS = "weights/"
 
 
 def tf1_variables(lm):
@@ -16,7 +19,7 @@ def tf1_variables(lm):
     Returns:
         dict `{variable name: NumPy array}`, in the original's order of creation.
     """
-    return {name: variable.numpy() for name, variable in _by_tf1_name(lm).items()}
+    return {name: variable.numpy() for name, variable in weights_by_name(lm).items()}
 
 
 def load_tf1_checkpoint(lm, path):
@@ -32,18 +35,52 @@ def load_tf1_checkpoint(lm, path):
         ValueError: there is no checkpoint at `path`, or it does not fit: every variable that is missing, that has
             another shape (both shapes are given) or that the model does not have is named. Nothing is changed then.
     """
+    load_weights(lm, path)
+
+
+def load_weights(lm, path):
+    """`load_tf1_checkpoint`, of a checkpoint of a run as well, whose optimizer and memory are left alone."""
+    read = weights_reader(lm, path)
+    for name, variable in weights_by_name(lm).items():
+        variable.assign(read(name))
+
+
+def weights_reader(lm, path):
+    """Opens a checkpoint of a run or of the original program, and checks that it fits `lm`.
+
+    Args: those of `load_tf1_checkpoint`. Raises: the same.
+
+    Returns:
+        function that reads one array by its variable's name in the original.
+    """
     path = os.fspath(path)
-    _check_exists(path)
+    keys, shapes = _weights_in(path)
+    _check_fits(path, shapes, weights_by_name(lm))
     reader = tf.train.load_checkpoint(path)
-    variables = _by_tf1_name(lm)
-    weights = {
-        name: shape
-        for name, shape in reader.get_variable_to_shape_map().items()
-        if name in variables or (name.startswith("transformer/") and not name.endswith(("/Adam", "/Adam_1")))
-    }
-    _check_fits(path, weights, variables)
-    for name, variable in variables.items():
-        variable.assign(reader.get_tensor(name))
+    return lambda name: reader.get_tensor(keys[name])
+
+
+def weight_shapes(path):
+    """`{variable name of the original: shape}` of the weights in a checkpoint of a run or of the original program.
+
+    Raises:
+        ValueError: there is no checkpoint at `path`.
+    """
+    return _weights_in(os.fspath(path))[1]
+
+
+def _weights_in(path):
+    """`{variable name of the original: key in the checkpoint}` and `{the same: shape}`."""
+    _check_exists(path)
+    shapes = dict(tf.train.list_variables(path))
+    keys = {}
+    for key in shapes:
+        if key.startswith(_RUN_WEIGHTS):
+            name = key.removeprefix(_RUN_WEIGHTS).removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")
+            keys[name.replace(".S", "/")] = key
+        elif key.startswith("transformer/") and not key.endswith(("/Adam", "/Adam_1")):
+            keys[key] = key
+    return keys, {name: shapes[key] for name, key in keys.items()}
 
 
 def save_tf1_checkpoint(lm, path):
@@ -57,18 +94,18 @@ def save_tf1_checkpoint(lm, path):
     path = os.fspath(path)
     folder = os.path.dirname(path) or "."
     tf.io.gfile.makedirs(folder)
-    arrays = tf1_variables(lm)
+    variables = weights_by_name(lm)
     tf.raw_ops.SaveV2(
         prefix=path,
-        tensor_names=list(arrays),
-        shape_and_slices=[""] * len(arrays),
-        tensors=[tf.constant(array) for array in arrays.values()],
+        tensor_names=list(variables),
+        shape_and_slices=[""] * len(variables),
+        tensors=[tf.convert_to_tensor(variable.value) for variable in variables.values()],
     )
     with tf.io.gfile.GFile(os.path.join(folder, "checkpoint"), "w") as file:
         file.write(f'model_checkpoint_path: "{os.path.basename(path)}"\n')
 
 
-def _by_tf1_name(lm):
+def weights_by_name(lm):
     """`{variable name of the original: Keras variable}`."""
     network, softmax = lm.network, lm.softmax
     variables = {"r_w_bias": network.r_w_bias, "r_r_bias": network.r_r_bias}
@@ -126,6 +163,25 @@ def _check_fits(path, found, variables):
         raise ValueError(f"{path} does not fit the model:\n  " + "\n  ".join(problems))
 
 
+def checkpoint_step(path):
+    """The training step of a checkpoint: the number that its name ends in, or else 0."""
+    number = re.search(r"-(\d+)$", os.fspath(path))
+    return int(number[1]) if number else 0
+
+
+def save_weights(lm, folder, step):
+    """Writes the weights alone as checkpoint number `step` of a run's folder; needs no optimizer.
+
+    Every program opens it, but training does not go on from it: it starts anew, by `warm_start_path`.
+
+    Returns:
+        path of the checkpoint.
+    """
+    weights = {name: variable.value for name, variable in weights_by_name(lm).items()}
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(weights=weights), folder, None, checkpoint_name="ckpt")
+    return manager.save(checkpoint_number=step)
+
+
 class RunCheckpoints:
     """The checkpoints in a run's folder: weights, optimizer and memory, numbered by training step.
 
@@ -140,10 +196,8 @@ class RunCheckpoints:
     def __init__(self, lm, folder, max_to_keep=5):
         self._lm = lm
         self._mems = _CarriedMems(lm)
-        self._weights = _by_tf1_name(lm)
-        weights = {name: variable.value for name, variable in self._weights.items()}
+        weights = {name: variable.value for name, variable in weights_by_name(lm).items()}
         optimizer = {str(i): variable.value for i, variable in enumerate(lm.optimizer.variables)}
-        self._model = tf.train.Checkpoint(weights=weights)
         self._run = tf.train.Checkpoint(weights=weights, optimizer=optimizer, mems=self._mems)
         self._manager = tf.train.CheckpointManager(self._run, folder, max_to_keep, checkpoint_name="ckpt")
 
@@ -160,26 +214,19 @@ class RunCheckpoints:
         """Sets weights and optimizer, and returns the memory to go on with, see `carried_mems_array`.
 
         Raises:
-            ValueError: there is no checkpoint at `path`, or it is of another model.
+            ValueError: there is no checkpoint at `path`, or it is of another model or of no training.
         """
-        self._check(path)
+        weights_reader(self._lm, path)
+        if not any(name.startswith("optimizer/") for name, _ in tf.train.list_variables(path)):
+            raise ValueError(
+                f"{path} has weights alone, no optimizer to go on with: start a new run with warm_start_path={path}"
+            )
         self._run.restore(path).assert_existing_objects_matched()
         return self._mems.array
 
     def restore_weights(self, path):
-        """Sets the weights alone. Raises ValueError as `restore` does."""
-        self._check(path)
-        self._model.restore(path).expect_partial().assert_existing_objects_matched()
-
-    def _check(self, path):
-        _check_exists(path)
-        prefix, suffix = "weights/", "/.ATTRIBUTES/VARIABLE_VALUE"
-        found = {
-            name.removeprefix(prefix).removesuffix(suffix).replace(".S", "/"): shape
-            for name, shape in tf.train.list_variables(path)
-            if name.startswith(prefix)
-        }
-        _check_fits(path, found, self._weights)
+        """Sets the weights alone, from a checkpoint of the original program too. Raises ValueError as `restore`."""
+        load_weights(self._lm, path)
 
 
 class _CarriedMems(tf.train.experimental.PythonState):

@@ -42,6 +42,19 @@ class Adam(ClipAfterAverage, keras.optimizers.Adam):
     """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`."""
 
 
+@keras.saving.register_keras_serializable("txl_tf")
+class AdamW(ClipAfterAverage, keras.optimizers.AdamW):
+    """`keras.optimizers.AdamW` with `clip`, see `ClipAfterAverage`."""
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class Lamb(ClipAfterAverage, keras.optimizers.Lamb):
+    """`keras.optimizers.Lamb` with `clip`, see `ClipAfterAverage`."""
+
+
+OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": Lamb}
+
+
 def make_schedule(learning_rate, warmup_steps, train_steps, min_lr_ratio):
     """Linear warm-up from 0 to `learning_rate`, then a cosine to `min_lr_ratio * learning_rate`.
 
@@ -69,11 +82,36 @@ def make_schedule(learning_rate, warmup_steps, train_steps, min_lr_ratio):
     return keras.optimizers.schedules.CosineDecay(0.0, warmup_target=learning_rate, warmup_steps=warmup_steps, **decay)
 
 
-def make_optimizer(learning_rate, warmup_steps=0, train_steps=100000, min_lr_ratio=0.004, clip=0.25):
+def make_optimizer(
+    learning_rate,
+    warmup_steps=0,
+    train_steps=100000,
+    min_lr_ratio=0.004,
+    clip=0.25,
+    optimizer="adam",
+    weight_decay=0.0,
+    ema=0.0,
+):
     """The original's recipe: Adam (0.9, 0.999, 1e-8) on `make_schedule`, clipped at global norm `clip`.
 
     Args: those of `make_schedule`, and
         clip: the largest global norm of the gradients; `None` for no limit.
+        optimizer: of `OPTIMIZERS`; "adam" is the original's.
+        weight_decay: of "adamw" and "lamb".
+        ema: momentum of an exponential moving average of the weights, which `fit` puts in their place when it ends;
+            0 for none.
+
+    Raises:
+        ValueError: an argument is out of its range.
     """
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
+    if weight_decay < 0 or (weight_decay and optimizer == "adam"):
+        raise ValueError(f"weight_decay must be 0 or more, and 0 for adam, got {weight_decay} for {optimizer}")
+    if not 0 <= ema < 1:
+        raise ValueError(f"ema must lie in [0, 1), got {ema}")
+    options = {"use_ema": True, "ema_momentum": ema} if ema else {}
+    if weight_decay or optimizer == "adamw":  # which decays by default
+        options["weight_decay"] = weight_decay
     schedule = make_schedule(learning_rate, warmup_steps, train_steps, min_lr_ratio)
-    return Adam(schedule, beta_1=0.9, beta_2=0.999, epsilon=1e-8, clip=clip)
+    return OPTIMIZERS[optimizer](schedule, beta_1=0.9, beta_2=0.999, epsilon=1e-8, clip=clip, **options)

@@ -10,13 +10,16 @@ import tensorflow as tf
 
 from txl_tf.adaptive import check_bins
 from txl_tf.callbacks import Progress, RunState, StepCSVLogger, StepTensorBoard, StopOnInterrupt, step_of
-from txl_tf.checkpoint import RunCheckpoints
-from txl_tf.corpus import build_corpus, num_segments, segments
+from txl_tf.checkpoint import RunCheckpoints, load_weights, save_weights
+from txl_tf.corpus import Corpus, build_corpus, load_corpus, num_segments, segments
+from txl_tf.datasets import is_by_character
 from txl_tf.distribution import make_strategy
 from txl_tf.evaluation import Evaluation
 from txl_tf.language_model import TransformerXLLM
 from txl_tf.model import check_arguments
 from txl_tf.optimization import make_optimizer
+from txl_tf.runs import CONFIG_FILE, VOCAB_FILE, checkpoints_of, find_checkpoint, load_vocab, read_config, write_json
+from txl_tf.text_files import read_files
 
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -31,11 +34,10 @@ def train_and_evaluate(
     train_batch_size,
     train_steps,
     eval_batch_size=None,
-    do_train=True,
     do_eval=False,
     eval_split="valid",
     max_eval_batch=-1,
-    eval_ckpt_path=None,
+    token_nll=None,
     warm_start_path=None,
     iterations=500,
     save_steps=10000,
@@ -52,17 +54,17 @@ def train_and_evaluate(
 
     Args:
         model_dir: folder of the run: `config.json`, `vocab.txt`, checkpoints, TensorBoard events and `log.csv`.
-        data: dict, arguments of `build_corpus`, and `cutoffs` to use instead of the corpus's own (`None`: those).
+        data: dict, the arguments of `load_corpus` (`data_dir`) or of `build_corpus`.
         model: dict, arguments of `TransformerXLLM` without `n_token` and `cutoffs`.
         optimizer: dict, arguments of `make_optimizer` without `train_steps`.
         tgt_len: tokens of a segment.
         train_batch_size, eval_batch_size: rows over all replicas; evaluation takes those of training by default.
         train_steps: steps in all, those of earlier sessions included.
-        do_train, do_eval: what to do. Training ends with an evaluation of the split `"valid"` in any case.
+        do_eval: evaluate `eval_split` when the training has ended; `"valid"` is evaluated in any case.
         eval_split: split that `do_eval` evaluates.
         max_eval_batch: batches to evaluate; all of them if not positive.
-        eval_ckpt_path: checkpoint to evaluate, rather than the latest.
-        warm_start_path: checkpoint whose weights a new run starts from.
+        token_nll: file to write every token of the split evaluated last to, with its nll.
+        warm_start_path: checkpoint, of a run or of the original program, whose weights a new run starts from.
         iterations: steps from one line of progress (and of `log.csv`) to the next.
         save_steps: steps from one checkpoint to the next; the split `"valid"` is evaluated as often.
         max_to_keep: number of checkpoints to keep.
@@ -81,66 +83,139 @@ def train_and_evaluate(
     """
     steps = {"train_steps": train_steps, "iterations": iterations, "save_steps": save_steps}
     eval_batch_size = train_batch_size if eval_batch_size is None else eval_batch_size
-    _check_positive(
-        **steps, steps_per_execution=steps_per_execution, tgt_len=tgt_len, train_batch_size=train_batch_size,
-        eval_batch_size=eval_batch_size,
-    )  # fmt: skip
+    _check_positive(**steps, steps_per_execution=steps_per_execution, tgt_len=tgt_len)
+    _check_positive(train_batch_size=train_batch_size, eval_batch_size=eval_batch_size, max_to_keep=max_to_keep)
     for name in ("train_steps", "iterations"):
         if steps[name] % steps_per_execution:
             raise ValueError(f"steps_per_execution={steps_per_execution} must divide {name}={steps[name]}")
-    if mixed_precision not in PRECISIONS:
-        raise ValueError(f"mixed_precision must be one of {', '.join(PRECISIONS)}, got {mixed_precision!r}")
+    policy = _policy(mixed_precision)
     check_arguments(**model)
     if data.get("cutoffs"):
         check_bins(sys.maxsize, model["d_embed"], data["cutoffs"], model["div_val"])
-    _check_writable(model_dir)
     strategy = make_strategy(strategy)
     with strategy.scope():
-        optimizer = make_optimizer(train_steps=train_steps, **optimizer)
+        rule = make_optimizer(train_steps=train_steps, **optimizer)
+    _check_writable(model_dir)
     keras.utils.set_random_seed(seed)
 
-    corpus = build_corpus(**{name: value for name, value in data.items() if name != "cutoffs"})
-    cutoffs = corpus.cutoffs if data.get("cutoffs") is None else data["cutoffs"]
-    model = {**model, "n_token": len(corpus.vocab), "cutoffs": list(cutoffs)}
+    corpus = _open_corpus(data)
+    model = {**model, "n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
     evaluation = Evaluation(corpus, eval_batch_size, tgt_len, max_eval_batch)
-    splits = dict.fromkeys(["valid"] * do_train + [eval_split] * do_eval)
+    splits = list(dict.fromkeys(["valid"] + [eval_split] * do_eval))
     for split in splits:
         evaluation.check(split)
     num_segments(len(corpus.splits["train"]), train_batch_size, tgt_len, name="train split")  # raises if too short
 
     with strategy.scope():
-        lm = TransformerXLLM(**model, seed=seed, dtype=PRECISIONS[mixed_precision])
-        lm.compile(optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution)
+        lm = TransformerXLLM(**model, seed=seed, dtype=policy)
+        lm.compile(rule, jit_compile=jit_compile, steps_per_execution=steps_per_execution)
         lm.optimizer.build(lm.trainable_variables)
     checkpoints = RunCheckpoints(lm, model_dir, max_to_keep)
+    _print_model(data.get("dataset", data.get("data_dir")), corpus, lm, strategy, mixed_precision)
+    data = {**data, "by_character": corpus.by_character}
+    config = {"data": data, "model": model, "vocab": corpus.vocab.get_config()}
+    _check_same_run(model_dir, config, checkpoints.latest)
+    training = {"tgt_len": tgt_len, "train_batch_size": train_batch_size, **steps, **optimizer}
+    write_json(os.path.join(model_dir, CONFIG_FILE), {**config, "training": training})
+    corpus.vocab.save(os.path.join(model_dir, VOCAB_FILE))
+    mems = _restore(checkpoints, lm, warm_start_path)
+    _fit(lm, corpus.splits["train"], tgt_len, train_batch_size, steps, evaluation, checkpoints, mems, model_dir)
+    if optimizer.get("ema"):
+        _keep_average(lm, os.path.join(model_dir, "ema"))
+    results = {split: evaluation.run(lm, split, token_nll if split == splits[-1] else None) for split in splits}
+    print(f"the run is in {model_dir}: log.csv, checkpoints, curves (tensorboard --logdir={model_dir})")
+    return results
+
+
+def evaluate_run(
+    model_dir,
+    *,
+    data=None,
+    model=None,
+    tgt_len=None,
+    eval_batch_size=60,
+    eval_split="valid",
+    eval_path=None,
+    eval_ckpt_path=None,
+    max_eval_batch=-1,
+    token_nll=None,
+    strategy="auto",
+    mixed_precision="float32",
+    seed=0,
+):
+    """Evaluates a checkpoint on a split of a corpus, or on a text file.
+
+    Args:
+        model_dir: folder of the run. Without a `config.json`, `model` says it all (as in the original program).
+        data: as in `train_and_evaluate`; what the run was trained on where it is empty.
+        model: dict, arguments of `TransformerXLLM` to use instead of the run's own.
+        tgt_len: tokens of a segment, by default those of the training.
+        eval_path: text file to evaluate instead of a split, in the vocabulary of the run.
+        eval_ckpt_path: checkpoint, of a run or of the original program, rather than the latest.
+        others: as in `train_and_evaluate`.
+
+    Returns, Raises: as `train_and_evaluate`.
+    """
+    policy = _policy(mixed_precision)
+    config = {"data": {}, "model": {}}
+    if tf.io.gfile.exists(os.path.join(model_dir, CONFIG_FILE)):
+        config = read_config(model_dir)
+    tgt_len = tgt_len or config.get("training", {}).get("tgt_len", 70)
+    _check_positive(tgt_len=tgt_len, eval_batch_size=eval_batch_size)
+    path = find_checkpoint(model_dir, eval_ckpt_path)
+    if eval_path:
+        if "vocab" not in config:
+            raise ValueError(f"eval_path needs the vocabulary of a run: {model_dir}/{CONFIG_FILE} does not exist")
+        vocab = load_vocab(model_dir)
+        tokens = vocab.encode(read_files([eval_path], vocab.level), name=eval_path)
+        by_character = config["data"].get("by_character", is_by_character(config["data"].get("dataset"), vocab))
+        corpus, eval_split = Corpus(vocab, config["model"]["cutoffs"], {eval_path: tokens}, by_character), eval_path
+    else:
+        corpus = _open_corpus(data or config["data"])
+        if "vocab" in config and corpus.vocab.symbols != load_vocab(model_dir).symbols:
+            raise ValueError(
+                f"the corpus has another vocabulary ({len(corpus.vocab)} symbols) than the run in {model_dir} "
+                f"({config['model']['n_token']} symbols); evaluate its text by eval_path"
+            )
+    evaluation = Evaluation(corpus, eval_batch_size, tgt_len, max_eval_batch)
+    evaluation.check(eval_split)
+    strategy = make_strategy(strategy)
+    keras.utils.set_random_seed(seed)
+    bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
+    with strategy.scope():
+        lm = TransformerXLLM(**{**bins, **config["model"], **(model or {})}, dtype=policy)
+        lm.compile(make_optimizer(learning_rate=1.0))  # not used
+    load_weights(lm, path)
+    _print_model(eval_path or (data or config["data"]).get("dataset", "corpus"), corpus, lm, strategy, mixed_precision)
+    print(f"evaluating {path}")
+    return {eval_split: evaluation.run(lm, eval_split, token_nll)}
+
+
+def _open_corpus(data):
+    if not data:
+        raise ValueError("no corpus: give data_dir, a folder that tools/prepare_data.py prepared, or dataset")
+    if "data_dir" in data:
+        return load_corpus(data["data_dir"])
+    return build_corpus(**{name: value for name, value in data.items() if name != "by_character"})
+
+
+def _policy(mixed_precision):
+    if mixed_precision not in PRECISIONS:
+        raise ValueError(f"mixed_precision must be one of {', '.join(PRECISIONS)}, got {mixed_precision!r}")
+    return PRECISIONS[mixed_precision]
+
+
+def _print_model(name, corpus, lm, strategy, mixed_precision):
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())
-    print(f"{data['dataset']}: {len(corpus.vocab):,} symbols; tokens: {sizes}")
+    print(f"{name}: {len(corpus.vocab):,} symbols; tokens: {sizes}")
     replicas = strategy.num_replicas_in_sync
     print(f"model: {lm.count_params():,} parameters, {mixed_precision}, {replicas} replica{'s' * (replicas > 1)}")
-
-    if do_train:
-        _write_config(model_dir, {"data": data, "model": model, "vocab": corpus.vocab.get_config()}, checkpoints)
-        corpus.vocab.save(os.path.join(model_dir, "vocab.txt"))
-        mems = _restore(checkpoints, warm_start_path)
-        _fit(lm, corpus.splits["train"], tgt_len, train_batch_size, steps, evaluation, checkpoints, mems, model_dir)
-    else:
-        path = eval_ckpt_path or checkpoints.latest
-        if path is None:
-            raise ValueError(f"model_dir {model_dir} holds no checkpoint to evaluate")
-        checkpoints.restore_weights(path)
-        print(f"evaluating {path}")
-    results = {split: evaluation.run(lm, split) for split in splits}
-    if do_train:
-        print(f"the run is in {model_dir}: log.csv, checkpoints, curves (tensorboard --logdir={model_dir})")
-    return results
 
 
 def _fit(lm, tokens, tgt_len, batch_size, steps, evaluation, checkpoints, mems, model_dir):
     """Trains to the last step. A Keras epoch is a window of `iterations` steps; the text goes round and round."""
-    start, iterations, train_steps, save_steps = (
-        step_of(lm),
-        *(steps[n] for n in ("iterations", "train_steps", "save_steps")),
-    )
+    start = step_of(lm)
+    iterations, train_steps, save_steps = (steps[name] for name in ("iterations", "train_steps", "save_steps"))
     if start >= train_steps:
         print(f"already trained: {start} steps, train_steps={train_steps}")
         return
@@ -156,11 +231,11 @@ def _fit(lm, tokens, tgt_len, batch_size, steps, evaluation, checkpoints, mems, 
         validation_freq=[w for w in range(1, windows) if w * iterations % save_steps < iterations] or windows + 1,
         verbose=0,
         callbacks=[
+            stop,
             RunState(checkpoints, mems, train_steps, save_steps),
             Progress(train_steps, batch_size * tgt_len, evaluation.measure),
             StepTensorBoard(model_dir),
             StepCSVLogger(os.path.join(model_dir, "log.csv"), evaluation.measure, append=start > 0),
-            stop,
         ],
     )
     if stop.interrupted:
@@ -168,15 +243,25 @@ def _fit(lm, tokens, tgt_len, batch_size, steps, evaluation, checkpoints, mems, 
         raise KeyboardInterrupt
 
 
-def _restore(checkpoints, warm_start_path):
+def _restore(checkpoints, lm, warm_start_path):
     """Sets what a checkpoint of the run, or else the warm start, gives; returns the memory to go on with."""
     if checkpoints.latest:
         print(f"continuing from {checkpoints.latest}")
         return checkpoints.restore(checkpoints.latest)
     if warm_start_path:
         print(f"starting from the weights of {warm_start_path}")
-        checkpoints.restore_weights(warm_start_path)
+        load_weights(lm, warm_start_path)
     return None
+
+
+def _keep_average(lm, folder):
+    """Writes the moving average that `fit` ended with, or reads it where there was nothing left to train."""
+    kept = checkpoints_of(folder)
+    if kept and kept[-1].endswith(f"-{step_of(lm)}"):
+        load_weights(lm, kept[-1])
+    else:
+        save_weights(lm, folder, step_of(lm))
+    print(f"averaged weights: {checkpoints_of(folder)[-1]} (for --eval_ckpt_path)")
 
 
 def _check_positive(**numbers):
@@ -199,26 +284,19 @@ def _check_writable(model_dir):
         raise OSError(f"model_dir {model_dir} cannot be written to: {error}") from error
 
 
-def _write_config(model_dir, config, checkpoints):
-    """Writes `config.json`, unless the folder holds checkpoints of another configuration: then ValueError."""
-    path = os.path.join(model_dir, "config.json")
-    config = json.loads(json.dumps(config))
-    if checkpoints.latest and tf.io.gfile.exists(path):
-        with tf.io.gfile.GFile(path) as file:
-            before = json.load(file)
-        changes = [
-            f"{part}.{name}: {before.get(part, {}).get(name)!r} there, {value!r} now"
-            for part, values in config.items()
-            for name, value in values.items()
-            if before.get(part, {}).get(name) != value
-        ]
-        if changes:
-            raise ValueError(
-                f"model_dir {model_dir} holds a run of another configuration; choose another folder, or:\n  "
-                + "\n  ".join(changes)
-            )
+def _check_same_run(model_dir, config, latest):
+    """Raises ValueError where the folder holds checkpoints of another configuration."""
+    if not latest:
         return
-    temporary = f"{path}.{os.getpid()}.tmp"
-    with tf.io.gfile.GFile(temporary, "w") as file:
-        file.write(json.dumps(config, indent=2) + "\n")
-    tf.io.gfile.rename(temporary, path, overwrite=True)
+    before, config = read_config(model_dir), json.loads(json.dumps(config))
+    changes = [
+        f"{part}.{name}: {before.get(part, {}).get(name)!r} there, {value!r} now"
+        for part, values in config.items()
+        for name, value in values.items()
+        if before.get(part, {}).get(name) != value
+    ]
+    if changes:
+        raise ValueError(
+            f"model_dir {model_dir} holds a run of another configuration; choose another folder, or:\n  "
+            + "\n  ".join(changes)
+        )

@@ -1,0 +1,486 @@
+"""Checkpoints of the original program become folders of runs, and go back, bit for bit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from cache_pkl_test import make_cache
+from checkpoint_test import CASES, assert_variables_equal, write_checkpoint
+from conftest import SMALL
+
+import txl_tf
+from txl_tf import conversion, corpus, runs
+from txl_tf.checkpoint import RunCheckpoints
+
+ROOT = Path(__file__).parents[1]
+WORDS = ["<eos>", "<unk>"] + [f"w{i}" for i in range(21)]
+
+# Models in which every argument that has an effect shows in the variables.
+DETERMINED = [
+    {},
+    {"untie_r": True, "d_embed": 6},
+    {"cutoffs": [5, 12], "d_embed": 6, "proj_share_all_but_first": True},
+    {"cutoffs": [5, 12], "d_embed": 6},
+    {"cutoffs": [5, 12], "div_val": 2, "proj_share_all_but_first": True},
+    {"cutoffs": [5, 12], "div_val": 2, "proj_same_dim": False},
+    {"cutoffs": [5, 12, 20], "div_val": 2, "d_embed": 12, "untie_r": True},
+    {"cutoffs": [5], "div_val": 2, "d_embed": 16},
+]
+
+
+@pytest.fixture
+def vocab_file(tmp_path):
+    path = tmp_path / "words" / "vocab.txt"
+    path.parent.mkdir()
+    path.write_text("".join(f"{word}\n" for word in WORDS))
+    return path
+
+
+def checkpoint_of(lm, path, **more):
+    return write_checkpoint(path, {**txl_tf.tf1_variables(lm), **more})
+
+
+def convert(tmp_path, lm, corpus, **changes):
+    arguments = {
+        "tf1_checkpoint": checkpoint_of(lm, tmp_path / "model.ckpt-7"),
+        "corpus": corpus,
+        "model_dir": tmp_path / "run",
+        "mem_len": 4,
+        "dataset": "wt2",
+        **changes,
+    }
+    return conversion.tf1_to_run(**arguments)
+
+
+# --------------------------------------------------------------------------------------------- what follows
+
+
+@pytest.mark.parametrize("options", DETERMINED, ids=str)
+def test_arguments_follow_from_the_shapes(small_lm, tmp_path, options):
+    lm = small_lm(**options)
+    found = conversion.model_arguments(checkpoint_of(lm, tmp_path / "model.ckpt"))
+    defaults = {"untie_r": False, "cutoffs": [], "div_val": 1, "proj_same_dim": True, "proj_share_all_but_first": False}
+    assert found == {**SMALL, **defaults, **options}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_arguments_of_the_original_programs_models(reference, case):
+    folder = reference / "model" / case
+    config = json.loads((folder / "config.json").read_text())
+    found = conversion.model_arguments(str(folder / "model.ckpt-0"))
+    for name in set(found) & set(config):
+        assert found[name] == config[name], name
+    if found["div_val"] > 1:
+        assert found["proj_share_all_but_first"] == any(config["tie_projs"])
+
+
+@pytest.mark.parametrize(
+    "options, name, values",
+    [
+        ({}, "div_val", [1, 2, 4]),
+        ({"d_embed": 7, "cutoffs": [5]}, "div_val", [7, 4, 5, 6]),  # 7 // 4 == ... == 7 // 7
+        ({}, "proj_same_dim", [True, False]),
+        ({"cutoffs": [5, 12]}, "proj_same_dim", [True, False]),
+        ({"cutoffs": [5, 12], "d_embed": 6}, "proj_same_dim", [True, False]),
+        ({"cutoffs": [5, 12], "d_embed": 7, "div_val": 2}, "proj_same_dim", [True, False]),
+        ({}, "proj_share_all_but_first", [False, True]),
+        ({"d_embed": 6}, "proj_share_all_but_first", [False, True]),
+        ({"cutoffs": [5, 12]}, "proj_share_all_but_first", [False, True]),
+        (
+            {"cutoffs": [5], "d_embed": 16, "div_val": 2, "proj_same_dim": False},
+            "proj_share_all_but_first",
+            [False, True],
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_does_not_follow_has_no_effect_and_may_be_given(small_lm, small_batches, tmp_path, options, name, values):
+    tokens, labels = (ids[0] for ids in small_batches())
+    lms = [small_lm(**options, **{name: value}) for value in values]
+    path = checkpoint_of(lms[0], tmp_path / "model.ckpt")
+    assert conversion.model_arguments(path)[name] == values[0]
+    expected, _ = lms[0].score(tokens, labels)
+    for lm, value in zip(lms, values, strict=True):
+        txl_tf.load_tf1_checkpoint(lm, path)  # raises unless the variables are the same
+        np.testing.assert_array_equal(lm.score(tokens, labels)[0], expected)
+        assert conversion.model_arguments(path, **{name: value})[name] == value
+
+
+def test_widths_that_several_div_vals_give_take_the_one_that_divides(small_lm, tmp_path):
+    path = checkpoint_of(small_lm(d_embed=9, cutoffs=[5], div_val=4), tmp_path / "model.ckpt")  # 9 // 4 == 2, also
+    assert conversion.model_arguments(path)["div_val"] == 4
+    path = checkpoint_of(small_lm(d_embed=8, cutoffs=[5], div_val=5), tmp_path / "model.ckpt")  # 8 // 5 == 1
+    assert conversion.model_arguments(path)["div_val"] == 8
+    assert conversion.model_arguments(path, div_val=5)["div_val"] == 5
+
+
+@pytest.mark.parametrize(
+    "options, given, message",
+    [
+        ({}, {"n_head": 3}, "n_head=3 was given, but .*n_head=2"),
+        ({}, {"n_layer": 3, "d_inner": 8}, r"n_layer=3 was given, but .*n_layer=2\n.*d_inner=8 was given.*d_inner=12"),
+        ({}, {"untie_r": True}, "untie_r=True was given.*untie_r=False"),
+        ({"cutoffs": [5]}, {"div_val": 2}, "div_val=2 was given.*div_val=1"),
+        ({"cutoffs": [5], "div_val": 2}, {"div_val": 3}, "div_val=3 was given.*div_val=2"),
+        ({"cutoffs": [5], "div_val": 2}, {"proj_same_dim": False}, "proj_same_dim=False was given.*=True"),
+        ({"cutoffs": [5], "div_val": 2}, {"proj_share_all_but_first": True}, "first=True was given.*=False"),
+    ],
+    ids=str,
+)
+def test_an_argument_that_contradicts_the_shapes_names_both(small_lm, tmp_path, options, given, message):
+    path = checkpoint_of(small_lm(**options), tmp_path / "model.ckpt")
+    with pytest.raises(ValueError, match=f"(?s){path} contradicts.*{message}"):
+        conversion.model_arguments(path, **given)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformer/r_w_bias",
+        "transformer/r_r_bias",
+        "transformer/layer_0/ff/layer_1/kernel",
+        "transformer/layer_1/rel_attn/LayerNorm/gamma",
+        "transformer/adaptive_embed/cutoff_0/lookup_table",
+        "transformer/adaptive_embed/cutoff_2/lookup_table",
+        "transformer/adaptive_embed/cutoff_1/proj_W",
+        "transformer/adaptive_softmax/cutoff_0/b",
+        "transformer/adaptive_softmax/cutoff_2/b",
+        "transformer/adaptive_softmax/cutoff_0/cluster_W",
+        "transformer/adaptive_softmax/cutoff_2/proj",
+    ],
+)
+def test_a_missing_variable_is_named_and_nothing_is_written(small_lm, tmp_path, vocab_file, name):
+    lm = small_lm(cutoffs=[5, 12], div_val=2)
+    arrays = txl_tf.tf1_variables(lm)
+    del arrays[name]
+    path = write_checkpoint(tmp_path / "missing.ckpt", arrays)
+    with pytest.raises(ValueError, match=f"(?s){path} does not fit.*{name} is missing from the checkpoint"):
+        convert(tmp_path, lm, vocab_file, tf1_checkpoint=path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_something_else_is_an_error(tmp_path):
+    path = write_checkpoint(tmp_path / "other.ckpt", {"dense/kernel": np.zeros([2, 2], np.float32)})
+    with pytest.raises(ValueError, match=f"{path} holds no variable of the original program"):
+        conversion.model_arguments(path)
+
+
+# ------------------------------------------------------------------------------------------------- there and back
+
+
+@pytest.mark.parametrize("options", DETERMINED, ids=str)
+def test_a_converted_model_scores_alike_and_goes_back_bit_for_bit(
+    small_lm, small_batches, tmp_path, vocab_file, options
+):
+    lm = small_lm(**options, same_length=True, clamp_len=3)
+    made, vocab, checkpoint = convert(tmp_path, lm, vocab_file, same_length=True, clamp_len=3)
+    assert checkpoint == str(tmp_path / "run" / "ckpt-7")
+    assert vocab.symbols == runs.load_vocab(tmp_path / "run").symbols == WORDS
+
+    opened = runs.load_lm(tmp_path / "run")
+    batch = [ids[0] for ids in small_batches()]
+    for other in (made, opened):
+        assert_variables_equal(txl_tf.tf1_variables(other), txl_tf.tf1_variables(lm))
+        np.testing.assert_array_equal(other.score(*batch)[0], lm.score(*batch)[0])
+
+    back = conversion.run_to_tf1(tmp_path / "run", tmp_path / "back")
+    assert back == str(tmp_path / "back" / "model.ckpt-7") == tf.train.latest_checkpoint(str(tmp_path / "back"))
+    assert_variables_equal(read_checkpoint(back), txl_tf.tf1_variables(lm))
+    info = json.loads((tmp_path / "back" / "corpus-info.json").read_text())
+    cutoffs = options.get("cutoffs")
+    assert info["cutoffs"] == ([0, *cutoffs, len(WORDS)] if cutoffs else [])  # train_gpu.py takes [1:-1]
+    assert (info["vocab_size"], info["dataset"]) == (len(WORDS), "wt2")
+
+    again = conversion.tf1_to_run(tmp_path / "back", tmp_path / "back", tmp_path / "again", mem_len=2)
+    assert again[1].get_config() == vocab.get_config()
+
+
+def read_checkpoint(path):
+    reader = tf.train.load_checkpoint(path)
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def test_a_run_restores_the_weights_and_does_not_go_on_without_optimizer(small_lm, tmp_path, vocab_file):
+    lm, other = small_lm(seed=1), small_lm(seed=2)
+    _, _, path = convert(tmp_path, lm, vocab_file)
+    other.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=1))
+    other.optimizer.build(other.trainable_variables)
+    checkpoints = RunCheckpoints(other, str(tmp_path / "run"))
+    assert checkpoints.latest == path
+    with pytest.raises(ValueError, match="weights alone, no optimizer to go on with: .*warm_start_path"):
+        checkpoints.restore(path)
+    checkpoints.restore_weights(path)
+    assert_variables_equal(txl_tf.tf1_variables(other), txl_tf.tf1_variables(lm))
+
+
+def test_weights_of_the_original_can_be_restored_directly(small_lm, tmp_path):
+    lm, other = small_lm(seed=1), small_lm(seed=2)
+    other.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=1))
+    RunCheckpoints(other, str(tmp_path)).restore_weights(checkpoint_of(lm, tmp_path / "model.ckpt-7"))
+    assert_variables_equal(txl_tf.tf1_variables(other), txl_tf.tf1_variables(lm))
+
+
+def test_the_step_is_that_of_the_checkpoint_and_its_optimizer_is_left(small_lm, tmp_path, vocab_file):
+    lm = small_lm()
+    slots = {f"{name}/{slot}": array for name, array in txl_tf.tf1_variables(lm).items() for slot in ("Adam", "Adam_1")}
+    path = checkpoint_of(lm, tmp_path / "trained.ckpt-8", global_step=np.int64(1191000), **slots)
+    _, _, made = convert(tmp_path, lm, vocab_file, tf1_checkpoint=path)
+    assert made.endswith("ckpt-1191000")
+    assert not [name for name, _ in tf.train.list_variables(made) if "Adam" in name]
+
+    path = checkpoint_of(lm, tmp_path / "averaged")
+    _, _, made = convert(tmp_path, lm, vocab_file, tf1_checkpoint=path, model_dir=tmp_path / "other")
+    assert made.endswith("ckpt-0")
+
+
+def test_a_checkpoint_is_found_by_prefix_file_or_folder(small_lm, tmp_path):
+    first = tmp_path / "a" / "model.ckpt-1"
+    txl_tf.save_tf1_checkpoint(small_lm(), first)
+    files = [f"{first}.index", f"{first}.data-00000-of-00001", first.parent, f"{first.parent}/"]
+    assert {conversion.find_tf1_checkpoint(path) for path in (first, *files)} == {str(first)}
+
+    second = checkpoint_of(small_lm(), first.parent / "model.ckpt-2")
+    assert conversion.find_tf1_checkpoint(first.parent) == str(first)  # the file named checkpoint says so
+    (first.parent / "checkpoint").write_text('model_checkpoint_path: "/home/someone/model.ckpt-2"\n')
+    assert conversion.find_tf1_checkpoint(first.parent) == second
+    (first.parent / "checkpoint").unlink()
+    with pytest.raises(ValueError, match=f"{first.parent} holds 2 checkpoints: model.ckpt-1, model.ckpt-2. Name one"):
+        conversion.find_tf1_checkpoint(first.parent)
+    with pytest.raises(ValueError, match=f"no checkpoint at {first}0: {first}0.index does not exist"):
+        conversion.find_tf1_checkpoint(f"{first}0")
+    with pytest.raises(ValueError, match=f"{tmp_path} holds no checkpoints"):
+        conversion.find_tf1_checkpoint(tmp_path)
+
+
+def test_to_tf1_takes_a_prefix_and_an_earlier_checkpoint(small_lm, tmp_path, vocab_file):
+    lm = small_lm()
+    convert(tmp_path, lm, vocab_file)
+    runs.save_weights(small_lm(seed=2), tmp_path / "run", 9)
+    path = conversion.run_to_tf1(tmp_path / "run", tmp_path / "back" / "my.ckpt-3", "ckpt-7")
+    assert path == str(tmp_path / "back" / "my.ckpt-3")
+    assert_variables_equal(read_checkpoint(path), txl_tf.tf1_variables(lm))
+    latest = conversion.run_to_tf1(tmp_path / "run", tmp_path / "back")
+    assert latest.endswith("model.ckpt-9")
+    with pytest.raises(ValueError, match="no checkpoint at ckpt-8, nor in .*run"):
+        conversion.run_to_tf1(tmp_path / "run", tmp_path / "back", "ckpt-8")
+    with pytest.raises(ValueError, match="back is not the folder of a run: .*config.json does not exist"):
+        conversion.run_to_tf1(tmp_path / "back", tmp_path / "other")
+
+
+# --------------------------------------------------------------------------------------------- vocabulary and text
+
+
+@pytest.fixture
+def published(small_lm, tmp_path, monkeypatch):
+    """A small model as the original's were published: model and data folder."""
+    lm = small_lm(n_token=4, cutoffs=[2, 3])
+    folder = tmp_path / "published"
+    txl_tf.save_tf1_checkpoint(lm, folder / "model" / "model.ckpt-0")
+    (folder / "data").mkdir()
+    make_cache(folder / "data" / "cache.pkl", monkeypatch)
+    info = {"vocab_size": 4, "cutoffs": [0, 2, 3, 4], "dataset": "wt103"}
+    (folder / "data" / "corpus-info.json").write_text(json.dumps(info))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["data/cache.pkl", "data/corpus-info.json", "data"])
+def test_a_published_model_and_its_text(published, tmp_path, name):
+    lm, vocab, path = conversion.tf1_to_run(
+        published / "model", published / name, tmp_path / "run", mem_len=4, data_dir=tmp_path / "data"
+    )
+    # A symbol with white space, which Python 2 did not split at, is one that no text has.
+    assert vocab.symbols == ["<eos>", "the", "é", r"\u3000x"]
+    config = runs.read_config(tmp_path / "run")
+    assert config["data"]["data_dir"] == str(tmp_path / "data") and config["data"]["dataset"] == "wt103"
+    assert config["model"]["cutoffs"] == [2, 3]
+    assert config["vocab"]["eos"] == "<eos>" and config["vocab"]["unk"] == "<unk>" and not config["vocab"]["lower_case"]
+    np.testing.assert_array_equal(vocab.encode("é the\nthe\n"), [2, 1, 0, 1, 0])
+
+    made = corpus.load_corpus(tmp_path / "data")
+    assert made.vocab.symbols == vocab.symbols and made.cutoffs == [2, 3] and not made.by_character
+    assert {split: list(ids) for split, ids in made.splits.items()} == {
+        "train": [1, 2, 3, 0, 1],
+        "valid": [2, 0],
+        "test": [3],
+    }
+
+    back = Path(conversion.run_to_tf1(tmp_path / "run", tmp_path / "back")).parent / "corpus-info.json"
+    assert json.loads(back.read_text())["dataset"] == "wt103"
+    (tmp_path / "data" / "corpus-info.json").unlink()
+    conversion.run_to_tf1(tmp_path / "run", tmp_path / "back")
+    assert json.loads(back.read_text())["dataset"] is None
+
+
+def test_the_text_may_go_where_the_cache_is_and_counts_as_prepared(published, tmp_path):
+    data_dir = published / "data"
+    conversion.tf1_to_run(published / "model", data_dir, tmp_path / "run", mem_len=4, data_dir=data_dir)
+    assert len(corpus.prepare(data_dir, "wt103").splits["train"]) == 5  # and it asks for no train.txt
+    with pytest.raises(ValueError, match="data_dir must be a local folder without a prepared corpus"):
+        conversion.tf1_to_run(published / "model", data_dir, tmp_path / "other", mem_len=4, data_dir=data_dir)
+
+
+def test_a_corpus_of_characters_keeps_its_level(small_lm, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat\non the mat\n" * 20)
+    made = corpus.prepare(tmp_path / "data", "text", text, level="char")
+    lm = small_lm(n_token=len(made.vocab))
+    _, vocab, _ = convert(tmp_path, lm, tmp_path / "data", dataset=None)
+    assert vocab.get_config() == made.vocab.get_config() and vocab.symbols == made.vocab.symbols
+    conversion.run_to_tf1(tmp_path / "run", tmp_path / "back")
+    _, vocab, _ = convert(tmp_path, lm, tmp_path / "back", dataset=None, model_dir=tmp_path / "again")
+    assert vocab.decode(vocab.encode("on the\n")) == "on the\n"
+
+
+def change_info(**changes):
+    def change(folder):
+        path = folder / "data" / "corpus-info.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def change_file(name, data):
+    def change(folder):
+        path = folder / "data" / name
+        path.unlink() if data is None else path.write_bytes(data)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, arguments, message",
+    [
+        (change_info(cutoffs=[0, 1, 3, 4]), {}, r"corpus-info.json has cutoffs \[1, 3\], but .* has \[2, 3\]"),
+        (change_info(cutoffs=[]), {}, r"corpus-info.json has cutoffs \[\], but .* has \[2, 3\]"),
+        (change_info(vocab_size=5), {}, "cache.pkl has 4 symbols, but .*corpus-info.json says vocab_size 5"),
+        (change_info(dataset="wt2"), {}, "not clear what dataset this is: wt2 by .*corpus-info.json, wt103 by .*cache"),
+        (None, {"dataset": "ptb"}, "not clear what dataset this is: ptb by dataset, wt103 by"),
+        (None, {"mem_len": None}, "mem_len is needed: no variable of a checkpoint tells it"),
+        (None, {"n_head": 8}, "n_head=8 was given, but .*n_head=2"),
+        (None, {"tf1_checkpoint": "nowhere/model.ckpt"}, "no checkpoint at nowhere/model.ckpt"),
+        (None, {"corpus": "nowhere"}, "there is no corpus file or folder nowhere"),
+        (change_file("cache.pkl", None), {}, "there is no vocabulary in .*data: none of cache.pkl"),
+        (change_file("cache.pkl", b"cos\nsystem\n."), {}, "refused: it names os.system"),
+        (change_file("corpus-info.json", b"[1]"), {}, "corpus-info.json is not a JSON object"),
+    ],
+    ids=lambda value: None if callable(value) else str(value),
+)
+def test_what_does_not_belong_together_is_one_clear_error(published, tmp_path, change, arguments, message):
+    if change:
+        change(published)
+    defaults = {"tf1_checkpoint": published / "model", "corpus": published / "data", "mem_len": 4}
+    with pytest.raises((ValueError, FileNotFoundError), match=f"(?s){message}"):
+        conversion.tf1_to_run(**{**defaults, **arguments}, model_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_vocabulary_of_another_size_names_both_sizes(small_lm, tmp_path, vocab_file):
+    with pytest.raises(ValueError, match=r"vocab.txt has 23 symbols, but .*model.ckpt-7 is of n_token=30"):
+        convert(tmp_path, small_lm(n_token=30), vocab_file)
+
+
+def test_a_plain_vocabulary_needs_the_dataset_and_has_no_text(small_lm, tmp_path, vocab_file):
+    with pytest.raises(ValueError, match="dataset is needed, to tell how text becomes the words of .*: one of enwik8"):
+        convert(tmp_path, small_lm(), vocab_file, dataset=None)
+    with pytest.raises(ValueError, match="vocab.txt has no tokens to write to data_dir"):
+        convert(tmp_path, small_lm(), vocab_file, data_dir=tmp_path / "data")
+
+
+def test_the_dataset_of_ones_own_is_replaced_by_one_whose_rules_hold(published, tmp_path, monkeypatch):
+    make_cache(published / "data" / "cache.pkl", monkeypatch, dataset="mine")
+    change_info(dataset="mine")(published)
+    with pytest.raises(ValueError, match="dataset is needed.*; 'mine', 'mine' is none of them"):
+        conversion.tf1_to_run(published / "model", published / "data", tmp_path / "run", mem_len=4)
+    conversion.tf1_to_run(published / "model", published / "data", tmp_path / "run", mem_len=4, dataset="wt2")
+    assert runs.read_config(tmp_path / "run")["data"]["dataset"] == "wt2"
+
+
+def test_a_folder_with_a_run_is_kept(small_lm, tmp_path, vocab_file):
+    convert(tmp_path, small_lm(), vocab_file)
+    with pytest.raises(ValueError, match="run already holds a run: choose a new folder"):
+        convert(tmp_path, small_lm(), vocab_file)
+
+
+# ---------------------------------------------------------------------------------------------------- the program
+
+
+def program(*flags):
+    command = [sys.executable, str(ROOT / "tools" / "convert_checkpoint.py"), *flags]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_program_converts_says_what_it_found_and_goes_back(published, tmp_path):
+    run = f"--model_dir={tmp_path / 'run'}"
+    there = [f"--tf1_checkpoint={published / 'model'}", f"--corpus={published / 'data' / 'cache.pkl'}", run]
+    result = program(*there, "--mem_len=4", "--same_length", "--n_head=2")
+    assert result.returncode == 0, result.stderr
+    assert f"{tmp_path / 'run' / 'ckpt-0'}: " in result.stdout
+    assert "n_layer=2 d_model=8 d_embed=8 n_head=2 d_head=3 d_inner=12 untie_r=False" in result.stdout
+    assert "it does not say: mem_len=4 same_length=True clamp_len=-1" in result.stdout
+
+    result = program("--to_tf1", run, f"--tf1_checkpoint={tmp_path / 'back'}")
+    assert result.stdout.strip() == str(tmp_path / "back" / "model.ckpt-0"), result.stderr
+    assert_variables_equal(read_checkpoint(result.stdout.strip()), read_checkpoint(f"{published}/model/model.ckpt-0"))
+
+    result = program(*there)
+    assert result.returncode == 1
+    assert "convert_checkpoint.py: mem_len is needed" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# ---------------------------------------------------------------------------------------------- the original's own
+
+
+def nll_of_batch_1(lm, tokens, tgt_len, n_row=64):
+    """What `lm.evaluate` gives at batch size 1, sooner: the nll `[n]` of all labels in text order.
+
+    With mem_len == tgt_len, a segment depends on the `n_layer` segments before it. So the text is cut into rows of
+    segments that begin so much earlier than they count. Before its beginning, memory stays zero.
+    """
+    inputs, labels = tokens[:-1].reshape(-1, tgt_len), tokens[1:].reshape(-1, tgt_len)
+    n_column, warm_up = -(-len(inputs) // n_row), lm.network.n_layer
+    score = tf.function(lm.score)
+    mems, nll = lm.initial_mems(n_row), np.zeros([n_row, n_column, tgt_len])
+    for column in range(-warm_up, n_column):
+        index = np.arange(n_row) * n_column + column
+        inside = np.clip(index, 0, len(inputs) - 1)
+        row_nll, mems = score(inputs[inside], labels[inside], mems)
+        mems = [mem * np.float32(index >= 0)[:, None, None] for mem in mems]
+        if column >= 0:
+            nll[:, column] = row_nll
+    return nll.reshape(-1)[: labels.size]
+
+
+def test_a_model_trained_by_the_original_evaluates_to_its_figures(reference, tmp_path):
+    test_text = reference.parent / "data" / "wikitext-2" / "test.txt"
+    if not test_text.is_file():
+        pytest.skip(f"the text of the original's evaluation is not at {test_text}")
+    folder = reference / "pretrained_word"
+    expected = json.loads((folder / "expected.json").read_text())
+    lm, vocab, _ = conversion.tf1_to_run(
+        folder, folder / "vocab.txt", tmp_path / "run", mem_len=32, dataset="wt2", **expected["model"]
+    )
+    assert lm.count_params() == expected["parameters"]
+    back = conversion.run_to_tf1(tmp_path / "run", tmp_path / "back")
+    assert_variables_equal(read_checkpoint(back), read_checkpoint(str(folder / expected["checkpoint"])))
+
+    tokens = vocab.encode(test_text.read_text(encoding="utf-8"))
+    for evaluation in expected["evaluations_on_wikitext2_test"]:
+        batch, tgt_len = evaluation["batch"], evaluation["tgt_len"]
+        assert (len(tokens) // batch - 1) * batch == evaluation["tokens"]
+        settings = {name: evaluation[name] for name in ("mem_len", "same_length", "clamp_len")}
+        lm = runs.load_lm(tmp_path / "run", **settings)
+        lm.compile("adam")
+        dataset = txl_tf.segments(tokens, batch, tgt_len)
+        if batch > 1:
+            nll = lm.evaluate(dataset, verbose=0)
+        else:
+            nlls = nll_of_batch_1(lm, tokens, tgt_len)
+            nll = np.mean(nlls)
+            beginning = lm.evaluate(dataset.take(200), verbose=0)
+            np.testing.assert_allclose(np.mean(nlls[: 200 * tgt_len]), beginning, rtol=1e-6)
+        assert abs(nll - evaluation["nll"]) < 1e-4

@@ -1,0 +1,43 @@
+"""Averages the weights of several checkpoints of a run into the folder of a new one.
+
+    python tools/average_checkpoints.py --model_dir=runs/my --num_last_checkpoints=5 --output_dir=runs/my-average
+    python tools/average_checkpoints.py --model_dir=runs/my --checkpoints=ckpt-900,ckpt-1200 --output_dir=runs/mean
+
+Checkpoints may also be paths, of other runs of the same model or of the original program.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from txl_tf import averaging
+
+flags.DEFINE_string("model_dir", None, "Folder of the run.")
+flags.DEFINE_list("checkpoints", None, "Checkpoints to average, comma-separated: names in model_dir, or paths.")
+flags.DEFINE_integer("num_last_checkpoints", None, "Average that many of the latest, rather.")
+flags.DEFINE_string("output_dir", None, "New folder for the average.")
+flags.mark_flags_as_required(["model_dir", "output_dir"])
+
+
+def main(argv):
+    if argv[1:]:
+        sys.exit(f"average_checkpoints.py: unexpected arguments: {' '.join(argv[1:])}")
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    names = "model_dir output_dir checkpoints num_last_checkpoints".split()
+    try:
+        paths = averaging.average_checkpoints(**{name: flags.FLAGS[name].value for name in names})
+    except (ValueError, OSError) as error:
+        if flags.FLAGS["verbosity"].present:
+            raise
+        sys.exit(f"average_checkpoints.py: {error}\n(--verbosity=1 shows where)")
+    print(f"{flags.FLAGS.output_dir}: the average of {', '.join(paths)}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,92 @@
+"""Makes the folder of a run, which every program here opens, out of a checkpoint of the original; and back.
+
+    python tools/convert_checkpoint.py --tf1_checkpoint=tf_wt103/model --corpus=tf_wt103/data/cache.pkl \
+        --mem_len=1600 --clamp_len=1000 --same_length --model_dir=runs/wt103
+    python tools/convert_checkpoint.py --tf1_checkpoint=my/model.ckpt-1200 --corpus=my/vocab.txt --dataset=wt2 \
+        --mem_len=160 --model_dir=runs/my
+    python tools/convert_checkpoint.py --to_tf1 --model_dir=runs/my --tf1_checkpoint=back
+
+What the model is, the checkpoint says. The flags of the original's commands that describe it may stay: they are
+compared with the checkpoint. --mem_len is needed, and --same_length and --clamp_len are, where the model was trained
+or evaluated with them: no checkpoint tells them.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from txl_tf import conversion, datasets
+
+flags.DEFINE_string("tf1_checkpoint", None, "The original's checkpoint: its prefix (.../model.ckpt-0) or its folder.")
+flags.DEFINE_string("model_dir", None, "Folder of the run.")
+flags.DEFINE_string("corpus", None, "Its cache.pkl, a vocabulary file (a word a line), or the folder of either.")
+flags.DEFINE_enum("dataset", None, list(datasets.PAPER_DATASETS), "Whose rules make words of text; a cache.pkl says.")
+flags.DEFINE_string("data_dir", None, "Folder for the text of a cache.pkl, prepared to train on and to evaluate.")
+flags.DEFINE_bool("to_tf1", False, "Go back: write tf1_checkpoint out of model_dir.")
+flags.DEFINE_string("ckpt_path", None, "With to_tf1, the checkpoint of model_dir to take, rather than the latest.")
+
+# What no checkpoint tells
+flags.DEFINE_integer("mem_len", None, "Positions of memory.")
+flags.DEFINE_bool("same_length", False, "Let every token attend to mem_len + 1 positions, not to all it can.")
+flags.DEFINE_integer("clamp_len", -1, "Treat distances beyond it as clamp_len; -1 for no limit.")
+
+# What it does tell
+COMPARED = "Compared with the checkpoint: "
+flags.DEFINE_integer("n_layer", None, COMPARED + "layers.")
+flags.DEFINE_integer("d_model", None, COMPARED + "width of the hidden states.")
+flags.DEFINE_integer("d_embed", None, COMPARED + "width of the embeddings.")
+flags.DEFINE_integer("n_head", None, COMPARED + "attention heads.")
+flags.DEFINE_integer("d_head", None, COMPARED + "width of a head.")
+flags.DEFINE_integer("d_inner", None, COMPARED + "width inside the feed-forward layers.")
+flags.DEFINE_bool("untie_r", None, COMPARED + "every layer has its own r_w_bias and r_r_bias.")
+flags.DEFINE_integer("div_val", None, COMPARED + "what divides the width of the embeddings from bin to bin.")
+flags.DEFINE_bool("proj_share_all_but_first", None, COMPARED + "embedding and softmax share all projections but one.")
+flags.DEFINE_bool("proj_same_dim", None, COMPARED + "a bin as wide as d_model is projected too.")
+
+flags.mark_flags_as_required(["tf1_checkpoint", "model_dir"])
+
+FROM_TF1 = "tf1_checkpoint corpus model_dir dataset data_dir mem_len same_length clamp_len"
+MODEL = "n_layer d_model d_embed n_head d_head d_inner untie_r div_val proj_share_all_but_first proj_same_dim"
+
+
+def values(names):
+    return {name: flags.FLAGS[name].value for name in names.split()}
+
+
+def described(names, network):
+    return " ".join(f"{name}={getattr(network, name)}" for name in names.split())
+
+
+def from_tf1():
+    if flags.FLAGS.corpus is None:
+        raise ValueError("--corpus is needed: the cache.pkl or vocabulary file of the checkpoint")
+    lm, vocab, checkpoint = conversion.tf1_to_run(**values(FROM_TF1), **values(MODEL))
+    print(f"{checkpoint}: {lm.count_params():,} parameters, {len(vocab):,} symbols")
+    print("the checkpoint says:", described("n_layer d_model d_embed n_head d_head d_inner untie_r", lm.network))
+    print("     ", described("cutoffs div_val proj_same_dim", lm.network), described("proj_share_all_but_first", lm))
+    print("it does not say:", described("mem_len same_length clamp_len", lm.network))
+
+
+def main(argv):
+    if argv[1:]:
+        sys.exit(f"convert_checkpoint.py: unexpected arguments: {' '.join(argv[1:])}")
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    try:
+        if flags.FLAGS.to_tf1:
+            print(conversion.run_to_tf1(**values("model_dir tf1_checkpoint ckpt_path")))
+        else:
+            from_tf1()
+    except (ValueError, OSError) as error:
+        if flags.FLAGS["verbosity"].present:
+            raise
+        sys.exit(f"convert_checkpoint.py: {error}\n(--verbosity=1 shows where)")
+
+
+if __name__ == "__main__":
+    app.run(main)
