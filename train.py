@@ -136,9 +136,10 @@ def values(names, given_only=False):
 def data_arguments():
     """Which corpus: `data_dir` alone, or the arguments of `build_corpus`; empty where no flag says."""
     folder = os.path.dirname(flags.FLAGS.corpus_info_path or "") or flags.FLAGS.data_dir
-    if folder and flags.FLAGS.dataset:
-        raise ValueError("give either --data_dir, of a prepared corpus, or --dataset and its text")
     if folder:
+        given = values(f"{DATA} cutoffs", given_only=True)
+        if given:
+            raise ValueError(f"data_dir {folder} is a prepared corpus: leave out {', '.join(f'--{n}' for n in given)}")
         return {"data_dir": folder}
     if not (flags.FLAGS.dataset or flags.FLAGS.data_path):
         return {}

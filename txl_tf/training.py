@@ -111,7 +111,7 @@ def train_and_evaluate(
         lm.compile(rule, jit_compile=jit_compile, steps_per_execution=steps_per_execution)
         lm.optimizer.build(lm.trainable_variables)
     checkpoints = RunCheckpoints(lm, model_dir, max_to_keep)
-    _print_model(data.get("dataset", data.get("data_dir")), corpus, lm, strategy, mixed_precision)
+    _print_model(_name(data), corpus, lm, strategy, mixed_precision)
     data = {**data, "by_character": corpus.by_character}
     config = {"data": data, "model": model, "vocab": corpus.vocab.get_config()}
     _check_same_run(model_dir, config, checkpoints.latest)
@@ -186,7 +186,7 @@ def evaluate_run(
         lm = TransformerXLLM(**{**bins, **config["model"], **(model or {})}, dtype=policy)
         lm.compile(make_optimizer(learning_rate=1.0))  # not used
     load_weights(lm, path)
-    _print_model(eval_path or (data or config["data"]).get("dataset", "corpus"), corpus, lm, strategy, mixed_precision)
+    _print_model(eval_path or _name(data or config["data"]), corpus, lm, strategy, mixed_precision)
     print(f"evaluating {path}")
     return {eval_split: evaluation.run(lm, eval_split, token_nll)}
 
@@ -197,6 +197,10 @@ def _open_corpus(data):
     if "data_dir" in data:
         return load_corpus(data["data_dir"])
     return build_corpus(**{name: value for name, value in data.items() if name != "by_character"})
+
+
+def _name(data):
+    return data.get("data_dir") or data["dataset"]
 
 
 def _policy(mixed_precision):
