@@ -245,7 +245,9 @@ def count_parameters(**model):
     """The number of parameters of a model, of which no weight is made."""
     with keras.StatelessScope(initialize_variables=False):
         lm = TransformerXLLM(**model)
-        return sum(math.prod(variable.shape) for variable in lm.trainable_variables)
+        count = sum(math.prod(variable.shape) for variable in lm.trainable_variables)
+    keras.utils.clear_session()  # Keras would make all of them at the end of the next such scope, whoever opens it
+    return count
 
 
 def commands_of(name):
