@@ -47,9 +47,7 @@ flags.DEFINE_bool("do_eval_only", False, "Evaluate without training, as --do_tra
 flags.DEFINE_string("eval_split", "valid", "Split to evaluate: train, valid or test.")
 flags.DEFINE_string("eval_path", None, "Text file to evaluate instead of a split, in the vocabulary of the run.")
 flags.DEFINE_string("eval_ckpt_path", None, "Checkpoint to evaluate, rather than the latest; the original's will do.")
-flags.DEFINE_string(
-    "token_nll", None, "File to write every evaluated token to, with its nll, in the order of the text."
-)
+flags.DEFINE_string("token_nll", None, "File to write every evaluated token to, with its nll, row by row of the batch.")
 flags.DEFINE_integer("max_eval_batch", -1, "Batches to evaluate; -1 for all.")
 flags.DEFINE_string("warm_start_path", None, "Checkpoint whose weights a new run starts from; the original's will do.")
 flags.DEFINE_integer("seed", 0, "Seed of the initial weights and of dropout.")
@@ -63,7 +61,7 @@ flags.DEFINE_enum("optimizer", "adam", list(optimization.OPTIMIZERS), "adam is t
 flags.DEFINE_float("weight_decay", 0.0, "Weight decay of adamw and lamb.")
 flags.DEFINE_float("ema", 0.0, "Momentum of a moving average of the weights, as 0.999, that is evaluated in the end.")
 flags.DEFINE_integer("train_batch_size", 60, "Rows of a training batch, over all devices.")
-flags.DEFINE_integer("eval_batch_size", 60, "Rows of an evaluation batch, over all devices.")
+flags.DEFINE_integer("eval_batch_size", 60, "Rows of an evaluation batch; default without training: the run's.")
 flags.DEFINE_integer("train_steps", 100000, "Training steps in all.")
 flags.DEFINE_integer("iterations", 500, "Steps between two lines of progress.")
 flags.DEFINE_integer("save_steps", 10000, "Steps between two checkpoints, each with a validation.")
@@ -98,15 +96,15 @@ flags.DEFINE_bool("jit_compile", False, "Compile the training step with XLA.")
 flags.DEFINE_integer("steps_per_execution", 1, "Steps in one call of the compiled graph.")
 
 # Flags of the original's programs that have nothing left to say.
-NO_EFFECT = {
-    "the prepared corpus says it": ["record_info_dir"],
-    "--strategy takes its place": ["num_core_per_host", "num_hosts", "use_tpu", "master"],
-    "embedding and softmax are always tied": ["tie_weight"],
-    "as in the original": ["do_test", "start_eval_steps", "track_mean"],
-}
-for reason, names in NO_EFFECT.items():
-    for name in names:
-        flags.DEFINE_string(name, None, f"No effect: {reason}.")
+flags.DEFINE_string("record_info_dir", None, "No effect: the prepared corpus says it.")
+flags.DEFINE_integer("num_core_per_host", None, "No effect: see --strategy.")
+flags.DEFINE_integer("num_hosts", None, "No effect: see --strategy.")
+flags.DEFINE_bool("use_tpu", None, "No effect: see --strategy.")
+flags.DEFINE_string("master", None, "No effect: see --strategy.")
+flags.DEFINE_bool("tie_weight", None, "No effect: embedding and softmax are always tied.")
+flags.DEFINE_bool("do_test", None, "No effect, as in the original.")
+flags.DEFINE_bool("track_mean", None, "No effect, as in the original.")
+flags.DEFINE_integer("start_eval_steps", None, "No effect: the latest checkpoint is evaluated.")
 flags.DEFINE_alias("num_host", "num_hosts")  # as some of the original's scripts write it
 
 flags.mark_flag_as_required("model_dir")
@@ -121,10 +119,10 @@ MODEL = (
 )
 OPTIMIZER = "learning_rate clip min_lr_ratio warmup_steps optimizer weight_decay ema"
 TRAINING = (
-    "do_eval warm_start_path train_batch_size train_steps iterations save_steps max_to_keep jit_compile "
-    "steps_per_execution"
+    "do_eval warm_start_path train_batch_size eval_batch_size train_steps iterations save_steps max_to_keep "
+    "jit_compile steps_per_execution"
 )
-EVALUATION = "eval_split eval_batch_size max_eval_batch token_nll"
+EVALUATION = "eval_split max_eval_batch token_nll"
 MACHINE = "strategy mixed_precision seed"
 
 
@@ -170,7 +168,7 @@ def main(argv):
             training.evaluate_run(
                 data=data_arguments(),
                 model=values(MODEL, given_only=True) if has_config() else values(MODEL),
-                **values("tgt_len", given_only=True),
+                **values("tgt_len eval_batch_size", given_only=True),
                 **values(f"model_dir eval_path eval_ckpt_path {EVALUATION} {MACHINE}"),
             )
         else:

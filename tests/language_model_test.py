@@ -422,6 +422,9 @@ def test_weights_file_round_trips(small_lm, small_batches, tmp_path):
     [
         ({"d_model": 7}, "d_model must be even .*got 7"),
         ({"n_token": 0}, "n_token must be at least 1, got 0"),
+        ({"n_token": 20.5}, "n_token must be an integer, got 20.5"),
+        ({"n_layer": 2.5}, "n_layer must be an integer, got 2.5"),
+        ({"mem_len": None}, "mem_len must be an integer, got None"),
         ({"n_layer": 0}, "n_layer must be at least 1, got 0"),
         ({"n_head": -1}, "n_head must be at least 1, got -1"),
         ({"d_head": 0}, "d_head must be at least 1, got 0"),

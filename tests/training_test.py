@@ -51,7 +51,7 @@ def run(tmp_path, text, **changes):
 
 
 def evaluate(tmp_path, **arguments):
-    return training.evaluate_run(str(tmp_path / "run"), eval_batch_size=2, **arguments)
+    return training.evaluate_run(str(tmp_path / "run"), **arguments)
 
 
 def log_rows(tmp_path):
@@ -247,6 +247,31 @@ def test_a_folder_of_another_configuration_is_refused_and_kept(tmp_path, text):
     with pytest.raises(ValueError, match="model.d_inner: 16 there, 32 now"):
         run(tmp_path, text, model={"d_inner": 32})
     assert (tmp_path / "run" / "config.json").read_text() == config
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"train_batch_size": 8}, "training.train_batch_size: 4 there, 8 now"),
+        ({"tgt_len": 4}, "training.tgt_len: 8 there, 4 now"),
+        ({"optimizer": {"optimizer": "lamb"}}, "training.optimizer: None there, 'lamb' now"),
+    ],
+)
+def test_a_run_is_not_continued_by_another_training(tmp_path, text, changes, message):
+    run(tmp_path, text)
+    config = (tmp_path / "run" / "config.json").read_text()
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path, text, **changes, train_steps=24)
+    assert (tmp_path / "run" / "config.json").read_text() == config
+
+
+@pytest.mark.parametrize("file", ["ckpt-12.index", "ckpt-12.data-00000-of-00001"])
+def test_a_damaged_checkpoint_is_one_clear_error(tmp_path, text, file):
+    run(tmp_path, text)
+    path = tmp_path / "run" / file
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(ValueError, match="run/ckpt-12 cannot be read: "):
+        evaluate(tmp_path)
 
 
 def test_a_checkpoint_of_another_shape_names_the_variable_and_both_shapes(tmp_path, text):

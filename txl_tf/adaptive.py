@@ -12,19 +12,24 @@ with the softmax: `[N, E]` alone where `div_val` is 1, else one `[n_i, e_i]` per
 `None` where the widths agree and nothing is projected.
 """
 
+import numbers
+
 import keras
 import tensorflow as tf
 
 
 def check_bins(n_token, d_embed, cutoffs, div_val):
     """Raises ValueError unless `cutoffs` and `div_val` cut the vocabulary into bins that hold something."""
-    if n_token < 1:
-        raise ValueError(f"n_token must be at least 1, got {n_token}")
+    for name, value in {"n_token": n_token, "div_val": div_val}.items():
+        if not isinstance(value, numbers.Integral):
+            raise ValueError(f"{name} must be an integer, got {value!r}")
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not all(isinstance(cutoff, numbers.Integral) for cutoff in cutoffs):
+        raise ValueError(f"cutoffs must be integers, got {list(cutoffs)}")
     ends = [0, *cutoffs, n_token]
     if any(left >= right for left, right in zip(ends, ends[1:], strict=False)):
         raise ValueError(f"cutoffs must increase and lie between 0 and n_token={n_token}, got {list(cutoffs)}")
-    if div_val < 1:
-        raise ValueError(f"div_val must be at least 1, got {div_val}")
     last = len(cutoffs)
     if d_embed // div_val**last < 1:
         raise ValueError(

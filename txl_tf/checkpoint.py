@@ -41,8 +41,13 @@ def load_tf1_checkpoint(lm, path):
 def load_weights(lm, path):
     """`load_tf1_checkpoint`, of a checkpoint of a run as well, whose optimizer and memory are left alone."""
     read = weights_reader(lm, path)
-    for name, variable in weights_by_name(lm).items():
-        variable.assign(read(name))
+    variables = weights_by_name(lm)
+    try:
+        arrays = {name: read(name) for name in variables}  # all of them, before the first is set
+    except (tf.errors.OpError, IndexError, RuntimeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    for name, variable in variables.items():
+        variable.assign(arrays[name])
 
 
 def weights_reader(lm, path):
@@ -72,7 +77,10 @@ def weight_shapes(path):
 def _weights_in(path):
     """`{variable name of the original: key in the checkpoint}` and `{the same: shape}`."""
     _check_exists(path)
-    shapes = dict(tf.train.list_variables(path))
+    try:
+        shapes = dict(tf.train.list_variables(path))
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
     keys = {}
     for key in shapes:
         if key.startswith(_RUN_WEIGHTS):

@@ -176,7 +176,7 @@ class TransformerXLLM(keras.Model):
     def _check_ids(self, name, ids):
         """`ids` as an int tensor `[batch, tgt_len]` whose every id the vocabulary has."""
         ids = tf.convert_to_tensor(ids)
-        if not ids.dtype.is_integer or ids.shape.rank != 2:
+        if not ids.dtype.is_integer or ids.shape.rank != 2 or 0 in ids.shape:
             raise ValueError(f"{name} must be integers [batch, tgt_len], got {ids.dtype.name} {list(ids.shape)}")
         if not tf.executing_eagerly():
             return ids
@@ -373,7 +373,7 @@ class TransformerXLLM(keras.Model):
                 f"got {type(dataset).__name__}" + (f" of {spec}" if spec is not None else "")
             )
         rows = spec[0].shape[0] if spec[0].shape.rank else None
-        if rows is None:
+        if rows is None or dataset.cardinality() == 0:
             first = next(iter(dataset), None)
             if first is None:
                 raise ValueError("x must hold at least one batch, got an empty dataset")
@@ -433,6 +433,10 @@ def _with_checks(dataset, rows, n_token):
             smallest, largest = tf.reduce_min(ids), tf.reduce_max(ids)
             worst = tf.where(smallest < 0, smallest, largest)
             checks.append(tf.debugging.Assert((smallest >= 0) & (largest < n_token), [_id_error(name, n_token), worst]))
+        same = tf.reduce_all(tf.shape(tokens) == tf.shape(labels))
+        checks.append(
+            tf.debugging.Assert(same, ["labels must have the shape of tokens,", tf.shape(tokens), tf.shape(labels)])
+        )
         with tf.control_dependencies(checks):
             tokens, labels = tf.identity(tokens), tf.identity(labels)
         tokens.set_shape([rows, None])

@@ -1,5 +1,6 @@
 """The network: tokens and memory in, hidden states and new memory out (paper, section 3.2)."""
 
+import numbers
 import random
 
 import keras
@@ -37,6 +38,8 @@ def check_arguments(*, n_layer, d_model, d_embed, n_head, d_head, d_inner, dropo
     """Raises ValueError for the first argument of a network that is out of range; needs no vocabulary to do so."""
     sizes = {"n_layer": n_layer, "d_model": d_model, "d_embed": d_embed, "n_head": n_head, "d_head": d_head}
     for name, size in {**sizes, "d_inner": d_inner}.items():
+        if not isinstance(size, numbers.Integral):
+            raise ValueError(f"{name} must be an integer, got {size!r}")
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
     if d_model % 2:
@@ -44,6 +47,8 @@ def check_arguments(*, n_layer, d_model, d_embed, n_head, d_head, d_inner, dropo
     for name, rate in {"dropout": dropout, "dropatt": dropatt}.items():
         if not 0 <= rate < 1:
             raise ValueError(f"{name} must lie in [0, 1), got {rate}")
+    if not isinstance(mem_len, numbers.Integral):
+        raise ValueError(f"mem_len must be an integer, got {mem_len!r}")
     if mem_len < 0:
         raise ValueError(f"mem_len must not be negative, got {mem_len}")
     if init not in ("normal", "uniform"):

@@ -21,6 +21,9 @@ from txl_tf.optimization import make_optimizer
 from txl_tf.runs import CONFIG_FILE, VOCAB_FILE, checkpoints_of, find_checkpoint, load_vocab, read_config, write_json
 from txl_tf.text_files import read_files
 
+# What of the training a checkpoint depends on; the rest, such as train_steps, may change when a run is continued.
+_FIXED = ("tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema")
+
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
@@ -95,6 +98,8 @@ def train_and_evaluate(
     strategy = make_strategy(strategy)
     with strategy.scope():
         rule = make_optimizer(train_steps=train_steps, **optimizer)
+    if warm_start_path and not tf.io.gfile.exists(f"{warm_start_path}.index"):
+        raise ValueError(f"no checkpoint at {warm_start_path}: {warm_start_path}.index does not exist")
     _check_writable(model_dir)
     keras.utils.set_random_seed(seed)
 
@@ -114,11 +119,18 @@ def train_and_evaluate(
     _print_model(_name(data), corpus, lm, strategy, mixed_precision)
     data = {**data, "by_character": corpus.by_character}
     config = {"data": data, "model": model, "vocab": corpus.vocab.get_config()}
+    config["training"] = {
+        "tgt_len": tgt_len,
+        "train_batch_size": train_batch_size,
+        "eval_batch_size": eval_batch_size,
+        "mixed_precision": mixed_precision,
+        **steps,
+        **optimizer,
+    }
     _check_same_run(model_dir, config, checkpoints.latest)
-    training = {"tgt_len": tgt_len, "train_batch_size": train_batch_size, **steps, **optimizer}
-    write_json(os.path.join(model_dir, CONFIG_FILE), {**config, "training": training})
-    corpus.vocab.save(os.path.join(model_dir, VOCAB_FILE))
     mems = _restore(checkpoints, lm, warm_start_path)
+    write_json(os.path.join(model_dir, CONFIG_FILE), config)
+    corpus.vocab.save(os.path.join(model_dir, VOCAB_FILE))
     _fit(lm, corpus.splits["train"], tgt_len, train_batch_size, steps, evaluation, checkpoints, mems, model_dir)
     if optimizer.get("ema"):
         _keep_average(lm, os.path.join(model_dir, "ema"))
@@ -133,7 +145,7 @@ def evaluate_run(
     data=None,
     model=None,
     tgt_len=None,
-    eval_batch_size=60,
+    eval_batch_size=None,
     eval_split="valid",
     eval_path=None,
     eval_ckpt_path=None,
@@ -149,7 +161,7 @@ def evaluate_run(
         model_dir: folder of the run. Without a `config.json`, `model` says it all (as in the original program).
         data: as in `train_and_evaluate`; what the run was trained on where it is empty.
         model: dict, arguments of `TransformerXLLM` to use instead of the run's own.
-        tgt_len: tokens of a segment, by default those of the training.
+        tgt_len, eval_batch_size: tokens of a segment and rows, by default those of the training.
         eval_path: text file to evaluate instead of a split, in the vocabulary of the run.
         eval_ckpt_path: checkpoint, of a run or of the original program, rather than the latest.
         others: as in `train_and_evaluate`.
@@ -160,7 +172,9 @@ def evaluate_run(
     config = {"data": {}, "model": {}}
     if tf.io.gfile.exists(os.path.join(model_dir, CONFIG_FILE)):
         config = read_config(model_dir)
-    tgt_len = tgt_len or config.get("training", {}).get("tgt_len", 70)
+    training = {"tgt_len": 70, "eval_batch_size": 60, **config.get("training", {})}
+    tgt_len = training["tgt_len"] if tgt_len is None else tgt_len
+    eval_batch_size = training["eval_batch_size"] if eval_batch_size is None else eval_batch_size
     _check_positive(tgt_len=tgt_len, eval_batch_size=eval_batch_size)
     path = find_checkpoint(model_dir, eval_ckpt_path)
     if eval_path:
@@ -171,6 +185,9 @@ def evaluate_run(
         by_character = config["data"].get("by_character", is_by_character(config["data"].get("dataset"), vocab))
         corpus, eval_split = Corpus(vocab, config["model"]["cutoffs"], {eval_path: tokens}, by_character), eval_path
     else:
+        if not (data or config["data"].get("data_dir") or config["data"].get("data_path")):
+            if config["data"].get("dataset") != "pydoc":
+                raise ValueError("no text to evaluate: give data_dir, dataset with its data_path, or eval_path")
         corpus = _open_corpus(data or config["data"])
         if "vocab" in config and corpus.vocab.symbols != load_vocab(model_dir).symbols:
             raise ValueError(
@@ -187,7 +204,7 @@ def evaluate_run(
         lm.compile(make_optimizer(learning_rate=1.0))  # not used
     load_weights(lm, path)
     _print_model(eval_path or _name(data or config["data"]), corpus, lm, strategy, mixed_precision)
-    print(f"evaluating {path}")
+    print(f"evaluating {path}: tgt_len {tgt_len}, mem_len {lm.network.mem_len}, batch {eval_batch_size}", flush=True)
     return {eval_split: evaluation.run(lm, eval_split, token_nll)}
 
 
@@ -213,7 +230,10 @@ def _print_model(name, corpus, lm, strategy, mixed_precision):
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())
     print(f"{name}: {len(corpus.vocab):,} symbols; tokens: {sizes}")
     replicas = strategy.num_replicas_in_sync
-    print(f"model: {lm.count_params():,} parameters, {mixed_precision}, {replicas} replica{'s' * (replicas > 1)}")
+    print(
+        f"model: {lm.count_params():,} parameters, {mixed_precision}, {replicas} replica{'s' * (replicas > 1)}",
+        flush=True,
+    )
 
 
 def _fit(lm, tokens, tgt_len, batch_size, steps, evaluation, checkpoints, mems, model_dir):
@@ -250,7 +270,7 @@ def _fit(lm, tokens, tgt_len, batch_size, steps, evaluation, checkpoints, mems, 
 def _restore(checkpoints, lm, warm_start_path):
     """Sets what a checkpoint of the run, or else the warm start, gives; returns the memory to go on with."""
     if checkpoints.latest:
-        print(f"continuing from {checkpoints.latest}")
+        print(f"continuing from {checkpoints.latest}", flush=True)
         return checkpoints.restore(checkpoints.latest)
     if warm_start_path:
         print(f"starting from the weights of {warm_start_path}")
@@ -297,7 +317,7 @@ def _check_same_run(model_dir, config, latest):
         f"{part}.{name}: {before.get(part, {}).get(name)!r} there, {value!r} now"
         for part, values in config.items()
         for name, value in values.items()
-        if before.get(part, {}).get(name) != value
+        if before.get(part, {}).get(name) != value and (part != "training" or name in _FIXED)
     ]
     if changes:
         raise ValueError(
