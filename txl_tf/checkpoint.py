@@ -76,7 +76,7 @@ def weight_shapes(path):
 
 def _weights_in(path):
     """`{variable name of the original: key in the checkpoint}` and `{the same: shape}`."""
-    _check_exists(path)
+    check_exists(path)
     try:
         shapes = dict(tf.train.list_variables(path))
     except (tf.errors.OpError, RuntimeError) as error:
@@ -152,7 +152,8 @@ def weights_by_name(lm):
     return {f"transformer/{name}": variable for name, variable in variables.items() if variable is not None}
 
 
-def _check_exists(path):
+def check_exists(path):
+    """Raises ValueError if there is no checkpoint at the prefix `path`."""
     if not tf.io.gfile.exists(f"{path}.index"):
         raise ValueError(f"no checkpoint at {path}: {path}.index does not exist")
 
@@ -231,10 +232,6 @@ class RunCheckpoints:
             )
         self._run.restore(path).assert_existing_objects_matched()
         return self._mems.array
-
-    def restore_weights(self, path):
-        """Sets the weights alone, from a checkpoint of the original program too. Raises ValueError as `restore`."""
-        load_weights(self._lm, path)
 
 
 class _CarriedMems(tf.train.experimental.PythonState):

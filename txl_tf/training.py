@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from txl_tf.adaptive import check_bins
 from txl_tf.callbacks import Progress, RunState, StepCSVLogger, StepTensorBoard, StopOnInterrupt, step_of
-from txl_tf.checkpoint import RunCheckpoints, load_weights, save_weights
+from txl_tf.checkpoint import RunCheckpoints, check_exists, load_weights, save_weights
 from txl_tf.corpus import Corpus, build_corpus, load_corpus, num_segments, segments
 from txl_tf.datasets import is_by_character
 from txl_tf.distribution import make_strategy
@@ -98,8 +98,8 @@ def train_and_evaluate(
     strategy = make_strategy(strategy)
     with strategy.scope():
         rule = make_optimizer(train_steps=train_steps, **optimizer)
-    if warm_start_path and not tf.io.gfile.exists(f"{warm_start_path}.index"):
-        raise ValueError(f"no checkpoint at {warm_start_path}: {warm_start_path}.index does not exist")
+    if warm_start_path:
+        check_exists(warm_start_path)
     _check_writable(model_dir)
     keras.utils.set_random_seed(seed)
 
