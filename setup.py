@@ -21,6 +21,7 @@ setup(
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         "serving": ["tensorflow-serving-api"],
-        "test": ["pytest", "ruff"],
+        "plot": ["matplotlib"],
+        "test": ["pytest", "ruff", "matplotlib"],
     },
 )

@@ -183,6 +183,131 @@ def test_gradient_of_a_frequent_word_keeps_its_sum_in_half_precision():
     np.testing.assert_allclose(gradient[2], np.full(8, 4096 * 8**0.5), rtol=0.01)
 
 
+# ---------------------------------------- static shapes
+
+STATIC_OPTIONS = [
+    {},
+    {"cutoffs": [6, 14]},
+    {"cutoffs": [6, 14], "div_val": 2},
+    {"cutoffs": [6, 14], "div_val": 2, "d_embed": 16, "proj_share_all_but_first": True, "proj_same_dim": False},
+]
+
+
+def score_and_gradients(lm, tokens, labels, capacities=None, counted=True):
+    """nll, kept and the gradients of all weights of embedding and softmax, by the dynamic path without capacities.
+
+    The loss is a weighted sum of nll over the tokens that are `counted`.
+    """
+    static, embedding, softmax = capacities is not None, lm.network.embedding, lm.softmax
+    variables = [variable.value for variable in (*embedding.trainable_variables, *softmax.trainable_variables)]
+    factors = np.linspace(0.5, 1.5, np.prod(tokens.shape), dtype=np.float32).reshape(tokens.shape)
+    with tf.GradientTape() as tape:
+        hidden = tf.tanh(embedding(tokens, static_shapes=static))
+        if static:
+            nll, kept = softmax.static_nll(hidden, labels, embedding, capacities)
+        else:
+            nll, kept = softmax.nll(hidden, labels, embedding), tf.ones(labels.shape, tf.bool)
+        loss = tf.reduce_sum(tf.where(counted, nll, 0) * factors)
+    return nll, kept, tape.gradient(loss, variables)
+
+
+def assert_same(found, expected, tolerance=1e-6):
+    nll, kept, gradients = found
+    expected_nll, expected_kept, expected_gradients = expected
+    np.testing.assert_array_equal(kept, expected_kept)
+    np.testing.assert_allclose(nll, np.where(expected_kept, expected_nll, 0), rtol=tolerance, atol=tolerance)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        assert isinstance(gradient, tf.Tensor)
+        np.testing.assert_allclose(gradient, expected_gradient, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("options", STATIC_OPTIONS, ids=str)
+@pytest.mark.parametrize("room", ["exactly", "a little", "everything"])
+def test_static_shapes_equal_the_dynamic_path_when_nothing_overflows(small_lm, small_batches, options, room):
+    lm = small_lm(**options)
+    (tokens,), (labels,) = small_batches(n=1, batch=3, tgt_len=9)
+    counts = np.histogram(labels, [0, *lm.softmax.cutoffs, 23])[0][1:]
+    capacities = {"exactly": counts, "a little": [*(counts + 3)], "everything": [27, 1000][: len(counts)]}[room]
+    assert_same(score_and_gradients(lm, tokens, labels, capacities), score_and_gradients(lm, tokens, labels))
+
+
+def test_tokens_beyond_a_capacity_and_labels_of_padding_are_left_out(small_lm, small_batches):
+    lm, capacities = small_lm(cutoffs=[6, 14], div_val=2), [4, 1000]
+    (tokens,), (labels,) = small_batches(n=1, batch=3, tgt_len=9)
+    expected_kept, room = np.ones(labels.shape, bool), {1: 4, 2: 1000}
+    labels[0, 2] = labels[2, 6:] = -1
+    for place, label in np.ndenumerate(labels):
+        i = int(label >= 6) + int(label >= 14)
+        if label < 0 or (i > 0 and room[i] == 0):
+            expected_kept[place] = False
+        elif i > 0:
+            room[i] -= 1
+    overflow = (labels >= 6) & (labels < 14) & ~expected_kept
+    assert room[1] == 0 and overflow.sum() == 4 and room[2] < 1000
+
+    dynamic, _, gradients = score_and_gradients(lm, tokens, np.maximum(labels, 0), counted=expected_kept)
+    static = score_and_gradients(lm, tokens, labels, capacities)
+    assert_same(static, (dynamic, expected_kept, gradients))
+    np.testing.assert_array_equal(static[0].numpy()[~expected_kept], 0)
+
+    compiled = tf.function(lambda: score_and_gradients(lm, tokens, labels, capacities), jit_compile=True)
+    assert_same(compiled(), static)
+
+
+def test_infinite_logits_of_other_bins_do_no_harm_in_empty_slots(small_lm):
+    """No token is in bin 2, and the hidden states of those there are would overflow in it."""
+    lm = small_lm(cutoffs=[6, 14], div_val=2)
+    tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
+    lm.softmax.projs[2].assign(tf.fill([8 // 4, 8], 3e38))
+    nll, kept, gradients = score_and_gradients(lm, tokens, tokens, capacities=[8, 8])
+    assert np.isfinite(nll).all() and kept.numpy().all()
+    for gradient in gradients:
+        assert np.isfinite(gradient).all()
+    of_weights = [*lm.network.embedding.trainable_variables, *lm.softmax.trainable_variables]
+    by_path = dict(zip([weight.path for weight in of_weights], gradients, strict=True))
+    for weight in (lm.network.embedding.tables[2], lm.softmax.biases[2], lm.softmax.projs[2]):
+        np.testing.assert_array_equal(by_path[weight.path], np.zeros(weight.shape))
+
+
+@pytest.mark.parametrize("options", STATIC_OPTIONS[1:3], ids=str)
+def test_every_shape_is_static_and_no_id_becomes_a_float(small_lm, small_batches, options):
+    lm = small_lm(**options)
+
+    def operations(capacities):
+        function = tf.function(lambda tokens, labels: score_and_gradients(lm, tokens, labels, capacities))
+        (tokens,), (labels,) = small_batches(n=1)
+        specs = [tf.TensorSpec(ids.shape, tf.int32) for ids in (tokens, labels)]
+        return function.get_concrete_function(*specs).graph.get_operations()
+
+    def of_unknown_shape(operations):
+        return [op.name for op in operations if not all(tensor.shape.is_fully_defined() for tensor in op.outputs)]
+
+    assert of_unknown_shape(operations(None))
+    assert of_unknown_shape(static := operations([4, 4])) == []
+    types = {op.type for op in static}
+    assert {"LowerBound", "ScatterNd", "UnsortedSegmentSum"} <= types  # forward and backward pass are there
+    assert not any("PartitionedCall" in name or name == "Where" for name in types)
+    casts = [(op.inputs[0].dtype, op.outputs[0].dtype) for op in static if op.type == "Cast"]
+    assert not any(source.is_integer and result.is_floating for source, result in casts)
+
+
+def test_ids_that_float32_does_not_have_are_embedded_exactly():
+    """2**24 + 1 would become 2**24. Without dynamic shapes, a bin that no token is in need not be that long."""
+    tables = [np.zeros([1, 4], np.float32), np.arange(16, dtype=np.float32).reshape(4, 4)]
+    tokens = 2**24 + tf.constant([[3, 1, 0, 2]])
+    y = mask_adaptive_embedding_lookup(tokens, tables, [None] * 2, cutoffs=[2**24], d_proj=4, static_shapes=True)
+    np.testing.assert_array_equal(y, 2 * tables[1][[[3, 1, 0, 2]]])
+
+
+@pytest.mark.parametrize("capacities", [[], [8], [8, 8, 8], [8, 0], [8, -1], [8, 8.0]], ids=str)
+def test_capacities_that_are_not_one_a_bin_are_an_error(small_lm, capacities):
+    lm = small_lm(cutoffs=[6, 14])
+    message = r"capacities must be one positive integer for each of the 2 bins but the first, got \["
+    with pytest.raises(ValueError, match=message) as error:
+        lm.softmax.static_nll(tf.zeros([1, 2, 8]), tf.zeros([1, 2], tf.int32), lm.network.embedding, capacities)
+    assert str(capacities) in str(error.value)
+
+
 # ---------------------------------------- layers on their own
 
 

@@ -1,4 +1,4 @@
-"""Set-up that every test shares: two logical devices, fixed seeds, the reference values, and a pair of equal models."""
+"""Set-up that every test shares: three devices, fixed seeds, the reference values, and a pair of equal models."""
 
 import os
 
@@ -6,9 +6,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
 
-# Two devices on any machine, so that distribution can be tested. Nothing may touch TensorFlow before this.
+# Three devices on any machine, so that distribution can be tested. Nothing may touch TensorFlow before this.
 tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 3
 )
 
 from pathlib import Path  # noqa: E402
@@ -40,8 +40,13 @@ def reference():
 
 @pytest.fixture(scope="session")
 def two_replicas():
-    """One strategy for all tests, and without collectives: those of several strategies in one process get mixed up."""
+    """Without collectives, since those of several strategies in one process get mixed up."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+
+
+@pytest.fixture(scope="session")
+def three_replicas():
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"], tf.distribute.ReductionToOneDevice())
 
 
 @pytest.fixture(scope="session")

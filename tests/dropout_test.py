@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from txl_tf.dropout import dropout, split
 
-SEED = tf.constant([3, 4], tf.int64)
+SEED = tf.constant([3, 4, 0], tf.int64)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -38,20 +38,38 @@ def test_the_same_seed_draws_the_same_mask_eager_in_graphs_under_xla_and_with_dy
 
 
 def test_different_seeds_draw_different_masks():
-    seeds = [SEED, SEED + tf.constant([0, 1], tf.int64), SEED + tf.constant([1, 0], tf.int64), *split(SEED, 3)]
-    masks = [dropout(tf.ones([1000]), 0.5, seed).numpy() > 0 for seed in seeds]
+    seeds = [SEED, SEED + [0, 1, 0], SEED + [1, 0, 0], SEED + [0, 0, 1], *split(SEED, 3)]
+    masks = [dropout(tf.ones([2, 500]), 0.5, seed).numpy() > 0 for seed in seeds]
     for i, mask in enumerate(masks):
         for other in masks[:i]:
             assert abs((mask == other).mean() - 0.5) < 0.08  # five standard errors
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("shape, axis", [((6, 5), 0), ((7, 3, 11), 0), ((3, 6, 5, 7), 1), ((5, 40, 301), 0)], ids=str)
+def test_shares_of_the_rows_draw_the_masks_of_the_whole_batch(shape, axis, jit_compile):
+    drop = tf.function(lambda x, seed: dropout(x, 0.5, seed, axis), jit_compile=jit_compile)
+    first = 2**31 - 10  # blocks are numbered beyond 32 bits
+    whole = drop(tf.ones(shape), SEED + [0, 0, first])
+    rows = [row.tobytes() for row in np.moveaxis(whole, axis, 0)]
+    assert len(set(rows)) == len(rows)
+    for begin, size in ((0, 2), (2, 3), (shape[axis] - 1, 1)):
+        share = tf.gather(whole, range(begin, begin + size), axis=axis)
+        np.testing.assert_array_equal(drop(tf.ones_like(share), SEED + [0, 0, first + begin]), share)
+
+
+def test_without_rows_every_share_gets_the_same_mask():
+    x = tf.ones([1, 50, 10])
+    np.testing.assert_array_equal(dropout(x, 0.5, SEED + [0, 0, 7], None), dropout(x, 0.5, SEED, None))
 
 
 def test_seeds_split_over_and_over_are_the_same_under_xla():
     def leaves(seed):
         return tf.stack([leaf for branch in split(seed, 3) for twig in split(branch, 2) for leaf in split(twig, 2)])
 
-    seed = tf.constant([2**40 + 5, -7], tf.int64)
+    seed = tf.constant([2**40 + 5, -7, 6], tf.int64)
     expected = leaves(seed).numpy()
-    assert len({tuple(leaf) for leaf in expected}) == 12
+    assert len({tuple(leaf) for leaf in expected}) == 12 and set(expected[:, 2]) == {6}
     np.testing.assert_array_equal(tf.function(leaves)(seed), expected)
     np.testing.assert_array_equal(tf.function(leaves, jit_compile=True)(seed), expected)
 

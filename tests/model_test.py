@@ -1,6 +1,9 @@
 """The network: its memory, its initial weights, where it drops, and its reuse in other Keras models."""
 
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -213,9 +216,9 @@ def dropout_calls(monkeypatch):
     def make(only=None):
         calls.clear()
 
-        def recording(x, rate, seed):
+        def recording(x, rate, seed, row_axis=0):
             calls.append((tuple(x.shape), rate, None if seed is None else tuple(seed.numpy())))
-            return original(x, rate, seed) if only in (None, len(calls) - 1) else x
+            return original(x, rate, seed, row_axis) if only in (None, len(calls) - 1) else x
 
         for module in (txl_tf.model, txl_tf.attention, txl_tf.decoder):
             monkeypatch.setattr(module, "dropout", recording)
@@ -258,6 +261,110 @@ def test_masks_follow_the_seed_and_are_drawn_anew_without_one():
     assert np.abs(net(TOKENS, training=True)[0] - net(TOKENS, training=True)[0]).max() > 1e-3
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_shares_of_a_batch_are_dropped_as_the_whole_batch_is(jit_compile):
+    net = network(dropout=0.3, dropatt=0.3)
+
+    def call(tokens, mems, seed):
+        return net(tokens, mems, training=True, seed=seed)
+
+    call = tf.function(call, jit_compile=True) if jit_compile else call
+    tokens = np.random.default_rng(4).integers(0, 23, [4, 5]).astype(np.int32)
+    mems = [np.random.default_rng(i).normal(size=(4, 4, 8)).astype(np.float32) for i in range(2)]
+    whole, whole_mems = call(tokens, mems, seed=tf.constant([3, 4]))
+    assert np.abs(whole - net(tokens, mems)[0]).max() > 0.1
+    for rows, first in ((slice(0, 2), 0), (slice(2, 4), 2)):
+        hidden, new_mems = call(tokens[rows], [mem[rows] for mem in mems], seed=tf.constant([3, 4, first]))
+        np.testing.assert_allclose(hidden, whole[rows], rtol=0, atol=1e-6)
+        for mem, whole_mem in zip(new_mems, whole_mems, strict=True):
+            np.testing.assert_allclose(mem, whole_mem[rows], rtol=0, atol=1e-6)
+
+
+# ---------------------------------------- recomputed layers
+
+
+def loss_and_gradients(net, tokens, seed):
+    with tf.GradientTape() as tape:
+        hidden, new_mems = net(tokens, training=True, seed=seed)
+        loss = tf.reduce_sum(tf.cast(hidden, tf.float32) ** 2 * tf.range(float(hidden.shape[-1])))
+    gradients = tape.gradient(loss, net.trainable_variables)
+    return loss, new_mems, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+
+@pytest.mark.parametrize(
+    "mode, options",
+    [
+        ("eager", {}),
+        ("graph", {"untie_r": True, "dtype": "mixed_bfloat16"}),
+        ("xla", {}),
+        ("two replicas", {}),
+    ],
+    ids=str,
+)
+def test_recomputed_layers_give_the_same_loss_memory_and_gradients(mode, options, request):
+    def run(recompute):
+        if mode == "two replicas":
+            strategy = request.getfixturevalue("two_replicas")
+            with strategy.scope():
+                net = network(dropout=0.3, dropatt=0.3, recompute=recompute, **options)
+        else:
+            net = network(dropout=0.3, dropatt=0.3, recompute=recompute, **options)
+
+        def step():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return loss_and_gradients(net, TOKENS, tf.stack([3, 4, replica]))
+
+        if mode == "eager":
+            return step()
+        if mode == "two replicas":
+            return strategy.experimental_local_results(tf.function(lambda: strategy.run(step))())
+        return tf.function(step, jit_compile=mode == "xla")()
+
+    for got, expected in zip(tf.nest.flatten(run(True)), tf.nest.flatten(run(False)), strict=True):
+        got, expected = tf.cast(got, tf.float32), tf.cast(expected, tf.float32)
+        scale = np.abs(expected).max(initial=0)
+        assert scale > 0 or not tf.size(expected)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6 * scale)
+
+
+PEAK_MEMORY = """
+import sys
+import tensorflow as tf
+import txl_tf
+
+def resident(peak_or_now):  # getrusage's peak is inherited from the parent process
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(peak_or_now))
+
+net = txl_tf.TransformerXL(
+    n_token=23, n_layer=6, d_model=8, d_embed=8, n_head=4, d_head=3, d_inner=12, mem_len=128, dropatt=0.1,
+    recompute=sys.argv[1] == "True",
+)
+net.build()
+
+@tf.function
+def step(seed):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(net(tf.zeros([32, 128], tf.int32), training=True, seed=seed)[0] ** 3)
+    return tape.gradient(loss, net.trainable_variables)
+
+before = resident("VmRSS")
+step(tf.constant([1, 2, 0]))
+print(resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_recomputed_layers_need_less_memory():
+    """Attention's tensors of 17 MB, several of them a layer; in processes of their own, since peaks stay."""
+    command = [sys.executable, "-c", PEAK_MEMORY]
+    processes = [
+        subprocess.Popen([*command, str(recompute)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[1])
+        for recompute in (True, False)
+    ]
+    recomputed, kept = (int(process.communicate()[0]) for process in processes)
+    assert recomputed < 0.65 * kept
+
+
 # ---------------------------------------- in other Keras models, saved
 
 
@@ -269,7 +376,9 @@ def classifier(net):
 
 
 def test_network_alone_round_trips_through_a_keras_file(tmp_path):
-    net = network(untie_r=True, cutoffs=[5, 12], div_val=2, same_length=True, clamp_len=3, init="uniform")
+    net = network(
+        untie_r=True, cutoffs=[5, 12], div_val=2, same_length=True, clamp_len=3, init="uniform", recompute=True
+    )
     net.save(tmp_path / "net.keras")
     loaded = keras.saving.load_model(tmp_path / "net.keras")
     assert loaded.get_config() == net.get_config()

@@ -10,8 +10,13 @@ Shapes:
 Both layers hold the original's variables, one for one. `tables` and `projs` below are those of the embedding, shared
 with the softmax: `[N, E]` alone where `div_val` is 1, else one `[n_i, e_i]` per bin; a projection is `[e_i, P]`, or
 `None` where the widths agree and nothing is projected.
+
+Tokens are sorted into their bins in one of two ways, with the same weights and results. By default a bin takes as many
+tokens as it has, `boolean_mask` and `scatter_nd`. TPUs and XLA want shapes that do not depend on the data: there, the
+embedding looks up every token in every bin, and the softmax gives every bin but the first a fixed capacity.
 """
 
+import itertools
 import numbers
 
 import keras
@@ -53,7 +58,7 @@ def embedding_lookup(table, ids):
     return tf.gather(table, ids), grad
 
 
-def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="float32"):
+def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="float32", static_shapes=False):
     """Embeddings of the tokens `x`, times `sqrt(d_proj)`.
 
     Batch first; otherwise the documents' function, with the variables passed in.
@@ -64,13 +69,17 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
         cutoffs: ends of the bins but the last.
         d_proj: P, width of the result.
         dtype: of the products and the result.
+        static_shapes: look up every token in every bin and keep the right one; rare bins are narrow, so it costs
+            little.
 
     Returns:
         `[B, T, P]` in `dtype`.
     """
     if not x.dtype.is_integer:
         raise ValueError(f"tokens must be integers, got {x.dtype.name}")
-    x = tf.cast(x, tf.int32)
+    shape = tf.shape(x)
+    # One row a token: the gradient of a product with `[B, T, e]` would first be one matrix for every row of the batch.
+    x = tf.cast(tf.reshape(x, [-1]), tf.int32)
 
     def embed(ids, table, proj):
         y = tf.cast(embedding_lookup(tf.convert_to_tensor(table), ids), dtype)
@@ -80,16 +89,19 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
         y = embed(x, tables[0], projs[0])
     else:
         starts, ends = [0, *cutoffs], [*cutoffs, tf.int32.max]
-        shape = tf.concat([tf.shape(x), [d_proj]], 0)
-        y = tf.zeros(shape, dtype)
+        y = tf.zeros([tf.size(x), d_proj], dtype)
         for start, end, table, proj in zip(starts, ends, tables, projs, strict=True):
             mask = (x >= start) & (x < end)
-            cur_y = embed(tf.boolean_mask(x, mask) - start, table, proj)
-            y += tf.scatter_nd(tf.cast(tf.where(mask), tf.int32), cur_y, shape)
-    return y * d_proj**0.5
+            if static_shapes:
+                ids = tf.clip_by_value(x - start, 0, table.shape[0] - 1)
+                y = tf.where(mask[:, None], embed(ids, table, proj), y)
+            else:
+                cur_y = embed(tf.boolean_mask(x, mask) - start, table, proj)
+                y += tf.scatter_nd(tf.cast(tf.where(mask), tf.int32), cur_y, tf.shape(y))
+    return tf.reshape(y * d_proj**0.5, tf.concat([shape, [d_proj]], 0))
 
 
-def _logits(hidden, weight, bias, proj):
+def bin_logits(hidden, weight, bias, proj):
     """float32 `[..., n]`: products in the dtype of `hidden`, sums and the softmax after them in float32."""
     if proj is not None:
         hidden = tf.matmul(hidden, tf.cast(proj, hidden.dtype), transpose_b=True)
@@ -97,14 +109,14 @@ def _logits(hidden, weight, bias, proj):
     return tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
 
 
-def _split_bins(tables, biases):
+def split_bins(tables, biases):
     """The weights of every bin, `[n_i, e_i]` each. One table is split, whose gradient is then one concatenation."""
     if len(tables) == len(biases):
         return [tf.convert_to_tensor(table) for table in tables]
     return tf.split(tables[0], [bias.shape[0] for bias in biases])
 
 
-def _head(weights, biases, clusters):
+def head_of(weights, biases, clusters):
     """Weight and bias of the first softmax: the words of bin 0, then the clusters."""
     if clusters is None:
         return weights[0], biases[0]
@@ -129,23 +141,87 @@ def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=Non
     Returns:
         float32 `[B, T]`, nats.
     """
-    weights = _split_bins(tables, biases)
-    head_weight, head_bias = _head(weights, biases, clusters)
-    ends = tf.cumsum([bias.shape[0] for bias in biases])
-    target = tf.cast(target, tf.int32)
-    bin_of = tf.searchsorted(ends, tf.reshape(target, [-1]), side="right")
-    bin_of = tf.reshape(bin_of, tf.shape(target))
-
-    head_target = tf.where(bin_of == 0, target, ends[0] + bin_of - 1)
-    nll = tf.nn.sparse_softmax_cross_entropy_with_logits(head_target, _logits(hidden, head_weight, head_bias, projs[0]))
-    for i in range(1, len(biases)):
+    shape = tf.shape(target)
+    hidden, target = _flatten(hidden, target)
+    weights = split_bins(tables, biases)
+    nll, bin_of = _head_nll(hidden, target, weights, projs, biases, clusters)
+    for i, start in enumerate(_starts(biases)[1:], 1):
         mask = bin_of == i
         tail_nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
-            tf.boolean_mask(target, mask) - ends[i - 1],
-            _logits(tf.boolean_mask(hidden, mask), weights[i], biases[i], projs[i]),
+            tf.boolean_mask(target, mask) - start,
+            bin_logits(tf.boolean_mask(hidden, mask), weights[i], biases[i], projs[i]),
         )
         nll += tf.scatter_nd(tf.cast(tf.where(mask), tf.int32), tail_nll, tf.shape(target))
-    return nll
+    return tf.reshape(nll, shape)
+
+
+def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, capacities):
+    """`mask_adaptive_logsoftmax` whose shapes, those of the gradient too, do not depend on the data.
+
+    Every bin but the first has a capacity: its first tokens, in order, are predicted, and those past the capacity are
+    left out, from the gradient too. A capacity of `B * T` or more leaves out none.
+
+    Args:
+        hidden: `[B, T, P]`, B and T known.
+        target: int `[B, T]`; -1 where there is no token.
+        tables, projs, biases, clusters: those of `mask_adaptive_logsoftmax`.
+        capacities: list of int, of every bin but the first; see `corpus.get_bin_sizes`.
+
+    Returns:
+        `(nll, kept)`: float32 `[B, T]`, nats, and bool `[B, T]`, false for the tokens left out, whose nll is 0.
+
+    Raises:
+        ValueError: `capacities` are not one positive integer for every bin but the first.
+    """
+    _check_capacities(capacities, len(biases) - 1)
+    shape = target.shape
+    hidden, target = _flatten(hidden, target)
+    kept = target >= 0
+    target = tf.maximum(target, 0)
+    weights = split_bins(tables, biases)
+    nll, bin_of = _head_nll(hidden, target, weights, projs, biases, clusters)
+
+    n = target.shape[0]
+    # Slots that no token fills hold a row of zeros, number n: neither its nll nor its gradient goes anywhere.
+    padded_hidden, padded_target = tf.pad(hidden, [[0, 1], [0, 0]]), tf.pad(target, [[0, 1]])
+    for i, start in enumerate(_starts(biases)[1:], 1):
+        capacity = min(int(capacities[i - 1]), n)
+        in_bin = bin_of == i
+        count = tf.cumsum(tf.cast(in_bin, tf.int32))
+        kept &= ~(in_bin & (count > capacity))
+        slots = tf.searchsorted(count, tf.range(1, capacity + 1))  # where the count first reaches 1, 2, ...; else n
+        tail_nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            tf.maximum(tf.gather(padded_target, slots) - start, 0),
+            bin_logits(embedding_lookup(padded_hidden, slots), weights[i], biases[i], projs[i]),
+        )
+        nll += tf.slice(tf.scatter_nd(slots[:, None], tail_nll, [n + 1]), [0], [n])
+    return tf.reshape(tf.where(kept, nll, 0), shape), tf.reshape(kept, shape)
+
+
+def _check_capacities(capacities, n):
+    integers = all(isinstance(capacity, numbers.Integral) and capacity > 0 for capacity in capacities)
+    if len(capacities) != n or not integers:
+        raise ValueError(
+            f"capacities must be one positive integer for each of the {n} bins but the first, got {list(capacities)}"
+        )
+
+
+def _starts(biases):
+    """The first id of every bin."""
+    return list(itertools.accumulate([bias.shape[0] for bias in biases[:-1]], initial=0))
+
+
+def _flatten(hidden, target):
+    """`[B * T, P]` and int32 `[B * T]`. Otherwise, gradients of products would be one matrix for every row of B."""
+    return tf.reshape(hidden, [-1, hidden.shape[-1]]), tf.cast(tf.reshape(target, [-1]), tf.int32)
+
+
+def _head_nll(hidden, target, weights, projs, biases, clusters):
+    """nll of every target's first choice, a word of bin 0 or a cluster, and the bin it is in: `[B * T]` each."""
+    bin_of = tf.searchsorted(_starts(biases), target, side="right") - 1
+    head_target = tf.where(bin_of == 0, target, biases[0].shape[0] + bin_of - 1)
+    logits = bin_logits(hidden, *head_of(weights, biases, clusters), projs[0])
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(head_target, logits), bin_of
 
 
 def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
@@ -156,12 +232,12 @@ def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
     Returns:
         float32 `[B, T, N]`, log-probabilities in vocabulary order.
     """
-    weights = _split_bins(tables, biases)
-    head = tf.nn.log_softmax(_logits(hidden, *_head(weights, biases, clusters), projs[0]))
+    weights = split_bins(tables, biases)
+    head = tf.nn.log_softmax(bin_logits(hidden, *head_of(weights, biases, clusters), projs[0]))
     n_0 = biases[0].shape[0]
     log_probs = [head[..., :n_0]]
     for i in range(1, len(biases)):
-        tail = tf.nn.log_softmax(_logits(hidden, weights[i], biases[i], projs[i]))
+        tail = tf.nn.log_softmax(bin_logits(hidden, weights[i], biases[i], projs[i]))
         log_probs.append(head[..., n_0 + i - 1, None] + tail)
     return tf.concat(log_probs, -1)
 
@@ -230,6 +306,7 @@ class AdaptiveEmbedding(_Bins):
 
     Call arguments:
         tokens: int `[batch, tgt_len]`.
+        static_shapes: whether to look up every token in every bin, for TPU and XLA.
 
     Returns:
         `[batch, tgt_len, d_proj]`, times `sqrt(d_proj)`.
@@ -260,9 +337,9 @@ class AdaptiveEmbedding(_Bins):
             self.add_projection(i, f"proj_W_{i}") if self.is_projected(i) else None for i in range(len(sizes))
         ]
 
-    def call(self, tokens):
+    def call(self, tokens, static_shapes=False):
         return mask_adaptive_embedding_lookup(
-            tokens, self.tables, self.projs, self.cutoffs, self.d_proj, self.compute_dtype
+            tokens, self.tables, self.projs, self.cutoffs, self.d_proj, self.compute_dtype, static_shapes
         )
 
     def get_config(self):
@@ -313,7 +390,7 @@ class AdaptiveSoftmax(_Bins):
                 self.add_weight(name="cluster_b", shape=(n_cluster,), initializer="zeros", autocast=False),
             )
 
-    def _weights(self, embedding):
+    def weights_with(self, embedding):
         """Arguments of the pure functions: tables, projections, biases and clusters."""
 
         def tied(i):
@@ -323,11 +400,15 @@ class AdaptiveSoftmax(_Bins):
         return embedding.tables, projs, self.biases, self.clusters
 
     def call(self, hidden, embedding):
-        return adaptive_log_probs(hidden, *self._weights(embedding))
+        return adaptive_log_probs(hidden, *self.weights_with(embedding))
 
     def nll(self, hidden, labels, embedding):
         """Negative log-likelihood of every label, in place: float32 `[batch, tgt_len]`, nats."""
-        return mask_adaptive_logsoftmax(hidden, labels, *self._weights(embedding))
+        return mask_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding))
+
+    def static_nll(self, hidden, labels, embedding, capacities):
+        """`nll` for TPU and XLA: `(nll, kept)`, see `static_adaptive_logsoftmax`."""
+        return static_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding), capacities)
 
     def get_config(self):
         return {**super().get_config(), "proj_share_all_but_first": self.proj_share_all_but_first}

@@ -82,7 +82,7 @@ def rel_attention(q, k, v, r_k, r_w_bias, r_r_bias, attn_mask, dropatt=0.0, seed
         r_w_bias, r_r_bias: `[H, D]`, the paper's u and v.
         attn_mask: `[T, K]`, 1 where masked.
         dropatt: dropout rate of the attention probabilities.
-        seed: int `[2]`, or `None` for no dropout.
+        seed: int `[3]`, see `dropout`, or `None` for no dropout.
 
     Returns:
         `[H, B, T, D]`, in the dtype of `q`.
@@ -100,7 +100,7 @@ def rel_attention(q, k, v, r_k, r_w_bias, r_r_bias, attn_mask, dropatt=0.0, seed
     bd = _shift_padded(tf.reshape(bd, [n_head, batch, qlen, klen + 1]))
     # Half precision holds neither -1e30 nor the sum of many small probabilities: the softmax is in float32.
     attn_score = tf.cast(ac + bd, tf.float32) - 1e30 * tf.cast(attn_mask, tf.float32)
-    attn_prob = dropout(tf.cast(tf.nn.softmax(attn_score), q.dtype), dropatt, seed)
+    attn_prob = dropout(tf.cast(tf.nn.softmax(attn_score), q.dtype), dropatt, seed, row_axis=1)
     return tf.matmul(attn_prob, v)
 
 
@@ -122,7 +122,7 @@ def rel_multihead_attn(
         r_kernel: `[E, H * D]`.
         o_kernel: `[H * D, E]`.
         dropatt: dropout rate of the attention probabilities.
-        seed: int `[2]`, or `None` for no dropout.
+        seed: int `[3]`, see `dropout`, or `None` for no dropout.
 
     Returns:
         `[B, T, E]`.
@@ -162,7 +162,7 @@ class RelMultiHeadAttn(keras.layers.Layer):
         r_w_bias, r_r_bias: `[n_head, d_head]`; given by the caller, since layers share them unless `untie_r`.
         attn_mask: `[tgt_len, mem_len + tgt_len]`, 1 where masked, see `create_mask`.
         mems: `[batch, mem_len, d_model]`; `mem_len` may be 0.
-        seed: int `[2]` draws the dropout masks; `None` for inference.
+        seed: int `[3]` draws the dropout masks, see `dropout`; `None` for inference.
 
     Returns:
         `[batch, tgt_len, d_model]`.

@@ -18,7 +18,7 @@ class PositionwiseFF(keras.layers.Layer):
 
     Call arguments:
         inp: `[batch, tgt_len, d_model]`.
-        seed: int `[2]` draws the dropout masks; `None` for inference.
+        seed: int `[3]` draws the dropout masks, see `dropout`; `None` for inference.
 
     Returns:
         `[batch, tgt_len, d_model]`.

@@ -1,27 +1,163 @@
-"""Where to train: one device or all accelerators of this machine."""
+"""Where to train: one device, all accelerators of this machine, several machines, or a TPU."""
+
+import functools
+import json
+import os
+import socket
 
 import tensorflow as tf
 
-STRATEGIES = ("auto", "one", "mirrored")
+STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
+
+_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+_SECONDS_TO_REACH_TPU = 20
 
 
-def make_strategy(name="auto"):
-    """A `tf.distribute` strategy by name.
+def make_strategy(name="auto", tpu=None, tpu_zone=None, gcp_project=None, logical_cpus=None):
+    """A `tf.distribute` strategy by name. To be made before TensorFlow does anything else.
 
     Args:
-        name: `"one"` uses one device, `"mirrored"` all GPUs of the machine (or all logical CPUs where there is no
-            GPU), `"auto"` mirrors where there are several GPUs.
+        name: where to train:
+
+            - `"one"`: one device.
+            - `"mirrored"`: all GPUs of the machine, or all logical CPUs where there is no GPU.
+            - `"multi_worker"`: all GPUs (or the processor) of all machines that the environment variable `TF_CONFIG`
+              names, the same program on each.
+            - `"tpu"`: the TPU named `tpu`.
+            - `"auto"`: `"multi_worker"` where `TF_CONFIG` names several machines, `"mirrored"` where there are several
+              GPUs, else `"one"`.
+        tpu: name or `grpc://` address of the TPU; `"local"` for that of this machine.
+        tpu_zone, gcp_project: where to look the name up; by default where this machine is.
+        logical_cpus: number of devices that the processor counts for, to try `"mirrored"` without GPUs.
 
     Returns:
         `tf.distribute.Strategy`.
 
     Raises:
-        ValueError: the name is not known.
+        ValueError: the name is not known, `TF_CONFIG` is missing or malformed, or TPU arguments do not fit.
+        ConnectionError: the TPU cannot be reached.
     """
     if name not in STRATEGIES:
         raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {name!r}")
+    if name == "tpu" or tpu:
+        return _tpu_strategy(name, tpu, tpu_zone, gcp_project)
+    if tpu_zone or gcp_project:
+        raise ValueError(f"tpu_zone and gcp_project go with strategy=tpu, got {name}")
+    if logical_cpus:
+        _split_cpu(logical_cpus)
+    if name == "multi_worker" or (name == "auto" and len(_workers(required=False)) > 1):
+        workers = _workers(required=True)
+        if len(workers) > 1:
+            print(f"waiting for all {len(workers)} workers: {', '.join(workers)}", flush=True)
+        return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
     if name == "mirrored" or (name == "auto" and len(gpus) > 1):
         devices = gpus or tf.config.list_logical_devices("CPU")
+        if len(devices) == 1:
+            print(f"strategy=mirrored: there is one device, {devices[0].name}; training on it alone", flush=True)
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     return tf.distribute.get_strategy()
+
+
+def _split_cpu(logical_cpus):
+    """Has the processor count for several devices."""
+    if logical_cpus < 1:
+        raise ValueError(f"logical_cpus must be at least 1, got {logical_cpus}")
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical_cpus)
+
+
+def _workers(required):
+    """Addresses of the workers that `TF_CONFIG` names, the chief first."""
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        if required:
+            raise ValueError(f"strategy=multi_worker needs the environment variable TF_CONFIG, such as {_EXAMPLE}")
+        return []
+    try:
+        config = json.loads(text)
+        cluster, task = config["cluster"], config["task"]
+        kind, index = task["type"], int(task["index"])
+        workers = [*cluster.get("chief", []), *cluster.get("worker", [])]
+        usable = kind in ("chief", "worker") and 0 <= index < len(cluster.get(kind, []))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"TF_CONFIG is malformed ({type(error).__name__}: {error}), got {text}; it looks like {_EXAMPLE}"
+        ) from error
+    if not usable or not all(isinstance(worker, str) and ":" in worker for worker in workers):
+        raise ValueError(
+            "TF_CONFIG must name a task among the chief or workers of its cluster, each as host:port, "
+            f"got {text}; it looks like {_EXAMPLE}"
+        )
+    return workers
+
+
+def _tpu_strategy(name, tpu, tpu_zone, gcp_project):
+    if name not in ("tpu", "auto"):
+        raise ValueError(f"tpu goes with strategy=tpu, got {name}")
+    if not tpu:
+        raise ValueError("strategy=tpu needs tpu, the name or the grpc:// address of the TPU, or local")
+    if tpu.startswith("grpc://"):
+        _check_reachable(tpu)
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu, zone=tpu_zone, project=gcp_project)
+        if tpu != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except Exception as error:  # of the name service, of the network or of TensorFlow: hardly two alike
+        where = "".join(f", {key} {value}" for key, value in (("zone", tpu_zone), ("project", gcp_project)) if value)
+        raise ConnectionError(f"the TPU {tpu}{where} cannot be reached: {error}") from error
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def _check_reachable(address):
+    """Raises ConnectionError where nobody listens at `grpc://host:port`; TensorFlow would wait for ever."""
+    host, _, port = address.removeprefix("grpc://").rpartition(":")
+    if not (host and port.isdigit()):
+        raise ValueError(f"tpu must be a name or grpc://host:port, got {address}")
+    try:
+        socket.create_connection((host, int(port)), timeout=_SECONDS_TO_REACH_TPU).close()
+    except OSError as error:
+        raise ConnectionError(f"the TPU {address} cannot be reached: {error}") from error
+
+
+def num_workers(strategy):
+    """Number of programs that train together, one a machine; a TPU is driven by one program."""
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return max(len(_workers(required=False)), 1)
+    return 1
+
+
+def is_chief(strategy):
+    """Whether this program is the one, of those that train together, that writes files and prints."""
+    if num_workers(strategy) == 1:
+        return True
+    resolver = strategy.cluster_resolver
+    if "chief" in resolver.cluster_spec().jobs:
+        return resolver.task_type == "chief"
+    return resolver.task_id == 0
+
+
+def agree(strategy, number):
+    """The chief's `number` (an int) on every worker. All workers must call it."""
+    return _sum_over_workers(strategy, number if is_chief(strategy) else 0)
+
+
+def any_worker(strategy, flag):
+    """Whether `flag` is set on any worker. All workers must call it."""
+    return bool(_sum_over_workers(strategy, int(flag)))
+
+
+def _sum_over_workers(strategy, number):
+    return number if num_workers(strategy) == 1 else int(_sum_function(strategy)(tf.constant(number, tf.int64)))
+
+
+@functools.cache
+def _sum_function(strategy):
+    replicas = strategy.num_replicas_in_sync // num_workers(strategy)
+
+    def share(number):  # once a worker, not for each of its replicas
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return number if replica % replicas == 0 else tf.zeros_like(number)
+
+    return tf.function(lambda number: strategy.reduce("SUM", strategy.run(share, args=(number,)), axis=None))

@@ -1,5 +1,6 @@
 """The network: tokens and memory in, hidden states and new memory out (paper, section 3.2)."""
 
+import functools
 import numbers
 import random
 
@@ -13,25 +14,43 @@ from txl_tf.dropout import dropout, split
 from txl_tf.positions import inverse_frequencies, positional_embedding, relative_positions
 
 
-def cache_mems(hidden, mems, mem_len):
+def cache_mems(hidden, mems, mem_len, lengths=None):
     """The memory for the next segment: the last `mem_len` of memory and segment, without gradient.
 
     Args:
         hidden: `[batch, tgt_len, d_model]`, what the layer was given for this segment.
         mems: `[batch, any, d_model]`, what it was given as memory.
         mem_len: positions to keep; 0 keeps none.
+        lengths: int `[batch]`, how many positions of each row's `hidden` count, where what follows is padding; `mems`
+            must then hold `mem_len` positions or more. `None`: all.
 
     Returns:
         `[batch, min(any + tgt_len, mem_len), d_model]`.
     """
     if mem_len == 0:
         return hidden[:, :0]
+    if lengths is not None:
+        first = keras.ops.shape(mems)[1] + lengths - mem_len
+        kept = first[:, None] + tf.range(mem_len)
+        return tf.stop_gradient(tf.gather(tf.concat([mems, hidden], 1), kept, batch_dims=1))
     if hidden.shape[1] is None or hidden.shape[1] < mem_len:
         hidden = tf.concat([mems, hidden], 1)
     new_mems = tf.stop_gradient(hidden[:, -mem_len:])
     if (mems.shape[1] or 0) >= mem_len:
         new_mems.set_shape([None, mem_len, None])  # known, even where tgt_len is not
     return new_mems
+
+
+def recomputed(layer, seed):
+    """`layer` with a seed, of which only the arguments are kept for the backward pass, which computes it again."""
+
+    def call(zero, w, *args):
+        # Masks, which depend on the seed alone, would be drawn for all layers at the start, and once for both passes.
+        with tf.control_dependencies([w]):
+            layer_seed = seed + tf.cast(zero, seed.dtype)
+        return layer(w, *args, seed=layer_seed)
+
+    return functools.partial(keras.remat(call), tf.zeros([]))
 
 
 def check_arguments(*, n_layer, d_model, d_embed, n_head, d_head, d_inner, dropout, dropatt, mem_len, init, **_):
@@ -75,6 +94,8 @@ class TransformerXL(keras.Model):
         untie_r: every layer has its own u and v of equation (6), rather than all the same.
         cutoffs, div_val, proj_same_dim: bins of the embedding, see `AdaptiveEmbedding`.
         seed: int that dropout derives from; drawn where it is `None`.
+        recompute: in training, keep only every layer's input and compute the rest of it again in the backward pass:
+            less memory for about a third more time, the same gradients.
         init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
             softmax), or "uniform" in `[-init_range, init_range]`.
 
@@ -82,8 +103,15 @@ class TransformerXL(keras.Model):
         tokens: int `[batch, tgt_len]`, any `tgt_len`.
         mems: list of `n_layer` tensors `[batch, any, d_model]`, normally those the segment before returned.
             `None` starts from `initial_mems`.
+        padding_mask: bool `[batch, tgt_len]`, True at tokens, False at padding, wherever it lies; `mems` must then
+            hold `mem_len` positions or more, as `initial_mems` does. Every row gets what its tokens alone would: their
+            hidden states and the memory after them, which holds no padding. Ids at padding do not count, and hidden
+            states there are zeros.
         training: whether to drop.
-        seed: int `[2]` that the dropout masks are a function of; the layer draws one itself where it is not given.
+        seed: int `[3]` that the dropout masks are a function of: two words of key and the number of the first row
+            of `tokens` in the global batch, 0 where it is left out. The shares of a batch given one key and their
+            first rows are dropped as the whole batch is. The layer draws a key itself where `seed` is not given.
+        static_shapes: passed on to `AdaptiveEmbedding`.
 
     Returns:
         `(hidden, new_mems)`: `[batch, tgt_len, d_model]`, and the memory for the next segment.
@@ -119,6 +147,7 @@ class TransformerXL(keras.Model):
         proj_init_std=0.01,
         init_range=0.1,
         seed=None,
+        recompute=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -146,6 +175,7 @@ class TransformerXL(keras.Model):
         self.init_std = init_std
         self.proj_init_std = proj_init_std
         self.init_range = init_range
+        self.recompute = recompute
 
         self.initializer = make_initializer(init, init_std, init_range)
         self.embedding = AdaptiveEmbedding(
@@ -192,35 +222,67 @@ class TransformerXL(keras.Model):
         shape = [batch_size, self.mem_len, self.d_model]
         return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
 
-    def call(self, tokens, mems=None, training=False, seed=None):
+    def call(self, tokens, mems=None, padding_mask=None, training=False, seed=None, static_shapes=False):
         if mems is None:
             mems = self.initial_mems(keras.ops.shape(tokens)[0])
+        lengths = None
+        if padding_mask is not None:
+            _check_padding(padding_mask, tokens, mems[0], self.mem_len)
+            lengths = tf.reduce_sum(tf.cast(padding_mask, tf.int32), 1)
+            # Tokens to the front: causality hides what follows them, and their distances to the memory are right.
+            order = tf.argsort(tf.cast(~padding_mask, tf.int32), stable=True)
+            tokens = tf.gather(tf.where(padding_mask, tokens, 0), order, batch_dims=1)
         qlen, mlen = keras.ops.shape(tokens)[1], keras.ops.shape(mems[0])[1]
         if training and seed is None:
             seed = self.seed_generator.next()
+        if seed is not None:
+            seed = tf.cast(seed, tf.int32)
+            seed = tf.pad(seed, [[0, 3 - seed.shape[0]]])
         embed_seed, pos_seed, out_seed, *layer_seeds = split(seed if training else None, 3 + self.n_layer)
 
         attn_mask = create_mask(qlen, mlen, self.same_length)
         pos_seq = relative_positions(mlen + qlen, self.clamp_len)
         pos_emb = positional_embedding(pos_seq, inverse_frequencies(self.d_model))
         # One mask for all layers and rows, as in the original.
-        pos_emb = dropout(tf.cast(pos_emb, self.compute_dtype), self.dropout, pos_seed)
+        pos_emb = dropout(tf.cast(pos_emb, self.compute_dtype), self.dropout, pos_seed, row_axis=None)
 
         new_mems = []
-        output = dropout(self.embedding(tokens), self.dropout, embed_seed)
+        output = dropout(self.embedding(tokens, static_shapes=static_shapes), self.dropout, embed_seed)
         for i, layer in enumerate(self.decoder_layers):
-            new_mems.append(cache_mems(output, mems[i], self.mem_len))
-            r_w_bias = self.r_w_bias[i] if self.untie_r else self.r_w_bias
-            r_r_bias = self.r_r_bias[i] if self.untie_r else self.r_r_bias
-            output = layer(output, pos_emb, r_w_bias, r_r_bias, attn_mask, mems[i], seed=layer_seeds[i])
-        return dropout(output, self.dropout, out_seed), new_mems
+            new_mems.append(cache_mems(output, mems[i], self.mem_len, lengths))
+            # As tensors: keras.remat gives no gradient to variables that are arguments.
+            r_w_bias = tf.convert_to_tensor(self.r_w_bias[i] if self.untie_r else self.r_w_bias)
+            r_r_bias = tf.convert_to_tensor(self.r_r_bias[i] if self.untie_r else self.r_r_bias)
+            decode = functools.partial(layer, seed=layer_seeds[i])
+            if training and self.recompute:
+                decode = recomputed(layer, layer_seeds[i])
+            output = decode(output, pos_emb, r_w_bias, r_r_bias, attn_mask, mems[i])
+        output = dropout(output, self.dropout, out_seed)
+        if padding_mask is not None:  # back to where they were
+            index = tf.cumsum(tf.cast(padding_mask, tf.int32), 1, exclusive=True)
+            output = tf.where(padding_mask[:, :, None], tf.gather(output, index, batch_dims=1), 0)
+        return output, new_mems
 
     def get_config(self):
         names = (
             "n_token n_layer d_model d_embed n_head d_head d_inner dropout dropatt mem_len same_length clamp_len "
-            "untie_r cutoffs div_val proj_same_dim init init_std proj_init_std init_range seed"
+            "untie_r cutoffs div_val proj_same_dim init init_std proj_init_std init_range seed recompute"
         )
         return {**super().get_config(), **{name: getattr(self, name) for name in names.split()}}
+
+
+def _check_padding(padding_mask, tokens, mem, mem_len):
+    """Raises ValueError where `padding_mask` does not fit tokens and memory."""
+    if padding_mask.dtype != tf.bool or not padding_mask.shape.is_compatible_with(tokens.shape):
+        raise ValueError(
+            f"padding_mask must be bool and of the shape of tokens, {list(tokens.shape)}, "
+            f"got {padding_mask.dtype.name} {list(padding_mask.shape)}"
+        )
+    if mem.shape[1] is not None and mem.shape[1] < mem_len:
+        raise ValueError(
+            f"with a padding_mask, mems must hold mem_len={mem_len} positions or more, as initial_mems does, "
+            f"got {mem.shape[1]}"
+        )
 
 
 def make_initializer(init, init_std, init_range):

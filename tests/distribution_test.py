@@ -1,0 +1,249 @@
+"""Training on several replicas, in parts, and by several workers, against training on one device.
+
+As a program, `python tests/distribution_test.py FILE`, this is one worker of those that TF_CONFIG names.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import txl_tf
+from txl_tf import distribution
+
+ROWS, TGT_LEN, STEPS = 6, 5, 20
+
+
+def batches(n=8, rows=ROWS):
+    """Words 0 to 22, more rare than frequent ones; the first two rows have no word of the last two bins."""
+    text = np.random.default_rng(0).integers(0, 23, [rows, n * TGT_LEN + 1], np.int32)
+    text[:2] %= 6
+    segments = [text[:, i : i + TGT_LEN + 1] for i in range(0, n * TGT_LEN, TGT_LEN)]
+    return tf.data.Dataset.from_tensor_slices(np.stack(segments)).map(lambda x: (x[:, :-1], x[:, 1:]))
+
+
+class Logs(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.rows = []
+
+    def on_train_batch_end(self, batch, logs):
+        self.rows.append([logs["loss"], logs["grad_norm"]])
+
+
+def make_lm(strategy=None, optimizer=None, **options):
+    """A model with bins and dropout, always of the same weights."""
+    sizes = {"n_token": 23, "n_layer": 1, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
+    bins = {"cutoffs": [6, 14], "div_val": 2}
+    with (strategy or tf.distribute.get_strategy()).scope():
+        keras.utils.set_random_seed(1)
+        lm = txl_tf.TransformerXLLM(**sizes, **bins, mem_len=4, dropout=0.2, dropatt=0.2, seed=3)
+        lm.compile(optimizer or txl_tf.make_optimizer(1e-3, warmup_steps=2, train_steps=30), **options)
+        lm.optimizer.build(lm.trainable_variables)
+    return lm
+
+
+def train(strategy=None, **options):
+    """What 20 steps leave behind."""
+    lm, logs = make_lm(strategy, **options), Logs()
+    fit = {"epochs": 2, "steps_per_epoch": STEPS // 2, "verbose": 0, "callbacks": [logs]}
+    history = lm.fit(batches().repeat(), validation_data=batches(n=3), **fit).history
+    return {
+        **{f"weights/{i}": variable.numpy() for i, variable in enumerate(lm.trainable_variables)},
+        "mems": lm.carried_mems_array(),
+        "logs": np.array(logs.rows),
+        **{name: history[name] for name in ("loss", "grad_norm", "val_loss")},
+        "evaluation": lm.evaluate(batches(), verbose=0),
+    }
+
+
+def assert_same(run, expected, steps_per_execution=1):
+    for name, value in run.items():
+        if name == "logs":  # those of the last step of a call
+            reference = expected["logs"][steps_per_execution - 1 :: steps_per_execution]
+        else:
+            reference = expected[name]
+        tolerance = 1e-6 if name.startswith("weights") else 1e-5
+        np.testing.assert_allclose(value, reference, rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def of_one_replica():
+    return train()
+
+
+@pytest.mark.parametrize(
+    "replicas, options",
+    [
+        (1, {"gradient_accumulation_steps": 3}),
+        (1, {"bin_sizes": [30, 30]}),  # room for every token
+        (2, {"steps_per_execution": 5}),
+        (2, {"jit_compile": True}),
+        (3, {"bin_sizes": [10, 10]}),
+    ],
+    ids=str,
+)
+def test_twenty_steps_with_dropout_are_those_of_one_replica(
+    two_replicas, three_replicas, of_one_replica, replicas, options
+):
+    run = train({1: None, 2: two_replicas, 3: three_replicas}[replicas], **options)
+    assert_same(run, of_one_replica, options.get("steps_per_execution", 1))
+
+
+def free_ports(n):
+    sockets = [socket.socket() for _ in range(n)]
+    for opened in sockets:
+        opened.bind(("localhost", 0))
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
+
+
+def test_two_processes_train_as_one(of_one_replica, tmp_path):
+    cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
+    root = Path(__file__).parents[1]
+    workers = []
+    for index in range(2):
+        config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+        environment = {**os.environ, "TF_CONFIG": config, "PYTHONPATH": str(root)}
+        command = [sys.executable, __file__, str(tmp_path / f"{index}.npz")]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        workers.append(subprocess.Popen(command, env=environment, **pipes))
+    output = [worker.communicate(timeout=240)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], output
+    for index in range(2):
+        run = dict(np.load(tmp_path / f"{index}.npz"))
+        assert run.pop("agreed") == 5
+        assert run.pop("any") and run.pop("chief") == (index == 0)
+        assert_same(run, of_one_replica, steps_per_execution=5)
+
+
+def worker(path):
+    strategy = distribution.make_strategy("multi_worker")
+    chief = distribution.is_chief(strategy)
+    agreed = distribution.agree(strategy, 5 if chief else 7)
+    anyone = distribution.any_worker(strategy, not chief)
+    np.savez(path, agreed=agreed, any=anyone, chief=chief, **train(strategy, steps_per_execution=5))
+
+
+# ---------------------------------------- what is left out for static shapes
+
+
+def test_tokens_beyond_a_bin_s_size_are_counted_and_left_out_of_loss_and_gradient(two_replicas):
+    """One step against the mean nll, and its gradient, of the tokens that have room on their replica."""
+    tokens, labels = next(iter(batches(n=1)))
+    lm = make_lm(two_replicas, optimizer=keras.optimizers.SGD(1.0), bin_sizes=[2, 4])
+    lm.network.dropout = 0.0
+    for layer in lm.network.decoder_layers:
+        layer.rel_attn.dropout = layer.rel_attn.dropatt = layer.ff.dropout = 0.0
+    before = [variable.numpy() for variable in lm.trainable_variables]
+    kept = np.ones([ROWS, TGT_LEN], bool)
+    for share in (slice(0, 3), slice(3, 6)):
+        for (left, right), room in {(6, 14): 2, (14, 23): 4}.items():
+            there = np.argwhere((labels[share] >= left) & (labels[share] < right))
+            for row, column in there[room:]:
+                kept[share][row, column] = False
+    with tf.GradientTape() as tape:
+        nll, _ = lm.score(tokens, labels)
+        loss = tf.reduce_sum(tf.where(kept, nll, 0.0)) / kept.sum()
+    gradients = tape.gradient(loss, lm.trainable_variables)
+    history = lm.fit(batches(n=1), verbose=0).history
+    assert history["overflow"] == [(~kept).sum()] and (~kept).sum() == 4
+    np.testing.assert_allclose(history["loss"], [loss], rtol=1e-5)
+    np.testing.assert_allclose(history["grad_norm"], [tf.linalg.global_norm(gradients)], rtol=1e-5)
+    for variable, start, gradient in zip(lm.trainable_variables, before, gradients, strict=True):
+        np.testing.assert_allclose(variable, start - gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_with_static_shapes_leaves_out_nothing_and_takes_a_shorter_last_segment():
+    plain, static = make_lm(), make_lm(bin_sizes=[1, 1])
+    text = np.random.default_rng(0).integers(0, 23, 3 * 14).astype(np.int32)
+    dataset = txl_tf.segments(text, 3, TGT_LEN)  # 5, 5 and 3 long
+    expected = plain.evaluate(dataset, verbose=0)
+    np.testing.assert_allclose(static.evaluate(dataset, verbose=0), expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="segments of one length: see drop_remainder"):
+        static.fit(dataset, verbose=0)
+
+
+# ---------------------------------------- the gradient norm; rows
+
+
+def test_gradient_norm_of_a_plain_optimizer_is_that_of_the_averaged_gradient(two_replicas):
+    """Not the mean over replicas of the norms of their shares of it."""
+    norms = []
+    for strategy in (None, two_replicas):
+        lm = make_lm(strategy, optimizer="sgd")
+        norms.append(lm.fit(batches(n=1), verbose=0).history["grad_norm"])
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
+
+
+def test_rows_that_do_not_divide_among_replicas_and_parts_are_an_error(two_replicas):
+    with pytest.raises(ValueError, match="the batch must divide by the number of replicas, got 3 rows on 2 replicas"):
+        make_lm(two_replicas).fit(batches(rows=3), verbose=0)
+    with pytest.raises(ValueError, match="got 6 rows on 2 replicas with gradient_accumulation_steps=2"):
+        make_lm(two_replicas, gradient_accumulation_steps=2).fit(batches(), verbose=0)
+    with pytest.raises(ValueError, match="gradient_accumulation_steps must be at least 1, got 0"):
+        make_lm(gradient_accumulation_steps=0)
+
+
+# ---------------------------------------- make_strategy
+
+
+WORKERS = {"worker": ["localhost:1", "localhost:2"]}
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (None, "needs the environment variable TF_CONFIG"),
+        ("{not json", "TF_CONFIG is malformed .*JSONDecodeError.*not json"),
+        ({"cluster": WORKERS}, "TF_CONFIG is malformed .*task"),
+        ({"cluster": WORKERS, "task": {"type": "worker", "index": 2}}, "must name a task among the chief or workers"),
+        ({"cluster": WORKERS, "task": {"type": "ps", "index": 0}}, "must name a task among the chief or workers"),
+        ({"cluster": {"worker": ["one"]}, "task": {"type": "worker", "index": 0}}, "each as host:port"),
+    ],
+    ids=str,
+)
+def test_a_bad_tf_config_is_one_clear_error(monkeypatch, config, message):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if config is not None:
+        monkeypatch.setenv("TF_CONFIG", config if isinstance(config, str) else json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        distribution.make_strategy("multi_worker")
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"name": "all"}, ValueError, "strategy must be one of auto, one, mirrored, multi_worker, tpu, got 'all'"),
+        ({"name": "tpu"}, ValueError, "strategy=tpu needs tpu, the name or the grpc:// address"),
+        ({"name": "one", "tpu": "node-1"}, ValueError, "tpu goes with strategy=tpu, got one"),
+        ({"name": "one", "tpu_zone": "eu"}, ValueError, "tpu_zone and gcp_project go with strategy=tpu"),
+        ({"name": "tpu", "tpu": "grpc://nowhere"}, ValueError, "tpu must be a name or grpc://host:port"),
+        ({"name": "tpu", "tpu": "grpc://localhost:1"}, ConnectionError, "the TPU grpc://localhost:1 cannot be reached"),
+        ({"name": "mirrored", "logical_cpus": 0.5}, ValueError, "logical_cpus must be at least 1, got 0.5"),
+    ],
+    ids=str,
+)
+def test_a_bad_strategy_is_one_clear_error(arguments, error, message):
+    with pytest.raises(error, match=message):
+        distribution.make_strategy(**arguments)
+
+
+def test_one_device_is_one_replica_and_one_worker():
+    strategy = distribution.make_strategy("one")
+    assert strategy.num_replicas_in_sync == distribution.num_workers(strategy) == 1
+    assert distribution.is_chief(strategy)
+    assert distribution.agree(strategy, 5) == 5
+    assert distribution.any_worker(strategy, True) and not distribution.any_worker(strategy, False)
+
+
+if __name__ == "__main__":
+    worker(sys.argv[1])

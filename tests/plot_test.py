@@ -1,0 +1,219 @@
+"""The pictures: what is drawn is what the run logged and what the model computes; one clear error for bad input."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import flags
+from conftest import SMALL
+
+from txl_tf import runs
+from txl_tf.attention import create_mask
+from txl_tf.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.vocabulary import Vocab
+
+ROOT = Path(__file__).parents[1]
+LETTERS = "abcdefghijklmnopqrstuv "  # n_token of SMALL
+
+
+def program(path):
+    """Yields a program as a module, with flags of its own in place of those that other programs define."""
+    own, before = flags.FlagValues(), dict(vars(flags.FLAGS))
+    vars(flags.FLAGS).update(vars(own))
+    try:
+        spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        vars(flags.FLAGS).update(before)
+
+
+@pytest.fixture(scope="module")
+def plot():
+    pytest.importorskip("matplotlib")
+    yield from program("tools/plot.py")
+
+
+@pytest.fixture
+def main(plot):
+    """Runs the program with a list of flags."""
+    if "verbosity" not in flags.FLAGS:
+        flags.DEFINE_integer("verbosity", -1, "absl's own")
+
+    def run(*arguments):
+        flags.FLAGS.unparse_flags()
+        flags.FLAGS(["plot.py", *arguments])
+        plot.main(["plot.py"])
+
+    return run
+
+
+@pytest.fixture
+def run(tmp_path, small_lm):
+    """The folder of a run of 23 letters, with a log."""
+    vocab = Vocab(level="char", special=list(LETTERS))
+    vocab.build()
+    folder = tmp_path / "run"
+    model = {**SMALL, "mem_len": 4}
+    runs.create_run(str(folder), {"data": {"by_character": True}, "model": model}, vocab, small_lm(), step=1)
+    (folder / "log.csv").write_text(
+        "epoch,bpc,grad_norm,learning_rate,loss,step,tokens_per_second,val_bpc,val_loss\n"
+        "0,4.0,1.5,0.1,3.0,10,100.0,NA,NA\n1,3.0,1.0,0.2,2.0,20,100.0,3.5,2.5\n"
+        "2,9.0,9.0,0.9,9.0,30,100.0,9.0,9.0\n2,2.0,0.5,0.1,1.0,30,100.0,2.5,1.5\n"  # step 30 was done again
+    )
+    return folder
+
+
+# ---------------------------------------- training curves
+
+
+def test_curves_are_the_log_s_with_repeated_steps_once_and_validations_where_there_were_any(plot, run):
+    log = plot.read_log(run)
+    figure = plot.draw_curves({"a": log, "b": log})
+    loss, rate, norm = (
+        [np.transpose(line.get_data()).tolist() for line in axes.get_lines()[: len(axes.get_lines()) // 2]]
+        for axes in figure.axes
+    )
+    assert loss == [[[10, 4], [20, 3], [30, 2]], [[20, 3.5], [30, 2.5]]]
+    assert rate == [[[10, 0.1], [20, 0.2], [30, 0.1]]] and norm == [[[10, 1.5], [20, 1], [30, 0.5]]]
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names == ["a: training", "a: validation (best 2.5)", "b: training", "b: validation (best 2.5)"]
+
+
+def test_runs_of_different_measures_are_refused(plot, run):
+    log = plot.read_log(run)
+    words = {name.replace("bpc", "ppl"): column for name, column in log.items()}
+    plot.draw_curves({"words": words})
+    with pytest.raises(ValueError, match="in bpc and in ppl"):
+        plot.draw_curves({"a": log, "words": words})
+
+
+# ---------------------------------------- attention
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"untie_r": True, "same_length": True, "clamp_len": 3}], ids=str)
+def test_probabilities_times_values_are_what_the_layer_computes(plot, small_lm, options, batch):
+    """Of the second layer, with four heads: from three on, an optimised product went wrong for one row."""
+    network = small_lm(n_head=4, **options).network
+    rng = np.random.default_rng(0)
+    tokens = tf.constant(rng.integers(0, 23, [batch, 5]), tf.int32)
+    mems = [tf.constant(rng.normal(size=[batch, 19, 8]), tf.float32) for _ in range(2)]
+    probs = plot.attention_probs(network, tokens, mems, layer=1)
+    np.testing.assert_allclose(tf.reduce_sum(probs, -1), np.ones([4, batch, 5]), rtol=1e-5)
+    future = create_mask(5, 19, network.same_length).numpy() > 0
+    assert not probs.numpy()[:, :, future].any() and (probs.numpy()[:, :, ~future] > 0).all()
+
+    r = positional_embedding(relative_positions(24, network.clamp_len), inverse_frequencies(8))
+    biases = [[b[i] if network.untie_r else b for b in (network.r_w_bias, network.r_r_bias)] for i in range(2)]
+    mask = create_mask(5, 19, network.same_length)
+    w = network.decoder_layers[0](network.embedding(tokens), r, *biases[0], mask, mems[0])
+    attn = network.decoder_layers[1].rel_attn
+    values = tf.reshape(tf.concat([mems[1], w], 1) @ attn.qkv_kernel[:, 24:], [batch, 24, 4, 3])
+    attended = np.reshape(np.einsum("hbtk,bkhd->bthd", probs, values), [batch, 5, 12])
+    expected = attn(w, r, *biases[1], mask, mems[1])
+    np.testing.assert_allclose(attn.layer_norm(w + attended @ attn.o_kernel), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_text_before_the_segment_is_the_memory_and_zeros_are_before_the_text(plot, small_lm):
+    lm = small_lm()
+    ids = np.random.default_rng(0).integers(0, 23, 14).astype(np.int32)
+    mems = lm.initial_mems(1)
+    for part in (ids[:3], ids[3:6], ids[6:9], ids[9:11]):
+        _, mems = lm.network(part[None], mems)
+    expected = plot.attention_probs(lm.network, tf.constant(ids[None, 11:]), mems, 1)[:, 0]
+    got, n_key = plot.attention_of_text(lm, ids, tgt_len=3, layer=1)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    assert n_key == 7 and plot.attention_of_text(lm, ids[:5], 3, 1)[1] == 5
+
+
+# ---------------------------------------- context
+
+
+def test_every_token_is_scored_given_c_c_plus_step_and_so_on_tokens_alone(plot, small_lm):
+    """With a memory that holds everything, against one segment for each token and each context."""
+    lm = small_lm(mem_len=12)
+    ids = np.random.default_rng(0).integers(0, 23, 26).astype(np.int32)
+    nll = plot.nll_by_context(lm, ids, step=4, n_context=3)
+    empty = [tf.zeros([1, 0, 8])] * 2
+    expected = np.zeros([3, 8])
+    for j in range(3):
+        for i in range(8):  # tokens 9 ... 16: the windows start at 0, 4, 8, 12
+            context = 1 + i % 4 + 4 * j
+            window = ids[None, 9 + i - context : 10 + i]
+            expected[j, i] = lm.score(window[:, :-1], window[:, 1:], empty)[0][0, -1]
+    np.testing.assert_allclose(nll, expected, rtol=1e-4)
+
+
+def test_relative_gains_are_the_paper_s_formula(plot):
+    rng = np.random.default_rng(0)
+    nll = rng.gamma(1.0, 2.0, [2, 3, 10])
+    for model in (0, 1):
+        for hard, n_hard in ((1.0, 10), (0.3, 3)):
+            expected = []
+            for c in (0, 1):
+                baseline = [min(nll[0, c, t], nll[1, c, t]) for t in range(10)]
+                hardest = sorted(range(10), key=lambda t, b=baseline: -b[t])[:n_hard]
+                f_short = sum(min(baseline[t], nll[model, c, t]) for t in hardest) / n_hard
+                f_long = sum(min(baseline[t], nll[model, c + 1, t]) for t in hardest) / n_hard
+                expected.append((math.exp(f_short) - math.exp(f_long)) / math.exp(f_short))
+            np.testing.assert_allclose(plot.relative_gains(nll, model, hard), expected, rtol=1e-6)
+
+
+def test_recl_is_the_first_context_that_more_tokens_do_not_help(plot):
+    assert plot.recl(np.array([0.2, 0.01, 0.009, 0.3]), step=16) == 48
+    assert plot.recl(np.array([0.001, 0.2]), step=16) == 16
+    assert plot.recl(np.array([0.2, 0.1]), step=16) == 48  # at least
+
+
+# ---------------------------------------- the program
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--kind=curves"],
+        ["--kind=attention", "--text=a bad cab", "--tgt_len=4"],
+        ["--kind=attention", "--text=a bad cab", "--tgt_len=4", "--layer=0", "--head=1"],
+        ["--kind=context", "--context_step=4", "--mem_len=8"],
+    ],
+    ids=str,
+)
+def test_the_program_writes_a_png_file(main, run, tmp_path, capsys, arguments):
+    (tmp_path / "text.txt").write_text("a bad cab is a fad " * 10)
+    output = tmp_path / "picture.png"
+    if "--kind=context" in arguments:
+        arguments = [*arguments, f"--text_path={tmp_path / 'text.txt'}"]
+    main(f"--model_dir={run}", f"--output={output}", *arguments)
+    assert output.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out == f"{arguments[0].removeprefix('--kind=')}: {output}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--model_dir=nowhere"], "nowhere has no curves: nowhere/log.csv does not exist"),
+        (["--kind=attention"], "no text to attend to: give either text or text_path"),
+        (["--kind=attention", "--text=abc", "--layer=2"], "layer must lie between -1 and 1, got 2"),
+        (["--kind=attention", "--text=abc", "--head=-1"], "head must lie between 0 and 1, got -1"),
+        (["--kind=attention", "--text=abc"], "tgt_len must lie between 1 and the 3 tokens of the text, got 32"),
+        (["--kind=attention", "--text=abc", "--model_dir=a,b"], "model_dir must be one run here, got 2: a, b"),
+        (["--kind=attention", "--text_path=no.txt"], "there is no file no.txt"),
+        (["--kind=context", "--max_context=8"], "max_context must be two context_step or more, got 8 and 16"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_clear_error(main, run, tmp_path, arguments, message):
+    with pytest.raises(SystemExit, match=message):
+        main(f"--model_dir={run}", f"--output={tmp_path / 'picture.png'}", *arguments)
+    assert not (tmp_path / "picture.png").exists()
+
+
+def test_a_missing_matplotlib_is_named_with_its_extra(main, plot, run, monkeypatch):
+    monkeypatch.setattr(plot, "Figure", None)
+    with pytest.raises(SystemExit, match=r'matplotlib is missing: pip install "txl_tf\[plot\]"'):
+        main(f"--model_dir={run}", "--output=picture.png")

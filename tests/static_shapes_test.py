@@ -1,0 +1,140 @@
+"""The training step with static shapes, for TPU and XLA: of every published configuration, and trained.
+
+The configurations are traced here with 2 of their layers, the others being like them; all layers, a minute or two each:
+
+    PYTHONPATH=. python tests/static_shapes_test.py
+"""
+
+import time
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import flags
+from configs_test import ROOT, bins_of
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+import train
+from txl_tf import TransformerXLLM, make_optimizer
+from txl_tf.corpus import get_bin_sizes
+
+# On how many GPUs or TPU cores the original's scripts train them.
+REPLICAS = {
+    "enwik8_base": 4, "text8_base": 4, "wt103_base": 4, "lm1b_base": 4,
+    "enwik8_large": 32, "text8_large": 32, "wt103_large": 64, "lm1b_large": 512,
+}  # fmt: skip
+
+# Its results are axes to sum over, which follow from shapes alone. XLA takes them as constants of the program.
+OF_UNKNOWN_SHAPE = {"BroadcastGradientArgs"}
+
+# What may have floats for results and ids among its arguments: look-ups, and what passes both on as they are.
+LOOKUPS = {"GatherV2", "ScatterNd", "UnsortedSegmentSum", "SparseSoftmaxCrossEntropyWithLogits", "IdentityN"}
+
+
+def values_of(name):
+    """`(arguments of the model, tgt_len, rows of a replica, arguments of the optimizer)` of a configuration."""
+    flags.FLAGS.unparse_flags()
+    flags.FLAGS(["train.py", f"--flagfile={ROOT}/configs/{name}.cfg"])
+    values = flags.FLAGS.flag_values_dict()
+    model, optimizer = train.values(train.MODEL), train.values(f"{train.OPTIMIZER} train_steps")
+    flags.FLAGS.unparse_flags()
+    return {**bins_of(name), **model}, values["tgt_len"], values["train_batch_size"] // REPLICAS[name], optimizer
+
+
+def zipf_text(n, n_token):
+    weights = 1 / np.arange(1, n_token + 1)
+    return np.random.default_rng(0).choice(n_token, n, p=weights / weights.sum())
+
+
+def without_memory():
+    """A context in which weights have a shape and no value, which tracing does not ask for: wt103_large needs 3 GB."""
+
+    def initialize(variable, initializer):
+        of_keras = {"shape": variable.shape, "dtype": variable.dtype, "trainable": variable.trainable}
+        variable._initialize(UninitializedVariable(name=variable.name, **of_keras))
+
+    return mock.patch.object(keras.Variable, "_initialize_with_initializer", initialize)
+
+
+def trace(name, **changes):
+    """The graph of the configuration's training step, its model and its bins' capacities."""
+    model, tgt_len, rows, optimizer = values_of(name)
+    bin_sizes = get_bin_sizes(zipf_text(16 * rows * tgt_len, model["n_token"]), rows, tgt_len, model["cutoffs"])
+    with without_memory():
+        lm = TransformerXLLM(**{**model, **changes})
+        lm.compile(make_optimizer(**optimizer), bin_sizes=bin_sizes)
+        lm.optimizer.build(lm.trainable_variables)
+    ids = tf.TensorSpec([rows, tgt_len], tf.int32)
+    mems = [tf.TensorSpec([rows, model["mem_len"], model["d_model"]]) for _ in lm.network.decoder_layers]
+    step = tf.function(lm.train_step, autograph=False).get_concrete_function((ids, ids), mems)
+    return step.graph, lm, bin_sizes
+
+
+def of_unknown_shape(graph):
+    """Types of the operations, branches of conditions included, that have a result whose shape is not fully known."""
+    definition = graph.as_graph_def(add_shapes=True)
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    shapes = [(node.op, tf.TensorShape(shape)) for node in nodes for shape in node.attr["_output_shapes"].list.shape]
+    return {op for op, shape in shapes if not shape.is_fully_defined()}
+
+
+def floats_of_ids(graph):
+    """Types of the operations with results in floating point that take token ids, or integers computed from these."""
+    ids = [tensor for tensor in graph.inputs if tensor.dtype == tf.int32]
+    assert len(ids) == 2
+    seen, found = set(), set()
+    while ids:
+        for op in ids.pop().consumers():
+            if op.name not in seen:
+                seen.add(op.name)
+                found |= {op.type for tensor in op.outputs if tensor.dtype.is_floating}
+                ids += [tensor for tensor in op.outputs if tensor.dtype.is_integer]
+    return found
+
+
+def check(name, **changes):
+    graph, lm, bin_sizes = trace(name, **changes)
+    assert of_unknown_shape(graph) <= OF_UNKNOWN_SHAPE
+    assert floats_of_ids(graph) <= LOOKUPS
+    shapes = {tuple(tensor.shape) for op in graph.get_operations() for tensor in op.outputs if op.type == "MatMul"}
+    assert set(zip(bin_sizes, lm.softmax.bin_sizes[1:], strict=True)) <= shapes  # the logits of every bin
+    types = [op.type for op in graph.get_operations()]
+    assert types.count("AssignSubVariableOp") == len(lm.trainable_variables)  # the whole step: Adam's update
+    assert not any(tf.raw_ops.VarIsInitializedOp(resource=variable.value.handle) for variable in lm.weights)
+    return len(types), bin_sizes
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+def test_the_training_step_of_every_configuration_has_static_shapes(name):
+    check(name, n_layer=2)
+
+
+def test_a_step_compiled_as_a_whole_trains_to_the_same_weights(small_lm, small_batches):
+    options = {"cutoffs": [6, 14], "div_val": 2, "dropout": 0.1, "dropatt": 0.1, "n_layer": 1}
+    batches = list(zip(*small_batches(n=5, batch=3, tgt_len=6), strict=True))
+    static, dynamic = small_lm(**options), small_lm(**options)
+    for lm, bin_sizes in ((static, [12, 12]), (dynamic, None)):
+        lm.network.seed = 3  # of dropout; that of `small_lm` is of the weights
+        lm.compile(make_optimizer(3e-3, train_steps=10), bin_sizes=bin_sizes)
+        lm.optimizer.build(lm.trainable_variables)
+        step, mems = tf.function(lm.train_step, jit_compile=lm is static), lm.initial_mems(3)
+        for batch in batches:
+            logs, mems = step([tf.constant(ids) for ids in batch], mems)
+        assert logs.get("overflow", 0) == 0
+        if lm is static:
+            assert floats_of_ids(step.get_concrete_function(batches[0], mems).graph) <= LOOKUPS
+    before = small_lm(**options).trainable_variables
+    for found, expected, old in zip(static.trainable_variables, dynamic.trainable_variables, before, strict=True):
+        assert np.abs(expected.numpy() - old.numpy()).max() > 1e-3
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5, err_msg=found.path)
+
+
+if __name__ == "__main__":
+    for name in REPLICAS:
+        start = time.perf_counter()
+        count, capacities = check(name)
+        seconds = time.perf_counter() - start
+        print(f"{name}: all {count} operations have static shapes, bin sizes {capacities}, {seconds:.0f} s", flush=True)
+        keras.backend.clear_session()

@@ -1,0 +1,473 @@
+"""Pictures of runs, as PNG files: training curves, attention, and what a longer context is worth.
+
+    python tools/plot.py --kind=curves --model_dir=runs/my,runs/other --output=curves.png
+    python tools/plot.py --kind=attention --model_dir=runs/my --text="once upon a time ..." --layer=3 --head=0 \
+        --output=attention.png
+    python tools/plot.py --kind=context --model_dir=runs/my --output=context.png
+
+curves     loss of training and validation, learning rate and gradient norm, from log.csv.
+attention  how much each of the last tgt_len tokens of a text attends to memory and segment (equation 6), for one
+           head or, without --head, for all heads of the layer. The tokens before fill the memory.
+context    mean nll of a text against the number of tokens the model is given before the one it predicts, and the
+           relative effective context length (RECL) that follows, see `relative_gains` and `recl`: of a run against
+           its own shorter contexts, or of several runs of one vocabulary as the paper's group of models. Segments
+           have context_step tokens and a memory of mem_len, by default what makes as many keys as mem_len and tgt_len
+           of the training did together.
+
+It needs matplotlib: pip install "txl_tf[plot]".
+"""
+
+import csv
+import math
+import os
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf import corpus, runs
+from txl_tf.attention import create_mask, rel_attention
+from txl_tf.evaluation import in_measure
+from txl_tf.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.text_files import read_files
+from txl_tf.vocabulary import escape
+
+try:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+except ImportError:
+    Figure = None
+
+KINDS = ("curves", "attention", "context")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
+NAMES = {"bpc": "bits per character", "ppl": "perplexity"}
+HARD = (1.0, 0.5, 0.1)  # the paper's r
+THRESHOLD = 0.01  # of the relative gain, the paper's
+MAX_LABELS = 200  # keys that token labels are drawn for
+
+flags.DEFINE_enum("kind", "curves", KINDS, "The picture.")
+flags.DEFINE_list("model_dir", None, "Folder(s) of runs, comma-separated.")
+flags.DEFINE_string("output", None, "PNG file to write.")
+flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest; with a single run.")
+flags.DEFINE_string("text", None, "Text of attention.")
+flags.DEFINE_string("text_path", None, "UTF-8 file: text of attention, or of context; default there: the valid split.")
+flags.DEFINE_integer("layer", -1, "Layer of attention, from 0; -1 is the last.")
+flags.DEFINE_integer("head", None, "Head of attention, from 0; all where it is not given.")
+flags.DEFINE_integer("tgt_len", 32, "Tokens of the segment whose attention is drawn.")
+flags.DEFINE_integer("mem_len", None, "Positions of memory; default: the run's. For context, see there.")
+flags.DEFINE_integer("max_context", None, "Longest context; default: twice the keys that are attended to.")
+flags.DEFINE_integer("context_step", 16, "Tokens from one context length to the next.")
+flags.DEFINE_integer("max_tokens", 20000, "Tokens of the text to measure contexts on.")
+flags.mark_flags_as_required(["model_dir", "output"])
+
+
+# ------------------------------------------------------------------------------------------------ training curves
+
+
+def read_log(model_dir):
+    """`log.csv` of a run as `{column: float array}`, NaN where it says NA.
+
+    Steps that a killed run did again count once, as they were done last.
+
+    Raises:
+        ValueError: there is no log.csv, or nothing in it.
+    """
+    path = os.path.join(model_dir, "log.csv")
+    if not tf.io.gfile.exists(path):
+        raise ValueError(f"model_dir {model_dir} has no curves: {path} does not exist (converted runs have none)")
+    with tf.io.gfile.GFile(path) as file:
+        rows = {int(row["step"]): row for row in csv.DictReader(file)}
+    if not rows:
+        raise ValueError(f"{path} has no rows: the run has not come to its first line of progress")
+    rows = [rows[step] for step in sorted(rows)]
+    return {name: np.array([math.nan if row[name] == "NA" else float(row[name]) for row in rows]) for name in rows[0]}
+
+
+def draw_curves(logs):
+    """Figure of `{name of a run: columns of its log}`.
+
+    Raises:
+        ValueError: one run is measured in bpc and another in ppl.
+    """
+    measures = {"bpc" if "bpc" in log else "ppl" for log in logs.values()}
+    if len(measures) > 1:
+        raise ValueError("model_dir has runs in bpc and in ppl, which do not fit one picture")
+    (measure,) = measures
+    figure = Figure(figsize=(8, 7.5), layout="constrained")
+    loss, rate, norm = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
+    for (name, log), color in zip(logs.items(), colors(len(logs)), strict=True):
+        valid = ~np.isnan(log[f"val_{measure}"])
+        loss.plot(log["step"], log[measure], color=color, alpha=0.6, lw=1.2, label=f"{name}: training")
+        if valid.any():
+            best = np.nanmin(log[f"val_{measure}"])
+            label = f"{name}: validation (best {best:.4g})"
+            loss.plot(log["step"][valid], log[f"val_{measure}"][valid], "o-", color=color, ms=4, lw=2, label=label)
+        rate.plot(log["step"], log["learning_rate"], color=color)
+        norm.plot(log["step"], log["grad_norm"], color=color)
+    if measure == "ppl":
+        loss.set_yscale("log")
+        loss.yaxis.set_major_formatter(FuncFormatter("{:g}".format))
+        loss.yaxis.set_minor_formatter(FuncFormatter("{:g}".format))
+    loss.set_ylabel(NAMES[measure])
+    loss.legend(frameon=False)
+    rate.set_ylabel("learning rate")
+    norm.set_ylabel("gradient norm")
+    norm.set_ylim(bottom=0)
+    norm.set_xlabel("training step")
+    for axes in (loss, rate, norm):
+        tidy(axes)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------------ attention
+
+
+def attention_probs(network, tokens, mems, layer):
+    """The probabilities of a layer's attention, as the network computes them without dropout.
+
+    Args:
+        network: `TransformerXL`.
+        tokens: int `[batch, tgt_len]`.
+        mems: list of `n_layer` tensors `[batch, mem_len, d_model]`.
+        layer: from 0.
+
+    Returns:
+        float32 `[n_head, batch, tgt_len, mem_len + tgt_len]`; each row sums to 1.
+    """
+    qlen, mlen = tokens.shape[1], mems[0].shape[1]
+    attn_mask = create_mask(qlen, mlen, network.same_length)
+    pos_seq = relative_positions(mlen + qlen, network.clamp_len)
+    r = positional_embedding(pos_seq, inverse_frequencies(network.d_model))
+    biases = [
+        (network.r_w_bias[i], network.r_r_bias[i]) if network.untie_r else (network.r_w_bias, network.r_r_bias)
+        for i in range(network.n_layer)
+    ]
+    w = network.embedding(tokens)
+    for i in range(layer):
+        w = network.decoder_layers[i](w, r, *biases[i], attn_mask, mems[i])
+    attn = network.decoder_layers[layer].rel_attn
+    shape = [network.d_model, -1, network.n_head, network.d_head]
+    q_kernel, k_kernel, _ = tf.unstack(tf.reshape(attn.qkv_kernel, shape), axis=1)
+    q = tf.einsum("bte,ehd->hbtd", w, q_kernel)
+    k = tf.einsum("bke,ehd->hbkd", tf.concat([mems[layer], w], 1), k_kernel)
+    r_k = tf.einsum("ke,ehd->hkd", r[0], tf.reshape(attn.r_kernel, shape)[:, 0])
+    # Times 1: the probabilities. Ones for every row: oneDNN gets `[H, 1, T, K]` times one `[K, K]` for all wrong.
+    ones = tf.eye(mlen + qlen, batch_shape=k.shape[:2])
+    return rel_attention(q, k, ones, r_k, *biases[layer], attn_mask)
+
+
+def attention_of_text(lm, ids, tgt_len, layer):
+    """Probabilities of a layer for the last `tgt_len` ids, those before them given as memory.
+
+    Returns:
+        float32 `[n_head, tgt_len, mem_len + tgt_len]`, and how many of its last keys the text fills. The keys before
+        are the zeros that memory begins with.
+    """
+    mems, memory = lm.initial_mems(1), ids[:-tgt_len]
+    for start in range(0, len(memory), tgt_len):
+        _, mems = lm.network(memory[None, start : start + tgt_len], mems)
+    probs = attention_probs(lm.network, tf.constant(ids[None, -tgt_len:]), mems, layer)
+    return probs[:, 0].numpy(), min(len(ids), probs.shape[-1])
+
+
+def draw_attention(probs, labels, layer, head=None):
+    """Figure of the attention of one head, or of all as small multiples.
+
+    Args:
+        probs: `[n_head, tgt_len, mem_len + tgt_len]`.
+        labels: list of str, what the last keys are; the keys before are zeros.
+        layer, head: for the titles; `None` draws all heads.
+    """
+    n_head, qlen, klen = probs.shape
+    mlen, single = klen - qlen, head is not None
+    heads, columns = ([head], 1) if single else (range(n_head), min(2, n_head))
+    rows = -(-len(heads) // columns)
+    cell = min(0.14 if single else 0.05, 18 / columns / klen)  # inches
+    size = (max(klen * cell, 3.5) * columns + 1.5, (max(qlen * cell, 1.2) + 0.6) * rows + 0.6)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    top = max(probs[h].max() for h in heads)
+    # Keys count from the segment's first, so that those of the memory are negative.
+    extent = (-mlen - 0.5, qlen - 0.5, qlen - 0.5, -0.5)
+    future = create_mask(qlen, mlen).numpy() > 0
+    for axes in grid.flat[len(heads) :]:
+        axes.set_visible(False)
+    for axes, h in zip(grid.flat, heads, strict=False):
+        axes.set_facecolor("#d8d8d8")
+        # Colours by the square root of the probabilities: most are small, and would all look like 0.
+        shown = np.ma.masked_array(np.sqrt(probs[h]), future)
+        image = axes.imshow(shown, cmap="Blues", vmin=0, vmax=top**0.5, aspect="auto", extent=extent)
+        axes.axvline(-0.5, color=COLORS[1], lw=2)
+        to_memory = probs[h][:, :mlen].sum(1).mean()
+        axes.set_title(f"layer {layer}, head {h}: {to_memory:.0%} of attention goes to the memory", fontsize=10)
+        if klen > len(labels):
+            axes.axvspan(
+                -mlen - 0.5, qlen - len(labels) - 0.5, facecolor="none", edgecolor="#888888", hatch="///", lw=0
+            )
+        if single and klen <= MAX_LABELS:
+            style = {"fontsize": min(72 * cell * 0.9, 10), "family": "monospace"}
+            turned = 90 if max(map(len, labels)) > 2 else 0
+            axes.set_xticks(range(qlen - len(labels), qlen), labels, rotation=turned, **style)
+            axes.set_yticks(range(qlen), labels[-qlen:], **style)
+            axes.tick_params(length=0, pad=2)
+    for axes in grid[-1]:
+        hatched = ", hatched where it is zeros before the text" if klen > len(labels) else ""
+        axes.set_xlabel(f"keys: {mlen} of memory{hatched}; right of the line the segment")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("queries")
+    bar = figure.colorbar(image, ax=grid, shrink=0.8, aspect=30, pad=0.01)
+    ticks = [tick for tick in (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1) if tick <= top]
+    bar.set_ticks(np.sqrt(ticks), labels=[f"{tick:g}" for tick in ticks])
+    bar.set_label("probability")
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------------- context
+
+
+def nll_by_context(lm, ids, step, n_context):
+    """Nll of the same tokens, given ever longer contexts.
+
+    A token is predicted from the c tokens before it and nothing else: the memory starts empty, without its zeros.
+    Windows of `step * n_context` tokens start every `step` tokens, so that every token is in `n_context` of them, its
+    contexts c, c + step, c + 2 * step, ... where c is 1 to `step`, each for as many tokens. Segments are as long as a
+    step, so that a longer context never means fewer keys.
+
+    Args:
+        lm: `TransformerXLLM`.
+        ids: int `[n]`.
+        step: tokens by which a context is longer than the one before.
+        n_context: number of context lengths.
+
+    Returns:
+        nll: float64 `[n_context, tokens]`, nats; columns are the tokens of the text that have all contexts.
+
+    Raises:
+        ValueError: the text is too short.
+    """
+    length = step * n_context
+    starts = np.arange(0, len(ids) - length, step)
+    if len(starts) < n_context:
+        raise ValueError(f"the text must hold {2 * length} tokens or more for contexts of {length}, got {len(ids)}")
+    windows = ids[starts[:, None] + np.arange(length + 1)]
+    rows = []
+    for batch in np.split(windows, range(64, len(windows), 64)):
+        mems = [tf.zeros([len(batch), 0, lm.network.d_model], lm.compute_dtype)] * lm.network.n_layer
+        columns = []
+        for start in range(0, length, step):
+            nll, mems = lm.score(batch[:, start : start + step], batch[:, start + 1 : start + step + 1], mems)
+            columns.append(nll.numpy())
+        rows.append(np.concatenate(columns, 1))
+    nll = np.concatenate(rows).astype(np.float64).reshape(len(starts), n_context, step)
+    # Block b of the text is context number j of the window that starts j blocks earlier.
+    blocks = range(n_context - 1, len(starts))
+    return np.stack([nll[[b - j for b in blocks], j].ravel() for j in range(n_context)])
+
+
+def relative_gains(nll, model, hard=1.0):
+    """Gain of each context length over the one before it (appendix C of the paper).
+
+    With `l_i(c, t)` the nll of token t under model i given c tokens, and c' the next longer context:
+
+        b(c, t)   = min over i of l_i(c, t)                        the group's best at the short context
+        f_i(c,c') = mean over T of min(b(c, t), l_i(c', t))        T: the share `hard` of tokens with largest b(c, t)
+        g_i(c,c') = (exp f_i(c,c) - exp f_i(c,c')) / exp f_i(c,c)  relative reduction of perplexity
+
+    Args:
+        nll: `[models, n_context, tokens]`, nats, the same tokens for all.
+        model: i.
+        hard: the paper's r, in (0, 1].
+
+    Returns:
+        float64 `[n_context - 1]`: g of contexts 0 to 1, 1 to 2, ...
+    """
+    gains = []
+    for short in range(nll.shape[1] - 1):
+        baseline = nll[:, short].min(0)
+        chosen = np.argsort(-baseline, kind="stable")[: math.ceil(hard * len(baseline))]
+        before = np.minimum(baseline, nll[model, short])[chosen].mean()
+        after = np.minimum(baseline, nll[model, short + 1])[chosen].mean()
+        gains.append(1 - math.exp(after - before))
+    return np.array(gains)
+
+
+def recl(gains, step):
+    """Relative effective context length: the context after which `step` more tokens gain less than 1% perplexity.
+
+    A group of one model is compared with its own shorter contexts. The paper's figures are of the group of all the
+    models it compares: a value here compares with others of the same group, text, `step` and r alone.
+
+    Args:
+        gains: `relative_gains`.
+        step: tokens from one context to the next.
+
+    Returns:
+        int, the (longest) context in tokens. The longest measured where every gain reaches the threshold: the RECL
+        is then that or more.
+    """
+    below = np.flatnonzero(gains < THRESHOLD)
+    return step * (1 + (below[0] if below.size else len(gains)))
+
+
+def draw_context(nll, names, step, spans, measure):
+    """Figure of nll against context, and of the gains that the RECL is read from.
+
+    Args:
+        nll: `[models, n_context, tokens]`, nats.
+        names: of the models.
+        step: tokens from one context to the next.
+        spans: the number of keys that each model attends to.
+        measure: "bpc" or "ppl".
+    """
+    contexts = step * (1 + np.arange(nll.shape[1]))
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for i, color in enumerate(colors(len(names))):
+        values = [in_measure(mean, measure) for mean in nll[i].mean(1)]
+        label = f"{names[i]}: {values[-1]:.4g} at {contexts[-1]}"
+        left.plot(contexts, values, "o-", color=color, ms=4, label=label)
+        left.axvline(spans[i], color=color, ls="--", lw=1, label=f"{names[i]}: {spans[i]} keys of attention")
+        for hard, style in zip(HARD, ("-", "--", ":"), strict=True):
+            gains = relative_gains(nll, i, hard)
+            more = "" if (gains < THRESHOLD).any() else "at least "
+            label = f"{names[i]}, hardest {hard:.0%}: RECL {more}{recl(gains, step)}"
+            right.plot(contexts[:-1], 100 * gains, style, color=color, marker="o", ms=3, label=label)
+    left.set_ylabel(NAMES[measure])
+    left.set_title(f"the same {nll.shape[2]:,} tokens, given more and more context", fontsize=10)
+    right.axhline(100 * THRESHOLD, color="black", lw=1)
+    right.set_yscale("log")
+    right.set_ylabel(f"gain, % of perplexity (line: {THRESHOLD:.0%})")
+    right.yaxis.set_major_formatter(FuncFormatter("{:g}".format))
+    right.set_title(f"what {step} tokens more of context gain", fontsize=10)
+    for axes in (left, right):
+        tidy(axes)
+        axes.set_xlabel(f"context, tokens (from {step - 1} fewer)")
+        axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+# -------------------------------------------------------------------------------------------------------- program
+
+
+def colors(n):
+    return [COLORS[i % len(COLORS)] for i in range(n)]
+
+
+def tidy(axes):
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.margins(x=0.02)
+
+
+def names_of(model_dirs):
+    """The folders' last names, or the whole paths where two are the same."""
+    names = [os.path.basename(os.path.normpath(path)) for path in model_dirs]
+    return names if len(set(names)) == len(names) else model_dirs
+
+
+def only_one(model_dirs):
+    if len(model_dirs) > 1:
+        raise ValueError(f"model_dir must be one run here, got {len(model_dirs)}: {', '.join(model_dirs)}")
+    return model_dirs[0]
+
+
+def check_index(name, value, n, lowest=0):
+    if not lowest <= value < n:
+        raise ValueError(f"{name} must lie between {lowest} and {n - 1}, got {value}")
+
+
+def attention():
+    model_dir, head, tgt_len = only_one(flags.FLAGS.model_dir), flags.FLAGS.head, flags.FLAGS.tgt_len
+    if (flags.FLAGS.text is None) == (flags.FLAGS.text_path is None):
+        raise ValueError("no text to attend to: give either text or text_path")
+    model = runs.read_config(model_dir)["model"]
+    check_index("layer", flags.FLAGS.layer, model["n_layer"], lowest=-1)
+    if head is not None:
+        check_index("head", head, model["n_head"])
+    vocab = runs.load_vocab(model_dir)
+    text = [flags.FLAGS.text] if flags.FLAGS.text_path is None else read_files([flags.FLAGS.text_path], vocab.level)
+    ids = vocab.encode(text)
+    if not 1 <= tgt_len < len(ids) + 1:
+        raise ValueError(f"tgt_len must lie between 1 and the {len(ids)} tokens of the text, got {tgt_len}")
+    layer = flags.FLAGS.layer % model["n_layer"]
+    changes = {} if flags.FLAGS.mem_len is None else {"mem_len": flags.FLAGS.mem_len}
+    lm = runs.load_lm(model_dir, flags.FLAGS.ckpt_path, **changes)
+    probs, n_key = attention_of_text(lm, ids, tgt_len, layer)
+    labels = [vocab.symbols[i] if vocab.level == "word" else visible(vocab.symbols[i]) for i in ids[-n_key:]]
+    return draw_attention(probs, labels, layer, head)
+
+
+def visible(symbol):
+    return "␣" if symbol == " " else escape(symbol)
+
+
+def context():
+    model_dirs, step = flags.FLAGS.model_dir, flags.FLAGS.context_step
+    if flags.FLAGS.ckpt_path:
+        only_one(model_dirs)
+    configs = [runs.read_config(model_dir) for model_dir in model_dirs]
+    vocab = runs.load_vocab(model_dirs[0])
+    for model_dir in model_dirs[1:]:
+        if runs.load_vocab(model_dir).symbols != vocab.symbols:
+            raise ValueError(f"model_dir {model_dir} has another vocabulary than {model_dirs[0]}")
+    spans = [span_of(config) for config in configs]
+    longest = 2 * max(spans) if flags.FLAGS.max_context is None else flags.FLAGS.max_context
+    if step < 1 or longest < 2 * step:
+        raise ValueError(f"max_context must be two context_step or more, got {longest} and {step}")
+    ids = held_out(configs[0], vocab)[: flags.FLAGS.max_tokens]
+    nll = []
+    for path, span in zip(model_dirs, spans, strict=True):
+        lm = runs.load_lm(path, flags.FLAGS.ckpt_path, mem_len=max(span - step, 0))
+        nll.append(nll_by_context(lm, ids, step, longest // step))
+    measure = "bpc" if configs[0]["data"].get("by_character", vocab.level != "word") else "ppl"
+    return draw_context(np.stack(nll), names_of(model_dirs), step, spans, measure)
+
+
+def span_of(config):
+    """The most keys a token attends to: of `--mem_len` and a step, or of the memory and segment it was trained with."""
+    if flags.FLAGS.mem_len is not None:
+        return flags.FLAGS.mem_len + flags.FLAGS.context_step
+    return config["model"]["mem_len"] + config.get("training", {}).get("tgt_len", 0)
+
+
+def held_out(config, vocab):
+    """The ids of `text_path`, or of the run's valid split."""
+    if flags.FLAGS.text_path is not None:
+        return vocab.encode(read_files([flags.FLAGS.text_path], vocab.level), name=flags.FLAGS.text_path)
+    data = {name: value for name, value in config["data"].items() if name != "by_character"}
+    found = corpus.load_corpus(data["data_dir"]) if "data_dir" in data else corpus.build_corpus(**data)
+    if found.vocab.symbols != vocab.symbols:
+        raise ValueError("the run's text has changed since: its vocabulary is another. Give a text_path")
+    return np.asarray(found.splits["valid"][: flags.FLAGS.max_tokens])
+
+
+def main(argv):
+    if argv[1:]:
+        sys.exit(f"plot.py: unexpected arguments: {' '.join(argv[1:])}")
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    if Figure is None:
+        sys.exit('plot.py: matplotlib is missing: pip install "txl_tf[plot]"')
+    try:
+        if flags.FLAGS.kind == "curves":
+            logs = [read_log(model_dir) for model_dir in flags.FLAGS.model_dir]
+            figure = draw_curves(dict(zip(names_of(flags.FLAGS.model_dir), logs, strict=True)))
+        else:
+            figure = attention() if flags.FLAGS.kind == "attention" else context()
+        figure.savefig(flags.FLAGS.output, format="png", dpi=150)
+    except (ValueError, OSError) as error:
+        if flags.FLAGS["verbosity"].present:
+            raise
+        sys.exit(f"plot.py: {error}\n(--verbosity=1 shows where)")
+    print(f"{flags.FLAGS.kind}: {flags.FLAGS.output}")
+
+
+if __name__ == "__main__":
+    app.run(main)
