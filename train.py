@@ -13,7 +13,7 @@ that are given count more, such as --mem_len, --clamp_len and --same_length.
   run           model_dir do_train do_eval eval_split eval_path eval_ckpt_path token_nll warm_start_path seed ...
   training      learning_rate warmup_steps min_lr_ratio clip optimizer train_steps train_batch_size save_steps ...
   model         n_layer d_model d_embed n_head d_head d_inner dropout dropatt tgt_len mem_len untie_r div_val ...
-  machine       strategy mixed_precision jit_compile steps_per_execution
+  machine       strategy tpu mixed_precision jit_compile steps_per_execution gradient_accumulation_steps recompute ...
 """
 
 import os
@@ -46,7 +46,7 @@ flags.DEFINE_bool("do_eval", False, "Evaluate eval_split, after training if that
 flags.DEFINE_bool("do_eval_only", False, "Evaluate without training, as --do_train=False --do_eval.")
 flags.DEFINE_string("eval_split", "valid", "Split to evaluate: train, valid or test.")
 flags.DEFINE_string("eval_path", None, "Text file to evaluate instead of a split, in the vocabulary of the run.")
-flags.DEFINE_string("eval_ckpt_path", None, "Checkpoint to evaluate, rather than the latest; the original's will do.")
+flags.DEFINE_string("eval_ckpt_path", None, "Checkpoint to evaluate, rather than the latest: a path, or best.")
 flags.DEFINE_string("token_nll", None, "File to write every evaluated token to, with its nll, row by row of the batch.")
 flags.DEFINE_integer("max_eval_batch", -1, "Batches to evaluate; -1 for all.")
 flags.DEFINE_string("warm_start_path", None, "Checkpoint whose weights a new run starts from; the original's will do.")
@@ -92,14 +92,21 @@ flags.DEFINE_float("init_range", 0.1, "Range where init is uniform.")
 # Machine
 flags.DEFINE_enum("strategy", "auto", distribution.STRATEGIES, "Devices to use; auto takes all GPUs there are.")
 flags.DEFINE_enum("mixed_precision", "float32", list(training.PRECISIONS), "Type of the products.")
+flags.DEFINE_string("tpu", None, "Name or grpc:// address of the TPU, or local; with --strategy=tpu.")
+flags.DEFINE_string("tpu_zone", None, "Zone of the TPU, if it is another than this machine's.")
+flags.DEFINE_string("gcp_project", None, "Project of the TPU, if it is another than this machine's.")
+flags.DEFINE_integer("logical_cpus", None, "Devices that the processor counts for: to try --strategy=mirrored on it.")
 flags.DEFINE_bool("jit_compile", False, "Compile the training step with XLA.")
 flags.DEFINE_integer("steps_per_execution", 1, "Steps in one call of the compiled graph.")
+flags.DEFINE_integer("gradient_accumulation_steps", 1, "Parts of a batch to compute one after the other.")
+flags.DEFINE_bool("recompute", False, "Compute the layers again in the backward pass: less memory, more time.")
+flags.DEFINE_bool("static_shapes", None, "Fixed room for rare words; those beyond do not count. Default: on TPUs.")
 
 # Flags of the original's programs that have nothing left to say.
 flags.DEFINE_string("record_info_dir", None, "No effect: the prepared corpus says it.")
 flags.DEFINE_integer("num_core_per_host", None, "No effect: see --strategy.")
 flags.DEFINE_integer("num_hosts", None, "No effect: see --strategy.")
-flags.DEFINE_bool("use_tpu", None, "No effect: see --strategy.")
+flags.DEFINE_bool("use_tpu", None, "No effect: see --strategy=tpu.")
 flags.DEFINE_string("master", None, "No effect: see --strategy.")
 flags.DEFINE_bool("tie_weight", None, "No effect: embedding and softmax are always tied.")
 flags.DEFINE_bool("do_test", None, "No effect, as in the original.")
@@ -120,10 +127,10 @@ MODEL = (
 OPTIMIZER = "learning_rate clip min_lr_ratio warmup_steps optimizer weight_decay ema"
 TRAINING = (
     "do_eval warm_start_path train_batch_size eval_batch_size train_steps iterations save_steps max_to_keep "
-    "jit_compile steps_per_execution"
+    "jit_compile steps_per_execution gradient_accumulation_steps recompute static_shapes"
 )
 EVALUATION = "eval_split max_eval_batch token_nll"
-MACHINE = "strategy mixed_precision seed"
+MACHINE = "strategy tpu tpu_zone gcp_project logical_cpus mixed_precision seed"
 
 
 def values(names, given_only=False):

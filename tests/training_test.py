@@ -62,9 +62,7 @@ def log_rows(tmp_path):
 def weights(tmp_path, name):
     """{variable: array} of a checkpoint, the optimizer's included."""
     path = str(tmp_path / "run" / name)
-    return {
-        key: tf.train.load_variable(path, key) for key, _ in tf.train.list_variables(path) if "VARIABLE_VALUE" in key
-    }
+    return {key: tf.train.load_variable(path, key) for key, _ in tf.train.list_variables(path)}
 
 
 def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabulary(tmp_path, text, capsys):

@@ -1,13 +1,18 @@
-"""What happens around the training steps: lines of progress, logs by step, checkpoints, and Ctrl-C."""
+"""What happens around the training steps: progress, logs by step, validation, checkpoints, signals, divergence."""
 
+import csv
 import datetime
+import math
+import os
 import signal
 import threading
 import time
 
 import keras
+import tensorflow as tf
 
 from txl_tf.evaluation import in_measure
+from txl_tf.folders import write_whole, writing
 
 
 def step_of(model):
@@ -15,41 +20,178 @@ def step_of(model):
     return int(model.optimizer.iterations.numpy())
 
 
-class RunState(keras.callbacks.Callback):
-    """Checkpoints every `save_steps` steps and at the end, and the end itself after `train_steps` steps.
+class Stopped(Exception):
+    """All workers have agreed to stop, after a signal to one of them."""
+
+
+class StopOnSignal(keras.callbacks.Callback):
+    """Ctrl-C and SIGTERM stop training, and a validation, after the step that runs; a second Ctrl-C does it at once.
+
+    As a context manager around `fit`, it handles the signals. What runs in it raises `Stopped`, on all workers at the
+    same step.
+
+    Args:
+        lm: the model that is trained.
+    """
+
+    def __init__(self, lm):
+        super().__init__()
+        self.lm = lm
+        self.received = None
+        self.previous = {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():  # no other may handle signals
+            self.previous = {number: signal.signal(number, self.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, error_type, error, traceback):
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+        if self.received and error_type is None:  # it came after the last step
+            signal.raise_signal(self.received)
+
+    def handle(self, number, frame):
+        if self.received == number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+        self.lm.stop_requested = True
+        text = "\n{}: saving after this step" + " (Ctrl-C again to stop at once)" * (number == signal.SIGINT) + "\n"
+        os.write(1, text.format(self.reason).encode())  # print would not do if the signal came amid a print
+
+    @property
+    def reason(self):
+        reasons = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+        return reasons.get(self.received, "stopped with the other workers")
+
+    def on_test_batch_end(self, batch, logs=None):
+        if self.model.stop_agreed:
+            raise Stopped
+
+
+class CheckFinite(keras.callbacks.Callback):
+    """Ends a training that has diverged, before anything of it is saved.
 
     Args:
         checkpoints: `RunCheckpoints`.
-        mems: memory to start with, from `RunCheckpoints.restore`; `None` for zeros.
-        train_steps, save_steps: see `train_and_evaluate`.
+
+    Raises:
+        ValueError: the loss of a step is not finite, or its gradients are not (which loss scaling takes care of).
     """
 
-    def __init__(self, checkpoints, mems, train_steps, save_steps):
+    def __init__(self, checkpoints):
         super().__init__()
         self.checkpoints = checkpoints
-        self.mems = mems
-        self.train_steps = train_steps
-        self.save_steps = save_steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        scaled = isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer)
+        if math.isfinite(logs["loss"]) and (scaled or math.isfinite(logs["grad_norm"])):
+            return
+        last = step_of(self.model)
+        first = last - self.model.steps_per_execution + 1
+        raise ValueError(
+            ("step " if first == last else f"steps {first} to ")
+            + f"{last}: loss {logs['loss']}, gradient norm {logs['grad_norm']}. The training has diverged; nothing of "
+            f"this is saved, and {self.checkpoints.last_good}"
+        )
+
+
+class Validate(keras.callbacks.Callback):
+    """Evaluates at the end of every window of steps in which a checkpoint is due, but the last of the training.
+
+    Adds `val_loss` to the epoch's logs. Keras's own validation cannot be done again for a window that ended in an
+    earlier session.
+
+    Args:
+        dataset: what to evaluate.
+        stop: `StopOnSignal`.
+        steps: dict of `train_steps`, `iterations` and `save_steps`, see `train_and_evaluate`.
+    """
+
+    def __init__(self, dataset, stop, steps):
+        super().__init__()
+        self.dataset = dataset
+        self.stop = stop
+        self.steps = steps
+
+    def on_epoch_end(self, epoch, logs=None):
+        step = step_of(self.model)
+        if step < self.steps["train_steps"] and step % self.steps["save_steps"] < self.steps["iterations"]:
+            found = self.model.evaluate(self.dataset, verbose=0, return_dict=True, callbacks=[self.stop])
+            logs["val_loss"] = found["loss"]
+
+
+class RunState(keras.callbacks.Callback):
+    """Windows, checkpoints and the end of the training.
+
+    A Keras epoch is a window of `iterations` steps. It ends where the number of the step says so; thus the rest of a
+    window that an earlier session began is an epoch, too. Checkpoints in the middle of a window are written after the
+    step, those at its end after the validation and the loggers: `log.csv` has the lines of all windows before a
+    checkpoint.
+
+    Args:
+        checkpoints: `RunCheckpoints`.
+        state: `(mems, window)` of `RunCheckpoints.restore`, or `(None, None)`.
+        steps: see `Validate`.
+        others: the callbacks that come before it.
+    """
+
+    def __init__(self, checkpoints, state, steps, others):
+        super().__init__()
+        self.checkpoints = checkpoints
+        self.mems, self.window = state
+        self.steps = steps
+        self.others = others
 
     def on_train_begin(self, logs=None):
-        self.saved_step = step_of(self.model)
+        self.saved_step = step = step_of(self.model)
         if self.mems is not None:
             self.model.set_carried_mems(self.mems)
+        if self.window is not None and step % self.steps["iterations"] == 0:
+            self.finish_window(step)
+
+    def finish_window(self, step):
+        """Ends a window whose steps have all been done by a session that was stopped in the validation."""
+        epoch = step // self.steps["iterations"] - 1
+        for callback in [*self.others, self]:
+            callback.on_epoch_begin(epoch)
+        logs = self.model.get_metrics_result()
+        for callback in [*self.others, self]:
+            callback.on_epoch_end(epoch, logs)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.window is not None:
+            self.model.set_metric_totals(self.window)
+            self.window = None
 
     def on_train_batch_end(self, batch, logs=None):
         step = step_of(self.model)
-        if step >= self.train_steps:
-            self.model.stop_training = True
-        elif step // self.save_steps > self.saved_step // self.save_steps:
-            self.save(step)
+        if step >= self.steps["train_steps"] or step % self.steps["iterations"] == 0:
+            self.model.stop_training = True  # that is, the epoch: see on_epoch_end
+        elif self.is_due(step):
+            self.save(mid_window=True)
+        if self.model.stop_agreed and step < self.steps["train_steps"]:
+            raise Stopped
 
     def on_epoch_end(self, epoch, logs=None):
-        if self.model.stop_training:  # now, since a moving average takes the place of the weights at the end
-            self.save(step_of(self.model))
+        step = step_of(self.model)
+        done = step >= self.steps["train_steps"]
+        if "val_loss" in logs:
+            self.checkpoints.save_best(logs["val_loss"])
+        if done or self.is_due(step):
+            self.save()
+        if self.model.stop_agreed:
+            raise Stopped
+        self.model.stop_training = done
 
-    def save(self, step):
+    def is_due(self, step):
+        return step // self.steps["save_steps"] > self.saved_step // self.steps["save_steps"]
+
+    def save(self, mid_window=False):
+        """Writes a checkpoint, unless there is one of this step."""
+        step = step_of(self.model)
         if step > self.saved_step:
-            self.checkpoints.save()
+            self.checkpoints.save(mid_window)
             self.saved_step = step
 
 
@@ -97,6 +239,8 @@ class Progress(keras.callbacks.Callback):
         if seconds == seconds:
             left = datetime.timedelta(seconds=round((self.train_steps - step) * seconds))
             line += [f"{logs['tokens_per_second']:,.0f} tokens/s", f"{left} left"]
+        if logs.get("overflow"):
+            line.append(f"{logs['overflow']:,.0f} tokens left out")
         if "val_loss" in logs:
             line.append("valid " + self.loss(logs, "val_"))
         print(" | ".join(line), flush=True)
@@ -107,65 +251,63 @@ class Progress(keras.callbacks.Callback):
 
 
 class StepTensorBoard(keras.callbacks.TensorBoard):
-    """TensorBoard curves over training steps, rather than epochs."""
+    """TensorBoard curves over training steps, rather than epochs.
 
-    def __init__(self, log_dir):
+    Args:
+        log_dir: the folder.
+        checkpoints: `RunCheckpoints`.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+
+    def __init__(self, log_dir, checkpoints):
         super().__init__(log_dir, write_graph=False)
+        self.checkpoints = checkpoints
 
     def on_epoch_end(self, epoch, logs=None):
-        super().on_epoch_end(step_of(self.model), logs)
+        with self.checkpoints.naming_last(), writing(self.log_dir):
+            super().on_epoch_end(step_of(self.model), logs)
 
 
 class StepCSVLogger(keras.callbacks.CSVLogger):
     """`log.csv`, with "NA" in the columns of the validation where there was none.
 
     Args:
-        filename: the file.
+        filename: the file; lines are added to those that are there, in their columns.
         measure: "ppl" or "bpc".
-        append: go on with the file that is there.
+        checkpoints: `RunCheckpoints`.
+
+    Raises:
+        OSError: a line cannot be written.
     """
 
-    def __init__(self, filename, measure, append):
-        super().__init__(filename, append=append)
+    def __init__(self, filename, measure, checkpoints):
+        super().__init__(filename, append=True)
         self.measure = measure
-
-    def on_epoch_end(self, epoch, logs=None):
-        super().on_epoch_end(epoch, {"val_loss": "NA", f"val_{self.measure}": "NA", **logs})
-
-
-class StopOnInterrupt(keras.callbacks.Callback):
-    """Ctrl-C ends the training after the step that runs; a second one ends the program at once.
-
-    To come before the callbacks that log and save.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.interrupted = False
+        self.checkpoints = checkpoints
 
     def on_train_begin(self, logs=None):
-        self.main_thread = threading.current_thread() is threading.main_thread()
-        if self.main_thread:  # no other may handle signals
-            self.previous = signal.signal(signal.SIGINT, self.handle)
-
-    def handle(self, signum, frame):
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
-        print("\ninterrupted: saving after this step (Ctrl-C again to stop at once)", flush=True)
-        self.model.stop_evaluating = True
-
-    def on_test_begin(self, logs=None):
-        self.model.stop_evaluating = self.interrupted
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.model.stop_training |= self.interrupted
+        super().on_train_begin(logs)
+        if not self.append_header:
+            with tf.io.gfile.GFile(self.filename) as file:
+                self.keys = next(csv.reader([file.readline()]))[1:]
 
     def on_epoch_end(self, epoch, logs=None):
-        if self.interrupted:  # of a validation that was cut short nothing is to be logged
-            for name in [name for name in logs if name.startswith("val_")]:
-                del logs[name]
+        with self.checkpoints.naming_last(), writing(self.filename):
+            super().on_epoch_end(epoch, {"val_loss": "NA", f"val_{self.measure}": "NA", **logs})
 
-    def on_train_end(self, logs=None):
-        if self.main_thread:
-            signal.signal(signal.SIGINT, self.previous)
+
+def cut_log(filename, last_step):
+    """Drops from `log.csv` the lines after step `last_step`, and the last one where it was not finished."""
+    if not tf.io.gfile.exists(filename):
+        return
+    with tf.io.gfile.GFile(filename) as file:
+        text = file.read()
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    header, *rows = csv.reader(lines) if lines else [[]]
+    kept = lines[:1] + [
+        line for line, row in zip(lines[1:], rows, strict=True) if int(row[header.index("step")]) <= last_step
+    ]
+    if "".join(kept) != text:
+        write_whole(filename, "".join(kept))

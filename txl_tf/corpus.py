@@ -38,15 +38,11 @@ from txl_tf.datasets import (
     make_vocab,
 )
 from txl_tf.download import fetch
+from txl_tf.folders import lock
 from txl_tf.text_files import pydoc_text
 from txl_tf.token_files import StoredTokens, TokenWriter, is_remote, open_tokens
 from txl_tf.vocabulary import LEVELS as LEVELS  # for train.py
 from txl_tf.vocabulary import Vocab
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None
 
 INFO_FILE = "corpus-info.json"
 _FORMAT = 1  # of the prepared folder
@@ -257,7 +253,7 @@ def _new_files(data_dir):
             if is_remote(data_dir):
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
             else:
-                stack.enter_context(_lock(data_dir))
+                stack.enter_context(lock(data_dir, "another process is preparing it"))
                 folder = os.path.join(data_dir, "prepare.tmp")
                 shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
                 os.mkdir(folder)
@@ -272,25 +268,6 @@ def _new_files(data_dir):
                 tf.io.gfile.copy(os.path.join(folder, name), f"{data_dir}/{name}", overwrite=True)
             else:
                 os.replace(os.path.join(folder, name), os.path.join(data_dir, name))
-
-
-@contextlib.contextmanager
-def _lock(folder):
-    """Keeps other processes from preparing the folder. The lock ends with the process, however that ends."""
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OSError("another process is preparing it") from error
-        except OSError:  # a file system without locks
-            pass
-        yield
-    finally:
-        os.close(handle)
 
 
 def _read_info(data_dir):

@@ -219,6 +219,7 @@ class CarriesMemory(keras.Model):
             jitted = tf.function(self._loss_and_gradients, jit_compile=True) if self.jit_compile else None
             self._compiled_gradients = jitted
             names = ["loss", "grad_norm", *["overflow"] * (self.bin_sizes is not None)]
+            self._log_names = names
             self.train_function = self._carrying_memory(self.train_step, names)
 
     def make_test_function(self, force=False):

@@ -1,11 +1,12 @@
-"""The folder of a run: `config.json` (data, model and vocabulary), `vocab.txt` and the checkpoints `ckpt-<step>`."""
+"""The folder of a run: `config.json` (data, model and vocabulary), `vocab.txt`, checkpoints `ckpt-<step>`, `best`."""
 
 import json
 import os
 
 import tensorflow as tf
 
-from txl_tf.checkpoint import load_weights, save_weights
+from txl_tf.checkpoint import find_best, load_weights, save_weights, saved_steps
+from txl_tf.folders import write_whole
 from txl_tf.language_model import TransformerXLLM
 from txl_tf.vocabulary import Vocab
 
@@ -35,13 +36,16 @@ def load_vocab(model_dir):
 
 
 def checkpoints_of(model_dir):
-    """Paths of the checkpoints in a run's folder, from oldest to newest."""
+    """Paths of the checkpoints in the folder of a run, or of the original program, from oldest to newest."""
+    steps = saved_steps(model_dir)
+    if steps:
+        return [os.path.join(model_dir, f"ckpt-{step}") for step in steps]
     state = tf.train.get_checkpoint_state(model_dir)
     return list(state.all_model_checkpoint_paths) if state else []
 
 
 def find_checkpoint(model_dir, ckpt_path=None):
-    """`ckpt_path`, which may also be the name of a checkpoint in the folder; by default the latest.
+    """`ckpt_path`, which may also be the name of a checkpoint in the folder, or `"best"`; by default the latest.
 
     Raises:
         ValueError: there is none.
@@ -50,6 +54,11 @@ def find_checkpoint(model_dir, ckpt_path=None):
         if not checkpoints_of(model_dir):
             raise ValueError(f"model_dir {model_dir} holds no checkpoint")
         return checkpoints_of(model_dir)[-1]
+    if ckpt_path == "best":
+        best = find_best(model_dir)
+        if best is None:
+            raise ValueError(f"model_dir {model_dir} holds no best checkpoint: there was no validation yet")
+        return best["path"]
     for path in (ckpt_path, os.path.join(model_dir, ckpt_path)):
         if tf.io.gfile.exists(f"{path}.index"):
             return path
@@ -107,7 +116,4 @@ def create_run(model_dir, config, vocab, lm, step):
 
 def write_json(path, values):
     """Writes a file that appears in one go, whole."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    with tf.io.gfile.GFile(temporary, "w") as file:
-        file.write(json.dumps(values, indent=2) + "\n")
-    tf.io.gfile.rename(temporary, path, overwrite=True)
+    write_whole(path, json.dumps(values, indent=2) + "\n")

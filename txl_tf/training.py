@@ -1,20 +1,34 @@
 """Training and evaluation of a run, from text to a folder of checkpoints and logs."""
 
+import contextlib
 import json
 import math
 import os
+import signal
 import sys
 
 import keras
 import tensorflow as tf
 
 from txl_tf.adaptive import check_bins
-from txl_tf.callbacks import Progress, RunState, StepCSVLogger, StepTensorBoard, StopOnInterrupt, step_of
+from txl_tf.callbacks import (
+    CheckFinite,
+    Progress,
+    RunState,
+    StepCSVLogger,
+    StepTensorBoard,
+    StopOnSignal,
+    Stopped,
+    Validate,
+    cut_log,
+    step_of,
+)
 from txl_tf.checkpoint import RunCheckpoints, check_exists, load_weights, save_weights
-from txl_tf.corpus import Corpus, build_corpus, load_corpus, num_segments, segments
+from txl_tf.corpus import Corpus, build_corpus, get_bin_sizes, load_corpus, num_segments, segments
 from txl_tf.datasets import is_by_character
-from txl_tf.distribution import make_strategy
+from txl_tf.distribution import agree, is_chief, make_strategy, num_workers
 from txl_tf.evaluation import Evaluation
+from txl_tf.folders import lock, writing
 from txl_tf.language_model import TransformerXLLM
 from txl_tf.model import check_arguments
 from txl_tf.optimization import make_optimizer
@@ -22,7 +36,15 @@ from txl_tf.runs import CONFIG_FILE, VOCAB_FILE, checkpoints_of, find_checkpoint
 from txl_tf.text_files import read_files
 
 # What of the training a checkpoint depends on; the rest, such as train_steps, may change when a run is continued.
-_FIXED = ("tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema")
+_FIXED = ("tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema", "static_shapes")
+
+_COLLECTIVE_FAILED = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.CancelledError,
+)
 
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -47,16 +69,27 @@ def train_and_evaluate(
     max_to_keep=5,
     steps_per_execution=1,
     strategy="auto",
+    tpu=None,
+    tpu_zone=None,
+    gcp_project=None,
+    logical_cpus=None,
     mixed_precision="float32",
     jit_compile=False,
+    gradient_accumulation_steps=1,
+    recompute=False,
+    static_shapes=None,
     seed=0,
 ):
     """Trains a language model and evaluates it; everything it leaves behind is in `model_dir`.
 
-    A folder that holds checkpoints is continued: weights, optimizer, memory and place in the text.
+    A folder that holds checkpoints is continued from the newest that is whole, exactly: weights, optimizer, memory,
+    place in the text, dropout and the sums of the window of steps that was under way.
+
+    Where several workers train together, all must see the same `model_dir`; the first alone writes to it and prints.
 
     Args:
-        model_dir: folder of the run: `config.json`, `vocab.txt`, checkpoints, TensorBoard events and `log.csv`.
+        model_dir: folder of the run: `config.json`, `vocab.txt`, checkpoints, TensorBoard events and `log.csv`; its
+            folder `best` has the weights with the lowest validation loss.
         data: dict, the arguments of `load_corpus` (`data_dir`) or of `build_corpus`.
         model: dict, arguments of `TransformerXLLM` without `n_token` and `cutoffs`.
         optimizer: dict, arguments of `make_optimizer` without `train_steps`.
@@ -70,24 +103,31 @@ def train_and_evaluate(
         warm_start_path: checkpoint, of a run or of the original program, whose weights a new run starts from.
         iterations: steps from one line of progress (and of `log.csv`) to the next.
         save_steps: steps from one checkpoint to the next; the split `"valid"` is evaluated as often.
-        max_to_keep: number of checkpoints to keep.
+        max_to_keep: number of checkpoints to keep, `best` excluded.
         steps_per_execution: steps in one call of the compiled graph; divides `train_steps` and `iterations`.
-        strategy: see `make_strategy`.
+        strategy, tpu, tpu_zone, gcp_project, logical_cpus: see `make_strategy`.
         mixed_precision: type of the products, of `PRECISIONS`; the weights are float32 in any case.
         jit_compile: compile forward and backward pass with XLA.
+        gradient_accumulation_steps: parts of a batch that are computed one after the other, to save memory.
+        recompute: compute every layer again in the backward pass, to save memory, see `TransformerXL`.
+        static_shapes: give all tensors of training a static shape: rare words have room for as many as the original's
+            rule gives their bins (`get_bin_sizes`), those beyond are counted and left out; and the text ends with its
+            last whole segment. By default on TPUs, which need it.
         seed: of weights and dropout.
 
     Returns:
         dict `{split: mean nll in nats}` of the final evaluations.
 
     Raises:
-        ValueError, OSError: bad input, before any long work; the message says what was found and what is allowed.
-        KeyboardInterrupt: after Ctrl-C, once the run is saved.
+        ValueError, OSError: bad input, before any long work; the message says what was found and what is allowed. Or
+            the training diverged, the disk is full, another worker is gone: the last good checkpoint is named.
+        KeyboardInterrupt, SystemExit(0): after Ctrl-C or SIGTERM, once the run is saved.
     """
     steps = {"train_steps": train_steps, "iterations": iterations, "save_steps": save_steps}
     eval_batch_size = train_batch_size if eval_batch_size is None else eval_batch_size
     _check_positive(**steps, steps_per_execution=steps_per_execution, tgt_len=tgt_len)
     _check_positive(train_batch_size=train_batch_size, eval_batch_size=eval_batch_size, max_to_keep=max_to_keep)
+    _check_positive(gradient_accumulation_steps=gradient_accumulation_steps)
     for name in ("train_steps", "iterations"):
         if steps[name] % steps_per_execution:
             raise ValueError(f"steps_per_execution={steps_per_execution} must divide {name}={steps[name]}")
@@ -95,48 +135,71 @@ def train_and_evaluate(
     check_arguments(**model)
     if data.get("cutoffs"):
         check_bins(sys.maxsize, model["d_embed"], data["cutoffs"], model["div_val"])
-    strategy = make_strategy(strategy)
+    strategy = make_strategy(strategy, tpu, tpu_zone, gcp_project, logical_cpus)
+    static_shapes = isinstance(strategy, tf.distribute.TPUStrategy) if static_shapes is None else static_shapes
+    _check_divides(strategy, gradient_accumulation_steps, train_batch_size=train_batch_size)
+    _check_divides(strategy, eval_batch_size=eval_batch_size)
     with strategy.scope():
         rule = make_optimizer(train_steps=train_steps, **optimizer)
     if warm_start_path:
         check_exists(warm_start_path)
-    _check_writable(model_dir)
-    keras.utils.set_random_seed(seed)
+    chief = is_chief(strategy)
+    with _worker_of(strategy, model_dir), _folder_to_write(model_dir) if chief else contextlib.nullcontext():
+        keras.utils.set_random_seed(seed)
 
-    corpus = _open_corpus(data)
-    model = {**model, "n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
-    evaluation = Evaluation(corpus, eval_batch_size, tgt_len, max_eval_batch)
-    splits = list(dict.fromkeys(["valid"] + [eval_split] * do_eval))
-    for split in splits:
-        evaluation.check(split)
-    num_segments(len(corpus.splits["train"]), train_batch_size, tgt_len, name="train split")  # raises if too short
+        corpus = _open_corpus(data)
+        model = {**model, "n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
+        evaluation = Evaluation(corpus, eval_batch_size, tgt_len, max_eval_batch)
+        splits = list(dict.fromkeys(["valid"] + [eval_split] * do_eval))
+        for split in splits:
+            evaluation.check(split)
+        train_text = corpus.splits["train"]
+        num_segments(
+            len(train_text), train_batch_size, tgt_len, static_shapes, name="train split"
+        )  # or it is too short
+        bin_sizes = None
+        if static_shapes:
+            rows = train_batch_size // strategy.num_replicas_in_sync // gradient_accumulation_steps
+            bin_sizes = get_bin_sizes(train_text, rows, tgt_len, corpus.cutoffs) if corpus.cutoffs else []
 
-    with strategy.scope():
-        lm = TransformerXLLM(**model, seed=seed, dtype=policy)
-        lm.compile(rule, jit_compile=jit_compile, steps_per_execution=steps_per_execution)
-        lm.optimizer.build(lm.trainable_variables)
-    checkpoints = RunCheckpoints(lm, model_dir, max_to_keep)
-    _print_model(_name(data), corpus, lm, strategy, mixed_precision)
-    data = {**data, "by_character": corpus.by_character}
-    config = {"data": data, "model": model, "vocab": corpus.vocab.get_config()}
-    config["training"] = {
-        "tgt_len": tgt_len,
-        "train_batch_size": train_batch_size,
-        "eval_batch_size": eval_batch_size,
-        "mixed_precision": mixed_precision,
-        **steps,
-        **optimizer,
-    }
-    _check_same_run(model_dir, config, checkpoints.latest)
-    mems = _restore(checkpoints, lm, warm_start_path)
-    write_json(os.path.join(model_dir, CONFIG_FILE), config)
-    corpus.vocab.save(os.path.join(model_dir, VOCAB_FILE))
-    _fit(lm, corpus.splits["train"], tgt_len, train_batch_size, steps, evaluation, checkpoints, mems, model_dir)
-    if optimizer.get("ema"):
-        _keep_average(lm, os.path.join(model_dir, "ema"))
-    results = {split: evaluation.run(lm, split, token_nll if split == splits[-1] else None) for split in splits}
-    print(f"the run is in {model_dir}: log.csv, checkpoints, curves (tensorboard --logdir={model_dir})")
-    return results
+        with strategy.scope():
+            lm = TransformerXLLM(**model, recompute=recompute, seed=seed, dtype=policy)
+            lm.compile(
+                rule,
+                jit_compile=jit_compile,
+                steps_per_execution=steps_per_execution,
+                gradient_accumulation_steps=gradient_accumulation_steps,
+                bin_sizes=bin_sizes,
+            )
+            lm.optimizer.build(lm.trainable_variables)
+        checkpoints = RunCheckpoints(lm, model_dir, max_to_keep, write=chief)
+        _print_model(_name(data), corpus, lm, strategy, mixed_precision)
+        data = {**data, "by_character": corpus.by_character}
+        config = {"data": data, "model": model, "vocab": corpus.vocab.get_config()}
+        config["training"] = {
+            "tgt_len": tgt_len,
+            "train_batch_size": train_batch_size,
+            "eval_batch_size": eval_batch_size,
+            "mixed_precision": mixed_precision,
+            "static_shapes": static_shapes,
+            **steps,
+            **optimizer,
+        }
+        _check_same_run(model_dir, config, checkpoints.latest)
+        state = _restore(checkpoints, lm, warm_start_path, strategy)
+        if chief:
+            _describe_run(model_dir, config, corpus.vocab)
+        text = segments(
+            train_text, train_batch_size, tgt_len, start=step_of(lm), repeat=True, drop_remainder=static_shapes
+        )
+        _fit(lm, text, train_batch_size * tgt_len, steps, evaluation, checkpoints, state, model_dir)
+        if optimizer.get("ema"):
+            _keep_average(lm, os.path.join(model_dir, "ema"), write=chief)
+        token_nll = token_nll if chief else token_nll and os.devnull
+        results = {split: evaluation.run(lm, split, token_nll if split == splits[-1] else None) for split in splits}
+        checkpoints.save_best(results["valid"])
+        print(f"the run is in {model_dir}: log.csv, checkpoints, curves (tensorboard --logdir={model_dir})")
+        return results
 
 
 def evaluate_run(
@@ -152,6 +215,10 @@ def evaluate_run(
     max_eval_batch=-1,
     token_nll=None,
     strategy="auto",
+    tpu=None,
+    tpu_zone=None,
+    gcp_project=None,
+    logical_cpus=None,
     mixed_precision="float32",
     seed=0,
 ):
@@ -177,6 +244,8 @@ def evaluate_run(
     eval_batch_size = training["eval_batch_size"] if eval_batch_size is None else eval_batch_size
     _check_positive(tgt_len=tgt_len, eval_batch_size=eval_batch_size)
     path = find_checkpoint(model_dir, eval_ckpt_path)
+    strategy = make_strategy(strategy, tpu, tpu_zone, gcp_project, logical_cpus)
+    _check_divides(strategy, eval_batch_size=eval_batch_size)
     if eval_path:
         if "vocab" not in config:
             raise ValueError(f"eval_path needs the vocabulary of a run: {model_dir}/{CONFIG_FILE} does not exist")
@@ -196,16 +265,45 @@ def evaluate_run(
             )
     evaluation = Evaluation(corpus, eval_batch_size, tgt_len, max_eval_batch)
     evaluation.check(eval_split)
-    strategy = make_strategy(strategy)
     keras.utils.set_random_seed(seed)
     bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
     with strategy.scope():
         lm = TransformerXLLM(**{**bins, **config["model"], **(model or {})}, dtype=policy)
-        lm.compile(make_optimizer(learning_rate=1.0))  # not used
+        static = isinstance(strategy, tf.distribute.TPUStrategy)
+        lm.compile(make_optimizer(learning_rate=1.0), bin_sizes=[1] * len(bins["cutoffs"]) if static else None)
     load_weights(lm, path)
-    _print_model(eval_path or _name(data or config["data"]), corpus, lm, strategy, mixed_precision)
-    print(f"evaluating {path}: tgt_len {tgt_len}, mem_len {lm.network.mem_len}, batch {eval_batch_size}", flush=True)
-    return {eval_split: evaluation.run(lm, eval_split, token_nll)}
+    with _worker_of(strategy, model_dir):
+        _print_model(eval_path or _name(data or config["data"]), corpus, lm, strategy, mixed_precision)
+        sizes = f"tgt_len {tgt_len}, mem_len {lm.network.mem_len}, batch {eval_batch_size}"
+        print(f"evaluating {path}: {sizes}", flush=True)
+        token_nll = token_nll if is_chief(strategy) else token_nll and os.devnull
+        return {eval_split: evaluation.run(lm, eval_split, token_nll)}
+
+
+@contextlib.contextmanager
+def _worker_of(strategy, model_dir):
+    """Of several workers, lets the chief alone print, and says what to do where another one is gone."""
+    with contextlib.ExitStack() as stack:
+        if not is_chief(strategy):
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        try:
+            yield
+        except _COLLECTIVE_FAILED as error:
+            if num_workers(strategy) == 1:
+                raise
+            saved = checkpoints_of(model_dir)
+            raise OSError(
+                f"another worker is gone ({type(error).__name__}): start all {num_workers(strategy)} again, and they "
+                f"go on from {saved[-1] if saved else 'the beginning'}"
+            ) from error
+
+
+@contextlib.contextmanager
+def _folder_to_write(model_dir):
+    """Makes the folder of a run and keeps other runs out of it."""
+    _check_writable(model_dir)
+    with lock(model_dir, f"another run is training in model_dir {model_dir}"):
+        yield
 
 
 def _open_corpus(data):
@@ -236,62 +334,80 @@ def _print_model(name, corpus, lm, strategy, mixed_precision):
     )
 
 
-def _fit(lm, tokens, tgt_len, batch_size, steps, evaluation, checkpoints, mems, model_dir):
+def _fit(lm, text, tokens_per_step, steps, evaluation, checkpoints, state, model_dir):
     """Trains to the last step. A Keras epoch is a window of `iterations` steps; the text goes round and round."""
     start = step_of(lm)
-    iterations, train_steps, save_steps = (steps[name] for name in ("iterations", "train_steps", "save_steps"))
+    iterations, train_steps = steps["iterations"], steps["train_steps"]
     if start >= train_steps:
         print(f"already trained: {start} steps, train_steps={train_steps}")
         return
-    windows = math.ceil(train_steps / iterations)
-    stop = StopOnInterrupt()
-    lm.fit(
-        segments(tokens, batch_size, tgt_len, start=start, repeat=True),
-        initial_epoch=start // iterations,
-        epochs=windows,
-        steps_per_epoch=iterations,
-        validation_data=evaluation.dataset("valid"),
-        # With every checkpoint; the end of the training is evaluated by itself.
-        validation_freq=[w for w in range(1, windows) if w * iterations % save_steps < iterations] or windows + 1,
-        verbose=0,
-        callbacks=[
-            stop,
-            RunState(checkpoints, mems, train_steps, save_steps),
-            Progress(train_steps, batch_size * tgt_len, evaluation.measure),
-            StepTensorBoard(model_dir),
-            StepCSVLogger(os.path.join(model_dir, "log.csv"), evaluation.measure, append=start > 0),
-        ],
-    )
-    if stop.interrupted:
-        print(f"interrupted: step {step_of(lm)} is saved as {checkpoints.latest}; the same command goes on from there")
-        raise KeyboardInterrupt
+    if start % lm.steps_per_execution:
+        raise ValueError(f"steps_per_execution={lm.steps_per_execution} must divide the step to go on from, {start}")
+    stop = StopOnSignal(lm)
+    callbacks = [
+        CheckFinite(checkpoints),
+        Validate(evaluation.dataset("valid"), stop, steps),
+        Progress(train_steps, tokens_per_step, evaluation.measure),
+    ]
+    if checkpoints.write:
+        log = os.path.join(model_dir, "log.csv")
+        mid_window = state[1] is not None
+        cut_log(log, start - 1 if mid_window else start)
+        callbacks += [StepTensorBoard(model_dir, checkpoints), StepCSVLogger(log, evaluation.measure, checkpoints)]
+    run_state = RunState(checkpoints, state, steps, callbacks)
+    with stop:
+        try:
+            lm.fit(
+                text,
+                initial_epoch=start // iterations,
+                epochs=math.ceil(train_steps / iterations),
+                steps_per_epoch=iterations,
+                verbose=0,
+                callbacks=[*callbacks, run_state],
+            )
+        except Stopped:
+            run_state.save(mid_window=True)
+            path = checkpoints.latest
+            print(f"{stop.reason}: step {step_of(lm)} is saved as {path}; the same command goes on from there")
+            raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0) from None
 
 
-def _restore(checkpoints, lm, warm_start_path):
-    """Sets what a checkpoint of the run, or else the warm start, gives; returns the memory to go on with."""
-    if checkpoints.latest:
-        print(f"continuing from {checkpoints.latest}", flush=True)
-        return checkpoints.restore(checkpoints.latest)
+def _restore(checkpoints, lm, warm_start_path, strategy):
+    """Sets what a checkpoint of the run, or else the warm start, gives; returns the state to go on with."""
+    step = checkpoints.newest_whole()
+    step = agree(strategy, -1 if step is None else step)
+    if step >= 0:
+        print(f"continuing from {checkpoints.path(step)}", flush=True)
+        return checkpoints.restore(checkpoints.path(step))
     if warm_start_path:
         print(f"starting from the weights of {warm_start_path}")
         load_weights(lm, warm_start_path)
-    return None
+    return None, None
 
 
-def _keep_average(lm, folder):
+def _keep_average(lm, folder, write):
     """Writes the moving average that `fit` ended with, or reads it where there was nothing left to train."""
     kept = checkpoints_of(folder)
     if kept and kept[-1].endswith(f"-{step_of(lm)}"):
         load_weights(lm, kept[-1])
-    else:
+    elif write:
         save_weights(lm, folder, step_of(lm))
-    print(f"averaged weights: {checkpoints_of(folder)[-1]} (for --eval_ckpt_path)")
+    print(f"averaged weights: {folder}/ckpt-{step_of(lm)} (for --eval_ckpt_path)")
 
 
 def _check_positive(**numbers):
     for name, value in numbers.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def _check_divides(strategy, parts=1, **batch_size):
+    """Raises ValueError where a batch cannot be divided evenly among the replicas, and on each into `parts`."""
+    ((name, rows),) = batch_size.items()
+    replicas = strategy.num_replicas_in_sync
+    if rows % (replicas * parts):
+        among = f"{replicas} replicas" + f" times gradient_accumulation_steps={parts}" * (parts > 1)
+        raise ValueError(f"{name} must be a multiple of {replicas * parts}, for {among}, got {rows}")
 
 
 def _check_writable(model_dir):
@@ -306,6 +422,13 @@ def _check_writable(model_dir):
         tf.io.gfile.remove(probe)
     except (OSError, tf.errors.OpError) as error:
         raise OSError(f"model_dir {model_dir} cannot be written to: {error}") from error
+
+
+def _describe_run(model_dir, config, vocab):
+    write_json(os.path.join(model_dir, CONFIG_FILE), config)
+    path = os.path.join(model_dir, VOCAB_FILE)
+    with writing(path):
+        vocab.save(path)
 
 
 def _check_same_run(model_dir, config, latest):

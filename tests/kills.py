@@ -1,0 +1,261 @@
+"""Kills a training again and again, and checks that what comes out is what it would have been without.
+
+    python tests/kills.py --kills=20 --setting=one|mirrored|workers [--steps=200] [--seed=0]
+
+`train.py` trains a small model once in peace, and once with `kill -9` at random moments, started again each time. At
+the end all variables of the last checkpoint (optimizer and memory included), every row and column of `log.csv` but the
+speed, the best checkpoint and the final evaluation must be bit for bit the same. A kill comes some steps after the
+start, at a random moment ("any") or at a chosen one: amid the writing of a checkpoint, in a validation, between a row
+of the log and its checkpoint. Of two workers either both are killed, or one, and the other must end by itself.
+"""
+
+import argparse
+import csv
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+ROOT = Path(__file__).parents[1]
+CHIEF_MOMENTS = ["any", "step", "write", "written", "rename", "renamed", "row", "best", "validation"]
+WORKER_MOMENTS = ["any", "step", "validation"]  # it writes nothing
+MODEL = (
+    "--n_layer=2 --d_model=16 --d_embed=16 --n_head=2 --d_head=8 --d_inner=16 --dropout=0.1 --dropatt=0.1 --mem_len=8 "
+    "--tgt_len=8 --train_batch_size=4 --eval_batch_size=2 --max_eval_batch=5 --learning_rate=1e-2 --warmup_steps=2 "
+    "--iterations=7 --save_steps=5 --max_to_keep=2"
+)
+STRATEGY = {
+    "one": "--strategy=one",
+    "mirrored": "--strategy=mirrored --logical_cpus=2",
+    "workers": "--strategy=multi_worker",
+}
+
+
+def train(offset, moment, delay, argv):
+    """Runs train.py in this process, which kills itself at a moment `offset` steps or more after the start."""
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    sys.argv = ["train.py", *argv]
+
+    import tensorflow as tf
+    from absl import app
+
+    import train as program
+    from txl_tf import callbacks, checkpoint
+
+    start = step = None
+
+    def die():
+        os.write(1, f"killed at step {step}\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_after(owner, name, times=1):
+        """Dies when the function has been called so many times since the kill was due."""
+        function, calls = getattr(owner, name), 0
+
+        def wrapper(*args, **kwargs):
+            nonlocal calls
+            result = function(*args, **kwargs)
+            calls += start is not None and step - start >= offset
+            if calls == times:
+                die()
+            return result
+
+        setattr(owner, name, wrapper)
+
+    count = callbacks.RunState.on_train_batch_end
+
+    def counting(self, batch, logs=None):
+        nonlocal start, step
+        step = callbacks.step_of(self.model)
+        start = step if start is None else start
+        if step - start == offset and moment == "any":
+            threading.Timer(delay, die).start()
+        if step - start >= offset and moment == "step":
+            die()
+        count(self, batch, logs)
+
+    callbacks.RunState.on_train_batch_end = counting
+    if moment in ("rename", "renamed"):
+        die_after(tf.io.gfile, "rename", times=1 if moment == "rename" else 2)
+    elif moment == "write":
+        die_after(checkpoint, "remove")
+    elif moment == "written":
+        die_after(tf.raw_ops, "SaveV2")
+    elif moment == "row":
+        die_after(callbacks.StepCSVLogger, "on_epoch_end")
+    elif moment == "best":
+        die_after(checkpoint.RunCheckpoints, "save_best")
+    elif moment == "validation":
+        die_after(callbacks.StopOnSignal, "on_test_batch_end", times=2)
+    app.run(program.main)
+
+
+class Session:
+    """One start of the program: one process, or two workers.
+
+    Args:
+        folder: of the run.
+        kill: `(worker, offset, moment, delay)` or `None`.
+    """
+
+    def __init__(self, args, text, folder, kill=None):
+        flags = f"{MODEL} {STRATEGY[args.setting]} --train_steps={args.steps} --data_path={text} --model_dir={folder}"
+        self.folder = folder
+        self.processes = []
+        ports = [free_port(), free_port()] if args.setting == "workers" else [None]
+        for index in range(len(ports)):
+            trap = kill[1:] if kill and kill[0] == index else (0, "never", 0)
+            environment = dict(os.environ)
+            if args.setting == "workers":
+                cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+                environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+            command = [sys.executable, __file__, f"--trap={json.dumps(trap)}", "--", *flags.split()]
+            output = open(f"{folder}.{index}.out", "w+")
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+            self.processes.append((process, output))
+
+    def wait(self, kill_all=False, timeout=300):
+        """Exit codes and outputs of all processes.
+
+        Args:
+            kill_all: kill the others, too, as soon as one is gone.
+        """
+        codes = {}
+        deadline = time.monotonic() + timeout
+        while len(codes) < len(self.processes):
+            time.sleep(0.05)
+            codes = {i: p.poll() for i, (p, _) in enumerate(self.processes) if p.poll() is not None}
+            if (codes and kill_all) or time.monotonic() > deadline:
+                for process, _ in self.processes:
+                    process.kill()
+                    process.wait()
+        results = []
+        for process, output in self.processes:
+            output.seek(0)
+            results.append((process.returncode, output.read()))
+            output.close()
+        return results
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def final_state(folder, steps):
+    """Everything that must be the same: `{name: comparable value}`."""
+    import tensorflow as tf
+
+    state = {}
+    reader = tf.train.load_checkpoint(f"{folder}/ckpt-{steps}")
+    for key in reader.get_variable_to_shape_map():
+        state[f"ckpt-{steps}: {key}"] = reader.get_tensor(key).tobytes()
+    with open(f"{folder}/log.csv") as file:
+        for i, row in enumerate(csv.DictReader(file)):
+            del row["tokens_per_second"]
+            state[f"log.csv row {i}"] = row
+    state["best"] = Path(f"{folder}/best/best.json").read_text()
+    return state
+
+
+def last_evaluation(output):
+    """The final line without its speed."""
+    return output.split("\nvalid: ")[1].rsplit("|", 1)[0]
+
+
+def random_kill(rng, setting, steps, kills):
+    """`((worker, offset, moment, delay in seconds), whether all workers are killed)`."""
+    worker = rng.randrange(2) if setting == "workers" else 0
+    moment = rng.choice(WORKER_MOMENTS if worker else CHIEF_MOMENTS)
+    offset = rng.randint(1, max(2, int(1.2 * steps / kills)))
+    return (worker, offset, moment, rng.uniform(0, 0.1)), rng.random() < 0.5
+
+
+def train_with_kills(args, text, folder):
+    """Starts the run and kills it, as often as said, then lets it end. Prints a line for each session.
+
+    Returns:
+        the output of the chief's last session, and whether every session ended as it should.
+    """
+    rng = random.Random(args.seed)
+    fine, kills = True, 0
+    print("kill  worker  moment      at step  resumed from   the others", flush=True)
+    while True:
+        kill, kill_all = random_kill(rng, args.setting, args.steps, args.kills) if kills < args.kills else (None, False)
+        results = Session(args, text, folder, kill).wait(kill_all)
+        output = results[0][1]
+        resumed = re.search(r"continuing from .*-(\d+)\n", output)
+        resumed = resumed[1] if resumed else "the start"
+        if kill is None or all(code == 0 for code, _ in results):  # it was over before the kill was due
+            if kill is None:
+                fine &= all(code == 0 for code, _ in results)
+                print(f"{'end':>4}  {'':6}  {'':10}  {args.steps:>7}  {resumed:12}", flush=True)
+                return results, fine
+            kills = args.kills
+            continue
+        kills += 1
+        worker, _, moment, _ = kill
+        code, text_of_killed = results[worker]
+        at = re.search(r"killed at step (\d+)", text_of_killed)
+        others = ""
+        fine &= code == -signal.SIGKILL and at is not None
+        if len(results) > 1:
+            other_code, other = results[1 - worker]
+            others = "killed too" if kill_all else other.strip().splitlines()[-2 if "verbosity" in other else -1][-110:]
+            fine &= kill_all or (other_code == 1 and "another worker is gone" in other)
+        at = at[1] if at else f"exit code {code}"
+        print(f"{kills:>4}  {worker:>6}  {moment:10}  {at:>7}  {resumed:12}  {others}", flush=True)
+        if not fine:
+            print(*(output for _, output in results), sep="\n---\n")
+            return results, fine
+
+
+def main(args):
+    with tempfile.TemporaryDirectory() as folder:
+        text = f"{folder}/text.txt"
+        Path(text).write_text("the cat sat on the mat, and so on and so on.\n" * 100)
+        whole, killed = f"{folder}/whole", f"{folder}/killed"
+        reference = Session(args, text, whole)
+        results, fine = train_with_kills(args, text, killed)
+        in_peace = reference.wait()
+        if not fine or any(code for code, _ in in_peace):
+            print(*(output for _, output in in_peace), sep="\n---\n")
+            sys.exit("FAILED: a session did not end as it should")
+        states = [final_state(run, args.steps) for run in (whole, killed)]
+        for state, (_, output) in zip(states, (in_peace[0], results[0]), strict=True):
+            state["final evaluation"] = last_evaluation(output)
+    different = [name for name in states[0] | states[1] if states[0].get(name) != states[1].get(name)]
+    for name in different:
+        print(f"{name}: {states[0].get(name)!s:.200} in peace, {states[1].get(name)!s:.200} with kills")
+    if different:
+        sys.exit(f"FAILED: {len(different)} of {len(states[0])} things differ")
+    print(
+        f"{args.kills} kills, {args.setting}: all {len(states[0])} variables, rows and results are bit for bit the same"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--setting", choices=STRATEGY, default="one")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trap", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("argv", nargs="*", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.trap:
+        train(*arguments.trap, arguments.argv)
+    else:
+        main(arguments)
