@@ -106,7 +106,7 @@ def _tpu_strategy(name, tpu, tpu_zone, gcp_project):
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except Exception as error:  # of the name service, of the network or of TensorFlow: hardly two alike
         where = "".join(f", {key} {value}" for key, value in (("zone", tpu_zone), ("project", gcp_project)) if value)
-        raise ConnectionError(f"the TPU {tpu}{where} cannot be reached: {error}") from error
+        raise ConnectionError(f"the TPU {tpu}{where} cannot be reached: {str(error).splitlines()[0]}") from error
     return tf.distribute.TPUStrategy(resolver)
 
 
@@ -146,6 +146,18 @@ def agree(strategy, number):
 def any_worker(strategy, flag):
     """Whether `flag` is set on any worker. All workers must call it."""
     return bool(_sum_over_workers(strategy, int(flag)))
+
+
+def all_rows(strategy, tensors):
+    """Every replica's share of the rows of `tensors`, put together in order. All workers must call it."""
+    if num_workers(strategy) == 1:
+        return [tf.concat(strategy.experimental_local_results(tensor), 0) for tensor in tensors]
+    return _gather_function(strategy)(tensors)
+
+
+@functools.cache
+def _gather_function(strategy):
+    return tf.function(lambda tensors: [strategy.gather(tensor, 0) for tensor in tensors])
 
 
 def _sum_over_workers(strategy, number):

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.distribution import any_worker, num_workers
+from txl_tf.distribution import all_rows, any_worker, num_workers
 
 _NO_TOTALS = np.zeros(5)  # nll, tokens counted, tokens left out, gradient norm, 1: summed over the steps of an epoch
 
@@ -353,7 +353,8 @@ class CarriesMemory(keras.Model):
 
         Where there are several workers, all must call it at the same step.
         """
-        return np.stack([tf.cast(self.distribute_strategy.gather(mem, 0), tf.float32) for mem in self.carried_mems])
+        mems = all_rows(self.distribute_strategy, self.carried_mems)
+        return np.stack([tf.cast(mem, tf.float32) for mem in mems])
 
     def set_carried_mems(self, array):
         """Goes on with a memory from `carried_mems_array`; to be called once `fit` has begun, from a callback.
