@@ -48,6 +48,7 @@ flags.DEFINE_string("eval_split", "valid", "Split to evaluate: train, valid or t
 flags.DEFINE_string("eval_path", None, "Text file to evaluate instead of a split, in the vocabulary of the run.")
 flags.DEFINE_string("eval_ckpt_path", None, "Checkpoint to evaluate, rather than the latest: a path, or best.")
 flags.DEFINE_string("token_nll", None, "File to write every evaluated token to, with its nll, row by row of the batch.")
+flags.DEFINE_integer("sample_tokens", 0, "Tokens of text to write in the end of training, to see what it learned.")
 flags.DEFINE_integer("max_eval_batch", -1, "Batches to evaluate; -1 for all.")
 flags.DEFINE_string("warm_start_path", None, "Checkpoint whose weights a new run starts from; the original's will do.")
 flags.DEFINE_integer("seed", 0, "Seed of the initial weights and of dropout.")
@@ -126,8 +127,8 @@ MODEL = (
 )
 OPTIMIZER = "learning_rate clip min_lr_ratio warmup_steps optimizer weight_decay ema"
 TRAINING = (
-    "do_eval warm_start_path train_batch_size eval_batch_size train_steps iterations save_steps max_to_keep "
-    "jit_compile steps_per_execution gradient_accumulation_steps recompute static_shapes"
+    "do_eval sample_tokens warm_start_path train_batch_size eval_batch_size train_steps iterations save_steps "
+    "max_to_keep jit_compile steps_per_execution gradient_accumulation_steps recompute static_shapes"
 )
 EVALUATION = "eval_split max_eval_batch token_nll"
 MACHINE = "strategy tpu tpu_zone gcp_project logical_cpus mixed_precision seed"

@@ -8,6 +8,7 @@ import signal
 import sys
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from txl_tf.adaptive import check_bins
@@ -46,6 +47,8 @@ _COLLECTIVE_FAILED = (
     tf.errors.CancelledError,
 )
 
+_PROMPT = 32  # tokens that a sample follows
+
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
@@ -63,6 +66,7 @@ def train_and_evaluate(
     eval_split="valid",
     max_eval_batch=-1,
     token_nll=None,
+    sample_tokens=0,
     warm_start_path=None,
     iterations=500,
     save_steps=10000,
@@ -100,6 +104,7 @@ def train_and_evaluate(
         eval_split: split that `do_eval` evaluates.
         max_eval_batch: batches to evaluate; all of them if not positive.
         token_nll: file to write every token of the split evaluated last to, with its nll.
+        sample_tokens: tokens of text to print in the end, a continuation of the beginning of `"valid"`.
         warm_start_path: checkpoint, of a run or of the original program, whose weights a new run starts from.
         iterations: steps from one line of progress (and of `log.csv`) to the next.
         save_steps: steps from one checkpoint to the next; the split `"valid"` is evaluated as often.
@@ -198,6 +203,8 @@ def train_and_evaluate(
         token_nll = token_nll if chief else token_nll and os.devnull
         results = {split: evaluation.run(lm, split, token_nll if split == splits[-1] else None) for split in splits}
         checkpoints.save_best(results["valid"])
+        if sample_tokens and chief:
+            _print_sample(lm, corpus, sample_tokens, seed)
         print(f"the run is in {model_dir}: log.csv, checkpoints, curves (tensorboard --logdir={model_dir})")
         return results
 
@@ -370,6 +377,14 @@ def _fit(lm, text, tokens_per_step, steps, evaluation, checkpoints, state, model
             path = checkpoints.latest
             print(f"{stop.reason}: step {step_of(lm)} is saved as {path}; the same command goes on from there")
             raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0) from None
+
+
+def _print_sample(lm, corpus, number, seed):
+    """Continues the first tokens of the held-out text."""
+    prompt = np.array(corpus.splits["valid"][:_PROMPT])
+    text = lm.generate(prompt[None], number, temperature=0.8, seed=seed)[0]
+    print(f"a sample at temperature 0.8, after {corpus.vocab.decode(prompt)!r}:")
+    print(corpus.vocab.decode(text[len(prompt) :]), flush=True)
 
 
 def _restore(checkpoints, lm, warm_start_path, strategy):
