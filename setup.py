@@ -22,6 +22,6 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         "serving": ["tensorflow-serving-api"],
         "plot": ["matplotlib"],
-        "test": ["pytest", "ruff", "matplotlib"],
+        "test": ["pytest", "pytest-xdist", "ruff", "matplotlib", "tensorflow-serving-api"],
     },
 )

@@ -11,11 +11,13 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 3
 )
 
+import importlib.util  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from absl import flags  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 
 import txl_tf  # noqa: E402
@@ -94,3 +96,17 @@ def randomise(model, seed=0, scale=0.3):
     rng = np.random.default_rng(seed)
     for variable in model.trainable_variables:
         variable.assign(rng.normal(0, scale, variable.shape))
+
+
+def program(path):
+    """Yields a program as a module, with flags of its own in place of those that other programs define."""
+    own, before = flags.FlagValues(), dict(vars(flags.FLAGS))
+    vars(flags.FLAGS).update(vars(own))
+    flags.DEFINE_integer("verbosity", -1, "absl's own")
+    try:
+        spec = importlib.util.spec_from_file_location(Path(path).stem, Path(__file__).parents[1] / path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        vars(flags.FLAGS).update(before)

@@ -8,14 +8,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import SMALL, randomise
+from conftest import SMALL, program, randomise
 
 import txl_tf
-from tools import generate as tool
 from txl_tf import runs
 from txl_tf.vocabulary import Vocab
 
 PROGRAM = Path(__file__).parents[1] / "tools" / "generate.py"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    yield from program("tools/generate.py")
 
 
 def make_run(folder, vocab):
@@ -34,7 +38,7 @@ def word_run(tmp_path_factory):
     return folder, vocab, make_run(folder, vocab)
 
 
-def program(*arguments, **options):
+def run_program(*arguments, **options):
     command = [sys.executable, str(PROGRAM), *arguments]
     return subprocess.run(command, capture_output=True, **options)
 
@@ -42,7 +46,7 @@ def program(*arguments, **options):
 def test_text_comes_after_the_prompt_with_its_nll(word_run):
     folder, vocab, lm = word_run
     arguments = [f"--model_dir={folder}", "--greedy", "--max_new_tokens=6", "--verbose"]
-    result = program(*arguments, input=b"w3 unheard-of\nw5\n")
+    result = run_program(*arguments, input=b"w3 unheard-of\nw5\n")
     assert result.returncode == 0, result.stderr.decode()
     lines = [line.split("\t") for line in result.stdout.decode().splitlines()]
     prompt = vocab.encode("w3 unheard-of\nw5")
@@ -58,7 +62,7 @@ def test_text_comes_after_the_prompt_with_its_nll(word_run):
     assert b"6 tokens" in result.stderr
 
 
-def test_streamed_words_and_bytes_make_the_whole_text():
+def test_streamed_words_and_bytes_make_the_whole_text(tool):
     vocab = Vocab(special=["<eos>", "a", "b"], eos="<eos>")
     vocab.build()
     stream, ids = tool.TextStream(vocab), [1, 2, 0, 1, 0, 0, 2, 1]
@@ -72,7 +76,7 @@ def test_streamed_words_and_bytes_make_the_whole_text():
     assert stream.end() == "\ufffd"
 
 
-def test_lines_are_answered_in_one_memory_and_bad_ones_refused(tmp_path, monkeypatch, capsys):
+def test_lines_are_answered_in_one_memory_and_bad_ones_refused(tool, tmp_path, monkeypatch, capsys):
     vocab = Vocab(level="char", special=["\n", *"abcd"])
     vocab.build()
     lm = make_run(tmp_path / "run", vocab)
@@ -105,7 +109,7 @@ def test_lines_are_answered_in_one_memory_and_bad_ones_refused(tmp_path, monkeyp
     ],
     ids=str,
 )
-def test_errors_are_one_line(word_run, arguments, message):
+def test_errors_are_one_line(tool, word_run, arguments, message):
     tool.FLAGS.unparse_flags()
     for name in tool.FLAGS.get_key_flags_for_module(tool):
         name.unparse()

@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SMALL
-from plot_test import program
+from conftest import SMALL, program
 
 import txl_tf
 from txl_tf import runs

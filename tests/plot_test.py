@@ -1,35 +1,19 @@
 """The pictures: what is drawn is what the run logged and what the model computes; one clear error for bad input."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from conftest import SMALL
+from conftest import SMALL, program
 
 from txl_tf import runs
 from txl_tf.attention import create_mask
 from txl_tf.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.vocabulary import Vocab
 
-ROOT = Path(__file__).parents[1]
 LETTERS = "abcdefghijklmnopqrstuv "  # n_token of SMALL
-
-
-def program(path):
-    """Yields a program as a module, with flags of its own in place of those that other programs define."""
-    own, before = flags.FlagValues(), dict(vars(flags.FLAGS))
-    vars(flags.FLAGS).update(vars(own))
-    try:
-        spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        vars(flags.FLAGS).update(before)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +25,6 @@ def plot():
 @pytest.fixture
 def main(plot):
     """Runs the program with a list of flags."""
-    if "verbosity" not in flags.FLAGS:
-        flags.DEFINE_integer("verbosity", -1, "absl's own")
 
     def run(*arguments):
         flags.FLAGS.unparse_flags()

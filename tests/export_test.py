@@ -1,0 +1,416 @@
+"""An exported model gives the numbers of the one it was made of, without this library, wherever SavedModels run."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import SMALL, randomise
+from tensorflow.core.protobuf import saved_model_pb2
+
+import txl_tf
+from txl_tf import runs
+from txl_tf.export import Served, Text, export_saved_model, prediction_log
+from txl_tf.generation import generate
+from txl_tf.vocabulary import Vocab
+
+ROOT = Path(__file__).parents[1]
+SEGMENTS = [(0, 6), (6, 7), (7, 14)]  # of the 14 tokens that are read: longer, shorter than the memory of 4, and one
+TEXTS = ["w3 w5\nw1 unheard-of", "", "w7"]
+SAMPLING = {
+    "number": np.array([5, 9, 0], np.int32),
+    "temperature": np.array([1, 0.8, 0], np.float32),
+    "top_k": np.array([0, 12, 3], np.int32),
+    "top_p": np.array([1, 0.9, 0.5], np.float32),
+    "seed": np.array([3, 4, 5], np.int32),
+}
+
+# What a program that has no txl_tf does with the folder of a SavedModel.
+STRANGER = """
+import sys
+sys.modules["txl_tf"] = None
+try:
+    import txl_tf
+except ImportError:
+    pass
+else:
+    raise AssertionError("txl_tf can be imported")
+import concurrent.futures
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.tools import saved_model_cli
+
+directory, folder = sys.argv[1:]
+given = dict(np.load(f"{folder}/given.npz"))
+sampling = {name: given[name] for name in "number temperature top_k top_p seed".split()}
+
+def answers(run):
+    found, state = {}, run("initial_state", batch_size=np.int32(3))["state"]
+    for i, (start, end) in enumerate(given["segments"]):
+        tokens, labels = given["text"][:, start:end], given["text"][:, start + 1 : end + 1]
+        found |= {f"{name}_{i}": value for name, value in run("next", tokens=tokens, state=state).items()}
+        scored = run("score", tokens=tokens, labels=labels, state=state)
+        found |= {f"nll_{i}": scored["nll"], f"scored_state_{i}": scored["state"]}
+        state = scored["state"]
+    written = run("generate", tokens=given["text"][:, :6], lengths=given["lengths"], **sampling)
+    found |= {"written": written["tokens"], "written_lengths": written["lengths"]}
+    found |= run("score_text", text=given["texts"])
+    return found | run("generate_text", text=given["texts"], **sampling)
+
+signatures = tf.saved_model.load(directory).signatures
+
+def run_loaded(signature, **inputs):
+    outputs = signatures[signature](**{name: tf.constant(value) for name, value in inputs.items()})
+    return {name: output.numpy() for name, output in outputs.items()}
+
+def save(name, found):
+    np.savez(f"{folder}/{name}.npz", **{key: value.astype("S") if value.dtype == object else value
+                                        for key, value in found.items()})
+
+save("loaded", answers(run_loaded))
+
+def request(i):
+    row = slice(i % 3, i % 3 + 1)
+    options = {name: value[row] for name, value in sampling.items()}
+    written = run_loaded("generate", tokens=given["text"][row, : 3 + i], lengths=np.array([3 + i], np.int32), **options)
+    state = run_loaded("initial_state", batch_size=np.int32(1))["state"]
+    tokens = given["text"][row, i : i + 2]
+    return written["tokens"].tolist(), run_loaded("score", tokens=tokens, labels=tokens, state=state)["nll"].tolist()
+
+with concurrent.futures.ThreadPoolExecutor(8) as threads:
+    together = list(threads.map(request, list(range(8)) * 3))
+assert together == [request(i) for i in range(8)] * 3
+
+with tf.compat.v1.Session(graph=tf.Graph()) as session:
+    served = tf.compat.v1.saved_model.load(session, ["serve"], directory).signature_def
+
+    def run_in_session(signature, **inputs):
+        inputs = {served[signature].inputs[name].name: value for name, value in inputs.items()}
+        return session.run({name: info.name for name, info in served[signature].outputs.items()}, inputs)
+
+    save("session", answers(run_in_session))
+
+arrays = {"tokens": given["text"][:, :6], "labels": given["text"][:, 1:7], "state": np.zeros(given["shape"], "f")}
+for name, array in arrays.items():
+    np.save(f"{folder}/{name}.npy", array)
+sys.argv[1:] = [
+    "run", f"--dir={directory}", "--tag_set=serve", "--signature_def=score", f"--outdir={folder}/cli",
+    "--inputs=" + ";".join(f"{name}={folder}/{name}.npy" for name in arrays),
+]
+saved_model_cli.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def vocab():
+    vocab = Vocab(special=["<eos>", "<unk>", *(f"w{i}" for i in range(21))], eos="<eos>", unk="<unk>")
+    vocab.build()
+    return vocab
+
+
+@pytest.fixture(scope="module")
+def lm():
+    lm = txl_tf.TransformerXLLM(**SMALL, mem_len=4, dropout=0.0, cutoffs=[5, 12], div_val=2)
+    randomise(lm)
+    return lm
+
+
+@pytest.fixture(scope="module")
+def text():
+    return np.random.default_rng(0).integers(0, SMALL["n_token"], [3, 15]).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def exported(lm, vocab, tmp_path_factory):
+    """The folder of version 1, as the program writes it."""
+    folder = tmp_path_factory.mktemp("export")
+    model = {name: value for name, value in lm.get_config().items() if name not in ("name", "dtype", "trainable")}
+    runs.create_run(str(folder / "run"), {"data": {"dataset": "text"}, "model": model}, vocab, lm, step=1)
+    flags = [f"--model_dir={folder / 'run'}", f"--output={folder / 'my'}", "--top_n=4", "--max_tokens=100"]
+    command = [sys.executable, str(ROOT / "tools" / "export_saved_model.py"), *flags]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.stdout == f"{folder / 'my' / '1'}\n", result.stderr
+    return folder / "my" / "1"
+
+
+@pytest.fixture(scope="module")
+def signatures(exported):
+    return tf.saved_model.load(str(exported)).signatures
+
+
+@pytest.fixture
+def request_of(signatures, text):
+    """Sends a good request, but for the arguments given."""
+
+    def send(signature, **changes):
+        state = np.zeros([3, 2, 2, 2, 4, 3], np.float32)
+        good = {
+            "initial_state": {"batch_size": np.int32(3)},
+            "score": {"tokens": text[:, :6], "labels": text[:, 1:7], "state": state},
+            "next": {"tokens": text[:, :6], "state": state},
+            "generate": {"tokens": text[:, :6], "lengths": np.array([6, 2, 3], np.int32), **SAMPLING},
+            "score_text": {"text": np.array(TEXTS, object)},
+            "generate_text": {"text": np.array(TEXTS, object), **SAMPLING},
+        }[signature]
+        outputs = signatures[signature](**{name: tf.constant(x) for name, x in {**good, **changes}.items()})
+        return {name: output.numpy() for name, output in outputs.items()}
+
+    return send
+
+
+def expected(lm, vocab, text):
+    """What every way to serve must answer."""
+    found, mems = {}, None
+    for i, (start, end) in enumerate(SEGMENTS):
+        log_probs, _ = lm.log_probs(text[:, start:end], mems)
+        top = tf.math.top_k(log_probs[:, -1], 4)
+        nll, mems = lm.score(text[:, start:end], text[:, start + 1 : end + 1], mems)
+        found |= {f"log_probs_{i}": top.values, f"ids_{i}": top.indices, f"nll_{i}": nll}
+
+    options = [{name: values[row] for name, values in SAMPLING.items()} for row in range(3)]
+    options = [{"max_new_tokens": o.pop("number"), **o, "top_k": o["top_k"] or None} for o in options]
+    rows = [generate(lm, text[row : row + 1, :n], **options[row])[0] for row, n in enumerate([6, 2, 3])]
+    found["written"] = [np.pad(row, [0, 15 - len(row)]) for row in rows]
+    found["written_lengths"] = [11, 11, 3]
+
+    prompts = [vocab.encode(line) for line in TEXTS]
+    prompts[1] = np.array([vocab.ids["<eos>"]])
+    rows = [generate(lm, prompt[None], **option)[0] for prompt, option in zip(prompts, options, strict=True)]
+    found["text"] = [vocab.decode(rows[0]), vocab.decode(rows[1][1:]), vocab.decode(rows[2])]
+    found["lengths"] = [5, 0, 1]
+    found["nll"] = np.zeros([3, 5])
+    found["nll"][0, 1:] = lm.score(prompts[0][None, :-1], prompts[0][None, 1:])[0]
+    found["symbols"] = [["w3", "w5", "<eos>", "w1", "<unk>"], [""] * 5, ["w7", "", "", "", ""]]
+    return found
+
+
+def test_strangers_get_the_numbers_of_the_model(lm, vocab, text, exported, tmp_path):
+    np.savez(
+        tmp_path / "given.npz", text=text, segments=SEGMENTS, lengths=np.array([6, 2, 3], np.int32),
+        texts=np.array(TEXTS, "S"), shape=[3, 2, 2, 2, 4, 3], **SAMPLING,
+    )  # fmt: skip
+    command = [sys.executable, "-c", STRANGER, str(exported), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    answers = expected(lm, vocab, text)
+    for way in ("loaded", "session"):
+        found = dict(np.load(tmp_path / f"{way}.npz"))
+        for name, value in answers.items():
+            if found[name].dtype.kind == "S":
+                assert np.char.decode(found[name]).tolist() == value, (way, name)
+            else:
+                np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=f"{way} {name}")
+        for i in range(3):
+            np.testing.assert_allclose(found[f"state_{i}"], found[f"scored_state_{i}"], atol=1e-6)
+    np.testing.assert_allclose(np.load(tmp_path / "cli" / "nll.npy"), answers["nll_0"], rtol=1e-5)
+
+
+def test_a_c_program_scores_and_survives_bad_requests(lm, text, exported, tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc")
+    library = os.path.dirname(tf.__file__)
+    link = [f"-L{library}", "-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2", f"-Wl,-rpath,{library}"]
+    program = tmp_path / "serve"
+    command = ["gcc", "-Wall", "-Werror", f"-I{library}/include", f"{ROOT}/tests/serve.c", "-o", str(program), *link]
+    subprocess.run(command, check=True)
+
+    model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
+    score = model.meta_graphs[0].signature_def["score"]
+    tensors = [score.inputs[name].name for name in ("tokens", "labels", "state")]
+    tensors += [score.outputs[name].name for name in ("nll", "state")]
+    result = subprocess.run([program, exported, *tensors, "3", "6"], input=text.tobytes(), capture_output=True)
+    assert result.returncode == 0, result.stderr.decode()
+    lines = result.stdout.decode().splitlines()
+
+    mems, rows = None, []
+    for start in (0, 6, 12):
+        labels = text[:, start + 1 : start + 7]
+        nll, mems = lm.score(text[:, start : start + labels.shape[1]], labels, mems)
+        rows += list(nll.numpy())
+    for line, row in zip(lines[:9], rows, strict=True):
+        np.testing.assert_allclose(np.array(line.split(), float), row, atol=2e-5)
+    for line, start in zip(lines[9:12], ("id: ", "labels: ", "state: "), strict=True):
+        assert line.startswith(f"{start}invalid argument")
+    assert "[tokens must hold ids between 0 and 22, got] [1073741824]" in lines[9]
+    assert "[labels must have the shape of tokens, got] [3 5]" in lines[10]
+    assert "score_state" in lines[11] and "[?,2,2,2,4,3]" in lines[11]
+    assert lines[12:] == lines[:3]
+
+
+VECTOR = np.float32([0.5, 0.5, 0.5])
+BAD = [
+    ("score", {"tokens": np.full([3, 6], 23, np.int32)}, "tokens must hold ids between 0 and 22"),
+    ("score", {"labels": np.full([3, 6], -1, np.int32)}, "labels must hold ids between 0 and 22"),
+    ("score", {"labels": np.zeros([3, 7], np.int32)}, "labels must have the shape of tokens"),
+    ("score", {"state": np.zeros([2, 2, 2, 2, 4, 3], np.float32)}, "state must have as many rows as tokens"),
+    ("score", {"state": np.zeros([3, 3, 2, 2, 4, 3], np.float32)}, "Shape of tensor state .* not compatible"),
+    ("next", {"state": np.zeros([3, 2, 2, 4, 3], np.float32)}, "Shape of tensor state .* not compatible"),
+    ("next", {"tokens": np.zeros([3, 0], np.int32)}, "tokens must be 1 to 100 a row"),
+    ("next", {"tokens": np.zeros([3, 101], np.int32)}, "tokens must be 1 to 100 a row"),
+    ("generate", {"tokens": np.zeros([3, 101], np.int32)}, "tokens must be at most 100 a row"),
+    ("generate", {"tokens": np.full([3, 6], 23, np.int32)}, "tokens must hold ids between 0 and 22"),
+    ("generate", {"tokens": np.zeros([0, 6], np.int32)}, "tokens must be .*batch at least 1"),
+    ("generate", {"lengths": np.int32([7, 1, 1])}, "lengths must lie between 0 and those of tokens"),
+    ("generate", {"number": np.int32([1, -1, 1])}, "number must lie between 0 and 100"),
+    ("generate", {"number": np.int32([1, 2**31 - 1, 1])}, "number must lie between 0 and 100"),
+    ("generate", {"temperature": VECTOR - 1}, "temperature must be 0 or more"),
+    ("generate", {"temperature": VECTOR * np.float32("nan")}, "temperature must be 0 or more"),
+    ("generate", {"temperature": VECTOR[:2]}, r"temperature must be \[batch\]"),
+    ("generate", {"temperature": np.float32(1)}, "Shape of tensor temperature .* not compatible"),
+    ("generate", {"top_k": np.int32([1, -1, 1])}, "top_k must be 1 or more, or 0"),
+    ("generate", {"top_p": VECTOR * 0}, "top_p must lie in"),
+    ("generate_text", {"top_p": VECTOR + 1}, "top_p must lie in"),
+    ("generate_text", {"text": np.array(["", "", "w1 " * 350_000], object)}, "text must be at most 100 tokens long"),
+    ("score_text", {"text": np.array(["w1 " * 350_000], object)}, "text must be at most 100 tokens long"),
+    ("initial_state", {"batch_size": np.int32(-1)}, "batch_size must lie between 0 and 1024"),
+    ("initial_state", {"batch_size": np.int32(10**9)}, "batch_size must lie between 0 and 1024"),
+]
+
+
+def test_bad_requests_are_refused_by_name_and_the_model_goes_on(request_of):
+    good = {name: request_of(name) for name, _, _ in BAD}
+    for name, changes, message in BAD:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            request_of(name, **changes)
+    for name, answer in good.items():
+        for key, value in request_of(name).items():
+            np.testing.assert_array_equal(value, answer[key], err_msg=f"{name} {key}")
+
+
+def test_rows_do_not_see_each_other(request_of, lm, text):
+    """64 rows, no new tokens, and empty prompts only, of no column at all."""
+    many = {name: np.resize(values, 64) for name, values in SAMPLING.items()}
+    tokens, lengths = np.resize(text[:, :6], [64, 6]), np.resize(np.int32([6, 2, 3]), 64)
+    together = request_of("generate", tokens=tokens, lengths=lengths, **many)
+    alone = request_of("generate")
+    for key, value in together.items():
+        np.testing.assert_array_equal(value, np.resize(alone[key], value.shape), err_msg=key)
+
+    nothing = request_of("generate", number=np.int32([0, 0, 0]), lengths=np.int32([6, 0, 3]))
+    np.testing.assert_array_equal(nothing["lengths"], [6, 0, 3])
+    np.testing.assert_array_equal(nothing["tokens"], text[:, :6] * (np.arange(6) < [[6], [0], [3]]))
+    empty = {"tokens": np.zeros([3, 0], np.int32), "lengths": np.int32([0, 0, 0])}
+    begun = request_of("generate", **empty, number=np.int32([4, 4, 4]), temperature=VECTOR * 0)["tokens"]
+    np.testing.assert_array_equal(begun[0], generate(lm, [[0]], 4, temperature=0)[0, 1:])
+    assert request_of("initial_state", batch_size=np.int32([1, 1]))["state"].shape == (2, 2, 2, 2, 4, 3)
+
+
+def write_vocab(folder, texts, **options):
+    vocab = Vocab(**options)
+    vocab.count(texts)
+    vocab.build()
+    vocab.save(str(folder / "vocab.txt"))
+    return vocab, Text(vocab, str(folder / "vocab.txt"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"special": ["<eos>", "<unk>"], "eos": "<eos>", "unk": "<unk>", "min_freq": 2},
+        {"special": ["<S>", "a\\1"], "eos": "<S>", "bos": "<S>"},
+        {"special": ["</s>", "[b] "[:3]], "eos": "</s>", "bos": "[b]", "lower_case": True, "unk": "the"},
+        {"level": "char", "special": ["<unk>"], "unk": "<unk>", "max_size": 9},
+        {"level": "char", "lower_case": True},
+        {"level": "byte"},
+    ],
+    ids=str,
+)
+def test_text_becomes_ids_and_text_as_in_the_vocabulary(tmp_path, options):
+    texts = [
+        "The the\u00a0end\u3000of\u2003the  line \n\n of \u0416\u0436 \u00c9t\u00e9 the the \n", "\nof\r\nthe end", "",
+        "the \\1 end", "\n", "\x1cthe\x85of\x1f the", "\U0001f600 the",
+    ]  # fmt: skip
+    vocab, served = write_vocab(tmp_path, texts, **options)
+    ids = served.encode(tf.constant([text.encode() for text in texts]))
+    for text, row in zip(texts, ids, strict=True):
+        np.testing.assert_array_equal(row, vocab.encode(text), err_msg=repr(text))
+    decoded = served.decode(ids.to_tensor(), tf.cast(ids.row_lengths(), tf.int32)).numpy()
+    assert [text.decode() for text in decoded] == [vocab.decode(row) for row in ids]
+
+
+def test_unknown_symbols_are_an_error_where_nothing_stands_for_them(tmp_path):
+    _, served = write_vocab(tmp_path, ["ab"], level="char")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="(?s)2 symbols of the vocabulary, got.*[?]"):
+        served.encode(tf.constant(["ab", "a?"]))
+
+
+def test_bytes_that_are_no_text_come_back(small_lm, tmp_path):
+    vocab, served = write_vocab(tmp_path, [], level="byte")
+    lm = small_lm(n_token=256)
+    model = Served(lm, "float32", 3, 50, 10, served)
+    given = [bytes(range(256))[-20:] + b"\x00\xff", b"\xed\xa0\x80"]
+    sampling = {name: tf.constant(values[:2]) for name, values in SAMPLING.items()}
+    written = model.generate_text(tf.constant(given), **sampling)["text_bytes"].numpy()
+    for row, prompt in enumerate(given):
+        top_k = int(SAMPLING["top_k"][row]) or None
+        options = {name: SAMPLING[name][row] for name in ("temperature", "top_p", "seed")}
+        ids = generate(lm, [list(prompt)], SAMPLING["number"][row], top_k=top_k, **options)[0]
+        assert written[row] == bytes(ids.numpy().astype(np.uint8)) and written[row].startswith(prompt)
+    assert model.score_text(tf.constant([b"\xff\x00"]))["symbols_bytes"].numpy().tolist() == [[b"\xff", b"\x00"]]
+
+
+def test_a_session_of_three_requests_is_one_long_text(small_lm, text):
+    """Where every token sees as far back as any other; the first of a segment sees less without same_length."""
+    lm = small_lm(same_length=True)
+    served, state = Served(lm, "float32", 3, 50, 0), np.zeros([3, 2, 2, 2, 4, 3], np.float32)
+    nll = []
+    for start, end in SEGMENTS:
+        tokens, labels = (tf.constant(text[:, start + i : end + i]) for i in (0, 1))
+        answer = served.score(tokens, labels, tf.constant(state))
+        nll.append(answer["nll"])
+        state = answer["state"]
+    np.testing.assert_allclose(np.concatenate(nll, 1), lm.score(text[:, :-1], text[:, 1:])[0], rtol=1e-5)
+
+
+def test_half_weights_are_those_of_a_rounded_model(small_lm, small_batches, tmp_path):
+    lm, (tokens, labels) = small_lm(mem_len=0, untie_r=True), small_batches(1)
+    directory = tmp_path / "1"
+    export_saved_model(lm, directory, weights="bfloat16", warmup=False)
+    for weight in lm.weights:
+        weight.assign(tf.cast(tf.cast(weight, "bfloat16"), "float32"))
+    serve = tf.saved_model.load(str(directory)).signatures
+    state = serve["initial_state"](batch_size=tf.constant(2))["state"]
+    found = serve["score"](tokens=tf.constant(tokens[0]), labels=tf.constant(labels[0]), state=state)
+    np.testing.assert_allclose(found["nll"], lm.score(tokens[0], labels[0])[0], rtol=1e-5)
+    assert state.shape == (2, 2, 2, 2, 0, 3)
+    stored = tf.train.load_checkpoint(str(directory / "variables" / "variables")).get_variable_to_dtype_map()
+    assert set(stored.values()) == {tf.bfloat16, tf.string}
+
+
+def test_warm_up_requests_are_records_of_every_signature(exported, signatures):
+    """The bytes are read back with the protocol buffers of TensorFlow Serving where they are installed."""
+    path = exported / "assets.extra" / "tf_serving_warmup_requests"
+    records = [record.numpy() for record in tf.data.TFRecordDataset([str(path)])]
+    assert len(records) == 6
+    prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
+    for record in records:
+        request = prediction_log_pb2.PredictionLog.FromString(record).predict_log.request
+        inputs = {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
+        outputs = signatures[request.model_spec.signature_name](**inputs)
+        assert all(output.shape.rank is not None for output in outputs.values())
+    log = prediction_log_pb2.PredictionLog.FromString(
+        prediction_log("next", {"x": tf.make_tensor_proto(np.arange(200))})
+    )
+    np.testing.assert_array_equal(tf.make_ndarray(log.predict_log.request.inputs["x"]), np.arange(200))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"weights": "int8"}, "weights must be one of float32, float16, bfloat16, got 'int8'"),
+        ({"top_n": 0}, "top_n must be an integer from 1"),
+        ({"max_tokens": 0}, "max_tokens must be an integer from 1"),
+        ({"start_token": 23}, "start_token must be an integer from 0 to 22"),
+        ({"vocab": Vocab("byte")}, "vocab must hold the model's n_token=23 symbols, got 0"),
+        ({}, "already exists: choose a new one"),
+    ],
+    ids=["weights", "top_n", "max_tokens", "start_token", "vocab", "directory"],
+)
+def test_export_refuses_by_name(lm, tmp_path, options, message):
+    (tmp_path / "something").touch()
+    with pytest.raises(ValueError, match=message):
+        export_saved_model(lm, tmp_path, **options)

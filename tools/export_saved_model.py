@@ -1,0 +1,58 @@
+"""Exports a trained model as a SavedModel for TensorFlow Serving.
+
+    python tools/export_saved_model.py --model_dir=runs/my --output=serving/my                  # serving/my/1/
+    python tools/export_saved_model.py --model_dir=runs/my --output=serving/my --version=2 --weights=bfloat16
+
+A server that watches the folder takes up the new version by itself. A version that exists is never overwritten.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from txl_tf import export, runs
+
+flags.DEFINE_string("model_dir", None, "Folder of the run.")
+flags.DEFINE_string("output", None, "Folder of the served model; its last part is the model's name.")
+flags.DEFINE_integer("version", 1, "Version to write, a folder in output.", lower_bound=1)
+flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest.")
+flags.DEFINE_enum("weights", "float32", export.WEIGHT_TYPES, "Type the weights are stored in.")
+flags.DEFINE_integer("top_n", 10, "Tokens that the signature next returns.", lower_bound=1)
+flags.DEFINE_integer("max_tokens", 4096, "Most tokens of a row of a request, and most new ones.", lower_bound=1)
+flags.DEFINE_integer("mem_len", None, "Positions of memory, rather than the run's.")
+flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len, rather than as the run does.")
+flags.mark_flags_as_required(["model_dir", "output"])
+
+FLAGS = flags.FLAGS
+
+
+def run():
+    directory = os.path.join(FLAGS.output, str(FLAGS.version))
+    vocab = runs.load_vocab(FLAGS.model_dir)
+    changes = {name: FLAGS[name].value for name in ("mem_len", "clamp_len") if FLAGS[name].present}
+    lm = runs.load_lm(FLAGS.model_dir, FLAGS.ckpt_path, **changes)
+    options = {name: FLAGS[name].value for name in ("weights", "top_n", "max_tokens")}
+    export.export_saved_model(lm, directory, vocab, **options)
+    print(directory)
+
+
+def main(argv):
+    if argv[1:]:
+        sys.exit(f"export_saved_model.py: unexpected arguments: {' '.join(argv[1:])}")
+    if not FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    try:
+        run()
+    except (ValueError, OSError) as error:
+        if FLAGS["verbosity"].present:
+            raise
+        sys.exit(f"export_saved_model.py: {error}\n(--verbosity=1 shows where)")
+
+
+if __name__ == "__main__":
+    app.run(main)
