@@ -45,7 +45,6 @@ def make_lm(strategy=None, optimizer=None, **options):
         keras.utils.set_random_seed(1)
         lm = txl_tf.TransformerXLLM(**sizes, **bins, mem_len=4, dropout=0.2, dropatt=0.2, seed=3)
         lm.compile(optimizer or txl_tf.make_optimizer(1e-3, warmup_steps=2, train_steps=30), **options)
-        lm.optimizer.build(lm.trainable_variables)
     return lm
 
 
@@ -205,9 +204,15 @@ WORKERS = {"worker": ["localhost:1", "localhost:2"]}
         (None, "needs the environment variable TF_CONFIG"),
         ("{not json", "TF_CONFIG is malformed .*JSONDecodeError.*not json"),
         ({"cluster": WORKERS}, "TF_CONFIG is malformed .*task"),
-        ({"cluster": WORKERS, "task": {"type": "worker", "index": 2}}, "must name a task among the chief or workers"),
-        ({"cluster": WORKERS, "task": {"type": "ps", "index": 0}}, "must name a task among the chief or workers"),
-        ({"cluster": {"worker": ["one"]}, "task": {"type": "worker", "index": 0}}, "each as host:port"),
+        (
+            {"cluster": WORKERS, "task": {"type": "worker", "index": 2}},
+            "must name a task among the one chief and the workers",
+        ),
+        (
+            {"cluster": WORKERS, "task": {"type": "ps", "index": 0}},
+            "must name a task among the one chief and the workers",
+        ),
+        ({"cluster": {"worker": ["one:two"]}, "task": {"type": "worker", "index": 0}}, "each as host:port"),
     ],
     ids=str,
 )

@@ -351,6 +351,28 @@ def test_validation_may_have_another_number_of_rows(small_lm, small_batches):
     np.testing.assert_allclose(lm.history.history["val_loss"], [expected], rtol=1e-5)
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_one_model_takes_batches_of_any_number_of_rows(small_lm, small_batches, k):
+    lm = small_lm(n_layer=1)
+    lm.compile(no_learning(), steps_per_execution=k)
+    for rows in (2, 4, 3):
+        batches = small_batches(n=2, batch=rows)
+        expected = mean_scores(lm, *batches)[0]
+        np.testing.assert_allclose(fit(lm, dataset_of(*batches)).loss[-1], expected[-1], rtol=1e-5)
+        np.testing.assert_allclose(lm.evaluate(dataset_of(*batches), verbose=0), expected.mean(), rtol=1e-5)
+
+
+def test_a_step_whose_half_precision_overflows_counts_and_changes_no_weight(small_lm, small_batches):
+    lm = small_lm(n_layer=1, dtype="mixed_float16")
+    lm.compile(some_learning())
+    for variable in lm.trainable_variables:
+        variable.assign(variable * 20)
+    before = weights_of(lm)
+    fit(lm, dataset_of(*small_batches(n=3)))
+    assert_weights_equal(weights_of(lm), before, atol=0)
+    assert int(lm.optimizer.iterations.numpy()) == 3
+
+
 def test_carried_mems_are_those_of_score_and_can_be_set(small_lm, small_batches):
     lm = small_lm()
     batches = small_batches(n=3)

@@ -129,20 +129,27 @@ def rel_multihead_attn(
     """
     n_head, d_head = r_w_bias.shape
     batch, qlen, _ = keras.ops.shape(w)
-    cat = tf.concat([mems, w], 1)
-    klen = keras.ops.shape(cat)[1]
-    q_kernel, kv_kernel = tf.split(qkv_kernel, [n_head * d_head, 2 * n_head * d_head], 1)
+    # Memory and segment by themselves: of the memory no gradient is computed unless somebody asks for it.
+    q, k, v = _project_heads(w, qkv_kernel, 3, n_head)
+    mem_k, mem_v = _project_heads(mems, tf.slice(qkv_kernel, [0, n_head * d_head], [-1, -1]), 2, n_head)
+    k, v = tf.concat([mem_k, k], 2), tf.concat([mem_v, v], 2)
+    (r_k,) = _project_heads(r, r_kernel, 1, n_head)
 
-    q = tf.reshape(tf.matmul(w, q_kernel), [batch, qlen, n_head, d_head])
-    q = tf.transpose(q, [2, 0, 1, 3])
-    kv = tf.reshape(tf.matmul(cat, kv_kernel), [batch, klen, 2, n_head, d_head])
-    k, v = tf.unstack(tf.transpose(kv, [2, 3, 0, 1, 4]))
-    r_k = tf.reshape(tf.matmul(r[0], r_kernel), [klen, n_head, d_head])
-    r_k = tf.transpose(r_k, [1, 0, 2])
-
-    attn_vec = rel_attention(q, k, v, r_k, r_w_bias, r_r_bias, attn_mask, dropatt, seed)
+    attn_vec = rel_attention(q, k, v, tf.squeeze(r_k, 1), r_w_bias, r_r_bias, attn_mask, dropatt, seed)
     attn_vec = tf.reshape(tf.transpose(attn_vec, [1, 2, 0, 3]), [batch, qlen, n_head * d_head])
-    return tf.matmul(attn_vec, o_kernel)
+    return tf.reshape(_project(attn_vec, o_kernel), [batch, qlen, o_kernel.shape[1]])
+
+
+def _project(x, kernel):
+    """`[batch * time, width]`: the gradient of a product with `[batch, time, ...]` is one matrix for every row."""
+    return tf.matmul(tf.reshape(x, [-1, kernel.shape[0]]), kernel)
+
+
+def _project_heads(x, kernel, n, n_head):
+    """The `n` projections of `x` `[B, any, E]` that stand side by side in `kernel`, `[H, B, any, D]` each."""
+    batch, length, _ = keras.ops.shape(x)
+    heads = tf.reshape(_project(x, kernel), [batch, length, n, n_head, kernel.shape[1] // (n * n_head)])
+    return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
 
 
 @keras.saving.register_keras_serializable("txl_tf")

@@ -387,6 +387,10 @@ class RunCheckpoints:
                     _delete(_path(folder, other))
             _write_state(folder, [f"ckpt-{step}"])
 
+    def remove_best(self):
+        """Removes the folder `best`."""
+        remove(os.path.join(self._folder, _BEST))
+
     def restore(self, path):
         """Sets weights and optimizer to those of a checkpoint, or nothing at all if it is not right.
 

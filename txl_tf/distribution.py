@@ -80,13 +80,14 @@ def _workers(required):
         kind, index = task["type"], int(task["index"])
         workers = [*cluster.get("chief", []), *cluster.get("worker", [])]
         usable = kind in ("chief", "worker") and 0 <= index < len(cluster.get(kind, []))
+        usable = usable and len(cluster.get("chief", [])) <= 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"TF_CONFIG is malformed ({type(error).__name__}: {error}), got {text}; it looks like {_EXAMPLE}"
         ) from error
-    if not usable or not all(isinstance(worker, str) and ":" in worker for worker in workers):
+    if not usable or not all(isinstance(worker, str) and worker.rpartition(":")[2].isdigit() for worker in workers):
         raise ValueError(
-            "TF_CONFIG must name a task among the chief or workers of its cluster, each as host:port, "
+            "TF_CONFIG must name a task among the one chief and the workers of its cluster, each as host:port, "
             f"got {text}; it looks like {_EXAMPLE}"
         )
     return workers
@@ -106,7 +107,8 @@ def _tpu_strategy(name, tpu, tpu_zone, gcp_project):
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except Exception as error:  # of the name service, of the network or of TensorFlow: hardly two alike
         where = "".join(f", {key} {value}" for key, value in (("zone", tpu_zone), ("project", gcp_project)) if value)
-        raise ConnectionError(f"the TPU {tpu}{where} cannot be reached: {str(error).splitlines()[0]}") from error
+        what = (str(error) or type(error).__name__).splitlines()[0].partition(" with these attrs")[0]
+        raise ConnectionError(f"the TPU {tpu}{where} cannot be reached: {what}") from error
     return tf.distribute.TPUStrategy(resolver)
 
 

@@ -111,11 +111,18 @@ class CarriesMemory(keras.Model):
             ValueError: `x` is not such a dataset.
             tf.errors.InvalidArgumentError: an id outside the vocabulary.
         """
+        self._assert_compile_called("fit")
         steps = kwargs.setdefault("steps_per_epoch", None)
         if (steps or 0) % self.steps_per_execution:
             raise ValueError(
                 f"steps_per_epoch must be a multiple of steps_per_execution={self.steps_per_execution}, got {steps}"
             )
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        if replicas > 1 and isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ValueError(f"mixed_float16 trains on one replica, got {replicas}: use mixed_bfloat16")
+        if not self.optimizer.built:  # within a step, some strategies could not
+            with self.distribute_strategy.scope():
+                self.optimizer.build(self.trainable_variables)
         self._batches = self._prepare(x, self.gradient_accumulation_steps)
         self.carried_mems = self._on_replicas(self.initial_mems)
         if self._batches.repeated:
@@ -175,12 +182,17 @@ class CarriesMemory(keras.Model):
         if self.bin_sizes is not None:
             logs["overflow"] = n_token - kept
             gradients = [gradient * (n_token / kept) for gradient in gradients]
+        step = tf.convert_to_tensor(self.optimizer.iterations)
+        optimizer, scale = self.optimizer, 1.0
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            optimizer, scale = optimizer.inner_optimizer, tf.convert_to_tensor(optimizer.dynamic_scale)
+        if not hasattr(optimizer, "gradient_norm"):
+            logs["grad_norm"] = tf.linalg.global_norm(context.all_reduce("SUM", gradients)) / scale
         self.optimizer.apply(gradients, self.trainable_variables)
-        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)  # of a loss-scaling optimizer
+        if optimizer is not self.optimizer:  # which skips the update, but not the text, where half precision overflows
+            optimizer.iterations.assign(step + 1)
         if hasattr(optimizer, "gradient_norm"):
             logs["grad_norm"] = tf.convert_to_tensor(optimizer.gradient_norm)
-        else:
-            logs["grad_norm"] = tf.linalg.global_norm(context.all_reduce("SUM", gradients))
         return logs, new_mems
 
     def _num_labels(self, labels):
@@ -230,18 +242,13 @@ class CarriesMemory(keras.Model):
         """`step` over all replicas, several times a call, the memory handed from one to the next on the device."""
         strategy, no_logs = self.distribute_strategy, {"overflow": 0.0, "grad_norm": 0.0}
 
-        @tf.autograph.experimental.do_not_convert
-        def replica_step(data, mems):
-            batches = self._batches
-            shape = [
-                batches.rows // strategy.num_replicas_in_sync,
-                batches.tgt_len if self.bin_sizes is not None else None,
-            ]
-            for ids in data:
-                ids.set_shape(shape)  # which the distribution of a dataset forgets
-            return step(data, mems)
+        def one_step(shape, data, mems, totals):
+            @tf.autograph.experimental.do_not_convert
+            def replica_step(data, mems):
+                for ids in data:
+                    ids.set_shape(shape)  # which the distribution of a dataset forgets
+                return step(data, mems)
 
-        def one_step(data, mems, totals):
             logs, mems = strategy.run(replica_step, args=(data, mems))
             logs = {name: strategy.experimental_local_results(value)[0] for name, value in logs.items()}
             exact = {name: tf.cast(value, totals.dtype) for name, value in {**no_logs, **logs}.items()}
@@ -249,12 +256,12 @@ class CarriesMemory(keras.Model):
             totals += tf.stack([nll, exact["tokens"], exact["overflow"], exact["grad_norm"], 1.0])
             return {name: logs[name] for name in names}, mems, totals
 
-        def several_steps(n, iterator, mems, totals):
+        def several_steps(n, shape, iterator, mems, totals):
             logs = dict.fromkeys(names, 0.0)
             for _ in tf.range(n):
                 # An evaluation writes to its memory in place: no step may begin before the last one has read it.
                 tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-                logs, mems, totals = one_step(next(iterator), mems, totals)
+                logs, mems, totals = one_step(shape, next(iterator), mems, totals)
             return logs, mems, totals
 
         if not self.run_eagerly:
@@ -262,15 +269,17 @@ class CarriesMemory(keras.Model):
             several_steps = tf.function(several_steps, reduce_retracing=True)
 
         def function(iterator):
-            stop, logs = any_worker(strategy, self.stop_requested), None
-            for n in self._batches.calls(iterator, self.steps_per_execution):
+            stop, logs, batches = any_worker(strategy, self.stop_requested), None, self._batches
+            rows = batches.rows // strategy.num_replicas_in_sync
+            shape = (rows, batches.tgt_len if self.bin_sizes is not None else None)
+            for n in batches.calls(iterator, self.steps_per_execution):
                 if n > 1:
-                    results = several_steps(tf.constant(n), iterator, self.carried_mems, self._totals)
+                    results = several_steps(tf.constant(n), shape, iterator, self.carried_mems, self._totals)
                 else:
                     data = next(iterator, None)
                     if data is None:
                         break
-                    results = one_step(data, self.carried_mems, self._totals)
+                    results = one_step(shape, data, self.carried_mems, self._totals)
                 logs, self.carried_mems, self._totals = results
             if logs is None:
                 raise StopIteration

@@ -37,7 +37,7 @@ from txl_tf.runs import CONFIG_FILE, VOCAB_FILE, checkpoints_of, find_checkpoint
 from txl_tf.text_files import read_files
 
 # What of the training a checkpoint depends on; the rest, such as train_steps, may change when a run is continued.
-_FIXED = ("tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema", "static_shapes")
+_FIXED = ("tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema", "static_shapes", "seed")
 
 _COLLECTIVE_FAILED = (
     tf.errors.UnavailableError,
@@ -148,6 +148,7 @@ def train_and_evaluate(
         rule = make_optimizer(train_steps=train_steps, **optimizer)
     if warm_start_path:
         check_exists(warm_start_path)
+    _check_token_nll(token_nll)
     chief = is_chief(strategy)
     with _worker_of(strategy, model_dir), _folder_to_write(model_dir) if chief else contextlib.nullcontext():
         keras.utils.set_random_seed(seed)
@@ -176,7 +177,7 @@ def train_and_evaluate(
                 gradient_accumulation_steps=gradient_accumulation_steps,
                 bin_sizes=bin_sizes,
             )
-            lm.optimizer.build(lm.trainable_variables)
+            lm.optimizer.build(lm.trainable_variables)  # before it is restored
         checkpoints = RunCheckpoints(lm, model_dir, max_to_keep, write=chief)
         _print_model(_name(data), corpus, lm, strategy, mixed_precision)
         data = {**data, "by_character": corpus.by_character}
@@ -187,6 +188,7 @@ def train_and_evaluate(
             "eval_batch_size": eval_batch_size,
             "mixed_precision": mixed_precision,
             "static_shapes": static_shapes,
+            "seed": seed,
             **steps,
             **optimizer,
         }
@@ -250,6 +252,7 @@ def evaluate_run(
     tgt_len = training["tgt_len"] if tgt_len is None else tgt_len
     eval_batch_size = training["eval_batch_size"] if eval_batch_size is None else eval_batch_size
     _check_positive(tgt_len=tgt_len, eval_batch_size=eval_batch_size)
+    _check_token_nll(token_nll)
     path = find_checkpoint(model_dir, eval_ckpt_path)
     strategy = make_strategy(strategy, tpu, tpu_zone, gcp_project, logical_cpus)
     _check_divides(strategy, eval_batch_size=eval_batch_size)
@@ -347,9 +350,13 @@ def _fit(lm, text, tokens_per_step, steps, evaluation, checkpoints, state, model
     iterations, train_steps = steps["iterations"], steps["train_steps"]
     if start >= train_steps:
         print(f"already trained: {start} steps, train_steps={train_steps}")
+        lm.optimizer.finalize_variable_values(lm.trainable_variables)  # the moving average, as at the end of `fit`
         return
     if start % lm.steps_per_execution:
-        raise ValueError(f"steps_per_execution={lm.steps_per_execution} must divide the step to go on from, {start}")
+        raise ValueError(
+            f"steps_per_execution={lm.steps_per_execution} must divide the step to go on from, {start}: "
+            "take one that does"
+        )
     stop = StopOnSignal(lm)
     callbacks = [
         CheckFinite(checkpoints),
@@ -394,6 +401,8 @@ def _restore(checkpoints, lm, warm_start_path, strategy):
     if step >= 0:
         print(f"continuing from {checkpoints.path(step)}", flush=True)
         return checkpoints.restore(checkpoints.path(step))
+    if checkpoints.write:  # what an earlier run left, whose checkpoints are gone
+        checkpoints.remove_best()
     if warm_start_path:
         print(f"starting from the weights of {warm_start_path}")
         load_weights(lm, warm_start_path)
@@ -401,11 +410,8 @@ def _restore(checkpoints, lm, warm_start_path, strategy):
 
 
 def _keep_average(lm, folder, write):
-    """Writes the moving average that `fit` ended with, or reads it where there was nothing left to train."""
-    kept = checkpoints_of(folder)
-    if kept and kept[-1].endswith(f"-{step_of(lm)}"):
-        load_weights(lm, kept[-1])
-    elif write:
+    """Writes the moving average that training ended with."""
+    if write:
         save_weights(lm, folder, step_of(lm))
     print(f"averaged weights: {folder}/ckpt-{step_of(lm)} (for --eval_ckpt_path)")
 
@@ -414,6 +420,13 @@ def _check_positive(**numbers):
     for name, value in numbers.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def _check_token_nll(path):
+    """Raises OSError where the file cannot be written."""
+    if path:
+        with writing(path), tf.io.gfile.GFile(path, "a") as file:
+            file.write("")
 
 
 def _check_divides(strategy, parts=1, **batch_size):
