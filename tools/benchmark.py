@@ -68,6 +68,7 @@ def define_flags():
     flags.DEFINE_float("seconds", 1.0, "Shortest length of a turn.")
     flags.DEFINE_bool("quick", False, "2 layers, 3 turns of 0.3 s.")
     flags.DEFINE_bool("scaling", False, "Measure how the cost grows with tgt_len, mem_len and the length of the text.")
+    flags.DEFINE_integer("inter_op_threads", None, "Operations that TensorFlow runs at a time; its default: all cores.")
     flags.DEFINE_bool("jit", False, "Measure training with XLA, too.")
     flags.DEFINE_string("json", None, "File to write the figures to.")
     flags.DEFINE_string("peak_memory_of", None, "Only train this contestant, and print the peak memory in MB.")
@@ -283,6 +284,8 @@ def main(argv):
     if unknown := set(FLAGS.mode) - set(SHAPES):
         raise app.UsageError(f"--mode must be of {', '.join(SHAPES)}, got {', '.join(sorted(unknown))}")
     logging.set_verbosity(logging.WARNING)
+    if FLAGS.inter_op_threads:
+        tf.config.threading.set_inter_op_parallelism_threads(FLAGS.inter_op_threads)
     keras.utils.set_random_seed(0)
     if FLAGS.peak_memory_of:
         step = make_contestants("training", FLAGS.jit)[FLAGS.peak_memory_of](shape_of("training"))

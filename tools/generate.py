@@ -23,6 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions;
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+import tensorflow as tf
 
 from txl_tf import generation, runs
 from txl_tf.vocabulary import escape, unescape
@@ -202,4 +203,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    tf.config.threading.set_inter_op_parallelism_threads(1)  # of what a token takes, each waits for the one before
     app.run(main)
