@@ -5,7 +5,6 @@ As a program, `python tests/distribution_test.py FILE`, this is one worker of th
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from kills import free_ports
 
 import txl_tf
 from txl_tf import distribution
@@ -93,16 +93,6 @@ def test_twenty_steps_with_dropout_are_those_of_one_replica(
 ):
     run = train({1: None, 2: two_replicas, 3: three_replicas}[replicas], **options)
     assert_same(run, of_one_replica, options.get("steps_per_execution", 1))
-
-
-def free_ports(n):
-    sockets = [socket.socket() for _ in range(n)]
-    for opened in sockets:
-        opened.bind(("localhost", 0))
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
 
 
 def test_two_processes_train_as_one(of_one_replica, tmp_path):

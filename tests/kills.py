@@ -113,7 +113,7 @@ class Session:
         flags = f"{MODEL} {STRATEGY[args.setting]} --train_steps={args.steps} --data_path={text} --model_dir={folder}"
         self.folder = folder
         self.processes = []
-        ports = [free_port(), free_port()] if args.setting == "workers" else [None]
+        ports = free_ports(2) if args.setting == "workers" else [None]
         for index in range(len(ports)):
             trap = kill[1:] if kill and kill[0] == index else (0, "never", 0)
             environment = dict(os.environ)
@@ -148,10 +148,15 @@ class Session:
         return results
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def free_ports(n):
+    """`n` different ones, held together until all are known."""
+    sockets = [socket.socket() for _ in range(n)]
+    for opened in sockets:
+        opened.bind(("localhost", 0))
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
 
 
 def final_state(folder, steps):

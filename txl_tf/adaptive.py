@@ -43,6 +43,18 @@ def check_bins(n_token, d_embed, cutoffs, div_val):
         )
 
 
+def id_error(name, n_token):
+    """What an error says of ids that no table has; the first of them follows."""
+    return f"{name} must hold ids between 0 and n_token - 1 = {n_token - 1}, found"
+
+
+def check_ids(name, ids, n_token):
+    """Raises ValueError if one of the array `ids` is not in the vocabulary."""
+    outside = ids[(ids < 0) | (ids >= n_token)]
+    if outside.size:
+        raise ValueError(f"{id_error(name, n_token)} {outside[0]}")
+
+
 @tf.custom_gradient
 def embedding_lookup(table, ids):
     """Rows of `table` `[n, e]` at the integer `ids`, with a dense gradient.

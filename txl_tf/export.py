@@ -193,6 +193,8 @@ class Served:
         self.max_tokens = max_tokens
         self.start_token = start_token
         self.text = text
+        network = lm.network
+        self.memory = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]  # of a row
         self.stored = [tf.Variable(tf.cast(weight, weights), trainable=False) for weight in lm.weights]
         # Those that `next` needs for a single token, which would otherwise take the most time.
         klen = lm.network.mem_len + 1
@@ -211,10 +213,8 @@ class Served:
 
     def signatures(self):
         """dict of concrete functions."""
-        network = self.lm.network
-        memory = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]
         segment = tf.TensorSpec([None, None], tf.int32)
-        state = tf.TensorSpec([None, *memory], tf.float32)
+        state = tf.TensorSpec([None, *self.memory], tf.float32)
         numbers, floats = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.float32)
         sampling = {"number": numbers, "temperature": floats, "top_k": numbers, "top_p": floats, "seed": numbers}
         arguments = {
@@ -351,12 +351,10 @@ class Served:
 
     def _pack(self, cached):
         """The state whose `_unpack` is `cached`, which has read nothing or as much as its room: it begins at slot 0."""
-        network = self.lm.network
         rings = [ring for pair in zip(cached.keys, cached.values, strict=True) for ring in pair]
-        room = tf.shape(rings[0])[2] - network.mem_len
+        room = tf.shape(rings[0])[2] - self.lm.network.mem_len
         state = tf.cast(tf.stack([ring[:, :, room:] for ring in rings], 1), tf.float32)
-        memory = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]
-        return tf.reshape(state, [tf.shape(state)[0], *memory])
+        return tf.reshape(state, [tf.shape(state)[0], *self.memory])
 
     def _read(self, tokens, state):
         """Hidden states `[B, T, d_model]` and the state after the segment."""

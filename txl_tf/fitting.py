@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.adaptive import id_error
 from txl_tf.distribution import all_rows, any_worker, num_workers
 
 _NO_TOTALS = np.zeros(5)  # nll, tokens counted, tokens left out, gradient norm, 1: summed over the steps of an epoch
@@ -454,10 +455,6 @@ def _part_by_part(step, parts, zeros, tokens, labels, mems, seed):
     )
     new_mems = [ta.stack() for ta in new_mems]
     return sums, gradients, [tf.reshape(mem, [parts * rows, *keras.ops.shape(mem)[2:]]) for mem in new_mems]
-
-
-def id_error(name, n_token):
-    return f"{name} must hold ids between 0 and n_token - 1 = {n_token - 1}, found"
 
 
 def _with_checks(dataset, rows, n_token, most=None):

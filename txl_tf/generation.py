@@ -20,7 +20,7 @@ import random
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.adaptive import bin_logits, head_of, split_bins
+from txl_tf.adaptive import bin_logits, check_ids, head_of, split_bins
 from txl_tf.cache import cached_forward, fix_weights, initial_state, memory_of, owned, state_from
 
 
@@ -280,13 +280,6 @@ def generate(
     specs = {name: tf.TensorSpec.from_tensor(tensor) for name, tensor in arguments.items()}
     specs["prompt"] = tf.TensorSpec([batch, None], tf.int32)  # one graph for prompts of any length
     return _generate_tokens.get_concrete_function(lm, **specs)(**arguments)
-
-
-def check_ids(name, ids, n_token):
-    """Raises ValueError if an id is not in the vocabulary."""
-    outside = ids[(ids < 0) | (ids >= n_token)]
-    if outside.size:
-        raise ValueError(f"{name} must hold ids between 0 and n_token - 1 = {n_token - 1}, found {outside[0]}")
 
 
 def check_integer(name, value, least, most=2**31 - 1):

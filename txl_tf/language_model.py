@@ -3,9 +3,9 @@
 import keras
 import tensorflow as tf
 
-from txl_tf.adaptive import AdaptiveSoftmax
+from txl_tf.adaptive import AdaptiveSoftmax, check_ids
 from txl_tf.cache import cached_forward, fix_weights, initial_state, owned
-from txl_tf.fitting import CarriesMemory, id_error
+from txl_tf.fitting import CarriesMemory
 from txl_tf.generation import generate
 from txl_tf.model import TransformerXL, make_initializer
 
@@ -236,9 +236,7 @@ class TransformerXLLM(CarriesMemory):
             raise ValueError(f"{name} must be integers [batch, tgt_len], got {ids.dtype.name} {list(ids.shape)}")
         if not tf.executing_eagerly():
             return ids
-        outside = ids.numpy()[(ids.numpy() < 0) | (ids.numpy() >= self.network.n_token)]
-        if outside.size:
-            raise ValueError(id_error(name, self.network.n_token) + f" {outside[0]}")
+        check_ids(name, ids.numpy(), self.network.n_token)
         return ids
 
     def _check_mems(self, tokens, mems):
