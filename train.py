@@ -17,13 +17,13 @@ that are given count more, such as --mem_len, --clamp_len and --same_length.
 """
 
 import os
-import sys
 
-from absl import app, flags, logging
+from absl import flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 
 from txl_tf import datasets, distribution, optimization, runs, training
+from txl_tf.program import run, values
 
 # Data
 flags.DEFINE_string("data_dir", None, "Folder of a corpus that tools/prepare_data.py prepared.")
@@ -134,11 +134,6 @@ EVALUATION = "eval_split max_eval_batch token_nll"
 MACHINE = "strategy tpu tpu_zone gcp_project logical_cpus mixed_precision seed"
 
 
-def values(names, given_only=False):
-    chosen = {name: flags.FLAGS[name] for name in names.split()}
-    return {name: flag.value for name, flag in chosen.items() if flag.present or not given_only}
-
-
 def data_arguments():
     """Which corpus: `data_dir` alone, or the arguments of `build_corpus`; empty where no flag says."""
     folder = os.path.dirname(flags.FLAGS.corpus_info_path or "") or flags.FLAGS.data_dir
@@ -159,35 +154,24 @@ def has_config():
     return os.path.exists(os.path.join(flags.FLAGS.model_dir, runs.CONFIG_FILE))
 
 
-def main(argv):
-    if argv[1:]:
-        sys.exit(f"train.py: unexpected arguments: {' '.join(argv[1:])}")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
-    try:
-        if flags.FLAGS.do_train and not flags.FLAGS.do_eval_only:
-            training.train_and_evaluate(
-                data=data_arguments(),
-                model=values(MODEL),
-                optimizer=values(OPTIMIZER),
-                **values(f"model_dir tgt_len {TRAINING} {EVALUATION} {MACHINE}"),
-            )
-        elif flags.FLAGS.do_eval or flags.FLAGS.do_eval_only:
-            training.evaluate_run(
-                data=data_arguments(),
-                model=values(MODEL, given_only=True) if has_config() else values(MODEL),
-                **values("tgt_len eval_batch_size", given_only=True),
-                **values(f"model_dir eval_path eval_ckpt_path {EVALUATION} {MACHINE}"),
-            )
-        else:
-            raise ValueError("nothing to do: --do_train and --do_eval are both False")
-    except (ValueError, OSError) as error:
-        if flags.FLAGS["verbosity"].present:
-            raise
-        sys.exit(f"train.py: {error}\n(--verbosity=1 shows where)")
-    except KeyboardInterrupt:
-        sys.exit(130)
+def main():
+    if flags.FLAGS.do_train and not flags.FLAGS.do_eval_only:
+        training.train_and_evaluate(
+            data=data_arguments(),
+            model=values(MODEL),
+            optimizer=values(OPTIMIZER),
+            **values(f"model_dir tgt_len {TRAINING} {EVALUATION} {MACHINE}"),
+        )
+    elif flags.FLAGS.do_eval or flags.FLAGS.do_eval_only:
+        training.evaluate_run(
+            data=data_arguments(),
+            model=values(MODEL, given_only=True) if has_config() else values(MODEL),
+            **values("tgt_len eval_batch_size", given_only=True),
+            **values(f"model_dir eval_path eval_ckpt_path {EVALUATION} {MACHINE}"),
+        )
+    else:
+        raise ValueError("nothing to do: --do_train and --do_eval are both False")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run(main)

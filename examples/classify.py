@@ -18,7 +18,7 @@ import os
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -28,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf import TransformerXL, runs
+from txl_tf.program import run, values
 from txl_tf.text_files import read_files
 from txl_tf.training import PRECISIONS
 
@@ -134,19 +135,10 @@ def classify(model_dir, data_path, output, length, epochs, learning_rate, mixed_
         print(f"{name}, taken for {list(classes)[logits[i].argmax()]}: {vocab.decode(held_out[0][i])!r}")
 
 
-def main(argv):
-    if argv[1:]:
-        sys.exit(f"classify.py: unexpected arguments: {' '.join(argv[1:])}")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
-    names = "model_dir data_path output length epochs learning_rate mixed_precision scratch seed".split()
-    try:
-        classify(**{name: flags.FLAGS[name].value for name in names})
-    except (ValueError, OSError) as error:
-        if flags.FLAGS["verbosity"].present:
-            raise
-        sys.exit(f"classify.py: {error}\n(--verbosity=1 shows where)")
+def main():
+    names = "model_dir data_path output length epochs learning_rate mixed_precision scratch seed"
+    classify(**values(names))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run(main)

@@ -48,10 +48,10 @@ def train(offset, moment, delay, argv):
     sys.argv = ["train.py", *argv]
 
     import tensorflow as tf
-    from absl import app
 
     import train as program
     from txl_tf import callbacks, checkpoint
+    from txl_tf.program import run
 
     start = step = None
 
@@ -98,7 +98,7 @@ def train(offset, moment, delay, argv):
         die_after(checkpoint.RunCheckpoints, "save_best")
     elif moment == "validation":
         die_after(callbacks.StopOnSignal, "on_test_batch_end", times=2)
-    app.run(program.main)
+    run(program.main)
 
 
 class Session:

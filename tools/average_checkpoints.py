@@ -10,12 +10,13 @@ import os
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from txl_tf import averaging
+from txl_tf.program import run, values
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_list("checkpoints", None, "Checkpoints to average, comma-separated: names in model_dir, or paths.")
@@ -24,20 +25,10 @@ flags.DEFINE_string("output_dir", None, "New folder for the average.")
 flags.mark_flags_as_required(["model_dir", "output_dir"])
 
 
-def main(argv):
-    if argv[1:]:
-        sys.exit(f"average_checkpoints.py: unexpected arguments: {' '.join(argv[1:])}")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
-    names = "model_dir output_dir checkpoints num_last_checkpoints".split()
-    try:
-        paths = averaging.average_checkpoints(**{name: flags.FLAGS[name].value for name in names})
-    except (ValueError, OSError) as error:
-        if flags.FLAGS["verbosity"].present:
-            raise
-        sys.exit(f"average_checkpoints.py: {error}\n(--verbosity=1 shows where)")
+def main():
+    paths = averaging.average_checkpoints(**values("model_dir output_dir checkpoints num_last_checkpoints"))
     print(f"{flags.FLAGS.output_dir}: the average of {', '.join(paths)}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run(main)

@@ -15,12 +15,13 @@ import os
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from txl_tf import conversion, datasets
+from txl_tf.program import run, values
 
 flags.DEFINE_string("tf1_checkpoint", None, "The original's checkpoint: its prefix (.../model.ckpt-0) or its folder.")
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
@@ -54,10 +55,6 @@ FROM_TF1 = "tf1_checkpoint corpus model_dir dataset data_dir mem_len same_length
 MODEL = "n_layer d_model d_embed n_head d_head d_inner untie_r div_val proj_share_all_but_first proj_same_dim"
 
 
-def values(names):
-    return {name: flags.FLAGS[name].value for name in names.split()}
-
-
 def described(names, network):
     return " ".join(f"{name}={getattr(network, name)}" for name in names.split())
 
@@ -72,21 +69,12 @@ def from_tf1():
     print("it does not say:", described("mem_len same_length clamp_len", lm.network))
 
 
-def main(argv):
-    if argv[1:]:
-        sys.exit(f"convert_checkpoint.py: unexpected arguments: {' '.join(argv[1:])}")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
-    try:
-        if flags.FLAGS.to_tf1:
-            print(conversion.run_to_tf1(**values("model_dir tf1_checkpoint ckpt_path")))
-        else:
-            from_tf1()
-    except (ValueError, OSError) as error:
-        if flags.FLAGS["verbosity"].present:
-            raise
-        sys.exit(f"convert_checkpoint.py: {error}\n(--verbosity=1 shows where)")
+def main():
+    if flags.FLAGS.to_tf1:
+        print(conversion.run_to_tf1(**values("model_dir tf1_checkpoint ckpt_path")))
+    else:
+        from_tf1()
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run(main)

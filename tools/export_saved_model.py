@@ -10,12 +10,13 @@ import os
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from txl_tf import export, runs
+from txl_tf.program import run, values
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("output", None, "Folder of the served model; its last part is the model's name.")
@@ -31,28 +32,13 @@ flags.mark_flags_as_required(["model_dir", "output"])
 FLAGS = flags.FLAGS
 
 
-def run():
+def main():
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
     vocab = runs.load_vocab(FLAGS.model_dir)
-    changes = {name: FLAGS[name].value for name in ("mem_len", "clamp_len") if FLAGS[name].present}
-    lm = runs.load_lm(FLAGS.model_dir, FLAGS.ckpt_path, **changes)
-    options = {name: FLAGS[name].value for name in ("weights", "top_n", "max_tokens")}
-    export.export_saved_model(lm, directory, vocab, **options)
+    lm = runs.load_lm(FLAGS.model_dir, FLAGS.ckpt_path, **values("mem_len clamp_len", given_only=True))
+    export.export_saved_model(lm, directory, vocab, **values("weights top_n max_tokens"))
     print(directory)
 
 
-def main(argv):
-    if argv[1:]:
-        sys.exit(f"export_saved_model.py: unexpected arguments: {' '.join(argv[1:])}")
-    if not FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
-    try:
-        run()
-    except (ValueError, OSError) as error:
-        if FLAGS["verbosity"].present:
-            raise
-        sys.exit(f"export_saved_model.py: {error}\n(--verbosity=1 shows where)")
-
-
 if __name__ == "__main__":
-    app.run(main)
+    run(main)

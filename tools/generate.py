@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf import generation, runs
+from txl_tf.program import run, values
 from txl_tf.vocabulary import escape, unescape
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
@@ -156,7 +157,7 @@ def stop_id(vocab):
     return vocab.ids[stop]
 
 
-def run():
+def main():
     vocab = runs.load_vocab(FLAGS.model_dir)
     stop = stop_id(vocab)
     options = {
@@ -168,7 +169,7 @@ def run():
     generation.sampling_options(1, **options)  # before the model is loaded
     prompt = read_prompt()
     ids = None if prompt is None else encode(vocab, prompt)
-    changes = {name: FLAGS[name].value for name in ("mem_len", "clamp_len") if FLAGS[name].present}
+    changes = values("mem_len clamp_len", given_only=True)
     writer = Writer(runs.load_lm(FLAGS.model_dir, FLAGS.ckpt_path, **changes), vocab, options, stop)
     if ids is not None:
         writer.read(ids)
@@ -187,21 +188,6 @@ def run():
     writer.report()
 
 
-def main(argv):
-    if argv[1:]:
-        sys.exit(f"generate.py: unexpected arguments: {' '.join(argv[1:])}")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
-    try:
-        run()
-    except (ValueError, OSError) as error:
-        if flags.FLAGS["verbosity"].present:
-            raise
-        sys.exit(f"generate.py: {error}\n(--verbosity=1 shows where)")
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
 if __name__ == "__main__":
     tf.config.threading.set_inter_op_parallelism_threads(1)  # of what a token takes, each waits for the one before
-    app.run(main)
+    run(main)

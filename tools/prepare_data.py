@@ -11,12 +11,13 @@ import os
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from txl_tf import corpus
+from txl_tf.program import run, values
 
 flags.DEFINE_enum("dataset", "wt103", corpus.DATASETS, "What to prepare: a dataset of the paper, text (your own), ...")
 flags.DEFINE_string("data_dir", None, "Folder of the prepared corpus, and of the raw text of the paper's datasets.")
@@ -50,32 +51,16 @@ flags.register_validator(
 OPTIONS = "level valid_fraction min_freq max_size lower_case num_shuffle seed"
 
 
-def values(names):
-    return {name: flags.FLAGS[name].value for name in names.split()}
-
-
-def main(argv):
-    if argv[1:]:
-        sys.exit(f"prepare_data.py: unexpected arguments: {' '.join(argv[1:])}")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
+def main():
     cutoffs = flags.FLAGS.cutoffs
-    try:
-        made = corpus.prepare(
-            **values("data_dir dataset data_path download download_url"),
-            **values(OPTIONS),
-            cutoffs=cutoffs if cutoffs is None else [int(cutoff) for cutoff in cutoffs],
-            verbose=1,
-        )
-    except (ValueError, OSError) as error:
-        if flags.FLAGS["verbosity"].present:
-            raise
-        sys.exit(f"prepare_data.py: {error}\n(--verbosity=1 shows where)")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    made = corpus.prepare(
+        **values(f"data_dir dataset data_path download download_url {OPTIONS}"),
+        cutoffs=cutoffs if cutoffs is None else [int(cutoff) for cutoff in cutoffs],
+        verbose=1,
+    )
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in made.splits.items())
     print(f"{flags.FLAGS.data_dir}: {len(made.vocab):,} symbols, cutoffs {made.cutoffs}; tokens: {sizes}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run(main)

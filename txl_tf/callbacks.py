@@ -240,7 +240,7 @@ class Progress(keras.callbacks.Callback):
             left = datetime.timedelta(seconds=round((self.train_steps - step) * seconds))
             line += [f"{logs['tokens_per_second']:,.0f} tokens/s", f"{left} left"]
         if logs.get("overflow"):
-            line.append(f"{logs['overflow']:,.0f} tokens left out")
+            line.append(f"{logs['overflow']:,.0f} token{'s' if logs['overflow'] > 1 else ''} left out")
         if "val_loss" in logs:
             line.append("valid " + self.loss(logs, "val_"))
         print(" | ".join(line), flush=True)
