@@ -19,11 +19,20 @@ def test_zeroes_a_share_of_the_elements_and_scales_the_rest(rate):
     np.testing.assert_allclose(dropped[~zeros], x[~zeros] / (1 - rate), rtol=1e-4)
 
 
-def test_elements_rows_and_halves_of_a_draw_are_independent():
-    """Two elements share a 32-bit draw: neighbours must agree no more often than chance."""
-    kept = dropout(tf.ones([400, 501]), 0.5, SEED).numpy() > 0  # odd rows: pairs begin at either parity
+def test_elements_and_rows_are_independent():
+    kept = dropout(tf.ones([400, 501]), 0.5, SEED).numpy() > 0
     for a, b in ((kept[:, :-1], kept[:, 1:]), (kept[:-1], kept[1:]), (kept[:, :-2], kept[:, 2:])):
         assert abs((a == b).mean() - 0.5) < 4 * 0.5 / a.size**0.5
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.002])
+def test_elements_that_share_a_byte_hardly_depend_on_one_another(rate):
+    """The first and the second half of a row are windows of two bytes each that overlap by one."""
+    dropped = dropout(tf.ones([1000, 4000]), rate, SEED).numpy() == 0
+    first, second = dropped[:, :2000], dropped[:, 2000:]
+    error = 4 / first.size**0.5
+    for a, b in ((first, second), (first[:, 1:], second[:, :-1])):  # sharing a byte as the high, then as the low one
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 1 / 256 + error
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 5), (2, 3, 5, 7), (4, 6)], ids=str)
@@ -61,6 +70,11 @@ def test_shares_of_the_rows_draw_the_masks_of_the_whole_batch(shape, axis, jit_c
 def test_without_rows_every_share_gets_the_same_mask():
     x = tf.ones([1, 50, 10])
     np.testing.assert_array_equal(dropout(x, 0.5, SEED + [0, 0, 7], None), dropout(x, 0.5, SEED, None))
+
+
+def test_more_places_than_seeds_can_tell_apart_are_an_error():
+    with pytest.raises(ValueError, match="num must be below 1024, got 1024"):
+        split(SEED, 1024)
 
 
 def test_seeds_split_over_and_over_are_the_same_under_xla():

@@ -93,6 +93,20 @@ def test_updates_are_those_of_tf1_s_adam_and_the_norm_is_that_before_clipping(cl
     assert np.abs(variables[0].numpy() - start[0]).max() > 0.02
 
 
+@pytest.mark.parametrize("name, theirs", [("adam", keras.optimizers.Adam), ("adamw", keras.optimizers.AdamW)])
+def test_one_operation_updates_as_keras_does(name, theirs):
+    decay = {"weight_decay": 0.1} if name == "adamw" else {}
+    ours = txl_tf.make_optimizer(0.01, train_steps=20, min_lr_ratio=1.0, clip=None, optimizer=name, **decay)
+    theirs = theirs(0.01, epsilon=1e-8, **decay)
+    pairs = [[keras.Variable(np.ones(shape, np.float32)) for shape in SHAPES] for _ in range(2)]
+    for gradients in gradients_of_steps(5):
+        for optimizer, variables in zip((ours, theirs), pairs, strict=True):
+            optimizer.apply([tf.constant(gradient) for gradient in gradients], variables)
+    for variable, expected in zip(*pairs, strict=True):
+        np.testing.assert_allclose(variable.numpy(), expected.numpy(), rtol=1e-6)
+    assert np.abs(pairs[0][0].numpy() - 1).max() > 0.02
+
+
 def test_clipping_counts_repeated_rows_of_a_sparse_gradient_once_summed():
     """Keras's own clipping takes the norm of the rows before they are added up: 2 instead of 4."""
     variable = keras.Variable(np.zeros([3, 1], np.float32))

@@ -22,6 +22,8 @@ import numbers
 import keras
 import tensorflow as tf
 
+from txl_tf.primitives import cross_entropy
+
 
 def check_bins(n_token, d_embed, cutoffs, div_val):
     """Raises ValueError unless `cutoffs` and `div_val` cut the vocabulary into bins that hold something."""
@@ -159,7 +161,7 @@ def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=Non
     nll, bin_of = _head_nll(hidden, target, weights, projs, biases, clusters)
     for i, start in enumerate(_starts(biases)[1:], 1):
         mask = bin_of == i
-        tail_nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tail_nll = cross_entropy(
             tf.boolean_mask(target, mask) - start,
             bin_logits(tf.boolean_mask(hidden, mask), weights[i], biases[i], projs[i]),
         )
@@ -202,7 +204,7 @@ def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, 
         count = tf.cumsum(tf.cast(in_bin, tf.int32))
         kept &= ~(in_bin & (count > capacity))
         slots = tf.searchsorted(count, tf.range(1, capacity + 1))  # where the count first reaches 1, 2, ...; else n
-        tail_nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tail_nll = cross_entropy(
             tf.maximum(tf.gather(padded_target, slots) - start, 0),
             bin_logits(embedding_lookup(padded_hidden, slots), weights[i], biases[i], projs[i]),
         )
@@ -233,7 +235,7 @@ def _head_nll(hidden, target, weights, projs, biases, clusters):
     bin_of = tf.searchsorted(_starts(biases), target, side="right") - 1
     head_target = tf.where(bin_of == 0, target, biases[0].shape[0] + bin_of - 1)
     logits = bin_logits(hidden, *head_of(weights, biases, clusters), projs[0])
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(head_target, logits), bin_of
+    return cross_entropy(head_target, logits), bin_of
 
 
 def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):

@@ -11,7 +11,8 @@ batch, where `[B, H, T, D]` would need one for every row.
 import keras
 import tensorflow as tf
 
-from txl_tf.dropout import dropout, split
+from txl_tf.dropout import dropout, dropout_mask, split
+from txl_tf.primitives import LayerNorm, project
 
 
 def rel_shift(x):
@@ -98,10 +99,33 @@ def rel_attention(q, k, v, r_k, r_w_bias, r_r_bias, attn_mask, dropatt=0.0, seed
     ac = tf.matmul(rw_q, k, transpose_b=True)  # terms (a) and (c), [H, B, T, K]
     bd = tf.matmul(tf.reshape(rr_q, [n_head, batch * qlen, d_head]), r_k, transpose_b=True)  # (b) and (d)
     bd = _shift_padded(tf.reshape(bd, [n_head, batch, qlen, klen + 1]))
-    # Half precision holds neither -1e30 nor the sum of many small probabilities: the softmax is in float32.
-    attn_score = tf.cast(ac + bd, tf.float32) - 1e30 * tf.cast(attn_mask, tf.float32)
-    attn_prob = dropout(tf.cast(tf.nn.softmax(attn_score), q.dtype), dropatt, seed, row_axis=1)
-    return tf.matmul(attn_prob, v)
+    score = ac + bd + tf.cast(-1e30 * tf.cast(attn_mask, tf.float32), q.dtype)
+    return _weighted_values(score, v, dropout_mask(keras.ops.shape(score), q.dtype, dropatt, seed, row_axis=1))
+
+
+def _weighted_values(score, v, drop):
+    """`softmax(score) * drop` times the values, `[H, B, T, K]` and `[H, B, K, D]` -> `[H, B, T, D]`.
+
+    The gradient of the softmax needs `sum(d_prob * prob)` over the keys, which is the same as `sum(d_out * out)` over
+    the width of a head: fewer numbers, and summed in float32.
+    """
+
+    @tf.custom_gradient
+    def weighted(score, v):
+        prob = tf.nn.softmax(score)
+        dropped = prob if drop is None else prob * drop
+        out = tf.matmul(dropped, v)
+
+        def grad(d_out):
+            d_prob = tf.matmul(d_out, v, transpose_b=True)
+            if drop is not None:
+                d_prob *= drop
+            mean = tf.reduce_sum(tf.cast(d_out, tf.float32) * tf.cast(out, tf.float32), -1, keepdims=True)
+            return (d_prob - tf.cast(mean, score.dtype)) * prob, tf.matmul(dropped, d_out, transpose_a=True)
+
+        return out, grad
+
+    return weighted(score, v)
 
 
 def rel_multihead_attn(
@@ -137,18 +161,13 @@ def rel_multihead_attn(
 
     attn_vec = rel_attention(q, k, v, tf.squeeze(r_k, 1), r_w_bias, r_r_bias, attn_mask, dropatt, seed)
     attn_vec = tf.reshape(tf.transpose(attn_vec, [1, 2, 0, 3]), [batch, qlen, n_head * d_head])
-    return tf.reshape(_project(attn_vec, o_kernel), [batch, qlen, o_kernel.shape[1]])
-
-
-def _project(x, kernel):
-    """`[batch * time, width]`: the gradient of a product with `[batch, time, ...]` is one matrix for every row."""
-    return tf.matmul(tf.reshape(x, [-1, kernel.shape[0]]), kernel)
+    return tf.reshape(project(attn_vec, o_kernel), [batch, qlen, o_kernel.shape[1]])
 
 
 def _project_heads(x, kernel, n, n_head):
     """The `n` projections of `x` `[B, any, E]` that stand side by side in `kernel`, `[H, B, any, D]` each."""
     batch, length, _ = keras.ops.shape(x)
-    heads = tf.reshape(_project(x, kernel), [batch, length, n, n_head, kernel.shape[1] // (n * n_head)])
+    heads = tf.reshape(project(x, kernel), [batch, length, n, n_head, kernel.shape[1] // (n * n_head)])
     return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
 
 
@@ -188,7 +207,7 @@ class RelMultiHeadAttn(keras.layers.Layer):
         self.dropout = dropout
         self.dropatt = dropatt
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.layer_norm = keras.layers.LayerNormalization(epsilon=1e-12, dtype=self.dtype_policy)
+        self.layer_norm = LayerNorm(dtype=self.dtype_policy)
 
     def build(self, w_shape=None, **_):
         def kernel(name, shape):

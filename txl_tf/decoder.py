@@ -4,6 +4,7 @@ import keras
 
 from txl_tf.attention import RelMultiHeadAttn
 from txl_tf.dropout import dropout, split
+from txl_tf.primitives import Dense, LayerNorm
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -33,11 +34,11 @@ class PositionwiseFF(keras.layers.Layer):
 
         def dense(units, **arguments):
             initializer = self.kernel_initializer.clone()
-            return keras.layers.Dense(units, kernel_initializer=initializer, dtype=self.dtype_policy, **arguments)
+            return Dense(units, kernel_initializer=initializer, dtype=self.dtype_policy, **arguments)
 
         self.layer_1 = dense(d_inner, activation="relu", name="layer_1")
         self.layer_2 = dense(d_model, name="layer_2")
-        self.layer_norm = keras.layers.LayerNormalization(epsilon=1e-12, dtype=self.dtype_policy)
+        self.layer_norm = LayerNorm(dtype=self.dtype_policy)
 
     def build(self, inp_shape=None):
         self.layer_1.build((None, None, self.d_model))

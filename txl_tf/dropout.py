@@ -5,55 +5,91 @@ import math
 import keras
 import tensorflow as tf
 
+# Of the places that `split` tells apart at once.
+_PLACES = 1024
+
 
 def dropout(x, rate, seed, row_axis=0):
     """Zeroes a share `rate` of `x` and scales the rest by `1 / (1 - rate)`.
 
-    The mask of a row of the batch is a function of the seed and of the row's number in the global batch: replicas, or
-    parts of a batch, that hold contiguous rows each draw what one device draws for the whole batch. The same seed
-    draws the same mask on every device and under XLA. The mask compares 16 random bits an element with the rate, so
-    that the rate is met to 1 / 65536.
-
     Args:
         x: float tensor of any shape.
-        rate: float in `[0, 1)`.
-        seed: int `[3]`, two words of key and the number of the first row of `x` in the global batch, or `None` to
-            leave `x` as it is (inference).
-        row_axis: the axis of the rows, or `None` if `x` has none and all shares of the batch get the same mask.
+        rate, seed, row_axis: see `dropout_mask`.
 
     Returns:
-        A tensor like `x`.
+        A tensor like `x`; `x` itself where nothing is dropped.
+    """
+    mask = dropout_mask(keras.ops.shape(x), x.dtype, rate, seed, row_axis)
+    return x if mask is None else x * mask
+
+
+def dropout_mask(shape, dtype, rate, seed, row_axis=0):
+    """What `dropout` multiplies by: 0, or `1 / (1 - rate)`.
+
+    The mask of a row of the batch is a function of the seed and of the row's number in the global batch: replicas, or
+    parts of a batch, that hold contiguous rows each draw what one device draws for the whole batch. The same seed
+    draws the same mask on every device and under XLA.
+
+    An element is dropped where a random number of 16 bits is below the rate, which is so met to 1 / 65536. The numbers
+    are windows of two bytes that begin at every byte of the stream: for a byte an element, each has a high byte to
+    itself and shares its low byte, which decides for one element in 256, with a neighbour (whose correlation is at most
+    1 / 256).
+
+    Args:
+        shape, dtype: of the mask.
+        rate: float in `[0, 1)`.
+        seed: int `[3]`, two words of key and the number of the first row in the global batch, or what `split` makes of
+            it, or `None` to drop nothing (inference).
+        row_axis: the axis of the rows, or `None` if there is none and all shares of the batch get the same mask.
+
+    Returns:
+        The mask, or `None` where nothing is dropped.
     """
     if seed is None or rate == 0:
-        return x
+        return None
     threshold = min(round(rate * 65536), 65535)
     keep_scale = 65536 / (65536 - threshold)
-    seed = tf.cast(seed, tf.int32)
-    first_row = tf.constant(0) if row_axis is None else seed[2]
+    seed = _with_place(seed)
     axis = row_axis or 0
-    shape = keras.ops.shape(x)
     outer, rows, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    # Philox numbers its blocks of 4 draws of 32 bits, 8 elements. A row takes a whole number of blocks, so that the
-    # blocks of a share of the rows are a contiguous piece of the batch's.
-    blocks = (inner + 7) // 8
+    # Philox numbers its blocks of 16 bytes. A row takes a whole number of blocks, so that the blocks of a share of the
+    # rows are a contiguous piece of the batch's.
+    n = inner + inner % 2
+    blocks = n // 16 + 1
+    first_row = tf.constant(0) if row_axis is None else seed[2]
     first_block = tf.cast(first_row, tf.uint64) * tf.cast(outer * blocks, tf.uint64)
     draws = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[rows, outer, 4 * blocks],
         key=tf.bitcast(seed[None, :2], tf.uint64),
-        counter=tf.stack([first_block, tf.constant(0, tf.uint64)]),  # low word first
+        counter=tf.stack([first_block, tf.cast(seed[3], tf.uint64)]),  # low word first
         alg=tf.random.Algorithm.PHILOX.value,
         dtype=tf.int32,
     )
-    bits = tf.reshape(tf.bitcast(draws, tf.uint16), [rows, outer, 8 * blocks])[..., :inner]
-    keep = tf.cast(tf.cast(bits, tf.int32) >= threshold, x.dtype)
-    mask = tf.transpose(keep * tf.cast(keep_scale, x.dtype), [1, 0, 2])
-    return x * tf.reshape(mask, shape)
+    stream = tf.reshape(tf.bitcast(draws, tf.uint8), [rows, outer, 16 * blocks])
+    windows = [tf.slice(stream, [0, 0, first], [-1, -1, n]) for first in (0, 1)]
+    windows = [tf.bitcast(tf.reshape(window, [rows, outer, n // 2, 2]), tf.uint16) for window in windows]
+    keep = tf.concat(windows, 2)[..., :inner] >= tf.constant(threshold, tf.uint16)
+    mask = tf.cast(keep, dtype) * tf.cast(keep_scale, dtype)
+    if axis:
+        mask = tf.transpose(mask, [1, 0, 2])
+    return tf.reshape(mask, shape)
 
 
 def split(seed, num):
-    """Independent seeds for `num` places that drop: a list of `[3]` seeds, or of `None` where `seed` is `None`."""
+    """Independent seeds for `num` places that drop, up to three levels deep.
+
+    Returns:
+        A list of int `[4]`: the words of `seed`, and the number of the place, which picks one of the streams of the
+        key. Or a list of `None` where `seed` is `None`.
+    """
     if seed is None:
         return [None] * num
-    seed = tf.cast(seed, tf.int32)  # on larger ones XLA and the other kernels do not agree
-    keys = tf.random.split(seed[:2], num, alg="philox")
-    return [tf.concat([key, seed[2:]], 0) for key in tf.unstack(keys, num)]
+    if num >= _PLACES:
+        raise ValueError(f"num must be below {_PLACES}, got {num}")
+    seed = _with_place(seed) * [1, 1, 1, _PLACES]
+    return [seed + [0, 0, 0, place] for place in range(1, num + 1)]
+
+
+def _with_place(seed):
+    seed = tf.cast(seed, tf.int32)
+    return tf.pad(seed, [[0, 4 - seed.shape[0]]])

@@ -39,11 +39,28 @@ class ClipAfterAverage:
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Adam(ClipAfterAverage, keras.optimizers.Adam):
-    """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`."""
+    """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`; updates a variable by one operation."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        """Keras's, whose 15 operations pass over the weights three times as long."""
+        dtype, step = variable.dtype, self.iterations + 1
+        index = self._get_variable_index(variable)
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=self._momentums[index].value.handle,
+            v=self._velocities[index].value.handle,
+            beta1_power=tf.pow(self.beta_1, tf.cast(step, dtype)),
+            beta2_power=tf.pow(self.beta_2, tf.cast(step, dtype)),
+            lr=tf.cast(learning_rate, dtype),
+            beta1=self.beta_1,
+            beta2=self.beta_2,
+            epsilon=self.epsilon,
+            grad=tf.cast(gradient, dtype),
+        )
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class AdamW(ClipAfterAverage, keras.optimizers.AdamW):
+class AdamW(Adam, keras.optimizers.AdamW):
     """`keras.optimizers.AdamW` with `clip`, see `ClipAfterAverage`."""
 
 
