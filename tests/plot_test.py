@@ -1,5 +1,6 @@
 """The pictures: what is drawn is what the run logged and what the model computes; one clear error for bad input."""
 
+import json
 import math
 
 import numpy as np
@@ -29,7 +30,7 @@ def main(plot):
     def run(*arguments):
         flags.FLAGS.unparse_flags()
         flags.FLAGS(["plot.py", *arguments])
-        plot.main(["plot.py"])
+        plot.main()
 
     return run
 
@@ -152,6 +153,50 @@ def test_recl_is_the_first_context_that_more_tokens_do_not_help(plot):
     assert plot.recl(np.array([0.2, 0.1]), step=16) == 48  # at least
 
 
+# ---------------------------------------- scaling
+
+
+def cost(mode, argument, contestant, value, microseconds):
+    common = {"mode": mode, "argument": argument, "contestant": contestant}
+    return {**common, "value": value, "microseconds_per_token": microseconds}
+
+
+COSTS = [
+    cost("training", "mem_len", "a", 0, 3.0),
+    cost("training", "mem_len", "a", 8, 4.0),
+    cost("training", "mem_len", "b", 0, 5.0),
+    cost("training", "mem_len", "b", 8, 9.0),
+    cost("generation", "tokens_before", "b", 10, 7.0),
+    cost("generation", "tokens_before", "b", 1000, 7.0),
+]
+
+
+def test_costs_have_a_panel_an_argument_from_zero_on(plot):
+    figure = plot.draw_scaling(COSTS)
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    lines = [
+        {line.get_label(): np.transpose(line.get_data()).tolist() for line in axes.get_lines() if len(line.get_xdata())}
+        for axes in panels
+    ]
+    assert lines == [{"a": [[0, 3], [8, 4]], "b": [[0, 5], [8, 9]]}, {"b": [[10, 7], [1000, 7]]}]
+    assert [axes.get_xlabel() for axes in panels] == ["mem_len", "tokens_before"]
+    assert [axes.get_xscale() for axes in panels] == ["linear", "log"]
+    assert all(axes.get_ylim()[0] == 0 for axes in panels)
+    assert panels[0].get_lines()[1].get_color() == panels[1].get_lines()[1].get_color()
+
+
+def test_the_program_draws_the_benchmark_s_figures(main, tmp_path, capsys):
+    path, output = tmp_path / "figures.json", tmp_path / "picture.png"
+    path.write_text(json.dumps({"rows": COSTS}))
+    main("--kind=scaling", f"--figures={path}", f"--output={output}")
+    assert output.read_bytes().startswith(b"\x89PNG")
+    path.write_text(json.dumps({"rows": [{"mode": "training"}]}))
+    with pytest.raises(ValueError, match="has no costs by argument: make it by tools/benchmark.py --scaling"):
+        main("--kind=scaling", f"--figures={path}", f"--output={output}")
+    with pytest.raises(flags.IllegalFlagValueError, match="kind=scaling needs --figures"):
+        main("--kind=scaling", f"--output={output}")
+
+
 # ---------------------------------------- the program
 
 
@@ -190,7 +235,7 @@ def test_the_program_writes_a_png_file(main, run, tmp_path, capsys, arguments):
     ids=str,
 )
 def test_bad_input_is_one_clear_error(main, run, tmp_path, arguments, message):
-    with pytest.raises(SystemExit, match=message):
+    with pytest.raises((ValueError, OSError), match=message):
         main(f"--model_dir={run}", f"--output={tmp_path / 'picture.png'}", *arguments)
     assert not (tmp_path / "picture.png").exists()
 

@@ -1,9 +1,10 @@
-"""Pictures of runs, as PNG files: training curves, attention, and what a longer context is worth.
+"""Pictures of runs, as PNG files: training curves, attention, what a longer context is worth; and of speed.
 
     python tools/plot.py --kind=curves --model_dir=runs/my,runs/other --output=curves.png
     python tools/plot.py --kind=attention --model_dir=runs/my --text="once upon a time ..." --layer=3 --head=0 \
         --output=attention.png
     python tools/plot.py --kind=context --model_dir=runs/my --output=context.png
+    python tools/plot.py --kind=scaling --figures=scaling.json --output=scaling.png
 
 curves     loss of training and validation, learning rate and gradient norm, from log.csv.
 attention  how much each of the last tgt_len tokens of a text attends to memory and segment (equation 6), for one
@@ -13,17 +14,19 @@ context    mean nll of a text against the number of tokens the model is given be
            its own shorter contexts, or of several runs of one vocabulary as the paper's group of models. Segments
            have context_step tokens and a memory of mem_len, by default what makes as many keys as mem_len and tgt_len
            of the training did together.
+scaling    the cost of a token against each argument, from `tools/benchmark.py --scaling --json=scaling.json`.
 
 It needs matplotlib: pip install "txl_tf[plot]".
 """
 
 import csv
+import json
 import math
 import os
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -35,21 +38,23 @@ from txl_tf import corpus, runs
 from txl_tf.attention import create_mask, rel_attention
 from txl_tf.evaluation import in_measure
 from txl_tf.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.program import run
 from txl_tf.text_files import read_files
 from txl_tf.vocabulary import escape
 
 try:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 except ImportError:
     Figure = None
 
-KINDS = ("curves", "attention", "context")
+KINDS = ("curves", "attention", "context", "scaling")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
 NAMES = {"bpc": "bits per character", "ppl": "perplexity"}
 HARD = (1.0, 0.5, 0.1)  # the paper's r
 THRESHOLD = 0.01  # of the relative gain, the paper's
 MAX_LABELS = 200  # keys that token labels are drawn for
+LOGARITHMIC = ("n_token", "tokens_before")  # arguments of the benchmark that grow by large factors
 
 flags.DEFINE_enum("kind", "curves", KINDS, "The picture.")
 flags.DEFINE_list("model_dir", None, "Folder(s) of runs, comma-separated.")
@@ -64,7 +69,13 @@ flags.DEFINE_integer("mem_len", None, "Positions of memory; default: the run's. 
 flags.DEFINE_integer("max_context", None, "Longest context; default: twice the keys that are attended to.")
 flags.DEFINE_integer("context_step", 16, "Tokens from one context length to the next.")
 flags.DEFINE_integer("max_tokens", 20000, "Tokens of the text to measure contexts on.")
-flags.mark_flags_as_required(["model_dir", "output"])
+flags.DEFINE_string("figures", None, "JSON file of tools/benchmark.py --scaling; for scaling.")
+flags.mark_flag_as_required("output")
+flags.register_multi_flags_validator(
+    ["kind", "model_dir", "figures"],
+    lambda given: bool(given["figures"] if given["kind"] == "scaling" else given["model_dir"]),
+    "kind=scaling needs --figures, the other kinds need --model_dir",
+)
 
 
 # ------------------------------------------------------------------------------------------------ training curves
@@ -352,6 +363,52 @@ def draw_context(nll, names, step, spans, measure):
     return figure
 
 
+# ------------------------------------------------------------------------------------------------------- scaling
+
+
+def read_figures(path):
+    """Rows of the JSON file of `tools/benchmark.py --scaling`: list of dicts.
+
+    Raises:
+        ValueError: it has no such rows.
+    """
+    with open(path) as file:
+        rows = [row for row in json.load(file)["rows"] if "argument" in row]
+    if not rows:
+        raise ValueError(f"{path} has no costs by argument: make it by tools/benchmark.py --scaling --json={path}")
+    return rows
+
+
+def draw_scaling(rows):
+    """Figure of the cost of a token, a panel for each mode and argument, from 0: what does not depend on it is flat."""
+    panels = list(dict.fromkeys((row["mode"], row["argument"]) for row in rows))
+    names = list(dict.fromkeys(row["contestant"] for row in rows))
+    columns = min(3, len(panels))
+    height = -(-len(panels) // columns)
+    figure = Figure(figsize=(4 * columns, 2.9 * height + 0.4), layout="constrained")
+    grid = figure.subplots(height, columns, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (mode, argument) in zip(grid.flat, panels, strict=False):
+        for name, color in zip(names, colors(len(names)), strict=True):
+            chosen = [
+                row for row in rows if (row["mode"], row["argument"], row["contestant"]) == (mode, argument, name)
+            ]
+            values = [row["value"] for row in chosen]
+            axes.plot(values, [row["microseconds_per_token"] for row in chosen], "o-", color=color, ms=4, label=name)
+        tidy(axes)
+        ticks = sorted({row["value"] for row in rows if (row["mode"], row["argument"]) == (mode, argument)})
+        if argument in LOGARITHMIC:
+            axes.set_xscale("log")
+            axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8)
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+        axes.set_xlabel(argument)
+        axes.set_title(f"{mode}: µs a token", fontsize=10)
+    grid[0, 0].legend(frameon=False, fontsize=8)
+    return figure
+
+
 # -------------------------------------------------------------------------------------------------------- program
 
 
@@ -448,26 +505,19 @@ def held_out(config, vocab):
     return np.asarray(found.splits["valid"][: flags.FLAGS.max_tokens])
 
 
-def main(argv):
-    if argv[1:]:
-        sys.exit(f"plot.py: unexpected arguments: {' '.join(argv[1:])}")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
+def main():
     if Figure is None:
         sys.exit('plot.py: matplotlib is missing: pip install "txl_tf[plot]"')
-    try:
-        if flags.FLAGS.kind == "curves":
-            logs = [read_log(model_dir) for model_dir in flags.FLAGS.model_dir]
-            figure = draw_curves(dict(zip(names_of(flags.FLAGS.model_dir), logs, strict=True)))
-        else:
-            figure = attention() if flags.FLAGS.kind == "attention" else context()
-        figure.savefig(flags.FLAGS.output, format="png", dpi=150)
-    except (ValueError, OSError) as error:
-        if flags.FLAGS["verbosity"].present:
-            raise
-        sys.exit(f"plot.py: {error}\n(--verbosity=1 shows where)")
+    if flags.FLAGS.kind == "curves":
+        logs = [read_log(model_dir) for model_dir in flags.FLAGS.model_dir]
+        figure = draw_curves(dict(zip(names_of(flags.FLAGS.model_dir), logs, strict=True)))
+    elif flags.FLAGS.kind == "scaling":
+        figure = draw_scaling(read_figures(flags.FLAGS.figures))
+    else:
+        figure = attention() if flags.FLAGS.kind == "attention" else context()
+    figure.savefig(flags.FLAGS.output, format="png", dpi=150)
     print(f"{flags.FLAGS.kind}: {flags.FLAGS.output}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run(main)

@@ -1,0 +1,164 @@
+"""What the benchmark measures: shapes, and for each contestant a function that does one step of the work.
+
+The reference is tests/reference_model.py, time-major and uncached; everything else is this library, called by the
+functions that `fit`, `evaluate` and `generate` call.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+import txl_tf
+from tests.reference_model import ReferenceModel, full_log_probs
+from txl_tf.generation import Session
+
+REFERENCE = "reference float32"
+NETWORK = {
+    "n_layer": 6, "d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 1024, "n_token": 256, "cutoffs": [],
+    "div_val": 1, "dropout": 0.1, "dropatt": 0.0, "same_length": False, "clamp_len": -1,
+}  # fmt: skip
+_SEGMENT = {"tgt_len": 64, "mem_len": 64, "batch_size": 8}
+SHAPES = {
+    "training": {**NETWORK, "tgt_len": 128, "mem_len": 128, "batch_size": 8},
+    "evaluation": {
+        **NETWORK, "n_layer": 12, "d_model": 512, "n_head": 8, "d_inner": 2048, "same_length": True, "clamp_len": 820,
+        "tgt_len": 80, "mem_len": 2100, "batch_size": 10,
+    },
+    "generation": {**NETWORK, "tgt_len": 256, "mem_len": 1600, "batch_size": 1},
+    "preparation": {"n_token": 50000, "megabytes": 30},
+    "export": {**NETWORK, "mem_len": 1600, "batch_size": 1},
+    "startup": {
+        **NETWORK, "n_layer": 4, "d_model": 192, "d_head": 48, "d_inner": 768, "tgt_len": 96, "mem_len": 96,
+        "batch_size": 16, "megabytes": 0.5,
+    },
+    "softmax_wt103": {
+        **NETWORK, **_SEGMENT, "n_layer": 1, "d_model": 410, "n_head": 10, "d_head": 41, "d_inner": 2100,
+        "n_token": 267735, "cutoffs": [20000, 40000, 200000],
+    },
+    "softmax_lm1b": {
+        **NETWORK, **_SEGMENT, "n_layer": 1, "d_model": 1024, "n_head": 8, "d_head": 128, "d_inner": 4096,
+        "n_token": 793471, "cutoffs": [60000, 100000, 640000], "div_val": 4,
+    },
+}  # fmt: skip
+
+
+def work_of(mode):
+    """The kind of step a mode measures: "training" for the large vocabularies, too."""
+    return "training" if mode.startswith("softmax") else mode
+
+
+def model_arguments(shape):
+    """The arguments of `TransformerXLLM` and of `ReferenceModel`."""
+    return {**{name: shape[name] for name in [*NETWORK, "mem_len"]}, "d_embed": shape["d_model"]}
+
+
+def frequencies(n_token):
+    """Shares of words `[n_token]`, word i about 1 / i as frequent as the first."""
+    share = 1 / np.arange(1, n_token + 1)
+    return share / share.sum()
+
+
+def random_batch(shape):
+    """Tokens and labels `[batch, tgt_len]`, as frequent as `frequencies`."""
+    size = [shape["batch_size"], shape["tgt_len"] + 1]
+    draws = np.random.default_rng(0).choice(shape["n_token"], size, p=frequencies(shape["n_token"]))
+    return tf.constant(draws[:, :-1], tf.int32), tf.constant(draws[:, 1:], tf.int32)
+
+
+def carrying(function, carried):
+    """A step without arguments of `function(carried) -> (result, carried)`, which waits for the result."""
+
+    def step():
+        nonlocal carried
+        result, carried = function(carried)
+        return result.numpy()
+
+    return step
+
+
+def reference_step(mode, shape):
+    """A function that trains the reference once, or evaluates a segment, or generates a token."""
+    model = ReferenceModel(**model_arguments(shape))
+    tokens, labels = map(tf.transpose, random_batch(shape))
+    mems = model.initial_mems(shape["batch_size"])
+    if work_of(mode) == "training":
+        model.compile(learning_rate=1e-3, train_steps=10000)
+        return carrying(lambda mems: model.train_step(tokens, labels, mems)[::3], mems)
+    if mode == "evaluation":
+        nll = tf.function(model.nll)
+        return carrying(lambda mems: nll(tokens, labels, mems), mems)
+
+    @tf.function
+    def next_token(carried):
+        log_probs, mems = reference_next(model, *carried)
+        token = tf.random.categorical(log_probs, 1, tf.int32)[None, :, 0]
+        return token, (token, mems)
+
+    return carrying(next_token, (tokens[:1], mems))
+
+
+def reference_next(model, tokens, mems):
+    """Log-probabilities `[batch, n_token]` of the token after `tokens` `[tgt_len, batch]`, and the new memory."""
+    hidden, mems = model._hidden(tokens, mems, is_training=False)
+    return full_log_probs(hidden[-1:], **model._softmax_args())[0], mems
+
+
+def library_step(mode, shape, dtype="float32", jit_compile=False, recompute=False):
+    """The same of the library; generates a text of `tgt_len`."""
+    lm = txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype, recompute=recompute)
+    tokens, labels = random_batch(shape)
+    if work_of(mode) == "training":
+        lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000), jit_compile=jit_compile)
+        lm.optimizer.build(lm.trainable_variables)
+        lm.make_train_function()  # which compiles forward and backward pass, if asked to
+        train_step = tf.function(lm.train_step, autograph=False)
+
+        def train(mems):
+            logs, mems = train_step((tokens, labels), mems)
+            return logs["loss"], mems
+
+        return carrying(train, lm.initial_mems(shape["batch_size"]))
+    if mode == "evaluation":
+        evaluation_nll = tf.function(lm.evaluation_nll, autograph=False)
+        first = lm.start_evaluation(shape["batch_size"], shape["tgt_len"])
+        return carrying(lambda carried: evaluation_nll(tokens, labels, carried)[::2], first)
+    return lambda: lm.generate(tokens[:, :1], max_new_tokens=shape["tgt_len"], seed=0).numpy()
+
+
+def going_on(shape, dtype):
+    """A function that continues one text by `tgt_len` tokens, which `lm.generate` would begin anew."""
+    session = Session(txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype), shape["batch_size"])
+    session.read(np.zeros([shape["batch_size"], 1], int))
+    return lambda: session.write(shape["tgt_len"])
+
+
+def make_contestants(mode, jit=False):
+    """Functions from shape to step, by name, the reference first."""
+    options = {"txl_tf float32": {}, "txl_tf bfloat16": {"dtype": "mixed_bfloat16"}}
+    if jit and work_of(mode) == "training":
+        options |= {f"{name} XLA": {**some, "jit_compile": True} for name, some in options.items()}
+    if mode == "training":
+        options["txl_tf float32 recompute"] = {"recompute": True}
+    library = {name: lambda shape, some=some: library_step(mode, shape, **some) for name, some in options.items()}
+    return {REFERENCE: lambda shape: reference_step(mode, shape), **library}
+
+
+def tokens_of_step(mode, name, shape):
+    return shape["batch_size"] * (1 if mode == "generation" and name == REFERENCE else shape["tgt_len"])
+
+
+def training_operations(shape):
+    """Floating-point operations of the matrix products that a training step cannot do without.
+
+    The backward pass has two products for every one of the forward pass, of memory and positions only one.
+    """
+    rows, tgt_len, mem_len, d_model = (shape[name] for name in ("batch_size", "tgt_len", "mem_len", "d_model"))
+    tokens, klen, width = rows * tgt_len, mem_len + tgt_len, shape["n_head"] * shape["d_head"]
+    layer = tokens * d_model * (4 * width + 2 * shape["d_inner"])  # queries, keys, values, output; feed-forward
+    layer += 3 * tokens * klen * width  # scores of keys and of positions; values
+    inputs = (2 * rows * mem_len + klen) * d_model * width  # keys and values of the memory; position keys
+    ends = [*shape["cutoffs"], shape["n_token"]]
+    softmax = tokens * d_model * (ends[0] + len(ends) - 1)
+    labels = random_batch(shape)[1].numpy()
+    for i, (start, end) in enumerate(zip(ends, ends[1:], strict=False), 1):
+        softmax += ((labels >= start) & (labels < end)).sum() * (end - start) * (d_model // shape["div_val"] ** i)
+    return int(2 * (3 * (shape["n_layer"] * layer + softmax) + 2 * shape["n_layer"] * inputs))
