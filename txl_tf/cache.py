@@ -193,7 +193,8 @@ def cached_forward(network, fixed, tokens, state, lengths=None, in_place=False):
     Returns:
         `(hidden, state)`: `[B, T, E]` and the `CachedState` after the segment.
     """
-    tgt_len, klen = keras.ops.shape(tokens)[1], keras.ops.shape(state.keys[0])[2]
+    batch, tgt_len = keras.ops.shape(tokens)
+    klen = keras.ops.shape(state.keys[0])[2]
     room = klen - network.mem_len
     if isinstance(tgt_len, int) and isinstance(room, int):  # known before the graph runs
         if tgt_len > room:
@@ -215,7 +216,7 @@ def cached_forward(network, fixed, tokens, state, lengths=None, in_place=False):
     slots = (state.position + query) % klen
     new_keys, new_values = [], []
     for layer, weights, keys, values in zip(network.decoder_layers, fixed, state.keys, state.values, strict=True):
-        qkv = tf.reshape(tf.matmul(output, weights.qkv), [-1, tgt_len, 3, network.n_head, network.d_head])
+        qkv = tf.reshape(tf.matmul(output, weights.qkv), [batch, tgt_len, 3, network.n_head, network.d_head])
         q, k, v = tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4]))  # [B, H, T, D] each
         if padding is not None:
             kept = tf.cast(query >= padding, q.dtype)[:, None, :, None]  # [B, 1, T, 1]
@@ -229,7 +230,7 @@ def cached_forward(network, fixed, tokens, state, lengths=None, in_place=False):
         inner = tf.nn.relu(tf.nn.bias_add(tf.matmul(output, weights.ff_1), weights.ff_bias_1))
         inner = tf.nn.bias_add(tf.matmul(inner, weights.ff_2), weights.ff_bias_2)
         output = layer.ff.layer_norm(output + inner)
-    hidden = tf.reshape(output, [-1, tgt_len, network.d_model])
+    hidden = tf.reshape(output, [batch, tgt_len, network.d_model])
     return hidden, CachedState(tuple(new_keys), tuple(new_values), (state.position + tgt_len) % klen)
 
 

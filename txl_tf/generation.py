@@ -17,6 +17,7 @@ Shapes:
 
 import random
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -167,7 +168,7 @@ def continue_text(
         `(tokens, nll, hidden, state)`: int32 `[B, number]`; float32 `[B, number]`, nats, or `None`; and what the next
         call goes on with.
     """
-    batch = tf.shape(hidden)[0]
+    batch = keras.ops.shape(hidden)[0]
     rows = tf.range(batch)
 
     def body(i, tokens, nll, stopped, hidden, state):
