@@ -10,8 +10,8 @@ Contestants take turns, so that what else the machine does falls on all of them.
 quartiles, and the median of the ratio to the reference in the same turn. Every mode has a shape of its own, see
 `SHAPES`, which flags change; that of the evaluation is enwik8's published one.
 
-    training, evaluation, generation   tokens/s, all contestants in one process; a turn is as many steps as fill
-                                       `--seconds`, at least one
+    training, training_words,          tokens/s, all contestants in one process; a turn is as many steps as fill
+    evaluation, generation             `--seconds`, at least one. With words: 33,278, in three bins
     preparation                        words/s from a text like WikiText-103's to token files
     export                             a SavedModel written and loaded without this library; a token by its `next`
     startup                            seconds from the command to the end of the first training step, stage by stage
@@ -48,6 +48,7 @@ from tools.contestants import (
     model_arguments,
     tokens_of_step,
     training_operations,
+    work_of,
 )
 from tools.processes import IMPORTS, WORK, alone, seconds_of, watch
 from txl_tf.program import run
@@ -105,6 +106,14 @@ def matmul_peak(dtype, size=2048):
     x = tf.cast(tf.random.normal([size, size]), dtype)
     product = tf.function(lambda x: tf.matmul(x, x)[0, 0])
     return 2 * size**3 / measure({"": lambda: product(x).numpy()}, rounds=10, seconds=0)[0][""].min()
+
+
+def processor():
+    """Its name, and what it computes bfloat16 with."""
+    lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+    known = {key.strip(): value.strip() for key, value in lines}
+    units = [unit for unit in ("amx_bf16", "avx512_bf16") if unit in known.get("flags", "").split()]
+    return f"{known.get('model name', 'unknown processor')} ({', '.join(units) or 'no unit for bfloat16'})"
 
 
 def measure_processes(processes, rounds):
@@ -177,13 +186,13 @@ def compare(mode, shape, contestants, rounds, seconds, peaks, memory_of):
     for name, rate in rates.items():
         row = row_of(mode, name, "tokens_per_second", rate, rates[REFERENCE])
         row["first_step_seconds"] = first[name]
-        if mode == "training":
+        if work_of(mode) == "training":
             peak = peaks[name.split()[1]]
             row["share_of_peak"] = float(training_operations(shape) / np.median(taken[name]) / peak)
             row["peak_memory_mb"] = memory_of(name)
         rows.append(row)
     columns = {**speed("tokens"), "first_step_seconds": ("first step", "{:.1f} s")}
-    if mode == "training":
+    if work_of(mode) == "training":
         columns |= {"share_of_peak": ("of peak", "{:.0%}"), **MEMORY}
     print_table(f"{mode}: {said(shape)}", rows, columns)
     return rows
@@ -408,14 +417,16 @@ def main():
     peaks = {dtype: matmul_peak(dtype) for dtype in ("float32", "bfloat16")}
     load = os.getloadavg()[0]
     products = ", ".join(f"{peak / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, peak in peaks.items())
-    print(f"{os.cpu_count()} cores, load {load:.1f}, TensorFlow {tf.__version__}, matrix products {products}")
+    print(f"{os.cpu_count()} cores, {processor()}, load {load:.1f}, TensorFlow {tf.__version__}")
+    print(f"matrix products: {products}")
     rows, shapes = [], {mode: shape_of(mode) for mode in modes}
     for mode, shape in shapes.items():
         rows += rows_of_mode(mode, shape, peaks)
     loads = [load, os.getloadavg()[0]]
     print(f"\nload at the end {loads[1]:.1f}, {time.perf_counter() - started:.0f} s in all")
     if FLAGS.json:
-        machine = {"cpus": os.cpu_count(), "tensorflow": tf.__version__, "flops": peaks, "load": loads}
+        machine = {"cpus": os.cpu_count(), "processor": processor(), "tensorflow": tf.__version__}
+        machine |= {"flops": peaks, "load": loads}
         Path(FLAGS.json).write_text(json.dumps({"machine": machine, "shapes": shapes, "rows": rows}, indent=2))
 
 

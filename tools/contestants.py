@@ -19,6 +19,9 @@ NETWORK = {
 _SEGMENT = {"tgt_len": 64, "mem_len": 64, "batch_size": 8}
 SHAPES = {
     "training": {**NETWORK, "tgt_len": 128, "mem_len": 128, "batch_size": 8},
+    "training_words": {
+        **NETWORK, **_SEGMENT, "n_layer": 4, "batch_size": 16, "n_token": 33278, "cutoffs": [2000, 10000], "div_val": 2,
+    },
     "evaluation": {
         **NETWORK, "n_layer": 12, "d_model": 512, "n_head": 8, "d_inner": 2048, "same_length": True, "clamp_len": 820,
         "tgt_len": 80, "mem_len": 2100, "batch_size": 10,
@@ -42,8 +45,8 @@ SHAPES = {
 
 
 def work_of(mode):
-    """The kind of step a mode measures: "training" for the large vocabularies, too."""
-    return "training" if mode.startswith("softmax") else mode
+    """The kind of step a mode measures: "training" with words and for the large vocabularies, too."""
+    return "training" if mode.startswith(("training", "softmax")) else mode
 
 
 def model_arguments(shape):
