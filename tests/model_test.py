@@ -210,18 +210,18 @@ def test_every_weight_of_every_layer_is_drawn_anew(init):
 
 @pytest.fixture
 def dropout_calls(monkeypatch):
-    """Records every mask drawn as (shape, rate, seed); `only` leaves one place active."""
-    calls, original = [], txl_tf.dropout.dropout_mask
+    """Records every call of `dropout` as (shape, rate, seed); `only` leaves one place active."""
+    calls, original = [], txl_tf.model.dropout
 
     def make(only=None):
         calls.clear()
 
-        def recording(shape, dtype, rate, seed, row_axis=0):
-            calls.append((tuple(shape), rate, None if seed is None else tuple(seed.numpy())))
-            return original(shape, dtype, rate, seed, row_axis) if only in (None, len(calls) - 1) else None
+        def recording(x, rate, seed, row_axis=0):
+            calls.append((tuple(x.shape), rate, None if seed is None else tuple(seed.numpy())))
+            return original(x, rate, seed, row_axis) if only in (None, len(calls) - 1) else x
 
-        for module in (txl_tf.dropout, txl_tf.attention):
-            monkeypatch.setattr(module, "dropout_mask", recording)
+        for module in (txl_tf.model, txl_tf.attention, txl_tf.decoder):
+            monkeypatch.setattr(module, "dropout", recording)
         return calls
 
     return make

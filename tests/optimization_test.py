@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import txl_tf
-from txl_tf.optimization import Adam, make_schedule
+from txl_tf.optimization import Adam, AdamW, make_schedule
 
 # ---------------------------------------- schedule
 
@@ -93,12 +93,18 @@ def test_updates_are_those_of_tf1_s_adam_and_the_norm_is_that_before_clipping(cl
     assert np.abs(variables[0].numpy() - start[0]).max() > 0.02
 
 
-@pytest.mark.parametrize("name, theirs", [("adam", keras.optimizers.Adam), ("adamw", keras.optimizers.AdamW)])
-def test_one_operation_updates_as_keras_does(name, theirs):
-    decay = {"weight_decay": 0.1} if name == "adamw" else {}
-    ours = txl_tf.make_optimizer(0.01, train_steps=20, min_lr_ratio=1.0, clip=None, optimizer=name, **decay)
-    theirs = theirs(0.01, epsilon=1e-8, **decay)
-    pairs = [[keras.Variable(np.ones(shape, np.float32)) for shape in SHAPES] for _ in range(2)]
+@pytest.mark.parametrize(
+    "ours, theirs, options",
+    [
+        (Adam, keras.optimizers.Adam, {}),
+        (Adam, keras.optimizers.Adam, {"amsgrad": True}),
+        (AdamW, keras.optimizers.AdamW, {"weight_decay": 0.1}),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_operation_updates_as_keras_does(ours, theirs, options, dtype):
+    ours, theirs = (make(0.01, epsilon=1e-8, **options) for make in (ours, theirs))
+    pairs = [[keras.Variable(np.ones(shape), dtype=dtype) for shape in SHAPES] for _ in range(2)]
     for gradients in gradients_of_steps(5):
         for optimizer, variables in zip((ours, theirs), pairs, strict=True):
             optimizer.apply([tf.constant(gradient) for gradient in gradients], variables)

@@ -40,6 +40,13 @@ def test_layer_norm_and_its_gradient(dtype, rtol):
     assert_same(actual, values_and_gradients(expected, *inputs), rtol)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_layers_take_policies_that_are_not_mixed(dtype):
+    layer = keras.Sequential([Dense(3, dtype=dtype), LayerNorm(dtype=dtype)])
+    output = layer(tf.cast(random(5, 4), dtype))
+    np.testing.assert_allclose(tf.reduce_mean(tf.cast(output, tf.float32), 1), np.zeros(5), atol=0.01)
+
+
 def test_layer_norm_s_weights_keep_their_precision_in_half_precision():
     layer = LayerNorm(dtype="mixed_bfloat16")
     layer.build([None, 4])
@@ -76,6 +83,7 @@ def test_cross_entropy_is_tensorflow_s(scale):
         lambda logits: tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits), logits
     )
     assert_same(actual, expected, 1e-6)
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5, atol=3e-7)  # small ones, too
     assert scale < 100 or actual[0].numpy().max() > 100
 
 

@@ -11,7 +11,7 @@ batch, where `[B, H, T, D]` would need one for every row.
 import keras
 import tensorflow as tf
 
-from txl_tf.dropout import dropout, dropout_mask, split
+from txl_tf.dropout import dropout, split
 from txl_tf.primitives import LayerNorm, project
 
 
@@ -99,33 +99,10 @@ def rel_attention(q, k, v, r_k, r_w_bias, r_r_bias, attn_mask, dropatt=0.0, seed
     ac = tf.matmul(rw_q, k, transpose_b=True)  # terms (a) and (c), [H, B, T, K]
     bd = tf.matmul(tf.reshape(rr_q, [n_head, batch * qlen, d_head]), r_k, transpose_b=True)  # (b) and (d)
     bd = _shift_padded(tf.reshape(bd, [n_head, batch, qlen, klen + 1]))
-    score = ac + bd + tf.cast(-1e30 * tf.cast(attn_mask, tf.float32), q.dtype)
-    return _weighted_values(score, v, dropout_mask(keras.ops.shape(score), q.dtype, dropatt, seed, row_axis=1))
-
-
-def _weighted_values(score, v, drop):
-    """`softmax(score) * drop` times the values, `[H, B, T, K]` and `[H, B, K, D]` -> `[H, B, T, D]`.
-
-    The gradient of the softmax needs `sum(d_prob * prob)` over the keys, which is the same as `sum(d_out * out)` over
-    the width of a head: fewer numbers, and summed in float32.
-    """
-
-    @tf.custom_gradient
-    def weighted(score, v):
-        prob = tf.nn.softmax(score)
-        dropped = prob if drop is None else prob * drop
-        out = tf.matmul(dropped, v)
-
-        def grad(d_out):
-            d_prob = tf.matmul(d_out, v, transpose_b=True)
-            if drop is not None:
-                d_prob *= drop
-            mean = tf.reduce_sum(tf.cast(d_out, tf.float32) * tf.cast(out, tf.float32), -1, keepdims=True)
-            return (d_prob - tf.cast(mean, score.dtype)) * prob, tf.matmul(dropped, d_out, transpose_a=True)
-
-        return out, grad
-
-    return weighted(score, v)
+    # Half precision holds neither -1e30 nor the sum of many small probabilities: the softmax is in float32.
+    attn_score = tf.cast(ac + bd, tf.float32) - 1e30 * tf.cast(attn_mask, tf.float32)
+    attn_prob = dropout(tf.cast(tf.nn.softmax(attn_score), q.dtype), dropatt, seed, row_axis=1)
+    return tf.matmul(attn_prob, v)
 
 
 def rel_multihead_attn(

@@ -12,45 +12,32 @@ _PLACES = 1024
 def dropout(x, rate, seed, row_axis=0):
     """Zeroes a share `rate` of `x` and scales the rest by `1 / (1 - rate)`.
 
-    Args:
-        x: float tensor of any shape.
-        rate, seed, row_axis: see `dropout_mask`.
-
-    Returns:
-        A tensor like `x`; `x` itself where nothing is dropped.
-    """
-    mask = dropout_mask(keras.ops.shape(x), x.dtype, rate, seed, row_axis)
-    return x if mask is None else x * mask
-
-
-def dropout_mask(shape, dtype, rate, seed, row_axis=0):
-    """What `dropout` multiplies by: 0, or `1 / (1 - rate)`.
-
     The mask of a row of the batch is a function of the seed and of the row's number in the global batch: replicas, or
     parts of a batch, that hold contiguous rows each draw what one device draws for the whole batch. The same seed
     draws the same mask on every device and under XLA.
 
     An element is dropped where a random number of 16 bits is below the rate, which is so met to 1 / 65536. The numbers
     are windows of two bytes that begin at every byte of the stream: for a byte an element, each has a high byte to
-    itself and shares its low byte, which decides for one element in 256, with a neighbour (whose correlation is at most
-    1 / 256).
+    itself, and shares its low byte, which decides for one element in 256, with one other of the row (whose correlation
+    is at most 1 / 256).
 
     Args:
-        shape, dtype: of the mask.
+        x: float tensor of any shape.
         rate: float in `[0, 1)`.
-        seed: int `[3]`, two words of key and the number of the first row in the global batch, or what `split` makes of
-            it, or `None` to drop nothing (inference).
-        row_axis: the axis of the rows, or `None` if there is none and all shares of the batch get the same mask.
+        seed: int `[3]`, two words of key and the number of the first row of `x` in the global batch, or what `split`
+            makes of it, or `None` to leave `x` as it is (inference).
+        row_axis: the axis of the rows, or `None` if `x` has none and all shares of the batch get the same mask.
 
     Returns:
-        The mask, or `None` where nothing is dropped.
+        A tensor like `x`.
     """
     if seed is None or rate == 0:
-        return None
+        return x
     threshold = min(round(rate * 65536), 65535)
     keep_scale = 65536 / (65536 - threshold)
     seed = _with_place(seed)
     axis = row_axis or 0
+    shape = keras.ops.shape(x)
     outer, rows, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     # Philox numbers its blocks of 16 bytes. A row takes a whole number of blocks, so that the blocks of a share of the
     # rows are a contiguous piece of the batch's.
@@ -65,14 +52,14 @@ def dropout_mask(shape, dtype, rate, seed, row_axis=0):
         alg=tf.random.Algorithm.PHILOX.value,
         dtype=tf.int32,
     )
-    stream = tf.reshape(tf.bitcast(draws, tf.uint8), [rows, outer, 16 * blocks])
+    stream = tf.reshape(tf.bitcast(draws, tf.int8), [rows, outer, 16 * blocks])  # a GPU does not slice uint8
     windows = [tf.slice(stream, [0, 0, first], [-1, -1, n]) for first in (0, 1)]
     windows = [tf.bitcast(tf.reshape(window, [rows, outer, n // 2, 2]), tf.uint16) for window in windows]
     keep = tf.concat(windows, 2)[..., :inner] >= tf.constant(threshold, tf.uint16)
-    mask = tf.cast(keep, dtype) * tf.cast(keep_scale, dtype)
+    mask = tf.cast(keep, x.dtype) * tf.cast(keep_scale, x.dtype)
     if axis:
         mask = tf.transpose(mask, [1, 0, 2])
-    return tf.reshape(mask, shape)
+    return x * tf.reshape(mask, shape)
 
 
 def split(seed, num):

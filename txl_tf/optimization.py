@@ -43,14 +43,16 @@ class Adam(ClipAfterAverage, keras.optimizers.Adam):
 
     def update_step(self, gradient, variable, learning_rate):
         """Keras's, whose 15 operations pass over the weights three times as long."""
+        if self.amsgrad:
+            return super().update_step(gradient, variable, learning_rate)
         dtype, step = variable.dtype, self.iterations + 1
         index = self._get_variable_index(variable)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=self._momentums[index].value.handle,
             v=self._velocities[index].value.handle,
-            beta1_power=tf.pow(self.beta_1, tf.cast(step, dtype)),
-            beta2_power=tf.pow(self.beta_2, tf.cast(step, dtype)),
+            beta1_power=tf.cast(self.beta_1, dtype) ** tf.cast(step, dtype),
+            beta2_power=tf.cast(self.beta_2, dtype) ** tf.cast(step, dtype),
             lr=tf.cast(learning_rate, dtype),
             beta1=self.beta_1,
             beta2=self.beta_2,

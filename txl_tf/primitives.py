@@ -22,7 +22,7 @@ def add_bias(x, bias):
 
 
 def _sum_of_rows(x):
-    return tf.squeeze(tf.matmul(tf.ones([1, keras.ops.shape(x)[0]], x.dtype), x), 0)
+    return tf.linalg.matvec(x, tf.ones([keras.ops.shape(x)[0]], x.dtype), transpose_a=True)
 
 
 @tf.custom_gradient
@@ -61,7 +61,7 @@ def cross_entropy(labels, logits):
     `tf.nn.sparse_softmax_cross_entropy_with_logits` takes three times as long on a CPU.
 
     Args:
-        labels: int `[n]`, ids of classes.
+        labels: int32 `[n]`, ids of classes.
         logits: float32 `[n, classes]`.
 
     Returns:
@@ -70,17 +70,17 @@ def cross_entropy(labels, logits):
     probs = tf.nn.softmax(logits)
     places = tf.stack([tf.range(tf.size(labels)), labels], 1)
     # The largest probability is exp(0) over the sum of all: unlike the label's it is never rounded to 0.
-    log_normalizer = tf.reduce_max(logits, 1) - tf.math.log(tf.reduce_max(probs, 1))
+    nll = (tf.reduce_max(logits, 1) - tf.gather_nd(logits, places)) - tf.math.log(tf.reduce_max(probs, 1))
 
     def grad(upstream):
         return None, tf.tensor_scatter_nd_sub(probs * upstream[:, None], places, upstream)
 
-    return log_normalizer - tf.gather_nd(logits, places), grad
+    return nll, grad
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Dense(keras.layers.Dense):
-    """`keras.layers.Dense` by `project` and `add_bias`."""
+    """`keras.layers.Dense` with a bias, by `project` and `add_bias`."""
 
     def call(self, inputs):
         output = add_bias(project(inputs, self.kernel), tf.convert_to_tensor(self.bias))
@@ -99,5 +99,4 @@ class LayerNorm(keras.layers.Layer):
         self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros", autocast=False)
 
     def call(self, inputs):
-        gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
-        return layer_norm(inputs, gamma, beta, self.epsilon)
+        return layer_norm(inputs, tf.cast(self.gamma, tf.float32), tf.cast(self.beta, tf.float32), self.epsilon)
