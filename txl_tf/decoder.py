@@ -4,7 +4,7 @@ import keras
 
 from txl_tf.attention import RelMultiHeadAttn
 from txl_tf.dropout import dropout, split
-from txl_tf.primitives import Dense, LayerNorm
+from txl_tf.primitives import LayerNorm
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -34,7 +34,7 @@ class PositionwiseFF(keras.layers.Layer):
 
         def dense(units, **arguments):
             initializer = self.kernel_initializer.clone()
-            return Dense(units, kernel_initializer=initializer, dtype=self.dtype_policy, **arguments)
+            return keras.layers.Dense(units, kernel_initializer=initializer, dtype=self.dtype_policy, **arguments)
 
         self.layer_1 = dense(d_inner, activation="relu", name="layer_1")
         self.layer_2 = dense(d_model, name="layer_2")

@@ -1,4 +1,4 @@
-"""What every layer does at every position by itself: products, biases, layer norm, cross entropy.
+"""What is done at every position by itself: products, layer norm, cross entropy.
 
 The gradients are written out where TensorFlow's own take more passes over the activations, or run on one thread.
 """
@@ -13,16 +13,6 @@ def project(x, kernel):
     With `[batch, time, E]`, the gradient of the product is first one matrix for every row of the batch.
     """
     return tf.matmul(tf.reshape(x, [-1, kernel.shape[0]]), kernel)
-
-
-@tf.custom_gradient
-def add_bias(x, bias):
-    """`x + bias` of `[n, F]` and `[F]`. The gradient's sum over the rows is a matrix product, which is fast."""
-    return tf.nn.bias_add(x, bias), lambda upstream: (upstream, _sum_of_rows(upstream))
-
-
-def _sum_of_rows(x):
-    return tf.linalg.matvec(x, tf.ones([keras.ops.shape(x)[0]], x.dtype), transpose_a=True)
 
 
 @tf.custom_gradient
@@ -54,6 +44,10 @@ def layer_norm(x, gamma, beta, epsilon):
     return tf.cast(tf.reshape(normal * gamma + beta, shape), dtype), grad
 
 
+def _sum_of_rows(x):
+    return tf.linalg.matvec(x, tf.ones([keras.ops.shape(x)[0]], x.dtype), transpose_a=True)
+
+
 @tf.custom_gradient
 def cross_entropy(labels, logits):
     """Negative log-likelihood of `labels` under the softmax of `logits`.
@@ -76,15 +70,6 @@ def cross_entropy(labels, logits):
         return None, tf.tensor_scatter_nd_sub(probs * upstream[:, None], places, upstream)
 
     return nll, grad
-
-
-@keras.saving.register_keras_serializable("txl_tf")
-class Dense(keras.layers.Dense):
-    """`keras.layers.Dense` with a bias, by `project` and `add_bias`."""
-
-    def call(self, inputs):
-        output = add_bias(project(inputs, self.kernel), tf.convert_to_tensor(self.bias))
-        return tf.reshape(self.activation(output), [*keras.ops.shape(inputs)[:-1], self.units])
 
 
 @keras.saving.register_keras_serializable("txl_tf")
