@@ -235,9 +235,6 @@ class TransformerXL(keras.Model):
         qlen, mlen = keras.ops.shape(tokens)[1], keras.ops.shape(mems[0])[1]
         if training and seed is None:
             seed = self.seed_generator.next()
-        if seed is not None:
-            seed = tf.cast(seed, tf.int32)
-            seed = tf.pad(seed, [[0, 3 - seed.shape[0]]])
         embed_seed, pos_seed, out_seed, *layer_seeds = split(seed if training else None, 3 + self.n_layer)
 
         attn_mask = create_mask(qlen, mlen, self.same_length)
