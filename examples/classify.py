@@ -27,10 +27,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf import TransformerXL, runs
-from txl_tf.program import run, values
-from txl_tf.text_files import read_files
-from txl_tf.training import PRECISIONS
+from tools.program import run, values
+from txl_tf import TransformerXL, load_run
+from txl_tf.config import PRECISIONS
+from txl_tf.data.text_files import read_files
 
 SECTIONS = ("specialnames", "compound", "string-methods", "debugger")
 
@@ -117,10 +117,10 @@ def fine_tune(network, n_class, train, held_out, *, epochs, learning_rate):
 
 def classify(model_dir, data_path, output, length, epochs, learning_rate, mixed_precision, scratch, seed):
     keras.utils.set_random_seed(seed)
-    vocab = runs.load_vocab(model_dir)
+    lm, vocab = load_run(model_dir, dtype=PRECISIONS[mixed_precision], mem_len=0)
     classes = read_classes(vocab, data_path)
     train, held_out = passages(classes, length)
-    network = runs.load_lm(model_dir, dtype=PRECISIONS[mixed_precision], mem_len=0).network
+    network = lm.network
     if scratch:
         network = TransformerXL.from_config(network.get_config())
     classifier = fine_tune(

@@ -11,25 +11,28 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 3
 )
 
-import importlib.util  # noqa: E402
-from pathlib import Path  # noqa: E402
+import logging  # noqa: E402
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from absl import flags  # noqa: E402
+from helpers import REFERENCE, SMALL, randomise  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 
 import txl_tf  # noqa: E402
-
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
-
-SMALL = {"n_token": 23, "n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
+from tools.program import log_to_stdout  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def fixed_seeds():
     keras.utils.set_random_seed(1)
+
+
+@pytest.fixture(autouse=True)
+def messages_of_the_library():
+    """As the programs print them, so that tests can look at what a user sees."""
+    log_to_stdout()
+    logging.getLogger("txl_tf").setLevel(logging.INFO)
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +68,7 @@ def small_lm():
 
 @pytest.fixture(scope="session")
 def small_pair(small_lm):
-    """Makes a small language model, and the documents' code with the same weights.
+    """Makes a small language model, and the plain port of the original with the same weights.
 
     `assign` raises unless both have the same variables, by the original's names, and the same shapes.
     """
@@ -89,24 +92,3 @@ def small_batches():
         return [ids.reshape(batch, n, tgt_len).transpose(1, 0, 2).copy() for ids in (tokens, labels)]
 
     return make
-
-
-def randomise(model, seed=0, scale=0.3):
-    """The initial zeros and ones of biases, clusters and layer norms would hide a mistake there."""
-    rng = np.random.default_rng(seed)
-    for variable in model.trainable_variables:
-        variable.assign(rng.normal(0, scale, variable.shape))
-
-
-def program(path):
-    """Yields a program as a module, with flags of its own in place of those that other programs define."""
-    own, before = flags.FlagValues(), dict(vars(flags.FLAGS))
-    vars(flags.FLAGS).update(vars(own))
-    flags.DEFINE_integer("verbosity", -1, "absl's own")
-    try:
-        spec = importlib.util.spec_from_file_location(Path(path).stem, Path(__file__).parents[1] / path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        vars(flags.FLAGS).update(before)

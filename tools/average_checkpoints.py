@@ -15,18 +15,18 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from txl_tf import averaging
-from txl_tf.program import run, values
+from tools.program import run, values
+from txl_tf.runs.averaging import average_checkpoints
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_list("checkpoints", None, "Checkpoints to average, comma-separated: names in model_dir, or paths.")
-flags.DEFINE_integer("num_last_checkpoints", None, "Average that many of the latest, rather.")
+flags.DEFINE_integer("num_last_checkpoints", None, "Average that many of the latest instead.")
 flags.DEFINE_string("output_dir", None, "New folder for the average.")
 flags.mark_flags_as_required(["model_dir", "output_dir"])
 
 
 def main():
-    paths = averaging.average_checkpoints(**values("model_dir output_dir checkpoints num_last_checkpoints"))
+    paths = average_checkpoints(**values("model_dir output_dir checkpoints num_last_checkpoints"))
     print(f"{flags.FLAGS.output_dir}: the average of {', '.join(paths)}")
 
 

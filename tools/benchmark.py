@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
+from txl_tf.program import run
 
 from tools.contestants import (
     REFERENCE,
@@ -51,7 +52,6 @@ from tools.contestants import (
     work_of,
 )
 from tools.processes import IMPORTS, WORK, alone, seconds_of, watch
-from txl_tf.program import run
 
 DEFAULT_MODES = [mode for mode in SHAPES if not mode.startswith("softmax")]
 QUICK = {"n_layer": 2, "megabytes": 2}

@@ -6,10 +6,10 @@ functions that `fit`, `evaluate` and `generate` call.
 
 import numpy as np
 import tensorflow as tf
+from txl_tf.generation import Session
 
 import txl_tf
 from tests.reference_model import ReferenceModel, full_log_probs
-from txl_tf.generation import Session
 
 REFERENCE = "reference float32"
 NETWORK = {

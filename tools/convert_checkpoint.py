@@ -20,39 +20,27 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from txl_tf import conversion, datasets
-from txl_tf.program import run, values
+from tools.program import FLAGS, define_flags, run, values
+from txl_tf.config import ModelConfig
+from txl_tf.convert.original import run_to_tf1, tf1_to_run
+from txl_tf.data.datasets import PAPER_DATASETS
 
 flags.DEFINE_string("tf1_checkpoint", None, "The original's checkpoint: its prefix (.../model.ckpt-0) or its folder.")
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("corpus", None, "Its cache.pkl, a vocabulary file (a word a line), or the folder of either.")
-flags.DEFINE_enum("dataset", None, list(datasets.PAPER_DATASETS), "Whose rules make words of text; a cache.pkl says.")
+flags.DEFINE_enum("dataset", None, list(PAPER_DATASETS), "Whose rules make words of text; a cache.pkl says.")
 flags.DEFINE_string("data_dir", None, "Folder for the text of a cache.pkl, prepared to train on and to evaluate.")
 flags.DEFINE_bool("to_tf1", False, "Go back: write tf1_checkpoint out of model_dir.")
 flags.DEFINE_string("ckpt_path", None, "With to_tf1, the checkpoint of model_dir to take, rather than the latest.")
 
-# What no checkpoint tells
-flags.DEFINE_integer("mem_len", None, "Positions of memory.")
-flags.DEFINE_bool("same_length", False, "Let every token attend to mem_len + 1 positions, not to all it can.")
-flags.DEFINE_integer("clamp_len", -1, "Treat distances beyond it as clamp_len; -1 for no limit.")
-
-# What it does tell
-COMPARED = "Compared with the checkpoint: "
-flags.DEFINE_integer("n_layer", None, COMPARED + "layers.")
-flags.DEFINE_integer("d_model", None, COMPARED + "width of the hidden states.")
-flags.DEFINE_integer("d_embed", None, COMPARED + "width of the embeddings.")
-flags.DEFINE_integer("n_head", None, COMPARED + "attention heads.")
-flags.DEFINE_integer("d_head", None, COMPARED + "width of a head.")
-flags.DEFINE_integer("d_inner", None, COMPARED + "width inside the feed-forward layers.")
-flags.DEFINE_bool("untie_r", None, COMPARED + "every layer has its own r_w_bias and r_r_bias.")
-flags.DEFINE_integer("div_val", None, COMPARED + "what divides the width of the embeddings from bin to bin.")
-flags.DEFINE_bool("proj_share_all_but_first", None, COMPARED + "embedding and softmax share all projections but one.")
-flags.DEFINE_bool("proj_same_dim", None, COMPARED + "a bin as wide as d_model is projected too.")
+# No checkpoint tells mem_len, same_length and clamp_len. It does tell the others, which are compared with it.
+TOLD = "n_layer d_model d_embed n_head d_head d_inner untie_r div_val proj_share_all_but_first proj_same_dim"
+WITHOUT_FLAG = set(ModelConfig.names()) - {"mem_len", "same_length", "clamp_len", *TOLD.split()}
+define_flags(ModelConfig, leave_out=" ".join(WITHOUT_FLAG), mem_len=None, **dict.fromkeys(TOLD.split()))
 
 flags.mark_flags_as_required(["tf1_checkpoint", "model_dir"])
 
 FROM_TF1 = "tf1_checkpoint corpus model_dir dataset data_dir mem_len same_length clamp_len"
-MODEL = "n_layer d_model d_embed n_head d_head d_inner untie_r div_val proj_share_all_but_first proj_same_dim"
 
 
 def described(names, network):
@@ -60,9 +48,9 @@ def described(names, network):
 
 
 def from_tf1():
-    if flags.FLAGS.corpus is None:
+    if FLAGS.corpus is None:
         raise ValueError("--corpus is needed: the cache.pkl or vocabulary file of the checkpoint")
-    lm, vocab, checkpoint = conversion.tf1_to_run(**values(FROM_TF1), **values(MODEL))
+    lm, vocab, checkpoint = tf1_to_run(**values(FROM_TF1), **values(TOLD))
     print(f"{checkpoint}: {lm.count_params():,} parameters, {len(vocab):,} symbols")
     print("the checkpoint says:", described("n_layer d_model d_embed n_head d_head d_inner untie_r", lm.network))
     print("     ", described("cutoffs div_val proj_same_dim", lm.network), described("proj_share_all_but_first", lm))
@@ -70,8 +58,8 @@ def from_tf1():
 
 
 def main():
-    if flags.FLAGS.to_tf1:
-        print(conversion.run_to_tf1(**values("model_dir tf1_checkpoint ckpt_path")))
+    if FLAGS.to_tf1:
+        print(run_to_tf1(**values("model_dir tf1_checkpoint ckpt_path")))
     else:
         from_tf1()
 

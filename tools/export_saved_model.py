@@ -15,28 +15,29 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from txl_tf import export, runs
-from txl_tf.program import run, values
+from tools.program import FLAGS, run, values
+from txl_tf import export_saved_model, load_run
+from txl_tf.serving.export import WEIGHT_TYPES
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("output", None, "Folder of the served model; its last part is the model's name.")
 flags.DEFINE_integer("version", 1, "Version to write, a folder in output.", lower_bound=1)
 flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest.")
-flags.DEFINE_enum("weights", "float32", export.WEIGHT_TYPES, "Type the weights are stored in.")
+flags.DEFINE_enum("weights", "float32", WEIGHT_TYPES, "Type the weights are stored in.")
 flags.DEFINE_integer("top_n", 10, "Tokens that the signature next returns.", lower_bound=1)
 flags.DEFINE_integer("max_tokens", 4096, "Most tokens of a row of a request, and most new ones.", lower_bound=1)
 flags.DEFINE_integer("mem_len", None, "Positions of memory, rather than the run's.")
 flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len, rather than as the run does.")
+flags.DEFINE_bool(
+    "warmup", None, "Write warm-up requests; default: where tensorflow-serving-api, which they need, is installed."
+)
 flags.mark_flags_as_required(["model_dir", "output"])
-
-FLAGS = flags.FLAGS
 
 
 def main():
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
-    vocab = runs.load_vocab(FLAGS.model_dir)
-    lm = runs.load_lm(FLAGS.model_dir, FLAGS.ckpt_path, **values("mem_len clamp_len", given_only=True))
-    export.export_saved_model(lm, directory, vocab, **values("weights top_n max_tokens"))
+    lm, vocab = load_run(FLAGS.model_dir, FLAGS.ckpt_path, **values("mem_len clamp_len", given_only=True))
+    export_saved_model(lm, directory, vocab, **values("weights top_n max_tokens warmup"))
     print(directory)
 
 

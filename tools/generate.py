@@ -25,9 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import tensorflow as tf
 
-from txl_tf import generation, runs
-from txl_tf.program import run, values
-from txl_tf.vocabulary import escape, unescape
+from tools.program import FLAGS, run, values
+from txl_tf.data.vocabulary import escape, unescape
+from txl_tf.models.generation import Session
+from txl_tf.models.sampling import check_sampling
+from txl_tf.runs.folder import RunFolder
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest.")
@@ -47,7 +49,6 @@ flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len,
 
 flags.mark_flag_as_required("model_dir")
 
-FLAGS = flags.FLAGS
 READ_AT_ONCE = 512  # tokens of a prompt, so that its length does not matter
 WRITTEN_AT_ONCE = 4  # tokens between two looks at the screen
 
@@ -78,7 +79,7 @@ class Writer:
     """Reads prompts and writes their continuations, to the standard output."""
 
     def __init__(self, lm, vocab, options, stop):
-        self.session = generation.Session(lm)
+        self.session = Session(lm)
         self.vocab, self.options, self.stop = vocab, options, stop
         self.stream = TextStream(vocab)
         self.written = 0
@@ -158,7 +159,8 @@ def stop_id(vocab):
 
 
 def main():
-    vocab = runs.load_vocab(FLAGS.model_dir)
+    folder = RunFolder(FLAGS.model_dir)
+    vocab = folder.load_vocab()
     stop = stop_id(vocab)
     options = {
         "temperature": 0.0 if FLAGS.greedy else FLAGS.temperature,
@@ -166,11 +168,11 @@ def main():
         "top_p": FLAGS.top_p,
         "seed": int(np.random.default_rng().integers(2**31)) if FLAGS.seed is None else FLAGS.seed,
     }
-    generation.sampling_options(1, **options)  # before the model is loaded
+    check_sampling(1, **options)  # before the model is loaded
     prompt = read_prompt()
     ids = None if prompt is None else encode(vocab, prompt)
     changes = values("mem_len clamp_len", given_only=True)
-    writer = Writer(runs.load_lm(FLAGS.model_dir, FLAGS.ckpt_path, **changes), vocab, options, stop)
+    writer = Writer(folder.load_lm(FLAGS.ckpt_path, **changes), vocab, options, stop)
     if ids is not None:
         writer.read(ids)
         writer.write(FLAGS.max_new_tokens)

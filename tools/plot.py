@@ -34,13 +34,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import tensorflow as tf
 
-from txl_tf import corpus, runs
-from txl_tf.attention import create_mask, rel_attention
-from txl_tf.evaluation import in_measure
-from txl_tf.positions import inverse_frequencies, positional_embedding, relative_positions
-from txl_tf.program import run
-from txl_tf.text_files import read_files
-from txl_tf.vocabulary import escape
+from tools.program import FLAGS, run
+from txl_tf.data.text_files import read_files
+from txl_tf.data.vocabulary import escape
+from txl_tf.layers.attention import create_mask
+from txl_tf.runs.evaluate import to_metric
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.setup import open_corpus
 
 try:
     from matplotlib.figure import Figure
@@ -106,26 +106,26 @@ def draw_curves(logs):
     Raises:
         ValueError: one run is measured in bpc and another in ppl.
     """
-    measures = {"bpc" if "bpc" in log else "ppl" for log in logs.values()}
-    if len(measures) > 1:
+    metrics = {"bpc" if "bpc" in log else "ppl" for log in logs.values()}
+    if len(metrics) > 1:
         raise ValueError("model_dir has runs in bpc and in ppl, which do not fit one picture")
-    (measure,) = measures
+    (metric,) = metrics
     figure = Figure(figsize=(8, 7.5), layout="constrained")
     loss, rate, norm = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
     for (name, log), color in zip(logs.items(), colors(len(logs)), strict=True):
-        valid = ~np.isnan(log[f"val_{measure}"])
-        loss.plot(log["step"], log[measure], color=color, alpha=0.6, lw=1.2, label=f"{name}: training")
+        valid = ~np.isnan(log[f"val_{metric}"])
+        loss.plot(log["step"], log[metric], color=color, alpha=0.6, lw=1.2, label=f"{name}: training")
         if valid.any():
-            best = np.nanmin(log[f"val_{measure}"])
+            best = np.nanmin(log[f"val_{metric}"])
             label = f"{name}: validation (best {best:.4g})"
-            loss.plot(log["step"][valid], log[f"val_{measure}"][valid], "o-", color=color, ms=4, lw=2, label=label)
+            loss.plot(log["step"][valid], log[f"val_{metric}"][valid], "o-", color=color, ms=4, lw=2, label=label)
         rate.plot(log["step"], log["learning_rate"], color=color)
         norm.plot(log["step"], log["grad_norm"], color=color)
-    if measure == "ppl":
+    if metric == "ppl":
         loss.set_yscale("log")
         loss.yaxis.set_major_formatter(FuncFormatter("{:g}".format))
         loss.yaxis.set_minor_formatter(FuncFormatter("{:g}".format))
-    loss.set_ylabel(NAMES[measure])
+    loss.set_ylabel(NAMES[metric])
     loss.legend(frameon=False)
     rate.set_ylabel("learning rate")
     norm.set_ylabel("gradient norm")
@@ -139,40 +139,6 @@ def draw_curves(logs):
 # ------------------------------------------------------------------------------------------------------ attention
 
 
-def attention_probs(network, tokens, mems, layer):
-    """The probabilities of a layer's attention, as the network computes them without dropout.
-
-    Args:
-        network: `TransformerXL`.
-        tokens: int `[batch, tgt_len]`.
-        mems: list of `n_layer` tensors `[batch, mem_len, d_model]`.
-        layer: from 0.
-
-    Returns:
-        float32 `[n_head, batch, tgt_len, mem_len + tgt_len]`; each row sums to 1.
-    """
-    qlen, mlen = tokens.shape[1], mems[0].shape[1]
-    attn_mask = create_mask(qlen, mlen, network.same_length)
-    pos_seq = relative_positions(mlen + qlen, network.clamp_len)
-    r = positional_embedding(pos_seq, inverse_frequencies(network.d_model))
-    biases = [
-        (network.r_w_bias[i], network.r_r_bias[i]) if network.untie_r else (network.r_w_bias, network.r_r_bias)
-        for i in range(network.n_layer)
-    ]
-    w = network.embedding(tokens)
-    for i in range(layer):
-        w = network.decoder_layers[i](w, r, *biases[i], attn_mask, mems[i])
-    attn = network.decoder_layers[layer].rel_attn
-    shape = [network.d_model, -1, network.n_head, network.d_head]
-    q_kernel, k_kernel, _ = tf.unstack(tf.reshape(attn.qkv_kernel, shape), axis=1)
-    q = tf.einsum("bte,ehd->hbtd", w, q_kernel)
-    k = tf.einsum("bke,ehd->hbkd", tf.concat([mems[layer], w], 1), k_kernel)
-    r_k = tf.einsum("ke,ehd->hkd", r[0], tf.reshape(attn.r_kernel, shape)[:, 0])
-    # Times 1: the probabilities. Ones for every row: oneDNN gets `[H, 1, T, K]` times one `[K, K]` for all wrong.
-    ones = tf.eye(mlen + qlen, batch_shape=k.shape[:2])
-    return rel_attention(q, k, ones, r_k, *biases[layer], attn_mask)
-
-
 def attention_of_text(lm, ids, tgt_len, layer):
     """Probabilities of a layer for the last `tgt_len` ids, those before them given as memory.
 
@@ -183,7 +149,7 @@ def attention_of_text(lm, ids, tgt_len, layer):
     mems, memory = lm.initial_mems(1), ids[:-tgt_len]
     for start in range(0, len(memory), tgt_len):
         _, mems = lm.network(memory[None, start : start + tgt_len], mems)
-    probs = attention_probs(lm.network, tf.constant(ids[None, -tgt_len:]), mems, layer)
+    probs = lm.network.attention_probs(tf.constant(ids[None, -tgt_len:]), mems, layer)
     return probs[:, 0].numpy(), min(len(ids), probs.shape[-1])
 
 
@@ -326,7 +292,7 @@ def recl(gains, step):
     return step * (1 + (below[0] if below.size else len(gains)))
 
 
-def draw_context(nll, names, step, spans, measure):
+def draw_context(nll, names, step, spans, metric):
     """Figure of nll against context, and of the gains that the RECL is read from.
 
     Args:
@@ -334,13 +300,13 @@ def draw_context(nll, names, step, spans, measure):
         names: of the models.
         step: tokens from one context to the next.
         spans: the number of keys that each model attends to.
-        measure: "bpc" or "ppl".
+        metric: "bpc" or "ppl".
     """
     contexts = step * (1 + np.arange(nll.shape[1]))
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     for i, color in enumerate(colors(len(names))):
-        values = [in_measure(mean, measure) for mean in nll[i].mean(1)]
+        values = [to_metric(mean, metric) for mean in nll[i].mean(1)]
         label = f"{names[i]}: {values[-1]:.4g} at {contexts[-1]}"
         left.plot(contexts, values, "o-", color=color, ms=4, label=label)
         left.axvline(spans[i], color=color, ls="--", lw=1, label=f"{names[i]}: {spans[i]} keys of attention")
@@ -349,7 +315,7 @@ def draw_context(nll, names, step, spans, measure):
             more = "" if (gains < THRESHOLD).any() else "at least "
             label = f"{names[i]}, hardest {hard:.0%}: RECL {more}{recl(gains, step)}"
             right.plot(contexts[:-1], 100 * gains, style, color=color, marker="o", ms=3, label=label)
-    left.set_ylabel(NAMES[measure])
+    left.set_ylabel(NAMES[metric])
     left.set_title(f"the same {nll.shape[2]:,} tokens, given more and more context", fontsize=10)
     right.axhline(100 * THRESHOLD, color="black", lw=1)
     right.set_yscale("log")
@@ -441,21 +407,22 @@ def check_index(name, value, n, lowest=0):
 
 
 def attention():
-    model_dir, head, tgt_len = only_one(flags.FLAGS.model_dir), flags.FLAGS.head, flags.FLAGS.tgt_len
-    if (flags.FLAGS.text is None) == (flags.FLAGS.text_path is None):
+    model_dir, head, tgt_len = only_one(FLAGS.model_dir), FLAGS.head, FLAGS.tgt_len
+    if (FLAGS.text is None) == (FLAGS.text_path is None):
         raise ValueError("no text to attend to: give either text or text_path")
-    model = runs.read_config(model_dir)["model"]
-    check_index("layer", flags.FLAGS.layer, model["n_layer"], lowest=-1)
+    folder = RunFolder(model_dir)
+    model = folder.read_config()["model"]
+    check_index("layer", FLAGS.layer, model["n_layer"], lowest=-1)
     if head is not None:
         check_index("head", head, model["n_head"])
-    vocab = runs.load_vocab(model_dir)
-    text = [flags.FLAGS.text] if flags.FLAGS.text_path is None else read_files([flags.FLAGS.text_path], vocab.level)
+    vocab = folder.load_vocab()
+    text = [FLAGS.text] if FLAGS.text_path is None else read_files([FLAGS.text_path], vocab.level)
     ids = vocab.encode(text)
     if not 1 <= tgt_len < len(ids) + 1:
         raise ValueError(f"tgt_len must lie between 1 and the {len(ids)} tokens of the text, got {tgt_len}")
-    layer = flags.FLAGS.layer % model["n_layer"]
-    changes = {} if flags.FLAGS.mem_len is None else {"mem_len": flags.FLAGS.mem_len}
-    lm = runs.load_lm(model_dir, flags.FLAGS.ckpt_path, **changes)
+    layer = FLAGS.layer % model["n_layer"]
+    changes = {} if FLAGS.mem_len is None else {"mem_len": FLAGS.mem_len}
+    lm = folder.load_lm(FLAGS.ckpt_path, **changes)
     probs, n_key = attention_of_text(lm, ids, tgt_len, layer)
     labels = [vocab.symbols[i] if vocab.level == "word" else visible(vocab.symbols[i]) for i in ids[-n_key:]]
     return draw_attention(probs, labels, layer, head)
@@ -466,57 +433,57 @@ def visible(symbol):
 
 
 def context():
-    model_dirs, step = flags.FLAGS.model_dir, flags.FLAGS.context_step
-    if flags.FLAGS.ckpt_path:
+    model_dirs, step = FLAGS.model_dir, FLAGS.context_step
+    if FLAGS.ckpt_path:
         only_one(model_dirs)
-    configs = [runs.read_config(model_dir) for model_dir in model_dirs]
-    vocab = runs.load_vocab(model_dirs[0])
-    for model_dir in model_dirs[1:]:
-        if runs.load_vocab(model_dir).symbols != vocab.symbols:
-            raise ValueError(f"model_dir {model_dir} has another vocabulary than {model_dirs[0]}")
+    folders = [RunFolder(model_dir) for model_dir in model_dirs]
+    configs = [folder.read_config() for folder in folders]
+    vocab = folders[0].load_vocab()
+    for folder in folders[1:]:
+        if folder.load_vocab().symbols != vocab.symbols:
+            raise ValueError(f"model_dir {folder} has another vocabulary than {model_dirs[0]}")
     spans = [span_of(config) for config in configs]
-    longest = 2 * max(spans) if flags.FLAGS.max_context is None else flags.FLAGS.max_context
+    longest = 2 * max(spans) if FLAGS.max_context is None else FLAGS.max_context
     if step < 1 or longest < 2 * step:
         raise ValueError(f"max_context must be two context_step or more, got {longest} and {step}")
-    ids = held_out(configs[0], vocab)[: flags.FLAGS.max_tokens]
+    ids = held_out(configs[0], vocab)[: FLAGS.max_tokens]
     nll = []
-    for path, span in zip(model_dirs, spans, strict=True):
-        lm = runs.load_lm(path, flags.FLAGS.ckpt_path, mem_len=max(span - step, 0))
+    for folder, span in zip(folders, spans, strict=True):
+        lm = folder.load_lm(FLAGS.ckpt_path, mem_len=max(span - step, 0))
         nll.append(nll_by_context(lm, ids, step, longest // step))
-    measure = "bpc" if configs[0]["data"].get("by_character", vocab.level != "word") else "ppl"
-    return draw_context(np.stack(nll), names_of(model_dirs), step, spans, measure)
+    metric = "bpc" if configs[0]["data"].get("by_character", vocab.level != "word") else "ppl"
+    return draw_context(np.stack(nll), names_of(model_dirs), step, spans, metric)
 
 
 def span_of(config):
     """The most keys a token attends to: of `--mem_len` and a step, or of the memory and segment it was trained with."""
-    if flags.FLAGS.mem_len is not None:
-        return flags.FLAGS.mem_len + flags.FLAGS.context_step
+    if FLAGS.mem_len is not None:
+        return FLAGS.mem_len + FLAGS.context_step
     return config["model"]["mem_len"] + config.get("training", {}).get("tgt_len", 0)
 
 
 def held_out(config, vocab):
     """The ids of `text_path`, or of the run's valid split."""
-    if flags.FLAGS.text_path is not None:
-        return vocab.encode(read_files([flags.FLAGS.text_path], vocab.level), name=flags.FLAGS.text_path)
-    data = {name: value for name, value in config["data"].items() if name != "by_character"}
-    found = corpus.load_corpus(data["data_dir"]) if "data_dir" in data else corpus.build_corpus(**data)
+    if FLAGS.text_path is not None:
+        return vocab.encode(read_files([FLAGS.text_path], vocab.level), name=FLAGS.text_path)
+    found = open_corpus(config["data"])
     if found.vocab.symbols != vocab.symbols:
         raise ValueError("the run's text has changed since: its vocabulary is another. Give a text_path")
-    return np.asarray(found.splits["valid"][: flags.FLAGS.max_tokens])
+    return np.asarray(found.splits["valid"][: FLAGS.max_tokens])
 
 
 def main():
     if Figure is None:
         sys.exit('plot.py: matplotlib is missing: pip install "txl_tf[plot]"')
-    if flags.FLAGS.kind == "curves":
-        logs = [read_log(model_dir) for model_dir in flags.FLAGS.model_dir]
-        figure = draw_curves(dict(zip(names_of(flags.FLAGS.model_dir), logs, strict=True)))
-    elif flags.FLAGS.kind == "scaling":
-        figure = draw_scaling(read_figures(flags.FLAGS.figures))
+    if FLAGS.kind == "curves":
+        logs = [read_log(model_dir) for model_dir in FLAGS.model_dir]
+        figure = draw_curves(dict(zip(names_of(FLAGS.model_dir), logs, strict=True)))
+    elif FLAGS.kind == "scaling":
+        figure = draw_scaling(read_figures(FLAGS.figures))
     else:
-        figure = attention() if flags.FLAGS.kind == "attention" else context()
-    figure.savefig(flags.FLAGS.output, format="png", dpi=150)
-    print(f"{flags.FLAGS.kind}: {flags.FLAGS.output}")
+        figure = attention() if FLAGS.kind == "attention" else context()
+    figure.savefig(FLAGS.output, format="png", dpi=150)
+    print(f"{FLAGS.kind}: {FLAGS.output}")
 
 
 if __name__ == "__main__":

@@ -84,10 +84,10 @@ def train_replicas(name, shape, replicas, seconds):
     """Trains by `fit` under MirroredStrategy, on logical CPUs that share the cores."""
     import keras
     import numpy as np
+    from txl_tf.distribution import make_strategy
 
     import txl_tf
     from tools import contestants
-    from txl_tf.distribution import make_strategy
 
     strategy = make_strategy("mirrored", logical_cpus=replicas)
     dtype = "mixed_bfloat16" if name == "txl_tf bfloat16" else "float32"
@@ -251,8 +251,8 @@ def start(name, shape, model, text):
 def _start_library(shape, text, moments):
     """Runs train.py itself, with the moments at which it comes to certain functions noted."""
     import keras
-
     import txl_tf.callbacks
+
     from txl_tf import training
 
     moments.append(age())

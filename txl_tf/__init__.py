@@ -1,11 +1,17 @@
-"""Transformer-XL for TensorFlow 2 and Keras 3, faithful to the original (Dai et al. 2019, arXiv 1901.02860)."""
+"""Transformer-XL for TensorFlow 2 and Keras 3, faithful to the original (Dai et al. 2019, arXiv 1901.02860).
 
-from txl_tf.checkpoint import load_tf1_checkpoint, save_tf1_checkpoint, tf1_variables
-from txl_tf.corpus import segments
-from txl_tf.export import export_saved_model
-from txl_tf.language_model import TransformerXLLM
-from txl_tf.model import TransformerXL
-from txl_tf.optimization import make_optimizer
+`__all__` is the public interface, with `txl_tf.layers`: functions and layers under the original's names. The rest is
+private until 1.0.
+"""
+
+from txl_tf import layers
+from txl_tf.data.batches import segments
+from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.transformer_xl import TransformerXL
+from txl_tf.runs.folder import load_run
+from txl_tf.runs.weights import load_tf1_checkpoint, save_tf1_checkpoint, tf1_variables
+from txl_tf.serving.export import export_saved_model
+from txl_tf.training.optimization import make_optimizer
 
 __version__ = "0.1.0"
 
@@ -13,6 +19,8 @@ __all__ = [
     "TransformerXL",
     "TransformerXLLM",
     "export_saved_model",
+    "layers",
+    "load_run",
     "load_tf1_checkpoint",
     "make_optimizer",
     "save_tf1_checkpoint",

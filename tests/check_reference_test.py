@@ -1,0 +1,253 @@
+"""Parity with the original program, by the golden values in the repository, and the checker of such values."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import check_reference
+import numpy as np
+import pytest
+import tensorflow as tf
+from check_reference import EXACT, MODEL_KINDS, Difference, Tolerance, difference, differences
+
+import txl_tf
+
+GOLDENS = Path(__file__).parent / "goldens" / "model"
+CASES = ["char_tied", "wt103_base", "wt103_large", "lm1b", "eval_same_length"]
+
+
+@pytest.fixture(params=CASES, scope="module")
+def folder(request):
+    return GOLDENS / request.param
+
+
+@pytest.fixture(scope="module")
+def golden(folder):
+    with np.load(folder / "golden.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def kinds(folder):
+    return check_reference.compare_model(folder)
+
+
+@pytest.mark.parametrize("kind", MODEL_KINDS)
+def test_parity_with_the_original(kinds, kind):
+    assert [row for row in kinds[kind] if row.problem] == []
+
+
+def test_every_golden_array_is_compared(kinds, golden):
+    compared = {row.array.split("[")[0] for rows in kinds.values() for row in rows}
+    assert compared == golden.keys() - {"inputs", "labels"}
+    assert len(kinds["losses"]) == 3 and len(kinds["trajectory"]) == 3 * 8
+
+
+def test_original_reads_back_what_is_saved(folder, tmp_path):
+    lm = check_reference.start_model(folder, json.loads((folder / "config.json").read_text()))
+    for variable in lm.trainable_variables:
+        variable.assign(-variable)
+    txl_tf.save_tf1_checkpoint(lm, str(tmp_path / "model.ckpt-7"))
+    # What a tf.train.Saver of the original's graph asks of a file: its variables by name, shape and dtype.
+    saved, original = [
+        tf.train.load_checkpoint(str(path / f"model.ckpt-{n}")) for path, n in [(tmp_path, 7), (folder, 0)]
+    ]
+    assert saved.get_variable_to_shape_map() == original.get_variable_to_shape_map()
+    assert saved.get_variable_to_dtype_map() == original.get_variable_to_dtype_map()
+    for name in original.get_variable_to_shape_map():
+        np.testing.assert_array_equal(saved.get_tensor(name), -original.get_tensor(name), err_msg=name)
+
+
+# The checker notices what is wrong.
+
+
+def test_tolerances():
+    assert MODEL_KINDS == {
+        "variables": ("var/", Tolerance(0, 0, 0)),
+        "losses": ("loss", Tolerance(rtol=1e-5)),
+        "memories": ("mems/", Tolerance(atol=1e-5)),
+        "gradients": ("grad/", Tolerance(of_largest=1e-4)),
+        "gradient norm": ("grad_norm", Tolerance(rtol=1e-5)),
+        "trajectory": (("train/loss", "train/lr", "train/grad_norm"), Tolerance(rtol=1e-5)),
+        "final weights": ("train/var/", Tolerance(rtol=1e-5, atol=2e-5)),
+    }
+
+
+@pytest.mark.parametrize(
+    "expected, found, tolerance, relative, within",
+    [
+        ([1.0, -4.0], [1.0, -4.0], EXACT, 0, True),
+        ([1.0, -4.0], [1.5, -4.0], Tolerance(rtol=0.4), 0.125, False),  # relative to the entry
+        ([1.0, -4.0], [1.5, -4.0], Tolerance(rtol=0.5), 0.125, True),
+        ([1.0, -4.0], [1.0, -3.5], Tolerance(atol=0.4), 0.125, False),
+        ([1.0, -4.0], [1.0, -3.5], Tolerance(atol=0.5), 0.125, True),
+        ([1.0, -4.0], [1.5, -4.0], Tolerance(of_largest=0.12), 0.125, False),
+        ([1.0, -4.0], [1.5, -4.0], Tolerance(of_largest=0.125), 0.125, True),
+        ([1.0, -4.0], [1.5, -4.0], Tolerance(rtol=0.25, atol=0.25), 0.125, True),  # they add up
+        ([0.0, 0.0], [0.0, 0.0], Tolerance(of_largest=0.1), 0, True),
+        ([0.0, 0.0], [0.0, 1e-9], Tolerance(of_largest=0.1), np.inf, False),
+        ([0.0], [-0.0], EXACT, 0, False),  # another bit
+        ([1.0, 2.0], [np.nan, 2.0], Tolerance(atol=1), np.nan, False),
+        ([np.nan], [np.nan], Tolerance(atol=1), np.nan, False),
+        ([np.inf], [np.inf], EXACT, np.nan, False),
+        ([1.0, 2.0], [[1.0, 2.0]], Tolerance(atol=1), np.inf, False),
+        ([1.0], 1.0, Tolerance(atol=1), np.inf, False),
+    ],
+)
+def test_difference_of_two_arrays(expected, found, tolerance, relative, within):
+    row = difference("x", np.float32(expected), np.float32(found), tolerance)
+    np.testing.assert_equal(row.relative, relative)
+    assert (row.problem == "") == within
+
+
+def test_exact_arrays_have_the_same_type():
+    assert difference("x", np.float32([1]), np.float32([1]), EXACT) == Difference("x", 0.0)
+    assert difference("x", np.float32([1]), np.float64([1]), EXACT).problem == (
+        "relative difference 0.0e+00, tolerance none, bit for bit"
+    )
+
+
+def test_arrays_missing_added_or_out_of_order_are_named():
+    one, two, any_order = np.ones(1), np.ones(2), Tolerance(rtol=1e-5)
+    assert differences({"a": one, "b": two}, {"b": two, "a": one}, any_order) == [("a", 0, ""), ("b", 0, "")]
+    assert differences({"a": one, "b": two}, {"b": two, "a": one}, EXACT) == [
+        ("a", 0, ""),
+        ("b", 0, ""),
+        ("b", np.inf, "stands where a should"),
+        ("a", np.inf, "stands where b should"),
+    ]
+    assert differences({"a": one, "b": two}, {"b": two, "c": one}, EXACT) == [
+        ("b", 0, ""),
+        ("a", np.inf, "not computed by txl_tf"),
+        ("c", np.inf, "not among the expected arrays"),
+    ]
+
+
+def copy_with(tmp_path, change):
+    """A copy of the case `char_tied` after `change`, a function of the dictionary of its arrays."""
+    folder = tmp_path / "char_tied"
+    shutil.copytree(GOLDENS / "char_tied", folder)
+    with np.load(folder / "golden.npz") as file:
+        golden = {name: array.copy() for name, array in file.items()}
+    change(golden)
+    np.savez(folder / "golden.npz", **golden)
+    return folder
+
+
+def move(name, index, step):
+    """Adds `step` to one entry of an array."""
+
+    def change(golden):
+        golden[name][index] += step
+
+    return change
+
+
+KERNEL = "transformer/layer_0/ff/layer_1/kernel"  # gradients up to 0.127
+
+
+@pytest.mark.parametrize(
+    "kind, array, change",
+    [
+        ("variables", f"var/{KERNEL}", move(f"var/{KERNEL}", (31, 47), 1e-7)),
+        ("losses", "loss[1]", move("loss", 1, 1e-4)),
+        ("memories", "mems/2/1", move("mems/2/1", (5, 2, 31), 2e-5)),
+        ("gradients", f"grad/{KERNEL}", move(f"grad/{KERNEL}", (31, 47), 3e-5)),
+        ("gradient norm", "grad_norm", move("grad_norm", (), 1e-4)),
+        ("trajectory", "train/loss[7]", move("train/loss", 7, 1e-4)),
+        ("trajectory", "train/lr[0]", move("train/lr", 0, 1e-9)),  # 0, so that any other number is wrong
+        ("trajectory", "train/grad_norm[3]", move("train/grad_norm", 3, np.nan)),
+        ("final weights", f"train/var/{KERNEL}", move(f"train/var/{KERNEL}", (31, 47), 6e-5)),
+    ],
+)
+def test_a_change_of_one_entry_is_found(tmp_path, capsys, monkeypatch, computed, kind, array, change):
+    monkeypatch.setattr(check_reference, "model_arrays", lambda folder, golden: computed)
+    copy_with(tmp_path, change)
+    assert check_reference.main([str(tmp_path)]) == 1
+    first, *wrong = capsys.readouterr().out.splitlines()
+    assert first.startswith("char_tied   variables ") and first.endswith("   FAILED")
+    assert len(wrong) == 1 and wrong[0].startswith(f"  char_tied: {kind}: {array}: relative difference ")
+
+
+@pytest.fixture(scope="module")
+def computed():
+    """What txl_tf computes for the case `char_tied`."""
+    with np.load(GOLDENS / "char_tied" / "golden.npz") as file:
+        return check_reference.model_arrays(GOLDENS / "char_tied", file)
+
+
+def test_missing_arrays_are_found(tmp_path, capsys, monkeypatch, computed):
+    monkeypatch.setattr(check_reference, "model_arrays", lambda folder, golden: computed)
+    copy_with(tmp_path, lambda golden: [golden.pop(name) for name in ("train/loss", f"grad/{KERNEL}")])
+    assert check_reference.main([str(tmp_path)]) == 1
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"  char_tied: gradients: grad/{KERNEL}: not among the expected arrays",
+        *[f"  char_tied: trajectory: train/loss[{step}]: not among the expected arrays" for step in range(8)],
+    ]
+
+
+def test_the_program(tmp_path):
+    """Nothing replaced: a changed case and a whole one, as a process."""
+    copy_with(tmp_path, move("loss", 1, 1e-3))
+    command = [sys.executable, check_reference.__file__, str(tmp_path), str(GOLDENS / "char_tied")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    first, wrong, second = done.stdout.splitlines()
+    assert re.fullmatch(r"char_tied   variables 0  .*losses 2\.\de-04   memories .* final weights \S+   FAILED", first)
+    assert re.fullmatch(r"  char_tied: losses: loss\[1\]: relative difference 2\.\de-04, tolerance 1e-05 .*", wrong)
+    assert re.fullmatch(r"char_tied   variables 0  .*losses \d\.\de-07   memories .* final weights \S+   ok", second)
+    assert done.returncode == 1
+
+
+def test_the_exit_status_is_0_where_all_agree(monkeypatch, computed):
+    monkeypatch.setattr(check_reference, "model_arrays", lambda folder, golden: computed)
+    assert check_reference.main([str(GOLDENS / "char_tied")]) == 0
+
+
+def write_case(folder, config, name="config.json", files=("golden.npz",)):
+    folder.mkdir()
+    (folder / name).write_text(json.dumps(config))
+    for file in files:
+        (folder / file).touch()
+
+
+def test_families_that_txl_tf_does_not_have_are_named(tmp_path, capsys):
+    write_case(tmp_path / "a", {"model": "FLAT (V0)", "arrays": {}})
+    write_case(tmp_path / "b", {"sentences": []}, files=())
+    write_case(tmp_path / "c", {"model": "TENER", "arrays": {}})
+    write_case(tmp_path / "d", {"encodings": {}}, files=())
+    write_case(tmp_path / "e", {"model": "MultiHeadAttention (argument order v, k, q, mask)", "arrays": {}})
+    write_case(tmp_path / "f", {}, "case.json", ["golden.npz", "model.safetensors"])
+    assert check_reference.main([str(tmp_path)]) == 1
+    families = ["flat", "flat", "tener", "tener", "vanilla", "pytorch"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{case}   {family}: no such model in txl_tf yet   FAILED"
+        for case, family in zip("abcdef", families, strict=True)
+    ]
+
+
+def test_folders_without_a_case_are_reported(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    write_case(tmp_path / "unknown", {"n_token": 3}, files=())
+    assert check_reference.main([str(tmp_path / name) for name in ("empty", "absent", "unknown")]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}/empty   no case in it   FAILED",
+        f"{tmp_path}/absent   no such folder   FAILED",
+        "unknown   no case: its files are of no reference format   FAILED",
+    ]
+
+
+def test_an_incomplete_or_damaged_case_is_reported_and_the_next_one_compared(tmp_path, capsys, monkeypatch, computed):
+    shutil.copytree(GOLDENS / "char_tied", tmp_path / "a")
+    (tmp_path / "a" / "golden.npz").unlink()
+    shutil.copytree(GOLDENS / "char_tied", tmp_path / "b")
+    (tmp_path / "b" / "golden.npz").write_bytes(b"PK\3\4")
+    shutil.copytree(GOLDENS / "char_tied", tmp_path / "c")
+    monkeypatch.setattr(check_reference, "model_arrays", lambda folder, golden: computed)
+    assert check_reference.main([str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "a   no case: its files are of no reference format   FAILED"
+    assert lines[1] == "b   BadZipFile: File is not a zip file   FAILED"
+    assert lines[2].startswith("c   variables 0") and lines[2].endswith("   ok")

@@ -1,0 +1,105 @@
+"""What all programs have in common: flags out of `txl_tf.config`, logging, and how they end."""
+
+import dataclasses
+import functools
+import gc
+import logging
+import os
+import sys
+
+from absl import app, flags
+from absl import logging as absl_logging
+
+FLAGS = flags.FLAGS
+flags.disclaim_key_flags()  # flags that are defined here are the calling program's in --help
+_DEFINE = {"int": flags.DEFINE_integer, "float": flags.DEFINE_float, "bool": flags.DEFINE_bool}
+
+
+def define_flags(config, leave_out="", **defaults):
+    """Defines a flag for every hyper-parameter of a class of `txl_tf.config`, unless there is one of that name.
+
+    Args:
+        config: the class.
+        leave_out: names without a flag, in one string.
+        **defaults: of this program, where they are other than those of the class.
+    """
+    for field in dataclasses.fields(config):
+        if field.name in leave_out.split() or field.name in FLAGS:
+            continue
+        default = defaults.get(field.name, field.metadata["flag"])
+        kind, help_text = field.type.split(" ")[0], field.metadata["help"]
+        choices = getattr(field.metadata["check"], "choices", None)
+        if choices:
+            flags.DEFINE_enum(field.name, default, choices, help_text)
+        elif kind.startswith("list"):
+            flags.DEFINE_list(field.name, default, help_text)
+        else:
+            _DEFINE.get(kind, flags.DEFINE_string)(field.name, default, help_text)
+        if kind == "list[int]":
+            message = "must be integers, as 20000,40000"
+            flags.register_validator(field.name, lambda value: all(x.isdigit() for x in value or []), message)
+
+
+def values(names, given_only=False):
+    """`{name: value}` of the flags that a string or a class of `txl_tf.config` names, or of those that were given.
+
+    Lists of numbers come as such.
+    """
+    numbers = set()
+    if not isinstance(names, str):
+        fields = [field for field in dataclasses.fields(names) if field.name in FLAGS]
+        numbers = {field.name for field in fields if field.type.startswith("list[int]")}
+        names = " ".join(field.name for field in fields)
+    chosen = {name: FLAGS[name] for name in names.split()}
+    found = {name: flag.value for name, flag in chosen.items() if flag.present or not given_only}
+    return {name: [int(x) for x in value] if name in numbers and value else value for name, value in found.items()}
+
+
+def run(main):
+    """Runs a program: reads its flags, has the library's messages printed, and calls `main()`.
+
+    Stray arguments, ValueError and OSError end it with one line and status 1, Ctrl-C with status 130. With --verbosity
+    an error comes with its traceback instead.
+    """
+    gc.freeze()  # collections need not look at what the imports made
+    try:
+        app.run(functools.partial(_run, main))
+    finally:
+        gc.freeze()  # and the process ends without one over all that is left, which takes a second
+
+
+class _StdoutHandler(logging.StreamHandler):
+    """Writes to whatever `sys.stdout` is at the moment."""
+
+    def __init__(self):
+        super().__init__(sys.stdout)
+
+    stream = property(lambda self: sys.stdout, lambda self, value: None)
+
+
+def log_to_stdout():
+    """Has the library's messages printed to the standard output, as they are."""
+    logger = logging.getLogger("txl_tf")
+    if not any(isinstance(handler, _StdoutHandler) for handler in logger.handlers):
+        logger.addHandler(_StdoutHandler())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _run(main, argv):
+    path, *stray = argv
+    name = os.path.basename(path)
+    if stray:
+        sys.exit(f"{name}: unexpected arguments: {' '.join(stray)}")
+    verbose = FLAGS["verbosity"].present
+    if not verbose:
+        absl_logging.set_verbosity(absl_logging.WARNING)
+    log_to_stdout()
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        if verbose:
+            raise
+        sys.exit(f"{name}: {error}\n(--verbosity=1 shows where)")
+    except KeyboardInterrupt:
+        sys.exit(130)

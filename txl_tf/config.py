@@ -1,0 +1,293 @@
+"""Every hyper-parameter once: type, default, help and check.
+
+Each dataclass below is one group. Flags (`tools/program.py`), networks, `config.json` and the programs' functions take
+names, defaults, help texts and checks from here. To add a hyper-parameter, add a line here and use it where it counts.
+
+A group checks itself when it is made, and an error names the argument, what was found and what is allowed:
+
+    TrainingConfig(tgt_len=-3, ...)   # ValueError: tgt_len must be at least 1, got -3
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any
+
+DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
+LEVELS = ("word", "char", "byte")
+OPTIMIZERS = ("adam", "adamw", "lamb")
+PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
+
+
+# ----------------------------------------------------------------------------------------------------------- checks
+
+
+def at_least(least: int) -> Callable:
+    """A check for integers: `least` or more."""
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, numbers.Integral):
+            raise ValueError(f"{name} must be an integer, got {value!r}")
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+
+    return check
+
+
+def one_of(choices: Iterable[str]) -> Callable:
+    """A check for strings, whose `choices` a flag takes, too."""
+
+    def check(name: str, value: Any) -> None:
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+    check.choices = list(choices)
+    return check
+
+
+def rate(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must lie in [0, 1), got {value}")
+
+
+def even(name: str, value: int) -> None:
+    at_least(1)(name, value)
+    if value % 2:
+        raise ValueError(f"{name} must be even (half sines, half cosines), got {value}")
+
+
+def rising(name: str, value: list[int] | None) -> None:
+    if value is not None and (list(value) != sorted(set(value)) or min(value, default=1) < 1):
+        raise ValueError(f"{name} must be positive and rise, got {list(value)}")
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+
+
+def _share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must lie in [0, 1], got {value}")
+
+
+def check_bins(n_token: int, d_embed: int, cutoffs: Iterable[int], div_val: int) -> None:
+    """Raises ValueError unless `cutoffs` and `div_val` cut the vocabulary into bins that hold something."""
+    at_least(1)("n_token", n_token)
+    at_least(1)("div_val", div_val)
+    if not all(isinstance(cutoff, numbers.Integral) for cutoff in cutoffs):
+        raise ValueError(f"cutoffs must be integers, got {list(cutoffs)}")
+    ends = [0, *cutoffs, n_token]
+    if any(left >= right for left, right in zip(ends, ends[1:], strict=False)):
+        raise ValueError(f"cutoffs must increase and lie between 0 and n_token={n_token}, got {list(cutoffs)}")
+    last = len(ends) - 2
+    if d_embed // div_val**last < 1:
+        raise ValueError(
+            f"div_val={div_val} divides d_embed={d_embed} down to width 0 in bin {last} of {last + 1}: "
+            f"d_embed must be at least {div_val**last}, or div_val smaller"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- groups
+
+_REQUIRED = dataclasses.MISSING
+
+
+def _parameter(default: Any = _REQUIRED, help: str = "", check: Callable | None = None, flag: Any = _REQUIRED) -> Any:
+    """A hyper-parameter.
+
+    Args:
+        default: in Python. Required where it is missing.
+        help: of the flag.
+        check: called with name and value; raises ValueError. `None` as the default value is not checked.
+        flag: default of the flag, where the original program's is another than the library's.
+    """
+    flag = (None if default is _REQUIRED else default) if flag is _REQUIRED else flag
+    return dataclasses.field(default=default, metadata={"help": help, "check": check, "flag": flag})
+
+
+def check_fields(group: type[Config], values: Any) -> None:
+    """Checks the attributes of `values`, such as a network, that have the names of the hyper-parameters of `group`."""
+    for field in dataclasses.fields(group):
+        value, check = getattr(values, field.name), field.metadata["check"]
+        if check and not (value is None and field.default is None):
+            check(field.name, value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A group of hyper-parameters."""
+
+    def __post_init__(self) -> None:
+        check_fields(type(self), self)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [field.name for field in dataclasses.fields(cls)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{name: value}`, as `config.json` holds it."""
+        return {name: getattr(self, name) for name in self.names()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetworkConfig(Config):
+    """Arguments of `TransformerXL`. Vocabulary and cutoffs are `None` and empty until the text is read."""
+
+    n_token: int | None = _parameter(None, "Size of the vocabulary.", at_least(1))
+    cutoffs: list[int] = _parameter((), "First word of each bin but the first of the adaptive softmax.")
+    n_layer: int = _parameter(flag=6, help="Layers.", check=at_least(1))
+    d_model: int = _parameter(flag=500, help="Width of the hidden states.", check=even)
+    d_embed: int = _parameter(flag=500, help="Width of the embeddings.", check=at_least(1))
+    n_head: int = _parameter(flag=10, help="Attention heads.", check=at_least(1))
+    d_head: int = _parameter(flag=50, help="Width of a head.", check=at_least(1))
+    d_inner: int = _parameter(flag=1000, help="Width inside the feed-forward layers.", check=at_least(1))
+    dropout: float = _parameter(0.1, "Dropout rate.", rate)
+    dropatt: float = _parameter(0.0, "Dropout rate of the attention probabilities.", rate, flag=0.1)
+    mem_len: int = _parameter(0, "Positions of memory.", at_least(0), flag=70)
+    same_length: bool = _parameter(False, "Let every token attend to mem_len + 1 positions, not to all it can.")
+    clamp_len: int = _parameter(-1, "Treat distances beyond it as clamp_len; -1 for no limit.")
+    untie_r: bool = _parameter(False, "Give every layer its own r_w_bias and r_r_bias.")
+    div_val: int = _parameter(1, "Divide the width of the embeddings by it from bin to bin.", at_least(1))
+    proj_same_dim: bool = _parameter(True, "Project a bin as wide as d_model too.")
+    init: str = _parameter("normal", "How weights are initialised.", one_of(("normal", "uniform")))
+    init_std: float = _parameter(0.02, "Standard deviation where init is normal.")
+    proj_init_std: float = _parameter(0.01, "Standard deviation of the projections where init is normal.")
+    init_range: float = _parameter(0.1, "Range where init is uniform.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(NetworkConfig):
+    """Arguments of `TransformerXLLM`."""
+
+    proj_share_all_but_first: bool = _parameter(False, "Share all projections of embedding and softmax but the first.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextConfig(Config):
+    """What text is read, and how it becomes tokens: arguments of `build_corpus`."""
+
+    dataset: str | None = _parameter(
+        None, "Text to prepare: your own (text), Python's manual (pydoc), ...", one_of(DATASETS)
+    )
+    data_path: list[str] | None = _parameter(
+        None, "The text: UTF-8 file(s), comma-separated; for the paper's datasets their folder."
+    )
+    level: str = _parameter("char", "What a token of your own text is.", one_of(LEVELS))
+    valid_fraction: float = _parameter(0.05, "Share of your own text, at its end, that is held out for validation.")
+    min_freq: int = _parameter(0, "Symbols of your own text that are rarer become <unk>.")
+    max_size: int | None = _parameter(
+        None, "Number of most frequent symbols of your own text to keep; others are <unk>."
+    )
+    lower_case: bool = _parameter(False, "Lower-case your own text.")
+    cutoffs: list[int] | None = _parameter(
+        None, "First word of each bin but the first of the adaptive softmax, as 20000,40000.", rising
+    )
+    num_shuffle: int = _parameter(
+        1, "For lm1b: random orders of the sentences, one after the other on disk.", _positive, flag=4
+    )
+    seed: int = _parameter(123456, "For lm1b: seed of the random orders.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.valid_fraction < 1:
+            raise ValueError(f"valid_fraction must be between 0 and 1, both excluded, got {self.valid_fraction}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Config):
+    """Arguments of `make_optimizer`, but for the number of steps."""
+
+    learning_rate: float = _parameter(flag=2.5e-4, help="Highest learning rate.", check=_positive)
+    clip: float | None = _parameter(0.25, "Largest global norm of the gradients.")
+    min_lr_ratio: float = _parameter(0.004, "Last learning rate as a share of the highest; cosine in between.", _share)
+    warmup_steps: int = _parameter(0, "Steps of linear warm-up.")
+    optimizer: str = _parameter("adam", "adam is the original's.", one_of(OPTIMIZERS))
+    weight_decay: float = _parameter(0.0, "Weight decay of adamw and lamb.")
+    ema: float = _parameter(
+        0.0, "Momentum of a moving average of the weights, as 0.999, that is evaluated in the end.", rate
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weight_decay < 0 or (self.weight_decay and self.optimizer == "adam"):
+            raise ValueError(
+                f"weight_decay must be 0 or more, and 0 for adam, got {self.weight_decay} for {self.optimizer}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig(Config):
+    """How a run is trained."""
+
+    tgt_len: int = _parameter(70, "Tokens of a segment.", at_least(1))
+    train_batch_size: int = _parameter(60, "Rows of a training batch, over all devices.", at_least(1))
+    train_steps: int = _parameter(100000, "Training steps in all, those of earlier sessions included.", at_least(1))
+    iterations: int = _parameter(500, "Steps between two lines of progress, and of log.csv.", at_least(1))
+    save_steps: int = _parameter(10000, "Steps between two checkpoints, each with a validation.", at_least(1))
+    max_to_keep: int = _parameter(5, "Checkpoints to keep.", at_least(1))
+    warm_start_path: str | None = _parameter(
+        None, "Checkpoint whose weights a new run starts from; the original's will do."
+    )
+    sample_tokens: int = _parameter(0, "Tokens of text to write in the end of training, to see what it learned.")
+    steps_per_execution: int = _parameter(1, "Steps in one call of the compiled graph.", at_least(1))
+    gradient_accumulation_steps: int = _parameter(1, "Parts of a batch to compute one after the other.", at_least(1))
+    jit_compile: bool = _parameter(False, "Compile the training step with XLA.")
+    recompute: bool = _parameter(False, "Compute the layers again in the backward pass: less memory, more time.")
+    static_shapes: bool | None = _parameter(
+        None, "Give every tensor a fixed shape; rare words beyond their bins' capacity do not count. Default: on TPUs."
+    )
+    seed: int = _parameter(0, "Seed of the initial weights and of dropout.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("train_steps", "iterations"):
+            if getattr(self, name) % self.steps_per_execution:
+                raise ValueError(
+                    f"steps_per_execution={self.steps_per_execution} must divide {name}={getattr(self, name)}"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(Config):
+    """What is evaluated, and how. `None` stands for what the run was trained with."""
+
+    tgt_len: int | None = _parameter(None, "Tokens of a segment.", at_least(1))
+    eval_batch_size: int | None = _parameter(
+        None, "Rows of an evaluation batch; default without training: the run's.", at_least(1), flag=60
+    )
+    eval_split: str = _parameter("valid", "Split to evaluate: train, valid or test.")
+    eval_path: str | None = _parameter(None, "Text file to evaluate instead of a split, in the vocabulary of the run.")
+    eval_ckpt_path: str | None = _parameter(None, "Checkpoint to evaluate, rather than the latest: a path, or best.")
+    max_eval_batch: int = _parameter(-1, "Batches to evaluate; -1 for all.")
+    token_nll: str | None = _parameter(
+        None, "File to write every evaluated token to, with its nll, row by row of the batch."
+    )
+    do_eval: bool = _parameter(False, "Evaluate eval_split, after training if that is done too.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MachineConfig(Config):
+    """Where a run is trained or evaluated: arguments of `make_strategy`, and the type of the products."""
+
+    strategy: str = _parameter("auto", "Devices to use; auto takes all GPUs there are.", one_of(STRATEGIES))
+    tpu: str | None = _parameter(None, "Name or grpc:// address of the TPU, or local; with --strategy=tpu.")
+    tpu_zone: str | None = _parameter(None, "Zone of the TPU, if it is another than this machine's.")
+    gcp_project: str | None = _parameter(None, "Project of the TPU, if it is another than this machine's.")
+    logical_cpus: int | None = _parameter(
+        None, "Number of logical CPU devices to create, to try --strategy=mirrored without GPUs.", at_least(1)
+    )
+    mixed_precision: str = _parameter("float32", "Type of the products.", one_of(PRECISIONS))
+
+    @property
+    def devices(self) -> tuple:
+        """Arguments of `make_strategy`."""
+        return self.strategy, self.tpu, self.tpu_zone, self.gcp_project, self.logical_cpus
+
+    @property
+    def dtype_policy(self) -> str:
+        """Keras's name of `mixed_precision`."""
+        return PRECISIONS[self.mixed_precision]

@@ -1,0 +1,1 @@
+"""Checkpoints and corpora of other programs."""

@@ -1,0 +1,1 @@
+"""Text, vocabularies, corpora and batches."""

@@ -1,0 +1,224 @@
+"""Adaptive softmax over the bins of an adaptive embedding, with tied weights (Grave et al. 2017).
+
+The softmax first chooses among the words of bin 0 and one *cluster* for every later bin, then, within a cluster, among
+its words. Bins, shapes, tables and projections: see `layers/embedding.py`.
+"""
+
+import itertools
+import numbers
+
+import keras
+import tensorflow as tf
+
+from txl_tf.layers.embedding import AdaptiveBins, embedding_lookup
+from txl_tf.layers.ops import cross_entropy
+
+
+def bin_logits(hidden, weight, bias, proj):
+    """float32 `[..., n]`: products in the dtype of `hidden`, sums and the softmax after them in float32."""
+    if proj is not None:
+        hidden = tf.matmul(hidden, tf.cast(proj, hidden.dtype), transpose_b=True)
+    product = tf.matmul(hidden, tf.cast(weight, hidden.dtype), transpose_b=True)
+    return tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+
+
+def split_bins(tables, biases):
+    """The weights of every bin, `[n_i, e_i]` each. One table is split, whose gradient is then one concatenation."""
+    if len(tables) == len(biases):
+        return [tf.convert_to_tensor(table) for table in tables]
+    return tf.split(tables[0], [bias.shape[0] for bias in biases])
+
+
+def head_of(weights, biases, clusters):
+    """Weight and bias of the first softmax: the words of bin 0, then the clusters."""
+    if clusters is None:
+        return weights[0], biases[0]
+    cluster_w, cluster_b = clusters
+    return tf.concat([weights[0], cluster_w], 0), tf.concat([biases[0], cluster_b], 0)
+
+
+def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=None):
+    """Negative log-likelihood of every target, each in its place.
+
+    Batch first; otherwise the original's function with `return_mean=False` and the variables passed in. The head's
+    column of bin i is `n_0 + i - 1`, as in the original.
+
+    Args:
+        hidden: `[B, T, P]`.
+        target: int `[B, T]`.
+        tables: the embedding's tables.
+        projs: the projection of every bin, or `None`s.
+        biases: one `[n_i]` per bin.
+        clusters: weight `[bins - 1, E]` and bias `[bins - 1]` of the clusters; `None` for a single bin.
+
+    Returns:
+        float32 `[B, T]`, nats.
+    """
+    shape = tf.shape(target)
+    hidden, target = _flatten(hidden, target)
+    weights = split_bins(tables, biases)
+    nll, bin_of = _head_nll(hidden, target, weights, projs, biases, clusters)
+    for i, start in enumerate(_starts(biases)[1:], 1):
+        mask = bin_of == i
+        tail_nll = cross_entropy(
+            tf.boolean_mask(target, mask) - start,
+            bin_logits(tf.boolean_mask(hidden, mask), weights[i], biases[i], projs[i]),
+        )
+        nll += tf.scatter_nd(tf.cast(tf.where(mask), tf.int32), tail_nll, tf.shape(target))
+    return tf.reshape(nll, shape)
+
+
+def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, bin_capacities):
+    """`mask_adaptive_logsoftmax` whose shapes, those of the gradient too, do not depend on the data.
+
+    Every bin but the first has a capacity: its first tokens, in order, are predicted, and those past the capacity are
+    left out, from the gradient too. A capacity of `B * T` or more leaves out none.
+
+    Args:
+        hidden: `[B, T, P]`, B and T known.
+        target: int `[B, T]`; -1 where there is no token.
+        tables, projs, biases, clusters: those of `mask_adaptive_logsoftmax`.
+        bin_capacities: list of int, of every bin but the first; see `choose_bin_capacities`.
+
+    Returns:
+        `(nll, kept)`: float32 `[B, T]`, nats, and bool `[B, T]`, false for the tokens left out, whose nll is 0.
+
+    Raises:
+        ValueError: `bin_capacities` are not one positive integer for every bin but the first.
+    """
+    _check_capacities(bin_capacities, len(biases) - 1)
+    shape = target.shape
+    hidden, target = _flatten(hidden, target)
+    kept = target >= 0
+    target = tf.maximum(target, 0)
+    weights = split_bins(tables, biases)
+    nll, bin_of = _head_nll(hidden, target, weights, projs, biases, clusters)
+
+    n = target.shape[0]
+    # Slots that no token fills hold a row of zeros, number n: neither its nll nor its gradient goes anywhere.
+    padded_hidden, padded_target = tf.pad(hidden, [[0, 1], [0, 0]]), tf.pad(target, [[0, 1]])
+    for i, start in enumerate(_starts(biases)[1:], 1):
+        capacity = min(int(bin_capacities[i - 1]), n)
+        in_bin = bin_of == i
+        count = tf.cumsum(tf.cast(in_bin, tf.int32))
+        kept &= ~(in_bin & (count > capacity))
+        slots = tf.searchsorted(count, tf.range(1, capacity + 1))  # where the count first reaches 1, 2, ...; else n
+        tail_nll = cross_entropy(
+            tf.maximum(tf.gather(padded_target, slots) - start, 0),
+            bin_logits(embedding_lookup(padded_hidden, slots), weights[i], biases[i], projs[i]),
+        )
+        nll += tf.slice(tf.scatter_nd(slots[:, None], tail_nll, [n + 1]), [0], [n])
+    return tf.reshape(tf.where(kept, nll, 0), shape), tf.reshape(kept, shape)
+
+
+def _check_capacities(bin_capacities, n):
+    integers = all(isinstance(capacity, numbers.Integral) and capacity > 0 for capacity in bin_capacities)
+    if len(bin_capacities) != n or not integers:
+        raise ValueError(
+            f"bin_capacities must be one positive integer for each of the {n} bins but the first, "
+            f"got {list(bin_capacities)}"
+        )
+
+
+def _starts(biases):
+    """The first id of every bin."""
+    return list(itertools.accumulate([bias.shape[0] for bias in biases[:-1]], initial=0))
+
+
+def _flatten(hidden, target):
+    """`[B * T, P]` and int32 `[B * T]`. Otherwise, gradients of products would be one matrix for every row of B."""
+    return tf.reshape(hidden, [-1, hidden.shape[-1]]), tf.cast(tf.reshape(target, [-1]), tf.int32)
+
+
+def _head_nll(hidden, target, weights, projs, biases, clusters):
+    """nll of every target's first choice, a word of bin 0 or a cluster, and the bin it is in: `[B * T]` each."""
+    bin_of = tf.searchsorted(_starts(biases), target, side="right") - 1
+    head_target = tf.where(bin_of == 0, target, biases[0].shape[0] + bin_of - 1)
+    logits = bin_logits(hidden, *head_of(weights, biases, clusters), projs[0])
+    return cross_entropy(head_target, logits), bin_of
+
+
+def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
+    """The full distribution over the vocabulary, normalised over all bins.
+
+    Args: those of `mask_adaptive_logsoftmax`.
+
+    Returns:
+        float32 `[B, T, N]`, log-probabilities in vocabulary order.
+    """
+    weights = split_bins(tables, biases)
+    head = tf.nn.log_softmax(bin_logits(hidden, *head_of(weights, biases, clusters), projs[0]))
+    n_0 = biases[0].shape[0]
+    log_probs = [head[..., :n_0]]
+    for i in range(1, len(biases)):
+        tail = tf.nn.log_softmax(bin_logits(hidden, weights[i], biases[i], projs[i]))
+        log_probs.append(head[..., n_0 + i - 1, None] + tail)
+    return tf.concat(log_probs, -1)
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class AdaptiveSoftmax(AdaptiveBins):
+    """Softmax over the bins of an `AdaptiveEmbedding`, whose tables it shares.
+
+    Args: those of the embedding, and
+        proj_share_all_but_first: every bin but the first uses the embedding's projection too. Otherwise each bin has
+            its own. Without cutoffs the single projection is shared in any case, as in the original.
+
+    Call arguments:
+        hidden: `[batch, tgt_len, d_proj]`.
+        embedding: the built `AdaptiveEmbedding`.
+
+    Returns:
+        float32 `[batch, tgt_len, n_token]`, normalised log-probabilities in vocabulary order.
+
+    Reference:
+        Grave et al. 2017; `mask_adaptive_logsoftmax` of the original.
+    """
+
+    def __init__(self, n_token, d_embed, d_proj, *, proj_share_all_but_first=False, **kwargs):
+        super().__init__(n_token, d_embed, d_proj, **kwargs)
+        self.proj_share_all_but_first = proj_share_all_but_first
+
+    def shares_projection(self, i):
+        return not self.cutoffs or (self.proj_share_all_but_first and i > 0)
+
+    def build(self, hidden_shape=None):
+        bins = range(len(self.bin_sizes))
+        self.biases = [
+            self.add_weight(name=f"bias_{i}", shape=(size,), initializer="zeros", autocast=False)
+            for i, size in enumerate(self.bin_sizes)
+        ]
+        self.projs = [
+            self.add_projection(i, f"proj_{i}") if self.is_projected(i) and not self.shares_projection(i) else None
+            for i in bins
+        ]
+        self.clusters = None
+        if self.cutoffs:
+            n_cluster = len(self.cutoffs)
+            self.clusters = (
+                self.add_weight(name="cluster_W", shape=(n_cluster, self.d_embed), initializer="zeros", autocast=False),
+                self.add_weight(name="cluster_b", shape=(n_cluster,), initializer="zeros", autocast=False),
+            )
+
+    def weights_with(self, embedding):
+        """Arguments of the pure functions: tables, projections, biases and clusters."""
+
+        def tied(i):
+            return embedding.projs[i if self.div_val > 1 else 0]
+
+        projs = [tied(i) if self.shares_projection(i) else proj for i, proj in enumerate(self.projs)]
+        return embedding.tables, projs, self.biases, self.clusters
+
+    def call(self, hidden, embedding):
+        return adaptive_log_probs(hidden, *self.weights_with(embedding))
+
+    def nll(self, hidden, labels, embedding):
+        """Negative log-likelihood of every label, in place: float32 `[batch, tgt_len]`, nats."""
+        return mask_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding))
+
+    def static_nll(self, hidden, labels, embedding, bin_capacities):
+        """`nll` for TPU and XLA: `(nll, kept)`, see `static_adaptive_logsoftmax`."""
+        return static_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding), bin_capacities)
+
+    def get_config(self):
+        return {**super().get_config(), "proj_share_all_but_first": self.proj_share_all_but_first}

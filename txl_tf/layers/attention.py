@@ -1,0 +1,297 @@
+"""Attention: one core for every family of models, and Transformer-XL's relative attention on top of it.
+
+    probs = attention_probs(q, k, position_scores, visible)     softmax over keys of q.k + position_scores
+    out = attend(q, k, v, position_scores, visible)             probs times values
+
+What the families differ in is `position_scores`:
+
+    shifted_scores(q, r, first)     scores against a table of distances, moved to the keys by `rel_shift`
+    pairwise_scores(q, r)           scores against a vector of its own for every pair of query and key
+
+Shapes:
+    B: batch        T: qlen, the queries        M: mlen, the memory        K: klen, the keys, M + T in Transformer-XL
+    H: n_head       D: d_head                   E: d_model                 R: rows of a table of distances
+
+Inside, heads come first: with `[H, B * T, D]` the position scores of a head are one matrix product for the whole
+batch, where `[B, H, T, D]` would need one for every row.
+"""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.layers.dropout import dropout, split
+from txl_tf.layers.ops import LayerNorm, project
+
+# ------------------------------------------------------------------------------------------------------------ core
+
+
+def attend(q, k, v, position_scores=None, visible=None, scale=1.0, dropatt=0.0, dropout_key=None):
+    """Attention: `softmax((q.k + position_scores) * scale)` over the keys, times the values.
+
+    Args:
+        q: `[H, ..., T, D]`, queries.
+        k, v: `[H, ..., K, D]`, keys and values.
+        position_scores: `[H, ..., T, K]`, see `shifted_scores` and `pairwise_scores`; `None` for none.
+        visible: bool, `[T, K]` or what broadcasts to `[H, ..., T, K]`: which keys a query sees; `None` for all.
+        scale: float. It costs least where the queries hold it already, as those of Transformer-XL do.
+        dropatt: dropout rate of the probabilities. Rows of the batch are axis 1.
+        dropout_key: int `[3]`, see `dropout`, or `None` for no dropout.
+
+    Returns:
+        `[H, ..., T, D]`, in the dtype of `q`.
+    """
+    probs = attention_probs(q, k, position_scores, visible, scale)
+    return head_matmul(dropout(probs, dropatt, dropout_key, row_axis=1), v)
+
+
+def attention_probs(q, k, position_scores=None, visible=None, scale=1.0):
+    """The probabilities of `attend`: `[H, ..., T, K]`, in the dtype of `q`; each row sums to 1."""
+    if scale != 1.0:
+        q = q * scale  # the queries are fewer than the scores
+        position_scores = None if position_scores is None else position_scores * scale
+    scores = head_matmul(q, k, transpose_b=True)
+    if position_scores is not None:
+        scores += position_scores
+    # Half precision holds neither -1e30 nor the sum of many small probabilities: the softmax is in float32.
+    scores = tf.cast(scores, tf.float32)
+    if visible is not None:
+        scores -= 1e30 * tf.cast(~visible, tf.float32)
+    if q.shape[-2] == 1:  # TensorFlow's softmax takes three times as long for so few numbers
+        probs = tf.exp(scores - tf.reduce_max(scores, -1, keepdims=True))
+        probs /= tf.reduce_sum(probs, -1, keepdims=True)
+    else:
+        probs = tf.nn.softmax(scores)
+    return tf.cast(probs, q.dtype)
+
+
+def head_matmul(a, b, transpose_b=False):
+    """`tf.matmul` of `a` `[H, ..., T, any]`; for a single query head by head, which is twice as fast.
+
+    Args:
+        b: a tensor; for a single query also a list of its H heads.
+    """
+    if a.shape[-2] != 1:
+        return tf.matmul(a, b, transpose_b=transpose_b)
+    heads = b if isinstance(b, list) else tf.unstack(b)
+    return tf.stack([tf.matmul(x, y, transpose_b=transpose_b) for x, y in zip(tf.unstack(a), heads, strict=True)])
+
+
+def shifted_scores(q, r, first):
+    """Scores of the queries against a table of distances, moved so that they stand at their keys.
+
+    Row x of the table belongs to the key j of the query i for which `x = first + j - i`. Distances in one direction
+    (Transformer-XL) are a table of `K + 1` rows, distances in both (TENER) one of `2 * T` rows.
+
+    Args:
+        q: `[H, ..., T, D]`, queries.
+        r: `[H, R, D]`, the table.
+        first: int or int scalar tensor in `[0, T]`, the row of the first query and the first key.
+
+    Returns:
+        `[H, ..., T, R - 1]`; see `rel_shift` for columns that have no row.
+    """
+    n_head, *rows, d_head = keras.ops.shape(q)
+    scores = tf.matmul(tf.reshape(q, [n_head, -1, d_head]), r, transpose_b=True)
+    return rel_shift(tf.reshape(scores, [n_head, *rows, keras.ops.shape(r)[1]]), first)
+
+
+def pairwise_scores(q, r):
+    """Scores of the queries against a vector for every pair: `q_i . r_ij` (FLAT).
+
+    Args:
+        q: `[H, B, T, D]`, queries.
+        r: `[H, B, T, K, D]`.
+
+    Returns:
+        `[H, B, T, K]`.
+    """
+    return tf.linalg.matvec(r, q)
+
+
+def rel_shift(x, first=None):
+    """Moves row i of a matrix i places to the right: `out[..., i, j] = x[..., i, first + j - i]` (paper, appendix B).
+
+    Row i of `x` holds the scores of query i by distance; attention wants them by key, and the distance of a key falls
+    from one query to the next. Read with rows one shorter, every row starts one place later than the one before it.
+    With 2 queries, `first` 2:
+
+        0 a b c    without the first 2,    b c 0
+        0 d e f    as rows of 3: ----->    d e f
+
+    A column whose index lies outside of its row of `x` holds what stands there in memory, some other row's score. In
+    Transformer-XL those are the keys to the right of the diagonal, which lie in the future and are masked.
+
+    Batch first: the original's `x` is `[qlen, klen, batch, n_head]`.
+
+    Args:
+        x: `[..., T, R]`, at least two dimensions.
+        first: int or int scalar tensor in `[0, T]`. `None` is the original's function: `x` is `[..., T, K]` with the
+            distances `K - 1, ..., 0` of the last query; a column of zeros is put in front, and `first` is T.
+
+    Returns:
+        `[..., T, R - 1]`; where `first` is `None`, a tensor like `x`.
+    """
+    if first is None:
+        x = tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[1, 0]])
+        first = keras.ops.shape(x)[-2]
+    *lead, qlen, width = keras.ops.shape(x)
+    x = tf.reshape(x, [-1, qlen * width])
+    x = tf.slice(x, [0, first], [-1, qlen * (width - 1)])  # the gradient of x[:, first:] is ten times slower
+    return tf.reshape(x, [*lead, qlen, width - 1])
+
+
+# -------------------------------------------------------------------------------------------------- Transformer-XL
+
+
+def create_mask(qlen, mlen, same_length=False):
+    """Which keys a query must not see: 1 where masked, 0 where seen (`_create_mask` of the original).
+
+    Query i sees the keys `0 ... mlen + i`, and with `same_length` only the last `mlen + 1` of them,
+    `i ... mlen + i`. With qlen 3, mlen 2, without and with `same_length`:
+
+        0 0 0 1 1        0 0 0 1 1
+        0 0 0 0 1        1 0 0 0 1
+        0 0 0 0 0        1 1 0 0 0
+
+    Args:
+        qlen, mlen: ints or int scalar tensors, the lengths of segment and memory.
+        same_length: every query sees the same number of keys (the original's evaluation settings).
+
+    Returns:
+        float32 `[qlen, mlen + qlen]`.
+    """
+    query = tf.range(qlen)[:, None]
+    key = tf.range(mlen + qlen)[None, :]
+    masked = key > query + mlen
+    if same_length:
+        masked |= key < query
+    return tf.cast(masked, tf.float32)
+
+
+def rel_multihead_attn(
+    w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, dropatt=0.0, dropout_key=None
+):
+    """Relative attention with its projections (paper, section 3.3); residual and layer norm are `RelMultiHeadAttn`'s.
+
+    Batch first: the original's `w` and `mems` are `[T, B, E]` and `[M, B, E]`, its `r` is `[K, 1, E]`. Queries are
+    projected for the segment alone; the original projects the memory's too and throws them away.
+
+    Args:
+        w: `[B, T, E]`, hidden states of the segment.
+        r: `[1, K, E]`, position embeddings, farthest distance first.
+        r_w_bias, r_r_bias: `[H, D]`, the paper's u and v.
+        attn_mask: `[T, K]`, 1 where masked, see `create_mask`.
+        mems: `[B, M, E]`, hidden states of the memory.
+        qkv_kernel: `[E, 3 * H * D]`, queries, then keys, then values.
+        r_kernel: `[E, H * D]`.
+        o_kernel: `[H * D, E]`.
+        dropatt: dropout rate of the attention probabilities.
+        dropout_key: int `[3]`, see `dropout`, or `None` for no dropout.
+
+    Returns:
+        `[B, T, E]`.
+    """
+    q, k, v, position_scores = _scores(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel)
+    attn_vec = attend(q, k, v, position_scores, attn_mask == 0, dropatt=dropatt, dropout_key=dropout_key)
+    batch, qlen, _ = keras.ops.shape(w)
+    attn_vec = tf.reshape(tf.transpose(attn_vec, [1, 2, 0, 3]), [batch, qlen, o_kernel.shape[0]])
+    return tf.reshape(project(attn_vec, o_kernel), [batch, qlen, o_kernel.shape[1]])
+
+
+def _scores(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel):
+    """Arguments of `attend`: q + u, scaled, keys, values, and the position scores of q + v. Shapes as there."""
+    n_head, d_head = r_w_bias.shape
+    # Memory and segment by themselves: of the memory no gradient is computed unless somebody asks for it.
+    q, k, v = project_heads(w, qkv_kernel, 3, n_head)
+    mem_k, mem_v = project_heads(mems, tf.slice(qkv_kernel, [0, n_head * d_head], [-1, -1]), 2, n_head)
+    k, v = tf.concat([mem_k, k], 2), tf.concat([mem_v, v], 2)
+    (r_k,) = project_heads(r, r_kernel, 1, n_head)
+
+    scale = d_head**-0.5
+    rw_q = (q + r_w_bias[:, None, None]) * scale
+    rr_q = (q + r_r_bias[:, None, None]) * scale
+    # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
+    r_k = tf.pad(tf.squeeze(r_k, 1), [[0, 0], [1, 0], [0, 0]])
+    return rw_q, k, v, shifted_scores(rr_q, r_k, first=keras.ops.shape(q)[2])
+
+
+def project_heads(x, kernel, n, n_head):
+    """The `n` projections of `x` `[B, any, E]` that stand side by side in `kernel`, `[H, B, any, D]` each."""
+    batch, length, _ = keras.ops.shape(x)
+    heads = tf.reshape(project(x, kernel), [batch, length, n, n_head, kernel.shape[1] // (n * n_head)])
+    return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class RelMultiHeadAttn(keras.layers.Layer):
+    """Relative multi-head attention with its residual and layer norm: `LayerNorm(w + dropout(attention))`.
+
+    Args:
+        d_model: width of the hidden states.
+        n_head, d_head: number of heads and the width of each.
+        dropout: rate on the attention's output.
+        dropatt: rate on the attention probabilities.
+        kernel_initializer: of the three projections.
+
+    Call arguments:
+        w: `[batch, tgt_len, d_model]`, the segment.
+        r: `[1, mem_len + tgt_len, d_model]`, position embeddings, farthest distance first.
+        r_w_bias, r_r_bias: `[n_head, d_head]`; given by the caller, since layers share them unless `untie_r`.
+        attn_mask: `[tgt_len, mem_len + tgt_len]`, 1 where masked, see `create_mask`.
+        mems: `[batch, mem_len, d_model]`; `mem_len` may be 0.
+        dropout_key: int `[3]` draws the dropout masks, see `dropout`; `None` for inference.
+
+    Returns:
+        `[batch, tgt_len, d_model]`.
+
+    Reference:
+        Dai et al. 2019, section 3.3; `rel_multihead_attn` of the original.
+    """
+
+    def __init__(
+        self, d_model, n_head, d_head, dropout=0.0, dropatt=0.0, kernel_initializer="glorot_uniform", **kwargs
+    ):
+        super().__init__(**kwargs)
+        self.d_model = d_model
+        self.n_head = n_head
+        self.d_head = d_head
+        self.dropout = dropout
+        self.dropatt = dropatt
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.layer_norm = LayerNorm(dtype=self.dtype_policy)
+
+    def build(self, w_shape=None, **_):
+        def kernel(name, shape):
+            # A Keras initializer draws the same numbers every time; a clone of it draws its own.
+            return self.add_weight(name=name, shape=shape, initializer=self.kernel_initializer.clone())
+
+        width = self.n_head * self.d_head
+        self.qkv_kernel = kernel("qkv_kernel", (self.d_model, 3 * width))
+        self.r_kernel = kernel("r_kernel", (self.d_model, width))
+        self.o_kernel = kernel("o_kernel", (width, self.d_model))
+        self.layer_norm.build((None, None, self.d_model))
+
+    def call(self, w, r, r_w_bias, r_r_bias, attn_mask, mems, dropout_key=None):
+        dropatt_key, output_key = split(dropout_key, 2)
+        attn_out = rel_multihead_attn(
+            w, r, r_w_bias, r_r_bias, attn_mask, mems,
+            self.qkv_kernel, self.r_kernel, self.o_kernel, self.dropatt, dropatt_key,
+        )  # fmt: skip
+        return self.layer_norm(w + dropout(attn_out, self.dropout, output_key))
+
+    def attention_probs(self, w, r, r_w_bias, r_r_bias, attn_mask, mems):
+        """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
+        arguments = w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel
+        q, k, _, position_scores = _scores(*(tf.cast(x, self.compute_dtype) for x in arguments))
+        return attention_probs(q, k, position_scores, attn_mask == 0)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "d_model": self.d_model,
+            "n_head": self.n_head,
+            "d_head": self.d_head,
+            "dropout": self.dropout,
+            "dropatt": self.dropatt,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+        }

@@ -1,0 +1,195 @@
+"""Adaptive embedding, whose frequent words are wide and whose rare words are narrow (Baevski and Auli 2019).
+
+The vocabulary, most frequent words first, is cut into bins: bin i holds the ids `ends[i] <= id < ends[i + 1]` where
+`ends = [0, *cutoffs, n_token]`, and its embeddings are `d_embed // div_val**i` wide.
+
+Shapes:
+    B, T: batch, tgt_len      N: n_token, n_i: words of bin i      E: d_embed, e_i: width of bin i      P: d_proj
+
+The layers hold the original's variables, one for one. `tables` and `projs` are shared with the softmax
+(`layers/adaptive.py`): `[N, E]` alone where `div_val` is 1, else one `[n_i, e_i]` a bin; a projection is `[e_i, P]`, or
+`None` where the widths agree and nothing is projected.
+
+Tokens are sorted into their bins in one of two ways, with the same weights and results. By default a bin takes as many
+tokens as it has, by `boolean_mask` and `scatter_nd`. TPUs and XLA want shapes that do not depend on the data: there the
+embedding looks up every token in every bin, and the softmax gives every bin but the first a fixed capacity.
+"""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import check_bins
+
+
+def id_error(name, n_token):
+    """What an error says of ids that no table has; the first of them follows."""
+    return f"{name} must hold ids between 0 and n_token - 1 = {n_token - 1}, found"
+
+
+def check_ids(name, ids, n_token):
+    """Raises ValueError if one of the array `ids` is not in the vocabulary."""
+    outside = ids[(ids < 0) | (ids >= n_token)]
+    if outside.size:
+        raise ValueError(f"{id_error(name, n_token)} {outside[0]}")
+
+
+@tf.custom_gradient
+def embedding_lookup(table, ids):
+    """Rows of `table` `[n, e]` at the integer `ids`, with a dense gradient.
+
+    TensorFlow's own gradient of a lookup is sparse, and adding it to the dense one of the softmax that shares the
+    table concatenates the two into rows of both: many times the size of the table, and a wrong norm to clip by.
+    """
+
+    def grad(upstream):
+        rows = tf.reshape(upstream, [-1, table.shape[1]])
+        return tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), table.shape[0]), None
+
+    return tf.gather(table, ids), grad
+
+
+def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="float32", static_shapes=False):
+    """Embeddings of the tokens `x`, times `sqrt(d_proj)`.
+
+    Batch first; otherwise the original's function, with the variables passed in.
+
+    Args:
+        x: int `[B, T]`, token ids.
+        tables, projs: lists of weights, see above.
+        cutoffs: ends of the bins but the last.
+        d_proj: P, width of the result.
+        dtype: of the products and the result.
+        static_shapes: look up every token in every bin and keep the right one; rare bins are narrow, so it costs
+            little.
+
+    Returns:
+        `[B, T, P]` in `dtype`.
+    """
+    if not x.dtype.is_integer:
+        raise ValueError(f"tokens must be integers, got {x.dtype.name}")
+    shape = tf.shape(x)
+    # One row a token: the gradient of a product with `[B, T, e]` would first be one matrix for every row of the batch.
+    x = tf.cast(tf.reshape(x, [-1]), tf.int32)
+
+    def embed(ids, table, proj):
+        y = tf.cast(embedding_lookup(tf.convert_to_tensor(table), ids), dtype)
+        return y if proj is None else tf.matmul(y, tf.cast(proj, dtype))
+
+    if len(tables) == 1:
+        y = embed(x, tables[0], projs[0])
+    else:
+        starts, ends = [0, *cutoffs], [*cutoffs, tf.int32.max]
+        y = tf.zeros([tf.size(x), d_proj], dtype)
+        for start, end, table, proj in zip(starts, ends, tables, projs, strict=True):
+            mask = (x >= start) & (x < end)
+            if static_shapes:
+                ids = tf.clip_by_value(x - start, 0, table.shape[0] - 1)
+                y = tf.where(mask[:, None], embed(ids, table, proj), y)
+            else:
+                cur_y = embed(tf.boolean_mask(x, mask) - start, table, proj)
+                y += tf.scatter_nd(tf.cast(tf.where(mask), tf.int32), cur_y, tf.shape(y))
+    return tf.reshape(y * d_proj**0.5, tf.concat([shape, [d_proj]], 0))
+
+
+class AdaptiveBins(keras.layers.Layer):
+    """What embedding and softmax have in common: the bins, and which of them are projected.
+
+    Keras does not cast the weights (`autocast=False`): the pure functions do, what they use and where they use it.
+    """
+
+    def __init__(
+        self, n_token, d_embed, d_proj, cutoffs=(), div_val=1, proj_same_dim=True, proj_initializer=None, **kwargs
+    ):
+        super().__init__(**kwargs)
+        check_bins(n_token, d_embed, cutoffs, div_val)
+        self.n_token = n_token
+        self.d_embed = d_embed
+        self.d_proj = d_proj
+        self.cutoffs = tuple(cutoffs)
+        self.div_val = div_val if cutoffs else 1  # a single bin has nothing to divide
+        self.proj_same_dim = proj_same_dim
+        self.proj_initializer = keras.initializers.get(proj_initializer or "glorot_uniform")
+
+    @property
+    def bin_sizes(self):
+        ends = [0, *self.cutoffs, self.n_token]
+        return [right - left for left, right in zip(ends, ends[1:], strict=False)]
+
+    def bin_width(self, i):
+        return self.d_embed // self.div_val**i
+
+    def is_projected(self, i):
+        """Whether bin i needs a projection: always where widths differ, and for bins that divide by choice."""
+        return self.bin_width(i) != self.d_proj or (self.div_val > 1 and self.proj_same_dim)
+
+    def add_projection(self, i, name):
+        return self.add_weight(
+            name=name, shape=(self.bin_width(i), self.d_proj), initializer=self.proj_initializer.clone(), autocast=False
+        )
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "n_token": self.n_token,
+            "d_embed": self.d_embed,
+            "d_proj": self.d_proj,
+            "cutoffs": self.cutoffs,
+            "div_val": self.div_val,
+            "proj_same_dim": self.proj_same_dim,
+            "proj_initializer": keras.initializers.serialize(self.proj_initializer),
+        }
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class AdaptiveEmbedding(AdaptiveBins):
+    """Embedding whose frequent words are wide and rare ones narrow, all projected to `d_proj`.
+
+    Args:
+        n_token: size of the vocabulary.
+        d_embed: width of the first bin.
+        d_proj: width of the result.
+        cutoffs: ends of the bins but the last, increasing, between 0 and `n_token`.
+        div_val: bin i is `d_embed // div_val**i` wide.
+        proj_same_dim: whether a bin as wide as `d_proj` is projected all the same (where `div_val` > 1).
+        initializer, proj_initializer: of the tables and of the projections.
+
+    Call arguments:
+        tokens: int `[batch, tgt_len]`.
+        static_shapes: whether to look up every token in every bin, for TPU and XLA.
+
+    Returns:
+        `[batch, tgt_len, d_proj]`, times `sqrt(d_proj)`.
+
+    Raises:
+        ValueError: `cutoffs` do not increase or pass `n_token`, or a bin would be 0 wide.
+
+    Reference:
+        Baevski and Auli 2019; `mask_adaptive_embedding_lookup` of the original.
+    """
+
+    def __init__(self, n_token, d_embed, d_proj, *, initializer="uniform", **kwargs):
+        super().__init__(n_token, d_embed, d_proj, **kwargs)
+        self.initializer = keras.initializers.get(initializer)
+
+    def build(self, tokens_shape=None):
+        sizes = self.bin_sizes if self.div_val > 1 else [self.n_token]
+        self.tables = [
+            self.add_weight(
+                name=f"lookup_table_{i}",
+                shape=(size, self.bin_width(i)),
+                initializer=self.initializer.clone(),
+                autocast=False,
+            )
+            for i, size in enumerate(sizes)
+        ]
+        self.projs = [
+            self.add_projection(i, f"proj_W_{i}") if self.is_projected(i) else None for i in range(len(sizes))
+        ]
+
+    def call(self, tokens, static_shapes=False):
+        return mask_adaptive_embedding_lookup(
+            tokens, self.tables, self.projs, self.cutoffs, self.d_proj, self.compute_dtype, static_shapes
+        )
+
+    def get_config(self):
+        return {**super().get_config(), "initializer": keras.initializers.serialize(self.initializer)}

@@ -1,0 +1,77 @@
+"""The feed-forward net that follows attention, the same at every position (paper, section 3.3)."""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.layers.dropout import dropout, split
+from txl_tf.layers.ops import LayerNorm, project
+
+
+def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_key=None):
+    """`relu(inp kernel_1 + bias_1) kernel_2 + bias_2`, with dropout after the relu and at the end.
+
+    Args:
+        inp: `[..., E]`.
+        kernel_1, bias_1: `[E, F]` and `[F]`.
+        kernel_2, bias_2: `[F, E]` and `[E]`.
+        rate: of dropout.
+        dropout_key: int `[3]`, see `dropout`, or `None` for no dropout.
+
+    Returns:
+        A tensor like `inp`.
+    """
+    *rows, _ = keras.ops.shape(inp)
+    key_1, key_2 = split(dropout_key, 2)
+    inner = tf.nn.relu(tf.nn.bias_add(project(inp, kernel_1), bias_1))
+    inner = dropout(tf.reshape(inner, [*rows, kernel_1.shape[1]]), rate, key_1)
+    output = tf.nn.bias_add(project(inner, kernel_2), bias_2)
+    return dropout(tf.reshape(output, [*rows, kernel_2.shape[1]]), rate, key_2)
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class PositionwiseFF(keras.layers.Layer):
+    """`positionwise_ff` with its residual and layer norm (`positionwise_FF` of the original).
+
+    Args:
+        d_model: width of input and output.
+        d_inner: width between the two products, where the activation is relu.
+        dropout: rate after each of the two.
+        kernel_initializer: of both kernels.
+
+    Call arguments:
+        inp: `[batch, tgt_len, d_model]`.
+        dropout_key: int `[3]` draws the dropout masks, see `dropout`; `None` for inference.
+
+    Returns:
+        `[batch, tgt_len, d_model]`.
+    """
+
+    def __init__(self, d_model, d_inner, dropout=0.0, kernel_initializer="glorot_uniform", **kwargs):
+        super().__init__(**kwargs)
+        self.d_model = d_model
+        self.d_inner = d_inner
+        self.dropout = dropout
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.layer_norm = LayerNorm(dtype=self.dtype_policy)
+
+    def build(self, inp_shape=None):
+        for i, shape in ((1, (self.d_model, self.d_inner)), (2, (self.d_inner, self.d_model))):
+            # A Keras initializer draws the same numbers every time; a clone of it draws its own.
+            kernel = self.add_weight(name=f"kernel_{i}", shape=shape, initializer=self.kernel_initializer.clone())
+            bias = self.add_weight(name=f"bias_{i}", shape=shape[1:], initializer="zeros")
+            setattr(self, f"kernel_{i}", kernel)
+            setattr(self, f"bias_{i}", bias)
+        self.layer_norm.build((None, None, self.d_model))
+
+    def call(self, inp, dropout_key=None):
+        weights = self.kernel_1, self.bias_1, self.kernel_2, self.bias_2
+        return self.layer_norm(positionwise_ff(inp, *weights, self.dropout, dropout_key) + inp)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "d_model": self.d_model,
+            "d_inner": self.d_inner,
+            "dropout": self.dropout,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+        }

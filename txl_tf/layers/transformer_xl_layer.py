@@ -1,0 +1,52 @@
+"""One layer of Transformer-XL: relative attention, then a feed-forward net at every position."""
+
+import keras
+
+from txl_tf.layers.attention import RelMultiHeadAttn
+from txl_tf.layers.dropout import split
+from txl_tf.layers.feed_forward import PositionwiseFF
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TransformerXLLayer(keras.layers.Layer):
+    """`RelMultiHeadAttn`, then `PositionwiseFF`.
+
+    Args: those of the two layers. Call arguments and returns: those of `RelMultiHeadAttn`.
+    """
+
+    def __init__(
+        self, d_model, n_head, d_head, d_inner, dropout=0.0, dropatt=0.0,
+        kernel_initializer="glorot_uniform", **kwargs,
+    ):  # fmt: skip
+        super().__init__(**kwargs)
+        self.d_model = d_model
+        self.n_head = n_head
+        self.d_head = d_head
+        self.d_inner = d_inner
+        self.dropout = dropout
+        self.dropatt = dropatt
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        shared = {"kernel_initializer": self.kernel_initializer, "dtype": self.dtype_policy}
+        self.rel_attn = RelMultiHeadAttn(d_model, n_head, d_head, dropout, dropatt, name="rel_attn", **shared)
+        self.ff = PositionwiseFF(d_model, d_inner, dropout, name="ff", **shared)
+
+    def build(self, w_shape=None, **_):
+        self.rel_attn.build()
+        self.ff.build()
+
+    def call(self, w, r, r_w_bias, r_r_bias, attn_mask, mems, dropout_key=None):
+        attn_key, ff_key = split(dropout_key, 2)
+        output = self.rel_attn(w, r, r_w_bias, r_r_bias, attn_mask, mems, dropout_key=attn_key)
+        return self.ff(output, dropout_key=ff_key)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "d_model": self.d_model,
+            "n_head": self.n_head,
+            "d_head": self.d_head,
+            "d_inner": self.d_inner,
+            "dropout": self.dropout,
+            "dropatt": self.dropatt,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+        }

@@ -1,0 +1,1 @@
+"""Networks, tasks, cached inference and generation."""

@@ -1,0 +1,331 @@
+"""Inference with cached keys and values: the network's numbers, without projecting its memory again.
+
+The network keeps hidden states as memory, which every layer projects to keys and values for every segment. While the
+weights stay as they are, so do the projections:
+
+    weights = precompute(network, max_segment=80)            # kernels and position keys, projected once
+    state = initial_state(network, batch, max_segment=80)    # zeros; or state_of(network, mems)
+    hidden, state = cached_forward(network, weights, tokens, state)       # == network(tokens, mems)
+
+The keys and values of a layer are a ring `[B, H, K, D]` of K = mem_len + max_segment slots. Token number n of the text
+stands in slot n mod K. With mem_len 2 and max_segment 2, so K 4, segments of two tokens go into the ring like this:
+
+    slot           0   1   2   3
+    tokens 0 1     t0  t1  0   0      the memory before the text is zeros
+    tokens 2 3     t0  t1  t2  t3     queries t2 and t3; the memory is t0 t1
+    tokens 4 5     t4  t5  t2  t3     t0 and t1 are overwritten; the memory is t2 t3
+
+Keys and values never move. What moves are the position keys: seen from a query, the distances of the slots are those
+of the row before it, moved by one. They repeat with period K, so that a rotated table of them is a slice of a longer
+one. Zero memories have zero keys and values, as the projections have no bias.
+
+Shapes:
+    B: batch      T: tgt_len      H: n_head      D: d_head      E: d_model      M: mem_len      K: M + max_segment
+"""
+
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from txl_tf.layers.attention import attend, head_matmul, shifted_scores
+from txl_tf.layers.feed_forward import positionwise_ff
+
+# Queries that attend at a time: bounds the memory that a long prompt takes, and changes no result.
+QUERY_BLOCK = 256
+# Rows of a batch whose attention is written out one by one. More of them, or an unknown number, go through a loop.
+MAX_UNROLLED_ROWS = 16
+
+
+class CachedState(NamedTuple):
+    """The memory as keys and values: nothing but tensors, so that it goes in and out of any graph.
+
+    Attributes:
+        keys, values: tuples of `n_layer` tensors `[B, H, K, D]`.
+        position: int32 scalar, the slot that the next token goes to. Rows go in step.
+    """
+
+    keys: tuple
+    values: tuple
+    position: tf.Tensor
+
+
+class LayerWeights(NamedTuple):
+    """Weights of a layer in the type they are used in.
+
+    Attributes:
+        qkv: `[E, 3 * H * D]`, the queries' part times `D**-0.5`.
+        o: `[H * D, E]`.
+        ff: kernels and biases of the feed-forward net, as `positionwise_ff` takes them.
+        r_w_bias, r_r_bias: `[H, D]`, u and v times `D**-0.5`.
+        position_keys: `[H, 2 * K + max_segment, D]`; row x is that of distance `(K - 1 - x) mod K`.
+    """
+
+    qkv: tf.Tensor
+    o: tf.Tensor
+    ff: tuple
+    r_w_bias: tf.Tensor
+    r_r_bias: tf.Tensor
+    position_keys: tf.Tensor
+
+
+def precompute(network, max_segment=1):
+    """What inference computes from the weights alone; compute it again when they have changed.
+
+    Args:
+        network: `TransformerXL`.
+        max_segment: most tokens of a segment, as in `initial_state`.
+
+    Returns:
+        tuple of `n_layer` `LayerWeights`.
+    """
+    klen = network.mem_len + max_segment
+    pos_emb = network.positions(klen)[0]
+    width = network.n_head * network.d_head
+    scale = network.d_head**-0.5
+    dtype = network.compute_dtype
+
+    def layer_weights(i, layer):
+        attn, ff = layer.rel_attn, layer.ff
+        q_kernel, kv_kernel = tf.split(tf.convert_to_tensor(attn.qkv_kernel), [width, 2 * width], 1)
+        r_k = tf.matmul(tf.cast(pos_emb, dtype), tf.cast(attn.r_kernel, dtype))
+        r_k = tf.transpose(tf.reshape(r_k, [klen, network.n_head, network.d_head]), [1, 0, 2])
+        r_w_bias, r_r_bias = (tf.cast(bias * scale, dtype) for bias in network.biases(i))
+        return LayerWeights(
+            qkv=tf.cast(tf.concat([q_kernel * scale, kv_kernel], 1), dtype),
+            o=tf.cast(attn.o_kernel, dtype),
+            ff=tuple(tf.cast(weight, dtype) for weight in (ff.kernel_1, ff.bias_1, ff.kernel_2, ff.bias_2)),
+            r_w_bias=r_w_bias,
+            r_r_bias=r_r_bias,
+            position_keys=tf.concat([r_k, r_k, r_k[:, :max_segment]], 1),
+        )
+
+    return tuple(layer_weights(i, layer) for i, layer in enumerate(network.decoder_layers))
+
+
+def initial_state(network, batch_size, max_segment=1):
+    """The state before the first segment: zero memories of full length, which are attended to.
+
+    Args:
+        network: `TransformerXL`.
+        batch_size: int or int scalar tensor.
+        max_segment: most tokens of a segment; 1 for generation.
+
+    Returns:
+        `CachedState`.
+    """
+    shape = [batch_size, network.n_head, network.mem_len + max_segment, network.d_head]
+    rings = [tuple(tf.zeros(shape, network.compute_dtype) for _ in range(network.n_layer)) for _ in "kv"]
+    return CachedState(*rings, position=tf.constant(0))
+
+
+def state_of(network, mems, max_segment=1):
+    """The state that goes on where the uncached `network` would with `mems`.
+
+    Args:
+        network: `TransformerXL`.
+        mems: list of `n_layer` tensors `[B, M, E]`, as the network returns.
+        max_segment: most tokens of a segment.
+
+    Returns:
+        `CachedState`.
+
+    Raises:
+        ValueError: a memory is shorter or longer than `mem_len`.
+    """
+    width = network.n_head * network.d_head
+
+    def ring(mem, kernel):
+        if mem.shape[1] != network.mem_len:
+            raise ValueError(f"mems must hold mem_len={network.mem_len} positions, got {mem.shape[1]}")
+        heads = tf.matmul(tf.cast(mem, network.compute_dtype), tf.cast(kernel, network.compute_dtype))
+        heads = tf.reshape(heads, [-1, network.mem_len, network.n_head, network.d_head])
+        return tf.pad(tf.transpose(heads, [0, 2, 1, 3]), [[0, 0], [0, 0], [0, max_segment], [0, 0]])
+
+    kernels = [layer.rel_attn.qkv_kernel for layer in network.decoder_layers]
+    keys = tuple(ring(mem, kernel[:, width : 2 * width]) for mem, kernel in zip(mems, kernels, strict=True))
+    values = tuple(ring(mem, kernel[:, 2 * width :]) for mem, kernel in zip(mems, kernels, strict=True))
+    return CachedState(keys, values, tf.constant(network.mem_len))
+
+
+def memory_of(network, state):
+    """The memory in the order of time: what a state is, whatever its `max_segment` and position.
+
+    Returns:
+        `(keys, values)`: tuples of `n_layer` tensors `[B, H, M, D]`, oldest first.
+    """
+
+    def in_time(ring):
+        max_segment = keras.ops.shape(ring)[2] - network.mem_len
+        memory = tf.roll(ring, -state.position, 2)[:, :, max_segment:]
+        memory.set_shape([ring.shape[0], network.n_head, network.mem_len, network.d_head])
+        return memory
+
+    return tuple(map(in_time, state.keys)), tuple(map(in_time, state.values))
+
+
+def state_from(keys, values, max_segment=1):
+    """The state whose `memory_of` is `keys` and `values`, with another `max_segment`."""
+
+    def ring(memory):
+        return tf.pad(memory, [[0, 0], [0, 0], [0, max_segment], [0, 0]])
+
+    return CachedState(tuple(map(ring, keys)), tuple(map(ring, values)), tf.constant(keys[0].shape[2]))
+
+
+def writable_copy(state):
+    """A copy that nothing else refers to, not even a constant of the graph, so that `in_place` may write into it."""
+    return tf.nest.map_structure(lambda tensor: tf.raw_ops.DeepCopy(x=tensor), state)
+
+
+def cached_forward(network, weights, tokens, state, lengths=None, in_place=False):
+    """`network(tokens, mems)`, with the memory as a `CachedState`.
+
+    Args:
+        network: `TransformerXL`; its embedding and layer norms are used, and its settings.
+        weights: `precompute` of the network, of the state's `max_segment`.
+        tokens: int `[B, T]`, T not above `max_segment`.
+        state: `CachedState`.
+        lengths: int `[B]`, for rows of unequal length: row b is its last `lengths[b]` tokens, and what is to their left
+            is no part of it. It gives what it gives alone, given that the memory before it is zeros. `None`: all T.
+        in_place: write into the tensors of `state`, which must not be used again, instead of a copy of them.
+
+    Returns:
+        `(hidden, state)`: `[B, T, E]` and the `CachedState` after the segment.
+    """
+    batch, tgt_len = keras.ops.shape(tokens)
+    klen = keras.ops.shape(state.keys[0])[2]
+    _check_segment(tgt_len, klen - network.mem_len)
+    query = tf.range(tgt_len)
+    padding = None if lengths is None else tgt_len - tf.cast(lengths, tf.int32)[:, None]
+    reach = _reach(network, query, padding)
+    if tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1:
+        reach = None  # every slot is seen
+
+    # Rows of a matrix from here on: a product of rank 3 with a kernel is one for every row of the batch.
+    output = tf.reshape(network.embedding(tokens), [-1, network.d_model])
+    slots = (state.position + query) % klen
+    new_keys, new_values = [], []
+    for layer, layer_weights, keys, values in zip(
+        network.decoder_layers, weights, state.keys, state.values, strict=True
+    ):
+        heads = [batch, tgt_len, 3, network.n_head, network.d_head]
+        q, k, v = tf.unstack(tf.transpose(tf.reshape(tf.matmul(output, layer_weights.qkv), heads), [2, 0, 3, 1, 4]))
+        if padding is not None:
+            kept = tf.cast(query >= padding, q.dtype)[:, None, :, None]  # [B, 1, T, 1]
+            k, v = k * kept, v * kept  # the zeros that a shorter row has before it
+        keys, values = _write(keys, slots, k, in_place), _write(values, slots, v, in_place)
+        new_keys.append(keys)
+        new_values.append(values)
+        attn_vec = tf.transpose(_attend(q, keys, values, layer_weights, slots[0], reach), [0, 2, 1, 3])
+        attn_vec = tf.reshape(attn_vec, [-1, network.n_head * network.d_head])
+        output = layer.rel_attn.layer_norm(output + tf.matmul(attn_vec, layer_weights.o))
+        output = layer.ff.layer_norm(output + positionwise_ff(output, *layer_weights.ff))
+    hidden = tf.reshape(output, [batch, tgt_len, network.d_model])
+    return hidden, CachedState(tuple(new_keys), tuple(new_values), (state.position + tgt_len) % klen)
+
+
+def _check_segment(tgt_len, max_segment):
+    """An error where a segment is longer than its state allows; both may be tensors."""
+    if not isinstance(tgt_len, int) or not isinstance(max_segment, int):
+        tf.debugging.assert_less_equal(tgt_len, max_segment, "tokens must not be longer than the state's max_segment")
+    elif tgt_len > max_segment:
+        raise ValueError(f"tokens must be at most max_segment={max_segment} long, got {tgt_len}")
+
+
+def _reach(network, query, padding):
+    """Distance to the farthest key that a query sees, int `[T]` or `[B, T]`: as in a segment of the row's length."""
+    if network.same_length:
+        return tf.fill([tf.size(query)], network.mem_len)
+    reach = network.mem_len + query
+    return reach if padding is None else reach - padding
+
+
+def _write(ring, slots, new, in_place):
+    """`ring` `[B, H, K, D]` with `new` `[B, H, T, D]` in the `slots` `[T]`."""
+    batch, n_head, klen, d_head = keras.ops.shape(ring)
+    rows = tf.reshape(tf.range(batch * n_head)[:, None] * klen + slots, [-1])
+    flat, new = tf.reshape(ring, [-1, d_head]), tf.reshape(new, [-1, d_head])
+    if in_place:
+        flat = tf.raw_ops.InplaceUpdate(x=flat, i=rows, v=new)
+    else:
+        flat = tf.tensor_scatter_nd_update(flat, rows[:, None], new)
+    return tf.reshape(flat, [batch, n_head, klen, d_head])
+
+
+def _attend(q, keys, values, weights, first_slot, reach):
+    """Attention over the ring, for a block of queries and a row of the batch at a time, which fits the cache.
+
+    Args:
+        q: `[B, H, T, D]`, scaled queries, of which the first stands in `first_slot`.
+        keys, values: `[B, H, K, D]`.
+        weights: `LayerWeights`.
+        first_slot: int scalar tensor.
+        reach: int `[T]` or `[B, T]`, distance to the farthest key that is seen; `None` if all are.
+
+    Returns:
+        `[B, H, T, D]`.
+    """
+    batch, n_head, tgt_len, d_head = keras.ops.shape(q)
+    rw_q = q + weights.r_w_bias[:, None]
+    rr_q = q + weights.r_r_bias[:, None]
+    if (q.shape[2] or tf.int32.max) <= QUERY_BLOCK:
+        return _attend_block(rw_q, rr_q, keys, values, weights.position_keys, first_slot, reach)
+
+    block = tf.minimum(tgt_len, QUERY_BLOCK)
+    padding = -tgt_len % block
+
+    rw_q, rr_q = (tf.pad(x, [[0, 0], [0, 0], [0, padding], [0, 0]]) for x in (rw_q, rr_q))
+    reach = tf.pad(reach, [[0, 0]] * (len(reach.shape) - 1) + [[0, padding]])
+
+    def attend_block(start):
+        end = start + block
+        slot = (first_slot + start) % keras.ops.shape(keys)[2]
+        queries = rw_q[:, :, start:end], rr_q[:, :, start:end]
+        return _attend_block(*queries, keys, values, weights.position_keys, slot, reach[..., start:end])
+
+    spec = tf.TensorSpec([q.shape[0], n_head, None, d_head], q.dtype)
+    blocks = tf.map_fn(attend_block, tf.range(0, tgt_len, block), fn_output_signature=spec, parallel_iterations=1)
+    attn_vec = tf.transpose(blocks, [1, 2, 0, 3, 4])  # [B, H, blocks, block, D]
+    return tf.reshape(attn_vec, [batch, n_head, tgt_len + padding, d_head])[:, :, :tgt_len]
+
+
+def _attend_block(rw_q, rr_q, keys, values, position_keys, first_slot, reach):
+    """`_attend` for one block of queries with u and v added."""
+    tgt_len, klen = keras.ops.shape(rw_q)[2], keras.ops.shape(keys)[2]
+    position_keys = _rotated(position_keys, first_slot, tgt_len, klen)
+    visible = None
+    if reach is not None:
+        distance = (first_slot + tf.range(tgt_len)[:, None] - tf.range(klen)) % klen  # [T, K]
+        visible = distance <= reach[..., None]  # [T, K] or [B, T, K]
+
+    def attend_row(b):
+        """`[H, T, D]`."""
+        if rw_q.shape[2] == 1:
+            position_scores = head_matmul(rr_q[b], position_keys, transpose_b=True)
+        else:
+            position_scores = shifted_scores(rr_q[b], position_keys, first=tgt_len - 1)[:, :, :klen]
+        row_visible = visible if visible is None or len(visible.shape) == 2 else visible[b]
+        return attend(rw_q[b], keys[b], values[b], position_scores, row_visible)
+
+    batch = rw_q.shape[0]
+    if batch is not None and batch <= MAX_UNROLLED_ROWS:
+        return tf.stack([attend_row(b) for b in range(batch)])
+    rows = tf.range(keras.ops.shape(rw_q)[0])
+    spec = tf.TensorSpec(rw_q.shape[1:], rw_q.dtype)
+    return tf.map_fn(attend_row, rows, fn_output_signature=spec, parallel_iterations=1)
+
+
+def _rotated(position_keys, first_slot, tgt_len, klen):
+    """The position keys in the order of the slots.
+
+    Slot s is `(first_slot + i - s) mod K` from query i. Column c of what is returned is that of the distance
+    `(first_slot + T - 1 - c) mod K`, so that query i finds slot s in column `s + T - 1 - i`.
+
+    Returns:
+        list of H tensors `[K, D]` for a single query, which slicing gives without a copy; else `[H, K + T, D]`.
+    """
+    start = (klen - tgt_len - first_slot) % klen
+    if isinstance(tgt_len, int) and tgt_len == 1:
+        return [tf.slice(table, [start, 0], [klen, -1]) for table in tf.unstack(position_keys)]
+    return tf.slice(position_keys, [0, start, 0], [-1, klen + tgt_len, -1])

@@ -1,0 +1,242 @@
+"""Text from a language model: the loop of sampling and cached forward steps, in one compiled graph.
+
+    generate(lm, prompt, max_new_tokens=100, temperature=0.8, top_p=0.9, seed=1)    # int [batch, n] -> [batch, n + 100]
+
+    session = Session(lm)                           # or token by token, the memory going on
+    session.read(prompt)
+    tokens = session.write(8, temperature=0.8)      # the next 8; write again, or read what somebody answers
+
+The first new token follows the prompt as one segment, `lm.log_probs(prompt)`; from then on a segment is one token.
+
+What a row draws depends on its seed and on how many tokens it has drawn before, and on no other row. Rows that share a
+seed and a prompt therefore share their text: give every row its own seed for different ones.
+
+Shapes:
+    B: batch      n: prompt      N: n_token, the vocabulary      E: d_model
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.layers.embedding import check_ids
+from txl_tf.models.cache import cached_forward, initial_state, memory_of, precompute, state_from, writable_copy
+from txl_tf.models.sampling import check_integer, check_sampling, precompute_softmax, sample, uniform_draws
+
+
+def continue_text(lm, precomputed, hidden, state, first, max_new_tokens, sampling, stop_token, with_nll=False):
+    """Samples and reads, token by token.
+
+    Args:
+        lm: `TransformerXLLM`.
+        precomputed: `(precompute(lm.network), precompute_softmax(lm))`.
+        hidden: `[B, E]`, after the last token.
+        state: `CachedState` with `max_segment` 1, a `writable_copy`, which is written into.
+        first: int32 scalar, how many tokens every row has drawn before.
+        max_new_tokens: int32 scalar, tokens to sample.
+        sampling: `Sampling`.
+        stop_token: int32 scalar after which a row repeats it; -1 for none.
+        with_nll: whether to compute the nll too.
+
+    Returns:
+        `(tokens, nll, hidden, state)`: int32 `[B, max_new_tokens]`; float32 `[B, max_new_tokens]`, nats, or
+        `None`; and what the next call goes on with.
+    """
+    weights, bins = precomputed
+    uniform = uniform_draws(sampling.seeds, first, max_new_tokens)
+    batch = keras.ops.shape(hidden)[0]
+    rows = tf.range(batch)
+
+    def body(i, tokens, nll, stopped, hidden, state):
+        token = tf.where(stopped, stop_token, sample(bins, hidden, uniform[i], sampling))
+        places = tf.stack([rows, tf.fill([batch], i)], -1)
+        if with_nll:
+            nll = tf.tensor_scatter_nd_update(nll, places, lm.softmax.nll(hidden, token, lm.network.embedding))
+        tokens = tf.tensor_scatter_nd_update(tokens, places, token)
+        hidden, state = cached_forward(lm.network, weights, token[:, None], state, in_place=True)
+        return i + 1, tokens, nll, stopped | (token == stop_token), hidden[:, 0], state
+
+    tokens = tf.fill([batch, max_new_tokens], stop_token)
+    nll = tf.zeros([batch, max_new_tokens if with_nll else 0])
+    stopped = tf.zeros([batch], tf.bool)
+    _, tokens, nll, _, hidden, state = tf.while_loop(
+        lambda i, tokens, nll, stopped, *_: (i < max_new_tokens) & ~tf.reduce_all(stopped),
+        body,
+        (0, tokens, nll, stopped, hidden, state),
+        parallel_iterations=1,
+    )
+    return tokens, nll if with_nll else None, hidden, state
+
+
+def generate_tokens(lm, prompt, lengths, max_new_tokens, sampling, stop_token):
+    """`generate` as a graph: all arguments but `lm` are tensors, and none is checked.
+
+    Args:
+        lm: `TransformerXLLM`.
+        prompt: int `[B, n]`; lengths: int `[B]`.
+        max_new_tokens: int32 scalar.
+        sampling: `Sampling`.
+        stop_token: int32 scalar, -1 for none.
+
+    Returns:
+        int32 `[B, n + max_new_tokens]`: prompt, new tokens, then `stop_token` (0 if there is none).
+    """
+    prompt, lengths = tf.cast(prompt, tf.int32), tf.cast(lengths, tf.int32)
+    n = tf.shape(prompt)[1]
+    column = tf.range(n + max_new_tokens)
+    padding = (n - lengths)[:, None]
+    filler = tf.maximum(stop_token, 0)
+    # All prompts end together, so that a row's first new token is everybody's.
+    shifted = tf.gather(prompt, (column[:n] - padding) % n, batch_dims=1)
+    shifted.set_shape(prompt.shape)
+    network = lm.network
+    batch = tf.shape(prompt)[0] if prompt.shape[0] is None else prompt.shape[0]
+    state = initial_state(network, batch, max_segment=n)
+    hidden, state = cached_forward(network, precompute(network, max_segment=n), shifted, state, lengths)
+    state = writable_copy(state_from(*memory_of(network, state)))
+    precomputed = precompute(network), precompute_softmax(lm)
+    new_tokens, _, _, _ = continue_text(lm, precomputed, hidden[:, -1], state, 0, max_new_tokens, sampling, stop_token)
+    text = tf.concat([shifted, tf.where(new_tokens < 0, filler, new_tokens)], 1)
+    text = tf.gather(text, (column + padding) % (n + max_new_tokens), batch_dims=1)
+    return tf.where(column < lengths[:, None] + max_new_tokens, text, filler)
+
+
+_generate_tokens = tf.function(generate_tokens, autograph=False)
+
+
+def generate(
+    lm, prompt, max_new_tokens, *, temperature=1.0, top_k=None, top_p=None, seed=None, stop_token=None, lengths=None
+):
+    """Continues every row of `prompt`.
+
+    Args:
+        lm: `TransformerXLLM`.
+        prompt: int `[batch, n]`, n at least 1.
+        max_new_tokens: int, at least 0.
+        temperature: divides the log-probabilities; below 1 likely tokens become likelier, 0 takes the most likely one.
+        top_k: sample from the `top_k` most likely tokens only.
+        top_p: sample from the fewest most likely tokens that hold this share of the probability only, in (0, 1]; of
+            those that `top_k` leaves, where both are given.
+        seed: int, or int `[batch]`, one for every row. A row's text depends on its own prompt and seed alone: rows with
+            the same of both are equal. `None` draws one for every row.
+        stop_token: id that ends a row; it is repeated up to the end of the row.
+        lengths: int `[batch]`, where prompts are of unequal length: row b is `prompt[b, :lengths[b]]`.
+
+    Returns:
+        int32 `[batch, n + max_new_tokens]`: prompt and new tokens. The new tokens of a shorter prompt follow it
+        directly; the row is filled up with `stop_token` (0 where it is not given).
+
+    Raises:
+        ValueError: an argument out of range; the message names it.
+    """
+    prompt = np.asarray(prompt)
+    n_token = lm.network.n_token
+    if prompt.ndim != 2 or not np.issubdtype(prompt.dtype, np.integer) or 0 in prompt.shape:
+        raise ValueError(
+            f"prompt must be integers [batch, n], n at least 1, got {prompt.dtype.name} {list(prompt.shape)}"
+        )
+    batch, n = prompt.shape
+    lengths = np.full([batch], n) if lengths is None else np.asarray(lengths)
+    if lengths.shape != (batch,) or lengths.dtype.kind not in "iu" or lengths.min() < 1 or lengths.max() > n:
+        raise ValueError(f"lengths must be [batch={batch}] integers between 1 and {n}, got {lengths.tolist()}")
+    prompt = np.where(np.arange(n) < lengths[:, None], prompt, 0)
+    check_ids("prompt", prompt, n_token)
+    check_integer("max_new_tokens", max_new_tokens, 0)
+    if stop_token is not None:
+        check_integer("stop_token", stop_token, 0, n_token - 1)
+    stop = np.int32(-1 if stop_token is None else stop_token)
+    arguments = {
+        "prompt": tf.constant(prompt, tf.int32),
+        "lengths": tf.constant(lengths, tf.int32),
+        "max_new_tokens": tf.constant(max_new_tokens, tf.int32),
+        "stop_token": tf.constant(stop),
+        "sampling": check_sampling(batch, temperature, top_k, top_p, seed),
+    }
+    specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
+    specs["prompt"] = tf.TensorSpec([batch, None], tf.int32)  # one graph for prompts of any length
+    return _generate_tokens.get_concrete_function(lm, **specs)(**arguments)
+
+
+class Session:
+    """A text that is read and written in turns, in one memory: streaming, and conversations.
+
+    The weights are those of the moment it is made. All rows are read and written in step.
+
+    Args:
+        lm: `TransformerXLLM`.
+        batch_size: rows.
+    """
+
+    def __init__(self, lm, batch_size=1):
+        self.lm = lm
+        self.batch_size = batch_size
+        self._precomputed = tf.function(lambda: (precompute(lm.network), precompute_softmax(lm)), autograph=False)()
+        self._state = initial_state(lm.network, batch_size)
+        self._hidden = None
+        self._drawn = 0
+        self._read = tf.function(self._read_segment, reduce_retracing=True, autograph=False)
+        self._write = tf.function(self._write_tokens, autograph=False)
+
+    def read(self, tokens):
+        """Reads a segment.
+
+        Args:
+            tokens: int `[batch_size, n]`, n at least 1.
+
+        Returns:
+            float32 array `[batch_size, n]`, the nll of the tokens in nats; NaN for the first of all.
+
+        Raises:
+            ValueError: the shape or an id is wrong.
+        """
+        tokens = np.asarray(tokens)
+        if tokens.ndim != 2 or tokens.shape[0] != self.batch_size or not tokens.size or tokens.dtype.kind not in "iu":
+            raise ValueError(
+                f"tokens must be integers [batch_size={self.batch_size}, n], n at least 1, "
+                f"got {tokens.dtype.name} {list(tokens.shape)}"
+            )
+        check_ids("tokens", tokens, self.lm.network.n_token)
+        first = self._hidden is None
+        if first:
+            self._hidden = tf.zeros([self.batch_size, self.lm.network.d_model], self.lm.compute_dtype)
+        nll, self._hidden, self._state = self._read(tf.constant(tokens, tf.int32), self._hidden, self._state)
+        nll = nll.numpy()
+        if first:
+            nll[:, 0] = np.nan
+        return nll
+
+    def write(self, max_new_tokens, *, temperature=1.0, top_k=None, top_p=None, seed=None, with_nll=False):
+        """Samples the next tokens, and reads them.
+
+        Args:
+            max_new_tokens: int, how many. With one seed, writing twice 4 gives the same as writing 8.
+            temperature, top_k, top_p, seed: as in `generate`.
+            with_nll: whether to compute the nll too.
+
+        Returns:
+            `(tokens, nll)`: int32 and float32 `[batch_size, max_new_tokens]`, nats at temperature 1, or `None`.
+
+        Raises:
+            ValueError: nothing was read yet, or an option is out of range.
+        """
+        if self._hidden is None:
+            raise ValueError("read a text first: there is nothing to continue")
+        check_integer("max_new_tokens", max_new_tokens, 0)
+        sampling = check_sampling(self.batch_size, temperature, top_k, top_p, seed)
+        numbers = tf.constant(self._drawn), tf.constant(max_new_tokens)
+        tokens, nll, self._hidden, self._state = self._write(
+            self._precomputed, self._hidden, self._state, *numbers, sampling, with_nll
+        )
+        self._drawn += max_new_tokens
+        return tokens.numpy(), nll.numpy() if with_nll else None
+
+    def _read_segment(self, tokens, hidden, state):
+        network, length = self.lm.network, tf.shape(tokens)[1]
+        state = state_from(*memory_of(network, state), max_segment=length)
+        new_hidden, state = cached_forward(network, precompute(network, length), tokens, state)
+        nll = self.lm.softmax.nll(tf.concat([hidden[:, None], new_hidden[:, :-1]], 1), tokens, network.embedding)
+        return nll, new_hidden[:, -1], writable_copy(state_from(*memory_of(network, state)))
+
+    def _write_tokens(self, precomputed, hidden, state, first, max_new_tokens, sampling, with_nll):
+        stop_token = tf.constant(-1)
+        return continue_text(self.lm, precomputed, hidden, state, first, max_new_tokens, sampling, stop_token, with_nll)

@@ -1,0 +1,213 @@
+"""The language model: the network, its softmax, and memory carried through `fit` and `evaluate`."""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import ModelConfig
+from txl_tf.layers.adaptive import AdaptiveSoftmax
+from txl_tf.layers.embedding import check_ids
+from txl_tf.models.cache import cached_forward, initial_state, precompute, writable_copy
+from txl_tf.models.generation import generate
+from txl_tf.models.transformer_xl import TransformerXL, make_initializer
+from txl_tf.training.memory_model import MemoryModel
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TransformerXLLM(MemoryModel):
+    """Transformer-XL language model: `TransformerXL`, and the adaptive softmax that shares its embeddings.
+
+    ```python
+    lm = txl_tf.TransformerXLLM(n_token=256, n_layer=6, d_model=256, d_embed=256, n_head=4, d_head=64, d_inner=1024,
+                                mem_len=128)
+    lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000))
+    lm.fit(dataset)                         # batches (tokens, labels), int [batch, tgt_len]
+    nll, mems = lm.score(tokens, labels)    # nats a token; mems continue the text in the next call
+    ```
+
+    The weights exist from construction on.
+
+    Args: those of `TransformerXL`, of which `mem_len` must be given, and
+        proj_share_all_but_first: the softmax shares the embedding's projections but the first, see
+            `AdaptiveSoftmax`.
+
+    Call arguments:
+        tokens: int `[batch, tgt_len]`.
+        mems: list of `n_layer` tensors `[batch, any, d_model]`; `None` for `initial_mems`.
+
+    Returns:
+        `(log_probs, new_mems)`, as `log_probs`.
+
+    Reference:
+        Dai et al. 2019; `transformer` and `train` of the original.
+    """
+
+    def __init__(
+        self,
+        *,
+        mem_len,
+        proj_share_all_but_first=ModelConfig.proj_share_all_but_first,
+        name=None,
+        dtype=None,
+        trainable=True,
+        **arguments,
+    ):
+        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        self.proj_share_all_but_first = proj_share_all_but_first
+        self.network = network = TransformerXL(
+            mem_len=mem_len, dtype=self.dtype_policy, name="transformer", **arguments
+        )
+        self.softmax = AdaptiveSoftmax(
+            network.n_token,
+            network.d_embed,
+            network.d_model,
+            cutoffs=network.cutoffs,
+            div_val=network.div_val,
+            proj_same_dim=network.proj_same_dim,
+            proj_share_all_but_first=proj_share_all_but_first,
+            proj_initializer=make_initializer(network.init, network.proj_init_std, network.init_range),
+            dtype=self.dtype_policy,
+            name="adaptive_softmax",
+        )
+        self.build()
+
+    def build(self, tokens_shape=None):
+        if not self.network.built:
+            self.network.build()
+            self.softmax.build()
+
+    def get_config(self):
+        network = self.network.get_config()
+        own = {**super().get_config(), "proj_share_all_but_first": self.proj_share_all_but_first}
+        return {**network, **own}
+
+    # ------------------------------------------------------------------------------------------------- inference
+
+    def call(self, tokens, mems=None):
+        hidden, new_mems = self.network(tokens, mems)
+        return self.softmax(hidden, embedding=self.network.embedding), new_mems
+
+    def initial_mems(self, batch_size):
+        """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`."""
+        return self.network.initial_mems(batch_size)
+
+    def score(self, tokens, labels, mems=None):
+        """Negative log-likelihood of every label, in place.
+
+        Args:
+            tokens: int `[batch, tgt_len]`.
+            labels: int `[batch, tgt_len]`, the tokens shifted by one.
+            mems: list of `n_layer` tensors `[batch, any, d_model]`; `None` for `initial_mems`.
+
+        Returns:
+            `(nll, new_mems)`: float32 `[batch, tgt_len]`, nats, and the memory for the next segment.
+
+        Raises:
+            ValueError: an id outside the vocabulary, or shapes that do not belong together.
+        """
+        tokens, labels = self._check_ids("tokens", tokens), self._check_ids("labels", labels)
+        if tokens.shape != labels.shape:
+            raise ValueError(f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}")
+        return self._score(tokens, labels, self._check_mems(tokens, mems))
+
+    def log_probs(self, tokens, mems=None):
+        """Log-probability of every word of the vocabulary as the next token.
+
+        Args:
+            tokens: int `[batch, tgt_len]`.
+            mems: list of `n_layer` tensors `[batch, any, d_model]`; `None` for `initial_mems`.
+
+        Returns:
+            `(log_probs, new_mems)`: float32 `[batch, tgt_len, n_token]` in vocabulary order, whose exponentials sum
+            to 1 over the whole vocabulary, and the memory for the next segment.
+
+        Raises:
+            ValueError: an id outside the vocabulary, or shapes that do not belong together.
+        """
+        tokens = self._check_ids("tokens", tokens)
+        return self._log_probs(tokens, self._check_mems(tokens, mems))
+
+    def generate(self, prompt, max_new_tokens, **options):
+        """Continues texts, token by token, with cached keys and values; see `txl_tf.models.generation.generate`.
+
+        Args:
+            prompt: int `[batch, n]`.
+            max_new_tokens: tokens to add.
+            **options: `temperature`, `top_k`, `top_p`, `seed`, `stop_token`, `lengths`.
+
+        Returns:
+            int32 `[batch, n + max_new_tokens]`.
+
+        Raises:
+            ValueError: an argument is out of its range.
+        """
+        return generate(self, prompt, max_new_tokens, **options)
+
+    def segment_nll(self, tokens, labels, mems, *, static_shapes=False, bin_capacities=None, **training):
+        """The nll of a segment, as `fit` and `evaluate` use it.
+
+        Args:
+            tokens, labels: int `[batch, tgt_len]`, not checked.
+            mems: list of `n_layer` tensors `[batch, any, d_model]`.
+            static_shapes, bin_capacities: see `compile`.
+            **training: `training` and `dropout_key` of the network.
+
+        Returns:
+            `(nll, kept, new_mems)`: nll as of `score`; bool `[batch, tgt_len]`, which labels count, or `None` where all
+            do; and the memory for the next segment.
+        """
+        hidden, new_mems = self.network(tokens, mems, static_shapes=static_shapes, **training)
+        if not static_shapes:
+            return self.softmax.nll(hidden, labels, self.network.embedding), None, new_mems
+        if bin_capacities is None:
+            bin_capacities = [tokens.shape.num_elements()] * len(self.softmax.cutoffs)
+        return *self.softmax.static_nll(hidden, labels, self.network.embedding, bin_capacities), new_mems
+
+    def start_evaluation(self, batch_size, tgt_len):
+        """What the first segment of an evaluation is given: precomputed weights, and the memory as keys and values.
+
+        With static shapes it is the plain memory: TPUs have no buffer to write to in place.
+        """
+        if self.static_shapes:
+            return self.initial_mems(batch_size)
+        state = initial_state(self.network, batch_size, tgt_len)
+        return precompute(self.network, tgt_len), writable_copy(state)
+
+    def evaluation_nll(self, tokens, labels, carried):
+        """As `segment_nll`, from what `start_evaluation` or the segment before gave, which is used up."""
+        if self.static_shapes:
+            return self.segment_nll(tokens, labels, carried, static_shapes=True)
+        weights, state = carried
+        hidden, state = cached_forward(self.network, weights, tokens, state, in_place=True)
+        return self.softmax.nll(hidden, labels, self.network.embedding), None, (weights, state)
+
+    @tf.function(reduce_retracing=True)
+    def _score(self, tokens, labels, mems):
+        hidden, new_mems = self.network(tokens, mems)
+        return self.softmax.nll(hidden, labels, self.network.embedding), new_mems
+
+    @tf.function(reduce_retracing=True)
+    def _log_probs(self, tokens, mems):
+        return self(tokens, mems)
+
+    def _check_ids(self, name, ids):
+        """`ids` as an int tensor `[batch, tgt_len]` whose every id the vocabulary has."""
+        ids = tf.convert_to_tensor(ids)
+        if not ids.dtype.is_integer or ids.shape.rank != 2 or 0 in ids.shape:
+            raise ValueError(f"{name} must be integers [batch, tgt_len], got {ids.dtype.name} {list(ids.shape)}")
+        if not tf.executing_eagerly():
+            return ids
+        check_ids(name, ids.numpy(), self.network.n_token)
+        return ids
+
+    def _check_mems(self, tokens, mems):
+        if mems is None:
+            return self.initial_mems(keras.ops.shape(tokens)[0])
+        network = self.network
+        shapes = [list(mem.shape) for mem in mems]
+        expected = [tokens.shape[0], *shapes[0][1:2], network.d_model] if shapes else None
+        if len(mems) != network.n_layer or any(shape != expected for shape in shapes):
+            raise ValueError(
+                f"mems must be n_layer={network.n_layer} tensors [batch={tokens.shape[0]}, mem_len, "
+                f"d_model={network.d_model}], got {len(mems)} of shapes {shapes}"
+            )
+        return [tf.cast(mem, self.compute_dtype) for mem in mems]

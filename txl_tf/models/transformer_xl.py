@@ -1,0 +1,255 @@
+"""The network: tokens and memory in, hidden states and new memory out (paper, section 3.2)."""
+
+import functools
+import random
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import NetworkConfig, check_fields
+from txl_tf.layers.attention import create_mask
+from txl_tf.layers.dropout import dropout, split
+from txl_tf.layers.embedding import AdaptiveEmbedding
+from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.layers.transformer_xl_layer import TransformerXLLayer
+
+
+def cache_mems(hidden, mems, mem_len, lengths=None):
+    """The memory for the next segment: the last `mem_len` of memory and segment, without gradient.
+
+    Args:
+        hidden: `[batch, tgt_len, d_model]`, what the layer was given for this segment.
+        mems: `[batch, any, d_model]`, what it was given as memory.
+        mem_len: positions to keep; 0 keeps none.
+        lengths: int `[batch]`, how many positions of each row's `hidden` count, where what follows is padding; `mems`
+            must then hold `mem_len` positions or more. `None`: all.
+
+    Returns:
+        `[batch, min(any + tgt_len, mem_len), d_model]`.
+    """
+    if mem_len == 0:
+        return hidden[:, :0]
+    if lengths is not None:
+        first = keras.ops.shape(mems)[1] + lengths - mem_len
+        kept = first[:, None] + tf.range(mem_len)
+        return tf.stop_gradient(tf.gather(tf.concat([mems, hidden], 1), kept, batch_dims=1))
+    if hidden.shape[1] is None or hidden.shape[1] < mem_len:
+        hidden = tf.concat([mems, hidden], 1)
+    new_mems = tf.stop_gradient(hidden[:, -mem_len:])
+    if (mems.shape[1] or 0) >= mem_len:
+        new_mems.set_shape([None, mem_len, None])  # known, even where tgt_len is not
+    return new_mems
+
+
+def recomputed(layer, dropout_key):
+    """`layer` with a dropout key, of which only the arguments are kept: the backward pass computes it again."""
+
+    def call(zero, w, *args):
+        # Masks, which depend on the key alone, would be drawn for all layers at the start, and once for both passes.
+        with tf.control_dependencies([w]):
+            layer_key = dropout_key + tf.cast(zero, dropout_key.dtype)
+        return layer(w, *args, dropout_key=layer_key)
+
+    return functools.partial(keras.remat(call), tf.zeros([]))
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TransformerXL(keras.Model):
+    """Transformer-XL without its softmax, for language models and for reuse in other Keras models.
+
+    Args:
+        n_token: size of the vocabulary.
+        n_layer: number of decoder layers.
+        d_model: width of the hidden states, even.
+        d_embed: width of the embeddings (of their first bin).
+        n_head, d_head: number of attention heads and the width of each.
+        d_inner: width inside the feed-forward layers.
+        dropout: rate on embeddings, position embedding, attention output, in the feed-forward layers and on the
+            final hidden states.
+        dropatt: rate on the attention probabilities.
+        mem_len: positions of memory carried from segment to segment; 0 for none.
+        same_length: every token attends to `mem_len + 1` positions, rather than to all of memory and segment so far.
+        clamp_len: distances beyond it are treated as `clamp_len`; no limit unless positive.
+        untie_r: every layer has its own u and v of equation (6), rather than all the same.
+        cutoffs, div_val, proj_same_dim: bins of the embedding, see `AdaptiveEmbedding`.
+        init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
+            softmax), or "uniform" in `[-init_range, init_range]`.
+        recompute: in training, keep only every layer's input and compute the rest of it again in the backward pass:
+            less memory for about a third more time, the same gradients.
+        seed: int that dropout derives from; drawn where it is `None`.
+
+    Call arguments:
+        tokens: int `[batch, tgt_len]`, any `tgt_len`.
+        mems: list of `n_layer` tensors `[batch, any, d_model]`, normally those the segment before returned.
+            `None` starts from `initial_mems`.
+        padding_mask: bool `[batch, tgt_len]`, True at tokens, False at padding, wherever it lies; `mems` must then
+            hold `mem_len` positions or more, as `initial_mems` does. Every row gets what its tokens alone would get:
+            their hidden states and the memory after them, which holds no padding. Ids at padding do not count, and
+            hidden states there are zeros.
+        training: whether to drop.
+        dropout_key: int `[3]` that the dropout masks are a function of: two words of key and the number of the first
+            row of `tokens` in the global batch, 0 where it is left out. The shares of a batch given one key and their
+            first rows are dropped as the whole batch is. `None` in training: the network draws a key itself.
+        static_shapes: passed on to `AdaptiveEmbedding`.
+
+    Returns:
+        `(hidden, new_mems)`: `[batch, tgt_len, d_model]`, and the memory for the next segment.
+
+    Raises:
+        ValueError: an argument is out of its range; the message names it.
+
+    Reference:
+        Dai et al. 2019; `transformer` of the original.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_token,
+        n_layer,
+        d_model,
+        d_embed,
+        n_head,
+        d_head,
+        d_inner,
+        dropout=NetworkConfig.dropout,
+        dropatt=NetworkConfig.dropatt,
+        mem_len=NetworkConfig.mem_len,
+        same_length=NetworkConfig.same_length,
+        clamp_len=NetworkConfig.clamp_len,
+        untie_r=NetworkConfig.untie_r,
+        cutoffs=NetworkConfig.cutoffs,
+        div_val=NetworkConfig.div_val,
+        proj_same_dim=NetworkConfig.proj_same_dim,
+        init=NetworkConfig.init,
+        init_std=NetworkConfig.init_std,
+        proj_init_std=NetworkConfig.proj_init_std,
+        init_range=NetworkConfig.init_range,
+        recompute=False,
+        seed=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        arguments = locals()
+        for name in NetworkConfig.names():
+            setattr(self, name, arguments[name])
+        self.cutoffs = tuple(cutoffs)
+        self.recompute = recompute
+        check_fields(NetworkConfig, self)
+
+        self.initializer = make_initializer(init, init_std, init_range)
+        self.embedding = AdaptiveEmbedding(
+            n_token, d_embed, d_model, cutoffs=self.cutoffs, div_val=div_val, proj_same_dim=proj_same_dim,
+            initializer=self.initializer, proj_initializer=make_initializer(init, proj_init_std, init_range),
+            dtype=self.dtype_policy, name="adaptive_embed",
+        )  # fmt: skip
+        sizes = (d_model, n_head, d_head, d_inner, dropout, dropatt, self.initializer)
+        self.decoder_layers = [
+            TransformerXLLayer(*sizes, dtype=self.dtype_policy, name=f"layer_{i}") for i in range(n_layer)
+        ]
+        self.seed = random.randrange(2**31) if seed is None else seed
+        self.seed_generator = keras.random.SeedGenerator(self.seed)
+
+    def build(self, tokens_shape=None):
+        shape = (self.n_head, self.d_head)
+        if self.untie_r:
+            shape = (self.n_layer, *shape)
+        self.r_w_bias = self.add_weight(name="r_w_bias", shape=shape, initializer=self.initializer.clone())
+        self.r_r_bias = self.add_weight(name="r_r_bias", shape=shape, initializer=self.initializer.clone())
+        self.embedding.build()
+        for layer in self.decoder_layers:
+            layer.build()
+
+    def initial_mems(self, batch_size):
+        """The memory before the first segment: `n_layer` zeros `[batch_size, mem_len, d_model]`, attended to."""
+        shape = [batch_size, self.mem_len, self.d_model]
+        return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
+
+    def positions(self, klen):
+        """Position embeddings of the distances to `klen` keys, farthest first: float32 `[1, klen, d_model]`."""
+        pos_seq = relative_positions(klen, self.clamp_len)
+        return positional_embedding(pos_seq, inverse_frequencies(self.d_model))
+
+    def biases(self, i):
+        """`(r_w_bias, r_r_bias)` of layer i, the paper's u and v: `[n_head, d_head]` each."""
+        # As tensors: keras.remat gives no gradient to variables that are arguments.
+        return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
+
+    def call(self, tokens, mems=None, padding_mask=None, training=False, dropout_key=None, static_shapes=False):
+        if mems is None:
+            mems = self.initial_mems(keras.ops.shape(tokens)[0])
+        lengths = None
+        if padding_mask is not None:
+            _check_padding(padding_mask, tokens, mems[0], self.mem_len)
+            lengths = tf.reduce_sum(tf.cast(padding_mask, tf.int32), 1)
+            # Tokens to the front: causality hides what follows them, and their distances to the memory are right.
+            order = tf.argsort(tf.cast(~padding_mask, tf.int32), stable=True)
+            tokens = tf.gather(tf.where(padding_mask, tokens, 0), order, batch_dims=1)
+        qlen, mlen = keras.ops.shape(tokens)[1], keras.ops.shape(mems[0])[1]
+        if training and dropout_key is None:
+            dropout_key = self.seed_generator.next()
+        embed_key, pos_key, out_key, *layer_keys = split(dropout_key if training else None, 3 + self.n_layer)
+
+        attn_mask = create_mask(qlen, mlen, self.same_length)
+        # One mask for all layers and rows, as in the original.
+        pos_emb = dropout(
+            tf.cast(self.positions(mlen + qlen), self.compute_dtype), self.dropout, pos_key, row_axis=None
+        )
+
+        new_mems = []
+        output = dropout(self.embedding(tokens, static_shapes=static_shapes), self.dropout, embed_key)
+        for i, (layer, layer_key) in enumerate(zip(self.decoder_layers, layer_keys, strict=True)):
+            new_mems.append(cache_mems(output, mems[i], self.mem_len, lengths))
+            decode = functools.partial(layer, dropout_key=layer_key)
+            if training and self.recompute:
+                decode = recomputed(layer, layer_key)
+            output = decode(output, pos_emb, *self.biases(i), attn_mask, mems[i])
+        output = dropout(output, self.dropout, out_key)
+        if padding_mask is not None:  # back to where they were
+            index = tf.cumsum(tf.cast(padding_mask, tf.int32), 1, exclusive=True)
+            output = tf.where(padding_mask[:, :, None], tf.gather(output, index, batch_dims=1), 0)
+        return output, new_mems
+
+    def attention_probs(self, tokens, mems, layer):
+        """The attention of one layer, without dropout, as `tools/plot.py` draws it.
+
+        Args:
+            tokens: int `[batch, tgt_len]`.
+            mems: list of `n_layer` tensors `[batch, mem_len, d_model]`.
+            layer: from 0.
+
+        Returns:
+            `[n_head, batch, tgt_len, mem_len + tgt_len]`, probabilities; each row sums to 1.
+        """
+        qlen, mlen = keras.ops.shape(tokens)[1], keras.ops.shape(mems[0])[1]
+        attn_mask, r = create_mask(qlen, mlen, self.same_length), self.positions(mlen + qlen)
+        output = self.embedding(tokens)
+        for i in range(layer):
+            output = self.decoder_layers[i](output, r, *self.biases(i), attn_mask, mems[i])
+        attention = self.decoder_layers[layer].rel_attn
+        return attention.attention_probs(output, r, *self.biases(layer), attn_mask, mems[layer])
+
+    def get_config(self):
+        names = [*NetworkConfig.names(), "recompute", "seed"]
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+def _check_padding(padding_mask, tokens, mem, mem_len):
+    """Raises ValueError where `padding_mask` does not fit tokens and memory."""
+    if padding_mask.dtype != tf.bool or not padding_mask.shape.is_compatible_with(tokens.shape):
+        raise ValueError(
+            f"padding_mask must be bool and of the shape of tokens, {list(tokens.shape)}, "
+            f"got {padding_mask.dtype.name} {list(padding_mask.shape)}"
+        )
+    if mem.shape[1] is not None and mem.shape[1] < mem_len:
+        raise ValueError(
+            f"with a padding_mask, mems must hold mem_len={mem_len} positions or more, as initial_mems does, "
+            f"got {mem.shape[1]}"
+        )
+
+
+def make_initializer(init, init_std, init_range):
+    """The original's `--init`: normal with standard deviation `init_std`, or uniform in ±`init_range`."""
+    if init == "uniform":
+        return keras.initializers.RandomUniform(-init_range, init_range)
+    return keras.initializers.RandomNormal(stddev=init_std)

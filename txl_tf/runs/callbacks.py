@@ -1,0 +1,330 @@
+"""Callbacks of a training: progress, logs by step, validation, checkpoints, signals, divergence."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import logging
+import math
+import os
+import signal
+import threading
+import time
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import TrainingConfig
+from txl_tf.files import write_atomic, writing
+from txl_tf.runs.checkpoints import RunCheckpoints
+from txl_tf.runs.evaluate import to_metric
+from txl_tf.training.memory_model import MemoryModel
+
+logger = logging.getLogger("txl_tf")
+
+
+def step_of(model: MemoryModel) -> int:
+    """Number of training steps done, those of earlier sessions included."""
+    return int(model.optimizer.iterations.numpy())
+
+
+class Stopped(Exception):
+    """Raised on all workers at the same step, after a signal to one of them."""
+
+
+class StopOnSignal(keras.callbacks.Callback):
+    """Ctrl-C and SIGTERM stop training, and a validation, after the step that runs; a second Ctrl-C does it at once.
+
+    As a context manager around `fit`, it handles the signals. What runs in it raises `Stopped`, on all workers at the
+    same step.
+
+    Args:
+        lm: the model that is trained.
+    """
+
+    def __init__(self, lm: MemoryModel):
+        super().__init__()
+        self.lm = lm
+        self.received = None
+        self.previous = {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():  # no other may handle signals
+            self.previous = {number: signal.signal(number, self.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, error_type, error, traceback):
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+        if self.received and error_type is None:  # it came after the last step
+            signal.raise_signal(self.received)
+
+    def handle(self, number, frame):
+        if self.received == number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+        self.lm.stop_requested = True
+        text = "\n{}: saving after this step" + " (Ctrl-C again to stop at once)" * (number == signal.SIGINT) + "\n"
+        os.write(1, text.format(self.reason).encode())  # print would not do if the signal came amid a print
+
+    @property
+    def reason(self):
+        reasons = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+        return reasons.get(self.received, "stopped with the other workers")
+
+    def on_test_batch_end(self, batch, logs=None):
+        if self.model.stop_agreed:
+            raise Stopped
+
+
+class CheckFinite(keras.callbacks.Callback):
+    """Ends a training that has diverged, before anything of it is saved.
+
+    Args:
+        checkpoints: `RunCheckpoints`.
+
+    Raises:
+        ValueError: the loss of a step is not finite, or its gradients are not (which loss scaling takes care of).
+    """
+
+    def __init__(self, checkpoints: RunCheckpoints):
+        super().__init__()
+        self.checkpoints = checkpoints
+
+    def on_train_batch_end(self, batch, logs=None):
+        scaled = isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer)
+        if math.isfinite(logs["loss"]) and (scaled or math.isfinite(logs["grad_norm"])):
+            return
+        last = step_of(self.model)
+        first = last - self.model.steps_per_execution + 1
+        raise ValueError(
+            ("step " if first == last else f"steps {first} to ")
+            + f"{last}: loss {logs['loss']}, gradient norm {logs['grad_norm']}. The training has diverged; nothing of "
+            f"this is saved, and {self.checkpoints.last_good}"
+        )
+
+
+class Validate(keras.callbacks.Callback):
+    """Evaluates at the end of every window of steps in which a checkpoint is due, but the last of the training.
+
+    Adds `val_loss` to the epoch's logs. Keras's own validation cannot be done again for a window that ended in an
+    earlier session.
+
+    Args:
+        dataset: what to evaluate.
+        stop: `StopOnSignal`.
+        training: `TrainingConfig`.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, stop: StopOnSignal, training: TrainingConfig):
+        super().__init__()
+        self.dataset = dataset
+        self.stop = stop
+        self.training = training
+
+    def on_epoch_end(self, epoch, logs=None):
+        step, training = step_of(self.model), self.training
+        if step < training.train_steps and step % training.save_steps < training.iterations:
+            found = self.model.evaluate(self.dataset, verbose=0, return_dict=True, callbacks=[self.stop])
+            logs["val_loss"] = found["loss"]
+
+
+class RunState(keras.callbacks.Callback):
+    """Windows, checkpoints and the end of the training.
+
+    A window is `iterations` steps, and a line of `log.csv`. To Keras it is an epoch: its callbacks write a line at the
+    end of an epoch. A resumed run may begin in the middle of a window, so the number of the step ends the epoch, not
+    the number of steps in it. With `iterations` 50, a run that was stopped after step 130 goes on like this:
+
+        epoch (from 0)     2             3             4
+        steps              131 ... 150   151 ... 200   201 ... 250
+        sums of the line   101 ... 150   151 ... 200   201 ... 250
+
+    `fit` starts with `initial_epoch=2`. `on_epoch_begin` puts the sums of the steps 101 to 130 back, which the
+    checkpoint holds. After step 150, `on_train_batch_end` sets `stop_training`, which ends Keras's epoch early;
+    `on_epoch_end` takes that back unless the training is done.
+
+    Checkpoints in the middle of a window are written after the step, those at its end after the validation and the
+    loggers: `log.csv` has the lines of all windows before a checkpoint.
+
+    Args:
+        checkpoints: `RunCheckpoints`.
+        state: `(mems, window)` of `RunCheckpoints.restore`, or `(None, None)`.
+        training: `TrainingConfig`.
+        others: the callbacks that come before it.
+    """
+
+    def __init__(self, checkpoints: RunCheckpoints, state: tuple, training: TrainingConfig, others: list):
+        super().__init__()
+        self.checkpoints = checkpoints
+        self.mems, self.window = state
+        self.training = training
+        self.others = others
+
+    def on_train_begin(self, logs=None):
+        self.saved_step = step = step_of(self.model)
+        if self.mems is not None:
+            self.model.set_carried_mems(self.mems)
+        if self.window is not None and step % self.training.iterations == 0:
+            self.finish_window(step)
+
+    def finish_window(self, step):
+        """Ends a window whose steps have all been done by a session that was stopped in the validation."""
+        epoch = step // self.training.iterations - 1
+        for callback in [*self.others, self]:
+            callback.on_epoch_begin(epoch)
+        logs = self.model.get_metrics_result()
+        for callback in [*self.others, self]:
+            callback.on_epoch_end(epoch, logs)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.window is not None:
+            self.model.set_metric_totals(self.window)
+            self.window = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        step = step_of(self.model)
+        if step >= self.training.train_steps or step % self.training.iterations == 0:
+            self.model.stop_training = True  # that is, the epoch: see on_epoch_end
+        elif self.is_due(step):
+            self.save(mid_window=True)
+        if self.model.stop_agreed and step < self.training.train_steps:
+            raise Stopped
+
+    def on_epoch_end(self, epoch, logs=None):
+        step = step_of(self.model)
+        done = step >= self.training.train_steps
+        if "val_loss" in logs:
+            self.checkpoints.save_best(logs["val_loss"])
+        if done or self.is_due(step):
+            self.save()
+        if self.model.stop_agreed:
+            raise Stopped
+        self.model.stop_training = done
+
+    def is_due(self, step):
+        return step // self.training.save_steps > self.saved_step // self.training.save_steps
+
+    def save(self, mid_window=False):
+        """Writes a checkpoint, unless there is one of this step."""
+        step = step_of(self.model)
+        if step > self.saved_step:
+            self.checkpoints.save(mid_window)
+            self.saved_step = step
+
+
+class Progress(keras.callbacks.Callback):
+    """A line of progress at the end of every Keras epoch, which is a window of `iterations` steps.
+
+    Adds to the epoch's logs, for the loggers after it: `step`, the loss in `metric`, `learning_rate` of the last step
+    and `tokens_per_second` of training alone.
+
+    Args:
+        training: `TrainingConfig`.
+        metric: "ppl" or "bpc".
+    """
+
+    def __init__(self, training: TrainingConfig, metric: str):
+        super().__init__()
+        self.train_steps = training.train_steps
+        self.tokens_per_step = training.train_batch_size * training.tgt_len
+        self.metric = metric
+        self.traced = False
+
+    def on_train_begin(self, logs=None):
+        logger.info("tracing the training step")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.begin = self.end = (step_of(self.model), time.perf_counter())
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.end = (step_of(self.model), time.perf_counter())
+        if not self.traced:  # the first call was spent on tracing
+            self.traced = True
+            self.begin = self.end
+
+    def on_epoch_end(self, epoch, logs=None):
+        (first, started), (step, ended) = self.begin, self.end
+        seconds = (ended - started) / (step - first) if step > first else float("nan")
+        optimizer = self.model.optimizer
+        schedule = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+        logs["step"] = step
+        logs["learning_rate"] = float(schedule(step - 1) if callable(schedule) else optimizer.learning_rate)
+        logs["tokens_per_second"] = self.tokens_per_step / seconds
+        line = [f"step {step:>{len(str(self.train_steps))}}/{self.train_steps}", self.loss(logs, "")]
+        line += [f"lr {logs['learning_rate']:.3g}", f"grad norm {logs['grad_norm']:.2f}"]
+        if seconds == seconds:
+            left = datetime.timedelta(seconds=round((self.train_steps - step) * seconds))
+            line += [f"{logs['tokens_per_second']:,.0f} tokens/s", f"{left} left"]
+        if logs.get("overflow"):
+            line.append(f"{logs['overflow']:,.0f} token{'s' if logs['overflow'] > 1 else ''} left out")
+        if "val_loss" in logs:
+            line.append("valid " + self.loss(logs, "val_"))
+        logger.info(" | ".join(line))
+
+    def loss(self, logs, prefix):
+        logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
+        return f"loss {logs[prefix + 'loss']:.4f} | {self.metric} {logs[prefix + self.metric]:.3f}"
+
+
+class StepTensorBoard(keras.callbacks.TensorBoard):
+    """TensorBoard curves over training steps, rather than epochs.
+
+    Args:
+        log_dir: the folder.
+        checkpoints: `RunCheckpoints`.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+
+    def __init__(self, log_dir: str, checkpoints: RunCheckpoints):
+        super().__init__(log_dir, write_graph=False)
+        self.checkpoints = checkpoints
+
+    def on_epoch_end(self, epoch, logs=None):
+        with self.checkpoints.naming_last(), writing(self.log_dir):
+            super().on_epoch_end(step_of(self.model), logs)
+
+
+class StepCSVLogger(keras.callbacks.CSVLogger):
+    """`log.csv`, with "NA" in the columns of the validation where there was none.
+
+    Args:
+        filename: the file; lines are added to those that are there, in their columns.
+        metric: "ppl" or "bpc".
+        checkpoints: `RunCheckpoints`.
+
+    Raises:
+        OSError: a line cannot be written.
+    """
+
+    def __init__(self, filename: str, metric: str, checkpoints: RunCheckpoints):
+        super().__init__(filename, append=True)
+        self.metric = metric
+        self.checkpoints = checkpoints
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        if not self.append_header:
+            with tf.io.gfile.GFile(self.filename) as file:
+                self.keys = next(csv.reader([file.readline()]))[1:]
+
+    def on_epoch_end(self, epoch, logs=None):
+        with self.checkpoints.naming_last(), writing(self.filename):
+            super().on_epoch_end(epoch, {"val_loss": "NA", f"val_{self.metric}": "NA", **logs})
+
+
+def cut_log(filename: str, last_step: int) -> None:
+    """Drops from `log.csv` the lines after step `last_step`, and the last one where it was not finished."""
+    if not tf.io.gfile.exists(filename):
+        return
+    with tf.io.gfile.GFile(filename) as file:
+        text = file.read()
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    header, *rows = csv.reader(lines) if lines else [[]]
+    kept = lines[:1] + [
+        line for line, row in zip(lines[1:], rows, strict=True) if int(row[header.index("step")]) <= last_step
+    ]
+    if "".join(kept) != text:
+        write_atomic(filename, "".join(kept))

@@ -1,0 +1,166 @@
+"""Checkpoints of a training: all that it needs to go on exactly."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.files import remove, write_json
+from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.runs.folder import CheckpointFolder, RunFolder, run_weights
+from txl_tf.runs.weights import (
+    UNFINISHED,
+    check_fits,
+    check_whole,
+    delete_checkpoint,
+    reading,
+    weights_by_name,
+    weights_reader,
+    write_checkpoint,
+)
+
+logger = logging.getLogger("txl_tf")
+
+
+class RunCheckpoints:
+    """The checkpoints of a training, numbered by step.
+
+    They hold the weights by the original's names, the optimizer's variables, the memory as one array of all replicas'
+    rows, so that another number of replicas can go on with it, and, in the middle of a window of steps, the sums that
+    the line of the window is computed from.
+
+    Args:
+        lm: compiled `TransformerXLLM`, its optimizer built.
+        folder: `RunFolder`.
+        max_to_keep: older checkpoints are deleted.
+        write: whether to write at all. Of several workers that train together only the chief does; all must call
+            `save` and `save_best`.
+    """
+
+    def __init__(self, lm: TransformerXLLM, folder: RunFolder, max_to_keep: int = 5, write: bool = True):
+        self._lm = lm
+        self.folder = folder
+        self._max_to_keep = max_to_keep
+        self.write = write
+
+    @property
+    def latest(self) -> str | None:
+        """Path of the latest checkpoint in the folder, or `None`."""
+        steps = self.folder.steps()
+        return self.folder.checkpoint(steps[-1]) if steps else None
+
+    @property
+    def last_good(self) -> str:
+        """A sentence for error messages."""
+        return f"the last good checkpoint is {self.latest}" if self.latest else "there is no checkpoint yet"
+
+    @contextlib.contextmanager
+    def naming_last(self) -> Iterator[None]:
+        """Adds to an error in writing which checkpoint there is to go on from."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(f"{error}\n{self.last_good}") from error
+
+    def newest_whole(self) -> int | None:
+        """Step of the newest checkpoint that can be read from end to end; logs which cannot. `None` in a new folder.
+
+        Raises:
+            ValueError: there are checkpoints, and none can be read.
+        """
+        problems = []
+        unfinished = CheckpointFolder(os.path.join(self.folder.path, UNFINISHED)).steps()  # of a killed program
+        for step in reversed(self.folder.steps(files="index|data.*")):
+            if step in unfinished:
+                continue
+            try:
+                check_whole(self.folder.checkpoint(step))
+            except ValueError as error:
+                problems.append(str(error))
+                continue
+            for problem in problems:
+                logger.warning("damaged checkpoint: %s; going on from the one before", problem)
+            return step
+        if problems:
+            raise ValueError(f"no checkpoint in {self.folder} can be read:\n  " + "\n  ".join(problems))
+        return None
+
+    def save(self, mid_window: bool = False) -> str:
+        """Writes a checkpoint of the present state and returns its path.
+
+        Args:
+            mid_window: whether steps have been done since the last line of `log.csv`, that the next will count.
+
+        Raises:
+            OSError: it cannot be written. The checkpoints before it stay.
+        """
+        step = int(self._lm.optimizer.iterations.numpy())
+        path = self.folder.checkpoint(step)
+        mems = self._lm.carried_mems_array()  # of all workers
+        if self.write:
+            window = {"window": self._lm.metric_totals} if mid_window else {}
+            with self.naming_last():
+                write_checkpoint(path, {**run_weights(self._lm), **self._optimizer(), "mems": mems, **window})
+                self._sweep(step)
+        return path
+
+    def save_best(self, val_loss: float) -> None:
+        """Writes the weights to the folder's `best`, unless those there have a validation loss as low."""
+        found, best = self.folder.find_best(), self.folder.best
+        if not self.write or not val_loss < (found["val_loss"] if found else math.inf):
+            return
+        step = int(self._lm.optimizer.iterations.numpy())
+        with self.naming_last():
+            best.save_weights(self._lm, step)
+            write_json(self.folder.best_file, {"step": step, "val_loss": val_loss})
+            for other in best.steps():  # not before the new one is named
+                if other != step:
+                    delete_checkpoint(best.checkpoint(other))
+            best.write_state([step])
+
+    def remove_best(self) -> None:
+        """Removes the folder `best`."""
+        remove(self.folder.best.path)
+
+    def restore(self, path: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """Sets weights and optimizer to those of a checkpoint, or nothing at all if it is not right.
+
+        Returns:
+            `(mems, window)`: the memory to go on with, see `carried_mems_array`, and `metric_totals` of the window in
+            whose middle it was saved, or `None`.
+
+        Raises:
+            ValueError: there is no such checkpoint, or it is of another model or of no training.
+        """
+        read = weights_reader(self._lm, path)
+        with reading(path):
+            reader = tf.train.load_checkpoint(path)
+            shapes = reader.get_variable_to_shape_map()
+            optimizer = {key: shape for key, shape in shapes.items() if key.startswith("optimizer/")}
+            if not optimizer:
+                raise ValueError(
+                    f"{path} has weights alone, no optimizer to go on with: start a new run with warm_start_path={path}"
+                )
+            check_fits(path, optimizer, self._optimizer())
+            arrays = {name: read(name) for name in weights_by_name(self._lm)}
+            arrays |= {key: reader.get_tensor(key) for key in [*optimizer, "mems", *({"window"} & shapes.keys())]}
+        for key, variable in {**weights_by_name(self._lm), **self._optimizer()}.items():
+            variable.assign(arrays[key])
+        return arrays["mems"], arrays.get("window")
+
+    def _optimizer(self) -> dict[str, Any]:
+        return {f"optimizer/{i}": variable for i, variable in enumerate(self._lm.optimizer.variables)}
+
+    def _sweep(self, latest: int) -> None:
+        """Deletes old checkpoints. Those past `latest` are damaged: they stay until others take their place."""
+        steps = [step for step in self.folder.steps(files="index|data.*") if step <= latest]
+        for step in steps[: -self._max_to_keep]:
+            delete_checkpoint(self.folder.checkpoint(step))
+        self.folder.write_state(steps[-self._max_to_keep :])

@@ -1,0 +1,190 @@
+"""Evaluation: the mean nll of a split of a corpus or of a text file, and the metrics it is reported in."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config import EvaluationConfig, MachineConfig, TrainingConfig
+from txl_tf.data.batches import num_batches, segments
+from txl_tf.data.corpus import Corpus
+from txl_tf.data.datasets import is_by_character
+from txl_tf.data.text_files import read_files
+from txl_tf.data.vocabulary import escape
+from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.setup import check_divides, check_token_nll, log_model, name_of, open_corpus, worker_of
+from txl_tf.runs.weights import load_weights
+from txl_tf.training.distribution import is_chief, make_strategy
+
+logger = logging.getLogger("txl_tf")
+
+
+def evaluate_run(
+    model_dir: str,
+    *,
+    data: dict | None = None,
+    model: dict | None = None,
+    evaluation: EvaluationConfig | None = None,
+    machine: MachineConfig | None = None,
+) -> dict[str, float]:
+    """Evaluates a checkpoint on a split of a corpus, or on a text file.
+
+    Args:
+        model_dir: folder of the run. Without a `config.json`, `model` says it all (as in the original program).
+        data: as in `train_and_evaluate`; what the run was trained on where it is empty.
+        model: arguments of `TransformerXLLM` to use instead of the run's own, such as `mem_len`.
+        evaluation: `EvaluationConfig`.
+        machine: `MachineConfig`.
+
+    Returns:
+        dict `{split or file: mean nll in nats}`.
+
+    Raises:
+        ValueError, OSError: bad input, before any long work; the message says what was found and what is allowed.
+    """
+    evaluation, machine = evaluation or EvaluationConfig(), machine or MachineConfig()
+    folder = RunFolder(model_dir)
+    config = folder.read_config() if folder.has_config() else {"data": {}, "model": {}}
+    trained = {"tgt_len": TrainingConfig.tgt_len, "eval_batch_size": 60, **config.get("training", {})}
+    tgt_len = evaluation.tgt_len or trained["tgt_len"]
+    eval_batch_size = evaluation.eval_batch_size or trained["eval_batch_size"]
+    check_token_nll(evaluation.token_nll)
+    path = folder.find_checkpoint(evaluation.eval_ckpt_path)
+    strategy = make_strategy(*machine.devices)
+    check_divides(strategy, eval_batch_size=eval_batch_size)
+    if evaluation.eval_path:
+        corpus, split = _text_as_corpus(folder, config, evaluation.eval_path), evaluation.eval_path
+    else:
+        corpus, split = _corpus_of(folder, config, data), evaluation.eval_split
+    evaluator = Evaluator(corpus, eval_batch_size, tgt_len, evaluation.max_eval_batch)
+    evaluator.check(split)
+    with strategy.scope():
+        bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
+        lm = TransformerXLLM(**{**bins, **config["model"], **(model or {})}, dtype=machine.dtype_policy)
+        lm.compile(static_shapes=isinstance(strategy, tf.distribute.TPUStrategy))
+    load_weights(lm, path)
+    with worker_of(strategy, folder):
+        name = evaluation.eval_path or name_of(data or config["data"])
+        log_model(name, corpus, lm, strategy, machine.mixed_precision)
+        sizes = f"tgt_len {tgt_len}, mem_len {lm.network.mem_len}, batch {eval_batch_size}"
+        logger.info("evaluating %s: %s", path, sizes)
+        token_nll = evaluation.token_nll if is_chief(strategy) else evaluation.token_nll and os.devnull
+        return {split: evaluator.run(lm, split, token_nll)}
+
+
+def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str) -> Corpus:
+    """A text file in the vocabulary of the run, as a corpus of one split."""
+    if "vocab" not in config:
+        raise ValueError(f"eval_path needs the vocabulary of a run: {folder.config_file} does not exist")
+    vocab = folder.load_vocab()
+    tokens = vocab.encode(read_files([eval_path], vocab.level), name=eval_path)
+    by_character = config["data"].get("by_character", is_by_character(config["data"].get("dataset"), vocab))
+    return Corpus(vocab, config["model"]["cutoffs"], {eval_path: tokens}, by_character)
+
+
+def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
+    """The corpus that was asked for, or else that of the run; its vocabulary must be the run's."""
+    data = data or config["data"]
+    if not (data.get("data_dir") or data.get("data_path") or data.get("dataset") == "pydoc"):
+        raise ValueError("no text to evaluate: give data_dir, dataset with its data_path, or eval_path")
+    corpus = open_corpus(data)
+    if "vocab" in config and corpus.vocab.symbols != folder.load_vocab().symbols:
+        raise ValueError(
+            f"the corpus has another vocabulary ({len(corpus.vocab)} symbols) than the run in {folder} "
+            f"({config['model']['n_token']} symbols); evaluate its text by eval_path"
+        )
+    return corpus
+
+
+def metric_of(corpus: Corpus) -> str:
+    """`"ppl"`, perplexity, where tokens are words, and `"bpc"`, bits per character (or byte), where they are not."""
+    return "bpc" if corpus.by_character else "ppl"
+
+
+def to_metric(nll: float, metric: str) -> float:
+    """A mean nll in nats as `"bpc"` or `"ppl"`."""
+    if metric == "bpc":
+        return nll / math.log(2)
+    return math.exp(min(nll, 700))  # the perplexity of a model that diverged need not be exact
+
+
+class Evaluator:
+    """Evaluates the splits of a corpus, all in the same way.
+
+    Args:
+        corpus: `Corpus`.
+        batch_size: rows, over all replicas.
+        tgt_len: tokens of a segment.
+        max_batch: batches to evaluate; all of them if not positive.
+    """
+
+    def __init__(self, corpus: Corpus, batch_size: int, tgt_len: int, max_batch: int = -1):
+        self.corpus = corpus
+        self.batch_size = batch_size
+        self.tgt_len = tgt_len
+        self.max_batch = max_batch
+        self.metric = metric_of(corpus)
+
+    def check(self, split: str) -> None:
+        """Raises ValueError where the corpus has no such split or it is shorter than a batch."""
+        if split not in self.corpus.splits:
+            raise ValueError(f"eval_split must be one of {', '.join(self.corpus.splits)}, got {split!r}")
+        num_batches(len(self.corpus.splits[split]), self.batch_size, self.tgt_len, name=f"{split} split")
+
+    def dataset(self, split: str) -> tf.data.Dataset:
+        """`tf.data.Dataset` of the batches to evaluate."""
+        dataset = segments(self.corpus.splits[split], self.batch_size, self.tgt_len)
+        return dataset.take(self.max_batch) if self.max_batch > 0 else dataset
+
+    def num_labels(self, split: str) -> int:
+        """Number of tokens that are predicted."""
+        labels = len(self.corpus.splits[split]) // self.batch_size - 1
+        if self.max_batch > 0:
+            labels = min(labels, self.max_batch * self.tgt_len)
+        return labels * self.batch_size
+
+    def run(self, lm: TransformerXLLM, split: str, token_nll: str | None = None) -> float:
+        """Evaluates `lm`, logs what it found and returns the mean nll in nats.
+
+        Args:
+            lm: compiled `TransformerXLLM`.
+            split: of the corpus.
+            token_nll: file to write a line for every predicted token to, in the order of the text: the token and
+                its nll in nats, separated by a tab.
+        """
+        started = time.perf_counter()
+        verbose = 1 if sys.stdout.isatty() and logger.isEnabledFor(logging.INFO) else 0
+        if token_nll is None:
+            nll = lm.evaluate(self.dataset(split), verbose=verbose)
+        else:
+            nll = self._write_tokens(lm, split, token_nll, verbose)
+        rate = self.num_labels(split) / (time.perf_counter() - started)
+        tokens = f"{self.num_labels(split):,} tokens | {rate:,.0f} tokens/s"
+        logger.info("%s: %s | %s", split, self.format(nll), tokens)
+        return nll
+
+    def _write_tokens(self, lm: TransformerXLLM, split: str, path: str, verbose: int) -> float:
+        """Scores the split, writes its tokens to `path` and returns the mean nll."""
+        dataset, mems, columns = self.dataset(split), None, []
+        progress = keras.utils.Progbar(int(dataset.cardinality()), verbose=verbose)
+        for tokens, labels in dataset:
+            nll, mems = lm.score(tokens, labels, mems)
+            columns.append((labels.numpy(), nll.numpy()))
+            progress.add(1)
+        labels, nll = (np.concatenate(parts, 1).ravel() for parts in zip(*columns, strict=True))
+        symbols = [escape(symbol) for symbol in self.corpus.vocab.symbols]
+        with tf.io.gfile.GFile(path, "w") as file:
+            for label, value in zip(labels, nll, strict=True):
+                file.write(f"{symbols[label]}\t{value:.6f}\n")
+        return float(nll.mean(dtype=np.float64))
+
+    def format(self, nll: float) -> str:
+        return f"loss {nll:.6f} nats | {self.metric} {to_metric(nll, self.metric):.4f}"

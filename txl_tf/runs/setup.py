@@ -1,0 +1,80 @@
+"""What training and evaluation set up alike: the corpus, checks of batches and files, and workers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from txl_tf.data.corpus import Corpus, build_corpus, load_corpus
+from txl_tf.files import writing
+from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.runs.folder import RunFolder
+from txl_tf.training.distribution import num_workers, only_chief_logs
+
+logger = logging.getLogger("txl_tf")
+
+_COLLECTIVE_FAILED = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.CancelledError,
+)
+
+
+def open_corpus(data: dict) -> Corpus:
+    """The corpus of `config.json`'s `"data"`: a prepared folder, `data_dir`, or the arguments of `build_corpus`."""
+    if not data:
+        raise ValueError("no corpus: give data_dir, a folder that tools/prepare_data.py prepared, or dataset")
+    if "data_dir" in data:
+        return load_corpus(data["data_dir"])
+    return build_corpus(**{name: value for name, value in data.items() if name != "by_character"})
+
+
+def name_of(data: dict) -> str:
+    return data.get("data_dir") or data["dataset"]
+
+
+def check_divides(strategy: tf.distribute.Strategy, parts: int = 1, **batch_size: int) -> None:
+    """Raises ValueError where a batch cannot be divided evenly among the replicas, and on each into `parts`."""
+    ((name, rows),) = batch_size.items()
+    replicas = strategy.num_replicas_in_sync
+    if rows % (replicas * parts):
+        among = f"{replicas} replicas" + f" times gradient_accumulation_steps={parts}" * (parts > 1)
+        raise ValueError(f"{name} must be a multiple of {replicas * parts}, for {among}, got {rows}")
+
+
+def check_token_nll(path: str | None) -> None:
+    """Raises OSError where the file cannot be written."""
+    if path:
+        with writing(path), tf.io.gfile.GFile(path, "a") as file:
+            file.write("")
+
+
+def log_model(
+    name: str, corpus: Corpus, lm: TransformerXLLM, strategy: tf.distribute.Strategy, mixed_precision: str
+) -> None:
+    sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())
+    logger.info("%s: %s symbols; tokens: %s", name, f"{len(corpus.vocab):,}", sizes)
+    replicas = strategy.num_replicas_in_sync
+    plural = "s" * (replicas > 1)
+    logger.info("model: %s parameters, %s, %d replica%s", f"{lm.count_params():,}", mixed_precision, replicas, plural)
+
+
+@contextlib.contextmanager
+def worker_of(strategy: tf.distribute.Strategy, folder: RunFolder) -> Iterator[None]:
+    """Of several workers, only the chief logs; a worker that is gone ends the others with a message that says so."""
+    with only_chief_logs(strategy):
+        try:
+            yield
+        except _COLLECTIVE_FAILED as error:
+            if num_workers(strategy) == 1:
+                raise
+            saved = folder.checkpoints()
+            raise OSError(
+                f"another worker is gone ({type(error).__name__}): start all {num_workers(strategy)} again, and they "
+                f"go on from {saved[-1] if saved else 'the beginning'}"
+            ) from error

@@ -1,0 +1,242 @@
+"""Weights in checkpoint files: the original's names, reading, checking and writing.
+
+A checkpoint holds its weights under the original's variable names. Those of a run have the prefix `weights/`, which
+keeps them apart from the optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.files import remove, removed_on_error, write_atomic, writing
+from txl_tf.models.language_model import TransformerXLLM
+
+RUN_WEIGHTS = "weights/"
+UNFINISHED = "unfinished.tmp"  # folder of a checkpoint that is being written
+
+
+def weights_by_name(lm: TransformerXLLM) -> dict[str, Any]:
+    """`{variable name of the original: Keras variable}`."""
+    network, softmax = lm.network, lm.softmax
+    variables = {"r_w_bias": network.r_w_bias, "r_r_bias": network.r_r_bias}
+
+    scope = "adaptive_embed/cutoff_{}/" if network.embedding.div_val > 1 else "adaptive_embed/"
+    for i, (table, proj) in enumerate(zip(network.embedding.tables, network.embedding.projs, strict=True)):
+        variables[scope.format(i) + "lookup_table"] = table
+        variables[scope.format(i) + "proj_W"] = proj
+
+    for i, layer in enumerate(network.decoder_layers):
+        attn, ff = layer.rel_attn, layer.ff
+        for name, variable in {
+            "rel_attn/qkv/kernel": attn.qkv_kernel,
+            "rel_attn/r/kernel": attn.r_kernel,
+            "rel_attn/o/kernel": attn.o_kernel,
+            "rel_attn/LayerNorm/beta": attn.layer_norm.beta,
+            "rel_attn/LayerNorm/gamma": attn.layer_norm.gamma,
+            "ff/layer_1/kernel": ff.kernel_1,
+            "ff/layer_1/bias": ff.bias_1,
+            "ff/layer_2/kernel": ff.kernel_2,
+            "ff/layer_2/bias": ff.bias_2,
+            "ff/LayerNorm/beta": ff.layer_norm.beta,
+            "ff/LayerNorm/gamma": ff.layer_norm.gamma,
+        }.items():
+            variables[f"layer_{i}/{name}"] = variable
+
+    if softmax.clusters is None:
+        variables["adaptive_softmax/bias"] = softmax.biases[0]
+    else:
+        for i, (bias, proj) in enumerate(zip(softmax.biases, softmax.projs, strict=True)):
+            variables[f"adaptive_softmax/cutoff_{i}/b"] = bias
+            variables[f"adaptive_softmax/cutoff_{i}/proj"] = proj
+            if i == 0:
+                variables["adaptive_softmax/cutoff_0/cluster_W"] = softmax.clusters[0]
+                variables["adaptive_softmax/cutoff_0/cluster_b"] = softmax.clusters[1]
+    return {f"transformer/{name}": variable for name, variable in variables.items() if variable is not None}
+
+
+def tf1_variables(lm: TransformerXLLM) -> dict[str, np.ndarray]:
+    """The weights under the original's names and in its layouts.
+
+    Args:
+        lm: `TransformerXLLM`.
+
+    Returns:
+        dict `{variable name: NumPy array}`, in the original's order of creation.
+    """
+    return {name: variable.numpy() for name, variable in weights_by_name(lm).items()}
+
+
+def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
+    """Sets the weights of `lm` from a checkpoint of the original program.
+
+    Adam's slots, the step and other variables that are no weights are left alone.
+
+    Args:
+        lm: `TransformerXLLM` of the checkpoint's hyper-parameters.
+        path: prefix of the checkpoint, such as `"model.ckpt-0"`.
+
+    Raises:
+        ValueError: there is no checkpoint at `path`, or it does not fit: every variable that is missing, that has
+            another shape (both shapes are given) or that the model does not have is named. Nothing is changed then.
+    """
+    load_weights(lm, path)
+
+
+def load_weights(lm: TransformerXLLM, path: str | os.PathLike) -> None:
+    """`load_tf1_checkpoint`, of a checkpoint of a run as well, whose optimizer and memory are left alone."""
+    read = weights_reader(lm, path)
+    variables = weights_by_name(lm)
+    arrays = {name: read(name) for name in variables}  # all of them, before the first is set
+    for name, variable in variables.items():
+        variable.assign(arrays[name])
+
+
+def weights_reader(lm: TransformerXLLM, path: str | os.PathLike) -> Callable[[str], np.ndarray]:
+    """Opens a checkpoint of a run or of the original program, and checks that it fits `lm`.
+
+    Args: those of `load_tf1_checkpoint`. Raises: the same.
+
+    Returns:
+        function that reads one array by its variable's name in the original.
+    """
+    path = os.fspath(path)
+    keys, shapes = _weights_in(path)
+    check_fits(path, shapes, weights_by_name(lm))
+    reader = tf.train.load_checkpoint(path)
+
+    def read(name):
+        with reading(path):
+            return reader.get_tensor(keys[name])
+
+    return read
+
+
+def weight_shapes(path: str | os.PathLike) -> dict[str, list]:
+    """`{variable name of the original: shape}` of the weights in a checkpoint of a run or of the original program.
+
+    Raises:
+        ValueError: there is no checkpoint at `path`.
+    """
+    return _weights_in(os.fspath(path))[1]
+
+
+def _weights_in(path: str) -> tuple[dict, dict]:
+    """`{variable name of the original: key in the checkpoint}` and `{the same: shape}`."""
+    check_exists(path)
+    with reading(path):
+        shapes = dict(tf.train.list_variables(path))
+    keys = {}
+    for key in shapes:
+        if key.startswith(RUN_WEIGHTS):
+            name = key.removeprefix(RUN_WEIGHTS).removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")
+            keys[name.replace(".S", "/")] = key
+        elif key.startswith("transformer/") and not key.endswith(("/Adam", "/Adam_1")):
+            keys[key] = key
+    return keys, {name: shapes[key] for name, key in keys.items()}
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turns every error of reading a damaged checkpoint into a ValueError that names it."""
+    try:
+        yield
+    except (tf.errors.OpError, IndexError, RuntimeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def check_whole(path: str) -> None:
+    """Raises ValueError where any array of a checkpoint is not as it was written: checksums are verified."""
+    check_exists(path)
+    with reading(path):
+        reader = tf.train.load_checkpoint(path)
+        for key in reader.get_variable_to_shape_map():
+            reader.get_tensor(key)
+
+
+def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
+    """Writes the weights of `lm` as a checkpoint that the original program evaluates.
+
+    Args:
+        lm: `TransformerXLLM`.
+        path: prefix of the checkpoint, such as `"model.ckpt-0"`. Its folder is made where it is missing, and the
+            folder's `checkpoint` file names it as the latest.
+    """
+    path = os.fspath(path)
+    folder, name = os.path.dirname(path) or ".", os.path.basename(path)
+    write_checkpoint(path, weights_by_name(lm))
+    write_state(folder, [name])
+
+
+def write_checkpoint(path: str, variables: dict[str, Any]) -> None:
+    """Writes a checkpoint atomically, its index file last: a failed write leaves no file.
+
+    Args:
+        path: its prefix.
+        variables: dict of Keras variables and arrays.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder, name = os.path.dirname(path) or ".", os.path.basename(path)
+    unfinished = os.path.join(folder, UNFINISHED)
+    with writing(path):
+        remove(unfinished)  # of a program that was killed
+        tf.io.gfile.makedirs(unfinished)
+        with removed_on_error(unfinished):
+            tf.raw_ops.SaveV2(
+                prefix=os.path.join(unfinished, name),
+                tensor_names=list(variables),
+                shape_and_slices=[""] * len(variables),
+                tensors=[tf.convert_to_tensor(getattr(value, "value", value)) for value in variables.values()],
+            )
+            delete_checkpoint(path)  # a damaged one
+            for file in sorted(tf.io.gfile.listdir(unfinished)):  # *.data-..., *.index
+                tf.io.gfile.rename(os.path.join(unfinished, file), os.path.join(folder, file))
+        remove(unfinished)
+
+
+def write_state(folder: str, names: list[str]) -> None:
+    """Writes the file that tells other programs which checkpoints there are, the latest last."""
+    lines = [f'model_checkpoint_path: "{names[-1]}"', *(f'all_model_checkpoint_paths: "{name}"' for name in names)]
+    write_atomic(os.path.join(folder, "checkpoint"), "\n".join(lines) + "\n")
+
+
+def delete_checkpoint(path: str) -> None:
+    """Deletes the files of a checkpoint, the index file first."""
+    folder, name = os.path.dirname(path) or ".", os.path.basename(path)
+    for file in sorted(tf.io.gfile.listdir(folder), reverse=True):
+        if file.startswith((f"{name}.index", f"{name}.data-")):
+            tf.io.gfile.remove(os.path.join(folder, file))
+
+
+def check_exists(path: str | os.PathLike) -> None:
+    """Raises ValueError if there is no checkpoint at the prefix `path`."""
+    if not tf.io.gfile.exists(f"{path}.index"):
+        raise ValueError(f"no checkpoint at {path}: {path}.index does not exist")
+
+
+def check_fits(path: str, found: dict[str, list], variables: dict[str, Any]) -> None:
+    """Raises ValueError that names every difference between the shapes `found` in a checkpoint and the model's."""
+    problems = []
+    for name, variable in variables.items():
+        if name not in found:
+            problems.append(f"{name} is missing from the checkpoint")
+        elif list(found[name]) != list(variable.shape):
+            problems.append(f"{name} is {list(found[name])} in the checkpoint and {list(variable.shape)} in the model")
+    for name in sorted(set(found) - set(variables)):
+        problems.append(f"{name} {list(found[name])} is in the checkpoint and not in the model")
+    if problems:
+        raise ValueError(f"{path} does not fit the model:\n  " + "\n  ".join(problems))
+
+
+def checkpoint_step(path: str | os.PathLike) -> int:
+    """The training step of a checkpoint: the number that its name ends in, or else 0."""
+    number = re.search(r"-(\d+)$", os.fspath(path))
+    return int(number[1]) if number else 0

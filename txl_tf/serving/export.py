@@ -1,0 +1,155 @@
+"""A SavedModel that scores, predicts and writes, ids or text, and runs without this library.
+
+    export_saved_model(lm, "serving/my/1", vocab)       # TensorFlow Serving wants <name>/<version>/
+    serve = tf.saved_model.load("serving/my/1").signatures
+    state = serve["initial_state"](batch_size=tf.constant(2))["state"]
+    serve["score"](tokens=tokens, labels=labels, state=state)           # {"nll": ..., "state": ...}
+
+The memory is an argument and a result, so that a server keeps nothing between requests: what one returns continues the
+text in the next. It is one float32 tensor `state` `[B, L, 2, H, M, D]`, keys and values in the order of time, in which
+rows of different sessions can share a batch. Every argument and every result has the batch first; rows do not see each
+other.
+
+Shapes:
+    B: batch      T: tokens of a request      L: n_layer      H: n_head      M: mem_len      D: d_head
+    n: top_n      N: tokens of the longest row of a result
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from txl_tf.config import one_of
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.files import removed_on_error, writing
+from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.sampling import check_integer
+from txl_tf.serving.signatures import ServingSignatures
+from txl_tf.serving.text import GraphTokenizer
+
+WEIGHT_TYPES = ("float32", "float16", "bfloat16")
+WARMUP_FILE = "tf_serving_warmup_requests"
+
+logger = logging.getLogger("txl_tf")
+
+
+def export_saved_model(
+    lm: TransformerXLLM,
+    directory: str | os.PathLike,
+    vocab: Vocab | None = None,
+    *,
+    weights: str = "float32",
+    top_n: int = 10,
+    max_tokens: int = 4096,
+    start_token: int | None = None,
+    warmup: bool | None = None,
+) -> None:
+    """Writes a SavedModel of signatures `score`, `next`, `generate`, `initial_state`, and of text where it has words.
+
+    The signatures, by the names of their arguments and results:
+
+        initial_state(batch_size) -> state
+        score(tokens [B, T], labels [B, T], state) -> nll [B, T], state
+        next(tokens [B, T], state) -> log_probs [B, n], ids [B, n], state
+        generate(tokens [B, T]; lengths, sampling [B]) -> tokens [B, N], lengths [B]
+        score_text(text [B]) -> nll [B, N], symbols [B, N], lengths [B]
+        generate_text(text, sampling [B]) -> text [B]
+
+    where sampling is max_new_tokens, temperature, top_k, top_p, seed.
+
+    Ids and numbers are int32; nll and log-probabilities float32, nats. `generate` does what `lm.generate` does, row by
+    row, `top_k` 0 for all, with zeros beyond `lengths`; a row of length 0 continues `start_token`, which is no part of
+    the result. The nll of a text's first symbol, which nothing predicts, is 0. Strings are bytes;
+    at byte level, where they need not be UTF-8, the results are called `text_bytes` and `symbols_bytes`, which makes
+    TensorFlow Serving encode them in base64. A request out of range is an InvalidArgumentError that names the argument.
+
+    Args:
+        lm: `TransformerXLLM`.
+        directory: new or empty folder; it appears whole.
+        vocab: `Vocab` of the model; `None` leaves out the signatures of text.
+        weights: type the weights are stored in, "float32", "float16" or "bfloat16"; computation stays as in `lm`.
+        top_n: how many tokens `next` returns; all where the vocabulary has fewer.
+        max_tokens: most tokens of a row of a request, and most new ones.
+        start_token: id that an empty prompt stands for; by default the end of a line, 0 where there is none.
+        warmup: whether to write the requests that TensorFlow Serving runs before it takes others, which needs
+            `tensorflow-serving-api`. `None`: where that is installed.
+
+    Raises:
+        ValueError: an argument is out of range, or `directory` holds something.
+        OSError: it cannot be written.
+    """
+    directory, n_token = os.fspath(directory), lm.network.n_token
+    start_token = _check_arguments(lm, directory, vocab, weights, top_n, max_tokens, start_token, warmup)
+    temporary = f"{directory.rstrip('/')}.{os.getpid()}.tmp"  # no version's name to a server that watches the folder
+    with tempfile.TemporaryDirectory() as folder, writing(directory), removed_on_error(temporary):
+        text = None
+        if vocab is not None:
+            path = os.path.join(folder, "vocab.txt")
+            vocab.save(path)
+            text = GraphTokenizer(vocab, path)
+        served = ServingSignatures(lm, weights, min(top_n, n_token), max_tokens, start_token, text)
+        signatures = served.signatures()
+        tf.saved_model.save(served.resources, temporary, signatures=signatures)
+        if warmup or (warmup is None and _has_serving_api()):
+            write_warmup(os.path.join(temporary, "assets.extra"), signatures)
+        elif warmup is None:
+            logger.info("no warm-up requests: they need pip install tensorflow-serving-api")
+        if tf.io.gfile.exists(directory):
+            tf.io.gfile.rmtree(directory)
+        tf.io.gfile.rename(temporary, directory)
+
+
+def _check_arguments(
+    lm: TransformerXLLM,
+    directory: str,
+    vocab: Vocab | None,
+    weights: str,
+    top_n: int,
+    max_tokens: int,
+    start_token: int | None,
+    warmup: bool | None,
+) -> int:
+    """Raises ValueError where an argument of `export_saved_model` is out of range. Returns the start token."""
+    n_token = lm.network.n_token
+    one_of(WEIGHT_TYPES)("weights", weights)
+    check_integer("top_n", top_n, 1)
+    check_integer("max_tokens", max_tokens, 1)
+    if vocab is not None and len(vocab) != n_token:
+        raise ValueError(f"vocab must hold the model's n_token={n_token} symbols, got {len(vocab)}")
+    if start_token is None:
+        start_token = 0 if vocab is None else vocab.ids.get(vocab.eos or "\n", 0)
+    check_integer("start_token", start_token, 0, n_token - 1)
+    if warmup and not _has_serving_api():
+        raise ValueError("warmup=True needs tensorflow-serving-api, which is not installed: pip install it")
+    if tf.io.gfile.exists(directory) and (not tf.io.gfile.isdir(directory) or tf.io.gfile.listdir(directory)):
+        raise ValueError(f"directory {directory} already exists: choose a new one")
+    return start_token
+
+
+def _has_serving_api() -> bool:
+    return importlib.util.find_spec("tensorflow_serving") is not None
+
+
+def write_warmup(folder: str, signatures: dict[str, Callable]) -> None:
+    """Writes a small request for every signature, which a server runs at its start: a TFRecord of `PredictionLog`s."""
+    from tensorflow_serving.apis import predict_pb2, prediction_log_pb2  # an extra, and slow to import
+
+    values = {"max_new_tokens": 1, "top_p": 1, "batch_size": 1, "text": ""}
+    tf.io.gfile.makedirs(folder)
+    with tf.io.TFRecordWriter(os.path.join(folder, WARMUP_FILE)) as writer:
+        for signature, function in signatures.items():
+            request = predict_pb2.PredictRequest()
+            request.model_spec.signature_name = signature
+            for name, spec in function.structured_input_signature[1].items():
+                shape = [1 if size is None else size for size in spec.shape] if spec.shape.rank else []
+                proto = tf.make_tensor_proto(values.get(name, 0), spec.dtype)  # one value for all places
+                proto.tensor_shape.CopyFrom(tf.TensorShape(shape).as_proto())
+                request.inputs[name].CopyFrom(proto)
+            log = prediction_log_pb2.PredictionLog(predict_log=prediction_log_pb2.PredictLog(request=request))
+            writer.write(log.SerializeToString())

@@ -1,0 +1,250 @@
+"""The signatures of a served model: what each takes and returns, its checks and its graph.
+
+Shapes:
+    B: batch      T: tokens of a request      L: n_layer      H: n_head      M: mem_len      D: d_head
+    n: top_n      N: tokens of the longest row of a result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from txl_tf.models.cache import CachedState, cached_forward, initial_state, precompute, state_from
+from txl_tf.models.generation import generate_tokens
+from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.sampling import Sampling
+from txl_tf.serving.text import GraphTokenizer, require
+
+MAX_ROWS = 1024  # of initial_state, which takes a number and makes memory of it
+
+
+class ServingSignatures:
+    """The weights as they are stored, and the signatures. See `export_saved_model` for the arguments.
+
+    Attributes:
+        resources: `tf.Module`, what the signatures refer to, and so what is saved. It does not hold the model.
+    """
+
+    def __init__(
+        self,
+        lm: TransformerXLLM,
+        weights: str,
+        top_n: int,
+        max_tokens: int,
+        start_token: int,
+        text: GraphTokenizer | None = None,
+    ):
+        self.lm = lm
+        self.top_n = top_n
+        self.max_tokens = max_tokens
+        self.start_token = start_token
+        self.text = text
+        network = lm.network
+        self.memory = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]  # of a row
+        self.stored = [tf.Variable(tf.cast(weight, weights), trainable=False) for weight in lm.weights]
+        # Those that `next` needs for a single token, which would otherwise take the most time.
+        klen = lm.network.mem_len + 1
+        self.position_keys = [
+            tf.Variable(tf.cast(layer.position_keys[:, :klen], weights), trainable=False)
+            for layer in precompute(lm.network)
+        ]
+        self.resources = tf.Module()
+        self.resources.weights = self.stored, self.position_keys
+        self.resources.text = text
+
+    def _as_stored(self) -> keras.StatelessScope:
+        """A scope in which the weights of `lm` are the stored ones."""
+        pairs = zip(self.lm.weights, self.stored, strict=True)
+        return keras.StatelessScope([(weight, tf.cast(stored, weight.dtype)) for weight, stored in pairs])
+
+    def signatures(self) -> dict[str, Callable]:
+        """dict of concrete functions."""
+        segment = tf.TensorSpec([None, None], tf.int32)
+        state = tf.TensorSpec([None, *self.memory], tf.float32)
+        numbers, floats = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.float32)
+        sampling = {
+            "max_new_tokens": numbers,
+            "temperature": floats,
+            "top_k": numbers,
+            "top_p": floats,
+            "seed": numbers,
+        }
+        arguments = {
+            self.initial_state: {"batch_size": tf.TensorSpec(None, tf.int32)},
+            self.score: {"tokens": segment, "labels": segment, "state": state},
+            self.next: {"tokens": segment, "state": state},
+            self.generate: {"tokens": segment, "lengths": numbers, **sampling},
+        }
+        if self.text is not None:
+            text = tf.TensorSpec([None], tf.string)
+            arguments |= {self.score_text: {"text": text}, self.generate_text: {"text": text, **sampling}}
+
+        def concrete(function, specs):
+            def call(**tensors):
+                with self._as_stored():  # ensure_shape: a server passes on whatever shape a client sends
+                    return function(**{name: tf.ensure_shape(x, specs[name].shape) for name, x in tensors.items()})
+
+            specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in specs.items()}
+            return tf.function(call, autograph=False).get_concrete_function(**specs)
+
+        return {function.__name__: concrete(function, specs) for function, specs in arguments.items()}
+
+    # ------------------------------------------------------------------------------------------------ signatures
+
+    def initial_state(self, batch_size: tf.Tensor) -> dict:
+        rows = tf.reduce_sum(batch_size)  # a 1 for every row, rather than one number, is what a server can batch
+        valid = tf.reduce_all(batch_size >= 0) & (rows <= MAX_ROWS)
+        with tf.control_dependencies([require(valid, f"batch_size must lie between 0 and {MAX_ROWS}", batch_size)]):
+            rows = tf.identity(rows)
+        return {"state": self._pack(initial_state(self.lm.network, rows))}
+
+    def score(self, tokens: tf.Tensor, labels: tf.Tensor, state: tf.Tensor) -> dict:
+        same = tf.reduce_all(tf.shape(tokens) == tf.shape(labels))
+        with tf.control_dependencies([require(same, "labels must have the shape of tokens", tf.shape(labels))]):
+            tokens, state = self._check_segment(tokens, state)
+        labels = self._check_ids("labels", labels)
+        hidden, state = self._read(tokens, state)
+        return {"nll": self.lm.softmax.nll(hidden, labels, self.lm.network.embedding), "state": state}
+
+    def next(self, tokens: tf.Tensor, state: tf.Tensor) -> dict:
+        tokens, state = self._check_segment(tokens, state)
+        hidden, state = tf.cond(
+            tf.shape(tokens)[1] == 1, lambda: self._read_one(tokens, state), lambda: self._read(tokens, state)
+        )
+        log_probs = self.lm.softmax(hidden[:, -1:], embedding=self.lm.network.embedding)
+        top = tf.math.top_k(log_probs[:, 0], self.top_n)
+        return {"log_probs": top.values, "ids": top.indices, "state": state}
+
+    def generate(
+        self,
+        tokens: tf.Tensor,
+        lengths: tf.Tensor,
+        max_new_tokens: tf.Tensor,
+        temperature: tf.Tensor,
+        top_k: tf.Tensor,
+        top_p: tf.Tensor,
+        seed: tf.Tensor,
+    ) -> dict:
+        vectors = {"lengths": lengths, "max_new_tokens": max_new_tokens, "temperature": temperature}
+        vectors |= {"top_k": top_k, "top_p": top_p, "seed": seed}
+        with tf.control_dependencies(self._shapes_of_generate(tokens, vectors)):
+            tokens = tf.identity(tokens)
+            values = self._values_of_generate(tokens, **vectors)
+        with tf.control_dependencies(values):  # before a number becomes the size of anything
+            lengths, max_new_tokens, *sampling = map(tf.identity, vectors.values())
+        n = tf.shape(tokens)[1]
+        prompt = self._check_ids("tokens", tf.where(tf.sequence_mask(lengths, n), tokens, 0))
+
+        empty = lengths == 0
+        prompt = tf.pad(prompt, [[0, 0], [0, tf.cast(n == 0, tf.int32)]])
+        first = tf.where(empty, self.start_token, prompt[:, 0])
+        prompt = tf.concat([first[:, None], prompt[:, 1:]], 1)
+        longest = tf.reduce_max(max_new_tokens)
+        written = generate_tokens(
+            self.lm, prompt, tf.maximum(lengths, 1), longest, Sampling(*sampling), stop_token=tf.constant(-1)
+        )
+        written = tf.where(empty[:, None], tf.roll(written, -1, 1), written)[:, : n + longest]
+        lengths += max_new_tokens
+        return {"tokens": tf.where(tf.sequence_mask(lengths, n + longest), written, 0), "lengths": lengths}
+
+    def _shapes_of_generate(self, tokens: tf.Tensor, vectors: dict) -> list[tf.Operation]:
+        batch, n = tf.unstack(tf.shape(tokens))
+        return [
+            require(batch > 0, "tokens must be [batch, n], batch at least 1", tf.shape(tokens)),
+            require(n <= self.max_tokens, f"tokens must be at most {self.max_tokens} a row", n),
+            *(
+                require(tf.shape(vector)[0] == batch, f"{name} must be [batch], as tokens are", tf.shape(vector))
+                for name, vector in vectors.items()
+            ),
+        ]
+
+    def _values_of_generate(
+        self, tokens: tf.Tensor, lengths, max_new_tokens, temperature, top_k, top_p, seed
+    ) -> list[tf.Operation]:
+        most, n = self.max_tokens, tf.shape(tokens)[1]
+        few = (max_new_tokens >= 0) & (max_new_tokens <= most)
+        finite = temperature < float("inf")
+        return [
+            require((lengths >= 0) & (lengths <= n), "lengths must lie between 0 and those of tokens", lengths),
+            require(few, f"max_new_tokens must lie between 0 and {most}", max_new_tokens),
+            require((temperature >= 0) & finite, "temperature must be 0 or more", temperature),
+            require(top_k >= 0, "top_k must be 1 or more, or 0 for all", top_k),
+            require((top_p > 0) & (top_p <= 1), "top_p must lie in (0, 1]", top_p),
+        ]
+
+    def score_text(self, text: tf.Tensor) -> dict:
+        network = self.lm.network
+        ids, lengths = self._encode(text)
+        batch, n = tf.unstack(tf.shape(ids))
+        tokens = tf.pad(ids, [[0, 0], [0, tf.maximum(2 - n, 0)]])  # at least one to read and one to predict
+        length = tf.shape(tokens)[1] - 1
+        state = initial_state(network, batch, length)
+        hidden, _ = cached_forward(network, precompute(network, length), tokens[:, :-1], state)
+        nll = tf.pad(self.lm.softmax.nll(hidden, tokens[:, 1:], network.embedding), [[0, 0], [1, 0]])[:, :n]
+        inside = tf.sequence_mask(lengths, n)
+        symbols = tf.where(inside, self.text.spell(ids), "")
+        return {"nll": tf.where(inside, nll, 0), self._named("symbols"): symbols, "lengths": lengths}
+
+    def generate_text(self, text: tf.Tensor, **options: tf.Tensor) -> dict:
+        written = self.generate(*self._encode(text), **options)
+        return {self._named("text"): self.text.decode(written["tokens"], written["lengths"])}
+
+    # ------------------------------------------------------------------------------------------------- their parts
+
+    def _named(self, result: str) -> str:
+        return f"{result}_bytes" if self.text.vocab.level == "byte" else result
+
+    def _encode(self, text: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Ids `[B, N]`, filled up with zeros, and lengths `[B]`."""
+        ids = self.text.encode(text)
+        lengths = tf.cast(ids.row_lengths(), tf.int32)
+        message = f"text must be at most {self.max_tokens} tokens long"
+        with tf.control_dependencies([require(lengths <= self.max_tokens, message, lengths)]):
+            return ids.to_tensor(0), tf.identity(lengths)
+
+    def _check_ids(self, name: str, ids: tf.Tensor) -> tf.Tensor:
+        n_token = self.lm.network.n_token
+        valid = (ids >= 0) & (ids < n_token)
+        found = tf.boolean_mask(ids, ~valid)[:1]
+        with tf.control_dependencies([require(valid, f"{name} must hold ids between 0 and {n_token - 1}", found)]):
+            return tf.identity(ids)
+
+    def _check_segment(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        batch, n = tf.unstack(tf.shape(tokens))
+        length = require((n >= 1) & (n <= self.max_tokens), f"tokens must be 1 to {self.max_tokens} a row", n)
+        rows = tf.shape(state)[0]
+        with tf.control_dependencies([length, require(rows == batch, "state must have as many rows as tokens", rows)]):
+            return self._check_ids("tokens", tokens), tf.identity(state)
+
+    def _unpack(self, state: tf.Tensor, max_segment: tf.Tensor | int) -> CachedState:
+        _, n_layer, _, *memory = state.shape
+        state = tf.reshape(tf.cast(state, self.lm.compute_dtype), [tf.shape(state)[0], 2 * n_layer, *memory])
+        rings = tf.unstack(state, axis=1)  # keys and values in turn
+        return state_from(rings[::2], rings[1::2], max_segment)
+
+    def _pack(self, cached: CachedState) -> tf.Tensor:
+        """The inverse of `_unpack`, for a state that begins at slot 0: it has read nothing, or its `max_segment`."""
+        rings = [ring for pair in zip(cached.keys, cached.values, strict=True) for ring in pair]
+        max_segment = tf.shape(rings[0])[2] - self.lm.network.mem_len
+        state = tf.cast(tf.stack([ring[:, :, max_segment:] for ring in rings], 1), tf.float32)
+        return tf.reshape(state, [tf.shape(state)[0], *self.memory])
+
+    def _read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Hidden states `[B, T, d_model]` and the state after the segment."""
+        network, length = self.lm.network, tf.shape(tokens)[1]
+        hidden, cached = cached_forward(network, precompute(network, length), tokens, self._unpack(state, length))
+        return hidden, self._pack(cached)
+
+    def _read_one(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """`_read` of a single token, with the position keys that are stored."""
+        network = self.lm.network
+        weights = [  # the token goes to the last slot, for which the table need not be rotated, nor be longer
+            layer._replace(position_keys=tf.cast(keys, layer.qkv.dtype))
+            for layer, keys in zip(precompute(network), self.position_keys, strict=True)
+        ]
+        tokens = tf.ensure_shape(tokens, [None, 1])
+        hidden, cached = cached_forward(network, weights, tokens, self._unpack(state, max_segment=1))
+        return hidden, self._pack(cached)

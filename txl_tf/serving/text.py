@@ -1,0 +1,94 @@
+"""A vocabulary as a graph: text to ids and back, inside of a SavedModel."""
+
+from __future__ import annotations
+
+import re
+
+import tensorflow as tf
+
+from txl_tf.data.vocabulary import Vocab
+
+# What str.split takes for white space and tf.strings.split does not.
+UNICODE_SPACE = "[\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+
+
+def require(condition: tf.Tensor, message: str, found: tf.Tensor) -> tf.Operation:
+    """An op that fails with an InvalidArgumentError unless all of `condition` holds; the error shows `found`."""
+    return tf.debugging.Assert(tf.reduce_all(condition), [f"{message}, got", tf.strings.as_string(found)])
+
+
+class GraphTokenizer(tf.Module):
+    """A `Vocab` as a graph.
+
+    Args:
+        vocab: `Vocab`.
+        path: file that it was saved to, which becomes an asset.
+    """
+
+    def __init__(self, vocab: Vocab, path: str):
+        super().__init__()
+        self.vocab = vocab
+        self.asset = tf.saved_model.Asset(path)
+        self.ids = tf.lookup.StaticHashTable(self._initializer(path, by_symbol=True), -1)
+        self.symbols = tf.lookup.StaticHashTable(self._initializer(path, by_symbol=False), "")
+
+    def _initializer(self, path, by_symbol):
+        line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+        if self.vocab.level == "word":
+            key, value = ((tf.string, line), (tf.int64, number))[:: 1 if by_symbol else -1]
+            return tf.lookup.TextFileInitializer(path, *key, *value)
+        symbols = [symbol.encode("utf-8", "surrogateescape") for symbol in self.vocab.symbols]  # newlines among them
+        ids = tf.range(len(symbols), dtype=tf.int64)
+        return tf.lookup.KeyValueTensorInitializer(*(symbols, ids)[:: 1 if by_symbol else -1])
+
+    def encode(self, text: tf.Tensor) -> tf.RaggedTensor:
+        """`Vocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`."""
+        symbols = self._tokenize(text)
+        ids = tf.cast(self.ids.lookup(symbols.flat_values), tf.int32)
+        unk = self.vocab.ids.get(self.vocab.unk)
+        if unk is not None:
+            return symbols.with_flat_values(tf.where(ids < 0, unk, ids))
+        unknown = tf.boolean_mask(symbols.flat_values, ids < 0)[:1]
+        message = f"text must be made of the {len(self.vocab)} symbols of the vocabulary"
+        with tf.control_dependencies([require(ids >= 0, message, unknown)]):
+            return symbols.with_flat_values(tf.identity(ids))
+
+    def _tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
+        """The symbols of every string: ragged `[B, None]`."""
+        vocab, replace = self.vocab, tf.strings.regex_replace
+        if vocab.level == "byte":
+            return tf.strings.bytes_split(text)
+        if vocab.lower_case:
+            text = tf.strings.lower(text, "utf-8")
+        if vocab.level == "char":
+            return tf.strings.unicode_split(text, "UTF-8")
+        if vocab.bos:
+            lines = replace(tf.strings.join([f"{vocab.bos} ", text]), "\n", _rewrite(f"\n{vocab.bos} "))
+            lines = replace(lines, f"\n{re.escape(vocab.bos)} \\z", "\n")
+            text = tf.where(text == "", text, lines)
+        if vocab.eos:
+            text = replace(text, "\n", _rewrite(f" {vocab.eos} "))
+        return tf.strings.split(replace(text, UNICODE_SPACE, " "))
+
+    def decode(self, ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+        """`Vocab.decode` of every row of `ids` `[B, N]` up to its length: string `[B]`, at byte level any bytes."""
+        vocab, replace = self.vocab, tf.strings.regex_replace
+        symbols = tf.RaggedTensor.from_tensor(self.spell(ids), lengths)
+        if vocab.level != "word":
+            return tf.strings.reduce_join(symbols, -1)
+        if vocab.eos:
+            words = symbols.flat_values
+            symbols = symbols.with_flat_values(tf.where(words == vocab.eos, "\n", words))
+        text = replace(tf.strings.reduce_join(symbols, -1, separator=" "), " ?\n ?", "\n")
+        if vocab.bos and vocab.bos == vocab.eos:
+            return replace(replace(text, "\n+", "\n"), "^\n", "")
+        return replace(text, f"(?m)^(?:{re.escape(vocab.bos)}(?: |$))+", "") if vocab.bos else text
+
+    def spell(self, ids: tf.Tensor) -> tf.Tensor:
+        """The symbols of `ids`, of any shape."""
+        return self.symbols.lookup(tf.cast(ids, tf.int64))
+
+
+def _rewrite(text: str) -> str:
+    """`text` for a place where a backslash begins a group's number."""
+    return text.replace("\\", "\\\\")

@@ -1,0 +1,1 @@
+"""Fitting with carried memory, optimizers, devices."""

@@ -1,0 +1,224 @@
+"""Where to train: one device, all accelerators of this machine, several machines, or a TPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from txl_tf.config import STRATEGIES, at_least, one_of
+
+logger = logging.getLogger("txl_tf")
+
+_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+_SECONDS_TO_REACH_TPU = 20
+
+
+def make_strategy(
+    strategy: str = "auto",
+    tpu: str | None = None,
+    tpu_zone: str | None = None,
+    gcp_project: str | None = None,
+    logical_cpus: int | None = None,
+) -> tf.distribute.Strategy:
+    """A `tf.distribute` strategy by name. Make it before TensorFlow does anything else.
+
+    Args:
+        strategy: where to train:
+
+            - `"one"`: one device.
+            - `"mirrored"`: all GPUs of the machine, or all logical CPUs where there is no GPU.
+            - `"multi_worker"`: all GPUs (or the processor) of all machines that the environment variable `TF_CONFIG`
+              names, the same program on each.
+            - `"tpu"`: the TPU named `tpu`.
+            - `"auto"`: `"multi_worker"` where `TF_CONFIG` names several machines, `"mirrored"` where there are several
+              GPUs, else `"one"`.
+        tpu: name or `grpc://` address of the TPU; `"local"` for that of this machine.
+        tpu_zone, gcp_project: where to look the name up; by default where this machine is.
+        logical_cpus: number of logical CPU devices to create, to try `"mirrored"` without GPUs.
+
+    Returns:
+        `tf.distribute.Strategy`.
+
+    Raises:
+        ValueError: the name is not known, `TF_CONFIG` is missing or malformed, or TPU arguments do not fit.
+        ConnectionError: the TPU cannot be reached.
+    """
+    one_of(STRATEGIES)("strategy", strategy)
+    if strategy == "tpu" or tpu:
+        return _tpu_strategy(strategy, tpu, tpu_zone, gcp_project)
+    if tpu_zone or gcp_project:
+        raise ValueError(f"tpu_zone and gcp_project go with strategy=tpu, got {strategy}")
+    if logical_cpus is not None:
+        _split_cpu(logical_cpus)
+    if strategy == "multi_worker" or (strategy == "auto" and len(_workers(required=False)) > 1):
+        workers = _workers(required=True)
+        if len(workers) > 1:
+            logger.info("waiting for all %d workers: %s", len(workers), ", ".join(workers))
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    gpus = tf.config.list_logical_devices("GPU")
+    if strategy == "mirrored" or (strategy == "auto" and len(gpus) > 1):
+        devices = gpus or tf.config.list_logical_devices("CPU")
+        if len(devices) == 1:
+            logger.info("strategy=mirrored: there is one device, %s; training on it alone", devices[0].name)
+        return tf.distribute.MirroredStrategy([device.name for device in devices])
+    return tf.distribute.get_strategy()
+
+
+def _split_cpu(logical_cpus: int) -> None:
+    """Creates logical devices of the processor."""
+    at_least(1)("logical_cpus", logical_cpus)
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical_cpus)
+
+
+def _workers(required: bool) -> list[str]:
+    """Addresses of the workers that `TF_CONFIG` names, the chief first."""
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        if required:
+            raise ValueError(f"strategy=multi_worker needs the environment variable TF_CONFIG, such as {_EXAMPLE}")
+        return []
+    try:
+        config = json.loads(text)
+        cluster, task = config["cluster"], config["task"]
+        kind, index = task["type"], int(task["index"])
+        workers = [*cluster.get("chief", []), *cluster.get("worker", [])]
+        usable = kind in ("chief", "worker") and 0 <= index < len(cluster.get(kind, []))
+        usable = usable and len(cluster.get("chief", [])) <= 1
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"TF_CONFIG is malformed ({type(error).__name__}: {error}), got {text}; it looks like {_EXAMPLE}"
+        ) from error
+    if not usable or not all(isinstance(worker, str) and worker.rpartition(":")[2].isdigit() for worker in workers):
+        raise ValueError(
+            "TF_CONFIG must name a task among the one chief and the workers of its cluster, each as host:port, "
+            f"got {text}; it looks like {_EXAMPLE}"
+        )
+    return workers
+
+
+def _tpu_strategy(
+    strategy: str, tpu: str | None, tpu_zone: str | None, gcp_project: str | None
+) -> tf.distribute.TPUStrategy:
+    if strategy not in ("tpu", "auto"):
+        raise ValueError(f"tpu goes with strategy=tpu, got {strategy}")
+    if not tpu:
+        raise ValueError("strategy=tpu needs tpu, the name or the grpc:// address of the TPU, or local")
+    if tpu.startswith("grpc://"):
+        _check_reachable(tpu)
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu, zone=tpu_zone, project=gcp_project)
+        if tpu != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except Exception as error:  # of the name service, of the network or of TensorFlow: hardly two alike
+        where = "".join(f", {key} {value}" for key, value in (("zone", tpu_zone), ("project", gcp_project)) if value)
+        what = (str(error) or type(error).__name__).splitlines()[0].partition(" with these attrs")[0]
+        raise ConnectionError(f"the TPU {tpu}{where} cannot be reached: {what}") from error
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def _check_reachable(address: str) -> None:
+    """Raises ConnectionError where nobody listens at `grpc://host:port`; TensorFlow would wait for ever."""
+    host, _, port = address.removeprefix("grpc://").rpartition(":")
+    if not (host and port.isdigit()):
+        raise ValueError(f"tpu must be a name or grpc://host:port, got {address}")
+    try:
+        socket.create_connection((host, int(port)), timeout=_SECONDS_TO_REACH_TPU).close()
+    except OSError as error:
+        raise ConnectionError(f"the TPU {address} cannot be reached: {error}") from error
+
+
+def num_workers(strategy: tf.distribute.Strategy) -> int:
+    """Number of programs that train together, one a machine; a TPU is driven by one program."""
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return max(len(_workers(required=False)), 1)
+    return 1
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this program is the one, of those that train together, that writes files and prints."""
+    if num_workers(strategy) == 1:
+        return True
+    resolver = strategy.cluster_resolver
+    if "chief" in resolver.cluster_spec().jobs:
+        return resolver.task_type == "chief"
+    return resolver.task_id == 0
+
+
+def broadcast_from_chief(strategy: tf.distribute.Strategy, number: int) -> int:
+    """The chief's `number` on every worker. All workers must call it."""
+    return _sum_over_workers(strategy, number if is_chief(strategy) else 0)
+
+
+def any_worker(strategy: tf.distribute.Strategy, flag: bool) -> bool:
+    """Whether `flag` is set on any worker. All workers must call it."""
+    return bool(_sum_over_workers(strategy, int(flag)))
+
+
+def all_rows(strategy: tf.distribute.Strategy, tensors: list) -> list[tf.Tensor]:
+    """Every replica's share of the rows of `tensors`, put together in order. All workers must call it."""
+    if num_workers(strategy) == 1:
+        return [tf.concat(strategy.experimental_local_results(tensor), 0) for tensor in tensors]
+    return _gather_function(strategy)(tensors)
+
+
+@functools.cache
+def _gather_function(strategy):
+    return tf.function(lambda tensors: [strategy.gather(tensor, 0) for tensor in tensors])
+
+
+def _sum_over_workers(strategy, number):
+    return number if num_workers(strategy) == 1 else int(_sum_function(strategy)(tf.constant(number, tf.int64)))
+
+
+@functools.cache
+def _sum_function(strategy):
+    replicas = strategy.num_replicas_in_sync // num_workers(strategy)
+
+    def share(number):  # once a worker, not for each of its replicas
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return number if replica % replicas == 0 else tf.zeros_like(number)
+
+    return tf.function(lambda number: strategy.reduce("SUM", strategy.run(share, args=(number,)), axis=None))
+
+
+@contextlib.contextmanager
+def only_chief_logs(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """On workers other than the chief, the library logs warnings alone."""
+    level = logger.level
+    if not is_chief(strategy):
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def rows_of_this_worker(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, rows: int):
+    """A dataset of whole batches, distributed: each replica of this worker gets its share of the `rows`, in turn.
+
+    `experimental_distribute_dataset` would deal the shares of a batch out to the workers like cards.
+    """
+
+    def shares_of(context):
+        replicas = context.num_replicas_in_sync // context.num_input_pipelines
+        share = rows // context.num_replicas_in_sync
+        first = context.input_pipeline_id * replicas
+
+        here = slice(first * share, (first + replicas) * share)
+        mine = dataset.map(lambda tokens, labels: (tokens[here], labels[here]))
+        if replicas > 1:
+            mine = mine.unbatch().batch(share, drop_remainder=True)
+            if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:  # else every step asks all workers for the end
+                mine = mine.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        return mine.prefetch(tf.data.AUTOTUNE)
+
+    return strategy.distribute_datasets_from_function(shares_of)

@@ -1,0 +1,51 @@
+"""One training step of one replica: sums, gradients, and parts of a batch computed one after the other."""
+
+import keras
+import tensorflow as tf
+
+
+def sum_and_count(nll, kept):
+    """`[nll, tokens counted]` of a segment, float32 `[2]`; `kept`, bool, says which tokens count (`None`: all)."""
+    count = tf.size(nll) if kept is None else tf.math.count_nonzero(kept, dtype=tf.int32)
+    return tf.stack([tf.reduce_sum(nll), tf.cast(count, tf.float32)])
+
+
+def part_by_part(step, parts, variables, tokens, labels, mems, dropout_key):
+    """`step` on one part of the rows after the other: as if on all rows at once, with the memory use of one part.
+
+    Args:
+        step: function of `(tokens, labels, mems, dropout_key)` that returns `(sums, gradients, new_mems)`.
+        parts: number of parts, a divisor of the rows.
+        variables: those that the gradients are of.
+        tokens, labels: int `[rows, tgt_len]`.
+        mems: list of `[rows, mem_len, d_model]`.
+        dropout_key: int `[3]`, see `dropout`; each part gets the number of its first row.
+
+    Returns:
+        `(sums, gradients, new_mems)`: sums and gradients added up, the memories of all rows.
+    """
+
+    def split(x):
+        return tf.reshape(x, [parts, x.shape[0] // parts, *keras.ops.shape(x)[1:]])
+
+    tokens, labels, mems = split(tokens), split(labels), [split(mem) for mem in mems]
+    rows = tokens.shape[1]
+
+    def body(i, sums, gradients, new_mems):
+        of_part, of_gradients, of_mems = step(
+            tokens[i], labels[i], [mem[i] for mem in mems], dropout_key + tf.stack([0, 0, i * rows])
+        )
+        gradients = [total + part for total, part in zip(gradients, of_gradients, strict=True)]
+        return i + 1, sums + of_part, gradients, [ta.write(i, mem) for ta, mem in zip(new_mems, of_mems, strict=True)]
+
+    zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+    arrays = [tf.TensorArray(mem.dtype, parts) for mem in mems]
+    _, sums, gradients, new_mems = tf.while_loop(
+        lambda i, *_: i < parts,
+        body,
+        [0, tf.zeros([2]), zeros, arrays],
+        parallel_iterations=1,
+        maximum_iterations=parts,
+    )
+    new_mems = [ta.stack() for ta in new_mems]
+    return sums, gradients, [tf.reshape(mem, [parts * rows, *keras.ops.shape(mem)[2:]]) for mem in new_mems]
