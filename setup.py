@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.*)"', (HERE / "txl_tf/__init__.py").read_text()).group(1)
@@ -15,7 +15,22 @@ setup(
     long_description=(HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=["txl_tf"],
+    keywords="transformer-xl transformer language-model tensorflow keras",
+    project_urls={
+        "Paper": "https://arxiv.org/abs/1901.02860",
+        "Original program": "https://github.com/kimiyoung/transformer-xl",
+    },
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    packages=find_packages(include=["txl_tf", "txl_tf.*"]),
+    package_data={"txl_tf": ["py.typed"]},
     python_requires=">=3.11",
     install_requires=["tensorflow>=2.21,<2.22", "keras>=3.15,<3.16", "numpy", "absl-py", "tensorboard"],
     extras_require={

@@ -5,9 +5,9 @@
     python train.py --data_dir=data/wikitext-103 --model_dir=runs/wt103 ...           (see tools/prepare_data.py)
     python train.py --model_dir=runs/my --do_train=False --do_eval --eval_path=other.txt
 
-The flags are those of the original program where it has them, with its names, defaults and meaning. Training a
-folder that holds checkpoints goes on from the latest. Evaluation takes the model from the run's config.json; flags
-that are given count more, such as --mem_len, --clamp_len and --same_length.
+Flags that the original program has keep its names, defaults and meaning. Training continues from the latest checkpoint
+of the folder. Evaluation takes the model from the run's config.json; flags such as --mem_len, --clamp_len and
+--same_length override it.
 
   data          data_dir, or dataset with data_path, level, valid_fraction, min_freq, max_size, lower_case, cutoffs
   run           model_dir do_train do_eval eval_split eval_path eval_ckpt_path token_nll warm_start_path seed ...
@@ -56,7 +56,7 @@ flags.mark_flag_as_required("model_dir")
 
 
 def data_arguments():
-    """Which corpus: `data_dir` alone, or the arguments of `build_corpus`; empty where no flag says."""
+    """The corpus that the flags name: `data_dir` alone, or the arguments of `build_corpus`; empty if they name none."""
     text = {name: value for name, value in values(TextConfig).items() if name != "seed"}  # that of the weights
     folder = os.path.dirname(FLAGS.corpus_info_path or "") or FLAGS.data_dir
     if folder:
@@ -70,11 +70,11 @@ def data_arguments():
 
 
 def main():
-    machine = MachineConfig(**values(MachineConfig))
+    folder, machine = RunFolder(FLAGS.model_dir), MachineConfig(**values(MachineConfig))
     evaluation = values(EvaluationConfig)
     if FLAGS.do_train and not FLAGS.do_eval_only:
         train_and_evaluate(
-            FLAGS.model_dir,
+            folder,
             data=data_arguments(),
             model=ModelConfig(**{**values(ModelConfig), "cutoffs": ()}),
             optimizer=OptimizerConfig(**values(OptimizerConfig)),
@@ -84,10 +84,10 @@ def main():
         )
     elif FLAGS.do_eval or FLAGS.do_eval_only:
         of_the_run = [name for name in ("tgt_len", "eval_batch_size") if not FLAGS[name].present]
-        given_only = RunFolder(FLAGS.model_dir).has_config()
+        given_only = folder.has_config()
         model = {name: value for name, value in values(ModelConfig, given_only).items() if name != "cutoffs"}
         evaluate_run(
-            FLAGS.model_dir,
+            folder,
             data=data_arguments(),
             model=model,
             evaluation=EvaluationConfig(**{**evaluation, **dict.fromkeys(of_the_run)}),

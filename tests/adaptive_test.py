@@ -1,4 +1,4 @@
-"""Adaptive embedding and softmax against the documents' code, for every combination of their options."""
+"""Adaptive softmax, and with its embedding, against the plain port, for every combination of their options."""
 
 import itertools
 
@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 import reference_model
 import tensorflow as tf
+from helpers import assert_round_trips
 
 import txl_tf
-from txl_tf.adaptive import (
-    AdaptiveEmbedding,
-    AdaptiveSoftmax,
-    adaptive_log_probs,
-    embedding_lookup,
-    mask_adaptive_embedding_lookup,
-    mask_adaptive_logsoftmax,
-)
+from txl_tf.layers.adaptive import AdaptiveSoftmax, adaptive_log_probs, mask_adaptive_logsoftmax
 
 N_TOKEN, D_MODEL = 30, 64
 COMBINATIONS = [
@@ -37,7 +31,7 @@ COMBINATIONS = [
 
 
 def original_softmax(model):
-    """The softmax's arguments in the documents' code, after the hidden states and labels."""
+    """The softmax's arguments in the plain port, after the hidden states and labels."""
     return {
         "n_token": model.n_token,
         "cutoffs": model.cutoffs,
@@ -49,7 +43,7 @@ def original_softmax(model):
 
 
 @pytest.mark.parametrize("options", COMBINATIONS, ids=lambda options: "-".join(map(str, options.values())))
-def test_embedding_and_softmax_are_those_of_the_documents_code(small_pair, options):
+def test_embedding_and_softmax_are_those_of_the_plain_port(small_pair, options):
     # small_pair also asserts that both have the same variables, by name and shape.
     lm, model = small_pair(n_token=N_TOKEN, n_layer=1, d_model=D_MODEL, n_head=1, d_head=2, d_inner=2, **options)
     rng = np.random.default_rng(0)
@@ -100,28 +94,7 @@ def lm_variables_by_original_name(lm):
     return {name: by_bytes[data] for name, data in arrays.items()}
 
 
-# ---------------------------------------- the documents' example
-
-
-def test_scatter_nd_example_of_the_documents():
-    """The words 2, 3 and 4 of [[1, 2], [3, 4], [5, 6]] are embedded in their places, all others by other bins."""
-    x = tf.constant([[1, 2], [3, 4], [5, 6]])
-    table = np.array([
-        [-2.7328973, -0.01377826, -0.78023756, -1.1186032],
-        [-1.7653402, -0.8459847, -0.3368531, -0.27648798],
-        [0.2573444, 1.1644957, 1.0869092, 1.3614684],
-    ], np.float32)  # fmt: skip
-    tables = [np.zeros([2, 4], np.float32), table, np.zeros([2, 4], np.float32)]  # bins [0, 2), [2, 5), [5, 7)
-    y = mask_adaptive_embedding_lookup(x, tables, [None] * 3, cutoffs=[2, 5], d_proj=4)
-    zeros = np.zeros(4)
-    expected = [[zeros, table[0]], [table[1], table[2]], [zeros, zeros]]
-    np.testing.assert_array_equal(y, np.array(expected) * 2)  # emb_scale = sqrt(4)
-
-
-def test_embeddings_are_scaled_by_the_root_of_the_projected_width():
-    table, proj = np.eye(3, 2, dtype=np.float32), np.ones([2, 9], np.float32)
-    y = mask_adaptive_embedding_lookup(tf.constant([[0, 2]]), [table], [proj], cutoffs=[], d_proj=9)
-    np.testing.assert_array_equal(y, [[[3] * 9, [0] * 9]])
+# ---------------------------------------- by hand
 
 
 def test_nll_of_a_small_softmax_in_plain_numbers():
@@ -152,35 +125,6 @@ def test_words_of_absent_bins_get_zero_gradients(small_lm):
         np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
     log_probs, _ = lm.log_probs(tokens)
     np.testing.assert_allclose(nll, -log_probs[..., 3], rtol=1e-5)
-
-
-# ---------------------------------------- the lookup's gradient
-
-
-def test_gradient_of_the_lookup_is_dense_and_adds_up_repeated_words():
-    table = tf.constant(np.random.default_rng(0).normal(size=(5, 3)), tf.float32)
-    ids = tf.constant([[1, 3, 1], [1, 0, 3]])
-    factors = tf.constant(np.random.default_rng(1).normal(size=(2, 3, 3)), tf.float32)
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(table)
-        rows = embedding_lookup(table, ids)
-        loss = tf.reduce_sum(rows**2 * factors)
-        sparse_loss = tf.reduce_sum(tf.gather(table, ids) ** 2 * factors)
-    np.testing.assert_array_equal(rows, table.numpy()[ids.numpy()])
-    gradient, sparse = tape.gradient(loss, table), tape.gradient(sparse_loss, table)
-    assert isinstance(gradient, tf.Tensor) and isinstance(sparse, tf.IndexedSlices)
-    np.testing.assert_allclose(gradient, tf.convert_to_tensor(sparse), rtol=1e-6)
-    np.testing.assert_array_equal(gradient[2], np.zeros(3))
-
-
-def test_gradient_of_a_frequent_word_keeps_its_sum_in_half_precision():
-    """A word that occurs 4,096 times: added up in bfloat16, the sum would stop growing at 256 of its terms."""
-    embedding = AdaptiveEmbedding(5, 8, 8, dtype="mixed_bfloat16")
-    embedding.build()
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(tf.cast(embedding(np.full([4, 1024], 2)), tf.float32))
-    gradient = tape.gradient(loss, embedding.tables[0].value)
-    np.testing.assert_allclose(gradient[2], np.full(8, 4096 * 8**0.5), rtol=0.01)
 
 
 # ---------------------------------------- static shapes
@@ -222,28 +166,28 @@ def assert_same(found, expected, tolerance=1e-6):
 
 
 @pytest.mark.parametrize("options", STATIC_OPTIONS, ids=str)
-@pytest.mark.parametrize("room", ["exactly", "a little", "everything"])
-def test_static_shapes_equal_the_dynamic_path_when_nothing_overflows(small_lm, small_batches, options, room):
+@pytest.mark.parametrize("size", ["exactly", "a little", "everything"])
+def test_static_shapes_equal_the_dynamic_path_when_nothing_overflows(small_lm, small_batches, options, size):
     lm = small_lm(**options)
     (tokens,), (labels,) = small_batches(n=1, batch=3, tgt_len=9)
     counts = np.histogram(labels, [0, *lm.softmax.cutoffs, 23])[0][1:]
-    capacities = {"exactly": counts, "a little": [*(counts + 3)], "everything": [27, 1000][: len(counts)]}[room]
+    capacities = {"exactly": counts, "a little": [*(counts + 3)], "everything": [27, 1000][: len(counts)]}[size]
     assert_same(score_and_gradients(lm, tokens, labels, capacities), score_and_gradients(lm, tokens, labels))
 
 
 def test_tokens_beyond_a_capacity_and_labels_of_padding_are_left_out(small_lm, small_batches):
     lm, capacities = small_lm(cutoffs=[6, 14], div_val=2), [4, 1000]
     (tokens,), (labels,) = small_batches(n=1, batch=3, tgt_len=9)
-    expected_kept, room = np.ones(labels.shape, bool), {1: 4, 2: 1000}
+    expected_kept, left = np.ones(labels.shape, bool), {1: 4, 2: 1000}
     labels[0, 2] = labels[2, 6:] = -1
     for place, label in np.ndenumerate(labels):
         i = int(label >= 6) + int(label >= 14)
-        if label < 0 or (i > 0 and room[i] == 0):
+        if label < 0 or (i > 0 and left[i] == 0):
             expected_kept[place] = False
         elif i > 0:
-            room[i] -= 1
+            left[i] -= 1
     overflow = (labels >= 6) & (labels < 14) & ~expected_kept
-    assert room[1] == 0 and overflow.sum() == 4 and room[2] < 1000
+    assert left[1] == 0 and overflow.sum() == 4 and left[2] < 1000
 
     dynamic, _, gradients = score_and_gradients(lm, tokens, np.maximum(labels, 0), counted=expected_kept)
     static = score_and_gradients(lm, tokens, labels, capacities)
@@ -291,18 +235,10 @@ def test_every_shape_is_static_and_no_id_becomes_a_float(small_lm, small_batches
     assert not any(source.is_integer and result.is_floating for source, result in casts)
 
 
-def test_ids_that_float32_does_not_have_are_embedded_exactly():
-    """2**24 + 1 would become 2**24. Without dynamic shapes, a bin that no token is in need not be that long."""
-    tables = [np.zeros([1, 4], np.float32), np.arange(16, dtype=np.float32).reshape(4, 4)]
-    tokens = 2**24 + tf.constant([[3, 1, 0, 2]])
-    y = mask_adaptive_embedding_lookup(tokens, tables, [None] * 2, cutoffs=[2**24], d_proj=4, static_shapes=True)
-    np.testing.assert_array_equal(y, 2 * tables[1][[[3, 1, 0, 2]]])
-
-
 @pytest.mark.parametrize("capacities", [[], [8], [8, 8, 8], [8, 0], [8, -1], [8, 8.0]], ids=str)
 def test_capacities_that_are_not_one_a_bin_are_an_error(small_lm, capacities):
     lm = small_lm(cutoffs=[6, 14])
-    message = r"capacities must be one positive integer for each of the 2 bins but the first, got \["
+    message = r"bin_capacities must be one positive integer for each of the 2 bins but the first, got \["
     with pytest.raises(ValueError, match=message) as error:
         lm.softmax.static_nll(tf.zeros([1, 2, 8]), tf.zeros([1, 2], tf.int32), lm.network.embedding, capacities)
     assert str(capacities) in str(error.value)
@@ -341,47 +277,18 @@ def test_log_probs_and_nll_agree_in_mixed_precision(small_lm):
 
 
 def test_config_round_trips_and_initialisers_reach_their_weights():
-    embedding = AdaptiveEmbedding(
-        5000, 64, 32, cutoffs=[1000, 3000], div_val=2, proj_same_dim=False,
-        initializer=keras.initializers.RandomNormal(stddev=0.5),
-        proj_initializer=keras.initializers.RandomNormal(stddev=0.1),
-    )  # fmt: skip
     softmax = AdaptiveSoftmax(
         5000, 64, 32, cutoffs=[1000, 3000], div_val=2, proj_same_dim=False, proj_share_all_but_first=True,
         proj_initializer=keras.initializers.RandomNormal(stddev=0.1),
     )  # fmt: skip
-    for layer in (embedding, softmax):
-        copy = type(layer).from_config(layer.get_config())
-        assert copy.get_config() == layer.get_config()
-        for original in (layer, copy):
-            original.build()
-        assert [v.shape for v in copy.weights] == [v.shape for v in layer.weights]
-    for table in embedding.tables:
-        assert np.std(table.numpy()) == pytest.approx(0.5, rel=0.02)
-    assert embedding.projs[1] is None  # 32 wide already
-    for proj in (embedding.projs[0], embedding.projs[2], softmax.projs[0]):
-        assert np.std(proj.numpy()) == pytest.approx(0.1, rel=0.1)
+    assert_round_trips(softmax)
+    assert np.std(softmax.projs[0].numpy()) == pytest.approx(0.1, rel=0.1)
     assert softmax.projs[1:] == [None, None]
     for zeros in (*softmax.biases, *softmax.clusters):
         np.testing.assert_array_equal(zeros.numpy(), np.zeros(zeros.shape))
 
 
-# ---------------------------------------- errors
-
-
-@pytest.mark.parametrize(
-    "cutoffs", [[10, 10], [12, 5], [0, 5], [5, 23], [5, 30], [-3, 5]], ids=lambda cutoffs: str(cutoffs)
-)
-def test_cutoffs_that_leave_a_bin_empty_are_an_error(cutoffs):
-    with pytest.raises(ValueError, match=r"cutoffs must increase and lie between 0 and n_token=23, got \[") as error:
-        AdaptiveEmbedding(23, 8, 8, cutoffs=cutoffs)
-    assert str(cutoffs) in str(error.value)
-
-
-def test_a_bin_of_width_0_is_an_error_that_names_it():
-    with pytest.raises(ValueError, match="div_val=4 divides d_embed=15 down to width 0 in bin 2 of 3.*at least 16"):
-        AdaptiveEmbedding(23, 15, 8, cutoffs=[5, 12], div_val=4)
-    AdaptiveEmbedding(23, 16, 8, cutoffs=[5, 12], div_val=4)
+def test_bad_bins_are_an_error():
     with pytest.raises(ValueError, match="div_val must be at least 1, got 0"):
         AdaptiveSoftmax(23, 8, 8, cutoffs=[5], div_val=0)
 

@@ -1,4 +1,4 @@
-"""Relative attention against equation (6) in loops, and against the documents' code."""
+"""Attention against sums in loops, relative attention against equation (6) in loops and against the plain port."""
 
 import itertools
 
@@ -8,8 +8,17 @@ import pytest
 import reference_model
 import tensorflow as tf
 
-from txl_tf.attention import RelMultiHeadAttn, create_mask, rel_attention, rel_multihead_attn, rel_shift
-from txl_tf.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.layers.attention import (
+    RelMultiHeadAttn,
+    attend,
+    attention_probs,
+    create_mask,
+    pairwise_scores,
+    rel_multihead_attn,
+    rel_shift,
+    shifted_scores,
+)
+from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 
 BATCH, QLEN, N_HEAD, D_HEAD, D_MODEL = 2, 4, 2, 3, 8
 # (memory length, same_length): none, shorter than the segment, as long, longer
@@ -58,7 +67,7 @@ def test_mask_without_memory():
 
 
 @pytest.mark.parametrize("same_length", [False, True])
-def test_mask_is_that_of_the_documents_code_and_takes_tensors(same_length):
+def test_mask_is_that_of_the_plain_port_and_takes_tensors(same_length):
     for qlen, mlen in itertools.product(range(1, 5), range(6)):
         expected = reference_model.create_mask(qlen, mlen, same_length)
         np.testing.assert_array_equal(create_mask(qlen, mlen, same_length), expected)
@@ -88,11 +97,191 @@ def test_rel_shift_moves_row_i_left_by_the_rows_below_it():
 
 
 @pytest.mark.parametrize("qlen, klen", [(1, 1), (1, 4), (4, 4), (3, 8)])
-def test_rel_shift_is_the_documents_transposed(qlen, klen):
+def test_rel_shift_is_the_plain_port_s_transposed(qlen, klen):
     x = np.random.default_rng(0).normal(size=(qlen, klen, 2, 3)).astype(np.float32)
     expected = reference_model.rel_shift(tf.constant(x)).numpy().transpose(2, 3, 0, 1)
     np.testing.assert_array_equal(rel_shift(tf.constant(x.transpose(2, 3, 0, 1))), expected)
     np.testing.assert_array_equal(tf.function(rel_shift)(tf.constant(x.transpose(2, 3, 0, 1))), expected)
+
+
+# ---------------------------------------- the core: probabilities, and values weighted by them
+
+
+def probs_in_loops(q, k, position_scores, visible, scale):
+    """A score for every query and key, one by one, and the softmax over the keys that a query sees; float64."""
+    *lead, qlen, _ = q.shape
+    klen = k.shape[-2]
+    probs = np.zeros([*lead, qlen, klen])
+    for *place, i in np.ndindex(*lead, qlen):
+        place = tuple(place)
+        seen = [j for j in range(klen) if visible[(*place, i, j)]]
+        scores = np.array([q[(*place, i)] @ k[(*place, j)] + position_scores[(*place, i, j)] for j in seen]) * scale
+        weights = np.exp(scores - scores.max())
+        for j, weight in zip(seen, weights, strict=True):
+            probs[(*place, i, j)] = weight / weights.sum()
+    return probs
+
+
+def core_arguments(lead, qlen, klen=5):
+    """Queries, keys, values, position scores, and which keys each query sees: the first and some others."""
+    rng = np.random.default_rng(0)
+    shapes = [(qlen, D_HEAD), (klen, D_HEAD), (klen, D_HEAD), (qlen, klen)]
+    arrays = [rng.normal(size=(*lead, *shape)).astype(np.float32) for shape in shapes]
+    visible = rng.random([qlen, klen]) < 0.6
+    visible[:, 0] = True
+    return *arrays, visible
+
+
+LEADS = [(N_HEAD,), (N_HEAD, BATCH)]
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=["[H, T, D]", "[H, B, T, D]"])
+@pytest.mark.parametrize("qlen", [QLEN, 1])  # a single query goes head by head
+@pytest.mark.parametrize("with_positions", [False, True])
+@pytest.mark.parametrize("with_visible", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_attend_is_the_softmax_over_visible_keys_times_the_values(lead, qlen, with_positions, with_visible, scale):
+    q, k, v, position_scores, visible = core_arguments(lead, qlen)
+    given = {"scale": scale}
+    if with_positions:
+        given["position_scores"] = position_scores
+    if with_visible:
+        given["visible"] = visible
+    probs = attention_probs(q, k, **given).numpy()
+    out = attend(q, k, v, **given)
+
+    everywhere = np.broadcast_to(visible if with_visible else True, position_scores.shape)
+    expected = probs_in_loops(q, k, position_scores if with_positions else 0 * position_scores, everywhere, scale)
+    np.testing.assert_allclose(probs, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(probs[~everywhere], 0)
+    np.testing.assert_allclose(probs.sum(-1), 1, rtol=1e-6)
+    expected_out = np.zeros(q.shape)
+    for place in np.ndindex(*lead, qlen):
+        for j in range(k.shape[-2]):
+            expected_out[place] += expected[(*place, j)] * v[(*place[:-1], j)]
+    np.testing.assert_allclose(out, expected_out, rtol=1e-5, atol=1e-6)
+
+
+def test_every_row_and_head_may_see_other_keys():
+    q, k, v, position_scores, _ = core_arguments((N_HEAD, BATCH), QLEN)
+    rng = np.random.default_rng(1)
+    for shape in ([BATCH, QLEN, 5], [N_HEAD, BATCH, QLEN, 5], [N_HEAD, 1, 1, 5]):
+        visible = rng.random(shape) < 0.5
+        visible[..., 2] = True
+        everywhere = np.broadcast_to(visible, position_scores.shape)
+        expected = probs_in_loops(q, k, position_scores, everywhere, 0.5)
+        probs = attention_probs(q, k, position_scores, visible, 0.5)
+        np.testing.assert_allclose(probs, expected, rtol=1e-5, atol=1e-6)
+        out = attend(q, k, v, position_scores, visible, 0.5)
+        np.testing.assert_allclose(out, np.einsum("hbij,hbjd->hbid", expected, v), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("qlen", [QLEN, 1])
+def test_probabilities_sum_to_1_where_scores_are_large_and_in_half_precision(qlen):
+    q, k, v, position_scores, visible = core_arguments((N_HEAD, BATCH), qlen)
+    probs = attention_probs(100 * q, 100 * k, position_scores, visible).numpy()
+    assert probs.max() > 0.999
+    np.testing.assert_allclose(probs.sum(-1), 1, rtol=1e-6)
+    halves = [tf.cast(x, tf.bfloat16) for x in (q, k, position_scores)]
+    probs = attention_probs(*halves, visible)
+    assert probs.dtype == attend(*halves[:2], tf.cast(v, tf.bfloat16), halves[2], visible).dtype == tf.bfloat16
+    np.testing.assert_allclose(np.sum(tf.cast(probs, tf.float32), -1), 1, rtol=2**-7)
+    expected = attention_probs(q, k, position_scores, visible)
+    np.testing.assert_allclose(tf.cast(probs, tf.float32), expected, rtol=0, atol=0.03)
+
+
+# ---------------------------------------- scores of positions
+
+
+def shifted_in_loops(x, first):
+    """`out[..., i, j] = x[..., i, first + j - i]`, NaN where `x` has no such column."""
+    qlen, width = x.shape[-2:]
+    out = np.full([*x.shape[:-1], width - 1], np.nan)
+    for i, j in np.ndindex(qlen, width - 1):
+        if 0 <= first + j - i < width:
+            out[..., i, j] = x[..., i, first + j - i]
+    return out
+
+
+def assert_equal_where_known(found, expected, **tolerance):
+    found = np.asarray(found)
+    assert found.shape == expected.shape
+    known = ~np.isnan(expected)
+    np.testing.assert_allclose(found[known], expected[known], **tolerance)
+    return known
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)], ids=str)
+@pytest.mark.parametrize("qlen, klen", [(1, 1), (1, 4), (4, 4), (3, 7)])
+def test_rel_shift_with_distances_in_one_direction(lead, qlen, klen):
+    """As in Transformer-XL: zeros, then the distances K - 1 ... 0; every key up to the query has its column."""
+    x = np.random.default_rng(0).normal(size=(*lead, qlen, klen + 1)).astype(np.float32)
+    known = assert_equal_where_known(rel_shift(tf.constant(x), first=qlen), shifted_in_loops(x, qlen), rtol=0)
+    assert np.all(known[..., create_mask(qlen, klen - qlen) == 0])
+    of_last_query = x[..., -1, 1:]
+    np.testing.assert_array_equal(rel_shift(tf.constant(x), first=qlen)[..., -1, :], of_last_query)
+    x[..., 0] = 0
+    np.testing.assert_array_equal(rel_shift(tf.constant(x), first=qlen), rel_shift(tf.constant(x[..., 1:])))
+
+
+@pytest.mark.parametrize("qlen", [1, 2, 5])
+def test_rel_shift_with_distances_in_both_directions(qlen):
+    """As in TENER: 2 L rows for the distances -L ... L - 1, and every pair of L queries and L keys has its column."""
+    distances = np.arange(-qlen, qlen)
+    x = np.random.default_rng(0).normal(size=(2, 3, qlen, 2 * qlen)).astype(np.float32)
+    shifted = rel_shift(tf.constant(x), first=qlen)
+    known = assert_equal_where_known(shifted, shifted_in_loops(x, qlen), rtol=0)
+    assert np.all(known[..., :qlen])
+    for i, j in np.ndindex(qlen, qlen):
+        np.testing.assert_array_equal(shifted[..., i, j], x[..., i, list(distances).index(j - i)])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rel_shift_from_any_column_given_as_a_number_or_a_tensor(compiled):
+    x = np.random.default_rng(0).normal(size=(2, 3, 6)).astype(np.float32)
+    for first in range(4):
+        expected = shifted_in_loops(x, first)
+        assert np.sum(~np.isnan(expected)) >= 2 * (1 + 2 + 3)
+        for number in (first, tf.constant(first)):
+            shift = tf.function(rel_shift, jit_compile=True) if compiled else rel_shift
+            assert_equal_where_known(shift(tf.constant(x), number), expected, rtol=0)
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=["[H, T, D]", "[H, B, T, D]"])
+@pytest.mark.parametrize(
+    "qlen, rows, first", [(QLEN, 8, QLEN), (QLEN, 8, QLEN - 1), (QLEN, 5, 0), (1, 6, 1), (1, 6, 0)]
+)
+def test_shifted_scores_are_those_of_the_row_of_query_and_key(lead, qlen, rows, first):
+    rng = np.random.default_rng(0)
+    q = rng.normal(size=(*lead, qlen, D_HEAD)).astype(np.float32)
+    r = rng.normal(size=(N_HEAD, rows, D_HEAD)).astype(np.float32)
+    expected = np.full([*lead, qlen, rows - 1], np.nan)
+    for *place, i, j in np.ndindex(*expected.shape):
+        if 0 <= first + j - i < rows:
+            expected[(*place, i, j)] = q[(*place, i)] @ r[place[0], first + j - i]
+    known = assert_equal_where_known(shifted_scores(q, r, first), expected, rtol=1e-5, atol=1e-6)
+    assert known.any()
+
+
+def test_pairwise_scores_have_a_vector_for_every_pair():
+    rng = np.random.default_rng(0)
+    q = rng.normal(size=(N_HEAD, BATCH, QLEN, D_HEAD)).astype(np.float32)
+    r = rng.normal(size=(N_HEAD, BATCH, QLEN, 5, D_HEAD)).astype(np.float32)
+    expected = np.zeros([N_HEAD, BATCH, QLEN, 5])
+    for h, b, i, j in np.ndindex(*expected.shape):
+        expected[h, b, i, j] = q[h, b, i] @ r[h, b, i, j]
+    np.testing.assert_allclose(pairwise_scores(q, r), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_pairwise_scores_of_vectors_by_distance_are_shifted_scores():
+    rng = np.random.default_rng(0)
+    q = rng.normal(size=(N_HEAD, BATCH, QLEN, D_HEAD)).astype(np.float32)
+    table = rng.normal(size=(N_HEAD, 2 * QLEN, D_HEAD)).astype(np.float32)
+    pairs = QLEN + np.arange(QLEN) - np.arange(QLEN)[:, None]  # the row of query i and key j
+    r = np.repeat(table[:, None, pairs], BATCH, 1)
+    np.testing.assert_allclose(
+        pairwise_scores(q, r), shifted_scores(q, table, first=QLEN)[..., :QLEN], rtol=1e-5, atol=1e-6
+    )
 
 
 # ---------------------------------------- equation (6)
@@ -122,7 +311,7 @@ def equation_6(q, k, r_k, u, v, d_head):
 
 
 def attention_in_loops(q, k, v, r_k, u, v_bias, same_length):
-    """`rel_attention` over heads, rows, queries and keys in float64; q `[H, B, T, D]`, k, v `[H, B, K, D]`."""
+    """Heads, rows, queries and keys one by one in float64; q `[H, B, T, D]`, k, v `[H, B, K, D]`."""
     n_head, batch, qlen, d_head = q.shape
     klen = k.shape[2]
     mlen = klen - qlen
@@ -141,14 +330,30 @@ def attention_in_loops(q, k, v, r_k, u, v_bias, same_length):
 
 
 @pytest.mark.parametrize("mlen, same_length", MEMORIES)
-def test_rel_attention_is_equation_6_in_loops(mlen, same_length):
+def test_attention_with_shifted_scores_is_equation_6_in_loops(mlen, same_length):
     rng = np.random.default_rng(0)
     klen = mlen + QLEN
     shapes = [(N_HEAD, BATCH, QLEN, D_HEAD), *[(N_HEAD, BATCH, klen, D_HEAD)] * 2, (N_HEAD, klen, D_HEAD)]
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in [*shapes, *[(N_HEAD, D_HEAD)] * 2]]
-    got = rel_attention(*arrays, create_mask(QLEN, mlen, same_length))
+    q, k, v, r_k, u, v_bias = arrays
+    r_k = np.pad(r_k, [(0, 0), (1, 0), (0, 0)])  # row `klen - distance`: the first query is `mlen` behind the first key
+    position_scores = shifted_scores(q + v_bias[:, None, None], r_k, first=QLEN)
+    visible = create_mask(QLEN, mlen, same_length) == 0
+    got = attend(q + u[:, None, None], k, v, position_scores, visible, scale=D_HEAD**-0.5)
     expected = attention_in_loops(*[array.astype(np.float64) for array in arrays], same_length)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def heads_of(a):
+    """Queries, keys, values `[H, B, any, D]` and positions `[H, K, D]` of the arguments of `rel_multihead_attn`."""
+
+    def heads(x, kernel):
+        return (x @ kernel).reshape(*x.shape[:-1], N_HEAD, D_HEAD)
+
+    cat = np.concatenate([a["mems"], a["w"]], 1)
+    w_q, w_k, w_v = np.split(a["qkv_kernel"], 3, 1)
+    q, k, v = (heads(x, kernel).transpose(2, 0, 1, 3) for x, kernel in ((a["w"], w_q), (cat, w_k), (cat, w_v)))
+    return q, k, v, heads(a["r"][0], a["r_kernel"]).transpose(1, 0, 2)
 
 
 @pytest.mark.parametrize("mlen, same_length", MEMORIES)
@@ -157,14 +362,7 @@ def test_rel_multihead_attn_is_equation_6_in_loops_between_projections(mlen, sam
     got = rel_multihead_attn(**arrays, attn_mask=create_mask(QLEN, mlen, same_length))
 
     a = {name: array.astype(np.float64) for name, array in arrays.items()}
-    cat = np.concatenate([a["mems"], a["w"]], 1)
-
-    def heads(x, kernel):
-        return (x @ kernel).reshape(*x.shape[:-1], N_HEAD, D_HEAD)
-
-    w_q, w_k, w_v = np.split(a["qkv_kernel"], 3, 1)
-    q, k, v = (heads(x, kernel).transpose(2, 0, 1, 3) for x, kernel in ((a["w"], w_q), (cat, w_k), (cat, w_v)))
-    r_k = heads(a["r"][0], a["r_kernel"]).transpose(1, 0, 2)
+    q, k, v, r_k = heads_of(a)
     attn_vec = attention_in_loops(q, k, v, r_k, a["r_w_bias"], a["r_r_bias"], same_length)
     expected = attn_vec.transpose(1, 2, 0, 3).reshape(BATCH, QLEN, -1) @ a["o_kernel"]
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
@@ -180,11 +378,11 @@ def test_masked_keys_have_no_influence_whatever_they_hold():
     assert np.abs(changed[:, 2:] - expected[:, 2:]).max() > 1
 
 
-# ---------------------------------------- layer and documents' code
+# ---------------------------------------- layer and plain port
 
 
 def layer_and_weights(arrays, **options):
-    """The layer with the arrays as weights, and the same under the names of the documents' code."""
+    """The layer with the arrays as weights, and the same under the names of the plain port."""
     layer = RelMultiHeadAttn(D_MODEL, N_HEAD, D_HEAD, **options)
     layer.build()
     layer.qkv_kernel.assign(arrays["qkv_kernel"])
@@ -204,7 +402,7 @@ def layer_and_weights(arrays, **options):
 
 
 @pytest.mark.parametrize("mlen, same_length", MEMORIES)
-def test_layer_and_its_gradients_are_those_of_the_documents_code(mlen, same_length):
+def test_layer_and_its_gradients_are_those_of_the_plain_port(mlen, same_length):
     arrays = random_arrays(mlen)
     layer, weights = layer_and_weights(arrays)
     inputs = [tf.constant(arrays[name]) for name in ("w", "r", "r_w_bias", "r_r_bias", "mems")]
@@ -246,6 +444,45 @@ def test_layer_and_its_gradients_are_those_of_the_documents_code(mlen, same_leng
         np.testing.assert_allclose(gradient, expected_gradient, rtol=0, atol=1e-5 * largest)
 
 
+def layer_probs(arrays, mlen, same_length, **options):
+    """`RelMultiHeadAttn.attention_probs` of a layer with the arrays as weights."""
+    layer, _ = layer_and_weights(arrays, **options)
+    names = ("w", "r", "r_w_bias", "r_r_bias")
+    return layer.attention_probs(
+        *(arrays[name] for name in names), create_mask(QLEN, mlen, same_length), arrays["mems"]
+    )
+
+
+@pytest.mark.parametrize("mlen, same_length", MEMORIES)
+def test_the_layer_s_probabilities_are_those_of_equation_6(mlen, same_length):
+    arrays = random_arrays(mlen)
+    probs = layer_probs(arrays, mlen, same_length, dropout=0.5, dropatt=0.5)  # which drop nothing here
+
+    a = {name: array.astype(np.float64) for name, array in arrays.items()}
+    q, k, _, r_k = heads_of(a)
+    klen = mlen + QLEN
+    position_scores = np.zeros([N_HEAD, BATCH, QLEN, klen])
+    for n, b, i, j in np.ndindex(*position_scores.shape):
+        if j <= mlen + i:
+            position_scores[n, b, i, j] = (q[n, b, i] + a["r_r_bias"][n]) @ r_k[n, klen - 1 - (mlen + i - j)]
+    visible = np.broadcast_to(create_mask(QLEN, mlen, same_length) == 0, position_scores.shape)
+    expected = probs_in_loops(q + a["r_w_bias"][:, None, None], k, position_scores, visible, D_HEAD**-0.5)
+    np.testing.assert_allclose(probs, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(probs.numpy()[~visible], 0)
+    np.testing.assert_allclose(np.sum(probs, -1), 1, rtol=1e-6)
+
+
+def test_the_layer_s_probabilities_in_half_precision_sum_to_1():
+    arrays = random_arrays(mlen=2)
+    expected = layer_probs(arrays, 2, True)
+    probs = layer_probs(arrays, 2, True, dtype="mixed_bfloat16")
+    assert probs.dtype == tf.bfloat16
+    probs = tf.cast(probs, tf.float32)
+    np.testing.assert_allclose(np.sum(probs, -1), 1, rtol=2**-7)
+    np.testing.assert_allclose(probs, expected, rtol=0, atol=0.03)
+    assert np.abs(probs - expected).max() > 0  # it was not float32 after all
+
+
 def constant_values_layer(dropout, dropatt):
     """Every value vector is a one, so that without dropout of probabilities the attention's output is a one."""
     layer = RelMultiHeadAttn(6, 2, 3, dropout, dropatt)
@@ -256,7 +493,7 @@ def constant_values_layer(dropout, dropatt):
     return layer
 
 
-def attention_output(layer, monkeypatch, seed):
+def attention_output(layer, monkeypatch, dropout_key):
     """What the layer adds to `w`, the layer norm left out, for values that are all ones; `[B, T, 2, 3]`."""
     monkeypatch.setattr(layer, "layer_norm", lambda x: x)
     w = np.zeros([40, 30, 6], np.float32)
@@ -264,7 +501,7 @@ def attention_output(layer, monkeypatch, seed):
     layer.qkv_kernel.assign(np.concatenate([np.zeros([6, 12]), np.full([6, 6], 1 / 6)], 1))
     zeros = np.zeros([2, 3], np.float32)
     mems = np.ones([40, 10, 6], np.float32)
-    output = layer(w, np.zeros([1, 40, 6], np.float32), zeros, zeros, tail_mask(30, 10), mems, seed=seed)
+    output = layer(w, np.zeros([1, 40, 6], np.float32), zeros, zeros, tail_mask(30, 10), mems, dropout_key=dropout_key)
     return output.numpy().reshape(40, 30, 2, 3)
 
 
@@ -274,12 +511,12 @@ def tail_mask(qlen, mlen):
 
 
 def test_dropatt_drops_probabilities_at_its_own_rate(monkeypatch):
-    seed = tf.constant([1, 2, 0])
-    plain = attention_output(constant_values_layer(0.0, 0.0), monkeypatch, seed)
+    key = tf.constant([1, 2, 0])
+    plain = attention_output(constant_values_layer(0.0, 0.0), monkeypatch, key)
     np.testing.assert_allclose(plain, 1, rtol=1e-6)
 
     # Ten equal probabilities of which each is dropped: the number kept is binomial, and the same for a head's outputs.
-    dropped = attention_output(constant_values_layer(0.0, 0.3), monkeypatch, seed)
+    dropped = attention_output(constant_values_layer(0.0, 0.3), monkeypatch, key)
     kept = dropped * 0.7 * 10
     np.testing.assert_allclose(kept, np.round(kept), atol=1e-3)
     np.testing.assert_allclose(dropped, dropped[..., :1] + 0 * dropped, rtol=1e-6)
@@ -293,14 +530,14 @@ def test_dropout_drops_outputs_at_its_own_rate(monkeypatch):
     assert abs((dropped == 0).mean() - 0.3) < 0.025  # standard error 0.005
 
 
-def test_without_a_seed_nothing_is_dropped():
+def test_without_a_key_nothing_is_dropped():
     arrays = random_arrays(mlen=2)
     layer, _ = layer_and_weights(arrays)
     dropping, _ = layer_and_weights(arrays, dropout=0.5, dropatt=0.5)
     inputs = [arrays[name] for name in ("w", "r", "r_w_bias", "r_r_bias")]
     inputs += [create_mask(QLEN, 2), arrays["mems"]]
     np.testing.assert_array_equal(dropping(*inputs), layer(*inputs))
-    assert np.abs(dropping(*inputs, seed=tf.constant([0, 1, 0])) - layer(*inputs)).max() > 0.1
+    assert np.abs(dropping(*inputs, dropout_key=tf.constant([0, 1, 0])) - layer(*inputs)).max() > 0.1
 
 
 # ---------------------------------------- memory, precision

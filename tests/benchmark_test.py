@@ -1,22 +1,55 @@
 """The benchmark's contestants do the same work, in this process and in others, and its figures are what they say."""
 
+import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import reference_data
 import tensorflow as tf
+from helpers import ROOT, program
+from reference_model import ReferenceModel
 
 import txl_tf
-from tests import reference_data
-from tests.reference_model import ReferenceModel
-from tools import benchmark, contestants, processes
-from txl_tf import corpus
+from txl_tf.data import corpus
 
+REFERENCE = "reference float32"
 SHAPE = {
-    **contestants.NETWORK, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12, "n_token": 20,
-    "tgt_len": 5, "mem_len": 3, "batch_size": 2,
+    "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12, "n_token": 20, "cutoffs": [], "div_val": 1,
+    "dropout": 0.1, "dropatt": 0.0, "same_length": False, "clamp_len": -1, "tgt_len": 5, "mem_len": 3, "batch_size": 2,
 }  # fmt: skip
-REFERENCE = contestants.REFERENCE
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    yield from program("tools/benchmark.py")
+
+
+@pytest.fixture(scope="module")
+def contestants(benchmark):
+    return benchmark.contestants
+
+
+@pytest.fixture(scope="module")
+def processes(benchmark):
+    return benchmark.processes
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the benchmark as a program at the small shape; returns its figures as JSON, and what it printed."""
+    shape = [f"--{name}={value}" for name, value in SHAPE.items() if name != "cutoffs"]
+
+    def run(*arguments):
+        path = tmp_path / "figures.json"
+        command = [sys.executable, str(ROOT / "tools" / "benchmark.py"), *shape, f"--json={path}", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(path.read_text()), done.stdout
+
+    return run
 
 
 def operations_of(graph):
@@ -29,7 +62,7 @@ def operations_of(graph):
     return total
 
 
-def test_operations_of_training_are_the_products_of_its_graph():
+def test_operations_of_training_are_the_products_of_its_graph(contestants):
     lm = txl_tf.TransformerXLLM(**contestants.model_arguments(SHAPE))
     lm.compile(txl_tf.make_optimizer(1e-3))
     lm.optimizer.build(lm.trainable_variables)
@@ -39,7 +72,7 @@ def test_operations_of_training_are_the_products_of_its_graph():
     assert operations_of(graph) == contestants.training_operations(SHAPE) + zero_keys
 
 
-def test_contestants_do_the_same_work_and_are_compared():
+def test_contestants_do_the_same_work(contestants):
     uniform = math.log(SHAPE["n_token"])  # the loss of small initial weights
     for mode in ("training", "evaluation", "generation"):
         makers = contestants.make_contestants(mode)
@@ -49,30 +82,31 @@ def test_contestants_do_the_same_work_and_are_compared():
             assert library().shape == (2, 1 + 5)
         else:
             np.testing.assert_allclose([np.mean(reference()), np.mean(library())], uniform, rtol=0.02)
-    first_two = dict(list(makers.items())[:2])
-    rows = benchmark.compare("generation", SHAPE, first_two, rounds=2, seconds=0, peaks={}, memory_of=None)
-    assert [row["contestant"] for row in rows] == [REFERENCE, "txl_tf float32"]
-    assert rows[0]["ratio"] == 1
-    np.testing.assert_allclose(rows[1]["ratio"], rows[1]["tokens_per_second"] / rows[0]["tokens_per_second"], rtol=0.5)
 
 
-def test_a_ratio_is_the_median_over_turns_and_above_1_where_the_contestant_is_better(capsys):
-    measured = {
-        "reference": {"seconds": [2.0, 4.0, 9.0], "mb": [5, 7, 6]},
-        "mine": {"seconds": [1.0, 1.0, 3.0], "mb": [1, 1, 1]},
+def test_a_ratio_is_the_median_over_turns_and_above_1_where_the_contestant_is_better(benchmark, capsys):
+    turns = {
+        "reference": iter([{"seconds": 2.0, "mb": 5}, {"seconds": 4.0, "mb": 7}, {"seconds": 9.0, "mb": 6}]),
+        "mine": iter([{"seconds": 1.0, "mb": 1}, {"seconds": 1.0, "mb": 1}, {"seconds": 3.0, "mb": 1}]),
     }
+    measured = benchmark.take_turns({name: found.__next__ for name, found in turns.items()}, rounds=3)
+    assert measured["reference"] == {"seconds": [2, 4, 9], "mb": [5, 7, 6]}
     rows = benchmark.rows_of("startup", "seconds", measured)
-    common = {"mode": "startup", "mb": 6}
+    common = {"mode": "startup", "mb": 6, "ratio_quartiles": [1, 1]}
     assert rows[0] == {**common, "contestant": "reference", "seconds": 4, "quartiles": [3, 6.5], "ratio": 1}
-    assert rows[1] == {**common, "mb": 1, "contestant": "mine", "seconds": 1, "quartiles": [1, 2], "ratio": 3}
+    common = {"mode": "startup", "mb": 1, "ratio_quartiles": [2.5, 3.5]}
+    assert rows[1] == {**common, "contestant": "mine", "seconds": 1, "quartiles": [1, 2], "ratio": 3}
     rates = {name: {"words_per_second": figures["seconds"]} for name, figures in measured.items()}
     rows = benchmark.rows_of("preparation", "words_per_second", rates)
     np.testing.assert_allclose(rows[1]["ratio"], 1 / 3)
-    benchmark.print_table("preparation", rows, benchmark.speed("words"))
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["mine", "1", "1", "-", "2", "0.33"]
+    benchmark.print_table("preparation", rows)
+    *_, heading, first, second = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert heading == ["contestant", "words/s", "quartiles", "ratio", "quartiles"]
+    assert first == ["reference", "4", "3", "-", "6", "1.000", "1.00", "-", "1.00"]
+    assert second == ["mine", "1", "1", "-", "2", "0.333", "0.29", "-", "0.42"]
 
 
-def test_costs_by_argument_are_of_the_shapes_that_the_argument_gives(monkeypatch):
+def test_costs_by_argument_are_of_the_shapes_that_the_argument_gives(benchmark, monkeypatch):
     monkeypatch.setattr(benchmark, "SCALING", {"training": {"tgt_len": [2, 4], "n_token": [9, 20]}})
     monkeypatch.setattr(benchmark, "CUTOFFS", {20: [4]})
     made = []
@@ -92,7 +126,7 @@ def test_costs_by_argument_are_of_the_shapes_that_the_argument_gives(monkeypatch
 # ------------------------------------------------------------------------------------------- other processes
 
 
-def test_both_prepare_the_same_tokens_from_a_text_of_repeated_words(tmp_path):
+def test_both_prepare_the_same_tokens_from_a_text_of_repeated_words(benchmark, processes, tmp_path):
     for split, megabytes in (("train", 0.05), ("valid", 0.01), ("test", 0.01)):
         benchmark.write_text(tmp_path / f"{split}.txt", n_token=500, megabytes=megabytes)
     expected = reference_data.prepare(tmp_path, tmp_path / "reference")
@@ -105,10 +139,11 @@ def test_both_prepare_the_same_tokens_from_a_text_of_repeated_words(tmp_path):
     assert len(counts) > 300 and counts.max() > 20 * np.median(counts)
 
 
-def test_the_exported_reference_predicts_what_the_model_does(tmp_path):
+def test_the_exported_reference_predicts_what_the_model_does(contestants, processes, tmp_path):
     written = processes.export(REFERENCE, SHAPE, str(tmp_path / "model"))
-    loaded = processes.load(str(tmp_path / "model"), seconds=0)
-    assert written["megabytes"] > 0 and loaded["milliseconds_per_token"] > 0
+    loaded = processes.load(str(tmp_path / "model"))
+    assert written["megabytes"] > 0 and loaded["load_seconds"] > 0
+    assert processes.turn(seconds=0)["milliseconds_per_step"] > 0
     signatures = tf.saved_model.load(str(tmp_path / "model")).signatures
     state = signatures["initial_state"](batch_size=tf.constant(1))["state"]
     tokens = tf.constant([[3, 1, 2]])
@@ -120,22 +155,110 @@ def test_the_exported_reference_predicts_what_the_model_does(tmp_path):
     assert np.abs(again["log_probs"] - found["log_probs"]).max() > 1e-6  # the memory counts
 
 
-def test_stages_of_the_start_up_add_up_to_it(tmp_path):
-    benchmark.write_text(tmp_path / "text.txt", n_token=50, megabytes=0.01)
-    arguments = {"shape": SHAPE, "model": contestants.model_arguments(SHAPE), "text": str(tmp_path / "text.txt")}
-    found = processes.alone("start", name="txl_tf float32", **arguments)
-    stages = found["stages"]
-    assert list(stages) == [*processes.IMPORTS, *processes.WORK]
-    assert all(seconds >= 0 for seconds in stages.values())
-    np.testing.assert_allclose(sum(stages.values()) - stages["second step"], found["seconds"])
-    assert stages["second step"] < stages["trace, first step"] and stages["import TensorFlow"] > 0.1
-
-
-def test_replicas_train_in_a_process():
+@pytest.mark.slow
+def test_replicas_train_in_a_process(processes):
     found = processes.alone("train_replicas", name="txl_tf float32", shape=SHAPE, replicas=2, seconds=0)
     assert 0 < found["tokens_per_second"] < 1e6 and found["peak_memory_mb"] > 100
 
 
-def test_a_process_that_fails_says_why():
+def test_a_process_that_fails_says_why(processes):
     with pytest.raises(RuntimeError, match="(?s)no_such of {'n': 1} failed: .*KeyError: 'no_such'"):
         processes.alone("no_such", n=1)
+
+
+def test_a_process_imports_the_library_of_its_checkout(processes, tmp_path):
+    (tmp_path / "txl_tf").mkdir()
+    (tmp_path / "txl_tf/__init__.py").write_text("raise ImportError('the other txl_tf')")
+    with (
+        processes.Process(tmp_path) as process,
+        pytest.raises(RuntimeError, match="ImportError: the other txl_tf"),
+    ):
+        process.call("begin", mode="generation", name="txl_tf float32", shape=SHAPE)
+
+
+# ------------------------------------------------------------------------------------------------ the program
+
+
+@pytest.mark.slow
+def test_contestants_are_compared(run):
+    figures, printed = run("--mode=generation", "--rounds=2", "--seconds=0.1")
+    rows = figures["rows"]
+    assert figures["shapes"] == {"generation": SHAPE}
+    assert [row["contestant"] for row in rows] == [REFERENCE, "txl_tf float32", "txl_tf bfloat16"]
+    assert rows[0]["ratio"] == 1
+    np.testing.assert_allclose(rows[1]["ratio"], rows[1]["tokens_per_second"] / rows[0]["tokens_per_second"], rtol=0.5)
+    for row in rows:
+        name = row["contestant"]
+        assert row["mode"] == "generation"
+        tokens = 2 * (1 if name == REFERENCE else 5)
+        np.testing.assert_allclose(row["tokens_per_second"], 1000 * tokens / row["milliseconds_per_step"], rtol=0.5)
+        assert row["peak_memory_mb"] > 100 and row["first_step_seconds"] > 0
+        assert f"  {name}  " in printed
+
+
+@pytest.mark.slow
+def test_training_preparation_and_export_are_compared(run):
+    modes = "softmax_wt103,preparation,export"
+    shape = ("--cutoffs=5,10", "--megabytes=0.05")
+    figures, _ = run(f"--mode={modes}", "--rounds=1", "--seconds=0.1", *shape)
+    rows = {(row["mode"], row["contestant"]): row for row in figures["rows"]}
+    library = ["txl_tf float32", "txl_tf bfloat16"]
+    assert list(rows) == [
+        *(("softmax_wt103", name) for name in (REFERENCE, *library)),
+        *(("preparation", name) for name in ("reference", "txl_tf")),
+        *(("export", name) for name in (REFERENCE, "txl_tf float32", "txl_tf bfloat16 weights")),
+    ]
+    assert figures["shapes"]["softmax_wt103"] == {**SHAPE, "cutoffs": [5, 10]}
+    for name in (REFERENCE, *library):
+        row = rows["softmax_wt103", name]
+        assert 0 < row["share_of_peak"] < 1 and row["build_seconds"] > 0
+    prepared = [rows["preparation", name] for name in ("reference", "txl_tf")]
+    assert prepared[0]["words"] == prepared[1]["words"] > 10000
+    rates = [row["words_per_second"] for row in prepared]
+    np.testing.assert_allclose(prepared[1]["ratio"], rates[1] / rates[0])
+    exported = [rows["export", name]["megabytes"] for name in (REFERENCE, "txl_tf float32", "txl_tf bfloat16 weights")]
+    assert 0 < min(exported) and max(exported) < 3
+
+
+@pytest.mark.slow
+def test_the_start_up_is_that_of_train_py_and_its_imports_are_part_of_it(run):
+    figures, printed = run("--mode=startup", "--rounds=1", "--megabytes=0.02")
+    reference, library = figures["rows"]
+    assert (reference["contestant"], library["contestant"]) == (REFERENCE, "txl_tf float32")
+    np.testing.assert_allclose(library["ratio"], reference["seconds"] / library["seconds"])
+    imports = library["imports"]
+    assert list(imports) == ["txl_tf", "keras", "matplotlib.pyplot", "tensorflow"]
+    assert 0.1 < imports["tensorflow"] < imports["txl_tf"]
+    assert all(0 < seconds <= imports["txl_tf"] for seconds in imports.values())
+    assert 0.1 < library["seconds"] < library["command_seconds"]
+    assert min(reference["peak_memory_mb"], library["peak_memory_mb"]) > 100
+    assert f"txl_tf {imports['txl_tf']:.2f} s, keras" in printed
+
+
+@pytest.mark.slow
+def test_this_checkout_is_compared_with_another(run):
+    figures, _ = run("--mode=generation,startup", f"--against={ROOT}", "--rounds=1", "--seconds=0.1")
+    rows = figures["rows"]
+    names = ["other float32", "this float32", "other bfloat16", "this bfloat16"]
+    assert [row["contestant"] for row in rows] == [*names, *names[:2]]
+    for other, this in zip(rows[::2], rows[1::2], strict=True):
+        assert other["mode"] == this["mode"] and other["ratio"] == 1
+        low, high = this["ratio_quartiles"]
+        assert 0.05 < low == this["ratio"] == high < 20
+        np.testing.assert_allclose(this["peak_memory_mb"], other["peak_memory_mb"], rtol=0.2)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--mode=training,reading"], "mode must be of training, .*, got reading"),
+        (["--mode=export", f"--against={ROOT}"], "mode must be of training, .*, got export"),
+        (["--against=nowhere"], "against must be a folder with a txl_tf, and without scaling, got nowhere"),
+    ],
+    ids=str,
+)
+def test_bad_flags_are_one_clear_error(benchmark, arguments, message):
+    benchmark.FLAGS.unparse_flags()
+    benchmark.FLAGS(["benchmark.py", *arguments])
+    with pytest.raises(ValueError, match=message):
+        benchmark.main()

@@ -1,68 +1,16 @@
 """The original's cache.pkl: read whatever Python and script wrote it, and refused where it would run something."""
 
 import collections
-import io
 import os
 import pickle
 import struct
 import sys
-import types
 
 import numpy as np
 import pytest
+from helpers import CACHED_SYMBOLS, CACHED_TOKENS, Python2Pickler, make_cache
 
-from txl_tf.cache_pkl import read_cache_pkl
-
-SYMBOLS = ["<eos>", "the", "é", "\u3000x"]
-TOKENS = {"train": [1, 2, 3, 0, 1], "valid": [2, 0], "test": [3]}
-
-
-class Python2Pickler(pickle._Pickler):
-    """Writes text and bytes alike as Python 2 did: strings of bytes."""
-
-    dispatch = dict(pickle._Pickler.dispatch)
-
-    def save_string(self, value):
-        data = value.encode() if isinstance(value, str) else value
-        self.write(pickle.BINSTRING + struct.pack("<i", len(data)) + data)
-        self.memoize(value)
-
-    dispatch[str] = dispatch[bytes] = save_string
-
-
-def make_cache(path, monkeypatch, modules=("data_utils", "vocabulary"), pickler=pickle.Pickler, protocol=2, **changes):
-    """Pickles what the original's `Corpus` and `Vocab` hold, as classes of these modules."""
-
-    def instance(module, name, attributes):
-        cls = type(name, (), {"__module__": module})
-        if module not in sys.modules:
-            monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
-        monkeypatch.setattr(sys.modules[module], name, cls, raising=False)
-        made = cls()
-        made.__dict__.update(attributes)
-        return made
-
-    vocab = {
-        "counter": collections.Counter(["the", "the", "é"]),
-        "special": ["<eos>"],
-        "lower_case": False,
-        "idx2sym": SYMBOLS,
-        "sym2idx": collections.OrderedDict((symbol, i) for i, symbol in enumerate(SYMBOLS)),
-    }
-    corpus = {
-        "dataset": "wt103",
-        "vocab": instance(modules[1], "Vocab", vocab),
-        "cutoffs": [0, 2, np.int64(3), 4],
-        **{split: np.array(ids) for split, ids in TOKENS.items()},
-        **changes,
-    }
-    file = io.BytesIO()
-    pickler(file, protocol).dump(instance(modules[0], "Corpus", corpus))
-    data = file.getvalue()
-    if pickler is Python2Pickler:
-        data = data.replace(b"cnumpy._core.", b"cnumpy.core.")
-    path.write_bytes(data)
-    return str(path)
+from txl_tf.convert.cache_pkl import read_cache_pkl
 
 
 @pytest.mark.parametrize(
@@ -78,8 +26,8 @@ def make_cache(path, monkeypatch, modules=("data_utils", "vocabulary"), pickler=
 )
 def test_what_is_in_it(tmp_path, monkeypatch, how):
     cache = read_cache_pkl(make_cache(tmp_path / "cache.pkl", monkeypatch, **how))
-    assert (cache.symbols, cache.dataset, cache.cutoffs, cache.lower_case) == (SYMBOLS, "wt103", [2, 3], False)
-    assert {split: list(ids) for split, ids in cache.splits.items()} == TOKENS
+    assert (cache.symbols, cache.dataset, cache.cutoffs, cache.lower_case) == (CACHED_SYMBOLS, "wt103", [2, 3], False)
+    assert {split: list(ids) for split, ids in cache.splits.items()} == CACHED_TOKENS
     for value in (*cache.symbols, cache.dataset, *cache.cutoffs, cache.lower_case):
         assert type(value) in (str, int, bool)
 
@@ -214,12 +162,12 @@ def test_attributes_set_on_a_class_reach_neither_the_class_nor_the_next_file(tmp
         with pytest.raises(ValueError, match="cannot be read"):
             read_cache_pkl(path)
     assert collections.Counter.update is before
-    assert read_cache_pkl(make_cache(tmp_path / "good.pkl", monkeypatch)).symbols == SYMBOLS
+    assert read_cache_pkl(make_cache(tmp_path / "good.pkl", monkeypatch)).symbols == CACHED_SYMBOLS
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"the\nof\n", b"PK\x03\x04", pickle.dumps({"vocab": 1}), pickle.dumps([]), pickle.dumps(SYMBOLS)[:-4]],
+    [b"", b"the\nof\n", b"PK\x03\x04", pickle.dumps({"vocab": 1}), pickle.dumps([]), pickle.dumps(CACHED_SYMBOLS)[:-4]],
     ids=["empty", "text", "zip", "dict", "list", "cut short"],
 )
 def test_what_is_no_cache_is_one_clear_error(tmp_path, data):
@@ -233,9 +181,8 @@ def test_tokens_that_are_no_integers_and_symbols_that_are_no_text_are_errors(tmp
     path = make_cache(tmp_path / "cache.pkl", monkeypatch, train=np.array([1.5]))
     with pytest.raises(ValueError, match="tokens must be a 1-D integer array, got f8"):
         read_cache_pkl(path)
-    monkeypatch.setattr(sys.modules[__name__], "SYMBOLS", ["the", 3])
     with pytest.raises(ValueError, match="no corpus with a vocabulary"):
-        read_cache_pkl(make_cache(tmp_path / "cache.pkl", monkeypatch))
+        read_cache_pkl(make_cache(tmp_path / "cache.pkl", monkeypatch, symbols=["the", 3]))
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -4,10 +4,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SMALL
+from helpers import SMALL
 
-from txl_tf import cache
-from txl_tf.cache import cached_forward, fix_weights, initial_state, memory_of, owned, state_from, state_of
+from txl_tf.models import cache
+from txl_tf.models.cache import (
+    cached_forward,
+    initial_state,
+    memory_of,
+    precompute,
+    state_from,
+    state_of,
+    writable_copy,
+)
 
 
 def tokens(batch, tgt_len, seed=0):
@@ -34,32 +42,32 @@ def assert_memory_is(network, state, mems, atol=1e-5):
 )
 def test_segments_of_any_length_are_those_of_the_network(small_lm, options):
     lm = small_lm(**options)
-    network, room = lm.network, 6
-    fixed, state, mems = fix_weights(network, room), initial_state(network, 2, room), lm.initial_mems(2)
+    network, max_segment = lm.network, 6
+    weights, state, mems = precompute(network, max_segment), initial_state(network, 2, max_segment), lm.initial_mems(2)
     for i, tgt_len in enumerate([5, 1, 6, 2, 6]):  # goes round the ring of mem_len + 6 slots
         segment = tokens(2, tgt_len, seed=i)
         expected, mems_after = lm.log_probs(segment, mems)
-        hidden, state = cached_forward(network, fixed, segment, state)
+        hidden, state = cached_forward(network, weights, segment, state)
         np.testing.assert_allclose(lm.softmax(hidden, embedding=network.embedding), expected, atol=1e-5)
         nll, mems = lm.score(segment, segment, mems)
         np.testing.assert_allclose(lm.softmax.nll(hidden, segment, network.embedding), nll, atol=1e-5)
         assert_memory_is(network, state, mems_after)
-        if i == 2:  # from one form of memory to the other and back, with another room
+        if i == 2:  # from one form of memory to the other and back, with another max_segment
             state = state_of(network, mems, 7)
-            state = state_from(*memory_of(network, state), room)
+            state = state_from(*memory_of(network, state), max_segment)
 
 
 def test_half_precision_is_as_close_as_the_uncached_network(small_lm):
     lm = small_lm(dtype="mixed_bfloat16", mem_len=7)
     network = lm.network
     exact = small_lm(mem_len=7).network
-    fixed, state = fix_weights(network, 4), initial_state(network, 2, 4)
+    weights, state = precompute(network, 4), initial_state(network, 2, 4)
     mems, exact_mems = lm.initial_mems(2), exact.initial_mems(2)
     for i in range(4):
         segment = tokens(2, 4, seed=i)
         expected, exact_mems = exact(segment, exact_mems)
         uncached, mems = network(segment, mems)
-        hidden, state = cached_forward(network, fixed, segment, state)
+        hidden, state = cached_forward(network, weights, segment, state)
         error = np.abs(tf.cast(hidden, tf.float32) - expected).mean()
         assert 0 < error < 1.5 * np.abs(tf.cast(uncached, tf.float32) - expected).mean()
 
@@ -68,19 +76,19 @@ def test_queries_in_blocks_and_rows_in_a_loop_change_nothing(small_lm, monkeypat
     network = small_lm(mem_len=4).network
     monkeypatch.setattr(cache, "QUERY_BLOCK", 4)
     monkeypatch.setattr(cache, "MAX_UNROLLED_ROWS", 1)
-    fixed, state, mems = fix_weights(network, 11), initial_state(network, 3, 11), network.initial_mems(3)
-    structure = (fixed, state)
+    weights, state, mems = precompute(network, 11), initial_state(network, 3, 11), network.initial_mems(3)
+    structure = (weights, state)
     specs = [tf.TensorSpec([None, None], tf.int64), *map(tf.TensorSpec.from_tensor, tf.nest.flatten(structure))]
 
     @tf.function(input_signature=specs, autograph=False)
     def forward(segment, *tensors):
-        fixed, state = tf.nest.pack_sequence_as(structure, tensors)
-        return cached_forward(network, fixed, segment, state)
+        weights, state = tf.nest.pack_sequence_as(structure, tensors)
+        return cached_forward(network, weights, segment, state)
 
     for tgt_len in (5, 1, 11, 8):
         segment = tokens(3, tgt_len, seed=tgt_len)
         expected, mems = network(segment, mems)
-        hidden, state = forward(segment, *tf.nest.flatten((fixed, state)))
+        hidden, state = forward(segment, *tf.nest.flatten((weights, state)))
         np.testing.assert_allclose(hidden, expected, atol=1e-5)
 
 
@@ -88,9 +96,9 @@ def test_queries_in_blocks_and_rows_in_a_loop_change_nothing(small_lm, monkeypat
 def test_rows_of_unequal_length_are_what_each_is_alone(small_lm, options):
     network = small_lm(**options).network
     text, after = tokens(3, 6), tokens(3, 6, seed=1)
-    fixed = fix_weights(network, 6)
-    both, state = cached_forward(network, fixed, text, initial_state(network, 3, 6), lengths=[6, 1, 4])
-    next_hidden, _ = cached_forward(network, fixed, after, state)
+    weights = precompute(network, 6)
+    both, state = cached_forward(network, weights, text, initial_state(network, 3, 6), lengths=[6, 1, 4])
+    next_hidden, _ = cached_forward(network, weights, after, state)
     for row, length in enumerate([6, 1, 4]):
         expected, mems = network(text[row : row + 1, -length:])
         np.testing.assert_allclose(both[row, -length:], expected[0], atol=1e-5)
@@ -99,11 +107,11 @@ def test_rows_of_unequal_length_are_what_each_is_alone(small_lm, options):
 
 def test_only_in_place_changes_the_state_that_is_given(small_lm):
     network = small_lm().network
-    fixed, segment = fix_weights(network, 3), tokens(2, 3)
-    start = owned(initial_state(network, 2, 3))
-    expected, after = cached_forward(network, fixed, segment, start)
+    weights, segment = precompute(network, 3), tokens(2, 3)
+    start = writable_copy(initial_state(network, 2, 3))
+    expected, after = cached_forward(network, weights, segment, start)
     assert all(np.all(ring == 0) for ring in start.keys + start.values)
-    hidden, in_place = cached_forward(network, fixed, segment, start, in_place=True)
+    hidden, in_place = cached_forward(network, weights, segment, start, in_place=True)
     np.testing.assert_array_equal(hidden, expected)
     for ring, same, other in zip(start.keys, in_place.keys, after.keys, strict=True):
         np.testing.assert_array_equal(same, other)
@@ -112,17 +120,17 @@ def test_only_in_place_changes_the_state_that_is_given(small_lm):
 
 def test_xla_computes_the_same(small_lm):
     network = small_lm(mem_len=4).network
-    fixed, state, mems = fix_weights(network, 3), initial_state(network, 2, 3), network.initial_mems(2)
+    weights, state, mems = precompute(network, 3), initial_state(network, 2, 3), network.initial_mems(2)
     forward = tf.function(cached_forward, jit_compile=True, autograph=False)
     for i in range(3):
         expected, mems = network(tokens(2, 3, seed=i), mems)
-        hidden, state = forward(network, fixed, tokens(2, 3, seed=i), state)
+        hidden, state = forward(network, weights, tokens(2, 3, seed=i), state)
         np.testing.assert_allclose(hidden, expected, atol=1e-5)
 
 
 def test_what_does_not_fit_is_an_error(small_lm):
     network = small_lm(mem_len=4).network
-    with pytest.raises(ValueError, match="tokens must be at most room=2 long, got 3"):
-        cached_forward(network, fix_weights(network, 2), tokens(1, 3), initial_state(network, 1, 2))
+    with pytest.raises(ValueError, match="tokens must be at most max_segment=2 long, got 3"):
+        cached_forward(network, precompute(network, 2), tokens(1, 3), initial_state(network, 1, 2))
     with pytest.raises(ValueError, match="mems must hold mem_len=4 positions, got 3"):
         state_of(network, [keras.ops.zeros([1, 3, 8])] * 2)

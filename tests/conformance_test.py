@@ -7,10 +7,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import SMALL, randomise
 
 import txl_tf
 
-SMALL = {"n_token": 23, "n_layer": 1, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
+ONE_LAYER = {**SMALL, "n_layer": 1}
 
 
 class Conforming(NamedTuple):
@@ -30,9 +31,7 @@ class Conforming(NamedTuple):
     def make_random(self, dtype="float32"):
         """`make`, with the same random numbers in all weights, so that none of them is hidden by a zero."""
         model = self.make(dtype)
-        rng = np.random.default_rng(0)
-        for variable in model.trainable_variables:
-            variable.assign(rng.normal(0, 0.3, variable.shape))
+        randomise(model)
         return model
 
     def compile(self, model, **options):
@@ -44,7 +43,7 @@ class Conforming(NamedTuple):
 
 def language_model(**options):
     def make(dtype):
-        return txl_tf.TransformerXLLM(**{**SMALL, "mem_len": 4, "dropout": 0.0, "dtype": dtype, **options})
+        return txl_tf.TransformerXLLM(**{**ONE_LAYER, "mem_len": 4, "dropout": 0.0, "dtype": dtype, **options})
 
     return make
 
@@ -57,7 +56,7 @@ def segment():
 def classifier(dtype):
     """Stock Keras around the network: the last hidden state tells the class of a text."""
     tokens = keras.Input([5], dtype="int32")
-    hidden, _ = txl_tf.TransformerXL(**SMALL, mem_len=4, dropout=0.0, dtype=dtype)(tokens)
+    hidden, _ = txl_tf.TransformerXL(**ONE_LAYER, mem_len=4, dropout=0.0, dtype=dtype)(tokens)
     return keras.Model(tokens, keras.layers.Dense(3, dtype="float32")(hidden[:, -1]))
 
 

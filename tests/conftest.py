@@ -16,7 +16,7 @@ import logging  # noqa: E402
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from helpers import REFERENCE, SMALL, randomise  # noqa: E402
+from helpers import REFERENCE, SMALL, TEXT, randomise, train_run  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 
 import txl_tf  # noqa: E402
@@ -92,3 +92,25 @@ def small_batches():
         return [ids.reshape(batch, n, tgt_len).transpose(1, 0, 2).copy() for ids in (tokens, labels)]
 
     return make
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    """Path of a text that a small model learns fast."""
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory):
+    """A trained `TINY_RUN`, for tests that read it: its folder, and what `train_and_evaluate` returned."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text(TEXT)
+    return folder / "run", train_run(folder / "run", str(folder / "text.txt"))
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """Folder of a run, which is not there yet."""
+    return tmp_path / "run"

@@ -1,23 +1,31 @@
 """Checkpoints of the original program become folders of runs, and go back, bit for bit."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from cache_pkl_test import make_cache
-from checkpoint_test import CASES, assert_variables_equal, write_checkpoint
-from conftest import SMALL
+from helpers import (
+    CASES,
+    GOLDENS,
+    SMALL,
+    assert_variables_equal,
+    make_cache,
+    read_checkpoint,
+    run_program,
+    word_vocab,
+    write_checkpoint,
+)
 
 import txl_tf
-from txl_tf import conversion, corpus, runs
-from txl_tf.checkpoint import RunCheckpoints, load_weights
+from txl_tf.convert.original import find_tf1_checkpoint, model_arguments, run_to_tf1, tf1_to_run
+from txl_tf.data import corpus
+from txl_tf.runs.checkpoints import RunCheckpoints
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.weights import load_weights
 
-ROOT = Path(__file__).parents[1]
-WORDS = ["<eos>", "<unk>"] + [f"w{i}" for i in range(21)]
+WORDS = word_vocab().symbols
 
 # Models in which every argument that has an effect shows in the variables.
 DETERMINED = [
@@ -53,7 +61,7 @@ def convert(tmp_path, lm, corpus, **changes):
         "dataset": "wt2",
         **changes,
     }
-    return conversion.tf1_to_run(**arguments)
+    return tf1_to_run(**arguments)
 
 
 # --------------------------------------------------------------------------------------------- what follows
@@ -62,16 +70,16 @@ def convert(tmp_path, lm, corpus, **changes):
 @pytest.mark.parametrize("options", DETERMINED, ids=str)
 def test_arguments_follow_from_the_shapes(small_lm, tmp_path, options):
     lm = small_lm(**options)
-    found = conversion.model_arguments(checkpoint_of(lm, tmp_path / "model.ckpt"))
+    found = model_arguments(checkpoint_of(lm, tmp_path / "model.ckpt"))
     defaults = {"untie_r": False, "cutoffs": [], "div_val": 1, "proj_same_dim": True, "proj_share_all_but_first": False}
     assert found == {**SMALL, **defaults, **options}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_arguments_of_the_original_programs_models(reference, case):
-    folder = reference / "model" / case
+def test_arguments_of_the_original_programs_models(case):
+    folder = GOLDENS / case
     config = json.loads((folder / "config.json").read_text())
-    found = conversion.model_arguments(str(folder / "model.ckpt-0"))
+    found = model_arguments(str(folder / "model.ckpt-0"))
     for name in set(found) & set(config):
         assert found[name] == config[name], name
     if found["div_val"] > 1:
@@ -102,20 +110,20 @@ def test_what_does_not_follow_has_no_effect_and_may_be_given(small_lm, small_bat
     tokens, labels = (ids[0] for ids in small_batches())
     lms = [small_lm(**options, **{name: value}) for value in values]
     path = checkpoint_of(lms[0], tmp_path / "model.ckpt")
-    assert conversion.model_arguments(path)[name] == values[0]
+    assert model_arguments(path)[name] == values[0]
     expected, _ = lms[0].score(tokens, labels)
     for lm, value in zip(lms, values, strict=True):
         txl_tf.load_tf1_checkpoint(lm, path)  # raises unless the variables are the same
         np.testing.assert_array_equal(lm.score(tokens, labels)[0], expected)
-        assert conversion.model_arguments(path, **{name: value})[name] == value
+        assert model_arguments(path, **{name: value})[name] == value
 
 
 def test_widths_that_several_div_vals_give_take_the_one_that_divides(small_lm, tmp_path):
     path = checkpoint_of(small_lm(d_embed=9, cutoffs=[5], div_val=4), tmp_path / "model.ckpt")  # 9 // 4 == 2, also
-    assert conversion.model_arguments(path)["div_val"] == 4
+    assert model_arguments(path)["div_val"] == 4
     path = checkpoint_of(small_lm(d_embed=8, cutoffs=[5], div_val=5), tmp_path / "model.ckpt")  # 8 // 5 == 1
-    assert conversion.model_arguments(path)["div_val"] == 8
-    assert conversion.model_arguments(path, div_val=5)["div_val"] == 5
+    assert model_arguments(path)["div_val"] == 8
+    assert model_arguments(path, div_val=5)["div_val"] == 5
 
 
 @pytest.mark.parametrize(
@@ -134,7 +142,7 @@ def test_widths_that_several_div_vals_give_take_the_one_that_divides(small_lm, t
 def test_an_argument_that_contradicts_the_shapes_names_both(small_lm, tmp_path, options, given, message):
     path = checkpoint_of(small_lm(**options), tmp_path / "model.ckpt")
     with pytest.raises(ValueError, match=f"(?s){path} contradicts.*{message}"):
-        conversion.model_arguments(path, **given)
+        model_arguments(path, **given)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +174,7 @@ def test_a_missing_variable_is_named_and_nothing_is_written(small_lm, tmp_path, 
 def test_a_checkpoint_of_something_else_is_an_error(tmp_path):
     path = write_checkpoint(tmp_path / "other.ckpt", {"dense/kernel": np.zeros([2, 2], np.float32)})
     with pytest.raises(ValueError, match=f"{path} holds no variable of the original program"):
-        conversion.model_arguments(path)
+        model_arguments(path)
 
 
 # ------------------------------------------------------------------------------------------------- there and back
@@ -179,15 +187,15 @@ def test_a_converted_model_scores_alike_and_goes_back_bit_for_bit(
     lm = small_lm(**options, same_length=True, clamp_len=3)
     made, vocab, checkpoint = convert(tmp_path, lm, vocab_file, same_length=True, clamp_len=3)
     assert checkpoint == str(tmp_path / "run" / "ckpt-7")
-    assert vocab.symbols == runs.load_vocab(tmp_path / "run").symbols == WORDS
+    assert vocab.symbols == RunFolder(tmp_path / "run").load_vocab().symbols == WORDS
 
-    opened = runs.load_lm(tmp_path / "run")
+    opened, _ = txl_tf.load_run(tmp_path / "run")
     batch = [ids[0] for ids in small_batches()]
     for other in (made, opened):
         assert_variables_equal(txl_tf.tf1_variables(other), txl_tf.tf1_variables(lm))
         np.testing.assert_array_equal(other.score(*batch)[0], lm.score(*batch)[0])
 
-    back = conversion.run_to_tf1(tmp_path / "run", tmp_path / "back")
+    back = run_to_tf1(tmp_path / "run", tmp_path / "back")
     assert back == str(tmp_path / "back" / "model.ckpt-7") == tf.train.latest_checkpoint(str(tmp_path / "back"))
     assert_variables_equal(read_checkpoint(back), txl_tf.tf1_variables(lm))
     info = json.loads((tmp_path / "back" / "corpus-info.json").read_text())
@@ -195,13 +203,8 @@ def test_a_converted_model_scores_alike_and_goes_back_bit_for_bit(
     assert info["cutoffs"] == ([0, *cutoffs, len(WORDS)] if cutoffs else [])  # train_gpu.py takes [1:-1]
     assert (info["vocab_size"], info["dataset"]) == (len(WORDS), "wt2")
 
-    again = conversion.tf1_to_run(tmp_path / "back", tmp_path / "back", tmp_path / "again", mem_len=2)
+    again = tf1_to_run(tmp_path / "back", tmp_path / "back", tmp_path / "again", mem_len=2)
     assert again[1].get_config() == vocab.get_config()
-
-
-def read_checkpoint(path):
-    reader = tf.train.load_checkpoint(path)
-    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
 def test_a_run_restores_the_weights_and_does_not_go_on_without_optimizer(small_lm, tmp_path, vocab_file):
@@ -209,7 +212,7 @@ def test_a_run_restores_the_weights_and_does_not_go_on_without_optimizer(small_l
     _, _, path = convert(tmp_path, lm, vocab_file)
     other.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=1))
     other.optimizer.build(other.trainable_variables)
-    checkpoints = RunCheckpoints(other, str(tmp_path / "run"))
+    checkpoints = RunCheckpoints(other, RunFolder(tmp_path / "run"))
     assert checkpoints.latest == path
     with pytest.raises(ValueError, match="weights alone, no optimizer to go on with: .*warm_start_path"):
         checkpoints.restore(path)
@@ -240,34 +243,34 @@ def test_a_checkpoint_is_found_by_prefix_file_or_folder(small_lm, tmp_path):
     first = tmp_path / "a" / "model.ckpt-1"
     txl_tf.save_tf1_checkpoint(small_lm(), first)
     files = [f"{first}.index", f"{first}.data-00000-of-00001", first.parent, f"{first.parent}/"]
-    assert {conversion.find_tf1_checkpoint(path) for path in (first, *files)} == {str(first)}
+    assert {find_tf1_checkpoint(path) for path in (first, *files)} == {str(first)}
 
     second = checkpoint_of(small_lm(), first.parent / "model.ckpt-2")
-    assert conversion.find_tf1_checkpoint(first.parent) == str(first)  # the file named checkpoint says so
+    assert find_tf1_checkpoint(first.parent) == str(first)  # the file named checkpoint says so
     (first.parent / "checkpoint").write_text('model_checkpoint_path: "/home/someone/model.ckpt-2"\n')
-    assert conversion.find_tf1_checkpoint(first.parent) == second
+    assert find_tf1_checkpoint(first.parent) == second
     (first.parent / "checkpoint").unlink()
     with pytest.raises(ValueError, match=f"{first.parent} holds 2 checkpoints: model.ckpt-1, model.ckpt-2. Name one"):
-        conversion.find_tf1_checkpoint(first.parent)
+        find_tf1_checkpoint(first.parent)
     with pytest.raises(ValueError, match=f"no checkpoint at {first}0: {first}0.index does not exist"):
-        conversion.find_tf1_checkpoint(f"{first}0")
+        find_tf1_checkpoint(f"{first}0")
     with pytest.raises(ValueError, match=f"{tmp_path} holds no checkpoints"):
-        conversion.find_tf1_checkpoint(tmp_path)
+        find_tf1_checkpoint(tmp_path)
 
 
 def test_to_tf1_takes_a_prefix_and_an_earlier_checkpoint(small_lm, tmp_path, vocab_file):
     lm = small_lm()
     convert(tmp_path, lm, vocab_file)
-    runs.save_weights(small_lm(seed=2), tmp_path / "run", 9)
-    path = conversion.run_to_tf1(tmp_path / "run", tmp_path / "back" / "my.ckpt-3", "ckpt-7")
+    RunFolder(tmp_path / "run").save_weights(small_lm(seed=2), 9)
+    path = run_to_tf1(tmp_path / "run", tmp_path / "back" / "my.ckpt-3", "ckpt-7")
     assert path == str(tmp_path / "back" / "my.ckpt-3")
     assert_variables_equal(read_checkpoint(path), txl_tf.tf1_variables(lm))
-    latest = conversion.run_to_tf1(tmp_path / "run", tmp_path / "back")
+    latest = run_to_tf1(tmp_path / "run", tmp_path / "back")
     assert latest.endswith("model.ckpt-9")
     with pytest.raises(ValueError, match="no checkpoint at ckpt-8, nor in .*run"):
-        conversion.run_to_tf1(tmp_path / "run", tmp_path / "back", "ckpt-8")
+        run_to_tf1(tmp_path / "run", tmp_path / "back", "ckpt-8")
     with pytest.raises(ValueError, match="back is not the folder of a run: .*config.json does not exist"):
-        conversion.run_to_tf1(tmp_path / "back", tmp_path / "other")
+        run_to_tf1(tmp_path / "back", tmp_path / "other")
 
 
 # --------------------------------------------------------------------------------------------- vocabulary and text
@@ -288,12 +291,12 @@ def published(small_lm, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["data/cache.pkl", "data/corpus-info.json", "data"])
 def test_a_published_model_and_its_text(published, tmp_path, name):
-    lm, vocab, path = conversion.tf1_to_run(
+    lm, vocab, path = tf1_to_run(
         published / "model", published / name, tmp_path / "run", mem_len=4, data_dir=tmp_path / "data"
     )
     # A symbol with white space, which Python 2 did not split at, is one that no text has.
     assert vocab.symbols == ["<eos>", "the", "é", r"\u3000x"]
-    config = runs.read_config(tmp_path / "run")
+    config = RunFolder(tmp_path / "run").read_config()
     assert config["data"]["data_dir"] == str(tmp_path / "data") and config["data"]["dataset"] == "wt103"
     assert config["model"]["cutoffs"] == [2, 3]
     assert config["vocab"]["eos"] == "<eos>" and config["vocab"]["unk"] == "<unk>" and not config["vocab"]["lower_case"]
@@ -307,19 +310,19 @@ def test_a_published_model_and_its_text(published, tmp_path, name):
         "test": [3],
     }
 
-    back = Path(conversion.run_to_tf1(tmp_path / "run", tmp_path / "back")).parent / "corpus-info.json"
+    back = Path(run_to_tf1(tmp_path / "run", tmp_path / "back")).parent / "corpus-info.json"
     assert json.loads(back.read_text())["dataset"] == "wt103"
     (tmp_path / "data" / "corpus-info.json").unlink()
-    conversion.run_to_tf1(tmp_path / "run", tmp_path / "back")
+    run_to_tf1(tmp_path / "run", tmp_path / "back")
     assert json.loads(back.read_text())["dataset"] == "wt103"  # the run knows by itself
 
 
 def test_the_text_may_go_where_the_cache_is_and_counts_as_prepared(published, tmp_path):
     data_dir = published / "data"
-    conversion.tf1_to_run(published / "model", data_dir, tmp_path / "run", mem_len=4, data_dir=data_dir)
+    tf1_to_run(published / "model", data_dir, tmp_path / "run", mem_len=4, data_dir=data_dir)
     assert len(corpus.prepare(data_dir, "wt103").splits["train"]) == 5  # and it asks for no train.txt
     with pytest.raises(ValueError, match="data_dir must be a local folder without a prepared corpus"):
-        conversion.tf1_to_run(published / "model", data_dir, tmp_path / "other", mem_len=4, data_dir=data_dir)
+        tf1_to_run(published / "model", data_dir, tmp_path / "other", mem_len=4, data_dir=data_dir)
 
 
 def test_a_corpus_of_characters_keeps_its_level(small_lm, tmp_path):
@@ -329,7 +332,7 @@ def test_a_corpus_of_characters_keeps_its_level(small_lm, tmp_path):
     lm = small_lm(n_token=len(made.vocab))
     _, vocab, _ = convert(tmp_path, lm, tmp_path / "data", dataset=None)
     assert vocab.get_config() == made.vocab.get_config() and vocab.symbols == made.vocab.symbols
-    conversion.run_to_tf1(tmp_path / "run", tmp_path / "back")
+    run_to_tf1(tmp_path / "run", tmp_path / "back")
     _, vocab, _ = convert(tmp_path, lm, tmp_path / "back", dataset=None, model_dir=tmp_path / "again")
     assert vocab.decode(vocab.encode("on the\n")) == "on the\n"
 
@@ -364,7 +367,7 @@ def change_file(name, data):
         (None, {"corpus": "nowhere"}, "there is no corpus file or folder nowhere"),
         (change_file("cache.pkl", None), {}, "there is no vocabulary in .*data: none of cache.pkl"),
         (change_file("cache.pkl", b"cos\nsystem\n."), {}, "refused: it names os.system"),
-        (change_file("corpus-info.json", b"[1]"), {}, "corpus-info.json is not a JSON object"),
+        (change_file("corpus-info.json", b"[1]"), {}, "corpus-info.json must hold a JSON object, got list"),
     ],
     ids=lambda value: None if callable(value) else str(value),
 )
@@ -373,7 +376,7 @@ def test_what_does_not_belong_together_is_one_clear_error(published, tmp_path, c
         change(published)
     defaults = {"tf1_checkpoint": published / "model", "corpus": published / "data", "mem_len": 4}
     with pytest.raises((ValueError, FileNotFoundError), match=f"(?s){message}"):
-        conversion.tf1_to_run(**{**defaults, **arguments}, model_dir=tmp_path / "run")
+        tf1_to_run(**{**defaults, **arguments}, model_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -393,9 +396,9 @@ def test_the_dataset_of_ones_own_is_replaced_by_one_whose_rules_hold(published, 
     make_cache(published / "data" / "cache.pkl", monkeypatch, dataset="mine")
     change_info(dataset="mine")(published)
     with pytest.raises(ValueError, match="dataset is needed.*; 'mine', 'mine' is none of them"):
-        conversion.tf1_to_run(published / "model", published / "data", tmp_path / "run", mem_len=4)
-    conversion.tf1_to_run(published / "model", published / "data", tmp_path / "run", mem_len=4, dataset="wt2")
-    assert runs.read_config(tmp_path / "run")["data"]["dataset"] == "wt2"
+        tf1_to_run(published / "model", published / "data", tmp_path / "run", mem_len=4)
+    tf1_to_run(published / "model", published / "data", tmp_path / "run", mem_len=4, dataset="wt2")
+    assert RunFolder(tmp_path / "run").read_config()["data"]["dataset"] == "wt2"
 
 
 def test_a_folder_with_a_run_is_kept(small_lm, tmp_path, vocab_file):
@@ -407,25 +410,21 @@ def test_a_folder_with_a_run_is_kept(small_lm, tmp_path, vocab_file):
 # ---------------------------------------------------------------------------------------------------- the program
 
 
-def program(*flags):
-    command = [sys.executable, str(ROOT / "tools" / "convert_checkpoint.py"), *flags]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
+@pytest.mark.slow
 def test_the_program_converts_says_what_it_found_and_goes_back(published, tmp_path):
     run = f"--model_dir={tmp_path / 'run'}"
     there = [f"--tf1_checkpoint={published / 'model'}", f"--corpus={published / 'data' / 'cache.pkl'}", run]
-    result = program(*there, "--mem_len=4", "--same_length", "--n_head=2")
+    result = run_program("tools/convert_checkpoint.py", *there, "--mem_len=4", "--same_length", "--n_head=2")
     assert result.returncode == 0, result.stderr
     assert f"{tmp_path / 'run' / 'ckpt-0'}: " in result.stdout
     assert "n_layer=2 d_model=8 d_embed=8 n_head=2 d_head=3 d_inner=12 untie_r=False" in result.stdout
     assert "it does not say: mem_len=4 same_length=True clamp_len=-1" in result.stdout
 
-    result = program("--to_tf1", run, f"--tf1_checkpoint={tmp_path / 'back'}")
+    result = run_program("tools/convert_checkpoint.py", "--to_tf1", run, f"--tf1_checkpoint={tmp_path / 'back'}")
     assert result.stdout.strip() == str(tmp_path / "back" / "model.ckpt-0"), result.stderr
     assert_variables_equal(read_checkpoint(result.stdout.strip()), read_checkpoint(f"{published}/model/model.ckpt-0"))
 
-    result = program(*there)
+    result = run_program("tools/convert_checkpoint.py", *there)
     assert result.returncode == 1
     assert "convert_checkpoint.py: mem_len is needed" in result.stderr
     assert "Traceback" not in result.stderr
@@ -454,17 +453,18 @@ def nll_of_batch_1(lm, tokens, tgt_len, n_row=64):
     return nll.reshape(-1)[: labels.size]
 
 
+@pytest.mark.slow
 def test_a_model_trained_by_the_original_evaluates_to_its_figures(reference, tmp_path):
     test_text = reference.parent / "data" / "wikitext-2" / "test.txt"
     if not test_text.is_file():
         pytest.skip(f"the text of the original's evaluation is not at {test_text}")
     folder = reference / "pretrained_word"
     expected = json.loads((folder / "expected.json").read_text())
-    lm, vocab, _ = conversion.tf1_to_run(
+    lm, vocab, _ = tf1_to_run(
         folder, folder / "vocab.txt", tmp_path / "run", mem_len=32, dataset="wt2", **expected["model"]
     )
     assert lm.count_params() == expected["parameters"]
-    back = conversion.run_to_tf1(tmp_path / "run", tmp_path / "back")
+    back = run_to_tf1(tmp_path / "run", tmp_path / "back")
     assert_variables_equal(read_checkpoint(back), read_checkpoint(str(folder / expected["checkpoint"])))
 
     tokens = vocab.encode(test_text.read_text(encoding="utf-8"))
@@ -472,7 +472,7 @@ def test_a_model_trained_by_the_original_evaluates_to_its_figures(reference, tmp
         batch, tgt_len = evaluation["batch"], evaluation["tgt_len"]
         assert (len(tokens) // batch - 1) * batch == evaluation["tokens"]
         settings = {name: evaluation[name] for name in ("mem_len", "same_length", "clamp_len")}
-        lm = runs.load_lm(tmp_path / "run", **settings)
+        lm = RunFolder(tmp_path / "run").load_lm(**settings)
         lm.compile("adam")
         dataset = txl_tf.segments(tokens, batch, tgt_len)
         if batch > 1:

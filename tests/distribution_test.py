@@ -7,16 +7,15 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from kills import free_ports
+from helpers import ROOT, SMALL, free_ports
 
 import txl_tf
-from txl_tf import distribution
+from txl_tf.training import distribution
 
 ROWS, TGT_LEN, STEPS = 6, 5, 20
 
@@ -39,11 +38,10 @@ class Logs(keras.callbacks.Callback):
 
 def make_lm(strategy=None, optimizer=None, **options):
     """A model with bins and dropout, always of the same weights."""
-    sizes = {"n_token": 23, "n_layer": 1, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
-    bins = {"cutoffs": [6, 14], "div_val": 2}
+    sizes = {**SMALL, "n_layer": 1, "cutoffs": [6, 14], "div_val": 2}
     with (strategy or tf.distribute.get_strategy()).scope():
         keras.utils.set_random_seed(1)
-        lm = txl_tf.TransformerXLLM(**sizes, **bins, mem_len=4, dropout=0.2, dropatt=0.2, seed=3)
+        lm = txl_tf.TransformerXLLM(**sizes, mem_len=4, dropout=0.2, dropatt=0.2, seed=3)
         lm.compile(optimizer or txl_tf.make_optimizer(1e-3, warmup_steps=2, train_steps=30), **options)
     return lm
 
@@ -81,10 +79,10 @@ def of_one_replica():
     "replicas, options",
     [
         (1, {"gradient_accumulation_steps": 3}),
-        (1, {"bin_sizes": [30, 30]}),  # room for every token
+        (1, {"static_shapes": True, "bin_capacities": [30, 30]}),  # for every token
         (2, {"steps_per_execution": 5}),
         (2, {"jit_compile": True}),
-        (3, {"bin_sizes": [10, 10]}),
+        (3, {"static_shapes": True, "bin_capacities": [10, 10]}),
     ],
     ids=str,
 )
@@ -97,11 +95,10 @@ def test_twenty_steps_with_dropout_are_those_of_one_replica(
 
 def test_two_processes_train_as_one(of_one_replica, tmp_path):
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
-    root = Path(__file__).parents[1]
     workers = []
     for index in range(2):
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
-        environment = {**os.environ, "TF_CONFIG": config, "PYTHONPATH": str(root)}
+        environment = {**os.environ, "TF_CONFIG": config, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, __file__, str(tmp_path / f"{index}.npz")]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         workers.append(subprocess.Popen(command, env=environment, **pipes))
@@ -117,7 +114,7 @@ def test_two_processes_train_as_one(of_one_replica, tmp_path):
 def worker(path):
     strategy = distribution.make_strategy("multi_worker")
     chief = distribution.is_chief(strategy)
-    agreed = distribution.agree(strategy, 5 if chief else 7)
+    agreed = distribution.broadcast_from_chief(strategy, 5 if chief else 7)
     anyone = distribution.any_worker(strategy, not chief)
     np.savez(path, agreed=agreed, any=anyone, chief=chief, **train(strategy, steps_per_execution=5))
 
@@ -125,19 +122,19 @@ def worker(path):
 # ---------------------------------------- what is left out for static shapes
 
 
-def test_tokens_beyond_a_bin_s_size_are_counted_and_left_out_of_loss_and_gradient(two_replicas):
-    """One step against the mean nll, and its gradient, of the tokens that have room on their replica."""
+def test_tokens_beyond_a_bin_s_capacity_are_counted_and_left_out_of_loss_and_gradient(two_replicas):
+    """One step against the mean nll, and its gradient, of the tokens within the capacities of their replica."""
     tokens, labels = next(iter(batches(n=1)))
-    lm = make_lm(two_replicas, optimizer=keras.optimizers.SGD(1.0), bin_sizes=[2, 4])
+    lm = make_lm(two_replicas, optimizer=keras.optimizers.SGD(1.0), static_shapes=True, bin_capacities=[2, 4])
     lm.network.dropout = 0.0
     for layer in lm.network.decoder_layers:
         layer.rel_attn.dropout = layer.rel_attn.dropatt = layer.ff.dropout = 0.0
     before = [variable.numpy() for variable in lm.trainable_variables]
     kept = np.ones([ROWS, TGT_LEN], bool)
     for share in (slice(0, 3), slice(3, 6)):
-        for (left, right), room in {(6, 14): 2, (14, 23): 4}.items():
+        for (left, right), capacity in {(6, 14): 2, (14, 23): 4}.items():
             there = np.argwhere((labels[share] >= left) & (labels[share] < right))
-            for row, column in there[room:]:
+            for row, column in there[capacity:]:
                 kept[share][row, column] = False
     with tf.GradientTape() as tape:
         nll, _ = lm.score(tokens, labels)
@@ -152,7 +149,7 @@ def test_tokens_beyond_a_bin_s_size_are_counted_and_left_out_of_loss_and_gradien
 
 
 def test_evaluation_with_static_shapes_leaves_out_nothing_and_takes_a_shorter_last_segment():
-    plain, static = make_lm(), make_lm(bin_sizes=[1, 1])
+    plain, static = make_lm(), make_lm(static_shapes=True, bin_capacities=[1, 1])
     text = np.random.default_rng(0).integers(0, 23, 3 * 14).astype(np.int32)
     dataset = txl_tf.segments(text, 3, TGT_LEN)  # 5, 5 and 3 long
     expected = plain.evaluate(dataset, verbose=0)
@@ -217,13 +214,18 @@ def test_a_bad_tf_config_is_one_clear_error(monkeypatch, config, message):
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
-        ({"name": "all"}, ValueError, "strategy must be one of auto, one, mirrored, multi_worker, tpu, got 'all'"),
-        ({"name": "tpu"}, ValueError, "strategy=tpu needs tpu, the name or the grpc:// address"),
-        ({"name": "one", "tpu": "node-1"}, ValueError, "tpu goes with strategy=tpu, got one"),
-        ({"name": "one", "tpu_zone": "eu"}, ValueError, "tpu_zone and gcp_project go with strategy=tpu"),
-        ({"name": "tpu", "tpu": "grpc://nowhere"}, ValueError, "tpu must be a name or grpc://host:port"),
-        ({"name": "tpu", "tpu": "grpc://localhost:1"}, ConnectionError, "the TPU grpc://localhost:1 cannot be reached"),
-        ({"name": "mirrored", "logical_cpus": 0.5}, ValueError, "logical_cpus must be at least 1, got 0.5"),
+        ({"strategy": "all"}, ValueError, "strategy must be one of auto, one, mirrored, multi_worker, tpu, got 'all'"),
+        ({"strategy": "tpu"}, ValueError, "strategy=tpu needs tpu, the name or the grpc:// address"),
+        ({"strategy": "one", "tpu": "node-1"}, ValueError, "tpu goes with strategy=tpu, got one"),
+        ({"strategy": "one", "tpu_zone": "eu"}, ValueError, "tpu_zone and gcp_project go with strategy=tpu"),
+        ({"strategy": "tpu", "tpu": "grpc://nowhere"}, ValueError, "tpu must be a name or grpc://host:port"),
+        (
+            {"strategy": "tpu", "tpu": "grpc://localhost:1"},
+            ConnectionError,
+            "the TPU grpc://localhost:1 cannot be reached",
+        ),
+        ({"strategy": "mirrored", "logical_cpus": 0.5}, ValueError, "logical_cpus must be an integer, got 0.5"),
+        ({"strategy": "mirrored", "logical_cpus": 0}, ValueError, "logical_cpus must be at least 1, got 0"),
     ],
     ids=str,
 )
@@ -236,7 +238,7 @@ def test_one_device_is_one_replica_and_one_worker():
     strategy = distribution.make_strategy("one")
     assert strategy.num_replicas_in_sync == distribution.num_workers(strategy) == 1
     assert distribution.is_chief(strategy)
-    assert distribution.agree(strategy, 5) == 5
+    assert distribution.broadcast_from_chief(strategy, 5) == 5
     assert distribution.any_worker(strategy, True) and not distribution.any_worker(strategy, False)
 
 

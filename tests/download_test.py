@@ -1,4 +1,4 @@
-"""Tests of `txl_tf.download`: small archives of the public ones' form, served from disk."""
+"""Downloads: small archives of the public ones' form, served from disk."""
 
 import io
 import os
@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from txl_tf import corpus, datasets, download
+from txl_tf.data import corpus, download
 
 LM1B = "1-billion-word-language-modeling-benchmark-r13output"
 
@@ -106,7 +106,7 @@ def test_lm1b_takes_the_training_shards_and_the_first_held_out_one(tmp_path):
     )
     (tmp_path / "web/1b_word_vocab.txt").write_text("<S> 9\n<UNK> 5\na 2\nb 1\n")
     made = corpus.prepare(tmp_path / "data", "lm1b", download=True, download_url=url)
-    assert (tmp_path / "data" / os.path.dirname(datasets.LM1B_SHARDS) / "news.en-00001-of-00100").exists()
+    assert (tmp_path / "data" / os.path.dirname(download.LM1B_SHARDS) / "news.en-00001-of-00100").exists()
     assert sorted(made.splits["train"][:7]) == [0, 0, 0, 0, 2, 2, 3]
     assert made.splits["train"][7:].tolist() == [0, 1, 0]
     assert made.splits["valid"].tolist() == made.splits["test"].tolist() == [0, 3, 0]

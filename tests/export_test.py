@@ -1,28 +1,29 @@
 """An exported model gives the numbers of the one it was made of, without this library, wherever SavedModels run."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SMALL, randomise
+from helpers import ROOT, SMALL, randomise, run_program, word_vocab
 from tensorflow.core.protobuf import saved_model_pb2
 
 import txl_tf
-from txl_tf import runs
-from txl_tf.export import Served, Text, export_saved_model, prediction_log
-from txl_tf.generation import generate
-from txl_tf.vocabulary import Vocab
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.generation import generate
+from txl_tf.runs.folder import RunFolder
+from txl_tf.serving.export import export_saved_model
+from txl_tf.serving.signatures import ServingSignatures
+from txl_tf.serving.text import GraphTokenizer
 
-ROOT = Path(__file__).parents[1]
 SEGMENTS = [(0, 6), (6, 7), (7, 14)]  # of the 14 tokens that are read: longer, shorter than the memory of 4, and one
 TEXTS = ["w3 w5\nw1 unheard-of", "", "w7"]
 SAMPLING = {
-    "number": np.array([5, 9, 0], np.int32),
+    "max_new_tokens": np.array([5, 9, 0], np.int32),
     "temperature": np.array([1, 0.8, 0], np.float32),
     "top_k": np.array([0, 12, 3], np.int32),
     "top_p": np.array([1, 0.9, 0.5], np.float32),
@@ -46,7 +47,7 @@ from tensorflow.python.tools import saved_model_cli
 
 directory, folder = sys.argv[1:]
 given = dict(np.load(f"{folder}/given.npz"))
-sampling = {name: given[name] for name in "number temperature top_k top_p seed".split()}
+sampling = {name: given[name] for name in "max_new_tokens temperature top_k top_p seed".split()}
 
 def answers(run):
     found, state = {}, run("initial_state", batch_size=np.int32(3))["state"]
@@ -107,9 +108,7 @@ saved_model_cli.main()
 
 @pytest.fixture(scope="module")
 def vocab():
-    vocab = Vocab(special=["<eos>", "<unk>", *(f"w{i}" for i in range(21))], eos="<eos>", unk="<unk>")
-    vocab.build()
-    return vocab
+    return word_vocab()
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +128,9 @@ def exported(lm, vocab, tmp_path_factory):
     """The folder of version 1, as the program writes it."""
     folder = tmp_path_factory.mktemp("export")
     model = {name: value for name, value in lm.get_config().items() if name not in ("name", "dtype", "trainable")}
-    runs.create_run(str(folder / "run"), {"data": {"dataset": "text"}, "model": model}, vocab, lm, step=1)
+    RunFolder(folder / "run").create({"dataset": "text"}, model, vocab, lm, step=1)
     flags = [f"--model_dir={folder / 'run'}", f"--output={folder / 'my'}", "--top_n=4", "--max_tokens=100"]
-    command = [sys.executable, str(ROOT / "tools" / "export_saved_model.py"), *flags]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run_program("tools/export_saved_model.py", *flags)
     assert result.stdout == f"{folder / 'my' / '1'}\n", result.stderr
     return folder / "my" / "1"
 
@@ -172,7 +170,7 @@ def expected(lm, vocab, text):
         found |= {f"log_probs_{i}": top.values, f"ids_{i}": top.indices, f"nll_{i}": nll}
 
     options = [{name: values[row] for name, values in SAMPLING.items()} for row in range(3)]
-    options = [{"max_new_tokens": o.pop("number"), **o, "top_k": o["top_k"] or None} for o in options]
+    options = [{**option, "top_k": option["top_k"] or None} for option in options]
     rows = [generate(lm, text[row : row + 1, :n], **options[row])[0] for row, n in enumerate([6, 2, 3])]
     found["written"] = [np.pad(row, [0, 15 - len(row)]) for row in rows]
     found["written_lengths"] = [11, 11, 3]
@@ -188,6 +186,7 @@ def expected(lm, vocab, text):
     return found
 
 
+@pytest.mark.slow
 def test_strangers_get_the_numbers_of_the_model(lm, vocab, text, exported, tmp_path):
     np.savez(
         tmp_path / "given.npz", text=text, segments=SEGMENTS, lengths=np.array([6, 2, 3], np.int32),
@@ -209,6 +208,7 @@ def test_strangers_get_the_numbers_of_the_model(lm, vocab, text, exported, tmp_p
     np.testing.assert_allclose(np.load(tmp_path / "cli" / "nll.npy"), answers["nll_0"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_c_program_scores_and_survives_bad_requests(lm, text, exported, tmp_path):
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc")
@@ -255,8 +255,8 @@ BAD = [
     ("generate", {"tokens": np.full([3, 6], 23, np.int32)}, "tokens must hold ids between 0 and 22"),
     ("generate", {"tokens": np.zeros([0, 6], np.int32)}, "tokens must be .*batch at least 1"),
     ("generate", {"lengths": np.int32([7, 1, 1])}, "lengths must lie between 0 and those of tokens"),
-    ("generate", {"number": np.int32([1, -1, 1])}, "number must lie between 0 and 100"),
-    ("generate", {"number": np.int32([1, 2**31 - 1, 1])}, "number must lie between 0 and 100"),
+    ("generate", {"max_new_tokens": np.int32([1, -1, 1])}, "max_new_tokens must lie between 0 and 100"),
+    ("generate", {"max_new_tokens": np.int32([1, 2**31 - 1, 1])}, "max_new_tokens must lie between 0 and 100"),
     ("generate", {"temperature": VECTOR - 1}, "temperature must be 0 or more"),
     ("generate", {"temperature": VECTOR * np.float32("nan")}, "temperature must be 0 or more"),
     ("generate", {"temperature": VECTOR[:2]}, r"temperature must be \[batch\]"),
@@ -290,11 +290,11 @@ def test_rows_do_not_see_each_other(request_of, lm, text):
     for key, value in together.items():
         np.testing.assert_array_equal(value, np.resize(alone[key], value.shape), err_msg=key)
 
-    nothing = request_of("generate", number=np.int32([0, 0, 0]), lengths=np.int32([6, 0, 3]))
+    nothing = request_of("generate", max_new_tokens=np.int32([0, 0, 0]), lengths=np.int32([6, 0, 3]))
     np.testing.assert_array_equal(nothing["lengths"], [6, 0, 3])
     np.testing.assert_array_equal(nothing["tokens"], text[:, :6] * (np.arange(6) < [[6], [0], [3]]))
     empty = {"tokens": np.zeros([3, 0], np.int32), "lengths": np.int32([0, 0, 0])}
-    begun = request_of("generate", **empty, number=np.int32([4, 4, 4]), temperature=VECTOR * 0)["tokens"]
+    begun = request_of("generate", **empty, max_new_tokens=np.int32([4, 4, 4]), temperature=VECTOR * 0)["tokens"]
     np.testing.assert_array_equal(begun[0], generate(lm, [[0]], 4, temperature=0)[0, 1:])
     assert request_of("initial_state", batch_size=np.int32([1, 1]))["state"].shape == (2, 2, 2, 2, 4, 3)
 
@@ -304,7 +304,7 @@ def write_vocab(folder, texts, **options):
     vocab.count(texts)
     vocab.build()
     vocab.save(str(folder / "vocab.txt"))
-    return vocab, Text(vocab, str(folder / "vocab.txt"))
+    return vocab, GraphTokenizer(vocab, str(folder / "vocab.txt"))
 
 
 @pytest.mark.parametrize(
@@ -341,14 +341,14 @@ def test_unknown_symbols_are_an_error_where_nothing_stands_for_them(tmp_path):
 def test_bytes_that_are_no_text_come_back(small_lm, tmp_path):
     vocab, served = write_vocab(tmp_path, [], level="byte")
     lm = small_lm(n_token=256)
-    model = Served(lm, "float32", 3, 50, 10, served)
+    model = ServingSignatures(lm, "float32", 3, 50, 10, served)
     given = [bytes(range(256))[-20:] + b"\x00\xff", b"\xed\xa0\x80"]
     sampling = {name: tf.constant(values[:2]) for name, values in SAMPLING.items()}
     written = model.generate_text(tf.constant(given), **sampling)["text_bytes"].numpy()
     for row, prompt in enumerate(given):
         top_k = int(SAMPLING["top_k"][row]) or None
         options = {name: SAMPLING[name][row] for name in ("temperature", "top_p", "seed")}
-        ids = generate(lm, [list(prompt)], SAMPLING["number"][row], top_k=top_k, **options)[0]
+        ids = generate(lm, [list(prompt)], SAMPLING["max_new_tokens"][row], top_k=top_k, **options)[0]
         assert written[row] == bytes(ids.numpy().astype(np.uint8)) and written[row].startswith(prompt)
     assert model.score_text(tf.constant([b"\xff\x00"]))["symbols_bytes"].numpy().tolist() == [[b"\xff", b"\x00"]]
 
@@ -356,7 +356,7 @@ def test_bytes_that_are_no_text_come_back(small_lm, tmp_path):
 def test_a_session_of_three_requests_is_one_long_text(small_lm, text):
     """Where every token sees as far back as any other; the first of a segment sees less without same_length."""
     lm = small_lm(same_length=True)
-    served, state = Served(lm, "float32", 3, 50, 0), np.zeros([3, 2, 2, 2, 4, 3], np.float32)
+    served, state = ServingSignatures(lm, "float32", 3, 50, 0, text=None), np.zeros([3, 2, 2, 2, 4, 3], np.float32)
     nll = []
     for start, end in SEGMENTS:
         tokens, labels = (tf.constant(text[:, start + i : end + i]) for i in (0, 1))
@@ -381,21 +381,63 @@ def test_half_weights_are_those_of_a_rounded_model(small_lm, small_batches, tmp_
     assert set(stored.values()) == {tf.bfloat16, tf.string}
 
 
-def test_warm_up_requests_are_records_of_every_signature(exported, signatures):
-    """The bytes are read back with the protocol buffers of TensorFlow Serving where they are installed."""
-    path = exported / "assets.extra" / "tf_serving_warmup_requests"
+# Shapes and types of a warm-up request for the model of this file: one row of one token.
+SAMPLING_INPUTS = {
+    "max_new_tokens": ([1], tf.int32), "temperature": ([1], tf.float32), "top_k": ([1], tf.int32),
+    "top_p": ([1], tf.float32), "seed": ([1], tf.int32),
+}  # fmt: skip
+STATE_INPUT = {"state": ([1, 2, 2, 2, 4, 3], tf.float32)}
+WARMUP = {
+    "initial_state": {"batch_size": ([], tf.int32)},
+    "score": {"tokens": ([1, 1], tf.int32), "labels": ([1, 1], tf.int32), **STATE_INPUT},
+    "next": {"tokens": ([1, 1], tf.int32), **STATE_INPUT},
+    "generate": {"tokens": ([1, 1], tf.int32), "lengths": ([1], tf.int32), **SAMPLING_INPUTS},
+    "score_text": {"text": ([1], tf.string)},
+    "generate_text": {"text": ([1], tf.string), **SAMPLING_INPUTS},
+}
+
+
+def warmup_requests(directory):
+    """The requests of an exported model, by signature, parsed by TensorFlow Serving's own protocol buffers."""
+    from tensorflow_serving.apis import prediction_log_pb2  # slow to import
+
+    path = directory / "assets.extra" / "tf_serving_warmup_requests"
     records = [record.numpy() for record in tf.data.TFRecordDataset([str(path)])]
-    assert len(records) == 6
-    prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
-    for record in records:
-        request = prediction_log_pb2.PredictionLog.FromString(record).predict_log.request
+    requests = [prediction_log_pb2.PredictionLog.FromString(record).predict_log.request for record in records]
+    assert len({request.model_spec.signature_name for request in requests}) == len(records)
+    return {request.model_spec.signature_name: request for request in requests}
+
+
+def test_warm_up_requests_are_records_of_every_signature_which_answers_them(exported, signatures):
+    requests = warmup_requests(exported)
+    assert requests.keys() == WARMUP.keys() == signatures.keys()
+    for name, request in requests.items():
         inputs = {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
-        outputs = signatures[request.model_spec.signature_name](**inputs)
+        assert {name: (x.shape, x.dtype) for name, x in inputs.items()} == WARMUP[name]
+        outputs = signatures[name](**inputs)
+        assert set(outputs) == set(signatures[name].structured_outputs)
         assert all(output.shape.rank is not None for output in outputs.values())
-    log = prediction_log_pb2.PredictionLog.FromString(
-        prediction_log("next", {"x": tf.make_tensor_proto(np.arange(200))})
+
+
+def test_warm_up_requests_are_written_where_serving_s_api_is_installed_unless_told_otherwise(
+    small_lm, tmp_path, monkeypatch, capsys
+):
+    lm = small_lm(n_layer=1)
+    export_saved_model(lm, tmp_path / "with")
+    assert warmup_requests(tmp_path / "with").keys() == {"initial_state", "score", "next", "generate"}
+    export_saved_model(lm, tmp_path / "unwanted", warmup=False)
+    assert capsys.readouterr().out == "" and not (tmp_path / "unwanted" / "assets.extra").exists()
+
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda *name: find_spec(*name) if "serving" not in name[0] else None
     )
-    np.testing.assert_array_equal(tf.make_ndarray(log.predict_log.request.inputs["x"]), np.arange(200))
+    export_saved_model(lm, tmp_path / "without")
+    assert "no warm-up requests: they need pip install tensorflow-serving-api" in capsys.readouterr().out
+    assert not (tmp_path / "without" / "assets.extra").exists()
+    with pytest.raises(ValueError, match="warmup=True needs tensorflow-serving-api, which is not installed"):
+        export_saved_model(lm, tmp_path / "error", warmup=True)
+    assert not (tmp_path / "error").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,48 +4,43 @@ import contextlib
 import os
 import resource
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_test import log_rows, run, text, weights  # noqa: F401  text is a fixture
+from helpers import TEXT, log_rows, read_checkpoint, train_run
 
 import txl_tf
-from txl_tf import runs, training
-from txl_tf.callbacks import RunState, StepCSVLogger, StopOnSignal, cut_log
-from txl_tf.checkpoint import RunCheckpoints, find_best, save_weights, saved_steps
-from txl_tf.folders import lock, write_whole
+from txl_tf.config import EvaluationConfig
+from txl_tf.files import lock, write_atomic
+from txl_tf.runs import setup, train
+from txl_tf.runs.callbacks import RunState, StepCSVLogger, StopOnSignal, cut_log
+from txl_tf.runs.checkpoints import RunCheckpoints
+from txl_tf.runs.evaluate import evaluate_run
+from txl_tf.runs.folder import RunFolder
+from txl_tf.training.loop import LoopState
 
 # Windows end at 5, 10, 12; checkpoints at 3, 6, 9, 12; validations at 5, 10.
 STEPS = {"train_steps": 12, "iterations": 5, "save_steps": 3}
 
 
 @pytest.fixture(scope="module")
-def folder_of_text(tmp_path_factory):
+def whole(tmp_path_factory):
+    """A run that nothing happened to: its folder and its final result."""
     folder = tmp_path_factory.mktemp("whole")
-    (folder / "text.txt").write_text("the cat sat on the mat, and so on and so on.\n" * 100)
-    return folder
+    (folder / "text.txt").write_text(TEXT)
+    return folder / "run", train_run(folder / "run", str(folder / "text.txt"), training=STEPS)
 
 
-@pytest.fixture(scope="module")
-def whole(folder_of_text):
-    """A run that nothing happened to: its weights, rows of the log and final result."""
-    result = run(folder_of_text, str(folder_of_text / "text.txt"), **STEPS)
-    return weights(folder_of_text, "ckpt-12"), log_rows(folder_of_text), result
-
-
-def assert_same(tmp_path, whole, result):
+def assert_same(run_dir, result, whole):
     """Bit for bit, but for the speed."""
-    arrays, rows, expected = whole
-    found = weights(tmp_path, "ckpt-12")
+    expected_dir, expected = whole
+    arrays, found = (read_checkpoint(folder / "ckpt-12") for folder in (expected_dir, run_dir))
     assert found.keys() == arrays.keys() and len(arrays) > 30
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
-    speed = "tokens_per_second"
-    assert [{**row, speed: 0} for row in log_rows(tmp_path)] == [{**row, speed: 0} for row in rows]
+    found, rows = ([{**row, "tokens_per_second": 0} for row in log_rows(folder)] for folder in (run_dir, expected_dir))
+    assert found == rows
     assert result == expected
 
 
@@ -66,66 +61,69 @@ def die():
 
 
 @pytest.mark.parametrize("steps", [[8], [2, 10]], ids=str)
-def test_a_killed_run_goes_on_in_the_middle_of_a_window(tmp_path, text, whole, monkeypatch, steps):  # noqa: F811
+def test_a_killed_run_goes_on_in_the_middle_of_a_window(run_dir, text_file, whole, monkeypatch, steps):
     for step in steps:
         with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
             at_step(patch, RunState, "on_epoch_end" if step == 10 else "on_train_batch_end", step, die)
-            run(tmp_path, text, **STEPS)
-    with open(tmp_path / "run" / "log.csv", "a") as file:
+            train_run(run_dir, text_file, training=STEPS)
+    with open(run_dir / "log.csv", "a") as file:
         file.write("1,3.14")  # of a line that was being written
-    assert_same(tmp_path, whole, run(tmp_path, text, **STEPS))
+    assert_same(run_dir, train_run(run_dir, text_file, training=STEPS), whole)
 
 
 @pytest.mark.parametrize(
     "owner, name, step", [(RunState, "on_train_batch_end", 8), (StopOnSignal, "on_test_batch_end", 10)]
 )
-def test_sigterm_saves_at_once_and_ends_without_error(tmp_path, text, whole, monkeypatch, capfd, owner, name, step):  # noqa: F811
+def test_sigterm_saves_at_once_and_ends_without_error(run_dir, text_file, whole, monkeypatch, capfd, owner, name, step):
     """Also in a validation, which is done again."""
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
         at_step(patch, owner, name, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        run(tmp_path, text, **STEPS)
+        train_run(run_dir, text_file, training=STEPS)
     assert end.value.code == 0 and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     stopped = step + (step == 8)  # with the step after the signal
     printed = capfd.readouterr().out
     assert "terminated: saving after this step" in printed
-    assert f"terminated: step {stopped} is saved as {tmp_path}/run/ckpt-{stopped}; the same command goes on" in printed
-    assert len(log_rows(tmp_path)) == 1
-    assert_same(tmp_path, whole, run(tmp_path, text, **STEPS))
+    assert f"terminated: step {stopped} is saved as {run_dir}/ckpt-{stopped}; the same command goes on" in printed
+    assert len(log_rows(run_dir)) == 1
+    assert_same(run_dir, train_run(run_dir, text_file, training=STEPS), whole)
 
 
-def test_the_run_goes_on_with_another_number_of_replicas(tmp_path, text, whole, monkeypatch, two_replicas):  # noqa: F811
+def test_the_run_goes_on_with_another_number_of_replicas(run_dir, text_file, whole, monkeypatch, two_replicas):
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
         at_step(patch, RunState, "on_train_batch_end", 8, die)
-        run(tmp_path, text, **STEPS)
-    monkeypatch.setattr(training, "make_strategy", lambda *args, **kwargs: two_replicas)
-    result = run(tmp_path, text, **STEPS)
-    assert result["valid"] == pytest.approx(whole[2]["valid"], abs=1e-5)
-    for name, array in weights(tmp_path, "ckpt-12").items():
+        train_run(run_dir, text_file, training=STEPS)
+    monkeypatch.setattr(train, "make_strategy", lambda *args, **kwargs: two_replicas)
+    result = train_run(run_dir, text_file, training=STEPS)
+    assert result["valid"] == pytest.approx(whole[1]["valid"], abs=1e-5)
+    expected = read_checkpoint(whole[0] / "ckpt-12")
+    for name, array in read_checkpoint(run_dir / "ckpt-12").items():
         if name.startswith("weights/"):
-            np.testing.assert_allclose(array, whole[0][name], atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(array, expected[name], atol=1e-5, err_msg=name)
 
 
-def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(whole, folder_of_text):
-    losses = {int(row["step"]): float(row["val_loss"]) for row in whole[1] if row["val_loss"] != "NA"}
-    losses[12] = whole[2]["valid"]
-    best = find_best(folder_of_text / "run")
+def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(whole):
+    run_dir, result = whole
+    losses = {int(row["step"]): float(row["val_loss"]) for row in log_rows(run_dir) if row["val_loss"] != "NA"}
+    losses[12] = result["valid"]
+    folder = RunFolder(run_dir)
+    best = folder.find_best()
     assert best["step"] == min(losses, key=losses.get) and best["val_loss"] == min(losses.values())
-    evaluated = training.evaluate_run(str(folder_of_text / "run"), eval_ckpt_path="best")["valid"]
+    evaluated = evaluate_run(run_dir, evaluation=EvaluationConfig(eval_ckpt_path="best"))["valid"]
     assert evaluated == pytest.approx(best["val_loss"], rel=1e-6)
-    assert saved_steps(folder_of_text / "run" / "best") == [best["step"]]
+    assert folder.best.steps() == [best["step"]]
 
 
 # ------------------------------------------------------------------------------------------ without any training
 
 
 @pytest.fixture
-def saved(small_lm, tmp_path):
+def saved(small_lm, run_dir):
     """A model, and the `RunCheckpoints` of steps 1, 2 and 3 with biases of 1, 2 and 3."""
     lm = small_lm()
     lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10))
     lm.optimizer.build(lm.trainable_variables)
-    lm.carried_mems = lm.initial_mems(2)
-    checkpoints = RunCheckpoints(lm, tmp_path / "run")
+    lm.loop = LoopState(mems=lm.initial_mems(2))  # as `fit` has it
+    checkpoints = RunCheckpoints(lm, RunFolder(run_dir))
     for step in (1, 2, 3):
         set_step(lm, step)
         checkpoints.save()
@@ -151,88 +149,88 @@ def flip(path):
 
 
 DAMAGES = {
-    "index truncated": lambda run: os.truncate(run / INDEX, 30),
-    "index empty": lambda run: os.truncate(run / INDEX, 0),
-    "index missing": lambda run: (run / INDEX).unlink(),
-    "data truncated": lambda run: os.truncate(run / DATA, 100),
-    "data flipped": lambda run: flip(run / DATA),
-    "data missing": lambda run: (run / DATA).unlink(),
+    "index truncated": lambda run_dir: os.truncate(run_dir / INDEX, 30),
+    "index empty": lambda run_dir: os.truncate(run_dir / INDEX, 0),
+    "index missing": lambda run_dir: (run_dir / INDEX).unlink(),
+    "data truncated": lambda run_dir: os.truncate(run_dir / DATA, 100),
+    "data flipped": lambda run_dir: flip(run_dir / DATA),
+    "data missing": lambda run_dir: (run_dir / DATA).unlink(),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_of_a_damaged_checkpoint_it_says_so_and_takes_the_one_before(saved, tmp_path, capsys, damage):
+def test_of_a_damaged_checkpoint_it_says_so_and_takes_the_one_before(saved, run_dir, capsys, damage):
     lm, checkpoints = saved
-    DAMAGES[damage](tmp_path / "run")
-    files = sorted((tmp_path / "run").iterdir())
+    DAMAGES[damage](run_dir)
+    files = sorted(run_dir.iterdir())
     assert checkpoints.newest_whole() == 2
     (message,) = capsys.readouterr().out.splitlines()
-    assert message.startswith("damaged checkpoint: ") and f"{tmp_path}/run/ckpt-3" in message
+    assert message.startswith("damaged checkpoint: ") and f"{run_dir}/ckpt-3" in message
     assert message.endswith("going on from the one before")
     with pytest.raises(ValueError, match="ckpt-3"):
-        checkpoints.restore(checkpoints.path(3))
+        checkpoints.restore(checkpoints.folder.checkpoint(3))
     assert bias(lm) == [3]
-    checkpoints.restore(checkpoints.path(2))
-    assert bias(lm) == [2] and sorted((tmp_path / "run").iterdir()) == files
+    checkpoints.restore(checkpoints.folder.checkpoint(2))
+    assert bias(lm) == [2] and sorted(run_dir.iterdir()) == files
     set_step(lm, 3)
     checkpoints.save()
     assert checkpoints.newest_whole() == 3
 
 
-def test_it_is_an_error_if_all_are_damaged(saved, tmp_path):
+def test_it_is_an_error_if_all_are_damaged(saved, run_dir):
     _, checkpoints = saved
-    for path in (tmp_path / "run").glob("*.data-*"):
+    for path in run_dir.glob("*.data-*"):
         flip(path)
     with pytest.raises(ValueError, match=r"(?s)no checkpoint in .*run can be read:.*ckpt-3 .*ckpt-2 .*ckpt-1 "):
         checkpoints.newest_whole()
 
 
 @pytest.mark.parametrize("content", ["", "garbage {", None])
-def test_the_file_that_lists_checkpoints_may_be_lost(saved, tmp_path, content):
+def test_the_file_that_lists_checkpoints_may_be_lost(saved, run_dir, content):
     _, checkpoints = saved
-    path = tmp_path / "run" / "checkpoint"
+    path = run_dir / "checkpoint"
     path.unlink() if content is None else path.write_text(content)
     assert checkpoints.newest_whole() == 3
-    assert runs.find_checkpoint(tmp_path / "run") == str(tmp_path / "run" / "ckpt-3")
+    assert checkpoints.folder.find_checkpoint() == str(run_dir / "ckpt-3")
 
 
-def test_a_checkpoint_that_was_being_written_is_not_there(saved, tmp_path, monkeypatch, capsys):
+def test_a_checkpoint_that_was_being_written_is_not_there(saved, run_dir, monkeypatch, capsys):
     lm, checkpoints = saved
     rename = tf.io.gfile.rename
     monkeypatch.setattr(tf.io.gfile, "rename", lambda old, new: die() if old.endswith(".index") else rename(old, new))
-    monkeypatch.setattr("txl_tf.checkpoint.removed_on_error", contextlib.nullcontext)  # kill -9 removes nothing
+    monkeypatch.setattr("txl_tf.runs.weights.removed_on_error", contextlib.nullcontext)  # kill -9 removes nothing
     set_step(lm, 4)
     with pytest.raises(RuntimeError):
         checkpoints.save()
-    assert (tmp_path / "run" / "ckpt-4.data-00000-of-00001").exists()
+    assert (run_dir / "ckpt-4.data-00000-of-00001").exists()
     assert checkpoints.newest_whole() == 3 and capsys.readouterr().out == ""
 
 
-def test_old_checkpoints_are_deleted_but_damaged_ones_past_the_present(saved, tmp_path):
-    lm, _ = saved
-    flip(tmp_path / "run" / DATA)
-    checkpoints = RunCheckpoints(lm, tmp_path / "run", max_to_keep=1)
+def test_old_checkpoints_are_deleted_but_damaged_ones_past_the_present(saved, run_dir):
+    (lm, _), folder = saved, RunFolder(run_dir)
+    flip(run_dir / DATA)
+    checkpoints = RunCheckpoints(lm, folder, max_to_keep=1)
     set_step(lm, 2)
     checkpoints.save()
-    assert saved_steps(tmp_path / "run") == [2, 3]
+    assert folder.steps() == [2, 3]
     set_step(lm, 4)
     checkpoints.save()
-    assert saved_steps(tmp_path / "run") == [4]
-    assert tf.train.latest_checkpoint(tmp_path / "run") == str(tmp_path / "run" / "ckpt-4")
+    assert folder.steps() == [4]
+    assert tf.train.latest_checkpoint(run_dir) == str(run_dir / "ckpt-4")
 
 
-def test_a_better_checkpoint_takes_the_place_of_the_best_and_no_other_does(saved, tmp_path):
-    lm, checkpoints = saved
+def test_a_better_checkpoint_takes_the_place_of_the_best_and_no_other_does(saved, run_dir):
+    (lm, checkpoints), folder = saved, RunFolder(run_dir)
     for step, val_loss, best in [(4, np.nan, None), (5, 2.0, 5), (6, 2.0, 5), (7, 2.5, 5), (8, 1.5, 8), (9, np.nan, 8)]:
         set_step(lm, step)
         checkpoints.save_best(val_loss)
-        found = find_best(tmp_path / "run")
+        found = folder.find_best()
         assert (found and found["step"]) == best
-    assert saved_steps(tmp_path / "run" / "best") == [8]
-    save_weights(lm, tmp_path / "run" / "best", 9)  # killed before it was named
-    assert runs.find_checkpoint(tmp_path / "run", "best") == str(tmp_path / "run" / "best" / "ckpt-8")
+    assert folder.best.steps() == [8]
+    folder.best.save_weights(lm, 9)  # killed before it was named
+    assert folder.find_checkpoint("best") == str(run_dir / "best" / "ckpt-8")
     with pytest.raises(ValueError, match="holds no best checkpoint"):
-        runs.find_checkpoint(tmp_path, "best")
+        RunFolder(run_dir.parent).find_checkpoint("best")
 
 
 @contextlib.contextmanager
@@ -246,23 +244,23 @@ def full_disk(size=1000):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_full_disk_leaves_the_checkpoints_that_are_there(saved, tmp_path):
+def test_a_full_disk_leaves_the_checkpoints_that_are_there(saved, run_dir):
     lm, checkpoints = saved
-    files = sorted((tmp_path / "run").iterdir())
+    files = sorted(run_dir.iterdir())
     set_step(lm, 4)
     with full_disk(), pytest.raises(OSError) as error:
         checkpoints.save()
-    assert f"{tmp_path}/run/ckpt-4 cannot be written" in str(error.value)
-    assert f"the last good checkpoint is {tmp_path}/run/ckpt-3" in str(error.value)
-    assert sorted((tmp_path / "run").iterdir()) == files
+    assert f"{run_dir}/ckpt-4 cannot be written" in str(error.value)
+    assert f"the last good checkpoint is {run_dir}/ckpt-3" in str(error.value)
+    assert sorted(run_dir.iterdir()) == files
     assert checkpoints.newest_whole() == 3
 
 
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path):
     path = tmp_path / "config.json"
-    write_whole(path, "before")
+    write_atomic(path, "before")
     with full_disk(), pytest.raises(OSError, match=r"config.json cannot be written: .*"):
-        write_whole(path, "x" * 2000)
+        write_atomic(path, "x" * 2000)
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 
@@ -294,39 +292,29 @@ def test_the_log_is_cut_back_to_the_step_to_go_on_from(tmp_path, content, last_s
 @pytest.mark.parametrize(
     "steps_per_execution, message", [(1, r"step \d+: loss nan"), (2, r"steps \d+ to \d+: loss nan")]
 )
-def test_a_training_that_diverges_stops_at_once(tmp_path, text, steps_per_execution, message):  # noqa: F811
+def test_a_training_that_diverges_stops_at_once(run_dir, text_file, steps_per_execution, message):
     steps = {"train_steps": 12, "iterations": 6, "save_steps": 2, "steps_per_execution": steps_per_execution}
     with pytest.raises(ValueError, match=message) as error:
-        run(tmp_path, text, optimizer={"learning_rate": 1e30, "warmup_steps": 3}, **steps)
+        train_run(run_dir, text_file, optimizer={"learning_rate": 1e30, "warmup_steps": 3}, training=steps)
     step = int(str(error.value).split(":")[0].split()[-1])
-    saved_before = saved_steps(tmp_path / "run")
+    saved_before = RunFolder(run_dir).steps()
     assert max(saved_before, default=0) < step <= max(saved_before, default=0) + 2
-    last = f"the last good checkpoint is {tmp_path}/run/ckpt-{saved_before[-1]}" if saved_before else "no checkpoint"
+    last = f"the last good checkpoint is {run_dir}/ckpt-{saved_before[-1]}" if saved_before else "no checkpoint"
     assert last in str(error.value)
-    for values in weights(tmp_path, f"ckpt-{saved_before[-1]}").values():
+    for values in read_checkpoint(run_dir / f"ckpt-{saved_before[-1]}").values():
         assert np.isfinite(values).all()
 
 
-def test_a_second_run_in_the_folder_is_refused(tmp_path, text):  # noqa: F811
-    (tmp_path / "run").mkdir()
-    with lock(tmp_path / "run", ""), pytest.raises(OSError, match="another run is training in model_dir .*run"):
-        run(tmp_path, text)
+def test_a_second_run_in_the_folder_is_refused(run_dir, text_file):
+    run_dir.mkdir()
+    with lock(run_dir, ""), pytest.raises(OSError, match="another run is training in model_dir .*run"):
+        train_run(run_dir, text_file)
 
 
-def test_a_worker_that_is_gone_is_named_by_the_others(saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "num_workers", lambda strategy: 2)
+def test_a_worker_that_is_gone_is_named_by_the_others(saved, run_dir, monkeypatch):
+    monkeypatch.setattr(setup, "num_workers", lambda strategy: 2)
     with pytest.raises(
         OSError, match=r"another worker is gone \(UnavailableError\): start all 2 .* go on from .*ckpt-3"
     ):
-        with training._worker_of(tf.distribute.get_strategy(), tmp_path / "run"):
+        with setup.worker_of(tf.distribute.get_strategy(), RunFolder(run_dir)):
             raise tf.errors.UnavailableError(None, None, "Connection reset by peer")
-
-
-def test_two_kills_leave_no_trace():
-    """The short form of tests/kills.py, train.py in processes of its own."""
-    kills = Path(__file__).with_name("kills.py")
-    done = subprocess.run(
-        [sys.executable, str(kills), "--kills=2", "--steps=30", "--seed=1"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 kills, one: all" in done.stdout

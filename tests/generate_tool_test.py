@@ -2,20 +2,16 @@
 
 import io
 import re
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import SMALL, program, randomise
+from helpers import SMALL, program, randomise, run_program, word_vocab
 
 import txl_tf
-from txl_tf import runs
-from txl_tf.vocabulary import Vocab
-
-PROGRAM = Path(__file__).parents[1] / "tools" / "generate.py"
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -27,29 +23,23 @@ def make_run(folder, vocab):
     model = {**SMALL, "n_token": len(vocab), "mem_len": 4}
     lm = txl_tf.TransformerXLLM(**model)
     randomise(lm)
-    runs.create_run(str(folder), {"data": {"dataset": "text"}, "model": model}, vocab, lm, step=1)
+    RunFolder(folder).create({"dataset": "text"}, model, vocab, lm, step=1)
     return lm
 
 
 @pytest.fixture(scope="module")
 def word_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "words"
-    vocab = Vocab(special=["<eos>", "<unk>", *(f"w{i}" for i in range(21))], eos="<eos>", unk="<unk>")
-    vocab.build()
+    vocab = word_vocab()
     return folder, vocab, make_run(folder, vocab)
-
-
-def run_program(*arguments, **options):
-    command = [sys.executable, str(PROGRAM), *arguments]
-    return subprocess.run(command, capture_output=True, **options)
 
 
 def test_text_comes_after_the_prompt_with_its_nll(word_run):
     folder, vocab, lm = word_run
     arguments = [f"--model_dir={folder}", "--greedy", "--max_new_tokens=6", "--verbose"]
-    result = run_program(*arguments, input=b"w3 unheard-of\nw5\n")
-    assert result.returncode == 0, result.stderr.decode()
-    lines = [line.split("\t") for line in result.stdout.decode().splitlines()]
+    result = run_program("tools/generate.py", *arguments, input="w3 unheard-of\nw5\n")
+    assert result.returncode == 0, result.stderr
+    lines = [line.split("\t") for line in result.stdout.splitlines()]
     prompt = vocab.encode("w3 unheard-of\nw5")
     ids = np.array([[vocab.ids[symbol] for symbol, _ in lines]])
     np.testing.assert_array_equal(ids[0, :4], prompt)
@@ -60,7 +50,7 @@ def test_text_comes_after_the_prompt_with_its_nll(word_run):
         log_probs.append(after[0, 0].numpy())
     nll = [-after[i] for after, i in zip(log_probs, ids[0, 1:], strict=True)]
     np.testing.assert_allclose([float(value) for _, value in lines[1:]], nll, atol=1e-4)
-    assert b"6 tokens" in result.stderr
+    assert "6 tokens" in result.stderr
 
 
 def test_streamed_words_and_bytes_make_the_whole_text(tool):

@@ -1,10 +1,9 @@
-"""Generated text is that of the uncached loop, and drawn from the distribution that log_probs tells."""
+"""Generated text is that of the uncached loop, and reading and writing in turns is one text."""
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from txl_tf.generation import Session, fix_softmax, generate, keep_likely, sample
+from txl_tf.models.generation import Session, generate
 
 BINS = {"cutoffs": [5, 12], "div_val": 2}
 
@@ -64,49 +63,6 @@ def test_a_row_ends_at_the_stop_token_and_the_others_go_on(lm, prompt):
             row[np.argmax(row == stop) :] = stop
     np.testing.assert_array_equal(generate(lm, prompt, 8, seed=[1, 2, 3], stop_token=stop), expected)
     assert np.any(expected[:, -1] != stop)
-
-
-def expected_distribution(probs, temperature, top_k, top_p):
-    """The equations, word by word."""
-    probs = probs ** (1 / temperature)
-    probs /= probs.sum()
-    kept, held = np.zeros_like(probs), 0.0
-    order = np.argsort(-probs)[: top_k or None]
-    for word in order:
-        if held < top_p * probs[order].sum():
-            kept[word] = probs[word]
-        held += probs[word]
-    return kept / kept.sum()
-
-
-@pytest.mark.parametrize("options", [{}, BINS, {"cutoffs": [5, 12], "d_embed": 6}], ids=str)
-@pytest.mark.parametrize("temperature, top_k, top_p", [(1.0, 0, 1.0), (1.7, 0, 1.0), (0.8, 9, 1.0), (1.2, 15, 0.8)])
-def test_tokens_are_drawn_from_the_true_distribution(small_lm, options, temperature, top_k, top_p):
-    lm, n = small_lm(**options), 20000
-    hidden, _ = lm.network(np.array([[3, 1, 4]]))
-    uniform = tf.random.stateless_uniform([n, 2], [1, 2], dtype=tf.float64)
-    drawn = sample(
-        fix_softmax(lm),
-        tf.repeat(hidden[:, -1], n, 0),
-        uniform,
-        tf.fill([n], temperature),
-        tf.fill([n], top_k),
-        tf.fill([n], top_p),
-    )
-    log_probs = lm.log_probs(np.array([[3, 1, 4]]))[0][0, -1]
-    probs = expected_distribution(np.exp(log_probs), temperature, top_k, top_p)
-    counts = np.bincount(drawn, minlength=23)
-    assert counts[probs == 0].sum() == 0
-    likely = probs * n > 5
-    chi_square = np.sum((counts - probs * n)[likely] ** 2 / (probs * n)[likely])
-    freedom = likely.sum() - 1
-    assert chi_square < freedom + 4 * np.sqrt(2 * freedom)
-
-
-def test_top_k_takes_no_more_than_k_of_equals():
-    scores = tf.constant([[0.0, 0.0, 0.0, -1.0], [0.0, 2.0, 0.0, 2.0]])
-    kept = keep_likely(scores, tf.constant([2, 1]), tf.constant([1.0, 1.0]))
-    np.testing.assert_array_equal(kept, [[0, 0, -np.inf, -np.inf], [-np.inf, 2, -np.inf, -np.inf]])
 
 
 def test_a_session_reads_and_writes_in_one_memory(lm, prompt):

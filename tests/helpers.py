@@ -1,10 +1,26 @@
-"""What several test files use: a small model's arguments, random weights, programs as modules."""
+"""What several test files use: small models and runs, checkpoints and corpora of the original, programs."""
 
+import collections
+import csv
 import importlib.util
+import io
+import pickle
+import re
+import socket
+import struct
+import subprocess
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 from absl import flags
+
+from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TrainingConfig
+from txl_tf.data.datasets import PAPER_DATASETS
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.train import train_and_evaluate
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT.parent / "shared" / "reference"  # larger than a repository should be; not part of a clone
@@ -31,3 +47,211 @@ def program(path):
         yield module
     finally:
         vars(flags.FLAGS).update(before)
+
+
+def run_program(path, *arguments, **options):
+    """Runs a program of this repository in a process of its own, from its root: the finished process, with output."""
+    command = [sys.executable, str(ROOT / path), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, **{"cwd": ROOT, "text": True, **options})
+
+
+def free_ports(n):
+    """`n` different ones, held together until all are known."""
+    sockets = [socket.socket() for _ in range(n)]
+    for opened in sockets:
+        opened.bind(("localhost", 0))
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
+
+
+# ---------------------------------------------------------------------------------------------------- checkpoints
+
+GOLDENS = ROOT / "tests" / "goldens" / "model"
+CASES = sorted(folder.name for folder in GOLDENS.iterdir())  # models of the original program
+
+
+def write_checkpoint(path, arrays):
+    """Writes a checkpoint with nothing of txl_tf, and returns its path as text."""
+    tensors = [tf.constant(array) for array in arrays.values()]
+    tf.raw_ops.SaveV2(prefix=str(path), tensor_names=list(arrays), shape_and_slices=[""] * len(arrays), tensors=tensors)
+    return str(path)
+
+
+def read_checkpoint(path):
+    """`{variable: array}` of all that is in a checkpoint."""
+    reader = tf.train.load_checkpoint(str(path))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+
+def assert_variables_equal(variables, expected):
+    """Bit for bit."""
+    assert variables.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(variables[name], array, err_msg=name)
+
+
+# ----------------------------------------------------------------------------------------------------------- runs
+
+
+TEXT = "the cat sat on the mat, and so on and so on.\n" * 100
+
+
+TINY_RUN = {
+    "model": {
+        "n_layer": 1, "d_model": 16, "d_embed": 16, "n_head": 2, "d_head": 8, "d_inner": 16, "dropout": 0.1,
+        "dropatt": 0.1, "mem_len": 8,
+    },
+    "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2, "min_lr_ratio": 0.1, "clip": 0.25},
+    "training": {"tgt_len": 8, "train_batch_size": 4, "train_steps": 12, "iterations": 3, "save_steps": 6},
+    "evaluation": {"eval_batch_size": 2},
+}  # fmt: skip
+
+
+def train_run(model_dir, text, **changes):
+    """Trains `TINY_RUN`: 12 steps, with a checkpoint at the 6th.
+
+    Args:
+        model_dir: the folder of the run.
+        text: the file to train on.
+        **changes: what is other than in `TINY_RUN`, a dictionary for a group.
+    """
+    groups = {"data": {"dataset": "text", "data_path": text}, **TINY_RUN, "machine": {}}
+    groups = {name: {**group, **changes.pop(name, {})} for name, group in groups.items()}
+    assert not changes
+    return train_and_evaluate(
+        str(model_dir),
+        data=groups["data"],
+        model=ModelConfig(**groups["model"]),
+        optimizer=OptimizerConfig(**groups["optimizer"]),
+        training=TrainingConfig(**groups["training"]),
+        evaluation=EvaluationConfig(**groups["evaluation"]),
+        machine=MachineConfig(**groups["machine"]),
+    )
+
+
+def log_rows(model_dir):
+    """The lines of a run's log.csv, as dictionaries of text."""
+    with open(model_dir / "log.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def word_vocab():
+    """A vocabulary of as many words as `SMALL` has, `<eos>` and `<unk>` first."""
+    vocab = Vocab(special=["<eos>", "<unk>", *(f"w{i}" for i in range(21))], eos="<eos>", unk="<unk>")
+    vocab.build()
+    return vocab
+
+
+# ------------------------------------------------------------------------------------ cache.pkl of the original
+
+CACHED_SYMBOLS = ["<eos>", "the", "é", "\u3000x"]
+CACHED_TOKENS = {"train": [1, 2, 3, 0, 1], "valid": [2, 0], "test": [3]}
+
+
+class Python2Pickler(pickle._Pickler):
+    """Writes text and bytes alike as Python 2 did: strings of bytes."""
+
+    dispatch = dict(pickle._Pickler.dispatch)
+
+    def save_string(self, value):
+        data = value.encode() if isinstance(value, str) else value
+        self.write(pickle.BINSTRING + struct.pack("<i", len(data)) + data)
+        self.memoize(value)
+
+    dispatch[str] = dispatch[bytes] = save_string
+
+
+def make_cache(
+    path,
+    monkeypatch,
+    modules=("data_utils", "vocabulary"),
+    pickler=pickle.Pickler,
+    protocol=2,
+    symbols=CACHED_SYMBOLS,
+    **changes,
+):
+    """Pickles what the original's `Corpus` and `Vocab` hold, as classes of these modules; returns the path as text."""
+
+    def instance(module, name, attributes):
+        cls = type(name, (), {"__module__": module})
+        if module not in sys.modules:
+            monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+        monkeypatch.setattr(sys.modules[module], name, cls, raising=False)
+        made = cls()
+        made.__dict__.update(attributes)
+        return made
+
+    vocab = {
+        "counter": collections.Counter(["the", "the", "é"]),
+        "special": ["<eos>"],
+        "lower_case": False,
+        "idx2sym": symbols,
+        "sym2idx": collections.OrderedDict((symbol, i) for i, symbol in enumerate(symbols)),
+    }
+    corpus = {
+        "dataset": "wt103",
+        "vocab": instance(modules[1], "Vocab", vocab),
+        "cutoffs": [0, 2, np.int64(3), 4],
+        **{split: np.array(ids) for split, ids in CACHED_TOKENS.items()},
+        **changes,
+    }
+    file = io.BytesIO()
+    pickler(file, protocol).dump(instance(modules[0], "Corpus", corpus))
+    data = file.getvalue()
+    if pickler is Python2Pickler:
+        data = data.replace(b"cnumpy._core.", b"cnumpy.core.")
+    path.write_bytes(data)
+    return str(path)
+
+
+# --------------------------------------------------------------------------------------------------------- layers
+
+
+def assert_round_trips(layer):
+    """A layer made of the configuration of `layer` has the same one, and weights of the same shapes; builds `layer`."""
+    copy = type(layer).from_config(layer.get_config())
+    assert copy.get_config() == layer.get_config()
+    for original in (layer, copy):
+        original.build()
+    assert [v.shape for v in copy.weights] == [v.shape for v in layer.weights]
+
+
+# ------------------------------------------------------------------------------------------------- text and tokens
+
+
+def write_text(path, content):
+    """Writes text or bytes, and returns the path as text."""
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    return str(path)
+
+
+def write_splits(folder, train, valid, test):
+    """Writes a dataset as those of the paper are, and returns its folder as text."""
+    for split, text in (("train", train), ("valid", valid), ("test", test)):
+        write_text(folder / f"{split}.txt", text)
+    return str(folder)
+
+
+def as_lists(dataset):
+    """The batches of a `tf.data.Dataset` of `(tokens, labels)` as nested lists."""
+    return [(tokens.tolist(), labels.tolist()) for tokens, labels in dataset.as_numpy_iterator()]
+
+
+# -------------------------------------------------------------------------------------------------- configurations
+
+OF_ANY_TEXT = ("quickstart", "tinyshakespeare")
+N_TOKEN = {"enwik8": 204, "text8": 27, "ptb": 10000, "wt2": 33278, "wt103": 267735, "lm1b": 793471}
+
+
+def dataset_of(name):
+    """The dataset of one of configs/*.cfg, or of a script of the original."""
+    return re.split("[_.]", name)[0]
+
+
+def bins_of(name):
+    """`n_token` and `cutoffs` that a configuration trains with."""
+    if name in OF_ANY_TEXT:
+        return {"n_token": 128, "cutoffs": []}
+    return {"n_token": N_TOKEN[dataset_of(name)], "cutoffs": PAPER_DATASETS[dataset_of(name)][2]}

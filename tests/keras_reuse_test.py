@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SMALL, program
+from helpers import SMALL, program
 
 import txl_tf
-from txl_tf import runs
-from txl_tf.vocabulary import Vocab
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.folder import RunFolder
 
 LETTERS = "abcdefghijklmnopqrstuv "
 
@@ -86,8 +86,7 @@ def test_a_classifier_from_a_keras_file_predicts_a_pipeline_as_the_one_that_was_
 def run(tmp_path, small_lm):
     vocab = Vocab(level="char", special=list(LETTERS))
     vocab.build()
-    config = {"data": {}, "model": {**SMALL, "mem_len": 4}}
-    runs.create_run(str(tmp_path / "run"), config, vocab, small_lm(), step=1)
+    RunFolder(tmp_path / "run").create({}, {**SMALL, "mem_len": 4}, vocab, small_lm(), step=1)
     return str(tmp_path / "run")
 
 

@@ -10,13 +10,11 @@ of the log and its checkpoint. Of two workers either both are killed, or one, an
 """
 
 import argparse
-import csv
 import json
 import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,8 +23,11 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-ROOT = Path(__file__).parents[1]
+import tensorflow as tf
+from helpers import ROOT, TEXT, free_ports, log_rows, read_checkpoint
+
 CHIEF_MOMENTS = ["any", "step", "write", "written", "rename", "renamed", "row", "best", "validation"]
 WORKER_MOMENTS = ["any", "step", "validation"]  # it writes nothing
 MODEL = (
@@ -44,14 +45,11 @@ STRATEGY = {
 def train(offset, moment, delay, argv):
     """Runs train.py in this process, which kills itself at a moment `offset` steps or more after the start."""
     os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT))
     sys.argv = ["train.py", *argv]
 
-    import tensorflow as tf
-
     import train as program
-    from txl_tf import callbacks, checkpoint
-    from txl_tf.program import run
+    from tools.program import run
+    from txl_tf.runs import callbacks, checkpoints, weights
 
     start = step = None
 
@@ -89,13 +87,13 @@ def train(offset, moment, delay, argv):
     if moment in ("rename", "renamed"):
         die_after(tf.io.gfile, "rename", times=1 if moment == "rename" else 2)
     elif moment == "write":
-        die_after(checkpoint, "remove")
+        die_after(weights, "remove")
     elif moment == "written":
         die_after(tf.raw_ops, "SaveV2")
     elif moment == "row":
         die_after(callbacks.StepCSVLogger, "on_epoch_end")
     elif moment == "best":
-        die_after(checkpoint.RunCheckpoints, "save_best")
+        die_after(checkpoints.RunCheckpoints, "save_best")
     elif moment == "validation":
         die_after(callbacks.StopOnSignal, "on_test_batch_end", times=2)
     run(program.main)
@@ -148,30 +146,14 @@ class Session:
         return results
 
 
-def free_ports(n):
-    """`n` different ones, held together until all are known."""
-    sockets = [socket.socket() for _ in range(n)]
-    for opened in sockets:
-        opened.bind(("localhost", 0))
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
-
-
 def final_state(folder, steps):
     """Everything that must be the same: `{name: comparable value}`."""
-    import tensorflow as tf
-
-    state = {}
-    reader = tf.train.load_checkpoint(f"{folder}/ckpt-{steps}")
-    for key in reader.get_variable_to_shape_map():
-        state[f"ckpt-{steps}: {key}"] = reader.get_tensor(key).tobytes()
-    with open(f"{folder}/log.csv") as file:
-        for i, row in enumerate(csv.DictReader(file)):
-            del row["tokens_per_second"]
-            state[f"log.csv row {i}"] = row
-    state["best"] = Path(f"{folder}/best/best.json").read_text()
+    arrays = read_checkpoint(folder / f"ckpt-{steps}")
+    state = {f"ckpt-{steps}: {key}": array.tobytes() for key, array in arrays.items()}
+    for i, row in enumerate(log_rows(folder)):
+        del row["tokens_per_second"]
+        state[f"log.csv row {i}"] = row
+    state["best"] = (folder / "best" / "best.json").read_text()
     return state
 
 
@@ -192,13 +174,15 @@ def train_with_kills(args, text, folder):
     """Starts the run and kills it, as often as said, then lets it end. Prints a line for each session.
 
     Returns:
-        the output of the chief's last session, and whether every session ended as it should.
+        exit codes and outputs of the last session, the number of kills (fewer than said where the run was over before
+        one was due), and whether every session ended as it should.
     """
     rng = random.Random(args.seed)
-    fine, kills = True, 0
+    fine, kills, over = True, 0, False
     print("kill  worker  moment      at step  resumed from   the others", flush=True)
     while True:
-        kill, kill_all = random_kill(rng, args.setting, args.steps, args.kills) if kills < args.kills else (None, False)
+        more = kills < args.kills and not over
+        kill, kill_all = random_kill(rng, args.setting, args.steps, args.kills) if more else (None, False)
         results = Session(args, text, folder, kill).wait(kill_all)
         output = results[0][1]
         resumed = re.search(r"continuing from .*-(\d+)\n", output)
@@ -207,8 +191,8 @@ def train_with_kills(args, text, folder):
             if kill is None:
                 fine &= all(code == 0 for code, _ in results)
                 print(f"{'end':>4}  {'':6}  {'':10}  {args.steps:>7}  {resumed:12}", flush=True)
-                return results, fine
-            kills = args.kills
+                return results, kills, fine
+            over = True
             continue
         kills += 1
         worker, _, moment, _ = kill
@@ -224,16 +208,15 @@ def train_with_kills(args, text, folder):
         print(f"{kills:>4}  {worker:>6}  {moment:10}  {at:>7}  {resumed:12}  {others}", flush=True)
         if not fine:
             print(*(output for _, output in results), sep="\n---\n")
-            return results, fine
+            return results, kills, fine
 
 
 def main(args):
     with tempfile.TemporaryDirectory() as folder:
-        text = f"{folder}/text.txt"
-        Path(text).write_text("the cat sat on the mat, and so on and so on.\n" * 100)
-        whole, killed = f"{folder}/whole", f"{folder}/killed"
+        text, whole, killed = (Path(folder, name) for name in ("text.txt", "whole", "killed"))
+        text.write_text(TEXT)
         reference = Session(args, text, whole)
-        results, fine = train_with_kills(args, text, killed)
+        results, kills, fine = train_with_kills(args, text, killed)
         in_peace = reference.wait()
         if not fine or any(code for code, _ in in_peace):
             print(*(output for _, output in in_peace), sep="\n---\n")
@@ -246,9 +229,7 @@ def main(args):
         print(f"{name}: {states[0].get(name)!s:.200} in peace, {states[1].get(name)!s:.200} with kills")
     if different:
         sys.exit(f"FAILED: {len(different)} of {len(states[0])} things differ")
-    print(
-        f"{args.kills} kills, {args.setting}: all {len(states[0])} variables, rows and results are bit for bit the same"
-    )
+    print(f"{kills} kills, {args.setting}: all {len(states[0])} variables, rows and results are bit for bit the same")
 
 
 if __name__ == "__main__":

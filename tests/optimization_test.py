@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import txl_tf
-from txl_tf.optimization import Adam, AdamW, make_schedule
+from txl_tf.training.optimization import Adam, AdamW, make_schedule
 
 # ---------------------------------------- schedule
 

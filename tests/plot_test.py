@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from conftest import SMALL, program
+from helpers import SMALL, program
 
-from txl_tf import runs
-from txl_tf.attention import create_mask
-from txl_tf.positions import inverse_frequencies, positional_embedding, relative_positions
-from txl_tf.vocabulary import Vocab
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.layers.attention import create_mask
+from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.runs.folder import RunFolder
 
 LETTERS = "abcdefghijklmnopqrstuv "  # n_token of SMALL
 
@@ -42,7 +42,7 @@ def run(tmp_path, small_lm):
     vocab.build()
     folder = tmp_path / "run"
     model = {**SMALL, "mem_len": 4}
-    runs.create_run(str(folder), {"data": {"by_character": True}, "model": model}, vocab, small_lm(), step=1)
+    RunFolder(folder).create({"by_character": True}, model, vocab, small_lm(), step=1)
     (folder / "log.csv").write_text(
         "epoch,bpc,grad_norm,learning_rate,loss,step,tokens_per_second,val_bpc,val_loss\n"
         "0,4.0,1.5,0.1,3.0,10,100.0,NA,NA\n1,3.0,1.0,0.2,2.0,20,100.0,3.5,2.5\n"
@@ -86,7 +86,7 @@ def test_probabilities_times_values_are_what_the_layer_computes(plot, small_lm, 
     rng = np.random.default_rng(0)
     tokens = tf.constant(rng.integers(0, 23, [batch, 5]), tf.int32)
     mems = [tf.constant(rng.normal(size=[batch, 19, 8]), tf.float32) for _ in range(2)]
-    probs = plot.attention_probs(network, tokens, mems, layer=1)
+    probs = network.attention_probs(tokens, mems, layer=1)
     np.testing.assert_allclose(tf.reduce_sum(probs, -1), np.ones([4, batch, 5]), rtol=1e-5)
     future = create_mask(5, 19, network.same_length).numpy() > 0
     assert not probs.numpy()[:, :, future].any() and (probs.numpy()[:, :, ~future] > 0).all()
@@ -108,7 +108,7 @@ def test_the_text_before_the_segment_is_the_memory_and_zeros_are_before_the_text
     mems = lm.initial_mems(1)
     for part in (ids[:3], ids[3:6], ids[6:9], ids[9:11]):
         _, mems = lm.network(part[None], mems)
-    expected = plot.attention_probs(lm.network, tf.constant(ids[None, 11:]), mems, 1)[:, 0]
+    expected = lm.network.attention_probs(tf.constant(ids[None, 11:]), mems, 1)[:, 0]
     got, n_key = plot.attention_of_text(lm, ids, tgt_len=3, layer=1)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
     assert n_key == 7 and plot.attention_of_text(lm, ids[:5], 3, 1)[1] == 5

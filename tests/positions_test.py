@@ -7,7 +7,7 @@ import pytest
 import reference_model
 import tensorflow as tf
 
-from txl_tf.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 
 
 def sinusoids_in_loops(positions, d_model):
@@ -35,7 +35,7 @@ def test_bsz_repeats_the_embedding_for_every_row():
 
 
 @pytest.mark.parametrize("bsz", [None, 3])
-def test_positional_embedding_is_the_documents_transposed(bsz):
+def test_positional_embedding_is_the_plain_port_s_transposed(bsz):
     pos_seq = tf.range(6.0, -1, -1.0)
     inv_freq = 1 / (10000 ** (tf.range(0, 8, 2.0) / 8))
     expected = reference_model.positional_embedding(pos_seq, inv_freq, bsz)

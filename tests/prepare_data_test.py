@@ -1,29 +1,19 @@
-"""Tests of `tools/prepare_data.py`, as a program."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""The program that prepares a corpus: flags of the original, flags of one's own text, errors."""
 
 import numpy as np
+from helpers import run_program, write_splits
 
-from txl_tf import corpus
-
-PROGRAM = Path(__file__).parents[1] / "tools" / "prepare_data.py"
+from txl_tf.data import corpus
 
 
 def run(*flags):
-    return subprocess.run([sys.executable, PROGRAM, *flags], capture_output=True, text=True)
-
-
-def write_splits(folder):
-    for split, text in (("train", "a b\na\n"), ("valid", "b\n"), ("test", "a\n")):
-        (folder / f"{split}.txt").write_text(text)
-    return folder
+    return run_program("tools/prepare_data.py", *flags)
 
 
 def test_the_originals_command_prepares_a_folder_and_then_finds_it_done(tmp_path):
+    folder = write_splits(tmp_path, "a b\na\n", "b\n", "a\n")
     flags = [
-        f"--data_dir={write_splits(tmp_path)}/", "--dataset=wt103", "--tgt_len=384", "--per_host_train_bsz=128",
+        f"--data_dir={folder}/", "--dataset=wt103", "--tgt_len=384", "--per_host_train_bsz=128",
         "--per_host_valid_bsz=128", "--num_core_per_host=16", "--num_passes=10", "--use_tpu=True",
     ]  # fmt: skip
     result = run(*flags)

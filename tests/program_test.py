@@ -1,11 +1,17 @@
-"""How a program ends, and which flags `values` takes."""
+"""The frame of all programs: flags out of `txl_tf.config`, their values, and how a program ends."""
 
+import dataclasses
+import logging
+import re
 import signal
 
 import pytest
 from absl import flags
+from helpers import run_program
 
-from txl_tf import program
+import train  # which defines its flags
+from tools import program
+from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TextConfig, TrainingConfig
 
 
 @pytest.fixture
@@ -53,12 +59,92 @@ def test_stray_arguments_are_refused_and_nothing_is_run(verbosity):
     assert called
 
 
-def test_values_are_those_of_the_flags_named_or_of_those_given(monkeypatch):
-    own = flags.FlagValues()
-    flags.DEFINE_integer("mem_len", 3, "", flag_values=own)
-    flags.DEFINE_list("cutoffs", None, "", flag_values=own)
-    flags.DEFINE_bool("greedy", False, "", flag_values=own)
-    own(["some.py", "--nogreedy"])
-    monkeypatch.setattr(flags, "FLAGS", own)
+def test_messages_of_the_library_go_to_the_standard_output(verbosity, capsys):
+    run(lambda: logging.getLogger("txl_tf").info("step %d", 3))
+    run(lambda: logging.getLogger("txl_tf").warning("damaged"))
+    assert capsys.readouterr() == ("step 3\ndamaged\n", "")
+
+
+# ----------------------------------------------------------------------------------------------------------- flags
+
+
+@pytest.fixture
+def own_flags():
+    """`flags.FLAGS` without what programs have defined."""
+    before = dict(vars(flags.FLAGS))
+    vars(flags.FLAGS).update(vars(flags.FlagValues()))
+    yield flags.FLAGS
+    vars(flags.FLAGS).update(before)
+
+
+def test_values_are_those_of_the_flags_named_or_of_those_given(own_flags):
+    flags.DEFINE_integer("mem_len", 3, "")
+    flags.DEFINE_list("cutoffs", None, "")
+    flags.DEFINE_bool("greedy", False, "")
+    own_flags(["some.py", "--nogreedy"])
     assert program.values("mem_len cutoffs greedy") == {"mem_len": 3, "cutoffs": None, "greedy": False}
     assert program.values("mem_len greedy", given_only=True) == {"greedy": False}
+
+
+def test_the_hyper_parameters_of_a_class_become_flags_and_values(own_flags):
+    flags.DEFINE_string("clip", "mine", "a flag that is there")
+    program.define_flags(OptimizerConfig, leave_out="ema warmup_steps", learning_rate=0.5)
+    own_flags(["some.py", "--optimizer=lamb", "--weight_decay=1e-2"])
+    assert program.values(OptimizerConfig) == {
+        "learning_rate": 0.5,
+        "clip": "mine",
+        "min_lr_ratio": 0.004,
+        "optimizer": "lamb",
+        "weight_decay": 0.01,
+    }
+    assert program.values(OptimizerConfig, given_only=True) == {"optimizer": "lamb", "weight_decay": 0.01}
+    own_flags.unparse_flags()
+    with pytest.raises(flags.IllegalFlagValueError, match="sgd.*adam.*adamw.*lamb"):
+        own_flags(["some.py", "--optimizer=sgd"])
+
+
+def test_lists_of_numbers_come_as_such(own_flags):
+    program.define_flags(TextConfig)
+    own_flags(["some.py", "--cutoffs=20000,40000", "--data_path=1,2"])
+    given = program.values(TextConfig, given_only=True)
+    assert given == {"cutoffs": [20000, 40000], "data_path": ["1", "2"]}
+    own_flags.unparse_flags()
+    with pytest.raises(flags.IllegalFlagValueError, match="cutoffs.*must be integers, as 20000,40000"):
+        own_flags(["some.py", "--cutoffs=20000,x"])
+
+
+# In the order in which train.py defines them: of two with one name, as tgt_len, the first counts.
+GROUPS = [TextConfig, TrainingConfig, EvaluationConfig, OptimizerConfig, ModelConfig, MachineConfig]
+WITHOUT_FLAG = {"num_shuffle", "n_token"}  # lm1b is prepared by tools/prepare_data.py; the text says the other
+
+
+def hyper_parameters():
+    fields = {}
+    for group in GROUPS:
+        for field in dataclasses.fields(group):
+            if field.name not in WITHOUT_FLAG and (group, field.name) != (TextConfig, "seed"):
+                fields.setdefault(field.name, field)
+    return fields
+
+
+def test_every_hyper_parameter_is_a_flag_of_train_with_its_help_default_and_choices():
+    assert len(hyper_parameters()) > 50
+    for name, field in hyper_parameters().items():
+        flag, help_text = train.FLAGS[name], field.metadata["help"]
+        choices = getattr(field.metadata["check"], "choices", None)
+        assert getattr(flag.parser, "enum_values", None) == choices, name
+        assert flag.help == (f"<{'|'.join(choices)}>: {help_text}" if choices else help_text), name
+        assert help_text.endswith((".", "...")), name
+        assert flag.default == field.metadata["flag"], name
+        kind = {"int": int, "float": float, "bool": bool}.get(field.type.split(" ")[0], str)
+        assert flag.default is None or isinstance(flag.default, kind), name
+
+
+def test_help_of_train_lists_every_hyper_parameter():
+    """As its own flags, which alone --help shows."""
+    shown = run_program("train.py", "--help").stdout
+    listed = set(re.findall(r"^  --(?:\[no\])?(\w+):", shown, re.MULTILINE))
+    assert listed >= {*hyper_parameters(), "model_dir", "data_dir", "do_train"}
+    assert not listed & WITHOUT_FLAG
+    for name, field in hyper_parameters().items():
+        assert " ".join(field.metadata["help"].split()) in " ".join(shown.split()), name

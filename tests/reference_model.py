@@ -1,6 +1,6 @@
-"""Transformer-XL as the documents' TensorFlow 1 code writes it: oracle of the tests and speed baseline.
+"""Transformer-XL as the original's TensorFlow 1 code writes it: oracle of the tests and speed baseline.
 
-Written from the documents, for reading next to them: the same functions, the same einsums, time-major
+A plain port, for reading next to the original's code: the same functions, the same einsums, time-major
 tensors, nothing cached, nothing fused. What TF1 hid in variable scopes is explicit here: functions take
 `weights`, a dict {variable name of the original: tf.Variable}, and `scope`, the prefix under which they find
 theirs. Nothing in this file knows about `txl_tf`. `reference_model_test.py` holds it to numbers computed by

@@ -1,21 +1,13 @@
-"""Holds the reference model to the numbers that the original program computed, and to itself."""
+"""Holds the plain port to the numbers that the original program computed, and to itself."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+import reference_model
 import tensorflow as tf
-
-from tests import reference_model
-from tests.reference_model import ReferenceModel
-
-CASES_DIR = Path(__file__).parents[2] / "shared" / "reference" / "model"
-CASES = ["char_tied", "wt103_base", "wt103_large", "lm1b", "eval_same_length"]
-
-needs_reference = pytest.mark.skipif(
-    not CASES_DIR.is_dir(), reason=f"the original program's reference values are not at {CASES_DIR}"
-)
+from helpers import CASES, GOLDENS
+from reference_model import ReferenceModel
 
 # Everything but the options of the embedding and the softmax.
 SMALL = dict(n_token=23, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12)
@@ -25,8 +17,8 @@ class Case:
     """One folder of reference values: the model it describes, the batches time-major, the golden numbers."""
 
     def __init__(self, name):
-        self.config = config = json.loads((CASES_DIR / name / "config.json").read_text())
-        with np.load(CASES_DIR / name / "golden.npz") as golden:
+        self.config = config = json.loads((GOLDENS / name / "config.json").read_text())
+        with np.load(GOLDENS / name / "golden.npz") as golden:
             self.golden = dict(golden)
         sizes = ["n_token", "n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner"]
         options = ["untie_r", "cutoffs", "div_val", "proj_same_dim", "same_length", "clamp_len"]
@@ -59,15 +51,13 @@ def fresh_case(case):
     return case
 
 
-@needs_reference
 def test_variables_are_the_original_s_in_its_order(case, request):
     assert list(case.model.weights) == list(case.arrays("var/"))
-    checkpoint = CASES_DIR / request.node.callspec.params["case"] / "model.ckpt-0"
+    checkpoint = GOLDENS / request.node.callspec.params["case"] / "model.ckpt-0"
     shapes = dict(tf.train.list_variables(str(checkpoint)))
     assert {name: list(variable.shape) for name, variable in case.model.weights.items()} == shapes
 
 
-@needs_reference
 def test_losses_and_memories_of_every_segment(fresh_case):
     model, golden = fresh_case.model, fresh_case.golden
     mems = model.initial_mems(fresh_case.config["batch"])
@@ -78,7 +68,6 @@ def test_losses_and_memories_of_every_segment(fresh_case):
             np.testing.assert_allclose(mem, expected, rtol=0, atol=1e-5)
 
 
-@needs_reference
 def test_gradients_of_the_last_segment(fresh_case):
     model, last = fresh_case.model, fresh_case.config["segments"] - 1
     with tf.GradientTape() as tape:
@@ -94,7 +83,6 @@ def test_gradients_of_the_last_segment(fresh_case):
     np.testing.assert_allclose(grad_norm, fresh_case.golden["grad_norm"], rtol=1e-5)
 
 
-@needs_reference
 def test_training_trajectory(fresh_case):
     model, golden, config = fresh_case.model, fresh_case.golden, fresh_case.config
     settings = ["learning_rate", "train_steps", "warmup_steps", "min_lr_ratio", "clip"]

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from configs_test import ROOT, bins_of
+from helpers import ROOT, bins_of
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-import train
+import train  # noqa: F401, which defines the flags
+from tools.program import values
 from txl_tf import TransformerXLLM, make_optimizer
-from txl_tf.corpus import get_bin_sizes
+from txl_tf.config import ModelConfig, OptimizerConfig
+from txl_tf.data.batches import choose_bin_capacities
 
 # On how many GPUs or TPU cores the original's scripts train them.
 REPLICAS = {
@@ -34,10 +36,10 @@ def values_of(name):
     """`(arguments of the model, tgt_len, rows of a replica, arguments of the optimizer)` of a configuration."""
     flags.FLAGS.unparse_flags()
     flags.FLAGS(["train.py", f"--flagfile={ROOT}/configs/{name}.cfg"])
-    values = flags.FLAGS.flag_values_dict()
-    model, optimizer = train.values(train.MODEL), train.values(f"{train.OPTIMIZER} train_steps")
+    model, optimizer = values(ModelConfig), {**values(OptimizerConfig), **values("train_steps")}
+    tgt_len, rows = values("tgt_len train_batch_size").values()
     flags.FLAGS.unparse_flags()
-    return {**bins_of(name), **model}, values["tgt_len"], values["train_batch_size"] // REPLICAS[name], optimizer
+    return {**model, **bins_of(name)}, tgt_len, rows // REPLICAS[name], optimizer
 
 
 def zipf_text(n, n_token):
@@ -56,17 +58,18 @@ def without_memory():
 
 
 def trace(name, **changes):
-    """The graph of the configuration's training step, its model and its bins' capacities."""
+    """The graph of the configuration's training step, its model and the capacities of its bins."""
     model, tgt_len, rows, optimizer = values_of(name)
-    bin_sizes = get_bin_sizes(zipf_text(16 * rows * tgt_len, model["n_token"]), rows, tgt_len, model["cutoffs"])
+    text = zipf_text(16 * rows * tgt_len, model["n_token"])
+    bin_capacities = choose_bin_capacities(text, rows, tgt_len, model["cutoffs"])
     with without_memory():
         lm = TransformerXLLM(**{**model, **changes})
-        lm.compile(make_optimizer(**optimizer), bin_sizes=bin_sizes)
+        lm.compile(make_optimizer(**optimizer), static_shapes=True, bin_capacities=bin_capacities)
         lm.optimizer.build(lm.trainable_variables)
     ids = tf.TensorSpec([rows, tgt_len], tf.int32)
     mems = [tf.TensorSpec([rows, model["mem_len"], model["d_model"]]) for _ in lm.network.decoder_layers]
     step = tf.function(lm.train_step, autograph=False).get_concrete_function((ids, ids), mems)
-    return step.graph, lm, bin_sizes
+    return step.graph, lm, bin_capacities
 
 
 def of_unknown_shape(graph):
@@ -92,15 +95,15 @@ def floats_of_ids(graph):
 
 
 def check(name, **changes):
-    graph, lm, bin_sizes = trace(name, **changes)
+    graph, lm, bin_capacities = trace(name, **changes)
     assert not of_unknown_shape(graph)
     assert floats_of_ids(graph) <= LOOKUPS
     shapes = {tuple(tensor.shape) for op in graph.get_operations() for tensor in op.outputs if op.type == "MatMul"}
-    assert set(zip(bin_sizes, lm.softmax.bin_sizes[1:], strict=True)) <= shapes  # the logits of every bin
+    assert set(zip(bin_capacities, lm.softmax.bin_sizes[1:], strict=True)) <= shapes  # the logits of every bin
     types = [op.type for op in graph.get_operations()]
     assert types.count("ResourceApplyAdam") == len(lm.trainable_variables)  # the whole step: Adam's update
     assert not any(tf.raw_ops.VarIsInitializedOp(resource=variable.value.handle) for variable in lm.weights)
-    return len(types), bin_sizes
+    return len(types), bin_capacities
 
 
 @pytest.mark.parametrize("name", REPLICAS)
@@ -112,9 +115,10 @@ def test_a_step_compiled_as_a_whole_trains_to_the_same_weights(small_lm, small_b
     options = {"cutoffs": [6, 14], "div_val": 2, "dropout": 0.1, "dropatt": 0.1, "n_layer": 1}
     batches = list(zip(*small_batches(n=5, batch=3, tgt_len=6), strict=True))
     static, dynamic = small_lm(**options), small_lm(**options)
-    for lm, bin_sizes in ((static, [12, 12]), (dynamic, None)):
+    for lm in (static, dynamic):
         lm.network.seed = 3  # of dropout; that of `small_lm` is of the weights
-        lm.compile(make_optimizer(3e-3, train_steps=10), bin_sizes=bin_sizes)
+        shapes = {"static_shapes": True, "bin_capacities": [12, 12]} if lm is static else {}
+        lm.compile(make_optimizer(3e-3, train_steps=10), **shapes)
         lm.optimizer.build(lm.trainable_variables)
         step, mems = tf.function(lm.train_step, jit_compile=lm is static), lm.initial_mems(3)
         for batch in batches:
@@ -133,5 +137,5 @@ if __name__ == "__main__":
         start = time.perf_counter()
         count, capacities = check(name)
         seconds = time.perf_counter() - start
-        print(f"{name}: all {count} operations have static shapes, bin sizes {capacities}, {seconds:.0f} s", flush=True)
+        print(f"{name}: {count} operations, all of static shapes; capacities {capacities}; {seconds:.0f} s", flush=True)
         keras.backend.clear_session()

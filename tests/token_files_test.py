@@ -1,9 +1,9 @@
-"""Tests of `txl_tf.token_files`."""
+"""Token files: what is written is what is read, whole or in slices, and no damaged file is read."""
 
 import numpy as np
 import pytest
 
-from txl_tf import token_files
+from txl_tf.data import token_files
 
 
 def write_tokens(path, pieces, n_symbols=300):

@@ -1,14 +1,12 @@
-"""Tests of `txl_tf.vocabulary`."""
+"""Vocabularies: from text to symbols, ids, text and files."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from txl_tf import vocabulary
-
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "pretrained_word"
+from txl_tf.config import LEVELS
+from txl_tf.data import vocabulary
 
 
 def make_vocab(text, **config):
@@ -107,7 +105,7 @@ def test_count_tells_how_many_ids_there_will_be(config, n):
     assert len(vocab.encode(texts)) == n
 
 
-@pytest.mark.parametrize("level", vocabulary.LEVELS)
+@pytest.mark.parametrize("level", LEVELS)
 def test_a_list_of_texts_is_encoded_as_one(level):
     lines = ["a b\n", "\n", "c é\n"]
     vocab = make_vocab(lines, level=level)
@@ -200,9 +198,8 @@ def test_a_word_list_loads_as_it_is(tmp_path):
     assert vocabulary.Vocab.load(path).symbols == ["<S>", "\\text", "c:\\new", "é"]
 
 
-@pytest.mark.skipif(not REFERENCE.exists(), reason=f"the reference files are not here: {REFERENCE}")
-def test_the_word_list_of_a_published_model_loads_as_it_is():
-    vocab = vocabulary.Vocab.load(REFERENCE / "vocab.txt", eos="<eos>", unk="<unk>")
+def test_the_word_list_of_a_published_model_loads_as_it_is(reference):
+    vocab = vocabulary.Vocab.load(reference / "pretrained_word" / "vocab.txt", eos="<eos>", unk="<unk>")
     assert len(vocab) == 13777
     assert vocab.symbols[:4] == ["<eos>", "the", "<unk>", ","]
     assert vocab.encode("the , qwertyuiop\n").tolist() == [1, 3, 2, 0]

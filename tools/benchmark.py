@@ -1,29 +1,33 @@
-"""Speed of all that this library does, side by side with the port of the original, tests/reference_model.py.
+"""Speed of everything this library does, side by side with a plain port of the original, tests/reference_model.py.
 
     python tools/benchmark.py --json=figures.json               # the published figures, ten minutes
     python tools/benchmark.py --quick                           # small shapes and few turns, under three minutes
     python tools/benchmark.py --mode=training --tgt_len=64 --mem_len=64
     python tools/benchmark.py --mode=softmax_wt103,softmax_lm1b # large vocabularies, which need 6 GB of memory
+    python tools/benchmark.py --against=../older                # this checkout and another one
     python tools/benchmark.py --scaling --json=scaling.json     # how the cost grows, ten minutes; needs 8 GB
 
-Contestants take turns, so that what else the machine does falls on all of them. Tables give medians over the turns,
-quartiles, and the median of the ratio to the reference in the same turn. Every mode has a shape of its own, see
-`SHAPES`, which flags change; that of the evaluation is enwik8's published one.
+Contestants take turns, so that whatever else the machine does slows all of them alike. Each is a process of its own.
+Tables give the median over the turns, quartiles, and the same of the ratio to the first contestant in the same turn;
+above 1 is better. Every mode has a shape, see `SHAPES` in tools/contestants.py; flags change it.
 
-    training, training_words,          tokens/s, all contestants in one process; a turn is as many steps as fill
-    evaluation, generation             `--seconds`, at least one. With words: 33,278, in three bins
+    training, training_words,          tokens/s; a turn is as many steps as fill `--seconds`, at least one. With words:
+    evaluation, generation             33,278, in three bins. The evaluation has the published shape of enwik8
     preparation                        words/s from a text like WikiText-103's to token files
-    export                             a SavedModel written and loaded without this library; a token by its `next`
-    startup                            seconds from the command to the end of the first training step, stage by stage
+    export                             a SavedModel written and loaded without this library; a step is a token by `next`
+    startup                            seconds from the command to the end of the first training step of train.py
     softmax_wt103, softmax_lm1b        training of one layer with the vocabularies of WikiText-103 and of lm1b
 
-From the preparation on, a turn is a process of its own. `of peak` is what training would take if it were nothing but
-its matrix products, at the speed of a large one, over what it takes. `peak MB` is the largest resident memory of a
-process that does nothing else, TensorFlow included. `--scaling` has two layers unless `--n_layer` says otherwise.
+From the preparation on, every turn is a new process. `of peak` is the time of the matrix products of training, at the
+speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process, TensorFlow
+included. `--against` has no preparation and no export; both checkouts have processes of their own, so that the other
+may be of any age. `--scaling` has two layers unless `--n_layer` says otherwise.
 """
 
+import contextlib
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -35,26 +39,14 @@ from absl import flags, logging
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import keras
 import numpy as np
 import tensorflow as tf
-from txl_tf.program import run
 
-from tools.contestants import (
-    REFERENCE,
-    SHAPES,
-    frequencies,
-    going_on,
-    make_contestants,
-    model_arguments,
-    tokens_of_step,
-    training_operations,
-    work_of,
-)
-from tools.processes import IMPORTS, WORK, alone, seconds_of, watch
+from tools import contestants, processes
+from tools.contestants import REFERENCE, SHAPES
+from tools.program import FLAGS, run
 
-DEFAULT_MODES = [mode for mode in SHAPES if not mode.startswith("softmax")]
-QUICK = {"n_layer": 2, "megabytes": 2}
+LASTING = ("training", "training_words", "evaluation", "generation")  # a contestant's process lasts for all its turns
 SCALING = {
     "training": {
         "tgt_len": [32, 64, 128, 256], "mem_len": [0, 128, 256, 512], "batch_size": [2, 4, 8, 16],
@@ -64,166 +56,155 @@ SCALING = {
     "generation": {"mem_len": [400, 800, 1600, 3200]},
 }  # fmt: skip
 CUTOFFS = {33278: [2000, 10000], 267735: [20000, 40000, 200000]}  # of the vocabularies in SCALING
+COLUMNS = {  # of the tables: heading and format
+    "tokens_per_second": ("tokens/s", "{:,.0f}"), "words_per_second": ("words/s", "{:,.0f}"),
+    "seconds": ("first step after", "{:.2f} s"), "quartiles": ("quartiles", None),
+    "ratio": ("ratio", "{:.3f}"), "ratio_quartiles": ("quartiles", "{:.2f}"),
+    "milliseconds_per_step": ("step", "{:,.1f} ms"), "first_request_seconds": ("first", "{:.1f} s"),
+    "export_seconds": ("export", "{:.1f} s"), "megabytes": ("on disk", "{:.0f} MB"),
+    "load_seconds": ("load", "{:.1f} s"), "build_seconds": ("build", "{:.1f} s"),
+    "first_step_seconds": ("first step", "{:.1f} s"), "command_seconds": ("ended after", "{:.2f} s"),
+    "share_of_peak": ("of peak", "{:.0%}"), "peak_memory_mb": ("peak MB", "{:,.0f}"),
+}  # fmt: skip
 
-FLAGS = flags.FLAGS
-
-
-def define_flags():
-    """Not on import: the programs have flags of the same names, and the tests import both."""
-    flags.DEFINE_list("mode", None, f"What to measure, of {', '.join(SHAPES)}; default: all before softmax_wt103.")
-    for name in "n_layer d_model n_head d_head d_inner tgt_len mem_len batch_size n_token div_val".split():
-        flags.DEFINE_integer(name, None, "Of the shape. In generation, tgt_len is the length of the text.")
-    for name in ("dropout", "dropatt"):
-        flags.DEFINE_float(name, None, "Of the shape, in training.")
-    flags.DEFINE_list("cutoffs", None, "Of the shape.")
-    flags.DEFINE_float("megabytes", None, "Of the text that is prepared.")
-    flags.DEFINE_integer("rounds", None, "Turns of each contestant; default: 9, and 3 of processes and with --scaling.")
-    flags.DEFINE_float("seconds", None, "Shortest length of a turn; default: 1, with --scaling 0.3.")
-    flags.DEFINE_bool("quick", False, "2 layers, texts of 2 MB, 2 turns of 0.2 s, 1 of processes.")
-    flags.DEFINE_bool("scaling", False, "Measure how the cost grows with each argument, and with the text's length.")
-    flags.DEFINE_integer("inter_op_threads", None, "Operations that TensorFlow runs at a time; its default: all cores.")
-    flags.DEFINE_bool("jit", False, "Measure training with XLA, too.")
-    flags.DEFINE_string("json", None, "File to write the figures to.")
-
-
-# ------------------------------------------------------------------------------------------------------- measuring
-
-
-def measure(steps, rounds, seconds):
-    """`({name: array [rounds]}, {name: float})`: seconds of a step in every turn, and until the first was over."""
-    first, taken = {}, {name: [] for name in steps}
-    for name, step in steps.items():
-        first[name] = seconds_of(step, 0)
-        step()
-    for _ in range(rounds):
-        for name, step in steps.items():
-            taken[name].append(seconds_of(step, seconds))
-    return {name: np.array(times) for name, times in taken.items()}, first
+flags.DEFINE_list("mode", None, f"What to measure, of {', '.join(SHAPES)}; default: all before softmax_wt103.")
+_DEFINE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, list: flags.DEFINE_list}
+for _name, _value in SHAPES["startup"].items():
+    _DEFINE[type(_value)](_name, None, "Of the shape; in generation, tgt_len is the length of the text.")
+flags.DEFINE_integer("rounds", None, "Turns of each contestant; default: 9, and 3 of new processes and with --scaling.")
+flags.DEFINE_float("seconds", None, "Shortest length of a turn; default: 1, with --scaling 0.3.")
+flags.DEFINE_bool("quick", False, "2 layers, texts of 2 MB, 2 turns of 0.2 s, 1 of new processes.")
+flags.DEFINE_bool("scaling", False, "Measure how the cost grows with each argument, and with the text's length.")
+flags.DEFINE_string("against", None, "Folder of another checkout, to compare this one with instead of the reference.")
+flags.DEFINE_integer("inter_op_threads", None, "Operations that TensorFlow runs at a time; its default: all cores.")
+flags.DEFINE_bool("jit", False, "Measure training with XLA, too.")
+flags.DEFINE_string("json", None, "File to write the figures to.")
 
 
-def matmul_peak(dtype, size=2048):
-    """Floating-point operations a second of a large matrix product, the best of ten."""
-    x = tf.cast(tf.random.normal([size, size]), dtype)
-    product = tf.function(lambda x: tf.matmul(x, x)[0, 0])
-    return 2 * size**3 / measure({"": lambda: product(x).numpy()}, rounds=10, seconds=0)[0][""].min()
+# ------------------------------------------------------------------------------------------------ turns and tables
 
 
-def processor():
-    """Its name, and what it computes bfloat16 with."""
-    lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
-    known = {key.strip(): value.strip() for key, value in lines}
-    units = [unit for unit in ("amx_bf16", "avx512_bf16") if unit in known.get("flags", "").split()]
-    return f"{known.get('model name', 'unknown processor')} ({', '.join(units) or 'no unit for bfloat16'})"
-
-
-def measure_processes(processes, rounds):
+def take_turns(turns, rounds):
     """`{name: {figure: list over the rounds}}` of functions that return dicts of figures."""
-    figures = {name: [] for name in processes}
+    figures = {name: [] for name in turns}
     for _ in range(rounds):
-        for name, process in processes.items():
-            figures[name].append(process())
-    return {name: {key: [turn[key] for turn in turns] for key in turns[0]} for name, turns in figures.items()}
-
-
-def row_of(mode, name, figure, values, reference):
-    """A row of the results: median, quartiles and ratio of a figure; a ratio above 1 is better than the reference.
-
-    Args:
-        figure: its name. More is better, but for seconds.
-        values, reference: array `[rounds]`, of the contestant and of the reference.
-    """
-    values, reference = np.array(values), np.array(reference)
-    low, median, high = np.percentile(values, [25, 50, 75]).tolist()
-    ratio = np.median(reference / values if figure == "seconds" else values / reference).item()
-    return {"mode": mode, "contestant": name, figure: median, "quartiles": [low, high], "ratio": ratio}
+        for name, turn in turns.items():
+            figures[name].append(turn())
+    return {name: {key: [turn[key] for turn in found] for key in found[0]} for name, found in figures.items()}
 
 
 def rows_of(mode, figure, measured):
-    """As `row_of`, for each of what `measure_processes` gives, with the medians of its other figures."""
-    reference = next(iter(measured.values()))[figure]
-    return [
-        {key: statistics.median(values) for key, values in figures.items() if isinstance(values[0], (int, float))}
-        | row_of(mode, name, figure, figures[figure], reference)
-        for name, figures in measured.items()
-    ]
+    """Rows of the results, one for each contestant in what `take_turns` found.
+
+    A row has the medians of all figures, but the largest peak memory. Of `figure` it also has the quartiles, and median
+    and quartiles of the ratio to the first contestant in the same turn. More of `figure` is better, but for seconds.
+    """
+    first, rows = np.array(next(iter(measured.values()))[figure]), []
+    for name, figures in measured.items():
+        values = np.array(figures[figure])
+        ratios = first / values if figure == "seconds" else values / first
+        row = {"mode": mode, "contestant": name}
+        row |= {key: (max if "peak" in key else statistics.median)(some) for key, some in figures.items()}
+        row |= {"quartiles": np.percentile(values, [25, 75]).tolist(), "ratio": np.median(ratios).item()}
+        rows.append(row | {"ratio_quartiles": np.percentile(ratios, [25, 75]).tolist()})
+    return rows
 
 
-def print_table(heading, rows, columns):
-    """Prints rows, of which `columns` are `{key: (heading, format)}`; the heading says what they are."""
-    lines = [["contestant", *(title for title, _ in columns.values())]]
-    for row in rows:
-        cells = {**row, "quartiles": " - ".join(columns["quartiles"][1].format(value) for value in row["quartiles"])}
-        formats = {key: "{}" if key == "quartiles" else form for key, (_, form) in columns.items()}
-        lines.append([row["contestant"], *(form.format(cells[key]) for key, form in formats.items())])
+def print_table(heading, rows):
+    """Prints rows, in those of COLUMNS that they have."""
+    keys = [key for key in COLUMNS if any(key in row for row in rows)]
+
+    def cell(row, key):
+        values = row.get(key, [])
+        form = COLUMNS[key][1] or COLUMNS[keys[0]][1]
+        return " - ".join(form.format(value) for value in (values if isinstance(values, list) else [values]))
+
+    lines = [["contestant", *(COLUMNS[key][0] for key in keys)]]
+    lines += [[row["contestant"], *(cell(row, key) for key in keys)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print(f"\n{heading}")
     for name, *cells in lines:
-        padded = [f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True)]
+        padded = [f"{text:>{width}}" for text, width in zip(cells, widths[1:], strict=True)]
         print("  ".join([f"  {name:{widths[0]}}", *padded]), flush=True)
 
 
-def said(shape):
+def describe(shape):
     """A shape in words, without what is off."""
     return ", ".join(f"{name} {value}" for name, value in shape.items() if value not in (False, -1, []))
-
-
-RATIO = {"ratio": ("ratio", "{:.2f}")}
-MEMORY = {"peak_memory_mb": ("peak MB", "{:,.0f}")}
-
-
-def speed(unit):
-    return {f"{unit}_per_second": (f"{unit}/s", "{:,.0f}"), "quartiles": ("quartiles", "{:,.0f}"), **RATIO}
 
 
 # ----------------------------------------------------------------------------------------------------------- modes
 
 
-def compare(mode, shape, contestants, rounds, seconds, peaks, memory_of):
-    """Measures the contestants of one process, prints their table and returns its rows as dicts."""
-    taken, first = measure({name: make(shape) for name, make in contestants.items()}, rounds, seconds)
-    rates = {name: tokens_of_step(mode, name, shape) / times for name, times in taken.items()}
+def compare(mode, shape, rounds, seconds, peaks):
+    """Measures a mode, prints its table and returns its rows."""
+    figure = {"preparation": "words_per_second", "startup": "seconds"}.get(mode, "tokens_per_second")
     rows = []
-    for name, rate in rates.items():
-        row = row_of(mode, name, "tokens_per_second", rate, rates[REFERENCE])
-        row["first_step_seconds"] = first[name]
-        if work_of(mode) == "training":
-            peak = peaks[name.split()[1]]
-            row["share_of_peak"] = float(training_operations(shape) / np.median(taken[name]) / peak)
-            row["peak_memory_mb"] = memory_of(name)
-        rows.append(row)
-    columns = {**speed("tokens"), "first_step_seconds": ("first step", "{:.1f} s")}
-    if work_of(mode) == "training":
-        columns |= {"share_of_peak": ("of peak", "{:.0%}"), **MEMORY}
-    print_table(f"{mode}: {said(shape)}", rows, columns)
+    for group in groups_of(mode):
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            write_texts(mode, shape, folder)
+            turns = {name: start(mode, *which, shape, seconds, folder, stack) for name, which in group.items()}
+            rows += rows_of(mode, figure, take_turns(turns, rounds))
+    for row in rows if contestants.is_training(mode) else ():
+        rate = contestants.training_operations(shape) / row["milliseconds_per_step"] * 1000
+        row["share_of_peak"] = rate / peaks[row["contestant"].split()[1]]
+    print_table(f"{mode}: {describe(shape)}", rows)
+    if mode == "startup":
+        rows[-1]["imports"] = imports = processes.import_seconds()
+        parts = ", ".join(f"{name} {taken:.2f} s" for name, taken in imports.items())
+        print(f"  imports by -X importtime, each with those it makes: {parts}", flush=True)
     return rows
 
 
-def compare_softmax(mode, shape, rounds, seconds, peaks):
-    """As `compare`, of the training with a large vocabulary, a process for each turn."""
-    processes = {
-        name: lambda name=name: alone("train", mode=mode, name=name, shape=shape, seconds=seconds)
-        for name in make_contestants(mode)
+def groups_of(mode):
+    """Contestants to compare with the first of their group: list of `{name in the table: (name, checkout)}`."""
+    special = {
+        "preparation": ["reference", "txl_tf"],
+        "export": [REFERENCE, "txl_tf float32", "txl_tf bfloat16 weights"],
+        "startup": [REFERENCE, "txl_tf float32"],
     }
-    rows = rows_of(mode, "tokens_per_second", measure_processes(processes, rounds))
-    for row in rows:
-        row["share_of_peak"] = (
-            training_operations(shape) / row["seconds_per_step"] / peaks[row["contestant"].split()[1]]
-        )
-    columns = {**speed("tokens"), "seconds_per_step": ("step", "{:.2f} s"), "build_seconds": ("build", "{:.1f} s")}
-    columns |= {"first_step_seconds": ("first step", "{:.1f} s"), "share_of_peak": ("of peak", "{:.0%}"), **MEMORY}
-    print_table(f"{mode}: {said(shape)}", rows, columns)
-    return rows
+    names = special.get(mode) or list(contestants.make_contestants(mode, FLAGS.jit))
+    if not FLAGS.against:
+        return [{name: (name, processes.ROOT) for name in names}]
+    checkouts = {"other": os.path.abspath(FLAGS.against), "this": processes.ROOT}
+    library = [name for name in names if name != REFERENCE]
+    return [{name.replace("txl_tf", side): (name, path) for side, path in checkouts.items()} for name in library]
 
 
-def compare_preparation(shape, rounds):
-    with tempfile.TemporaryDirectory() as folder:
+def start(mode, name, checkout, shape, seconds, folder, stack):
+    """Starts a contestant, which `stack` ends; returns the function of its turns, which returns a dict of figures."""
+    contestant = {"mode": mode, "name": name, "shape": shape, "jit": FLAGS.jit}
+    if mode in LASTING:
+        process = stack.enter_context(processes.Process(checkout))
+        first = process.call("begin", **contestant)
+        return lambda: first | process.call("turn", seconds=seconds)
+    if mode == "preparation":
+        return lambda: processes.alone("prepare", name=name, folder=folder)
+    if mode == "startup":
+        watch = processes.watch_reference if name == REFERENCE else processes.watch
+        return lambda: watch(shape, os.path.join(folder, "train.txt"), checkout)
+
+    def export():
+        with tempfile.TemporaryDirectory() as parent, processes.Process() as process:
+            directory = os.path.join(parent, "1")
+            figures = processes.alone("export", name=name, shape=shape, directory=directory)
+            figures |= process.call("load", directory=directory)
+            return figures | process.call("turn", seconds=seconds, least=3)
+
+    def train_anew():
+        with processes.Process(checkout) as process:
+            return process.call("begin", **contestant) | process.call("turn", seconds=seconds, least=2)
+
+    return export if mode == "export" else train_anew
+
+
+def write_texts(mode, shape, folder):
+    """What the preparation and train.py read: train.txt, valid.txt and test.txt."""
+    if "megabytes" in shape:
+        n_token = 5000 if mode == "startup" else shape["n_token"]
         for split, megabytes in (("train", shape["megabytes"]), ("valid", 0.2), ("test", 0.2)):
-            write_text(os.path.join(folder, f"{split}.txt"), shape["n_token"], megabytes)
-        names = ("reference", "txl_tf")
-        processes = {name: lambda name=name: alone("prepare", name=name, folder=folder) for name in names}
-        rows = rows_of("preparation", "words_per_second", measure_processes(processes, rounds))
-    print_table(f"preparation: {said(shape)}", rows, {**speed("words"), **MEMORY})
-    return rows
+            write_text(os.path.join(folder, f"{split}.txt"), n_token, megabytes)
 
 
 def write_text(path, n_token, megabytes):
@@ -236,7 +217,7 @@ def write_text(path, n_token, megabytes):
     letters = np.array(list("etaoinshrdlu"))
     words = ["".join(letters[[int(digit, 12) for digit in np.base_repr(i, 12)]]) for i in range(n_token)]
     words[2] = "<unk>"
-    total = np.cumsum(frequencies(n_token))
+    total = np.cumsum(contestants.frequencies(n_token))
     headings = [" = " + " ".join(words[i] for i in rng.integers(n_token, size=3)) + " = \n" for _ in range(100)]
     written, before = 0, []
     with open(path, "w") as file:
@@ -252,109 +233,66 @@ def write_text(path, n_token, megabytes):
             written += file.write(line)
 
 
-def compare_export(shape, rounds, seconds):
-    def process(name):
-        with tempfile.TemporaryDirectory() as folder:
-            directory = os.path.join(folder, "1")
-            figures = alone("export", name=name, shape=shape, directory=directory)
-            return {**figures, **alone("load", directory=directory, seconds=seconds)}
-
-    names = (REFERENCE, "txl_tf float32", "txl_tf bfloat16 weights")
-    processes = {name: lambda name=name: process(name) for name in names}
-    rows = rows_of("export", "tokens_per_second", measure_processes(processes, rounds))
-    columns = {**speed("tokens"), "milliseconds_per_token": ("a token", "{:.1f} ms")}
-    columns |= {"first_request_seconds": ("first", "{:.1f} s"), "export_seconds": ("export", "{:.1f} s")}
-    columns |= {"megabytes": ("on disk", "{:.0f} MB"), "load_seconds": ("load", "{:.1f} s")}
-    print_table(f"export: {said(shape)}", rows, columns)
-    return rows
-
-
-def compare_startup(shape, rounds):
-    with tempfile.TemporaryDirectory() as folder:
-        text = os.path.join(folder, "text.txt")
-        write_text(text, n_token=5000, megabytes=shape["megabytes"])
-        model = model_arguments(shape)
-        processes = {
-            name: lambda name=name: alone("start", name=name, shape=shape, model=model, text=text)
-            for name in (REFERENCE, "txl_tf float32")
-        }
-        processes["train.py"] = lambda: watch(shape, text)
-        measured = measure_processes(processes, rounds)
-    command = measured.pop("train.py")
-    rows = rows_of("startup", "seconds", measured)
-    for row in rows:
-        turns = measured[row["contestant"]]["stages"]
-        row["stages"] = {stage: statistics.median(turn[stage] for turn in turns) for stage in (*IMPORTS, *WORK)}
-    columns = {"seconds": ("first step after", "{:.1f} s"), "quartiles": ("quartiles", "{:.1f}"), **RATIO}
-    print_table(f"startup: {said(shape)}", rows, columns)
-    for stage in (*IMPORTS, *WORK):
-        print(f"    {stage:24}" + "".join(f"{row['stages'][stage]:>10.2f} s" for row in rows))
-    rows[-1] |= {key: statistics.median(values) for key, values in command.items()}
-    print(
-        "  python train.py --train_steps=1, as it is: the step's line after {step_seconds:.1f} s, the last line after "
-        "{last_line_seconds:.1f} s, ended after {command_seconds:.1f} s".format(**rows[-1]),
-        flush=True,
-    )
-    return rows
-
-
 # --------------------------------------------------------------------------------------------------------- scaling
 
 
-def scale(mode, shape, contestants, rounds, seconds):
-    """As `compare`, of the cost of a token at several values of each argument; those of a contestant take turns."""
+def measure(steps, rounds, seconds):
+    """Seconds of a step, array `[rounds, steps]`; the steps take turns in this process."""
+    for step in steps:
+        step()
+        step()
+    return np.array([[processes.seconds_of(step, seconds) for step in steps] for _ in range(rounds)])
+
+
+def scale(mode, shape, makers, rounds, seconds):
+    """Measures and prints the cost of a token at several values of each argument; returns rows."""
     rows = []
     for argument, values in SCALING[mode].items():
         print_scale(mode, shape, argument, values)
-        if argument == "replicas":
-            rows += scale_replicas(shape, values, list(contestants)[1:], rounds, seconds)
-            continue
-        for name, make in contestants.items():
+        for name, make in makers.items():
+            if argument == "replicas":
+                if name != REFERENCE:
+                    rows += costs_of(mode, name, argument, values, replica_costs(name, shape, values, rounds, seconds))
+                continue
             shapes = [{**shape, argument: value} for value in values]
             if argument == "n_token":
                 shapes = [{**some, "cutoffs": CUTOFFS.get(some["n_token"], [])} for some in shapes]
-            taken, _ = measure({i: make(some) for i, some in enumerate(shapes)}, rounds, seconds)
-            costs = [np.median(taken[i]) / tokens_of_step(mode, name, some) for i, some in enumerate(shapes)]
+            taken = np.median(measure([make(some) for some in shapes], rounds, seconds), 0)
+            costs = taken / [contestants.tokens_of_step(mode, name, some) for some in shapes]
             rows += costs_of(mode, name, argument, values, costs)
     return rows
 
 
-def scale_replicas(shape, values, names, rounds, seconds):
-    """The same of replicas on this machine's cores, by `fit`, in processes of their own."""
-    rows = []
-    for name in names:
-        processes = {
-            n: lambda n=n, name=name: alone("train_replicas", name=name, shape=shape, replicas=n, seconds=seconds)
-            for n in values
-        }
-        measured = measure_processes(processes, 1 if rounds < 3 else 2)
-        costs = [1 / statistics.median(measured[n]["tokens_per_second"]) for n in values]
-        rows += costs_of("training", name, "replicas", values, costs)
-    return rows
+def replica_costs(name, shape, values, rounds, seconds):
+    """Seconds a token with replicas on this machine's cores, by `fit`, in processes of their own."""
+    arguments = {"name": name, "shape": shape, "seconds": seconds}
+    turns = {n: lambda n=n: processes.alone("train_replicas", replicas=n, **arguments) for n in values}
+    measured = take_turns(turns, 1 if rounds < 3 else 2)
+    return [1 / statistics.median(measured[n]["tokens_per_second"]) for n in values]
 
 
-def scale_length(mode, shape, contestants, turns):
+def scale_length(mode, shape, makers, turns):
     """As `scale`, of the cost of a token after 1, 2, 4, ... segments of one text, but for the reference."""
     counts = [2**i for i in range(turns.bit_length())]
     values = [count * shape["tgt_len"] for count in counts]
     print_scale(mode, shape, "tokens_before", values)
     rows = []
-    for name in list(contestants)[1:]:
+    for name in list(makers)[1:]:
         dtype = "mixed_bfloat16" if "bfloat16" in name else "float32"
-        step = going_on(shape, dtype) if mode == "generation" else contestants[name](shape)
-        seconds = measure({name: step}, turns, seconds=0)[0][name] / tokens_of_step(mode, name, shape)
+        step = contestants.continuing_step(shape, dtype) if mode == "generation" else makers[name](shape)
+        seconds = measure([step], turns, seconds=0)[:, 0] / contestants.tokens_of_step(mode, name, shape)
         rows += costs_of(mode, name, "tokens_before", values, [np.median(seconds[n // 2 : 3 * n // 2]) for n in counts])
     return rows
 
 
 def print_scale(mode, shape, argument, values):
     others = {name: value for name, value in shape.items() if name != argument}
-    print(f"\n{mode}: {said(others)}")
+    print(f"\n{mode}: {describe(others)}")
     print(f"  {f'us a token, by {argument}':32}" + "".join(f"{value:>10,}" for value in values))
 
 
 def costs_of(mode, name, argument, values, costs):
-    """Prints a contestant's line of the table, and returns it as dicts."""
+    """Prints a contestant's line of the table, and returns it as rows."""
     print(f"  {name:32}" + "".join(f"{cost * 1e6:>10,.0f}" for cost in costs), flush=True)
     common = {"mode": mode, "contestant": name, "argument": argument}
     pairs = zip(values, costs, strict=True)
@@ -364,13 +302,28 @@ def costs_of(mode, name, argument, values, costs):
 # --------------------------------------------------------------------------------------------------------- program
 
 
+def processor():
+    """Its name, and what it computes bfloat16 with."""
+    text = Path("/proc/cpuinfo").read_text()
+    units = [unit for unit in ("amx_bf16", "avx512_bf16") if unit in text.split()]
+    name = re.search(r"model name\s*: (.*)", text)
+    return f"{name.group(1) if name else 'unknown processor'} ({', '.join(units) or 'no unit for bfloat16'})"
+
+
+def matmul_peak(dtype, size=2048):
+    """Floating-point operations a second of a large matrix product, the best of ten."""
+    x = tf.cast(tf.random.normal([size, size]), dtype)
+    product = tf.function(lambda x: tf.matmul(x, x)[0, 0])
+    return 2 * size**3 / measure([lambda: product(x).numpy()], rounds=10, seconds=0).min()
+
+
 def shape_of(mode):
     """The mode's shape, with what the flags say."""
     shape = dict(SHAPES[mode])
     if FLAGS.scaling:
         shape["n_layer"] = 2
     if FLAGS.quick:
-        shape |= {name: min(value, shape[name]) for name, value in QUICK.items() if name in shape}
+        shape |= {name: min(2, shape[name]) for name in ("n_layer", "megabytes") if name in shape}
     given = {name: FLAGS[name].value for name in shape if name in FLAGS and FLAGS[name].value is not None}
     if "cutoffs" in given:
         given["cutoffs"] = [int(cutoff) for cutoff in given["cutoffs"]]
@@ -380,39 +333,29 @@ def shape_of(mode):
 def rows_of_mode(mode, shape, peaks):
     """Measures a mode, prints its tables and returns their rows."""
     seconds = FLAGS.seconds or (0.2 if FLAGS.quick else 0.3 if FLAGS.scaling else 1.0)
-    rounds = FLAGS.rounds or (2 if FLAGS.quick else 3 if FLAGS.scaling else 9)
-    few = FLAGS.rounds or (1 if FLAGS.quick else 3)
-    if FLAGS.scaling:
-        contestants = {name: make for name, make in make_contestants(mode).items() if "recompute" not in name}
-        rows = scale(mode, shape, contestants, rounds, seconds)
-        if mode != "training":
-            shape = {**shape, "tgt_len": min(shape["tgt_len"], 80)}
-            rows += scale_length(mode, shape, contestants, turns=12 if FLAGS.quick else 96)
-        return rows
-    if mode == "preparation":
-        return compare_preparation(shape, few)
-    if mode == "export":
-        return compare_export(shape, few, seconds)
-    if mode == "startup":
-        return compare_startup(shape, few)
-    if mode.startswith("softmax"):
-        return compare_softmax(mode, shape, few, seconds, peaks)
-
-    def memory_of(name):
-        return alone("train", mode=mode, name=name, shape=shape, seconds=0, jit=FLAGS.jit)["peak_memory_mb"]
-
-    return compare(mode, shape, make_contestants(mode, FLAGS.jit), rounds, seconds, peaks, memory_of)
+    few, many = (1, 2) if FLAGS.quick else (3, 3 if FLAGS.scaling else 9)
+    rounds = FLAGS.rounds or (many if mode in LASTING else few)
+    if not FLAGS.scaling:
+        return compare(mode, shape, rounds, seconds, peaks)
+    makers = {name: make for name, make in contestants.make_contestants(mode).items() if "recompute" not in name}
+    rows = scale(mode, shape, makers, rounds, seconds)
+    if mode != "training":
+        shape = {**shape, "tgt_len": min(shape["tgt_len"], 80)}
+        rows += scale_length(mode, shape, makers, turns=12 if FLAGS.quick else 96)
+    return rows
 
 
 def main():
-    known = list(SCALING if FLAGS.scaling else SHAPES)
-    modes = FLAGS.mode or [mode for mode in known if mode in DEFAULT_MODES]
+    left_out = ("preparation", "export") if FLAGS.against else ()
+    known = SCALING if FLAGS.scaling else [mode for mode in SHAPES if mode not in left_out]
+    modes = FLAGS.mode or [mode for mode in known if not mode.startswith("softmax")]
     if unknown := set(modes) - set(known):
         raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    if FLAGS.against and (FLAGS.scaling or not os.path.isdir(os.path.join(FLAGS.against, "txl_tf"))):
+        raise ValueError(f"against must be a folder with a txl_tf, and without scaling, got {FLAGS.against}")
     logging.set_verbosity(logging.ERROR)  # with --scaling, TensorFlow warns of many functions
     if FLAGS.inter_op_threads:
-        os.environ["TF_NUM_INTEROP_THREADS"] = str(FLAGS.inter_op_threads)  # which the processes inherit
-    keras.utils.set_random_seed(0)
+        os.environ["TF_NUM_INTEROP_THREADS"] = str(FLAGS.inter_op_threads)  # the processes inherit it
     started = time.perf_counter()
     peaks = {dtype: matmul_peak(dtype) for dtype in ("float32", "bfloat16")}
     load = os.getloadavg()[0]
@@ -431,5 +374,4 @@ def main():
 
 
 if __name__ == "__main__":
-    define_flags()
     run(main)

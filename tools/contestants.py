@@ -1,15 +1,11 @@
 """What the benchmark measures: shapes, and for each contestant a function that does one step of the work.
 
-The reference is tests/reference_model.py, time-major and uncached; everything else is this library, called by the
-functions that `fit`, `evaluate` and `generate` call.
+The reference is tests/reference_model.py, time-major and without a cache. The library is called by the functions that
+`fit`, `evaluate` and `generate` call. It is imported late, so that a process can first choose which checkout's.
 """
 
 import numpy as np
 import tensorflow as tf
-from txl_tf.generation import Session
-
-import txl_tf
-from tests.reference_model import ReferenceModel, full_log_probs
 
 REFERENCE = "reference float32"
 NETWORK = {
@@ -44,9 +40,8 @@ SHAPES = {
 }  # fmt: skip
 
 
-def work_of(mode):
-    """The kind of step a mode measures: "training" with words and for the large vocabularies, too."""
-    return "training" if mode.startswith(("training", "softmax")) else mode
+def is_training(mode):
+    return mode.startswith(("training", "softmax"))
 
 
 def model_arguments(shape):
@@ -79,11 +74,13 @@ def carrying(function, carried):
 
 
 def reference_step(mode, shape):
-    """A function that trains the reference once, or evaluates a segment, or generates a token."""
+    """A function that trains the reference on a batch, or evaluates a segment, or generates one token."""
+    from tests.reference_model import ReferenceModel
+
     model = ReferenceModel(**model_arguments(shape))
     tokens, labels = map(tf.transpose, random_batch(shape))
     mems = model.initial_mems(shape["batch_size"])
-    if work_of(mode) == "training":
+    if is_training(mode):
         model.compile(learning_rate=1e-3, train_steps=10000)
         return carrying(lambda mems: model.train_step(tokens, labels, mems)[::3], mems)
     if mode == "evaluation":
@@ -101,18 +98,22 @@ def reference_step(mode, shape):
 
 def reference_next(model, tokens, mems):
     """Log-probabilities `[batch, n_token]` of the token after `tokens` `[tgt_len, batch]`, and the new memory."""
+    from tests.reference_model import full_log_probs
+
     hidden, mems = model._hidden(tokens, mems, is_training=False)
     return full_log_probs(hidden[-1:], **model._softmax_args())[0], mems
 
 
 def library_step(mode, shape, dtype="float32", jit_compile=False, recompute=False):
-    """The same of the library; generates a text of `tgt_len`."""
+    """As `reference_step`, but generates a text of `tgt_len`. Only the public interface, for checkouts of any age."""
+    import txl_tf
+
     lm = txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype, recompute=recompute)
     tokens, labels = random_batch(shape)
-    if work_of(mode) == "training":
+    if is_training(mode):
         lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000), jit_compile=jit_compile)
         lm.optimizer.build(lm.trainable_variables)
-        lm.make_train_function()  # which compiles forward and backward pass, if asked to
+        lm.make_train_function()  # compiles forward and backward pass, if asked to
         train_step = tf.function(lm.train_step, autograph=False)
 
         def train(mems):
@@ -127,8 +128,11 @@ def library_step(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
     return lambda: lm.generate(tokens[:, :1], max_new_tokens=shape["tgt_len"], seed=0).numpy()
 
 
-def going_on(shape, dtype):
-    """A function that continues one text by `tgt_len` tokens, which `lm.generate` would begin anew."""
+def continuing_step(shape, dtype):
+    """A function that continues one text by `tgt_len` tokens, where `lm.generate` would begin anew."""
+    import txl_tf
+    from txl_tf.models.generation import Session
+
     session = Session(txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype), shape["batch_size"])
     session.read(np.zeros([shape["batch_size"], 1], int))
     return lambda: session.write(shape["tgt_len"])
@@ -137,7 +141,7 @@ def going_on(shape, dtype):
 def make_contestants(mode, jit=False):
     """Functions from shape to step, by name, the reference first."""
     options = {"txl_tf float32": {}, "txl_tf bfloat16": {"dtype": "mixed_bfloat16"}}
-    if jit and work_of(mode) == "training":
+    if jit and is_training(mode):
         options |= {f"{name} XLA": {**some, "jit_compile": True} for name, some in options.items()}
     if mode == "training":
         options["txl_tf float32 recompute"] = {"recompute": True}

@@ -6,9 +6,9 @@
         --mem_len=160 --model_dir=runs/my
     python tools/convert_checkpoint.py --to_tf1 --model_dir=runs/my --tf1_checkpoint=back
 
-What the model is, the checkpoint says. The flags of the original's commands that describe it may stay: they are
-compared with the checkpoint. --mem_len is needed, and --same_length and --clamp_len are, where the model was trained
-or evaluated with them: no checkpoint tells them.
+The checkpoint tells what the model is. Flags of the original's commands that describe the model may stay: they are
+compared with the checkpoint. It does not tell mem_len, same_length and clamp_len: give --mem_len, and the others if the
+model was trained or evaluated with them.
 """
 
 import os

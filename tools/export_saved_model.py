@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.program import FLAGS, run, values
 from txl_tf import export_saved_model, load_run
-from txl_tf.serving.export import WEIGHT_TYPES
+from txl_tf.serving.signatures import WEIGHT_TYPES
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("output", None, "Folder of the served model; its last part is the model's name.")

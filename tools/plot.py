@@ -84,7 +84,7 @@ flags.register_multi_flags_validator(
 def read_log(model_dir):
     """`log.csv` of a run as `{column: float array}`, NaN where it says NA.
 
-    Steps that a killed run did again count once, as they were done last.
+    If a killed run repeated steps, the last row of each step counts.
 
     Raises:
         ValueError: there is no log.csv, or nothing in it.

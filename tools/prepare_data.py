@@ -3,8 +3,8 @@
     python tools/prepare_data.py --dataset=wt103 --data_dir=data/wikitext-103 --download
     python tools/prepare_data.py --dataset=text --data_path=a.txt,b.txt --level=word --data_dir=data/mine
 
-The datasets of the paper are read from data_dir itself: train.txt, valid.txt and test.txt, as the original's
-getdata.sh makes them. The flags of the original's data_utils.py parse; those that cut batches have no effect.
+The paper's datasets are read from data_dir itself: train.txt, valid.txt and test.txt, as the original's getdata.sh
+makes them. The flags of the original's data_utils.py are accepted; those about batches have no effect.
 """
 
 import os

@@ -41,9 +41,11 @@ def define_flags(config, leave_out="", **defaults):
 
 
 def values(names, given_only=False):
-    """`{name: value}` of the flags that a string or a class of `txl_tf.config` names, or of those that were given.
+    """`{name: value}` of the flags that a string, or a class of `txl_tf.config`, names.
 
-    Lists of numbers come as such.
+    Args:
+        names: names in one string, or the class.
+        given_only: leave out flags that the command line does not give.
     """
     numbers = set()
     if not isinstance(names, str):

@@ -48,34 +48,33 @@ def one_of(choices: Iterable[str]) -> Callable:
     return check
 
 
-def rate(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} must lie in [0, 1), got {value}")
+def satisfies(test: Callable, what: str) -> Callable:
+    """A check by a `test` of the value. The error says: name must `what`, got value."""
+
+    def check(name: str, value: Any) -> None:
+        if not test(value):
+            raise ValueError(f"{name} must {what}, got {list(value) if isinstance(value, tuple) else value}")
+
+    return check
 
 
-def even(name: str, value: int) -> None:
+rate = satisfies(lambda value: 0 <= value < 1, "lie in [0, 1)")
+_share = satisfies(lambda value: 0 <= value <= 1, "lie in [0, 1]")
+_fraction = satisfies(lambda value: 0 < value < 1, "be between 0 and 1, both excluded")
+_positive = satisfies(lambda value: value > 0, "be positive")
+_even = satisfies(lambda value: value % 2 == 0, "be even (half sines, half cosines)")
+_rising = satisfies(
+    lambda value: list(value) == sorted(set(value)) and min(value, default=1) >= 1, "be positive and rise"
+)
+
+
+def _even_size(name: str, value: int) -> None:
     at_least(1)(name, value)
-    if value % 2:
-        raise ValueError(f"{name} must be even (half sines, half cosines), got {value}")
-
-
-def rising(name: str, value: list[int] | None) -> None:
-    if value is not None and (list(value) != sorted(set(value)) or min(value, default=1) < 1):
-        raise ValueError(f"{name} must be positive and rise, got {list(value)}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, got {value}")
-
-
-def _share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must lie in [0, 1], got {value}")
+    _even(name, value)
 
 
 def check_bins(n_token: int, d_embed: int, cutoffs: Iterable[int], div_val: int) -> None:
-    """Raises ValueError unless `cutoffs` and `div_val` cut the vocabulary into bins that hold something."""
+    """Raises ValueError unless `cutoffs` and `div_val` give bins of at least one word and one dimension."""
     at_least(1)("n_token", n_token)
     at_least(1)("div_val", div_val)
     if not all(isinstance(cutoff, numbers.Integral) for cutoff in cutoffs):
@@ -94,16 +93,12 @@ def check_bins(n_token: int, d_embed: int, cutoffs: Iterable[int], div_val: int)
 # ----------------------------------------------------------------------------------------------------------- groups
 
 _REQUIRED = dataclasses.MISSING
+_group = dataclasses.dataclass(frozen=True, kw_only=True)
 
 
-def _parameter(default: Any = _REQUIRED, help: str = "", check: Callable | None = None, flag: Any = _REQUIRED) -> Any:
-    """A hyper-parameter.
-
-    Args:
-        default: in Python. Required where it is missing.
-        help: of the flag.
-        check: called with name and value; raises ValueError. `None` as the default value is not checked.
-        flag: default of the flag, where the original program's is another than the library's.
+def _option(default: Any = _REQUIRED, help: str = "", check: Callable | None = None, flag: Any = _REQUIRED) -> Any:
+    """A hyper-parameter: its default (else it is required), the flag's help text, a check that is called with name and
+    value (but not for a default of `None`), and the flag's default where the original program has another.
     """
     flag = (None if default is _REQUIRED else default) if flag is _REQUIRED else flag
     return dataclasses.field(default=default, metadata={"help": help, "check": check, "flag": flag})
@@ -117,7 +112,7 @@ def check_fields(group: type[Config], values: Any) -> None:
             check(field.name, value)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@_group
 class Config:
     """A group of hyper-parameters."""
 
@@ -133,154 +128,131 @@ class Config:
         return {name: getattr(self, name) for name in self.names()}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@_group
 class NetworkConfig(Config):
     """Arguments of `TransformerXL`. Vocabulary and cutoffs are `None` and empty until the text is read."""
 
-    n_token: int | None = _parameter(None, "Size of the vocabulary.", at_least(1))
-    cutoffs: list[int] = _parameter((), "First word of each bin but the first of the adaptive softmax.")
-    n_layer: int = _parameter(flag=6, help="Layers.", check=at_least(1))
-    d_model: int = _parameter(flag=500, help="Width of the hidden states.", check=even)
-    d_embed: int = _parameter(flag=500, help="Width of the embeddings.", check=at_least(1))
-    n_head: int = _parameter(flag=10, help="Attention heads.", check=at_least(1))
-    d_head: int = _parameter(flag=50, help="Width of a head.", check=at_least(1))
-    d_inner: int = _parameter(flag=1000, help="Width inside the feed-forward layers.", check=at_least(1))
-    dropout: float = _parameter(0.1, "Dropout rate.", rate)
-    dropatt: float = _parameter(0.0, "Dropout rate of the attention probabilities.", rate, flag=0.1)
-    mem_len: int = _parameter(0, "Positions of memory.", at_least(0), flag=70)
-    same_length: bool = _parameter(False, "Let every token attend to mem_len + 1 positions, not to all it can.")
-    clamp_len: int = _parameter(-1, "Treat distances beyond it as clamp_len; -1 for no limit.")
-    untie_r: bool = _parameter(False, "Give every layer its own r_w_bias and r_r_bias.")
-    div_val: int = _parameter(1, "Divide the width of the embeddings by it from bin to bin.", at_least(1))
-    proj_same_dim: bool = _parameter(True, "Project a bin as wide as d_model too.")
-    init: str = _parameter("normal", "How weights are initialised.", one_of(("normal", "uniform")))
-    init_std: float = _parameter(0.02, "Standard deviation where init is normal.")
-    proj_init_std: float = _parameter(0.01, "Standard deviation of the projections where init is normal.")
-    init_range: float = _parameter(0.1, "Range where init is uniform.")
+    n_token: int | None = _option(None, "Size of the vocabulary.", at_least(1))
+    cutoffs: list[int] = _option((), "First word of each bin but the first of the adaptive softmax.")
+    n_layer: int = _option(flag=6, help="Layers.", check=at_least(1))
+    d_model: int = _option(flag=500, help="Width of the hidden states.", check=_even_size)
+    d_embed: int = _option(flag=500, help="Width of the embeddings.", check=at_least(1))
+    n_head: int = _option(flag=10, help="Attention heads.", check=at_least(1))
+    d_head: int = _option(flag=50, help="Width of a head.", check=at_least(1))
+    d_inner: int = _option(flag=1000, help="Width inside the feed-forward layers.", check=at_least(1))
+    dropout: float = _option(0.1, "Dropout rate.", rate)
+    dropatt: float = _option(0.0, "Dropout rate of the attention probabilities.", rate, flag=0.1)
+    mem_len: int = _option(0, "Positions of memory.", at_least(0), flag=70)
+    same_length: bool = _option(False, "Let every token attend to mem_len + 1 positions, not to all it can.")
+    clamp_len: int = _option(-1, "Treat distances beyond it as clamp_len; -1 for no limit.")
+    untie_r: bool = _option(False, "Give every layer its own r_w_bias and r_r_bias.")
+    div_val: int = _option(1, "Divide the width of the embeddings by it from bin to bin.", at_least(1))
+    proj_same_dim: bool = _option(True, "Project a bin as wide as d_model too.")
+    init: str = _option("normal", "How weights are initialised.", one_of(("normal", "uniform")))
+    init_std: float = _option(0.02, "Standard deviation where init is normal.")
+    proj_init_std: float = _option(0.01, "Standard deviation of the projections where init is normal.")
+    init_range: float = _option(0.1, "Range where init is uniform.")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@_group
 class ModelConfig(NetworkConfig):
     """Arguments of `TransformerXLLM`."""
 
-    proj_share_all_but_first: bool = _parameter(False, "Share all projections of embedding and softmax but the first.")
+    proj_share_all_but_first: bool = _option(False, "Share all projections of embedding and softmax but the first.")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@_group
 class TextConfig(Config):
     """What text is read, and how it becomes tokens: arguments of `build_corpus`."""
 
-    dataset: str | None = _parameter(
-        None, "Text to prepare: your own (text), Python's manual (pydoc), ...", one_of(DATASETS)
-    )
-    data_path: list[str] | None = _parameter(
-        None, "The text: UTF-8 file(s), comma-separated; for the paper's datasets their folder."
-    )
-    level: str = _parameter("char", "What a token of your own text is.", one_of(LEVELS))
-    valid_fraction: float = _parameter(0.05, "Share of your own text, at its end, that is held out for validation.")
-    min_freq: int = _parameter(0, "Symbols of your own text that are rarer become <unk>.")
-    max_size: int | None = _parameter(
-        None, "Number of most frequent symbols of your own text to keep; others are <unk>."
-    )
-    lower_case: bool = _parameter(False, "Lower-case your own text.")
-    cutoffs: list[int] | None = _parameter(
-        None, "First word of each bin but the first of the adaptive softmax, as 20000,40000.", rising
-    )
-    num_shuffle: int = _parameter(
-        1, "For lm1b: random orders of the sentences, one after the other on disk.", _positive, flag=4
-    )
-    seed: int = _parameter(123456, "For lm1b: seed of the random orders.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.valid_fraction < 1:
-            raise ValueError(f"valid_fraction must be between 0 and 1, both excluded, got {self.valid_fraction}")
+    dataset: str | None = _option(None, "The text: your own (text), Python's manual (pydoc), ...", one_of(DATASETS))
+    data_path: list[str] | None = _option(None, "Its UTF-8 file(s), or the folder of a paper's dataset.")
+    level: str = _option("char", "What a token of your own text is.", one_of(LEVELS))
+    valid_fraction: float = _option(0.05, "Share of your own text, at its end, held out for validation.", _fraction)
+    min_freq: int = _option(0, "Symbols of your own text that are rarer become <unk>.")
+    max_size: int | None = _option(None, "Most frequent symbols of your own text to keep; others are <unk>.")
+    lower_case: bool = _option(False, "Lower-case your own text.")
+    cutoffs: list[int] | None = _option(None, "First word of each softmax bin but the first, as 20000,40000.", _rising)
+    num_shuffle: int = _option(1, "For lm1b: random orders of the sentences to write.", _positive, flag=4)
+    seed: int = _option(123456, "For lm1b: seed of the random orders.")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@_group
 class OptimizerConfig(Config):
     """Arguments of `make_optimizer`, but for the number of steps."""
 
-    learning_rate: float = _parameter(flag=2.5e-4, help="Highest learning rate.", check=_positive)
-    clip: float | None = _parameter(0.25, "Largest global norm of the gradients.")
-    min_lr_ratio: float = _parameter(0.004, "Last learning rate as a share of the highest; cosine in between.", _share)
-    warmup_steps: int = _parameter(0, "Steps of linear warm-up.")
-    optimizer: str = _parameter("adam", "adam is the original's.", one_of(OPTIMIZERS))
-    weight_decay: float = _parameter(0.0, "Weight decay of adamw and lamb.")
-    ema: float = _parameter(
-        0.0, "Momentum of a moving average of the weights, as 0.999, that is evaluated in the end.", rate
-    )
+    learning_rate: float = _option(flag=2.5e-4, help="Highest learning rate.", check=_positive)
+    clip: float | None = _option(0.25, "Largest global norm of the gradients.")
+    min_lr_ratio: float = _option(0.004, "Last learning rate as a share of the highest; cosine in between.", _share)
+    warmup_steps: int = _option(0, "Steps of linear warm-up.")
+    optimizer: str = _option("adam", "adam is the original's.", one_of(OPTIMIZERS))
+    weight_decay: float = _option(0.0, "Weight decay of adamw and lamb.")
+    ema: float = _option(0.0, "Momentum of a moving average of the weights, which is evaluated; 0 for none.", rate)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weight_decay < 0 or (self.weight_decay and self.optimizer == "adam"):
-            raise ValueError(
-                f"weight_decay must be 0 or more, and 0 for adam, got {self.weight_decay} for {self.optimizer}"
-            )
+        decay, optimizer = self.weight_decay, self.optimizer
+        if decay < 0 or (decay and optimizer == "adam"):
+            raise ValueError(f"weight_decay must be 0 or more, and 0 for adam, got {decay} for {optimizer}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@_group
 class TrainingConfig(Config):
     """How a run is trained."""
 
-    tgt_len: int = _parameter(70, "Tokens of a segment.", at_least(1))
-    train_batch_size: int = _parameter(60, "Rows of a training batch, over all devices.", at_least(1))
-    train_steps: int = _parameter(100000, "Training steps in all, those of earlier sessions included.", at_least(1))
-    iterations: int = _parameter(500, "Steps between two lines of progress, and of log.csv.", at_least(1))
-    save_steps: int = _parameter(10000, "Steps between two checkpoints, each with a validation.", at_least(1))
-    max_to_keep: int = _parameter(5, "Checkpoints to keep.", at_least(1))
-    warm_start_path: str | None = _parameter(
-        None, "Checkpoint whose weights a new run starts from; the original's will do."
+    tgt_len: int = _option(70, "Tokens of a segment.", at_least(1))
+    train_batch_size: int = _option(60, "Rows of a training batch, over all devices.", at_least(1))
+    train_steps: int = _option(100000, "Training steps in all, those of earlier sessions included.", at_least(1))
+    iterations: int = _option(500, "Steps between two lines of progress, and of log.csv.", at_least(1))
+    save_steps: int = _option(10000, "Steps between two checkpoints, each with a validation.", at_least(1))
+    max_to_keep: int = _option(5, "Checkpoints to keep.", at_least(1))
+    warm_start_path: str | None = _option(None, "Checkpoint, also of the original, to start a new run from.")
+    sample_tokens: int = _option(0, "Tokens of text to write in the end of training, to see what it learned.")
+    steps_per_execution: int = _option(1, "Steps in one call of the compiled graph.", at_least(1))
+    gradient_accumulation_steps: int = _option(1, "Parts of a batch to compute one after the other.", at_least(1))
+    jit_compile: bool = _option(False, "Compile the training step with XLA.")
+    recompute: bool = _option(False, "Compute the layers again in the backward pass: less memory, more time.")
+    static_shapes: bool | None = _option(
+        None, "Fixed shapes; rare words beyond their bins' capacity do not count. Default: on TPUs."
     )
-    sample_tokens: int = _parameter(0, "Tokens of text to write in the end of training, to see what it learned.")
-    steps_per_execution: int = _parameter(1, "Steps in one call of the compiled graph.", at_least(1))
-    gradient_accumulation_steps: int = _parameter(1, "Parts of a batch to compute one after the other.", at_least(1))
-    jit_compile: bool = _parameter(False, "Compile the training step with XLA.")
-    recompute: bool = _parameter(False, "Compute the layers again in the backward pass: less memory, more time.")
-    static_shapes: bool | None = _parameter(
-        None, "Give every tensor a fixed shape; rare words beyond their bins' capacity do not count. Default: on TPUs."
-    )
-    seed: int = _parameter(0, "Seed of the initial weights and of dropout.")
+    seed: int = _option(0, "Seed of the initial weights and of dropout.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("train_steps", "iterations"):
-            if getattr(self, name) % self.steps_per_execution:
-                raise ValueError(
-                    f"steps_per_execution={self.steps_per_execution} must divide {name}={getattr(self, name)}"
-                )
+        k = self.steps_per_execution
+        for name, steps in {"train_steps": self.train_steps, "iterations": self.iterations}.items():
+            if steps % k:
+                raise ValueError(f"steps_per_execution={k} must divide {name}={steps}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@_group
 class EvaluationConfig(Config):
     """What is evaluated, and how. `None` stands for what the run was trained with."""
 
-    tgt_len: int | None = _parameter(None, "Tokens of a segment.", at_least(1))
-    eval_batch_size: int | None = _parameter(
-        None, "Rows of an evaluation batch; default without training: the run's.", at_least(1), flag=60
+    tgt_len: int | None = _option(None, "Tokens of a segment.", at_least(1))
+    eval_batch_size: int | None = _option(
+        None, "Rows of an evaluation batch; without training: the run's.", at_least(1), flag=60
     )
-    eval_split: str = _parameter("valid", "Split to evaluate: train, valid or test.")
-    eval_path: str | None = _parameter(None, "Text file to evaluate instead of a split, in the vocabulary of the run.")
-    eval_ckpt_path: str | None = _parameter(None, "Checkpoint to evaluate, rather than the latest: a path, or best.")
-    max_eval_batch: int = _parameter(-1, "Batches to evaluate; -1 for all.")
-    token_nll: str | None = _parameter(
-        None, "File to write every evaluated token to, with its nll, row by row of the batch."
-    )
-    do_eval: bool = _parameter(False, "Evaluate eval_split, after training if that is done too.")
+    eval_split: str = _option("valid", "Split to evaluate: train, valid or test.")
+    eval_path: str | None = _option(None, "Text file to evaluate instead of a split, in the vocabulary of the run.")
+    eval_ckpt_path: str | None = _option(None, "Checkpoint to evaluate, rather than the latest: a path, or best.")
+    max_eval_batch: int = _option(-1, "Batches to evaluate; -1 for all.")
+    token_nll: str | None = _option(None, "File to write every token and its nll to, row by row.")
+    do_eval: bool = _option(False, "Evaluate eval_split, after training if that is done too.")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@_group
 class MachineConfig(Config):
     """Where a run is trained or evaluated: arguments of `make_strategy`, and the type of the products."""
 
-    strategy: str = _parameter("auto", "Devices to use; auto takes all GPUs there are.", one_of(STRATEGIES))
-    tpu: str | None = _parameter(None, "Name or grpc:// address of the TPU, or local; with --strategy=tpu.")
-    tpu_zone: str | None = _parameter(None, "Zone of the TPU, if it is another than this machine's.")
-    gcp_project: str | None = _parameter(None, "Project of the TPU, if it is another than this machine's.")
-    logical_cpus: int | None = _parameter(
-        None, "Number of logical CPU devices to create, to try --strategy=mirrored without GPUs.", at_least(1)
+    strategy: str = _option("auto", "Devices to use; auto takes all GPUs there are.", one_of(STRATEGIES))
+    tpu: str | None = _option(None, "Name or grpc:// address of the TPU, or local; with --strategy=tpu.")
+    tpu_zone: str | None = _option(None, "Zone of the TPU, if it is another than this machine's.")
+    gcp_project: str | None = _option(None, "Project of the TPU, if it is another than this machine's.")
+    logical_cpus: int | None = _option(
+        None, "Logical CPU devices to create, to try mirrored without GPUs.", at_least(1)
     )
-    mixed_precision: str = _parameter("float32", "Type of the products.", one_of(PRECISIONS))
+    mixed_precision: str = _option("float32", "Type of the products.", one_of(PRECISIONS))
 
     @property
     def devices(self) -> tuple:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 
 import tensorflow as tf
 
 from txl_tf.config import DATASETS
 from txl_tf.convert.cache_pkl import read_cache_pkl
-from txl_tf.data.corpus import INFO_FILE, VOCAB_FILE, load_corpus
+from txl_tf.data.corpus import INFO_FILE, VOCAB_FILE, load_corpus, write_files
 from txl_tf.data.datasets import PAPER_DATASETS
 from txl_tf.data.download import LM1B_VOCAB
-from txl_tf.data.token_files import TokenWriter
 from txl_tf.data.vocabulary import Vocab, escape
-from txl_tf.files import is_remote, read_json, write_json
+from txl_tf.files import is_remote, read_json
 
 CACHE_FILE = "cache.pkl"
 
@@ -26,10 +24,9 @@ class SourceCorpus:
 
     Attributes:
         path: the file that the vocabulary is from.
-        dataset: name, which sets how text becomes symbols.
-        vocab: `Vocab`.
-        cutoffs: `{file: list of int}`, without 0 and the number of symbols, of the files that have cutoffs.
-        splits: dict, split -> int array `[n]`, where the file has them.
+        dataset: name, which decides how text becomes symbols.
+        cutoffs: `{file: cutoffs}` of the files that have them, without 0 and the number of symbols.
+        splits: `{split: int array [n]}`; empty if the files have no tokens.
     """
 
     path: str
@@ -40,18 +37,15 @@ class SourceCorpus:
 
 
 def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
-    """Reads the corpus files of the original, of `run_to_tf1`, or a plain vocabulary.
+    """Reads the corpus files of the original or of `run_to_tf1`, or a plain vocabulary.
 
     Args:
-        path: a cache.pkl, or a vocabulary file with one word a line in id order; or the folder of either, or the
-            corpus-info.json in it. The corpus-info.json of the same folder is read in any case.
-        dataset: one of `PAPER_DATASETS`, whose rules turn text into words, where no corpus file says.
-
-    Returns:
-        `SourceCorpus`.
+        path: a cache.pkl, a vocabulary file with one word per line in id order, the folder of either, or the
+            corpus-info.json in it. The corpus-info.json of the same folder is always read.
+        dataset: one of `PAPER_DATASETS`, whose rules turn text into words. Needed if no corpus file says it.
 
     Raises:
-        ValueError, OSError: a file is missing or not what it should be, or two contradict one another.
+        ValueError, OSError: a file is missing or wrong, or two files contradict each other.
     """
     path = _vocabulary_in(os.fspath(path))
     info_path = os.path.join(os.path.dirname(path), INFO_FILE)
@@ -63,21 +57,23 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
 
     said = {"dataset": dataset, info_path: info.get("dataset"), path: cache and cache.dataset}
     said = {who: name for who, name in said.items() if name is not None}
-    known = {who: name for who, name in said.items() if name in DATASETS}
-    if len(set(known.values())) > 1:
+    known = {name for name in said.values() if name in DATASETS}
+    if len(known) > 1:
         raise ValueError(
             "it is not clear what dataset this is: " + ", ".join(f"{n} by {who}" for who, n in said.items())
         )
-    dataset = next(iter(known.values()), None)
+    dataset = next(iter(known), None)
     if dataset not in PAPER_DATASETS and "vocab" not in info:
         found = f"; {', '.join(map(repr, said.values()))} is none of them" if said else ""
         names = ", ".join(PAPER_DATASETS)
         raise ValueError(f"dataset is needed, to tell how text becomes the words of {path}: one of {names}{found}")
     options = info["vocab"] if "vocab" in info else dict(PAPER_DATASETS[dataset][0])
-    if cache:
-        if cache.lower_case is not None:
-            options["lower_case"] = cache.lower_case
-        vocab = _make_vocab(cache.symbols, options)
+    if cache and cache.lower_case is not None:
+        options["lower_case"] = cache.lower_case
+    if cache:  # Python 2 left some white space in words
+        lines = ["".join(escape(c) if c.isspace() else c for c in symbol) for symbol in cache.symbols]
+        vocab = Vocab(**options)
+        vocab.set_lines(lines, path)
     else:
         vocab = Vocab.load(path, **options)
     if info.get("vocab_size", len(vocab)) != len(vocab):
@@ -86,7 +82,7 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
 
 
 def _vocabulary_in(path: str) -> str:
-    """The file with the vocabulary, where `path` is its folder or the corpus-info.json there."""
+    """The file with the vocabulary; `path` may also be its folder or the corpus-info.json there."""
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(f"there is no corpus file or folder {path}")
     is_info = os.path.basename(path) == INFO_FILE
@@ -101,25 +97,13 @@ def _vocabulary_in(path: str) -> str:
     raise FileNotFoundError(f"there is no vocabulary in {folder or '.'}: none of {', '.join(names)}{beside}")
 
 
-def _make_vocab(symbols: list[str], options: dict) -> Vocab:
-    """A `Vocab` of symbols in id order. White space, which Python 2 left in a word, is escaped: no text has it."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, VOCAB_FILE)
-        with open(path, "w", encoding="utf-8", newline="\n") as file:
-            for symbol in symbols:
-                file.write("".join(escape(c) if c.isspace() else c for c in symbol) + "\n")
-        return Vocab.load(path, **options)
-
-
 def write_corpus(data_dir: str, source: SourceCorpus) -> None:
-    """Writes the tokens of a cache.pkl as a prepared corpus, which `load_corpus` opens.
+    """Writes the tokens of a cache.pkl as a prepared corpus, for `load_corpus`.
 
-    Args:
-        data_dir: local folder; made where it is missing. It may be that of the cache.pkl.
-        source: `SourceCorpus`.
+    The folder is local and made if it does not exist. It may be that of the cache.pkl.
 
     Raises:
-        ValueError: `source` has no tokens.
+        ValueError: `source` has no tokens, or `data_dir` is remote or already prepared.
     """
     if not source.splits:
         raise ValueError(f"{source.path} has no tokens to write to data_dir {data_dir}: it is a vocabulary alone")
@@ -127,25 +111,7 @@ def write_corpus(data_dir: str, source: SourceCorpus) -> None:
     if is_remote(data_dir) or (os.path.exists(info_path) and "format" in read_json(info_path)):
         raise ValueError(f"data_dir must be a local folder without a prepared corpus, got {data_dir}")
     os.makedirs(data_dir, exist_ok=True)
-    for split, tokens in source.splits.items():
-        writer = TokenWriter(os.path.join(data_dir, f"{split}.npy"), len(source.vocab))
-        writer.add(tokens)
-        writer.close()
-    source.vocab.save(os.path.join(data_dir, VOCAB_FILE))
     cutoffs = next(iter(source.cutoffs.values()), [])
-    info = {
-        **corpus_info(source.vocab, cutoffs, source.dataset),
-        "format": 1,
-        "n_tokens": {split: len(tokens) for split, tokens in source.splits.items()},
-        "files": {split: [f"{split}.npy"] for split in source.splits},
-        "options": {"cutoffs": None},
-        "inputs": {},
-    }
-    write_json(info_path, info)
-    load_corpus(data_dir)  # raises if that is not what it opens
-
-
-def corpus_info(vocab: Vocab, cutoffs: list[int], dataset: str | None) -> dict:
-    """The original's corpus-info.json, and the rules of the vocabulary."""
-    ends = [0, *cutoffs, len(vocab)] if cutoffs else []
-    return {"vocab_size": len(vocab), "cutoffs": ends, "dataset": dataset, "vocab": vocab.get_config()}
+    pieces = ((split, 0, ids) for split, ids in source.splits.items())
+    write_files(data_dir, source.dataset, source.vocab, cutoffs, pieces, options={"cutoffs": None}, inputs={})
+    load_corpus(data_dir)  # raises if a file is wrong

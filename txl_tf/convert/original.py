@@ -1,19 +1,19 @@
-"""Checkpoints of the original program and folders of runs, turned into one another.
+"""Converts checkpoints of the original program to folders of runs, and back.
 
-The shapes of a checkpoint's variables tell what the model is, see `model_arguments`. The original's corpus files tell
-what it was trained on, see `read_corpus`. Three things are in neither: mem_len, same_length and clamp_len.
+The shapes of a checkpoint's variables define the model, see `model_arguments`. The original's corpus files define its
+vocabulary, see `read_corpus`. Neither says mem_len, same_length and clamp_len.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from typing import Any
 
 import tensorflow as tf
 
 from txl_tf.config import ModelConfig
-from txl_tf.convert.corpus_files import SourceCorpus, corpus_info, read_corpus, write_corpus
+from txl_tf.convert.corpus_files import SourceCorpus, read_corpus, write_corpus
 from txl_tf.data.corpus import INFO_FILE, VOCAB_FILE
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import read_json, write_json
@@ -36,22 +36,22 @@ def tf1_to_run(
     data_dir: str | None = None,
     **expected,
 ) -> tuple[TransformerXLLM, Vocab, str]:
-    """Makes the folder of a run out of a checkpoint of the original program and its vocabulary.
+    """Makes a run folder from a checkpoint of the original program and its vocabulary.
 
     Args:
-        tf1_checkpoint: prefix of the checkpoint, or the folder that it is in.
+        tf1_checkpoint: prefix of the checkpoint, or its folder.
         corpus: see `read_corpus`.
-        model_dir: the new folder. Its checkpoint has the step of the old one.
-        mem_len, same_length, clamp_len: those of `TransformerXLLM`. No variable tells them.
+        model_dir: the new folder. The step of its checkpoint is that of `tf1_checkpoint`.
+        mem_len, same_length, clamp_len: as in `TransformerXLLM`. No variable tells them.
         dataset: see `read_corpus`.
-        data_dir: folder for the tokens of a cache.pkl, which `load_corpus` opens; `None`: they are left.
-        **expected: other arguments of `TransformerXLLM`, which must be what the checkpoint says.
+        data_dir: folder to write the tokens of a cache.pkl to, for `load_corpus`; `None`: they are not written.
+        **expected: other arguments of `TransformerXLLM`, which the checkpoint must agree with.
 
     Returns:
         `(lm, vocab, checkpoint)`: the language model, its `Vocab`, and the path of the new checkpoint.
 
     Raises:
-        ValueError: checkpoint, corpus and arguments are not there or contradict one another. Says both sides.
+        ValueError: checkpoint, corpus or an argument is missing or contradicts another. Names both.
     """
     if mem_len is None:
         raise ValueError("mem_len is needed: no variable of a checkpoint tells it. See the command that trained it")
@@ -59,7 +59,7 @@ def tf1_to_run(
     folder.check_new()
     path = find_tf1_checkpoint(tf1_checkpoint)
     memory = {"mem_len": mem_len, "same_length": same_length, "clamp_len": clamp_len}
-    model = ModelConfig(**model_arguments(path, **expected), **memory, **_UNTRAINED).to_dict()
+    model = ModelConfig(**model_arguments(path, **expected), **memory, dropout=0.0, dropatt=0.0).to_dict()
     source = read_corpus(corpus, dataset)
     _check_corpus(path, model, source)
     lm = TransformerXLLM(**model)
@@ -68,155 +68,10 @@ def tf1_to_run(
     data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": model["cutoffs"]}
     if data_dir:
         write_corpus(data_dir, source)
-        data = {**data, "data_dir": os.fspath(data_dir)}
-    checkpoint = folder.create(data, model, source.vocab, lm, _step(path))
-    return lm, source.vocab, checkpoint
-
-
-_UNTRAINED = {"dropout": 0.0, "dropatt": 0.0}  # as in the original's commands that evaluate
-
-
-def find_tf1_checkpoint(path: str) -> str:
-    """The prefix of a checkpoint, of which `path` may be the prefix, one of its files or the folder.
-
-    Raises:
-        ValueError: there is none, or there are several in the folder and no file named checkpoint says which.
-    """
-    path = os.fspath(path).rstrip("/")
-    prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", path)
-    if tf.io.gfile.exists(f"{prefix}.index"):
-        return prefix
-    if not tf.io.gfile.isdir(path):
-        raise ValueError(f"no checkpoint at {path}: {prefix}.index does not exist")
-    state = tf.train.get_checkpoint_state(path)
-    found = [name.removesuffix(".index") for name in sorted(tf.io.gfile.glob(f"{path}/*.index"))]
-    if state:  # names the folder where it was trained, perhaps
-        latest = os.path.join(path, os.path.basename(state.model_checkpoint_path))
-        found = [latest] if latest in found else found
-    if len(found) != 1:
-        names = ": " + ", ".join(map(os.path.basename, found)) if found else ""
-        raise ValueError(f"{path} holds {len(found) or 'no'} checkpoints{names}" + (". Name one" if found else ""))
-    return found[0]
-
-
-def _step(path: str) -> int:
+        data["data_dir"] = os.fspath(data_dir)
     reader = tf.train.load_checkpoint(path)
-    return int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else checkpoint_step(path)
-
-
-def model_arguments(path: str, **expected) -> dict:
-    """The arguments of `TransformerXLLM` that follow from the shapes of a checkpoint's variables.
-
-    Three of them need not follow, and are then without effect: the model has the same variables either way and
-    computes the same. That is `div_val` with a single bin, or where widths that are rounded down leave a choice;
-    `proj_same_dim` unless `div_val` is above 1 and a bin is as wide as `d_model`; and `proj_share_all_but_first`
-    unless a bin but the first is projected. Then the value is that of `expected`, or else the simplest.
-
-    Args:
-        path: prefix of the checkpoint.
-        **expected: arguments that must be what the shapes say. `None` for any.
-
-    Returns:
-        dict.
-
-    Raises:
-        ValueError: a variable is missing, or the shapes say otherwise than `expected`. Names them.
-    """
-    shapes = weight_shapes(path)
-    if not shapes:
-        raise ValueError(f"{path} holds no variable of the original program: none begins with transformer/")
-    expected = {name: value for name, value in expected.items() if value is not None}
-    found = _Shapes(path, shapes)
-    r_w_bias = found["r_w_bias"]
-    if len(r_w_bias) not in (2, 3):
-        raise ValueError(f"{path} does not fit any model: transformer/r_w_bias is {r_w_bias}")
-    d_model, d_inner = found["layer_0/ff/layer_1/kernel"]
-    d_embed, widths, sizes = _bins(found)
-    cutoffs = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-
-    same_dim, share = _projection_choices(found, d_model, d_embed, widths, len(sizes))
-
-    arguments = {
-        "n_token": sum(sizes),
-        "n_layer": found.count("layer_{}/"),
-        "d_model": d_model,
-        "d_embed": d_embed,
-        "n_head": r_w_bias[-2],
-        "d_head": r_w_bias[-1],
-        "d_inner": d_inner,
-        "untie_r": len(r_w_bias) == 3,
-        "cutoffs": cutoffs,
-        "div_val": _choose(expected.get("div_val"), _div_vals(widths, len(sizes))),
-        "proj_same_dim": _choose(expected.get("proj_same_dim"), sorted(same_dim, reverse=True)),
-        "proj_share_all_but_first": _choose(expected.get("proj_share_all_but_first"), sorted(share)),
-    }
-    problems = [
-        f"{name}={value} was given, but the shapes of its variables say {name}={arguments[name]}"
-        for name, value in expected.items()
-        if value != arguments[name]
-    ]
-    if problems:
-        raise ValueError(f"{path} contradicts the arguments:\n  " + "\n  ".join(problems))
-    return arguments
-
-
-def _projection_choices(found: _Shapes, d_model: int, d_embed: int, widths: list, n_bin: int) -> tuple[set, set]:
-    """The values of `proj_same_dim` and of `proj_share_all_but_first` that fit the variables."""
-    projected = [found.has(f"adaptive_embed/cutoff_{i}/proj_W") for i in range(len(widths))]
-    by_choice = [is_projected for width, is_projected in zip(widths, projected, strict=True) if width == d_model]
-    same_dim = {any(by_choice)} if len(widths) > 1 and by_choice else {True, False}
-    tail = projected[1:] if len(widths) > 1 else [d_embed != d_model] * (n_bin - 1)
-    own = [found.has(f"adaptive_softmax/cutoff_{i}/proj") for i in range(1, n_bin)]
-    return same_dim, {not any(own)} if any(tail) else {False, True}
-
-
-class _Shapes:
-    """Shapes by variable name without its first scope; an error for one that is missing."""
-
-    def __init__(self, path: str, shapes: dict):
-        self.path = path
-        self.shapes = {name.removeprefix("transformer/"): list(shape) for name, shape in shapes.items()}
-
-    def __getitem__(self, name: str) -> list:
-        if name not in self.shapes:
-            raise ValueError(f"{self.path} does not fit any model: transformer/{name} is missing from the checkpoint")
-        return self.shapes[name]
-
-    def has(self, name: str) -> bool:
-        return name in self.shapes
-
-    def count(self, scope: str) -> int:
-        """The highest number that stands for {} in the scope, plus 1."""
-        pattern = re.escape(scope).replace(r"\{\}", r"(\d+)")
-        return max((int(match[1]) + 1 for match in map(re.compile(pattern).match, self.shapes) if match), default=0)
-
-
-def _bins(found: _Shapes) -> tuple[int, list, list]:
-    """`d_embed`, the width of each table and the size of each bin."""
-    n_bin = max(found.count("adaptive_softmax/cutoff_{}/"), found.count("adaptive_embed/cutoff_{}/"))
-    if n_bin and not found.has("adaptive_softmax/bias"):
-        sizes = [found[f"adaptive_softmax/cutoff_{i}/b"][0] for i in range(n_bin)]
-    else:
-        sizes = found["adaptive_softmax/bias"]
-    if found.has("adaptive_embed/lookup_table") or not found.count("adaptive_embed/cutoff_{}/"):
-        widths = [found["adaptive_embed/lookup_table"][1]]
-    else:
-        widths = [found[f"adaptive_embed/cutoff_{i}/lookup_table"][1] for i in range(len(sizes))]
-    return widths[0], widths, sizes
-
-
-def _div_vals(widths: list, n_bin: int) -> list:
-    """The values of div_val that give tables of these widths, the simplest first."""
-    if len(widths) == 1:
-        return [1] if n_bin > 1 else range(1, widths[0] + 1)
-    fit = [v for v in range(2, widths[0] + 1) if all(width == widths[0] // v**i for i, width in enumerate(widths))]
-    if not fit:
-        raise ValueError(f"no div_val gives embeddings of the widths {widths} of transformer/adaptive_embed/cutoff_*")
-    return sorted(fit, key=lambda v: any(widths[0] % v**i for i in range(len(widths))))
-
-
-def _choose(wanted: Any, possible: list) -> Any:
-    return wanted if wanted in possible else possible[0]
+    step = int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else checkpoint_step(path)
+    return lm, source.vocab, folder.create(data, model, source.vocab, lm, step)
 
 
 def _check_corpus(path: str, model: dict, source: SourceCorpus) -> None:
@@ -231,20 +86,140 @@ def _check_corpus(path: str, model: dict, source: SourceCorpus) -> None:
             )
 
 
+def find_tf1_checkpoint(path: str) -> str:
+    """The prefix of a checkpoint; `path` is the prefix, one of its files or its folder.
+
+    Raises:
+        ValueError: there is none, or the folder has several and no file named checkpoint that names one.
+    """
+    path = os.fspath(path).rstrip("/")
+    prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", path)
+    if tf.io.gfile.exists(f"{prefix}.index"):
+        return prefix
+    if not tf.io.gfile.isdir(path):
+        raise ValueError(f"no checkpoint at {path}: {prefix}.index does not exist")
+    state = tf.train.get_checkpoint_state(path)
+    found = [name.removesuffix(".index") for name in sorted(tf.io.gfile.glob(f"{path}/*.index"))]
+    if state:  # may name the folder where it was trained
+        latest = os.path.join(path, os.path.basename(state.model_checkpoint_path))
+        found = [latest] if latest in found else found
+    if len(found) != 1:
+        names = ": " + ", ".join(map(os.path.basename, found)) if found else ""
+        raise ValueError(f"{path} holds {len(found) or 'no'} checkpoints{names}" + (". Name one" if found else ""))
+    return found[0]
+
+
+def model_arguments(path: str, **expected) -> dict:
+    """The arguments of `TransformerXLLM` that follow from the shapes of a checkpoint's variables.
+
+    Three arguments may have no effect on the variables and on what the model computes: `div_val` with a single bin or
+    if several values round to the same widths; `proj_same_dim` unless `div_val` is above 1 and a bin is as wide as
+    `d_model`; `proj_share_all_but_first` unless a bin but the first is projected. They then take the value in
+    `expected`, or else the simplest. All other arguments in `expected` must be what the shapes say, or `None`.
+
+    Raises:
+        ValueError: a variable is missing, or the shapes contradict `expected`. Names them.
+    """
+    found = _Shapes(path)
+    if not found:
+        raise ValueError(f"{path} holds no variable of the original program: none begins with transformer/")
+    expected = {name: value for name, value in expected.items() if value is not None}
+    r_w_bias = found["r_w_bias"]
+    if len(r_w_bias) not in (2, 3):
+        raise ValueError(f"{path} does not fit any model: transformer/r_w_bias is {r_w_bias}")
+    d_model, d_inner = found["layer_0/ff/layer_1/kernel"]
+    d_embed, widths, sizes = _bins(found)
+    same_dim, share = _projection_choices(found, d_model, d_embed, widths, len(sizes))
+
+    def choose(name, possible):
+        return expected[name] if expected.get(name) in possible else possible[0]
+
+    arguments = {
+        "n_token": sum(sizes),
+        "n_layer": found.count("layer_{}/"),
+        "d_model": d_model,
+        "d_embed": d_embed,
+        "n_head": r_w_bias[-2],
+        "d_head": r_w_bias[-1],
+        "d_inner": d_inner,
+        "untie_r": len(r_w_bias) == 3,
+        "cutoffs": list(itertools.accumulate(sizes[:-1])),
+        "div_val": choose("div_val", _div_vals(widths, len(sizes))),
+        "proj_same_dim": choose("proj_same_dim", same_dim),
+        "proj_share_all_but_first": choose("proj_share_all_but_first", share),
+    }
+    problems = [
+        f"{name}={value} was given, but the shapes of its variables say {name}={arguments[name]}"
+        for name, value in expected.items()
+        if value != arguments[name]
+    ]
+    if problems:
+        raise ValueError(f"{path} contradicts the arguments:\n  " + "\n  ".join(problems))
+    return arguments
+
+
+class _Shapes(dict):
+    """Shapes of a checkpoint's weights, by name without the scope transformer/; a missing one is an error."""
+
+    def __init__(self, path: str):
+        shapes = weight_shapes(path).items()
+        super().__init__({name.removeprefix("transformer/"): list(shape) for name, shape in shapes})
+        self.path = path
+
+    def __missing__(self, name: str) -> list[int]:
+        raise ValueError(f"{self.path} does not fit any model: transformer/{name} is missing from the checkpoint")
+
+    def count(self, scope: str) -> int:
+        """The highest number that stands for {} in the scope, plus 1."""
+        pattern = re.escape(scope).replace(r"\{\}", r"(\d+)")
+        return max((int(match[1]) + 1 for match in map(re.compile(pattern).match, self) if match), default=0)
+
+
+def _bins(found: _Shapes) -> tuple[int, list[int], list[int]]:
+    """`d_embed`, the width of each table and the size of each bin."""
+    n_table = found.count("adaptive_embed/cutoff_{}/")
+    n_bin = max(found.count("adaptive_softmax/cutoff_{}/"), n_table)
+    if n_bin and "adaptive_softmax/bias" not in found:
+        sizes = [found[f"adaptive_softmax/cutoff_{i}/b"][0] for i in range(n_bin)]
+    else:
+        sizes = found["adaptive_softmax/bias"]
+    if "adaptive_embed/lookup_table" in found or not n_table:
+        widths = [found["adaptive_embed/lookup_table"][1]]
+    else:
+        widths = [found[f"adaptive_embed/cutoff_{i}/lookup_table"][1] for i in range(len(sizes))]
+    return widths[0], widths, sizes
+
+
+def _projection_choices(found: _Shapes, d_model: int, d_embed: int, widths: list, n_bin: int) -> tuple[list, list]:
+    """Values of `proj_same_dim` and of `proj_share_all_but_first` that fit the variables, the simplest first."""
+    projected = [f"adaptive_embed/cutoff_{i}/proj_W" in found for i in range(len(widths))]
+    by_choice = [is_projected for width, is_projected in zip(widths, projected, strict=True) if width == d_model]
+    same_dim = [any(by_choice)] if len(widths) > 1 and by_choice else [True, False]
+    tail = projected[1:] if len(widths) > 1 else [d_embed != d_model] * (n_bin - 1)
+    own = [f"adaptive_softmax/cutoff_{i}/proj" in found for i in range(1, n_bin)]
+    return same_dim, [not any(own)] if any(tail) else [False, True]
+
+
+def _div_vals(widths: list[int], n_bin: int) -> list[int]:
+    """Values of `div_val` that give tables of these widths, the simplest first."""
+    if len(widths) == 1:
+        return [1] if n_bin > 1 else range(1, widths[0] + 1)
+    fit = [v for v in range(2, widths[0] + 1) if all(width == widths[0] // v**i for i, width in enumerate(widths))]
+    if not fit:
+        raise ValueError(f"no div_val gives embeddings of the widths {widths} of transformer/adaptive_embed/cutoff_*")
+    return sorted(fit, key=lambda v: any(widths[0] % v**i for i in range(len(widths))))
+
+
 # --------------------------------------------------------------------------------------------- run folder -> TF1
 
 
 def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None) -> str:
-    """Writes a checkpoint that the original program evaluates, its corpus-info.json, and vocab.txt.
+    """Writes a checkpoint for the original program, its corpus-info.json and vocab.txt. Returns its prefix.
 
     Args:
         model_dir: folder of a run.
-        tf1_checkpoint: prefix of the new checkpoint, with `.ckpt` in its name; or else a folder for
-            `model.ckpt-<step>`.
+        tf1_checkpoint: prefix of the new checkpoint, with `.ckpt` in its name; or a folder for `model.ckpt-<step>`.
         ckpt_path: the run's checkpoint, by default the latest.
-
-    Returns:
-        the prefix of the new checkpoint.
 
     Raises:
         ValueError: the folder is not that of a run, or there is no such checkpoint.
@@ -258,14 +233,15 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
     save_tf1_checkpoint(folder.load_lm(ckpt_path), path)
     target = os.path.dirname(path)
     vocab.save(os.path.join(target, VOCAB_FILE))
-    info = corpus_info(vocab, config["model"]["cutoffs"], _dataset_of(config["data"]))
+    data, cutoffs = config["data"], config["model"]["cutoffs"]
+    prepared = os.path.join(data.get("data_dir", ""), INFO_FILE)
+    if "dataset" not in data and tf.io.gfile.exists(prepared):
+        data = read_json(prepared)
+    info = {
+        "vocab_size": len(vocab),
+        "cutoffs": [0, *cutoffs, len(vocab)] if cutoffs else [],
+        "dataset": data.get("dataset"),
+        "vocab": vocab.get_config(),
+    }
     write_json(os.path.join(target, INFO_FILE), info)
     return path
-
-
-def _dataset_of(data: dict) -> str | None:
-    """The name of the dataset that a run is of; `None` where its data_dir, which knows, is no longer there."""
-    info_path = os.path.join(data.get("data_dir", ""), INFO_FILE)
-    if "dataset" in data or not tf.io.gfile.exists(info_path):
-        return data.get("dataset")
-    return read_json(info_path).get("dataset")

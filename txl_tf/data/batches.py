@@ -1,7 +1,7 @@
-"""Batches: from token arrays to consecutive segments of text, and the checks of what `fit` is given.
+"""Batches: cuts token arrays into consecutive segments of text, and checks the dataset that `fit` is given.
 
 Shapes:
-    B: batch_size, rows of text read side by side
+    B: batch_size, rows of text read in parallel
     T: tgt_len, tokens of a segment
     S: len(tokens) // B, tokens of a row
 """
@@ -20,40 +20,35 @@ import tensorflow as tf
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.layers.embedding import id_error
 
+Tokens = np.ndarray | StoredTokens  # integers [n]
 _READ_AHEAD = 1 << 16  # tokens a row
 
 
 def segments(
-    tokens: np.ndarray,
-    batch_size: int,
-    tgt_len: int,
-    start: int = 0,
-    repeat: bool = False,
-    drop_remainder: bool = False,
+    tokens: Tokens, batch_size: int, tgt_len: int, start: int = 0, repeat: bool = False, drop_remainder: bool = False
 ) -> tf.data.Dataset:
-    """Cuts a token array into the batches of a language model, in order, as the original does.
+    """Cuts a token array into the batches of a language model, in the original's order.
 
-    The tokens are laid out in B rows of S, those left over dropped. A batch is the next T columns of all
-    rows, so row r of a batch goes on where row r of the batch before ended. 14 tokens, B = 2, T = 4:
+    The tokens are laid out in B rows of S; the rest is dropped. A batch is the next T columns of all rows, so row r
+    of a batch continues row r of the batch before. 14 tokens, B = 2, T = 4:
 
         0 1 2  3 |  4  5  6      tokens [[0, 1, 2, 3], [7, 8, 9, 10]]   labels [[1, 2, 3, 4], [8, 9, 10, 11]]
         7 8 9 10 | 11 12 13      tokens [[4, 5], [11, 12]]              labels [[5, 6], [12, 13]]
 
     Args:
-        tokens: integer array `[n]`. An `np.memmap` or `StoredTokens` is read piece by piece, any other array is held
-            in memory.
+        tokens: integer array `[n]`. An `np.memmap` or `StoredTokens` is read in pieces, any other is held in memory.
         batch_size: B, over all replicas.
         tgt_len: T.
-        start: index of the batch to begin with, to resume; with `repeat`, it may lie past the first epoch.
-        repeat: whether to begin again after the last batch, for ever.
-        drop_remainder: whether to leave out a shorter last batch, where all must have one shape.
+        start: index of the first batch; with `repeat`, it may lie past the first epoch.
+        repeat: whether to start again after the last batch, forever.
+        drop_remainder: whether to leave out a shorter last batch, so that all have one shape.
 
     Returns:
-        `tf.data.Dataset` of `(tokens, labels)`, int32 `[B, T]` each. The last batch of an epoch may be
-        shorter, and `element_spec` then has `None` for T.
+        `tf.data.Dataset` of `(tokens, labels)`, int32 `[B, T]` each. If the last batch of an epoch is shorter, T is
+        `None` in `element_spec`.
 
     Raises:
-        ValueError: `tokens` is not such an array or too short, or a number is out of range.
+        ValueError: `tokens` is not an integer array `[n]` or is too short, or a number is out of range.
     """
     tokens = _check_tokens(tokens)
     n_batch = num_batches(len(tokens), batch_size, tgt_len, drop_remainder)
@@ -74,8 +69,8 @@ def segments(
     return order.map(segment).prefetch(tf.data.AUTOTUNE)
 
 
-def _column_reader(tokens: np.ndarray, batch_size: int, n_column: int) -> Callable:
-    """A function of tensors `(begin, end) -> columns [B, end - begin]`, int32, that embeds no array in a graph."""
+def _column_reader(tokens: Tokens, batch_size: int, n_column: int) -> Callable:
+    """A function of tensors `(begin, end) -> columns [B, end - begin]`, int32. No array becomes a graph constant."""
     if isinstance(tokens, StoredTokens):
         read = _read_ahead(tokens, batch_size, n_column)
     else:
@@ -92,8 +87,8 @@ def _column_reader(tokens: np.ndarray, batch_size: int, n_column: int) -> Callab
 
 
 def _read_ahead(tokens: StoredTokens, batch_size: int, n_column: int) -> Callable:
-    """Reads long stretches of all rows at a time, and serves columns from the last ones read."""
-    ahead = 0, np.zeros([batch_size, 0], np.int32)  # of this column on, these
+    """Reads `_READ_AHEAD` columns at a time and serves the requested columns from them."""
+    ahead = 0, np.zeros([batch_size, 0], np.int32)  # first column, columns
 
     def read(begin, end):
         nonlocal ahead
@@ -109,42 +104,32 @@ def _read_ahead(tokens: StoredTokens, batch_size: int, n_column: int) -> Callabl
 
 
 def num_batches(n_tokens: int, batch_size: int, tgt_len: int, drop_remainder: bool = False, name: str = "text") -> int:
-    """The number of batches that `segments` makes of `n_tokens` tokens; `name` is what an error calls them."""
+    """The number of batches that `segments` makes of `n_tokens` tokens; errors call the text `name`."""
     _check_enough(n_tokens, batch_size, tgt_len, tgt_len + 1 if drop_remainder else 2, name)
     n_label = n_tokens // batch_size - 1  # of a row
     return n_label // tgt_len if drop_remainder else math.ceil(n_label / tgt_len)
 
 
-def choose_bin_capacities(tokens: np.ndarray, batch_size: int, tgt_len: int, cutoffs: list[int]) -> list[int]:
-    """Chooses the adaptive softmax's bin capacities for static shapes, by the original's rule (`get_bin_sizes`).
+def choose_bin_capacities(tokens: Tokens, batch_size: int, tgt_len: int, cutoffs: list[int]) -> list[int]:
+    """Capacities of all bins but the first of the adaptive softmax, for static shapes.
 
-    A capacity is the mean plus 2.5 standard deviations of a segment's tokens in the bin, to the nearest 8.
-
-    Args:
-        tokens: integer array `[n]`, the training text.
-        batch_size: B, of one replica.
-        tgt_len: T.
-        cutoffs: list of int, as in `Corpus`.
-
-    Returns:
-        list of int, the capacity of each bin but the first.
+    The original's rule (`get_bin_sizes`): count a bin's tokens in each batch of the training text `tokens`. The
+    capacity is their mean plus 2.5 standard deviations, rounded to a multiple of 8. `batch_size` is that of a replica.
     """
     tokens = _check_tokens(tokens)
     _check_enough(len(tokens), batch_size, tgt_len, tgt_len)
     n_batch = len(tokens) // batch_size // tgt_len
-    counts = np.zeros([len(cutoffs), n_batch])  # of the tokens of each bin in each segment
+    counts = np.zeros([len(cutoffs), n_batch])  # tokens of each bin in each batch
     for row in range(batch_size):
         blocks = tokens[row * n_batch * tgt_len : (row + 1) * n_batch * tgt_len].reshape(n_batch, tgt_len)
         for count, (left, right) in zip(counts, itertools.pairwise([*cutoffs, np.inf]), strict=True):
             count += ((blocks >= left) & (blocks < right)).sum(1)
-    capacities = []
-    for share in counts / (batch_size * tgt_len):
-        capacity = math.ceil(batch_size * tgt_len * (np.mean(share) + 2.5 * np.std(share)))
-        capacities.append(max(8, (capacity + 4) // 8 * 8))
-    return capacities
+    shares = counts / (batch_size * tgt_len)
+    capacities = batch_size * tgt_len * (shares.mean(1) + 2.5 * shares.std(1))
+    return [max(8, (math.ceil(capacity) + 4) // 8 * 8) for capacity in capacities]
 
 
-def _check_tokens(tokens: Any) -> np.ndarray | StoredTokens:
+def _check_tokens(tokens: Any) -> Tokens:
     if isinstance(tokens, StoredTokens):
         return tokens
     tokens = np.asanyarray(tokens)  # a memory map stays one
@@ -172,12 +157,12 @@ class Batches:
     """The batches that `fit` and `evaluate` read.
 
     Attributes:
-        dataset: `tf.data.Dataset` of `(tokens, labels)`, or distributed.
-        rows: of a batch, over all replicas.
-        tgt_len: tokens of a segment, or of the first where they differ.
-        count: number of batches, or one of TensorFlow's negative numbers for infinitely many and unknown.
-        repeated: whether the dataset repeats these batches for ever. To find the end of a dataset, several workers
-            would have to ask one another at every step.
+        dataset: `tf.data.Dataset` of `(tokens, labels)`, or a distributed one.
+        rows: rows of a batch, over all replicas.
+        tgt_len: tokens of a segment, or of the first one if lengths differ.
+        count: number of batches, or TensorFlow's negative number for infinite or unknown.
+        repeated: whether the dataset repeats these batches forever. Workers would otherwise have to agree at every
+            step on whether the dataset has ended.
     """
 
     dataset: Any
@@ -190,7 +175,7 @@ class Batches:
         self._iterator, self._left = None, 0
 
     def calls(self, iterator: Any, k: int) -> list[int]:
-        """Numbers of steps of the next calls: one call of `k` steps, or of as many as are left, or `k` calls of one."""
+        """Steps of each of the next calls: one call of `k` steps or of what is left, or `k` calls of one step."""
         if self.count == tf.data.INFINITE_CARDINALITY:
             return [k]
         if self.count < 0:
@@ -203,16 +188,13 @@ class Batches:
 
 
 def check_batches(dataset: tf.data.Dataset, n_token: int, static_shapes: bool, evaluation: bool = False) -> Batches:
-    """Checks what `fit` or `evaluate` is given, and has every batch checked as it is read.
+    """Checks the dataset that `fit` or `evaluate` is given, and adds checks of every batch.
 
-    Args:
-        dataset: of `(tokens, labels)`, int `[batch, tgt_len]` each.
-        n_token: size of the vocabulary.
-        static_shapes: whether all segments must have one length; shorter ones of an evaluation are padded.
-        evaluation: whether no segment may be longer than the first.
+    Ids must be below `n_token`. With `static_shapes`, all training segments must have one length, and shorter
+    evaluation segments are padded. No evaluation segment may be longer than the first.
 
     Raises:
-        ValueError: `dataset` is not such a dataset, or empty.
+        ValueError: `dataset` does not hold `(tokens, labels)`, int `[batch, tgt_len]` each, or is empty.
     """
     spec = getattr(dataset, "element_spec", None)
     pair = isinstance(spec, tuple) and len(spec) == 2 and all(s.dtype.is_integer for s in spec)
@@ -235,39 +217,31 @@ def check_batches(dataset: tf.data.Dataset, n_token: int, static_shapes: bool, e
 
 
 def _checked(dataset: tf.data.Dataset, rows: int, n_token: int, longest: int | None) -> tf.data.Dataset:
-    """The dataset, where a batch of other rows, a segment over `longest` or an id outside the vocabulary is an error.
+    """The dataset with an error for a batch of other rows, a segment over `longest` or an id outside the vocabulary.
 
-    Checked in the input pipeline, on the host: a GPU would read zeros for such an id, and XLA drops checks.
+    The input pipeline checks this on the host: a GPU reads zeros for such an id, and XLA drops assertions.
     """
 
     def check(tokens, labels):
-        found = tf.shape(tokens)[0]
-        checks = [
-            tf.debugging.Assert(found == rows, ["every batch must have the rows of the first,", rows, "found", found])
-        ]
+        shape = tf.shape(tokens)
+        checks = [(shape[0] == rows, ["every batch must have the rows of the first,", rows, "found", shape[0]])]
         if longest is not None:
-            length = tf.shape(tokens)[1]
             text = f"segments of an evaluation must not be longer than the first, {longest}, found"
-            checks.append(tf.debugging.Assert(length <= longest, [text, length]))
+            checks.append((shape[1] <= longest, [text, shape[1]]))
         for name, ids in (("tokens", tokens), ("labels", labels)):
             smallest, largest = tf.reduce_min(ids), tf.reduce_max(ids)
             worst = tf.where(smallest < 0, smallest, largest)
-            checks.append(tf.debugging.Assert((smallest >= 0) & (largest < n_token), [id_error(name, n_token), worst]))
-        same = tf.reduce_all(tf.shape(tokens) == tf.shape(labels))
-        checks.append(
-            tf.debugging.Assert(same, ["labels must have the shape of tokens,", tf.shape(tokens), tf.shape(labels)])
-        )
-        with tf.control_dependencies(checks):
-            tokens, labels = tf.identity(tokens), tf.identity(labels)
-        tokens.set_shape([rows, tokens.shape[1]])
-        labels.set_shape([rows, labels.shape[1]])
-        return tokens, labels
+            checks.append(((smallest >= 0) & (largest < n_token), [id_error(name, n_token), worst]))
+        same = tf.reduce_all(shape == tf.shape(labels))
+        checks.append((same, ["labels must have the shape of tokens,", shape, tf.shape(labels)]))
+        with tf.control_dependencies([tf.debugging.Assert(*check) for check in checks]):
+            return tuple(tf.ensure_shape(ids, [rows, ids.shape[1]]) for ids in (tokens, labels))
 
     return dataset.map(check)
 
 
 def _padded(dataset: tf.data.Dataset, tgt_len: int) -> tf.data.Dataset:
-    """The dataset with segments of `tgt_len`, where a shorter one ends in labels -1, which do not count."""
+    """The dataset with shorter segments padded to `tgt_len`; padded labels are -1, which the loss leaves out."""
 
     def pad(ids, value):
         ids = tf.pad(ids, [[0, 0], [0, tgt_len - tf.shape(ids)[1]]], constant_values=value)

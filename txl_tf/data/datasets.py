@@ -1,6 +1,6 @@
-"""Datasets: the files of each, and the way from their text to a vocabulary and token ids.
+"""Datasets: which files each has, and how their text becomes a vocabulary and token ids.
 
-`make_recipe` says what to read and how, `make_vocab` takes a first pass over the text, `encode` another.
+`make_recipe` decides what to read and how, `make_vocab` counts symbols in a first pass, `encode` is a second pass.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import DATASETS, TextConfig, one_of
-from txl_tf.data.download import LM1B_SHARDS, LM1B_VOCAB
+from txl_tf.data.download import LM1B_SHARDS, LM1B_VOCAB, SPLITS
 from txl_tf.data.text_files import pydoc_text, read_files
 from txl_tf.data.vocabulary import Vocab
 
-SPLITS = ("train", "valid", "test")
 PYDOC = "pydoc_data.topics"
 
+_Pieces = Iterator[tuple[str, int, np.ndarray]]  # (split, shard, ids)
 _WORDS = {"level": "word", "special": ["<eos>"], "eos": "<eos>", "unk": "<unk>"}
 
-# The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. enwik8 is byte values, text8 is
-# letters with _ for the space; white space separates them, so to `Vocab` they are words. lm1b has its vocabulary
-# in a file, its training text in shards, and for test.txt it takes valid.txt.
+# The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. enwik8 is byte values and text8 is
+# letters with _ for space; white space separates them, so `Vocab` treats them as words. lm1b has a vocabulary file,
+# training text in shards, and valid.txt is also its test text.
 # name: (options of Vocab, splits whose words are counted, cutoffs)
 PAPER_DATASETS = {
     "enwik8": ({"level": "word", "lower_case": True}, SPLITS, []),
@@ -42,15 +42,13 @@ class Recipe:
     """What a dataset is made of, and how.
 
     Attributes:
-        dataset: its name.
-        vocab_options: dict, arguments of `Vocab`.
-        files: dict, split -> list of text files.
-        counted: list of the text files whose symbols are counted.
-        options: dict, the hyper-parameters that decide what comes out, `"cutoffs"` among them.
-        folder: where the files of a dataset of the paper are, or `None`.
-        vocab_file: the file that is the vocabulary, or `None`: it is counted.
-        valid_fraction: share of the split train that becomes valid, or `None`.
-        num_shuffle: times that the training files are shuffled, or `None`: they stay as they are.
+        vocab_options: arguments of `Vocab`.
+        files: `{split: list of text files}`.
+        counted: text files whose symbols are counted.
+        options: hyper-parameters that decide the result. One's own text has `"valid_fraction"`, the share of train that
+            becomes valid; lm1b has `"num_shuffle"`, the number of random orders to write.
+        folder: folder of a dataset of the paper.
+        vocab_file: the vocabulary, if it is not counted.
     """
 
     dataset: str
@@ -60,17 +58,12 @@ class Recipe:
     options: dict
     folder: str | None = None
     vocab_file: str | None = None
-    valid_fraction: float | None = None
-    num_shuffle: int | None = None
 
     def texts(self, paths: Iterable[str], progress: Callable | None = None) -> Iterator[tuple[str, Iterable]]:
         """Yields name and pieces of each text of `paths`."""
+        level = "line" if self.vocab_options.get("bos") else self.vocab_options["level"]
         for path in paths:
-            if self.dataset == "pydoc":
-                yield path, [pydoc_text()]
-            else:
-                level = "line" if self.vocab_options.get("bos") else self.vocab_options["level"]
-                yield path, read_files([path], level, progress)
+            yield path, [pydoc_text()] if self.dataset == "pydoc" else read_files([path], level, progress)
 
 
 def make_recipe(config: TextConfig) -> Recipe:
@@ -84,11 +77,15 @@ def make_recipe(config: TextConfig) -> Recipe:
         vocab_options.update(special=["<eos>", "<unk>"], eos="<eos>", unk="<unk>")
     elif config.min_freq > 1 or config.max_size is not None:
         vocab_options.update(special=["<unk>"], unk="<unk>")
-    Vocab(**vocab_options)  # raises if an option is not what it should be
-    paths = [PYDOC] if config.dataset == "pydoc" else _split_paths(config.data_path)
+    Vocab(**vocab_options)  # checks the options
+    paths = [PYDOC] if config.dataset == "pydoc" else config.data_path
+    if not paths:
+        raise ValueError("dataset 'text' needs data_path: a UTF-8 text file, or several separated by commas")
+    if isinstance(paths, str):
+        paths = [path.strip() for path in paths.split(",")]
+    paths = [os.fspath(path) for path in ([paths] if isinstance(paths, os.PathLike) else paths)]
     options = {**kept, "valid_fraction": config.valid_fraction, "cutoffs": config.cutoffs and list(config.cutoffs)}
-    files = {"train": paths}
-    return Recipe(config.dataset, vocab_options, files, paths, options, valid_fraction=config.valid_fraction)
+    return Recipe(config.dataset, vocab_options, {"train": paths}, paths, options)
 
 
 def _paper_recipe(config: TextConfig) -> Recipe:
@@ -99,24 +96,15 @@ def _paper_recipe(config: TextConfig) -> Recipe:
         found = f", got {data_path!r}" if data_path else ""
         raise ValueError(f"dataset {dataset!r} needs data_path: a folder of train.txt, valid.txt, test.txt{found}")
     folder = os.fspath(folders[0]).rstrip("/")
-    options = {"cutoffs": config.cutoffs and list(config.cutoffs)}
-    if dataset == "lm1b":
-        shards = sorted(tf.io.gfile.glob(f"{folder}/{LM1B_SHARDS}"))
-        held_out = [f"{folder}/valid.txt"]
-        files = {"train": shards, "valid": held_out, "test": held_out}
-        options.update(num_shuffle=config.num_shuffle, seed=config.seed)
-        vocab_file = f"{folder}/{LM1B_VOCAB}"
-        return Recipe(dataset, vocab_options, files, [], options, folder, vocab_file, num_shuffle=config.num_shuffle)
     files = {split: [f"{folder}/{split}.txt"] for split in SPLITS}
-    return Recipe(dataset, vocab_options, files, [files[split][0] for split in counted_splits], options, folder)
-
-
-def _split_paths(data_path: str | os.PathLike | Iterable | None) -> list[str]:
-    if not data_path:
-        raise ValueError("dataset 'text' needs data_path: a UTF-8 text file, or several separated by commas")
-    if isinstance(data_path, str):
-        return [path.strip() for path in data_path.split(",")]
-    return [os.fspath(path) for path in ([data_path] if isinstance(data_path, os.PathLike) else data_path)]
+    counted = [files[split][0] for split in counted_splits]
+    options = {"cutoffs": config.cutoffs and list(config.cutoffs)}
+    recipe = Recipe(dataset, vocab_options, files, counted, options, folder)
+    if dataset == "lm1b":
+        files.update(train=sorted(tf.io.gfile.glob(f"{folder}/{LM1B_SHARDS}")), test=files["valid"])
+        options.update(num_shuffle=config.num_shuffle, seed=config.seed)
+        recipe.vocab_file = f"{folder}/{LM1B_VOCAB}"
+    return recipe
 
 
 def all_files(recipe: Recipe) -> list[str]:
@@ -129,9 +117,8 @@ def check_files(recipe: Recipe) -> None:
     """Raises FileNotFoundError if a file of the recipe is not there."""
     if recipe.dataset == "pydoc":
         return
-    hint = ""
-    if recipe.dataset in PAPER_DATASETS:
-        hint = f". Dataset {recipe.dataset!r} needs it; tools/prepare_data.py --download fetches the public archive"
+    hint = f". Dataset {recipe.dataset!r} needs it; tools/prepare_data.py --download fetches the public archive"
+    hint = hint if recipe.dataset in PAPER_DATASETS else ""
     for path in all_files(recipe):
         if not tf.io.gfile.exists(path):
             raise FileNotFoundError(f"there is no file {path}{hint}")
@@ -140,7 +127,7 @@ def check_files(recipe: Recipe) -> None:
 
 
 def make_vocab(recipe: Recipe, progress: Callable | None = None) -> tuple[Vocab, int]:
-    """The vocabulary, and the number of tokens of what was counted."""
+    """The vocabulary, and the number of tokens in the counted files."""
     if recipe.vocab_file:
         vocab = Vocab.load(recipe.vocab_file, **recipe.vocab_options)
         if vocab.unk not in vocab.ids:
@@ -153,7 +140,7 @@ def make_vocab(recipe: Recipe, progress: Callable | None = None) -> tuple[Vocab,
 
 
 def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
-    """The cutoffs that were asked for, or else the dataset's own, as far as the vocabulary reaches."""
+    """The given cutoffs, or else the dataset's own that lie within the vocabulary."""
     cutoffs = recipe.options["cutoffs"]
     if cutoffs is None and recipe.dataset in PAPER_DATASETS:
         return [cutoff for cutoff in PAPER_DATASETS[recipe.dataset][2] if cutoff < len(vocab)]
@@ -165,16 +152,10 @@ def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
 
 
 def choose_cutoffs(vocab: Vocab) -> list[int]:
-    """Chooses the adaptive softmax's bins from a vocabulary's counts: none below 20,000 symbols.
+    """Cutoffs of the adaptive softmax from the counts of a built vocabulary; none below 20,000 symbols.
 
-    The first bin has the most frequent symbols, which make up 90 % of the text, the next two go to 95 % and 99 %,
-    and the last has the rest. They end at whole thousands.
-
-    Args:
-        vocab: `Vocab` that has counted a text and been built.
-
-    Returns:
-        list of int, as `Corpus.cutoffs`.
+    The first bin holds the most frequent symbols, which make up 90% of the text. The next two reach 95% and 99%, the
+    last holds the rest. Cutoffs are whole thousands.
     """
     if len(vocab) < 20000:
         return []
@@ -184,52 +165,48 @@ def choose_cutoffs(vocab: Vocab) -> list[int]:
 
 
 def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
-    """Whether a dataset's tokens are characters or bytes, spelt as words or not."""
+    """Whether tokens are characters or bytes, even if spelt as words."""
     return dataset in ("enwik8", "text8") or vocab.level != "word"
 
 
-def encode(
-    recipe: Recipe, vocab: Vocab, n_counted: int, progress: Callable | None = None
-) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Yields `(split, shard, ids)`, the pieces of each split in order; shard is 0 but for shuffled training files."""
+def encode(recipe: Recipe, vocab: Vocab, n_counted: int, progress: Callable | None = None) -> _Pieces:
+    """Yields the pieces of each split in order; the shard is 0 except for shuffled files."""
     for split, paths in recipe.files.items():
-        if split == "train" and recipe.num_shuffle:
+        if split == "train" and "num_shuffle" in recipe.options:
             yield from _encode_shuffled(recipe, vocab, progress)
             continue
         pieces = (ids for path, texts in recipe.texts(paths, progress) for ids in vocab.encode_stream(texts, path))
-        if recipe.valid_fraction:
-            yield from _cut_off_valid(pieces, n_counted, recipe.valid_fraction)
+        if "valid_fraction" in recipe.options:
+            yield from _cut_off_valid(pieces, n_counted, recipe.options["valid_fraction"])
         else:
             yield from ((split, 0, ids) for ids in pieces)
 
 
-def _cut_off_valid(pieces, n_tokens, valid_fraction):
+def _cut_off_valid(pieces: Iterable[np.ndarray], n_tokens: int, valid_fraction: float) -> _Pieces:
     n_train = int(n_tokens * (1 - valid_fraction))
     if n_train in (0, n_tokens):
         raise ValueError(f"a text of {n_tokens} tokens is too short to hold out {valid_fraction} of it")
     position = 0
     for ids in pieces:
-        cut = min(max(n_train - position, 0), len(ids))
-        if cut > 0:
-            yield "train", 0, ids[:cut]
-        if cut < len(ids):
-            yield "valid", 0, ids[cut:]
+        for split, part in zip(("train", "valid"), np.split(ids, [max(n_train - position, 0)]), strict=True):
+            if len(part):
+                yield split, 0, part
         position += len(ids)
 
 
-def _encode_shuffled(recipe, vocab, progress):
-    """The training files of lm1b, the sentences of each in random order: the original's order, for the same seed.
+def _encode_shuffled(recipe: Recipe, vocab: Vocab, progress: Callable | None) -> _Pieces:
+    """The training files of lm1b, the sentences of each in random order; the original's order for the same seed.
 
     With several shuffles, all files follow in a first order, then all in a second, ...
     """
     rng = np.random.RandomState(recipe.options["seed"])
     paths = recipe.files["train"]
-    for shard, path in enumerate(paths):
+    for shard, (path, texts) in enumerate(recipe.texts(paths, progress)):
         pieces, lengths = [], []
-        for text in read_files([path], "line", progress):
+        for text in texts:
             pieces.append(vocab.encode(text, name=path))
             lengths.extend(len(line.split()) + 2 for line in text.split("\n")[:-1])  # with both markers
         sentences = np.split(np.concatenate(pieces), np.cumsum(lengths)[:-1])
-        for shuffle in range(recipe.num_shuffle):
+        for shuffle in range(recipe.options["num_shuffle"]):
             rng.shuffle(sentences)
             yield "train", shuffle * len(paths) + shard, np.concatenate(sentences)

@@ -1,5 +1,8 @@
 """Downloads: the public archives of the paper's datasets, unpacked into train.txt, valid.txt and test.txt."""
 
+from __future__ import annotations
+
+import itertools
 import os
 import posixpath
 import re
@@ -8,10 +11,18 @@ import sys
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
 
 import keras
 
 from txl_tf.files import is_remote
+
+_LM1B = "1-billion-word-language-modeling-benchmark-r13output"
+LM1B_SHARDS = f"{_LM1B}/training-monolingual.tokenized.shuffled/news.en-*"
+LM1B_VOCAB = "1b_word_vocab.txt"
+SPLITS = ("train", "valid", "test")
 
 # The addresses of the original's getdata.sh.
 URLS = {
@@ -21,56 +32,51 @@ URLS = {
     "wt103": ["https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip"],
     "ptb": ["http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz"],
     "lm1b": [
-        "http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",
-        "https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt",
+        f"http://www.statmt.org/lm-benchmark/{_LM1B}.tar.gz",
+        f"https://github.com/rafaljozefowicz/lm/raw/master/{LM1B_VOCAB}",
     ],
 }
 
-LM1B_SHARDS = "1-billion-word-language-modeling-benchmark-r13output/training-monolingual.tokenized.shuffled/news.en-*"
-LM1B_VOCAB = "1b_word_vocab.txt"
-_LM1B_HELD_OUT = (
-    "1-billion-word-language-modeling-benchmark-r13output/heldout-monolingual.tokenized.shuffled/"
-    "news.en.heldout-00000-of-00050"
-)
-
-# Where the archives have the text; * is the split.
+# Text files in the archives and their new names; the shards of lm1b keep theirs.
 _TEXT_FILES = {
-    "wt2": "wikitext-2/wiki.*.tokens",
-    "wt103": "wikitext-103/wiki.*.tokens",
-    "ptb": "simple-examples/data/ptb.*.txt",
+    "wt2": {f"wikitext-2/wiki.{split}.tokens": f"{split}.txt" for split in SPLITS},
+    "wt103": {f"wikitext-103/wiki.{split}.tokens": f"{split}.txt" for split in SPLITS},
+    "ptb": {f"simple-examples/data/ptb.{split}.txt": f"{split}.txt" for split in SPLITS},
+    "lm1b": {
+        LM1B_SHARDS: None,
+        f"{_LM1B}/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050": "valid.txt",
+    },
 }
 
-# How prep_enwik8.py and prep_text8.py spell a byte. The newlines of enwik8 stay newlines, so that splitting the
-# text at white space drops them: the original's vocabulary has 204 of the 205 bytes.
+# How prep_enwik8.py and prep_text8.py spell a byte. The newlines of enwik8 stay newlines, and splitting the text at
+# white space drops them: the original's vocabulary has 204 of the 205 bytes.
 _SPELLINGS = {
     "enwik8": [b"\n" if byte == ord("\n") else str(byte).encode() for byte in range(256)],
     "text8": [b"_" if byte == ord(" ") else bytes([byte]) for byte in range(256)],
 }
 
 
-def fetch(dataset, data_dir, base_url=None, num_test_chars=5_000_000):
+def fetch(dataset: str, data_dir: str, base_url: str | None = None, num_test_chars: int = 5_000_000) -> None:
     """Fetches and unpacks a dataset of the paper, as the original's getdata.sh does, unless its text is there.
 
-    An archive that is in `data_dir` already, by its own name, is not fetched. A download or an unpacking that is
-    cut short leaves nothing that looks whole.
+    An archive that is already in `data_dir` is used. If a download or an unpacking is interrupted, nothing that it
+    leaves looks complete.
 
     Args:
         dataset: one of `URLS`.
-        data_dir: local folder that gets archive and text.
-        base_url: where the archive is, without its name, rather than where getdata.sh finds it.
+        data_dir: local folder for the archive and the text.
+        base_url: address of another folder that has the archive.
         num_test_chars: bytes of valid.txt and of test.txt, for enwik8 and text8.
 
     Raises:
-        ValueError: an argument or an archive is not what it should be.
+        ValueError: an argument or an archive is wrong.
         OSError: the archive cannot be fetched, or the folder cannot be written.
     """
     if dataset not in URLS:
         raise ValueError(f"download is for the datasets {', '.join(URLS)}, got {dataset!r}")
     if is_remote(data_dir):
         raise ValueError(f"download needs a local data_dir, got {data_dir}")
-    needed = ["train.txt", "valid.txt", "test.txt"]
-    if dataset == "lm1b":
-        needed[0] = LM1B_VOCAB
+    needed = [LM1B_VOCAB if dataset == "lm1b" else "train.txt", "valid.txt", "test.txt"]
     if all(os.path.exists(os.path.join(data_dir, name)) for name in needed):
         return
     archive = [_fetch_file(url, data_dir, base_url) for url in URLS[dataset]][0]
@@ -78,13 +84,21 @@ def fetch(dataset, data_dir, base_url=None, num_test_chars=5_000_000):
     shutil.rmtree(staging, ignore_errors=True)
     try:
         os.makedirs(staging)
-        _unpack(dataset, archive, staging, num_test_chars)
-        _move_files(staging, data_dir)
+        if dataset in _SPELLINGS:
+            _unpack_bytes(dataset, archive, staging, num_test_chars)
+        else:
+            _unpack_files(dataset, archive, staging)
+        files = [path.relative_to(staging) for path in Path(staging).rglob("*") if path.is_file()]
+        for path in sorted(files, key=lambda path: (-len(path.parts), path)):  # the topmost files last
+            os.makedirs(os.path.join(data_dir, path.parent), exist_ok=True)
+            os.replace(os.path.join(staging, path), os.path.join(data_dir, path))
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error) as error:
+        raise ValueError(f"{archive} is not a whole archive: {error}. Remove it to fetch it again") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _fetch_file(url, folder, base_url):
+def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
     name = posixpath.basename(url)
     path = os.path.join(folder, name)
     if os.path.exists(path):
@@ -92,10 +106,10 @@ def _fetch_file(url, folder, base_url):
     if base_url:
         url = f"{base_url.rstrip('/')}/{name}"
     os.makedirs(folder, exist_ok=True)
-    if not os.access(folder, os.W_OK):  # get_file would go elsewhere
+    if not os.access(folder, os.W_OK):  # get_file would choose another folder
         raise PermissionError(f"data_dir {folder} cannot be written to")
     chatty = keras.config.is_interactive_logging_enabled()
-    if not sys.stdout.isatty():  # the bar of get_file is thousands of lines there
+    if not sys.stdout.isatty():  # the progress bar of get_file is thousands of lines there
         keras.config.disable_interactive_logging()
     try:
         fetched = keras.utils.get_file(
@@ -112,39 +126,27 @@ def _fetch_file(url, folder, base_url):
     return path
 
 
-def _unpack(dataset, archive, folder, num_test_chars):
-    try:
-        if dataset in _SPELLINGS:
-            _unpack_bytes(dataset, archive, folder, num_test_chars)
-        else:
-            _unpack_files(dataset, archive, folder)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error) as error:
-        raise ValueError(f"{archive} is not a whole archive: {error}. Remove it to fetch it again") from error
-
-
-def _unpack_files(dataset, archive, folder):
-    """Copies the files that are wanted, and no other, to names that are chosen here."""
-    missing = _wanted_files(dataset)
+def _unpack_files(dataset: str, archive: str, folder: str) -> None:
+    """Copies only the files in `_TEXT_FILES` and the shards of lm1b; no name of the archive leads outside `folder`."""
+    missing = dict(_TEXT_FILES[dataset])
     for name, file in _members(archive):
         if dataset == "lm1b" and re.fullmatch(re.escape(LM1B_SHARDS[:-1]) + r"\d+-of-\d+", name):
-            _copy(file, os.path.join(folder, name))
             missing.pop(LM1B_SHARDS, None)
+            path = os.path.join(folder, name)
         elif name in missing:
-            _copy(file, os.path.join(folder, missing.pop(name)))
+            path = os.path.join(folder, missing.pop(name))
+        else:
+            continue
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
     if missing:
         raise ValueError(f"{archive} is not the archive of dataset {dataset!r}: it lacks {', '.join(sorted(missing))}")
     if dataset == "lm1b":
         shutil.copyfile(os.path.join(folder, "valid.txt"), os.path.join(folder, "test.txt"))
 
 
-def _wanted_files(dataset):
-    """dict, file in the archive -> the file it becomes."""
-    if dataset == "lm1b":
-        return {LM1B_SHARDS: None, _LM1B_HELD_OUT: "valid.txt"}
-    return {_TEXT_FILES[dataset].replace("*", split): f"{split}.txt" for split in ("train", "valid", "test")}
-
-
-def _members(archive):
+def _members(archive: str) -> Iterator[tuple[str, BinaryIO]]:
     """Yields name and open file of each regular file of a zip or tar archive, in one pass."""
     if archive.endswith(".zip"):
         with zipfile.ZipFile(archive) as members:
@@ -159,33 +161,18 @@ def _members(archive):
                     yield posixpath.normpath(member.name), members.extractfile(member)
 
 
-def _copy(file, path):
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as copy:
-        shutil.copyfileobj(file, copy, 1 << 20)
-
-
-def _unpack_bytes(dataset, archive, folder, num_test_chars):
+def _unpack_bytes(dataset: str, archive: str, folder: str, num_test_chars: int) -> None:
     """Splits the one file of enwik8 or text8 and writes each byte as a word."""
     data = next((file.read() for name, file in _members(archive) if name == dataset), None)
     if data is None:
         raise ValueError(f"{archive} is not the archive of dataset {dataset!r}: it lacks {dataset}")
-    if len(data) <= 2 * num_test_chars:
+    n_train = len(data) - 2 * num_test_chars
+    if n_train <= 0:
         raise ValueError(f"{archive} has {len(data)} bytes of text, too few to hold out 2 * {num_test_chars}")
-    ends = {"train": len(data) - 2 * num_test_chars, "valid": len(data) - num_test_chars, "test": len(data)}
-    begin = 0
-    for split, end in ends.items():
+    ends = [0, n_train, n_train + num_test_chars, len(data)]
+    for split, (begin, end) in zip(SPLITS, itertools.pairwise(ends), strict=True):
         part = data[begin:end].strip() if dataset == "text8" else data[begin:end]
         with open(os.path.join(folder, f"{split}.txt"), "wb") as file:
             for position in range(0, len(part), 1 << 20):
                 block = part[position : position + (1 << 20)]
                 file.write(b" " * (position > 0) + b" ".join(map(_SPELLINGS[dataset].__getitem__, block)))
-        begin = end
-
-
-def _move_files(source, target):
-    """Moves a tree of files into another, the topmost files last."""
-    paths = [os.path.relpath(os.path.join(f, name), source) for f, _, names in os.walk(source) for name in names]
-    for path in sorted(paths, key=lambda path: (-path.count(os.sep), path)):
-        os.makedirs(os.path.dirname(os.path.join(target, path)), exist_ok=True)
-        os.replace(os.path.join(source, path), os.path.join(target, path))

@@ -1,33 +1,35 @@
-"""Text files, read in pieces that can be cut into symbols one by one."""
+"""Text files, read in pieces that can be split into symbols one by one."""
+
+from __future__ import annotations
 
 import codecs
 import itertools
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
 _READ_BYTES = 1 << 20
 
 
-def pydoc_text():
-    """Python's reference manual as `help()` shows it, its topics in alphabetical order."""
+def pydoc_text() -> str:
+    """Python's reference manual as `help()` shows it, with its topics in alphabetical order."""
     from pydoc_data.topics import topics
 
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def read_files(paths, level, progress=None):
+def read_files(paths: Iterable[str], level: str, progress: Callable | None = None) -> Iterator[str | bytes]:
     """Yields the text of one file after the other, in pieces of about a megabyte.
 
     Args:
-        paths: list of files, local or remote.
-        level: `"char"`: pieces are str; `"word"`: the same, cut between words, and the last line of each file
-            ends with a newline; `"line"`: that, cut between lines; `"byte"`: pieces are bytes, and the files may hold
-            anything.
-        progress: function that is called with the number of bytes of each piece.
+        paths: local or remote files.
+        level: `"byte"`: pieces are bytes, of any file. `"char"`: pieces are str. `"word"`: str, cut between words.
+            `"line"`: str, cut between lines. At the last two levels, a missing newline at the end of a file is added.
+        progress: called with the number of bytes of each piece.
 
     Raises:
-        FileNotFoundError: a file is not there.
-        ValueError: a file is empty, or is not UTF-8 text. Names the file and the byte.
+        FileNotFoundError: a file does not exist.
+        ValueError: a file is empty or is not UTF-8 text. Names the file and the byte.
     """
     for path in paths:
         pieces = _read_blocks(path, progress)
@@ -38,7 +40,7 @@ def read_files(paths, level, progress=None):
         yield from pieces
 
 
-def _read_blocks(path, progress):
+def _read_blocks(path: str, progress: Callable | None) -> Iterator[bytes]:
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(f"there is no file {path}")
     if tf.io.gfile.isdir(path):
@@ -54,26 +56,24 @@ def _read_blocks(path, progress):
             block = file.read(_READ_BYTES)
 
 
-def _decode(blocks, path):
+def _decode(blocks: Iterator[bytes], path: str) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
+    not_text = "{} is not UTF-8 text: see byte {}. level='byte' reads any file"
     position = 0  # of the block in the file
     for block in itertools.chain(blocks, [b""]):
         start = position - len(decoder.getstate()[0])  # a character may have begun in the block before
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            raise _not_text(path, start + error.start) from error
+            raise ValueError(not_text.format(path, start + error.start)) from error
         if b"\0" in block:
-            raise _not_text(path, position + block.index(b"\0"))
+            raise ValueError(not_text.format(path, position + block.index(b"\0")))
         yield text
         position += len(block)
 
 
-def _not_text(path, position):
-    return ValueError(f"{path} is not UTF-8 text: see byte {position}. level='byte' reads any file")
-
-
-def _cut_between(pieces, level):
+def _cut_between(pieces: Iterator[str], level: str) -> Iterator[str]:
+    """Cuts each piece after its last newline; at level "word", a piece without newline before its last word."""
     text = last = ""
     for piece in pieces:
         text += piece

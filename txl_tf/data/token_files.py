@@ -1,9 +1,13 @@
-"""Token files: integer arrays on disk, written piece by piece, read whole or in parts, from here or from afar.
+"""Token files: integer arrays on disk, written piece by piece and read whole or in parts, local or remote.
 
 A token file is an ordinary .npy file of one dimension: `np.load(path, mmap_mode="r")` opens it.
 """
 
+from __future__ import annotations
+
 import io
+from collections.abc import Iterable
+from typing import Any, BinaryIO
 
 import numpy as np
 import tensorflow as tf
@@ -14,54 +18,47 @@ _HEADER_BYTES = 256  # enough for the header of any one-dimensional array
 
 
 class TokenWriter:
-    """Appends token ids to a new local .npy file; holds neither the tokens nor the open file.
+    """Appends token ids to a new local .npy file. It keeps no tokens in memory and no file open.
 
-    The file is an array only after `close`, which writes the number of tokens into the header.
-
-    Args:
-        path: the file.
-        n_symbols: size of the vocabulary; sets the type: uint8, uint16 or int32.
+    The file holds no tokens for a reader until `close` writes their number into the header. The size of the vocabulary,
+    `n_symbols`, decides the type: uint8, uint16 or int32.
     """
 
-    def __init__(self, path, n_symbols):
+    def __init__(self, path: str, n_symbols: int):
         self.path = path
         self.dtype = np.dtype(np.uint8 if n_symbols <= 1 << 8 else np.uint16 if n_symbols <= 1 << 16 else np.int32)
         self.n_tokens = 0
         with open(path, "wb") as file:
             self.header_bytes = self._write_header(file)
 
-    def add(self, ids):
+    def add(self, ids: np.ndarray) -> None:
         with open(self.path, "ab") as file:
             file.write(np.asarray(ids, self.dtype).tobytes())
         self.n_tokens += len(ids)
 
-    def close(self):
+    def close(self) -> None:
         with open(self.path, "r+b") as file:
             if self._write_header(file) != self.header_bytes:  # NumPy leaves room for any count
                 raise RuntimeError(f"the header of {self.path} does not fit its place")
 
-    def _write_header(self, file):
+    def _write_header(self, file: BinaryIO) -> int:
         shape = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.n_tokens,)}
         np.lib.format.write_array_header_1_0(file, shape)
         return file.tell()
 
 
 class StoredTokens:
-    """One array out of one or several files, read when it is sliced: `tokens[begin:end]`, `len(tokens)`.
+    """One array made of `parts` (arrays or files), read when it is sliced: `tokens[begin:end]`, `len(tokens)`."""
 
-    Args:
-        parts: list of what has a `dtype`, a length and slices, such as arrays, in order.
-    """
-
-    def __init__(self, parts):
+    def __init__(self, parts: Iterable):
         self.parts = list(parts)
         self.begins = np.cumsum([0] + [len(part) for part in self.parts]).tolist()
         self.dtype = np.result_type(*(part.dtype for part in self.parts))
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.begins[-1]
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: slice) -> np.ndarray:
         if not isinstance(index, slice) or index.step not in (None, 1):
             raise TypeError(f"stored tokens are read as tokens[begin:end], got {index!r}")
         first, last, _ = index.indices(len(self))
@@ -72,14 +69,14 @@ class StoredTokens:
         ]
         return np.concatenate(pieces) if pieces else np.zeros([0], self.dtype)
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self[:].astype(dtype or self.dtype, copy=False)
 
 
 class _RemoteFile:
     """A token file that `tf.io.gfile` reads, one range at a time."""
 
-    def __init__(self, path):
+    def __init__(self, path: str):
         self.path = path
         with tf.io.gfile.GFile(path, "rb") as file:
             header = io.BytesIO(file.read(_HEADER_BYTES))
@@ -90,10 +87,10 @@ class _RemoteFile:
         if found != self.n_tokens:
             raise ValueError(f"it holds {found} of {self.n_tokens} tokens")
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.n_tokens
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: slice) -> np.ndarray:
         first, last, _ = index.indices(self.n_tokens)
         with tf.io.gfile.GFile(self.path, "rb") as file:
             file.seek(self.start + first * self.dtype.itemsize)
@@ -101,18 +98,14 @@ class _RemoteFile:
         return np.frombuffer(data, self.dtype)
 
 
-def open_tokens(paths):
-    """Opens the token files of one split; reads no token yet.
+def open_tokens(paths: Iterable[str]) -> np.memmap | StoredTokens:
+    """Opens the token files of one split without reading tokens.
 
-    Args:
-        paths: list of .npy files. Local ones are memory-mapped, others (`gs://...`) are read in ranges.
-
-    Returns:
-        `np.memmap` `[n]` where it is one local file, or else `StoredTokens`.
+    A single local file becomes an `np.memmap` `[n]`; several files or a remote one (`gs://...`) `StoredTokens`.
 
     Raises:
-        FileNotFoundError: a file is not there.
-        ValueError: a file is not a whole token file.
+        FileNotFoundError: a file does not exist.
+        ValueError: a file is not a complete token file.
     """
     parts = []
     for path in paths:

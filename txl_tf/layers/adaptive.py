@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.layers.embedding import AdaptiveBins, embedding_lookup
-from txl_tf.layers.ops import cross_entropy
+from txl_tf.layers.ops import config_of, cross_entropy
 
 
 def bin_logits(hidden, weight, bias, proj):
@@ -40,8 +40,8 @@ def head_of(weights, biases, clusters):
 def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=None):
     """Negative log-likelihood of every target, each in its place.
 
-    Batch first; otherwise the original's function with `return_mean=False` and the variables passed in. The head's
-    column of bin i is `n_0 + i - 1`, as in the original.
+    Batch first; otherwise the original's function with `return_mean=False`. The head's column of bin i is
+    `n_0 + i - 1`, as in the original.
 
     Args:
         hidden: `[B, T, P]`.
@@ -221,4 +221,4 @@ class AdaptiveSoftmax(AdaptiveBins):
         return static_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding), bin_capacities)
 
     def get_config(self):
-        return {**super().get_config(), "proj_share_all_but_first": self.proj_share_all_but_first}
+        return {**super().get_config(), **config_of(self, "proj_share_all_but_first")}

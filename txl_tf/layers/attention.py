@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.layers.dropout import dropout, split
-from txl_tf.layers.ops import LayerNorm, project
+from txl_tf.layers.ops import LayerNorm, config_of, project
 
 # ------------------------------------------------------------------------------------------------------------ core
 
@@ -33,7 +33,7 @@ def attend(q, k, v, position_scores=None, visible=None, scale=1.0, dropatt=0.0, 
         k, v: `[H, ..., K, D]`, keys and values.
         position_scores: `[H, ..., T, K]`, see `shifted_scores` and `pairwise_scores`; `None` for none.
         visible: bool, `[T, K]` or what broadcasts to `[H, ..., T, K]`: which keys a query sees; `None` for all.
-        scale: float. It costs least where the queries hold it already, as those of Transformer-XL do.
+        scale: float. Transformer-XL scales its queries once, before both kinds of scores, and leaves this at 1.
         dropatt: dropout rate of the probabilities. Rows of the batch are axis 1.
         dropout_key: int `[3]`, see `dropout`, or `None` for no dropout.
 
@@ -65,11 +65,7 @@ def attention_probs(q, k, position_scores=None, visible=None, scale=1.0):
 
 
 def head_matmul(a, b, transpose_b=False):
-    """`tf.matmul` of `a` `[H, ..., T, any]`; for a single query head by head, which is twice as fast.
-
-    Args:
-        b: a tensor; for a single query also a list of its H heads.
-    """
+    """`tf.matmul` of `a` `[H, ..., T, any]`; for a single query head by head, twice as fast. `b` may list its heads."""
     if a.shape[-2] != 1:
         return tf.matmul(a, b, transpose_b=transpose_b)
     heads = b if isinstance(b, list) else tf.unstack(b)
@@ -99,7 +95,7 @@ def pairwise_scores(q, r):
     """Scores of the queries against a vector for every pair: `q_i . r_ij` (FLAT).
 
     Args:
-        q: `[H, B, T, D]`, queries.
+        q: `[H, B, T, D]`.
         r: `[H, B, T, K, D]`.
 
     Returns:
@@ -176,17 +172,10 @@ def rel_multihead_attn(
     Batch first: the original's `w` and `mems` are `[T, B, E]` and `[M, B, E]`, its `r` is `[K, 1, E]`. Queries are
     projected for the segment alone; the original projects the memory's too and throws them away.
 
-    Args:
-        w: `[B, T, E]`, hidden states of the segment.
-        r: `[1, K, E]`, position embeddings, farthest distance first.
-        r_w_bias, r_r_bias: `[H, D]`, the paper's u and v.
-        attn_mask: `[T, K]`, 1 where masked, see `create_mask`.
-        mems: `[B, M, E]`, hidden states of the memory.
+    Args: those of the call of `RelMultiHeadAttn`, and
         qkv_kernel: `[E, 3 * H * D]`, queries, then keys, then values.
-        r_kernel: `[E, H * D]`.
-        o_kernel: `[H * D, E]`.
-        dropatt: dropout rate of the attention probabilities.
-        dropout_key: int `[3]`, see `dropout`, or `None` for no dropout.
+        r_kernel, o_kernel: `[E, H * D]` and `[H * D, E]`.
+        dropatt, dropout_key: of the attention probabilities, see `attend`.
 
     Returns:
         `[B, T, E]`.
@@ -286,12 +275,5 @@ class RelMultiHeadAttn(keras.layers.Layer):
         return attention_probs(q, k, position_scores, attn_mask == 0)
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "d_model": self.d_model,
-            "n_head": self.n_head,
-            "d_head": self.d_head,
-            "dropout": self.dropout,
-            "dropatt": self.dropatt,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-        }
+        names = "d_model n_head d_head dropout dropatt kernel_initializer"
+        return {**super().get_config(), **config_of(self, names)}

@@ -16,10 +16,10 @@ def dropout(x, rate, dropout_key, row_axis=0):
     batch, that hold contiguous rows each therefore draw what one device draws for the whole batch. The same key draws
     the same mask on every device and under XLA.
 
-    An element is dropped where a random number of 16 bits is below the rate. Rates are exact to 1 / 65536. The numbers
-    are windows of two bytes that begin at every byte of the stream, so that an element costs one byte: each has a high
-    byte to itself and shares its low byte, which decides for one element in 256, with one other element of the row
-    (whose correlation is at most 1 / 256).
+    An element is dropped where a random number of 16 bits is below the rate, so rates are exact to 1 / 65536. A number
+    is two neighbouring bytes of a random stream, and one begins at every byte: an element costs one byte. Each has a
+    high byte of its own. The low byte, which decides for one element in 256, is the high byte of another element of the
+    row; the correlation of the two is at most 1 / 256.
 
     Args:
         x: float tensor of any shape.

@@ -19,10 +19,11 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import check_bins
+from txl_tf.layers.ops import config_of
 
 
 def id_error(name, n_token):
-    """What an error says of ids that no table has; the first of them follows."""
+    """The message of an error about ids outside the vocabulary; the first such id follows it."""
     return f"{name} must hold ids between 0 and n_token - 1 = {n_token - 1}, found"
 
 
@@ -94,7 +95,7 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
 class AdaptiveBins(keras.layers.Layer):
     """What embedding and softmax have in common: the bins, and which of them are projected.
 
-    Keras does not cast the weights (`autocast=False`): the pure functions do, what they use and where they use it.
+    The weights have `autocast=False`: the pure functions cast them, only the parts they use.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class AdaptiveBins(keras.layers.Layer):
         return self.d_embed // self.div_val**i
 
     def is_projected(self, i):
-        """Whether bin i needs a projection: always where widths differ, and for bins that divide by choice."""
+        """Whether bin i has a projection: where widths differ, and with `proj_same_dim` where `div_val` is above 1."""
         return self.bin_width(i) != self.d_proj or (self.div_val > 1 and self.proj_same_dim)
 
     def add_projection(self, i, name):
@@ -128,16 +129,8 @@ class AdaptiveBins(keras.layers.Layer):
         )
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "n_token": self.n_token,
-            "d_embed": self.d_embed,
-            "d_proj": self.d_proj,
-            "cutoffs": self.cutoffs,
-            "div_val": self.div_val,
-            "proj_same_dim": self.proj_same_dim,
-            "proj_initializer": keras.initializers.serialize(self.proj_initializer),
-        }
+        names = "n_token d_embed d_proj cutoffs div_val proj_same_dim proj_initializer"
+        return {**super().get_config(), **config_of(self, names)}
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -192,4 +185,4 @@ class AdaptiveEmbedding(AdaptiveBins):
         )
 
     def get_config(self):
-        return {**super().get_config(), "initializer": keras.initializers.serialize(self.initializer)}
+        return {**super().get_config(), **config_of(self, "initializer")}

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.layers.dropout import dropout, split
-from txl_tf.layers.ops import LayerNorm, project
+from txl_tf.layers.ops import LayerNorm, config_of, project
 
 
 def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_key=None):
@@ -52,12 +52,13 @@ class PositionwiseFF(keras.layers.Layer):
         self.d_inner = d_inner
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        # A Keras initializer draws the same numbers every time; a clone of it draws its own.
+        self.initializers = [self.kernel_initializer.clone() for _ in range(2)]
         self.layer_norm = LayerNorm(dtype=self.dtype_policy)
 
     def build(self, inp_shape=None):
         for i, shape in ((1, (self.d_model, self.d_inner)), (2, (self.d_inner, self.d_model))):
-            # A Keras initializer draws the same numbers every time; a clone of it draws its own.
-            kernel = self.add_weight(name=f"kernel_{i}", shape=shape, initializer=self.kernel_initializer.clone())
+            kernel = self.add_weight(name=f"kernel_{i}", shape=shape, initializer=self.initializers[i - 1])
             bias = self.add_weight(name=f"bias_{i}", shape=shape[1:], initializer="zeros")
             setattr(self, f"kernel_{i}", kernel)
             setattr(self, f"bias_{i}", bias)
@@ -68,10 +69,4 @@ class PositionwiseFF(keras.layers.Layer):
         return self.layer_norm(positionwise_ff(inp, *weights, self.dropout, dropout_key) + inp)
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "d_model": self.d_model,
-            "d_inner": self.d_inner,
-            "dropout": self.dropout,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-        }
+        return {**super().get_config(), **config_of(self, "d_model d_inner dropout kernel_initializer")}

@@ -85,3 +85,13 @@ class LayerNorm(keras.layers.Layer):
 
     def call(self, inputs):
         return layer_norm(inputs, tf.cast(self.gamma, tf.float32), tf.cast(self.beta, tf.float32), self.epsilon)
+
+
+def config_of(layer, names):
+    """`{name: attribute}` of the names in a string, for a layer's `get_config`; initializers are serialized."""
+    values = {name: getattr(layer, name) for name in names.split()}
+    is_initializer = keras.initializers.Initializer
+    return {
+        name: keras.initializers.serialize(value) if isinstance(value, is_initializer) else value
+        for name, value in values.items()
+    }

@@ -5,6 +5,7 @@ import keras
 from txl_tf.layers.attention import RelMultiHeadAttn
 from txl_tf.layers.dropout import split
 from txl_tf.layers.feed_forward import PositionwiseFF
+from txl_tf.layers.ops import config_of
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -40,13 +41,5 @@ class TransformerXLLayer(keras.layers.Layer):
         return self.ff(output, dropout_key=ff_key)
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "d_model": self.d_model,
-            "n_head": self.n_head,
-            "d_head": self.d_head,
-            "d_inner": self.d_inner,
-            "dropout": self.dropout,
-            "dropatt": self.dropatt,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-        }
+        names = "d_model n_head d_head d_inner dropout dropatt kernel_initializer"
+        return {**super().get_config(), **config_of(self, names)}

@@ -38,47 +38,26 @@ MAX_UNROLLED_ROWS = 16
 
 
 class CachedState(NamedTuple):
-    """The memory as keys and values: nothing but tensors, so that it goes in and out of any graph.
+    """The memory as keys and values: nothing but tensors, so that it goes in and out of any graph."""
 
-    Attributes:
-        keys, values: tuples of `n_layer` tensors `[B, H, K, D]`.
-        position: int32 scalar, the slot that the next token goes to. Rows go in step.
-    """
-
-    keys: tuple
-    values: tuple
-    position: tf.Tensor
+    keys: tuple  # of n_layer tensors [B, H, K, D]
+    values: tuple  # the same
+    position: tf.Tensor  # int32 scalar, the slot that the next token goes to; rows go in step
 
 
 class LayerWeights(NamedTuple):
-    """Weights of a layer in the type they are used in.
+    """Weights of a layer in the type they are used in."""
 
-    Attributes:
-        qkv: `[E, 3 * H * D]`, the queries' part times `D**-0.5`.
-        o: `[H * D, E]`.
-        ff: kernels and biases of the feed-forward net, as `positionwise_ff` takes them.
-        r_w_bias, r_r_bias: `[H, D]`, u and v times `D**-0.5`.
-        position_keys: `[H, 2 * K + max_segment, D]`; row x is that of distance `(K - 1 - x) mod K`.
-    """
-
-    qkv: tf.Tensor
-    o: tf.Tensor
-    ff: tuple
-    r_w_bias: tf.Tensor
-    r_r_bias: tf.Tensor
-    position_keys: tf.Tensor
+    qkv: tf.Tensor  # [E, 3 * H * D], the queries' part times D**-0.5
+    o: tf.Tensor  # [H * D, E]
+    ff: tuple  # kernels and biases, as `positionwise_ff` takes them
+    r_w_bias: tf.Tensor  # [H, D], u times D**-0.5
+    r_r_bias: tf.Tensor  # [H, D], v times D**-0.5
+    position_keys: tf.Tensor  # [H, 2 * K + max_segment, D]; row x is that of distance (K - 1 - x) mod K
 
 
 def precompute(network, max_segment=1):
-    """What inference computes from the weights alone; compute it again when they have changed.
-
-    Args:
-        network: `TransformerXL`.
-        max_segment: most tokens of a segment, as in `initial_state`.
-
-    Returns:
-        tuple of `n_layer` `LayerWeights`.
-    """
+    """What inference computes from the weights alone, `n_layer` `LayerWeights`; stale when the weights change."""
     klen = network.mem_len + max_segment
     pos_emb = network.positions(klen)[0]
     width = network.n_head * network.d_head
@@ -106,13 +85,7 @@ def precompute(network, max_segment=1):
 def initial_state(network, batch_size, max_segment=1):
     """The state before the first segment: zero memories of full length, which are attended to.
 
-    Args:
-        network: `TransformerXL`.
-        batch_size: int or int scalar tensor.
-        max_segment: most tokens of a segment; 1 for generation.
-
-    Returns:
-        `CachedState`.
+    `batch_size` and `max_segment`, the most tokens of a segment, are ints or int scalar tensors.
     """
     shape = [batch_size, network.n_head, network.mem_len + max_segment, network.d_head]
     rings = [tuple(tf.zeros(shape, network.compute_dtype) for _ in range(network.n_layer)) for _ in "kv"]
@@ -120,19 +93,7 @@ def initial_state(network, batch_size, max_segment=1):
 
 
 def state_of(network, mems, max_segment=1):
-    """The state that goes on where the uncached `network` would with `mems`.
-
-    Args:
-        network: `TransformerXL`.
-        mems: list of `n_layer` tensors `[B, M, E]`, as the network returns.
-        max_segment: most tokens of a segment.
-
-    Returns:
-        `CachedState`.
-
-    Raises:
-        ValueError: a memory is shorter or longer than `mem_len`.
-    """
+    """The state that goes on where the uncached `network` would with `mems`, a list of `[B, M, E]`, one a layer."""
     width = network.n_head * network.d_head
 
     def ring(mem, kernel):
@@ -149,11 +110,7 @@ def state_of(network, mems, max_segment=1):
 
 
 def memory_of(network, state):
-    """The memory in the order of time: what a state is, whatever its `max_segment` and position.
-
-    Returns:
-        `(keys, values)`: tuples of `n_layer` tensors `[B, H, M, D]`, oldest first.
-    """
+    """`(keys, values)` of a state in the order of time: tuples of `n_layer` tensors `[B, H, M, D]`, oldest first."""
 
     def in_time(ring):
         max_segment = keras.ops.shape(ring)[2] - network.mem_len
@@ -182,12 +139,12 @@ def cached_forward(network, weights, tokens, state, lengths=None, in_place=False
     """`network(tokens, mems)`, with the memory as a `CachedState`.
 
     Args:
-        network: `TransformerXL`; its embedding and layer norms are used, and its settings.
+        network: `TransformerXL`, for its settings, embedding and layer norms.
         weights: `precompute` of the network, of the state's `max_segment`.
         tokens: int `[B, T]`, T not above `max_segment`.
         state: `CachedState`.
-        lengths: int `[B]`, for rows of unequal length: row b is its last `lengths[b]` tokens, and what is to their left
-            is no part of it. It gives what it gives alone, given that the memory before it is zeros. `None`: all T.
+        lengths: int `[B]`, for rows of unequal length: row b is its last `lengths[b]` tokens; what stands to their left
+            is ignored. Each row gets the result of its own tokens alone. The memory must be zeros. `None`: all T.
         in_place: write into the tensors of `state`, which must not be used again, instead of a copy of them.
 
     Returns:
@@ -254,17 +211,12 @@ def _write(ring, slots, new, in_place):
 
 
 def _attend(q, keys, values, weights, first_slot, reach):
-    """Attention over the ring, for a block of queries and a row of the batch at a time, which fits the cache.
+    """Attention over the ring, for a block of queries and a row of the batch at a time, which fits the CPU's cache.
 
     Args:
-        q: `[B, H, T, D]`, scaled queries, of which the first stands in `first_slot`.
+        q: `[B, H, T, D]`, scaled queries, of which the first stands in `first_slot`, an int scalar tensor.
         keys, values: `[B, H, K, D]`.
-        weights: `LayerWeights`.
-        first_slot: int scalar tensor.
         reach: int `[T]` or `[B, T]`, distance to the farthest key that is seen; `None` if all are.
-
-    Returns:
-        `[B, H, T, D]`.
     """
     batch, n_head, tgt_len, d_head = keras.ops.shape(q)
     rw_q = q + weights.r_w_bias[:, None]
@@ -317,13 +269,10 @@ def _attend_block(rw_q, rr_q, keys, values, position_keys, first_slot, reach):
 
 
 def _rotated(position_keys, first_slot, tgt_len, klen):
-    """The position keys in the order of the slots.
+    """The position keys in the order of the slots: `[H, K + T, D]`, or a list of H `[K, D]` for a single query.
 
-    Slot s is `(first_slot + i - s) mod K` from query i. Column c of what is returned is that of the distance
-    `(first_slot + T - 1 - c) mod K`, so that query i finds slot s in column `s + T - 1 - i`.
-
-    Returns:
-        list of H tensors `[K, D]` for a single query, which slicing gives without a copy; else `[H, K + T, D]`.
+    Slot s has the distance `(first_slot + i - s) mod K` from query i. Row c of what is returned is that of the distance
+    `(first_slot + T - 1 - c) mod K`, so that query i finds slot s in row `s + T - 1 - i`.
     """
     start = (klen - tgt_len - first_slot) % klen
     if isinstance(tgt_len, int) and tgt_len == 1:

@@ -15,6 +15,8 @@ Shapes:
     B: batch      n: prompt      N: n_token, the vocabulary      E: d_model
 """
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -28,19 +30,16 @@ def continue_text(lm, precomputed, hidden, state, first, max_new_tokens, samplin
     """Samples and reads, token by token.
 
     Args:
-        lm: `TransformerXLLM`.
         precomputed: `(precompute(lm.network), precompute_softmax(lm))`.
         hidden: `[B, E]`, after the last token.
         state: `CachedState` with `max_segment` 1, a `writable_copy`, which is written into.
-        first: int32 scalar, how many tokens every row has drawn before.
-        max_new_tokens: int32 scalar, tokens to sample.
-        sampling: `Sampling`.
+        first, max_new_tokens: int32 scalars, tokens drawn before and tokens to sample.
         stop_token: int32 scalar after which a row repeats it; -1 for none.
         with_nll: whether to compute the nll too.
 
     Returns:
         `(tokens, nll, hidden, state)`: int32 `[B, max_new_tokens]`; float32 `[B, max_new_tokens]`, nats, or
-        `None`; and what the next call goes on with.
+        `None`; and hidden state and memory for the next call.
     """
     weights, bins = precomputed
     uniform = uniform_draws(sampling.seeds, first, max_new_tokens)
@@ -69,18 +68,7 @@ def continue_text(lm, precomputed, hidden, state, first, max_new_tokens, samplin
 
 
 def generate_tokens(lm, prompt, lengths, max_new_tokens, sampling, stop_token):
-    """`generate` as a graph: all arguments but `lm` are tensors, and none is checked.
-
-    Args:
-        lm: `TransformerXLLM`.
-        prompt: int `[B, n]`; lengths: int `[B]`.
-        max_new_tokens: int32 scalar.
-        sampling: `Sampling`.
-        stop_token: int32 scalar, -1 for none.
-
-    Returns:
-        int32 `[B, n + max_new_tokens]`: prompt, new tokens, then `stop_token` (0 if there is none).
-    """
+    """`generate` as a graph: all arguments but `lm` are tensors, and none is checked. `stop_token` is -1 for none."""
     prompt, lengths = tf.cast(prompt, tf.int32), tf.cast(lengths, tf.int32)
     n = tf.shape(prompt)[1]
     column = tf.range(n + max_new_tokens)
@@ -154,17 +142,13 @@ def generate(
     }
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
     specs["prompt"] = tf.TensorSpec([batch, None], tf.int32)  # one graph for prompts of any length
-    return _generate_tokens.get_concrete_function(lm, **specs)(**arguments)
+    return _generate_tokens.get_concrete_function(lm, **specs)(lm, **arguments)
 
 
 class Session:
     """A text that is read and written in turns, in one memory: streaming, and conversations.
 
     The weights are those of the moment it is made. All rows are read and written in step.
-
-    Args:
-        lm: `TransformerXLLM`.
-        batch_size: rows.
     """
 
     def __init__(self, lm, batch_size=1):
@@ -175,19 +159,13 @@ class Session:
         self._hidden = None
         self._drawn = 0
         self._read = tf.function(self._read_segment, reduce_retracing=True, autograph=False)
-        self._write = tf.function(self._write_tokens, autograph=False)
+        self._write = tf.function(functools.partial(continue_text, lm), autograph=False)
 
     def read(self, tokens):
-        """Reads a segment.
-
-        Args:
-            tokens: int `[batch_size, n]`, n at least 1.
+        """Reads a segment, int `[batch_size, n]`, n at least 1.
 
         Returns:
             float32 array `[batch_size, n]`, the nll of the tokens in nats; NaN for the first of all.
-
-        Raises:
-            ValueError: the shape or an id is wrong.
         """
         tokens = np.asarray(tokens)
         if tokens.ndim != 2 or tokens.shape[0] != self.batch_size or not tokens.size or tokens.dtype.kind not in "iu":
@@ -208,16 +186,11 @@ class Session:
     def write(self, max_new_tokens, *, temperature=1.0, top_k=None, top_p=None, seed=None, with_nll=False):
         """Samples the next tokens, and reads them.
 
-        Args:
-            max_new_tokens: int, how many. With one seed, writing twice 4 gives the same as writing 8.
-            temperature, top_k, top_p, seed: as in `generate`.
-            with_nll: whether to compute the nll too.
+        Arguments as of `generate`. With one seed, writing twice 4 tokens gives the same as writing 8.
 
         Returns:
-            `(tokens, nll)`: int32 and float32 `[batch_size, max_new_tokens]`, nats at temperature 1, or `None`.
-
-        Raises:
-            ValueError: nothing was read yet, or an option is out of range.
+            `(tokens, nll)`: int32 and float32 `[batch_size, max_new_tokens]`, nats at temperature 1; without
+            `with_nll`, `None`.
         """
         if self._hidden is None:
             raise ValueError("read a text first: there is nothing to continue")
@@ -225,7 +198,7 @@ class Session:
         sampling = check_sampling(self.batch_size, temperature, top_k, top_p, seed)
         numbers = tf.constant(self._drawn), tf.constant(max_new_tokens)
         tokens, nll, self._hidden, self._state = self._write(
-            self._precomputed, self._hidden, self._state, *numbers, sampling, with_nll
+            self._precomputed, self._hidden, self._state, *numbers, sampling, tf.constant(-1), with_nll
         )
         self._drawn += max_new_tokens
         return tokens.numpy(), nll.numpy() if with_nll else None
@@ -236,7 +209,3 @@ class Session:
         new_hidden, state = cached_forward(network, precompute(network, length), tokens, state)
         nll = self.lm.softmax.nll(tf.concat([hidden[:, None], new_hidden[:, :-1]], 1), tokens, network.embedding)
         return nll, new_hidden[:, -1], writable_copy(state_from(*memory_of(network, state)))
-
-    def _write_tokens(self, precomputed, hidden, state, first, max_new_tokens, sampling, with_nll):
-        stop_token = tf.constant(-1)
-        return continue_text(self.lm, precomputed, hidden, state, first, max_new_tokens, sampling, stop_token, with_nll)

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from txl_tf.config import ModelConfig
+from txl_tf.config import ModelConfig, NetworkConfig
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.cache import cached_forward, initial_state, precompute, writable_copy
@@ -42,32 +42,25 @@ class TransformerXLLM(MemoryModel):
     """
 
     def __init__(
-        self,
-        *,
-        mem_len,
+        self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
+        dropout=ModelConfig.dropout, dropatt=ModelConfig.dropatt, mem_len,
+        same_length=ModelConfig.same_length, clamp_len=ModelConfig.clamp_len, untie_r=ModelConfig.untie_r,
+        cutoffs=ModelConfig.cutoffs, div_val=ModelConfig.div_val, proj_same_dim=ModelConfig.proj_same_dim,
         proj_share_all_but_first=ModelConfig.proj_share_all_but_first,
-        name=None,
-        dtype=None,
-        trainable=True,
-        **arguments,
-    ):
-        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        init=ModelConfig.init, init_std=ModelConfig.init_std, proj_init_std=ModelConfig.proj_init_std,
+        init_range=ModelConfig.init_range, recompute=False, seed=None, **kwargs,
+    ):  # fmt: skip
+        given = locals()
+        super().__init__(**kwargs)
         self.proj_share_all_but_first = proj_share_all_but_first
-        self.network = network = TransformerXL(
-            mem_len=mem_len, dtype=self.dtype_policy, name="transformer", **arguments
-        )
+        arguments = {name: given[name] for name in [*NetworkConfig.names(), "recompute", "seed"]}
+        self.network = network = TransformerXL(**arguments, dtype=self.dtype_policy, name="transformer")
+        bins = {name: getattr(network, name) for name in ("n_token", "d_embed", "cutoffs", "div_val", "proj_same_dim")}
         self.softmax = AdaptiveSoftmax(
-            network.n_token,
-            network.d_embed,
-            network.d_model,
-            cutoffs=network.cutoffs,
-            div_val=network.div_val,
-            proj_same_dim=network.proj_same_dim,
-            proj_share_all_but_first=proj_share_all_but_first,
+            **bins, d_proj=network.d_model, proj_share_all_but_first=proj_share_all_but_first,
             proj_initializer=make_initializer(network.init, network.proj_init_std, network.init_range),
-            dtype=self.dtype_policy,
-            name="adaptive_softmax",
-        )
+            dtype=self.dtype_policy, name="adaptive_softmax",
+        )  # fmt: skip
         self.build()
 
     def build(self, tokens_shape=None):
@@ -110,35 +103,26 @@ class TransformerXLLM(MemoryModel):
         return self._score(tokens, labels, self._check_mems(tokens, mems))
 
     def log_probs(self, tokens, mems=None):
-        """Log-probability of every word of the vocabulary as the next token.
-
-        Args:
-            tokens: int `[batch, tgt_len]`.
-            mems: list of `n_layer` tensors `[batch, any, d_model]`; `None` for `initial_mems`.
+        """Log-probability of every word of the vocabulary as the next token; arguments and errors as of `score`.
 
         Returns:
             `(log_probs, new_mems)`: float32 `[batch, tgt_len, n_token]` in vocabulary order, whose exponentials sum
             to 1 over the whole vocabulary, and the memory for the next segment.
-
-        Raises:
-            ValueError: an id outside the vocabulary, or shapes that do not belong together.
         """
         tokens = self._check_ids("tokens", tokens)
         return self._log_probs(tokens, self._check_mems(tokens, mems))
 
     def generate(self, prompt, max_new_tokens, **options):
-        """Continues texts, token by token, with cached keys and values; see `txl_tf.models.generation.generate`.
+        """Continues texts, token by token, with cached keys and values.
 
         Args:
             prompt: int `[batch, n]`.
             max_new_tokens: tokens to add.
-            **options: `temperature`, `top_k`, `top_p`, `seed`, `stop_token`, `lengths`.
+            **options: `temperature`, `top_k`, `top_p`, `seed`, `stop_token`, `lengths`; see
+                `txl_tf.models.generation.generate`.
 
         Returns:
             int32 `[batch, n + max_new_tokens]`.
-
-        Raises:
-            ValueError: an argument is out of its range.
         """
         return generate(self, prompt, max_new_tokens, **options)
 
@@ -173,7 +157,7 @@ class TransformerXLLM(MemoryModel):
         return precompute(self.network, tgt_len), writable_copy(state)
 
     def evaluation_nll(self, tokens, labels, carried):
-        """As `segment_nll`, from what `start_evaluation` or the segment before gave, which is used up."""
+        """As `segment_nll`. `carried` comes from `start_evaluation` or the segment before, and is overwritten."""
         if self.static_shapes:
             return self.segment_nll(tokens, labels, carried, static_shapes=True)
         weights, state = carried

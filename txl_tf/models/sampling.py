@@ -14,31 +14,18 @@ from txl_tf.layers.adaptive import bin_logits, head_of, split_bins
 
 
 class Sampling(NamedTuple):
-    """How the rows of a batch are sampled: tensors `[B]`.
+    """How the rows of a batch are sampled: tensors `[B]`, see `generate`."""
 
-    Attributes:
-        temperature: float32, divides the log-probabilities; 0 takes the most likely token.
-        top_k: int32, sample from so many most likely tokens only; 0 for all.
-        top_p: float32, sample from the fewest most likely tokens that hold this share of the probability only; 1 for
-            all.
-        seeds: int32, what a row draws depends on its seed and on how many tokens it has drawn before.
-    """
-
-    temperature: tf.Tensor
-    top_k: tf.Tensor
-    top_p: tf.Tensor
-    seeds: tf.Tensor
+    temperature: tf.Tensor  # float32; 0 takes the most likely token
+    top_k: tf.Tensor  # int32; 0 for all
+    top_p: tf.Tensor  # float32; 1 for all
+    seeds: tf.Tensor  # int32
 
 
 def sample_categorical(scores, uniform):
-    """Draws from `softmax(scores)` by its cumulative sums.
+    """Draws from `softmax(scores)` by its cumulative sums: float `[B, n]` -> int32 `[B]`; -inf is never drawn.
 
-    Args:
-        scores: float `[B, n]`; -inf is never drawn.
-        uniform: float64 `[B]` in [0, 1).
-
-    Returns:
-        int32 `[B]`.
+    `uniform` is float64 `[B]` in [0, 1).
     """
     weights = tf.exp(tf.cast(scores - tf.reduce_max(scores, -1, keepdims=True), tf.float64))
     cumulative = tf.cumsum(weights, -1)
@@ -51,8 +38,7 @@ def top_k_top_p(scores, top_k, top_p):
 
     Args:
         scores: float `[B, N]`, log-probabilities up to a constant.
-        top_k: int32 `[B]`, 0 for all.
-        top_p: float32 `[B]` in (0, 1].
+        top_k, top_p: of `Sampling`.
 
     Returns:
         `scores`, with -inf for the others.
@@ -71,8 +57,7 @@ def top_k_top_p(scores, top_k, top_p):
 def precompute_softmax(lm):
     """The bins of the softmax in the type they are used in, split and joined once rather than for every token.
 
-    Returns:
-        tuple of `(weight, bias, projection)`, one a bin; the first has the clusters behind its words.
+    A tuple of `(weight, bias, projection)`, one a bin; the first has the clusters behind its words.
     """
     tables, projs, biases, clusters = lm.softmax.weights_with(lm.network.embedding)
     weights = split_bins(tables, biases)
@@ -95,8 +80,7 @@ def sample(bins, hidden, uniform, sampling):
     Args:
         bins: of `precompute_softmax`.
         hidden: `[B, E]`.
-        uniform: float64 `[B, 2]` in [0, 1).
-        sampling: `Sampling`.
+        uniform: float64 `[B, 2]` in [0, 1), of `uniform_draws`.
 
     Returns:
         int32 `[B]`.
@@ -107,7 +91,7 @@ def sample(bins, hidden, uniform, sampling):
     starts = np.cumsum([0, *sizes[:-1]])
 
     def draw(head, tail_scores):
-        """Given scores of the first bin's words and of the bins, and a function for those within bin i."""
+        """Draws from the scores of the first softmax, then within the drawn bin i from `tail_scores(i, rows)`."""
         token = sample_categorical(head, uniform[:, 0])
         for i in range(1, len(bins)):
             rows = tf.where(token == sizes[0] + i - 1)
@@ -136,12 +120,7 @@ def sample(bins, hidden, uniform, sampling):
 
 
 def uniform_draws(seeds, first, number):
-    """The numbers behind the tokens `first ... first + number - 1` of every row: float64 `[number, B, 2]` in [0, 1).
-
-    Args:
-        seeds: int32 `[B]`.
-        first, number: int32 scalars.
-    """
+    """The numbers behind the tokens `first ... first + number - 1` of every row: float64 `[number, B, 2]` in [0, 1)."""
     batch = tf.shape(seeds)[0]
     place = tf.repeat(tf.range(first, first + number), batch)
     keys = tf.stack([tf.tile(seeds, [number]), place], -1)
@@ -160,11 +139,7 @@ def check_integer(name, value, least, most=2**31 - 1):
 
 
 def check_sampling(batch, temperature=1.0, top_k=None, top_p=None, seed=None):
-    """Checks the options of sampling, see `generate`, and makes a `Sampling` of them.
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
-    """
+    """Checks the options of sampling, see `generate`, and makes a `Sampling` of them."""
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be 0 or more, got {temperature}")
     if top_k is not None:

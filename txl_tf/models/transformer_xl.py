@@ -42,10 +42,10 @@ def cache_mems(hidden, mems, mem_len, lengths=None):
 
 
 def recomputed(layer, dropout_key):
-    """`layer` with a dropout key, of which only the arguments are kept: the backward pass computes it again."""
+    """`layer` with a dropout key, recomputed in the backward pass: the forward pass keeps only its arguments."""
 
     def call(zero, w, *args):
-        # Masks, which depend on the key alone, would be drawn for all layers at the start, and once for both passes.
+        # Masks depend on the key alone: TensorFlow would draw those of all layers at the start and keep them.
         with tf.control_dependencies([w]):
             layer_key = dropout_key + tf.cast(zero, dropout_key.dtype)
         return layer(w, *args, dropout_key=layer_key)
@@ -87,9 +87,9 @@ class TransformerXL(keras.Model):
             their hidden states and the memory after them, which holds no padding. Ids at padding do not count, and
             hidden states there are zeros.
         training: whether to drop.
-        dropout_key: int `[3]` that the dropout masks are a function of: two words of key and the number of the first
-            row of `tokens` in the global batch, 0 where it is left out. The shares of a batch given one key and their
-            first rows are dropped as the whole batch is. `None` in training: the network draws a key itself.
+        dropout_key: int `[3]` that decides the dropout masks: two words of key, and the number of the first row of
+            `tokens` in the global batch (0 if left out). Parts of a batch with one key, each with the number of its
+            first row, get the masks of the whole batch. `None` in training: the network draws a key itself.
         static_shapes: passed on to `AdaptiveEmbedding`.
 
     Returns:
@@ -103,37 +103,18 @@ class TransformerXL(keras.Model):
     """
 
     def __init__(
-        self,
-        *,
-        n_token,
-        n_layer,
-        d_model,
-        d_embed,
-        n_head,
-        d_head,
-        d_inner,
-        dropout=NetworkConfig.dropout,
-        dropatt=NetworkConfig.dropatt,
-        mem_len=NetworkConfig.mem_len,
-        same_length=NetworkConfig.same_length,
-        clamp_len=NetworkConfig.clamp_len,
-        untie_r=NetworkConfig.untie_r,
-        cutoffs=NetworkConfig.cutoffs,
-        div_val=NetworkConfig.div_val,
-        proj_same_dim=NetworkConfig.proj_same_dim,
-        init=NetworkConfig.init,
-        init_std=NetworkConfig.init_std,
-        proj_init_std=NetworkConfig.proj_init_std,
+        self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
+        dropout=NetworkConfig.dropout, dropatt=NetworkConfig.dropatt, mem_len=NetworkConfig.mem_len,
+        same_length=NetworkConfig.same_length, clamp_len=NetworkConfig.clamp_len, untie_r=NetworkConfig.untie_r,
+        cutoffs=NetworkConfig.cutoffs, div_val=NetworkConfig.div_val, proj_same_dim=NetworkConfig.proj_same_dim,
+        init=NetworkConfig.init, init_std=NetworkConfig.init_std, proj_init_std=NetworkConfig.proj_init_std,
         init_range=NetworkConfig.init_range,
-        recompute=False,
-        seed=None,
-        **kwargs,
-    ):
+        recompute=False, seed=None, **kwargs,
+    ):  # fmt: skip
         super().__init__(**kwargs)
-        arguments = locals()
-        for name in NetworkConfig.names():
+        arguments = {**locals(), "cutoffs": tuple(cutoffs)}
+        for name in NetworkConfig.names():  # every argument under its own name
             setattr(self, name, arguments[name])
-        self.cutoffs = tuple(cutoffs)
         self.recompute = recompute
         check_fields(NetworkConfig, self)
 
@@ -211,15 +192,9 @@ class TransformerXL(keras.Model):
         return output, new_mems
 
     def attention_probs(self, tokens, mems, layer):
-        """The attention of one layer, without dropout, as `tools/plot.py` draws it.
+        """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`.
 
-        Args:
-            tokens: int `[batch, tgt_len]`.
-            mems: list of `n_layer` tensors `[batch, mem_len, d_model]`.
-            layer: from 0.
-
-        Returns:
-            `[n_head, batch, tgt_len, mem_len + tgt_len]`, probabilities; each row sums to 1.
+        Arguments as of the call. Each row of the probabilities sums to 1.
         """
         qlen, mlen = keras.ops.shape(tokens)[1], keras.ops.shape(mems[0])[1]
         attn_mask, r = create_mask(qlen, mlen, self.same_length), self.positions(mlen + qlen)

@@ -12,10 +12,7 @@ from txl_tf.runs.weights import checkpoint_step, weights_by_name, weights_reader
 
 
 def average_checkpoints(
-    model_dir: str,
-    output_dir: str,
-    checkpoints: list[str] | None = None,
-    num_last_checkpoints: int | None = None,
+    model_dir: str, output_dir: str, checkpoints: list[str] | None = None, num_last_checkpoints: int | None = None
 ) -> list[str]:
     """Averages checkpoints of a run into the folder of a new one, which every program opens.
 

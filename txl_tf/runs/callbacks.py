@@ -35,11 +35,7 @@ class Stopped(Exception):
 class StopOnSignal(keras.callbacks.Callback):
     """Ctrl-C and SIGTERM stop training, and a validation, after the step that runs; a second Ctrl-C does it at once.
 
-    As a context manager around `fit`, it handles the signals. What runs in it raises `Stopped`, on all workers at the
-    same step.
-
-    Args:
-        lm: the model that is trained.
+    As a context manager around `fit`, it handles the signals. All workers raise `Stopped` at the same step.
     """
 
     def __init__(self, lm: MemoryModel):
@@ -78,13 +74,9 @@ class StopOnSignal(keras.callbacks.Callback):
 
 
 class CheckFinite(keras.callbacks.Callback):
-    """Ends a training that has diverged, before anything of it is saved.
+    """Raises ValueError when the loss or the gradients of a step are not finite, before anything of it is saved.
 
-    Args:
-        checkpoints: `RunCheckpoints`.
-
-    Raises:
-        ValueError: the loss of a step is not finite, or its gradients are not (which loss scaling takes care of).
+    Loss scaling takes care of gradients that overflow in half precision.
     """
 
     def __init__(self, checkpoints: RunCheckpoints):
@@ -107,13 +99,8 @@ class CheckFinite(keras.callbacks.Callback):
 class Validate(keras.callbacks.Callback):
     """Evaluates at the end of every window of steps in which a checkpoint is due, but the last of the training.
 
-    Adds `val_loss` to the epoch's logs. Keras's own validation cannot be done again for a window that ended in an
+    Adds `val_loss` to the epoch's logs. Keras's own validation would be missing for a window whose steps ended in an
     earlier session.
-
-    Args:
-        dataset: what to evaluate.
-        stop: `StopOnSignal`.
-        training: `TrainingConfig`.
     """
 
     def __init__(self, dataset: tf.data.Dataset, stop: StopOnSignal, training: TrainingConfig):
@@ -148,9 +135,7 @@ class RunState(keras.callbacks.Callback):
     loggers: `log.csv` has the lines of all windows before a checkpoint.
 
     Args:
-        checkpoints: `RunCheckpoints`.
         state: `(mems, window)` of `RunCheckpoints.restore`, or `(None, None)`.
-        training: `TrainingConfig`.
         others: the callbacks that come before it.
     """
 
@@ -216,12 +201,8 @@ class RunState(keras.callbacks.Callback):
 class Progress(keras.callbacks.Callback):
     """A line of progress at the end of every Keras epoch, which is a window of `iterations` steps.
 
-    Adds to the epoch's logs, for the loggers after it: `step`, the loss in `metric`, `learning_rate` of the last step
-    and `tokens_per_second` of training alone.
-
-    Args:
-        training: `TrainingConfig`.
-        metric: "ppl" or "bpc".
+    Adds to the epoch's logs, for the loggers after it: `step`, the loss in `metric` ("ppl" or "bpc"), `learning_rate`
+    of the last step and `tokens_per_second` of training alone.
     """
 
     def __init__(self, training: TrainingConfig, metric: str):
@@ -268,15 +249,7 @@ class Progress(keras.callbacks.Callback):
 
 
 class StepTensorBoard(keras.callbacks.TensorBoard):
-    """TensorBoard curves over training steps, rather than epochs.
-
-    Args:
-        log_dir: the folder.
-        checkpoints: `RunCheckpoints`.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """TensorBoard curves over training steps, rather than epochs."""
 
     def __init__(self, log_dir: str, checkpoints: RunCheckpoints):
         super().__init__(log_dir, write_graph=False)
@@ -288,16 +261,7 @@ class StepTensorBoard(keras.callbacks.TensorBoard):
 
 
 class StepCSVLogger(keras.callbacks.CSVLogger):
-    """`log.csv`, with "NA" in the columns of the validation where there was none.
-
-    Args:
-        filename: the file; lines are added to those that are there, in their columns.
-        metric: "ppl" or "bpc".
-        checkpoints: `RunCheckpoints`.
-
-    Raises:
-        OSError: a line cannot be written.
-    """
+    """`log.csv`, with "NA" in the columns of the validation where there was none. Lines are appended."""
 
     def __init__(self, filename: str, metric: str, checkpoints: RunCheckpoints):
         super().__init__(filename, append=True)

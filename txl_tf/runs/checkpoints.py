@@ -32,13 +32,12 @@ logger = logging.getLogger("txl_tf")
 class RunCheckpoints:
     """The checkpoints of a training, numbered by step.
 
-    They hold the weights by the original's names, the optimizer's variables, the memory as one array of all replicas'
-    rows, so that another number of replicas can go on with it, and, in the middle of a window of steps, the sums that
-    the line of the window is computed from.
+    They hold the weights by the original's names, the optimizer's variables and the memory. The memory is one array of
+    all replicas' rows, so that another number of replicas can continue. A checkpoint in the middle of a window of steps
+    also holds the sums behind the window's line in `log.csv`.
 
     Args:
-        lm: compiled `TransformerXLLM`, its optimizer built.
-        folder: `RunFolder`.
+        lm: compiled, its optimizer built.
         max_to_keep: older checkpoints are deleted.
         write: whether to write at all. Of several workers that train together only the chief does; all must call
             `save` and `save_best`.
@@ -96,10 +95,7 @@ class RunCheckpoints:
         """Writes a checkpoint of the present state and returns its path.
 
         Args:
-            mid_window: whether steps have been done since the last line of `log.csv`, that the next will count.
-
-        Raises:
-            OSError: it cannot be written. The checkpoints before it stay.
+            mid_window: whether steps have been done since the last line of `log.csv`, which the next will count.
         """
         step = int(self._lm.optimizer.iterations.numpy())
         path = self.folder.checkpoint(step)
@@ -112,7 +108,7 @@ class RunCheckpoints:
         return path
 
     def save_best(self, val_loss: float) -> None:
-        """Writes the weights to the folder's `best`, unless those there have a validation loss as low."""
+        """Writes the weights to the folder `best`, if their validation loss is lower than the one there."""
         found, best = self.folder.find_best(), self.folder.best
         if not self.write or not val_loss < (found["val_loss"] if found else math.inf):
             return
@@ -126,7 +122,6 @@ class RunCheckpoints:
             best.write_state([step])
 
     def remove_best(self) -> None:
-        """Removes the folder `best`."""
         remove(self.folder.best.path)
 
     def restore(self, path: str) -> tuple[np.ndarray, np.ndarray | None]:
@@ -135,9 +130,6 @@ class RunCheckpoints:
         Returns:
             `(mems, window)`: the memory to go on with, see `carried_mems_array`, and `metric_totals` of the window in
             whose middle it was saved, or `None`.
-
-        Raises:
-            ValueError: there is no such checkpoint, or it is of another model or of no training.
         """
         read = weights_reader(self._lm, path)
         with reading(path):

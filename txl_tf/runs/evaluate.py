@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import os
@@ -28,7 +29,7 @@ logger = logging.getLogger("txl_tf")
 
 
 def evaluate_run(
-    model_dir: str,
+    folder: RunFolder | str,
     *,
     data: dict | None = None,
     model: dict | None = None,
@@ -38,8 +39,8 @@ def evaluate_run(
     """Evaluates a checkpoint on a split of a corpus, or on a text file.
 
     Args:
-        model_dir: folder of the run. Without a `config.json`, `model` says it all (as in the original program).
-        data: as in `train_and_evaluate`; what the run was trained on where it is empty.
+        folder: `RunFolder`, or its path. Without a `config.json`, `model` must hold all hyper-parameters.
+        data: as in `train_and_evaluate`; if empty, what the run was trained on.
         model: arguments of `TransformerXLLM` to use instead of the run's own, such as `mem_len`.
         evaluation: `EvaluationConfig`.
         machine: `MachineConfig`.
@@ -51,20 +52,23 @@ def evaluate_run(
         ValueError, OSError: bad input, before any long work; the message says what was found and what is allowed.
     """
     evaluation, machine = evaluation or EvaluationConfig(), machine or MachineConfig()
-    folder = RunFolder(model_dir)
+    folder = RunFolder(folder)
     config = folder.read_config() if folder.has_config() else {"data": {}, "model": {}}
     trained = {"tgt_len": TrainingConfig.tgt_len, "eval_batch_size": 60, **config.get("training", {})}
-    tgt_len = evaluation.tgt_len or trained["tgt_len"]
-    eval_batch_size = evaluation.eval_batch_size or trained["eval_batch_size"]
+    evaluation = dataclasses.replace(
+        evaluation,
+        tgt_len=evaluation.tgt_len or trained["tgt_len"],
+        eval_batch_size=evaluation.eval_batch_size or trained["eval_batch_size"],
+    )
     check_token_nll(evaluation.token_nll)
     path = folder.find_checkpoint(evaluation.eval_ckpt_path)
     strategy = make_strategy(*machine.devices)
-    check_divides(strategy, eval_batch_size=eval_batch_size)
+    check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
     if evaluation.eval_path:
         corpus, split = _text_as_corpus(folder, config, evaluation.eval_path), evaluation.eval_path
     else:
         corpus, split = _corpus_of(folder, config, data), evaluation.eval_split
-    evaluator = Evaluator(corpus, eval_batch_size, tgt_len, evaluation.max_eval_batch)
+    evaluator = Evaluator(corpus, evaluation)
     evaluator.check(split)
     with strategy.scope():
         bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
@@ -74,7 +78,7 @@ def evaluate_run(
     with worker_of(strategy, folder):
         name = evaluation.eval_path or name_of(data or config["data"])
         log_model(name, corpus, lm, strategy, machine.mixed_precision)
-        sizes = f"tgt_len {tgt_len}, mem_len {lm.network.mem_len}, batch {eval_batch_size}"
+        sizes = f"tgt_len {evaluation.tgt_len}, mem_len {lm.network.mem_len}, batch {evaluation.eval_batch_size}"
         logger.info("evaluating %s: %s", path, sizes)
         token_nll = evaluation.token_nll if is_chief(strategy) else evaluation.token_nll and os.devnull
         return {split: evaluator.run(lm, split, token_nll)}
@@ -117,20 +121,13 @@ def to_metric(nll: float, metric: str) -> float:
 
 
 class Evaluator:
-    """Evaluates the splits of a corpus, all in the same way.
+    """Evaluates the splits of a corpus, all in the same way; `evaluation` has `tgt_len` and `eval_batch_size`."""
 
-    Args:
-        corpus: `Corpus`.
-        batch_size: rows, over all replicas.
-        tgt_len: tokens of a segment.
-        max_batch: batches to evaluate; all of them if not positive.
-    """
-
-    def __init__(self, corpus: Corpus, batch_size: int, tgt_len: int, max_batch: int = -1):
+    def __init__(self, corpus: Corpus, evaluation: EvaluationConfig):
         self.corpus = corpus
-        self.batch_size = batch_size
-        self.tgt_len = tgt_len
-        self.max_batch = max_batch
+        self.batch_size = evaluation.eval_batch_size
+        self.tgt_len = evaluation.tgt_len
+        self.max_batch = evaluation.max_eval_batch
         self.metric = metric_of(corpus)
 
     def check(self, split: str) -> None:
@@ -152,13 +149,10 @@ class Evaluator:
         return labels * self.batch_size
 
     def run(self, lm: TransformerXLLM, split: str, token_nll: str | None = None) -> float:
-        """Evaluates `lm`, logs what it found and returns the mean nll in nats.
+        """Evaluates a compiled `lm`, logs what it found and returns the mean nll in nats.
 
-        Args:
-            lm: compiled `TransformerXLLM`.
-            split: of the corpus.
-            token_nll: file to write a line for every predicted token to, in the order of the text: the token and
-                its nll in nats, separated by a tab.
+        With `token_nll`, writes a line to that file for every predicted token, in the order of the text: the token
+        and its nll in nats, separated by a tab.
         """
         started = time.perf_counter()
         verbose = 1 if sys.stdout.isatty() and logger.isEnabledFor(logging.INFO) else 0

@@ -58,7 +58,7 @@ class CheckpointFolder:
         return os.path.join(self.path, f"ckpt-{step}")
 
     def steps(self, files: str = "index") -> list[int]:
-        """Steps of the checkpoints, ascending; `files`, a regular expression, says which of its files tells of one."""
+        """Steps of the checkpoints, ascending. A step counts if a file `ckpt-<step>.<files>`, a pattern, exists."""
         pattern = re.compile(rf"ckpt-(\d+)\.({files})")
         names = tf.io.gfile.listdir(self.path) if tf.io.gfile.isdir(self.path) else []
         return sorted({int(match[1]) for match in map(pattern.fullmatch, names) if match})
@@ -67,9 +67,6 @@ class CheckpointFolder:
         """Writes the weights alone as the checkpoint of a step; needs no optimizer. Returns its path.
 
         Every program opens it, but training does not go on from it: a new run starts from it, by `warm_start_path`.
-
-        Raises:
-            OSError: it cannot be written.
         """
         path = self.checkpoint(step)
         write_checkpoint(path, run_weights(lm))
@@ -87,15 +84,7 @@ def run_weights(lm: TransformerXLLM) -> dict[str, Any]:
 
 
 class RunFolder(CheckpointFolder):
-    """The folder of a run.
-
-    Args:
-        model_dir: its path, local or remote.
-
-    Attributes:
-        path, config_file, vocab_file, log_file, best_file: paths.
-        best, ema: `CheckpointFolder`.
-    """
+    """The folder of a run, local or remote. Its methods raise ValueError that names the folder and what is missing."""
 
     def __init__(self, model_dir: str | os.PathLike):
         super().__init__(os.fspath(model_dir))
@@ -109,21 +98,18 @@ class RunFolder(CheckpointFolder):
     def __str__(self) -> str:
         return self.path
 
+    def __fspath__(self) -> str:
+        return self.path
+
     # ------------------------------------------------------------------------------------ configuration, vocabulary
 
     def has_config(self) -> bool:
-        """Whether the run says itself what its model is; a folder of the original program does not."""
+        """Whether there is a `config.json`, which a folder of the original program does not have."""
         return tf.io.gfile.exists(self.config_file)
 
     def read_config(self) -> dict:
-        """`config.json`.
-
-        Returns:
-            dict: `"data"`, what it was trained on; `"model"`, arguments of `TransformerXLLM`; `"vocab"`, those of
-            `Vocab`; and of trained runs `"training"`.
-
-        Raises:
-            ValueError: there is none.
+        """`config.json`: `"data"`, what the run was trained on; `"model"` and `"vocab"`, arguments of `TransformerXLLM`
+        and `Vocab`; and, if the run was trained here, `"training"`.
         """
         if not self.has_config():
             raise ValueError(f"model_dir {self} is not the folder of a run: {self.config_file} does not exist")
@@ -134,9 +120,9 @@ class RunFolder(CheckpointFolder):
         return Vocab.load(self.vocab_file, **self.read_config()["vocab"])
 
     def describe(self, config: dict, vocab: Vocab) -> None:
-        """Writes `config.json` and `vocab.txt`."""
+        """Writes `vocab.txt` and `config.json`."""
         vocab.save(self.vocab_file)
-        write_json(self.config_file, {**config, "vocab": vocab.get_config()})
+        write_json(self.config_file, config)
 
     def check_same_run(self, config: dict) -> None:
         """Raises ValueError where the folder holds checkpoints of another configuration."""
@@ -167,11 +153,7 @@ class RunFolder(CheckpointFolder):
         return list(state.all_model_checkpoint_paths) if state else []
 
     def find_checkpoint(self, ckpt_path: str | None = None) -> str:
-        """`ckpt_path`, which may also be the name of a checkpoint in the folder, or `"best"`; by default the latest.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """`ckpt_path`, which may also be the name of a checkpoint in the folder, or `"best"`; by default the latest."""
         if ckpt_path is None:
             if not self.checkpoints():
                 raise ValueError(f"model_dir {self} holds no checkpoint")
@@ -187,11 +169,7 @@ class RunFolder(CheckpointFolder):
         raise ValueError(f"no checkpoint at {ckpt_path}, nor in {self}: {ckpt_path}.index does not exist")
 
     def find_best(self) -> dict | None:
-        """What is known of the checkpoint with the lowest validation loss.
-
-        Returns:
-            dict: `"path"`, `"step"` and `"val_loss"` in nats; `None` where there is none.
-        """
+        """`"path"`, `"step"` and `"val_loss"` (nats) of the checkpoint with the lowest validation loss, or `None`."""
         if not tf.io.gfile.exists(self.best_file):
             return None
         best = read_json(self.best_file)
@@ -209,12 +187,7 @@ class RunFolder(CheckpointFolder):
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Makes the folder and keeps other runs out of it.
-
-        Raises:
-            ValueError: no folder was named.
-            OSError: it cannot be made or written to, or another run is training in it.
-        """
+        """Makes the folder, checks that it can be written to, and keeps other runs out of it."""
         if not self.path:
             raise ValueError("model_dir must name the folder of the run")
         try:
@@ -234,23 +207,13 @@ class RunFolder(CheckpointFolder):
             raise ValueError(f"{self} already holds a run: choose a new folder")
 
     def create(self, data: dict, model: dict, vocab: Vocab, lm: TransformerXLLM, step: int) -> str:
-        """Writes a run that was not trained here. A new run can start from its weights, but not go on.
+        """Writes a run that was not trained here, in a new folder; returns the path of its checkpoint.
 
-        Args:
-            data, model: of `read_config`.
-            vocab: `Vocab`.
-            lm: `TransformerXLLM`.
-            step: the number of its checkpoint.
-
-        Returns:
-            path of the checkpoint.
-
-        Raises:
-            ValueError: the folder holds a run.
+        A new run can start from its weights, but training cannot go on from it.
         """
         self.check_new()
         with writing(self.path):
             tf.io.gfile.makedirs(self.path)
         path = self.save_weights(lm, step)
-        self.describe({"data": data, "model": model}, vocab)
+        self.describe({"data": data, "model": model, "vocab": vocab.get_config()}, vocab)
         return path

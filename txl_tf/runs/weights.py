@@ -62,14 +62,7 @@ def weights_by_name(lm: TransformerXLLM) -> dict[str, Any]:
 
 
 def tf1_variables(lm: TransformerXLLM) -> dict[str, np.ndarray]:
-    """The weights under the original's names and in its layouts.
-
-    Args:
-        lm: `TransformerXLLM`.
-
-    Returns:
-        dict `{variable name: NumPy array}`, in the original's order of creation.
-    """
+    """The weights under the original's names, in its layouts and in its order of creation: `{name: NumPy array}`."""
     return {name: variable.numpy() for name, variable in weights_by_name(lm).items()}
 
 
@@ -79,7 +72,7 @@ def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     Adam's slots, the step and other variables that are no weights are left alone.
 
     Args:
-        lm: `TransformerXLLM` of the checkpoint's hyper-parameters.
+        lm: a model of the checkpoint's hyper-parameters.
         path: prefix of the checkpoint, such as `"model.ckpt-0"`.
 
     Raises:
@@ -99,12 +92,9 @@ def load_weights(lm: TransformerXLLM, path: str | os.PathLike) -> None:
 
 
 def weights_reader(lm: TransformerXLLM, path: str | os.PathLike) -> Callable[[str], np.ndarray]:
-    """Opens a checkpoint of a run or of the original program, and checks that it fits `lm`.
+    """Checks that a checkpoint fits `lm`, and returns a function that reads one array by the original's name of it.
 
-    Args: those of `load_tf1_checkpoint`. Raises: the same.
-
-    Returns:
-        function that reads one array by its variable's name in the original.
+    Raises: as `load_tf1_checkpoint`.
     """
     path = os.fspath(path)
     keys, shapes = _weights_in(path)
@@ -119,11 +109,7 @@ def weights_reader(lm: TransformerXLLM, path: str | os.PathLike) -> Callable[[st
 
 
 def weight_shapes(path: str | os.PathLike) -> dict[str, list]:
-    """`{variable name of the original: shape}` of the weights in a checkpoint of a run or of the original program.
-
-    Raises:
-        ValueError: there is no checkpoint at `path`.
-    """
+    """`{variable name of the original: shape}` of the weights in a checkpoint of a run or of the original program."""
     return _weights_in(os.fspath(path))[1]
 
 
@@ -163,10 +149,8 @@ def check_whole(path: str) -> None:
 def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     """Writes the weights of `lm` as a checkpoint that the original program evaluates.
 
-    Args:
-        lm: `TransformerXLLM`.
-        path: prefix of the checkpoint, such as `"model.ckpt-0"`. Its folder is made where it is missing, and the
-            folder's `checkpoint` file names it as the latest.
+    `path` is its prefix, such as `"model.ckpt-0"`. A missing folder is made, and its file `checkpoint` names the latest
+    one.
     """
     path = os.fspath(path)
     folder, name = os.path.dirname(path) or ".", os.path.basename(path)
@@ -175,15 +159,7 @@ def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
 
 
 def write_checkpoint(path: str, variables: dict[str, Any]) -> None:
-    """Writes a checkpoint atomically, its index file last: a failed write leaves no file.
-
-    Args:
-        path: its prefix.
-        variables: dict of Keras variables and arrays.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes a checkpoint of Keras variables and arrays atomically, its index file last: a failed write leaves none."""
     folder, name = os.path.dirname(path) or ".", os.path.basename(path)
     unfinished = os.path.join(folder, UNFINISHED)
     with writing(path):

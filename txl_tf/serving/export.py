@@ -25,15 +25,12 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from txl_tf.config import one_of
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import removed_on_error, writing
 from txl_tf.models.language_model import TransformerXLLM
-from txl_tf.models.sampling import check_integer
-from txl_tf.serving.signatures import ServingSignatures
+from txl_tf.serving.signatures import ServingSignatures, check_arguments
 from txl_tf.serving.text import GraphTokenizer
 
-WEIGHT_TYPES = ("float32", "float16", "bfloat16")
 WARMUP_FILE = "tf_serving_warmup_requests"
 
 logger = logging.getLogger("txl_tf")
@@ -50,24 +47,10 @@ def export_saved_model(
     start_token: int | None = None,
     warmup: bool | None = None,
 ) -> None:
-    """Writes a SavedModel of signatures `score`, `next`, `generate`, `initial_state`, and of text where it has words.
+    """Writes a SavedModel whose signatures score, predict and write ids and, with a vocabulary, text.
 
-    The signatures, by the names of their arguments and results:
-
-        initial_state(batch_size) -> state
-        score(tokens [B, T], labels [B, T], state) -> nll [B, T], state
-        next(tokens [B, T], state) -> log_probs [B, n], ids [B, n], state
-        generate(tokens [B, T]; lengths, sampling [B]) -> tokens [B, N], lengths [B]
-        score_text(text [B]) -> nll [B, N], symbols [B, N], lengths [B]
-        generate_text(text, sampling [B]) -> text [B]
-
-    where sampling is max_new_tokens, temperature, top_k, top_p, seed.
-
-    Ids and numbers are int32; nll and log-probabilities float32, nats. `generate` does what `lm.generate` does, row by
-    row, `top_k` 0 for all, with zeros beyond `lengths`; a row of length 0 continues `start_token`, which is no part of
-    the result. The nll of a text's first symbol, which nothing predicts, is 0. Strings are bytes;
-    at byte level, where they need not be UTF-8, the results are called `text_bytes` and `symbols_bytes`, which makes
-    TensorFlow Serving encode them in base64. A request out of range is an InvalidArgumentError that names the argument.
+    `ServingSignatures` says what each takes and returns. A request out of range is an InvalidArgumentError that names
+    the argument.
 
     Args:
         lm: `TransformerXLLM`.
@@ -85,7 +68,17 @@ def export_saved_model(
         OSError: it cannot be written.
     """
     directory, n_token = os.fspath(directory), lm.network.n_token
-    start_token = _check_arguments(lm, directory, vocab, weights, top_n, max_tokens, start_token, warmup)
+    if vocab is not None and len(vocab) != n_token:
+        raise ValueError(f"vocab must hold the model's n_token={n_token} symbols, got {len(vocab)}")
+    if start_token is None:
+        start_token = 0 if vocab is None else vocab.ids.get(vocab.eos or "\n", 0)
+    check_arguments(n_token, weights, top_n, max_tokens, start_token)
+    has_serving_api = importlib.util.find_spec("tensorflow_serving") is not None
+    if warmup and not has_serving_api:
+        raise ValueError("warmup=True needs tensorflow-serving-api, which is not installed: pip install it")
+    if tf.io.gfile.exists(directory) and (not tf.io.gfile.isdir(directory) or tf.io.gfile.listdir(directory)):
+        raise ValueError(f"directory {directory} already exists: choose a new one")
+
     temporary = f"{directory.rstrip('/')}.{os.getpid()}.tmp"  # no version's name to a server that watches the folder
     with tempfile.TemporaryDirectory() as folder, writing(directory), removed_on_error(temporary):
         text = None
@@ -96,44 +89,13 @@ def export_saved_model(
         served = ServingSignatures(lm, weights, min(top_n, n_token), max_tokens, start_token, text)
         signatures = served.signatures()
         tf.saved_model.save(served.resources, temporary, signatures=signatures)
-        if warmup or (warmup is None and _has_serving_api()):
+        if warmup or (warmup is None and has_serving_api):
             write_warmup(os.path.join(temporary, "assets.extra"), signatures)
         elif warmup is None:
             logger.info("no warm-up requests: they need pip install tensorflow-serving-api")
         if tf.io.gfile.exists(directory):
             tf.io.gfile.rmtree(directory)
         tf.io.gfile.rename(temporary, directory)
-
-
-def _check_arguments(
-    lm: TransformerXLLM,
-    directory: str,
-    vocab: Vocab | None,
-    weights: str,
-    top_n: int,
-    max_tokens: int,
-    start_token: int | None,
-    warmup: bool | None,
-) -> int:
-    """Raises ValueError where an argument of `export_saved_model` is out of range. Returns the start token."""
-    n_token = lm.network.n_token
-    one_of(WEIGHT_TYPES)("weights", weights)
-    check_integer("top_n", top_n, 1)
-    check_integer("max_tokens", max_tokens, 1)
-    if vocab is not None and len(vocab) != n_token:
-        raise ValueError(f"vocab must hold the model's n_token={n_token} symbols, got {len(vocab)}")
-    if start_token is None:
-        start_token = 0 if vocab is None else vocab.ids.get(vocab.eos or "\n", 0)
-    check_integer("start_token", start_token, 0, n_token - 1)
-    if warmup and not _has_serving_api():
-        raise ValueError("warmup=True needs tensorflow-serving-api, which is not installed: pip install it")
-    if tf.io.gfile.exists(directory) and (not tf.io.gfile.isdir(directory) or tf.io.gfile.listdir(directory)):
-        raise ValueError(f"directory {directory} already exists: choose a new one")
-    return start_token
-
-
-def _has_serving_api() -> bool:
-    return importlib.util.find_spec("tensorflow_serving") is not None
 
 
 def write_warmup(folder: str, signatures: dict[str, Callable]) -> None:

@@ -1,4 +1,4 @@
-"""The signatures of a served model: what each takes and returns, its checks and its graph.
+"""The signatures of a served model.
 
 Shapes:
     B: batch      T: tokens of a request      L: n_layer      H: n_head      M: mem_len      D: d_head
@@ -12,31 +12,51 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from txl_tf.config import one_of
 from txl_tf.models.cache import CachedState, cached_forward, initial_state, precompute, state_from
 from txl_tf.models.generation import generate_tokens
 from txl_tf.models.language_model import TransformerXLLM
-from txl_tf.models.sampling import Sampling
+from txl_tf.models.sampling import Sampling, check_integer
 from txl_tf.serving.text import GraphTokenizer, require
 
+WEIGHT_TYPES = ("float32", "float16", "bfloat16")
 MAX_ROWS = 1024  # of initial_state, which takes a number and makes memory of it
 
 
+def check_arguments(n_token: int, weights: str, top_n: int, max_tokens: int, start_token: int) -> None:
+    """Raises ValueError where an argument of `ServingSignatures` is out of range."""
+    one_of(WEIGHT_TYPES)("weights", weights)
+    check_integer("top_n", top_n, 1)
+    check_integer("max_tokens", max_tokens, 1)
+    check_integer("start_token", start_token, 0, n_token - 1)
+
+
 class ServingSignatures:
-    """The weights as they are stored, and the signatures. See `export_saved_model` for the arguments.
+    """The signatures of a served model, and its weights as they are stored.
+
+        initial_state(batch_size) -> state
+        score(tokens [B, T], labels [B, T], state) -> nll [B, T], state
+        next(tokens [B, T], state) -> log_probs [B, n], ids [B, n], state
+        generate(tokens [B, T]; lengths, sampling [B]) -> tokens [B, N], lengths [B]
+        score_text(text [B]) -> nll [B, N], symbols [B, N], lengths [B]
+        generate_text(text, sampling [B]) -> text [B]
+
+    where sampling stands for max_new_tokens, temperature, top_k, top_p and seed.
+
+    Ids and numbers are int32; nll and log-probabilities float32, nats. `generate` does what `lm.generate` does, row by
+    row, `top_k` 0 for all, with zeros beyond `lengths`; a row of length 0 continues `start_token`, which is no part of
+    the result. The nll of a text's first symbol, which nothing predicts, is 0. Strings are bytes; at byte level, where
+    they need not be UTF-8, the results are called `text_bytes` and `symbols_bytes`, which makes TensorFlow Serving
+    encode them in base64. Arguments: see `export_saved_model`.
 
     Attributes:
         resources: `tf.Module`, what the signatures refer to, and so what is saved. It does not hold the model.
     """
 
     def __init__(
-        self,
-        lm: TransformerXLLM,
-        weights: str,
-        top_n: int,
-        max_tokens: int,
-        start_token: int,
-        text: GraphTokenizer | None = None,
-    ):
+        self, lm: TransformerXLLM, weights: str, top_n: int, max_tokens: int, start_token: int,
+        text: GraphTokenizer | None,
+    ):  # fmt: skip
         self.lm = lm
         self.top_n = top_n
         self.max_tokens = max_tokens
@@ -61,17 +81,11 @@ class ServingSignatures:
         return keras.StatelessScope([(weight, tf.cast(stored, weight.dtype)) for weight, stored in pairs])
 
     def signatures(self) -> dict[str, Callable]:
-        """dict of concrete functions."""
         segment = tf.TensorSpec([None, None], tf.int32)
         state = tf.TensorSpec([None, *self.memory], tf.float32)
         numbers, floats = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.float32)
-        sampling = {
-            "max_new_tokens": numbers,
-            "temperature": floats,
-            "top_k": numbers,
-            "top_p": floats,
-            "seed": numbers,
-        }
+        sampling = {"max_new_tokens": numbers, "temperature": floats, "top_k": numbers}
+        sampling |= {"top_p": floats, "seed": numbers}
         arguments = {
             self.initial_state: {"batch_size": tf.TensorSpec(None, tf.int32)},
             self.score: {"tokens": segment, "labels": segment, "state": state},
@@ -118,24 +132,29 @@ class ServingSignatures:
         top = tf.math.top_k(log_probs[:, 0], self.top_n)
         return {"log_probs": top.values, "ids": top.indices, "state": state}
 
-    def generate(
-        self,
-        tokens: tf.Tensor,
-        lengths: tf.Tensor,
-        max_new_tokens: tf.Tensor,
-        temperature: tf.Tensor,
-        top_k: tf.Tensor,
-        top_p: tf.Tensor,
-        seed: tf.Tensor,
-    ) -> dict:
+    def generate(self, tokens: tf.Tensor, lengths: tf.Tensor, max_new_tokens, temperature, top_k, top_p, seed) -> dict:
+        (batch, n), most = tf.unstack(tf.shape(tokens)), self.max_tokens
         vectors = {"lengths": lengths, "max_new_tokens": max_new_tokens, "temperature": temperature}
         vectors |= {"top_k": top_k, "top_p": top_p, "seed": seed}
-        with tf.control_dependencies(self._shapes_of_generate(tokens, vectors)):
+        shapes = [
+            require(batch > 0, "tokens must be [batch, n], batch at least 1", tf.shape(tokens)),
+            require(n <= most, f"tokens must be at most {most} a row", n),
+        ]
+        for name, vector in vectors.items():
+            shape = tf.shape(vector)
+            shapes.append(require(shape[0] == batch, f"{name} must be [batch], as tokens are", shape))
+        with tf.control_dependencies(shapes):
             tokens = tf.identity(tokens)
-            values = self._values_of_generate(tokens, **vectors)
-        with tf.control_dependencies(values):  # before a number becomes the size of anything
+            few, finite = (max_new_tokens >= 0) & (max_new_tokens <= most), temperature < float("inf")
+            ranges = [
+                require((lengths >= 0) & (lengths <= n), "lengths must lie between 0 and those of tokens", lengths),
+                require(few, f"max_new_tokens must lie between 0 and {most}", max_new_tokens),
+                require((temperature >= 0) & finite, "temperature must be 0 or more", temperature),
+                require(top_k >= 0, "top_k must be 1 or more, or 0 for all", top_k),
+                require((top_p > 0) & (top_p <= 1), "top_p must lie in (0, 1]", top_p),
+            ]
+        with tf.control_dependencies(ranges):  # before a number becomes the size of anything
             lengths, max_new_tokens, *sampling = map(tf.identity, vectors.values())
-        n = tf.shape(tokens)[1]
         prompt = self._check_ids("tokens", tf.where(tf.sequence_mask(lengths, n), tokens, 0))
 
         empty = lengths == 0
@@ -149,31 +168,6 @@ class ServingSignatures:
         written = tf.where(empty[:, None], tf.roll(written, -1, 1), written)[:, : n + longest]
         lengths += max_new_tokens
         return {"tokens": tf.where(tf.sequence_mask(lengths, n + longest), written, 0), "lengths": lengths}
-
-    def _shapes_of_generate(self, tokens: tf.Tensor, vectors: dict) -> list[tf.Operation]:
-        batch, n = tf.unstack(tf.shape(tokens))
-        return [
-            require(batch > 0, "tokens must be [batch, n], batch at least 1", tf.shape(tokens)),
-            require(n <= self.max_tokens, f"tokens must be at most {self.max_tokens} a row", n),
-            *(
-                require(tf.shape(vector)[0] == batch, f"{name} must be [batch], as tokens are", tf.shape(vector))
-                for name, vector in vectors.items()
-            ),
-        ]
-
-    def _values_of_generate(
-        self, tokens: tf.Tensor, lengths, max_new_tokens, temperature, top_k, top_p, seed
-    ) -> list[tf.Operation]:
-        most, n = self.max_tokens, tf.shape(tokens)[1]
-        few = (max_new_tokens >= 0) & (max_new_tokens <= most)
-        finite = temperature < float("inf")
-        return [
-            require((lengths >= 0) & (lengths <= n), "lengths must lie between 0 and those of tokens", lengths),
-            require(few, f"max_new_tokens must lie between 0 and {most}", max_new_tokens),
-            require((temperature >= 0) & finite, "temperature must be 0 or more", temperature),
-            require(top_k >= 0, "top_k must be 1 or more, or 0 for all", top_k),
-            require((top_p > 0) & (top_p <= 1), "top_p must lie in (0, 1]", top_p),
-        ]
 
     def score_text(self, text: tf.Tensor) -> dict:
         network = self.lm.network
@@ -226,7 +220,7 @@ class ServingSignatures:
         return state_from(rings[::2], rings[1::2], max_segment)
 
     def _pack(self, cached: CachedState) -> tf.Tensor:
-        """The inverse of `_unpack`, for a state that begins at slot 0: it has read nothing, or its `max_segment`."""
+        """The inverse of `_unpack`, for a state at slot 0: fresh, or after a segment of `max_segment` tokens."""
         rings = [ring for pair in zip(cached.keys, cached.values, strict=True) for ring in pair]
         max_segment = tf.shape(rings[0])[2] - self.lm.network.mem_len
         state = tf.cast(tf.stack([ring[:, :, max_segment:] for ring in rings], 1), tf.float32)

@@ -90,5 +90,5 @@ class GraphTokenizer(tf.Module):
 
 
 def _rewrite(text: str) -> str:
-    """`text` for a place where a backslash begins a group's number."""
+    """`text` as the replacement of a regular expression, where a backslash would begin a group's number."""
     return text.replace("\\", "\\\\")

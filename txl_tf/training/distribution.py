@@ -43,9 +43,6 @@ def make_strategy(
         tpu_zone, gcp_project: where to look the name up; by default where this machine is.
         logical_cpus: number of logical CPU devices to create, to try `"mirrored"` without GPUs.
 
-    Returns:
-        `tf.distribute.Strategy`.
-
     Raises:
         ValueError: the name is not known, `TF_CONFIG` is missing or malformed, or TPU arguments do not fit.
         ConnectionError: the TPU cannot be reached.
@@ -56,7 +53,9 @@ def make_strategy(
     if tpu_zone or gcp_project:
         raise ValueError(f"tpu_zone and gcp_project go with strategy=tpu, got {strategy}")
     if logical_cpus is not None:
-        _split_cpu(logical_cpus)
+        at_least(1)("logical_cpus", logical_cpus)
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical_cpus)
     if strategy == "multi_worker" or (strategy == "auto" and len(_workers(required=False)) > 1):
         workers = _workers(required=True)
         if len(workers) > 1:
@@ -69,13 +68,6 @@ def make_strategy(
             logger.info("strategy=mirrored: there is one device, %s; training on it alone", devices[0].name)
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     return tf.distribute.get_strategy()
-
-
-def _split_cpu(logical_cpus: int) -> None:
-    """Creates logical devices of the processor."""
-    at_least(1)("logical_cpus", logical_cpus)
-    (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical_cpus)
 
 
 def _workers(required: bool) -> list[str]:
@@ -144,7 +136,7 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this program is the one, of those that train together, that writes files and prints."""
+    """Whether this program is the chief: of several that train together, only the chief writes files and logs."""
     if num_workers(strategy) == 1:
         return True
     resolver = strategy.cluster_resolver
@@ -203,9 +195,9 @@ def only_chief_logs(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def rows_of_this_worker(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, rows: int):
-    """A dataset of whole batches, distributed: each replica of this worker gets its share of the `rows`, in turn.
+    """Distributes a dataset of whole batches of `rows`: each replica of this worker gets its contiguous share.
 
-    `experimental_distribute_dataset` would deal the shares of a batch out to the workers like cards.
+    `experimental_distribute_dataset` would give worker w the shares w, w + workers, ... instead.
     """
 
     def shares_of(context):

@@ -17,19 +17,12 @@ NO_TOTALS = np.zeros(5)  # nll, tokens counted, tokens left out, gradient norm, 
 
 @dataclasses.dataclass
 class LoopState:
-    """All that goes from one call of `fit`'s or `evaluate`'s loop to the next. An evaluation has a state of its own.
+    """All that goes from one call of `fit`'s or `evaluate`'s loop to the next. An evaluation has a state of its own."""
 
-    Attributes:
-        batches: what is read.
-        mems: memory, a share of the rows on every replica.
-        totals: float64 `[5]`, see `NO_TOTALS`; the logs of an epoch are computed from them.
-        log_names: names of these logs.
-    """
-
-    batches: Batches | None = None
-    mems: Any = None
-    totals: tf.Tensor = dataclasses.field(default_factory=lambda: tf.constant(NO_TOTALS))
     log_names: tuple[str, ...] = ()
+    batches: Batches | None = None
+    mems: Any = None  # memory, a share of the rows on every replica
+    totals: tf.Tensor = dataclasses.field(default_factory=lambda: tf.constant(NO_TOTALS))
 
     def logs(self) -> dict[str, float]:
         """The logs of an epoch: mean nll, mean gradient norm, sum of the tokens left out."""
@@ -41,23 +34,15 @@ class LoopState:
 def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callable:
     """The function that Keras calls for the next `steps_per_execution` steps.
 
-    There are three functions, one inside the other:
-
         replica_step        one step of one replica, on its share of the rows
         one_step            one step of all replicas, and the sums of the logs: a graph
-        several_steps       a loop of `one_step` in one graph, for `steps_per_execution` above 1
+        several_steps       a loop of `one_step` in one graph, for more steps a call
 
-    What `tf.distribute` hands out are values of all replicas ("per replica"). `mems` is such a value: it goes into
-    `strategy.run` and comes out of it without ever leaving its replica. The logs of a step are the same on every
-    replica, so the first replica's count.
-
-    Args:
-        model: `MemoryModel`, whose `loop` is the state that the function reads and replaces.
-        step: function of `((tokens, labels), mems)` that returns `(logs, new_mems)`, for one replica.
-        log_names: names of the logs that it returns, `loss` the first.
+    `strategy.run` takes and returns values of all replicas. `mems` is such a value: it goes in and out without ever
+    leaving its replica. The logs of a step are the same on every replica, so the first replica's count. The function
+    reads and changes `model.loop`; `step` is `train_step` or `test_step`.
     """
     strategy = model.distribute_strategy
-    missing = {"overflow": 0.0, "grad_norm": 0.0}
 
     def one_step(shape, data, mems, totals):
         @tf.autograph.experimental.do_not_convert
@@ -68,9 +53,10 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
 
         logs, mems = strategy.run(replica_step, args=(data, mems))
         logs = {name: strategy.experimental_local_results(value)[0] for name, value in logs.items()}
-        exact = {name: tf.cast(value, totals.dtype) for name, value in {**missing, **logs}.items()}
+        logs = {"overflow": 0.0, "grad_norm": 0.0, **logs}
+        exact = {name: tf.cast(value, totals.dtype) for name, value in logs.items()}
         nll = exact["loss"] * exact["tokens"]
-        totals += tf.stack([nll, exact["tokens"], exact["overflow"], exact["grad_norm"], 1.0])
+        totals += tf.stack([nll, *(exact[name] for name in ("tokens", "overflow", "grad_norm")), 1.0])
         return {name: logs[name] for name in log_names}, mems, totals
 
     def several_steps(n, shape, iterator, mems, totals):
@@ -100,7 +86,7 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
             logs, state.mems, state.totals = results
         if logs is None:
             raise StopIteration
-        state.log_names, model.stop_agreed = log_names, stop
+        model.stop_agreed = stop
         return logs
 
     return function

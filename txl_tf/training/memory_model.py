@@ -24,11 +24,9 @@ from txl_tf.training.step import part_by_part, sum_and_count
 class MemoryModel(keras.Model):
     """Keras model that is trained on consecutive segments of text.
 
-    A subclass has a `network` with `n_token` and `seed`, and four functions of one replica. For training:
-    `initial_mems(batch_size)` and `segment_nll(tokens, labels, mems, *, static_shapes, bin_capacities, training,
-    dropout_key)`, which returns `(nll, kept, new_mems)`. For evaluation, which may carry the memory in another form:
-    `start_evaluation(batch_size, tgt_len)` and `evaluation_nll(tokens, labels, carried)`, which returns
-    `(nll, kept, carried)`.
+    A subclass has a `network` with `n_token` and `seed`, and four functions of one replica, see `TransformerXLLM`. For
+    training: `initial_mems` and `segment_nll`. For evaluation, which may carry the memory in another form:
+    `start_evaluation` and `evaluation_nll`.
 
     Attributes:
         loop: `LoopState` of the `fit` or `evaluate` that runs or ran last.
@@ -44,16 +42,9 @@ class MemoryModel(keras.Model):
         self._compiled_gradients = None
 
     def compile(
-        self,
-        optimizer=None,
-        *,
-        jit_compile=False,
-        steps_per_execution=1,
-        run_eagerly=False,
-        gradient_accumulation_steps=1,
-        static_shapes=False,
-        bin_capacities=None,
-    ):
+        self, optimizer=None, *, jit_compile=False, steps_per_execution=1, run_eagerly=False,
+        gradient_accumulation_steps=1, static_shapes=False, bin_capacities=None,
+    ):  # fmt: skip
         """Configures `fit` and `evaluate`. The loss is the model's own.
 
         Args:
@@ -65,19 +56,16 @@ class MemoryModel(keras.Model):
             gradient_accumulation_steps: parts of a batch, each with its share of the rows, that are computed one after
                 the other to save memory; the result is that of the whole.
             static_shapes: whether all tensors of a step have static shapes, as TPUs need.
-            bin_capacities: list of int, see `choose_bin_capacities`: with static shapes, how many tokens of every bin
-                but the first one part of a batch on one replica may hold. Tokens beyond are left out of loss and
-                count; the logs have their number, `overflow`. `None` leaves out none. Evaluation never does.
+            bin_capacities: list of int, with static shapes: most tokens of each bin but the first, in one part of a
+                batch on one replica, see `choose_bin_capacities`. Tokens beyond are left out of loss and count, and the
+                logs have their number, `overflow`. `None`: none is left out, as in evaluation.
 
         Raises:
             ValueError: an argument is out of its range.
         """
         at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
         super().compile(
-            optimizer=optimizer,
-            jit_compile=jit_compile,
-            steps_per_execution=steps_per_execution,
-            run_eagerly=run_eagerly,
+            optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution, run_eagerly=run_eagerly
         )
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.static_shapes = bool(static_shapes)
@@ -120,7 +108,7 @@ class MemoryModel(keras.Model):
             with self.distribute_strategy.scope():
                 self.optimizer.build(self.trainable_variables)
         batches = self._prepare(x)
-        self.loop = LoopState(batches, self._on_replicas(self.initial_mems, batches))
+        self.loop = LoopState(self._log_names(), batches, self._on_replicas(self.initial_mems, batches))
         if batches.repeated:
             kwargs["steps_per_epoch"] = kwargs["steps_per_epoch"] or batches.count
         if kwargs.get("validation_data") is not None:
@@ -148,7 +136,7 @@ class MemoryModel(keras.Model):
             if batches.repeated:
                 kwargs["steps"] = kwargs.get("steps") or batches.count
         training = self.loop
-        self.loop = LoopState(batches, self._on_replicas(self.start_evaluation, batches, batches.tgt_len))
+        self.loop = LoopState(("loss",), batches, self._on_replicas(self.start_evaluation, batches, batches.tgt_len))
         try:
             return super().evaluate(batches.dataset, **kwargs)
         finally:
@@ -157,15 +145,10 @@ class MemoryModel(keras.Model):
     # ------------------------------------------------------------------------------------------------ one step
 
     def train_step(self, data, mems):
-        """One step of training on one replica's share of a batch.
+        """One step of training on one replica's share of a batch: `((tokens, labels), mems)` -> `(logs, new_mems)`.
 
-        Args:
-            data: `(tokens, labels)`.
-            mems: the replica's memory.
-
-        Returns:
-            `(logs, new_mems)`: the logs are those of the whole batch, the same on every replica: `loss`, `tokens` (the
-            number that it is the mean of), `grad_norm` and, with static shapes, `overflow`.
+        The logs are those of the whole batch, the same on every replica: `loss`, `tokens` (the number that it is the
+        mean of), `grad_norm` and, with static shapes, `overflow`.
         """
         tokens, labels = data
         context = tf.distribute.get_replica_context()
@@ -219,7 +202,10 @@ class MemoryModel(keras.Model):
         return part_by_part(part, parts, variables, tokens, labels, mems, dropout_key)
 
     def test_step(self, data, carried):
-        """As `train_step`, without training; the logs are `loss` and `tokens`. Carries what `evaluation_nll` does."""
+        """As `train_step`, without training: `((tokens, labels), carried)` -> `(logs, carried)`, see `evaluation_nll`.
+
+        The logs are `loss` and `tokens`.
+        """
         tokens, labels = data
         nll, kept, carried = self.evaluation_nll(tokens, labels, carried)
         nll, kept = tf.unstack(tf.distribute.get_replica_context().all_reduce("SUM", sum_and_count(nll, kept)))
@@ -231,12 +217,14 @@ class MemoryModel(keras.Model):
         if self.train_function is None or force:
             jitted = tf.function(self._loss_and_gradients, jit_compile=True) if self.jit_compile else None
             self._compiled_gradients = jitted
-            names = ("loss", "grad_norm", *["overflow"] * self.static_shapes)
-            self.train_function = make_loop(self, self.train_step, names)
+            self.train_function = make_loop(self, self.train_step, self._log_names())
 
     def make_test_function(self, force=False):
         if self.test_function is None or force:
             self.test_function = make_loop(self, self.test_step, ("loss",))
+
+    def _log_names(self):
+        return ("loss", "grad_norm", *["overflow"] * self.static_shapes)
 
     def reset_metrics(self):
         self.loop.totals = tf.constant(NO_TOTALS)
@@ -307,11 +295,7 @@ class MemoryModel(keras.Model):
         return np.stack([tf.cast(mem, tf.float32) for mem in mems])
 
     def set_carried_mems(self, array):
-        """Goes on with a memory from `carried_mems_array`. Call it once `fit` has begun, from a callback.
-
-        Raises:
-            ValueError: the array is not of the batch and the model that are trained.
-        """
+        """Goes on with a memory from `carried_mems_array`. Call it once `fit` has begun, from a callback."""
         shape = self.carried_mems_array().shape
         if array.shape != shape:
             raise ValueError(

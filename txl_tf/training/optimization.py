@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from txl_tf.config import OptimizerConfig
+from txl_tf.config import OptimizerConfig, TrainingConfig
 
 
 class ClipAfterAverage:
@@ -44,7 +44,7 @@ class Adam(ClipAfterAverage, keras.optimizers.Adam):
     """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`; updates a variable by one operation."""
 
     def update_step(self, gradient, variable, learning_rate):
-        """Keras's, whose 15 operations pass over the weights three times as long."""
+        """Keras's update by one operation; Keras itself takes 15 and three times as long."""
         if self.amsgrad:
             return super().update_step(gradient, variable, learning_rate)
         dtype, step = variable.dtype, self.iterations + 1
@@ -79,20 +79,7 @@ OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": Lamb}
 def make_schedule(
     learning_rate: float, warmup_steps: int, train_steps: int, min_lr_ratio: float
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """Linear warm-up from 0 to `learning_rate`, then a cosine to `min_lr_ratio * learning_rate`.
-
-    Args:
-        learning_rate: the highest rate.
-        warmup_steps: steps of the warm-up; the first of them has rate 0.
-        train_steps: steps in all, warm-up included.
-        min_lr_ratio: the last rate as a share of the highest.
-
-    Returns:
-        A Keras schedule, equal to the original's to 1e-7.
-
-    Raises:
-        ValueError: the warm-up is as long as the training.
-    """
+    """Linear warm-up from 0 to `learning_rate`, then a cosine: the original's schedule to 1e-7."""
     if not 0 <= warmup_steps < train_steps:
         raise ValueError(f"warmup_steps must lie in [0, train_steps={train_steps}), got {warmup_steps}")
     decay = {"decay_steps": train_steps - warmup_steps, "alpha": min_lr_ratio}
@@ -104,16 +91,20 @@ def make_schedule(
 def make_optimizer(
     learning_rate: float,
     warmup_steps: int = OptimizerConfig.warmup_steps,
-    train_steps: int = 100000,
+    train_steps: int = TrainingConfig.train_steps,
     min_lr_ratio: float = OptimizerConfig.min_lr_ratio,
     clip: float | None = OptimizerConfig.clip,
     optimizer: str = OptimizerConfig.optimizer,
     weight_decay: float = OptimizerConfig.weight_decay,
     ema: float = OptimizerConfig.ema,
 ) -> keras.optimizers.Optimizer:
-    """The original's recipe: Adam (0.9, 0.999, 1e-8) on `make_schedule`, clipped at global norm `clip`.
+    """The original's recipe: Adam (0.9, 0.999, 1e-8) with warm-up and cosine decay, clipped by global norm.
 
-    Args: those of `make_schedule`, and
+    Args:
+        learning_rate: the highest rate.
+        warmup_steps: steps of the linear warm-up; the first of them has rate 0.
+        train_steps: steps in all, warm-up included.
+        min_lr_ratio: the last rate of the cosine as a share of the highest.
         clip: the largest global norm of the gradients; `None` for no limit.
         optimizer: of `OPTIMIZERS`; "adam" is the original's.
         weight_decay: of "adamw" and "lamb".

@@ -11,14 +11,12 @@ def sum_and_count(nll, kept):
 
 
 def part_by_part(step, parts, variables, tokens, labels, mems, dropout_key):
-    """`step` on one part of the rows after the other: as if on all rows at once, with the memory use of one part.
+    """Calls `step` for one part of the rows after the other: the result is that of all rows, in the memory of one part.
 
     Args:
         step: function of `(tokens, labels, mems, dropout_key)` that returns `(sums, gradients, new_mems)`.
         parts: number of parts, a divisor of the rows.
         variables: those that the gradients are of.
-        tokens, labels: int `[rows, tgt_len]`.
-        mems: list of `[rows, mem_len, d_model]`.
         dropout_key: int `[3]`, see `dropout`; each part gets the number of its first row.
 
     Returns:

@@ -1,4 +1,4 @@
-"""One layer against the documents' code, and the feed-forward net in plain NumPy."""
+"""The feed-forward net in plain NumPy, and one layer of Transformer-XL against the plain port."""
 
 import itertools
 
@@ -8,8 +8,9 @@ import pytest
 import reference_model
 import tensorflow as tf
 
-from txl_tf.attention import create_mask
-from txl_tf.decoder import DecoderLayer, PositionwiseFF
+from txl_tf.layers.attention import create_mask
+from txl_tf.layers.feed_forward import PositionwiseFF, positionwise_ff
+from txl_tf.layers.transformer_xl_layer import TransformerXLLayer
 
 
 def randomised(layer, seed=0):
@@ -25,10 +26,25 @@ def normalise(x, gamma, beta):
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12) * gamma + beta
 
 
-def test_positionwise_ff_in_plain_numpy():
+@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 6)], ids=str)
+def test_positionwise_ff_in_plain_numpy(shape):
+    """The function of any leading dimensions, one position after the other."""
+    rng = np.random.default_rng(0)
+    inp = rng.normal(size=shape).astype(np.float32)
+    w1, b1, w2, b2 = (rng.normal(size=size).astype(np.float32) for size in ((6, 10), (10,), (10, 6), (6,)))
+    expected = np.zeros(shape)
+    for place in np.ndindex(shape[:-1]):
+        inner = [max(0.0, inp[place] @ w1[:, unit] + b1[unit]) for unit in range(10)]
+        expected[place] = [inner @ w2[:, unit] + b2[unit] for unit in range(6)]
+    assert (np.abs(expected) > 1e-3).all()
+    np.testing.assert_allclose(positionwise_ff(inp, w1, b1, w2, b2), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(positionwise_ff(inp, w1, b1, w2, b2, rate=0.5), positionwise_ff(inp, w1, b1, w2, b2))
+
+
+def test_layer_in_plain_numpy():
     layer = randomised(PositionwiseFF(6, 10))
     inp = np.random.default_rng(1).normal(size=(2, 3, 6)).astype(np.float32)
-    names = ["layer_1/kernel", "layer_1/bias", "layer_2/kernel", "layer_2/bias"]
+    names = ["kernel_1", "bias_1", "kernel_2", "bias_2"]
     w1, b1, w2, b2 = (next(v.numpy() for v in layer.weights if v.path.endswith(name)) for name in names)
     output = np.maximum(inp @ w1 + b1, 0) @ w2 + b2
     expected = normalise(output + inp, layer.layer_norm.gamma.numpy(), layer.layer_norm.beta.numpy())
@@ -44,8 +60,8 @@ def test_layer_norm_s_epsilon_is_the_original_s():
 
 
 @pytest.mark.parametrize("mlen, same_length", [(0, False), (2, True), (7, False)])
-def test_layer_is_the_documents_code_transposed(mlen, same_length):
-    layer = randomised(DecoderLayer(8, 2, 3, 12))
+def test_layer_is_the_plain_port_s_transposed(mlen, same_length):
+    layer = randomised(TransformerXLLayer(8, 2, 3, 12))
     rng = np.random.default_rng(1)
     w, r, mems = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 4, 8), (1, mlen + 4, 8), (2, mlen, 8)))
     u, v = rng.normal(size=(2, 2, 3)).astype(np.float32)
@@ -56,10 +72,10 @@ def test_layer_is_the_documents_code_transposed(mlen, same_length):
         "attn/o/kernel": attn.o_kernel,
         "attn/LayerNorm/gamma": attn.layer_norm.gamma,
         "attn/LayerNorm/beta": attn.layer_norm.beta,
-        "ff/layer_1/kernel": ff.layer_1.kernel,
-        "ff/layer_1/bias": ff.layer_1.bias,
-        "ff/layer_2/kernel": ff.layer_2.kernel,
-        "ff/layer_2/bias": ff.layer_2.bias,
+        "ff/layer_1/kernel": ff.kernel_1,
+        "ff/layer_1/bias": ff.bias_1,
+        "ff/layer_2/kernel": ff.kernel_2,
+        "ff/layer_2/bias": ff.bias_2,
         "ff/LayerNorm/gamma": ff.layer_norm.gamma,
         "ff/LayerNorm/beta": ff.layer_norm.beta,
     }
@@ -79,14 +95,14 @@ def test_both_places_of_the_feed_forward_net_drop_at_its_rate(monkeypatch):
     """Constants make the two visible: each of 1,000 units inside adds a thousandth, each output is 1 or dropped."""
     layer = PositionwiseFF(40, 1000, dropout=0.3)
     layer.build()
-    layer.layer_1.kernel.assign(np.zeros([40, 1000]))
-    layer.layer_1.bias.assign(np.ones([1000]))
-    layer.layer_2.kernel.assign(np.full([1000, 40], 1e-3))
+    layer.kernel_1.assign(np.zeros([40, 1000]))
+    layer.bias_1.assign(np.ones([1000]))
+    layer.kernel_2.assign(np.full([1000, 40], 1e-3))
     monkeypatch.setattr(layer, "layer_norm", lambda x: x)
     inp = np.zeros([10, 20, 40], np.float32)
     np.testing.assert_allclose(layer(inp), np.ones(inp.shape), rtol=1e-5)
 
-    dropped = layer(inp, seed=tf.constant([1, 2, 0])).numpy()
+    dropped = layer(inp, dropout_key=tf.constant([1, 2, 0])).numpy()
     outer = dropped == 0
     assert abs(outer.mean() - 0.3) < 0.02  # standard error 0.005
     inner = dropped.max(-1) * 0.7  # one value for all outputs of a position: the share of units kept, over 0.7
@@ -97,8 +113,8 @@ def test_both_places_of_the_feed_forward_net_drop_at_its_rate(monkeypatch):
 
 def test_configs_round_trip_and_kernels_are_drawn_anew():
     initializer = keras.initializers.RandomNormal(stddev=0.5)
-    layer = DecoderLayer(8, 2, 4, 8, 0.1, 0.2, initializer, dtype="mixed_bfloat16", name="layer_3")
-    copy = DecoderLayer.from_config(layer.get_config())
+    layer = TransformerXLLayer(8, 2, 4, 8, 0.1, 0.2, initializer, dtype="mixed_bfloat16", name="layer_3")
+    copy = TransformerXLLayer.from_config(layer.get_config())
     assert copy.get_config() == layer.get_config()
     ff = PositionwiseFF(8, 12, 0.3, initializer)
     assert PositionwiseFF.from_config(ff.get_config()).get_config() == ff.get_config()
@@ -106,7 +122,7 @@ def test_configs_round_trip_and_kernels_are_drawn_anew():
     copy.build()
     assert (copy.rel_attn.dropout, copy.rel_attn.dropatt, copy.ff.dropout) == (0.1, 0.2, 0.1)
     attn, ff = copy.rel_attn, copy.ff
-    kernels = [k.numpy() for k in (attn.r_kernel, attn.o_kernel, ff.layer_1.kernel, ff.layer_2.kernel)]
+    kernels = [k.numpy() for k in (attn.r_kernel, attn.o_kernel, ff.kernel_1, ff.kernel_2)]
     for a, b in itertools.combinations(kernels, 2):
         assert np.abs(a - b).max() > 0.1
     assert np.std(np.concatenate(kernels)) == pytest.approx(0.5, rel=0.2)

@@ -9,11 +9,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import ROOT, SMALL, randomise
 
 import txl_tf
-from txl_tf.model import cache_mems
+from txl_tf.layers import attention, feed_forward
+from txl_tf.models import transformer_xl
+from txl_tf.models.transformer_xl import cache_mems
 
-SMALL = {"n_token": 23, "n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
 TOKENS = np.random.default_rng(0).integers(0, 23, [2, 5]).astype(np.int32)
 
 
@@ -21,9 +23,7 @@ def network(seed=0, **options):
     """A built network whose weights are all random."""
     net = txl_tf.TransformerXL(**{**SMALL, "mem_len": 4, "dropout": 0.0, **options})
     net.build()
-    rng = np.random.default_rng(seed)
-    for variable in net.trainable_variables:
-        variable.assign(rng.normal(0, 0.3, variable.shape))
+    randomise(net, seed)
     return net
 
 
@@ -79,7 +79,7 @@ def test_no_gradient_flows_into_the_memory(mem_len):
     ],
     ids=str,
 )
-def test_hidden_states_and_memory_are_those_of_the_documents_code(small_pair, options):
+def test_hidden_states_and_memory_are_those_of_the_plain_port(small_pair, options):
     lm, model = small_pair(**options)
     mems, expected_mems = lm.initial_mems(2), model.initial_mems(2)
     for _ in range(2):
@@ -149,6 +149,54 @@ def test_clamp_len_makes_all_far_distances_the_same():
     np.testing.assert_allclose(one_layer(TOKENS, [mem])[0], one_layer(TOKENS, [reversed_mem])[0], rtol=1e-5, atol=1e-5)
 
 
+# ---------------------------------------- attention's probabilities
+
+
+def probs_in_numpy(net, hidden, mem, layer):
+    """Equation (6) of a layer given its input and memory, in float64; without `same_length`."""
+    attn, heads = net.decoder_layers[layer].rel_attn, (net.n_head, net.d_head)
+    qkv, r_kernel = attn.qkv_kernel.numpy().astype(np.float64), attn.r_kernel.numpy().astype(np.float64)
+    width, (qlen, mlen) = net.n_head * net.d_head, (hidden.shape[1], mem.shape[1])
+    keys = np.concatenate([mem, hidden], 1)
+    q = (hidden @ qkv[:, :width]).reshape(*hidden.shape[:2], *heads)
+    k = (keys @ qkv[:, width : 2 * width]).reshape(*keys.shape[:2], *heads)
+    u, v = (np.asarray(bias) for bias in net.biases(layer))
+    probs = np.zeros([net.n_head, len(hidden), qlen, mlen + qlen])
+    for n, b, i in np.ndindex(*probs.shape[:3]):
+        scores = []
+        for j in range(mlen + i + 1):
+            angles = (mlen + i - j) / 10000 ** (np.arange(0, net.d_model, 2) / net.d_model)
+            r = (np.concatenate([np.sin(angles), np.cos(angles)]) @ r_kernel).reshape(heads)[n]
+            scores.append(((q[b, i, n] + u[n]) @ k[b, j, n] + (q[b, i, n] + v[n]) @ r) / net.d_head**0.5)
+        weights = np.exp(np.array(scores) - max(scores))
+        probs[n, b, i, : mlen + i + 1] = weights / weights.sum()
+    return probs
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_attention_probs_are_equation_6_in_numpy(layer):
+    net = network(mem_len=5, untie_r=True, dropout=0.5, dropatt=0.5)  # which drop nothing here
+    mems = [np.random.default_rng(i).normal(size=(2, 3, 8)).astype(np.float32) for i in range(2)]
+    _, after = net(TOKENS, mems)
+    inputs = [mem.numpy()[:, -5:] for mem in after]  # what the layers were given: the memory is as long as the segment
+    probs = net.attention_probs(TOKENS, mems, layer)
+    expected = probs_in_numpy(net, inputs[layer], mems[layer], layer)
+    np.testing.assert_allclose(probs, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.sum(probs, -1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_attention_probs_in_half_precision_sum_to_1(layer):
+    expected = network(same_length=True).attention_probs(TOKENS, network().initial_mems(2), layer)
+    net = network(same_length=True, dtype="mixed_bfloat16")
+    probs = net.attention_probs(TOKENS, net.initial_mems(2), layer)
+    assert probs.dtype == tf.bfloat16
+    probs = tf.cast(probs, tf.float32)
+    np.testing.assert_allclose(np.sum(probs, -1), 1, rtol=2**-7)
+    np.testing.assert_allclose(probs, expected, rtol=0, atol=0.03)
+    assert np.abs(probs - expected).max() > 0  # it was not float32 after all
+
+
 # ---------------------------------------- initial weights
 
 WIDE = {"n_token": 2000, "n_layer": 2, "d_model": 64, "d_embed": 64, "n_head": 4, "d_head": 16, "d_inner": 64}
@@ -159,7 +207,7 @@ def kind(path):
     name = path.split("/", 1)[1]
     if "layer_norm" in name:
         return "layer norm"
-    if "layer_1/bias" in name or "layer_2/bias" in name or "softmax/bias" in name or "cluster" in name:
+    if "ff/bias" in name or "softmax/bias" in name or "cluster" in name:
         return "zeros"
     return "projection" if "proj" in name else "weight"
 
@@ -210,17 +258,17 @@ def test_every_weight_of_every_layer_is_drawn_anew(init):
 
 @pytest.fixture
 def dropout_calls(monkeypatch):
-    """Records every call of `dropout` as (shape, rate, seed); `only` leaves one place active."""
-    calls, original = [], txl_tf.model.dropout
+    """Records every call of `dropout` as (shape, rate, key); `only` leaves one place active."""
+    calls, original = [], transformer_xl.dropout
 
     def make(only=None):
         calls.clear()
 
-        def recording(x, rate, seed, row_axis=0):
-            calls.append((tuple(x.shape), rate, None if seed is None else tuple(seed.numpy())))
-            return original(x, rate, seed, row_axis) if only in (None, len(calls) - 1) else x
+        def recording(x, rate, key, row_axis=0):
+            calls.append((tuple(x.shape), rate, None if key is None else tuple(key.numpy())))
+            return original(x, rate, key, row_axis) if only in (None, len(calls) - 1) else x
 
-        for module in (txl_tf.model, txl_tf.attention, txl_tf.decoder):
+        for module in (transformer_xl, attention, feed_forward):
             monkeypatch.setattr(module, "dropout", recording)
         return calls
 
@@ -230,15 +278,15 @@ def dropout_calls(monkeypatch):
 PLACES = ["positions", "embeddings"] + ["probabilities", "attention", "inner", "feed-forward"] * 2 + ["hidden"]
 
 
-def test_dropout_acts_in_all_the_original_s_places_with_its_rate_and_a_seed_of_its_own(dropout_calls):
+def test_dropout_acts_in_all_the_original_s_places_with_its_rate_and_a_key_of_its_own(dropout_calls):
     calls = dropout_calls()
     network(dropout=0.2, dropatt=0.3)(TOKENS, training=True)
     hidden = (2, 5, 8)
     layer = [((2, 2, 5, 9), 0.3), (hidden, 0.2), ((2, 5, 12), 0.2), (hidden, 0.2)]  # [H, B, T, K] probabilities
     expected = [((1, 9, 8), 0.2), (hidden, 0.2), *layer, *layer, (hidden, 0.2)]
     assert [call[:2] for call in calls] == expected
-    seeds = [call[2] for call in calls]
-    assert None not in seeds and len(set(seeds)) == len(seeds)
+    keys = [call[2] for call in calls]
+    assert None not in keys and len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize("place", range(len(PLACES)), ids=lambda place: f"{place}-{PLACES[place]}")
@@ -249,15 +297,15 @@ def test_every_place_drops_in_training_and_none_in_inference(dropout_calls, plac
     dropped, _ = net(TOKENS, training=True)
     assert np.abs(dropped - expected).max() > 1e-3
     np.testing.assert_array_equal(net(TOKENS)[0], expected)
-    np.testing.assert_array_equal(net(TOKENS, seed=tf.constant([1, 2]))[0], expected)
+    np.testing.assert_array_equal(net(TOKENS, dropout_key=tf.constant([1, 2]))[0], expected)
 
 
-def test_masks_follow_the_seed_and_are_drawn_anew_without_one():
+def test_masks_follow_the_key_and_are_drawn_anew_without_one():
     net = network(dropout=0.4)
-    seed = tf.constant([3, 4], tf.int64)
-    once = net(TOKENS, training=True, seed=seed)[0]
-    np.testing.assert_array_equal(once, net(TOKENS, training=True, seed=seed)[0])
-    assert np.abs(once - net(TOKENS, training=True, seed=seed + 1)[0]).max() > 1e-3
+    key = tf.constant([3, 4], tf.int64)
+    once = net(TOKENS, training=True, dropout_key=key)[0]
+    np.testing.assert_array_equal(once, net(TOKENS, training=True, dropout_key=key)[0])
+    assert np.abs(once - net(TOKENS, training=True, dropout_key=key + 1)[0]).max() > 1e-3
     assert np.abs(net(TOKENS, training=True)[0] - net(TOKENS, training=True)[0]).max() > 1e-3
 
 
@@ -265,16 +313,16 @@ def test_masks_follow_the_seed_and_are_drawn_anew_without_one():
 def test_shares_of_a_batch_are_dropped_as_the_whole_batch_is(jit_compile):
     net = network(dropout=0.3, dropatt=0.3)
 
-    def call(tokens, mems, seed):
-        return net(tokens, mems, training=True, seed=seed)
+    def call(tokens, mems, key):
+        return net(tokens, mems, training=True, dropout_key=key)
 
     call = tf.function(call, jit_compile=True) if jit_compile else call
     tokens = np.random.default_rng(4).integers(0, 23, [4, 5]).astype(np.int32)
     mems = [np.random.default_rng(i).normal(size=(4, 4, 8)).astype(np.float32) for i in range(2)]
-    whole, whole_mems = call(tokens, mems, seed=tf.constant([3, 4]))
+    whole, whole_mems = call(tokens, mems, key=tf.constant([3, 4]))
     assert np.abs(whole - net(tokens, mems)[0]).max() > 0.1
     for rows, first in ((slice(0, 2), 0), (slice(2, 4), 2)):
-        hidden, new_mems = call(tokens[rows], [mem[rows] for mem in mems], seed=tf.constant([3, 4, first]))
+        hidden, new_mems = call(tokens[rows], [mem[rows] for mem in mems], key=tf.constant([3, 4, first]))
         np.testing.assert_allclose(hidden, whole[rows], rtol=0, atol=1e-6)
         for mem, whole_mem in zip(new_mems, whole_mems, strict=True):
             np.testing.assert_allclose(mem, whole_mem[rows], rtol=0, atol=1e-6)
@@ -283,9 +331,9 @@ def test_shares_of_a_batch_are_dropped_as_the_whole_batch_is(jit_compile):
 # ---------------------------------------- recomputed layers
 
 
-def loss_and_gradients(net, tokens, seed):
+def loss_and_gradients(net, tokens, key):
     with tf.GradientTape() as tape:
-        hidden, new_mems = net(tokens, training=True, seed=seed)
+        hidden, new_mems = net(tokens, training=True, dropout_key=key)
         loss = tf.reduce_sum(tf.cast(hidden, tf.float32) ** 2 * tf.range(float(hidden.shape[-1])))
     gradients = tape.gradient(loss, net.trainable_variables)
     return loss, new_mems, [tf.convert_to_tensor(gradient) for gradient in gradients]
@@ -342,9 +390,9 @@ net = txl_tf.TransformerXL(
 net.build()
 
 @tf.function
-def step(seed):
+def step(key):
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(net(tf.zeros([32, 128], tf.int32), training=True, seed=seed)[0] ** 3)
+        loss = tf.reduce_sum(net(tf.zeros([32, 128], tf.int32), training=True, dropout_key=key)[0] ** 3)
     return tape.gradient(loss, net.trainable_variables)
 
 before = resident("VmRSS")
@@ -358,8 +406,7 @@ def test_recomputed_layers_need_less_memory():
     """Attention's tensors of 17 MB, several of them a layer; in processes of their own, since peaks stay."""
     command = [sys.executable, "-c", PEAK_MEMORY]
     processes = [
-        subprocess.Popen([*command, str(recompute)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[1])
-        for recompute in (True, False)
+        subprocess.Popen([*command, str(recompute)], stdout=subprocess.PIPE, cwd=ROOT) for recompute in (True, False)
     ]
     recomputed, kept = (int(process.communicate()[0]) for process in processes)
     assert recomputed < 0.65 * kept
@@ -434,7 +481,7 @@ def test_half_precision_computes_in_half_and_keeps_weights_in_float32(policy):
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="d_model must be even"):
         network(d_model=9)
-    with pytest.raises(ValueError, match="mem_len must not be negative, got -2"):
+    with pytest.raises(ValueError, match="mem_len must be at least 0, got -2"):
         network(mem_len=-2)
-    with pytest.raises(ValueError, match='init must be "normal" or "uniform", got .orthogonal.'):
+    with pytest.raises(ValueError, match="init must be one of normal, uniform, got 'orthogonal'"):
         network(init="orthogonal")

@@ -1,0 +1,127 @@
+"""How the library is put together: wings that import downwards only, small files and functions, a whole wheel.
+
+config, files <- layers <- data <- training <- models <- runs <- serving <- convert
+"""
+
+import ast
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import keras
+import pytest
+from helpers import ROOT
+
+LEVELS = {"config": 0, "files": 0} | {
+    wing: level
+    for level, wing in enumerate("layers data training models runs serving convert".split(), start=1)
+}  # fmt: skip
+PATHS = sorted((ROOT / "txl_tf").rglob("*.py"))
+TREES = {path: ast.parse(path.read_text()) for path in PATHS}
+NAMES = [str(path.relative_to(ROOT)) for path in PATHS]
+
+
+def module_name(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(tree):
+    """Names of the modules that a file imports, wherever in it; `from a.b import c` gives `a.b.c`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"a relative import in line {node.lineno}"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def functions(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def test_every_file_belongs_to_a_wing():
+    wings = {path.relative_to(ROOT / "txl_tf").parts[0].removesuffix(".py") for path in PATHS}
+    assert wings == {*LEVELS, "__init__"}
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_imports_go_downwards_only(path):
+    if path == ROOT / "txl_tf" / "__init__.py":
+        return
+    wing = module_name(path).split(".")[1]
+    for name in imports(TREES[path]):
+        if name.split(".")[0] in ("tools", "tests", "train"):
+            pytest.fail(f"the library imports a program: {name}")
+        if name.split(".")[0] == "txl_tf":
+            imported = name.split(".")[1]
+            assert imported == wing or LEVELS[imported] < LEVELS[wing] or LEVELS[imported] == 0, name
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_no_flags_and_nothing_printed(path):
+    assert not [name for name in imports(TREES[path]) if name.split(".")[0] == "absl"]
+    calls = [node.func for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)]
+    assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_files_have_400_lines_at_most_and_functions_60(path):
+    assert len(path.read_text().splitlines()) <= 400
+    assert not [node.name for node in functions(TREES[path]) if node.end_lineno - node.lineno + 1 > 60]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_functions_have_12_arguments_at_most_but_for_the_layers_and_models_of_keras(path):
+    module = importlib.import_module(module_name(path))
+    classes = [node for node in TREES[path].body if isinstance(node, ast.ClassDef)]
+    of_keras = [node for node in classes if issubclass(getattr(module, node.name), keras.layers.Layer | keras.Model)]
+    exempt = [function for node in of_keras for function in node.body if getattr(function, "name", "") == "__init__"]
+    for node in functions(TREES[path]):
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        count = len([argument for argument in arguments if argument.arg not in ("self", "cls")])
+        assert count <= 12 or node in exempt, f"{node.name} has {count} arguments"
+
+
+def test_no_test_imports_another():
+    for path in (ROOT / "tests").glob("*.py"):
+        found = {part for name in imports(ast.parse(path.read_text())) for part in name.split(".")}
+        assert not [name for name in found if name.endswith("_test")], path.name
+
+
+# ------------------------------------------------------------------------------------------------------ the wheel
+
+# In a fresh interpreter: imports every module that it is told, and says where each is.
+IMPORT_ALL = """
+import importlib, sys
+folder, *names = sys.argv[1:]
+for name in names:
+    path = importlib.import_module(name).__file__
+    assert path.startswith(folder), path
+"""
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_module_and_works_without_the_repository(tmp_path):
+    source, unpacked = tmp_path / "source", tmp_path / "unpacked"
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "train.py"):
+        shutil.copy(ROOT / name, source / name)
+    for name in ("txl_tf", "tools", "tests"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "goldens"))
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
+    built = subprocess.run(command, cwd=source, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("txl_tf-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(unpacked)
+    files = [file.relative_to(unpacked) for file in unpacked.rglob("*") if file.is_file()]
+    files = {str(file) for file in files if ".dist-info" not in file.parts[0]}
+    assert files == {*NAMES, "txl_tf/py.typed"}
+
+    environment = {**os.environ, "PYTHONPATH": str(unpacked)}
+    command = [sys.executable, "-P", "-c", IMPORT_ALL, str(unpacked), *map(module_name, PATHS)]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,138 @@
+"""Batches: a text in rows, cut into segments in order, from arrays in memory, on disk and far away."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import as_lists
+
+from txl_tf.data.batches import choose_bin_capacities, num_batches, segments
+from txl_tf.data.token_files import StoredTokens
+
+
+def test_segments_of_a_small_text():
+    assert as_lists(segments(np.arange(15), 2, 4)) == [
+        ([[0, 1, 2, 3], [7, 8, 9, 10]], [[1, 2, 3, 4], [8, 9, 10, 11]]),
+        ([[4, 5], [11, 12]], [[5, 6], [12, 13]]),
+    ]
+
+
+@pytest.mark.parametrize(("n_tokens", "tgt_len"), [(14, 6), (14, 3), (14, 4), (15, 100), (4, 1), (29, 7)])
+def test_segments_follow_the_rule_written_as_a_loop(n_tokens, tgt_len):
+    tokens = np.random.default_rng(0).integers(0, 99, n_tokens)
+    rows = tokens[: n_tokens // 2 * 2].reshape(2, n_tokens // 2)
+    expected = []
+    for t in range(0, rows.shape[1] - 1, tgt_len):
+        end = min(t + tgt_len, rows.shape[1] - 1)
+        expected.append((rows[:, t:end].tolist(), rows[:, t + 1 : end + 1].tolist()))
+    assert as_lists(segments(tokens, 2, tgt_len)) == expected
+    assert num_batches(n_tokens, 2, tgt_len) == len(expected)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64])
+def test_segments_of_a_memory_map_are_those_of_the_array(tmp_path, dtype):
+    tokens = np.arange(50, dtype=dtype)
+    tokens.tofile(tmp_path / "tokens.bin")
+    mapped = np.memmap(tmp_path / "tokens.bin", dtype, mode="r")
+    from_map, from_array = segments(mapped, 3, 5), segments(tokens, 3, 5)
+    assert from_map.element_spec == from_array.element_spec
+    assert as_lists(from_map) == as_lists(from_array)
+
+
+def test_shapes_are_static_where_all_batches_are_alike():
+    def shape(*args, **kwargs):
+        tokens, labels = segments(np.arange(28), *args, **kwargs).element_spec
+        assert tokens == labels
+        assert tokens.dtype == tf.int32
+        return tokens.shape.as_list()
+
+    assert shape(4, 3) == [4, 3]
+    assert shape(4, 4) == [4, None]
+    assert shape(4, 4, drop_remainder=True) == [4, 4]
+
+
+def test_drop_remainder_leaves_out_the_shorter_batch_only():
+    tokens = np.arange(29)
+    for tgt_len, n_short in ((5, 1), (13, 0)):
+        full = as_lists(segments(tokens, 2, tgt_len))
+        kept = full[: len(full) - n_short]
+        assert as_lists(segments(tokens, 2, tgt_len, drop_remainder=True)) == kept
+        assert num_batches(29, 2, tgt_len, drop_remainder=True) == len(kept)
+
+
+def test_start_gives_the_tail_of_the_stream():
+    tokens = np.arange(41)
+    full = as_lists(segments(tokens, 2, 3))
+    assert len(full) == 7
+    for start in range(8):
+        assert as_lists(segments(tokens, 2, 3, start=start)) == full[start:]
+
+
+def test_repeat_wraps_at_the_end_of_the_epoch():
+    tokens = np.arange(23)
+    epoch = as_lists(segments(tokens, 2, 4))
+    assert len(epoch) == 3
+    for start in (0, 2, 3, 3_000_000_001):
+        endless = segments(tokens, 2, 4, start=start, repeat=True)
+        assert endless.cardinality() == tf.data.INFINITE_CARDINALITY
+        expected = list(itertools.islice(itertools.cycle(epoch), start % 3, start % 3 + 10))
+        assert as_lists(endless.take(10)) == expected
+
+
+def test_rows_stay_on_their_replica():
+    cpus = tf.config.list_logical_devices("CPU")
+    if len(cpus) < 2:
+        pytest.skip("needs two logical CPU devices")
+    strategy = tf.distribute.MirroredStrategy([cpu.name for cpu in cpus[:2]])
+    tokens = np.arange(41)
+    expected = as_lists(segments(tokens, 4, 4))
+    distributed = list(strategy.experimental_distribute_dataset(segments(tokens, 4, 4)))
+    assert len(distributed) == len(expected)
+    for batch, whole in zip(distributed, expected, strict=True):
+        for values, rows in zip(batch, whole, strict=True):
+            found = [part.numpy().tolist() for part in strategy.experimental_local_results(values)]
+            assert found == [rows[:2], rows[2:]]
+
+
+def test_bin_capacities_of_a_small_text():
+    # Two batches of 2 x 16 tokens. Bin 10-19: 4 and 12 of them, mean 8, deviation 4: 8 + 2.5 * 4 = 18 -> 16.
+    # Bin 20-: 20 in each: 20 -> 24. An empty bin gets 8.
+    first, second = [10] * 4 + [20] * 20 + [0] * 8, [10] * 12 + [20] * 20
+    tokens = np.concatenate([first[:16], second[:16], first[16:], second[16:], [0, 0, 0]])
+    assert choose_bin_capacities(tokens, 2, 16, [10, 20]) == [16, 24]
+    assert choose_bin_capacities(tokens, 2, 16, [10, 20, 30]) == [16, 24, 8]
+    assert choose_bin_capacities(tokens, 2, 16, []) == []
+
+
+def test_bin_capacities_are_the_originals(reference):
+    golden = np.load(reference / "corpus" / "wt2" / "golden.npz")
+    cutoffs = golden["cutoffs"][1:-1].tolist()
+    for tokens in (golden["train"], StoredTokens([golden["train"][:99], golden["train"][99:]])):
+        assert choose_bin_capacities(tokens, 4, 16, cutoffs) == golden["bin_sizes_b4_t16"].tolist()
+
+
+# ----------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "message"),
+    [
+        (np.arange(9), {"batch_size": 0}, "batch_size must be positive, got 0"),
+        (np.arange(9), {"tgt_len": -3}, "tgt_len must be positive, got -3"),
+        (np.arange(7), {}, "the text has 7 tokens: batch_size=4 and tgt_len=2 need at least 8, 2 a row"),
+        (np.arange(11), {"drop_remainder": True}, "the text has 11 tokens: .* need at least 12, 3 a row"),
+        (np.arange(9.0), {}, r"tokens must be a 1-D integer array, got float64 of shape \(9,\)"),
+        (np.zeros([3, 4], int), {}, r"tokens must be a 1-D integer array, got int64 of shape \(3, 4\)"),
+        (np.arange(9), {"start": -1}, r"start must be in \[0, 1\], the number of batches, got -1"),
+        (np.arange(9), {"start": 2}, r"start must be in \[0, 1\], the number of batches, got 2"),
+    ],
+)
+def test_segments_refuse_bad_arguments(tokens, options, message):
+    with pytest.raises(ValueError, match=message):
+        segments(tokens, **{"batch_size": 4, "tgt_len": 2, **options})
+
+
+def test_bin_capacities_refuse_a_text_shorter_than_a_batch():
+    with pytest.raises(ValueError, match="the text has 31 tokens: .* need at least 32, 16 a row"):
+        choose_bin_capacities(np.arange(31), 2, 16, [10])

@@ -1,0 +1,266 @@
+"""Hyper-parameters: what each group says and refuses, and that networks and optimizer take names and defaults of it."""
+
+import dataclasses
+import inspect
+import json
+
+import pytest
+
+import txl_tf
+from txl_tf import config
+from txl_tf.config import (
+    EvaluationConfig,
+    MachineConfig,
+    ModelConfig,
+    NetworkConfig,
+    OptimizerConfig,
+    TextConfig,
+    TrainingConfig,
+    check_bins,
+    check_fields,
+)
+from txl_tf.training.distribution import make_strategy
+
+SIZES = {"n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
+REQUIRED = {NetworkConfig: SIZES, ModelConfig: SIZES, OptimizerConfig: {"learning_rate": 1e-3}}
+GROUPS = [
+    group
+    for group in vars(config).values()
+    if isinstance(group, type) and issubclass(group, config.Config) and group is not config.Config
+]
+
+
+def make(group, **values):
+    return group(**{**REQUIRED.get(group, {}), **values})
+
+
+def test_all_groups_are_here():
+    named = {NetworkConfig, ModelConfig, TextConfig, OptimizerConfig, TrainingConfig, EvaluationConfig, MachineConfig}
+    assert set(GROUPS) == named
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_hyper_parameter_has_a_help_text_and_a_default_that_its_check_passes(group):
+    for field in dataclasses.fields(group):
+        help_text = field.metadata["help"]
+        assert len(help_text) > 5 and help_text.endswith("."), field.name
+    make(group)
+    group(**{field.name: field.metadata["flag"] for field in dataclasses.fields(group)})  # the programs' defaults
+
+
+@pytest.mark.parametrize(
+    "group, values",
+    [
+        (NetworkConfig, {"n_token": 23, "cutoffs": [5, 12], "mem_len": 4, "init": "uniform"}),
+        (ModelConfig, {"n_token": 23, "cutoffs": [], "proj_share_all_but_first": True, "dropout": 0.0}),
+        (TextConfig, {"dataset": "text", "data_path": ["a.txt", "b.txt"], "cutoffs": [5, 12], "max_size": 100}),
+        (OptimizerConfig, {"optimizer": "lamb", "weight_decay": 0.01, "clip": None}),
+        (TrainingConfig, {"tgt_len": 7, "static_shapes": True, "warm_start_path": "run/ckpt-5"}),
+        (EvaluationConfig, {"eval_split": "test", "eval_ckpt_path": "best"}),
+        (MachineConfig, {"strategy": "mirrored", "logical_cpus": 2, "mixed_precision": "bfloat16"}),
+    ],
+)
+def test_a_group_round_trips_through_a_dictionary_and_json(group, values):
+    made = make(group, **values)
+    as_dict = made.to_dict()
+    assert list(as_dict) == group.names() == [field.name for field in dataclasses.fields(group)]
+    assert {name: as_dict[name] for name in values} == values
+    read = json.loads(json.dumps(as_dict))
+    assert group(**read) == made and group(**read).to_dict() == as_dict
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.seed = 1
+
+
+# ---------------------------------------- bad values
+
+BAD = [
+    (NetworkConfig, {"n_token": 0}, "n_token must be at least 1, got 0"),
+    (NetworkConfig, {"n_token": 20.5}, "n_token must be an integer, got 20.5"),
+    (NetworkConfig, {"n_layer": 0}, "n_layer must be at least 1, got 0"),
+    (NetworkConfig, {"n_layer": None}, "n_layer must be an integer, got None"),
+    (NetworkConfig, {"d_model": 7}, "d_model must be even .*got 7"),
+    (NetworkConfig, {"d_model": 0}, "d_model must be at least 1, got 0"),
+    (NetworkConfig, {"d_embed": 0}, "d_embed must be at least 1, got 0"),
+    (NetworkConfig, {"n_head": -1}, "n_head must be at least 1, got -1"),
+    (NetworkConfig, {"d_head": 0}, "d_head must be at least 1, got 0"),
+    (NetworkConfig, {"d_inner": "12"}, "d_inner must be an integer, got '12'"),
+    (NetworkConfig, {"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+    (NetworkConfig, {"dropatt": -0.1}, r"dropatt must lie in \[0, 1\), got -0.1"),
+    (NetworkConfig, {"mem_len": -1}, "mem_len must be at least 0, got -1"),
+    (NetworkConfig, {"mem_len": None}, "mem_len must be an integer, got None"),
+    (NetworkConfig, {"div_val": 0}, "div_val must be at least 1, got 0"),
+    (NetworkConfig, {"init": "xavier"}, "init must be one of normal, uniform, got 'xavier'"),
+    (ModelConfig, {"n_layer": 2.5}, "n_layer must be an integer, got 2.5"),
+    (TextConfig, {"dataset": "imdb"}, "dataset must be one of pydoc, text, .*got 'imdb'"),
+    (TextConfig, {"level": "sentence"}, "level must be one of word, char, byte, got 'sentence'"),
+    (TextConfig, {"level": None}, "level must be one of word, char, byte, got None"),
+    (TextConfig, {"valid_fraction": 0.0}, "valid_fraction must be between 0 and 1, both excluded, got 0.0"),
+    (TextConfig, {"valid_fraction": 1}, "valid_fraction must be between 0 and 1, both excluded, got 1"),
+    (TextConfig, {"cutoffs": [5, 5]}, r"cutoffs must be positive and rise, got \[5, 5\]"),
+    (TextConfig, {"cutoffs": [0, 5]}, r"cutoffs must be positive and rise, got \[0, 5\]"),
+    (TextConfig, {"num_shuffle": 0}, "num_shuffle must be positive, got 0"),
+    (OptimizerConfig, {"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
+    (OptimizerConfig, {"learning_rate": float("nan")}, "learning_rate must be positive, got nan"),
+    (OptimizerConfig, {"min_lr_ratio": 1.5}, r"min_lr_ratio must lie in \[0, 1\], got 1.5"),
+    (OptimizerConfig, {"optimizer": "sgd"}, "optimizer must be one of adam, adamw, lamb, got 'sgd'"),
+    (OptimizerConfig, {"weight_decay": 0.1}, "weight_decay must be 0 or more, and 0 for adam, got 0.1 for adam"),
+    (OptimizerConfig, {"weight_decay": -1, "optimizer": "lamb"}, "weight_decay must be 0 or more, .*got -1 for lamb"),
+    (OptimizerConfig, {"ema": 1.0}, r"ema must lie in \[0, 1\), got 1.0"),
+    (TrainingConfig, {"tgt_len": -3}, "tgt_len must be at least 1, got -3"),
+    (TrainingConfig, {"train_batch_size": 0}, "train_batch_size must be at least 1, got 0"),
+    (TrainingConfig, {"train_steps": 0}, "train_steps must be at least 1, got 0"),
+    (TrainingConfig, {"iterations": 0}, "iterations must be at least 1, got 0"),
+    (TrainingConfig, {"save_steps": 0}, "save_steps must be at least 1, got 0"),
+    (TrainingConfig, {"max_to_keep": 0}, "max_to_keep must be at least 1, got 0"),
+    (TrainingConfig, {"steps_per_execution": 0}, "steps_per_execution must be at least 1, got 0"),
+    (TrainingConfig, {"steps_per_execution": 7}, "steps_per_execution=7 must divide train_steps=100000"),
+    (
+        TrainingConfig,
+        {"steps_per_execution": 7, "train_steps": 70},
+        "steps_per_execution=7 must divide iterations=500",
+    ),
+    (TrainingConfig, {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1, got 0"),
+    (EvaluationConfig, {"tgt_len": 0}, "tgt_len must be at least 1, got 0"),
+    (EvaluationConfig, {"eval_batch_size": 0}, "eval_batch_size must be at least 1, got 0"),
+    (MachineConfig, {"strategy": "all"}, "strategy must be one of auto, one, mirrored, multi_worker, tpu, got 'all'"),
+    (MachineConfig, {"logical_cpus": 0}, "logical_cpus must be at least 1, got 0"),
+    (MachineConfig, {"logical_cpus": 0.5}, "logical_cpus must be an integer, got 0.5"),
+    (
+        MachineConfig,
+        {"mixed_precision": "float8"},
+        "mixed_precision must be one of float32, bfloat16, float16, got 'float8'",
+    ),
+]
+
+
+@pytest.mark.parametrize("group, values, message", BAD, ids=str)
+def test_a_bad_value_is_an_error_that_names_the_argument_the_value_and_what_is_allowed(group, values, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make(group, **values)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_check_has_a_bad_value_here(group):
+    checked = {field.name for field in dataclasses.fields(group) if field.metadata["check"]}
+    assert checked <= {name for other, values, _ in BAD for name in values if issubclass(group, other)}
+
+
+def test_none_is_allowed_where_it_is_the_default_alone():
+    assert make(NetworkConfig, n_token=None).n_token is None
+    assert TextConfig(dataset=None, cutoffs=None).cutoffs is None
+    assert EvaluationConfig(tgt_len=None).tgt_len is None
+    with pytest.raises(ValueError, match="tgt_len must be an integer, got None"):
+        TrainingConfig(tgt_len=None)
+
+
+def test_attributes_of_another_object_are_checked_as_the_group_s_own():
+    made = make(NetworkConfig)
+    values = type("Values", (), made.to_dict())()
+    check_fields(NetworkConfig, values)
+    values.n_head = 0
+    with pytest.raises(ValueError, match="n_head must be at least 1, got 0"):
+        check_fields(NetworkConfig, values)
+
+
+# ---------------------------------------- bins
+
+
+@pytest.mark.parametrize("cutoffs", [[10, 10], [12, 5], [0, 5], [5, 23], [5, 30], [-3, 5], [0], [23]], ids=str)
+def test_cutoffs_that_leave_a_bin_empty_are_an_error(cutoffs):
+    with pytest.raises(ValueError, match=r"cutoffs must increase and lie between 0 and n_token=23, got \[") as error:
+        check_bins(23, 8, cutoffs, 1)
+    assert str(cutoffs) in str(error.value)
+
+
+@pytest.mark.parametrize("cutoffs", [[], [1], [22], [1, 2, 3], [7, 15]], ids=str)
+def test_cutoffs_that_leave_something_to_every_bin_are_none(cutoffs):
+    check_bins(23, 8, cutoffs, 1)
+    check_bins(23, 8, tuple(cutoffs), 2)
+
+
+def test_a_bin_of_width_0_is_an_error_that_names_it():
+    with pytest.raises(ValueError, match="div_val=4 divides d_embed=15 down to width 0 in bin 2 of 3.*at least 16"):
+        check_bins(23, 15, [5, 12], 4)
+    check_bins(23, 16, [5, 12], 4)
+    check_bins(23, 3, [], 4)  # one bin, and nothing to divide
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((0, 8, [], 1), "n_token must be at least 1, got 0"),
+        ((23.0, 8, [], 1), "n_token must be an integer, got 23.0"),
+        ((23, 8, [5], 0), "div_val must be at least 1, got 0"),
+        ((23, 8, [5], 1.5), "div_val must be an integer, got 1.5"),
+        ((23, 8, [5, 12.5], 1), r"cutoffs must be integers, got \[5, 12.5\]"),
+    ],
+    ids=str,
+)
+def test_numbers_of_bins_that_are_none_are_an_error(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        check_bins(*arguments)
+
+
+# ---------------------------------------- who takes names and defaults from the groups
+
+
+def parameters(function):
+    """`{name: default}` of what a function takes, but for `**kwargs`."""
+    given = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in given if p.kind is not inspect.Parameter.VAR_KEYWORD}
+
+
+def assert_defaults_are_of(group, defaults, other_than=()):
+    """`defaults`, `{name: default}`, are those of the fields; required are those that the group requires."""
+    for field in dataclasses.fields(group):
+        if field.name in defaults and field.name not in other_than:
+            required = field.default is dataclasses.MISSING
+            assert defaults[field.name] == (inspect.Parameter.empty if required else field.default), field.name
+
+
+@pytest.mark.parametrize(
+    "model, group, required",
+    [
+        (txl_tf.TransformerXL, NetworkConfig, ["n_token"]),  # it is made once the text is known
+        (txl_tf.TransformerXLLM, ModelConfig, ["n_token", "mem_len"]),
+    ],
+)
+def test_the_constructor_takes_the_names_and_defaults_of_the_group(model, group, required):
+    taken = parameters(model.__init__)
+    taken.pop("self")
+    assert set(taken) == {*group.names(), "recompute", "seed"}
+    assert all(taken[name] is inspect.Parameter.empty for name in required)
+    assert_defaults_are_of(group, taken, other_than=required)
+
+
+def test_a_network_and_a_language_model_hold_the_values_of_their_group():
+    given = make(ModelConfig, n_token=23, cutoffs=(5, 12), mem_len=4, div_val=2, init_std=0.1).to_dict()
+    lm = txl_tf.TransformerXLLM(**given)
+    assert {name: lm.get_config()[name] for name in ModelConfig.names()} == given
+    assert {name: getattr(lm.network, name) for name in NetworkConfig.names()} == {
+        name: given[name] for name in NetworkConfig.names()
+    }
+    lm = txl_tf.TransformerXLLM(n_token=23, mem_len=0, **SIZES)
+    assert make(ModelConfig, n_token=23).to_dict() == {name: lm.get_config()[name] for name in ModelConfig.names()}
+
+
+def test_the_optimizer_takes_the_names_and_defaults_of_its_group():
+    taken = parameters(txl_tf.make_optimizer)
+    assert set(taken) == {*OptimizerConfig.names(), "train_steps"}
+    assert_defaults_are_of(OptimizerConfig, taken)
+    assert taken["train_steps"] == TrainingConfig.train_steps
+
+
+def test_the_machine_s_devices_are_the_arguments_of_make_strategy():
+    taken = parameters(make_strategy)
+    assert_defaults_are_of(MachineConfig, taken)
+    machine = MachineConfig(strategy="tpu", tpu="node", tpu_zone="zone", gcp_project="project", logical_cpus=3)
+    assert dict(zip(taken, machine.devices, strict=True)) == {name: getattr(machine, name) for name in taken}
+
+
+@pytest.mark.parametrize(
+    "mixed_precision, policy",
+    [("float32", "float32"), ("bfloat16", "mixed_bfloat16"), ("float16", "mixed_float16")],
+)
+def test_a_type_of_products_has_keras_s_name(mixed_precision, policy):
+    assert MachineConfig(mixed_precision=mixed_precision).dtype_policy == policy

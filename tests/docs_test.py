@@ -1,0 +1,501 @@
+"""README and docs: their code runs as it stands, their links and files exist, and what they say of the code is so.
+
+The code runs in a folder of its own with a small quickstart: the same model after four steps. Numbers that the pages
+show are those of the whole quickstart and are not compared; names, shapes and messages are. REST and gRPC requests go
+to a stand-in for TensorFlow Serving that speaks its protocols.
+"""
+
+import ast
+import base64
+import concurrent.futures
+import contextlib
+import http.server
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import flags
+from helpers import ROOT, program
+
+import txl_tf
+
+PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+BLOCKS = {  # (page, language, number): code
+    (page, language, i): code
+    for page, text in PAGES.items()
+    for i, (language, code) in enumerate(re.findall(r"^```(\w+)\n(.*?)^```", text, re.M | re.S))
+}
+
+# The blocks of bash that do not run here, by a word in them, and why.
+NOT_RUN = {
+    "python3 -m venv": "installs; .ci/run runs it",
+    "docker": "needs the image of TensorFlow Serving; a stand-in takes its place",
+    "wt103": "needs the text or the published model",
+    "--scaling": "takes ten minutes",
+}
+# What becomes of a training in a command: the same model after a few steps.
+FEW_STEPS = "--train_steps=4 --iterations=2 --save_steps=2 --warmup_steps=1 --sample_tokens=20 --max_eval_batch=3"
+SHORTER = {"classify.py": "classify.py --epochs=1 --length=256", "--kind=context": "--kind=context --max_tokens=1000"}
+STATE = (1, 4, 2, 4, 96, 48)  # of the quickstart's model, as docs/serving.md says
+
+
+def blocks(language, of=None):
+    return {key: code for key, code in BLOCKS.items() if key[1] == language and of in (None, key[0])}
+
+
+def named(key):
+    page, language, i = key
+    return f"{page}-{language}-{i}"
+
+
+def is_run(code):
+    return not any(word in code for word in NOT_RUN)
+
+
+# ------------------------------------------------------------------------------------------------ what the pages say
+
+
+def test_the_readme_is_at_most_200_lines():
+    assert len(PAGES["README.md"].splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_links_lead_to_files_and_headings(page):
+    folder = ROOT / "docs" if (ROOT / "docs" / page).exists() else ROOT
+    text = re.sub(r"^```.*?^```", "", (folder / page).read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, heading = target.partition("#")
+        found = (folder / path).resolve() if path else folder / page
+        assert found.exists(), f"{page} links to {target}"
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), re.M)
+            slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+            assert heading in slugs, f"{page} links to {target}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_files_that_are_named_exist(page):
+    folder = ROOT / "docs" if (ROOT / "docs" / page).exists() else ROOT
+    parts = "layers|data|training|models|runs|serving|convert"
+    pattern = rf"(?<![\w/.-])(?:(?:txl_tf|tools|tests|docs|configs|examples|\.github)/[\w./*-]+|(?:{parts})/\w+\.py)"
+    for name in re.findall(pattern, (folder / page).read_text()):
+        name = name.rstrip(".")
+        assert any(ROOT.glob(name)) or any((ROOT / "txl_tf").glob(name)), f"{page} names {name}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_nothing_points_outside_the_repository(page):
+    folder = ROOT / "docs" if (ROOT / "docs" / page).exists() else ROOT
+    text = (folder / page).read_text()
+    assert "shared/" not in text
+    assert "the documents" not in text
+
+
+COMMAND = re.compile(r"(?:\.venv/bin/)?python (\S+\.py)(.*)$")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_have_the_flags_they_use(page):
+    """Of all commands, those that do not run here too."""
+    code = "\n".join(blocks("bash", page).values()).replace("\\\n", " ")
+    for line in re.split(r"\n|\|| && ", code):
+        command = COMMAND.search(line)
+        if not command:
+            continue
+        path, arguments = command.groups()
+        with contextlib.closing(program(path)) as loaded:
+            next(loaded)
+            known = {*flags.FLAGS, *(f"no{name}" for name in flags.FLAGS), "flagfile"}
+        given = re.findall(r"(?<!\S)--(\w+)", " ".join(shlex.split(arguments, comments=True)))
+        assert set(given) <= known, line
+
+
+def functions_of(path):
+    """Functions, classes and `Class.method`s of a file."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return found
+
+
+def test_the_stops_of_the_architecture_are_functions_of_these_files():
+    stops = re.findall(r"^\| \d+ \| `([^`]+\.py)` \| (.*?) \|", PAGES["architecture.md"], re.M)
+    assert len(stops) > 25
+    for name, functions in stops:
+        path = ROOT / name if (ROOT / name).exists() else ROOT / "txl_tf" / name
+        assert set(re.findall(r"`([^`]+)`", functions)) <= functions_of(path), name
+
+
+def test_the_architecture_lists_every_file():
+    table = PAGES["architecture.md"].split("## Files")[1]
+    files = {str(path.relative_to(ROOT / "txl_tf")) for path in (ROOT / "txl_tf").rglob("*.py")}
+    assert set(re.findall(r"`([\w/]+\.py)`", table)) == {name for name in files if not name.endswith("__init__.py")}
+
+
+def levels():
+    """`{part of txl_tf: level}` by docs/architecture.md."""
+    rows = re.findall(r"^\| (\d+) \| (`[^|]*`) \| [^|]* \|$", PAGES["architecture.md"], re.M)
+    return {part: int(level) for level, parts in rows for part in re.findall(r"`(\w+)(?:\.py|/)`", parts)}
+
+
+def test_imports_go_downwards_only():
+    """A file imports only from its own part of the library, or from parts above it in docs/architecture.md."""
+    level = levels()
+    assert len(level) == 9
+    for path in sorted((ROOT / "txl_tf").rglob("*.py")):
+        parts = path.relative_to(ROOT / "txl_tf").with_suffix("").parts
+        if parts == ("__init__",):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for module in modules:
+                assert module.split(".")[0] not in ("tools", "tests", "train", "examples"), f"{path} imports {module}"
+                if module.split(".")[0] == "txl_tf":
+                    names = [module.split(".")[1]] if "." in module else [alias.name for alias in node.names]
+                    for name in names:
+                        assert name == parts[0] or level[name] < level[parts[0]], f"{path} imports {module}"
+
+
+def test_the_readme_says_what_is_public():
+    assert "`txl_tf.__all__`" in PAGES["README.md"]
+    for name in set(re.findall(r"txl_tf\.(\w+)", PAGES["README.md"])) - {"__all__"}:
+        assert name in txl_tf.__all__, name
+
+
+# ----------------------------------------------------------------------------------------- Python that needs no run
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs_and_what_it_saves_loads(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    of_lm, of_layer = {}, {}
+    for names, code in zip((of_lm, of_layer), blocks("python", "README.md").values(), strict=True):
+        exec(code, names)
+    assert float(capsys.readouterr().out.split("nats a token:")[1]) < np.log(256)
+    assert of_lm["text"].shape == (1, 60)
+    assert of_lm["log_probs"].shape == (1, 20, 256)
+
+    loaded = keras.saving.load_model("lm.keras")
+    nll, _ = loaded.score(of_lm["tokens"], of_lm["labels"])
+    np.testing.assert_allclose(nll, of_lm["nll"], rtol=1e-6)
+    assert loaded.optimizer.iterations == of_lm["lm"].optimizer.iterations
+    back = txl_tf.TransformerXLLM(**{name: loaded.get_config()[name] for name in of_lm["lm"].get_config()})
+    txl_tf.load_tf1_checkpoint(back, "ckpt/model.ckpt-0")
+    np.testing.assert_allclose(back.score(of_lm["tokens"], of_lm["labels"])[0], nll, rtol=1e-6)
+    tokens = np.arange(40).reshape(2, 20)
+    classifier = keras.saving.load_model("classifier.keras")
+    np.testing.assert_allclose(classifier(tokens), of_layer["classifier"](tokens), rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- a small quickstart, and bash
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder like the repository's, in which the quickstart has four steps."""
+    folder = tmp_path_factory.mktemp("workplace")
+    for name in ("train.py", "tools", "examples", "txl_tf"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "configs").mkdir()
+    few_steps = FEW_STEPS.replace(" ", "\n")
+    (folder / "configs" / "quickstart.cfg").write_text(
+        f"{(ROOT / 'configs/quickstart.cfg').read_text()}\n{few_steps}\n"
+    )
+    for name in ("my.txt", "other.txt"):
+        (folder / name).write_text("The cat sat on the mat. \u00e9\u00e8\n" * 300)
+    return folder
+
+
+def run_bash(code, folder, **addresses):
+    """The output of a block that runs as it stands, but for the Python, the number of steps and the addresses."""
+    code = code.replace(".venv/bin/python", shlex.quote(sys.executable))
+    few = dict(re.findall(r"--(\w+)=(\d+)", FEW_STEPS))
+    code = re.sub(r"--(\w+)=\d+", lambda flag: f"--{flag[1]}={few[flag[1]]}" if flag[1] in few else flag[0], code)
+    for short, shorter in SHORTER.items():
+        code = code.replace(short, shorter)
+    for port, address in addresses.items():
+        code = code.replace(f"localhost:{port.removeprefix('port_')}", address)
+    script = f"set -euo pipefail\n{code}\nwait\n"
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    result = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, f"{code}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+def free_address():
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return f"localhost:{found.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def five_minutes(workplace):
+    """What the blocks of the README's section print."""
+    return [run_bash(code, workplace) for code in blocks("bash", "README.md").values() if is_run(code)]
+
+
+@pytest.mark.slow
+def test_the_five_minutes_of_the_readme(five_minutes, workplace):
+    train, generate, evaluate = five_minutes
+    shown = re.findall(r"^```\n(pydoc: .*?)^```", PAGES["README.md"], re.M | re.S)[0]
+    for line in shown.splitlines()[:3]:  # the text, the model and the message: the same as in the whole quickstart
+        assert line in train
+    pattern = (
+        r"step +\d+/\d+ \| loss [\d.]+ \| bpc [\d.]+ \| lr [\de.-]+ \| grad norm [\d.]+ \| [\d,]+ tokens/s \| \S+ left"
+    )
+    assert re.search(pattern, train)
+    assert re.search(pattern, shown)
+    assert generate.startswith("The import statement")
+    assert re.search(r"valid: loss [\d.]+ nats \| bpc [\d.]+ \|", evaluate)
+    assert "mem_len 192" in evaluate
+    for name in ("config.json", "vocab.txt", "log.csv", "best/best.json", "train"):
+        assert (workplace / "runs" / "quickstart" / name).exists(), name
+
+
+RUN_ELSEWHERE = [
+    key for key, code in blocks("bash").items() if is_run(code) and key[0] not in ("README.md", "serving.md")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", RUN_ELSEWHERE, ids=named)
+def test_the_commands_of_the_docs_run(key, five_minutes, workplace):
+    addresses = {f"port_{port}": free_address() for port in re.findall(r"localhost:(\d+)", BLOCKS[key])}
+    run_bash(BLOCKS[key], workplace, **addresses)
+    for name in re.findall(r"--(?:output|token_nll|output_dir|tf1_checkpoint)=(\S+)", BLOCKS[key]):
+        assert (workplace / name).exists(), name
+
+
+# ------------------------------------------------------------------------------------------------------- serving
+
+
+class StandIn:
+    """Signatures of a SavedModel, as TensorFlow Serving runs them."""
+
+    def __init__(self, directory):
+        self.loaded = tf.saved_model.load(str(directory))
+
+    def dtypes(self, signature):
+        return {
+            name: spec.dtype for name, spec in self.loaded.signatures[signature].structured_input_signature[1].items()
+        }
+
+    def __call__(self, signature, inputs):
+        return self.loaded.signatures[signature](**inputs)
+
+
+def rest_server(stand_in, name):
+    """TensorFlow Serving's REST in columns: `inputs` is a dict, `outputs` one too, or the only output by itself."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            assert self.path == f"/v1/models/{name}:predict"
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            dtypes = stand_in.dtypes(request["signature_name"])
+            inputs = {key: tf.constant(decoded(value), dtypes[key]) for key, value in request["inputs"].items()}
+            try:
+                outputs = {
+                    key: encoded(value.numpy().tolist(), key)
+                    for key, value in stand_in(request["signature_name"], inputs).items()
+                }
+                status, body = 200, {"outputs": outputs if len(outputs) > 1 else next(iter(outputs.values()))}
+            except tf.errors.InvalidArgumentError as error:
+                status, body = 400, {"error": error.message}
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body, indent=1).encode())
+
+        def log_message(self, *arguments):
+            pass
+
+    return http.server.ThreadingHTTPServer(("localhost", 0), Handler)
+
+
+def decoded(value):
+    """JSON as arguments: strings as they are, other bytes as `{"b64": ...}`."""
+    if isinstance(value, list):
+        return [decoded(item) for item in value]
+    return base64.b64decode(value["b64"]) if isinstance(value, dict) else value
+
+
+def encoded(value, name):
+    if isinstance(value, list):
+        return [encoded(item, name) for item in value]
+    if isinstance(value, bytes):
+        return {"b64": base64.b64encode(value).decode()} if name.endswith("_bytes") else value.decode()
+    return value
+
+
+@pytest.fixture(scope="module")
+def exported(five_minutes, workplace):
+    """The stand-in, with what the first block of docs/serving.md writes."""
+    export = next(iter(blocks("bash", "serving.md").values()))
+    assert run_bash(export, workplace) == "serving/quickstart/1\n"
+    return StandIn(workplace / "serving" / "quickstart" / "1")
+
+
+@pytest.fixture(scope="module")
+def rest(exported):
+    """Address of the REST server."""
+    server = rest_server(exported, "quickstart")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"localhost:{server.server_address[1]}"
+    server.shutdown()
+
+
+REST = [key for key, code in blocks("bash", "serving.md").items() if "curl" in code]
+
+
+def answers_shown(key):
+    """The answers in the block of JSON that follows a block of commands."""
+    page, _, i = key
+    return json_values(BLOCKS[page, "json", i + 1])
+
+
+def json_values(text):
+    """JSON values one after the other."""
+    found, decoder, text = [], json.JSONDecoder(), text.strip()
+    while text:
+        value, end = decoder.raw_decode(text)
+        found.append(value)
+        text = text[end:].strip()
+    return found
+
+
+def shape_of(value):
+    """Names, lengths and types; an error is its message about an argument."""
+    if isinstance(value, dict):
+        return {key: "error" if key == "error" else shape_of(item) for key, item in value.items()}
+    return [shape_of(item) for item in value] if isinstance(value, list) else type(value).__name__
+
+
+def test_rest_blocks_have_their_answers():
+    assert len(REST) == 2
+    assert [len(answers_shown(key)) for key in REST] == [4, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="needs the commands curl and jq")
+def test_the_rest_requests_by_curl(rest, workplace):
+    found = json_values(run_bash("\n".join(BLOCKS[key] for key in REST), workplace, port_8501=rest))
+    expected = [answer for key in REST for answer in answers_shown(key)]
+    assert [shape_of(answer) for answer in found] == [shape_of(answer) for answer in expected]
+    assert found[0]["outputs"][0].startswith("The import statement")
+    assert found[1]["outputs"]["symbols"] == [["i", "f", " ", "x"], ["i", "", "", ""]]
+    assert found[2]["outputs"]["lengths"] == [7, 3]
+    assert "temperature must be 0 or more" in found[3]["error"]
+
+
+@pytest.mark.slow
+def test_the_rest_requests_without_curl(rest):
+    """The bodies of the first block, so that a machine without curl tests them too."""
+    bodies = re.findall(r"-d '(.*?)'", BLOCKS[REST[0]], re.S)
+    for body, expected in zip(bodies, answers_shown(REST[0]), strict=True):
+        request = urllib.request.Request(f"http://{rest}/v1/models/quickstart:predict", body.encode())
+        try:
+            with urllib.request.urlopen(request) as response:
+                answer = json.load(response)
+        except urllib.error.HTTPError as error:
+            answer = json.load(error)
+        assert shape_of(answer) == shape_of(expected)
+
+
+@pytest.fixture(scope="module")
+def grpc_address(exported):
+    """Address of a gRPC server with TensorFlow Serving's PredictionService."""
+    grpc = pytest.importorskip("grpc")
+    apis = pytest.importorskip("tensorflow_serving.apis.prediction_service_pb2_grpc")
+    from tensorflow_serving.apis import predict_pb2
+
+    class Service(apis.PredictionServiceServicer):
+        def Predict(self, request, context):
+            assert request.model_spec.name == "quickstart"
+            inputs = {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
+            try:
+                outputs = exported(request.model_spec.signature_name, inputs)
+            except tf.errors.InvalidArgumentError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            response = predict_pb2.PredictResponse()
+            for name, value in outputs.items():
+                response.outputs[name].CopyFrom(tf.make_tensor_proto(value))
+            return response
+
+    unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(2), options=unlimited)
+    apis.add_PredictionServiceServicer_to_server(Service(), server)
+    port = server.add_insecure_port("localhost:0")
+    server.start()
+    yield f"localhost:{port}"
+    server.stop(None)
+
+
+@pytest.mark.slow
+def test_the_grpc_client(grpc_address, workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    (code,) = (code for code in blocks("python", "serving.md").values() if "grpc" in code)
+    names = {}
+    exec(code.replace("localhost:8500", grpc_address), names)
+    assert names["scored"]["nll"].shape == (1, 4)
+    assert names["written"]["text"][0].startswith(b"The import statement")
+    assert names["state"].shape == STATE
+    assert names["likely"]["ids"].shape == names["likely"]["log_probs"].shape == (1, 3)
+    assert names["more"].shape == (6,)
+
+    lm, vocab = txl_tf.load_run("runs/quickstart")
+    text, mems, expected = vocab.encode("The import statement is used to bind names."), None, []
+    np.testing.assert_array_equal(names["text"], [text])
+    for start in (0, 14, 28):
+        nll, mems = lm.score(text[None, start : start + 14], text[None, start + 1 : start + 15], mems)
+        expected.append(float(tf.reduce_sum(nll)))
+    np.testing.assert_allclose([float(line) for line in capsys.readouterr().out.split()], expected, rtol=1e-4)
+
+    import grpc
+
+    with pytest.raises(grpc.RpcError, match="temperature must be 0 or more"):
+        names["call"]("generate_text", text=["a"], **{**names["sampling"], "temperature": np.float32([-1])})
+
+
+@pytest.mark.slow
+def test_the_saved_model_without_a_server(exported, workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    (code,) = (code for code in blocks("python", "serving.md").values() if "grpc" not in code)
+    names = {}
+    exec(code, names)
+    assert names["state"].shape == names["answer"]["state"].shape == STATE
+    assert names["answer"]["ids"].shape == (1, 3)
+
+
+@pytest.mark.slow
+def test_the_table_of_signatures(exported):
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", PAGES["serving.md"].split("## Signatures")[1], re.M)
+    shown = {name: tuple(set(re.findall(r"`([a-z_]+)`", cell)) for cell in cells) for name, *cells in rows}
+    signatures = exported.loaded.signatures
+    assert shown == {
+        name: (set(exported.dtypes(name)), set(function.structured_outputs)) for name, function in signatures.items()
+    }
+
+
+def test_every_block_is_run_or_named():
+    """Every block of Python and bash is run by a test above, or a word of NOT_RUN says why not."""
+    assert {key[0] for key in blocks("python")} == {"README.md", "serving.md"}
+    assert {key[1] for key in BLOCKS} <= {"bash", "python", "json", "bibtex"}
+    for word in NOT_RUN:
+        assert any(word in code for code in blocks("bash").values()), word

@@ -1,0 +1,69 @@
+"""Evaluation of a run: of which checkpoint, text and settings, and one clear error for each kind of bad input."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from txl_tf.config import EvaluationConfig
+from txl_tf.data.vocabulary import unescape
+from txl_tf.runs.evaluate import evaluate_run
+
+
+@pytest.fixture
+def trained(trained_run):
+    return trained_run[0]
+
+
+def evaluate(model_dir, data=None, model=None, **evaluation):
+    return evaluate_run(model_dir, data=data, model=model, evaluation=EvaluationConfig(**evaluation))
+
+
+def test_evaluation_takes_the_checkpoint_and_settings_it_is_told(trained_run):
+    trained, final = trained_run[0], trained_run[1]["valid"]
+    assert evaluate(trained)["valid"] == final
+    assert evaluate(trained, eval_ckpt_path=str(trained / "ckpt-6"))["valid"] > final
+    other = evaluate(trained, model={"mem_len": 20, "same_length": True, "clamp_len": 9}, tgt_len=3)
+    assert other["valid"] == pytest.approx(final, rel=0.05) and other["valid"] != final
+    assert set(evaluate(trained, eval_split="train", max_eval_batch=3)) == {"train"}
+
+
+def test_evaluation_of_a_file_uses_the_vocabulary_of_the_run_and_writes_every_token(trained, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("so the cat and the mat\n")
+    tokens_file = tmp_path / "tokens.tsv"
+    arguments = {"eval_path": str(other), "tgt_len": 5, "max_eval_batch": 4}
+    mean = evaluate(trained, **arguments, token_nll=str(tokens_file))[str(other)]
+    assert mean == pytest.approx(evaluate(trained, **arguments)[str(other)], rel=1e-6)
+    lines = [line.split("\t") for line in tokens_file.read_text().splitlines()]
+    predicted = "o the cat " + "nd the mat"  # of two rows of 11 tokens all but the first
+    assert "".join(unescape(token) for token, _ in lines) == predicted
+    assert np.mean([float(nll) for _, nll in lines]) == pytest.approx(mean, abs=1e-5)
+
+
+def test_evaluation_refuses_a_corpus_of_another_vocabulary(trained):
+    with pytest.raises(ValueError, match=r"another vocabulary \(103 symbols\) than the run .* \(14 symbols\)"):
+        evaluate(trained, data={"dataset": "pydoc"})
+
+
+def test_evaluation_without_a_checkpoint_is_an_error(trained, run_dir):
+    with pytest.raises(ValueError, match="run holds no checkpoint"):
+        evaluate(run_dir)
+    with pytest.raises(ValueError, match="no checkpoint at /no/ckpt-1"):
+        evaluate(trained, eval_ckpt_path="/no/ckpt-1")
+    with pytest.raises(ValueError, match="eval_split must be one of train, valid, got 'test'"):
+        evaluate(trained, eval_split="test")
+
+
+@pytest.mark.parametrize("file", ["ckpt-12.index", "ckpt-12.data-00000-of-00001"])
+def test_a_damaged_checkpoint_is_one_clear_error(trained, run_dir, file):
+    shutil.copytree(trained, run_dir)
+    path = run_dir / file
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(ValueError, match="run/ckpt-12 cannot be read: "):
+        evaluate(run_dir)
+
+
+def test_a_checkpoint_of_another_shape_names_the_variable_and_both_shapes(trained):
+    with pytest.raises(ValueError, match=r"layer_1/kernel is \[16, 16\] in the checkpoint and \[16, 32\] in the model"):
+        evaluate(trained, model={"d_inner": 32})

@@ -1,0 +1,154 @@
+"""The folder of a run: what `load_run` makes of it, what is new, best and latest in it, and errors that name it."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import SMALL, TEXT, assert_variables_equal, read_checkpoint, word_vocab
+
+import txl_tf
+from txl_tf.config import EvaluationConfig
+from txl_tf.runs.evaluate import evaluate_run
+from txl_tf.runs.folder import RunFolder
+
+MODEL = {**SMALL, "mem_len": 4}
+
+
+@pytest.fixture
+def made(small_lm, run_dir):
+    """A folder that `create` wrote, and its model."""
+    lm = small_lm()
+    folder = RunFolder(run_dir)
+    folder.create({"dataset": "text"}, MODEL, word_vocab(), lm, step=7)
+    return folder, lm
+
+
+def weights_of(folder, name):
+    """The weights in a checkpoint of a run, under the original's names."""
+    arrays = read_checkpoint(folder / name).items()
+    return {key.removeprefix("weights/"): array for key, array in arrays if key.startswith("weights/")}
+
+
+# --------------------------------------------------------------------------------------------------- a trained run
+
+
+@pytest.mark.parametrize("ckpt_path, step", [(None, 12), ("ckpt-6", 6)])
+def test_load_run_gives_the_model_that_was_trained_and_its_vocabulary(trained_run, ckpt_path, step):
+    run_dir, results = trained_run
+    lm, vocab = txl_tf.load_run(run_dir, ckpt_path)
+    assert_variables_equal(txl_tf.tf1_variables(lm), weights_of(run_dir, f"ckpt-{step}"))
+    assert vocab.symbols == RunFolder(run_dir).load_vocab().symbols and len(vocab) == lm.network.n_token == 14
+    assert vocab.decode(vocab.encode(TEXT)) == TEXT
+
+    evaluation = EvaluationConfig(eval_ckpt_path=ckpt_path, eval_batch_size=1)
+    expected = evaluate_run(run_dir, evaluation=evaluation)["valid"]
+    held_out = vocab.encode(TEXT)[-225:]  # 5 % of the text, which `valid` is
+    nll, mems = [], None
+    for tokens, labels in txl_tf.segments(held_out, 1, 8):
+        found, mems = lm.score(tokens, labels, mems)
+        nll.append(found[0])
+    assert np.concatenate(nll).mean(dtype=np.float64) == pytest.approx(expected, rel=1e-5)
+
+
+def test_best_is_the_checkpoint_of_the_lowest_validation_loss(trained_run):
+    run_dir, results = trained_run
+    best = json.loads((run_dir / "best" / "best.json").read_text())
+    assert best == {"step": 12, "val_loss": results["valid"]}
+    assert RunFolder(run_dir).find_best() == {"path": str(run_dir / "best" / "ckpt-12"), **best}
+    lm, _ = txl_tf.load_run(run_dir, "best")
+    assert_variables_equal(txl_tf.tf1_variables(lm), weights_of(run_dir, "best/ckpt-12"))
+
+
+def test_arguments_of_the_model_may_be_changed(trained_run):
+    lm, _ = txl_tf.load_run(trained_run[0], mem_len=3, clamp_len=2)
+    assert (lm.network.mem_len, lm.network.clamp_len, lm.network.n_layer) == (3, 2, 1)
+
+
+def test_checkpoints_go_from_the_oldest_to_the_newest(trained_run):
+    run_dir, _ = trained_run
+    folder = RunFolder(run_dir)
+    assert folder.steps() == [6, 12]
+    assert folder.checkpoints() == [str(run_dir / "ckpt-6"), str(run_dir / "ckpt-12")]
+    assert folder.find_checkpoint() == str(run_dir / "ckpt-12") == tf.train.latest_checkpoint(str(run_dir))
+    assert {folder.find_checkpoint(name) for name in ("ckpt-6", str(run_dir / "ckpt-6"))} == {str(run_dir / "ckpt-6")}
+
+
+# ----------------------------------------------------------------------------------------------- a run that was made
+
+
+def test_a_run_that_is_made_is_one_that_opens(made, run_dir, small_batches):
+    folder, lm = made
+    opened, vocab = txl_tf.load_run(run_dir)
+    tokens, labels = (ids[0] for ids in small_batches())
+    np.testing.assert_array_equal(opened.score(tokens, labels)[0], lm.score(tokens, labels)[0])
+    assert vocab.symbols == word_vocab().symbols
+    assert folder.read_config() == {"data": {"dataset": "text"}, "model": MODEL, "vocab": vocab.get_config()}
+    assert folder.find_checkpoint() == str(run_dir / "ckpt-7") and folder.find_best() is None
+    with pytest.raises(ValueError, match=f"{run_dir} already holds a run: choose a new folder"):
+        folder.create({"dataset": "text"}, MODEL, vocab, lm, step=8)
+    assert folder.steps() == [7]
+
+
+def test_a_checkpoint_of_the_original_is_found_too(small_lm, run_dir):
+    txl_tf.save_tf1_checkpoint(small_lm(), run_dir / "model.ckpt-3")
+    folder = RunFolder(run_dir)
+    assert folder.find_checkpoint() == str(run_dir / "model.ckpt-3")
+    with pytest.raises(ValueError, match="already holds a run"):
+        folder.check_new()
+
+
+def test_a_run_of_another_configuration_names_every_change(made):
+    folder, _ = made
+    config = folder.read_config()
+    folder.check_same_run(config)
+    folder.check_same_run({**config, "training": {"train_steps": 5, "seed": 0}})  # seed 0 is the default
+    changed = {**config, "model": {**config["model"], "d_inner": 9, "n_head": 1}, "training": {"seed": 4}}
+    with pytest.raises(ValueError, match=f"model_dir {folder} holds a run of another configuration") as error:
+        folder.check_same_run(changed)
+    assert str(error.value).splitlines()[1:] == [
+        "  model.n_head: 2 there, 1 now",
+        "  model.d_inner: 12 there, 9 now",
+        "  training.seed: 0 there, 4 now",
+    ]
+
+
+def test_writing_keeps_out_others_and_leaves_no_file(run_dir):
+    with RunFolder(run_dir).writing():
+        assert list(run_dir.iterdir()) == []
+        with pytest.raises(OSError, match=f"another run is training in model_dir {run_dir}"):
+            with RunFolder(run_dir).writing():
+                pass
+    with RunFolder(run_dir).writing():
+        pass
+
+
+# --------------------------------------------------------------------------------------------------------- errors
+
+
+def test_what_is_missing_is_named_with_the_folder(made, run_dir, tmp_path):
+    folder, _ = made
+    for load in (txl_tf.load_run, lambda path: RunFolder(path).read_config()):
+        with pytest.raises(ValueError, match=f"model_dir {tmp_path} is not the folder of a run: .*config.json"):
+            load(tmp_path)
+    with pytest.raises(ValueError, match=f"no checkpoint at ckpt-8, nor in {run_dir}: ckpt-8.index does not exist"):
+        txl_tf.load_run(run_dir, "ckpt-8")
+    with pytest.raises(ValueError, match=f"model_dir {run_dir} holds no best checkpoint: there was no validation yet"):
+        txl_tf.load_run(run_dir, "best")
+    for path in run_dir.glob("ckpt-7.*"):
+        path.unlink()
+    (run_dir / "checkpoint").unlink()
+    with pytest.raises(ValueError, match=f"model_dir {run_dir} holds no checkpoint"):
+        txl_tf.load_run(run_dir)
+
+
+def test_a_model_that_does_not_fit_names_the_checkpoint_and_the_variable(made, run_dir):
+    with pytest.raises(ValueError, match=r"layer_1/kernel is \[8, 12\] in the checkpoint and \[8, 9\] in the") as error:
+        txl_tf.load_run(run_dir, d_inner=9)
+    assert str(error.value).startswith(f"{run_dir}/ckpt-7 does not fit the model:\n")
+
+
+def test_a_folder_without_a_name_is_an_error():
+    with pytest.raises(ValueError, match="model_dir must name the folder of the run"):
+        with RunFolder("").writing():
+            pass

@@ -1,0 +1,472 @@
+"""Private, undocumented and experimental parts of Keras and TensorFlow that the library leans on, each by its name.
+
+A test that fails here after an update names what the update removed or changed. docs/development.md says where each
+is used and what for.
+"""
+
+import ast
+import csv
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import ROOT
+from tensorflow.core.util import event_pb2
+
+DOCUMENT = ROOT / "docs" / "development.md"
+SOURCES = sorted((ROOT / "txl_tf").rglob("*.py"))
+HOOKS = {}
+
+
+def hook(name):
+    """Enters a check under the name that docs/development.md lists."""
+
+    def enter(check):
+        HOOKS[name] = check
+        return check
+
+    return enter
+
+
+# ------------------------------------------------------------------------------------------------ keras.Model.fit
+
+
+class Bare(keras.Model):
+    """A model whose `fit` and `evaluate` go through three batches and do nothing with them."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+        self.compile("sgd")
+
+    def make_train_function(self, force=False):
+        self.train_function = self.read
+
+    def make_test_function(self, force=False):
+        self.test_function = self.read
+
+    def read(self, iterator):
+        next(iterator)
+        self.seen.append("step")
+        return {"of the step": 1.0}
+
+    def go(self, **kwargs):
+        return self.fit(tf.data.Dataset.from_tensors(tf.zeros([2, 1])).repeat(3), verbose=0, shuffle=False, **kwargs)
+
+    @classmethod
+    def overriding(cls, name):
+        """An instance that notes in `seen` when Keras calls its method `name`, and with which keyword arguments."""
+
+        def method(self, *args, **kwargs):
+            self.seen.append((name, kwargs))
+            return getattr(super(made, self), name)(*args, **kwargs)
+
+        made = type("Made", (cls,), {name: method})
+        model = made()
+        model.seen = []
+        return model
+
+
+def names_of(model):
+    return [item if isinstance(item, str) else item[0] for item in model.seen]
+
+
+@hook("keras.Model._maybe_symbolic_build")
+def _(tmp_path):
+    model = Bare.overriding("_maybe_symbolic_build")
+    model.go()
+    assert names_of(model)[0] == "_maybe_symbolic_build"
+    model.seen.clear()
+    model.evaluate(tf.data.Dataset.from_tensors(tf.zeros([2, 1])), verbose=0)
+    assert names_of(model)[0] == "_maybe_symbolic_build"
+
+
+@hook("keras.Model._assert_compile_called")
+def _(tmp_path):
+    with pytest.raises(ValueError, match="compile"):
+        keras.Sequential()._assert_compile_called("fit")
+
+
+@hook("keras.Model.evaluate(_use_cached_eval_dataset)")
+def _(tmp_path):
+    model = Bare.overriding("evaluate")
+    model.go(validation_data=tf.data.Dataset.from_tensors(tf.zeros([2, 1])))
+    ((_, kwargs),) = (item for item in model.seen if item[0] == "evaluate")
+    assert kwargs["_use_cached_eval_dataset"] is True
+
+
+@hook("keras.Model.make_train_function")
+def _(tmp_path):
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.seen.append(logs)
+
+    model = Bare()
+    model.go(callbacks=[Note()])
+    assert model.seen == ["step", {"of the step": 1.0}] * 3  # StopIteration ended the epoch
+
+
+@hook("keras.Model.make_test_function")
+def _(tmp_path):
+    model = Bare()
+    model.evaluate(tf.data.Dataset.from_tensors(tf.zeros([2, 1])).repeat(3), verbose=0)
+    assert model.seen == ["step"] * 3
+
+
+@hook("keras.Model.reset_metrics")
+def _(tmp_path):
+    """It comes before the callbacks: a resumed run puts the sums of its window back in `on_epoch_begin`."""
+
+    class Note(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.seen.append("on_epoch_begin")
+
+    model = Bare.overriding("reset_metrics")
+    model.go(callbacks=[Note()])
+    assert names_of(model) == ["reset_metrics", "on_epoch_begin", "step", "step", "step"]
+
+
+@hook("keras.Model.get_metrics_result")
+def _(tmp_path):
+    """Its logs are those of the epoch where they have the names of the step's."""
+
+    class Result(Bare):
+        def get_metrics_result(self):
+            return {"of the step": 7.0}
+
+    assert Result().go().history == {"of the step": [7.0]}
+
+
+@hook("keras.Model.stop_training")
+def _(tmp_path):
+    """Set after a batch, it ends the epoch; taken back at the end of the epoch, the next one begins."""
+
+    class Early(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.seen.append(epoch)
+            self.model.stop_training = False
+
+    model = Bare()
+    model.go(epochs=7, initial_epoch=5, callbacks=[Early()])
+    assert model.seen == ["step", 5, "step", 6]
+
+
+@hook("keras.Model.distribute_strategy")
+def _(tmp_path):
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    assert isinstance(Bare().distribute_strategy, tf.distribute.Strategy)
+    with strategy.scope():
+        assert Bare().distribute_strategy is strategy
+
+
+# ----------------------------------------------------------------------------------------------------- optimizers
+
+
+def applied(optimizer):
+    """The optimizer, after a gradient of 2 for a weight of 1."""
+    weight = keras.Variable([1.0])
+    optimizer.apply([tf.constant([2.0])], [weight])
+    return optimizer, weight
+
+
+@hook("keras.optimizers.Optimizer._all_reduce_sum_gradients")
+def _(tmp_path):
+    class Halved(keras.optimizers.SGD):
+        def _all_reduce_sum_gradients(self, grads_and_vars):
+            return [(grad / 2, variable) for grad, variable in super()._all_reduce_sum_gradients(grads_and_vars)]
+
+    _, weight = applied(Halved(0.25))
+    np.testing.assert_allclose(weight, [0.75])
+
+
+@hook("keras.optimizers.Optimizer.update_step")
+def _(tmp_path):
+    class Note(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            Note.handle, Note.index = variable.handle, self._get_variable_index(variable)
+
+    applied(Note(0.25))
+    assert Note.handle.dtype == tf.resource
+    assert Note.index == 0
+
+
+@hook("keras.optimizers.Optimizer._get_variable_index")
+def _(tmp_path):
+    optimizer, weight = applied(keras.optimizers.SGD())
+    assert optimizer._get_variable_index(weight) == optimizer._get_variable_index(weight.value) == 0
+
+
+@hook("keras.optimizers.Adam._momentums")
+def _(tmp_path):
+    optimizer, _ = applied(keras.optimizers.Adam())
+    np.testing.assert_allclose(optimizer._momentums[0], [0.1 * 2], rtol=1e-6)
+    assert optimizer._momentums[0].value.handle.dtype == tf.resource
+
+
+@hook("keras.optimizers.Adam._velocities")
+def _(tmp_path):
+    optimizer, _ = applied(keras.optimizers.Adam())
+    np.testing.assert_allclose(optimizer._velocities[0], [0.001 * 4], rtol=1e-6)
+    assert optimizer._velocities[0].value.handle.dtype == tf.resource
+
+
+@hook("keras.optimizers.Optimizer._learning_rate")
+def _(tmp_path):
+    schedule = keras.optimizers.schedules.CosineDecay(1.0, 10)
+    assert keras.optimizers.Adam(schedule)._learning_rate is schedule
+
+
+@hook("keras.optimizers.Optimizer.add_variable(aggregation)")
+def _(tmp_path):
+    variable = keras.optimizers.SGD().add_variable(shape=(), name="norm", aggregation="only_first_replica")
+    assert variable.aggregation == "only_first_replica"
+
+
+@hook("keras.optimizers.Optimizer.variables")
+def _(tmp_path):
+    """Checkpoints number them, so their order must stay."""
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1.0, 10))
+    optimizer.add_variable(shape=(), name="norm")
+    optimizer.build([keras.Variable([1.0], name="a"), keras.Variable([1.0], name="b")])
+    names = [variable.name for variable in optimizer.variables]
+    assert names == ["iteration", "norm", "a_momentum", "a_velocity", "b_momentum", "b_velocity"]
+
+
+@hook("keras.optimizers.LossScaleOptimizer.inner_optimizer")
+def _(tmp_path):
+    inner = keras.optimizers.SGD()
+    assert keras.optimizers.LossScaleOptimizer(inner).inner_optimizer is inner
+
+
+@hook("keras.optimizers.LossScaleOptimizer.dynamic_scale")
+def _(tmp_path):
+    optimizer, _ = applied(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=8))
+    assert float(optimizer.dynamic_scale) == 8
+    assert float(optimizer.scale_loss(tf.constant(3.0))) == 24
+
+
+# ----------------------------------------------------------------------------------------- callbacks, layers, scopes
+
+
+def csv_logger(path):
+    logger = keras.callbacks.CSVLogger(path, append=True)
+    logger.on_train_begin()
+    return logger
+
+
+@hook("keras.callbacks.CSVLogger.append_header")
+def _(tmp_path):
+    path = tmp_path / "log.csv"
+    assert csv_logger(path).append_header
+    path.write_text("epoch,b,a\n")
+    assert not csv_logger(path).append_header
+
+
+@hook("keras.callbacks.CSVLogger.keys")
+def _(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("epoch,b,a\n")
+    logger = csv_logger(path)
+    logger.keys = ["b", "a"]
+    logger.on_epoch_end(0, {"a": 1, "b": "NA"})
+    logger.on_train_end()
+    assert list(csv.reader(path.open())) == [["epoch", "b", "a"], ["0", "NA", "1"]]
+
+
+@hook("keras.callbacks.TensorBoard.on_epoch_end")
+def _(tmp_path):
+    """It writes the curves at the number that it is given as epoch."""
+    board = keras.callbacks.TensorBoard(tmp_path, write_graph=False)
+    board.set_model(Bare())
+    board.on_train_begin()
+    board.on_epoch_end(150, {"loss": 2.0})
+    board.on_train_end()
+    records = tf.data.TFRecordDataset([str(path) for path in tmp_path.rglob("events*")])
+    events = [event_pb2.Event.FromString(record.numpy()) for record in records]
+    assert (150, "epoch_loss") in [(event.step, value.tag) for event in events for value in event.summary.value]
+
+
+@hook("keras.initializers.Initializer.clone")
+def _(tmp_path):
+    initializer = keras.initializers.RandomNormal()
+    np.testing.assert_array_equal(initializer([4]), initializer([4]))
+    assert np.all(np.array(initializer([4])) != np.array(initializer.clone()([4])))
+
+
+@hook("keras.remat")
+def _(tmp_path):
+    x = tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = keras.remat(lambda zero, x: x**3 + zero)(tf.zeros([]), x)
+    assert float(tape.gradient(y, x)) == 27
+
+
+@hook("keras.StatelessScope")
+def _(tmp_path):
+    variable = keras.Variable([1.0])
+    with keras.StatelessScope([(variable, tf.constant([5.0]))]):
+        assert float(tf.convert_to_tensor(variable)[0]) == 5
+    assert float(tf.convert_to_tensor(variable)[0]) == 1
+
+
+# ----------------------------------------------------------------------------------------------------- tensorflow
+
+
+@hook("tf.raw_ops.ResourceApplyAdam")
+def _(tmp_path):
+    var, m, v = (tf.Variable([value]) for value in (1.0, 0.0, 0.0))
+    tf.raw_ops.ResourceApplyAdam(
+        var=var.handle, m=m.handle, v=v.handle, beta1_power=0.9, beta2_power=0.999, lr=0.5,
+        beta1=0.9, beta2=0.999, epsilon=1e-8, grad=[2.0],
+    )  # fmt: skip
+    np.testing.assert_allclose(np.ravel([m, v, var]), [0.2, 0.004, 0.5], rtol=1e-4)
+
+
+@hook("tf.raw_ops.InplaceUpdate")
+def _(tmp_path):
+    found = tf.raw_ops.InplaceUpdate(x=tf.zeros([3, 1]), i=[2, 0], v=[[5.0], [7.0]])
+    np.testing.assert_array_equal(found, [[7], [0], [5]])
+
+
+@hook("tf.raw_ops.DeepCopy")
+def _(tmp_path):
+    x = tf.zeros([2, 1])
+    tf.raw_ops.InplaceUpdate(x=tf.raw_ops.DeepCopy(x=x), i=[0], v=[[1.0]])
+    np.testing.assert_array_equal(x, [[0], [0]])
+
+
+@hook("tf.raw_ops.StatelessRandomUniformFullIntV2")
+def _(tmp_path):
+    """Philox blocks of 16 bytes, numbered by the counter's low word: a share of a batch draws a piece of its stream."""
+
+    def draw(first_block, blocks):
+        return tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[4 * blocks],
+            key=tf.constant([5], tf.uint64),
+            counter=tf.constant([first_block, 3], tf.uint64),
+            alg=tf.random.Algorithm.PHILOX.value,
+            dtype=tf.int32,
+        )
+
+    np.testing.assert_array_equal(draw(7, 3)[4:], draw(8, 2))
+
+
+@hook("tf.raw_ops.SaveV2")
+def _(tmp_path):
+    """The names of its files, and the names of its arrays as they are given."""
+    prefix = str(tmp_path / "ckpt-1")
+    tf.raw_ops.SaveV2(prefix=prefix, tensor_names=["a/b"], shape_and_slices=[""], tensors=[tf.constant([3.0])])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt-1.data-00000-of-00001", "ckpt-1.index"]
+    assert tf.train.load_checkpoint(prefix).get_tensor("a/b") == [3]
+
+
+@hook("tf.types.experimental.ConcreteFunction.structured_input_signature")
+def _(tmp_path):
+    function = tf.function(lambda **inputs: inputs).get_concrete_function(x=tf.TensorSpec([None], tf.int32, "x"))
+    positional, keywords = function.structured_input_signature
+    assert not positional
+    assert keywords["x"].dtype == tf.int32
+
+
+@hook("tf.autograph.experimental.do_not_convert")
+def _(tmp_path):
+    @tf.function
+    def graph(x):
+        return tf.autograph.experimental.do_not_convert(lambda x: x + 1)(x)
+
+    assert int(graph(tf.constant(1))) == 2
+
+
+@hook("tf.autograph.experimental.set_loop_options")
+def _(tmp_path):
+    @tf.function
+    def graph(n):
+        total = 0
+        for i in tf.range(n):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            total += i
+        return total
+
+    assert int(graph(tf.constant(4))) == 6
+
+
+@hook("tf.data.experimental.assert_cardinality")
+def _(tmp_path):
+    infinite = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+    dataset = tf.data.Dataset.range(3).filter(lambda x: x > 0).repeat()
+    assert dataset.apply(infinite).cardinality() == tf.data.INFINITE_CARDINALITY
+
+
+@hook("tf.config.experimental_connect_to_cluster")
+def _(tmp_path):
+    assert callable(tf.config.experimental_connect_to_cluster)  # needs a cluster
+
+
+@hook("tf.tpu.experimental.initialize_tpu_system")
+def _(tmp_path):
+    assert callable(tf.tpu.experimental.initialize_tpu_system)  # needs a TPU
+
+
+@hook("tf.distribute.Strategy.experimental_local_results")
+def _(tmp_path):
+    assert tf.distribute.get_strategy().experimental_local_results(3) == (3,)
+
+
+@hook("tf.distribute.Strategy.experimental_distribute_values_from_function")
+def _(tmp_path):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    found = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(context.replica_id_in_sync_group)
+    )
+    assert [int(value) for value in strategy.experimental_local_results(found)] == [0, 1]
+
+
+# ------------------------------------------------------------------------------------------------------- the tests
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hook(name, tmp_path):
+    HOOKS[name](tmp_path)
+
+
+def listed():
+    """`{hook: file}` of the table in docs/development.md."""
+    section = DOCUMENT.read_text().split("## Private hooks", 1)[1].split("\n## ", 1)[0]
+    return dict(re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", section, re.M))
+
+
+def test_the_document_lists_what_is_tested_and_where_it_is_used():
+    assert sorted(listed()) == sorted(HOOKS)
+    for name, path in listed().items():
+        word = re.findall(r"\w+", name)[-1]
+        assert word in (ROOT / "txl_tf" / path).read_text(), f"{path} does not use {name}"
+
+
+def foreign_names():
+    """Names in the library's code that are private, raw or experimental, and not the library's own."""
+    trees = [ast.parse(path.read_text()) for path in SOURCES]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    own |= {"_replace"}  # of named tuples
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            private = re.match(r"_[a-z]", node.attr) and node.attr not in own
+            base = ast.unparse(node.value)
+            if private or base == "tf.raw_ops" or base.endswith(".experimental") or "experimental_" in node.attr:
+                yield node.attr
+
+
+def test_every_private_name_that_the_library_uses_is_listed():
+    words = {word for name in HOOKS for word in re.findall(r"\w+", name)}
+    assert set(foreign_names()) <= words
+
+
+def test_the_scan_finds_what_it_should():
+    assert {"_assert_compile_called", "_get_variable_index", "SaveV2", "set_loop_options"} <= set(foreign_names())

@@ -1,0 +1,196 @@
+"""Training a run: progress, logs, checkpoints, resuming, Ctrl-C, and one clear error for each kind of bad input."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import ROOT, TINY_RUN, log_rows, read_checkpoint, run_program, train_run
+
+from txl_tf.config import EvaluationConfig
+from txl_tf.runs.evaluate import evaluate_run
+
+
+def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabulary(run_dir, text_file, capsys):
+    results = train_run(run_dir, text_file, training={"train_steps": 60, "iterations": 20, "save_steps": 40})
+    printed = capsys.readouterr().out
+    rows = log_rows(run_dir)
+    assert [int(row["step"]) for row in rows] == [20, 40, 60]
+    losses = [float(row["loss"]) for row in rows]
+    assert losses[0] > losses[1] > losses[2]
+    assert [row["val_loss"] for row in rows][::2] == ["NA", "NA"]
+    for row in rows:
+        assert float(row["bpc"]) == pytest.approx(float(row["loss"]) / math.log(2))
+    assert float(rows[-1]["learning_rate"]) == pytest.approx(
+        1e-2 * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 57 / 58)))
+    )
+    assert results["valid"] < float(rows[1]["val_loss"])
+    assert f"valid: loss {results['valid']:.6f} nats | bpc {results['valid'] / math.log(2):.4f}" in printed
+    assert printed.count("tokens/s") == 4 and str(run_dir) in printed
+
+    files = {path.name for path in run_dir.iterdir()}
+    assert files >= {"config.json", "vocab.txt", "log.csv", "ckpt-40.index", "ckpt-60.index"}
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["model"]["n_token"] == len((run_dir / "vocab.txt").read_text().splitlines())
+    assert list((run_dir / "train").glob("events.*"))
+
+
+def test_words_report_perplexity(run_dir, text_file):
+    results = train_run(run_dir, text_file, data={"level": "word", "cutoffs": [3, 6]}, model={"div_val": 2})
+    assert float(log_rows(run_dir)[1]["val_ppl"]) == pytest.approx(math.exp(float(log_rows(run_dir)[1]["val_loss"])))
+    assert 0 < results["valid"] < math.log(20)
+
+
+def test_resuming_gives_the_weights_of_the_uninterrupted_run(run_dir, text_file, capsys):
+    """Weights, optimizer, memory, place in the text and dropout: bit for bit."""
+    train_run(run_dir, text_file)
+    whole, rows = read_checkpoint(run_dir / "ckpt-12"), log_rows(run_dir)
+    for path in run_dir.glob("ckpt-12*"):
+        path.unlink()
+    tf.compat.v1.train.update_checkpoint_state(str(run_dir), str(run_dir / "ckpt-6"))
+    train_run(run_dir, text_file)
+    resumed = read_checkpoint(run_dir / "ckpt-12")
+    assert "continuing from" in capsys.readouterr().out
+    assert whole.keys() == resumed.keys() and len(whole) > 30
+    for name, array in whole.items():
+        np.testing.assert_array_equal(resumed[name], array, err_msg=name)
+    for name in ("loss", "grad_norm", "learning_rate"):
+        assert [row[name] for row in log_rows(run_dir)[-2:]] == [row[name] for row in rows[-2:]]
+
+
+def test_a_finished_run_is_evaluated_and_not_trained(run_dir, text_file, capsys):
+    first = train_run(run_dir, text_file)
+    assert train_run(run_dir, text_file) == first
+    assert "already trained" in capsys.readouterr().out
+
+
+def test_the_average_of_the_weights_is_evaluated_and_training_goes_on_from_the_weights_themselves(run_dir, text_file):
+    options = {"optimizer": {"ema": 0.5}, "training": {"train_steps": 6, "iterations": 3, "save_steps": 3}}
+    averaged = train_run(run_dir, text_file, **options)["valid"]
+    of_ema = EvaluationConfig(eval_ckpt_path=str(run_dir / "ema" / "ckpt-6"))
+    own = evaluate_run(run_dir)["valid"]
+    assert averaged != own
+    assert evaluate_run(run_dir, evaluation=of_ema)["valid"] == averaged
+    assert train_run(run_dir, text_file, **options)["valid"] == averaged
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_other_optimizers_train(run_dir, text_file, optimizer):
+    train_run(run_dir, text_file, optimizer={"optimizer": optimizer, "weight_decay": 0.01})
+    losses = [float(row["loss"]) for row in log_rows(run_dir)]
+    assert losses[-1] < losses[0]
+
+
+def test_warm_start_takes_the_weights_and_a_fresh_optimizer(run_dir, tmp_path, text_file):
+    train_run(run_dir, text_file)
+    train_run(
+        tmp_path / "warm",
+        text_file,
+        training={"warm_start_path": str(run_dir / "ckpt-12"), "train_steps": 1},
+        optimizer={"warmup_steps": 0, "learning_rate": 1e-9},
+    )
+    before = read_checkpoint(run_dir / "ckpt-12")
+    after = read_checkpoint(tmp_path / "warm" / "ckpt-1")
+    moved = [name for name in before if name.startswith("weights/")]
+    assert len(moved) > 10
+    for name in moved:
+        np.testing.assert_allclose(after[name], before[name], atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model": {"d_model": 15}}, "d_model must be even .* got 15"),
+        ({"model": {"dropout": 1.0}}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"model": {"n_layer": 0}}, "n_layer must be at least 1, got 0"),
+        ({"model": {"mem_len": -1}}, "mem_len must be at least 0, got -1"),
+        ({"model": {"init": "zeros"}}, "init must be .* got 'zeros'"),
+        ({"data": {"cutoffs": [5, 3]}}, r"cutoffs must increase .* got \[5, 3\]"),
+        ({"data": {"cutoffs": [3, 500]}}, r"cutoffs must .* 14, .* got \[3, 500\]"),
+        (
+            {"data": {"cutoffs": [3, 5, 7]}, "model": {"div_val": 4}},
+            "div_val=4 divides d_embed=16 down to width 0 in bin 3",
+        ),
+        ({"data": {"dataset": "nope"}}, "dataset must be one of .* got 'nope'"),
+        ({"data": {"data_path": None}}, "data_path"),
+        ({"machine": {"strategy": "tpus"}}, "strategy must be one of auto, .* got 'tpus'"),
+        ({"machine": {"mixed_precision": "fp8"}}, "mixed_precision must be one of float32, .* got 'fp8'"),
+        ({"training": {"train_batch_size": 3000}}, "the train split has 4275 tokens: batch_size=3000"),
+        ({"evaluation": {"eval_batch_size": 200}}, "the valid split has 225 tokens: batch_size=200"),
+        ({"evaluation": {"eval_split": "test", "do_eval": True}}, "eval_split must be one of train, valid, got 'test'"),
+        ({"training": {"warm_start_path": "/no/ckpt-1"}}, "no checkpoint at /no/ckpt-1"),
+        ({"optimizer": {"optimizer": "sgd"}}, "optimizer must be one of adam, adamw, lamb, got 'sgd'"),
+        ({"optimizer": {"weight_decay": 0.1}}, "weight_decay must be .* got 0.1 for adam"),
+        ({"optimizer": {"warmup_steps": 12}}, r"warmup_steps must lie in \[0, train_steps=12\), got 12"),
+        ({"optimizer": {"clip": 0.0}}, "clip must be positive"),
+        ({"training": {"tgt_len": 0}}, "tgt_len must be at least 1, got 0"),
+        ({"training": {"steps_per_execution": 5}}, "steps_per_execution=5 must divide train_steps=12"),
+    ],
+)
+def test_bad_input_is_one_clear_error(run_dir, text_file, changes, message):
+    with pytest.raises(ValueError, match=message):
+        train_run(run_dir, text_file, **changes)
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path, text_file):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="model_dir .*file/run cannot be written to"):
+        train_run(tmp_path / "file" / "run", text_file)
+
+
+def test_a_folder_of_another_configuration_is_refused_and_kept(run_dir, text_file):
+    train_run(run_dir, text_file)
+    config = (run_dir / "config.json").read_text()
+    with pytest.raises(ValueError, match="model.d_inner: 16 there, 32 now"):
+        train_run(run_dir, text_file, model={"d_inner": 32})
+    assert (run_dir / "config.json").read_text() == config
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"training": {"train_batch_size": 8}}, "training.train_batch_size: 4 there, 8 now"),
+        ({"training": {"tgt_len": 4}}, "training.tgt_len: 8 there, 4 now"),
+        ({"optimizer": {"optimizer": "lamb"}}, "training.optimizer: 'adam' there, 'lamb' now"),
+    ],
+)
+def test_a_run_is_not_continued_by_another_training(run_dir, text_file, changes, message):
+    train_run(run_dir, text_file)
+    config = (run_dir / "config.json").read_text()
+    with pytest.raises(ValueError, match=message):
+        train_run(run_dir, text_file, **{**changes, "training": {"train_steps": 24, **changes.get("training", {})}})
+    assert (run_dir / "config.json").read_text() == config
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_says_where_and_the_same_command_goes_on(run_dir, text_file):
+    """As a user: train.py in a process of its own, a signal in the middle of the training."""
+    options = {name: value for group in TINY_RUN.values() for name, value in group.items()}
+    options |= {"data_path": text_file, "model_dir": run_dir, "iterations": 10, "save_steps": 100000}
+    flags = [f"--{name}={value}" for name, value in options.items() if name != "train_steps"]
+    command = [sys.executable, "train.py", *flags, "--train_steps=100000"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    lines = iter(process.stdout.readline, "")
+    for line in lines:
+        if line.startswith("step"):
+            break
+    process.send_signal(signal.SIGINT)
+    rest = "".join(lines)
+    assert process.wait(timeout=60) == 130
+    step = int(rest.split("interrupted: step ")[1].split()[0])
+    assert f"is saved as {run_dir}/ckpt-{step}" in rest
+    done = run_program("train.py", *flags, f"--train_steps={step + 10}")
+    assert done.returncode == 0, done.stderr
+    assert f"continuing from {run_dir}/ckpt-{step}" in done.stdout
+    assert f"step {step + 10}/{step + 10}" in done.stdout
+
+
+def test_train_py_prints_errors_in_one_line(text_file):
+    bad = run_program("train.py", f"--data_path={text_file}", "--model_dir=/tmp", "--d_model=7")
+    assert bad.returncode == 1
+    assert "train.py: d_model must be even (half sines, half cosines), got 7" in bad.stderr
+    assert "Traceback" not in bad.stderr

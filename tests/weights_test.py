@@ -1,0 +1,122 @@
+"""Weights by the original's names, and checkpoints of the original program: read, written, and refused by name."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import assert_variables_equal, read_checkpoint, write_checkpoint
+
+import txl_tf
+
+BINS = [
+    {},
+    {"d_embed": 6},
+    {"cutoffs": [5, 12], "proj_share_all_but_first": True, "d_embed": 6, "untie_r": True},
+    {"cutoffs": [5, 12], "div_val": 2, "proj_share_all_but_first": True, "untie_r": True},
+    {"cutoffs": [5, 12], "div_val": 2, "proj_same_dim": False},
+]
+
+
+@pytest.mark.parametrize("bins", BINS, ids=str)
+def test_variables_have_the_names_and_the_order_of_the_plain_port(small_pair, bins):
+    lm, model = small_pair(**bins)
+    assert list(txl_tf.tf1_variables(lm)) == list(model.weights)
+
+
+@pytest.mark.parametrize("bins", BINS, ids=str)
+def test_a_checkpoint_of_the_plain_port_is_read_and_written_bit_for_bit(small_pair, tmp_path, bins):
+    lm, model = small_pair(seed=1, **bins)
+    other, _ = small_pair(seed=2, **bins)
+    weights = {name: variable.numpy() for name, variable in model.weights.items()}
+    txl_tf.load_tf1_checkpoint(other, write_checkpoint(tmp_path / "original.ckpt", weights))
+    assert_variables_equal(txl_tf.tf1_variables(other), weights)
+
+    path = str(tmp_path / "new" / "model.ckpt-3")
+    txl_tf.save_tf1_checkpoint(lm, path)
+    assert_variables_equal(read_checkpoint(path), weights)
+
+
+def test_optimizer_slots_and_step_of_a_training_checkpoint_are_left_alone(small_pair, tmp_path):
+    lm, model = small_pair(seed=1)
+    other, _ = small_pair(seed=2)
+    weights = {name: variable.numpy() for name, variable in model.weights.items()}
+    slots = {f"{name}/{slot}": array + 1 for name, array in weights.items() for slot in ("Adam", "Adam_1")}
+    rest = {"global_step": np.int64(7), "beta1_power": np.float32(0.5), "beta2_power": np.float32(0.5)}
+    txl_tf.load_tf1_checkpoint(other, write_checkpoint(tmp_path / "model.ckpt-7", {**weights, **slots, **rest}))
+    assert_variables_equal(txl_tf.tf1_variables(other), weights)
+
+
+def test_the_latest_checkpoint_of_the_folder_is_the_saved_one(small_lm, tmp_path, monkeypatch):
+    lm = small_lm()
+    txl_tf.save_tf1_checkpoint(lm, str(tmp_path / "a" / "model.ckpt-1"))
+    assert tf.train.latest_checkpoint(str(tmp_path / "a")) == str(tmp_path / "a" / "model.ckpt-1")
+
+    monkeypatch.chdir(tmp_path)
+    txl_tf.save_tf1_checkpoint(lm, "b/model.ckpt-2")
+    latest = tf.train.latest_checkpoint("b")
+    assert latest is not None
+    txl_tf.load_tf1_checkpoint(lm, latest)
+
+
+def test_paths_may_be_pathlib_paths(small_lm, tmp_path):
+    lm, other = small_lm(seed=1), small_lm(seed=2)
+    txl_tf.save_tf1_checkpoint(lm, tmp_path / "model.ckpt-0")
+    txl_tf.load_tf1_checkpoint(other, tmp_path / "model.ckpt-0")
+    assert_variables_equal(txl_tf.tf1_variables(other), txl_tf.tf1_variables(lm))
+
+
+def test_tf1_variables_are_copies(small_lm):
+    lm = small_lm()
+    array = txl_tf.tf1_variables(lm)["transformer/r_w_bias"]
+    before = array.copy()
+    lm.network.r_w_bias.assign(tf.zeros_like(lm.network.r_w_bias))
+    np.testing.assert_array_equal(array, before)
+
+
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        (
+            lambda arrays: arrays.pop("transformer/layer_1/ff/layer_1/bias"),
+            "transformer/layer_1/ff/layer_1/bias is missing",
+        ),
+        (
+            lambda arrays: arrays.update({"transformer/layer_0/rel_attn/r/kernel": np.zeros([8, 7], np.float32)}),
+            r"transformer/layer_0/rel_attn/r/kernel .*\[8, 7\].*\[8, 6\]",
+        ),
+        (
+            lambda arrays: arrays.update({"transformer/layer_2/ff/layer_1/bias": np.zeros([12], np.float32)}),
+            r"transformer/layer_2/ff/layer_1/bias \[12\] .*not in the model",
+        ),
+        (
+            lambda arrays: arrays.update({"transformer/adaptive_embed/proj_W": np.zeros([8, 8], np.float32)}),
+            r"transformer/adaptive_embed/proj_W \[8, 8\] .*not in the model",
+        ),
+    ],
+    ids=["missing", "another shape", "extra layer", "extra projection"],
+)
+def test_a_checkpoint_that_does_not_fit_names_the_variable_and_changes_nothing(small_lm, tmp_path, change, problem):
+    lm = small_lm(seed=1)
+    before = txl_tf.tf1_variables(lm)
+    arrays = {name: array + 1 for name, array in before.items()}
+    change(arrays)
+    path = write_checkpoint(tmp_path / "model.ckpt-0", arrays)
+    with pytest.raises(ValueError, match=problem) as error:
+        txl_tf.load_tf1_checkpoint(lm, path)
+    assert path in str(error.value)
+    assert str(error.value).count("transformer/") == 1  # the variables that do fit are not listed
+    assert_variables_equal(txl_tf.tf1_variables(lm), before)
+
+
+def test_every_variable_that_does_not_fit_is_named(small_lm, tmp_path):
+    lm = small_lm()
+    arrays = txl_tf.tf1_variables(lm)
+    del arrays["transformer/r_r_bias"]
+    arrays["transformer/r_w_bias"] = np.zeros([2, 2, 3], np.float32)
+    with pytest.raises(ValueError, match="r_r_bias") as error:
+        txl_tf.load_tf1_checkpoint(lm, write_checkpoint(tmp_path / "model.ckpt-0", arrays))
+    assert "transformer/r_w_bias" in str(error.value) and "[2, 2, 3]" in str(error.value)
+
+
+def test_a_path_without_checkpoint_is_named(small_lm, tmp_path):
+    with pytest.raises(ValueError, match="no checkpoint at .*model.ckpt-1"):
+        txl_tf.load_tf1_checkpoint(small_lm(), str(tmp_path / "model.ckpt-1"))
