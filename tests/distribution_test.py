@@ -80,8 +80,8 @@ def of_one_replica():
     [
         (1, {"gradient_accumulation_steps": 3}),
         (1, {"static_shapes": True, "bin_capacities": [30, 30]}),  # for every token
-        (2, {"steps_per_execution": 5}),
-        (2, {"jit_compile": True}),
+        pytest.param(2, {"steps_per_execution": 5}, marks=pytest.mark.slow),
+        pytest.param(2, {"jit_compile": True}, marks=pytest.mark.slow),
         (3, {"static_shapes": True, "bin_capacities": [10, 10]}),
     ],
     ids=str,
@@ -93,6 +93,7 @@ def test_twenty_steps_with_dropout_are_those_of_one_replica(
     assert_same(run, of_one_replica, options.get("steps_per_execution", 1))
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(of_one_replica, tmp_path):
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
     workers = []

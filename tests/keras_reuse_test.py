@@ -46,6 +46,7 @@ def test_passages_are_balanced_follow_one_another_and_every_fifth_is_held_out(cl
     assert labels.tolist() == [0] * 8 + [1] * 8 and held_out_labels.tolist() == [0, 0, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_head_learns_while_the_network_is_frozen_and_then_all_of_it_does(classify, texts, small_lm, capsys):
     network = small_lm(dropout=0.1).network
     train, held_out = classify.passages(texts, 10)
@@ -90,6 +91,7 @@ def run(tmp_path, small_lm):
     return str(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_program_fine_tunes_a_run_on_files(classify, run, tmp_path, capsys):
     files = [str(tmp_path / name) for name in ("up.txt", "down.txt")]
     for path, text in zip(files, (LETTERS, LETTERS[::-1]), strict=True):

@@ -2,11 +2,9 @@
 
 import re
 
-import pytest
 from helpers import run_program
 
 
-@pytest.mark.slow
 def test_three_kills_leave_no_trace():
     done = run_program("tests/kills.py", "--kills=3", "--steps=30", "--setting=one", "--seed=1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -45,6 +45,7 @@ def test_an_error_is_one_line_and_under_verbosity_itself(verbosity, error):
 @pytest.mark.parametrize("given", [0, 1])
 def test_ctrl_c_ends_it_with_130(verbosity, given):
     verbosity(given)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores the signal
     with pytest.raises(SystemExit) as end:
         run(lambda: signal.raise_signal(signal.SIGINT))
     assert end.value.code == 130

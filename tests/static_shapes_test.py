@@ -111,6 +111,7 @@ def test_the_training_step_of_every_configuration_has_static_shapes(name):
     check(name, n_layer=2)
 
 
+@pytest.mark.slow
 def test_a_step_compiled_as_a_whole_trains_to_the_same_weights(small_lm, small_batches):
     options = {"cutoffs": [6, 14], "div_val": 2, "dropout": 0.1, "dropatt": 0.1, "n_layer": 1}
     batches = list(zip(*small_batches(n=5, batch=3, tgt_len=6), strict=True))

@@ -344,7 +344,7 @@ def loss_and_gradients(net, tokens, key):
     [
         ("eager", {}),
         ("graph", {"untie_r": True, "dtype": "mixed_bfloat16"}),
-        ("xla", {}),
+        pytest.param("xla", {}, marks=pytest.mark.slow),
         ("two replicas", {}),
     ],
     ids=str,
@@ -402,6 +402,7 @@ print(resident("VmHWM") - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+@pytest.mark.slow
 def test_recomputed_layers_need_less_memory():
     """Attention's tensors of 17 MB, several of them a layer; in processes of their own, since peaks stay."""
     command = [sys.executable, "-c", PEAK_MEMORY]
