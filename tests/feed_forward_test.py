@@ -26,7 +26,7 @@ def normalise(x, gamma, beta):
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12) * gamma + beta
 
 
-@pytest.mark.parametrize("shape", [(3, 6), (2, 3, 6)], ids=str)
+@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 6)], ids=str)
 def test_positionwise_ff_in_plain_numpy(shape):
     """The function of any leading dimensions, one position after the other."""
     rng = np.random.default_rng(0)

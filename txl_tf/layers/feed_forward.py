@@ -4,14 +4,14 @@ import keras
 import tensorflow as tf
 
 from txl_tf.layers.dropout import dropout, split
-from txl_tf.layers.ops import LayerNorm, config_of
+from txl_tf.layers.ops import LayerNorm, config_of, project
 
 
 def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_key=None):
     """`relu(inp kernel_1 + bias_1) kernel_2 + bias_2`, with dropout after the relu and at the end.
 
     Args:
-        inp: `[..., T, E]`, at least two dimensions.
+        inp: `[..., E]`.
         kernel_1, bias_1: `[E, F]` and `[F]`.
         kernel_2, bias_2: `[F, E]` and `[E]`.
         rate: of dropout.
@@ -20,9 +20,12 @@ def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_k
     Returns:
         A tensor like `inp`.
     """
+    *rows, _ = keras.ops.shape(inp)
     key_1, key_2 = split(dropout_key, 2)
-    inner = dropout(tf.nn.relu(tf.nn.bias_add(tf.matmul(inp, kernel_1), bias_1)), rate, key_1)
-    return dropout(tf.nn.bias_add(tf.matmul(inner, kernel_2), bias_2), rate, key_2)
+    inner = tf.nn.relu(tf.nn.bias_add(project(inp, kernel_1), bias_1))
+    inner = dropout(tf.reshape(inner, [*rows, kernel_1.shape[1]]), rate, key_1)
+    output = tf.nn.bias_add(project(inner, kernel_2), bias_2)
+    return dropout(tf.reshape(output, [*rows, kernel_2.shape[1]]), rate, key_2)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
