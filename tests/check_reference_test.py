@@ -5,18 +5,15 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import check_reference
 import numpy as np
 import pytest
 import tensorflow as tf
 from check_reference import EXACT, MODEL_KINDS, Difference, Tolerance, difference, differences
+from helpers import CASES, GOLDENS
 
 import txl_tf
-
-GOLDENS = Path(__file__).parent / "goldens" / "model"
-CASES = ["char_tied", "wt103_base", "wt103_large", "lm1b", "eval_same_length"]
 
 
 @pytest.fixture(params=CASES, scope="module")

@@ -69,7 +69,7 @@ def free_ports(n):
 # ---------------------------------------------------------------------------------------------------- checkpoints
 
 GOLDENS = ROOT / "tests" / "goldens" / "model"
-CASES = sorted(folder.name for folder in GOLDENS.iterdir())  # models of the original program
+CASES = ["char_tied", "wt103_base", "wt103_large", "lm1b", "eval_same_length"]  # models of the original program
 
 
 def write_checkpoint(path, arrays):

@@ -46,9 +46,8 @@ def train_and_evaluate(
     """Trains a language model and evaluates it; everything it leaves behind is in the folder.
 
     A folder that holds checkpoints is continued from the newest that is whole, exactly: weights, optimizer, memory,
-    place in the text, dropout and the sums of the window of steps that was under way.
-
-    Where several workers train together, all must see the same folder; only the first writes to it and logs.
+    place in the text, dropout and the sums of the window of steps that was under way. Several workers that train
+    together must see the same folder; only the first writes to it and logs.
 
     Args:
         folder: `RunFolder`, or its path.
@@ -87,10 +86,11 @@ def train_and_evaluate(
         model = dataclasses.replace(model, n_token=len(run.corpus.vocab), cutoffs=run.corpus.cutoffs)
         lm = run.make_lm(model, keras_optimizer)
         log_model(name_of(data), run.corpus, lm, strategy, machine.mixed_precision)
-        folder.check_same_run(run.config(data, model, optimizer))
+        config = run.config(data, model, optimizer)
+        folder.check_same_run(config)
         state = run.restore()
         if chief:
-            folder.describe(run.config(data, model, optimizer), run.corpus.vocab)
+            folder.describe(config, run.corpus.vocab)
         run.fit(state)
         return run.finish()
 
