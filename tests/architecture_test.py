@@ -1,6 +1,6 @@
 """How the library is put together: wings that import downwards only, small files and functions, a whole wheel.
 
-config, files <- layers <- data <- training <- models <- runs <- serving <- convert
+schema <- config, files <- layers <- data <- training <- models <- runs <- serving <- convert
 """
 
 import ast
@@ -15,7 +15,7 @@ import keras
 import pytest
 from helpers import ROOT
 
-LEVELS = {"config": 0, "files": 0} | {
+LEVELS = {"schema": 0, "config": 0, "files": 0} | {
     wing: level
     for level, wing in enumerate("layers data training models runs serving convert".split(), start=1)
 }  # fmt: skip

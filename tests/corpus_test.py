@@ -1,5 +1,6 @@
 """Corpora: from text to token arrays, in memory or in a prepared folder, which is whole or not there."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -56,7 +57,11 @@ def test_the_prepared_folder(tmp_path):
     folder = tmp_path / "made" / "here"
     made = corpus.prepare(folder, "text", path, level="word", valid_fraction=0.5, min_freq=2, cutoffs=[2])
     assert sorted(os.listdir(folder)) == ["corpus-info.json", "train.npy", "valid.npy", "vocab.txt"]
-    assert json.loads((folder / "corpus-info.json").read_text()) == {
+    info = json.loads((folder / "corpus-info.json").read_text())
+    assert len(info.pop("checksum")) == 64
+    names = ("vocab.txt", "train.npy", "valid.npy")
+    assert info.pop("sha256") == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    assert info == {
         "vocab_size": 3,
         "cutoffs": [0, 2, 3],
         "dataset": "text",
@@ -254,7 +259,7 @@ def test_load_corpus_says_what_does_not_belong_together(tmp_path):
         corpus.load_corpus(tmp_path)
     info = json.loads((tmp_path / "corpus-info.json").read_text())
     write_text(tmp_path / "corpus-info.json", json.dumps({**info, "format": 2}))
-    with pytest.raises(ValueError, match="corpus-info.json has format 2; this version reads format 1"):
+    with pytest.raises(ValueError, match="corpus-info.json: format must be 1, which this version reads, got 2"):
         corpus.load_corpus(tmp_path)
 
 

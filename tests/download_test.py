@@ -1,10 +1,12 @@
 """Downloads: small archives of the public ones' form, served from disk."""
 
+import hashlib
 import io
 import os
 import tarfile
 import zipfile
 
+import numpy as np
 import pytest
 
 from txl_tf.data import corpus, download
@@ -175,6 +177,116 @@ def test_a_broken_archive_is_named(tmp_path, dataset, archive, content, message)
     (tmp_path / archive).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         download.fetch(dataset, tmp_path)
+
+
+WT2 = {f"wikitext-2/wiki.{split}.tokens": f"the {split} text\n".encode() * 60 for split in ("train", "valid", "test")}
+PTB = {f"./simple-examples/data/ptb.{split}.txt": f"the {split} text\n".encode() * 60 for split in download.SPLITS}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "make", "archive", "files"),
+    [("wt2", make_zip, "wikitext-2-v1.zip", WT2), ("ptb", make_tar, "simple-examples.tgz", PTB)],
+)
+def test_a_flipped_bit_or_a_lost_end_is_noticed_or_changes_nothing(tmp_path, dataset, make, archive, files):
+    make(tmp_path / "web", archive, files)
+    whole = (tmp_path / "web" / archive).read_bytes()
+    noticed = 0
+    for i, place in enumerate(np.linspace(0, len(whole) - 1, 60).astype(int).tolist()):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << i % 8
+        folder = tmp_path / f"flipped-{i}"
+        folder.mkdir()
+        (folder / archive).write_bytes(whole[:place] if i % 6 == 5 and place < len(whole) - 1 else damaged)
+        try:
+            download.fetch(dataset, folder)
+        except ValueError as error:
+            assert f"{folder / archive} is not" in str(error) and len(str(error).splitlines()) == 1
+            assert files_in(folder) == {archive}
+            noticed += 1
+        else:
+            for name, text in files.items():
+                assert (folder / f"{name.split('.')[-2]}.txt").read_bytes() == text, place
+    assert noticed > 40
+
+
+def encrypted(path):
+    data = bytearray(path.read_bytes())
+    for header in (b"PK\x03\x04", b"PK\x01\x02"):  # flag bit 0, at byte 6 of a file's header and 8 of the directory's
+        place = data.index(header) + (6 if header == b"PK\x03\x04" else 8)
+        data[place] |= 1
+    path.write_bytes(data)
+
+
+def compressed_by(method):
+    def change(path):
+        data = bytearray(path.read_bytes())
+        for header in (b"PK\x03\x04", b"PK\x01\x02"):
+            place = data.index(header) + (8 if header == b"PK\x03\x04" else 10)
+            data[place : place + 2] = method.to_bytes(2, "little")
+        path.write_bytes(data)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (encrypted, "is encrypted, password required"),
+        (compressed_by(99), "compression method is not supported"),
+        (compressed_by(14), "is not a whole archive: "),  # lzma, which it is not
+        (compressed_by(12), "is not a whole archive: "),  # bzip2
+    ],
+)
+def test_a_zip_that_cannot_be_read_is_named(tmp_path, change, message):
+    make_zip(tmp_path, "wikitext-2-v1.zip", WT2)
+    change(tmp_path / "wikitext-2-v1.zip")
+    with pytest.raises(ValueError, match=f"wikitext-2-v1.zip is not a whole archive: .*{message.split(': ')[-1]}"):
+        download.fetch("wt2", tmp_path)
+    assert files_in(tmp_path) == {"wikitext-2-v1.zip"}
+
+
+def test_a_damaged_lzma_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w", zipfile.ZIP_LZMA) as archive:
+        for name, text in WT2.items():
+            archive.writestr(name, text * 50)
+    data = bytearray((tmp_path / "wikitext-2-v1.zip").read_bytes())
+    data[70:90] = bytes(20)
+    (tmp_path / "wikitext-2-v1.zip").write_bytes(data)
+    with pytest.raises(ValueError, match="wikitext-2-v1.zip is not a whole archive: "):
+        download.fetch("wt2", tmp_path)
+
+
+def test_a_full_disk_is_no_damaged_archive(tmp_path, monkeypatch):
+    make_zip(tmp_path, "wikitext-2-v1.zip", WT2)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(download.shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        download.fetch("wt2", tmp_path)
+    assert files_in(tmp_path) == {"wikitext-2-v1.zip"}
+
+
+def test_an_archive_from_the_published_address_must_be_the_published_one(tmp_path, monkeypatch, capsys):
+    url = make_zip(tmp_path / "web", "wikitext-2-v1.zip", WT2)
+    monkeypatch.setitem(download.URLS, "wt2", [f"{url}/wikitext-2-v1.zip"])
+    with pytest.raises(
+        ValueError, match="is not the published wikitext-2-v1.zip: it should have 4475746 bytes, and has "
+    ):
+        download.fetch("wt2", tmp_path / "data")
+    assert files_in(tmp_path / "data") == set()
+    size = (tmp_path / "web/wikitext-2-v1.zip").stat().st_size
+    monkeypatch.setitem(download.CHECKSUMS, "wikitext-2-v1.zip", (size, "0" * 64))
+    with pytest.raises(ValueError, match="it should have 0{64} as checksum, and has [0-9a-f]{64}"):
+        download.fetch("wt2", tmp_path / "data")
+    download.fetch("wt2", tmp_path / "mirrored", url)  # of another address only a warning
+    assert "is not the published wikitext-2-v1.zip: it should have 000" in capsys.readouterr().out
+    content = (tmp_path / "web/wikitext-2-v1.zip").read_bytes()
+    monkeypatch.setitem(download.CHECKSUMS, "wikitext-2-v1.zip", (size, hashlib.sha256(content).hexdigest()))
+    download.fetch("wt2", tmp_path / "data")
+    assert (tmp_path / "data/train.txt").read_bytes() == WT2["wikitext-2/wiki.train.tokens"]
+    assert capsys.readouterr().out == ""
 
 
 def test_an_archive_of_something_else_is_named(tmp_path):

@@ -54,6 +54,7 @@ def test_load_run_gives_the_model_that_was_trained_and_its_vocabulary(trained_ru
 def test_best_is_the_checkpoint_of_the_lowest_validation_loss(trained_run):
     run_dir, results = trained_run
     best = json.loads((run_dir / "best" / "best.json").read_text())
+    assert len(best.pop("checksum")) == 64
     assert best == {"step": 12, "val_loss": results["valid"]}
     assert RunFolder(run_dir).find_best() == {"path": str(run_dir / "best" / "ckpt-12"), **best}
     lm, _ = txl_tf.load_run(run_dir, "best")
@@ -83,7 +84,8 @@ def test_a_run_that_is_made_is_one_that_opens(made, run_dir, small_batches):
     tokens, labels = (ids[0] for ids in small_batches())
     np.testing.assert_array_equal(opened.score(tokens, labels)[0], lm.score(tokens, labels)[0])
     assert vocab.symbols == word_vocab().symbols
-    assert folder.read_config() == {"data": {"dataset": "text"}, "model": MODEL, "vocab": vocab.get_config()}
+    config = {"data": {"dataset": "text"}, "model": MODEL, "vocab": vocab.get_config()}
+    assert folder.read_config() == {**config, "fingerprints": {"vocab": vocab.fingerprint()}}
     assert folder.find_checkpoint() == str(run_dir / "ckpt-7") and folder.find_best() is None
     with pytest.raises(ValueError, match=f"{run_dir} already holds a run: choose a new folder"):
         folder.create({"dataset": "text"}, MODEL, vocab, lm, step=8)

@@ -40,6 +40,22 @@ def test_text_flags_reach_the_library(tmp_path):
     np.testing.assert_array_equal(made.splits["valid"], [2, 2, 0])
 
 
+def test_verify_checks_every_file_and_changes_nothing(tmp_path):
+    folder = tmp_path / "made"
+    corpus.prepare(folder, "pydoc")
+    result = run(f"--data_dir={folder}", "--verify")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0] == "every file is as it was written"
+    assert result.stdout.splitlines()[1].startswith(f"{folder}: ")
+    data = bytearray((folder / "train.npy").read_bytes())
+    data[5000] ^= 1
+    (folder / "train.npy").write_bytes(data)
+    result = run(f"--data_dir={folder}", "--verify")
+    assert result.returncode == 1
+    assert f"prepare_data.py: {folder}/train.npy is damaged: its checksum is not that in corpus-info" in result.stderr
+    assert (folder / "train.npy").read_bytes() == data
+
+
 def test_an_error_is_a_sentence_and_no_traceback(tmp_path):
     result = run(f"--data_dir={tmp_path}", "--dataset=wt2")
     assert result.returncode == 1

@@ -2,6 +2,7 @@
 
     python tools/prepare_data.py --dataset=wt103 --data_dir=data/wikitext-103 --download
     python tools/prepare_data.py --dataset=text --data_path=a.txt,b.txt --level=word --data_dir=data/mine
+    python tools/prepare_data.py --data_dir=data/mine --verify          (whether its files are as they were written)
 
 The paper's datasets are read from data_dir itself: train.txt, valid.txt and test.txt, as the original's getdata.sh
 makes them. The flags of the original's data_utils.py are accepted; those about batches have no effect.
@@ -18,11 +19,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.program import FLAGS, define_flags, run, values
 from txl_tf.config import TextConfig
-from txl_tf.data.corpus import prepare
+from txl_tf.data.corpus import load_corpus, prepare
 
 flags.DEFINE_string("data_dir", None, "Folder of the prepared corpus, and of the raw text of the paper's datasets.")
 flags.DEFINE_bool("download", False, "Fetch the public archive of a dataset of the paper, unless its text is there.")
 flags.DEFINE_string("download_url", None, "Address of a folder that has the archive, rather than the usual one.")
+flags.DEFINE_bool("verify", False, "Only check a prepared data_dir: every file against its checksum.")
 define_flags(TextConfig, dataset="wt103")
 
 # Flags of the original's data_utils.py that have nothing left to say.
@@ -38,7 +40,11 @@ flags.mark_flag_as_required("data_dir")
 
 
 def main():
-    made = prepare(**values("data_dir download download_url"), **values(TextConfig), verbose=1)
+    if FLAGS.verify:
+        made = load_corpus(FLAGS.data_dir, verify=True)
+        print("every file is as it was written")
+    else:
+        made = prepare(**values("data_dir download download_url"), **values(TextConfig), verbose=1)
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in made.splits.items())
     print(f"{FLAGS.data_dir}: {len(made.vocab):,} symbols, cutoffs {made.cutoffs}; tokens: {sizes}")
 

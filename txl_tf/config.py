@@ -15,6 +15,8 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from txl_tf.schema import check_field
+
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
 LEVELS = ("word", "char", "byte")
 OPTIMIZERS = ("adam", "adamw", "lamb")
@@ -25,16 +27,22 @@ STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
 # ----------------------------------------------------------------------------------------------------------- checks
 
 
-def at_least(least: int) -> Callable:
-    """A check for integers: `least` or more."""
+def at_least(least: int, most: int | None = None) -> Callable:
+    """A check for integers: `least` or more, and not above `most`."""
 
     def check(name: str, value: Any) -> None:
         if not isinstance(value, numbers.Integral):
             raise ValueError(f"{name} must be an integer, got {value!r}")
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+        if most is not None and value > most:
+            raise ValueError(f"{name} must be at most {most}, got {value}")
 
     return check
+
+
+# No model comes near these. They keep a wrong number in a file from taking all memory.
+_layers, _width, _length = at_least(1, 10_000), at_least(1, 1 << 18), at_least(0, 1 << 20)
 
 
 def one_of(choices: Iterable[str]) -> Callable:
@@ -69,7 +77,7 @@ _rising = satisfies(
 
 
 def _even_size(name: str, value: int) -> None:
-    at_least(1)(name, value)
+    _width(name, value)
     _even(name, value)
 
 
@@ -107,9 +115,7 @@ def _option(default: Any = _REQUIRED, help: str = "", check: Callable | None = N
 def check_fields(group: type[Config], values: Any) -> None:
     """Checks the attributes of `values`, such as a network, that have the names of the hyper-parameters of `group`."""
     for field in dataclasses.fields(group):
-        value, check = getattr(values, field.name), field.metadata["check"]
-        if check and not (value is None and field.default is None):
-            check(field.name, value)
+        check_field(field, group, getattr(values, field.name), field.name)
 
 
 @_group
@@ -132,17 +138,17 @@ class Config:
 class NetworkConfig(Config):
     """Arguments of `TransformerXL`. Vocabulary and cutoffs are `None` and empty until the text is read."""
 
-    n_token: int | None = _option(None, "Size of the vocabulary.", at_least(1))
+    n_token: int | None = _option(None, "Size of the vocabulary.", at_least(1, (1 << 31) - 1))
     cutoffs: list[int] = _option((), "First word of each bin but the first of the adaptive softmax.")
-    n_layer: int = _option(flag=6, help="Layers.", check=at_least(1))
+    n_layer: int = _option(flag=6, help="Layers.", check=_layers)
     d_model: int = _option(flag=500, help="Width of the hidden states.", check=_even_size)
-    d_embed: int = _option(flag=500, help="Width of the embeddings.", check=at_least(1))
-    n_head: int = _option(flag=10, help="Attention heads.", check=at_least(1))
-    d_head: int = _option(flag=50, help="Width of a head.", check=at_least(1))
-    d_inner: int = _option(flag=1000, help="Width inside the feed-forward layers.", check=at_least(1))
+    d_embed: int = _option(flag=500, help="Width of the embeddings.", check=_width)
+    n_head: int = _option(flag=10, help="Attention heads.", check=_width)
+    d_head: int = _option(flag=50, help="Width of a head.", check=_width)
+    d_inner: int = _option(flag=1000, help="Width inside the feed-forward layers.", check=_width)
     dropout: float = _option(0.1, "Dropout rate.", rate)
     dropatt: float = _option(0.0, "Dropout rate of the attention probabilities.", rate, flag=0.1)
-    mem_len: int = _option(0, "Positions of memory.", at_least(0), flag=70)
+    mem_len: int = _option(0, "Positions of memory.", _length, flag=70)
     same_length: bool = _option(False, "Let every token attend to mem_len + 1 positions, not to all it can.")
     clamp_len: int = _option(-1, "Treat distances beyond it as clamp_len; -1 for no limit.")
     untie_r: bool = _option(False, "Give every layer its own r_w_bias and r_r_bias.")
@@ -166,7 +172,7 @@ class TextConfig(Config):
     """What text is read, and how it becomes tokens: arguments of `build_corpus`."""
 
     dataset: str | None = _option(None, "The text: your own (text), Python's manual (pydoc), ...", one_of(DATASETS))
-    data_path: list[str] | None = _option(None, "Its UTF-8 file(s), or the folder of a paper's dataset.")
+    data_path: list[str] | str | None = _option(None, "Its UTF-8 file(s), or the folder of a paper's dataset.")
     level: str = _option("char", "What a token of your own text is.", one_of(LEVELS))
     valid_fraction: float = _option(0.05, "Share of your own text, at its end, held out for validation.", _fraction)
     min_freq: int = _option(0, "Symbols of your own text that are rarer become <unk>.")
@@ -181,7 +187,7 @@ class TextConfig(Config):
 class OptimizerConfig(Config):
     """Arguments of `make_optimizer`, but for the number of steps."""
 
-    learning_rate: float = _option(flag=2.5e-4, help="Highest learning rate.", check=_positive)
+    learning_rate: float = _option(2.5e-4, "Highest learning rate.", _positive)
     clip: float | None = _option(0.25, "Largest global norm of the gradients.")
     min_lr_ratio: float = _option(0.004, "Last learning rate as a share of the highest; cosine in between.", _share)
     warmup_steps: int = _option(0, "Steps of linear warm-up.")
@@ -207,6 +213,7 @@ class TrainingConfig(Config):
     save_steps: int = _option(10000, "Steps between two checkpoints, each with a validation.", at_least(1))
     max_to_keep: int = _option(5, "Checkpoints to keep.", at_least(1))
     warm_start_path: str | None = _option(None, "Checkpoint, also of the original, to start a new run from.")
+    allow_other_text: bool = _option(False, "Go on with a run though its text has changed; not so its vocabulary.")
     sample_tokens: int = _option(0, "Tokens of text to write in the end of training, to see what it learned.")
     steps_per_execution: int = _option(1, "Steps in one call of the compiled graph.", at_least(1))
     gradient_accumulation_steps: int = _option(1, "Parts of a batch to compute one after the other.", at_least(1))

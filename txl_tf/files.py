@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +17,8 @@ try:
     import fcntl
 except ImportError:  # not on Windows
     fcntl = None
+
+logger = logging.getLogger("txl_tf")
 
 
 def is_remote(path: str | os.PathLike) -> bool:
@@ -26,10 +30,14 @@ def is_remote(path: str | os.PathLike) -> bool:
 def lock(folder: str, refusal: str) -> Iterator[None]:
     """Keeps other processes out of a local folder. The lock ends with the process, however that ends.
 
+    Where there are no locks, as on some network file systems and all remote ones, it logs a warning.
+
     Raises:
         OSError: another process holds it; `refusal` is the message.
     """
+    unlocked = "%s has no file locks: make sure that no other program writes to it"
     if fcntl is None or is_remote(folder):
+        logger.warning(unlocked, folder)
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -38,45 +46,96 @@ def lock(folder: str, refusal: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise OSError(refusal) from error
-        except OSError:  # a file system without locks
-            pass
+        except OSError:
+            logger.warning(unlocked, folder)
         yield
     finally:
         os.close(handle)
 
 
-def write_atomic(path: str, text: str) -> None:
-    """Writes a text file atomically: readers see the old file or the new one, and a failed write leaves the old one.
+@contextlib.contextmanager
+def new_file(path: str) -> Iterator[Any]:
+    """Opens a text file to write, atomically: readers see the old file or the new one, and an error leaves the old one.
+
+    What is no ordinary file, such as a pipe or /dev/stdout, is written to as it is.
 
     Raises:
         OSError: it cannot be written.
     """
-    temporary = f"{path}.{os.getpid()}.tmp"
-    with writing(path), removed_on_error(temporary):
+    special = not is_remote(path) and os.path.exists(path) and not os.path.isfile(path)
+    temporary = path if special else f"{path}.{os.getpid()}.tmp"
+    with writing(path), contextlib.nullcontext() if special else removed_on_error(temporary):
         with tf.io.gfile.GFile(temporary, "w") as file:
-            file.write(text)
-        tf.io.gfile.rename(temporary, path, overwrite=True)
+            yield file
+        if not special:
+            tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
-def write_json(path: str, values: Any) -> None:
-    """Writes a JSON file atomically."""
-    write_atomic(path, json.dumps(values, indent=2) + "\n")
+def check_writable(path: str) -> None:
+    """Raises OSError unless `new_file(path)` can be written; changes nothing."""
+    if is_remote(path) or not os.path.exists(path) or os.path.isfile(path):
+        probe = f"{path}.{os.getpid()}.tmp"
+        with writing(path):
+            with tf.io.gfile.GFile(probe, "w") as file:
+                file.write("")
+            tf.io.gfile.remove(probe)
+    if tf.io.gfile.isdir(path):
+        raise OSError(f"{path} cannot be written: it is a folder")
 
 
-def read_json(path: str) -> dict:
-    """A JSON object from a file, local or remote.
+def write_atomic(path: str, text: str) -> None:
+    """Writes a text file, see `new_file`."""
+    with new_file(path) as file:
+        file.write(text)
+
+
+def sha256(path: str) -> str:
+    """The checksum of a file, local or remote."""
+    digest = hashlib.sha256()
+    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_json(path: str, values: dict) -> None:
+    """Writes a JSON object with a checksum of it, atomically."""
+    write_atomic(path, json.dumps({**values, "checksum": _checksum(values)}, indent=2) + "\n")
+
+
+def read_json(path: str, check: Callable[[dict], None]) -> dict:
+    """A JSON object from a file, local or remote, without its checksum.
+
+    Args:
+        check: raises ValueError where the object is not what it should be, see `txl_tf.schema`.
 
     Raises:
-        ValueError: the file holds none.
+        ValueError: names the file, the key, what was found and what is allowed; or the checksum is another.
+        OSError: the file cannot be read.
     """
-    with tf.io.gfile.GFile(path) as file:
-        try:
-            values = json.load(file)
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON: {error}") from error
+    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+        data = file.read()
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
+    checksum = values.pop("checksum", None)
+    try:
+        check(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if checksum not in (None, _checksum(values)):
+        raise ValueError(
+            f"{path} is not as it was written: its checksum is another. If you changed it on purpose, remove the line "
+            '"checksum"; if not, it is damaged'
+        )
     return values
+
+
+def _checksum(values: dict) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -85,8 +144,21 @@ def writing(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
-        reason = re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error)).splitlines()[0]  # TensorFlow adds names of its own
-        raise OSError(f"{path} cannot be written: {reason}") from error
+        raise OSError(f"{path} cannot be written: {_reason(error)}") from error
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """As `writing`, of reading."""
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        raise OSError(f"{path} cannot be read: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of a message, without the names that TensorFlow adds."""
+    return re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error) or type(error).__name__).splitlines()[0]
 
 
 @contextlib.contextmanager

@@ -9,11 +9,12 @@ import tensorflow as tf
 
 from txl_tf.config import DATASETS
 from txl_tf.convert.cache_pkl import read_cache_pkl
-from txl_tf.data.corpus import INFO_FILE, VOCAB_FILE, load_corpus, write_files
+from txl_tf.data.corpus import load_corpus, write_files
+from txl_tf.data.corpus_info import INFO_FILE, VOCAB_FILE, read_info
 from txl_tf.data.datasets import PAPER_DATASETS
 from txl_tf.data.download import LM1B_VOCAB
 from txl_tf.data.vocabulary import Vocab, escape
-from txl_tf.files import is_remote, read_json
+from txl_tf.files import is_remote
 
 CACHE_FILE = "cache.pkl"
 
@@ -49,8 +50,8 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
     """
     path = _vocabulary_in(os.fspath(path))
     info_path = os.path.join(os.path.dirname(path), INFO_FILE)
-    info = read_json(info_path) if tf.io.gfile.exists(info_path) else {}
-    cutoffs = {info_path: list(info["cutoffs"])[1:-1]} if "cutoffs" in info else {}
+    info = read_info(info_path) if tf.io.gfile.exists(info_path) else {}
+    cutoffs = {info_path: info["cutoffs"][1:-1]} if info else {}
     cache = read_cache_pkl(path) if path.endswith(".pkl") else None
     if cache and cache.cutoffs is not None:
         cutoffs[path] = cache.cutoffs
@@ -108,7 +109,7 @@ def write_corpus(data_dir: str, source: SourceCorpus) -> None:
     if not source.splits:
         raise ValueError(f"{source.path} has no tokens to write to data_dir {data_dir}: it is a vocabulary alone")
     info_path = os.path.join(data_dir, INFO_FILE)
-    if is_remote(data_dir) or (os.path.exists(info_path) and "format" in read_json(info_path)):
+    if is_remote(data_dir) or (os.path.exists(info_path) and "format" in read_info(info_path)):
         raise ValueError(f"data_dir must be a local folder without a prepared corpus, got {data_dir}")
     os.makedirs(data_dir, exist_ok=True)
     cutoffs = next(iter(source.cutoffs.values()), [])

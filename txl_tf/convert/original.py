@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from txl_tf.config import ModelConfig
 from txl_tf.convert.corpus_files import SourceCorpus, read_corpus, write_corpus
-from txl_tf.data.corpus import INFO_FILE, VOCAB_FILE
+from txl_tf.data.corpus_info import INFO_FILE, VOCAB_FILE, read_info
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import read_json, write_json
+from txl_tf.files import write_json
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import checkpoint_step, load_weights, save_tf1_checkpoint, weight_shapes
@@ -236,7 +236,7 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
     data, cutoffs = config["data"], config["model"]["cutoffs"]
     prepared = os.path.join(data.get("data_dir", ""), INFO_FILE)
     if "dataset" not in data and tf.io.gfile.exists(prepared):
-        data = read_json(prepared)
+        data = read_info(prepared)
     info = {
         "vocab_size": len(vocab),
         "cutoffs": [0, *cutoffs, len(vocab)] if cutoffs else [],

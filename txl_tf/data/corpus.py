@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import math
 import os
@@ -24,15 +25,14 @@ import tensorflow as tf
 
 from txl_tf.config import DATASETS, TextConfig
 from txl_tf.data import datasets
+from txl_tf.data.corpus_info import FORMAT, INFO_FILE, VOCAB_FILE, check_sums, read_prepared_info
 from txl_tf.data.download import fetch
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.token_files import TokenWriter, open_tokens
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import is_remote, lock, read_json, write_json
+from txl_tf.files import is_remote, lock, sha256, write_json
 
-INFO_FILE = "corpus-info.json"
-VOCAB_FILE = "vocab.txt"
-_FORMAT = 1  # of the prepared folder
+_QUICK_BYTES = 1 << 30  # of token files, whose checksums take half a second
 
 logger = logging.getLogger("txl_tf")
 
@@ -45,12 +45,28 @@ class Corpus:
         cutoffs: first ids of the adaptive softmax's bins, without 0 and `len(vocab)`.
         splits: `"train"`, `"valid"` and perhaps `"test"` -> integer array `[n]`, in memory or on disk.
         by_character: whether tokens are characters or bytes, not words.
+        checksums: `{split: list of the SHA-256 of its token files}`, where they are known.
     """
 
     vocab: Vocab
     cutoffs: list[int]
     splits: dict
     by_character: bool
+    checksums: dict = dataclasses.field(default_factory=dict)
+
+    def fingerprint(self, split: str) -> str:
+        """A SHA-256 that tells whether a split has changed. A prepared folder and the text itself have different ones.
+
+        It takes no time where checksums are known. Otherwise it reads all tokens.
+        """
+        digest = hashlib.sha256()
+        if split in self.checksums:
+            digest.update("".join(self.checksums[split]).encode())
+            return digest.hexdigest()
+        tokens = self.splits[split]
+        for start in range(0, len(tokens), 1 << 22):
+            digest.update(np.asarray(tokens[start : start + (1 << 22)], "<i4").tobytes())
+        return digest.hexdigest()
 
 
 def build_corpus(dataset: str, data_path: Any = None, **options) -> Corpus:
@@ -126,7 +142,7 @@ def prepare(
         data_path = data_dir
     config = TextConfig(dataset=dataset, data_path=data_path, **options)
     recipe = datasets.make_recipe(config)
-    info = _read_info(data_dir)
+    info = read_prepared_info(data_dir)
     if info is not None:
         _check_same(data_dir, info, recipe)
         logger.info("%s is prepared already", data_dir)
@@ -171,16 +187,18 @@ def write_files(
         writer.close()
         files.setdefault(split, []).append(os.path.basename(writer.path))
         n_tokens[split] = n_tokens.get(split, 0) + writer.n_tokens
+    names = [VOCAB_FILE, *(name for names in files.values() for name in names)]
     info = {
         "vocab_size": len(vocab),
         "cutoffs": [0, *cutoffs, len(vocab)] if cutoffs else [],
         "dataset": dataset,
-        "format": _FORMAT,
+        "format": FORMAT,
         "n_tokens": n_tokens,
         "files": files,
         "vocab": vocab.get_config(),
         "options": options,
         "inputs": inputs,
+        "sha256": {name: sha256(f"{folder}/{name}") for name in names},
     }
     write_json(f"{folder}/{INFO_FILE}", info)
     return n_tokens
@@ -244,17 +262,6 @@ def _new_files(data_dir: str) -> Iterator[str]:
                 os.replace(os.path.join(folder, name), os.path.join(data_dir, name))
 
 
-def _read_info(data_dir: str) -> dict | None:
-    """corpus-info.json of a prepared folder; `None` if there is none, or only that of the original program."""
-    path = f"{data_dir}/{INFO_FILE}"
-    if not tf.io.gfile.exists(path):
-        return None
-    info = read_json(path)
-    if info.get("format", _FORMAT) != _FORMAT:
-        raise ValueError(f"{path} has format {info['format']}; this version reads format {_FORMAT}")
-    return info if "format" in info else None
-
-
 def _check_same(data_dir: str, info: dict, recipe: datasets.Recipe) -> None:
     """Raises ValueError if the folder was prepared differently. Text that was removed since then is no difference."""
     there = {"dataset": info["dataset"], **info["options"]}
@@ -277,31 +284,43 @@ def _check_same(data_dir: str, info: dict, recipe: datasets.Recipe) -> None:
         )
 
 
-def load_corpus(data_dir: str) -> Corpus:
+def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
     """Opens a folder that `prepare` made. Tokens stay on disk until they are read.
+
+    Args:
+        verify: whether to check the checksums of the token files, which reads them once. `None`: if they are local and
+            up to a gigabyte. That of the vocabulary is always checked.
 
     Raises:
         FileNotFoundError: the folder is not prepared, or a file is missing.
-        ValueError: files of the folder do not belong together.
+        ValueError: a file is damaged, or files of the folder do not belong together.
     """
     data_dir = os.fspath(data_dir).rstrip("/")
-    info = _read_info(data_dir)
+    info = read_prepared_info(data_dir)
     if info is None:
         raise FileNotFoundError(
             f"there is no {INFO_FILE} of a prepared corpus in {data_dir}: to prepare it, run\n"
             f"  python tools/prepare_data.py --dataset={{{','.join(DATASETS)}}} --data_dir={data_dir}"
         )
+    splits = {split: open_tokens([f"{data_dir}/{name}" for name in names]) for split, names in info["files"].items()}
+    for split, tokens in splits.items():
+        if len(tokens) != info["n_tokens"][split]:
+            raise ValueError(
+                f"the split {split} of {data_dir} has {len(tokens)} tokens, but {INFO_FILE} says "
+                f"{info['n_tokens'][split]}"
+            )
+    if verify and "sha256" not in info:
+        raise ValueError(f"{data_dir}/{INFO_FILE} has no checksums to verify: prepare the corpus anew to have them")
+    if verify is None:
+        n_bytes = sum(len(tokens) * tokens.dtype.itemsize for tokens in splits.values())
+        verify = not is_remote(data_dir) and n_bytes <= _QUICK_BYTES
     vocab = Vocab.load(f"{data_dir}/{VOCAB_FILE}", **info["vocab"])
     if len(vocab) != info["vocab_size"]:
         raise ValueError(
             f"{data_dir}/{VOCAB_FILE} has {len(vocab)} symbols, but {INFO_FILE} says vocab_size {info['vocab_size']}"
         )
-    splits = {}
-    for split, names in info["files"].items():
-        splits[split] = open_tokens([f"{data_dir}/{name}" for name in names])
-        if len(splits[split]) != info["n_tokens"][split]:
-            raise ValueError(
-                f"the split {split} of {data_dir} has {len(splits[split])} tokens, but {INFO_FILE} says "
-                f"{info['n_tokens'][split]}"
-            )
-    return Corpus(vocab, info["cutoffs"][1:-1], splits, datasets.is_by_character(info["dataset"], vocab))
+    check_sums(data_dir, info, verify)
+    sums = info.get("sha256", {})
+    checksums = {split: [sums[name] for name in names] for split, names in info["files"].items()} if sums else {}
+    by_character = datasets.is_by_character(info["dataset"], vocab)
+    return Corpus(vocab, info["cutoffs"][1:-1], splits, by_character, checksums)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import gzip
+import hashlib
 import itertools
+import logging
+import lzma
 import os
 import posixpath
 import re
 import shutil
+import struct
 import sys
 import tarfile
 import zipfile
@@ -37,6 +44,16 @@ URLS = {
     ],
 }
 
+# Size in bytes and SHA-256 (or MD5) of the archives at these addresses, as the data sets' users publish them.
+CHECKSUMS = {
+    "enwik8.zip": (36445475, "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),
+    "text8.zip": (31344016, "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"),
+    "wikitext-2-v1.zip": (4475746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
+    "wikitext-103-v1.zip": (190229076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
+    "simple-examples.tgz": (34869662, "30177ea32e27c525793142b6bf2c8e2d"),
+    f"{_LM1B}.tar.gz": (1792209805, "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"),
+}
+
 # Text files in the archives and their new names; the shards of lm1b keep theirs.
 _TEXT_FILES = {
     "wt2": {f"wikitext-2/wiki.{split}.tokens": f"{split}.txt" for split in SPLITS},
@@ -54,6 +71,16 @@ _SPELLINGS = {
     "enwik8": [b"\n" if byte == ord("\n") else str(byte).encode() for byte in range(256)],
     "text8": [b"_" if byte == ord(" ") else bytes([byte]) for byte in range(256)],
 }
+
+
+logger = logging.getLogger("txl_tf")
+
+_MAX_BYTES = 1 << 31  # of enwik8 or text8, which are held in memory; a small archive may claim far more
+# What the readers of archives raise where one is damaged, encrypted or compressed in a way that Python does not know.
+_UNREADABLE = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError,
+    ValueError, OverflowError, struct.error, OSError,
+)  # fmt: skip
 
 
 def fetch(dataset: str, data_dir: str, base_url: str | None = None, num_test_chars: int = 5_000_000) -> None:
@@ -92,8 +119,6 @@ def fetch(dataset: str, data_dir: str, base_url: str | None = None, num_test_cha
         for path in sorted(files, key=lambda path: (-len(path.parts), path)):  # the topmost files last
             os.makedirs(os.path.join(data_dir, path.parent), exist_ok=True)
             os.replace(os.path.join(staging, path), os.path.join(data_dir, path))
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error) as error:
-        raise ValueError(f"{archive} is not a whole archive: {error}. Remove it to fetch it again") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -102,6 +127,7 @@ def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
     name = posixpath.basename(url)
     path = os.path.join(folder, name)
     if os.path.exists(path):
+        _check_published(path, name, strict=False)
         return path
     if base_url:
         url = f"{base_url.rstrip('/')}/{name}"
@@ -122,24 +148,60 @@ def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
     finally:
         if chatty:
             keras.config.enable_interactive_logging()
+    try:
+        _check_published(fetched, name, strict=not base_url)
+    except ValueError:
+        os.remove(fetched)
+        raise
     os.replace(fetched, path)
     return path
+
+
+def _check_published(path: str, name: str, strict: bool) -> None:
+    """Compares an archive with the published one: raises ValueError, or unless `strict` logs a warning."""
+    if name not in CHECKSUMS:
+        return
+    size, digest = CHECKSUMS[name]
+    with open(path, "rb") as file:
+        found = os.path.getsize(path)
+        if found == size:
+            found = hashlib.file_digest(file, "sha256" if len(digest) == 64 else "md5").hexdigest()
+    if found == digest:
+        return
+    expected, found = (size, found) if isinstance(found, int) else (digest, found)
+    unit = "bytes" if isinstance(found, int) else "as checksum"
+    text = f"{path} is not the published {name}: it should have {expected} {unit}, and has {found}"
+    if strict:
+        raise ValueError(f"{text}. Fetch it again, or put the right one into the folder yourself")
+    logger.warning(text)
+
+
+@contextlib.contextmanager
+def _reading(archive: str) -> Iterator[None]:
+    """Turns whatever the readers of archives raise where one is damaged, encrypted or strange into one ValueError."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        if getattr(error, "errno", None) not in (None, errno.EINVAL):  # the system's own: a full disk is no damage
+            raise
+        raise ValueError(f"{archive} is not a whole archive: {error}. Remove it to fetch it again") from error
 
 
 def _unpack_files(dataset: str, archive: str, folder: str) -> None:
     """Copies only the files in `_TEXT_FILES` and the shards of lm1b; no name of the archive leads outside `folder`."""
     missing = dict(_TEXT_FILES[dataset])
-    for name, file in _members(archive):
-        if dataset == "lm1b" and re.fullmatch(re.escape(LM1B_SHARDS[:-1]) + r"\d+-of-\d+", name):
-            missing.pop(LM1B_SHARDS, None)
-            path = os.path.join(folder, name)
-        elif name in missing:
-            path = os.path.join(folder, missing.pop(name))
-        else:
-            continue
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as copy:
-            shutil.copyfileobj(file, copy, 1 << 20)
+    with _reading(archive):
+        for name, file in _members(archive):
+            if dataset == "lm1b" and re.fullmatch(re.escape(LM1B_SHARDS[:-1]) + r"\d+-of-\d+", name):
+                missing.pop(LM1B_SHARDS, None)
+                path = os.path.join(folder, name)
+            elif name in missing:
+                path = os.path.join(folder, missing.pop(name))
+            else:
+                continue
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as copy:
+                shutil.copyfileobj(file, copy, 1 << 20)
     if missing:
         raise ValueError(f"{archive} is not the archive of dataset {dataset!r}: it lacks {', '.join(sorted(missing))}")
     if dataset == "lm1b":
@@ -147,7 +209,11 @@ def _unpack_files(dataset: str, archive: str, folder: str) -> None:
 
 
 def _members(archive: str) -> Iterator[tuple[str, BinaryIO]]:
-    """Yields name and open file of each regular file of a zip or tar archive, in one pass."""
+    """Yields name and open file of each regular file of a zip or tar archive, in one pass.
+
+    Damage is noticed: a zip has a checksum for each file, which counts if that is read to its end. A gzip has one at
+    its end, which is read at last.
+    """
     if archive.endswith(".zip"):
         with zipfile.ZipFile(archive) as members:
             for member in members.infolist():
@@ -155,15 +221,21 @@ def _members(archive: str) -> Iterator[tuple[str, BinaryIO]]:
                     with members.open(member) as file:
                         yield posixpath.normpath(member.filename), file
     else:
-        with tarfile.open(archive, "r|*") as members:
-            for member in members:
-                if member.isfile():
-                    yield posixpath.normpath(member.name), members.extractfile(member)
+        with gzip.open(archive) as stream:
+            with tarfile.open(fileobj=stream, mode="r|") as members:
+                for member in members:
+                    if member.isfile():
+                        yield posixpath.normpath(member.name), members.extractfile(member)
+            while stream.read(1 << 20):
+                pass
 
 
 def _unpack_bytes(dataset: str, archive: str, folder: str, num_test_chars: int) -> None:
     """Splits the one file of enwik8 or text8 and writes each byte as a word."""
-    data = next((file.read() for name, file in _members(archive) if name == dataset), None)
+    with _reading(archive):
+        data = next((file.read(_MAX_BYTES + 1) for name, file in _members(archive) if name == dataset), None)
+    if data is not None and len(data) > _MAX_BYTES:
+        raise ValueError(f"{archive} has more than {_MAX_BYTES} bytes of text")
     if data is None:
         raise ValueError(f"{archive} is not the archive of dataset {dataset!r}: it lacks {dataset}")
     n_train = len(data) - 2 * num_test_chars

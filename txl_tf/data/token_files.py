@@ -5,16 +5,22 @@ A token file is an ordinary .npy file of one dimension: `np.load(path, mmap_mode
 
 from __future__ import annotations
 
-import io
+import re
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.files import is_remote
+from txl_tf.files import is_remote, reading
 
 _HEADER_BYTES = 256  # enough for the header of any one-dimensional array
+# NumPy's own reader evaluates the header as Python, and fails in many ways where it is damaged.
+_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00(?P<size>..)\{'descr': '(?P<dtype>[<>|][iu][1248])', 'fortran_order': False, "
+    rb"'shape': \((?P<n>\d{1,18}),\), \} *\n",
+    re.DOTALL,
+)
 
 
 class TokenWriter:
@@ -73,19 +79,31 @@ class StoredTokens:
         return self[:].astype(dtype or self.dtype, copy=False)
 
 
+def read_header(path: str) -> tuple[np.dtype, int, int]:
+    """Type, number of tokens and bytes of header of a token file.
+
+    Raises:
+        ValueError: it is no .npy file of one dimension of integers, or its size is another than its header says.
+    """
+    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+        header = _HEADER.match(file.read(_HEADER_BYTES))
+    if not header or header.end() != int.from_bytes(header["size"], "little") + 10:
+        raise ValueError(f"{path} is not a whole token file: it does not begin as a .npy file of one row of integers")
+    dtype, n_tokens, start = np.dtype(header["dtype"].decode()), int(header["n"]), header.end()
+    expected, found = start + n_tokens * dtype.itemsize, tf.io.gfile.stat(path).length
+    if found != expected:
+        raise ValueError(
+            f"{path} is not a whole token file: {n_tokens} tokens make {expected} bytes, and it has {found}"
+        )
+    return dtype, n_tokens, start
+
+
 class _RemoteFile:
     """A token file that `tf.io.gfile` reads, one range at a time."""
 
     def __init__(self, path: str):
         self.path = path
-        with tf.io.gfile.GFile(path, "rb") as file:
-            header = io.BytesIO(file.read(_HEADER_BYTES))
-        np.lib.format.read_magic(header)
-        (self.n_tokens,), _, self.dtype = np.lib.format.read_array_header_1_0(header)
-        self.start = header.tell()
-        found = (tf.io.gfile.stat(path).length - self.start) // self.dtype.itemsize
-        if found != self.n_tokens:
-            raise ValueError(f"it holds {found} of {self.n_tokens} tokens")
+        self.dtype, self.n_tokens, self.start = read_header(path)
 
     def __len__(self) -> int:
         return self.n_tokens
@@ -96,6 +114,13 @@ class _RemoteFile:
             file.seek(self.start + first * self.dtype.itemsize)
             data = file.read(max(last - first, 0) * self.dtype.itemsize)
         return np.frombuffer(data, self.dtype)
+
+
+def _open(path: str) -> np.memmap | _RemoteFile:
+    if is_remote(path):
+        return _RemoteFile(path)
+    dtype, n_tokens, start = read_header(path)
+    return np.memmap(path, dtype, "r", start, (n_tokens,))
 
 
 def open_tokens(paths: Iterable[str]) -> np.memmap | StoredTokens:
@@ -111,8 +136,5 @@ def open_tokens(paths: Iterable[str]) -> np.memmap | StoredTokens:
     for path in paths:
         if not tf.io.gfile.exists(path):
             raise FileNotFoundError(f"there is no token file {path}")
-        try:
-            parts.append(_RemoteFile(path) if is_remote(path) else np.load(path, mmap_mode="r"))
-        except ValueError as error:
-            raise ValueError(f"{path} is not a whole token file: {error}") from error
+        parts.append(_open(path))
     return parts[0] if len(parts) == 1 and isinstance(parts[0], np.memmap) else StoredTokens(parts)

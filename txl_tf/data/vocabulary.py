@@ -12,8 +12,10 @@ Any word list is such a file: `Vocab.load("vocab.txt", eos="<eos>", unk="<unk>")
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import itertools
+import json
 import os
 import re
 from collections import Counter
@@ -24,6 +26,7 @@ import tensorflow as tf
 
 from txl_tf.config import LEVELS
 from txl_tf.files import write_atomic
+from txl_tf.schema import brief
 
 # The symbols of the bytes; `symbol.encode("utf-8", "surrogateescape")` gives a symbol's bytes at every level.
 BYTE_SYMBOLS = [bytes([value]).decode("utf-8", "surrogateescape") for value in range(256)]
@@ -84,6 +87,18 @@ class Vocab:
     def get_config(self) -> dict:
         """The arguments of `__init__`, as values that JSON can hold."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the symbols in the order of their ids."""
+        return hashlib.sha256(json.dumps(self.symbols).encode()).hexdigest()
+
+    def difference(self, other: Vocab) -> str | None:
+        """The first difference of these symbols, "here", from those of `other`, "there"; `None` if there is none."""
+        for i, (here, there) in enumerate(itertools.zip_longest(self.symbols, other.symbols)):
+            if here != there:
+                here, there = ("nothing" if symbol is None else brief(symbol) for symbol in (here, there))
+                return f"symbol {i} is {there} there and {here} here"
+        return None
 
     # ----------------------------------------------------------------------------------------------- building
 

@@ -33,13 +33,15 @@ def average_checkpoints(
     source, output = RunFolder(model_dir), RunFolder(output_dir)
     config = source.read_config()
     output.check_new()
+    vocab = source.load_vocab()
     if checkpoints:
         paths = [source.find_checkpoint(path) for path in checkpoints]
     else:
         paths = _last(source, num_last_checkpoints)
     lm = TransformerXLLM(**config["model"])
     average_weights(lm, paths)
-    output.create(config["data"], config["model"], source.load_vocab(), lm, max(map(checkpoint_step, paths)))
+    step = max(map(checkpoint_step, paths))
+    output.create(config["data"], config["model"], vocab, lm, step, config.get("fingerprints"))
     return paths
 
 

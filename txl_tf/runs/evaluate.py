@@ -19,9 +19,10 @@ from txl_tf.data.corpus import Corpus
 from txl_tf.data.datasets import is_by_character
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import escape
+from txl_tf.files import check_writable, new_file
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.setup import check_divides, check_token_nll, log_model, name_of, open_corpus, worker_of
+from txl_tf.runs.setup import check_divides, log_model, name_of, open_corpus, worker_of
 from txl_tf.runs.weights import load_weights
 from txl_tf.training.distribution import is_chief, make_strategy
 
@@ -60,7 +61,8 @@ def evaluate_run(
         tgt_len=evaluation.tgt_len or trained["tgt_len"],
         eval_batch_size=evaluation.eval_batch_size or trained["eval_batch_size"],
     )
-    check_token_nll(evaluation.token_nll)
+    if evaluation.token_nll:
+        check_writable(evaluation.token_nll)
     path = folder.find_checkpoint(evaluation.eval_ckpt_path)
     strategy = make_strategy(*machine.devices)
     check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
@@ -70,6 +72,9 @@ def evaluate_run(
         corpus, split = _corpus_of(folder, config, data), evaluation.eval_split
     evaluator = Evaluator(corpus, evaluation)
     evaluator.check(split)
+    if not (evaluation.eval_path or data):  # the run's own text
+        remedy = "name the text, by data_dir, data_path or eval_path, to evaluate what it is now"
+        folder.check_text({split: corpus.fingerprint(split)}, remedy)
     with strategy.scope():
         bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
         lm = TransformerXLLM(**{**bins, **config["model"], **(model or {})}, dtype=machine.dtype_policy)
@@ -100,11 +105,8 @@ def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
     if not (data.get("data_dir") or data.get("data_path") or data.get("dataset") == "pydoc"):
         raise ValueError("no text to evaluate: give data_dir, dataset with its data_path, or eval_path")
     corpus = open_corpus(data)
-    if "vocab" in config and corpus.vocab.symbols != folder.load_vocab().symbols:
-        raise ValueError(
-            f"the corpus has another vocabulary ({len(corpus.vocab)} symbols) than the run in {folder} "
-            f"({config['model']['n_token']} symbols); evaluate its text by eval_path"
-        )
+    if "vocab" in config:
+        folder.check_vocab(corpus.vocab)
     return corpus
 
 
@@ -175,7 +177,7 @@ class Evaluator:
             progress.add(1)
         labels, nll = (np.concatenate(parts, 1).ravel() for parts in zip(*columns, strict=True))
         symbols = [escape(symbol) for symbol in self.corpus.vocab.symbols]
-        with tf.io.gfile.GFile(path, "w") as file:
+        with new_file(path) as file:
             for label, value in zip(labels, nll, strict=True):
                 file.write(f"{symbols[label]}\t{value:.6f}\n")
         return float(nll.mean(dtype=np.float64))

@@ -11,7 +11,9 @@ log.csv, train/          curves
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -19,14 +21,69 @@ from typing import Any
 
 import tensorflow as tf
 
-from txl_tf.config import TextConfig, TrainingConfig
+from txl_tf.config import (
+    EvaluationConfig,
+    MachineConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TextConfig,
+    TrainingConfig,
+    at_least,
+    check_bins,
+    satisfies,
+)
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import lock, read_json, write_json, writing
+from txl_tf.files import check_writable, lock, read_json, removed_on_error, write_json, writing
 from txl_tf.models.language_model import TransformerXLLM
-from txl_tf.runs.weights import RUN_WEIGHTS, load_weights, weights_by_name, write_checkpoint, write_state
+from txl_tf.runs.weights import (
+    RUN_WEIGHTS,
+    load_weights,
+    weight_shapes,
+    weights_by_name,
+    write_checkpoint,
+    write_state,
+)
+from txl_tf.schema import check_values
 
 # What of the training a checkpoint depends on; the rest, such as train_steps, may change when a run is continued.
 _FIXED = ("tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema", "static_shapes", "seed")
+
+
+@dataclasses.dataclass
+class _ConfigFile:
+    """`config.json`. `fingerprints` are those of the vocabulary and of each split of the text, see `Corpus`."""
+
+    data: dict
+    model: dict
+    vocab: Vocab
+    training: dict = dataclasses.field(default_factory=dict)
+    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Data(TextConfig):
+    data_dir: str | None = None
+    by_character: bool = False
+
+
+@dataclasses.dataclass
+class _BestFile:
+    step: int = dataclasses.field(metadata={"check": at_least(0)})
+    val_loss: float = dataclasses.field(metadata={"check": satisfies(math.isfinite, "be finite")})
+
+
+def _check_config(values: dict) -> None:
+    check_values(values, _ConfigFile)
+    check_values(values["data"], _Data, partial=True, prefix="data.")
+    check_values(values["model"], ModelConfig, prefix="model.")
+    missing = [f"model.{name}" for name in ("n_token", "mem_len") if values["model"].get(name) is None]
+    if missing:  # they have defaults elsewhere
+        raise ValueError(f"{missing[0]} is missing")
+    model = ModelConfig(**values["model"])
+    check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val)
+    Vocab(**values["vocab"])  # checks them
+    groups = EvaluationConfig, MachineConfig, OptimizerConfig, TrainingConfig  # the last ones count
+    check_values(values.get("training", {}), *groups, partial=True, prefix="training.")
 
 
 def load_run(model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes) -> tuple[TransformerXLLM, Vocab]:
@@ -113,26 +170,61 @@ class RunFolder(CheckpointFolder):
         """
         if not self.has_config():
             raise ValueError(f"model_dir {self} is not the folder of a run: {self.config_file} does not exist")
-        return read_json(self.config_file)
+        return read_json(self.config_file, _check_config)
 
     def load_vocab(self) -> Vocab:
         """The vocabulary of the run."""
-        return Vocab.load(self.vocab_file, **self.read_config()["vocab"])
+        config = self.read_config()
+        vocab = Vocab.load(self.vocab_file, **config["vocab"])
+        if config.get("fingerprints", {}).get("vocab", vocab.fingerprint()) != vocab.fingerprint():
+            raise ValueError(f"{self.vocab_file} is not as it was written: config.json has another fingerprint of it")
+        n_token = config["model"]["n_token"]
+        if len(vocab) != n_token:
+            raise ValueError(
+                f"{self.vocab_file} has {len(vocab)} symbols, but config.json says model.n_token {n_token}"
+            )
+        return vocab
 
     def describe(self, config: dict, vocab: Vocab) -> None:
-        """Writes `vocab.txt` and `config.json`."""
-        vocab.save(self.vocab_file)
-        write_json(self.config_file, config)
+        """Writes `config.json` and, while there is no checkpoint that depends on it, `vocab.txt`."""
+        if not self.checkpoints():
+            vocab.save(self.vocab_file)
+        fingerprints = {**config.get("fingerprints", {}), "vocab": vocab.fingerprint()}
+        write_json(self.config_file, {**config, "fingerprints": fingerprints})
+
+    def check_vocab(self, vocab: Vocab) -> None:
+        """Raises ValueError unless a text has the vocabulary of the run."""
+        before = self.load_vocab()
+        difference = vocab.difference(before)
+        if difference:
+            raise ValueError(
+                f"the text has another vocabulary ({len(vocab)} symbols) than the run in {self} ({len(before)} "
+                f"symbols): {difference}. Choose another folder to train on this text; eval_path evaluates it in the "
+                "vocabulary of the run"
+            )
+
+    def check_text(self, fingerprints: dict[str, str], remedy: str) -> None:
+        """Raises ValueError where a split of the text is not what the run was trained on; `remedy` ends the message.
+
+        Args:
+            fingerprints: of the splits to compare, see `Corpus.fingerprint`.
+        """
+        before = self.read_config().get("fingerprints", {})
+        changed = [split for split, found in fingerprints.items() if before.get(split, found) != found]
+        if changed:
+            splits = " and ".join(changed)
+            raise ValueError(f"the text of the run in {self} has changed since it was trained on ({splits}): {remedy}")
 
     def check_same_run(self, config: dict) -> None:
-        """Raises ValueError where the folder holds checkpoints of another configuration."""
+        """Raises ValueError where the folder holds checkpoints of another configuration, or a damaged best.json."""
         if not self.steps():
             return
+        self.find_best()
         before, config = self.read_config(), json.loads(json.dumps(config))
         defaults = {"data": TextConfig(), "training": TrainingConfig()}
         changes = []
-        for part, values in config.items():
-            for name, value in values.items():
+        for part in ("data", "model", "vocab", "training"):
+            for name, value in config.get(part, {}).items():
                 there = before.get(part, {}).get(name, getattr(defaults.get(part), name, None))
                 if there != value and (part != "training" or name in _FIXED):
                     changes.append(f"{part}.{name}: {there!r} there, {value!r} now")
@@ -172,16 +264,30 @@ class RunFolder(CheckpointFolder):
         """`"path"`, `"step"` and `"val_loss"` (nats) of the checkpoint with the lowest validation loss, or `None`."""
         if not tf.io.gfile.exists(self.best_file):
             return None
-        best = read_json(self.best_file)
+        best = read_json(self.best_file, lambda values: check_values(values, _BestFile))
         return {"path": self.best.checkpoint(best["step"]), **best}
 
     def load_lm(self, ckpt_path: str | None = None, **changes) -> TransformerXLLM:
         """The language model of the run; arguments as of `load_run`."""
-        config = self.read_config()
+        model = {**self.read_config()["model"], **changes}
         path = self.find_checkpoint(ckpt_path)
-        lm = TransformerXLLM(**{**config["model"], **changes})
+        self._check_size(model, path)
+        lm = TransformerXLLM(**model)
         load_weights(lm, path)
         return lm
+
+    def _check_size(self, model: dict, path: str) -> None:
+        """Raises ValueError where `config.json` describes a far larger model than the checkpoint holds.
+
+        Such a model is not made first, and compared then: it might not fit into memory.
+        """
+        attention, feed_forward = 4 * model["n_head"] * model["d_head"], 2 * model["d_inner"]
+        described = model["n_token"] + model["n_layer"] * model["d_model"] * (attention + feed_forward)
+        found = sum(math.prod(shape) for shape in weight_shapes(path).values())
+        if described > 2 * found:
+            raise ValueError(
+                f"{self.config_file} describes a model of at least {described:,} weights, but {path} holds {found:,}"
+            )
 
     # -------------------------------------------------------------------------------------------------------- writing
 
@@ -192,10 +298,7 @@ class RunFolder(CheckpointFolder):
             raise ValueError("model_dir must name the folder of the run")
         try:
             tf.io.gfile.makedirs(self.path)
-            probe = os.path.join(self.path, f"writable.{os.getpid()}.tmp")
-            with tf.io.gfile.GFile(probe, "w") as file:
-                file.write("")
-            tf.io.gfile.remove(probe)
+            check_writable(self.config_file)
         except (OSError, tf.errors.OpError) as error:
             raise OSError(f"model_dir {self} cannot be written to: {error}") from error
         with lock(self.path, f"another run is training in model_dir {self}"):
@@ -206,14 +309,21 @@ class RunFolder(CheckpointFolder):
         if self.has_config() or self.checkpoints():
             raise ValueError(f"{self} already holds a run: choose a new folder")
 
-    def create(self, data: dict, model: dict, vocab: Vocab, lm: TransformerXLLM, step: int) -> str:
+    def create(
+        self, data: dict, model: dict, vocab: Vocab, lm: TransformerXLLM, step: int, fingerprints: dict | None = None
+    ) -> str:
         """Writes a run that was not trained here, in a new folder; returns the path of its checkpoint.
 
-        A new run can start from its weights, but training cannot go on from it.
+        A new run can start from its weights, but training cannot go on from it. An error leaves nothing behind.
         """
         self.check_new()
-        with writing(self.path):
-            tf.io.gfile.makedirs(self.path)
-        path = self.save_weights(lm, step)
-        self.describe({"data": data, "model": model, "vocab": vocab.get_config()}, vocab)
-        return path
+        with contextlib.ExitStack() as stack:
+            if not tf.io.gfile.isdir(self.path):
+                stack.enter_context(removed_on_error(self.path))
+            for path in (self.config_file, self.vocab_file):
+                stack.enter_context(removed_on_error(path))
+            with writing(self.path):
+                tf.io.gfile.makedirs(self.path)
+            config = {"data": data, "model": model, "vocab": vocab.get_config(), "fingerprints": fingerprints or {}}
+            self.describe(config, vocab)
+            return self.save_weights(lm, step)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from txl_tf.data.corpus import Corpus, build_corpus, load_corpus
-from txl_tf.files import writing
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder
 from txl_tf.training.distribution import num_workers, only_chief_logs
@@ -45,13 +44,6 @@ def check_divides(strategy: tf.distribute.Strategy, parts: int = 1, **batch_size
     if rows % (replicas * parts):
         among = f"{replicas} replicas" + f" times gradient_accumulation_steps={parts}" * (parts > 1)
         raise ValueError(f"{name} must be a multiple of {replicas * parts}, for {among}, got {rows}")
-
-
-def check_token_nll(path: str | None) -> None:
-    """Raises OSError where the file cannot be written."""
-    if path:
-        with writing(path), tf.io.gfile.GFile(path, "a") as file:
-            file.write("")
 
 
 def log_model(

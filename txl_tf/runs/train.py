@@ -17,13 +17,14 @@ import tensorflow as tf
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TrainingConfig, check_bins
 from txl_tf.data.batches import choose_bin_capacities, num_batches, segments
 from txl_tf.data.corpus import Corpus
+from txl_tf.files import check_writable
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs import callbacks
 from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.evaluate import Evaluator
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.setup import check_divides, check_token_nll, log_model, name_of, open_corpus, worker_of
+from txl_tf.runs.setup import check_divides, log_model, name_of, open_corpus, worker_of
 from txl_tf.runs.weights import check_exists, load_weights
 from txl_tf.training.distribution import broadcast_from_chief, is_chief, make_strategy
 from txl_tf.training.optimization import make_optimizer
@@ -76,7 +77,8 @@ def train_and_evaluate(
     check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
     if training.warm_start_path:
         check_exists(training.warm_start_path)
-    check_token_nll(evaluation.token_nll)
+    if evaluation.token_nll:
+        check_writable(evaluation.token_nll)
     with strategy.scope():
         keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())
     folder, chief = RunFolder(folder), is_chief(strategy)
@@ -84,10 +86,10 @@ def train_and_evaluate(
         keras.utils.set_random_seed(training.seed)
         run = _Run(folder, open_corpus(data), training, evaluation, machine, strategy)
         model = dataclasses.replace(model, n_token=len(run.corpus.vocab), cutoffs=run.corpus.cutoffs)
+        config = run.config(data, model, optimizer)
+        run.check_same_run(config)
         lm = run.make_lm(model, keras_optimizer)
         log_model(name_of(data), run.corpus, lm, strategy, machine.mixed_precision)
-        config = run.config(data, model, optimizer)
-        folder.check_same_run(config)
         state = run.restore()
         if chief:
             folder.describe(config, run.corpus.vocab)
@@ -147,7 +149,23 @@ class _Run:
             "model": model.to_dict(),
             "vocab": self.corpus.vocab.get_config(),
             "training": {**training, **optimizer.to_dict()},
+            "fingerprints": {split: self.corpus.fingerprint(split) for split in self.corpus.splits},
         }
+
+    def check_same_run(self, config: dict) -> None:
+        """Raises ValueError where the folder holds checkpoints of another vocabulary, configuration or text."""
+        folder, warm_start_path = self.folder, self.training.warm_start_path
+        if folder.steps():
+            folder.check_vocab(self.corpus.vocab)
+            folder.check_same_run(config)
+            if not self.training.allow_other_text:
+                trained_on = {split: config["fingerprints"][split] for split in ("train", "valid")}
+                folder.check_text(trained_on, "choose another folder, or go on with --allow_other_text")
+        elif warm_start_path:
+            parent = os.path.dirname(warm_start_path)
+            for source in map(RunFolder, (parent, os.path.dirname(parent))):  # it may be one of best/
+                if source.has_config():
+                    source.check_vocab(self.corpus.vocab)
 
     def restore(self) -> tuple:
         """Sets what a checkpoint of the run, or else the warm start, gives; returns the state to go on with."""

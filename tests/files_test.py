@@ -1,0 +1,122 @@
+"""Files appear whole or not at all, and small JSON files tell when they are damaged."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from txl_tf import files
+
+
+def accept(values):
+    pass
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = str(tmp_path / "a.json")
+    files.write_json(path, {"b": [1, None, 0.1], "a": {"ü": "\udc80"}})
+    return path
+
+
+def test_a_json_file_holds_its_values_and_a_checksum(path):
+    assert files.read_json(path, accept) == {"b": [1, None, 0.1], "a": {"ü": "\udc80"}}
+    assert set(json.loads(open(path).read())) == {"a", "b", "checksum"}
+
+
+def test_a_change_is_noticed_unless_the_checksum_is_removed(path):
+    values = json.loads(open(path).read())
+    values["b"][0] = 2
+    open(path, "w").write(json.dumps(values))
+    with pytest.raises(
+        ValueError, match='a.json is not as it was written: its checksum is another. .* remove the line "checksum"'
+    ):
+        files.read_json(path, accept)
+    del values["checksum"]
+    open(path, "w").write(json.dumps(values))
+    assert files.read_json(path, accept)["b"] == [2, None, 0.1]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "a.json is not JSON: Expecting value"),
+        (b"{", "a.json is not JSON: "),
+        (b'{"a": 1', "a.json is not JSON: "),
+        (b"\xff\xfe\x00", "a.json is not JSON: "),
+        (b"[" * 100000, "a.json is not JSON: "),
+        (b'{"a": ' + b"9" * 5000 + b"}", "a.json is not JSON: "),
+        (b"[]", "a.json must hold a JSON object, got list"),
+        (b"3", "a.json must hold a JSON object, got int"),
+        (b"null", "a.json must hold a JSON object, got NoneType"),
+        (b"{}", "a.json: a must be there"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_is_no_json_object_is_one_clear_error(path, content, message):
+    def check(values):
+        if "a" not in values:
+            raise ValueError("a must be there")
+
+    open(path, "wb").write(content)
+    with pytest.raises(ValueError, match=message):
+        files.read_json(path, check)
+
+
+def test_a_file_that_cannot_be_read_is_an_oserror_that_names_it(tmp_path):
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(OSError, match=f"{path} cannot be read: "):
+            files.read_json(str(path), accept)
+        with pytest.raises(OSError, match=f"{path} cannot be read: "):
+            files.sha256(str(path))
+
+
+def test_a_new_file_appears_at_the_end_and_an_error_leaves_the_old_one(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+    with files.new_file(str(path)) as file:
+        file.write("after")
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+    with pytest.raises(KeyError), files.new_file(str(path)) as file:
+        file.write("lost")
+        raise KeyError
+    assert path.read_text() == "after" and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_ordinary_file_is_written_to_as_it_is():
+    files.check_writable(os.devnull)
+    with files.new_file(os.devnull) as file:
+        file.write("x")
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+
+def test_whether_a_file_can_be_written_is_found_out_without_a_trace(tmp_path):
+    path = tmp_path / "a.txt"
+    files.check_writable(str(path))
+    assert not list(tmp_path.iterdir())
+    for bad in (tmp_path / "none" / "a.txt", tmp_path):
+        with pytest.raises(OSError, match=f"{bad} cannot be written: "):
+            files.check_writable(str(bad))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_checksum_of_a_file_is_that_of_sha256sum(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert files.sha256(str(tmp_path / "a")) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_where_there_are_no_locks_it_says_so(tmp_path, monkeypatch, capsys):
+    def flock(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with files.lock(str(tmp_path), "in use"):
+        pass
+    with files.lock("ram://folder", "in use"):
+        pass
+    assert capsys.readouterr().out == (
+        f"{tmp_path} has no file locks: make sure that no other program writes to it\n"
+        "ram://folder has no file locks: make sure that no other program writes to it\n"
+    )

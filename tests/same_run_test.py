@@ -1,0 +1,211 @@
+"""A run knows its vocabulary and its text: another one is an error, and nothing in its folder changes."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+from helpers import TEXT, train_run
+
+import txl_tf
+from txl_tf.config import EvaluationConfig
+from txl_tf.data import corpus
+from txl_tf.runs.evaluate import evaluate_run
+from txl_tf.runs.folder import RunFolder
+
+SWAPPED = TEXT.translate(str.maketrans("at", "ta"))  # as many symbols in another order
+MORE = {"training": {"train_steps": 15}}
+
+
+@pytest.fixture
+def run(trained_run, tmp_path):
+    """A copy of the run, and of its text, which it knows by another name."""
+    run_dir, text = tmp_path / "run", tmp_path / "text.txt"
+    shutil.copytree(trained_run[0], run_dir)
+    text.write_text(TEXT)
+    edit_json(run_dir / "config.json", lambda config: config["data"].update(data_path=str(text)))
+    return run_dir, text
+
+
+def edit_json(path, edit):
+    """Changes a file of the run as its owner may, who removes the checksum."""
+    values = json.loads(path.read_text())
+    edit(values)
+    values.pop("checksum", None)
+    path.write_text(json.dumps(values))
+
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def train_refused(run_dir, text, message, **changes):
+    before = contents(run_dir)
+    with pytest.raises(ValueError, match=message):
+        train_run(run_dir, str(text), **{**MORE, **changes})
+    assert contents(run_dir) == before
+
+
+def test_a_text_that_grew_into_another_vocabulary_of_the_same_size_names_the_first_difference(run):
+    run_dir, text = run
+    text.write_text(SWAPPED)
+    message = (
+        r"another vocabulary \(14 symbols\) than the run in .*run \(14 symbols\): symbol 1 is 't' there and 'a' here"
+    )
+    train_refused(run_dir, text, message)
+    train_refused(run_dir, text, message, training={**MORE["training"], "allow_other_text": True})
+    with pytest.raises(ValueError, match=message):
+        evaluate_run(run_dir)
+
+
+def test_a_text_with_more_or_fewer_symbols_names_the_first_too(run):
+    run_dir, text = run
+    text.write_text(TEXT + "z")
+    train_refused(run_dir, text, r"\(15 symbols\) than .* \(14 symbols\): symbol 14 is nothing there and 'z' here")
+    text.write_text(TEXT.replace(".", ","))
+    train_refused(run_dir, text, r"\(13 symbols\) than .* \(14 symbols\): symbol \d+ is ")
+
+
+def test_another_text_of_the_same_vocabulary_is_an_error_unless_it_is_asked_for(run, capsys):
+    run_dir, text = run
+    text.write_text(TEXT + TEXT)
+    message = (
+        r"the text of the run in .*run has changed since it was trained on \(train and valid\): .*--allow_other_text"
+    )
+    train_refused(run_dir, text, message)
+    with pytest.raises(ValueError, match=r"has changed since it was trained on \(valid\): name the text, by data_dir"):
+        evaluate_run(run_dir)
+    asked_for = evaluate_run(run_dir, data={"dataset": "text", "data_path": str(text)})["valid"]
+    assert (
+        asked_for
+        == evaluate_run(
+            run_dir, evaluation=EvaluationConfig(eval_split="valid"), data={"dataset": "text", "data_path": str(text)}
+        )["valid"]
+    )
+    train_run(run_dir, str(text), training={**MORE["training"], "allow_other_text": True})
+    assert "continuing from" in capsys.readouterr().out
+    train_run(run_dir, str(text), training={"train_steps": 18})  # which is now the text of the run
+    assert RunFolder(run_dir).steps()[-1] == 18
+
+
+def test_a_prepared_corpus_that_was_replaced_is_noticed(run_dir, tmp_path):
+    data = {"data": {"data_dir": str(tmp_path / "data"), "dataset": None, "data_path": None}}
+
+    def prepare(text):
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        (tmp_path / "text.txt").write_text(text)
+        corpus.prepare(tmp_path / "data", "text", tmp_path / "text.txt")
+
+    prepare(TEXT)
+    train_run(run_dir, None, **data)
+    prepare(SWAPPED)
+    train_refused(run_dir, None, "symbol 1 is 't' there and 'a' here", **data)
+    prepare(TEXT + TEXT)
+    train_refused(run_dir, None, r"has changed since it was trained on \(train and valid\)", **data)
+    prepare(TEXT)
+    train_run(run_dir, None, **MORE, **data)
+
+
+def test_a_run_of_before_has_no_fingerprints_but_its_vocabulary_counts(run):
+    run_dir, text = run
+    edit_json(run_dir / "config.json", lambda config: config.pop("fingerprints"))
+    text.write_text(SWAPPED)
+    train_refused(run_dir, text, "symbol 1 is 't' there and 'a' here")
+    text.write_text(TEXT)
+    train_run(run_dir, str(text), **MORE)
+    assert RunFolder(run_dir).read_config()["fingerprints"].keys() == {"train", "valid", "vocab"}
+
+
+def test_the_vocabulary_of_a_run_with_checkpoints_is_never_written_again(run):
+    run_dir, text = run
+    written = (run_dir / "vocab.txt").stat().st_mtime_ns
+    train_run(run_dir, str(text), **MORE)
+    assert (run_dir / "vocab.txt").stat().st_mtime_ns == written
+
+
+def test_a_damaged_vocabulary_is_noticed(run):
+    run_dir, text = run
+    (run_dir / "vocab.txt").write_text((run_dir / "vocab.txt").read_text().replace("a", "x"))
+    message = "vocab.txt is not as it was written: config.json has another fingerprint of it"
+    with pytest.raises(ValueError, match=message):
+        txl_tf.load_run(run_dir)
+    train_refused(run_dir, text, message)
+
+
+def test_a_new_run_does_not_start_from_weights_of_another_vocabulary(run, tmp_path):
+    run_dir, text = run
+    text.write_text(SWAPPED)
+    for start in ("ckpt-12", "best/ckpt-12"):
+        with pytest.raises(ValueError, match="symbol 1 is 't' there and 'a' here"):
+            train_run(tmp_path / "new", str(text), training={"warm_start_path": str(run_dir / start)})
+
+
+@pytest.mark.parametrize(
+    "part, changes, message",
+    [
+        ("model", {"dropout": "0.1"}, "model.dropout must be a number, got '0.1'"),
+        ("model", {"dropout": 1.5}, r"model.dropout must lie in \[0, 1\), got 1.5"),
+        ("model", {"cutoffs": None}, r"model.cutoffs must be a list \(an integer each\), got None"),
+        ("model", {"cutoffs": [9, 3]}, r"cutoffs must increase and lie between 0 and n_token=14, got \[9, 3\]"),
+        ("model", {"mem_len": 1e9}, "model.mem_len must be an integer, got 1000000000.0"),
+        ("model", {"mem_len": 10**9}, "model.mem_len must be at most 1048576, got 1000000000"),
+        ("model", {"mem_len": None}, "model.mem_len must be an integer, got None"),
+        ("model", {"mem_len": ...}, "model.mem_len is missing"),
+        ("model", {"n_token": None}, "model.n_token is missing"),
+        ("model", {"n_layer": 0}, "model.n_layer must be at least 1, got 0"),
+        ("model", {"layers": 3}, "model.layers is unknown; known are clamp_len, cutoffs, "),
+        ("training", {"tgt_len": None}, "training.tgt_len must be an integer, got None"),
+        ("training", {"tgt_len": 0}, "training.tgt_len must be at least 1, got 0"),
+        ("training", {"mixed_precision": "half"}, "training.mixed_precision must be one of float32, .* got 'half'"),
+        ("vocab", {"level": "words"}, "level must be one of word, char, byte, got 'words'"),
+        ("vocab", {"lvl": "word"}, "vocab.lvl is unknown; known are bos, "),
+        ("vocab", {"special": None}, "vocab.special must be a list"),
+        ("data", {"data_path": 3}, r"data.data_path must be a list \(a string each\) or a string, got 3"),
+        ("fingerprints", {"train": 3}, "fingerprints must be a JSON object"),
+        ("extra", {}, "extra is unknown; known are data, fingerprints, model, training, vocab"),
+    ],
+    ids=str,
+)
+def test_an_edited_config_names_the_file_the_key_what_was_found_and_what_is_allowed(run, part, changes, message):
+    run_dir, text = run
+
+    def edit(config):
+        values = {**config.get(part, {}), **changes}
+        config[part] = {name: value for name, value in values.items() if value is not ...}
+
+    edit_json(run_dir / "config.json", edit)
+    for use in (txl_tf.load_run, evaluate_run):
+        with pytest.raises(ValueError, match=f"{run_dir}/config.json: {message}") as error:
+            use(run_dir)
+        assert len(str(error.value).splitlines()) == 1
+    train_refused(run_dir, text, message)
+
+
+def test_a_far_larger_model_than_the_checkpoint_is_not_made(run):
+    run_dir, _ = run
+    edit_json(run_dir / "config.json", lambda config: config["model"].update(n_layer=9999, d_inner=200000))
+    with pytest.raises(
+        ValueError, match=r"config.json describes a model of at least [\d,]{14} weights, but .*ckpt-12 holds"
+    ):
+        txl_tf.load_run(run_dir)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("{}", "best.json: step is missing"),
+        ("[]", "best.json must hold a JSON object, got list"),
+        ("", "best.json is not JSON"),
+        ('{"step": 12, "val_loss": "2.5"}', "best.json: val_loss must be a number, got '2.5'"),
+        ('{"step": 12, "val_loss": NaN}', "best.json: val_loss must be finite, got nan"),
+        ('{"step": -1, "val_loss": 1}', "best.json: step must be at least 0, got -1"),
+        ('{"step": "12", "val_loss": 1}', "best.json: step must be an integer, got '12'"),
+    ],
+)
+def test_a_damaged_best_json_is_one_clear_error(run, content, message):
+    run_dir, text = run
+    (run_dir / "best" / "best.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        txl_tf.load_run(run_dir, "best")
+    train_refused(run_dir, text, message)
