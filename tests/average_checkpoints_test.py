@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import SMALL, assert_variables_equal, randomise, run_program, word_vocab
+from helpers import SMALL, assert_variables_equal, full_disk, randomise, run_program, word_vocab
 
 import txl_tf
 from txl_tf.runs import averaging
@@ -132,3 +132,21 @@ def test_the_program(run, tmp_path):
     result = run_program("tools/average_checkpoints.py", *flags)
     assert result.returncode == 1 and "Traceback" not in result.stderr
     assert "average_checkpoints.py: " in result.stderr and "already holds a run" in result.stderr
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing(run, tmp_path):
+    folder, _ = run
+    for size in (1, 100, 1000):  # of the vocabulary, of config.json, of the checkpoint
+        with full_disk(size), pytest.raises(OSError, match=r"average/\S+ cannot be written: .*File too large"):
+            averaging.average_checkpoints(folder.path, tmp_path / "average", num_last_checkpoints=2)
+        assert not (tmp_path / "average").exists()
+    (tmp_path / "average").mkdir()
+    with full_disk(1000), pytest.raises(OSError, match="cannot be written"):
+        averaging.average_checkpoints(folder.path, tmp_path / "average", num_last_checkpoints=2)
+    assert not list((tmp_path / "average").iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_named(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file/average cannot be written: "):
+        averaging.average_checkpoints(run[0].path, tmp_path / "file" / "average", num_last_checkpoints=2)

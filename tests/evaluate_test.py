@@ -4,6 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
+from helpers import full_disk
 
 from txl_tf.config import EvaluationConfig
 from txl_tf.data.vocabulary import unescape
@@ -67,3 +68,18 @@ def test_a_damaged_checkpoint_is_one_clear_error(trained, run_dir, file):
 def test_a_checkpoint_of_another_shape_names_the_variable_and_both_shapes(trained):
     with pytest.raises(ValueError, match=r"layer_1/kernel is \[16, 16\] in the checkpoint and \[16, 32\] in the model"):
         evaluate(trained, model={"d_inner": 32})
+
+
+def test_token_nll_on_a_full_disk_names_the_file_and_leaves_what_was_there(trained, tmp_path):
+    path = tmp_path / "tokens.tsv"
+    path.write_text("before")
+    with full_disk(100), pytest.raises(OSError, match="tokens.tsv cannot be written: .*File too large"):
+        evaluate(trained, token_nll=str(path))
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_token_nll_where_nothing_can_be_written_is_refused_at_once(trained, tmp_path):
+    with pytest.raises(OSError, match="none/tokens.tsv cannot be written: "):
+        evaluate(trained, token_nll=str(tmp_path / "none" / "tokens.tsv"), eval_split="nothing so far")
+    with pytest.raises(OSError, match="cannot be written: it is a folder"):
+        evaluate(trained, token_nll=str(tmp_path), eval_split="nothing so far")

@@ -1,11 +1,13 @@
 """What several test files use: small models and runs, checkpoints and corpora of the original, programs."""
 
 import collections
+import contextlib
 import csv
 import importlib.util
 import io
 import pickle
 import re
+import resource
 import socket
 import struct
 import subprocess
@@ -53,6 +55,17 @@ def run_program(path, *arguments, **options):
     """Runs a program of this repository in a process of its own, from its root: the finished process, with output."""
     command = [sys.executable, str(ROOT / path), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, **{"cwd": ROOT, "text": True, **options})
+
+
+@contextlib.contextmanager
+def full_disk(size=1000):
+    """No file may grow past `size` bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def free_ports(n):

@@ -66,6 +66,20 @@ def test_messages_of_the_library_go_to_the_standard_output(verbosity, capsys):
     assert capsys.readouterr() == ("step 3\ndamaged\n", "")
 
 
+def test_control_characters_of_messages_and_errors_are_made_visible(verbosity, capsys):
+    evil = "a\x1b[2J\x07\u202e\tb\nc"
+
+    def main():
+        logging.getLogger("txl_tf").info("sample: %s", evil)
+        raise ValueError(evil)
+
+    with pytest.raises(SystemExit) as end:
+        run(main)
+    shown = "a\\x1b[2J\\x07\\u202e\tb\nc"
+    assert end.value.code == f"some.py: {shown}\n(--verbosity=1 shows where)"
+    assert capsys.readouterr().out == f"sample: {shown}\n"
+
+
 # ----------------------------------------------------------------------------------------------------------- flags
 
 

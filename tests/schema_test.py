@@ -1,4 +1,4 @@
-"""Values from people and files are checked by the fields of a dataclass; an error names key, value and what is allowed."""
+"""Values from people and files are checked by the fields of a dataclass; an error names key, found and allowed."""
 
 import dataclasses
 from collections.abc import Iterable

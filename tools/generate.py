@@ -8,7 +8,8 @@
 Without --prompt and --prompt_file the prompt comes from the standard input; the newline at its end is no part of it.
 With --interactive every line that is typed is read and answered in the same memory, until Ctrl-D. --verbose prints a
 line for every token of prompt and answer, with its nll in nats. Text goes to the standard output, the rest to the
-standard error.
+standard error. Control characters are written like \\x1b, so that no text takes over a terminal; --raw writes them as
+they are.
 """
 
 import codecs
@@ -26,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from tools.program import FLAGS, run, values
-from txl_tf.data.vocabulary import escape, unescape
+from txl_tf.data.vocabulary import escape, unescape, visible
 from txl_tf.models.generation import Session
 from txl_tf.models.sampling import check_sampling
 from txl_tf.runs.folder import RunFolder
@@ -44,6 +45,7 @@ flags.DEFINE_bool("greedy", False, "Take the most likely token, as --temperature
 flags.DEFINE_string("stop", None, r"Symbol that ends the text, such as <eos> or \n.")
 flags.DEFINE_bool("interactive", False, "Read lines and answer each, in one memory.")
 flags.DEFINE_bool("verbose", False, "Print every token with its nll.")
+flags.DEFINE_bool("raw", False, "Write control characters as they are.")
 flags.DEFINE_integer("mem_len", None, "Positions of memory, rather than the run's.")
 flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len, rather than as the run does.")
 
@@ -113,7 +115,7 @@ class Writer:
         if FLAGS.verbose:
             text = "".join(f"{escape(self.vocab.symbols[i])}\t{value:.4f}\n" for i, value in zip(ids, nll, strict=True))
         if echo or FLAGS.verbose:
-            sys.stdout.write(text)
+            sys.stdout.write(text if FLAGS.raw else visible(text))
             sys.stdout.flush()
 
     def report(self):
@@ -184,7 +186,7 @@ def main():
         try:
             writer.read(encode(vocab, line, name="line"), echo=False)
         except ValueError as error:
-            print(error, file=sys.stderr)
+            print(visible(str(error)), file=sys.stderr)
             continue
         writer.write(FLAGS.max_new_tokens)
     writer.report()

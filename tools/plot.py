@@ -188,7 +188,7 @@ def draw_attention(probs, labels, layer, head=None):
                 -mlen - 0.5, qlen - len(labels) - 0.5, facecolor="none", edgecolor="#888888", hatch="///", lw=0
             )
         if single and klen <= MAX_LABELS:
-            style = {"fontsize": min(72 * cell * 0.9, 10), "family": "monospace"}
+            style = {"fontsize": min(72 * cell * 0.9, 10), "family": "monospace", "parse_math": False}  # a $ is a $
             turned = 90 if max(map(len, labels)) > 2 else 0
             axes.set_xticks(range(qlen - len(labels), qlen), labels, rotation=turned, **style)
             axes.set_yticks(range(qlen), labels[-qlen:], **style)
@@ -424,11 +424,11 @@ def attention():
     changes = {} if FLAGS.mem_len is None else {"mem_len": FLAGS.mem_len}
     lm = folder.load_lm(FLAGS.ckpt_path, **changes)
     probs, n_key = attention_of_text(lm, ids, tgt_len, layer)
-    labels = [vocab.symbols[i] if vocab.level == "word" else visible(vocab.symbols[i]) for i in ids[-n_key:]]
+    labels = [label_of(vocab.symbols[i]) for i in ids[-n_key:]]
     return draw_attention(probs, labels, layer, head)
 
 
-def visible(symbol):
+def label_of(symbol):
     return "␣" if symbol == " " else escape(symbol)
 
 
@@ -440,13 +440,14 @@ def context():
     configs = [folder.read_config() for folder in folders]
     vocab = folders[0].load_vocab()
     for folder in folders[1:]:
-        if folder.load_vocab().symbols != vocab.symbols:
-            raise ValueError(f"model_dir {folder} has another vocabulary than {model_dirs[0]}")
+        difference = vocab.difference(folder.load_vocab())
+        if difference:
+            raise ValueError(f"model_dir {folder} has another vocabulary than {model_dirs[0]}: {difference}")
     spans = [span_of(config) for config in configs]
     longest = 2 * max(spans) if FLAGS.max_context is None else FLAGS.max_context
     if step < 1 or longest < 2 * step:
         raise ValueError(f"max_context must be two context_step or more, got {longest} and {step}")
-    ids = held_out(configs[0], vocab)[: FLAGS.max_tokens]
+    ids = held_out(folders[0], vocab)[: FLAGS.max_tokens]
     nll = []
     for folder, span in zip(folders, spans, strict=True):
         lm = folder.load_lm(FLAGS.ckpt_path, mem_len=max(span - step, 0))
@@ -462,13 +463,13 @@ def span_of(config):
     return config["model"]["mem_len"] + config.get("training", {}).get("tgt_len", 0)
 
 
-def held_out(config, vocab):
+def held_out(folder, vocab):
     """The ids of `text_path`, or of the run's valid split."""
     if FLAGS.text_path is not None:
         return vocab.encode(read_files([FLAGS.text_path], vocab.level), name=FLAGS.text_path)
-    found = open_corpus(config["data"])
-    if found.vocab.symbols != vocab.symbols:
-        raise ValueError("the run's text has changed since: its vocabulary is another. Give a text_path")
+    found = open_corpus(folder.read_config()["data"])
+    folder.check_vocab(found.vocab)
+    folder.check_text({"valid": found.fingerprint("valid")}, "give a text_path")
     return np.asarray(found.splits["valid"][: FLAGS.max_tokens])
 
 

@@ -1,10 +1,12 @@
 """What all programs have in common: flags out of `txl_tf.config`, logging, and how they end."""
 
+import contextlib
 import dataclasses
 import functools
 import gc
 import logging
 import os
+import signal
 import sys
 
 from absl import app, flags
@@ -61,22 +63,64 @@ def run(main):
     """Runs a program: reads its flags, has the library's messages printed, and calls `main()`.
 
     Stray arguments, ValueError and OSError end it with one line and status 1, Ctrl-C with status 130. With --verbosity
-    an error comes with its traceback instead.
+    an error comes with its traceback instead. Where the standard output is closed, as by `| head`, it ends in silence
+    with status 0; a training saves first.
     """
     gc.freeze()  # collections need not look at what the imports made
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a shell's background job
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         app.run(functools.partial(_run, main))
     finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it ends already
+            signal.signal(number, signal.SIG_IGN)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _close_stdout()
         gc.freeze()  # and the process ends without one over all that is left, which takes a second
 
 
+def _interrupt(number, frame):
+    """As Python's own handler, but once: of many signals, the others must not hit the exception on its way."""
+    if not isinstance(sys.exception(), (KeyboardInterrupt, SystemExit)):
+        raise KeyboardInterrupt
+
+
+def _close_stdout():
+    """Has nothing more written to a pipe or terminal that nobody reads."""
+    with contextlib.suppress(OSError, ValueError):  # it has no file, as in tests
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class _StdoutHandler(logging.StreamHandler):
-    """Writes to whatever `sys.stdout` is at the moment."""
+    """Writes to whatever `sys.stdout` is at the moment, and what could move a terminal's cursor as `\\x1b`."""
 
     def __init__(self):
         super().__init__(sys.stdout)
 
     stream = property(lambda self: sys.stdout, lambda self, value: None)
+
+    def format(self, record):
+        return _visible(super().format(record))
+
+    def handleError(self, record):
+        """Where nobody reads, the program ends as after SIGHUP: a training is saved."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+            return
+        _close_stdout()
+        handler = signal.getsignal(signal.SIGHUP)
+        if callable(handler):
+            signal.raise_signal(signal.SIGHUP)
+        elif handler == signal.SIG_DFL:  # it has nothing to save
+            sys.exit(0)
+
+
+def _visible(text):
+    from txl_tf.data.vocabulary import visible  # TensorFlow comes with it; --help does without
+
+    return visible(text)
 
 
 def log_to_stdout():
@@ -99,9 +143,12 @@ def _run(main, argv):
     log_to_stdout()
     try:
         main()
+    except BrokenPipeError:
+        _close_stdout()
+        sys.exit(0)
     except (ValueError, OSError) as error:
         if verbose:
             raise
-        sys.exit(f"{name}: {error}\n(--verbosity=1 shows where)")
+        sys.exit(f"{name}: {_visible(str(error))}\n(--verbosity=1 shows where)")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -55,9 +55,9 @@ def lock(folder: str, refusal: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_file(path: str) -> Iterator[Any]:
-    """Opens a text file to write, atomically: readers see the old file or the new one, and an error leaves the old one.
+    """Opens a file to write text or bytes, atomically: readers see the old file or the new one.
 
-    What is no ordinary file, such as a pipe or /dev/stdout, is written to as it is.
+    An error leaves the old one. What is no ordinary file, such as a pipe or /dev/stdout, is written to as it is.
 
     Raises:
         OSError: it cannot be written.
@@ -71,8 +71,10 @@ def new_file(path: str) -> Iterator[Any]:
             tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
-def check_writable(path: str) -> None:
-    """Raises OSError unless `new_file(path)` can be written; changes nothing."""
+def check_writable(path: str | None) -> None:
+    """Raises OSError unless `new_file(path)` can be written, where there is a path; changes nothing."""
+    if not path:
+        return
     if is_remote(path) or not os.path.exists(path) or os.path.isfile(path):
         probe = f"{path}.{os.getpid()}.tmp"
         with writing(path):
@@ -83,8 +85,8 @@ def check_writable(path: str) -> None:
         raise OSError(f"{path} cannot be written: it is a folder")
 
 
-def write_atomic(path: str, text: str) -> None:
-    """Writes a text file, see `new_file`."""
+def write_atomic(path: str, text: str | bytes) -> None:
+    """Writes a file, see `new_file`."""
     with new_file(path) as file:
         file.write(text)
 

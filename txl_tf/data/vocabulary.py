@@ -269,6 +269,15 @@ def escape(symbol: str) -> str:
     return "".join(map(escape_character, symbol))
 
 
+# Control characters but newline and tab, those that change the direction of writing, and bytes that are no text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    r"""Text to show on a terminal, which does nothing but print it: ESC -> `\x1b`. Newlines and tabs stay."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def unescape(line: str) -> str:
     r"""Undoes `escape`. A backslash that begins no escape stands for itself."""
     escapes = r"\\(?:[nrt\\]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"

@@ -38,6 +38,7 @@ def average_checkpoints(
         paths = [source.find_checkpoint(path) for path in checkpoints]
     else:
         paths = _last(source, num_last_checkpoints)
+    source.check_size(config["model"], paths[0])
     lm = TransformerXLLM(**config["model"])
     average_weights(lm, paths)
     step = max(map(checkpoint_step, paths))

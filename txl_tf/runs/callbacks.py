@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import datetime
 import logging
 import math
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -15,9 +17,10 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import TrainingConfig
-from txl_tf.files import write_atomic, writing
+from txl_tf.files import reading, write_atomic, writing
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.evaluate import to_metric
+from txl_tf.schema import brief
 from txl_tf.training.memory_model import MemoryModel
 
 logger = logging.getLogger("txl_tf")
@@ -32,40 +35,58 @@ class Stopped(Exception):
     """Raised on all workers at the same step, after a signal to one of them."""
 
 
-class StopOnSignal(keras.callbacks.Callback):
-    """Ctrl-C and SIGTERM stop training, and a validation, after the step that runs; a second Ctrl-C does it at once.
+def _is_ending() -> bool:
+    """Whether an exception that ends the program is on its way."""
+    return isinstance(sys.exception(), (KeyboardInterrupt, SystemExit))
 
-    As a context manager around `fit`, it handles the signals. All workers raise `Stopped` at the same step.
+
+class StopOnSignal(keras.callbacks.Callback):
+    """Ctrl-C, SIGTERM and SIGHUP stop training, and a validation, after the step that runs.
+
+    A second Ctrl-C, unless it comes within a second, does it at once. As a context manager around `fit`, it handles the
+    signals. All workers raise `Stopped` at the same step.
     """
 
     def __init__(self, lm: MemoryModel):
         super().__init__()
         self.lm = lm
         self.received = None
+        self.received_at = 0.0
         self.previous = {}
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():  # no other may handle signals
-            self.previous = {number: signal.signal(number, self.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+                numbers.append(signal.SIGHUP)
+            self.previous = {number: signal.signal(number, self.handle) for number in numbers}
         return self
 
     def __exit__(self, error_type, error, traceback):
         for number, handler in self.previous.items():
-            signal.signal(number, handler)
-        if self.received and error_type is None:  # it came after the last step
-            signal.raise_signal(self.received)
+            signal.signal(number, self.handle_late if self.received else handler)
 
     def handle(self, number, frame):
-        if self.received == number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.received = number
-        self.lm.stop_requested = True
-        text = "\n{}: saving after this step" + " (Ctrl-C again to stop at once)" * (number == signal.SIGINT) + "\n"
-        os.write(1, text.format(self.reason).encode())  # print would not do if the signal came amid a print
+        if number == signal.SIGINT and self.received == number:
+            if time.monotonic() - self.received_at > 1 and not _is_ending():
+                raise KeyboardInterrupt
+            return
+        if self.received is None:
+            self.received, self.received_at = number, time.monotonic()
+            self.lm.stop_requested = True
+            again = " (Ctrl-C again to stop at once)" * (number == signal.SIGINT)
+            with contextlib.suppress(OSError):  # a terminal that hung up takes no message
+                os.write(1, f"\n{self.reason}: saving after this step{again}\n".encode())  # amid a print, print fails
+
+    def handle_late(self, number, frame):
+        """Signals that follow the one that ends the program are none to it. Once it has ended, they count again."""
+        if not _is_ending():
+            signal.signal(number, self.previous[number])
+            signal.raise_signal(number)
 
     @property
     def reason(self):
-        reasons = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+        reasons = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
         return reasons.get(self.received, "stopped with the other workers")
 
     def on_test_batch_end(self, batch, logs=None):
@@ -279,16 +300,33 @@ class StepCSVLogger(keras.callbacks.CSVLogger):
             super().on_epoch_end(epoch, {"val_loss": "NA", f"val_{self.metric}": "NA", **logs})
 
 
-def cut_log(filename: str, last_step: int) -> None:
-    """Drops from `log.csv` the lines after step `last_step`, and the last one where it was not finished."""
+def cut_log(filename: str, last_step: int, metric: str) -> None:
+    """Drops from `log.csv` the lines after step `last_step`, and the last one where it was not finished.
+
+    Raises:
+        ValueError: it is not a log of these columns. Names the line.
+    """
     if not tf.io.gfile.exists(filename):
         return
-    with tf.io.gfile.GFile(filename) as file:
-        text = file.read()
-    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    header, *rows = csv.reader(lines) if lines else [[]]
-    kept = lines[:1] + [
-        line for line, row in zip(lines[1:], rows, strict=True) if int(row[header.index("step")]) <= last_step
-    ]
-    if "".join(kept) != text:
-        write_atomic(filename, "".join(kept))
+    with reading(filename), tf.io.gfile.GFile(filename, "rb") as file:
+        data = file.read()
+    lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+    header, *rows = [line.rstrip().decode("latin1").split(",") for line in lines] or [[]]
+    known = {*_COLUMNS, metric, f"val_{metric}"}
+    if lines and {*header} - {"overflow"} != known:
+        raise ValueError(f"{filename}: line 1 must name {', '.join(sorted(known))}, got {brief(header)}. {_MOVE}")
+    kept = lines[:1]
+    for i, (line, row) in enumerate(zip(lines[1:], rows, strict=True), 2):
+        step = row[header.index("step")] if len(row) == len(header) else ""
+        if not step.isdecimal():
+            raise ValueError(
+                f"{filename}: line {i} must have {len(header)} values and a step, got {brief(row)}. {_MOVE}"
+            )
+        if int(step) <= last_step:
+            kept.append(line)
+    if b"".join(kept) != data:
+        write_atomic(filename, b"".join(kept))
+
+
+_COLUMNS = ("epoch", "step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "val_loss")
+_MOVE = "Move the file away to go on without it"

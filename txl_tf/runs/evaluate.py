@@ -61,8 +61,7 @@ def evaluate_run(
         tgt_len=evaluation.tgt_len or trained["tgt_len"],
         eval_batch_size=evaluation.eval_batch_size or trained["eval_batch_size"],
     )
-    if evaluation.token_nll:
-        check_writable(evaluation.token_nll)
+    check_writable(evaluation.token_nll)
     path = folder.find_checkpoint(evaluation.eval_ckpt_path)
     strategy = make_strategy(*machine.devices)
     check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
@@ -75,9 +74,11 @@ def evaluate_run(
     if not (evaluation.eval_path or data):  # the run's own text
         remedy = "name the text, by data_dir, data_path or eval_path, to evaluate what it is now"
         folder.check_text({split: corpus.fingerprint(split)}, remedy)
+    bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
+    model = {**bins, **config["model"], **(model or {})}
+    folder.check_size(model, path)
     with strategy.scope():
-        bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
-        lm = TransformerXLLM(**{**bins, **config["model"], **(model or {})}, dtype=machine.dtype_policy)
+        lm = TransformerXLLM(**model, dtype=machine.dtype_policy)
         lm.compile(static_shapes=isinstance(strategy, tf.distribute.TPUStrategy))
     load_weights(lm, path)
     with worker_of(strategy, folder):

@@ -271,15 +271,15 @@ class RunFolder(CheckpointFolder):
         """The language model of the run; arguments as of `load_run`."""
         model = {**self.read_config()["model"], **changes}
         path = self.find_checkpoint(ckpt_path)
-        self._check_size(model, path)
+        self.check_size(model, path)
         lm = TransformerXLLM(**model)
         load_weights(lm, path)
         return lm
 
-    def _check_size(self, model: dict, path: str) -> None:
+    def check_size(self, model: dict, path: str) -> None:
         """Raises ValueError where `config.json` describes a far larger model than the checkpoint holds.
 
-        Such a model is not made first, and compared then: it might not fit into memory.
+        Call it before the model is made, which might not fit into memory.
         """
         attention, feed_forward = 4 * model["n_head"] * model["d_head"], 2 * model["d_inner"]
         described = model["n_token"] + model["n_layer"] * model["d_model"] * (attention + feed_forward)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TrainingConfig, check_bins
 from txl_tf.data.batches import choose_bin_capacities, num_batches, segments
 from txl_tf.data.corpus import Corpus
+from txl_tf.data.vocabulary import visible
 from txl_tf.files import check_writable
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs import callbacks
@@ -77,8 +78,7 @@ def train_and_evaluate(
     check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
     if training.warm_start_path:
         check_exists(training.warm_start_path)
-    if evaluation.token_nll:
-        check_writable(evaluation.token_nll)
+    check_writable(evaluation.token_nll)
     with strategy.scope():
         keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())
     folder, chief = RunFolder(folder), is_chief(strategy)
@@ -204,10 +204,11 @@ class _Run:
             callbacks.Progress(training, metric),
         ]
         if checkpoints.write:
-            callbacks.cut_log(self.folder.log_file, start if state[1] is None else start - 1)
+            callbacks.cut_log(self.folder.log_file, start if state[1] is None else start - 1, metric)
             followers.append(callbacks.StepTensorBoard(self.folder.path, checkpoints))
             followers.append(callbacks.StepCSVLogger(self.folder.log_file, metric, checkpoints))
         run_state = callbacks.RunState(checkpoints, state, training, followers)
+        stopped = False
         with stop:
             try:
                 lm.fit(
@@ -220,9 +221,11 @@ class _Run:
                 )
             except Stopped:
                 run_state.save(mid_window=True)
+                stopped = True
+            if stopped or stop.received:  # perhaps after the last step
                 saved = f"step {step_of(lm)} is saved as {checkpoints.latest}"
                 logger.info("%s: %s; the same command goes on from there", stop.reason, saved)
-                raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0) from None
+                raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0)
 
     def finish(self) -> dict[str, float]:
         """Averaged weights, evaluations and a sample, at the end of the training."""
@@ -239,6 +242,6 @@ class _Run:
             prompt = np.array(corpus.splits["valid"][:_PROMPT])
             text = lm.generate(prompt[None], self.training.sample_tokens, temperature=0.8, seed=self.training.seed)[0]
             logger.info("a sample at temperature 0.8, after %r:", corpus.vocab.decode(prompt))
-            logger.info("%s", corpus.vocab.decode(text[len(prompt) :]))
+            logger.info("%s", visible(corpus.vocab.decode(text[len(prompt) :])))
         logger.info("the run is in %s: log.csv, checkpoints, curves (tensorboard --logdir=%s)", folder, folder)
         return results

@@ -1,0 +1,137 @@
+"""Signals and closed pipes, in any number: a training is saved, and ends with 0 or 130 and without noise."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import ROOT, TINY_RUN, train_run
+
+from txl_tf.runs.callbacks import RunState, StopOnSignal
+from txl_tf.runs.folder import RunFolder
+
+
+@pytest.fixture
+def command(run_dir, text_file):
+    options = {name: value for group in TINY_RUN.values() for name, value in group.items()}
+    options |= {"data_path": text_file, "model_dir": run_dir, "iterations": 1, "save_steps": 10**6}
+    flags = [f"--{name}={value}" for name, value in options.items() if name != "train_steps"]
+    return [sys.executable, str(ROOT / "train.py"), *flags, f"--train_steps={10**6}"]
+
+
+def own(errors):
+    """What a program wrote to the standard error, without what TensorFlow writes at its start."""
+    return "".join(re.findall(r"^(?!WARNING: All log|I0000 ).*\n", errors, re.MULTILINE))
+
+
+def run_without_reader(path, *arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, str(ROOT / path), *arguments]
+    return subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
+def test_hundreds_of_signals_save_once_and_do_not_change_the_status(run_dir, command, number, status):
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in iter(process.stdout.readline, ""):
+        if line.startswith("step"):
+            break
+    sent = 0
+    while process.poll() is None and sent < 5000:
+        process.send_signal(number)
+        sent += 1
+        time.sleep(0.0005)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == status and sent > 50, errors
+    assert printed.count("saving after this step") == 1 and own(errors) == ""
+    assert f"is saved as {RunFolder(run_dir).find_checkpoint()}" in printed
+
+
+@pytest.mark.slow
+def test_a_training_whose_reader_is_gone_is_saved_and_ends_in_silence(run_dir, command):
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not process.stdout.readline().startswith("step"):
+            pass
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, own(errors)) == (0, "")
+    assert RunFolder(run_dir).steps()[-1] > 1
+    rows = (run_dir / "log.csv").read_text().splitlines()
+    assert len(rows) == RunFolder(run_dir).steps()[-1]  # the last step was saved before its line
+
+
+@pytest.mark.slow
+def test_another_program_whose_reader_is_gone_ends_in_silence(trained_run):
+    for path, *arguments in [("tools/generate.py", "--prompt=the cat", "--greedy"), ("train.py", "--do_eval_only")]:
+        done = run_without_reader(path, f"--model_dir={trained_run[0]}", *arguments)
+        assert (done.returncode, own(done.stderr)) == (0, ""), path
+
+
+def at_step(monkeypatch, step, action):
+    function = RunState.on_train_batch_end
+
+    def wrapper(self, *args, **kwargs):
+        if self.model.optimizer.iterations.numpy() == step:
+            action()
+        function(self, *args, **kwargs)
+
+    monkeypatch.setattr(RunState, "on_train_batch_end", wrapper)
+
+
+def test_sighup_is_as_sigterm_but_under_nohup(run_dir, text_file, monkeypatch, capfd):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        at_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGHUP))
+        train_run(run_dir, text_file)
+    assert end.value.code == 0 and RunFolder(run_dir).steps() == [3]
+    assert "hung up: saving after this step" in capfd.readouterr().out
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with monkeypatch.context() as patch:
+            at_step(patch, 4, lambda: os.kill(os.getpid(), signal.SIGHUP))
+            train_run(run_dir, text_file)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert RunFolder(run_dir).steps()[-1] == 12
+
+
+def test_a_signal_after_the_last_step_ends_the_run_that_is_saved(run_dir, text_file, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        at_step(patch, 12, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        train_run(run_dir, text_file)
+    assert end.value.code == 0 and RunFolder(run_dir).steps()[-1] == 12
+    assert train_run(run_dir, text_file)["valid"] > 0
+
+
+def test_a_second_ctrl_c_counts_after_a_second_and_late_signals_while_nothing_ends(monkeypatch):
+    class Model:
+        stop_requested = False
+
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stop, caught = StopOnSignal(Model()), []
+    previous = {
+        number: signal.signal(number, lambda *_: caught.append(1)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        with pytest.raises(KeyboardInterrupt), stop:
+            for _ in range(3):
+                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)  # does not take the place of the first
+            assert stop.received == signal.SIGINT and stop.lm.stop_requested
+            now[0] += 2
+            signal.raise_signal(signal.SIGINT)
+        try:
+            raise SystemExit(0)
+        except SystemExit:
+            signal.raise_signal(signal.SIGTERM)
+        assert not caught
+        signal.raise_signal(signal.SIGTERM)  # the program goes on, as a notebook does
+        assert caught
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
