@@ -187,3 +187,34 @@ def test_memory_of_another_model_or_batch_is_an_error_that_gives_its_shapes(smal
     with pytest.raises(ValueError, match=r"mems must be n_layer=2 tensors \[batch=2, .*d_model=8\]") as error:
         lm.score(tokens, labels, mems)
     assert str(list(shapes[0])) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda lm: lm.predict(np.zeros([2, 5], np.int32)), r"predict .*: lm.log_probs\(tokens, mems\), lm.score"),
+        (lambda lm: lm.predict_on_batch(np.zeros([2, 5], np.int32)), "predict_on_batch .*: lm.log_probs"),
+        (lambda lm: lm.export("folder"), r"export .*: txl_tf.export_saved_model\(lm, directory, vocab\)"),
+        (lambda lm: lm.network.export("folder"), r"export .*: keras.Model\(tokens, network\(tokens\)\[0\]\).export"),
+    ],
+    ids=["predict", "predict_on_batch", "export", "export of the network"],
+)
+def test_what_keras_s_methods_cannot_do_is_an_error_that_says_what_does_it(small_lm, call, message):
+    with pytest.raises(NotImplementedError, match=message):
+        call(small_lm(n_layer=1))
+
+
+def test_the_network_is_exported_within_a_model_of_keras(small_lm, small_batches, tmp_path):
+    network, (batch, _), _ = small_lm(n_layer=1).network, *small_batches()
+    tokens = keras.Input([None], dtype="int32")
+    keras.Model(tokens, network(tokens)[0]).export(tmp_path / "network", verbose=False)
+    exported = tf.saved_model.load(str(tmp_path / "network"))
+    np.testing.assert_allclose(exported.serve(batch), network(batch)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_summary_lists_layers_and_parameters(small_lm):
+    lm, lines = small_lm(), []
+    lm.summary(expand_nested=True, print_fn=lambda line, **_: lines.append(line))
+    for name in ("transformer (TransformerXL)", "adaptive_embed", "layer_0", "layer_1", "adaptive_softmax"):
+        assert name in lines[0]
+    assert f"Total params: {lm.count_params():,} " in lines[0]

@@ -1,5 +1,7 @@
-"""`fit`, `evaluate` and `compile` of a model with memory, against loops of training steps written by hand."""
+"""Keras's methods of a model with memory, against loops of training steps written by hand; and what they refuse."""
 
+import inspect
+import json
 import warnings
 
 import keras
@@ -330,6 +332,290 @@ def test_carried_mems_are_those_of_score_and_can_be_set(small_lm, small_batches)
         lm.set_carried_mems(np.zeros([2, 3, 4, 8]))
 
 
+# ---------------------------------------- one batch at a time
+
+
+def on_batches(lm, batches):
+    """The logs of `train_on_batch` over the batches."""
+    return [lm.train_on_batch(*segment, return_dict=True) for segment in zip(*batches, strict=True)]
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.2, "dropatt": 0.2}], ids=["no dropout", "dropout"])
+@pytest.mark.parametrize(
+    "compile_options",
+    [
+        {},
+        {"steps_per_execution": 3},
+        {"static_shapes": True},
+        {"gradient_accumulation_steps": 2},
+        {"jit_compile": True},
+        {"run_eagerly": True},
+    ],
+    ids=str,
+)
+def test_train_on_batch_over_batches_is_fit_over_them(small_lm, small_batches, options, compile_options):
+    batches, weights = small_batches(n=4), []
+    for on_batch in (False, True):
+        keras.utils.set_random_seed(1)
+        lm = small_lm(n_layer=1, **options)
+        lm.compile(
+            some_learning(), **{**compile_options, "steps_per_execution": 1} if not on_batch else compile_options
+        )
+        if on_batch:
+            logs = on_batches(lm, batches)
+        else:
+            expected = fit(lm, dataset_of(*batches))
+        weights.append(weights_of(lm))
+    assert [row["loss"] for row in logs] == expected.loss
+    assert [row["grad_norm"] for row in logs] == expected.grad_norm
+    assert_weights_equal(*weights, atol=0)
+
+
+def test_train_on_batch_of_two_replicas_is_that_of_one(small_lm, small_batches, two_replicas):
+    batches, runs = small_batches(n=3), []
+    for strategy in (tf.distribute.get_strategy(), two_replicas):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            lm = dropping_lm(small_lm)
+        logs = on_batches(lm, batches)
+        tested = [lm.test_on_batch(*segment) for segment in zip(*batches, strict=True)]
+        runs.append((logs, weights_of(lm), tested, lm.evaluate(dataset_of(*batches), verbose=0)))
+    (logs, weights, tested, evaluated), (two_logs, two_weights, two_tested, two_evaluated) = runs
+    for row, expected in zip(two_logs, logs, strict=True):
+        np.testing.assert_allclose(
+            [row["loss"], row["grad_norm"]], [expected["loss"], expected["grad_norm"]], rtol=1e-5
+        )
+    assert_weights_equal(two_weights, weights)
+    np.testing.assert_allclose(two_tested, tested, rtol=1e-5)
+    np.testing.assert_allclose([np.mean(two_tested), two_evaluated], [evaluated] * 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("static_shapes", [False, True])
+def test_test_on_batch_over_batches_is_evaluate_over_them(small_lm, static_shapes):
+    lm, batches = small_lm(n_layer=1), text_with_a_short_end()
+    lm.compile(metrics=["perplexity"], static_shapes=static_shapes)
+    expected, _ = mean_scores(lm, *batches)
+    for _ in range(2):
+        found = [lm.test_on_batch(*segment, return_dict=True) for segment in zip(*batches, strict=True)]
+        np.testing.assert_allclose([logs["loss"] for logs in found], expected, rtol=1e-5)
+        np.testing.assert_allclose([logs["perplexity"] for logs in found], np.exp(expected), rtol=1e-5)
+        evaluated = lm.evaluate(dataset_of(*batches), verbose=0)[0]
+        np.testing.assert_allclose(
+            np.average([logs["loss"] for logs in found], weights=[5, 5, 5, 2]), evaluated, rtol=1e-5
+        )
+        lm.reset_memory()
+
+
+def test_memories_of_training_and_testing_batches_are_apart_and_those_of_fit_and_evaluate_too(small_lm, small_batches):
+    lm, batches = small_lm(), small_batches(n=4)
+    means, _ = mean_scores(lm, *batches)
+    segments = list(zip(*batches, strict=True))
+    lm.compile(no_learning())
+    found = []
+    for segment in segments:
+        found.append((lm.train_on_batch(*segment), lm.test_on_batch(*segment)))
+        np.testing.assert_allclose(fit(lm, dataset_of(*batches)).loss, means, rtol=1e-5)
+        np.testing.assert_allclose(lm.evaluate(dataset_of(*batches), verbose=0), means.mean(), rtol=1e-5)
+    np.testing.assert_allclose(found, np.stack([means, means], 1), rtol=1e-5)
+    goes_on = lm.train_on_batch(*segments[0])
+    assert abs(goes_on - means[0]) > 1e-3
+    lm.reset_memory()
+    again = lm.train_on_batch(*segments[0]), lm.test_on_batch(*segments[0])
+    np.testing.assert_allclose(again, [means[0]] * 2, rtol=1e-5)
+
+
+def test_a_tested_batch_sees_the_weights_as_they_are(small_lm, small_batches):
+    lm, (tokens, labels) = small_lm(n_layer=1, mem_len=0), small_batches(n=2)
+    lm.compile(some_learning())
+    for segment in zip(tokens, labels, strict=True):
+        lm.train_on_batch(*segment)
+        np.testing.assert_allclose(lm.test_on_batch(*segment), lm.score(*segment)[0].numpy().mean(), rtol=1e-5)
+
+
+def test_what_train_on_batch_returns(small_lm, small_batches):
+    lm, ((tokens,), (labels,)) = small_lm(n_layer=1), small_batches(n=1)
+    loss = float(mean_scores(lm, [tokens], [labels])[0][0])
+    lm.compile(no_learning())
+    assert lm.train_on_batch(tokens.tolist(), y=labels) == pytest.approx(loss, rel=1e-5)
+    assert sorted(lm.train_on_batch(tf.constant(tokens), labels, return_dict=True)) == ["grad_norm", "loss"]
+    lm.compile(no_learning(), metrics=["bits"])
+    lm.reset_memory()
+    assert lm.train_on_batch(tokens, labels) == pytest.approx([loss, loss / np.log(2)], rel=1e-5)
+    lm.reset_memory()
+    assert lm.test_on_batch(tokens, labels) == pytest.approx([loss, loss / np.log(2)], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["train_on_batch", "test_on_batch"])
+def test_a_bad_batch_is_an_error_that_names_it_and_the_memory_stays(small_lm, small_batches, method):
+    lm, batches = small_lm(n_layer=1), small_batches(n=2)
+    means, _ = mean_scores(lm, *batches)
+    segments = list(zip(*batches, strict=True))
+    lm.compile(no_learning())
+    on_batch = getattr(lm, method)
+    found = [on_batch(*segments[0])]
+    rows = (
+        rf"x must have as many rows as the memory of {method} carries, 2, got 3: reset_memory\(\) begins another text"
+    )
+    ids = np.zeros([3, 5], np.int32)
+    for arguments, message in [
+        ((ids, ids), rows),
+        ((ids + 23, ids), "tokens must hold ids between 0 and n_token - 1 = 22, found 23"),
+        ((ids, ids - 1), "labels must hold ids between 0 and n_token - 1 = 22, found -1"),
+        ((ids, ids[:, :4]), r"y must have the shape of x, \[3, 5\], got \[3, 4\]"),
+        (
+            (ids.astype(float), ids),
+            r"x must be integers \[batch, tgt_len\], the tokens of one batch, got float64 \[3, 5\]",
+        ),
+        ((ids, ids[0]), r"y must be integers \[batch, tgt_len\], the labels of x, got int32 \[5\]"),
+        ((ids,), r"y must be integers \[batch, tgt_len\], the labels of x, got None"),
+        ((dataset_of(*batches), None), r"x must be integers \[batch, tgt_len\], .*, got _AssertCardinality"),
+        ((ids, ids, np.ones(3)), f"{method} takes no sample_weight, .*: every token counts the same"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            on_batch(*arguments)
+    found.append(on_batch(*segments[1]))
+    np.testing.assert_allclose(found, means, rtol=1e-5)
+    with pytest.raises(ValueError, match="compile"):
+        getattr(small_lm(n_layer=1), method)(*segments[0])
+
+
+def test_train_on_batch_needs_an_optimizer_and_rows_for_every_replica(small_lm, small_batches, two_replicas):
+    (tokens,), (labels,) = small_batches(n=1, batch=3)
+    lm = small_lm(n_layer=1)
+    lm.compile()
+    with pytest.raises(ValueError, match="train_on_batch needs an optimizer, got None"):
+        lm.train_on_batch(tokens, labels)
+    with two_replicas.scope():
+        lm = small_lm(n_layer=1)
+        lm.compile("sgd")
+    with pytest.raises(ValueError, match="the batch must divide by the number of replicas, got 3 rows on 2 replicas"):
+        lm.train_on_batch(tokens, labels)
+
+
+# ---------------------------------------- metrics
+
+METRICS = {"perplexity": np.exp, "bits": lambda nll: nll / np.log(2)}
+
+
+@pytest.mark.parametrize("replicas, k", [(1, 1), (1, 3), (2, 1), (2, 3)])
+def test_metrics_are_of_the_mean_nll_over_all_tokens(small_lm, request, replicas, k):
+    lengths = [5, 3, 7, 4]
+    rng = np.random.default_rng(0)
+    batches = [[rng.integers(0, 23, [2, length], np.int32) for length in lengths] for _ in range(2)]
+    strategy = request.getfixturevalue("two_replicas") if replicas == 2 else tf.distribute.get_strategy()
+    with strategy.scope():
+        lm = small_lm(n_layer=1)
+        lm.compile(no_learning(), metrics=["perplexity", "bits"], steps_per_execution=k)
+    validation = text_with_a_short_end()
+    means = mean_scores(lm, *batches)[0]
+    nll, val_nll = np.average(means, weights=lengths), np.average(mean_scores(lm, *validation)[0], weights=[5, 5, 5, 2])
+    assert np.abs(np.exp(nll) - np.average(np.exp(means), weights=lengths)) > 1e-3  # not the mean of exponentials
+
+    class Rows(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.rows = []
+
+        def on_train_batch_end(self, batch, logs):
+            self.rows.append({name: float(value) for name, value in logs.items()})
+
+    rows = Rows()
+    history = lm.fit(
+        dataset_of(*batches), epochs=1, validation_data=dataset_of(*validation), verbose=0, callbacks=[rows]
+    ).history
+    for row, mean in zip(rows.rows, means if k == 1 else means[[2, 3]], strict=True):
+        for name, of_nll in METRICS.items():
+            np.testing.assert_allclose(row[name], of_nll(mean), rtol=1e-5)
+    for name, of_nll in METRICS.items():
+        np.testing.assert_allclose(history[name], [of_nll(nll)], rtol=1e-5)
+        np.testing.assert_allclose(history[f"val_{name}"], [of_nll(val_nll)], rtol=1e-5)
+    result = lm.evaluate(dataset_of(*validation), verbose=0, return_dict=True)
+    assert list(result) == lm.metrics_names == ["loss", "perplexity", "bits"]
+    expected = [val_nll, np.exp(val_nll), val_nll / np.log(2)]
+    np.testing.assert_allclose(list(result.values()), expected, rtol=1e-5)
+    np.testing.assert_allclose(lm.evaluate(dataset_of(*validation), verbose=0), expected, rtol=1e-5)
+
+
+def test_metrics_that_nobody_asked_for_are_not_there(small_lm, small_batches):
+    lm, dataset = small_lm(n_layer=1), dataset_of(*small_batches())
+    lm.compile(no_learning(), metrics=["bits"])
+    lm.fit(dataset, verbose=0)
+    lm.compile(no_learning())
+    assert sorted(lm.fit(dataset, validation_data=dataset, verbose=0).history) == ["grad_norm", "loss", "val_loss"]
+    assert lm.metrics_names == ["loss"]
+    assert isinstance(lm.evaluate(dataset, verbose=0), float)
+
+
+def test_metrics_are_saved_with_the_model(small_lm, small_batches, tmp_path):
+    lm, dataset = small_lm(n_layer=1), dataset_of(*small_batches())
+    lm.compile(some_learning(), metrics=["bits", "perplexity"], run_eagerly=True)
+    lm.save(tmp_path / "m.keras")
+    json.dumps(lm.get_compile_config())
+    loaded = keras.saving.load_model(tmp_path / "m.keras")
+    assert loaded.metrics_names == ["loss", "bits", "perplexity"]
+    assert loaded.run_eagerly
+    np.testing.assert_array_equal(loaded.evaluate(dataset, verbose=0), lm.evaluate(dataset, verbose=0))
+
+
+def test_a_perplexity_beyond_all_floats_is_infinite(small_lm, small_batches):
+    lm = small_lm(n_layer=1)
+    for variable in lm.trainable_variables:
+        variable.assign(variable * 1e3)
+    lm.compile(metrics=["perplexity"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss, perplexity = lm.evaluate(dataset_of(*small_batches()), verbose=0)
+    assert loss > 1000 and perplexity == np.inf
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"loss": "mse"}, "compile takes no loss, got 'mse': the loss is the model's own, the mean nll"),
+        ({"loss_weights": [1.0]}, r"compile takes no loss_weights, got \[1.0\]: the loss is the model's own"),
+        ({"metrics": ["accuracy"]}, "metrics may hold 'perplexity' and 'bits', got 'accuracy': .* all words"),
+        ({"metrics": [keras.metrics.Mean()]}, "metrics may hold 'perplexity' and 'bits', got <Mean"),
+        ({"metrics": "bits"}, "metrics must be a list of names, such as .'bits'., got 'bits'"),
+        ({"metrics": {"out": "bits"}}, "metrics must be a list of names"),
+        ({"weighted_metrics": ["bits"]}, "compile takes no weighted_metrics, got .*: every token counts the same"),
+    ],
+    ids=str,
+)
+def test_what_compile_refuses(small_lm, options, message):
+    with pytest.raises(ValueError, match=message):
+        small_lm(n_layer=1).compile("adam", **options)
+
+
+def test_compile_takes_keras_s_order_and_its_scaling_of_the_loss(small_lm):
+    names = list(inspect.signature(txl_tf.TransformerXLLM.compile).parameters)
+    assert names[:6] == list(inspect.signature(keras.Model.compile).parameters)[:6]
+    with pytest.raises(ValueError, match="compile takes no loss, got 'sparse_categorical_crossentropy'"):
+        small_lm(n_layer=1).compile("adam", "sparse_categorical_crossentropy")
+    lm = small_lm(n_layer=1, dtype="mixed_float16")
+    for scaled in (True, False):
+        lm.compile("adam", auto_scale_loss=scaled)
+        assert isinstance(lm.optimizer, keras.optimizers.LossScaleOptimizer) == scaled
+        copy = small_lm(n_layer=1, dtype="mixed_float16")
+        copy.compile_from_config(lm.get_compile_config())
+        assert isinstance(copy.optimizer, keras.optimizers.LossScaleOptimizer) == scaled
+
+
+# ---------------------------------------- callbacks of Keras
+
+
+def test_callbacks_of_keras_work(small_lm, small_batches, tmp_path):
+    lm, dataset = small_lm(n_layer=1), dataset_of(*small_batches(n=4))
+    lm.compile(keras.optimizers.SGD(0.5), metrics=["perplexity"])
+    best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", "val_perplexity", save_best_only=True, mode="min")
+    early = keras.callbacks.EarlyStopping("val_perplexity", patience=1, mode="min", restore_best_weights=True)
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    callbacks = [best, early, backup, keras.callbacks.TerminateOnNaN()]
+    history = lm.fit(dataset, validation_data=dataset, epochs=30, verbose=0, callbacks=callbacks).history
+    values = history["val_perplexity"]
+    assert len(values) < 30 and np.argmin(values) == len(values) - 2
+    for model in (lm, keras.saving.load_model(tmp_path / "best.keras")):
+        np.testing.assert_allclose(model.evaluate(dataset, verbose=0)[1], min(values), rtol=1e-5)
+
+
 # ---------------------------------------- save, load
 
 
@@ -377,28 +663,124 @@ def test_ids_outside_the_vocabulary_stop_fit_before_anything_changes(small_lm, s
 IDS = np.zeros([3, 2, 5], np.int32)
 
 
+class Sequence(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return IDS[i], IDS[i]
+
+
+class Loader:
+    """An iterable of batches, as other libraries have it."""
+
+    def __iter__(self):
+        return ((ids, ids) for ids in IDS)
+
+
 @pytest.mark.parametrize(
-    "x",
+    "x, kind, way",
     [
-        IDS,
-        (IDS, IDS),
-        tf.data.Dataset.from_tensor_slices(IDS),
-        tf.data.Dataset.from_tensor_slices((IDS, IDS, IDS)),
-        tf.data.Dataset.from_tensor_slices({"tokens": IDS, "labels": IDS}),
-        tf.data.Dataset.from_tensor_slices((IDS, IDS.astype(np.float32))),
-        tf.data.Dataset.from_tensor_slices((IDS[0], IDS[0])),
-        tf.data.Dataset.from_tensor_slices((IDS, IDS[:, :, :4])),
+        (IDS, "ndarray", "segments"),
+        ((IDS, IDS), "tuple", "segments"),
+        (IDS.tolist(), "list", "segments"),
+        (tf.constant(IDS), "EagerTensor", "segments"),
+        (None, "NoneType", "segments"),
+        ({"tokens": IDS, "labels": IDS}, "dict", "segments"),
+        (((ids, ids) for ids in IDS), "generator", "generator"),
+        (Sequence(), "Sequence", "generator"),
+        (Loader(), "Loader", "generator"),
+        (tf.data.Dataset.from_tensor_slices(IDS), "_TensorSliceDataset of", "segments"),
+        (tf.data.Dataset.from_tensor_slices((IDS, IDS, IDS)), "_TensorSliceDataset of", "segments"),
+        (tf.data.Dataset.from_tensor_slices({"tokens": IDS, "labels": IDS}), "_TensorSliceDataset of", "segments"),
+        (tf.data.Dataset.from_tensor_slices((IDS, IDS.astype(np.float32))), "_TensorSliceDataset of", "segments"),
+        (tf.data.Dataset.from_tensor_slices((IDS[0], IDS[0])), "_TensorSliceDataset of", "segments"),
+        (tf.data.Dataset.from_tensor_slices((IDS, IDS[:, :, :4])), "_TensorSliceDataset of", "segments"),
     ],
-    ids=["array", "arrays", "tokens alone", "three", "dict", "float labels", "no batch", "labels of another shape"],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_dataset_of_another_kind_is_an_error_that_says_what_is_wanted(small_lm, x):
+@pytest.mark.parametrize("method", ["fit", "evaluate", "validation_data"])
+def test_data_of_another_kind_are_an_error_that_says_why_and_how_to_do_it(small_lm, method, x, kind, way):
     lm = small_lm(n_layer=1)
     lm.compile(no_learning())
-    message = r"x must be a tf.data.Dataset of \(tokens, labels\), int \[batch, tgt_len\] each, got"
-    with pytest.raises(ValueError, match=message):
-        lm.fit(x, verbose=0)
-    with pytest.raises(ValueError, match=message):
-        lm.evaluate(x, verbose=0)
+    name = "validation_data" if method == "validation_data" else "x"
+    if method == "validation_data" and x is None:
+        return  # no validation
+    how = {
+        "segments": r"txl_tf.segments\(text, batch_size, tgt_len\) makes one of a text",
+        "generator": r"tf.data.Dataset.from_generator\(.*, output_signature=\(spec, spec\)\) makes one of it",
+    }[way]
+    message = (
+        rf"{name} must be a tf.data.Dataset of \(tokens, labels\), int \[batch, tgt_len\] each, got {kind}.*: "
+        rf"row r of a batch continues row r of the batch before, whose memory it is given; {how}"
+    )
+    calls = {
+        "fit": [lambda: lm.fit(x), lambda: lm.fit(x, IDS, 32), lambda: lm.fit(x, y=IDS, shuffle=True, batch_size=2)],
+        "evaluate": [lambda: lm.evaluate(x), lambda: lm.evaluate(x, IDS, 32), lambda: lm.evaluate(x=x, y=IDS)],
+        "validation_data": [lambda: lm.fit(tf.data.Dataset.from_tensors((IDS[0], IDS[0])), validation_data=x)],
+    }
+    for call in calls[method]:
+        with pytest.raises(ValueError, match=message) as error:
+            call()
+        assert str(error.value).count("\n") == 0
+
+
+def test_the_ways_that_the_message_says_train_as_the_dataset_does(small_lm, small_batches):
+    class Data(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return tokens[i], labels[i]
+
+    tokens, labels = small_batches(n=3)
+    spec, data = tf.TensorSpec([2, None], tf.int32), Data()
+    of_keras = tf.data.Dataset.from_generator(
+        lambda: (data[i] for i in range(len(data))), output_signature=(spec, spec)
+    )
+    weights = []
+    for dataset in (dataset_of(tokens, labels), of_keras):
+        lm = small_lm(n_layer=1)
+        lm.compile(some_learning())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Your input ran out of data")
+            lm.fit(dataset, epochs=2, verbose=0)
+        weights.append(weights_of(lm))
+    assert_weights_equal(*weights, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"y": IDS}, "takes no y, got ndarray: x is a dataset that holds the labels"),
+        ({"batch_size": 2}, r"takes no batch_size, got 2: the batches are those of the dataset, see txl_tf.segments"),
+        ({"sample_weight": np.ones(2)}, "takes no sample_weight, got ndarray: every token counts the same"),
+        ({"class_weight": {1: 2.0}}, "takes no class_weight, got {1: 2.0}: every token counts the same"),
+        ({"shuffle": True}, "takes no shuffle, got True: row r of a batch continues row r of the batch before"),
+        ({"validation_split": 0.1}, "takes no validation_split, got 0.1: give validation_data, a dataset of another"),
+        ({"validation_batch_size": 2}, "takes no validation_batch_size, got 2: the batches are those of"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_options_that_need_independent_samples_are_an_error(small_lm, small_batches, options, message):
+    lm, dataset = small_lm(n_layer=1), dataset_of(*small_batches())
+    lm.compile(no_learning())
+    with pytest.raises(ValueError, match=f"^fit {message}"):
+        lm.fit(dataset, **options)
+    if set(options) <= {"y", "batch_size", "sample_weight"}:
+        with pytest.raises(ValueError, match=f"^evaluate {message}"):
+            lm.evaluate(dataset, **options)
+
+
+def test_options_of_keras_may_be_given_by_position_and_as_their_defaults(small_lm, small_batches):
+    lm, batches = small_lm(n_layer=1), small_batches()
+    lm.compile(no_learning())
+    assert len(lm.fit(dataset_of(*batches), None, None, 3, 0).history["loss"]) == 3
+    lm.fit(dataset_of(*batches), y=None, batch_size=None, shuffle=False, validation_split=0.0, verbose=0)
+    result = lm.evaluate(dataset_of(*batches), None, None, 0, return_dict=True)
+    np.testing.assert_allclose(result["loss"], mean_scores(lm, *batches)[0].mean(), rtol=1e-5)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
+        lm.fit(dataset_of(*batches), epoch=3)
 
 
 def test_an_empty_dataset_is_an_error(small_lm):
@@ -410,15 +792,38 @@ def test_an_empty_dataset_is_an_error(small_lm):
         lm.fit(empty, verbose=0)
 
 
-def test_a_batch_with_other_rows_than_the_first_is_an_error(small_lm):
-    lm = small_lm(n_layer=1)
-    lm.compile(no_learning())
-    ids = np.zeros([5, 5], np.int32)
-    dataset = tf.data.Dataset.from_tensor_slices((ids, ids)).batch(2)  # the last batch has one row
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="(?s)every batch must have the rows of the first.*2.*found.*1"
-    ):
-        lm.fit(dataset, verbose=0)
+@pytest.mark.parametrize("replicas, k", [(1, 1), (1, 2), (2, 1)])
+def test_errors_about_a_batch_are_one_sentence(small_lm, request, replicas, k):
+    strategy = request.getfixturevalue("two_replicas") if replicas == 2 else tf.distribute.get_strategy()
+    with strategy.scope():
+        lm = small_lm(n_layer=1)
+        lm.compile(no_learning(), steps_per_execution=k)
+    ids = np.zeros([10, 5], np.int32)
+    longer = [np.zeros([4, length], np.int32) for length in (3, 5)]
+    spec = tf.TensorSpec([4, None], tf.int32)
+    differ = tf.data.Dataset.from_generator(lambda: iter([(longer[1], longer[0])]), output_signature=(spec, spec))
+    last = tf.data.Dataset.from_tensor_slices((ids, ids)).batch(4)  # the last batch has two rows
+    rows = (
+        "every batch must have the rows of the first, 4, found 2 (drop_remainder=True leaves out a shorter last batch)"
+    )
+    wrong = ids.copy()
+    wrong[0, 2] = 23
+    outside = tf.data.Dataset.from_tensor_slices((ids, wrong)).batch(4, drop_remainder=True)
+    for dataset, message in [
+        (last, rows),
+        (outside, "labels must hold ids between 0 and n_token - 1 = 22, found 23"),
+        (differ, "labels must have the shape of tokens, 4 x 5 but are 4 x 3"),
+    ]:
+        for method in (lm.fit, lm.evaluate):
+            with pytest.raises(tf.errors.InvalidArgumentError) as error:
+                method(dataset, verbose=0)
+            assert str(error.value) == message
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        lm.evaluate(dataset_of(longer, longer), verbose=0)
+    assert str(error.value) == "segments of an evaluation must not be longer than the first, 3, found 5"
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        lm.fit(dataset_of(longer, longer), validation_data=last, verbose=0)
+    assert str(error.value) == rows
 
 
 def test_fit_before_compile_is_an_error(small_lm, small_batches):

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import txl_tf
+from txl_tf.config import OptimizerConfig
 from txl_tf.training.optimization import Adam, AdamW, make_schedule
 
 # ---------------------------------------- schedule
@@ -38,6 +39,15 @@ def test_learning_rate_of_the_optimizer_follows_its_steps():
         expected = original_learning_rate(step, 1e-3, 4, 10, 0.1)
         assert float(optimizer.learning_rate) == pytest.approx(expected, rel=1e-5, abs=1e-9)
         optimizer.apply([tf.constant([1.0])], [variable])
+
+
+def test_defaults_are_those_of_the_original_s_flags():
+    optimizer, flags = txl_tf.make_optimizer(), OptimizerConfig()
+    for step in (0, 50_000, 100_000):
+        optimizer.iterations.assign(step)
+        expected = original_learning_rate(step, 2.5e-4, 0, 100_000, 0.004)
+        assert float(optimizer.learning_rate) == pytest.approx(expected, rel=1e-4, abs=1e-10)
+    assert (optimizer.clip, type(optimizer), flags.learning_rate) == (0.25, Adam, 2.5e-4)
 
 
 @pytest.mark.parametrize(

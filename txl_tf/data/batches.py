@@ -8,17 +8,19 @@ Shapes:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.data.token_files import StoredTokens
-from txl_tf.layers.embedding import id_error
+from txl_tf.layers.embedding import check_ids, id_error
 
 Tokens = np.ndarray | StoredTokens  # integers [n]
 _READ_AHEAD = 1 << 16  # tokens a row
@@ -187,22 +189,26 @@ class Batches:
         return [k]
 
 
-def check_batches(dataset: tf.data.Dataset, n_token: int, static_shapes: bool, evaluation: bool = False) -> Batches:
+def check_batches(
+    dataset: tf.data.Dataset, n_token: int, static_shapes: bool, evaluation: bool = False, name: str = "x"
+) -> Batches:
     """Checks the dataset that `fit` or `evaluate` is given, and adds checks of every batch.
 
     Ids must be below `n_token`. With `static_shapes`, all training segments must have one length, and shorter
-    evaluation segments are padded. No evaluation segment may be longer than the first.
+    evaluation segments are padded. No evaluation segment may be longer than the first. Errors call the dataset `name`.
 
     Raises:
         ValueError: `dataset` does not hold `(tokens, labels)`, int `[batch, tgt_len]` each, or is empty.
     """
     spec = getattr(dataset, "element_spec", None)
-    pair = isinstance(spec, tuple) and len(spec) == 2 and all(s.dtype.is_integer for s in spec)
+    pair = isinstance(spec, tuple) and len(spec) == 2 and all(isinstance(s, tf.TensorSpec) for s in spec)
+    pair = pair and all(s.dtype.is_integer for s in spec)
     if not (pair and spec[0].shape.rank in (None, 2) and spec[0].shape.is_compatible_with(spec[1].shape)):
         raise ValueError(
-            "x must be a tf.data.Dataset of (tokens, labels), int [batch, tgt_len] each, "
+            f"{name} must be a tf.data.Dataset of (tokens, labels), int [batch, tgt_len] each, "
             f"got {type(dataset).__name__}" + (f" of {spec}" if spec is not None else "")
-        )
+            + f": row r of a batch continues row r of the batch before, whose memory it is given; {_remedy(dataset)}"
+        )  # fmt: skip
     rows, tgt_len = spec[0].shape if spec[0].shape.rank else (None, None)
     count = int(dataset.cardinality())
     if static_shapes and not evaluation and tgt_len is None:
@@ -210,10 +216,38 @@ def check_batches(dataset: tf.data.Dataset, n_token: int, static_shapes: bool, e
     if rows is None or (evaluation and tgt_len is None) or count == 0:
         first = next(iter(dataset), None)
         if first is None:
-            raise ValueError("x must hold at least one batch, got an empty dataset")
+            raise ValueError(f"{name} must hold at least one batch, got an empty dataset")
         rows, tgt_len = first[0].shape
     dataset = _checked(dataset, rows, n_token, tgt_len if evaluation else None)
     return Batches(_padded(dataset, tgt_len) if static_shapes else dataset, rows, tgt_len, count)
+
+
+def _remedy(data: Any) -> str:
+    """How to make a dataset of what `fit` was given instead: of an array or of a generator."""
+    gives_batches = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    arrays_or_dataset = hasattr(data, "shape") or hasattr(data, "element_spec")
+    if not gives_batches or arrays_or_dataset or isinstance(data, list | tuple | dict | str):
+        return "txl_tf.segments(text, batch_size, tgt_len) makes one of a text"
+    return (
+        "tf.data.Dataset.from_generator(function, output_signature=(spec, spec)) makes one of it, where function() "
+        "gives a new iterator and spec is tf.TensorSpec([batch, None], tf.int32)"
+    )
+
+
+def check_batch(tokens: Any, labels: Any, n_token: int) -> list[np.ndarray]:
+    """The one batch `x, y` that a method of Keras is given, int32 `[batch, tgt_len]` each; checked."""
+    arrays = []
+    for argument, name, ids in (("x", "tokens", tokens), ("y", "labels", labels)):
+        array = np.asarray(ids)
+        if array.ndim != 2 or 0 in array.shape or not np.issubdtype(array.dtype, np.integer):
+            found = type(ids).__name__ if array.dtype == object else f"{array.dtype} {list(array.shape)}"
+            what = "the tokens of one batch" if argument == "x" else "the labels of x"
+            raise ValueError(f"{argument} must be integers [batch, tgt_len], {what}, got {found}")
+        check_ids(name, array, n_token)
+        arrays.append(array.astype(np.int32))
+    if arrays[0].shape != arrays[1].shape:
+        raise ValueError(f"y must have the shape of x, {list(arrays[0].shape)}, got {list(arrays[1].shape)}")
+    return arrays
 
 
 def _checked(dataset: tf.data.Dataset, rows: int, n_token: int, longest: int | None) -> tf.data.Dataset:
@@ -224,7 +258,9 @@ def _checked(dataset: tf.data.Dataset, rows: int, n_token: int, longest: int | N
 
     def check(tokens, labels):
         shape = tf.shape(tokens)
-        checks = [(shape[0] == rows, ["every batch must have the rows of the first,", rows, "found", shape[0]])]
+        hint = "(drop_remainder=True leaves out a shorter last batch)"
+        text = f"every batch must have the rows of the first, {rows}, found"
+        checks = [(shape[0] == rows, [text, shape[0], hint])]
         if longest is not None:
             text = f"segments of an evaluation must not be longer than the first, {longest}, found"
             checks.append((shape[1] <= longest, [text, shape[1]]))
@@ -232,12 +268,25 @@ def _checked(dataset: tf.data.Dataset, rows: int, n_token: int, longest: int | N
             smallest, largest = tf.reduce_min(ids), tf.reduce_max(ids)
             worst = tf.where(smallest < 0, smallest, largest)
             checks.append(((smallest >= 0) & (largest < n_token), [id_error(name, n_token), worst]))
-        same = tf.reduce_all(shape == tf.shape(labels))
-        checks.append((same, ["labels must have the shape of tokens,", shape, tf.shape(labels)]))
+        found = tf.shape(labels)
+        text = ["labels must have the shape of tokens,", shape[0], "x", shape[1]]
+        checks.append((tf.reduce_all(shape == found), [*text, "but are", found[0], "x", found[1]]))
         with tf.control_dependencies([tf.debugging.Assert(*check) for check in checks]):
             return tuple(tf.ensure_shape(ids, [rows, ids.shape[1]]) for ids in (tokens, labels))
 
     return dataset.map(check)
+
+
+@contextlib.contextmanager
+def plain_messages() -> Iterator[None]:
+    """Where a check of a batch fails, its message becomes one sentence, without the nodes of TensorFlow's graph."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(r"assertion failed: \[(.*)\]$", error.message, re.MULTILINE)  # [text] [number] [text] ...
+        if not found:
+            raise
+        raise tf.errors.InvalidArgumentError(None, None, found[1].replace("] [", " ")) from None
 
 
 def _padded(dataset: tf.data.Dataset, tgt_len: int) -> tf.data.Dataset:

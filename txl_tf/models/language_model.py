@@ -11,6 +11,11 @@ from txl_tf.models.generation import generate
 from txl_tf.models.transformer_xl import TransformerXL, make_initializer
 from txl_tf.training.memory_model import MemoryModel
 
+_NO_PREDICT = (
+    "{} would neither take nor return the memory, use instead: lm.log_probs(tokens, mems), "
+    "lm.score(tokens, labels, mems) or lm.generate(prompt, max_new_tokens)"
+)
+
 
 @keras.saving.register_keras_serializable("txl_tf")
 class TransformerXLLM(MemoryModel):
@@ -125,6 +130,17 @@ class TransformerXLLM(MemoryModel):
             int32 `[batch, n + max_new_tokens]`.
         """
         return generate(self, prompt, max_new_tokens, **options)
+
+    def predict(self, *args, **kwargs):
+        raise NotImplementedError(_NO_PREDICT.format("predict"))
+
+    def predict_on_batch(self, *args, **kwargs):
+        raise NotImplementedError(_NO_PREDICT.format("predict_on_batch"))
+
+    def export(self, *args, **kwargs):
+        raise NotImplementedError(
+            "export would know neither texts nor memory, use instead: txl_tf.export_saved_model(lm, directory, vocab)"
+        )
 
     def segment_nll(self, tokens, labels, mems, *, static_shapes=False, bin_capacities=None, **training):
         """The nll of a segment, as `fit` and `evaluate` use it.

@@ -204,6 +204,12 @@ class TransformerXL(keras.Model):
         attention = self.decoder_layers[layer].rel_attn
         return attention.attention_probs(output, r, *self.biases(layer), attn_mask, mems[layer])
 
+    def export(self, *args, **kwargs):
+        raise NotImplementedError(
+            "export takes models without memory, use instead, with tokens = keras.Input([None], dtype='int32'): "
+            "keras.Model(tokens, network(tokens)[0]).export(path)"
+        )
+
     def get_config(self):
         names = [*NetworkConfig.names(), "recompute", "seed"]
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -11,13 +11,14 @@ import tensorflow as tf
 
 from txl_tf.data.batches import Batches
 from txl_tf.training.distribution import any_worker
+from txl_tf.training.keras_arguments import METRICS
 
 NO_TOTALS = np.zeros(5)  # nll, tokens counted, tokens left out, gradient norm, steps: sums over an epoch
 
 
 @dataclasses.dataclass
 class LoopState:
-    """All that goes from one call of `fit`'s or `evaluate`'s loop to the next. An evaluation has a state of its own."""
+    """All that goes from one call of the loop to the next. `fit`, `evaluate` and single batches have one each."""
 
     log_names: tuple[str, ...] = ()
     batches: Batches | None = None
@@ -25,10 +26,16 @@ class LoopState:
     totals: tf.Tensor = dataclasses.field(default_factory=lambda: tf.constant(NO_TOTALS))
 
     def logs(self) -> dict[str, float]:
-        """The logs of an epoch: mean nll, mean gradient norm, sum of the tokens left out."""
+        """The logs of an epoch: mean nll and metrics of it, mean gradient norm, sum of the tokens left out."""
         nll, tokens, overflow, grad_norm, steps = self.totals.numpy()
         logs = {"loss": nll / max(tokens, 1), "grad_norm": grad_norm / max(steps, 1), "overflow": overflow}
+        logs |= metrics_of(tf.constant(logs["loss"]), self.log_names)
         return {name: float(logs[name]) for name in self.log_names}
+
+
+def metrics_of(nll: tf.Tensor, log_names: tuple[str, ...]) -> dict[str, tf.Tensor]:
+    """The metrics among `log_names`, of a mean nll."""
+    return {name: METRICS[name](nll) for name in log_names if name in METRICS}
 
 
 def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callable:
@@ -57,6 +64,7 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
         exact = {name: tf.cast(value, totals.dtype) for name, value in logs.items()}
         nll = exact["loss"] * exact["tokens"]
         totals += tf.stack([nll, *(exact[name] for name in ("tokens", "overflow", "grad_norm")), 1.0])
+        logs |= metrics_of(logs["loss"], log_names)
         return {name: logs[name] for name in log_names}, mems, totals
 
     def several_steps(n, shape, iterator, mems, totals):

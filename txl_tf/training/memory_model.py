@@ -15,13 +15,15 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import at_least
-from txl_tf.data.batches import Batches, check_batches
+from txl_tf.data.batches import Batches, check_batches, plain_messages
 from txl_tf.training.distribution import all_rows, num_workers, rows_of_this_worker
+from txl_tf.training.keras_arguments import by_name, metric_names, refuse
 from txl_tf.training.loop import NO_TOTALS, LoopState, make_loop
+from txl_tf.training.single_batches import SingleBatches
 from txl_tf.training.step import part_by_part, sum_and_count
 
 
-class MemoryModel(keras.Model):
+class MemoryModel(SingleBatches, keras.Model):
     """Keras model that is trained on consecutive segments of text.
 
     A subclass has a `network` with `n_token` and `seed`, and four functions of one replica, see `TransformerXLLM`. For
@@ -29,7 +31,7 @@ class MemoryModel(keras.Model):
     `start_evaluation` and `evaluation_nll`.
 
     Attributes:
-        loop: `LoopState` of the `fit` or `evaluate` that runs or ran last.
+        loop: `LoopState` of what runs; else of the last `fit`.
         stop_requested: set it (from a signal handler, on any worker) to have all workers agree on a last step.
         stop_agreed: whether the step that just ran should be the last, the same on every worker.
     """
@@ -39,20 +41,27 @@ class MemoryModel(keras.Model):
         self.loop, self._validation_batches = LoopState(), None
         self.stop_requested = self.stop_agreed = False
         self.gradient_accumulation_steps, self.static_shapes, self.bin_capacities = 1, False, None
-        self._compiled_gradients = None
+        self.auto_scale_loss, self._metric_names = True, ()
+        self._compiled_gradients = self._test_on_batch = None
+        self.reset_memory()
 
     def compile(
-        self, optimizer=None, *, jit_compile=False, steps_per_execution=1, run_eagerly=False,
-        gradient_accumulation_steps=1, static_shapes=False, bin_capacities=None,
+        self, optimizer=None, loss=None, loss_weights=None, metrics=None, weighted_metrics=None, run_eagerly=False,
+        steps_per_execution=1, jit_compile=False, auto_scale_loss=True,
+        *, gradient_accumulation_steps=1, static_shapes=False, bin_capacities=None,
     ):  # fmt: skip
         """Configures `fit` and `evaluate`. The loss is the model's own.
 
         Args:
             optimizer: from `make_optimizer`, or any Keras optimizer (which does not clip as the original's does).
                 `None` is enough to evaluate.
-            jit_compile: compile forward and backward pass with XLA.
-            steps_per_execution: training steps in one call of the compiled graph.
+            loss, loss_weights, weighted_metrics: none; Keras's names.
+            metrics: list of `"perplexity"` (the exponential of the mean nll) and `"bits"` (the mean nll in bits): what
+                the logs have besides `loss`, of the same tokens.
             run_eagerly: run the steps without a graph, for debugging.
+            steps_per_execution: training steps in one call of the compiled graph.
+            jit_compile: compile forward and backward pass with XLA.
+            auto_scale_loss: scale the loss where the model computes in float16.
             gradient_accumulation_steps: parts of a batch, each with its share of the rows, that are computed one after
                 the other to save memory; the result is that of the whole.
             static_shapes: whether all tensors of a step have static shapes, as TPUs need.
@@ -63,10 +72,14 @@ class MemoryModel(keras.Model):
         Raises:
             ValueError: an argument is out of its range.
         """
+        refuse("compile", {"loss": loss, "loss_weights": loss_weights, "weighted_metrics": weighted_metrics})
+        metrics = metric_names(metrics)
         at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
         super().compile(
-            optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution, run_eagerly=run_eagerly
-        )
+            optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution, run_eagerly=run_eagerly,
+            auto_scale_loss=auto_scale_loss,
+        )  # fmt: skip
+        self._metric_names, self.auto_scale_loss, self._test_on_batch = metrics, auto_scale_loss, None
         self.gradient_accumulation_steps = gradient_accumulation_steps
         self.static_shapes = bool(static_shapes)
         self.bin_capacities = bin_capacities
@@ -74,15 +87,17 @@ class MemoryModel(keras.Model):
     def get_compile_config(self):
         if not self.compiled:
             return None
-        names = "optimizer jit_compile steps_per_execution gradient_accumulation_steps static_shapes bin_capacities"
-        return keras.saving.serialize_keras_object({name: getattr(self, name) for name in names.split()})
+        names = "optimizer jit_compile steps_per_execution run_eagerly auto_scale_loss"
+        names += " gradient_accumulation_steps static_shapes bin_capacities"
+        config = {name: getattr(self, name) for name in names.split()}
+        return keras.saving.serialize_keras_object({**config, "metrics": list(self._metric_names)})
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)
 
-    def fit(self, x, **kwargs):
+    def fit(self, x=None, *args, **kwargs):
         """Trains on batches of consecutive segments, the memory carried from batch to batch.
 
         Row r of a batch continues row r of the batch before it. The memory starts from zeros, and goes on at the end
@@ -91,56 +106,71 @@ class MemoryModel(keras.Model):
         Args:
             x: `tf.data.Dataset` of `(tokens, labels)`, int `[batch, tgt_len]` each, the batch over all replicas; every
                 worker gives the whole of it. `tgt_len` may vary unless shapes are static.
-            **kwargs: of `keras.Model.fit`, such as `epochs`, `steps_per_epoch`, `callbacks`, `validation_data` (a
-                dataset of the same kind).
+            *args, **kwargs: of `keras.Model.fit`, such as `epochs`, `steps_per_epoch`, `callbacks`, `validation_data`
+                (a dataset of the same kind). Those for samples that are independent of each other are refused.
 
         Returns:
-            The Keras `History`. The logs of a batch are the step's `loss` (mean nll in nats), `grad_norm` (global
-            norm before clipping) and, with static shapes, `overflow`; those of an epoch are mean, mean and sum over it.
+            The Keras `History`. The logs of a batch are the step's `loss` (mean nll in nats), metrics, `grad_norm`
+            (global norm before clipping) and, with static shapes, `overflow`. In those of an epoch, `loss` and metrics
+            are of all its tokens, `grad_norm` is the mean and `overflow` the sum.
 
         Raises:
-            ValueError: `x` is not such a dataset.
-            tf.errors.InvalidArgumentError: an id outside the vocabulary.
+            ValueError: `x` is not such a dataset, or an argument cannot be used.
+            tf.errors.InvalidArgumentError: an id outside the vocabulary, or a batch of other rows than the first.
         """
         self._assert_compile_called("fit")
-        self._check_fit(kwargs.setdefault("steps_per_epoch", None))
-        if not self.optimizer.built:  # within a step, some strategies could not
-            with self.distribute_strategy.scope():
-                self.optimizer.build(self.trainable_variables)
-        batches = self._prepare(x)
+        kwargs = {"steps_per_epoch": None, **by_name(super().fit, x, *args, **kwargs)}
+        batches = self._prepare(kwargs.pop("x", None))
+        refuse("fit", kwargs)
+        self._check_steps(kwargs["steps_per_epoch"])
+        self._ready_to_train("fit")
         self.loop = LoopState(self._log_names(), batches, self._on_replicas(self.initial_mems, batches))
         if batches.repeated:
             kwargs["steps_per_epoch"] = kwargs["steps_per_epoch"] or batches.count
         if kwargs.get("validation_data") is not None:
-            self._validation_batches = self._prepare(kwargs["validation_data"], evaluation=True)
-            kwargs["validation_data"] = self._validation_batches.dataset
-            if self._validation_batches.repeated:
-                kwargs["validation_steps"] = kwargs.get("validation_steps") or self._validation_batches.count
-        return super().fit(batches.dataset, **{"shuffle": False, **kwargs})
+            validation = self._prepare(kwargs["validation_data"], evaluation=True, name="validation_data")
+            self._validation_batches, kwargs["validation_data"] = validation, validation.dataset
+            if validation.repeated:
+                kwargs["validation_steps"] = kwargs.get("validation_steps") or validation.count
+        with plain_messages():
+            return super().fit(batches.dataset, **{**kwargs, "shuffle": False})
 
-    def evaluate(self, x, **kwargs):
+    def evaluate(self, x=None, *args, **kwargs):
         """The mean nll of a text, in nats a token. The memory starts from zeros and is carried from batch to batch.
 
         Args:
             x: as in `fit`.
-            **kwargs: of `keras.Model.evaluate`.
+            *args, **kwargs: of `keras.Model.evaluate`, as in `fit`.
 
         Returns:
-            float: nll of all tokens over their number; with `return_dict=True`, `{"loss": ...}`.
+            float: nll of all tokens over their number. With metrics, a list of it and them; with `return_dict=True`,
+            `{"loss": ...}` and the metrics.
         """
         self._assert_compile_called("evaluate")
+        kwargs = by_name(super().evaluate, x, *args, **kwargs)
+        x, return_dict = kwargs.pop("x", None), kwargs.pop("return_dict", False)
         if kwargs.get("_use_cached_eval_dataset"):  # the validation_data of `fit`
             batches = self._validation_batches
         else:
             batches = self._prepare(x, evaluation=True)
+            refuse("evaluate", kwargs)
             if batches.repeated:
                 kwargs["steps"] = kwargs.get("steps") or batches.count
-        training = self.loop
-        self.loop = LoopState(("loss",), batches, self._on_replicas(self.start_evaluation, batches, batches.tgt_len))
+        training, names = self.loop, tuple(self.metrics_names)
+        self.loop = LoopState(names, batches, self._on_replicas(self.start_evaluation, batches, batches.tgt_len))
         try:
-            return super().evaluate(batches.dataset, **kwargs)
+            with plain_messages():
+                logs = super().evaluate(batches.dataset, return_dict=True, **kwargs)
         finally:
             self.loop = training
+        return self._result({name: logs[name] for name in names}, return_dict)
+
+    def _result(self, logs, return_dict):
+        """Logs as Keras returns them: a dictionary, or loss and metrics in order, or the loss alone."""
+        if return_dict:
+            return logs
+        results = [logs[name] for name in self.metrics_names]
+        return results if self._metric_names else results[0]
 
     # ------------------------------------------------------------------------------------------------ one step
 
@@ -206,10 +236,12 @@ class MemoryModel(keras.Model):
 
         The logs are `loss` and `tokens`.
         """
-        tokens, labels = data
-        nll, kept, carried = self.evaluation_nll(tokens, labels, carried)
+        nll, kept, carried = self.evaluation_nll(*data, carried)
+        return self._test_logs(nll, kept), carried
+
+    def _test_logs(self, nll, kept):
         nll, kept = tf.unstack(tf.distribute.get_replica_context().all_reduce("SUM", sum_and_count(nll, kept)))
-        return {"loss": nll / kept, "tokens": kept}, carried
+        return {"loss": nll / kept, "tokens": kept}
 
     # ------------------------------------------------------------------------------------- what Keras calls, and when
 
@@ -221,10 +253,15 @@ class MemoryModel(keras.Model):
 
     def make_test_function(self, force=False):
         if self.test_function is None or force:
-            self.test_function = make_loop(self, self.test_step, ("loss",))
+            self.test_function = make_loop(self, self.test_step, tuple(self.metrics_names))
 
     def _log_names(self):
-        return ("loss", "grad_norm", *["overflow"] * self.static_shapes)
+        return (*self.metrics_names, "grad_norm", *["overflow"] * self.static_shapes)
+
+    @property
+    def metrics_names(self):
+        """Names of what `evaluate` returns, in order."""
+        return ["loss", *self._metric_names]
 
     def reset_metrics(self):
         self.loop.totals = tf.constant(NO_TOTALS)
@@ -237,33 +274,42 @@ class MemoryModel(keras.Model):
 
     # ---------------------------------------------------------------------------------------- before the first step
 
-    def _check_fit(self, steps_per_epoch):
-        """Raises ValueError where `fit` cannot train with what `compile` was given."""
-        if self.optimizer is None:
-            raise ValueError("fit needs an optimizer, got None: compile with txl_tf.make_optimizer(...)")
+    def _check_steps(self, steps_per_epoch):
         if (steps_per_epoch or 0) % self.steps_per_execution:
             raise ValueError(
                 f"steps_per_epoch must be a multiple of steps_per_execution={self.steps_per_execution}, "
                 f"got {steps_per_epoch}"
             )
-        replicas = self.distribute_strategy.num_replicas_in_sync
+
+    def _ready_to_train(self, method):
+        """Builds the optimizer. Raises ValueError where `method` cannot train with what `compile` was given."""
+        if self.optimizer is None:
+            raise ValueError(f"{method} needs an optimizer, got None: compile with txl_tf.make_optimizer(...)")
+        strategy = self.distribute_strategy
+        replicas = strategy.num_replicas_in_sync
         if replicas > 1 and isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
             raise ValueError(f"mixed_float16 trains on one replica, got {replicas}: use mixed_bfloat16")
+        if not self.optimizer.built:  # within a step, some strategies could not
+            with strategy.scope():
+                self.optimizer.build(self.trainable_variables)
 
-    def _prepare(self, dataset, evaluation=False):
-        """The dataset with its batches checked, and of several workers each with its own rows: `Batches`."""
-        batches = check_batches(dataset, self.network.n_token, self.static_shapes, evaluation)
-        strategy = self.distribute_strategy
-        replicas, parts = strategy.num_replicas_in_sync, 1 if evaluation else self.gradient_accumulation_steps
-        if batches.rows % (replicas * parts):
+    def _check_rows(self, rows, parts):
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        if rows % (replicas * parts):
             raise ValueError(
-                f"the batch must divide by the number of replicas, got {batches.rows} rows on {replicas} replicas"
+                f"the batch must divide by the number of replicas, got {rows} rows on {replicas} replicas"
                 + f" with gradient_accumulation_steps={parts}" * (parts > 1)
             )
+
+    def _prepare(self, dataset, evaluation=False, name="x"):
+        """The dataset with its batches checked, and of several workers each with its own rows: `Batches`."""
+        batches = check_batches(dataset, self.network.n_token, self.static_shapes, evaluation, name)
+        self._check_rows(batches.rows, 1 if evaluation else self.gradient_accumulation_steps)
+        strategy = self.distribute_strategy
         if num_workers(strategy) == 1:
             return batches
         if batches.count == tf.data.UNKNOWN_CARDINALITY:
-            raise ValueError("x must be of a known number of batches where several workers train together")
+            raise ValueError(f"{name} must be of a known number of batches where several workers train together")
         mine = rows_of_this_worker(batches.dataset.repeat(), strategy, batches.rows)
         return Batches(mine, batches.rows, batches.tgt_len, batches.count, repeated=batches.count > 0)
 
@@ -301,12 +347,12 @@ class MemoryModel(keras.Model):
             raise ValueError(
                 f"array must be [n_layer, batch, mem_len, d_model] = {list(shape)}, got {list(array.shape)}"
             )
-        strategy = self.distribute_strategy
-        shares = np.split(array, strategy.num_replicas_in_sync, axis=1)
+        shares = np.split(array, self.distribute_strategy.num_replicas_in_sync, axis=1)
+        layers = range(len(array))
+        self.loop.mems = [self._to_replicas([share[i] for share in shares], self.compute_dtype) for i in layers]
 
-        def share(layer):
-            return strategy.experimental_distribute_values_from_function(
-                lambda context: tf.cast(shares[context.replica_id_in_sync_group][layer], self.compute_dtype)
-            )
-
-        self.loop.mems = [share(layer) for layer in range(len(array))]
+    def _to_replicas(self, arrays, dtype):
+        """A value of all replicas, of which replica r has `arrays[r]`, on its device."""
+        return self.distribute_strategy.experimental_distribute_values_from_function(
+            lambda context: tf.cast(arrays[context.replica_id_in_sync_group], dtype)
+        )

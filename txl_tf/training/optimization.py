@@ -89,7 +89,7 @@ def make_schedule(
 
 
 def make_optimizer(
-    learning_rate: float,
+    learning_rate: float = OptimizerConfig.learning_rate,
     warmup_steps: int = OptimizerConfig.warmup_steps,
     train_steps: int = TrainingConfig.train_steps,
     min_lr_ratio: float = OptimizerConfig.min_lr_ratio,

@@ -1,0 +1,57 @@
+"""Arguments of Keras's methods: which of them a model with memory takes, and one sentence for each that cannot work."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+# Metrics that `compile` takes, as functions of the mean nll. They are floats of any size: beyond all, infinity.
+METRICS = {"perplexity": tf.exp, "bits": lambda nll: nll / tf.math.log(tf.constant(2, nll.dtype))}
+
+_OWN_LOSS = "the loss is the model's own, the mean nll, which the adaptive softmax computes without all logits"
+_ONE_WEIGHT = "every token counts the same in the mean nll"
+_OWN_BATCHES = "the batches are those of the dataset, see txl_tf.segments(text, batch_size, tgt_len)"
+_REFUSED = {
+    "y": "x is a dataset that holds the labels, too",
+    "batch_size": _OWN_BATCHES,
+    "validation_batch_size": _OWN_BATCHES,
+    "shuffle": "row r of a batch continues row r of the batch before",
+    "validation_split": "give validation_data, a dataset of another text",
+    "sample_weight": _ONE_WEIGHT,
+    "class_weight": _ONE_WEIGHT,
+    "weighted_metrics": _ONE_WEIGHT,
+    "loss": _OWN_LOSS,
+    "loss_weights": _OWN_LOSS,
+}
+
+
+def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call of `method`, by position or by name: `{name: value}` of those that were given."""
+    arguments = inspect.signature(method).bind(*args, **kwargs).arguments
+    return {**arguments.pop("kwargs", {}), **arguments}
+
+
+def refuse(method: str, arguments: dict[str, Any]) -> None:
+    """Raises ValueError where `method` was given what it cannot take. `None`, 0 and False count as not given."""
+    for name, why in _REFUSED.items():
+        value = arguments.get(name)
+        if value is not None and not (isinstance(value, numbers.Number) and not value):
+            simple = isinstance(value, numbers.Number | str | dict | list) and len(repr(value)) < 40
+            raise ValueError(f"{method} takes no {name}, got {repr(value) if simple else type(value).__name__}: {why}")
+
+
+def metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
+    """The argument `metrics` of `compile`, checked."""
+    if not isinstance(metrics or [], list | tuple):
+        raise ValueError(f"metrics must be a list of names, such as ['bits'], got {metrics!r}")
+    for metric in metrics or []:
+        if not isinstance(metric, str) or metric not in METRICS:
+            raise ValueError(
+                f"metrics may hold 'perplexity' and 'bits', got {metric!r}: others need the probabilities of all "
+                "words, which the adaptive softmax does not compute in training"
+            )
+    return tuple(dict.fromkeys(metrics or []))

@@ -1,0 +1,87 @@
+"""`train_on_batch` and `test_on_batch` of a model with memory.
+
+    lm.train_on_batch(tokens, labels)    # the first segment of a text
+    lm.train_on_batch(tokens, labels)    # the next one
+    lm.reset_memory()                    # what follows is another text
+
+Each has a memory of its own. A call is one step of the loop that `fit` runs, or `evaluate`.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.data.batches import Batches, check_batch
+from txl_tf.training.keras_arguments import refuse
+from txl_tf.training.loop import LoopState, make_loop
+
+
+class SingleBatches:
+    """Mixin of `MemoryModel`: its methods for one batch at a time, each with a memory of its own."""
+
+    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
+        """One step of training on the next segments of a text.
+
+        The memory starts from zeros and goes on from call to call, until `reset_memory`. It is apart from that of
+        `test_on_batch`, and `fit` and `evaluate` neither use nor change it: after `fit`, the first call starts from
+        zeros. One call is one step, whatever `steps_per_execution` is.
+
+        Args:
+            x, y: tokens and labels, int `[batch, tgt_len]` each, over all replicas.
+            sample_weight, class_weight: none; Keras's names.
+            return_dict: whether to return all logs, as a batch of `fit` has them.
+
+        Returns:
+            float: the mean nll in nats. With metrics, a list of it and them.
+
+        Raises:
+            ValueError: an id outside the vocabulary, or other rows than those of the memory.
+        """
+        self._assert_compile_called("train_on_batch")
+        refuse("train_on_batch", {"sample_weight": sample_weight, "class_weight": class_weight})
+        self._ready_to_train("train_on_batch")
+        self.make_train_function()
+        logs = self._run_batch("train_on_batch", self.train_function, self._log_names(), x, y)
+        return self._result(logs, return_dict)
+
+    def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
+        """The mean nll of the next segments of a text, without training; all else as of `train_on_batch`."""
+        self._assert_compile_called("test_on_batch")
+        refuse("test_on_batch", {"sample_weight": sample_weight})
+        names = tuple(self.metrics_names)
+        self._test_on_batch = self._test_on_batch or make_loop(self, self._test_on_batch_step, names)
+        return self._result(self._run_batch("test_on_batch", self._test_on_batch, names, x, y), return_dict)
+
+    def reset_memory(self):
+        """Lets the next `train_on_batch` and `test_on_batch` start from zeros, with batches of any number of rows."""
+        self._of_batches = {"train_on_batch": LoopState(), "test_on_batch": LoopState()}
+
+    def _run_batch(self, method, function, log_names, x, y):
+        """Calls a function of `make_loop` for one batch; returns its logs as floats."""
+        ids = check_batch(x, y, self.network.n_token)
+        batches = Batches(None, *ids[0].shape, tf.data.UNKNOWN_CARDINALITY)  # so the loop runs step by step
+        before = self._of_batches[method]
+        if before.batches is None:
+            self._check_rows(batches.rows, self.gradient_accumulation_steps if method == "train_on_batch" else 1)
+            mems = self._on_replicas(self.initial_mems, batches)
+        elif before.batches.rows == batches.rows:
+            mems = before.mems
+        else:
+            raise ValueError(
+                f"x must have as many rows as the memory of {method} carries, {before.batches.rows}, "
+                f"got {batches.rows}: reset_memory() begins another text"
+            )
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        data = tuple(self._to_replicas(np.split(array, replicas), tf.int32) for array in ids)
+        state, other = LoopState(log_names, batches, mems), self.loop
+        self.loop = state
+        try:
+            logs = function(iter([data]))
+        finally:
+            self.loop = other
+        self._of_batches[method] = state
+        return {name: float(value) for name, value in logs.items()}
+
+    def _test_on_batch_step(self, data, mems):
+        """As `test_step`, with plain memory: weights may change and lengths may vary from call to call."""
+        nll, kept, mems = self.segment_nll(*data, mems, static_shapes=self.static_shapes)
+        return self._test_logs(nll, kept), mems
