@@ -1,16 +1,20 @@
 """The original's cache.pkl: read whatever Python and script wrote it, and refused where it would run something."""
 
 import collections
+import json
 import os
 import pickle
+import re
 import struct
+import subprocess
 import sys
 
 import numpy as np
 import pytest
-from helpers import CACHED_SYMBOLS, CACHED_TOKENS, Python2Pickler, make_cache
+from helpers import CACHED_SYMBOLS, CACHED_TOKENS, ROOT, Python2Pickler, make_cache
 
 from txl_tf.convert.cache_pkl import read_cache_pkl
+from txl_tf.convert.corpus_files import WHITE_SPACE
 
 
 @pytest.mark.parametrize(
@@ -188,3 +192,207 @@ def test_tokens_that_are_no_integers_and_symbols_that_are_no_text_are_errors(tmp
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"there is no file {tmp_path}{os.sep}cache.pkl"):
         read_cache_pkl(tmp_path / "cache.pkl")
+
+
+# ------------------------------------------------------------------------------------------ what would fill the memory
+
+
+@pytest.mark.parametrize("pickler", [pickle.Pickler, Python2Pickler])
+@pytest.mark.parametrize("protocol", range(6))
+def test_many_short_symbols_are_no_attack(tmp_path, monkeypatch, protocol, pickler):
+    """The most objects that a file of its size has: of some bytes each, and all of them remembered."""
+    symbols = [chr(33 + i // 1000) + chr(33 + i % 1000) for i in range(30_000)]
+    symbols = [symbol for symbol in symbols if symbol.isprintable()]
+    vocab = {"idx2sym": symbols, "sym2idx": collections.OrderedDict((s, [i]) for i, s in enumerate(symbols))}
+    how = {"protocol": protocol, "pickler": pickler, "symbols": symbols, "counter": vocab["sym2idx"]}
+    if pickler is Python2Pickler and protocol > 2:
+        pytest.skip("Python 2 had three protocols")
+    assert read_cache_pkl(make_cache(tmp_path / "cache.pkl", monkeypatch, **how)).symbols == symbols
+
+
+def instance(cls, **attributes):
+    items = b"".join(string(name) + value for name, value in attributes.items())
+    return f"c{cls}\n".encode() + b")\x81}(" + items + b"ub"
+
+
+def corpus(vocab=(), **attributes):
+    """The pickle of a corpus; the attributes are pickles too."""
+    vocab = {"idx2sym": SYMBOLS, **dict(vocab)}
+    return b"\x80\x02" + instance("data_utils\nCorpus", vocab=instance("vocabulary\nVocab", **vocab), **attributes)
+
+
+def remembered(value, *uses):
+    """What `uses` the value number 0 many times, itself left out."""
+    return value + b"q\x000](" + b"".join(uses) + b"e"
+
+
+def array(shape=b"K\x02\x85", dtype=b"", data=b"U\x02\x00\x01"):
+    return b"cnumpy.core.multiarray\n_reconstruct\n)R(K\x01" + shape + (dtype or DTYPE) + b"\x89" + data + b"tb"
+
+
+M = 1_000_000
+SYMBOLS = b"](" + string("the") + string("of") + b"e"
+DTYPE = b"cnumpy\ndtype\n(U\x02i1K\x00K\x01tR"
+BOMB = string("x") + b"2\x86" * 40  # a tuple that holds the one before twice, 40 times: 2**40 texts
+LONG_TEXT = string("x" * M)
+LONG_BYTES = b"T" + struct.pack("<i", M) + b"\xff" * M  # a string of Python 2, which is no UTF-8
+COUNTER = b"}(" + b"".join(string(f"word {i}") + b"K\x01" for i in range(30_000)) + b"u"
+ENCODE = b"c_codecs\nencode\n"
+CLASS = b"cdata_utils\nCorpus\n"
+DIGITS = b"I" + b"9" * M + b"\n"
+HUGE = b"\x8b" + struct.pack("<i", M) + b"\x7f" * M  # an integer of 8 million bits
+LENGTH = struct.pack("<Q", 2**40)
+
+ATTACKS = {
+    "place in the memo": (b"\x80\x02Nr\x00\x00\x00\x10.", "no corpus with a vocabulary"),
+    "place in the memo, as text": (b"Np268435456\n.", "no corpus with a vocabulary"),
+    "places in the memo": (b"\x80\x04N" + b"\x94" * 2 * M + b".", "more than 260000 objects in a file of 2000004"),
+    # the same value many times
+    "symbol": (corpus({"idx2sym": remembered(LONG_TEXT, b"h\x00" * 3000)}), r"idx2sym holds 'x{200}'... \(10000"),
+    "symbol of bytes": (corpus({"idx2sym": remembered(LONG_BYTES, b"h\x00" * 3000)}), r"idx2sym holds '(.xff){50}'..."),
+    "symbol as text and bytes": (
+        corpus({"idx2sym": b"](" + LONG_TEXT + b"U\x01yT" + struct.pack("<i", M) + b"x" * M + b"e"}),
+        r"idx2sym holds 'x{200}'... \(1000000 characters\) twice, the second time at 2",
+    ),
+    "name of a dtype": (
+        remembered(LONG_BYTES, b"cnumpy\ndtype\nh\x00\x85R" * 3000), "name of a dtype must be at most 100 characters"
+    ),
+    "order of a dtype": (
+        remembered(LONG_BYTES, (DTYPE + b"K\x03h\x00\x86b") * 3000), "byte order of a dtype must be at most 100"
+    ),
+    "encoded text": (
+        remembered(LONG_TEXT, (ENCODE + b"h\x00U\x06latin1\x86R") * 3000), "2000000 bytes of arrays in a file of 10840"
+    ),
+    "encoding": (
+        remembered(LONG_BYTES, (ENCODE + b"U\x01xh\x00\x86R") * 300), r"encoding must be latin1, got '(.xff){50}"
+    ),
+    "copy of a dictionary": (remembered(COUNTER, b"ccollections\nCounter\nh\x00\x85R" * 3000), "no corpus with"),
+    "attributes": (remembered(COUNTER, (CLASS + b")\x81h\x00b") * 3000), "no corpus with a vocabulary"),
+    "attributes of a class": (COUNTER + b"q\x00" + CLASS + b"h\x00b.", "attributes of a type"),
+    "tokens": (
+        corpus(train=array(b"J\x40\x42\x0f\x00\x85", data=b"T" + struct.pack("<i", M) + b"\x01" * M + b"q\x05"),
+               **{name: array(b"J\x40\x42\x0f\x00\x85", data=b"h\x05") for name in ("valid", "test")}),
+        "3000000 tokens in a file of 1000",
+    ),
+    # long messages
+    "module": (b"c" + b"a" * M + b"\nb\n.", r"is refused: it names a{200}... \(1000000 characters\).b, which"),
+    "name": (b"cb\n" + b"a" * M + b"\n.", r"is refused: it names b.a{200}... \(1000000 characters\), which"),
+    "module of bytes": (b"c" + b"\xff" * M + b"\nb\n.", "UnicodeDecodeError: utf-8 cannot be decoded: inv"),
+    "name of a class": (b"(" + b"i" + b"\xff" * M + b"\nb\n.", "UnicodeDecodeError: ascii cannot be decoded"),
+    "text of bytes": (b"X" + struct.pack("<i", M) + b"\xff" * M + b".", "UnicodeDecodeError: utf-8 cannot be decoded"),
+    "dataset": (corpus(dataset=LONG_TEXT), r"dataset must have at most 100 characters, got 'x{200}'... \(1000000"),
+    "class": (b"ccopy_reg\n_reconstructor\n" + LONG_TEXT + b"\x85R.", r"an instance of 'x{200}'... \(10"),
+    "attribute": (CLASS + b"N}" + LONG_TEXT + b"Ns\x86b.", "attributes of a type"),
+    "persistent id": (b"P" + b"x" * M + b"\n.", "the operation 0x50 is none that a corpus needs"),
+    # long times and texts of what is nested
+    **{
+        f"tuples of tuples as {name}": (data + b".", message)
+        for name, data, message in [
+            ("corpus", BOMB, "no corpus with a vocabulary"),
+            ("symbols", corpus({"idx2sym": BOMB}), "no corpus with a vocabulary"),
+            ("symbol", corpus({"idx2sym": b"]" + BOMB + b"a"}), "no corpus with a vocabulary"),
+            ("cutoffs", corpus(cutoffs=BOMB), "cutoffs must be integers from 0 to the 2 .*, got a tu"),
+            ("cutoff", corpus(cutoffs=b"]" + BOMB + b"a"), "cutoffs must be integers .*, got a list of length 1"),
+            ("shape", corpus(train=array(shape=BOMB)), "tokens must be a 1-D .*, got i1, its shape a tuple of"),
+            ("size", corpus(train=array(shape=BOMB + b"\x85")), "got i1, its shape a tuple of length 1"),
+            ("dtype", corpus(train=array(dtype=BOMB)), "tokens must be a 1-D integer array, got None, its "),
+            ("data", corpus(train=array(data=BOMB)), "2 tokens of i1 in a tuple of length 2"),
+            ("state", b"cnumpy.core.multiarray\n_reconstruct\n)R" + BOMB + b"b", "an array must be 5 values, got a tu"),
+            ("name", b"cnumpy\ndtype\n" + BOMB + b"\x85R", "name of a dtype must be .*, got a tuple of length 2"),
+            ("order", DTYPE + BOMB + b"b", "the byte order of a dtype must be at most 100 characters, got a tuple"),
+            ("encoding", ENCODE + string("x") + BOMB + b"\x86R", "encoding must be latin1, got a tuple of length 2"),
+            ("text", ENCODE + BOMB + b"U\x06latin1\x86R", "encoding must be latin1, got 'latin1' for a tuple"),
+            ("class", b"ccopy_reg\n_reconstructor\n" + BOMB + b"\x85R", "an instance of a tuple of length 2"),
+            ("function", BOMB + b")R", "TypeError: 'tuple' object is not callable"),
+            ("key", b"}" + BOMB + b"Ns", "the keys of a dictionary must be text"),
+            ("keys", b"}(" + BOMB + b"Nu", "the keys of a dictionary must be text"),
+            ("key of a new dictionary", b"(" + BOMB + b"Nd", "the keys of a dictionary must be text"),
+            ("key of a counter", b"ccollections\nCounter\n)\x81" + BOMB + b"Ns", "no corpus with a vocabulary"),
+            ("set", b"\x8f(" + BOMB + b"\x90", "the operation 0x8f is none that a corpus needs"),
+            ("frozen set", b"(" + BOMB + b"\x91", "the operation 0x91 is none that a corpus needs"),
+            ("persistent id", BOMB + b"Q", "the operation 0x51 is none that a corpus needs"),
+        ]
+    },
+    "marks": (b"(" * 3 * M + b".", "more than 100 lists, tuples and dictionaries in one another"),
+    "lists": (b"]" * 3 * M + b".", "more than 385000 objects in a file of 3000001 bytes"),
+    "dictionaries": (b"}" * 3 * M + b".", "more than 385000 objects in a file of 3000001 bytes"),
+    "tuples": (b")" + b"\x85" * 3 * M + b".", "more than 385000 objects in a file of 3000002 bytes"),
+    "instances": (CLASS + b"q\x00(" + b"h\x00)R" * M + b"l.", "more than 510003 objects in a file of 4000024"),
+    # lengths that are not there
+    "bytes": (b"\x80\x04\x8e" + LENGTH + b".", "a string of 1099511627776 bytes in a file of 12"),
+    "text": (b"\x80\x04\x8d" + LENGTH + b".", "a string of 1099511627776 bytes in a file of 12"),
+    "byte array": (b"\x80\x05\x96" + LENGTH + b".", "a string of 1099511627776 bytes in a file of 12"),
+    "byte array of 16 GB": (b"\x80\x05\x96" + struct.pack("<Q", 2**34) + b".", "a string of 17179869184 bytes in a"),
+    "frame": (b"\x80\x04\x95" + LENGTH + b".", "a string of 1099511627776 bytes in a file of 12"),
+    "long": (b"\x80\x02\x8b" + struct.pack("<i", 2**31 - 1) + b".", "a string of 2147483647 bytes in a file of 8"),
+    # integers
+    "digits": (corpus(cutoffs=b"]" + DIGITS + b"a") + b".", r"ValueError: Exceeds the limit \(4300 digits\)"),
+    "huge cutoff": (corpus(cutoffs=b"](" + HUGE + b"q\x00" + b"h\x00" * 3000 + b"e"), "got a list of length 3001"),
+    "huge shape": (corpus(train=array(shape=HUGE + b"\x85")) + b".", "got i1, its shape a tuple of length 1"),
+    "shape of another array": (corpus(train=array(shape=b"K\xff\x85")) + b".", "255 tokens of i1 in '.x00.x01'"),
+    "extension of 1 byte": (b"\x80\x02\x82\x01.", "the operation 0x82 is none that a corpus needs"),
+    "extension of 2 bytes": (b"\x80\x02\x83\x01\x00.", "the operation 0x83 is none that a corpus needs"),
+    "extension of 4 bytes": (b"\x80\x02\x84\x01\x00\x00\x00.", "the operation 0x84 is none that a corpus needs"),
+}  # fmt: skip
+
+# Reads each file of a folder in a process of its own, with 3 GB to spare and for 20 seconds at most. Writes what became
+# of it, and the growth of the peak memory.
+READ_ALL = """
+import json, os, resource, signal, sys
+from pathlib import Path
+from txl_tf.convert.cache_pkl import read_cache_pkl
+from txl_tf.convert.corpus_files import WHITE_SPACE
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def read(path):
+    virtual = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (virtual + 3 * 2**30, -1))
+    signal.alarm(20)
+    before = peak()
+    try:
+        read_cache_pkl(path)
+        found = "no error"
+    except ValueError as error:
+        found = str(error)
+    signal.alarm(0)
+    print(json.dumps([path.stem, found[:10_000], len(found), path.stat().st_size, peak() - before]), flush=True)
+
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    child = os.fork()
+    if not child:
+        try:
+            read(path)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    """`{attack: [message, its length, size of the file, growth of the peak in bytes]}`, of a process of its own."""
+    folder = tmp_path_factory.mktemp("attacks")
+    for name, (data, _) in ATTACKS.items():
+        (folder / f"{name}.pkl").write_bytes(data if data.endswith(b".") else data + b".")
+    command = [sys.executable, "-c", READ_ALL, str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    return {name: found for name, *found in map(json.loads, result.stdout.splitlines())}, result.stderr
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_file_that_would_fill_the_memory_is_one_short_error(attacked, name):
+    found, stderr = attacked
+    assert name in found, stderr
+    message, length, size, growth = found[name]
+    prefix = r"cache.pkl: |\.pkl is refused: "
+    assert re.search(prefix, message), message
+    assert re.search(ATTACKS[name][1], message), message[:500]
+    assert length < 1000
+    assert growth < 10 * size + 200 * 2**20
+
+
+def test_white_space_in_symbols_becomes_escapes():
+    assert {chr(c) for c in WHITE_SPACE} == {chr(c) for c in range(sys.maxunicode + 1) if chr(c).isspace()}
+    assert "a b\u3000c\n\x85é\\".translate(WHITE_SPACE) == "a\\x20b\\u3000c\\n\\x85é\\"

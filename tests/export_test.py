@@ -13,11 +13,13 @@ from helpers import ROOT, SMALL, randomise, run_program, word_vocab
 from tensorflow.core.protobuf import saved_model_pb2
 
 import txl_tf
+from txl_tf.config import NetworkConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.generation import generate
 from txl_tf.runs.folder import RunFolder
+from txl_tf.serving import signatures as signatures_module
 from txl_tf.serving.export import export_saved_model
-from txl_tf.serving.signatures import ServingSignatures
+from txl_tf.serving.signatures import RequestLimits, ServingSignatures
 from txl_tf.serving.text import GraphTokenizer
 
 SEGMENTS = [(0, 6), (6, 7), (7, 14)]  # of the 14 tokens that are read: longer, shorter than the memory of 4, and one
@@ -127,9 +129,15 @@ def text():
 def exported(lm, vocab, tmp_path_factory):
     """The folder of version 1, as the program writes it."""
     folder = tmp_path_factory.mktemp("export")
-    model = {name: value for name, value in lm.get_config().items() if name not in ("name", "dtype", "trainable")}
+    model = {name: lm.get_config()[name] for name in NetworkConfig.names()}
     RunFolder(folder / "run").create({"dataset": "text"}, model, vocab, lm, step=1)
-    flags = [f"--model_dir={folder / 'run'}", f"--output={folder / 'my'}", "--top_n=4", "--max_tokens=100"]
+    flags = [
+        f"--model_dir={folder / 'run'}",
+        f"--output={folder / 'my'}",
+        "--top_n=4",
+        "--max_tokens=100",
+        "--max_rows=64",
+    ]
     result = run_program("tools/export_saved_model.py", *flags)
     assert result.stdout == f"{folder / 'my' / '1'}\n", result.stderr
     return folder / "my" / "1"
@@ -237,38 +245,62 @@ def test_a_c_program_scores_and_survives_bad_requests(lm, text, exported, tmp_pa
         assert line.startswith(f"{start}invalid argument")
     assert "[tokens must hold ids between 0 and 22, got] [1073741824]" in lines[9]
     assert "[labels must have the shape of tokens, got] [3 5]" in lines[10]
-    assert "score_state" in lines[11] and "[?,2,2,2,4,3]" in lines[11]
+    assert "[state must be [B, 2, 2, 2, 4, 3], got] [3 3 2 2 5 3]" in lines[11]
     assert lines[12:] == lines[:3]
 
 
+def rows_of(batch):
+    return {"tokens": np.zeros([batch, 6], np.int32), "state": np.zeros([batch, 2, 2, 2, 4, 3], np.float32)}
+
+
 VECTOR = np.float32([0.5, 0.5, 0.5])
+STATE = r"\[state must be \[B, 2, 2, 2, 4, 3\], got\] "
 BAD = [
     ("score", {"tokens": np.full([3, 6], 23, np.int32)}, "tokens must hold ids between 0 and 22"),
     ("score", {"labels": np.full([3, 6], -1, np.int32)}, "labels must hold ids between 0 and 22"),
     ("score", {"labels": np.zeros([3, 7], np.int32)}, "labels must have the shape of tokens"),
     ("score", {"state": np.zeros([2, 2, 2, 2, 4, 3], np.float32)}, "state must have as many rows as tokens"),
-    ("score", {"state": np.zeros([3, 3, 2, 2, 4, 3], np.float32)}, "Shape of tensor state .* not compatible"),
-    ("next", {"state": np.zeros([3, 2, 2, 4, 3], np.float32)}, "Shape of tensor state .* not compatible"),
+    ("score", {"state": np.zeros([3, 3, 2, 2, 4, 3], np.float32)}, STATE + r"\[3 3 2 2 4 3\]"),
+    ("next", {"state": np.zeros([3, 2, 2, 4, 3], np.float32)}, STATE + r"\[3 2 2 4 3\]"),
+    ("next", {"state": np.float32(0)}, STATE + r"\[\]"),
+    ("next", {"tokens": np.zeros([3], np.int32)}, r"tokens must be \[B, T\], got\] \[3\]"),
+    ("score", {"tokens": np.int32(0)}, r"tokens must be \[B, T\], got\] \[\]"),
+    ("score", {"labels": np.zeros([3, 6, 1], np.int32)}, r"labels must be \[B, T\], got\] \[3 6 1\]"),
+    ("score", {**rows_of(0), "labels": np.zeros([0, 6], np.int32)}, r"tokens must have at least 1 row, got\] \[0\]"),
+    ("score", {**rows_of(65), "labels": np.zeros([65, 6], np.int32)}, r"tokens must have at most 64 rows, got\] \[65"),
+    ("next", rows_of(0), r"tokens must have at least 1 row, got\] \[0\]"),
+    ("next", rows_of(65), r"tokens must have at most 64 rows, got\] \[65\]"),
     ("next", {"tokens": np.zeros([3, 0], np.int32)}, "tokens must be 1 to 100 a row"),
     ("next", {"tokens": np.zeros([3, 101], np.int32)}, "tokens must be 1 to 100 a row"),
     ("generate", {"tokens": np.zeros([3, 101], np.int32)}, "tokens must be at most 100 a row"),
     ("generate", {"tokens": np.full([3, 6], 23, np.int32)}, "tokens must hold ids between 0 and 22"),
-    ("generate", {"tokens": np.zeros([0, 6], np.int32)}, "tokens must be .*batch at least 1"),
+    ("generate", {"tokens": np.zeros([0, 6], np.int32)}, r"tokens must have at least 1 row, got\] \[0\]"),
+    ("generate", {"tokens": np.zeros([65, 6], np.int32)}, r"tokens must have at most 64 rows, got\] \[65\]"),
+    ("generate", {"tokens": np.zeros([6], np.int32)}, r"tokens must be \[B, T\], got\] \[6\]"),
+    ("generate", {"lengths": np.int32([[6, 2, 3]])}, r"lengths must be \[B\], got\] \[1 3\]"),
     ("generate", {"lengths": np.int32([7, 1, 1])}, "lengths must lie between 0 and those of tokens"),
     ("generate", {"max_new_tokens": np.int32([1, -1, 1])}, "max_new_tokens must lie between 0 and 100"),
     ("generate", {"max_new_tokens": np.int32([1, 2**31 - 1, 1])}, "max_new_tokens must lie between 0 and 100"),
     ("generate", {"temperature": VECTOR - 1}, "temperature must be 0 or more"),
     ("generate", {"temperature": VECTOR * np.float32("nan")}, "temperature must be 0 or more"),
     ("generate", {"temperature": VECTOR[:2]}, r"temperature must be \[batch\]"),
-    ("generate", {"temperature": np.float32(1)}, "Shape of tensor temperature .* not compatible"),
+    ("generate", {"temperature": np.float32(1)}, r"temperature must be \[B\], got\] \[\]"),
     ("generate", {"top_k": np.int32([1, -1, 1])}, "top_k must be 1 or more, or 0"),
     ("generate", {"top_p": VECTOR * 0}, "top_p must lie in"),
     ("generate_text", {"top_p": VECTOR + 1}, "top_p must lie in"),
     ("generate_text", {"text": np.array(["", "", "w1 " * 350_000], object)}, "text must be at most 100 tokens long"),
     ("score_text", {"text": np.array(["w1 " * 350_000], object)}, "text must be at most 100 tokens long"),
-    ("initial_state", {"batch_size": np.int32(-1)}, "batch_size must lie between 0 and 1024"),
-    ("initial_state", {"batch_size": np.int32(10**9)}, "batch_size must lie between 0 and 1024"),
-]
+    ("score_text", {"text": np.array(["w1 " * 3_000_000], object)}, "at most 8388608 bytes in all rows, got"),
+    ("score_text", {"text": np.array([], object)}, r"text must have at least 1 row, got\] \[0\]"),
+    ("score_text", {"text": np.array(["w1"] * 65, object)}, r"text must have at most 64 rows, got\] \[65\]"),
+    ("score_text", {"text": np.array("w1", object)}, r"text must be \[B\], got\] \[\]"),
+    ("generate_text", {"text": np.array([], object)}, r"text must have at least 1 row, got\] \[0\]"),
+    ("generate_text", {"text": np.array(["w1"] * 400, object)}, r"text must have at most 64 rows, got\] \[400\]"),
+    ("generate_text", {"text": np.array([["w1"]], object)}, r"text must be \[B\], got\] \[1 1\]"),
+    ("initial_state", {"batch_size": np.int32(-1)}, "batch_size must lie between 0 and 64"),
+    ("initial_state", {"batch_size": np.int32(10**9)}, "batch_size must lie between 0 and 64"),
+    ("initial_state", {"batch_size": np.int32([2**31 - 1, 2**31 - 1, 3])}, "batch_size must lie between 0 and 64"),
+]  # fmt: skip
 
 
 def test_bad_requests_are_refused_by_name_and_the_model_goes_on(request_of):
@@ -279,6 +311,104 @@ def test_bad_requests_are_refused_by_name_and_the_model_goes_on(request_of):
     for name, answer in good.items():
         for key, value in request_of(name).items():
             np.testing.assert_array_equal(value, answer[key], err_msg=f"{name} {key}")
+
+
+def test_a_server_s_graph_refuses_by_name_too(exported, tmp_path):
+    """A server feeds a session whose placeholders take any shape, as TensorFlow's C library does."""
+    folder = tmp_path / "1"
+    shutil.copytree(exported, folder)
+    model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
+    for node in model.meta_graphs[0].graph_def.node:
+        if node.op == "Placeholder":
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(None).as_proto())
+            node.attr.pop("_output_shapes", None)
+    (folder / "saved_model.pb").write_bytes(model.SerializeToString())
+    tokens, state = np.zeros([3, 6], np.int32), np.zeros([3, 2, 2, 2, 4, 3], np.float32)
+    texts = np.array(TEXTS, object)
+    good = {
+        "initial_state": {"batch_size": np.int32(3)},
+        "score": {"tokens": tokens, "labels": tokens, "state": state},
+        "next": {"tokens": tokens, "state": state},
+        "generate": {"tokens": tokens, "lengths": np.int32([6, 2, 3]), **SAMPLING},
+        "score_text": {"text": texts},
+        "generate_text": {"text": texts, **SAMPLING},
+    }
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        served = tf.compat.v1.saved_model.load(session, ["serve"], str(folder)).signature_def
+
+        def send(signature, **changes):
+            info = served[signature]
+            feeds = {info.inputs[name].name: value for name, value in {**good[signature], **changes}.items()}
+            return session.run({name: output.name for name, output in info.outputs.items()}, feeds)
+
+        for name, changes, message in BAD:
+            with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+                send(name, **changes)
+        assert send("initial_state")["state"].shape == (3, 2, 2, 2, 4, 3)
+        assert send("next")["ids"].shape == (3, 4)
+
+
+def test_by_default_a_request_has_as_many_rows_as_fit(small_lm, monkeypatch):
+    """Keys and values of a place: 2 layers * 2 * 2 heads * 3 numbers * 4 bytes. Logits: 5 words, 2 bins, 11 words."""
+    lm = small_lm(mem_len=100_000, cutoffs=[5, 12])
+    limits = RequestLimits(lm, None, max_tokens=4096)
+    assert limits.row_bytes(3, 7) == 100_000 * 96 + 40 * 23 + 3 * (96 + 4 * (5 + 2 + 11 + 2 * 12)) + 7 * 512
+    assert limits.max_rows == 2**29 // limits.row_bytes(1) == 55
+    assert limits.max_bytes == 2**29
+    assert RequestLimits(small_lm(mem_len=0), None, max_tokens=4096).max_rows == 1024
+    monkeypatch.setattr(signatures_module, "REQUEST_BYTES", 1)
+    assert RequestLimits(lm, None, max_tokens=4096).max_rows == 1
+
+
+def test_what_the_exporter_asks_for_fits_in_any_case(small_lm):
+    lm = small_lm(mem_len=100_000, cutoffs=[5, 12])
+    many, long = RequestLimits(lm, 70, max_tokens=4096), RequestLimits(lm, None, max_tokens=10**7)
+    assert many.max_bytes == 70 * many.row_bytes(1) > 2**29
+    assert long.max_bytes == long.row_bytes(10**7, 10**7) > 2**29
+
+
+def test_long_rows_are_fewer(small_lm, monkeypatch):
+    monkeypatch.setattr(signatures_module, "REQUEST_BYTES", 1)
+    served = ServingSignatures(small_lm(), "float32", 3, 50, 0, text=None, max_rows=6)
+    limits = served.limits
+    fit = {n: limits.max_bytes // limits.row_bytes(n) for n in (1, 20, 50)}
+    assert limits.max_bytes == limits.row_bytes(50, 50)
+    assert fit[50] == 2 and fit[20] == 5 and fit[1] > 6
+    state = served.initial_state(tf.constant(6))["state"]
+    for rows, n in [(6, 1), (5, 20), (2, 50), (6, 20), (3, 50)]:
+        tokens, memory = tf.zeros([rows, n], tf.int32), state[:rows]
+        for request, arguments in [(served.score, (tokens, tokens, memory)), (served.next, (tokens, memory))]:
+            if rows <= fit[n]:
+                assert request(*arguments)["state"].shape[0] == rows
+                continue
+            message = rf"tokens must have at most {fit[n]} row\(s\) of {n} tokens and 0 new ones, got.*\n.*{rows}"
+            with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+                request(*arguments)
+
+    def lengths_of(rows, n, max_new_tokens):
+        options = {name: tf.constant(values[:1].repeat(rows)) for name, values in SAMPLING.items()}
+        options["max_new_tokens"] = tf.constant(max_new_tokens)
+        return served.generate(tf.zeros([rows, n], tf.int32), tf.fill([rows], n), **options)["lengths"].numpy()
+
+    assert lengths_of(1, 50, [50]).tolist() == [100]
+    message = r"tokens must have at most 1 row\(s\) of 20 tokens and 50 new ones, got.*\n.*2"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        lengths_of(2, 20, [0, 50])
+
+
+def test_the_padded_size_of_texts_counts_and_rows_are_counted_before_tokens(small_lm, tmp_path, monkeypatch):
+    monkeypatch.setattr(signatures_module, "REQUEST_BYTES", 1)
+    _, tokenizer = write_vocab(tmp_path, [], level="byte")
+    served = ServingSignatures(small_lm(n_token=256), "float32", 3, 50, 10, tokenizer, max_rows=4)
+    fit = served.limits.max_bytes // served.limits.row_bytes(40)
+    assert fit < 3
+    assert served.score_text(tf.constant(["a" * 50]))["lengths"].numpy().tolist() == [50]
+    message = rf"text must have at most {fit} row\(s\) of 40 tokens and 0 new ones, got.*\n.*3"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        served.score_text(tf.constant(["a" * 40, "", "a"]))
+    monkeypatch.setattr(tokenizer, "encode", None)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"text must have at most 4 rows, got.*\n.*5"):
+        served.score_text(tf.constant([""] * 5))
 
 
 def test_rows_do_not_see_each_other(request_of, lm, text):
@@ -446,11 +576,12 @@ def test_warm_up_requests_are_written_where_serving_s_api_is_installed_unless_to
         ({"weights": "int8"}, "weights must be one of float32, float16, bfloat16, got 'int8'"),
         ({"top_n": 0}, "top_n must be an integer from 1"),
         ({"max_tokens": 0}, "max_tokens must be an integer from 1"),
+        ({"max_rows": 0}, "max_rows must be an integer from 1"),
         ({"start_token": 23}, "start_token must be an integer from 0 to 22"),
         ({"vocab": Vocab("byte")}, "vocab must hold the model's n_token=23 symbols, got 0"),
         ({}, "already exists: choose a new one"),
     ],
-    ids=["weights", "top_n", "max_tokens", "start_token", "vocab", "directory"],
+    ids=["weights", "top_n", "max_tokens", "max_rows", "start_token", "vocab", "directory"],
 )
 def test_export_refuses_by_name(lm, tmp_path, options, message):
     (tmp_path / "something").touch()

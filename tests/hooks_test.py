@@ -6,6 +6,8 @@ is used and what for.
 
 import ast
 import csv
+import io
+import pickle
 import re
 
 import keras
@@ -425,6 +427,35 @@ def _(tmp_path):
         lambda context: tf.constant(context.replica_id_in_sync_group)
     )
     assert [int(value) for value in strategy.experimental_local_results(found)] == [0, 1]
+
+
+# --------------------------------------------------------------------------------------------------------- python
+
+
+@hook("pickle._Unpickler")
+def _(tmp_path):
+    """Its memo is a dictionary; its methods and those of the table are found by the operations."""
+
+    class Counting(pickle._Unpickler):
+        dispatch = dict(pickle._Unpickler.dispatch)
+        marks = 0
+
+        def count(self):
+            self.marks += 1
+            assert not self.metastack
+            self.load_mark()
+
+        def load_all(self):
+            items = self.pop_mark()
+            self.stack[-1].extend(items)
+
+        dispatch[pickle.MARK[0]] = count
+        dispatch[pickle.APPENDS[0]] = load_all
+
+    unpickler = Counting(io.BytesIO(b"\x80\x02](U\x01ar\x00\x00\x00\x10j\x00\x00\x00\x10e."), encoding="bytes")
+    assert unpickler.load() == [b"a", b"a"]
+    assert unpickler.memo == {2**28: b"a"} and unpickler.marks == 1
+    assert pickle._Unpickler.dispatch[pickle.BUILD[0]].__name__ == "load_build"
 
 
 # ------------------------------------------------------------------------------------------------------- the tests

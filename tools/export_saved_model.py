@@ -26,6 +26,9 @@ flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the late
 flags.DEFINE_enum("weights", "float32", WEIGHT_TYPES, "Type the weights are stored in.")
 flags.DEFINE_integer("top_n", 10, "Tokens that the signature next returns.", lower_bound=1)
 flags.DEFINE_integer("max_tokens", 4096, "Most tokens of a row of a request, and most new ones.", lower_bound=1)
+flags.DEFINE_integer(
+    "max_rows", None, "Most rows of a request; default: as many as fit 512 MiB, from 1 to 1024.", lower_bound=1
+)
 flags.DEFINE_integer("mem_len", None, "Positions of memory, rather than the run's.")
 flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len, rather than as the run does.")
 flags.DEFINE_bool(
@@ -37,7 +40,7 @@ flags.mark_flags_as_required(["model_dir", "output"])
 def main():
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
     lm, vocab = load_run(FLAGS.model_dir, FLAGS.ckpt_path, **values("mem_len clamp_len", given_only=True))
-    export_saved_model(lm, directory, vocab, **values("weights top_n max_tokens warmup"))
+    export_saved_model(lm, directory, vocab, **values("weights top_n max_tokens max_rows warmup"))
     print(directory)
 
 

@@ -17,6 +17,7 @@ from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.files import is_remote
 
 CACHE_FILE = "cache.pkl"
+WHITE_SPACE = {c: escape(chr(c)) for c in range(0x3001) if chr(c).isspace()}  # all there is, for str.translate
 
 
 @dataclasses.dataclass
@@ -72,7 +73,7 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
     if cache and cache.lower_case is not None:
         options["lower_case"] = cache.lower_case
     if cache:  # Python 2 left some white space in words
-        lines = ["".join(escape(c) if c.isspace() else c for c in symbol) for symbol in cache.symbols]
+        lines = [symbol.translate(WHITE_SPACE) for symbol in cache.symbols]
         vocab = Vocab(**options)
         vocab.set_lines(lines, path)
     else:

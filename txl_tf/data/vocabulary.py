@@ -254,7 +254,7 @@ class Vocab:
                 raise ValueError(f"vocabulary file {path}: line {i + 1} is empty")
             if self.ids[symbol] != i:
                 again = self.ids[symbol] + 1
-                raise ValueError(f"vocabulary file {path}: {symbol!r} is on line {i + 1} and on line {again}")
+                raise ValueError(f"vocabulary file {path}: {brief(symbol)} is on line {i + 1} and on line {again}")
         self._check_line_symbols(f"vocabulary file {path}")
 
 

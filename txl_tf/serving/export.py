@@ -44,13 +44,13 @@ def export_saved_model(
     weights: str = "float32",
     top_n: int = 10,
     max_tokens: int = 4096,
+    max_rows: int | None = None,
     start_token: int | None = None,
     warmup: bool | None = None,
 ) -> None:
     """Writes a SavedModel whose signatures score, predict and write ids and, with a vocabulary, text.
 
-    `ServingSignatures` says what each takes and returns. A request out of range is an InvalidArgumentError that names
-    the argument.
+    `ServingSignatures` says what each takes and returns. An InvalidArgumentError names the argument that is wrong.
 
     Args:
         lm: `TransformerXLLM`.
@@ -59,9 +59,9 @@ def export_saved_model(
         weights: type the weights are stored in, "float32", "float16" or "bfloat16"; computation stays as in `lm`.
         top_n: how many tokens `next` returns; all where the vocabulary has fewer.
         max_tokens: most tokens of a row of a request, and most new ones.
+        max_rows: most rows of a request; by default as many of one token as fit 512 MiB: see docs/serving.md.
         start_token: id that an empty prompt stands for; by default the end of a line, 0 where there is none.
-        warmup: whether to write the requests that TensorFlow Serving runs before it takes others, which needs
-            `tensorflow-serving-api`. `None`: where that is installed.
+        warmup: whether to write warm-up requests, which need `tensorflow-serving-api`. `None`: where it is installed.
 
     Raises:
         ValueError: an argument is out of range, or `directory` holds something.
@@ -72,7 +72,7 @@ def export_saved_model(
         raise ValueError(f"vocab must hold the model's n_token={n_token} symbols, got {len(vocab)}")
     if start_token is None:
         start_token = 0 if vocab is None else vocab.ids.get(vocab.eos or "\n", 0)
-    check_arguments(n_token, weights, top_n, max_tokens, start_token)
+    check_arguments(n_token, weights, top_n, max_tokens, start_token, max_rows)
     has_serving_api = importlib.util.find_spec("tensorflow_serving") is not None
     if warmup and not has_serving_api:
         raise ValueError("warmup=True needs tensorflow-serving-api, which is not installed: pip install it")
@@ -86,7 +86,7 @@ def export_saved_model(
             path = os.path.join(folder, "vocab.txt")
             vocab.save(path)
             text = GraphTokenizer(vocab, path)
-        served = ServingSignatures(lm, weights, min(top_n, n_token), max_tokens, start_token, text)
+        served = ServingSignatures(lm, weights, min(top_n, n_token), max_tokens, start_token, text, max_rows)
         signatures = served.signatures()
         tf.saved_model.save(served.resources, temporary, signatures=signatures)
         if warmup or (warmup is None and has_serving_api):

@@ -17,18 +17,90 @@ from txl_tf.models.cache import CachedState, cached_forward, initial_state, prec
 from txl_tf.models.generation import generate_tokens
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.sampling import Sampling, check_integer
-from txl_tf.serving.text import GraphTokenizer, require
+from txl_tf.serving.text import Check, GraphTokenizer, require, require_all
 
 WEIGHT_TYPES = ("float32", "float16", "bfloat16")
-MAX_ROWS = 1024  # of initial_state, which takes a number and makes memory of it
+# What the arrays of a request may take. Several copies of them exist for moments: docs/serving.md has the peak.
+REQUEST_BYTES = 512 * 2**20
+MAX_ROWS = 1024  # of a request to a model whose rows are small
+# Rough bytes that go with an array of this many numbers: what `sample` computes from the scores, a new token's random
+# numbers, the words of a text and their places.
+SYMBOL_BYTES, NEW_TOKEN_BYTES, TEXT_BYTES = 40, 512, 64
 
 
-def check_arguments(n_token: int, weights: str, top_n: int, max_tokens: int, start_token: int) -> None:
+def check_arguments(
+    n_token: int, weights: str, top_n: int, max_tokens: int, start_token: int, max_rows: int | None = None
+) -> None:
     """Raises ValueError where an argument of `ServingSignatures` is out of range."""
+    if max_rows is not None:
+        check_integer("max_rows", max_rows, 1)
     one_of(WEIGHT_TYPES)("weights", weights)
     check_integer("top_n", top_n, 1)
     check_integer("max_tokens", max_tokens, 1)
     check_integer("start_token", start_token, 0, n_token - 1)
+
+
+class RequestLimits:
+    """How large a request may be: its rows times the bytes of one, which depend on the tokens of the longest row.
+
+    Attributes:
+        max_rows: most rows; by default those that take `REQUEST_BYTES` with a token each, from 1 to `MAX_ROWS`.
+        max_bytes: most bytes. `REQUEST_BYTES`, or more if one row of `max_tokens` or `max_rows` of one token need it.
+    """
+
+    def __init__(self, lm: TransformerXLLM, max_rows: int | None, max_tokens: int):
+        network, (first, *others) = lm.network, lm.softmax.bin_sizes
+        keys_and_values = 4 * network.n_layer * 2 * network.n_head * network.d_head  # of a position
+        logits = first + len(others) + max(others, default=0)
+        self.fresh_bytes = network.mem_len * keys_and_values + SYMBOL_BYTES * network.n_token
+        self.token_bytes = keys_and_values + 4 * (logits + 2 * network.d_inner)
+        self.max_rows = max_rows or min(max(1, REQUEST_BYTES // self.row_bytes(1)), MAX_ROWS)
+        self.max_bytes = max(REQUEST_BYTES, self.row_bytes(max_tokens, max_tokens), self.max_rows * self.row_bytes(1))
+
+    def row_bytes(self, tokens, new_tokens=0):
+        """Bytes of a row that reads `tokens` and writes `new_tokens`: ints, or int64 tensors."""
+        return self.fresh_bytes + tokens * self.token_bytes + new_tokens * NEW_TOKEN_BYTES
+
+    def check_rows(self, name: str, rows: tf.Tensor) -> list[Check]:
+        return [
+            Check(rows >= 1, f"{name} must have at least 1 row", rows),
+            Check(rows <= self.max_rows, f"{name} must have at most {self.max_rows} rows", rows),
+        ]
+
+    def check_size(self, name: str, rows: tf.Tensor, tokens: tf.Tensor, new_tokens: tf.Tensor | int = 0) -> Check:
+        """Checks the whole request; `tokens` is the length of its longest row."""
+        tokens, new_tokens = tf.cast(tokens, tf.int64), tf.cast(new_tokens, tf.int64)
+        fit = self.max_bytes // self.row_bytes(tokens, new_tokens)
+
+        def message():
+            parts = f"{name} must have at most ", fit, " row(s) of ", tokens, " tokens and ", new_tokens, " new ones"
+            return tf.strings.join([part if isinstance(part, str) else tf.strings.as_string(part) for part in parts])
+
+        return Check(tf.cast(rows, tf.int64) <= fit, message, rows)
+
+    def check_bytes(self, text: tf.Tensor) -> Check:
+        """Checks a text before it becomes tokens."""
+        found, most = tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64)), self.max_bytes // TEXT_BYTES
+        return Check(found <= most, f"text must have at most {most} bytes in all rows", found)
+
+
+def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """`tensors`, found to have the shapes of `specs`: a server passes on any shape that a client sends."""
+    # As of no known shape: the rank of `tensors` themselves would be a constant of the graph, that of `specs`.
+    unknown = {name: tf.compat.v1.placeholder_with_default(x, None) for name, x in tensors.items()}
+    checks = []
+    for name, spec in specs.items():
+        if spec.shape.rank is None:
+            continue
+        found, rank = tf.shape(unknown[name]), spec.shape.rank
+        sizes = tf.constant([-1 if size is None else size for size in spec.shape], tf.int32)
+        valid = tf.size(found) == rank
+        if rank > 2:  # a state, of whose sizes only the first is free
+            valid &= tf.reduce_all((tf.pad(found, [[0, rank]])[:rank] == sizes) | (sizes < 0))
+        letters = [letter if size is None else str(size) for letter, size in zip("BTMHDX", spec.shape, strict=False)]
+        checks.append(Check(valid, f"{name} must be [{', '.join(letters)}]", found))
+    with tf.control_dependencies([require_all(checks)] if checks else []):
+        return {name: tf.ensure_shape(x, specs[name].shape) for name, x in unknown.items()}
 
 
 class ServingSignatures:
@@ -55,11 +127,12 @@ class ServingSignatures:
 
     def __init__(
         self, lm: TransformerXLLM, weights: str, top_n: int, max_tokens: int, start_token: int,
-        text: GraphTokenizer | None,
+        text: GraphTokenizer | None, max_rows: int | None = None,
     ):  # fmt: skip
         self.lm = lm
         self.top_n = top_n
         self.max_tokens = max_tokens
+        self.limits = RequestLimits(lm, max_rows, max_tokens)
         self.start_token = start_token
         self.text = text
         network = lm.network
@@ -98,8 +171,8 @@ class ServingSignatures:
 
         def concrete(function, specs):
             def call(**tensors):
-                with self._as_stored():  # ensure_shape: a server passes on whatever shape a client sends
-                    return function(**{name: tf.ensure_shape(x, specs[name].shape) for name, x in tensors.items()})
+                with self._as_stored():
+                    return function(**check_shapes(specs, tensors))
 
             specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in specs.items()}
             return tf.function(call, autograph=False).get_concrete_function(**specs)
@@ -109,16 +182,17 @@ class ServingSignatures:
     # ------------------------------------------------------------------------------------------------ signatures
 
     def initial_state(self, batch_size: tf.Tensor) -> dict:
-        rows = tf.reduce_sum(batch_size)  # a 1 for every row, rather than one number, is what a server can batch
-        valid = tf.reduce_all(batch_size >= 0) & (rows <= MAX_ROWS)
-        with tf.control_dependencies([require(valid, f"batch_size must lie between 0 and {MAX_ROWS}", batch_size)]):
-            rows = tf.identity(rows)
+        most = self.limits.max_rows  # a 1 for every row, rather than one number, is what a server can batch
+        rows = tf.reduce_sum(tf.cast(batch_size, tf.int64))
+        valid = tf.reduce_all(batch_size >= 0) & (rows <= most)
+        with tf.control_dependencies([require(valid, f"batch_size must lie between 0 and {most}", batch_size)]):
+            rows = tf.cast(rows, tf.int32)
         return {"state": self._pack(initial_state(self.lm.network, rows))}
 
     def score(self, tokens: tf.Tensor, labels: tf.Tensor, state: tf.Tensor) -> dict:
-        same = tf.reduce_all(tf.shape(tokens) == tf.shape(labels))
-        with tf.control_dependencies([require(same, "labels must have the shape of tokens", tf.shape(labels))]):
-            tokens, state = self._check_segment(tokens, state)
+        found = tf.shape(labels)
+        same = Check(tf.shape(tokens) == found, "labels must have the shape of tokens", found)
+        tokens, state, labels = self._check_segment(tokens, state, [same], labels)
         labels = self._check_ids("labels", labels)
         hidden, state = self._read(tokens, state)
         return {"nll": self.lm.softmax.nll(hidden, labels, self.lm.network.embedding), "state": state}
@@ -133,27 +207,28 @@ class ServingSignatures:
         return {"log_probs": top.values, "ids": top.indices, "state": state}
 
     def generate(self, tokens: tf.Tensor, lengths: tf.Tensor, max_new_tokens, temperature, top_k, top_p, seed) -> dict:
+        return self._generate("tokens", tokens, lengths, max_new_tokens, temperature, top_k, top_p, seed)
+
+    def _generate(self, given: str, tokens, lengths, max_new_tokens, temperature, top_k, top_p, seed) -> dict:
+        """`generate`, of `tokens` that a request gave as `given`."""
         (batch, n), most = tf.unstack(tf.shape(tokens)), self.max_tokens
         vectors = {"lengths": lengths, "max_new_tokens": max_new_tokens, "temperature": temperature}
         vectors |= {"top_k": top_k, "top_p": top_p, "seed": seed}
-        shapes = [
-            require(batch > 0, "tokens must be [batch, n], batch at least 1", tf.shape(tokens)),
-            require(n <= most, f"tokens must be at most {most} a row", n),
-        ]
+        checks = [*self.limits.check_rows(given, batch), Check(n <= most, f"tokens must be at most {most} a row", n)]
         for name, vector in vectors.items():
             shape = tf.shape(vector)
-            shapes.append(require(shape[0] == batch, f"{name} must be [batch], as tokens are", shape))
-        with tf.control_dependencies(shapes):
+            checks.append(Check(shape[0] == batch, f"{name} must be [batch], as {given} are", shape))
+        few, finite = (max_new_tokens >= 0) & (max_new_tokens <= most), temperature < float("inf")
+        checks += [
+            Check((lengths >= 0) & (lengths <= n), "lengths must lie between 0 and those of tokens", lengths),
+            Check(few, f"max_new_tokens must lie between 0 and {most}", max_new_tokens),
+            Check((temperature >= 0) & finite, "temperature must be 0 or more", temperature),
+            Check(top_k >= 0, "top_k must be 1 or more, or 0 for all", top_k),
+            Check((top_p > 0) & (top_p <= 1), "top_p must lie in (0, 1]", top_p),
+            self.limits.check_size(given, batch, tf.maximum(n, 1), tf.reduce_max(tf.pad(max_new_tokens, [[0, 1]]))),
+        ]
+        with tf.control_dependencies([require_all(checks)]):  # before a number becomes the size of anything
             tokens = tf.identity(tokens)
-            few, finite = (max_new_tokens >= 0) & (max_new_tokens <= most), temperature < float("inf")
-            ranges = [
-                require((lengths >= 0) & (lengths <= n), "lengths must lie between 0 and those of tokens", lengths),
-                require(few, f"max_new_tokens must lie between 0 and {most}", max_new_tokens),
-                require((temperature >= 0) & finite, "temperature must be 0 or more", temperature),
-                require(top_k >= 0, "top_k must be 1 or more, or 0 for all", top_k),
-                require((top_p > 0) & (top_p <= 1), "top_p must lie in (0, 1]", top_p),
-            ]
-        with tf.control_dependencies(ranges):  # before a number becomes the size of anything
             lengths, max_new_tokens, *sampling = map(tf.identity, vectors.values())
         prompt = self._check_ids("tokens", tf.where(tf.sequence_mask(lengths, n), tokens, 0))
 
@@ -183,7 +258,7 @@ class ServingSignatures:
         return {"nll": tf.where(inside, nll, 0), self._named("symbols"): symbols, "lengths": lengths}
 
     def generate_text(self, text: tf.Tensor, **options: tf.Tensor) -> dict:
-        written = self.generate(*self._encode(text), **options)
+        written = self._generate("text", *self._encode(text), **options)
         return {self._named("text"): self.text.decode(written["tokens"], written["lengths"])}
 
     # ------------------------------------------------------------------------------------------------- their parts
@@ -193,25 +268,37 @@ class ServingSignatures:
 
     def _encode(self, text: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Ids `[B, N]`, filled up with zeros, and lengths `[B]`."""
-        ids = self.text.encode(text)
+        rows = tf.shape(text)[0]
+        before = [*self.limits.check_rows("text", rows), self.limits.check_bytes(text)]
+        with tf.control_dependencies([require_all(before)]):
+            ids = self.text.encode(tf.identity(text))
         lengths = tf.cast(ids.row_lengths(), tf.int32)
+        longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
         message = f"text must be at most {self.max_tokens} tokens long"
-        with tf.control_dependencies([require(lengths <= self.max_tokens, message, lengths)]):
+        after = [Check(lengths <= self.max_tokens, message, lengths), self.limits.check_size("text", rows, longest)]
+        with tf.control_dependencies([require_all(after)]):
             return ids.to_tensor(0), tf.identity(lengths)
 
     def _check_ids(self, name: str, ids: tf.Tensor) -> tf.Tensor:
         n_token = self.lm.network.n_token
         valid = (ids >= 0) & (ids < n_token)
-        found = tf.boolean_mask(ids, ~valid)[:1]
-        with tf.control_dependencies([require(valid, f"{name} must hold ids between 0 and {n_token - 1}", found)]):
+        message = f"{name} must hold ids between 0 and {n_token - 1}"
+        with tf.control_dependencies([require(valid, message, lambda: tf.boolean_mask(ids, ~valid)[:1])]):
             return tf.identity(ids)
 
-    def _check_segment(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        batch, n = tf.unstack(tf.shape(tokens))
-        length = require((n >= 1) & (n <= self.max_tokens), f"tokens must be 1 to {self.max_tokens} a row", n)
-        rows = tf.shape(state)[0]
-        with tf.control_dependencies([length, require(rows == batch, "state must have as many rows as tokens", rows)]):
-            return self._check_ids("tokens", tokens), tf.identity(state)
+    def _check_segment(self, tokens: tf.Tensor, state: tf.Tensor, checks=(), *others: tf.Tensor) -> list[tf.Tensor]:
+        """Tokens, state and `others` after these checks and the ones of `tokens` and `state`."""
+        (batch, n), rows = tf.unstack(tf.shape(tokens)), tf.shape(state)[0]
+        checks = [
+            *self.limits.check_rows("tokens", batch),
+            *checks,
+            Check((n >= 1) & (n <= self.max_tokens), f"tokens must be 1 to {self.max_tokens} a row", n),
+            Check(rows == batch, "state must have as many rows as tokens", rows),
+            self.limits.check_size("tokens", batch, n),
+        ]
+        with tf.control_dependencies([require_all(checks)]):
+            tokens, *others = map(tf.identity, (tokens, state, *others))
+        return [self._check_ids("tokens", tokens), *others]
 
     def _unpack(self, state: tf.Tensor, max_segment: tf.Tensor | int) -> CachedState:
         _, n_layer, _, *memory = state.shape

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -12,9 +14,38 @@ from txl_tf.data.vocabulary import Vocab
 UNICODE_SPACE = "[\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 
 
-def require(condition: tf.Tensor, message: str, found: tf.Tensor) -> tf.Operation:
-    """An op that fails with an InvalidArgumentError unless all of `condition` holds; the error shows `found`."""
-    return tf.debugging.Assert(tf.reduce_all(condition), [f"{message}, got", tf.strings.as_string(found)])
+class Check(NamedTuple):
+    """What a request must be. The message and what was found may be functions, to be called where it is not."""
+
+    condition: tf.Tensor  # bool, of any shape
+    message: str | Callable[[], tf.Tensor]
+    found: tf.Tensor | Callable[[], tf.Tensor]
+
+
+def require_all(checks: list[Check]) -> tf.Tensor:
+    """Fails with an InvalidArgumentError unless all conditions hold: that of the first check that does not.
+
+    One condition for all of them costs a good request less than one for each.
+    """
+    held = [tf.reduce_all(check.condition) for check in checks]
+
+    def fail():
+        done = []
+        for holds, check in zip(held, checks, strict=True):
+            message = check.message() if callable(check.message) else check.message
+            found = check.found() if callable(check.found) else check.found
+            with tf.control_dependencies(done):
+                shown = [tf.strings.join([message, ", got"]), tf.strings.as_string(found)]
+                done = [tf.debugging.Assert(holds, shown, summarize=8)]  # a whole shape
+        with tf.control_dependencies(done):
+            return tf.constant(False)
+
+    return tf.cond(tf.reduce_all(tf.stack(held)), lambda: tf.constant(True), fail)
+
+
+def require(condition: tf.Tensor, message: str, found: tf.Tensor | Callable[[], tf.Tensor]) -> tf.Tensor:
+    """`require_all` of a single check."""
+    return require_all([Check(condition, message, found)])
 
 
 class GraphTokenizer(tf.Module):
@@ -48,9 +79,8 @@ class GraphTokenizer(tf.Module):
         unk = self.vocab.ids.get(self.vocab.unk)
         if unk is not None:
             return symbols.with_flat_values(tf.where(ids < 0, unk, ids))
-        unknown = tf.boolean_mask(symbols.flat_values, ids < 0)[:1]
         message = f"text must be made of the {len(self.vocab)} symbols of the vocabulary"
-        with tf.control_dependencies([require(ids >= 0, message, unknown)]):
+        with tf.control_dependencies([require(ids >= 0, message, lambda: symbols.flat_values[ids < 0][:1])]):
             return symbols.with_flat_values(tf.identity(ids))
 
     def _tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
