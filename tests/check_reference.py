@@ -1,6 +1,6 @@
 """Compares this library with values that other programs computed, for example the original Transformer-XL.
 
-    python tests/check_reference.py tests/goldens/model
+    python tests/check_reference.py tests/goldens/model tests/goldens/vanilla
 
 A folder is a case or holds cases. Each case gives one line with the worst relative difference per kind of array: the
 largest difference of any entry over the largest expected entry of the same array. Every segment's loss and every number
@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import keras
 import numpy as np
 import tensorflow as tf
+import vanilla_arrays
 
 import txl_tf
 
@@ -181,9 +182,29 @@ def trajectory(lm, tokens, labels, config):
     return dict(zip(["train/lr", "train/loss", "train/grad_norm"], np.transpose(rows), strict=True))
 
 
+# The vanilla Transformer
+
+VANILLA_KINDS = {
+    "results": ("out/", Tolerance(of_largest=1e-5)),
+    "gradients": ("g/", Tolerance(of_largest=1e-4, atol=1e-6)),  # that of a bias of the keys is 0 but for rounding
+}
+
+
+def compare_vanilla(folder):
+    """`{kind: [Difference]}` of a case of the vanilla Transformer, see `vanilla_arrays.py`."""
+    with np.load(folder / "golden.npz") as file:
+        golden = dict(file)
+    found = vanilla_arrays.arrays_of(json.loads((folder / "config.json").read_text()), golden)
+    kinds = {
+        kind: differences(of_kind(golden, start), of_kind(found, start), tolerance)
+        for kind, (start, tolerance) in VANILLA_KINDS.items()
+    }
+    return {kind: rows for kind, rows in kinds.items() if rows}
+
+
 # Families, folders and the report
 
-COMPARISONS = {"model": compare_model}
+COMPARISONS = {"model": compare_model, "vanilla": compare_vanilla}
 MARKS = ["golden.npz", "config.json", "case.json", "model.ckpt-0.index"]
 
 

@@ -205,6 +205,18 @@ def test_the_python_of_the_readme_runs_and_what_it_saves_loads(tmp_path, monkeyp
     np.testing.assert_allclose(classifier(tokens), of_layer["classifier"](tokens), rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_the_python_of_the_transformer_page_learns_and_what_it_saves_loads(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,), names = blocks("python", "transformer.md").values(), {}
+    exec(code, names)
+    assert float(re.search(r"([\d.]+)% of the symbols", capsys.readouterr().out)[1]) > 95
+    loaded = keras.saving.load_model("reverse.keras")
+    inputs = names["source"][:4], names["target"][:4, :-1]
+    np.testing.assert_allclose(loaded(inputs), names["logits"], rtol=1e-5)
+    assert names["ids"].shape == (4, 2, 8) and names["scores"].shape == (4, 2)
+
+
 # ------------------------------------------------------------------------------------- a small quickstart, and bash
 
 
@@ -495,7 +507,7 @@ def test_the_table_of_signatures(exported):
 
 def test_every_block_is_run_or_named():
     """Every block of Python and bash is run by a test above, or a word of NOT_RUN says why not."""
-    assert {key[0] for key in blocks("python")} == {"README.md", "serving.md"}
+    assert {key[0] for key in blocks("python")} == {"README.md", "serving.md", "transformer.md"}
     assert {key[1] for key in BLOCKS} <= {"bash", "python", "json", "bibtex"}
     for word in NOT_RUN:
         assert any(word in code for code in blocks("bash").values()), word

@@ -11,7 +11,12 @@ from helpers import SMALL, program
 
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.layers.attention import create_mask
-from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.layers.positions import (
+    inverse_frequencies,
+    positional_embedding,
+    positional_encoding,
+    relative_positions,
+)
 from txl_tf.runs.folder import RunFolder
 
 LETTERS = "abcdefghijklmnopqrstuv "  # n_token of SMALL
@@ -244,3 +249,17 @@ def test_a_missing_matplotlib_is_named_with_its_extra(main, plot, run, monkeypat
     monkeypatch.setattr(plot, "Figure", None)
     with pytest.raises(SystemExit, match=r'matplotlib is missing: pip install "txl_tf\[plot\]"'):
         main(f"--model_dir={run}", "--output=picture.png")
+
+
+# ------------------------------------------------------------------------------------------------------ positions
+
+
+def test_positions_shows_table_and_products_and_that_they_are_blind_to_direction(plot, main, tmp_path):
+    table = positional_encoding(21, 8).numpy()[0]
+    axes = plot.draw_positions(table).axes
+    np.testing.assert_array_equal(axes[0].images[0].get_array(), table)
+    np.testing.assert_allclose(axes[1].images[0].get_array(), table @ table.T, rtol=1e-5)
+    forwards, backwards = ({*map(tuple, np.round(line.get_xydata(), 4))} for line in axes[2].lines)
+    assert forwards == backwards and len(forwards) == 21
+    main("--kind=positions", "--positions=21", "--d_model=8", f"--output={tmp_path}/positions.png")
+    assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")

@@ -17,11 +17,13 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/contestants.py;
     export                             a SavedModel written and loaded without this library; a step is a token by `next`
     startup                            seconds from the command to the end of the first training step of train.py
     softmax_wt103, softmax_lm1b        training of one layer with the vocabularies of WikiText-103 and of lm1b
+    seq2seq, seq2seq_decoding          the vanilla encoder-decoder against the documents' layers under Keras's `fit`,
+                                       tests/reference_transformer.py; decoding is greedy
 
-From the preparation on, every turn is a new process. `of peak` is the time of the matrix products of training, at the
-speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process, TensorFlow
-included. `--against` has no preparation and no export; both checkouts have processes of their own, so that the other
-may be of any age. `--scaling` has two layers unless `--n_layer` says otherwise.
+From the preparation to lm1b, every turn is a new process. `of peak` is the time of the matrix products of training,
+at the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process,
+TensorFlow included. `--against` has no preparation, no export and no seq2seq; both checkouts have processes of their
+own, so that the other may be of any age. `--scaling` has two layers unless `--n_layer` says otherwise.
 """
 
 import contextlib
@@ -46,7 +48,14 @@ from tools import contestants, processes
 from tools.contestants import REFERENCE, SHAPES
 from tools.program import FLAGS, run
 
-LASTING = ("training", "training_words", "evaluation", "generation")  # a contestant's process lasts for all its turns
+LASTING = (
+    "training",
+    "training_words",
+    "evaluation",
+    "generation",
+    "seq2seq",
+    "seq2seq_decoding",
+)  # a contestant's process lasts for all its turns
 SCALING = {
     "training": {
         "tgt_len": [32, 64, 128, 256], "mem_len": [0, 128, 256, 512], "batch_size": [2, 4, 8, 16],
@@ -346,9 +355,9 @@ def rows_of_mode(mode, shape, peaks):
 
 
 def main():
-    left_out = ("preparation", "export") if FLAGS.against else ()
+    left_out = ("preparation", "export", "seq2seq", "seq2seq_decoding") if FLAGS.against else ()
     known = SCALING if FLAGS.scaling else [mode for mode in SHAPES if mode not in left_out]
-    modes = FLAGS.mode or [mode for mode in known if not mode.startswith("softmax")]
+    modes = FLAGS.mode or [mode for mode in known if not mode.startswith(("softmax", "seq2seq"))]
     if unknown := set(modes) - set(known):
         raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     if FLAGS.against and (FLAGS.scaling or not os.path.isdir(os.path.join(FLAGS.against, "txl_tf"))):

@@ -12,6 +12,7 @@ NETWORK = {
     "n_layer": 6, "d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 1024, "n_token": 256, "cutoffs": [],
     "div_val": 1, "dropout": 0.1, "dropatt": 0.0, "same_length": False, "clamp_len": -1,
 }  # fmt: skip
+SEQ2SEQ = {"n_layer": 3, "d_model": 256, "n_head": 4, "d_inner": 1024, "n_token": 60, "dropout": 0.1}
 _SEGMENT = {"tgt_len": 64, "mem_len": 64, "batch_size": 8}
 SHAPES = {
     "training": {**NETWORK, "tgt_len": 128, "mem_len": 128, "batch_size": 8},
@@ -37,6 +38,8 @@ SHAPES = {
         **NETWORK, **_SEGMENT, "n_layer": 1, "d_model": 1024, "n_head": 8, "d_head": 128, "d_inner": 4096,
         "n_token": 793471, "cutoffs": [60000, 100000, 640000], "div_val": 4,
     },
+    "seq2seq": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 16},
+    "seq2seq_decoding": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 24},
 }  # fmt: skip
 
 
@@ -138,8 +141,69 @@ def continuing_step(shape, dtype):
     return lambda: session.write(shape["tgt_len"])
 
 
+def seq2seq_step(mode, shape, make):
+    """A function that trains an encoder-decoder on a batch by what `fit` calls, or decodes one greedily.
+
+    `make(**arguments)` gives `(model, dataset of a batch, decode(source, start, number))`.
+    """
+    arguments = {"num_layers": shape["n_layer"], "dff": shape["d_inner"], "num_heads": shape["n_head"]}
+    arguments |= {"d_model": shape["d_model"], "rate": shape["dropout"]}
+    arguments |= dict.fromkeys(["input_vocab_size", "target_vocab_size"], shape["n_token"])
+    ids = np.random.default_rng(0).integers(3, shape["n_token"], [2, shape["batch_size"], shape["tgt_len"] + 1])
+    source, target = ids[0, :, 1:].astype(np.int32), ids[1].astype(np.int32)
+    model, batch, decode = make(source, target, **arguments)
+    if mode == "seq2seq_decoding":
+        return lambda: np.asarray(decode(source, 1, shape["tgt_len"]))
+    batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
+    model.make_train_function()
+    return lambda: float(model.train_function(batches)["loss"])
+
+
+def documents_transformer(dtype="float32", own_attention=False):
+    def make(source, target, **arguments):
+        import keras
+
+        from tests.reference_transformer import ReferenceTransformer, masked_loss
+
+        keras.config.set_dtype_policy(dtype)
+        model = ReferenceTransformer(**arguments, own_attention=own_attention)
+        model.compile(keras.optimizers.Adam(1e-3, 0.9, 0.98, epsilon=1e-9), loss=masked_loss)
+        batch = (source, target[:, :-1]), target[:, 1:]
+        model.train_on_batch(*batch)  # builds it
+        return model, batch, model.greedy
+
+    return make
+
+
+def library_transformer(dtype="float32", jit_compile=False):
+    def make(source, target, **arguments):
+        import txl_tf
+
+        model = txl_tf.Transformer(**arguments, dtype=dtype)
+        model.compile(txl_tf.make_optimizer(learning_rate=1e-3, clip=None), jit_compile=jit_compile)
+        model.train_on_batch(source, target)
+
+        def decode(source, start, number):
+            return model.generate(source, start=start, end=None, max_new_tokens=number)[0]
+
+        return model, (source, target), decode
+
+    return make
+
+
 def make_contestants(mode, jit=False):
     """Functions from shape to step, by name, the reference first."""
+    if mode.startswith("seq2seq"):
+        makers = {
+            REFERENCE: documents_transformer(),
+            "keras attention float32": documents_transformer(own_attention=True),
+            "reference bfloat16": documents_transformer("mixed_bfloat16"),
+            "txl_tf float32": library_transformer(),
+            "txl_tf bfloat16": library_transformer("mixed_bfloat16"),
+        }
+        if jit:
+            makers["txl_tf float32 XLA"] = library_transformer(jit_compile=True)
+        return {name: lambda shape, make=make: seq2seq_step(mode, shape, make) for name, make in makers.items()}
     options = {"txl_tf float32": {}, "txl_tf bfloat16": {"dtype": "mixed_bfloat16"}}
     if jit and is_training(mode):
         options |= {f"{name} XLA": {**some, "jit_compile": True} for name, some in options.items()}

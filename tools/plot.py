@@ -5,6 +5,7 @@
         --output=attention.png
     python tools/plot.py --kind=context --model_dir=runs/my --output=context.png
     python tools/plot.py --kind=scaling --figures=scaling.json --output=scaling.png
+    python tools/plot.py --kind=positions --output=positions.png
 
 curves     loss of training and validation, learning rate and gradient norm, from log.csv.
 attention  how much each of the last tgt_len tokens of a text attends to memory and segment (equation 6), for one
@@ -15,6 +16,8 @@ context    mean nll of a text against the number of tokens the model is given be
            have context_step tokens and a memory of mem_len, by default what makes as many keys as mem_len and tgt_len
            of the training did together.
 scaling    the cost of a token against each argument, from `tools/benchmark.py --scaling --json=scaling.json`.
+positions  the vanilla Transformer's positions: the table, and the products of its rows, which tell a distance but not
+           its direction.
 
 It needs matplotlib: pip install "txl_tf[plot]".
 """
@@ -38,6 +41,7 @@ from tools.program import FLAGS, run
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import escape
 from txl_tf.layers.attention import create_mask
+from txl_tf.layers.positions import positional_encoding
 from txl_tf.runs.evaluate import to_metric
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import open_corpus
@@ -48,11 +52,12 @@ try:
 except ImportError:
     Figure = None
 
-KINDS = ("curves", "attention", "context", "scaling")
+KINDS = ("curves", "attention", "context", "scaling", "positions")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
 NAMES = {"bpc": "bits per character", "ppl": "perplexity"}
 HARD = (1.0, 0.5, 0.1)  # the paper's r
 THRESHOLD = 0.01  # of the relative gain, the paper's
+NEEDS = {"curves": "model_dir", "attention": "model_dir", "context": "model_dir", "scaling": "figures"}
 MAX_LABELS = 200  # keys that token labels are drawn for
 LOGARITHMIC = ("n_token", "tokens_before")  # arguments of the benchmark that grow by large factors
 
@@ -70,11 +75,13 @@ flags.DEFINE_integer("max_context", None, "Longest context; default: twice the k
 flags.DEFINE_integer("context_step", 16, "Tokens from one context length to the next.")
 flags.DEFINE_integer("max_tokens", 20000, "Tokens of the text to measure contexts on.")
 flags.DEFINE_string("figures", None, "JSON file of tools/benchmark.py --scaling; for scaling.")
+flags.DEFINE_integer("positions", 100, "Rows of the table; for positions.", lower_bound=2)
+flags.DEFINE_integer("d_model", 128, "Width of the table; for positions.", lower_bound=2)
 flags.mark_flag_as_required("output")
 flags.register_multi_flags_validator(
     ["kind", "model_dir", "figures"],
-    lambda given: bool(given["figures"] if given["kind"] == "scaling" else given["model_dir"]),
-    "kind=scaling needs --figures, the other kinds need --model_dir",
+    lambda given: bool(given[NEEDS[given["kind"]]]) if given["kind"] in NEEDS else True,
+    "kind=scaling needs --figures, kind=positions nothing, the other kinds need --model_dir",
 )
 
 
@@ -473,6 +480,30 @@ def held_out(folder, vocab):
     return np.asarray(found.splits["valid"][: FLAGS.max_tokens])
 
 
+# ----------------------------------------------------------------------------------------------------- positions
+
+
+def draw_positions(table):
+    """Figure of a table of positions `[n, d_model]`: the table, its products, and those by signed distance."""
+    products = table @ table.T
+    middle = len(table) // 2
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    of_table, of_products, by_distance = figure.subplots(1, 3)
+    for axes, values, title, label in (
+        (of_table, table, "PE(pos): sines and cosines in turn", "dimension"),
+        (of_products, products, "PE(pos) . PE(other)", "other position"),
+    ):
+        image = axes.imshow(values, cmap="RdBu_r", aspect="auto", vmin=-np.abs(values).max(), vmax=np.abs(values).max())
+        figure.colorbar(image, ax=axes)
+        axes.set(title=title, xlabel=label, ylabel="position")
+    distances = np.arange(len(table)) - middle
+    by_distance.plot(distances, products[middle], color=COLORS[0], label=f"from position {middle}")
+    by_distance.plot(-distances, products[middle], "--", color=COLORS[1], label="the same, mirrored")
+    by_distance.set(title="the same forwards and backwards", xlabel="distance k", ylabel="PE(pos) . PE(pos + k)")
+    by_distance.legend(frameon=False)
+    return figure
+
+
 def main():
     if Figure is None:
         sys.exit('plot.py: matplotlib is missing: pip install "txl_tf[plot]"')
@@ -481,6 +512,8 @@ def main():
         figure = draw_curves(dict(zip(names_of(FLAGS.model_dir), logs, strict=True)))
     elif FLAGS.kind == "scaling":
         figure = draw_scaling(read_figures(FLAGS.figures))
+    elif FLAGS.kind == "positions":
+        figure = draw_positions(positional_encoding(FLAGS.positions, FLAGS.d_model).numpy()[0])
     else:
         figure = attention() if FLAGS.kind == "attention" else context()
     figure.savefig(FLAGS.output, format="png", dpi=150)

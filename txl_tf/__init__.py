@@ -7,6 +7,7 @@ private until 1.0.
 from txl_tf import layers
 from txl_tf.data.batches import segments
 from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.transformer import Transformer
 from txl_tf.models.transformer_xl import TransformerXL
 from txl_tf.runs.folder import load_run
 from txl_tf.runs.weights import load_tf1_checkpoint, save_tf1_checkpoint, tf1_variables
@@ -16,6 +17,7 @@ from txl_tf.training.optimization import make_optimizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "Transformer",
     "TransformerXL",
     "TransformerXLLM",
     "export_saved_model",

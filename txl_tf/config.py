@@ -67,6 +67,7 @@ def satisfies(test: Callable, what: str) -> Callable:
 
 
 rate = satisfies(lambda value: 0 <= value < 1, "lie in [0, 1)")
+_rate = rate  # for groups with a hyper-parameter of that name
 _share = satisfies(lambda value: 0 <= value <= 1, "lie in [0, 1]")
 _fraction = satisfies(lambda value: 0 < value < 1, "be between 0 and 1, both excluded")
 _positive = satisfies(lambda value: value > 0, "be positive")
@@ -165,6 +166,25 @@ class ModelConfig(NetworkConfig):
     """Arguments of `TransformerXLLM`."""
 
     proj_share_all_but_first: bool = _option(False, "Share all projections of embedding and softmax but the first.")
+
+
+@_group
+class TransformerConfig(Config):
+    """Arguments of `Transformer`. The vocabularies are `None` until the text is read."""
+
+    input_vocab_size: int | None = _option(None, "Symbols of the source, padding included.", at_least(1, (1 << 31) - 1))
+    target_vocab_size: int | None = _option(None, "Symbols of the target.", at_least(1, (1 << 31) - 1))
+    num_layers: int = _option(flag=6, help="Layers of the encoder, and of the decoder.", check=_layers)
+    d_model: int = _option(flag=512, help="Width of the hidden states.", check=_even_size)
+    num_heads: int = _option(flag=8, help="Attention heads.", check=_width)
+    dff: int = _option(flag=2048, help="Width inside the feed-forward nets.", check=_width)
+    max_len: int = _option(1000, "Most symbols of a source or of a target.", at_least(1, 1 << 20))
+    rate: float = _option(0.1, "Dropout rate.", _rate)
+    norm_first: bool = _option(False, "Normalise before every sublayer, not after it.")
+    share_embeddings: bool = _option(False, "One table for source, target and softmax.")
+    label_smoothing: float = _option(0.0, "Share of the probability that the loss gives to all symbols alike.", _rate)
+    dropatt: float = _option(0.0, "Dropout rate of the attention weights.", _rate)
+    dropact: float = _option(0.0, "Dropout rate after the relu.", _rate)
 
 
 @_group

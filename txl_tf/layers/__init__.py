@@ -1,5 +1,6 @@
 """Functions and layers under their own names: pure functions for equations, layers that own the weights."""
 
+from txl_tf.layers.absolute import Embeddings, PositionalEncoding
 from txl_tf.layers.adaptive import (
     AdaptiveSoftmax,
     adaptive_log_probs,
@@ -18,15 +19,36 @@ from txl_tf.layers.attention import (
 )
 from txl_tf.layers.dropout import dropout
 from txl_tf.layers.embedding import AdaptiveEmbedding, embedding_lookup, mask_adaptive_embedding_lookup
-from txl_tf.layers.feed_forward import PositionwiseFF, positionwise_ff
+from txl_tf.layers.feed_forward import (
+    PositionwiseFF,
+    PositionWiseFFN,
+    point_wise_feed_forward_network,
+    positionwise_ff,
+)
+from txl_tf.layers.multi_head_attention import (
+    MultiHeadAttention,
+    create_look_ahead_mask,
+    create_padding_mask,
+    scaled_dot_product_attention,
+)
 from txl_tf.layers.ops import LayerNorm, cross_entropy, layer_norm
-from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.layers.positions import (
+    get_angles,
+    inverse_frequencies,
+    positional_embedding,
+    positional_encoding,
+    relative_positions,
+)
+from txl_tf.layers.transformer_layers import DecoderLayer, EncoderLayer
 from txl_tf.layers.transformer_xl_layer import TransformerXLLayer
 
 __all__ = [
-    "AdaptiveEmbedding", "AdaptiveSoftmax", "LayerNorm", "PositionwiseFF", "RelMultiHeadAttn", "TransformerXLLayer",
-    "adaptive_log_probs", "attend", "attention_probs", "create_mask", "cross_entropy", "dropout", "embedding_lookup",
+    "AdaptiveEmbedding", "AdaptiveSoftmax", "DecoderLayer", "Embeddings", "EncoderLayer", "LayerNorm",
+    "MultiHeadAttention", "PositionWiseFFN", "PositionalEncoding", "PositionwiseFF", "RelMultiHeadAttn",
+    "TransformerXLLayer", "adaptive_log_probs", "attend", "attention_probs", "create_look_ahead_mask",
+    "create_mask", "create_padding_mask", "cross_entropy", "dropout", "embedding_lookup", "get_angles",
     "inverse_frequencies", "layer_norm", "mask_adaptive_embedding_lookup", "mask_adaptive_logsoftmax",
-    "pairwise_scores", "positional_embedding", "positionwise_ff", "rel_multihead_attn", "rel_shift",
-    "relative_positions", "shifted_scores", "static_adaptive_logsoftmax",
+    "pairwise_scores", "point_wise_feed_forward_network", "positional_embedding", "positional_encoding",
+    "positionwise_ff", "rel_multihead_attn", "rel_shift", "relative_positions", "scaled_dot_product_attention",
+    "shifted_scores", "static_adaptive_logsoftmax",
 ]  # fmt: skip

@@ -4,10 +4,10 @@ import keras
 import tensorflow as tf
 
 from txl_tf.layers.dropout import dropout, split
-from txl_tf.layers.ops import LayerNorm, config_of, project
+from txl_tf.layers.ops import LayerNorm, Linear, config_of, project
 
 
-def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_key=None):
+def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_key=None, inner_rate=None):
     """`relu(inp kernel_1 + bias_1) kernel_2 + bias_2`, with dropout after the relu and at the end.
 
     Args:
@@ -16,6 +16,7 @@ def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_k
         kernel_2, bias_2: `[F, E]` and `[E]`.
         rate: of dropout.
         dropout_key: int `[3]`, see `dropout`, or `None` for no dropout.
+        inner_rate: that after the relu; by default the same.
 
     Returns:
         A tensor like `inp`.
@@ -23,7 +24,7 @@ def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_k
     *rows, _ = keras.ops.shape(inp)
     key_1, key_2 = split(dropout_key, 2)
     inner = tf.nn.relu(tf.nn.bias_add(project(inp, kernel_1), bias_1))
-    inner = dropout(tf.reshape(inner, [*rows, kernel_1.shape[1]]), rate, key_1)
+    inner = dropout(tf.reshape(inner, [*rows, kernel_1.shape[1]]), rate if inner_rate is None else inner_rate, key_1)
     output = tf.nn.bias_add(project(inner, kernel_2), bias_2)
     return dropout(tf.reshape(output, [*rows, kernel_2.shape[1]]), rate, key_2)
 
@@ -70,3 +71,47 @@ class PositionwiseFF(keras.layers.Layer):
 
     def get_config(self):
         return {**super().get_config(), **config_of(self, "d_model d_inner dropout kernel_initializer")}
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class PositionWiseFFN(keras.layers.Layer):
+    """The feed-forward net alone, without residual and layer norm (document 001): `dense2(relu(dense1(X)))`.
+
+    Args:
+        ffn_num_hiddens: width between the two products.
+        ffn_num_outputs: width of the output.
+        rate: dropout rate after the relu; the document has none.
+
+    Call arguments:
+        X: `[batch, length, any]`.
+        dropout_key: int `[3]` draws the dropout mask, see `dropout`; `None` for inference.
+
+    Returns:
+        `[batch, length, ffn_num_outputs]`.
+    """
+
+    def __init__(self, ffn_num_hiddens, ffn_num_outputs, rate=0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.ffn_num_hiddens = ffn_num_hiddens
+        self.ffn_num_outputs = ffn_num_outputs
+        self.rate = rate
+        self.dense1 = Linear(ffn_num_hiddens, dtype=self.dtype_policy, name="dense1")
+        self.dense2 = Linear(ffn_num_outputs, dtype=self.dtype_policy, name="dense2")
+
+    def build(self, X_shape):
+        self.dense1.build(X_shape)
+        self.dense2.build((*X_shape[:-1], self.ffn_num_hiddens))
+
+    def call(self, X, dropout_key=None):
+        X = tf.cast(X, self.compute_dtype)
+        weights = self.dense1.kernel, self.dense1.bias, self.dense2.kernel, self.dense2.bias
+        weights = [tf.cast(weight, X.dtype) for weight in weights]
+        return positionwise_ff(X, *weights, inner_rate=self.rate, dropout_key=dropout_key)
+
+    def get_config(self):
+        return {**super().get_config(), **config_of(self, "ffn_num_hiddens ffn_num_outputs rate")}
+
+
+def point_wise_feed_forward_network(d_model, dff):
+    """`PositionWiseFFN` by the name and arguments of document 001's `EncoderLayer`."""
+    return PositionWiseFFN(dff, d_model)

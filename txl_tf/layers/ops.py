@@ -74,9 +74,11 @@ def cross_entropy(labels, logits):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class LayerNorm(keras.layers.Layer):
-    """`layer_norm` with weights `gamma` and `beta` of its own; the original's epsilon."""
+    """`layer_norm` with weights `gamma` and `beta` of its own. The epsilon of Transformer-XL's original is 1e-12."""
 
-    epsilon = 1e-12
+    def __init__(self, epsilon=1e-12, **kwargs):
+        super().__init__(**kwargs)
+        self.epsilon = epsilon
 
     def build(self, input_shape):
         shape = input_shape[-1:]
@@ -85,6 +87,21 @@ class LayerNorm(keras.layers.Layer):
 
     def call(self, inputs):
         return layer_norm(inputs, tf.cast(self.gamma, tf.float32), tf.cast(self.beta, tf.float32), self.epsilon)
+
+    def get_config(self):
+        return {**super().get_config(), "epsilon": self.epsilon}
+
+
+class Linear(keras.layers.Layer):
+    """Kernel and bias of a projection, without the projection: several are one product, see `heads_of`."""
+
+    def __init__(self, units, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(name="kernel", shape=(input_shape[-1], self.units), initializer="glorot_uniform")
+        self.bias = self.add_weight(name="bias", shape=(self.units,), initializer="zeros")
 
 
 def config_of(layer, names):

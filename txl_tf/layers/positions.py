@@ -1,10 +1,16 @@
-"""Sinusoidal position embeddings: the R of relative attention (paper, section 3.3).
+"""Sinusoids of positions, in two orders: Transformer-XL's halves and the vanilla Transformer's pairs.
+
+    positional_embedding    [sin 0, sin 1, ..., cos 0, cos 1, ...]    the R of relative attention (paper, section 3.3)
+    positional_encoding     [sin 0, cos 0, sin 1, cos 1, ...]         added to word embeddings (Vaswani et al. 2017)
+
+The frequencies are the same, `1 / 10000^(2i / d_model)`.
 
 Shapes:
     K: klen, the number of keys, mem_len + tgt_len
     E: d_model, even
 """
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -55,3 +61,38 @@ def positional_embedding(pos_seq, inv_freq, bsz=None):
     sinusoid_inp = tf.einsum("i,j->ij", pos_seq, inv_freq)
     pos_emb = tf.concat([tf.sin(sinusoid_inp), tf.cos(sinusoid_inp)], -1)[None]
     return pos_emb if bsz is None else tf.tile(pos_emb, [bsz, 1, 1])
+
+
+def get_angles(pos, i, d_model):
+    """`pos / 10000^(2 * (i // 2) / d_model)`: the angle of dimension `i` at position `pos` (document 001).
+
+    Args:
+        pos, i: arrays that broadcast, positions and dimensions.
+        d_model: int.
+
+    Returns:
+        float64 array of their broadcast shape.
+    """
+    return pos / np.power(10000.0, 2 * (np.asarray(i) // 2) / d_model)
+
+
+def positional_encoding(position, d_model):
+    """Sinusoids of the positions `0 ... position - 1`, sines in the even dimensions, cosines in the odd (document 001).
+
+    The pair of dimensions `2i` and `2i + 1` turns by the same angle from each position to the next. So the encoding of
+    `pos + k` is a rotation of that of `pos`; and their product depends on `k` alone, not on its sign.
+
+    Transformer-XL's `positional_embedding` has all sines first instead. A model trained with one order does not work
+    with the other.
+
+    Args:
+        position: int, number of positions.
+        d_model: int, width.
+
+    Returns:
+        float32 `[1, position, d_model]`.
+    """
+    angles = get_angles(np.arange(position)[:, None], np.arange(d_model)[None], d_model)
+    angles[:, 0::2] = np.sin(angles[:, 0::2])
+    angles[:, 1::2] = np.cos(angles[:, 1::2])
+    return tf.constant(angles[None], tf.float32)

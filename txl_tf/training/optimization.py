@@ -88,6 +88,28 @@ def make_schedule(
     return keras.optimizers.schedules.CosineDecay(0.0, warmup_target=learning_rate, warmup_steps=warmup_steps, **decay)
 
 
+@keras.saving.register_keras_serializable("txl_tf")
+class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """`scale * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)`: up, then slowly down; 0 at step 0.
+
+    Reference:
+        Vaswani et al. 2017, section 5.3.
+    """
+
+    def __init__(self, d_model, warmup_steps=4000, scale=1.0):
+        self.d_model = d_model
+        self.warmup_steps = warmup_steps
+        self.scale = scale
+
+    def __call__(self, step):
+        step = tf.cast(step, tf.float32)
+        slope = tf.minimum(tf.maximum(step, 1.0) ** -1.5, self.warmup_steps**-1.5)
+        return self.scale * self.d_model**-0.5 * step * slope
+
+    def get_config(self):
+        return {"d_model": self.d_model, "warmup_steps": self.warmup_steps, "scale": self.scale}
+
+
 def make_optimizer(
     learning_rate: float = OptimizerConfig.learning_rate,
     warmup_steps: int = OptimizerConfig.warmup_steps,

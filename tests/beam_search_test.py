@@ -1,0 +1,94 @@
+"""Beam search against brute force over all targets."""
+
+import itertools
+
+import numpy as np
+import pytest
+from helpers import randomise
+
+from txl_tf.models.transformer import Transformer
+
+START, END, MOST, VOCAB = 1, 2, 4, 6  # symbols 3, 4, 5 and the end may be written, and the start
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = Transformer(
+        num_layers=1, d_model=8, num_heads=2, dff=12, input_vocab_size=7, target_vocab_size=VOCAB, max_len=20, rate=0.0
+    )
+    randomise(model, scale=0.6)
+    return model
+
+
+def all_targets():
+    """Every target of at most MOST symbols: those that end, then those that do not."""
+    symbols = [symbol for symbol in range(1, VOCAB) if symbol != END]
+    ended = [(*body, END) for n in range(MOST) for body in itertools.product(symbols, repeat=n)]
+    return ended, list(itertools.product(symbols, repeat=MOST))
+
+
+def score_all(model, source, length_penalty):
+    """`{target: score}` of those that end, and of those that do not."""
+    groups = []
+    for targets in all_targets():
+        scores = {}
+        for n in sorted({len(target) for target in targets}):
+            some = [target for target in targets if len(target) == n]
+            inputs = np.array([[START, *target[:-1]] for target in some], np.int32)
+            logits = model((np.repeat(source[None], len(some), 0), inputs)).numpy().astype(np.float64)
+            log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+            for target, row in zip(some, log_probs, strict=True):
+                total = sum(row[t, symbol] for t, symbol in enumerate(target))
+                scores[target] = total / ((5 + n) / 6) ** length_penalty
+        groups.append(scores)
+    return groups
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0])
+def test_a_wide_beam_finds_the_best_of_all_targets(model, length_penalty):
+    source = np.array([[3, 4, 5, 6], [6, 3, 0, 0]], np.int32)
+    size = VOCAB - 1
+    wide = model._beam_search(source, START, END, MOST, 400, length_penalty)  # wider than all targets are many
+    for b in range(2):
+        ended, _ = score_all(model, source[b][source[b] > 0], length_penalty)
+        best = sorted(ended.items(), key=lambda item: -item[1])[:size]
+        for k, (target, score) in enumerate(best):
+            assert tuple(symbol for symbol in wide[0][b, k].numpy() if symbol) == target
+            assert float(wide[1][b, k]) == pytest.approx(score, rel=1e-4)
+
+
+def test_what_does_not_end_comes_after_all_that_does_and_in_order(model):
+    source = np.array([[3, 4, 5, 6]], np.int32)
+    ids, scores = model._beam_search(source, START, END, MOST, 400, 0.6)
+    ended, unended = score_all(model, source[0], 0.6)
+    targets = [tuple(symbol for symbol in row if symbol) for row in ids[0].numpy()]
+    assert set(targets[: len(ended)]) == set(ended)
+    expected = sorted(unended.items(), key=lambda item: -item[1])[:10]
+    assert targets[len(ended) : len(ended) + 10] == [target for target, _ in expected]
+    np.testing.assert_allclose(scores[0, len(ended) : len(ended) + 10], [score for _, score in expected], rtol=1e-4)
+
+
+def test_a_beam_of_one_is_greedy_and_a_wider_one_is_never_worse(model):
+    source = np.random.default_rng(1).integers(3, 7, [8, 5]).astype(np.int32)
+    options = {"start": START, "end": END, "max_new_tokens": 10, "length_penalty": 0.0}
+    greedy, greedy_scores = model.generate(source, **options)
+    one, one_scores = model.generate(source, n_best=1, **options)
+    ends = (greedy.numpy() == END).any(1)
+    np.testing.assert_array_equal(one.numpy()[ends, 0], greedy.numpy()[ends])
+    np.testing.assert_allclose(one_scores.numpy()[ends, 0], greedy_scores.numpy()[ends], rtol=1e-4)
+    _, wider = model.generate(source, beam_size=5, **options)
+    assert np.all(wider.numpy()[ends] >= greedy_scores.numpy()[ends] - 1e-4)
+
+
+def test_rows_do_not_see_each_other_and_any_number_of_them_goes(model):
+    source = np.random.default_rng(2).integers(3, 7, [5, 4]).astype(np.int32)
+    options = {"start": START, "end": END, "max_new_tokens": 6, "beam_size": 3, "n_best": 3}
+    ids, scores = model.generate(source, **options)
+    assert ids.shape == (5, 3, 6) and scores.shape == (5, 3)
+    for b in range(5):
+        alone, alone_scores = model.generate(source[b : b + 1], **options)
+        np.testing.assert_array_equal(alone[0], ids[b])
+        np.testing.assert_allclose(alone_scores[0], scores[b], rtol=1e-4)
+    for row in ids.numpy().reshape(-1, 6):  # nothing but zeros follows an end
+        ends = np.flatnonzero(row == END)
+        assert not ends.size or not row[ends[0] + 1 :].any()

@@ -1,0 +1,81 @@
+"""The vanilla attention against loops over equation (1) of Vaswani et al. 2017, and masks as literal matrices."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_tf.layers import (
+    MultiHeadAttention,
+    create_look_ahead_mask,
+    create_padding_mask,
+    scaled_dot_product_attention,
+)
+
+
+def attention_in_loops(q, k, v, mask):
+    """One head: `q` `[T, D]`, `k` `[K, D]`, `v` `[K, any]`, `mask` `[T, K]`; output and weights."""
+    weights = np.zeros([len(q), len(k)])
+    for i in range(len(q)):
+        scores = [math.exp(q[i] @ k[j] / math.sqrt(q.shape[1])) * (1 - mask[i, j]) for j in range(len(k))]
+        weights[i] = np.array(scores) / sum(scores)
+    return weights @ v, weights
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def test_masks_are_one_where_a_key_is_forbidden():
+    np.testing.assert_array_equal(
+        create_padding_mask(tf.constant([[7, 0, 3], [0, 0, 1]]))[:, 0, 0], [[0, 1, 0], [1, 1, 0]]
+    )
+    np.testing.assert_array_equal(create_look_ahead_mask(3), [[0, 1, 1], [0, 0, 1], [0, 0, 0]])
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
+def test_attention_is_the_equation_in_loops(lead, queries):
+    q, k, v = numbers(*lead, queries, 4), numbers(*lead, 5, 4, seed=1), numbers(*lead, 5, 6, seed=2)
+    mask = np.float32(np.arange(5) > 2 + np.arange(queries)[:, None])
+    output, weights = scaled_dot_product_attention(*map(tf.constant, (q, k, v, mask)))
+    for place in np.ndindex(lead):
+        expected, expected_weights = attention_in_loops(q[place], k[place], v[place], mask)
+        np.testing.assert_allclose(output[place], expected, atol=1e-5)
+        np.testing.assert_allclose(weights[place], expected_weights, atol=1e-6)
+
+
+def test_heads_are_attentions_of_their_own_joined_and_projected():
+    layer = MultiHeadAttention(d_model=6, num_heads=2)
+    v, k, q = numbers(2, 4, 6), numbers(2, 4, 6, seed=1), numbers(2, 3, 6, seed=2)
+    mask = np.float32([[[[0, 0, 1, 0]]], [[[0, 1, 0, 0]]]])  # a padding mask, [B, 1, 1, K]
+    layer.build()
+    for i, weight in enumerate(layer.weights):
+        weight.assign(numbers(*weight.shape, seed=3 + i))
+    output, weights = layer(v, k, q, mask)
+    heads = {
+        name: x @ linear.kernel.numpy() + linear.bias.numpy()
+        for name, x, linear in (("q", q, layer.wq), ("k", k, layer.wk), ("v", v, layer.wv))
+    }
+    for b in range(2):
+        joined = []
+        for h in range(2):
+            of_head = [heads[name][b][:, 3 * h : 3 * h + 3] for name in "qkv"]
+            vectors, expected = attention_in_loops(*of_head, np.broadcast_to(mask[b, 0], [3, 4]))
+            np.testing.assert_allclose(weights[b, h], expected, atol=1e-5)
+            joined.append(vectors)
+        expected = np.concatenate(joined, 1) @ layer.dense.kernel.numpy() + layer.dense.bias.numpy()
+        np.testing.assert_allclose(output[b], expected, atol=1e-4)
+
+
+def test_one_product_for_all_projections_gives_what_three_give():
+    layer = MultiHeadAttention(d_model=6, num_heads=3)
+    x = tf.constant(numbers(2, 4, 6))
+    together, apart = layer(x, x, x)[0], layer(tf.identity(x), tf.identity(x), x)[0]
+    np.testing.assert_allclose(together, apart, atol=1e-6)
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(ValueError, match="d_model must be a multiple of num_heads=4, got 6"):
+        MultiHeadAttention(d_model=6, num_heads=4)

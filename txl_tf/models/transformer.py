@@ -1,0 +1,307 @@
+"""The vanilla Transformer: encoder-decoder (document 001; Vaswani et al. 2017).
+
+    model = txl_tf.Transformer(
+        num_layers=2, d_model=64, num_heads=4, dff=128, input_vocab_size=30, target_vocab_size=20
+    )
+    logits = model((source, target))            # int [B, S], [B, T] -> [B, T, V]; 0 is padding
+    model.compile(optimizer)
+    model.fit(dataset)                          # batches (source, target), targets with their start and end
+    ids, scores = model.generate(source, beam_size=4)
+
+Shapes:
+    B: batch      S: source      T: target      E: d_model      V: target_vocab_size
+"""
+
+import random
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import TransformerConfig, check_fields
+from txl_tf.layers.absolute import Embeddings, PositionalEncoding
+from txl_tf.layers.dropout import split
+from txl_tf.layers.multi_head_attention import create_look_ahead_mask, create_padding_mask
+from txl_tf.layers.ops import LayerNorm, Linear, cross_entropy, project
+from txl_tf.layers.transformer_layers import EPSILON, DecoderLayer, EncoderLayer
+from txl_tf.models.beam_search import beam_search, check_generation, sample_sequences
+
+PADDING = 0  # id of padding, in sources and targets
+
+
+class _Stack(keras.layers.Layer):
+    """Embedding, positions and layers: encoder or decoder."""
+
+    def __init__(self, layer_class, embedding, num_layers, d_model, max_len, rate, layer_options, **kwargs):
+        super().__init__(**kwargs)
+        self.norm_first = layer_options["norm_first"]
+        self.embedding = embedding
+        self.pos_encoding = PositionalEncoding(d_model, max_len, rate, dtype=self.dtype_policy)
+        self.stacked = [
+            layer_class(d_model, rate=rate, **layer_options, dtype=self.dtype_policy, name=f"layer{i}")
+            for i in range(num_layers)
+        ]
+        self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm") if self.norm_first else None
+
+    def build(self, ids_shape=None, **_):
+        width = (None, None, self.pos_encoding.d_model)
+        if not self.embedding.built:
+            self.embedding.build()
+        for layer in [self.pos_encoding, *self.stacked, *[self.layernorm] * self.norm_first]:
+            layer.build(width)
+
+    def embed(self, ids, first=0, dropout_key=None):
+        return self.pos_encoding(self.embedding(ids), first=first, dropout_key=dropout_key)
+
+    def end(self, x):
+        return self.layernorm(x) if self.norm_first else x
+
+
+class Encoder(_Stack):
+    """Source ids `[B, S]` and their padding mask to `[B, S, E]`."""
+
+    def call(self, ids, mask=None, dropout_key=None):
+        embed_key, *keys = split(dropout_key, 1 + len(self.stacked))
+        x = self.embed(ids, dropout_key=embed_key)
+        for layer, key in zip(self.stacked, keys, strict=True):
+            x = layer(x, mask, dropout_key=key)
+        return self.end(x)
+
+
+class Decoder(_Stack):
+    """Target ids `[B, T]` and the encoder's output to `[B, T, E]`, and the attention weights of every layer."""
+
+    def call(self, ids, enc_output, look_ahead_mask=None, padding_mask=None, dropout_key=None):
+        embed_key, *keys = split(dropout_key, 1 + len(self.stacked))
+        x, weights = self.embed(ids, dropout_key=embed_key), {}
+        for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
+            x, block1, block2 = layer(x, enc_output, look_ahead_mask, padding_mask, dropout_key=key)
+            weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
+        return self.end(x), weights
+
+    def step(self, ids, place, caches, sources, padding_mask):
+        """The call for one more id of every row, int `[B]`, from cached keys and values: `([B, E], caches)`."""
+        x, new_caches = self.embed(ids[:, None], place), []
+        for layer, cache, source in zip(self.stacked, caches, sources, strict=True):
+            x, cache = layer.step(x, place, cache, source, padding_mask)
+            new_caches.append(cache)
+        return self.end(x)[:, 0], tuple(new_caches)
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class Transformer(keras.Model):
+    """Encoder-decoder Transformer.
+
+    Args:
+        num_layers: layers of the encoder and of the decoder.
+        d_model, num_heads, dff: width, attention heads, width inside the feed-forward nets.
+        input_vocab_size, target_vocab_size: symbols of source and target; id 0 is padding in both.
+        max_len: most symbols of a source or of a target.
+        rate: dropout rate of embeddings and of the output of every sublayer.
+        norm_first: pre-norm; post-norm, as in the documents, otherwise.
+        share_embeddings: source, target and softmax have one table, and the softmax no bias; the vocabularies must be
+            of one size then.
+        label_smoothing: share of the probability that the loss gives to all symbols alike.
+        dropatt, dropact: dropout rates of the attention weights and after the relu.
+        seed: int that dropout derives from; drawn where it is `None`.
+
+    Call arguments:
+        inputs: `(source, target)`, int `[batch, any]` each; the target begins with its start symbol.
+        training: whether to drop.
+        dropout_key: int `[3]`, see `dropout`. `None` in training: the model draws a key itself.
+
+    Returns:
+        float32 logits `[batch, target, target_vocab_size]`: row t is the prediction of what follows `target[:, t]`.
+
+    Raises:
+        ValueError: an argument is out of its range; the message names it.
+
+    Reference:
+        Vaswani et al. 2017; document 001.
+    """
+
+    def __init__(
+        self, *, num_layers, d_model, num_heads, dff, input_vocab_size, target_vocab_size,
+        max_len=TransformerConfig.max_len, rate=TransformerConfig.rate, norm_first=TransformerConfig.norm_first,
+        share_embeddings=TransformerConfig.share_embeddings, label_smoothing=TransformerConfig.label_smoothing,
+        dropatt=TransformerConfig.dropatt, dropact=TransformerConfig.dropact, seed=None, **kwargs,
+    ):  # fmt: skip
+        given = locals()
+        super().__init__(**kwargs)
+        for name in TransformerConfig.names():  # every argument under its own name
+            setattr(self, name, given[name])
+        check_fields(TransformerConfig, self)
+        if share_embeddings and input_vocab_size != target_vocab_size:
+            raise ValueError(
+                f"share_embeddings needs vocabularies of one size, got input_vocab_size={input_vocab_size} and "
+                f"target_vocab_size={target_vocab_size}"
+            )
+        self.seed = random.randrange(2**31) if seed is None else seed
+        self.seed_generator = keras.random.SeedGenerator(self.seed)
+        policy = self.dtype_policy
+        self.target_embedding = Embeddings(target_vocab_size, d_model, dtype=policy, name="target_embedding")
+        source_embedding = self.target_embedding
+        if not share_embeddings:
+            source_embedding = Embeddings(input_vocab_size, d_model, dtype=policy, name="source_embedding")
+        names = "num_heads dff norm_first dropatt dropact"
+        options = (num_layers, d_model, max_len, rate, {name: given[name] for name in names.split()})
+        self.encoder = Encoder(EncoderLayer, source_embedding, *options, dtype=policy, name="encoder")
+        self.decoder = Decoder(DecoderLayer, self.target_embedding, *options, dtype=policy, name="decoder")
+        self.final_layer = None if share_embeddings else Linear(target_vocab_size, dtype=policy, name="final_layer")
+        self.loss_mean = keras.metrics.Mean("loss")
+        self.accuracy = keras.metrics.Mean("accuracy")
+        self.build()
+
+    def build(self, input_shape=None):
+        if not self.encoder.built:
+            self.encoder.build()
+            self.decoder.build()
+            if self.final_layer is not None:
+                self.final_layer.build((None, None, self.d_model))
+        self.built = True
+
+    def call(self, inputs, training=False, dropout_key=None):
+        return self.forward(inputs, training, dropout_key)[0]
+
+    def forward(self, inputs, training=False, dropout_key=None):
+        """As the call, and the attention weights of the decoder: `{"decoder_layer0_block1": [B, H, T, T], ...}`."""
+        source, target = inputs
+        if training and dropout_key is None:
+            dropout_key = self.seed_generator.next()
+        encoder_key, decoder_key = split(dropout_key if training else None, 2)
+        padding_mask = create_padding_mask(source)
+        enc_output = self.encoder(source, padding_mask, dropout_key=encoder_key)
+        ahead = tf.maximum(create_look_ahead_mask(keras.ops.shape(target)[1]), create_padding_mask(target))
+        hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
+        return self.logits(hidden), weights
+
+    def logits(self, hidden):
+        """Logits of hidden states, `[..., E]` to `[..., V]`, float32."""
+        if self.final_layer is None:
+            return self.target_embedding.logits(hidden)
+        kernel, bias = tf.cast(self.final_layer.kernel, hidden.dtype), self.final_layer.bias
+        shape = [*keras.ops.shape(hidden)[:-1], self.target_vocab_size]
+        return tf.reshape(tf.cast(project(hidden, kernel), tf.float32) + tf.cast(bias, tf.float32), shape)
+
+    # ---------------------------------------------------------------------------------------------------- training
+
+    def compile(self, optimizer=None, **kwargs):
+        """Configures Keras's `fit` and `evaluate`. The loss is the model's own; `kwargs` are of `keras.Model.compile`.
+
+        Raises:
+            ValueError: a loss or metrics are given.
+        """
+        if kwargs.get("loss") is not None or kwargs.get("metrics"):
+            raise ValueError("loss and metrics must be None: the model has its own, the mean nll and the accuracy")
+        super().compile(optimizer if optimizer is not None else "adam", **kwargs)
+
+    @property
+    def metrics(self):
+        return [self.loss_mean, self.accuracy]
+
+    def loss_of(self, inputs, labels, **options):
+        """`(nll, smoothed, right, tokens)`: sums over the labels that are no padding, and their number.
+
+        Args:
+            inputs: of the call.
+            labels: int `[batch, target]`.
+            **options: of the call.
+        """
+        logits = tf.reshape(self(inputs, **options), [-1, self.target_vocab_size])
+        labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
+        kept = tf.cast(labels != PADDING, tf.float32)
+        nll = smoothed = cross_entropy(labels, logits)
+        if self.label_smoothing:  # (1 - s) nll + s (logsumexp - mean), where nll is logsumexp - that of the label
+            of_label = tf.gather(logits, labels, batch_dims=1)
+            smoothed = nll + self.label_smoothing * (of_label - tf.reduce_mean(logits, -1))
+        right = tf.cast(tf.argmax(logits, -1, output_type=tf.int32) == labels, tf.float32)
+        return tuple(tf.reduce_sum(x * kept) for x in (nll, smoothed, right)) + (tf.reduce_sum(kept),)
+
+    def train_step(self, data):
+        source, target, _ = keras.utils.unpack_x_y_sample_weight(data)
+        context = tf.distribute.get_replica_context()
+        first_row = context.replica_id_in_sync_group * tf.shape(source)[0]
+        key = tf.stack([self.seed % 2**31, tf.cast(self.optimizer.iterations, tf.int32), first_row])
+        labels = target[:, 1:]
+        n_labels = context.all_reduce("SUM", tf.reduce_sum(tf.cast(labels != PADDING, tf.float32)))
+        with tf.GradientTape() as tape:
+            inputs = source, target[:, :-1]
+            nll, smoothed, right, tokens = self.loss_of(inputs, labels, training=True, dropout_key=key)
+            loss = self.optimizer.scale_loss(smoothed / n_labels)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return self._logs(nll, right, tokens)
+
+    def test_step(self, data):
+        source, target, _ = keras.utils.unpack_x_y_sample_weight(data)
+        nll, _, right, tokens = self.loss_of((source, target[:, :-1]), target[:, 1:])
+        return self._logs(nll, right, tokens)
+
+    def _logs(self, nll, right, tokens):
+        for metric, total in ((self.loss_mean, nll), (self.accuracy, right)):
+            metric.update_state(total / tf.maximum(tokens, 1), sample_weight=tokens)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+    # -------------------------------------------------------------------------------------------------- generation
+
+    def generate(
+        self, source, *, start, end, max_new_tokens=None, beam_size=1, n_best=None, length_penalty=0.6,
+        temperature=0.0, top_k=None, top_p=None, seed=None,
+    ):  # fmt: skip
+        """Writes targets: greedily, by sampling, or by beam search, in one graph with cached keys and values.
+
+        Args:
+            source: int `[batch, any]`, 0 at padding.
+            start, end: ids that targets begin and end with; `end` may be `None`, but for a beam search.
+            max_new_tokens: most symbols to write, the end included; by default 100, or `max_len` if that is less.
+            beam_size: hypotheses that are followed; 1 for none but the one.
+            n_best: how many to return, by default 1; a dimension of the results if it is given.
+            length_penalty: alpha of Wu et al. 2016: scores are divided by `((5 + length) / 6)**alpha`.
+            temperature, top_k, top_p, seed: of sampling, as in `TransformerXLLM.generate`; 0 takes the likeliest.
+
+        Returns:
+            `(ids, scores)`: int32 `[batch, max_new_tokens]` without the start, 0 after the end; and float32 `[batch]`,
+            the log-probability of the target, of beam search divided by the penalty. With `n_best`, `[batch, n_best,
+            max_new_tokens]` and `[batch, n_best]`, the best first.
+
+        Raises:
+            ValueError: an argument is out of its range; the message names it.
+        """
+        max_new_tokens = min(100, self.max_len) if max_new_tokens is None else max_new_tokens
+        options = check_generation(
+            self, source, start, end, max_new_tokens, beam_size, n_best, length_penalty, temperature, top_k, top_p, seed
+        )
+        if options.beam_size > 1 or n_best is not None:
+            ids, scores = self._beam_search(options.source, start, end, max_new_tokens, beam_size, length_penalty)
+            ids, scores = ids[:, : n_best or 1], scores[:, : n_best or 1]
+            return (ids, scores) if n_best is not None else (ids[:, 0], scores[:, 0])
+        return self._sample(options.source, start, -1 if end is None else end, max_new_tokens, options.sampling)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def _beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty):
+        return beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def _sample(self, source, start, end, max_new_tokens, sampling):
+        return sample_sequences(self, source, start, end, max_new_tokens, sampling)
+
+    def start_decoding(self, source, rows_each, most):
+        """What `decode_step` needs of a source: caches of `most` places, source heads, and the padding mask.
+
+        With `rows_each` above 1, every row of the source stands for as many rows of targets, one after the other.
+        """
+        padding_mask = create_padding_mask(source)
+        enc_output = self.encoder(source, padding_mask)
+        if rows_each > 1:
+            enc_output, padding_mask = (tf.repeat(x, rows_each, 0) for x in (enc_output, padding_mask))
+        depth = self.d_model // self.num_heads
+        empty = tf.zeros([self.num_heads, tf.shape(enc_output)[0], most, depth], enc_output.dtype)
+        caches = tuple((empty, empty) for _ in self.decoder.stacked)
+        return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), padding_mask
+
+    def decode_step(self, ids, place, caches, sources, padding_mask):
+        """`(log_probs, caches)` of what follows the `ids` `[B]` that stand at `place`: float32 `[B, V]`."""
+        hidden, caches = self.decoder.step(ids, place, caches, sources, padding_mask)
+        return tf.nn.log_softmax(self.logits(hidden)), caches
+
+    def get_config(self):
+        names = [*TransformerConfig.names(), "seed"]
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
