@@ -16,13 +16,18 @@ from txl_tf.config import (
     OptimizerConfig,
     TextConfig,
     TrainingConfig,
+    TransformerConfig,
     check_bins,
     check_fields,
 )
 from txl_tf.training.distribution import make_strategy
 
 SIZES = {"n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
-REQUIRED = {NetworkConfig: SIZES, ModelConfig: SIZES, OptimizerConfig: {"learning_rate": 1e-3}}
+REQUIRED = {
+    NetworkConfig: SIZES,
+    ModelConfig: SIZES,
+    TransformerConfig: {"num_layers": 2, "d_model": 8, "num_heads": 2, "dff": 12},
+}
 GROUPS = [
     group
     for group in vars(config).values()
@@ -36,7 +41,7 @@ def make(group, **values):
 
 def test_all_groups_are_here():
     named = {NetworkConfig, ModelConfig, TextConfig, OptimizerConfig, TrainingConfig, EvaluationConfig, MachineConfig}
-    assert set(GROUPS) == named
+    assert set(GROUPS) == {*named, TransformerConfig}
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -53,6 +58,7 @@ def test_every_hyper_parameter_has_a_help_text_and_a_default_that_its_check_pass
     [
         (NetworkConfig, {"n_token": 23, "cutoffs": [5, 12], "mem_len": 4, "init": "uniform"}),
         (ModelConfig, {"n_token": 23, "cutoffs": [], "proj_share_all_but_first": True, "dropout": 0.0}),
+        (TransformerConfig, {"input_vocab_size": 9, "target_vocab_size": 8, "norm_first": True, "rate": 0.0}),
         (TextConfig, {"dataset": "text", "data_path": ["a.txt", "b.txt"], "cutoffs": [5, 12], "max_size": 100}),
         (OptimizerConfig, {"optimizer": "lamb", "weight_decay": 0.01, "clip": None}),
         (TrainingConfig, {"tgt_len": 7, "static_shapes": True, "warm_start_path": "run/ckpt-5"}),
@@ -99,6 +105,17 @@ BAD = [
     (TextConfig, {"cutoffs": [5, 5]}, r"cutoffs must be positive and rise, got \[5, 5\]"),
     (TextConfig, {"cutoffs": [0, 5]}, r"cutoffs must be positive and rise, got \[0, 5\]"),
     (TextConfig, {"num_shuffle": 0}, "num_shuffle must be positive, got 0"),
+    (TransformerConfig, {"input_vocab_size": 0}, "input_vocab_size must be at least 1, got 0"),
+    (TransformerConfig, {"target_vocab_size": 2**31}, "target_vocab_size must be at most 2147483647, got 2147483648"),
+    (TransformerConfig, {"num_layers": 0}, "num_layers must be at least 1, got 0"),
+    (TransformerConfig, {"d_model": 7}, "d_model must be even"),
+    (TransformerConfig, {"num_heads": 0}, "num_heads must be at least 1, got 0"),
+    (TransformerConfig, {"dff": 1 << 19}, "dff must be at most 262144, got 524288"),
+    (TransformerConfig, {"max_len": 0}, "max_len must be at least 1, got 0"),
+    (TransformerConfig, {"rate": 1.0}, r"rate must lie in \[0, 1\), got 1.0"),
+    (TransformerConfig, {"label_smoothing": -0.1}, r"label_smoothing must lie in \[0, 1\), got -0.1"),
+    (TransformerConfig, {"dropatt": "0"}, "dropatt must be a number, got '0'"),
+    (TransformerConfig, {"dropact": 2}, r"dropact must lie in \[0, 1\), got 2"),
     (OptimizerConfig, {"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
     (OptimizerConfig, {"learning_rate": float("nan")}, "learning_rate must be positive, got nan"),
     (OptimizerConfig, {"min_lr_ratio": 1.5}, r"min_lr_ratio must lie in \[0, 1\], got 1.5"),

@@ -52,6 +52,8 @@ def changed(**changes):
         (changed(format=..., fromat=1), "fromat is unknown"),
         (changed(format=...), "format is missing"),
         (changed(format="1"), "format must be 1, which this version reads, got '1'"),
+        (changed(inputs=None), r"inputs must be a JSON object \(an integer or null each\), got None"),
+        (changed(inputs={"a.txt": "x"}), r"inputs must be .*an integer or null.*, got {'a.txt': 'x'}"),
         (changed(vocab_size="5"), "vocab_size must be an integer, got '5'"),
         (changed(dataset="wt4"), "dataset must be one of pydoc, text, .*, got 'wt4'"),
         (changed(sha256={"vocab.txt": "0"}), "sha256 must be of 'vocab.txt', 'train.npy', .*, got 'vocab.txt'"),

@@ -287,9 +287,15 @@ def test_the_log_is_cut_back_to_the_step_to_go_on_from(tmp_path, content, last_s
 @pytest.mark.parametrize(
     "content, message",
     [
-        (HEADER.replace(b"loss", b"mss", 1), "line 1 must name bpc, epoch, .*, val_loss, got "),
-        (HEADER.replace(b"bpc", b"ppl"), "line 1 must name bpc, "),
-        (HEADER.replace(b"s", b"\xff"), "line 1 must name bpc, "),
+        (HEADER.replace(b"loss", b"mss", 1), "line 1 must be epoch, then bpc, .*, val_loss, got "),
+        (HEADER.replace(b"bpc", b"ppl"), "line 1 must be epoch, then bpc, "),
+        (HEADER.replace(b"s", b"\xff"), "line 1 must be epoch, then bpc, "),
+        (
+            b"step,bpc,grad_norm,learning_rate,loss,epoch" + HEADER[HEADER.index(b",tokens") :],
+            "line 1 must be epoch, then",
+        ),
+        (HEADER.replace(b"bpc,", b"loss,", 1), "line 1 must be epoch, then bpc, "),
+        (HEADER + row(5) + row(10).replace(b"10", b"1" * 5000), "line 3 must have 9 values and a step, got "),
         (HEADER + row(5) + row(10).replace(b"10", b"1x"), "line 3 must have 9 values and a step, got "),
         (HEADER + row(5).replace(b"5,", b"\x00", 1), "line 2 must have 9 values and a step, got "),
         (HEADER + b"\r\n", "line 2 must have 9 values and a step, got "),

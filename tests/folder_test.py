@@ -55,7 +55,8 @@ def test_best_is_the_checkpoint_of_the_lowest_validation_loss(trained_run):
     run_dir, results = trained_run
     best = json.loads((run_dir / "best" / "best.json").read_text())
     assert len(best.pop("checksum")) == 64
-    assert best == {"step": 12, "val_loss": results["valid"]}
+    text = RunFolder(run_dir).read_config()["fingerprints"]["valid"]
+    assert best == {"step": 12, "val_loss": results["valid"], "text": text}
     assert RunFolder(run_dir).find_best() == {"path": str(run_dir / "best" / "ckpt-12"), **best}
     lm, _ = txl_tf.load_run(run_dir, "best")
     assert_variables_equal(txl_tf.tf1_variables(lm), weights_of(run_dir, "best/ckpt-12"))

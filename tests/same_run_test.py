@@ -85,8 +85,18 @@ def test_another_text_of_the_same_vocabulary_is_an_error_unless_it_is_asked_for(
     )
     train_run(run_dir, str(text), training={**MORE["training"], "allow_other_text": True})
     assert "continuing from" in capsys.readouterr().out
+    best = RunFolder(run_dir).find_best()  # losses on the text of before are no rivals
+    assert best["text"] == RunFolder(run_dir).read_config()["fingerprints"]["valid"] and best["step"] == 15
     train_run(run_dir, str(text), training={"train_steps": 18})  # which is now the text of the run
     assert RunFolder(run_dir).steps()[-1] == 18
+
+
+def test_the_same_text_may_move(run, tmp_path):
+    run_dir, text = run
+    moved = tmp_path / "elsewhere.txt"
+    shutil.move(text, moved)
+    train_run(run_dir, str(moved), **MORE)
+    assert RunFolder(run_dir).read_config()["data"]["data_path"] == str(moved)
 
 
 def test_a_prepared_corpus_that_was_replaced_is_noticed(run_dir, tmp_path):
@@ -158,6 +168,14 @@ def test_a_new_run_does_not_start_from_weights_of_another_vocabulary(run, tmp_pa
         ("training", {"tgt_len": None}, "training.tgt_len must be an integer, got None"),
         ("training", {"tgt_len": 0}, "training.tgt_len must be at least 1, got 0"),
         ("training", {"mixed_precision": "half"}, "training.mixed_precision must be one of float32, .* got 'half'"),
+        (
+            "training",
+            {"mixed_precision": ["float32"]},
+            r"training.mixed_precision must be one of float32, .* got \['float",
+        ),
+        ("training", {"tgt_len": 10**400}, "training.tgt_len must be an integer, got 1000"),
+        ("model", {"clamp_len": 10**400}, "model.clamp_len must be an integer, got 1000"),
+        ("model", {"init_std": 10**400}, "model.init_std must be a number, got 1000"),
         ("vocab", {"level": "words"}, "level must be one of word, char, byte, got 'words'"),
         ("vocab", {"lvl": "word"}, "vocab.lvl is unknown; known are bos, "),
         ("vocab", {"special": None}, "vocab.special must be a list"),
@@ -182,13 +200,37 @@ def test_an_edited_config_names_the_file_the_key_what_was_found_and_what_is_allo
     train_refused(run_dir, text, message)
 
 
-def test_a_far_larger_model_than_the_checkpoint_is_not_made(run):
+@pytest.mark.parametrize("changes", [{"n_layer": 9999, "d_inner": 200000}, {"d_embed": 262144}], ids=str)
+def test_a_far_larger_model_than_the_checkpoint_is_not_made(run, changes):
     run_dir, _ = run
-    edit_json(run_dir / "config.json", lambda config: config["model"].update(n_layer=9999, d_inner=200000))
+    edit_json(run_dir / "config.json", lambda config: config["model"].update(changes))
     with pytest.raises(
-        ValueError, match=r"config.json describes a model of at least [\d,]{14} weights, but .*ckpt-12 holds"
+        ValueError, match=r"config.json describes a model of at least [\d,]+ weights, but .*ckpt-12 holds"
     ):
         txl_tf.load_run(run_dir)
+
+
+def test_null_stands_for_what_is_not_given(run):
+    run_dir, _ = run
+    before = evaluate_run(run_dir, evaluation=EvaluationConfig(eval_batch_size=60))
+    edit_json(run_dir / "config.json", lambda config: config["training"].update(eval_batch_size=None))
+    edit_json(run_dir / "config.json", lambda config: config["data"].update(data_dir=None))
+    assert evaluate_run(run_dir) == before
+
+
+def test_bad_changes_of_load_run_are_named(run):
+    for changes, message in [
+        ({"n_layer": "2"}, "n_layer must be an integer, got '2'"),
+        ({"d_model": None}, "d_model must"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{message}"):
+            txl_tf.load_run(run[0], **changes)
+
+
+def test_a_config_json_above_the_run_of_a_warm_start_is_none_of_its_business(run, tmp_path):
+    run_dir, text = run
+    (tmp_path / "config.json").write_text('{"name": "my project"}')
+    train_run(tmp_path / "new", str(text), training={"warm_start_path": str(run_dir / "ckpt-12")})
 
 
 @pytest.mark.parametrize(
@@ -199,6 +241,7 @@ def test_a_far_larger_model_than_the_checkpoint_is_not_made(run):
         ("", "best.json is not JSON"),
         ('{"step": 12, "val_loss": "2.5"}', "best.json: val_loss must be a number, got '2.5'"),
         ('{"step": 12, "val_loss": NaN}', "best.json: val_loss must be finite, got nan"),
+        ('{"step": 12, "val_loss": 1' + "0" * 400 + "}", "best.json: val_loss must be a number, got 1000"),
         ('{"step": -1, "val_loss": 1}', "best.json: step must be at least 0, got -1"),
         ('{"step": "12", "val_loss": 1}', "best.json: step must be an integer, got '12'"),
     ],

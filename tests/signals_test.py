@@ -72,6 +72,23 @@ def test_another_program_whose_reader_is_gone_ends_in_silence(trained_run):
         assert (done.returncode, own(done.stderr)) == (0, ""), path
 
 
+@pytest.mark.slow
+def test_a_full_disk_under_the_output_is_an_error(command):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    message = "train.py: the standard output cannot be written: No space left on device\n"
+    assert (done.returncode, own(done.stderr)) == (1, message)
+
+
+@pytest.mark.slow
+def test_help_into_a_closed_pipe_and_a_closed_output_are_no_errors(trained_run):
+    done = run_without_reader("train.py", "--help")
+    assert own(done.stderr) == ""
+    command = [sys.executable, str(ROOT / "train.py"), f"--model_dir={trained_run[0]}", "--do_eval_only"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: os.close(1))
+    assert (done.returncode, own(done.stderr)) == (0, "")
+
+
 def at_step(monkeypatch, step, action):
     function = RunState.on_train_batch_end
 

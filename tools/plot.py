@@ -99,12 +99,19 @@ def read_log(model_dir):
     path = os.path.join(model_dir, "log.csv")
     if not tf.io.gfile.exists(path):
         raise ValueError(f"model_dir {model_dir} has no curves: {path} does not exist (converted runs have none)")
-    with tf.io.gfile.GFile(path) as file:
-        rows = {int(row["step"]): row for row in csv.DictReader(file)}
+    try:
+        with tf.io.gfile.GFile(path) as file:
+            rows = {int(row["step"]): row for row in csv.DictReader(file)}
+        ordered = [rows[step] for step in sorted(rows)]
+        names = ordered[0] if ordered else ()
+        log = {
+            name: np.array([math.nan if row[name] == "NA" else float(row[name]) for row in ordered]) for name in names
+        }
+    except (KeyError, TypeError, ValueError, csv.Error, tf.errors.OpError) as error:
+        raise ValueError(f"{path} is not the log of a training: {type(error).__name__}: {error}") from error
     if not rows:
         raise ValueError(f"{path} has no rows: the run has not come to its first line of progress")
-    rows = [rows[step] for step in sorted(rows)]
-    return {name: np.array([math.nan if row[name] == "NA" else float(row[name]) for row in rows]) for name in rows[0]}
+    return log
 
 
 def draw_curves(logs):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import gc
 import logging
@@ -64,21 +65,27 @@ def run(main):
 
     Stray arguments, ValueError and OSError end it with one line and status 1, Ctrl-C with status 130. With --verbosity
     an error comes with its traceback instead. Where the standard output is closed, as by `| head`, it ends in silence
-    with status 0; a training saves first.
+    with status 0; where its disk is full, with one line and status 1. A training saves first.
     """
     gc.freeze()  # collections need not look at what the imports made
+    if sys.stdout is None:  # as after >&-
+        sys.stdout = open(os.devnull, "w")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a shell's background job
         signal.signal(signal.SIGINT, _interrupt)
     try:
         app.run(functools.partial(_run, main))
+    except BrokenPipeError:  # of --help
+        _close_stdout()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it ends already
             signal.signal(number, signal.SIG_IGN)
         try:
             sys.stdout.flush()
-        except OSError:
-            _close_stdout()
+        except OSError as error:
+            _close_stdout(error)
         gc.freeze()  # and the process ends without one over all that is left, which takes a second
+        if _lost_output:
+            sys.exit(f"{os.path.basename(sys.argv[0])}: the standard output cannot be written: {_lost_output[0]}")
 
 
 def _interrupt(number, frame):
@@ -87,8 +94,13 @@ def _interrupt(number, frame):
         raise KeyboardInterrupt
 
 
-def _close_stdout():
-    """Has nothing more written to a pipe or terminal that nobody reads."""
+_lost_output = []  # why what was to be printed is lost, unless nobody reads it
+
+
+def _close_stdout(error=None):
+    """Has nothing more written to an output that failed: a pipe or terminal that nobody reads, or a full disk."""
+    if error is not None and error.errno not in (errno.EPIPE, errno.EIO):
+        _lost_output.append(error.strerror)
     with contextlib.suppress(OSError, ValueError):  # it has no file, as in tests
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -105,11 +117,11 @@ class _StdoutHandler(logging.StreamHandler):
         return _visible(super().format(record))
 
     def handleError(self, record):
-        """Where nobody reads, the program ends as after SIGHUP: a training is saved."""
+        """Where nothing can be written, the program ends as after SIGHUP: a training is saved."""
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
             return
-        _close_stdout()
+        _close_stdout(sys.exception())
         handler = signal.getsignal(signal.SIGHUP)
         if callable(handler):
             signal.raise_signal(signal.SIGHUP)
@@ -132,6 +144,19 @@ def log_to_stdout():
     logger.propagate = False
 
 
+def _tensorflow_errors():
+    """Such as a file that may not be read, or too little memory; evaluated only after an error."""
+    from tensorflow import errors
+
+    return (errors.OpError,)
+
+
+def _message_of(error):
+    from txl_tf.files import reason
+
+    return str(error) if isinstance(error, (ValueError, OSError)) else reason(error)
+
+
 def _run(main, argv):
     path, *stray = argv
     name = os.path.basename(path)
@@ -146,9 +171,9 @@ def _run(main, argv):
     except BrokenPipeError:
         _close_stdout()
         sys.exit(0)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, *_tensorflow_errors()) as error:
         if verbose:
             raise
-        sys.exit(f"{name}: {_visible(str(error))}\n(--verbosity=1 shows where)")
+        sys.exit(f"{name}: {_visible(_message_of(error))}\n(--verbosity=1 shows where)")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -15,7 +15,7 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from txl_tf.schema import check_field
+from txl_tf.schema import brief, check_field
 
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
 LEVELS = ("word", "char", "byte")
@@ -49,8 +49,8 @@ def one_of(choices: Iterable[str]) -> Callable:
     """A check for strings, whose `choices` a flag takes, too."""
 
     def check(name: str, value: Any) -> None:
-        if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        if value not in list(choices):
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {brief(value)}")
 
     check.choices = list(choices)
     return check
@@ -218,7 +218,7 @@ class OptimizerConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         decay, optimizer = self.weight_decay, self.optimizer
-        if decay < 0 or (decay and optimizer == "adam"):
+        if not decay >= 0 or (decay and optimizer == "adam"):
             raise ValueError(f"weight_decay must be 0 or more, and 0 for adam, got {decay} for {optimizer}")
 
 
@@ -226,7 +226,7 @@ class OptimizerConfig(Config):
 class TrainingConfig(Config):
     """How a run is trained."""
 
-    tgt_len: int = _option(70, "Tokens of a segment.", at_least(1))
+    tgt_len: int = _option(70, "Tokens of a segment.", at_least(1, 1 << 20))
     train_batch_size: int = _option(60, "Rows of a training batch, over all devices.", at_least(1))
     train_steps: int = _option(100000, "Training steps in all, those of earlier sessions included.", at_least(1))
     iterations: int = _option(500, "Steps between two lines of progress, and of log.csv.", at_least(1))
@@ -256,7 +256,7 @@ class TrainingConfig(Config):
 class EvaluationConfig(Config):
     """What is evaluated, and how. `None` stands for what the run was trained with."""
 
-    tgt_len: int | None = _option(None, "Tokens of a segment.", at_least(1))
+    tgt_len: int | None = _option(None, "Tokens of a segment.", at_least(1, 1 << 20))
     eval_batch_size: int | None = _option(
         None, "Rows of an evaluation batch; without training: the run's.", at_least(1), flag=60
     )

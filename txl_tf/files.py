@@ -146,7 +146,7 @@ def writing(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
-        raise OSError(f"{path} cannot be written: {_reason(error)}") from error
+        raise OSError(f"{path} cannot be written: {reason(error)}") from error
 
 
 @contextlib.contextmanager
@@ -155,10 +155,10 @@ def reading(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
-        raise OSError(f"{path} cannot be read: {_reason(error)}") from error
+        raise OSError(f"{path} cannot be read: {reason(error)}") from error
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """The first line of a message, without the names that TensorFlow adds."""
     return re.sub(r"\{\{.*?\}\} | \[Op:.*", "", str(error) or type(error).__name__).splitlines()[0]
 

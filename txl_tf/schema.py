@@ -97,10 +97,12 @@ def _matches(value: Any, kind: Any) -> bool:
         return isinstance(value, (list, tuple)) and all(_matches(item, arguments[0]) for item in value)
     if origin is dict:
         return isinstance(value, dict) and all(_matches(item, arguments[1]) for item in value.values())
-    if kind is int:
-        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if kind in (int, float) and isinstance(value, numbers.Integral):
+        return not isinstance(value, bool) and abs(int(value)) < 1 << 63
     if kind is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+        return isinstance(value, numbers.Real)
+    if kind is int:
+        return False
     if kind is str:
         return isinstance(value, (str, os.PathLike))
     return isinstance(value, kind)
@@ -112,6 +114,7 @@ _NAMES = {
     bool: "True or False",
     str: "a string",
     dict: "a JSON object",
+    types.NoneType: "null",
 }
 
 

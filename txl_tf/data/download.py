@@ -79,7 +79,7 @@ _MAX_BYTES = 1 << 31  # of enwik8 or text8, which are held in memory; a small ar
 # What the readers of archives raise where one is damaged, encrypted or compressed in a way that Python does not know.
 _UNREADABLE = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError,
-    ValueError, OverflowError, struct.error, OSError,
+    ValueError, OverflowError, LookupError, struct.error, OSError,
 )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
+from txl_tf.files import reading
+
 _READ_BYTES = 1 << 20
 
 
@@ -45,7 +47,7 @@ def _read_blocks(path: str, progress: Callable | None) -> Iterator[bytes]:
         raise FileNotFoundError(f"there is no file {path}")
     if tf.io.gfile.isdir(path):
         raise ValueError(f"{path} is a folder, not a text file")
-    with tf.io.gfile.GFile(path, "rb") as file:
+    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
         block = file.read(_READ_BYTES)
         if not block:
             raise ValueError(f"{path} is empty")

@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import LEVELS
-from txl_tf.files import write_atomic
+from txl_tf.files import reading, write_atomic
 from txl_tf.schema import brief
 
 # The symbols of the bytes; `symbol.encode("utf-8", "surrogateescape")` gives a symbol's bytes at every level.
@@ -233,7 +233,7 @@ class Vocab:
         vocab = cls(**config)
         if not tf.io.gfile.exists(path):
             raise FileNotFoundError(f"there is no vocabulary file {path}")
-        with tf.io.gfile.GFile(path, "rb") as file:
+        with reading(os.fspath(path)), tf.io.gfile.GFile(path, "rb") as file:
             data = file.read()
         try:
             lines = data.decode("utf-8").removesuffix("\n").split("\n")
@@ -270,7 +270,7 @@ def escape(symbol: str) -> str:
 
 
 # Control characters but newline and tab, those that change the direction of writing, and bytes that are no text.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str) -> str:

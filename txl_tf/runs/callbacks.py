@@ -313,12 +313,14 @@ def cut_log(filename: str, last_step: int, metric: str) -> None:
     lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
     header, *rows = [line.rstrip().decode("latin1").split(",") for line in lines] or [[]]
     known = {*_COLUMNS, metric, f"val_{metric}"}
-    if lines and {*header} - {"overflow"} != known:
-        raise ValueError(f"{filename}: line 1 must name {', '.join(sorted(known))}, got {brief(header)}. {_MOVE}")
+    right = header[:1] == ["epoch"] and len({*header}) == len(header) and {*header} - {"overflow"} == known
+    if lines and not right:
+        others = ", ".join(sorted(known - {"epoch"}))
+        raise ValueError(f"{filename}: line 1 must be epoch, then {others}, got {brief(header)}. {_MOVE}")
     kept = lines[:1]
     for i, (line, row) in enumerate(zip(lines[1:], rows, strict=True), 2):
         step = row[header.index("step")] if len(row) == len(header) else ""
-        if not step.isdecimal():
+        if not step.isdecimal() or len(step) > 18:
             raise ValueError(
                 f"{filename}: line {i} must have {len(header)} values and a step, got {brief(row)}. {_MOVE}"
             )

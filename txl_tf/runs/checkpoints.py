@@ -41,10 +41,14 @@ class RunCheckpoints:
         max_to_keep: older checkpoints are deleted.
         write: whether to write at all. Of several workers that train together only the chief does; all must call
             `save` and `save_best`.
+        text: fingerprint of the text that is validated on; losses on another are no rivals of its best.
     """
 
-    def __init__(self, lm: TransformerXLLM, folder: RunFolder, max_to_keep: int = 5, write: bool = True):
+    def __init__(
+        self, lm: TransformerXLLM, folder: RunFolder, max_to_keep: int = 5, write: bool = True, text: str | None = None
+    ):
         self._lm = lm
+        self._text = text
         self.folder = folder
         self._max_to_keep = max_to_keep
         self.write = write
@@ -109,14 +113,16 @@ class RunCheckpoints:
 
     def save_best(self, val_loss: float) -> None:
         """Writes the weights to the folder `best`, if their validation loss is lower than the one there."""
-        found, best = self.folder.find_best(), self.folder.best
-        if not self.write or not val_loss < (found["val_loss"] if found else math.inf):
+        found, best = self.folder.find_best() or {}, self.folder.best
+        same_text = found.get("text") in (None, self._text)
+        if not self.write or not val_loss < (found["val_loss"] if found and same_text else math.inf):
             return
         step = int(self._lm.optimizer.iterations.numpy())
         with self.naming_last():
             best.save_weights(self._lm, step)
-            write_json(self.folder.best_file, {"step": step, "val_loss": val_loss})
-            for other in best.steps():  # not before the new one is named
+            text = {"text": self._text} if self._text else {}
+            write_json(self.folder.best_file, {"step": step, "val_loss": val_loss, **text})
+            for other in best.steps(files="index|data.*"):  # not before the new one is named
                 if other != step:
                     delete_checkpoint(best.checkpoint(other))
             best.write_state([step])

@@ -59,7 +59,7 @@ def evaluate_run(
     evaluation = dataclasses.replace(
         evaluation,
         tgt_len=evaluation.tgt_len or trained["tgt_len"],
-        eval_batch_size=evaluation.eval_batch_size or trained["eval_batch_size"],
+        eval_batch_size=evaluation.eval_batch_size or trained["eval_batch_size"] or 60,
     )
     check_writable(evaluation.token_nll)
     path = folder.find_checkpoint(evaluation.eval_ckpt_path)

@@ -70,6 +70,7 @@ class _Data(TextConfig):
 class _BestFile:
     step: int = dataclasses.field(metadata={"check": at_least(0)})
     val_loss: float = dataclasses.field(metadata={"check": satisfies(math.isfinite, "be finite")})
+    text: str | None = None  # fingerprint of the text that was validated on
 
 
 def _check_config(values: dict) -> None:
@@ -222,10 +223,14 @@ class RunFolder(CheckpointFolder):
         self.find_best()
         before, config = self.read_config(), json.loads(json.dumps(config))
         defaults = {"data": TextConfig(), "training": TrainingConfig()}
+        now, then = (some.get("fingerprints", {}) for some in (config, before))
+        same_text = then and all(then.get(split) == now.get(split) for split in ("train", "valid"))
         changes = []
         for part in ("data", "model", "vocab", "training"):
             for name, value in config.get(part, {}).items():
                 there = before.get(part, {}).get(name, getattr(defaults.get(part), name, None))
+                if same_text and name in ("data_path", "data_dir"):  # the same text by another name
+                    continue
                 if there != value and (part != "training" or name in _FIXED):
                     changes.append(f"{part}.{name}: {there!r} there, {value!r} now")
         if changes:
@@ -270,6 +275,7 @@ class RunFolder(CheckpointFolder):
     def load_lm(self, ckpt_path: str | None = None, **changes) -> TransformerXLLM:
         """The language model of the run; arguments as of `load_run`."""
         model = {**self.read_config()["model"], **changes}
+        ModelConfig(**{name: model[name] for name in ModelConfig.names() if name in model})  # checks the changes
         path = self.find_checkpoint(ckpt_path)
         self.check_size(model, path)
         lm = TransformerXLLM(**model)
@@ -282,7 +288,9 @@ class RunFolder(CheckpointFolder):
         Call it before the model is made, which might not fit into memory.
         """
         attention, feed_forward = 4 * model["n_head"] * model["d_head"], 2 * model["d_inner"]
-        described = model["n_token"] + model["n_layer"] * model["d_model"] * (attention + feed_forward)
+        first_bin, d_embed = [*model.get("cutoffs", ()), model["n_token"]][0], model["d_embed"]
+        described = first_bin * d_embed + model["n_layer"] * model["d_model"] * (attention + feed_forward)
+        described += d_embed * model["d_model"] if d_embed != model["d_model"] else 0
         found = sum(math.prod(shape) for shape in weight_shapes(path).values())
         if described > 2 * found:
             raise ValueError(

@@ -28,9 +28,9 @@ def open_corpus(data: dict) -> Corpus:
     """The corpus of `config.json`'s `"data"`: a prepared folder, `data_dir`, or the arguments of `build_corpus`."""
     if not data:
         raise ValueError("no corpus: give data_dir, a folder that tools/prepare_data.py prepared, or dataset")
-    if "data_dir" in data:
+    if data.get("data_dir"):
         return load_corpus(data["data_dir"])
-    return build_corpus(**{name: value for name, value in data.items() if name != "by_character"})
+    return build_corpus(**{name: value for name, value in data.items() if name not in ("by_character", "data_dir")})
 
 
 def name_of(data: dict) -> str:

@@ -135,7 +135,8 @@ class _Run:
                 bin_capacities=bin_capacities,
             )
             lm.optimizer.build(lm.trainable_variables)  # before it is restored
-        self.checkpoints = RunCheckpoints(lm, self.folder, training.max_to_keep, write=is_chief(self.strategy))
+        write, text_of_best = is_chief(self.strategy), self.corpus.fingerprint("valid")
+        self.checkpoints = RunCheckpoints(lm, self.folder, training.max_to_keep, write, text_of_best)
         return lm
 
     def config(self, data: dict, model: ModelConfig, optimizer: OptimizerConfig) -> dict:
@@ -163,9 +164,11 @@ class _Run:
                 folder.check_text(trained_on, "choose another folder, or go on with --allow_other_text")
         elif warm_start_path:
             parent = os.path.dirname(warm_start_path)
-            for source in map(RunFolder, (parent, os.path.dirname(parent))):  # it may be one of best/
-                if source.has_config():
-                    source.check_vocab(self.corpus.vocab)
+            if os.path.basename(parent) in ("best", "ema"):
+                parent = os.path.dirname(parent)
+            source = RunFolder(parent)
+            if source.has_config():
+                source.check_vocab(self.corpus.vocab)
 
     def restore(self) -> tuple:
         """Sets what a checkpoint of the run, or else the warm start, gives; returns the state to go on with."""

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from txl_tf.config import OptimizerConfig, TrainingConfig
+from txl_tf.config import OptimizerConfig, TrainingConfig, at_least
 
 
 class ClipAfterAverage:
@@ -16,7 +16,7 @@ class ClipAfterAverage:
     """
 
     def __init__(self, *args, clip=None, **kwargs):
-        if clip is not None and clip <= 0:
+        if clip is not None and not clip > 0:
             raise ValueError(f"clip must be positive, or None for no clipping, got {clip}")
         super().__init__(*args, **kwargs)
         self.clip = clip
@@ -80,6 +80,7 @@ def make_schedule(
     learning_rate: float, warmup_steps: int, train_steps: int, min_lr_ratio: float
 ) -> keras.optimizers.schedules.LearningRateSchedule:
     """Linear warm-up from 0 to `learning_rate`, then a cosine: the original's schedule to 1e-7."""
+    at_least(1)("train_steps", train_steps)
     if not 0 <= warmup_steps < train_steps:
         raise ValueError(f"warmup_steps must lie in [0, train_steps={train_steps}), got {warmup_steps}")
     decay = {"decay_steps": train_steps - warmup_steps, "alpha": min_lr_ratio}
