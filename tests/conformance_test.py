@@ -99,6 +99,10 @@ MODELS = [
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     ),
     Conforming("transformer", encoder_decoder(), pairs, takes=lambda batch: batch),
+]
+
+
+SLOW = [
     Conforming(
         "transformer_pre_norm",
         encoder_decoder(norm_first=True, share_embeddings=True, label_smoothing=0.1),
@@ -108,7 +112,11 @@ MODELS = [
 ]
 
 
-@pytest.fixture(params=MODELS, ids=lambda case: case.name, scope="module")
+@pytest.fixture(
+    params=[*MODELS, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
+    ids=lambda case: case.name,
+    scope="module",
+)
 def case(request):
     return request.param
 

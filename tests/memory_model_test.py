@@ -348,7 +348,7 @@ def on_batches(lm, batches):
         {"steps_per_execution": 3},
         {"static_shapes": True},
         {"gradient_accumulation_steps": 2},
-        {"jit_compile": True},
+        pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
         {"run_eagerly": True},
     ],
     ids=str,
@@ -371,6 +371,7 @@ def test_train_on_batch_over_batches_is_fit_over_them(small_lm, small_batches, o
     assert_weights_equal(*weights, atol=0)
 
 
+@pytest.mark.slow
 def test_train_on_batch_of_two_replicas_is_that_of_one(small_lm, small_batches, two_replicas):
     batches, runs = small_batches(n=3), []
     for strategy in (tf.distribute.get_strategy(), two_replicas):

@@ -106,6 +106,7 @@ def test_sampling_follows_the_seed_of_a_row_and_no_other_row():
     np.testing.assert_array_equal(coldest, model.generate(source, **{**options, "temperature": 0.0})[0])
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_on_two_replicas_and_under_xla(two_replicas):
     def train(**options):
         model = make(rate=0.2, dropatt=0.1, dropact=0.1, seed=3)
@@ -123,6 +124,7 @@ def test_dropout_is_the_same_on_two_replicas_and_under_xla(two_replicas):
             np.testing.assert_allclose(array, expected, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_fit_takes_arrays_and_generators_as_keras_does_and_learns():
     rng = np.random.default_rng(0)
     source = rng.integers(3, 9, [256, 5]).astype(np.int32)

@@ -33,7 +33,7 @@ class Options(NamedTuple):
     """What `check_generation` makes of the arguments of `generate`."""
 
     source: tf.Tensor  # int32 [B, S]
-    sampling: Sampling
+    sampling: Sampling | None  # None for greedy
     beam_size: int
 
 
@@ -62,18 +62,24 @@ def check_generation(
     if searches and temperature:
         raise ValueError(f"temperature must be 0 for a beam search, got {temperature}")
     sampling = check_sampling(len(source), temperature, top_k, top_p, seed)
-    return Options(tf.constant(source, tf.int32), sampling, beam_size)
+    return Options(tf.constant(source, tf.int32), sampling if temperature else None, beam_size)
 
 
 def sample_sequences(model, source, start, end, max_new_tokens, sampling):
-    """One target for every source: `(ids, scores)`, int32 `[B, N]` and float32 `[B]`, see `Transformer.generate`."""
+    """One target for every source, greedily where `sampling` is `None`: `(ids, scores)`, int32 `[B, N]`, float32 `[B]`.
+
+    See `Transformer.generate`.
+    """
     batch = keras.ops.shape(source)[0]
     decode = _Decoder(model, source, 1, max_new_tokens)
-    uniform = uniform_draws(sampling.seeds, 0, max_new_tokens)
+    uniform = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
 
     def body(i, last, written, scores, ended, caches):
         log_probs, caches = decode(last, i, caches)
-        chosen = _choose(log_probs, uniform[i][:, 0], sampling)
+        if sampling is None:
+            chosen = tf.argmax(log_probs, -1, output_type=tf.int32)
+        else:
+            chosen = _draw(log_probs, uniform[i][:, 0], sampling)
         chosen = tf.where(ended, PADDING, chosen)
         scores += tf.where(ended, 0.0, tf.gather(log_probs, chosen, batch_dims=1))
         written = tf.concat([written[:, :i], chosen[:, None], written[:, i + 1 :]], 1)
@@ -89,11 +95,9 @@ def sample_sequences(model, source, start, end, max_new_tokens, sampling):
     return written, scores
 
 
-def _choose(log_probs, uniform, sampling):
+def _draw(log_probs, uniform, sampling):
     temperature, top_k, top_p, _ = sampling
-    scores = log_probs / tf.where(temperature > 0, temperature, 1)[:, None]
-    drawn = sample_categorical(top_k_top_p(scores, top_k, top_p), uniform)
-    return tf.where(temperature > 0, drawn, tf.argmax(log_probs, -1, output_type=tf.int32))
+    return sample_categorical(top_k_top_p(log_probs / temperature[:, None], top_k, top_p), uniform)
 
 
 def beam_search(model, source, start, end, max_new_tokens, beam_size, length_penalty):
