@@ -48,14 +48,8 @@ from tools import contestants, processes
 from tools.contestants import REFERENCE, SHAPES
 from tools.program import FLAGS, run
 
-LASTING = (
-    "training",
-    "training_words",
-    "evaluation",
-    "generation",
-    "seq2seq",
-    "seq2seq_decoding",
-)  # a contestant's process lasts for all its turns
+# A contestant's process lasts for all its turns.
+LASTING = ("training", "training_words", "evaluation", "generation", "seq2seq", "seq2seq_decoding")
 SCALING = {
     "training": {
         "tgt_len": [32, 64, 128, 256], "mem_len": [0, 128, 256, 512], "batch_size": [2, 4, 8, 16],

@@ -42,7 +42,8 @@ def at_least(least: int, most: int | None = None) -> Callable:
 
 
 # No model comes near these. They keep a wrong number in a file from taking all memory.
-_layers, _width, _length = at_least(1, 10_000), at_least(1, 1 << 18), at_least(0, 1 << 20)
+_layers, _width, _symbols = at_least(1, 10_000), at_least(1, 1 << 18), at_least(1, (1 << 31) - 1)
+_length = at_least(1, 1 << 20)
 
 
 def one_of(choices: Iterable[str]) -> Callable:
@@ -66,8 +67,7 @@ def satisfies(test: Callable, what: str) -> Callable:
     return check
 
 
-rate = satisfies(lambda value: 0 <= value < 1, "lie in [0, 1)")
-_rate = rate  # for groups with a hyper-parameter of that name
+_rate = satisfies(lambda value: 0 <= value < 1, "lie in [0, 1)")
 _share = satisfies(lambda value: 0 <= value <= 1, "lie in [0, 1]")
 _fraction = satisfies(lambda value: 0 < value < 1, "be between 0 and 1, both excluded")
 _positive = satisfies(lambda value: value > 0, "be positive")
@@ -139,7 +139,7 @@ class Config:
 class NetworkConfig(Config):
     """Arguments of `TransformerXL`. Vocabulary and cutoffs are `None` and empty until the text is read."""
 
-    n_token: int | None = _option(None, "Size of the vocabulary.", at_least(1, (1 << 31) - 1))
+    n_token: int | None = _option(None, "Size of the vocabulary.", _symbols)
     cutoffs: list[int] = _option((), "First word of each bin but the first of the adaptive softmax.")
     n_layer: int = _option(flag=6, help="Layers.", check=_layers)
     d_model: int = _option(flag=500, help="Width of the hidden states.", check=_even_size)
@@ -147,9 +147,9 @@ class NetworkConfig(Config):
     n_head: int = _option(flag=10, help="Attention heads.", check=_width)
     d_head: int = _option(flag=50, help="Width of a head.", check=_width)
     d_inner: int = _option(flag=1000, help="Width inside the feed-forward layers.", check=_width)
-    dropout: float = _option(0.1, "Dropout rate.", rate)
-    dropatt: float = _option(0.0, "Dropout rate of the attention probabilities.", rate, flag=0.1)
-    mem_len: int = _option(0, "Positions of memory.", _length, flag=70)
+    dropout: float = _option(0.1, "Dropout rate.", _rate)
+    dropatt: float = _option(0.0, "Dropout rate of the attention probabilities.", _rate, flag=0.1)
+    mem_len: int = _option(0, "Positions of memory.", at_least(0, 1 << 20), flag=70)
     same_length: bool = _option(False, "Let every token attend to mem_len + 1 positions, not to all it can.")
     clamp_len: int = _option(-1, "Treat distances beyond it as clamp_len; -1 for no limit.")
     untie_r: bool = _option(False, "Give every layer its own r_w_bias and r_r_bias.")
@@ -172,13 +172,13 @@ class ModelConfig(NetworkConfig):
 class TransformerConfig(Config):
     """Arguments of `Transformer`. The vocabularies are `None` until the text is read."""
 
-    input_vocab_size: int | None = _option(None, "Symbols of the source, padding included.", at_least(1, (1 << 31) - 1))
-    target_vocab_size: int | None = _option(None, "Symbols of the target.", at_least(1, (1 << 31) - 1))
+    input_vocab_size: int | None = _option(None, "Symbols of the source, padding included.", _symbols)
+    target_vocab_size: int | None = _option(None, "Symbols of the target.", _symbols)
     num_layers: int = _option(flag=6, help="Layers of the encoder, and of the decoder.", check=_layers)
     d_model: int = _option(flag=512, help="Width of the hidden states.", check=_even_size)
     num_heads: int = _option(flag=8, help="Attention heads.", check=_width)
     dff: int = _option(flag=2048, help="Width inside the feed-forward nets.", check=_width)
-    max_len: int = _option(1000, "Most symbols of a source or of a target.", at_least(1, 1 << 20))
+    max_len: int = _option(1000, "Most symbols of a source or of a target.", _length)
     rate: float = _option(0.1, "Dropout rate.", _rate)
     norm_first: bool = _option(False, "Normalise before every sublayer, not after it.")
     share_embeddings: bool = _option(False, "One table for source, target and softmax.")
@@ -213,7 +213,7 @@ class OptimizerConfig(Config):
     warmup_steps: int = _option(0, "Steps of linear warm-up.")
     optimizer: str = _option("adam", "adam is the original's.", one_of(OPTIMIZERS))
     weight_decay: float = _option(0.0, "Weight decay of adamw and lamb.")
-    ema: float = _option(0.0, "Momentum of a moving average of the weights, which is evaluated; 0 for none.", rate)
+    ema: float = _option(0.0, "Momentum of a moving average of the weights, which is evaluated; 0 for none.", _rate)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -226,7 +226,7 @@ class OptimizerConfig(Config):
 class TrainingConfig(Config):
     """How a run is trained."""
 
-    tgt_len: int = _option(70, "Tokens of a segment.", at_least(1, 1 << 20))
+    tgt_len: int = _option(70, "Tokens of a segment.", _length)
     train_batch_size: int = _option(60, "Rows of a training batch, over all devices.", at_least(1))
     train_steps: int = _option(100000, "Training steps in all, those of earlier sessions included.", at_least(1))
     iterations: int = _option(500, "Steps between two lines of progress, and of log.csv.", at_least(1))
@@ -256,7 +256,7 @@ class TrainingConfig(Config):
 class EvaluationConfig(Config):
     """What is evaluated, and how. `None` stands for what the run was trained with."""
 
-    tgt_len: int | None = _option(None, "Tokens of a segment.", at_least(1, 1 << 20))
+    tgt_len: int | None = _option(None, "Tokens of a segment.", _length)
     eval_batch_size: int | None = _option(
         None, "Rows of an evaluation batch; without training: the run's.", at_least(1), flag=60
     )

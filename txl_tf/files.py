@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -62,7 +63,7 @@ def new_file(path: str) -> Iterator[Any]:
     Raises:
         OSError: it cannot be written.
     """
-    special = not is_remote(path) and os.path.exists(path) and not os.path.isfile(path)
+    special = _is_special(path)
     temporary = path if special else f"{path}.{os.getpid()}.tmp"
     with writing(path), contextlib.nullcontext() if special else removed_on_error(temporary):
         with tf.io.gfile.GFile(temporary, "w") as file:
@@ -75,7 +76,7 @@ def check_writable(path: str | None) -> None:
     """Raises OSError unless `new_file(path)` can be written, where there is a path; changes nothing."""
     if not path:
         return
-    if is_remote(path) or not os.path.exists(path) or os.path.isfile(path):
+    if not _is_special(path):
         probe = f"{path}.{os.getpid()}.tmp"
         with writing(path):
             with tf.io.gfile.GFile(probe, "w") as file:
@@ -83,6 +84,10 @@ def check_writable(path: str | None) -> None:
             tf.io.gfile.remove(probe)
     if tf.io.gfile.isdir(path):
         raise OSError(f"{path} cannot be written: it is a folder")
+
+
+def _is_special(path: str) -> bool:
+    return not is_remote(path) and os.path.exists(path) and not os.path.isfile(path)
 
 
 def write_atomic(path: str, text: str | bytes) -> None:
@@ -141,21 +146,15 @@ def _checksum(values: dict) -> str:
 
 
 @contextlib.contextmanager
-def writing(path: str) -> Iterator[None]:
+def writing(path: str, cannot_be: str = "written") -> Iterator[None]:
     """Turns every error of writing a file into one OSError that names the file and the reason."""
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
-        raise OSError(f"{path} cannot be written: {reason(error)}") from error
+        raise OSError(f"{path} cannot be {cannot_be}: {reason(error)}") from error
 
 
-@contextlib.contextmanager
-def reading(path: str) -> Iterator[None]:
-    """As `writing`, of reading."""
-    try:
-        yield
-    except (OSError, tf.errors.OpError) as error:
-        raise OSError(f"{path} cannot be read: {reason(error)}") from error
+reading = functools.partial(writing, cannot_be="read")
 
 
 def reason(error: Exception) -> str:

@@ -57,8 +57,7 @@ def multi_head_attention(q, k, v, mask, o_kernel, o_bias, rate=0.0, dropout_key=
     """
     visible = None
     if mask is not None:
-        lead = tf.rank(mask) if mask.shape.rank is None else mask.shape.rank
-        visible = (mask == 0) if lead == 2 else tf.transpose(mask == 0, [1, 0, 2, 3])
+        visible = (mask == 0) if mask.shape.rank == 2 else tf.transpose(mask == 0, [1, 0, 2, 3])
     probs = attention_probs(q, k, visible=visible, scale=q.shape[-1] ** -0.5)
     vectors = tf.transpose(head_matmul(dropout(probs, rate, dropout_key, row_axis=1), v), [1, 2, 0, 3])
     batch, length, _, _ = keras.ops.shape(vectors)

@@ -9,38 +9,21 @@ Shapes:
     B: batch      K: beam_size      N: max_new_tokens      V: target_vocab_size
 """
 
-from typing import NamedTuple
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.layers.embedding import check_ids
-from txl_tf.models.sampling import (
-    Sampling,
-    check_integer,
-    check_sampling,
-    sample_categorical,
-    top_k_top_p,
-    uniform_draws,
-)
+from txl_tf.models.sampling import check_integer, check_sampling, sample_categorical, top_k_top_p, uniform_draws
 
-PADDING = 0
+PADDING = 0  # id of padding, in sources and targets
 _NONE = -1e9  # log-probability of what cannot be; finite, so that it can be multiplied
-
-
-class Options(NamedTuple):
-    """What `check_generation` makes of the arguments of `generate`."""
-
-    source: tf.Tensor  # int32 [B, S]
-    sampling: Sampling | None  # None for greedy
-    beam_size: int
 
 
 def check_generation(
     model, source, start, end, max_new_tokens, beam_size, n_best, length_penalty, temperature, top_k, top_p, seed
 ):
-    """Checks the arguments of `Transformer.generate`, of which it names the first that is wrong."""
+    """Checks the arguments of `Transformer.generate`: `(source, sampling)`, int32 `[B, S]`, and `None` for greedy."""
     source = np.asarray(source)
     if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
         raise ValueError(f"source must be integers [batch, any], got {source.dtype.name} {list(source.shape)}")
@@ -62,7 +45,7 @@ def check_generation(
     if searches and temperature:
         raise ValueError(f"temperature must be 0 for a beam search, got {temperature}")
     sampling = check_sampling(len(source), temperature, top_k, top_p, seed)
-    return Options(tf.constant(source, tf.int32), sampling if temperature else None, beam_size)
+    return tf.constant(source, tf.int32), sampling if temperature else None
 
 
 def sample_sequences(model, source, start, end, max_new_tokens, sampling):

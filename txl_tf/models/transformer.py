@@ -23,9 +23,7 @@ from txl_tf.layers.dropout import split
 from txl_tf.layers.multi_head_attention import create_look_ahead_mask, create_padding_mask
 from txl_tf.layers.ops import LayerNorm, Linear, cross_entropy, project
 from txl_tf.layers.transformer_layers import EPSILON, DecoderLayer, EncoderLayer
-from txl_tf.models.beam_search import beam_search, check_generation, sample_sequences
-
-PADDING = 0  # id of padding, in sources and targets
+from txl_tf.models.beam_search import PADDING, beam_search, check_generation, sample_sequences
 
 
 class _Stack(keras.layers.Layer):
@@ -266,14 +264,14 @@ class Transformer(keras.Model):
             ValueError: an argument is out of its range; the message names it.
         """
         max_new_tokens = min(100, self.max_len) if max_new_tokens is None else max_new_tokens
-        options = check_generation(
+        source, sampling = check_generation(
             self, source, start, end, max_new_tokens, beam_size, n_best, length_penalty, temperature, top_k, top_p, seed
         )
-        if options.beam_size > 1 or n_best is not None:
-            ids, scores = self._beam_search(options.source, start, end, max_new_tokens, beam_size, length_penalty)
+        if beam_size > 1 or n_best is not None:
+            ids, scores = self._beam_search(source, start, end, max_new_tokens, beam_size, length_penalty)
             ids, scores = ids[:, : n_best or 1], scores[:, : n_best or 1]
             return (ids, scores) if n_best is not None else (ids[:, 0], scores[:, 0])
-        return self._sample(options.source, start, -1 if end is None else end, max_new_tokens, options.sampling)
+        return self._sample(source, start, -1 if end is None else end, max_new_tokens, sampling)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def _beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty):

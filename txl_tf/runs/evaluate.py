@@ -55,11 +55,11 @@ def evaluate_run(
     evaluation, machine = evaluation or EvaluationConfig(), machine or MachineConfig()
     folder = RunFolder(folder)
     config = folder.read_config() if folder.has_config() else {"data": {}, "model": {}}
-    trained = {"tgt_len": TrainingConfig.tgt_len, "eval_batch_size": 60, **config.get("training", {})}
+    trained = {"tgt_len": TrainingConfig.tgt_len, **config.get("training", {})}
     evaluation = dataclasses.replace(
         evaluation,
         tgt_len=evaluation.tgt_len or trained["tgt_len"],
-        eval_batch_size=evaluation.eval_batch_size or trained["eval_batch_size"] or 60,
+        eval_batch_size=evaluation.eval_batch_size or trained.get("eval_batch_size") or 60,
     )
     check_writable(evaluation.token_nll)
     path = folder.find_checkpoint(evaluation.eval_ckpt_path)

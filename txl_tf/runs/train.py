@@ -110,6 +110,7 @@ class _Run:
 
     def __post_init__(self):
         self.evaluator = Evaluator(self.corpus, self.evaluation)
+        self.fingerprints = {split: self.corpus.fingerprint(split) for split in self.corpus.splits}
         self.splits = list(dict.fromkeys(["valid"] + [self.evaluation.eval_split] * self.evaluation.do_eval))
 
     def make_lm(self, model: ModelConfig, optimizer: keras.optimizers.Optimizer) -> TransformerXLLM:
@@ -135,8 +136,8 @@ class _Run:
                 bin_capacities=bin_capacities,
             )
             lm.optimizer.build(lm.trainable_variables)  # before it is restored
-        write, text_of_best = is_chief(self.strategy), self.corpus.fingerprint("valid")
-        self.checkpoints = RunCheckpoints(lm, self.folder, training.max_to_keep, write, text_of_best)
+        write, text = is_chief(self.strategy), self.fingerprints["valid"]
+        self.checkpoints = RunCheckpoints(lm, self.folder, training.max_to_keep, write, text)
         return lm
 
     def config(self, data: dict, model: ModelConfig, optimizer: OptimizerConfig) -> dict:
@@ -150,7 +151,7 @@ class _Run:
             "model": model.to_dict(),
             "vocab": self.corpus.vocab.get_config(),
             "training": {**training, **optimizer.to_dict()},
-            "fingerprints": {split: self.corpus.fingerprint(split) for split in self.corpus.splits},
+            "fingerprints": self.fingerprints,
         }
 
     def check_same_run(self, config: dict) -> None:
@@ -160,7 +161,7 @@ class _Run:
             folder.check_vocab(self.corpus.vocab)
             folder.check_same_run(config)
             if not self.training.allow_other_text:
-                trained_on = {split: config["fingerprints"][split] for split in ("train", "valid")}
+                trained_on = {split: self.fingerprints[split] for split in ("train", "valid")}
                 folder.check_text(trained_on, "choose another folder, or go on with --allow_other_text")
         elif warm_start_path:
             parent = os.path.dirname(warm_start_path)
