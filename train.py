@@ -1,4 +1,4 @@
-"""Trains and evaluates a Transformer-XL language model.
+"""Trains and evaluates a language model: Transformer-XL, or with --model=transformer the vanilla Transformer.
 
     python train.py --flagfile=configs/quickstart.cfg
     python train.py --dataset=text --data_path=my.txt --level=char --model_dir=runs/my
@@ -12,7 +12,7 @@ of the folder. Evaluation takes the model from the run's config.json; flags such
   data          data_dir, or dataset with data_path, level, valid_fraction, min_freq, max_size, lower_case, cutoffs
   run           model_dir do_train do_eval eval_split eval_path eval_ckpt_path token_nll warm_start_path seed ...
   training      learning_rate warmup_steps min_lr_ratio clip optimizer train_steps train_batch_size save_steps ...
-  model         n_layer d_model d_embed n_head d_head d_inner dropout dropatt tgt_len mem_len untie_r div_val ...
+  model         model n_layer d_model d_embed n_head d_head d_inner dropout dropatt tgt_len mem_len untie_r div_val ...
   machine       strategy tpu mixed_precision jit_compile steps_per_execution gradient_accumulation_steps recompute ...
 """
 
@@ -23,14 +23,25 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 
 from tools.program import FLAGS, define_flags, run, values
-from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TextConfig, TrainingConfig
+from txl_tf.config import (
+    EvaluationConfig,
+    MachineConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TextConfig,
+    TrainingConfig,
+    TransformerLMConfig,
+)
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.train import train_and_evaluate
 
+MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
+
 flags.DEFINE_string("model_dir", None, "Folder of the run: checkpoints, vocabulary, log.csv, curves. Required.")
 flags.DEFINE_string("data_dir", None, "Folder of a corpus that tools/prepare_data.py prepared.")
 flags.DEFINE_string("corpus_info_path", None, "The corpus-info.json of a prepared corpus, if it is not in data_dir.")
+flags.DEFINE_enum("model", "transformer_xl", MODELS, "Kind of model: transformer has absolute positions, no memory.")
 flags.DEFINE_bool("do_train", True, "Train.")
 flags.DEFINE_bool("do_eval_only", False, "Evaluate without training, as --do_train=False --do_eval.")
 define_flags(TextConfig, leave_out="num_shuffle seed")
@@ -38,6 +49,7 @@ define_flags(TrainingConfig)
 define_flags(EvaluationConfig)
 define_flags(OptimizerConfig)
 define_flags(ModelConfig, leave_out="n_token")
+define_flags(TransformerLMConfig, leave_out="n_token")
 define_flags(MachineConfig)
 
 # Flags of the original's programs that have nothing left to say.
@@ -69,6 +81,18 @@ def data_arguments():
     return {**text, "dataset": FLAGS.dataset or "text"}
 
 
+def model_arguments(group, given_only=False):
+    """`{hyper-parameter: value}` of the kind of model whose `group` it is, but for what comes from the text."""
+    given = values(group, given_only)
+    if group is TransformerLMConfig:
+        refused = [name for name in ("clamp_len", "untie_r") if FLAGS[name].present]
+        if refused:
+            raise ValueError(f"{refused[0]} is about distances, which --model=transformer does not have: leave it out")
+        if not FLAGS["mem_len"].present:  # whose default is Transformer-XL's
+            given.pop("mem_len", None)
+    return {name: value for name, value in given.items() if name != "cutoffs"}
+
+
 def main():
     folder, machine = RunFolder(FLAGS.model_dir), MachineConfig(**values(MachineConfig))
     evaluation = values(EvaluationConfig)
@@ -76,7 +100,7 @@ def main():
         train_and_evaluate(
             folder,
             data=data_arguments(),
-            model=ModelConfig(**{**values(ModelConfig), "cutoffs": ()}),
+            model=MODELS[FLAGS.model](**model_arguments(MODELS[FLAGS.model])),
             optimizer=OptimizerConfig(**values(OptimizerConfig)),
             training=TrainingConfig(**values(TrainingConfig)),
             evaluation=EvaluationConfig(**evaluation),
@@ -84,12 +108,11 @@ def main():
         )
     elif FLAGS.do_eval or FLAGS.do_eval_only:
         of_the_run = [name for name in ("tgt_len", "eval_batch_size") if not FLAGS[name].present]
-        given_only = folder.has_config()
-        model = {name: value for name, value in values(ModelConfig, given_only).items() if name != "cutoffs"}
+        group = folder.family().config if folder.has_config() else ModelConfig
         evaluate_run(
             folder,
             data=data_arguments(),
-            model=model,
+            model=model_arguments(group, given_only=folder.has_config()),
             evaluation=EvaluationConfig(**{**evaluation, **dict.fromkeys(of_the_run)}),
             machine=machine,
         )

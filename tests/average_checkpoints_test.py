@@ -10,7 +10,8 @@ from helpers import SMALL, assert_variables_equal, full_disk, randomise, run_pro
 import txl_tf
 from txl_tf.runs import averaging
 from txl_tf.runs.checkpoints import RunCheckpoints
-from txl_tf.runs.folder import CheckpointFolder, RunFolder
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.weights import CheckpointFolder
 from txl_tf.training.loop import LoopState
 
 
@@ -31,7 +32,7 @@ def run(tmp_path):
         checkpoints.save()
         weights.append(txl_tf.tf1_variables(lm))
     vocab = word_vocab()
-    vocab.save(folder.vocab_file)
+    vocab.save(tmp_path / "run" / "vocab.txt")
     config = {"data": {"dataset": "text"}, "model": model, "vocab": vocab.get_config()}
     Path(folder.config_file).write_text(json.dumps(config))
     return folder, weights
@@ -63,14 +64,15 @@ def test_weights_are_the_mean_and_the_folder_is_a_run(run, tmp_path, arguments, 
 
     average = RunFolder(tmp_path / "average")
     assert average.find_checkpoint() == str(tmp_path / "average" / f"ckpt-{steps[-1]}")
-    assert average.read_config() == {**folder.read_config(), "fingerprints": {"vocab": word_vocab().fingerprint()}}
+    added = {"family": "transformer_xl", "fingerprints": {"vocab": word_vocab().fingerprint()}}
+    assert average.read_config() == {**folder.read_config(), **added}
     assert vocab.symbols == folder.load_vocab().symbols
 
 
 def test_the_sum_is_not_rounded(run):
     """In float32, 2 ** 24 + 1 - 2 ** 24 is 0."""
     folder, _ = run
-    lm = folder.load_lm()
+    lm = folder.load_model()
     bias = lm.network.r_w_bias
     paths = []
     for i, value in enumerate([2.0**24, 1.0, -(2.0**24)]):

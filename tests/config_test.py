@@ -14,9 +14,14 @@ from txl_tf.config import (
     ModelConfig,
     NetworkConfig,
     OptimizerConfig,
+    PairsConfig,
+    PairsTrainingConfig,
+    RunConfig,
+    SearchConfig,
     TextConfig,
     TrainingConfig,
     TransformerConfig,
+    TransformerLMConfig,
     check_bins,
     check_fields,
 )
@@ -26,6 +31,7 @@ SIZES = {"n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_
 REQUIRED = {
     NetworkConfig: SIZES,
     ModelConfig: SIZES,
+    TransformerLMConfig: SIZES,
     TransformerConfig: {"num_layers": 2, "d_model": 8, "num_heads": 2, "dff": 12},
 }
 GROUPS = [
@@ -41,7 +47,8 @@ def make(group, **values):
 
 def test_all_groups_are_here():
     named = {NetworkConfig, ModelConfig, TextConfig, OptimizerConfig, TrainingConfig, EvaluationConfig, MachineConfig}
-    assert set(GROUPS) == {*named, TransformerConfig}
+    pairs = {TransformerConfig, PairsConfig, PairsTrainingConfig, SearchConfig}
+    assert set(GROUPS) == {*named, *pairs, TransformerLMConfig, RunConfig}
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -62,6 +69,10 @@ def test_every_hyper_parameter_has_a_help_text_and_a_default_that_its_check_pass
         (TextConfig, {"dataset": "text", "data_path": ["a.txt", "b.txt"], "cutoffs": [5, 12], "max_size": 100}),
         (OptimizerConfig, {"optimizer": "lamb", "weight_decay": 0.01, "clip": None}),
         (TrainingConfig, {"tgt_len": 7, "static_shapes": True, "warm_start_path": "run/ckpt-5"}),
+        (RunConfig, {"train_steps": 10, "iterations": 5, "steps_per_execution": 5, "allow_other_text": True}),
+        (PairsConfig, {"train_path": "a,b", "source_level": "word", "min_freq": 2, "share_vocab": False}),
+        (PairsTrainingConfig, {"batch_size": 7, "batch_tokens": 100, "jit_compile": True}),
+        (SearchConfig, {"beam_size": 4, "n_best": 2, "length_penalty": 0.0, "max_new_tokens": 9}),
         (EvaluationConfig, {"eval_split": "test", "eval_ckpt_path": "best"}),
         (MachineConfig, {"strategy": "mirrored", "logical_cpus": 2, "mixed_precision": "bfloat16"}),
     ],
@@ -96,6 +107,7 @@ BAD = [
     (NetworkConfig, {"mem_len": None}, "mem_len must be an integer, got None"),
     (NetworkConfig, {"div_val": 0}, "div_val must be at least 1, got 0"),
     (NetworkConfig, {"init": "xavier"}, "init must be one of normal, uniform, got 'xavier'"),
+    (TransformerLMConfig, {"context_len": 1}, "context_len must be at least 2, got 1"),
     (ModelConfig, {"n_layer": 2.5}, "n_layer must be an integer, got 2.5"),
     (TextConfig, {"dataset": "imdb"}, "dataset must be one of pydoc, text, .*got 'imdb'"),
     (TextConfig, {"level": "sentence"}, "level must be one of word, char, byte, got 'sentence'"),
@@ -105,6 +117,16 @@ BAD = [
     (TextConfig, {"cutoffs": [5, 5]}, r"cutoffs must be positive and rise, got \[5, 5\]"),
     (TextConfig, {"cutoffs": [0, 5]}, r"cutoffs must be positive and rise, got \[0, 5\]"),
     (TextConfig, {"num_shuffle": 0}, "num_shuffle must be positive, got 0"),
+    (PairsConfig, {"dataset": "wmt"}, "dataset must be one of text, dates, got 'wmt'"),
+    (PairsConfig, {"source_level": "byte"}, "source_level must be one of word, char, got 'byte'"),
+    (PairsConfig, {"target_level": "byte"}, "target_level must be one of word, char, got 'byte'"),
+    (PairsConfig, {"valid_fraction": 1.0}, "valid_fraction must be between 0 and 1, both excluded, got 1.0"),
+    (PairsConfig, {"n_pairs": 0}, "n_pairs must be at least 1, got 0"),
+    (PairsTrainingConfig, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    (PairsTrainingConfig, {"batch_tokens": 0}, "batch_tokens must be at least 1, got 0"),
+    (SearchConfig, {"beam_size": 0}, "beam_size must be at least 1, got 0"),
+    (SearchConfig, {"n_best": 0}, "n_best must be at least 1, got 0"),
+    (SearchConfig, {"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
     (TransformerConfig, {"input_vocab_size": 0}, "input_vocab_size must be at least 1, got 0"),
     (TransformerConfig, {"target_vocab_size": 2**31}, "target_vocab_size must be at most 2147483647, got 2147483648"),
     (TransformerConfig, {"num_layers": 0}, "num_layers must be at least 1, got 0"),
@@ -122,20 +144,18 @@ BAD = [
     (OptimizerConfig, {"optimizer": "sgd"}, "optimizer must be one of adam, adamw, lamb, got 'sgd'"),
     (OptimizerConfig, {"weight_decay": 0.1}, "weight_decay must be 0 or more, and 0 for adam, got 0.1 for adam"),
     (OptimizerConfig, {"weight_decay": -1, "optimizer": "lamb"}, "weight_decay must be 0 or more, .*got -1 for lamb"),
+    (OptimizerConfig, {"beta_2": 1.0}, r"beta_2 must lie in \[0, 1\), got 1.0"),
+    (OptimizerConfig, {"schedule": "linear"}, "schedule must be one of cosine, noam, got 'linear'"),
     (OptimizerConfig, {"ema": 1.0}, r"ema must lie in \[0, 1\), got 1.0"),
     (TrainingConfig, {"tgt_len": -3}, "tgt_len must be at least 1, got -3"),
     (TrainingConfig, {"train_batch_size": 0}, "train_batch_size must be at least 1, got 0"),
-    (TrainingConfig, {"train_steps": 0}, "train_steps must be at least 1, got 0"),
-    (TrainingConfig, {"iterations": 0}, "iterations must be at least 1, got 0"),
-    (TrainingConfig, {"save_steps": 0}, "save_steps must be at least 1, got 0"),
-    (TrainingConfig, {"max_to_keep": 0}, "max_to_keep must be at least 1, got 0"),
-    (TrainingConfig, {"steps_per_execution": 0}, "steps_per_execution must be at least 1, got 0"),
-    (TrainingConfig, {"steps_per_execution": 7}, "steps_per_execution=7 must divide train_steps=100000"),
-    (
-        TrainingConfig,
-        {"steps_per_execution": 7, "train_steps": 70},
-        "steps_per_execution=7 must divide iterations=500",
-    ),
+    (RunConfig, {"train_steps": 0}, "train_steps must be at least 1, got 0"),
+    (RunConfig, {"iterations": 0}, "iterations must be at least 1, got 0"),
+    (RunConfig, {"save_steps": 0}, "save_steps must be at least 1, got 0"),
+    (RunConfig, {"max_to_keep": 0}, "max_to_keep must be at least 1, got 0"),
+    (RunConfig, {"steps_per_execution": 0}, "steps_per_execution must be at least 1, got 0"),
+    (RunConfig, {"steps_per_execution": 7}, "steps_per_execution=7 must divide train_steps=100000"),
+    (RunConfig, {"steps_per_execution": 7, "train_steps": 70}, "steps_per_execution=7 must divide iterations=500"),
     (TrainingConfig, {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1, got 0"),
     (EvaluationConfig, {"tgt_len": 0}, "tgt_len must be at least 1, got 0"),
     (EvaluationConfig, {"eval_batch_size": 0}, "eval_batch_size must be at least 1, got 0"),
@@ -240,6 +260,7 @@ def assert_defaults_are_of(group, defaults, other_than=()):
     [
         (txl_tf.TransformerXL, NetworkConfig, ["n_token"]),  # it is made once the text is known
         (txl_tf.TransformerXLLM, ModelConfig, ["n_token", "mem_len"]),
+        (txl_tf.TransformerLM, TransformerLMConfig, ["n_token"]),
     ],
 )
 def test_the_constructor_takes_the_names_and_defaults_of_the_group(model, group, required):

@@ -46,9 +46,9 @@ class Conforming(NamedTuple):
         return model
 
 
-def language_model(**options):
+def language_model(model=txl_tf.TransformerXLLM, **options):
     def make(dtype):
-        return txl_tf.TransformerXLLM(**{**ONE_LAYER, "mem_len": 4, "dropout": 0.0, "dtype": dtype, **options})
+        return model(**{**ONE_LAYER, "mem_len": 4, "dropout": 0.0, "dtype": dtype, **options})
 
     return make
 
@@ -98,11 +98,17 @@ MODELS = [
         classes,
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     ),
+    Conforming("vanilla_language_model", language_model(txl_tf.TransformerLM, mem_len=0), segment),
     Conforming("transformer", encoder_decoder(), pairs, takes=lambda batch: batch),
 ]
 
 
 SLOW = [
+    Conforming(
+        "adaptive_vanilla_language_model",
+        language_model(txl_tf.TransformerLM, cutoffs=[8], div_val=2, proj_share_all_but_first=True, same_length=True),
+        segment,
+    ),
     Conforming(
         "transformer_pre_norm",
         encoder_decoder(norm_first=True, share_embeddings=True, label_smoothing=0.1),

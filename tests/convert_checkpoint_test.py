@@ -472,7 +472,7 @@ def test_a_model_trained_by_the_original_evaluates_to_its_figures(reference, tmp
         batch, tgt_len = evaluation["batch"], evaluation["tgt_len"]
         assert (len(tokens) // batch - 1) * batch == evaluation["tokens"]
         settings = {name: evaluation[name] for name in ("mem_len", "same_length", "clamp_len")}
-        lm = RunFolder(tmp_path / "run").load_lm(**settings)
+        lm = RunFolder(tmp_path / "run").load_model(**settings)
         lm.compile("adam")
         dataset = txl_tf.segments(tokens, batch, tgt_len)
         if batch > 1:

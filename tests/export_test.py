@@ -17,9 +17,9 @@ from txl_tf.config import NetworkConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.generation import generate
 from txl_tf.runs.folder import RunFolder
-from txl_tf.serving import signatures as signatures_module
+from txl_tf.serving import request as request_module
 from txl_tf.serving.export import export_saved_model
-from txl_tf.serving.signatures import RequestLimits, ServingSignatures
+from txl_tf.serving.signatures import SegmentLimits, ServingSignatures
 from txl_tf.serving.text import GraphTokenizer
 
 SEGMENTS = [(0, 6), (6, 7), (7, 14)]  # of the 14 tokens that are read: longer, shorter than the memory of 4, and one
@@ -130,7 +130,7 @@ def exported(lm, vocab, tmp_path_factory):
     """The folder of version 1, as the program writes it."""
     folder = tmp_path_factory.mktemp("export")
     model = {name: lm.get_config()[name] for name in NetworkConfig.names()}
-    RunFolder(folder / "run").create({"dataset": "text"}, model, vocab, lm, step=1)
+    RunFolder(folder / "run").create({"dataset": "text"}, model, [vocab], lm, step=1)
     flags = [
         f"--model_dir={folder / 'run'}",
         f"--output={folder / 'my'}",
@@ -351,24 +351,24 @@ def test_a_server_s_graph_refuses_by_name_too(exported, tmp_path):
 def test_by_default_a_request_has_as_many_rows_as_fit(small_lm, monkeypatch):
     """Keys and values of a place: 2 layers * 2 * 2 heads * 3 numbers * 4 bytes. Logits: 5 words, 2 bins, 11 words."""
     lm = small_lm(mem_len=100_000, cutoffs=[5, 12])
-    limits = RequestLimits(lm, None, max_tokens=4096)
+    limits = SegmentLimits(lm, None, max_tokens=4096)
     assert limits.row_bytes(3, 7) == 100_000 * 96 + 40 * 23 + 3 * (96 + 4 * (5 + 2 + 11 + 2 * 12)) + 7 * 512
     assert limits.max_rows == 2**29 // limits.row_bytes(1) == 55
     assert limits.max_bytes == 2**29
-    assert RequestLimits(small_lm(mem_len=0), None, max_tokens=4096).max_rows == 1024
-    monkeypatch.setattr(signatures_module, "REQUEST_BYTES", 1)
-    assert RequestLimits(lm, None, max_tokens=4096).max_rows == 1
+    assert SegmentLimits(small_lm(mem_len=0), None, max_tokens=4096).max_rows == 1024
+    monkeypatch.setattr(request_module, "REQUEST_BYTES", 1)
+    assert SegmentLimits(lm, None, max_tokens=4096).max_rows == 1
 
 
 def test_what_the_exporter_asks_for_fits_in_any_case(small_lm):
     lm = small_lm(mem_len=100_000, cutoffs=[5, 12])
-    many, long = RequestLimits(lm, 70, max_tokens=4096), RequestLimits(lm, None, max_tokens=10**7)
+    many, long = SegmentLimits(lm, 70, max_tokens=4096), SegmentLimits(lm, None, max_tokens=10**7)
     assert many.max_bytes == 70 * many.row_bytes(1) > 2**29
     assert long.max_bytes == long.row_bytes(10**7, 10**7) > 2**29
 
 
 def test_long_rows_are_fewer(small_lm, monkeypatch):
-    monkeypatch.setattr(signatures_module, "REQUEST_BYTES", 1)
+    monkeypatch.setattr(request_module, "REQUEST_BYTES", 1)
     served = ServingSignatures(small_lm(), "float32", 3, 50, 0, text=None, max_rows=6)
     limits = served.limits
     fit = {n: limits.max_bytes // limits.row_bytes(n) for n in (1, 20, 50)}
@@ -397,7 +397,7 @@ def test_long_rows_are_fewer(small_lm, monkeypatch):
 
 
 def test_the_padded_size_of_texts_counts_and_rows_are_counted_before_tokens(small_lm, tmp_path, monkeypatch):
-    monkeypatch.setattr(signatures_module, "REQUEST_BYTES", 1)
+    monkeypatch.setattr(request_module, "REQUEST_BYTES", 1)
     _, tokenizer = write_vocab(tmp_path, [], level="byte")
     served = ServingSignatures(small_lm(n_token=256), "float32", 3, 50, 10, tokenizer, max_rows=4)
     fit = served.limits.max_bytes // served.limits.row_bytes(40)

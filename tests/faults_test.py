@@ -254,7 +254,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path):
 
 def test_a_full_disk_while_logging_names_the_file_and_the_last_checkpoint(saved, tmp_path):
     lm, checkpoints = saved
-    logger = StepCSVLogger(str(tmp_path / "log.csv"), "bpc", checkpoints)
+    logger = StepCSVLogger(str(tmp_path / "log.csv"), ["bpc"], checkpoints)
     logger.set_model(lm)
     logger.on_train_begin()
     with full_disk(), pytest.raises(OSError, match=r"(?s)log.csv cannot be written: .*checkpoint is .*ckpt-3"):
@@ -280,7 +280,7 @@ def row(step):
 def test_the_log_is_cut_back_to_the_step_to_go_on_from(tmp_path, content, last_step, kept):
     path = tmp_path / "log.csv"
     path.write_bytes(content)
-    cut_log(str(path), last_step, "bpc")
+    cut_log(str(path), last_step, ["bpc"])
     assert path.read_bytes() == kept
 
 
@@ -305,7 +305,7 @@ def test_a_damaged_log_names_the_line_and_is_left_as_it_is(tmp_path, content, me
     path = tmp_path / "log.csv"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"log.csv: {message}.*Move the file away to go on without it"):
-        cut_log(str(path), 10, "bpc")
+        cut_log(str(path), 10, ["bpc"])
     assert path.read_bytes() == content
 
 

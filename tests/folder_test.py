@@ -20,7 +20,7 @@ def made(small_lm, run_dir):
     """A folder that `create` wrote, and its model."""
     lm = small_lm()
     folder = RunFolder(run_dir)
-    folder.create({"dataset": "text"}, MODEL, word_vocab(), lm, step=7)
+    folder.create({"dataset": "text"}, MODEL, [word_vocab()], lm, step=7)
     return folder, lm
 
 
@@ -85,11 +85,11 @@ def test_a_run_that_is_made_is_one_that_opens(made, run_dir, small_batches):
     tokens, labels = (ids[0] for ids in small_batches())
     np.testing.assert_array_equal(opened.score(tokens, labels)[0], lm.score(tokens, labels)[0])
     assert vocab.symbols == word_vocab().symbols
-    config = {"data": {"dataset": "text"}, "model": MODEL, "vocab": vocab.get_config()}
+    config = {"family": "transformer_xl", "data": {"dataset": "text"}, "model": MODEL, "vocab": vocab.get_config()}
     assert folder.read_config() == {**config, "fingerprints": {"vocab": vocab.fingerprint()}}
     assert folder.find_checkpoint() == str(run_dir / "ckpt-7") and folder.find_best() is None
     with pytest.raises(ValueError, match=f"{run_dir} already holds a run: choose a new folder"):
-        folder.create({"dataset": "text"}, MODEL, vocab, lm, step=8)
+        folder.create({"dataset": "text"}, MODEL, [vocab], lm, step=8)
     assert folder.steps() == [7]
 
 

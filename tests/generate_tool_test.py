@@ -23,7 +23,7 @@ def make_run(folder, vocab):
     model = {**SMALL, "n_token": len(vocab), "mem_len": 4}
     lm = txl_tf.TransformerXLLM(**model)
     randomise(lm)
-    RunFolder(folder).create({"dataset": "text"}, model, vocab, lm, step=1)
+    RunFolder(folder).create({"dataset": "text"}, model, [vocab], lm, step=1)
     return lm
 
 

@@ -87,7 +87,7 @@ def test_a_classifier_from_a_keras_file_predicts_a_pipeline_as_the_one_that_was_
 def run(tmp_path, small_lm):
     vocab = Vocab(level="char", special=list(LETTERS))
     vocab.build()
-    RunFolder(tmp_path / "run").create({}, {**SMALL, "mem_len": 4}, vocab, small_lm(), step=1)
+    RunFolder(tmp_path / "run").create({}, {**SMALL, "mem_len": 4}, [vocab], small_lm(), step=1)
     return str(tmp_path / "run")
 
 

@@ -1,15 +1,17 @@
 """Kills a training again and again, and checks that what comes out is what it would have been without.
 
-    python tests/kills.py --kills=20 --setting=one|mirrored|workers [--steps=200] [--seed=0]
+    python tests/kills.py --kills=20 --setting=one|mirrored|workers|pairs [--steps=200] [--seed=0]
 
-`train.py` trains a small model once in peace, and once with `kill -9` at random moments, started again each time. At
-the end all variables of the last checkpoint (optimizer and memory included), every row and column of `log.csv` but the
-speed, the best checkpoint and the final evaluation must be bit for bit the same. A kill comes some steps after the
-start, at a random moment ("any") or at a chosen one: amid the writing of a checkpoint, in a validation, between a row
-of the log and its checkpoint. Of two workers either both are killed, or one, and the other must end by itself.
+`train.py`, or for pairs `tools/train_seq2seq.py`, trains a small model once in peace, and once with `kill -9` at random
+moments, started again each time. At the end all variables of the last checkpoint (optimizer and memory included), every
+row and column of `log.csv` but the speed, the best checkpoint and the final evaluation must be bit for bit the same. A
+kill comes some steps after the start, at a random moment ("any") or at a chosen one: amid the writing of a checkpoint,
+in a validation, between a row of the log and its checkpoint. Of two workers either both are killed, or one, and the
+other must end by itself.
 """
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -35,19 +37,25 @@ MODEL = (
     "--tgt_len=8 --train_batch_size=4 --eval_batch_size=2 --max_eval_batch=5 --learning_rate=1e-2 --warmup_steps=2 "
     "--iterations=7 --save_steps=5 --max_to_keep=2"
 )
+PAIRS_MODEL = (
+    "--dataset=dates --n_pairs=200 --num_layers=1 --d_model=16 --num_heads=2 --dff=16 --max_len=64 --rate=0.1 "
+    "--batch_size=8 --eval_sources=20 --learning_rate=1e-2 --warmup_steps=2 --iterations=7 --save_steps=5 "
+    "--max_to_keep=2"
+)
 STRATEGY = {
+    "pairs": "--strategy=one",
     "one": "--strategy=one",
     "mirrored": "--strategy=mirrored --logical_cpus=2",
     "workers": "--strategy=multi_worker",
 }
 
 
-def train(offset, moment, delay, argv):
-    """Runs train.py in this process, which kills itself at a moment `offset` steps or more after the start."""
+def train(program, offset, moment, delay, argv):
+    """Runs a program in this process, which kills itself at a moment `offset` steps or more after the start."""
     os.chdir(ROOT)
-    sys.argv = ["train.py", *argv]
+    sys.argv = [program, *argv]
 
-    import train as program
+    program = importlib.import_module(program)
     from tools.program import run
     from txl_tf.runs import callbacks, checkpoints, weights
 
@@ -108,7 +116,9 @@ class Session:
     """
 
     def __init__(self, args, text, folder, kill=None):
-        flags = f"{MODEL} {STRATEGY[args.setting]} --train_steps={args.steps} --data_path={text} --model_dir={folder}"
+        model = PAIRS_MODEL if args.setting == "pairs" else f"{MODEL} --data_path={text}"
+        program = "tools.train_seq2seq" if args.setting == "pairs" else "train"
+        flags = f"{model} {STRATEGY[args.setting]} --train_steps={args.steps} --model_dir={folder}"
         self.folder = folder
         self.processes = []
         ports = free_ports(2) if args.setting == "workers" else [None]
@@ -118,7 +128,7 @@ class Session:
             if args.setting == "workers":
                 cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
                 environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
-            command = [sys.executable, __file__, f"--trap={json.dumps(trap)}", "--", *flags.split()]
+            command = [sys.executable, __file__, f"--trap={json.dumps([program, *trap])}", "--", *flags.split()]
             output = open(f"{folder}.{index}.out", "w+")
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
             self.processes.append((process, output))
@@ -158,8 +168,9 @@ def final_state(folder, steps):
 
 
 def last_evaluation(output):
-    """The final line without its speed."""
-    return output.split("\nvalid: ")[1].rsplit("|", 1)[0]
+    """The lines after the training, without the speed of the evaluation and the folder."""
+    lines = output.split("\nvalid: ", 1)[1].split("\nthe run is in")[0].splitlines()
+    return [line.rsplit("|", 1)[0] if "tokens/s" in line else line for line in lines]
 
 
 def random_kill(rng, setting, steps, kills):

@@ -47,7 +47,7 @@ def run(tmp_path, small_lm):
     vocab.build()
     folder = tmp_path / "run"
     model = {**SMALL, "mem_len": 4}
-    RunFolder(folder).create({"by_character": True}, model, vocab, small_lm(), step=1)
+    RunFolder(folder).create({"by_character": True}, model, [vocab], small_lm(), step=1)
     (folder / "log.csv").write_text(
         "epoch,bpc,grad_norm,learning_rate,loss,step,tokens_per_second,val_bpc,val_loss\n"
         "0,4.0,1.5,0.1,3.0,10,100.0,NA,NA\n1,3.0,1.0,0.2,2.0,20,100.0,3.5,2.5\n"

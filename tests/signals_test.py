@@ -139,7 +139,7 @@ def test_a_second_ctrl_c_counts_after_a_second_and_late_signals_while_nothing_en
             for _ in range(3):
                 signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGTERM)  # does not take the place of the first
-            assert stop.received == signal.SIGINT and stop.lm.stop_requested
+            assert stop.received == signal.SIGINT and stop.trained.stop_requested
             now[0] += 2
             signal.raise_signal(signal.SIGINT)
         try:

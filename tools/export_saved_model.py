@@ -3,6 +3,8 @@
     python tools/export_saved_model.py --model_dir=runs/my --output=serving/my                  # serving/my/1/
     python tools/export_saved_model.py --model_dir=runs/my --output=serving/my --version=2 --weights=bfloat16
 
+    python tools/export_saved_model.py --model_dir=runs/dates --output=serving/dates --beam_size=4 --n_best=2
+
 A server that watches the folder takes up the new version by itself. A version that exists is never overwritten.
 """
 
@@ -15,17 +17,23 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.program import FLAGS, run, values
+from tools.program import FLAGS, define_flags, run, values
 from txl_tf import export_saved_model, load_run
-from txl_tf.serving.signatures import WEIGHT_TYPES
+from txl_tf.config import SearchConfig
+from txl_tf.serving.request import WEIGHT_TYPES
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("output", None, "Folder of the served model; its last part is the model's name.")
 flags.DEFINE_integer("version", 1, "Version to write, a folder in output.", lower_bound=1)
 flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest.")
 flags.DEFINE_enum("weights", "float32", WEIGHT_TYPES, "Type the weights are stored in.")
-flags.DEFINE_integer("top_n", 10, "Tokens that the signature next returns.", lower_bound=1)
-flags.DEFINE_integer("max_tokens", 4096, "Most tokens of a row of a request, and most new ones.", lower_bound=1)
+flags.DEFINE_integer("top_n", None, "Tokens that the signature next returns; default: 10.", lower_bound=1)
+flags.DEFINE_integer(
+    "max_tokens",
+    None,
+    "Most tokens of a row of a request, and most new ones; default: 4096, or max_len.",
+    lower_bound=1,
+)
 flags.DEFINE_integer(
     "max_rows", None, "Most rows of a request; default: as many as fit 512 MiB, from 1 to 1024.", lower_bound=1
 )
@@ -34,13 +42,15 @@ flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len,
 flags.DEFINE_bool(
     "warmup", None, "Write warm-up requests; default: where tensorflow-serving-api, which they need, is installed."
 )
+define_flags(SearchConfig)  # of an encoder-decoder
 flags.mark_flags_as_required(["model_dir", "output"])
 
 
 def main():
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
-    lm, vocab = load_run(FLAGS.model_dir, FLAGS.ckpt_path, **values("mem_len clamp_len", given_only=True))
-    export_saved_model(lm, directory, vocab, **values("weights top_n max_tokens max_rows warmup"))
+    model, vocab = load_run(FLAGS.model_dir, FLAGS.ckpt_path, **values("mem_len clamp_len", given_only=True))
+    search = values(SearchConfig, given_only=True) or None
+    export_saved_model(model, directory, vocab, search=search, **values("weights top_n max_tokens max_rows warmup"))
     print(directory)
 
 

@@ -174,7 +174,7 @@ def main():
     prompt = read_prompt()
     ids = None if prompt is None else encode(vocab, prompt)
     changes = values("mem_len clamp_len", given_only=True)
-    writer = Writer(folder.load_lm(FLAGS.ckpt_path, **changes), vocab, options, stop)
+    writer = Writer(folder.load_model(FLAGS.ckpt_path, **changes), vocab, options, stop)
     if ids is not None:
         writer.read(ids)
         writer.write(FLAGS.max_new_tokens)

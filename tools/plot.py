@@ -436,7 +436,7 @@ def attention():
         raise ValueError(f"tgt_len must lie between 1 and the {len(ids)} tokens of the text, got {tgt_len}")
     layer = FLAGS.layer % model["n_layer"]
     changes = {} if FLAGS.mem_len is None else {"mem_len": FLAGS.mem_len}
-    lm = folder.load_lm(FLAGS.ckpt_path, **changes)
+    lm = folder.load_model(FLAGS.ckpt_path, **changes)
     probs, n_key = attention_of_text(lm, ids, tgt_len, layer)
     labels = [label_of(vocab.symbols[i]) for i in ids[-n_key:]]
     return draw_attention(probs, labels, layer, head)
@@ -464,7 +464,7 @@ def context():
     ids = held_out(folders[0], vocab)[: FLAGS.max_tokens]
     nll = []
     for folder, span in zip(folders, spans, strict=True):
-        lm = folder.load_lm(FLAGS.ckpt_path, mem_len=max(span - step, 0))
+        lm = folder.load_model(FLAGS.ckpt_path, mem_len=max(span - step, 0))
         nll.append(nll_by_context(lm, ids, step, longest // step))
     metric = "bpc" if configs[0]["data"].get("by_character", vocab.level != "word") else "ppl"
     return draw_context(np.stack(nll), names_of(model_dirs), step, spans, metric)
@@ -482,7 +482,7 @@ def held_out(folder, vocab):
     if FLAGS.text_path is not None:
         return vocab.encode(read_files([FLAGS.text_path], vocab.level), name=FLAGS.text_path)
     found = open_corpus(folder.read_config()["data"])
-    folder.check_vocab(found.vocab)
+    folder.check_vocab([found.vocab], "give a text_path")
     folder.check_text({"valid": found.fingerprint("valid")}, "give a text_path")
     return np.asarray(found.splits["valid"][: FLAGS.max_tokens])
 

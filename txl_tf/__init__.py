@@ -8,8 +8,9 @@ from txl_tf import layers
 from txl_tf.data.batches import segments
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.transformer import Transformer
+from txl_tf.models.transformer_lm import TransformerLM
 from txl_tf.models.transformer_xl import TransformerXL
-from txl_tf.runs.folder import load_run
+from txl_tf.runs.pairs_folder import load_run
 from txl_tf.runs.weights import load_tf1_checkpoint, save_tf1_checkpoint, tf1_variables
 from txl_tf.serving.export import export_saved_model
 from txl_tf.training.optimization import make_optimizer
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Transformer",
+    "TransformerLM",
     "TransformerXL",
     "TransformerXLLM",
     "export_saved_model",

@@ -13,13 +13,16 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from txl_tf.schema import brief, check_field
 
+PAIR_DATASETS = ("text", "dates")
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
 LEVELS = ("word", "char", "byte")
+PAIR_LEVELS = ("word", "char")
 OPTIMIZERS = ("adam", "adamw", "lamb")
+SCHEDULES = ("cosine", "noam")
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
@@ -44,6 +47,7 @@ def at_least(least: int, most: int | None = None) -> Callable:
 # No model comes near these. They keep a wrong number in a file from taking all memory.
 _layers, _width, _symbols = at_least(1, 10_000), at_least(1, 1 << 18), at_least(1, (1 << 31) - 1)
 _length = at_least(1, 1 << 20)
+_memory = at_least(0, 1 << 20)
 
 
 def one_of(choices: Iterable[str]) -> Callable:
@@ -149,7 +153,7 @@ class NetworkConfig(Config):
     d_inner: int = _option(flag=1000, help="Width inside the feed-forward layers.", check=_width)
     dropout: float = _option(0.1, "Dropout rate.", _rate)
     dropatt: float = _option(0.0, "Dropout rate of the attention probabilities.", _rate, flag=0.1)
-    mem_len: int = _option(0, "Positions of memory.", at_least(0, 1 << 20), flag=70)
+    mem_len: int = _option(0, "Positions of memory.", _memory, flag=70)
     same_length: bool = _option(False, "Let every token attend to mem_len + 1 positions, not to all it can.")
     clamp_len: int = _option(-1, "Treat distances beyond it as clamp_len; -1 for no limit.")
     untie_r: bool = _option(False, "Give every layer its own r_w_bias and r_r_bias.")
@@ -166,6 +170,17 @@ class ModelConfig(NetworkConfig):
     """Arguments of `TransformerXLLM`."""
 
     proj_share_all_but_first: bool = _option(False, "Share all projections of embedding and softmax but the first.")
+
+
+@_group
+class TransformerLMConfig(ModelConfig):
+    """Arguments of `TransformerLM`: those of `TransformerXLLM`, without the two that are about distances."""
+
+    mem_len: int = _option(0, "Positions of memory; with absolute positions, for comparison only.", _memory)
+    context_len: int = _option(512, "Most tokens that generation has in view.", at_least(2, 1 << 20))
+
+    clamp_len: ClassVar[int] = -1  # no fields any more
+    untie_r: ClassVar[bool] = False
 
 
 @_group
@@ -204,14 +219,50 @@ class TextConfig(Config):
 
 
 @_group
+class PairsConfig(Config):
+    """What pairs of lines are read, and how they become tokens: arguments of `read_pairs`."""
+
+    dataset: str | None = _option(None, "The pairs: your own (text), or made-up dates (dates).", one_of(PAIR_DATASETS))
+    train_path: list[str] | str | None = _option(
+        None, "A file of source<TAB>target lines, or two files: SOURCE,TARGET."
+    )
+    valid_path: list[str] | str | None = _option(None, "As train_path, to validate on; default: valid_fraction of it.")
+    test_path: list[str] | str | None = _option(None, "As train_path, to test on.")
+    valid_fraction: float = _option(0.05, "Share of the sources held out where there is no valid_path.", _fraction)
+    source_level: str = _option(
+        "char", "What a symbol of a source is: what white space parts, or a character.", one_of(PAIR_LEVELS)
+    )
+    target_level: str = _option("char", "What a symbol of a target is.", one_of(PAIR_LEVELS))
+    source_symbols: str | None = _option(
+        None, "File of the source's symbols, one a line; default: those of train_path."
+    )
+    target_symbols: str | None = _option(None, "File of the target's symbols.")
+    share_vocab: bool = _option(False, "One vocabulary for both sides, as share_embeddings needs it.")
+    min_freq: int = _option(0, "Symbols that are rarer become <unk>.")
+    max_size: int | None = _option(None, "Most frequent symbols of a side to keep; others are <unk>.")
+    lower_case: bool = _option(False, "Lower-case the sources, and with share_vocab the targets.")
+    n_pairs: int = _option(20000, "For dates: pairs to make for training.", at_least(1))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sides = (self.source_level, self.source_symbols), (self.target_level, self.target_symbols)
+        if self.share_vocab and sides[0] != sides[1]:
+            raise ValueError(
+                f"share_vocab needs the same level and symbols on both sides, got {sides[0]} and {sides[1]}"
+            )
+
+
+@_group
 class OptimizerConfig(Config):
     """Arguments of `make_optimizer`, but for the number of steps."""
 
     learning_rate: float = _option(2.5e-4, "Highest learning rate.", _positive)
     clip: float | None = _option(0.25, "Largest global norm of the gradients.")
-    min_lr_ratio: float = _option(0.004, "Last learning rate as a share of the highest; cosine in between.", _share)
+    schedule: str = _option("cosine", "How the rate falls; noam: with the square root of the step.", one_of(SCHEDULES))
+    min_lr_ratio: float = _option(0.004, "Last learning rate of the cosine as a share of the highest.", _share)
     warmup_steps: int = _option(0, "Steps of linear warm-up.")
     optimizer: str = _option("adam", "adam is the original's.", one_of(OPTIMIZERS))
+    beta_2: float = _option(0.999, "Momentum of the squared gradients.", _rate)
     weight_decay: float = _option(0.0, "Weight decay of adamw and lamb.")
     ema: float = _option(0.0, "Momentum of a moving average of the weights, which is evaluated; 0 for none.", _rate)
 
@@ -223,25 +274,17 @@ class OptimizerConfig(Config):
 
 
 @_group
-class TrainingConfig(Config):
-    """How a run is trained."""
+class RunConfig(Config):
+    """How a run of any model is trained."""
 
-    tgt_len: int = _option(70, "Tokens of a segment.", _length)
-    train_batch_size: int = _option(60, "Rows of a training batch, over all devices.", at_least(1))
     train_steps: int = _option(100000, "Training steps in all, those of earlier sessions included.", at_least(1))
     iterations: int = _option(500, "Steps between two lines of progress, and of log.csv.", at_least(1))
     save_steps: int = _option(10000, "Steps between two checkpoints, each with a validation.", at_least(1))
     max_to_keep: int = _option(5, "Checkpoints to keep.", at_least(1))
     warm_start_path: str | None = _option(None, "Checkpoint, also of the original, to start a new run from.")
     allow_other_text: bool = _option(False, "Go on with a run though its text has changed; not so its vocabulary.")
-    sample_tokens: int = _option(0, "Tokens of text to write in the end of training, to see what it learned.")
     steps_per_execution: int = _option(1, "Steps in one call of the compiled graph.", at_least(1))
-    gradient_accumulation_steps: int = _option(1, "Parts of a batch to compute one after the other.", at_least(1))
     jit_compile: bool = _option(False, "Compile the training step with XLA.")
-    recompute: bool = _option(False, "Compute the layers again in the backward pass: less memory, more time.")
-    static_shapes: bool | None = _option(
-        None, "Fixed shapes; rare words beyond their bins' capacity do not count. Default: on TPUs."
-    )
     seed: int = _option(0, "Seed of the initial weights and of dropout.")
 
     def __post_init__(self) -> None:
@@ -250,6 +293,46 @@ class TrainingConfig(Config):
         for name, steps in {"train_steps": self.train_steps, "iterations": self.iterations}.items():
             if steps % k:
                 raise ValueError(f"steps_per_execution={k} must divide {name}={steps}")
+
+
+@_group
+class TrainingConfig(RunConfig):
+    """How a run of a language model is trained."""
+
+    tgt_len: int = _option(70, "Tokens of a segment.", _length)
+    train_batch_size: int = _option(60, "Rows of a training batch, over all devices.", at_least(1))
+    sample_tokens: int = _option(0, "Tokens of text to write in the end of training, to see what it learned.")
+    gradient_accumulation_steps: int = _option(1, "Parts of a batch to compute one after the other.", at_least(1))
+    recompute: bool = _option(False, "Compute the layers again in the backward pass: less memory, more time.")
+    static_shapes: bool | None = _option(
+        None, "Fixed shapes; rare words beyond their bins' capacity do not count. Default: on TPUs."
+    )
+
+
+@_group
+class PairsTrainingConfig(RunConfig):
+    """How a run of an encoder-decoder is trained."""
+
+    batch_size: int = _option(64, "Most pairs of a batch, over all devices.", at_least(1))
+    batch_tokens: int | None = _option(None, "Most symbols of a batch, padding and both sides counted.", at_least(1))
+    eval_sources: int = _option(2000, "Sources of valid and of test to translate at the end; -1 for all.")
+
+
+@_group
+class SearchConfig(Config):
+    """How targets are looked for: arguments of `Translator`."""
+
+    beam_size: int = _option(1, "Hypotheses to follow; 1 takes the likeliest symbol every time.", at_least(1, 1000))
+    n_best: int = _option(1, "Targets to return for a source, the best first.", at_least(1, 1000))
+    length_penalty: float = _option(0.6, "Scores of a search are divided by ((5 + length) / 6)**length_penalty.")
+    max_new_tokens: int | None = _option(
+        None, "Most symbols of a target; default: 50 more than its source has.", _length
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_best > self.beam_size:
+            raise ValueError(f"n_best must be at most beam_size={self.beam_size}, got {self.n_best}")
 
 
 @_group
@@ -264,8 +347,19 @@ class EvaluationConfig(Config):
     eval_path: str | None = _option(None, "Text file to evaluate instead of a split, in the vocabulary of the run.")
     eval_ckpt_path: str | None = _option(None, "Checkpoint to evaluate, rather than the latest: a path, or best.")
     max_eval_batch: int = _option(-1, "Batches to evaluate; -1 for all.")
+    sliding_window: int | None = _option(
+        None, "Predict every token from a window of so many tokens before it, which is read again for each.", _length
+    )
+    sliding_step: int = _option(1, "Tokens to predict from each sliding window.", at_least(1))
     token_nll: str | None = _option(None, "File to write every token and its nll to, row by row.")
     do_eval: bool = _option(False, "Evaluate eval_split, after training if that is done too.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sliding_window is not None and self.sliding_step > self.sliding_window:
+            raise ValueError(
+                f"sliding_step must be at most sliding_window={self.sliding_window}, got {self.sliding_step}"
+            )
 
 
 @_group

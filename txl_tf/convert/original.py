@@ -71,7 +71,7 @@ def tf1_to_run(
         data["data_dir"] = os.fspath(data_dir)
     reader = tf.train.load_checkpoint(path)
     step = int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else checkpoint_step(path)
-    return lm, source.vocab, folder.create(data, model, source.vocab, lm, step)
+    return lm, source.vocab, folder.create(data, model, [source.vocab], lm, step)
 
 
 def _check_corpus(path: str, model: dict, source: SourceCorpus) -> None:
@@ -230,7 +230,7 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
     path = os.fspath(tf1_checkpoint)
     if ".ckpt" not in os.path.basename(path):
         path = os.path.join(path, f"model.ckpt-{checkpoint_step(ckpt_path)}")
-    save_tf1_checkpoint(folder.load_lm(ckpt_path), path)
+    save_tf1_checkpoint(folder.load_model(ckpt_path), path)
     target = os.path.dirname(path)
     vocab.save(os.path.join(target, VOCAB_FILE))
     data, cutoffs = config["data"], config["model"]["cutoffs"]

@@ -54,6 +54,10 @@ class Corpus:
     by_character: bool
     checksums: dict = dataclasses.field(default_factory=dict)
 
+    @property
+    def vocabs(self) -> list[Vocab]:
+        return [self.vocab]
+
     def fingerprint(self, split: str) -> str:
         """A SHA-256 that tells whether a split has changed. A prepared folder and the text itself have different ones.
 

@@ -40,15 +40,17 @@ from txl_tf.layers.positions import (
     relative_positions,
 )
 from txl_tf.layers.transformer_layers import DecoderLayer, EncoderLayer
+from txl_tf.layers.transformer_lm_layer import MultiHeadAttn, TransformerLMLayer, multihead_attn
 from txl_tf.layers.transformer_xl_layer import TransformerXLLayer
 
 __all__ = [
     "AdaptiveEmbedding", "AdaptiveSoftmax", "DecoderLayer", "Embeddings", "EncoderLayer", "LayerNorm",
-    "MultiHeadAttention", "PositionWiseFFN", "PositionalEncoding", "PositionwiseFF", "RelMultiHeadAttn",
-    "TransformerXLLayer", "adaptive_log_probs", "attend", "attention_probs", "create_look_ahead_mask",
-    "create_mask", "create_padding_mask", "cross_entropy", "dropout", "embedding_lookup", "get_angles",
-    "inverse_frequencies", "layer_norm", "mask_adaptive_embedding_lookup", "mask_adaptive_logsoftmax",
-    "pairwise_scores", "point_wise_feed_forward_network", "positional_embedding", "positional_encoding",
-    "positionwise_ff", "rel_multihead_attn", "rel_shift", "relative_positions", "scaled_dot_product_attention",
-    "shifted_scores", "static_adaptive_logsoftmax",
+    "MultiHeadAttention", "MultiHeadAttn", "PositionWiseFFN", "PositionalEncoding", "PositionwiseFF",
+    "RelMultiHeadAttn", "TransformerLMLayer", "TransformerXLLayer", "adaptive_log_probs", "attend",
+    "attention_probs", "create_look_ahead_mask", "create_mask", "create_padding_mask", "cross_entropy",
+    "dropout", "embedding_lookup", "get_angles", "inverse_frequencies", "layer_norm",
+    "mask_adaptive_embedding_lookup", "mask_adaptive_logsoftmax", "multihead_attn", "pairwise_scores",
+    "point_wise_feed_forward_network", "positional_embedding", "positional_encoding", "positionwise_ff",
+    "rel_multihead_attn", "rel_shift", "relative_positions", "scaled_dot_product_attention", "shifted_scores",
+    "static_adaptive_logsoftmax",
 ]  # fmt: skip

@@ -182,18 +182,13 @@ def rel_multihead_attn(
     """
     q, k, v, position_scores = _scores(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel)
     attn_vec = attend(q, k, v, position_scores, attn_mask == 0, dropatt=dropatt, dropout_key=dropout_key)
-    batch, qlen, _ = keras.ops.shape(w)
-    attn_vec = tf.reshape(tf.transpose(attn_vec, [1, 2, 0, 3]), [batch, qlen, o_kernel.shape[0]])
-    return tf.reshape(project(attn_vec, o_kernel), [batch, qlen, o_kernel.shape[1]])
+    return project_output(attn_vec, o_kernel)
 
 
 def _scores(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel):
     """Arguments of `attend`: q + u, scaled, keys, values, and the position scores of q + v. Shapes as there."""
     n_head, d_head = r_w_bias.shape
-    # Memory and segment by themselves: of the memory no gradient is computed unless somebody asks for it.
-    q, k, v = project_heads(w, qkv_kernel, 3, n_head)
-    mem_k, mem_v = project_heads(mems, tf.slice(qkv_kernel, [0, n_head * d_head], [-1, -1]), 2, n_head)
-    k, v = tf.concat([mem_k, k], 2), tf.concat([mem_v, v], 2)
+    q, k, v = project_segment(w, mems, qkv_kernel, n_head)
     (r_k,) = project_heads(r, r_kernel, 1, n_head)
 
     scale = d_head**-0.5
@@ -202,6 +197,21 @@ def _scores(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel):
     # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
     r_k = tf.pad(tf.squeeze(r_k, 1), [[0, 0], [1, 0], [0, 0]])
     return rw_q, k, v, shifted_scores(rr_q, r_k, first=keras.ops.shape(q)[2])
+
+
+def project_segment(w, mems, qkv_kernel, n_head):
+    """Queries of the segment, keys and values of memory and segment: `[H, B, T, D]`, and `[H, B, K, D]` twice."""
+    # Memory and segment by themselves: of the memory no gradient is computed unless somebody asks for it.
+    q, k, v = project_heads(w, qkv_kernel, 3, n_head)
+    mem_k, mem_v = project_heads(mems, tf.slice(qkv_kernel, [0, qkv_kernel.shape[1] // 3], [-1, -1]), 2, n_head)
+    return q, tf.concat([mem_k, k], 2), tf.concat([mem_v, v], 2)
+
+
+def project_output(attn_vec, o_kernel):
+    """What the heads found, `[H, B, T, D]`, side by side and projected: `[B, T, E]`."""
+    _, batch, qlen, _ = keras.ops.shape(attn_vec)
+    attn_vec = tf.reshape(tf.transpose(attn_vec, [1, 2, 0, 3]), [batch, qlen, o_kernel.shape[0]])
+    return tf.reshape(project(attn_vec, o_kernel), [batch, qlen, o_kernel.shape[1]])
 
 
 def project_heads(x, kernel, n, n_head):
@@ -237,6 +247,8 @@ class RelMultiHeadAttn(keras.layers.Layer):
         Dai et al. 2019, section 3.3; `rel_multihead_attn` of the original.
     """
 
+    relative = True  # whether there is an r_kernel
+
     def __init__(
         self, d_model, n_head, d_head, dropout=0.0, dropatt=0.0, kernel_initializer="glorot_uniform", **kwargs
     ):
@@ -256,7 +268,7 @@ class RelMultiHeadAttn(keras.layers.Layer):
 
         width = self.n_head * self.d_head
         self.qkv_kernel = kernel("qkv_kernel", (self.d_model, 3 * width))
-        self.r_kernel = kernel("r_kernel", (self.d_model, width))
+        self.r_kernel = kernel("r_kernel", (self.d_model, width)) if self.relative else None
         self.o_kernel = kernel("o_kernel", (width, self.d_model))
         self.layer_norm.build((None, None, self.d_model))
 

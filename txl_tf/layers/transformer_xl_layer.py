@@ -15,6 +15,8 @@ class TransformerXLLayer(keras.layers.Layer):
     Args: those of the two layers. Call arguments and returns: those of `RelMultiHeadAttn`.
     """
 
+    attention_class = RelMultiHeadAttn
+
     def __init__(
         self, d_model, n_head, d_head, d_inner, dropout=0.0, dropatt=0.0,
         kernel_initializer="glorot_uniform", **kwargs,
@@ -28,7 +30,7 @@ class TransformerXLLayer(keras.layers.Layer):
         self.dropatt = dropatt
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         shared = {"kernel_initializer": self.kernel_initializer, "dtype": self.dtype_policy}
-        self.rel_attn = RelMultiHeadAttn(d_model, n_head, d_head, dropout, dropatt, name="rel_attn", **shared)
+        self.rel_attn = self.attention_class(d_model, n_head, d_head, dropout, dropatt, name="rel_attn", **shared)
         self.ff = PositionwiseFF(d_model, d_inner, dropout, name="ff", **shared)
 
     def build(self, w_shape=None, **_):

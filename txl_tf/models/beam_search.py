@@ -53,7 +53,7 @@ def sample_sequences(model, source, start, end, max_new_tokens, sampling):
 
     See `Transformer.generate`.
     """
-    batch = keras.ops.shape(source)[0]
+    batch, columns = keras.ops.shape(source)[0], tf.range(max_new_tokens)
     decode = _Decoder(model, source, 1, max_new_tokens)
     uniform = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
 
@@ -65,8 +65,7 @@ def sample_sequences(model, source, start, end, max_new_tokens, sampling):
             chosen = _draw(log_probs, uniform[i][:, 0], sampling)
         chosen = tf.where(ended, PADDING, chosen)
         scores += tf.where(ended, 0.0, tf.gather(log_probs, chosen, batch_dims=1))
-        written = tf.concat([written[:, :i], chosen[:, None], written[:, i + 1 :]], 1)
-        written = tf.ensure_shape(written, [source.shape[0], max_new_tokens])
+        written = tf.where(columns == i, chosen[:, None], written)
         return i + 1, chosen, written, scores, ended | (chosen == end), caches
 
     rows = tf.ones([batch], tf.int32)

@@ -51,35 +51,39 @@ class LayerWeights(NamedTuple):
     qkv: tf.Tensor  # [E, 3 * H * D], the queries' part times D**-0.5
     o: tf.Tensor  # [H * D, E]
     ff: tuple  # kernels and biases, as `positionwise_ff` takes them
-    r_w_bias: tf.Tensor  # [H, D], u times D**-0.5
-    r_r_bias: tf.Tensor  # [H, D], v times D**-0.5
-    position_keys: tf.Tensor  # [H, 2 * K + max_segment, D]; row x is that of distance (K - 1 - x) mod K
+    # Of relative attention alone:
+    r_w_bias: tf.Tensor | None = None  # [H, D], u times D**-0.5
+    r_r_bias: tf.Tensor | None = None  # [H, D], v times D**-0.5
+    position_keys: tf.Tensor | None = None  # [H, 2 * K + max_segment, D]; row x is that of distance (K - 1 - x) mod K
 
 
 def precompute(network, max_segment=1):
     """What inference computes from the weights alone, `n_layer` `LayerWeights`; stale when the weights change."""
     klen = network.mem_len + max_segment
     pos_emb = network.positions(klen)[0]
-    width = network.n_head * network.d_head
-    scale = network.d_head**-0.5
     dtype = network.compute_dtype
 
-    def layer_weights(i, layer):
-        attn, ff = layer.rel_attn, layer.ff
-        q_kernel, kv_kernel = tf.split(tf.convert_to_tensor(attn.qkv_kernel), [width, 2 * width], 1)
-        r_k = tf.matmul(tf.cast(pos_emb, dtype), tf.cast(attn.r_kernel, dtype))
+    def position_weights(i, layer):
+        r_k = tf.matmul(tf.cast(pos_emb, dtype), tf.cast(layer.rel_attn.r_kernel, dtype))
         r_k = tf.transpose(tf.reshape(r_k, [klen, network.n_head, network.d_head]), [1, 0, 2])
-        r_w_bias, r_r_bias = (tf.cast(bias * scale, dtype) for bias in network.biases(i))
-        return LayerWeights(
-            qkv=tf.cast(tf.concat([q_kernel * scale, kv_kernel], 1), dtype),
-            o=tf.cast(attn.o_kernel, dtype),
-            ff=tuple(tf.cast(weight, dtype) for weight in (ff.kernel_1, ff.bias_1, ff.kernel_2, ff.bias_2)),
-            r_w_bias=r_w_bias,
-            r_r_bias=r_r_bias,
-            position_keys=tf.concat([r_k, r_k, r_k[:, :max_segment]], 1),
-        )
+        r_w_bias, r_r_bias = (tf.cast(bias * network.d_head**-0.5, dtype) for bias in network.biases(i))
+        return r_w_bias, r_r_bias, tf.concat([r_k, r_k, r_k[:, :max_segment]], 1)
 
-    return tuple(layer_weights(i, layer) for i, layer in enumerate(network.decoder_layers))
+    layers = enumerate(network.decoder_layers)
+    return tuple(layer_weights(layer, dtype, *position_weights(i, layer)) for i, layer in layers)
+
+
+def layer_weights(layer, dtype, *position_weights):
+    """`LayerWeights` of a layer, with those of relative attention."""
+    attn, ff = layer.rel_attn, layer.ff
+    width = attn.n_head * attn.d_head
+    q_kernel, kv_kernel = tf.split(tf.convert_to_tensor(attn.qkv_kernel), [width, 2 * width], 1)
+    return LayerWeights(
+        tf.cast(tf.concat([q_kernel * attn.d_head**-0.5, kv_kernel], 1), dtype),
+        tf.cast(attn.o_kernel, dtype),
+        tuple(tf.cast(weight, dtype) for weight in (ff.kernel_1, ff.bias_1, ff.kernel_2, ff.bias_2)),
+        *position_weights,
+    )
 
 
 def initial_state(network, batch_size, max_segment=1):
@@ -159,27 +163,45 @@ def cached_forward(network, weights, tokens, state, lengths=None, in_place=False
     if tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1:
         reach = None  # every slot is seen
 
-    # Rows of a matrix from here on: a product of rank 3 with a kernel is one for every row of the batch.
-    output = tf.reshape(network.embedding(tokens), [-1, network.d_model])
     slots = (state.position + query) % klen
     new_keys, new_values = [], []
-    for layer, layer_weights, keys, values in zip(
-        network.decoder_layers, weights, state.keys, state.values, strict=True
-    ):
-        heads = [batch, tgt_len, 3, network.n_head, network.d_head]
-        q, k, v = tf.unstack(tf.transpose(tf.reshape(tf.matmul(output, layer_weights.qkv), heads), [2, 0, 3, 1, 4]))
+
+    def attention(i, q, k, v):
         if padding is not None:
             kept = tf.cast(query >= padding, q.dtype)[:, None, :, None]  # [B, 1, T, 1]
             k, v = k * kept, v * kept  # the zeros that a shorter row has before it
-        keys, values = _write(keys, slots, k, in_place), _write(values, slots, v, in_place)
+        keys, values = write(state.keys[i], slots, k, in_place), write(state.values[i], slots, v, in_place)
         new_keys.append(keys)
         new_values.append(values)
-        attn_vec = tf.transpose(_attend(q, keys, values, layer_weights, slots[0], reach), [0, 2, 1, 3])
-        attn_vec = tf.reshape(attn_vec, [-1, network.n_head * network.d_head])
-        output = layer.rel_attn.layer_norm(output + tf.matmul(attn_vec, layer_weights.o))
-        output = layer.ff.layer_norm(output + positionwise_ff(output, *layer_weights.ff))
-    hidden = tf.reshape(output, [batch, tgt_len, network.d_model])
+        return _attend(q, keys, values, weights[i], slots[0], reach)
+
+    hidden = run_layers(network, weights, network.embedding(tokens), attention)
     return hidden, CachedState(tuple(new_keys), tuple(new_values), (state.position + tgt_len) % klen)
+
+
+def run_layers(network, weights, hidden, attention):
+    """The layers of a network, one after the other, as inference computes them.
+
+    Args:
+        weights: `n_layer` `LayerWeights`.
+        hidden: `[B, T, E]`, what enters the first.
+        attention: `attention(i, q, k, v)`, of layer i: scaled queries, keys and values of the segment, `[B, H, T, D]`
+            each, to what the heads find, the same.
+
+    Returns:
+        `[B, T, E]`.
+    """
+    batch, tgt_len, _ = keras.ops.shape(hidden)
+    heads = [batch, tgt_len, 3, network.n_head, network.d_head]
+    # Rows of a matrix from here on: a product of rank 3 with a kernel is one for every row of the batch.
+    output = tf.reshape(hidden, [-1, network.d_model])
+    for i, (layer, of_layer) in enumerate(zip(network.decoder_layers, weights, strict=True)):
+        qkv = tf.reshape(tf.matmul(output, of_layer.qkv), heads)
+        attn_vec = attention(i, *tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4])))
+        attn_vec = tf.reshape(tf.transpose(attn_vec, [0, 2, 1, 3]), [-1, network.n_head * network.d_head])
+        output = layer.rel_attn.layer_norm(output + tf.matmul(attn_vec, of_layer.o))
+        output = layer.ff.layer_norm(output + positionwise_ff(output, *of_layer.ff))
+    return tf.reshape(output, [batch, tgt_len, network.d_model])
 
 
 def _check_segment(tgt_len, max_segment):
@@ -198,8 +220,8 @@ def _reach(network, query, padding):
     return reach if padding is None else reach - padding
 
 
-def _write(ring, slots, new, in_place):
-    """`ring` `[B, H, K, D]` with `new` `[B, H, T, D]` in the `slots` `[T]`."""
+def write(ring, slots, new, in_place=False):
+    """`ring` `[B, H, K, D]` with `new` `[B, H, T, D]` in the `slots`, `[T]` or `[B * H, T]`."""
     batch, n_head, klen, d_head = keras.ops.shape(ring)
     rows = tf.reshape(tf.range(batch * n_head)[:, None] * klen + slots, [-1])
     flat, new = tf.reshape(ring, [-1, d_head]), tf.reshape(new, [-1, d_head])
@@ -260,11 +282,15 @@ def _attend_block(rw_q, rr_q, keys, values, position_keys, first_slot, reach):
         row_visible = visible if visible is None or len(visible.shape) == 2 else visible[b]
         return attend(rw_q[b], keys[b], values[b], position_scores, row_visible)
 
-    batch = rw_q.shape[0]
+    return row_by_row(attend_row, rw_q)
+
+
+def row_by_row(attend_row, q):
+    """`attend_row(b)`, `[H, T, D]`, of all rows of the queries `[B, H, T, D]`: a row at a time fits the CPU's cache."""
+    batch = q.shape[0]
     if batch is not None and batch <= MAX_UNROLLED_ROWS:
         return tf.stack([attend_row(b) for b in range(batch)])
-    rows = tf.range(keras.ops.shape(rw_q)[0])
-    spec = tf.TensorSpec(rw_q.shape[1:], rw_q.dtype)
+    rows, spec = tf.range(keras.ops.shape(q)[0]), tf.TensorSpec(q.shape[1:], q.dtype)
     return tf.map_fn(attend_row, rows, fn_output_signature=spec, parallel_iterations=1)
 
 
@@ -278,3 +304,49 @@ def _rotated(position_keys, first_slot, tgt_len, klen):
     if isinstance(tgt_len, int) and tgt_len == 1:
         return [tf.slice(table, [start, 0], [klen, -1]) for table in tf.unstack(position_keys)]
     return tf.slice(position_keys, [0, start, 0], [-1, klen + tgt_len, -1])
+
+
+class MemoryReader:
+    """How `models/generation.py` reads text with Transformer-XL: every segment with the memory of what came before.
+
+    Args:
+        network: `TransformerXL`.
+    """
+
+    def __init__(self, network):
+        self.network = network
+
+    def precompute(self):
+        """What `read_token` computes from the weights alone."""
+        return precompute(self.network)
+
+    def initial_state(self, batch_size):
+        """The state before a text."""
+        return initial_state(self.network, batch_size)
+
+    def read_prompt(self, prompt, lengths):
+        """Reads the first `lengths[b]` tokens of each row of `prompt`, int32 `[B, n]` and `[B]`, from the start.
+
+        Returns:
+            `(hidden, state)`: `[B, E]` after each row's last token, and a state that `read_token` may write into.
+        """
+        n = tf.shape(prompt)[1]
+        # All prompts end together, so that a row's first new token is everybody's.
+        shifted = tf.gather(prompt, (tf.range(n) - (n - lengths)[:, None]) % n, batch_dims=1)
+        shifted.set_shape(prompt.shape)
+        batch = keras.ops.shape(prompt)[0]
+        state = initial_state(self.network, batch, max_segment=n)
+        hidden, state = cached_forward(self.network, precompute(self.network, n), shifted, state, lengths)
+        return hidden[:, -1], writable_copy(state_from(*memory_of(self.network, state)))
+
+    def read(self, tokens, state):
+        """Reads `tokens`, int32 `[B, n]`: hidden states `[B, n, E]`, and a state that `read_token` may write into."""
+        n = tf.shape(tokens)[1]
+        state = state_from(*memory_of(self.network, state), max_segment=n)
+        hidden, state = cached_forward(self.network, precompute(self.network, n), tokens, state)
+        return hidden, writable_copy(state_from(*memory_of(self.network, state)))
+
+    def read_token(self, weights, token, state):
+        """Reads one token a row, int32 `[B]`, and writes into `state`: `[B, E]`, and the state for the next one."""
+        hidden, state = cached_forward(self.network, weights, token[:, None], state, in_place=True)
+        return hidden[:, 0], state

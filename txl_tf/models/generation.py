@@ -22,7 +22,6 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.layers.embedding import check_ids
-from txl_tf.models.cache import cached_forward, initial_state, memory_of, precompute, state_from, writable_copy
 from txl_tf.models.sampling import check_integer, check_sampling, precompute_softmax, sample, uniform_draws
 
 
@@ -30,9 +29,9 @@ def continue_text(lm, precomputed, hidden, state, first, max_new_tokens, samplin
     """Samples and reads, token by token.
 
     Args:
-        precomputed: `(precompute(lm.network), precompute_softmax(lm))`.
+        precomputed: `(lm.reader().precompute(), precompute_softmax(lm))`.
         hidden: `[B, E]`, after the last token.
-        state: `CachedState` with `max_segment` 1, a `writable_copy`, which is written into.
+        state: of `lm.reader()`, which is written into.
         first, max_new_tokens: int32 scalars, tokens drawn before and tokens to sample.
         stop_token: int32 scalar after which a row repeats it; -1 for none.
         with_nll: whether to compute the nll too.
@@ -41,7 +40,7 @@ def continue_text(lm, precomputed, hidden, state, first, max_new_tokens, samplin
         `(tokens, nll, hidden, state)`: int32 `[B, max_new_tokens]`; float32 `[B, max_new_tokens]`, nats, or
         `None`; and hidden state and memory for the next call.
     """
-    weights, bins = precomputed
+    (weights, bins), reader = precomputed, lm.reader()
     uniform = uniform_draws(sampling.seeds, first, max_new_tokens)
     batch = keras.ops.shape(hidden)[0]
     rows = tf.range(batch)
@@ -52,8 +51,8 @@ def continue_text(lm, precomputed, hidden, state, first, max_new_tokens, samplin
         if with_nll:
             nll = tf.tensor_scatter_nd_update(nll, places, lm.softmax.nll(hidden, token, lm.network.embedding))
         tokens = tf.tensor_scatter_nd_update(tokens, places, token)
-        hidden, state = cached_forward(lm.network, weights, token[:, None], state, in_place=True)
-        return i + 1, tokens, nll, stopped | (token == stop_token), hidden[:, 0], state
+        hidden, state = reader.read_token(weights, token, state)
+        return i + 1, tokens, nll, stopped | (token == stop_token), hidden, state
 
     tokens = tf.fill([batch, max_new_tokens], stop_token)
     nll = tf.zeros([batch, max_new_tokens if with_nll else 0])
@@ -70,23 +69,15 @@ def continue_text(lm, precomputed, hidden, state, first, max_new_tokens, samplin
 def generate_tokens(lm, prompt, lengths, max_new_tokens, sampling, stop_token):
     """`generate` as a graph: all arguments but `lm` are tensors, and none is checked. `stop_token` is -1 for none."""
     prompt, lengths = tf.cast(prompt, tf.int32), tf.cast(lengths, tf.int32)
-    n = tf.shape(prompt)[1]
-    column = tf.range(n + max_new_tokens)
-    padding = (n - lengths)[:, None]
-    filler = tf.maximum(stop_token, 0)
-    # All prompts end together, so that a row's first new token is everybody's.
-    shifted = tf.gather(prompt, (column[:n] - padding) % n, batch_dims=1)
-    shifted.set_shape(prompt.shape)
-    network = lm.network
-    batch = tf.shape(prompt)[0] if prompt.shape[0] is None else prompt.shape[0]
-    state = initial_state(network, batch, max_segment=n)
-    hidden, state = cached_forward(network, precompute(network, max_segment=n), shifted, state, lengths)
-    state = writable_copy(state_from(*memory_of(network, state)))
-    precomputed = precompute(network), precompute_softmax(lm)
-    new_tokens, _, _, _ = continue_text(lm, precomputed, hidden[:, -1], state, 0, max_new_tokens, sampling, stop_token)
-    text = tf.concat([shifted, tf.where(new_tokens < 0, filler, new_tokens)], 1)
-    text = tf.gather(text, (column + padding) % (n + max_new_tokens), batch_dims=1)
-    return tf.where(column < lengths[:, None] + max_new_tokens, text, filler)
+    reader, n, filler = lm.reader(), tf.shape(prompt)[1], tf.maximum(stop_token, 0)
+    hidden, state = reader.read_prompt(prompt, lengths)
+    precomputed = reader.precompute(), precompute_softmax(lm)
+    new_tokens, _, _, _ = continue_text(lm, precomputed, hidden, state, 0, max_new_tokens, sampling, stop_token)
+    text = tf.concat([prompt, tf.where(new_tokens < 0, filler, new_tokens)], 1)
+    column, lengths = tf.range(n + max_new_tokens), lengths[:, None]
+    source = tf.where(column < lengths, column, column + n - lengths)  # the new tokens follow a shorter prompt directly
+    text = tf.gather(text, tf.minimum(source, n + max_new_tokens - 1), batch_dims=1)
+    return tf.where(column < lengths + max_new_tokens, text, filler)
 
 
 _generate_tokens = tf.function(generate_tokens, autograph=False)
@@ -98,7 +89,7 @@ def generate(
     """Continues every row of `prompt`.
 
     Args:
-        lm: `TransformerXLLM`.
+        lm: `TransformerXLLM` or `TransformerLM`.
         prompt: int `[batch, n]`, n at least 1.
         max_new_tokens: int, at least 0.
         temperature: divides the log-probabilities; below 1 likely tokens become likelier, 0 takes the most likely one.
@@ -154,8 +145,9 @@ class Session:
     def __init__(self, lm, batch_size=1):
         self.lm = lm
         self.batch_size = batch_size
-        self._precomputed = tf.function(lambda: (precompute(lm.network), precompute_softmax(lm)), autograph=False)()
-        self._state = initial_state(lm.network, batch_size)
+        self._reader = reader = lm.reader()
+        self._precomputed = tf.function(lambda: (reader.precompute(), precompute_softmax(lm)), autograph=False)()
+        self._state = reader.initial_state(batch_size)
         self._hidden = None
         self._drawn = 0
         self._read = tf.function(self._read_segment, reduce_retracing=True, autograph=False)
@@ -204,8 +196,6 @@ class Session:
         return tokens.numpy(), nll.numpy() if with_nll else None
 
     def _read_segment(self, tokens, hidden, state):
-        network, length = self.lm.network, tf.shape(tokens)[1]
-        state = state_from(*memory_of(network, state), max_segment=length)
-        new_hidden, state = cached_forward(network, precompute(network, length), tokens, state)
-        nll = self.lm.softmax.nll(tf.concat([hidden[:, None], new_hidden[:, :-1]], 1), tokens, network.embedding)
-        return nll, new_hidden[:, -1], writable_copy(state_from(*memory_of(network, state)))
+        new_hidden, state = self._reader.read(tokens, state)
+        before = tf.concat([hidden[:, None], new_hidden[:, :-1]], 1)
+        return self.lm.softmax.nll(before, tokens, self.lm.network.embedding), new_hidden[:, -1], state

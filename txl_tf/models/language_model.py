@@ -6,7 +6,7 @@ import tensorflow as tf
 from txl_tf.config import ModelConfig, NetworkConfig
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.embedding import check_ids
-from txl_tf.models.cache import cached_forward, initial_state, precompute, writable_copy
+from txl_tf.models.cache import MemoryReader, cached_forward, initial_state, precompute, writable_copy
 from txl_tf.models.generation import generate
 from txl_tf.models.transformer_xl import TransformerXL, make_initializer
 from txl_tf.training.memory_model import MemoryModel
@@ -17,49 +17,22 @@ _NO_PREDICT = (
 )
 
 
-@keras.saving.register_keras_serializable("txl_tf")
-class TransformerXLLM(MemoryModel):
-    """Transformer-XL language model: `TransformerXL`, and the adaptive softmax that shares its embeddings.
+class LanguageModel(MemoryModel):
+    """A network, and the adaptive softmax that shares its embeddings: what all language models have in common.
 
-    ```python
-    lm = txl_tf.TransformerXLLM(n_token=256, n_layer=6, d_model=256, d_embed=256, n_head=4, d_head=64, d_inner=1024,
-                                mem_len=128)
-    lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000))
-    lm.fit(dataset)                         # batches (tokens, labels), int [batch, tgt_len]
-    nll, mems = lm.score(tokens, labels)    # nats a token; mems continue the text in the next call
-    ```
+    A subclass says which network, how `generate` reads a text (`reader`), and how an evaluation carries the memory.
 
-    The weights exist from construction on.
-
-    Args: those of `TransformerXL`, of which `mem_len` must be given, and
-        proj_share_all_but_first: the softmax shares the embedding's projections but the first, see
-            `AdaptiveSoftmax`.
-
-    Call arguments:
-        tokens: int `[batch, tgt_len]`.
-        mems: list of `n_layer` tensors `[batch, any, d_model]`; `None` for `initial_mems`.
-
-    Returns:
-        `(log_probs, new_mems)`, as `log_probs`.
-
-    Reference:
-        Dai et al. 2019; `transformer` and `train` of the original.
+    Args:
+        network_class: `TransformerXL`, or a subclass of it.
+        arguments: those of the network, but for dtype and name.
+        proj_share_all_but_first: see `AdaptiveSoftmax`.
+        **kwargs: of `keras.Model`.
     """
 
-    def __init__(
-        self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
-        dropout=ModelConfig.dropout, dropatt=ModelConfig.dropatt, mem_len,
-        same_length=ModelConfig.same_length, clamp_len=ModelConfig.clamp_len, untie_r=ModelConfig.untie_r,
-        cutoffs=ModelConfig.cutoffs, div_val=ModelConfig.div_val, proj_same_dim=ModelConfig.proj_same_dim,
-        proj_share_all_but_first=ModelConfig.proj_share_all_but_first,
-        init=ModelConfig.init, init_std=ModelConfig.init_std, proj_init_std=ModelConfig.proj_init_std,
-        init_range=ModelConfig.init_range, recompute=False, seed=None, **kwargs,
-    ):  # fmt: skip
-        given = locals()
+    def __init__(self, network_class, arguments, proj_share_all_but_first, **kwargs):
         super().__init__(**kwargs)
         self.proj_share_all_but_first = proj_share_all_but_first
-        arguments = {name: given[name] for name in [*NetworkConfig.names(), "recompute", "seed"]}
-        self.network = network = TransformerXL(**arguments, dtype=self.dtype_policy, name="transformer")
+        self.network = network = network_class(**arguments, dtype=self.dtype_policy, name="transformer")
         bins = {name: getattr(network, name) for name in ("n_token", "d_embed", "cutoffs", "div_val", "proj_same_dim")}
         self.softmax = AdaptiveSoftmax(
             **bins, d_proj=network.d_model, proj_share_all_but_first=proj_share_all_but_first,
@@ -162,24 +135,6 @@ class TransformerXLLM(MemoryModel):
             bin_capacities = [tokens.shape.num_elements()] * len(self.softmax.cutoffs)
         return *self.softmax.static_nll(hidden, labels, self.network.embedding, bin_capacities), new_mems
 
-    def start_evaluation(self, batch_size, tgt_len):
-        """What the first segment of an evaluation is given: precomputed weights, and the memory as keys and values.
-
-        With static shapes it is the plain memory: TPUs have no buffer to write to in place.
-        """
-        if self.static_shapes:
-            return self.initial_mems(batch_size)
-        state = initial_state(self.network, batch_size, tgt_len)
-        return precompute(self.network, tgt_len), writable_copy(state)
-
-    def evaluation_nll(self, tokens, labels, carried):
-        """As `segment_nll`. `carried` comes from `start_evaluation` or the segment before, and is overwritten."""
-        if self.static_shapes:
-            return self.segment_nll(tokens, labels, carried, static_shapes=True)
-        weights, state = carried
-        hidden, state = cached_forward(self.network, weights, tokens, state, in_place=True)
-        return self.softmax.nll(hidden, labels, self.network.embedding), None, (weights, state)
-
     @tf.function(reduce_retracing=True)
     def _score(self, tokens, labels, mems):
         hidden, new_mems = self.network(tokens, mems)
@@ -211,3 +166,68 @@ class TransformerXLLM(MemoryModel):
                 f"d_model={network.d_model}], got {len(mems)} of shapes {shapes}"
             )
         return [tf.cast(mem, self.compute_dtype) for mem in mems]
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TransformerXLLM(LanguageModel):
+    """Transformer-XL language model: `TransformerXL`, and the adaptive softmax that shares its embeddings.
+
+    ```python
+    lm = txl_tf.TransformerXLLM(n_token=256, n_layer=6, d_model=256, d_embed=256, n_head=4, d_head=64, d_inner=1024,
+                                mem_len=128)
+    lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000))
+    lm.fit(dataset)                         # batches (tokens, labels), int [batch, tgt_len]
+    nll, mems = lm.score(tokens, labels)    # nats a token; mems continue the text in the next call
+    ```
+
+    The weights exist from construction on.
+
+    Args: those of `TransformerXL`, of which `mem_len` must be given, and
+        proj_share_all_but_first: the softmax shares the embedding's projections but the first, see
+            `AdaptiveSoftmax`.
+
+    Call arguments:
+        tokens: int `[batch, tgt_len]`.
+        mems: list of `n_layer` tensors `[batch, any, d_model]`; `None` for `initial_mems`.
+
+    Returns:
+        `(log_probs, new_mems)`, as `log_probs`.
+
+    Reference:
+        Dai et al. 2019; `transformer` and `train` of the original.
+    """
+
+    def __init__(
+        self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
+        dropout=ModelConfig.dropout, dropatt=ModelConfig.dropatt, mem_len,
+        same_length=ModelConfig.same_length, clamp_len=ModelConfig.clamp_len, untie_r=ModelConfig.untie_r,
+        cutoffs=ModelConfig.cutoffs, div_val=ModelConfig.div_val, proj_same_dim=ModelConfig.proj_same_dim,
+        proj_share_all_but_first=ModelConfig.proj_share_all_but_first,
+        init=ModelConfig.init, init_std=ModelConfig.init_std, proj_init_std=ModelConfig.proj_init_std,
+        init_range=ModelConfig.init_range, recompute=False, seed=None, **kwargs,
+    ):  # fmt: skip
+        given = locals()
+        arguments = {name: given[name] for name in [*NetworkConfig.names(), "recompute", "seed"]}
+        super().__init__(TransformerXL, arguments, proj_share_all_but_first, **kwargs)
+
+    def reader(self):
+        """How `generate` reads a text: with its memory as keys and values."""
+        return MemoryReader(self.network)
+
+    def start_evaluation(self, batch_size, tgt_len):
+        """What the first segment of an evaluation is given: precomputed weights, and the memory as keys and values.
+
+        With static shapes it is the plain memory: TPUs have no buffer to write to in place.
+        """
+        if self.static_shapes:
+            return self.initial_mems(batch_size)
+        state = initial_state(self.network, batch_size, tgt_len)
+        return precompute(self.network, tgt_len), writable_copy(state)
+
+    def evaluation_nll(self, tokens, labels, carried):
+        """As `segment_nll`. `carried` comes from `start_evaluation` or the segment before, and is overwritten."""
+        if self.static_shapes:
+            return self.segment_nll(tokens, labels, carried, static_shapes=True)
+        weights, state = carried
+        hidden, state = cached_forward(self.network, weights, tokens, state, in_place=True)
+        return self.softmax.nll(hidden, labels, self.network.embedding), None, (weights, state)

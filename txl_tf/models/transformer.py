@@ -24,6 +24,7 @@ from txl_tf.layers.multi_head_attention import create_look_ahead_mask, create_pa
 from txl_tf.layers.ops import LayerNorm, Linear, cross_entropy, project
 from txl_tf.layers.transformer_layers import EPSILON, DecoderLayer, EncoderLayer
 from txl_tf.models.beam_search import PADDING, beam_search, check_generation, sample_sequences
+from txl_tf.training.resumable import Resumable
 
 
 class _Stack(keras.layers.Layer):
@@ -86,7 +87,7 @@ class Decoder(_Stack):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class Transformer(keras.Model):
+class Transformer(Resumable, keras.Model):
     """Encoder-decoder Transformer.
 
     Args:
@@ -147,6 +148,7 @@ class Transformer(keras.Model):
         self.final_layer = None if share_embeddings else Linear(target_vocab_size, dtype=policy, name="final_layer")
         self.loss_mean = keras.metrics.Mean("loss")
         self.accuracy = keras.metrics.Mean("accuracy")
+        self.grad_norm = keras.metrics.Mean("grad_norm")
         self.build()
 
     def build(self, input_shape=None):
@@ -182,7 +184,7 @@ class Transformer(keras.Model):
 
     # ---------------------------------------------------------------------------------------------------- training
 
-    def compile(self, optimizer=None, **kwargs):
+    def compile(self, optimizer=None, jit_compile=False, **kwargs):
         """Configures Keras's `fit` and `evaluate`. The loss is the model's own; `kwargs` are of `keras.Model.compile`.
 
         Raises:
@@ -190,11 +192,17 @@ class Transformer(keras.Model):
         """
         if kwargs.get("loss") is not None or kwargs.get("metrics"):
             raise ValueError("loss and metrics must be None: the model has its own, the mean nll and the accuracy")
-        super().compile(optimizer if optimizer is not None else "adam", **kwargs)
+        super().compile(optimizer if optimizer is not None else "adam", jit_compile=jit_compile, **kwargs)
 
     @property
     def metrics(self):
-        return [self.loss_mean, self.accuracy]
+        return [self.loss_mean, self.accuracy, *[self.grad_norm] * hasattr(self._inner_optimizer, "gradient_norm")]
+
+    @property
+    def _inner_optimizer(self):
+        """The optimizer itself, where another around it scales the loss."""
+        optimizer = getattr(self, "optimizer", None)
+        return getattr(optimizer, "inner_optimizer", optimizer)
 
     def loss_of(self, inputs, labels, **options):
         """`(nll, smoothed, right, tokens)`: sums over the labels that are no padding, and their number.
@@ -226,7 +234,11 @@ class Transformer(keras.Model):
             nll, smoothed, right, tokens = self.loss_of(inputs, labels, training=True, dropout_key=key)
             loss = self.optimizer.scale_loss(smoothed / n_labels)
         self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return self._logs(nll, right, tokens)
+        logs = self._logs(nll, right, tokens)
+        if hasattr(self._inner_optimizer, "gradient_norm"):
+            self.grad_norm.update_state(self._inner_optimizer.gradient_norm)
+            logs["grad_norm"] = self.grad_norm.result()
+        return logs
 
     def test_step(self, data):
         source, target, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -234,9 +246,12 @@ class Transformer(keras.Model):
         return self._logs(nll, right, tokens)
 
     def _logs(self, nll, right, tokens):
+        # Keras takes the mean of the replicas' results, whatever they weigh: so every replica counts all.
+        sums = tf.distribute.get_replica_context().all_reduce("SUM", tf.stack([nll, right, tokens]))
+        nll, right, tokens = tf.unstack(sums)
         for metric, total in ((self.loss_mean, nll), (self.accuracy, right)):
             metric.update_state(total / tf.maximum(tokens, 1), sample_weight=tokens)
-        return {metric.name: metric.result() for metric in self.metrics}
+        return {metric.name: metric.result() for metric in (self.loss_mean, self.accuracy)}
 
     # -------------------------------------------------------------------------------------------------- generation
 
@@ -267,11 +282,12 @@ class Transformer(keras.Model):
         source, sampling = check_generation(
             self, source, start, end, max_new_tokens, beam_size, n_best, length_penalty, temperature, top_k, top_p, seed
         )
+        most = tf.constant(max_new_tokens)  # as a tensor, it has no graph of its own
         if beam_size > 1 or n_best is not None:
-            ids, scores = self._beam_search(source, start, end, max_new_tokens, beam_size, length_penalty)
+            ids, scores = self._beam_search(source, start, end, most, beam_size, length_penalty)
             ids, scores = ids[:, : n_best or 1], scores[:, : n_best or 1]
             return (ids, scores) if n_best is not None else (ids[:, 0], scores[:, 0])
-        return self._sample(source, start, -1 if end is None else end, max_new_tokens, sampling)
+        return self._sample(source, start, -1 if end is None else end, most, sampling)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def _beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty):

@@ -102,6 +102,8 @@ class TransformerXL(keras.Model):
         Dai et al. 2019; `transformer` of the original.
     """
 
+    layer_class = TransformerXLLayer
+
     def __init__(
         self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
         dropout=NetworkConfig.dropout, dropatt=NetworkConfig.dropatt, mem_len=NetworkConfig.mem_len,
@@ -126,20 +128,26 @@ class TransformerXL(keras.Model):
         )  # fmt: skip
         sizes = (d_model, n_head, d_head, d_inner, dropout, dropatt, self.initializer)
         self.decoder_layers = [
-            TransformerXLLayer(*sizes, dtype=self.dtype_policy, name=f"layer_{i}") for i in range(n_layer)
+            self.layer_class(*sizes, dtype=self.dtype_policy, name=f"layer_{i}") for i in range(n_layer)
         ]
         self.seed = random.randrange(2**31) if seed is None else seed
         self.seed_generator = keras.random.SeedGenerator(self.seed)
 
     def build(self, tokens_shape=None):
-        shape = (self.n_head, self.d_head)
-        if self.untie_r:
-            shape = (self.n_layer, *shape)
-        self.r_w_bias = self.add_weight(name="r_w_bias", shape=shape, initializer=self.initializer.clone())
-        self.r_r_bias = self.add_weight(name="r_r_bias", shape=shape, initializer=self.initializer.clone())
+        self.r_w_bias, self.r_r_bias = self.build_biases()
         self.embedding.build()
         for layer in self.decoder_layers:
             layer.build()
+
+    def build_biases(self):
+        """Adds the weights `(r_w_bias, r_r_bias)`."""
+        shape = (self.n_head, self.d_head)
+        if self.untie_r:
+            shape = (self.n_layer, *shape)
+        return [
+            self.add_weight(name=name, shape=shape, initializer=self.initializer.clone())
+            for name in ("r_w_bias", "r_r_bias")
+        ]
 
     def initial_mems(self, batch_size):
         """The memory before the first segment: `n_layer` zeros `[batch_size, mem_len, d_model]`, attended to."""
@@ -155,6 +163,23 @@ class TransformerXL(keras.Model):
         """`(r_w_bias, r_r_bias)` of layer i, the paper's u and v: `[n_head, d_head]` each."""
         # As tensors: keras.remat gives no gradient to variables that are arguments.
         return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
+
+    def embed(self, tokens, mlen, dropout_keys=(None, None), static_shapes=False):
+        """What enters the first layer, and what enters all layers.
+
+        Returns:
+            `(hidden, pos_emb)`: the embeddings `[batch, tgt_len, d_model]`, and the position embeddings of all keys,
+            `[1, mlen + tgt_len, d_model]`.
+        """
+        embed_key, pos_key = dropout_keys
+        pos_emb = tf.cast(self.positions(mlen + keras.ops.shape(tokens)[1]), self.compute_dtype)
+        # One mask for all layers and rows, as in the original.
+        pos_emb = dropout(pos_emb, self.dropout, pos_key, row_axis=None)
+        return dropout(self.embedding(tokens, static_shapes=static_shapes), self.dropout, embed_key), pos_emb
+
+    def positions_of_layer(self, i, pos_emb):
+        """The arguments of layer i that are about positions: `(r, r_w_bias, r_r_bias)` of `TransformerXLLayer`."""
+        return pos_emb, *self.biases(i)
 
     def call(self, tokens, mems=None, padding_mask=None, training=False, dropout_key=None, static_shapes=False):
         if mems is None:
@@ -172,19 +197,14 @@ class TransformerXL(keras.Model):
         embed_key, pos_key, out_key, *layer_keys = split(dropout_key if training else None, 3 + self.n_layer)
 
         attn_mask = create_mask(qlen, mlen, self.same_length)
-        # One mask for all layers and rows, as in the original.
-        pos_emb = dropout(
-            tf.cast(self.positions(mlen + qlen), self.compute_dtype), self.dropout, pos_key, row_axis=None
-        )
-
+        output, pos_emb = self.embed(tokens, mlen, (embed_key, pos_key), static_shapes)
         new_mems = []
-        output = dropout(self.embedding(tokens, static_shapes=static_shapes), self.dropout, embed_key)
         for i, (layer, layer_key) in enumerate(zip(self.decoder_layers, layer_keys, strict=True)):
             new_mems.append(cache_mems(output, mems[i], self.mem_len, lengths))
             decode = functools.partial(layer, dropout_key=layer_key)
             if training and self.recompute:
                 decode = recomputed(layer, layer_key)
-            output = decode(output, pos_emb, *self.biases(i), attn_mask, mems[i])
+            output = decode(output, *self.positions_of_layer(i, pos_emb), attn_mask, mems[i])
         output = dropout(output, self.dropout, out_key)
         if padding_mask is not None:  # back to where they were
             index = tf.cumsum(tf.cast(padding_mask, tf.int32), 1, exclusive=True)
@@ -197,12 +217,11 @@ class TransformerXL(keras.Model):
         Arguments as of the call. Each row of the probabilities sums to 1.
         """
         qlen, mlen = keras.ops.shape(tokens)[1], keras.ops.shape(mems[0])[1]
-        attn_mask, r = create_mask(qlen, mlen, self.same_length), self.positions(mlen + qlen)
-        output = self.embedding(tokens)
+        attn_mask, (output, pos_emb) = create_mask(qlen, mlen, self.same_length), self.embed(tokens, mlen)
         for i in range(layer):
-            output = self.decoder_layers[i](output, r, *self.biases(i), attn_mask, mems[i])
+            output = self.decoder_layers[i](output, *self.positions_of_layer(i, pos_emb), attn_mask, mems[i])
         attention = self.decoder_layers[layer].rel_attn
-        return attention.attention_probs(output, r, *self.biases(layer), attn_mask, mems[layer])
+        return attention.attention_probs(output, *self.positions_of_layer(layer, pos_emb), attn_mask, mems[layer])
 
     def export(self, *args, **kwargs):
         raise NotImplementedError(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
+import keras
 import numpy as np
 
-from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.pairs_folder import open_folder
 from txl_tf.runs.weights import checkpoint_step, weights_by_name, weights_reader
 
 
@@ -30,26 +31,27 @@ def average_checkpoints(
     """
     if bool(checkpoints) == (num_last_checkpoints is not None):
         raise ValueError("either checkpoints or num_last_checkpoints must say what to average")
-    source, output = RunFolder(model_dir), RunFolder(output_dir)
+    source = open_folder(model_dir)
+    output = type(source)(output_dir)
     config = source.read_config()
     output.check_new()
-    vocab = source.load_vocab()
+    vocabs = source.load_vocabs()
     if checkpoints:
         paths = [source.find_checkpoint(path) for path in checkpoints]
     else:
         paths = _last(source, num_last_checkpoints)
     source.check_size(config["model"], paths[0])
-    lm = TransformerXLLM(**config["model"])
-    average_weights(lm, paths)
+    model = source.make_model(config)
+    average_weights(model, paths)
     step = max(map(checkpoint_step, paths))
-    output.create(config["data"], config["model"], vocab, lm, step, config.get("fingerprints"))
+    output.create(config["data"], config["model"], vocabs, model, step, config.get("fingerprints"))
     return paths
 
 
-def average_weights(lm: TransformerXLLM, paths: list[str]) -> None:
-    """Sets the weights of `lm` to the mean of those in the checkpoints, summed in float64, one variable at a time."""
-    readers = [weights_reader(lm, path) for path in paths]
-    for name, variable in weights_by_name(lm).items():
+def average_weights(model: keras.Model, paths: list[str]) -> None:
+    """Sets the weights to the mean of those in the checkpoints, summed in float64, one variable at a time."""
+    readers = [weights_reader(model, path) for path in paths]
+    for name, variable in weights_by_name(model).items():
         total = np.zeros(variable.shape)
         for read in readers:
             total += read(name)

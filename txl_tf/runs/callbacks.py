@@ -16,17 +16,16 @@ import time
 import keras
 import tensorflow as tf
 
-from txl_tf.config import TrainingConfig
+from txl_tf.config import RunConfig
 from txl_tf.files import reading, write_atomic, writing
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.evaluate import to_metric
 from txl_tf.schema import brief
-from txl_tf.training.memory_model import MemoryModel
 
 logger = logging.getLogger("txl_tf")
 
 
-def step_of(model: MemoryModel) -> int:
+def step_of(model: keras.Model) -> int:
     """Number of training steps done, those of earlier sessions included."""
     return int(model.optimizer.iterations.numpy())
 
@@ -47,9 +46,9 @@ class StopOnSignal(keras.callbacks.Callback):
     signals. All workers raise `Stopped` at the same step.
     """
 
-    def __init__(self, lm: MemoryModel):
+    def __init__(self, model: keras.Model):
         super().__init__()
-        self.lm = lm
+        self.trained = model  # `model` is what Keras sets, also in an evaluation
         self.received = None
         self.received_at = 0.0
         self.previous = {}
@@ -73,7 +72,7 @@ class StopOnSignal(keras.callbacks.Callback):
             return
         if self.received is None:
             self.received, self.received_at = number, time.monotonic()
-            self.lm.stop_requested = True
+            self.trained.stop_requested = True
             again = " (Ctrl-C again to stop at once)" * (number == signal.SIGINT)
             with contextlib.suppress(OSError):  # a terminal that hung up takes no message
                 os.write(1, f"\n{self.reason}: saving after this step{again}\n".encode())  # amid a print, print fails
@@ -120,11 +119,11 @@ class CheckFinite(keras.callbacks.Callback):
 class Validate(keras.callbacks.Callback):
     """Evaluates at the end of every window of steps in which a checkpoint is due, but the last of the training.
 
-    Adds `val_loss` to the epoch's logs. Keras's own validation would be missing for a window whose steps ended in an
-    earlier session.
+    Adds `val_loss`, and `val_` of the model's other metrics, to the epoch's logs. Keras's own validation would be
+    missing for a window whose steps ended in an earlier session.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, stop: StopOnSignal, training: TrainingConfig):
+    def __init__(self, dataset: tf.data.Dataset, stop: StopOnSignal, training: RunConfig):
         super().__init__()
         self.dataset = dataset
         self.stop = stop
@@ -134,7 +133,7 @@ class Validate(keras.callbacks.Callback):
         step, training = step_of(self.model), self.training
         if step < training.train_steps and step % training.save_steps < training.iterations:
             found = self.model.evaluate(self.dataset, verbose=0, return_dict=True, callbacks=[self.stop])
-            logs["val_loss"] = found["loss"]
+            logs |= {f"val_{name}": value for name, value in found.items()}
 
 
 class RunState(keras.callbacks.Callback):
@@ -156,21 +155,21 @@ class RunState(keras.callbacks.Callback):
     loggers: `log.csv` has the lines of all windows before a checkpoint.
 
     Args:
-        state: `(mems, window)` of `RunCheckpoints.restore`, or `(None, None)`.
+        state: `(carried, window)` of `RunCheckpoints.restore`, or `(None, None)`.
         others: the callbacks that come before it.
     """
 
-    def __init__(self, checkpoints: RunCheckpoints, state: tuple, training: TrainingConfig, others: list):
+    def __init__(self, checkpoints: RunCheckpoints, state: tuple, training: RunConfig, others: list):
         super().__init__()
         self.checkpoints = checkpoints
-        self.mems, self.window = state
+        self.carried, self.window = state
         self.training = training
         self.others = others
 
     def on_train_begin(self, logs=None):
         self.saved_step = step = step_of(self.model)
-        if self.mems is not None:
-            self.model.set_carried_mems(self.mems)
+        if self.carried is not None:
+            self.model.set_carried_arrays(self.carried)
         if self.window is not None and step % self.training.iterations == 0:
             self.finish_window(step)
 
@@ -223,13 +222,13 @@ class Progress(keras.callbacks.Callback):
     """A line of progress at the end of every Keras epoch, which is a window of `iterations` steps.
 
     Adds to the epoch's logs, for the loggers after it: `step`, the loss in `metric` ("ppl" or "bpc"), `learning_rate`
-    of the last step and `tokens_per_second` of training alone.
+    of the last step and `tokens_per_second` of training alone, from the mean number of tokens of a step.
     """
 
-    def __init__(self, training: TrainingConfig, metric: str):
+    def __init__(self, training: RunConfig, metric: str, tokens_per_step: float):
         super().__init__()
         self.train_steps = training.train_steps
-        self.tokens_per_step = training.train_batch_size * training.tgt_len
+        self.tokens_per_step = tokens_per_step
         self.metric = metric
         self.traced = False
 
@@ -266,7 +265,8 @@ class Progress(keras.callbacks.Callback):
 
     def loss(self, logs, prefix):
         logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
-        return f"loss {logs[prefix + 'loss']:.4f} | {self.metric} {logs[prefix + self.metric]:.3f}"
+        line = f"loss {logs[prefix + 'loss']:.4f} | {self.metric} {logs[prefix + self.metric]:.3f}"
+        return line + (f" | {logs[prefix + 'accuracy']:.2%} right" if prefix + "accuracy" in logs else "")
 
 
 class StepTensorBoard(keras.callbacks.TensorBoard):
@@ -282,11 +282,15 @@ class StepTensorBoard(keras.callbacks.TensorBoard):
 
 
 class StepCSVLogger(keras.callbacks.CSVLogger):
-    """`log.csv`, with "NA" in the columns of the validation where there was none. Lines are appended."""
+    """`log.csv`, with "NA" in the columns of the validation where there was none. Lines are appended.
 
-    def __init__(self, filename: str, metric: str, checkpoints: RunCheckpoints):
+    Args:
+        metrics: names of what is measured in training and in validation, besides the loss.
+    """
+
+    def __init__(self, filename: str, metrics: list[str], checkpoints: RunCheckpoints):
         super().__init__(filename, append=True)
-        self.metric = metric
+        self.validated = ["val_loss", *(f"val_{metric}" for metric in metrics)]
         self.checkpoints = checkpoints
 
     def on_train_begin(self, logs=None):
@@ -297,11 +301,14 @@ class StepCSVLogger(keras.callbacks.CSVLogger):
 
     def on_epoch_end(self, epoch, logs=None):
         with self.checkpoints.naming_last(), writing(self.filename):
-            super().on_epoch_end(epoch, {"val_loss": "NA", f"val_{self.metric}": "NA", **logs})
+            super().on_epoch_end(epoch, {**dict.fromkeys(self.validated, "NA"), **logs})
 
 
-def cut_log(filename: str, last_step: int, metric: str) -> None:
+def cut_log(filename: str, last_step: int, metrics: list[str]) -> None:
     """Drops from `log.csv` the lines after step `last_step`, and the last one where it was not finished.
+
+    Args:
+        metrics: as of `StepCSVLogger`.
 
     Raises:
         ValueError: it is not a log of these columns. Names the line.
@@ -312,7 +319,7 @@ def cut_log(filename: str, last_step: int, metric: str) -> None:
         data = file.read()
     lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
     header, *rows = [line.rstrip().decode("latin1").split(",") for line in lines] or [[]]
-    known = {*_COLUMNS, metric, f"val_{metric}"}
+    known = {*_COLUMNS, *metrics, *(f"val_{metric}" for metric in metrics)}
     right = header[:1] == ["epoch"] and len({*header}) == len(header) and {*header} - {"overflow"} == known
     if lines and not right:
         others = ", ".join(sorted(known - {"epoch"}))

@@ -9,18 +9,20 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.files import remove, write_json
-from txl_tf.models.language_model import TransformerXLLM
-from txl_tf.runs.folder import CheckpointFolder, RunFolder, run_weights
+from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import (
     UNFINISHED,
+    CheckpointFolder,
     check_fits,
     check_whole,
     delete_checkpoint,
     reading,
+    run_weights,
     weights_by_name,
     weights_reader,
     write_checkpoint,
@@ -32,12 +34,12 @@ logger = logging.getLogger("txl_tf")
 class RunCheckpoints:
     """The checkpoints of a training, numbered by step.
 
-    They hold the weights by the original's names, the optimizer's variables and the memory. The memory is one array of
-    all replicas' rows, so that another number of replicas can continue. A checkpoint in the middle of a window of steps
-    also holds the sums behind the window's line in `log.csv`.
+    They hold the weights (a language model's by the original's names), the optimizer's variables and the memory, if the
+    model has one. The memory is one array of all replicas' rows, so that another number of replicas can continue. A
+    checkpoint in the middle of a window of steps also holds the sums behind the window's line in `log.csv`.
 
     Args:
-        lm: compiled, its optimizer built.
+        model: `MemoryModel` or `Resumable`, compiled, its optimizer built.
         max_to_keep: older checkpoints are deleted.
         write: whether to write at all. Of several workers that train together only the chief does; all must call
             `save` and `save_best`.
@@ -45,9 +47,9 @@ class RunCheckpoints:
     """
 
     def __init__(
-        self, lm: TransformerXLLM, folder: RunFolder, max_to_keep: int = 5, write: bool = True, text: str | None = None
+        self, model: keras.Model, folder: RunFolder, max_to_keep: int = 5, write: bool = True, text: str | None = None
     ):
-        self._lm = lm
+        self._model = model
         self._text = text
         self.folder = folder
         self._max_to_keep = max_to_keep
@@ -101,13 +103,13 @@ class RunCheckpoints:
         Args:
             mid_window: whether steps have been done since the last line of `log.csv`, which the next will count.
         """
-        step = int(self._lm.optimizer.iterations.numpy())
+        step = int(self._model.optimizer.iterations.numpy())
         path = self.folder.checkpoint(step)
-        mems = self._lm.carried_mems_array()  # of all workers
+        carried = self._model.carried_arrays()  # of all workers
         if self.write:
-            window = {"window": self._lm.metric_totals} if mid_window else {}
+            window = {"window": self._model.metric_totals} if mid_window else {}
             with self.naming_last():
-                write_checkpoint(path, {**run_weights(self._lm), **self._optimizer(), "mems": mems, **window})
+                write_checkpoint(path, {**run_weights(self._model), **self._optimizer(), **carried, **window})
                 self._sweep(step)
         return path
 
@@ -117,9 +119,9 @@ class RunCheckpoints:
         same_text = found.get("text") in (None, self._text)
         if not self.write or not val_loss < (found["val_loss"] if found and same_text else math.inf):
             return
-        step = int(self._lm.optimizer.iterations.numpy())
+        step = int(self._model.optimizer.iterations.numpy())
         with self.naming_last():
-            best.save_weights(self._lm, step)
+            best.save_weights(self._model, step)
             text = {"text": self._text} if self._text else {}
             write_json(self.folder.best_file, {"step": step, "val_loss": val_loss, **text})
             for other in best.steps(files="index|data.*"):  # not before the new one is named
@@ -130,14 +132,14 @@ class RunCheckpoints:
     def remove_best(self) -> None:
         remove(self.folder.best.path)
 
-    def restore(self, path: str) -> tuple[np.ndarray, np.ndarray | None]:
+    def restore(self, path: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
         """Sets weights and optimizer to those of a checkpoint, or nothing at all if it is not right.
 
         Returns:
-            `(mems, window)`: the memory to go on with, see `carried_mems_array`, and `metric_totals` of the window in
-            whose middle it was saved, or `None`.
+            `(carried, window)`: `carried_arrays` to go on with, and `metric_totals` of the window in whose middle it
+            was saved, or `None`.
         """
-        read = weights_reader(self._lm, path)
+        read = weights_reader(self._model, path)
         with reading(path):
             reader = tf.train.load_checkpoint(path)
             shapes = reader.get_variable_to_shape_map()
@@ -147,14 +149,15 @@ class RunCheckpoints:
                     f"{path} has weights alone, no optimizer to go on with: start a new run with warm_start_path={path}"
                 )
             check_fits(path, optimizer, self._optimizer())
-            arrays = {name: read(name) for name in weights_by_name(self._lm)}
-            arrays |= {key: reader.get_tensor(key) for key in [*optimizer, "mems", *({"window"} & shapes.keys())]}
-        for key, variable in {**weights_by_name(self._lm), **self._optimizer()}.items():
+            arrays = {name: read(name) for name in weights_by_name(self._model)}
+            others = [*optimizer, *self._model.carried_names, *({"window"} & shapes.keys())]
+            arrays |= {key: reader.get_tensor(key) for key in others}
+        for key, variable in {**weights_by_name(self._model), **self._optimizer()}.items():
             variable.assign(arrays[key])
-        return arrays["mems"], arrays.get("window")
+        return {name: arrays[name] for name in self._model.carried_names}, arrays.get("window")
 
     def _optimizer(self) -> dict[str, Any]:
-        return {f"optimizer/{i}": variable for i, variable in enumerate(self._lm.optimizer.variables)}
+        return {f"optimizer/{i}": variable for i, variable in enumerate(self._model.optimizer.variables)}
 
     def _sweep(self, latest: int) -> None:
         """Deletes old checkpoints. Those past `latest` are damaged: they stay until others take their place."""

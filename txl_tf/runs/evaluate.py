@@ -20,7 +20,8 @@ from txl_tf.data.datasets import is_by_character
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import escape
 from txl_tf.files import check_writable, new_file
-from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.language_model import LanguageModel
+from txl_tf.models.sliding_window import sliding_window_nll
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import check_divides, log_model, name_of, open_corpus, worker_of
 from txl_tf.runs.weights import load_weights
@@ -78,13 +79,15 @@ def evaluate_run(
     model = {**bins, **config["model"], **(model or {})}
     folder.check_size(model, path)
     with strategy.scope():
-        lm = TransformerXLLM(**model, dtype=machine.dtype_policy)
+        lm = folder.make_model({**config, "model": model}, dtype=machine.dtype_policy)
         lm.compile(static_shapes=isinstance(strategy, tf.distribute.TPUStrategy))
     load_weights(lm, path)
     with worker_of(strategy, folder):
         name = evaluation.eval_path or name_of(data or config["data"])
         log_model(name, corpus, lm, strategy, machine.mixed_precision)
         sizes = f"tgt_len {evaluation.tgt_len}, mem_len {lm.network.mem_len}, batch {evaluation.eval_batch_size}"
+        if evaluation.sliding_window:
+            sizes = f"a sliding window of {evaluation.sliding_window}, {evaluation.sliding_step} of them predicted"
         logger.info("evaluating %s: %s", path, sizes)
         token_nll = evaluation.token_nll if is_chief(strategy) else evaluation.token_nll and os.devnull
         return {split: evaluator.run(lm, split, token_nll)}
@@ -107,7 +110,7 @@ def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
         raise ValueError("no text to evaluate: give data_dir, dataset with its data_path, or eval_path")
     corpus = open_corpus(data)
     if "vocab" in config:
-        folder.check_vocab(corpus.vocab)
+        folder.check_vocab([corpus.vocab], "eval_path evaluates a text in the vocabulary of the run")
     return corpus
 
 
@@ -131,6 +134,7 @@ class Evaluator:
         self.batch_size = evaluation.eval_batch_size
         self.tgt_len = evaluation.tgt_len
         self.max_batch = evaluation.max_eval_batch
+        self.sliding_window, self.sliding_step = evaluation.sliding_window, evaluation.sliding_step
         self.metric = metric_of(corpus)
 
     def check(self, split: str) -> None:
@@ -146,12 +150,14 @@ class Evaluator:
 
     def num_labels(self, split: str) -> int:
         """Number of tokens that are predicted."""
+        if self.sliding_window:
+            return len(self._sliding_tokens(split)) - 1
         labels = len(self.corpus.splits[split]) // self.batch_size - 1
         if self.max_batch > 0:
             labels = min(labels, self.max_batch * self.tgt_len)
         return labels * self.batch_size
 
-    def run(self, lm: TransformerXLLM, split: str, token_nll: str | None = None) -> float:
+    def run(self, lm: LanguageModel, split: str, token_nll: str | None = None) -> float:
         """Evaluates a compiled `lm`, logs what it found and returns the mean nll in nats.
 
         With `token_nll`, writes a line to that file for every predicted token, in the order of the text: the token
@@ -159,7 +165,9 @@ class Evaluator:
         """
         started = time.perf_counter()
         verbose = 1 if sys.stdout.isatty() and logger.isEnabledFor(logging.INFO) else 0
-        if token_nll is None:
+        if self.sliding_window:
+            nll = self._slide(lm, split, token_nll, verbose)
+        elif token_nll is None:
             nll = lm.evaluate(self.dataset(split), verbose=verbose)
         else:
             nll = self._write_tokens(lm, split, token_nll, verbose)
@@ -168,7 +176,7 @@ class Evaluator:
         logger.info("%s: %s | %s", split, self.format(nll), tokens)
         return nll
 
-    def _write_tokens(self, lm: TransformerXLLM, split: str, path: str, verbose: int) -> float:
+    def _write_tokens(self, lm: LanguageModel, split: str, path: str, verbose: int) -> float:
         """Scores the split, writes its tokens to `path` and returns the mean nll."""
         dataset, mems, columns = self.dataset(split), None, []
         progress = keras.utils.Progbar(int(dataset.cardinality()), verbose=verbose)
@@ -177,10 +185,29 @@ class Evaluator:
             columns.append((labels.numpy(), nll.numpy()))
             progress.add(1)
         labels, nll = (np.concatenate(parts, 1).ravel() for parts in zip(*columns, strict=True))
+        self._write(path, labels, nll)
+        return float(nll.mean(dtype=np.float64))
+
+    def _write(self, path: str, labels: np.ndarray, nll: np.ndarray) -> None:
         symbols = [escape(symbol) for symbol in self.corpus.vocab.symbols]
         with new_file(path) as file:
             for label, value in zip(labels, nll, strict=True):
                 file.write(f"{symbols[label]}\t{value:.6f}\n")
+
+    def _sliding_tokens(self, split: str) -> np.ndarray:
+        """The tokens that a sliding window reads: as one text, of `max_batch` batches' length at most."""
+        tokens = self.corpus.splits[split]
+        most = self.max_batch * self.batch_size * self.tgt_len + 1 if self.max_batch > 0 else None
+        return np.asarray(tokens[:most])
+
+    def _slide(self, lm: LanguageModel, split: str, path: str | None, verbose: int) -> float:
+        """As `evaluate`, with a sliding window; `batch_size` windows are computed at a time."""
+        tokens = self._sliding_tokens(split)
+        bar = keras.utils.Progbar(len(tokens) - 1, verbose=verbose, unit_name="token")
+        window, step = self.sliding_window, self.sliding_step
+        nll = sliding_window_nll(lm, tokens, window, self.batch_size, step, progress=bar.add)
+        if path:
+            self._write(path, tokens[1:], nll)
         return float(nll.mean(dtype=np.float64))
 
     def format(self, nll: float) -> str:

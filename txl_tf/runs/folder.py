@@ -1,7 +1,7 @@
 """The folder of a run. `RunFolder` alone knows what lies where:
 
-config.json              data, model, vocabulary and training, see `txl_tf.config`
-vocab.txt                a symbol a line, in the order of the ids
+config.json              family, data, model, vocabulary and training, see `txl_tf.config`
+vocab.txt                a symbol a line, in the order of the ids; of pairs, source_vocab.txt and target_vocab.txt
 ckpt-<step>.*            checkpoints, and `checkpoint`, which names them to other programs
 best/ckpt-<step>.*       weights with the lowest validation loss; best.json says which loss
 ema/ckpt-<step>.*        moving average of the weights at the end of the training
@@ -15,19 +15,21 @@ import dataclasses
 import json
 import math
 import os
-import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from txl_tf.config import (
+    Config,
     EvaluationConfig,
     MachineConfig,
     ModelConfig,
     OptimizerConfig,
     TextConfig,
     TrainingConfig,
+    TransformerLMConfig,
     at_least,
     check_bins,
     satisfies,
@@ -35,18 +37,27 @@ from txl_tf.config import (
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import check_writable, lock, read_json, removed_on_error, write_json, writing
 from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.transformer_lm import TransformerLM
 from txl_tf.runs.weights import (
-    RUN_WEIGHTS,
+    CheckpointFolder,
     load_weights,
     weight_shapes,
-    weights_by_name,
-    write_checkpoint,
-    write_state,
 )
-from txl_tf.schema import check_values
+from txl_tf.schema import brief, check_values
 
-# What of the training a checkpoint depends on; the rest, such as train_steps, may change when a run is continued.
-_FIXED = ("tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema", "static_shapes", "seed")
+_LANGUAGE_MODEL = "a language model, for train.py, tools/generate.py and others"
+FAMILIES = {  # what the runs of a family hold, and what opens them
+    "transformer_xl": _LANGUAGE_MODEL,
+    "transformer_lm": _LANGUAGE_MODEL,
+    "transformer": "an encoder-decoder, for tools/train_seq2seq.py and tools/translate.py",
+}
+
+
+class Family(NamedTuple):
+    """A kind of model."""
+
+    model: type  # of Keras
+    config: type  # group of its hyper-parameters
 
 
 @dataclasses.dataclass
@@ -58,6 +69,7 @@ class _ConfigFile:
     vocab: Vocab
     training: dict = dataclasses.field(default_factory=dict)
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
+    family: str = "transformer_xl"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,81 +85,37 @@ class _BestFile:
     text: str | None = None  # fingerprint of the text that was validated on
 
 
-def _check_config(values: dict) -> None:
-    check_values(values, _ConfigFile)
-    check_values(values["data"], _Data, partial=True, prefix="data.")
-    check_values(values["model"], ModelConfig, prefix="model.")
-    missing = [f"model.{name}" for name in ("n_token", "mem_len") if values["model"].get(name) is None]
-    if missing:  # they have defaults elsewhere
-        raise ValueError(f"{missing[0]} is missing")
-    model = ModelConfig(**values["model"])
-    check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val)
-    Vocab(**values["vocab"])  # checks them
-    groups = EvaluationConfig, MachineConfig, OptimizerConfig, TrainingConfig  # the last ones count
-    check_values(values.get("training", {}), *groups, partial=True, prefix="training.")
-
-
-def load_run(model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes) -> tuple[TransformerXLLM, Vocab]:
-    """A trained, converted or averaged run, ready to score and generate.
-
-    Args:
-        model_dir: the run's folder.
-        ckpt_path: a checkpoint of it by path or name, or `"best"`; by default the latest.
-        **changes: arguments of `TransformerXLLM` to use instead of the run's own, such as `mem_len`.
-
-    Returns:
-        `(lm, vocab)`: the language model, not compiled, and its `Vocab`.
-
-    Raises:
-        ValueError: it is no run's folder, there is no such checkpoint or it is of another model.
-    """
-    folder = RunFolder(model_dir)
-    return folder.load_lm(ckpt_path, **changes), folder.load_vocab()
-
-
-class CheckpointFolder:
-    """A folder of checkpoints `ckpt-<step>`."""
-
-    def __init__(self, path: str):
-        self.path = path
-
-    def checkpoint(self, step: int) -> str:
-        """Path of the checkpoint of a step."""
-        return os.path.join(self.path, f"ckpt-{step}")
-
-    def steps(self, files: str = "index") -> list[int]:
-        """Steps of the checkpoints, ascending. A step counts if a file `ckpt-<step>.<files>`, a pattern, exists."""
-        pattern = re.compile(rf"ckpt-(\d+)\.({files})")
-        names = tf.io.gfile.listdir(self.path) if tf.io.gfile.isdir(self.path) else []
-        return sorted({int(match[1]) for match in map(pattern.fullmatch, names) if match})
-
-    def save_weights(self, lm: TransformerXLLM, step: int) -> str:
-        """Writes the weights alone as the checkpoint of a step; needs no optimizer. Returns its path.
-
-        Every program opens it, but training does not go on from it: a new run starts from it, by `warm_start_path`.
-        """
-        path = self.checkpoint(step)
-        write_checkpoint(path, run_weights(lm))
-        self.write_state(self.steps())
-        return path
-
-    def write_state(self, steps: list[int]) -> None:
-        """Tells other programs which checkpoints there are, the latest last."""
-        write_state(self.path, [f"ckpt-{step}" for step in steps])
-
-
-def run_weights(lm: TransformerXLLM) -> dict[str, Any]:
-    """`{key in a run's checkpoint: variable}`."""
-    return {f"{RUN_WEIGHTS}{name}": variable for name, variable in weights_by_name(lm).items()}
-
-
 class RunFolder(CheckpointFolder):
-    """The folder of a run, local or remote. Its methods raise ValueError that names the folder and what is missing."""
+    """The folder of a run, local or remote. Its methods raise ValueError that names the folder and what is missing.
+
+    This one is of language models. Another kind of model has a subclass with its own values of the attributes here.
+
+    Attributes:
+        families: family in `config.json` -> its model and hyper-parameters.
+        config_file_type: dataclass of `config.json`.
+        groups: other keys in `config.json` -> groups of hyper-parameters that they hold; of two with one name, the last
+            counts.
+        vocabs: key in `config.json`, and name of a file, of each vocabulary -> hyper-parameter that is its size.
+        required: hyper-parameters of the model that must be there, though they have a default elsewhere.
+        fixed: what of the training a checkpoint depends on; the rest, such as train_steps, may change when a run goes
+            on.
+        places: what of the data says where the text lies, not what it is.
+    """
+
+    families = {
+        "transformer_xl": Family(TransformerXLLM, ModelConfig),
+        "transformer_lm": Family(TransformerLM, TransformerLMConfig),
+    }
+    config_file_type = _ConfigFile
+    groups = {"data": [_Data], "training": [EvaluationConfig, MachineConfig, OptimizerConfig, TrainingConfig]}
+    vocabs = {"vocab": "n_token"}
+    required = ("n_token", "mem_len")
+    fixed = ("tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema", "static_shapes", "seed")
+    places = ("data_path", "data_dir")
 
     def __init__(self, model_dir: str | os.PathLike):
         super().__init__(os.fspath(model_dir))
         self.config_file = os.path.join(self.path, "config.json")
-        self.vocab_file = os.path.join(self.path, "vocab.txt")
         self.log_file = os.path.join(self.path, "log.csv")
         self.best = CheckpointFolder(os.path.join(self.path, "best"))
         self.best_file = os.path.join(self.best.path, "best.json")
@@ -166,43 +134,75 @@ class RunFolder(CheckpointFolder):
         return tf.io.gfile.exists(self.config_file)
 
     def read_config(self) -> dict:
-        """`config.json`: `"data"`, what the run was trained on; `"model"` and `"vocab"`, arguments of `TransformerXLLM`
-        and `Vocab`; and, if the run was trained here, `"training"`.
+        """`config.json`: `"data"`, what the run was trained on; `"model"` and the vocabularies, arguments of the model
+        and of `Vocab`; and, if the run was trained here, `"training"`.
         """
         if not self.has_config():
             raise ValueError(f"model_dir {self} is not the folder of a run: {self.config_file} does not exist")
-        return read_json(self.config_file, _check_config)
+        return read_json(self.config_file, self._check_config)
+
+    def _check_config(self, values: dict) -> None:
+        family = values.get("family", "transformer_xl")
+        if family not in self.families:
+            holds = f": it is {FAMILIES[family]}" if isinstance(family, str) and family in FAMILIES else ""
+            raise ValueError(f"family must be {' or '.join(self.families)}, got {brief(family)}{holds}")
+        check_values(values, self.config_file_type)
+        for key, groups in self.groups.items():
+            check_values(values.get(key, {}), *groups, partial=True, prefix=f"{key}.")
+        check_values(values["model"], self.families[family].config, prefix="model.")
+        missing = [name for name in self.required if values["model"].get(name) is None]
+        if missing:  # they have defaults elsewhere
+            raise ValueError(f"model.{missing[0]} is missing")
+        self.check_model(self.families[family].config(**values["model"]))
+        for name in self.vocabs:
+            Vocab(**values[name])  # checks them
+
+    def check_model(self, model: Config) -> None:
+        """Raises ValueError where the hyper-parameters of a model do not fit each other."""
+        check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val)
+
+    def load_vocabs(self) -> list[Vocab]:
+        """The vocabularies of the run."""
+        config, loaded = self.read_config(), []
+        for name, size in self.vocabs.items():
+            file = self._vocab_file(name)
+            vocab = Vocab.load(file, **config[name])
+            if config.get("fingerprints", {}).get(name, vocab.fingerprint()) != vocab.fingerprint():
+                raise ValueError(f"{file} is not as it was written: config.json has another fingerprint of it")
+            if len(vocab) != config["model"][size]:
+                raise ValueError(
+                    f"{file} has {len(vocab)} symbols, but config.json says model.{size} {config['model'][size]}"
+                )
+            loaded.append(vocab)
+        return loaded
 
     def load_vocab(self) -> Vocab:
-        """The vocabulary of the run."""
-        config = self.read_config()
-        vocab = Vocab.load(self.vocab_file, **config["vocab"])
-        if config.get("fingerprints", {}).get("vocab", vocab.fingerprint()) != vocab.fingerprint():
-            raise ValueError(f"{self.vocab_file} is not as it was written: config.json has another fingerprint of it")
-        n_token = config["model"]["n_token"]
-        if len(vocab) != n_token:
-            raise ValueError(
-                f"{self.vocab_file} has {len(vocab)} symbols, but config.json says model.n_token {n_token}"
-            )
+        """The vocabulary of the run, which has one."""
+        (vocab,) = self.load_vocabs()
         return vocab
 
-    def describe(self, config: dict, vocab: Vocab) -> None:
-        """Writes `config.json` and, while there is no checkpoint that depends on it, `vocab.txt`."""
-        if not self.checkpoints():
-            vocab.save(self.vocab_file)
-        fingerprints = {**config.get("fingerprints", {}), "vocab": vocab.fingerprint()}
-        write_json(self.config_file, {**config, "fingerprints": fingerprints})
+    def _vocab_file(self, name: str) -> str:
+        return os.path.join(self.path, f"{name}.txt")
 
-    def check_vocab(self, vocab: Vocab) -> None:
-        """Raises ValueError unless a text has the vocabulary of the run."""
-        before = self.load_vocab()
-        difference = vocab.difference(before)
-        if difference:
-            raise ValueError(
-                f"the text has another vocabulary ({len(vocab)} symbols) than the run in {self} ({len(before)} "
-                f"symbols): {difference}. Choose another folder to train on this text; eval_path evaluates it in the "
-                "vocabulary of the run"
-            )
+    def describe(self, config: dict, vocabs: list[Vocab]) -> None:
+        """Writes `config.json` and, while there is no checkpoint that depends on them, the vocabularies."""
+        named = dict(zip(self.vocabs, vocabs, strict=True))
+        if not self.checkpoints():
+            for name, vocab in named.items():
+                vocab.save(self._vocab_file(name))
+        fingerprints = {name: vocab.fingerprint() for name, vocab in named.items()}
+        write_json(self.config_file, {**config, "fingerprints": {**config.get("fingerprints", {}), **fingerprints}})
+
+    def check_vocab(self, vocabs: list[Vocab], remedy: str) -> None:
+        """Raises ValueError unless a text has the vocabularies of the run; `remedy` ends the message."""
+        for name, vocab, before in zip(self.vocabs, vocabs, self.load_vocabs(), strict=True):
+            difference = vocab.difference(before)
+            if difference:
+                what = name.replace("_", " ").replace("vocab", "vocabulary")
+                raise ValueError(
+                    f"the text has another {what} ({len(vocab)} symbols) than the run in {self} ({len(before)} "
+                    f"symbols): {difference}. {remedy}"
+                )
 
     def check_text(self, fingerprints: dict[str, str], remedy: str) -> None:
         """Raises ValueError where a split of the text is not what the run was trained on; `remedy` ends the message.
@@ -222,16 +222,19 @@ class RunFolder(CheckpointFolder):
             return
         self.find_best()
         before, config = self.read_config(), json.loads(json.dumps(config))
-        defaults = {"data": TextConfig(), "training": TrainingConfig()}
+        groups = {**self.groups, "model": [self.family(config).config]}
+        defaults = {key: {k: v for group in some for k, v in _defaults(group)} for key, some in groups.items()}
         now, then = (some.get("fingerprints", {}) for some in (config, before))
         same_text = then and all(then.get(split) == now.get(split) for split in ("train", "valid"))
         changes = []
-        for part in ("data", "model", "vocab", "training"):
+        if self.family(before) != self.family(config):
+            changes.append(f"family: {before.get('family')!r} there, {config['family']!r} now")
+        for part in ("data", "model", *self.vocabs, "training"):
             for name, value in config.get(part, {}).items():
-                there = before.get(part, {}).get(name, getattr(defaults.get(part), name, None))
-                if same_text and name in ("data_path", "data_dir"):  # the same text by another name
+                there = before.get(part, {}).get(name, defaults.get(part, {}).get(name))
+                if same_text and name in self.places:  # the same text by another name
                     continue
-                if there != value and (part != "training" or name in _FIXED):
+                if there != value and (part != "training" or name in self.fixed):
                     changes.append(f"{part}.{name}: {there!r} there, {value!r} now")
         if changes:
             raise ValueError(
@@ -272,30 +275,44 @@ class RunFolder(CheckpointFolder):
         best = read_json(self.best_file, lambda values: check_values(values, _BestFile))
         return {"path": self.best.checkpoint(best["step"]), **best}
 
-    def load_lm(self, ckpt_path: str | None = None, **changes) -> TransformerXLLM:
-        """The language model of the run; arguments as of `load_run`."""
-        model = {**self.read_config()["model"], **changes}
-        ModelConfig(**{name: model[name] for name in ModelConfig.names() if name in model})  # checks the changes
+    def load_model(self, ckpt_path: str | None = None, **changes) -> keras.Model:
+        """The model of the run, not compiled; arguments as of `load_run`."""
+        config = self.read_config()
+        arguments, group = {**config["model"], **changes}, self.family(config).config
+        group(**{name: arguments[name] for name in group.names() if name in arguments})  # checks the changes
         path = self.find_checkpoint(ckpt_path)
-        self.check_size(model, path)
-        lm = TransformerXLLM(**model)
-        load_weights(lm, path)
-        return lm
+        self.check_size(arguments, path)
+        model = self.make_model({**config, "model": arguments})
+        load_weights(model, path)
+        return model
+
+    def make_model(self, config: dict, **options) -> keras.Model:
+        """The model that `config.json` describes, its weights new; `options` are of Keras, such as `dtype`."""
+        return self.family(config).model(**config["model"], **options)
+
+    def family(self, config: dict | None = None) -> Family:
+        """The kind of model that `config.json` describes."""
+        config = self.read_config() if config is None else config
+        return self.families[config.get("family", "transformer_xl")]
 
     def check_size(self, model: dict, path: str) -> None:
         """Raises ValueError where `config.json` describes a far larger model than the checkpoint holds.
 
         Call it before the model is made, which might not fit into memory.
         """
-        attention, feed_forward = 4 * model["n_head"] * model["d_head"], 2 * model["d_inner"]
-        first_bin, d_embed = [*model.get("cutoffs", ()), model["n_token"]][0], model["d_embed"]
-        described = first_bin * d_embed + model["n_layer"] * model["d_model"] * (attention + feed_forward)
-        described += d_embed * model["d_model"] if d_embed != model["d_model"] else 0
+        described = self.least_weights(model)
         found = sum(math.prod(shape) for shape in weight_shapes(path).values())
         if described > 2 * found:
             raise ValueError(
                 f"{self.config_file} describes a model of at least {described:,} weights, but {path} holds {found:,}"
             )
+
+    def least_weights(self, model: dict) -> int:
+        """About how many weights a model of these hyper-parameters has, at least."""
+        attention, feed_forward = 4 * model["n_head"] * model["d_head"], 2 * model["d_inner"]
+        first_bin, d_embed = [*model.get("cutoffs", ()), model["n_token"]][0], model["d_embed"]
+        layers = model["n_layer"] * model["d_model"] * (attention + feed_forward)
+        return first_bin * d_embed + layers + (d_embed * model["d_model"] if d_embed != model["d_model"] else 0)
 
     # -------------------------------------------------------------------------------------------------------- writing
 
@@ -318,8 +335,9 @@ class RunFolder(CheckpointFolder):
             raise ValueError(f"{self} already holds a run: choose a new folder")
 
     def create(
-        self, data: dict, model: dict, vocab: Vocab, lm: TransformerXLLM, step: int, fingerprints: dict | None = None
-    ) -> str:
+        self, data: dict, model: dict, vocabs: list[Vocab], trained: keras.Model, step: int,
+        fingerprints: dict | None = None,
+    ) -> str:  # fmt: skip
         """Writes a run that was not trained here, in a new folder; returns the path of its checkpoint.
 
         A new run can start from its weights, but training cannot go on from it. An error leaves nothing behind.
@@ -328,10 +346,21 @@ class RunFolder(CheckpointFolder):
         with contextlib.ExitStack() as stack:
             if not tf.io.gfile.isdir(self.path):
                 stack.enter_context(removed_on_error(self.path))
-            for path in (self.config_file, self.vocab_file):
+            for path in (self.config_file, *map(self._vocab_file, self.vocabs)):
                 stack.enter_context(removed_on_error(path))
             with writing(self.path):
                 tf.io.gfile.makedirs(self.path)
-            config = {"data": data, "model": model, "vocab": vocab.get_config(), "fingerprints": fingerprints or {}}
-            self.describe(config, vocab)
-            return self.save_weights(lm, step)
+            config = self.config(data, model, vocabs, type(trained))
+            self.describe({**config, "fingerprints": fingerprints or {}}, vocabs)
+            return self.save_weights(trained, step)
+
+    def config(self, data: dict, model: dict, vocabs: list[Vocab], model_class: type) -> dict:
+        """What `config.json` says of a run, but for its training."""
+        (family,) = (name for name, known in self.families.items() if known.model is model_class)
+        named = {name: vocab.get_config() for name, vocab in zip(self.vocabs, vocabs, strict=True)}
+        return {"family": family, "data": data, "model": model, **named}
+
+
+def _defaults(group: type) -> list[tuple[str, Any]]:
+    fields = dataclasses.fields(group)
+    return [(field.name, field.default) for field in fields if field.default is not dataclasses.MISSING]

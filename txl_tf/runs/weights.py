@@ -12,17 +12,28 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.files import remove, removed_on_error, write_atomic, writing
-from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.language_model import LanguageModel, TransformerXLLM
 
 RUN_WEIGHTS = "weights/"
 UNFINISHED = "unfinished.tmp"  # folder of a checkpoint that is being written
 
 
-def weights_by_name(lm: TransformerXLLM) -> dict[str, Any]:
+def weights_by_name(model: keras.Model) -> dict[str, Any]:
+    """`{name in a checkpoint: Keras variable}`.
+
+    Names are the original's where it has such a model, else Keras's paths without the name of the model itself.
+    """
+    if isinstance(model, LanguageModel):
+        return _original_names(model)
+    return {variable.path.partition("/")[2]: variable for variable in model.weights}
+
+
+def _original_names(lm: LanguageModel) -> dict[str, Any]:
     """`{variable name of the original: Keras variable}`."""
     network, softmax = lm.network, lm.softmax
     variables = {"r_w_bias": network.r_w_bias, "r_r_bias": network.r_r_bias}
@@ -82,23 +93,23 @@ def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     load_weights(lm, path)
 
 
-def load_weights(lm: TransformerXLLM, path: str | os.PathLike) -> None:
+def load_weights(model: keras.Model, path: str | os.PathLike) -> None:
     """`load_tf1_checkpoint`, of a checkpoint of a run as well, whose optimizer and memory are left alone."""
-    read = weights_reader(lm, path)
-    variables = weights_by_name(lm)
+    read = weights_reader(model, path)
+    variables = weights_by_name(model)
     arrays = {name: read(name) for name in variables}  # all of them, before the first is set
     for name, variable in variables.items():
         variable.assign(arrays[name])
 
 
-def weights_reader(lm: TransformerXLLM, path: str | os.PathLike) -> Callable[[str], np.ndarray]:
-    """Checks that a checkpoint fits `lm`, and returns a function that reads one array by the original's name of it.
+def weights_reader(model: keras.Model, path: str | os.PathLike) -> Callable[[str], np.ndarray]:
+    """Checks that a checkpoint fits a model, and returns a function that reads one array by its name.
 
     Raises: as `load_tf1_checkpoint`.
     """
     path = os.fspath(path)
     keys, shapes = _weights_in(path)
-    check_fits(path, shapes, weights_by_name(lm))
+    check_fits(path, shapes, weights_by_name(model))
     reader = tf.train.load_checkpoint(path)
 
     def read(name):
@@ -109,7 +120,7 @@ def weights_reader(lm: TransformerXLLM, path: str | os.PathLike) -> Callable[[st
 
 
 def weight_shapes(path: str | os.PathLike) -> dict[str, list]:
-    """`{variable name of the original: shape}` of the weights in a checkpoint of a run or of the original program."""
+    """`{name: shape}` of the weights in a checkpoint of a run or of the original program."""
     return _weights_in(os.fspath(path))[1]
 
 
@@ -216,3 +227,39 @@ def checkpoint_step(path: str | os.PathLike) -> int:
     """The training step of a checkpoint: the number that its name ends in, or else 0."""
     number = re.search(r"-(\d+)$", os.fspath(path))
     return int(number[1]) if number else 0
+
+
+class CheckpointFolder:
+    """A folder of checkpoints `ckpt-<step>`."""
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def checkpoint(self, step: int) -> str:
+        """Path of the checkpoint of a step."""
+        return os.path.join(self.path, f"ckpt-{step}")
+
+    def steps(self, files: str = "index") -> list[int]:
+        """Steps of the checkpoints, ascending. A step counts if a file `ckpt-<step>.<files>`, a pattern, exists."""
+        pattern = re.compile(rf"ckpt-(\d+)\.({files})")
+        names = tf.io.gfile.listdir(self.path) if tf.io.gfile.isdir(self.path) else []
+        return sorted({int(match[1]) for match in map(pattern.fullmatch, names) if match})
+
+    def save_weights(self, model: keras.Model, step: int) -> str:
+        """Writes the weights alone as the checkpoint of a step; needs no optimizer. Returns its path.
+
+        Every program opens it, but training does not go on from it: a new run starts from it, by `warm_start_path`.
+        """
+        path = self.checkpoint(step)
+        write_checkpoint(path, run_weights(model))
+        self.write_state(self.steps())
+        return path
+
+    def write_state(self, steps: list[int]) -> None:
+        """Tells other programs which checkpoints there are, the latest last."""
+        write_state(self.path, [f"ckpt-{step}" for step in steps])
+
+
+def run_weights(model: keras.Model) -> dict[str, Any]:
+    """`{key in a run's checkpoint: variable}`."""
+    return {f"{RUN_WEIGHTS}{name}": variable for name, variable in weights_by_name(model).items()}

@@ -21,15 +21,18 @@ import importlib.util
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from txl_tf.config import SearchConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import removed_on_error, writing
 from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.transformer import Transformer
 from txl_tf.serving.signatures import ServingSignatures, check_arguments
 from txl_tf.serving.text import GraphTokenizer
+from txl_tf.serving.translation import TranslationSignatures
 
 WARMUP_FILE = "tf_serving_warmup_requests"
 
@@ -37,42 +40,73 @@ logger = logging.getLogger("txl_tf")
 
 
 def export_saved_model(
-    lm: TransformerXLLM,
+    lm: TransformerXLLM | Transformer,
     directory: str | os.PathLike,
-    vocab: Vocab | None = None,
+    vocab: Vocab | Sequence[Vocab] | None = None,
     *,
     weights: str = "float32",
-    top_n: int = 10,
-    max_tokens: int = 4096,
+    top_n: int | None = None,
+    max_tokens: int | None = None,
     max_rows: int | None = None,
     start_token: int | None = None,
+    search: dict | None = None,
     warmup: bool | None = None,
 ) -> None:
-    """Writes a SavedModel whose signatures score, predict and write ids and, with a vocabulary, text.
+    """Writes a SavedModel that scores, predicts and writes, or translates, ids and, with a vocabulary, text.
 
-    `ServingSignatures` says what each takes and returns. An InvalidArgumentError names the argument that is wrong.
+    `ServingSignatures` and, of an encoder-decoder, `TranslationSignatures` say what the signatures take and return. An
+    InvalidArgumentError names the argument that is wrong.
 
     Args:
-        lm: `TransformerXLLM`.
+        lm: language model, or `Transformer`.
         directory: new or empty folder; it appears whole.
-        vocab: `Vocab` of the model; `None` leaves out the signatures of text.
+        vocab: `Vocab` of the model, of a `Transformer` those of source and target; `None` for ids alone.
         weights: type the weights are stored in, "float32", "float16" or "bfloat16"; computation stays as in `lm`.
-        top_n: how many tokens `next` returns; all where the vocabulary has fewer.
-        max_tokens: most tokens of a row of a request, and most new ones.
+        top_n: how many tokens `next` returns, by default 10; all where the vocabulary has fewer.
+        max_tokens: most tokens of a row of a request, and most new ones; by default 4096, or `max_len`.
         max_rows: most rows of a request; by default as many of one token as fit 512 MiB: see docs/serving.md.
         start_token: id that an empty prompt stands for; by default the end of a line, 0 where there is none.
+        search: of a `Transformer`: `beam_size`, `n_best`, `length_penalty`, `max_new_tokens`; greedy by default.
         warmup: whether to write warm-up requests, which need `tensorflow-serving-api`. `None`: where it is installed.
 
     Raises:
         ValueError: an argument is out of range, or `directory` holds something.
         OSError: it cannot be written.
     """
-    directory, n_token = os.fspath(directory), lm.network.n_token
-    if vocab is not None and len(vocab) != n_token:
-        raise ValueError(f"vocab must hold the model's n_token={n_token} symbols, got {len(vocab)}")
-    if start_token is None:
-        start_token = 0 if vocab is None else vocab.ids.get(vocab.eos or "\n", 0)
-    check_arguments(n_token, weights, top_n, max_tokens, start_token, max_rows)
+    directory = os.fspath(directory)
+    if isinstance(lm, Transformer):
+        _refuse("an encoder-decoder", top_n=top_n, start_token=start_token)
+        vocabs = dict(zip(("source_vocab", "target_vocab"), vocab, strict=True)) if vocab is not None else {}
+        sizes = lm.input_vocab_size, lm.target_vocab_size
+        search = SearchConfig(**search or {})
+
+        def serve(*texts):
+            return TranslationSignatures(lm, weights, search, max_tokens, list(texts) or None, max_rows)
+    else:
+        _refuse("a language model", search=search)
+        vocabs, sizes = {} if vocab is None else {"vocab": vocab}, [lm.network.n_token]
+        top_n, max_tokens = 10 if top_n is None else top_n, 4096 if max_tokens is None else max_tokens
+        if start_token is None:
+            start_token = 0 if vocab is None else vocab.ids.get(vocab.eos or "\n", 0)
+        check_arguments(*sizes, weights, top_n, max_tokens, start_token, max_rows)
+
+        def serve(text=None):
+            return ServingSignatures(lm, weights, min(top_n, *sizes), max_tokens, start_token, text, max_rows)
+
+    for (name, given), size in zip(vocabs.items(), sizes, strict=False):
+        if len(given) != size:
+            raise ValueError(f"{name} must hold the model's {size} symbols, got {len(given)}")
+    _write(serve, directory, vocabs, warmup)
+
+
+def _refuse(what: str, **arguments) -> None:
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise ValueError(f"{given[0]} is no argument for {what}, got {arguments[given[0]]}")
+
+
+def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], warmup: bool | None) -> None:
+    """Writes the model that `serve` makes of the tokenizers of `vocabs`."""
     has_serving_api = importlib.util.find_spec("tensorflow_serving") is not None
     if warmup and not has_serving_api:
         raise ValueError("warmup=True needs tensorflow-serving-api, which is not installed: pip install it")
@@ -81,16 +115,16 @@ def export_saved_model(
 
     temporary = f"{directory.rstrip('/')}.{os.getpid()}.tmp"  # no version's name to a server that watches the folder
     with tempfile.TemporaryDirectory() as folder, writing(directory), removed_on_error(temporary):
-        text = None
-        if vocab is not None:
-            path = os.path.join(folder, "vocab.txt")
+        texts = []
+        for name, vocab in vocabs.items():
+            path = os.path.join(folder, f"{name}.txt")
             vocab.save(path)
-            text = GraphTokenizer(vocab, path)
-        served = ServingSignatures(lm, weights, min(top_n, n_token), max_tokens, start_token, text, max_rows)
+            texts.append(GraphTokenizer(vocab, path))
+        served = serve(*texts)
         signatures = served.signatures()
         tf.saved_model.save(served.resources, temporary, signatures=signatures)
         if warmup or (warmup is None and has_serving_api):
-            write_warmup(os.path.join(temporary, "assets.extra"), signatures)
+            write_warmup(os.path.join(temporary, "assets.extra"), signatures, served.warmup_values)
         elif warmup is None:
             logger.info("no warm-up requests: they need pip install tensorflow-serving-api")
         if tf.io.gfile.exists(directory):
@@ -98,19 +132,26 @@ def export_saved_model(
         tf.io.gfile.rename(temporary, directory)
 
 
-def write_warmup(folder: str, signatures: dict[str, Callable]) -> None:
-    """Writes a small request for every signature, which a server runs at its start: a TFRecord of `PredictionLog`s."""
+def write_warmup(folder: str, signatures: dict[str, Callable], values: dict) -> None:
+    """Writes a small request for every signature, which a server runs at its start: a TFRecord of `PredictionLog`s.
+
+    Args:
+        values: `{argument: value}`, one for all places; 0 for others. Signatures of an argument of the value `None` get
+            no request.
+    """
     from tensorflow_serving.apis import predict_pb2, prediction_log_pb2  # an extra, and slow to import
 
-    values = {"max_new_tokens": 1, "top_p": 1, "batch_size": 1, "text": ""}
     tf.io.gfile.makedirs(folder)
     with tf.io.TFRecordWriter(os.path.join(folder, WARMUP_FILE)) as writer:
         for signature, function in signatures.items():
+            specs = function.structured_input_signature[1]
+            if any(values.get(name, 0) is None for name in specs):
+                continue
             request = predict_pb2.PredictRequest()
             request.model_spec.signature_name = signature
-            for name, spec in function.structured_input_signature[1].items():
+            for name, spec in specs.items():
                 shape = [1 if size is None else size for size in spec.shape] if spec.shape.rank else []
-                proto = tf.make_tensor_proto(values.get(name, 0), spec.dtype)  # one value for all places
+                proto = tf.make_tensor_proto(values.get(name, 0), spec.dtype)
                 proto.tensor_shape.CopyFrom(tf.TensorShape(shape).as_proto())
                 request.inputs[name].CopyFrom(proto)
             log = prediction_log_pb2.PredictionLog(predict_log=prediction_log_pb2.PredictLog(request=request))

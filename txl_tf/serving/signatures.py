@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import keras
 import tensorflow as tf
 
 from txl_tf.config import one_of
@@ -17,15 +16,12 @@ from txl_tf.models.cache import CachedState, cached_forward, initial_state, prec
 from txl_tf.models.generation import generate_tokens
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.sampling import Sampling, check_integer
+from txl_tf.serving.request import WEIGHT_TYPES, RequestLimits, StoredModel, check_ids
 from txl_tf.serving.text import Check, GraphTokenizer, require, require_all
 
-WEIGHT_TYPES = ("float32", "float16", "bfloat16")
-# What the arrays of a request may take. Several copies of them exist for moments: docs/serving.md has the peak.
-REQUEST_BYTES = 512 * 2**20
-MAX_ROWS = 1024  # of a request to a model whose rows are small
-# Rough bytes that go with an array of this many numbers: what `sample` computes from the scores, a new token's random
-# numbers, the words of a text and their places.
-SYMBOL_BYTES, NEW_TOKEN_BYTES, TEXT_BYTES = 40, 512, 64
+# Rough bytes that go with an array of this many numbers: what `sample` computes from the scores, and a new token's
+# random numbers.
+SYMBOL_BYTES, NEW_TOKEN_BYTES = 40, 512
 
 
 def check_arguments(
@@ -40,13 +36,8 @@ def check_arguments(
     check_integer("start_token", start_token, 0, n_token - 1)
 
 
-class RequestLimits:
-    """How large a request may be: its rows times the bytes of one, which depend on the tokens of the longest row.
-
-    Attributes:
-        max_rows: most rows; by default those that take `REQUEST_BYTES` with a token each, from 1 to `MAX_ROWS`.
-        max_bytes: most bytes. `REQUEST_BYTES`, or more if one row of `max_tokens` or `max_rows` of one token need it.
-    """
+class SegmentLimits(RequestLimits):
+    """`RequestLimits` of a language model."""
 
     def __init__(self, lm: TransformerXLLM, max_rows: int | None, max_tokens: int):
         network, (first, *others) = lm.network, lm.softmax.bin_sizes
@@ -54,56 +45,13 @@ class RequestLimits:
         logits = first + len(others) + max(others, default=0)
         self.fresh_bytes = network.mem_len * keys_and_values + SYMBOL_BYTES * network.n_token
         self.token_bytes = keys_and_values + 4 * (logits + 2 * network.d_inner)
-        self.max_rows = max_rows or min(max(1, REQUEST_BYTES // self.row_bytes(1)), MAX_ROWS)
-        self.max_bytes = max(REQUEST_BYTES, self.row_bytes(max_tokens, max_tokens), self.max_rows * self.row_bytes(1))
+        super().__init__(max_rows, max_tokens)
 
     def row_bytes(self, tokens, new_tokens=0):
-        """Bytes of a row that reads `tokens` and writes `new_tokens`: ints, or int64 tensors."""
         return self.fresh_bytes + tokens * self.token_bytes + new_tokens * NEW_TOKEN_BYTES
 
-    def check_rows(self, name: str, rows: tf.Tensor) -> list[Check]:
-        return [
-            Check(rows >= 1, f"{name} must have at least 1 row", rows),
-            Check(rows <= self.max_rows, f"{name} must have at most {self.max_rows} rows", rows),
-        ]
 
-    def check_size(self, name: str, rows: tf.Tensor, tokens: tf.Tensor, new_tokens: tf.Tensor | int = 0) -> Check:
-        """Checks the whole request; `tokens` is the length of its longest row."""
-        tokens, new_tokens = tf.cast(tokens, tf.int64), tf.cast(new_tokens, tf.int64)
-        fit = self.max_bytes // self.row_bytes(tokens, new_tokens)
-
-        def message():
-            parts = f"{name} must have at most ", fit, " row(s) of ", tokens, " tokens and ", new_tokens, " new ones"
-            return tf.strings.join([part if isinstance(part, str) else tf.strings.as_string(part) for part in parts])
-
-        return Check(tf.cast(rows, tf.int64) <= fit, message, rows)
-
-    def check_bytes(self, text: tf.Tensor) -> Check:
-        """Checks a text before it becomes tokens."""
-        found, most = tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64)), self.max_bytes // TEXT_BYTES
-        return Check(found <= most, f"text must have at most {most} bytes in all rows", found)
-
-
-def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """`tensors`, found to have the shapes of `specs`: a server passes on any shape that a client sends."""
-    # As of no known shape: the rank of `tensors` themselves would be a constant of the graph, that of `specs`.
-    unknown = {name: tf.compat.v1.placeholder_with_default(x, None) for name, x in tensors.items()}
-    checks = []
-    for name, spec in specs.items():
-        if spec.shape.rank is None:
-            continue
-        found, rank = tf.shape(unknown[name]), spec.shape.rank
-        sizes = tf.constant([-1 if size is None else size for size in spec.shape], tf.int32)
-        valid = tf.size(found) == rank
-        if rank > 2:  # a state, of whose sizes only the first is free
-            valid &= tf.reduce_all((tf.pad(found, [[0, rank]])[:rank] == sizes) | (sizes < 0))
-        letters = [letter if size is None else str(size) for letter, size in zip("BTMHDX", spec.shape, strict=False)]
-        checks.append(Check(valid, f"{name} must be [{', '.join(letters)}]", found))
-    with tf.control_dependencies([require_all(checks)] if checks else []):
-        return {name: tf.ensure_shape(x, specs[name].shape) for name, x in unknown.items()}
-
-
-class ServingSignatures:
+class ServingSignatures(StoredModel):
     """The signatures of a served model, and its weights as they are stored.
 
         initial_state(batch_size) -> state
@@ -121,37 +69,31 @@ class ServingSignatures:
     they need not be UTF-8, the results are called `text_bytes` and `symbols_bytes`, which makes TensorFlow Serving
     encode them in base64. Arguments: see `export_saved_model`.
 
-    Attributes:
-        resources: `tf.Module`, what the signatures refer to, and so what is saved. It does not hold the model.
     """
 
     def __init__(
         self, lm: TransformerXLLM, weights: str, top_n: int, max_tokens: int, start_token: int,
         text: GraphTokenizer | None, max_rows: int | None = None,
     ):  # fmt: skip
+        super().__init__(lm, weights)
         self.lm = lm
         self.top_n = top_n
         self.max_tokens = max_tokens
-        self.limits = RequestLimits(lm, max_rows, max_tokens)
+        self.limits = SegmentLimits(lm, max_rows, max_tokens)
         self.start_token = start_token
         self.text = text
         network = lm.network
         self.memory = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]  # of a row
-        self.stored = [tf.Variable(tf.cast(weight, weights), trainable=False) for weight in lm.weights]
         # Those that `next` needs for a single token, which would otherwise take the most time.
         klen = lm.network.mem_len + 1
         self.position_keys = [
             tf.Variable(tf.cast(layer.position_keys[:, :klen], weights), trainable=False)
             for layer in precompute(lm.network)
         ]
-        self.resources = tf.Module()
-        self.resources.weights = self.stored, self.position_keys
+        self.resources.position_keys = self.position_keys
         self.resources.text = text
 
-    def _as_stored(self) -> keras.StatelessScope:
-        """A scope in which the weights of `lm` are the stored ones."""
-        pairs = zip(self.lm.weights, self.stored, strict=True)
-        return keras.StatelessScope([(weight, tf.cast(stored, weight.dtype)) for weight, stored in pairs])
+    warmup_values = {"max_new_tokens": 1, "top_p": 1, "batch_size": 1, "text": ""}
 
     def signatures(self) -> dict[str, Callable]:
         segment = tf.TensorSpec([None, None], tf.int32)
@@ -168,16 +110,7 @@ class ServingSignatures:
         if self.text is not None:
             text = tf.TensorSpec([None], tf.string)
             arguments |= {self.score_text: {"text": text}, self.generate_text: {"text": text, **sampling}}
-
-        def concrete(function, specs):
-            def call(**tensors):
-                with self._as_stored():
-                    return function(**check_shapes(specs, tensors))
-
-            specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in specs.items()}
-            return tf.function(call, autograph=False).get_concrete_function(**specs)
-
-        return {function.__name__: concrete(function, specs) for function, specs in arguments.items()}
+        return self.concrete(arguments)
 
     # ------------------------------------------------------------------------------------------------ signatures
 
@@ -280,11 +213,7 @@ class ServingSignatures:
             return ids.to_tensor(0), tf.identity(lengths)
 
     def _check_ids(self, name: str, ids: tf.Tensor) -> tf.Tensor:
-        n_token = self.lm.network.n_token
-        valid = (ids >= 0) & (ids < n_token)
-        message = f"{name} must hold ids between 0 and {n_token - 1}"
-        with tf.control_dependencies([require(valid, message, lambda: tf.boolean_mask(ids, ~valid)[:1])]):
-            return tf.identity(ids)
+        return check_ids(name, ids, self.lm.network.n_token)
 
     def _check_segment(self, tokens: tf.Tensor, state: tf.Tensor, checks=(), *others: tf.Tensor) -> list[tf.Tensor]:
         """Tokens, state and `others` after these checks and the ones of `tokens` and `state`."""

@@ -72,14 +72,14 @@ class GraphTokenizer(tf.Module):
         ids = tf.range(len(symbols), dtype=tf.int64)
         return tf.lookup.KeyValueTensorInitializer(*(symbols, ids)[:: 1 if by_symbol else -1])
 
-    def encode(self, text: tf.Tensor) -> tf.RaggedTensor:
-        """`Vocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`."""
+    def encode(self, text: tf.Tensor, name: str = "text") -> tf.RaggedTensor:
+        """`Vocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`. Messages call it `name`."""
         symbols = self._tokenize(text)
         ids = tf.cast(self.ids.lookup(symbols.flat_values), tf.int32)
         unk = self.vocab.ids.get(self.vocab.unk)
         if unk is not None:
             return symbols.with_flat_values(tf.where(ids < 0, unk, ids))
-        message = f"text must be made of the {len(self.vocab)} symbols of the vocabulary"
+        message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"
         with tf.control_dependencies([require(ids >= 0, message, lambda: symbols.flat_values[ids < 0][:1])]):
             return symbols.with_flat_values(tf.identity(ids))
 

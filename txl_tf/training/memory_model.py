@@ -36,6 +36,8 @@ class MemoryModel(SingleBatches, keras.Model):
         stop_agreed: whether the step that just ran should be the last, the same on every worker.
     """
 
+    carried_names = ("mems",)  # keys of `carried_arrays`
+
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.loop, self._validation_batches = LoopState(), None
@@ -350,6 +352,14 @@ class MemoryModel(SingleBatches, keras.Model):
         shares = np.split(array, self.distribute_strategy.num_replicas_in_sync, axis=1)
         layers = range(len(array))
         self.loop.mems = [self._to_replicas([share[i] for share in shares], self.compute_dtype) for i in layers]
+
+    def carried_arrays(self):
+        """All that goes from batch to batch besides weights and optimizer, for a checkpoint: `{"mems": array}`."""
+        return {"mems": self.carried_mems_array()}
+
+    def set_carried_arrays(self, arrays):
+        """Goes on with arrays from `carried_arrays`. Call it once `fit` has begun, from a callback."""
+        self.set_carried_mems(arrays["mems"])
 
     def _to_replicas(self, arrays, dtype):
         """A value of all replicas, of which replica r has `arrays[r]`, on its device."""

@@ -120,6 +120,8 @@ def make_optimizer(
     optimizer: str = OptimizerConfig.optimizer,
     weight_decay: float = OptimizerConfig.weight_decay,
     ema: float = OptimizerConfig.ema,
+    schedule: str = OptimizerConfig.schedule,
+    beta_2: float = OptimizerConfig.beta_2,
 ) -> keras.optimizers.Optimizer:
     """The original's recipe: Adam (0.9, 0.999, 1e-8) with warm-up and cosine decay, clipped by global norm.
 
@@ -133,16 +135,22 @@ def make_optimizer(
         weight_decay: of "adamw" and "lamb".
         ema: momentum of an exponential moving average of the weights, which `fit` puts in their place when it ends;
             0 for none.
+        schedule: "cosine", or "noam", see `NoamSchedule`, which needs a warm-up.
+        beta_2: of the optimizer; 0.98 in the vanilla Transformer.
 
     Raises:
         ValueError: an argument is out of its range.
     """
     OptimizerConfig(  # checks them
         learning_rate=learning_rate, warmup_steps=warmup_steps, min_lr_ratio=min_lr_ratio, clip=clip,
-        optimizer=optimizer, weight_decay=weight_decay, ema=ema,
+        optimizer=optimizer, weight_decay=weight_decay, ema=ema, schedule=schedule, beta_2=beta_2,
     )  # fmt: skip
     options = {"use_ema": True, "ema_momentum": ema} if ema else {}
     if weight_decay or optimizer == "adamw":  # which decays by default
         options["weight_decay"] = weight_decay
-    schedule = make_schedule(learning_rate, warmup_steps, train_steps, min_lr_ratio)
-    return OPTIMIZERS[optimizer](schedule, beta_1=0.9, beta_2=0.999, epsilon=1e-8, clip=clip, **options)
+    if schedule == "noam":
+        at_least(1)("warmup_steps", warmup_steps)
+        rate = NoamSchedule(1, warmup_steps, scale=learning_rate * warmup_steps**0.5)
+    else:
+        rate = make_schedule(learning_rate, warmup_steps, train_steps, min_lr_ratio)
+    return OPTIMIZERS[optimizer](rate, beta_1=0.9, beta_2=beta_2, epsilon=1e-8, clip=clip, **options)

@@ -1,0 +1,186 @@
+"""Pairs of lines: what is read, which ids they become, and the batches of an epoch."""
+
+import datetime
+
+import numpy as np
+import pytest
+from helpers import write_text
+
+from txl_tf.config import PairsConfig
+from txl_tf.data.dates import make_dates
+from txl_tf.data.parallel import END, START, PairBatches, Pairs, check_lengths, encode_lines, read_pairs
+
+LINES = [("abc", "x y"), ("ab", "y"), ("c", "x x x"), ("abc", "y x"), ("bb", "x")]
+VALID = [("cab", "y y")]
+
+
+def tsv(path, pairs, end="\n"):
+    return write_text(path, "".join(f"{source}\t{target}{end}" for source, target in pairs))
+
+
+def corpus_of(folder, train=LINES, **options):
+    paths = {"train_path": tsv(folder / "train.tsv", train), "valid_path": tsv(folder / "valid.tsv", VALID)}
+    return read_pairs(PairsConfig(**{"target_level": "word", **paths, **options}))
+
+
+def texts(corpus, split):
+    """The pairs of a split as they were read."""
+    pairs = corpus.splits[split]
+    return [
+        tuple(vocab.decode(lines[i])[:-1] for vocab, lines in zip(corpus.vocabs, pairs, strict=True))
+        for i in range(len(pairs))
+    ]
+
+
+def test_lines_become_ids_that_end(tmp_path):
+    corpus = corpus_of(tmp_path)
+    assert corpus.source_vocab.symbols == ["<pad>", "<s>", "\n", "b", "a", "c"]
+    assert corpus.target_vocab.symbols == ["<pad>", "<s>", "</s>", "x", "y"]
+    pairs = corpus.splits["train"]
+    assert pairs.sources[0].tolist() == [4, 3, 5, END] and pairs.targets[2].tolist() == [3, 3, 3, END]
+    assert pairs.targets.lengths.tolist() == [3, 2, 4, 3, 2] and len(pairs) == 5
+    assert texts(corpus, "train") == LINES and texts(corpus, "valid") == VALID
+
+
+def test_two_files_are_as_one_with_tabs_and_line_ends_of_windows_count_as_ends(tmp_path):
+    sources = write_text(tmp_path / "s.txt", "".join(f"{source}\n" for source, _ in LINES))
+    targets = write_text(tmp_path / "t.txt", "\n".join(target for _, target in LINES))
+    one, crlf = corpus_of(tmp_path), corpus_of(tmp_path, train_path=tsv(tmp_path / "crlf.tsv", LINES, "\r\n"))
+    for two in (corpus_of(tmp_path, train_path=f"{sources},{targets}"), crlf):
+        assert two.fingerprint("train") == one.fingerprint("train")
+
+
+def test_symbols_may_be_given_and_rare_ones_left_out(tmp_path):
+    symbols = write_text(tmp_path / "symbols.txt", "y\nx\nz\n")
+    corpus = corpus_of(tmp_path, target_symbols=symbols)
+    assert corpus.target_vocab.symbols == ["<pad>", "<s>", "</s>", "y", "x", "z"]
+    corpus = corpus_of(tmp_path, max_size=1)
+    assert corpus.source_vocab.symbols == ["<pad>", "<s>", "\n", "<unk>", "b"]
+    valid = tsv(tmp_path / "chars.tsv", [("a", "c")])
+    shared = corpus_of(tmp_path, train=[("ab", "bc")], target_level="char", valid_path=valid, share_vocab=True)
+    assert shared.source_vocab is shared.target_vocab and len(shared.source_vocab) == 6
+
+
+def test_the_sources_that_are_held_out_are_not_trained_on(tmp_path):
+    lines = [(f"{i % 200}", "x") for i in range(400)]  # every source twice
+    path = tsv(tmp_path / "all.tsv", lines)
+    corpus = read_pairs(PairsConfig(train_path=path, valid_fraction=0.2))
+    train, valid = ({source for source, _ in texts(corpus, split)} for split in ("train", "valid"))
+    assert not train & valid and len(train | valid) == 200 and 20 < len(valid) < 60
+    assert len(corpus.splits["valid"]) == 2 * len(valid)
+    again = read_pairs(PairsConfig(train_path=path, valid_fraction=0.2))
+    assert again.fingerprint("valid") == corpus.fingerprint("valid")
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("a\tx\nb\n", r"train.tsv, line 2 must be source<TAB>target, got 0 tabs"),
+        ("a\tx\nb\ty\tz\n", r"train.tsv, line 2 must be source<TAB>target, got 2 tabs"),
+        ("a\tx\n\ty\n", r"train.tsv, line 2 is empty"),
+        ("a\tx\na\t \n", r"train.tsv, line 2 is empty"),
+        ("a\tx\na\tx <s>\n", r"train.tsv, line 2 has one of <pad>, <s>, </s>, which are no text: 'x <s>"),
+        ("", r"train.tsv is empty"),
+        (b"a\tx\n\xff\ty\n", r"train.tsv is not UTF-8 text: see byte 4"),
+    ],
+)  # fmt: skip
+def test_lines_that_are_no_pairs_are_named(tmp_path, content, message):
+    path = write_text(tmp_path / "train.tsv", content)
+    with pytest.raises(ValueError, match=message):
+        read_pairs(PairsConfig(train_path=path, valid_path=path, target_level="word"))
+
+
+def test_other_bad_input_is_named(tmp_path):
+    one, two = write_text(tmp_path / "one", "a\nb\n"), write_text(tmp_path / "two", "a\nb\nc\n")
+    with pytest.raises(ValueError, match=r"one has 2 lines and .*two has 3: they must be pairs"):
+        read_pairs(PairsConfig(train_path=[one, two]))
+    with pytest.raises(ValueError, match=r"other.tsv, line 1: 'd' is not in the vocabulary of 6 symbols"):
+        corpus_of(tmp_path, valid_path=tsv(tmp_path / "other.tsv", [("da", "x")]))
+    with pytest.raises(ValueError, match="no pairs: give train_path"):
+        read_pairs(PairsConfig())
+    with pytest.raises(ValueError, match="train_path must be left out for dataset=dates"):
+        read_pairs(PairsConfig(dataset="dates", train_path=one))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        read_pairs(PairsConfig(train_path=str(tmp_path / "nowhere")))
+    with pytest.raises(ValueError, match=r"valid_fraction=0.05 of 1 pairs leaves none"):
+        read_pairs(PairsConfig(train_path=tsv(tmp_path / "few.tsv", [("a", "b")])))
+    with pytest.raises(ValueError, match="share_vocab needs the same level and symbols on both sides"):
+        PairsConfig(share_vocab=True, target_level="word")
+    with pytest.raises(ValueError, match=r"train.tsv, line 3: the target has 4 symbols, .* at most max_len=3"):
+        check_lengths(corpus_of(tmp_path, train=[("bc", "x"), ("ab", "y"), ("a", "x y x")]), 3)
+
+
+# ------------------------------------------------------------------------------------------------------------ dates
+
+
+def test_dates_are_those_that_are_written_and_each_split_has_its_own():
+    made = make_dates(3000)
+    assert {split: len(pairs) for split, pairs in made.items()} == {"train": 3000, "valid": 1000, "test": 1000}
+    dates = {split: {iso for _, iso in pairs} for split, pairs in made.items()}
+    assert not dates["train"] & dates["test"] and not dates["train"] & dates["valid"]
+    known = {}
+    for written, iso in sum(made.values(), []):
+        assert known.setdefault(written, iso) == iso  # nothing can be read in two ways
+        date = datetime.date.fromisoformat(iso)
+        assert str(date.day) in written and f"{date.year % 100:02d}" in written
+        names = (date.strftime("%b").lower(), str(date.month))
+        assert any(name in written.lower() for name in names), written
+
+
+# ---------------------------------------------------------------------------------------------------------- batches
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """300 pairs of random lengths, whose ids tell the number of the pair."""
+    rng = np.random.default_rng(0)
+
+    class Numbers:
+        def encode(self, lines, name):
+            return np.concatenate([[*[3 + i] * n, END] for i, n in enumerate(lines)]).astype(np.int32)
+
+    sides = ([*rng.integers(1, high, 300)] for high in (8, 12))
+    return Pairs(*(encode_lines(Numbers(), side, "numbers") for side in sides))
+
+
+@pytest.mark.parametrize("batch_size, batch_tokens", [(16, None), (300, 120), (7, 60), (1, 1)])
+def test_an_epoch_has_every_pair_once_in_batches_of_like_lengths(pairs, batch_size, batch_tokens):
+    batches = PairBatches(pairs, batch_size, batch_tokens, seed=3)
+    seen, rows, kept = [], 0, 0
+    for step in range(len(batches)):
+        source, target = batches.batch(step)
+        assert len(source) <= batch_size and (target[:, 0] == START).all()
+        tokens = source.size + target.size
+        assert batch_tokens is None or tokens <= batch_tokens or len(source) == 1
+        for s, t in zip(source, target, strict=True):
+            i = s[0] - 3
+            assert (
+                s[s != 0].tolist() == pairs.sources[i].tolist() and t[t != 0][1:].tolist() == pairs.targets[i].tolist()
+            )
+            seen.append(i)
+        rows, kept = rows + tokens, kept + np.sum(source != 0) + np.sum(target != 0)
+    assert sorted(seen) == list(range(300)) and kept > 0.8 * rows
+    assert batches.target_symbols == len(pairs.targets.ids)
+
+
+def test_a_step_has_the_same_batch_wherever_a_run_begins(pairs):
+    batches = PairBatches(pairs, 16, seed=3)
+    n = len(batches)
+    whole = [source.tolist() for source, _ in batches.dataset(repeat=True).take(2 * n + 3).as_numpy_iterator()]
+    for start in (5, n - 1, n, n + 7):
+        later = PairBatches(pairs, 16, seed=3).dataset(start, repeat=True).take(3).as_numpy_iterator()
+        assert [source.tolist() for source, _ in later] == whole[start : start + 3]
+    assert whole[:n] != whole[n : 2 * n]
+    assert sorted(map(len, whole[:n])) == sorted(map(len, whole[n : 2 * n]))
+    other = [source.tolist() for source, _ in PairBatches(pairs, 16, seed=4).dataset().as_numpy_iterator()]
+    assert other != whole[:n] and len(other) == n
+
+
+def test_rows_are_filled_up_for_replicas(pairs):
+    batches, even = PairBatches(pairs, 7, seed=0), PairBatches(pairs, 7, seed=0, multiple=2)
+    for (source, target), (wider, longer) in zip(batches.dataset(), even.dataset(), strict=True):
+        n = len(source)
+        assert len(wider) == len(longer) == n + n % 2
+        np.testing.assert_array_equal(wider[:n], source)
+        np.testing.assert_array_equal(longer[:n], target)
+        assert not np.any(wider[n:]) and not np.any(longer[n:])

@@ -1,0 +1,369 @@
+"""Runs of an encoder-decoder: training, resuming, translating, serving; one clear error for each kind of bad input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import log_rows, read_checkpoint, run_program, write_text
+
+import txl_tf
+from txl_tf.config import (
+    MachineConfig,
+    OptimizerConfig,
+    PairsConfig,
+    PairsTrainingConfig,
+    SearchConfig,
+    TransformerConfig,
+)
+from txl_tf.models.translator import Translator
+from txl_tf.runs.averaging import average_checkpoints
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.pairs_folder import PairsFolder
+from txl_tf.runs.train_pairs import train_pairs
+
+MODEL = {"num_layers": 1, "d_model": 16, "num_heads": 2, "dff": 16, "max_len": 20, "norm_first": True}
+TRAINING = {"train_steps": 12, "iterations": 3, "save_steps": 6, "batch_size": 16, "eval_sources": 20}
+
+
+@pytest.fixture(scope="module")
+def pairs_file(tmp_path_factory):
+    """Words of a, b and c, and the same in capitals, backwards, parted by spaces."""
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("abc"), rng.integers(1, 7))) for _ in range(300)]
+    lines = "".join(f"{word}\t{' '.join(word[::-1].upper())}\n" for word in dict.fromkeys(words))
+    return write_text(tmp_path_factory.mktemp("pairs") / "pairs.tsv", lines)
+
+
+def train(model_dir, path, model=(), training=(), data=(), optimizer=(), **options):
+    return train_pairs(
+        str(model_dir),
+        data=PairsConfig(**{"train_path": path, "valid_fraction": 0.2, "target_level": "word", **dict(data)}),
+        model=TransformerConfig(**{**MODEL, **dict(model)}),
+        optimizer=OptimizerConfig(**{"learning_rate": 1e-2, "warmup_steps": 2, "clip": 1.0, **dict(optimizer)}),
+        training=PairsTrainingConfig(**{**TRAINING, **dict(training)}),
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, pairs_file):
+    """The folder of a run, and what its training returned."""
+    folder = tmp_path_factory.mktemp("made") / "run"
+    return folder, train(folder, pairs_file, training={"train_steps": 150, "iterations": 50, "save_steps": 50})
+
+
+def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabularies(made):
+    folder, results = made
+    rows = log_rows(folder)
+    assert [int(row["step"]) for row in rows] == [50, 100, 150]
+    assert float(rows[0]["loss"]) > float(rows[2]["loss"]) and float(rows[2]["accuracy"]) > 0.5
+    assert float(rows[1]["val_loss"]) > results["valid"]["loss"] and rows[2]["val_accuracy"] == "NA"
+    assert float(rows[1]["val_ppl"]) == pytest.approx(np.exp(float(rows[1]["val_loss"])))
+    assert 0 <= results["valid"]["symbols"] <= results["valid"]["lines"] < 1
+    assert {path.name for path in folder.iterdir()} >= {
+        "source_vocab.txt",
+        "target_vocab.txt",
+        "ckpt-150.index",
+        "best",
+    }
+    assert (folder / "target_vocab.txt").read_text().splitlines()[:3] == ["<pad>", "<s>", "</s>"]
+    assert json.loads((folder / "config.json").read_text())["family"] == "transformer"
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": {"ema": 0.5}, "training": {"batch_tokens": 120}}], ids=str)
+def test_resuming_gives_the_weights_of_the_uninterrupted_run(tmp_path, pairs_file, options):
+    """Weights, optimizer, place in the pairs and dropout: bit for bit, from the middle of a window, too."""
+    training = {"iterations": 5, "save_steps": 4, "max_to_keep": 9, **options.get("training", {})}
+    options = {**options, "training": training}
+    results = train(tmp_path / "run", pairs_file, **options)
+    whole, rows = read_checkpoint(tmp_path / "run" / "ckpt-12"), log_rows(tmp_path / "run")
+    for step in (8, 12):  # step 4 is in the middle of the first window of five
+        for path in (tmp_path / "run").glob(f"ckpt-{step}*"):
+            path.unlink()
+    assert train(tmp_path / "run", pairs_file, **options) == results
+    resumed = read_checkpoint(tmp_path / "run" / "ckpt-12")
+    assert whole.keys() == resumed.keys() and len(whole) > 60
+    for name, array in whole.items():
+        np.testing.assert_array_equal(resumed[name], array, err_msg=name)
+    for now, then in zip(log_rows(tmp_path / "run"), rows, strict=True):
+        assert {**now, "tokens_per_second": ""} == {**then, "tokens_per_second": ""}
+
+
+@pytest.mark.slow
+def test_three_replicas_train_as_one(tmp_path, pairs_file):
+    # The last rows of a batch are filled up. Adam turns rounding errors of gradients near 0 into steps of full length.
+    options = {"training": {"batch_size": 16, "train_steps": 3}, "optimizer": {"learning_rate": 1e-3}}
+    one = train(tmp_path / "one", pairs_file, **options)
+    two = train(tmp_path / "two", pairs_file, **options, machine=MachineConfig(strategy="mirrored"))
+    assert two["valid"]["loss"] == pytest.approx(one["valid"]["loss"], rel=1e-5)
+
+
+def test_runs_open_average_and_change_the_checkpoint(made, tmp_path):
+    folder, _ = made
+    model, (source_vocab, target_vocab) = txl_tf.load_run(folder)
+    assert isinstance(model, txl_tf.Transformer) and len(target_vocab) == model.target_vocab_size == 6
+    assert source_vocab.symbols[2] == "\n"
+    average_checkpoints(folder, tmp_path / "average", num_last_checkpoints=2)
+    averaged, _ = txl_tf.load_run(tmp_path / "average")
+    weights = [txl_tf.load_run(folder, name)[0].get_weights()[0] for name in ("ckpt-100", "ckpt-150")]
+    np.testing.assert_allclose(averaged.get_weights()[0], np.mean(weights, 0), rtol=1e-6)
+    best = PairsFolder(folder).find_best()
+    assert best["step"] in (50, 100, 150)
+    assert txl_tf.load_run(folder, "best")[0].get_weights()[0].shape == weights[0].shape
+
+
+# -------------------------------------------------------------------------------------------------------- translating
+
+
+@pytest.fixture(scope="module")
+def run(made):
+    model, vocabs = txl_tf.load_run(made[0])
+    return model, vocabs
+
+
+@pytest.mark.parametrize("search", [{}, {"beam_size": 3, "n_best": 2, "length_penalty": 1.0}], ids=str)
+def test_lines_are_translated_alike_alone_and_together(run, search):
+    model, vocabs = run
+    sources = ["abc", "a", "bbbbbb", "cabacc", "c" * 17, "ba"]
+    together = Translator(model, *vocabs, SearchConfig(**search), batch_size=4).translate(sources)
+    for source, found in zip(sources, together, strict=True):
+        alone = Translator(model, *vocabs, SearchConfig(**search), batch_size=1).translate([source])[0]
+        assert [text for text, _ in found] == [text for text, _ in alone] and len(found) == search.get("n_best", 1)
+        np.testing.assert_allclose([score for _, score in found], [score for _, score in alone], rtol=1e-4)
+
+
+def test_the_translation_is_that_of_the_ids(run):
+    model, vocabs = run
+    (((text, score),),) = Translator(model, *vocabs).translate(["abc"])
+    source = vocabs[0].encode("abc\n")
+    ids, scores = model.generate(source[None], start=1, end=2, max_new_tokens=20)
+    assert text == vocabs[1].decode(ids[0][: list(ids[0]).index(2)]) and score == pytest.approx(
+        scores[0].numpy(), rel=1e-5
+    )
+
+
+def test_the_programs(made, tmp_path):
+    """What a user types: train (already done), translate a file and a pipe, compare with targets."""
+    folder, results = made
+    sources = write_text(tmp_path / "in.txt", "abc\nca\n")
+    done = run_program(
+        "tools/translate.py", f"--model_dir={folder}", f"--input={sources}", f"--output={tmp_path / 'out'}"
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert len(lines) == 2 and set(lines[0]) <= set("ABC ")
+    piped = run_program("tools/translate.py", f"--model_dir={folder}", "--beam_size=2", "--n_best=2", input="abc\nca\n")
+    rows = [line.split("\t") for line in piped.stdout.splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "2", "2"] and float(rows[0][1]) >= float(rows[1][1]), piped.stderr
+    pairs = write_text(tmp_path / "pairs.tsv", f"abc\t{lines[0]}\nca\tB B\nca\t{lines[1]}\n")
+    done = run_program("tools/translate.py", f"--model_dir={folder}", f"--pairs={pairs}")
+    assert done.stdout.splitlines() == lines and "0.00% of 2 lines wrong, 0.00% of the symbols" in done.stderr
+
+
+# -------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"model": {"max_len": 4}}, r"pairs.tsv.*, line \d+: the source has \d symbols, .* at most max_len=4"),
+        ({"model": {"share_embeddings": True}}, "share_embeddings needs share_vocab, got share_vocab=False"),
+        ({"training": {"warm_start_path": "nowhere"}}, "no checkpoint at nowhere"),
+        ({"machine": MachineConfig(strategy="multi_worker")}, "strategy must be one of auto, one, mirrored for pairs"),
+        ({"optimizer": {"schedule": "noam", "warmup_steps": 0}}, "warmup_steps must be at least 1, got 0"),
+        ({"data": {"target_symbols": "nowhere.txt"}}, "there is no file nowhere.txt"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused_before_the_folder_has_a_run(tmp_path, pairs_file, options, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        train(tmp_path / "run", pairs_file, **options)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_run_goes_on_with_its_own_pairs_only(made, pairs_file, tmp_path):
+    folder, _ = made
+    again = {"train_steps": 150, "iterations": 50, "save_steps": 50}
+    text = Path(pairs_file).read_text()
+    try:
+        write_text(Path(pairs_file), text.rsplit("\n", 41)[0] + "\n")
+        with pytest.raises(ValueError, match=r"the text of the run in .* has changed since it was trained on"):
+            train(folder, pairs_file, training=again)
+    finally:
+        write_text(Path(pairs_file), text)
+    other = write_text(tmp_path / "other.tsv", text + "abd\tD\n" * 9)
+    with pytest.raises(ValueError, match=r"another source vocabulary \(7 symbols\) than the run in .* \(6 symbols\)"):
+        train(folder, other, training=again, data={"valid_fraction": 0.001, "valid_path": pairs_file})
+    with pytest.raises(ValueError, match=r"model.dff: 16 there, 17 now"):
+        train(folder, pairs_file, training=again, model={"dff": 17})
+
+
+def test_a_folder_of_another_family_says_what_it_holds(made, run_dir, text_file, tmp_path):
+    folder, _ = made
+    with pytest.raises(ValueError, match="family must be transformer_xl, got 'transformer': it is an encoder-decoder"):
+        RunFolder(folder).read_config()
+    (tmp_path / "config.json").write_text('{"data": {}, "model": {}, "vocab": {}}')
+    with pytest.raises(ValueError, match="family must be transformer, got 'transformer_xl': it is a language model"):
+        PairsFolder(tmp_path).read_config()
+
+
+@pytest.mark.parametrize(
+    "sources, message",
+    [
+        (["abc", ""], r"source, line 2 is empty"),
+        (["abc", "axc"], r"source, line 2: 'x' is not in the vocabulary of 6 symbols"),
+        (["abc", "a" * 20], r"source, line 2 has 21 symbols, its end included; .* max_len=20"),
+    ],
+)
+def test_lines_that_cannot_be_translated_are_named(run, sources, message):
+    model, vocabs = run
+    with pytest.raises(ValueError, match=message):
+        Translator(model, *vocabs).translate(sources)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--beam_size=0"], "beam_size must be at least 1, got 0"),
+        (["--beam_size=2", "--n_best=3"], "n_best must be at most beam_size=2, got 3"),
+        (["--input=nowhere.txt"], "there is no file nowhere.txt"),
+        (["--input=a", "--pairs=b"], "--pairs and --input exclude each other"),
+        (["--max_new_tokens=0"], "max_new_tokens must be at least 1, got 0"),
+    ],
+    ids=str,
+)
+@pytest.mark.slow
+def test_bad_flags_are_one_line(made, flags, message):
+    done = run_program("tools/translate.py", f"--model_dir={made[0]}", *flags, input="a\n")
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------ served
+
+# What a program that has no txl_tf does with the folder of a SavedModel.
+STRANGER = """
+import sys
+sys.modules["txl_tf"] = None
+import numpy as np
+import tensorflow as tf
+
+directory, out = sys.argv[1:]
+found = {}
+loaded = tf.saved_model.load(directory).signatures["translate_text"](text=tf.constant(["abc", "ca", "bbbbb"]))
+found["loaded_text"], found["loaded_scores"] = loaded["text"].numpy(), loaded["scores"].numpy()
+with tf.compat.v1.Session(graph=tf.Graph()) as session:
+    meta = tf.compat.v1.saved_model.load(session, ["serve"], directory)
+    signature = meta.signature_def["translate_text"]
+    given = {signature.inputs["text"].name: ["abc", "ca", "bbbbb"]}
+    names = {f"session_{name}": output.name for name, output in signature.outputs.items()}
+    found |= session.run(names, given)
+np.savez(out, **{name: value.astype("S") if value.dtype == object else value for name, value in found.items()})
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(made, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    flags = f"--model_dir={made[0]} --output={folder / 'my'} --beam_size=3 --n_best=2 --max_rows=8"
+    done = run_program("tools/export_saved_model.py", *flags.split())
+    assert done.stdout == f"{folder / 'my' / '1'}\n", done.stderr
+    return folder / "my" / "1"
+
+
+@pytest.mark.slow
+def test_strangers_get_the_translations_of_the_model(run, exported, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", STRANGER, str(exported), str(tmp_path / "found.npz")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    model, vocabs = run
+    expected = Translator(model, *vocabs, SearchConfig(beam_size=3, n_best=2)).translate(["abc", "ca", "bbbbb"])
+    found = np.load(tmp_path / "found.npz")
+    for way in ("loaded", "session"):
+        assert np.char.decode(found[f"{way}_text"]).tolist() == [[text for text, _ in both] for both in expected]
+        scores = [[score for _, score in both] for both in expected]
+        np.testing.assert_allclose(found[f"{way}_scores"], scores, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def signatures(exported):
+    return tf.saved_model.load(str(exported)).signatures
+
+
+def test_served_scores_are_those_of_the_model(run, signatures):
+    model, vocabs = run
+    texts, targets = ["abc", "c"], ["C B A", "B"]
+    served = signatures["score_text"](text=tf.constant(texts), target_text=tf.constant(targets))
+    assert served["lengths"].numpy().tolist() == [4, 2]
+    assert served["symbols"].numpy().tolist() == [[b"C", b"B", b"A", b"</s>"], [b"B", b"</s>", b"", b""]]
+    for row, (text, target) in enumerate(zip(texts, targets, strict=True)):
+        source, labels = vocabs[0].encode(f"{text}\n"), vocabs[1].encode(f"{target}\n")
+        logits = model((source[None], np.array([[1, *labels[:-1]]])))
+        nll = -tf.gather(tf.nn.log_softmax(logits)[0], labels, batch_dims=1)
+        np.testing.assert_allclose(served["nll"][row, : len(labels)], nll, rtol=1e-5, atol=1e-5)
+        assert not np.any(served["nll"][row, len(labels) :])
+    source = tf.constant([[*vocabs[0].encode("abc\n")], [*vocabs[0].encode("ca\n"), 0]])
+    ids = signatures["translate"](source=source)
+    text = signatures["translate_text"](text=tf.constant(["abc", "ca"]))
+    np.testing.assert_allclose(ids["scores"], text["scores"], rtol=1e-5)
+    for row, best in enumerate(ids["ids"][:, 0].numpy()):
+        assert vocabs[1].decode(best[: ids["lengths"][row, 0] - 1]).encode() == text["text"][row, 0]
+
+
+@pytest.mark.parametrize(
+    "signature, arguments, message",
+    [
+        ("translate_text", {"text": ["a", ""]}, "text must not be empty"),
+        ("translate_text", {"text": ["a\nb"]}, "text must be one line without the symbols"),
+        ("translate_text", {"text": ["axb"]}, "text must be made of the 6 symbols of the vocabulary"),
+        ("translate_text", {"text": ["a" * 20]}, "text must be at most 20 symbols, its end included"),
+        ("translate_text", {"text": ["a"] * 9}, "text must have at most 8 rows"),
+        ("translate_text", {"text": np.zeros([0], "S1")}, "text must have at least 1 row"),
+        ("translate", {"source": [[3, 9]]}, "source must hold ids between 0 and 5"),
+        ("translate", {"source": [[0, 0]]}, "source must have a symbol in every row"),
+        ("translate", {"source": [[0, 3]]}, "source must have padding, id 0, at the end of a row alone"),
+        ("score", {"source": [[3]], "target": [[3], [4]]}, "target must have as many rows as source"),
+        ("score_text", {"text": ["a"], "target_text": ["D"]}, "target_text must be made of the 6 symbols"),
+    ],
+    ids=str,
+)
+def test_bad_requests_name_the_argument(signatures, signature, arguments, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        signatures[signature](**{name: tf.constant(value) for name, value in arguments.items()})
+
+
+def test_without_vocabularies_text_is_refused_with_a_reason(run, tmp_path):
+    model, vocabs = run
+    txl_tf.export_saved_model(model, tmp_path / "1", warmup=False)
+    signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
+    source = tf.constant([[*vocabs[0].encode("abc\n")]])
+    (((text, _),),) = Translator(model, *vocabs).translate(["abc"])
+    assert vocabs[1].decode(signatures["translate"](source=source)["ids"][0, 0, :-1]) == text
+    for signature, arguments in (
+        ("translate_text", {"text": ["a"]}),
+        ("score_text", {"text": ["a"], "target_text": ["A"]}),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="exported without its vocabularies"):
+            signatures[signature](**{name: tf.constant(value) for name, value in arguments.items()})
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"top_n": 3}, "top_n is no argument for an encoder-decoder, got 3"),
+        ({"search": {"beam_size": 0}}, "beam_size must be at least 1, got 0"),
+        ({"max_tokens": 21}, "max_tokens must be an integer from 1 to 20, got 21"),
+        ({"weights": "int8"}, "weights must be one of float32, float16, bfloat16, got 'int8'"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_of_an_export_are_named(run, tmp_path, options, message):
+    model, vocabs = run
+    with pytest.raises(ValueError, match=message):
+        txl_tf.export_saved_model(model, tmp_path / "1", vocabs, **options)
+    with pytest.raises(ValueError, match="target_vocab must hold the model's 6 symbols, got 7"):
+        txl_tf.export_saved_model(model, tmp_path / "1", [vocabs[0], [*range(7)]])

@@ -1,0 +1,204 @@
+"""The Transformer-XL paper's comparison with the vanilla Transformer: speed of evaluation, and what the parts bring.
+
+    python tools/compare_context.py --data_path=tinyshakespeare.txt                 both parts and the picture
+    python tools/compare_context.py --part=speed --n_layer=3 --attn_lens=100,200    one of them, smaller
+
+speed      seconds a token of evaluation, where every token sees attn_len tokens: the vanilla model reads a window of
+           them again for every token, Transformer-XL keeps them as its memory and reads segments of 128 tokens (paper,
+           table 9). The shape is that of configs/enwik8_base.cfg, one text at a time; the models take turns, and the
+           figures are medians over the rounds.
+training   four models of as many parameters and steps on one text (paper, table 6): positions relative or absolute,
+           with memory or without. Their validation loss by segments, with a full window before every token where there
+           is no memory, and by the number of tokens before the one that is predicted. What absolute positions lack in
+           parameters, they have in d_inner. Runs are in output_dir, where the same command goes on with them.
+
+The tables are Markdown. The picture needs matplotlib (pip install "txl_tf[plot]").
+"""
+
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from absl import flags
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+import tensorflow as tf
+
+from tools.program import FLAGS, run
+from txl_tf import TransformerLM, TransformerXLLM, load_run
+from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
+from txl_tf.models.sliding_window import sliding_window_nll
+from txl_tf.runs.evaluate import to_metric
+from txl_tf.runs.setup import open_corpus
+from txl_tf.runs.train import train_and_evaluate
+
+flags.DEFINE_enum("part", "both", ["both", "speed", "training"], "What to compare.")
+flags.DEFINE_list("attn_lens", ["800", "1800", "2800", "3800"], "Of speed: tokens that every token sees.")
+flags.DEFINE_integer("n_layer", 12, "Of speed: layers.", lower_bound=1)
+flags.DEFINE_integer("rounds", 3, "Of speed: turns of each model.", lower_bound=1)
+flags.DEFINE_string("data_path", None, "Of training: text file; default: Python's reference manual.")
+flags.DEFINE_integer("train_steps", 2000, "Of training: steps of each model.", lower_bound=200)
+flags.DEFINE_string("output_dir", "runs/compare_context", "Folder of the runs.")
+flags.DEFINE_string("output", None, "PNG file to draw the picture to.")
+
+SHAPE = {"n_token": 204, "d_model": 512, "d_embed": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
+PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # times faster, on the authors' GPU
+TGT_LEN = 128  # of Transformer-XL in speed
+SMALL = {"n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0, "dropatt": 0.0}
+MEMORY, SEGMENT, D_INNER = 128, 64, 512  # of training
+CONTEXTS = 192  # tokens
+
+
+# ------------------------------------------------------------------------------------------------------------- speed
+
+
+def vanilla_turn(attn_len, tokens=3):
+    """A function that evaluates with a sliding window: the seconds that each of so many windows took."""
+    lm = TransformerLM(**SHAPE, n_layer=FLAGS.n_layer)
+    text = np.random.default_rng(0).integers(SHAPE["n_token"], size=attn_len + tokens + 1)
+
+    def turn():
+        times = []
+        sliding_window_nll(lm, text, attn_len, batch_size=1, progress=lambda _: times.append(time.perf_counter()))
+        return (times[-1] - times[0]) / (len(times) - 1)
+
+    return turn
+
+
+def memory_turn(attn_len, segments=2):
+    """As `vanilla_turn`, of Transformer-XL."""
+    lm = TransformerXLLM(**SHAPE, n_layer=FLAGS.n_layer, mem_len=attn_len - 1, same_length=True)
+    evaluation_nll = tf.function(lm.evaluation_nll, autograph=False)
+    tokens = tf.constant(np.random.default_rng(0).integers(SHAPE["n_token"], size=[1, TGT_LEN]), tf.int32)
+    carried = lm.start_evaluation(1, TGT_LEN)
+
+    def turn():
+        nonlocal carried
+        started = time.perf_counter()
+        for _ in range(segments):
+            nll, _, carried = evaluation_nll(tokens, tokens, carried)
+        nll.numpy()
+        return (time.perf_counter() - started) / (segments * TGT_LEN)
+
+    return turn
+
+
+def compare_speed():
+    """Rows `(attn_len, vanilla's seconds a token, Transformer-XL's, their ratio)`."""
+    rows = []
+    print("| tokens that each sees | vanilla, s a token | Transformer-XL, s a token | times faster | in the paper |")
+    print("|---|---|---|---|---|")
+    for attn_len in map(int, FLAGS.attn_lens):
+        turns = vanilla_turn(attn_len), memory_turn(attn_len)
+        for turn in turns:  # traces
+            turn()
+        found = [[turn() for turn in turns] for _ in range(FLAGS.rounds)]
+        vanilla, memory = (statistics.median(seconds) for seconds in zip(*found, strict=True))
+        ratio = statistics.median(a / b for a, b in found)
+        rows.append((attn_len, vanilla, memory, ratio))
+        print(f"| {attn_len} | {vanilla:.3g} | {memory:.3g} | {ratio:,.0f} | {PAPER.get(attn_len, '')} |", flush=True)
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+def configs():
+    """`{name: hyper-parameters}`, of as many parameters each."""
+    per_layer = SMALL["n_head"] * SMALL["d_head"] * SMALL["d_model"]  # of the projection of positions
+    wider = D_INNER + round(per_layer / (2 * SMALL["d_model"] + 1))
+    return {
+        "relative, memory": ModelConfig(**SMALL, d_inner=D_INNER, mem_len=MEMORY),
+        "relative": ModelConfig(**SMALL, d_inner=D_INNER, mem_len=0),
+        "absolute": TransformerLMConfig(**SMALL, d_inner=wider, mem_len=0),
+        "absolute, memory": TransformerLMConfig(**SMALL, d_inner=wider, mem_len=MEMORY),
+    }
+
+
+def nll_by_context(lm, text, n_windows=256):
+    """Mean nll of the tokens that have 1, 2, ... `CONTEXTS` tokens before them, over windows of the text: float `[n]`.
+
+    With memory, a window is read in segments as in training; without, as one.
+    """
+    starts = np.linspace(0, len(text) - CONTEXTS - 1, n_windows).astype(int)
+    windows = np.asarray(text)[starts[:, None] + np.arange(CONTEXTS + 1)].astype(np.int32)
+    length, parts, mems = SEGMENT if lm.network.mem_len else CONTEXTS, [], None
+    for begin in range(0, CONTEXTS, length):
+        tokens, labels = windows[:, begin : begin + length], windows[:, begin + 1 : begin + length + 1]
+        nll, mems = lm.score(tokens, labels, mems)
+        parts.append(nll.numpy())
+    return np.concatenate(parts, 1).mean(0)
+
+
+def compare_training():
+    """`{name: nll by context}`; prints the table."""
+    data = {"dataset": "text", "data_path": FLAGS.data_path, "level": "char", "valid_fraction": 0.1}
+    data = data if FLAGS.data_path else {"dataset": "pydoc"}
+    training = {"tgt_len": SEGMENT, "train_batch_size": 12, "train_steps": FLAGS.train_steps, "iterations": 100}
+    evaluation = {"tgt_len": SEGMENT, "eval_batch_size": 4}
+    rows, curves = [], {}
+    for name, model in configs().items():
+        folder = os.path.join(FLAGS.output_dir, name.replace(", ", "_"))
+        results = train_and_evaluate(
+            folder,
+            data=data,
+            model=model,
+            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, min_lr_ratio=0.1),
+            training=TrainingConfig(**training, save_steps=FLAGS.train_steps),
+            evaluation=EvaluationConfig(**evaluation),
+        )
+        lm, _ = load_run(folder)
+        text = open_corpus(data).splits["valid"]
+        curves[name] = nll_by_context(lm, text)
+        full = "" if model.mem_len else f"{sliding_window_nll(lm, text[:20001], SEGMENT, 256).mean():.4f}"
+        rows.append((name, lm.count_params(), results["valid"], to_metric(results["valid"], "bpc"), full))
+    print("\n| positions, memory | parameters | nats | bpc | nats, a full window before every token |")
+    print("|---|---|---|---|---|")
+    for name, parameters, nll, bpc, full in rows:
+        print(f"| {name} | {parameters:,} | {nll:.4f} | {bpc:.3f} | {full} |")
+    return curves
+
+
+# ----------------------------------------------------------------------------------------------------------- picture
+
+
+def draw(speed, curves):
+    """Figure of what was compared: time a token against attn_len, nll against the tokens before."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    parts = [part for part in (speed, curves) if part]
+    for axes, part in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
+        if part is speed:
+            lengths, vanilla, memory, _ = zip(*speed, strict=True)
+            axes.semilogy(lengths, vanilla, "o-", label="vanilla, sliding window")
+            axes.semilogy(lengths, memory, "o-", label="Transformer-XL, memory")
+            axes.set(xlabel="tokens that every token sees", ylabel="seconds a token of evaluation")
+        else:
+            for name, nll in curves.items():
+                smooth = nll[: len(nll) // 8 * 8].reshape(-1, 8).mean(1)
+                axes.plot(np.arange(len(smooth)) * 8 + 4.5, smooth, label=name)
+            axes.axvline(SEGMENT, color="gray", linewidth=0.8, linestyle=":")
+            axes.set(xlabel="tokens before the one that is predicted", ylabel="nats a character", ylim=(None, 3))
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False)
+    return figure
+
+
+def main():
+    if not all(length.isdigit() and int(length) > 1 for length in FLAGS.attn_lens):
+        raise ValueError(f"attn_lens must be integers above 1, as 800,1800, got {','.join(FLAGS.attn_lens)}")
+    speed = compare_speed() if FLAGS.part in ("both", "speed") else []
+    curves = compare_training() if FLAGS.part in ("both", "training") else {}
+    if FLAGS.output:
+        draw(speed, curves).savefig(FLAGS.output, format="png", dpi=150)
+        print(FLAGS.output)
+
+
+if __name__ == "__main__":
+    run(main)

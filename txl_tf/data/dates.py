@@ -1,0 +1,52 @@
+"""Dates as people write them, and as ISO 8601 does: pairs to learn from where there is no file at hand.
+
+Sat the 21st of Nov 2026    2026-11-21
+11/21/26                    2026-11-21
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+
+FIRST, LAST = datetime.date(1950, 1, 1), datetime.date(2049, 12, 31)  # so that two digits of a year are enough
+_FORMS = (
+    "{weekday} the {ordinal} of {month} {year}", "{weekday}, {month} {ordinal}, {year}",
+    "the {ordinal} of {month}, {year}", "{weekday}, {day}. {month} {year}", "{weekday} {day} {month} {year}",
+    "{day} {month} {year}", "{month} {day}, {year}", "{month} {ordinal} {year}", "{year} {month} {day}",
+    "{day}-{short}-{year}", "{day}.{number}.{year}", "{day:02d}.{number:02d}.{year}", "{number}/{day}/{year}",
+    "{number:02d}/{day:02d}/{year}", "{year}/{number:02d}/{day:02d}",
+)  # fmt: skip
+
+
+def write_date(date: datetime.date, rng: random.Random) -> str:
+    """A date as somebody might write it: one of 15 forms, names long or short, in any case, the year of 4 or 2 digits.
+
+    Numbers alone are month/day/year with slashes, day.month.year with dots.
+    """
+    names = {"weekday": date.strftime("%A"), "month": date.strftime("%B")}
+    short = rng.random() < 0.5
+    if short:
+        names = {name: text[:3] for name, text in names.items()}
+    tens, ones = divmod(date.day, 10)
+    ordinal = f"{date.day}{'th' if tens == 1 else {1: 'st', 2: 'nd', 3: 'rd'}.get(ones, 'th')}"
+    year = date.strftime("%Y") if rng.random() < 0.8 else date.strftime("'%y")
+    values = {**names, "ordinal": ordinal, "year": year, "day": date.day, "number": date.month}
+    text = rng.choice(_FORMS).format(**values, short=date.strftime("%b"))
+    return rng.choice([text, text, text.lower(), text.upper()])
+
+
+def make_dates(n_pairs: int, seed: int = 0) -> dict[str, list[tuple[str, str]]]:
+    """Pairs `(written, ISO)` by split: `n_pairs` to train, and 1,000 each for `"valid"` and `"test"`.
+
+    No date of one split is in another.
+    """
+    rng = random.Random(seed)
+    days = list(range((LAST - FIRST).days + 1))
+    rng.shuffle(days)
+    shares = {"valid": days[:1000], "test": days[1000:2000], "train": days[2000:]}
+    pairs = {}
+    for split, number in {"train": n_pairs, "valid": 1000, "test": 1000}.items():
+        dates = (FIRST + datetime.timedelta(shares[split][i % len(shares[split])]) for i in range(number))
+        pairs[split] = [(write_date(date, rng), date.isoformat()) for date in dates]
+    return pairs
