@@ -39,6 +39,7 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         "serving": ["tensorflow-serving-api"],
         "plot": ["matplotlib"],
-        "test": ["pytest", "pytest-xdist", "ruff", "matplotlib", "tensorflow-serving-api"],
+        "seq2seq": ["sacrebleu"],
+        "test": ["pytest", "pytest-xdist", "ruff", "matplotlib", "sacrebleu", "tensorflow-serving-api"],
     },
 )

@@ -24,13 +24,19 @@ from txl_tf.config import (
     MachineConfig,
     ModelConfig,
     OptimizerConfig,
+    PairsConfig,
+    PairsTrainingConfig,
+    SearchConfig,
     TextConfig,
     TrainingConfig,
+    TransformerConfig,
     check_bins,
 )
 from txl_tf.data.datasets import PAPER_DATASETS
 
-CONFIGS = {path.stem: path.read_text() for path in sorted((ROOT / "configs").glob("*.cfg"))}
+ALL = {path.stem: path.read_text() for path in sorted((ROOT / "configs").glob("*.cfg"))}
+OF_PAIRS = {name: text for name, text in ALL.items() if "tools/train_seq2seq.py" in text}
+CONFIGS = {name: text for name, text in ALL.items() if name not in OF_PAIRS}
 OF_THE_PAPER = [name for name in CONFIGS if name not in OF_ANY_TEXT]
 
 # The sizes that are known of the original's models, and how far they are rounded.
@@ -42,6 +48,8 @@ KNOWN_SIZES = {
     "text8_large": (277e6, 0.5e6),
     "lm1b_large": (838e6, 0.5e6),
 }
+
+PROGRAMS = ("prepare_data.py", "convert_checkpoint.py", "train_seq2seq.py", "translate.py")
 
 # Flags of an evaluation that name folders and devices, or have another name here.
 NOT_COMPARED = set(
@@ -86,7 +94,7 @@ def tool_flags():
             vars(flags.FLAGS).update(before)
         return own
 
-    loaded = {f"tools/{name}": load(name) for name in ("prepare_data.py", "convert_checkpoint.py")}
+    loaded = {f"tools/{name}": load(name) for name in PROGRAMS}
 
     def parse(program, *line):
         values = loaded[program]
@@ -113,7 +121,7 @@ def count_parameters(**model):
 
 def commands_of(name):
     """The commands in the comment that a configuration opens with, split into words."""
-    comment = "\n".join(line.removeprefix("#") for line in CONFIGS[name].split("\n--")[0].splitlines())
+    comment = "\n".join(line.removeprefix("#") for line in ALL[name].split("\n--")[0].splitlines())
     return [shlex.split(command) for command in re.findall(r"python (.*)", comment.replace("\\\n", ""))]
 
 
@@ -173,6 +181,20 @@ def test_its_first_comment_has_the_commands(name, parse, tool_flags):
             assert {flag: given[flag] for flag in shared} == {flag: of_config[flag] for flag in shared}
             published = EVAL[f"{dataset_of(name)}_sota"]["eval_ckpt_path"]
             assert given["tf1_checkpoint"] == os.path.normpath(published)
+
+
+@pytest.mark.parametrize("name", OF_PAIRS)
+def test_a_configuration_of_pairs_passes_the_checks_and_says_its_commands(name, tool_flags, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    commands = commands_of(name)
+    assert commands[0][:2] == ["tools/train_seq2seq.py", f"--flagfile=configs/{name}.cfg"]
+    given = tool_flags(*commands[0])
+    for group in (PairsConfig, PairsTrainingConfig, OptimizerConfig, TransformerConfig, SearchConfig, MachineConfig):
+        group(**{name: given[name] for name in group.names() if name in given})
+    assert given["dataset"] or given["train_path"]
+    assert given["train_steps"] % given["iterations"] == given["save_steps"] % given["iterations"] == 0
+    for program, *line in commands[1:]:
+        assert tool_flags(program, *line)["model_dir"] == given["model_dir"]
 
 
 # -------------------------------------------------------------------------------- the original's command lines

@@ -578,7 +578,7 @@ def test_warm_up_requests_are_written_where_serving_s_api_is_installed_unless_to
         ({"max_tokens": 0}, "max_tokens must be an integer from 1"),
         ({"max_rows": 0}, "max_rows must be an integer from 1"),
         ({"start_token": 23}, "start_token must be an integer from 0 to 22"),
-        ({"vocab": Vocab("byte")}, "vocab must hold the model's n_token=23 symbols, got 0"),
+        ({"vocab": Vocab("byte")}, "vocab must hold the 23 symbols of the model, got 0"),
         ({}, "already exists: choose a new one"),
     ],
     ids=["weights", "top_n", "max_tokens", "max_rows", "start_token", "vocab", "directory"],

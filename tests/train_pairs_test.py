@@ -365,5 +365,5 @@ def test_bad_arguments_of_an_export_are_named(run, tmp_path, options, message):
     model, vocabs = run
     with pytest.raises(ValueError, match=message):
         txl_tf.export_saved_model(model, tmp_path / "1", vocabs, **options)
-    with pytest.raises(ValueError, match="target_vocab must hold the model's 6 symbols, got 7"):
+    with pytest.raises(ValueError, match="target_vocab must hold the 6 symbols of the model, got 7"):
         txl_tf.export_saved_model(model, tmp_path / "1", [vocabs[0], [*range(7)]])

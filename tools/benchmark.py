@@ -19,6 +19,8 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/contestants.py;
     softmax_wt103, softmax_lm1b        training of one layer with the vocabularies of WikiText-103 and of lm1b
     seq2seq, seq2seq_decoding          the vanilla encoder-decoder against the documents' layers under Keras's `fit`,
                                        tests/reference_transformer.py; decoding is greedy
+    seq2seq_pairs                      training on words and the same backwards: the library's batches are by length,
+                                       the documents' as the words come; symbols of targets, without padding
 
 From the preparation to lm1b, every turn is a new process. `of peak` is the time of the matrix products of training,
 at the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process,
@@ -49,7 +51,7 @@ from tools.contestants import REFERENCE, SHAPES
 from tools.program import FLAGS, run
 
 # A contestant's process lasts for all its turns.
-LASTING = ("training", "training_words", "evaluation", "generation", "seq2seq", "seq2seq_decoding")
+LASTING = ("training", "training_words", "evaluation", "generation", "seq2seq", "seq2seq_pairs", "seq2seq_decoding")
 SCALING = {
     "training": {
         "tgt_len": [32, 64, 128, 256], "mem_len": [0, 128, 256, 512], "batch_size": [2, 4, 8, 16],
@@ -349,7 +351,7 @@ def rows_of_mode(mode, shape, peaks):
 
 
 def main():
-    left_out = ("preparation", "export", "seq2seq", "seq2seq_decoding") if FLAGS.against else ()
+    left_out = ("preparation", "export", "seq2seq", "seq2seq_pairs", "seq2seq_decoding") if FLAGS.against else ()
     known = SCALING if FLAGS.scaling else [mode for mode in SHAPES if mode not in left_out]
     modes = FLAGS.mode or [mode for mode in known if not mode.startswith(("softmax", "seq2seq"))]
     if unknown := set(modes) - set(known):

@@ -42,7 +42,7 @@ flags.DEFINE_list("attn_lens", ["800", "1800", "2800", "3800"], "Of speed: token
 flags.DEFINE_integer("n_layer", 12, "Of speed: layers.", lower_bound=1)
 flags.DEFINE_integer("rounds", 3, "Of speed: turns of each model.", lower_bound=1)
 flags.DEFINE_string("data_path", None, "Of training: text file; default: Python's reference manual.")
-flags.DEFINE_integer("train_steps", 2000, "Of training: steps of each model.", lower_bound=200)
+flags.DEFINE_integer("train_steps", 3000, "Of training: steps of each model.", lower_bound=200)
 flags.DEFINE_string("output_dir", "runs/compare_context", "Folder of the runs.")
 flags.DEFINE_string("output", None, "PNG file to draw the picture to.")
 

@@ -39,6 +39,7 @@ SHAPES = {
         "n_token": 793471, "cutoffs": [60000, 100000, 640000], "div_val": 4,
     },
     "seq2seq": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 16},
+    "seq2seq_pairs": {**SEQ2SEQ, "batch_size": 64, "pairs": 1280},
     "seq2seq_decoding": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 24},
 }  # fmt: skip
 
@@ -159,6 +160,39 @@ def seq2seq_step(mode, shape, make):
     return lambda: float(model.train_function(batches)["loss"])
 
 
+def word_pairs(number):
+    """Words of Python's manual, and the same backwards: `Pairs` of ids, as long as words are."""
+    from txl_tf.data.parallel import END, Lines, Pairs
+    from txl_tf.data.text_files import pydoc_text
+
+    words = sorted(word for word in set(pydoc_text().lower().split()) if word.isascii() and word.isalpha())
+    chosen = np.random.default_rng(0).choice(words, number)
+    ends = np.cumsum([len(word) + 1 for word in chosen])
+    sides = [np.concatenate([[*(ord(c) - 94 for c in word[::step]), END] for word in chosen]) for step in (1, -1)]
+    return Pairs(*(Lines(ids.astype(np.int32), ends) for ids in sides))
+
+
+def pairs_step(shape, make, by_length):
+    """A function that trains an encoder-decoder on all pairs once, in batches of like lengths or as they come."""
+    from txl_tf.data.parallel import PairBatches
+
+    pairs, size = word_pairs(shape["pairs"]), shape["batch_size"]
+    batches = PairBatches(pairs, size, seed=0)
+    if not by_length:
+        batches.rows = np.random.default_rng(1).permutation(shape["pairs"]).reshape(-1, size).__getitem__
+    arrays = [batches.batch(i) for i in range(shape["pairs"] // size)]
+    arguments = {"num_layers": shape["n_layer"], "dff": shape["d_inner"], "num_heads": shape["n_head"]}
+    arguments |= {"d_model": shape["d_model"], "rate": shape["dropout"]}
+    arguments |= dict.fromkeys(["input_vocab_size", "target_vocab_size"], shape["n_token"])
+    model, first, _ = make(*arrays[0], **arguments)
+    if isinstance(first[0], tuple):  # Keras's (x, y)
+        arrays = [((source, target[:, :-1]), target[:, 1:]) for source, target in arrays]
+    specs = tf.nest.map_structure(lambda _: tf.TensorSpec([None, None], tf.int32), arrays[0])
+    iterator = iter(tf.data.Dataset.from_generator(lambda: arrays, output_signature=specs).repeat().prefetch(2))
+    model.make_train_function()
+    return lambda: float([model.train_function(iterator) for _ in arrays][-1]["loss"])
+
+
 def documents_transformer(dtype="float32", own_attention=False):
     def make(source, target, **arguments):
         import keras
@@ -203,6 +237,9 @@ def make_contestants(mode, jit=False):
         }
         if jit:
             makers["txl_tf float32 XLA"] = library_transformer(jit_compile=True)
+        if mode == "seq2seq_pairs":
+            steps = {name: (make, name.startswith("txl_tf")) for name, make in makers.items()}
+            return {name: lambda shape, some=some: pairs_step(shape, *some) for name, some in steps.items()}
         return {name: lambda shape, make=make: seq2seq_step(mode, shape, make) for name, make in makers.items()}
     options = {"txl_tf float32": {}, "txl_tf bfloat16": {"dtype": "mixed_bfloat16"}}
     if jit and is_training(mode):
@@ -214,6 +251,8 @@ def make_contestants(mode, jit=False):
 
 
 def tokens_of_step(mode, name, shape):
+    if mode == "seq2seq_pairs":
+        return len(word_pairs(shape["pairs"]).targets.ids)
     return shape["batch_size"] * (1 if mode == "generation" and name == REFERENCE else shape["tgt_len"])
 
 

@@ -85,10 +85,7 @@ def evaluate_run(
     with worker_of(strategy, folder):
         name = evaluation.eval_path or name_of(data or config["data"])
         log_model(name, corpus, lm, strategy, machine.mixed_precision)
-        sizes = f"tgt_len {evaluation.tgt_len}, mem_len {lm.network.mem_len}, batch {evaluation.eval_batch_size}"
-        if evaluation.sliding_window:
-            sizes = f"a sliding window of {evaluation.sliding_window}, {evaluation.sliding_step} of them predicted"
-        logger.info("evaluating %s: %s", path, sizes)
+        logger.info("evaluating %s: %s", path, evaluator.describe(lm))
         token_nll = evaluation.token_nll if is_chief(strategy) else evaluation.token_nll and os.devnull
         return {split: evaluator.run(lm, split, token_nll)}
 
@@ -156,6 +153,12 @@ class Evaluator:
         if self.max_batch > 0:
             labels = min(labels, self.max_batch * self.tgt_len)
         return labels * self.batch_size
+
+    def describe(self, lm: LanguageModel) -> str:
+        """What is evaluated at a time, for messages."""
+        if self.sliding_window:
+            return f"sliding window {self.sliding_window}, step {self.sliding_step}, batch {self.batch_size}"
+        return f"tgt_len {self.tgt_len}, mem_len {lm.network.mem_len}, batch {self.batch_size}"
 
     def run(self, lm: LanguageModel, split: str, token_nll: str | None = None) -> float:
         """Evaluates a compiled `lm`, logs what it found and returns the mean nll in nats.

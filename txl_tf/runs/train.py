@@ -49,8 +49,7 @@ def train_and_evaluate(
     Args:
         folder: `RunFolder`, or its path.
         data: `data_dir`, a prepared folder; or the arguments of `build_corpus`.
-        model: of a `TransformerXLLM`, or as `TransformerLMConfig` of a `TransformerLM`; vocabulary and cutoffs are
-            those of the text.
+        model: its class decides the kind of model. Vocabulary and cutoffs are those of the text.
         evaluation: `"valid"` is evaluated in any case, `eval_split` with `do_eval`.
 
     Returns:

@@ -28,11 +28,13 @@ import tensorflow as tf
 from txl_tf.config import SearchConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import removed_on_error, writing
-from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.transformer import Transformer
+from txl_tf.models.transformer_lm import TransformerLM
 from txl_tf.serving.signatures import ServingSignatures, check_arguments
 from txl_tf.serving.text import GraphTokenizer
 from txl_tf.serving.translation import TranslationSignatures
+from txl_tf.serving.window import WindowSignatures
 
 WARMUP_FILE = "tf_serving_warmup_requests"
 
@@ -40,7 +42,7 @@ logger = logging.getLogger("txl_tf")
 
 
 def export_saved_model(
-    lm: TransformerXLLM | Transformer,
+    lm: LanguageModel | Transformer,
     directory: str | os.PathLike,
     vocab: Vocab | Sequence[Vocab] | None = None,
     *,
@@ -91,11 +93,12 @@ def export_saved_model(
         check_arguments(*sizes, weights, top_n, max_tokens, start_token, max_rows)
 
         def serve(text=None):
-            return ServingSignatures(lm, weights, min(top_n, *sizes), max_tokens, start_token, text, max_rows)
+            kind = WindowSignatures if isinstance(lm, TransformerLM) else ServingSignatures
+            return kind(lm, weights, min(top_n, *sizes), max_tokens, start_token, text, max_rows)
 
     for (name, given), size in zip(vocabs.items(), sizes, strict=False):
         if len(given) != size:
-            raise ValueError(f"{name} must hold the model's {size} symbols, got {len(given)}")
+            raise ValueError(f"{name} must hold the {size} symbols of the model, got {len(given)}")
     _write(serve, directory, vocabs, warmup)
 
 

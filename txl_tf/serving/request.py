@@ -69,7 +69,7 @@ def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor])
         found, rank = tf.shape(unknown[name]), spec.shape.rank
         sizes = tf.constant([-1 if size is None else size for size in spec.shape], tf.int32)
         valid = tf.size(found) == rank
-        if rank > 2:  # a state, of whose sizes only the first is free
+        if any(size is not None for size in spec.shape):  # a state, of whose sizes only the first is free
             valid &= tf.reduce_all((tf.pad(found, [[0, rank]])[:rank] == sizes) | (sizes < 0))
         letters = [letter if size is None else str(size) for letter, size in zip("BTMHDX", spec.shape, strict=False)]
         checks.append(Check(valid, f"{name} must be [{', '.join(letters)}]", found))

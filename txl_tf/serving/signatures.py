@@ -14,7 +14,7 @@ import tensorflow as tf
 from txl_tf.config import one_of
 from txl_tf.models.cache import CachedState, cached_forward, initial_state, precompute, state_from
 from txl_tf.models.generation import generate_tokens
-from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.sampling import Sampling, check_integer
 from txl_tf.serving.request import WEIGHT_TYPES, RequestLimits, StoredModel, check_ids
 from txl_tf.serving.text import Check, GraphTokenizer, require, require_all
@@ -39,11 +39,12 @@ def check_arguments(
 class SegmentLimits(RequestLimits):
     """`RequestLimits` of a language model."""
 
-    def __init__(self, lm: TransformerXLLM, max_rows: int | None, max_tokens: int):
+    def __init__(self, lm: LanguageModel, max_rows: int | None, max_tokens: int):
         network, (first, *others) = lm.network, lm.softmax.bin_sizes
         keys_and_values = 4 * network.n_layer * 2 * network.n_head * network.d_head  # of a position
         logits = first + len(others) + max(others, default=0)
-        self.fresh_bytes = network.mem_len * keys_and_values + SYMBOL_BYTES * network.n_token
+        positions = network.mem_len + getattr(lm, "context_len", 0)
+        self.fresh_bytes = positions * keys_and_values + SYMBOL_BYTES * network.n_token
         self.token_bytes = keys_and_values + 4 * (logits + 2 * network.d_inner)
         super().__init__(max_rows, max_tokens)
 
@@ -72,7 +73,7 @@ class ServingSignatures(StoredModel):
     """
 
     def __init__(
-        self, lm: TransformerXLLM, weights: str, top_n: int, max_tokens: int, start_token: int,
+        self, lm: LanguageModel, weights: str, top_n: int, max_tokens: int, start_token: int,
         text: GraphTokenizer | None, max_rows: int | None = None,
     ):  # fmt: skip
         super().__init__(lm, weights)
@@ -82,16 +83,20 @@ class ServingSignatures(StoredModel):
         self.limits = SegmentLimits(lm, max_rows, max_tokens)
         self.start_token = start_token
         self.text = text
-        network = lm.network
-        self.memory = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]  # of a row
+        self.store_positions(weights)
+        self.resources.text = text
+
+    def store_positions(self, weights: str) -> None:
+        """Decides the shape of a row of the state, and stores the position keys in the type `weights`."""
+        network = self.lm.network
+        self.memory = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]
         # Those that `next` needs for a single token, which would otherwise take the most time.
-        klen = lm.network.mem_len + 1
+        klen = network.mem_len + 1
         self.position_keys = [
             tf.Variable(tf.cast(layer.position_keys[:, :klen], weights), trainable=False)
-            for layer in precompute(lm.network)
+            for layer in precompute(network)
         ]
         self.resources.position_keys = self.position_keys
-        self.resources.text = text
 
     warmup_values = {"max_new_tokens": 1, "top_p": 1, "batch_size": 1, "text": ""}
 
@@ -120,7 +125,7 @@ class ServingSignatures(StoredModel):
         valid = tf.reduce_all(batch_size >= 0) & (rows <= most)
         with tf.control_dependencies([require(valid, f"batch_size must lie between 0 and {most}", batch_size)]):
             rows = tf.cast(rows, tf.int32)
-        return {"state": self._pack(initial_state(self.lm.network, rows))}
+        return {"state": self.fresh_state(rows)}
 
     def score(self, tokens: tf.Tensor, labels: tf.Tensor, state: tf.Tensor) -> dict:
         found = tf.shape(labels)
@@ -178,14 +183,12 @@ class ServingSignatures(StoredModel):
         return {"tokens": tf.where(tf.sequence_mask(lengths, n + longest), written, 0), "lengths": lengths}
 
     def score_text(self, text: tf.Tensor) -> dict:
-        network = self.lm.network
         ids, lengths = self._encode(text)
-        batch, n = tf.unstack(tf.shape(ids))
+        n = tf.shape(ids)[1]
         tokens = tf.pad(ids, [[0, 0], [0, tf.maximum(2 - n, 0)]])  # at least one to read and one to predict
-        length = tf.shape(tokens)[1] - 1
-        state = initial_state(network, batch, length)
-        hidden, _ = cached_forward(network, precompute(network, length), tokens[:, :-1], state)
-        nll = tf.pad(self.lm.softmax.nll(hidden, tokens[:, 1:], network.embedding), [[0, 0], [1, 0]])[:, :n]
+        hidden = self.read_text(tokens[:, :-1])
+        nll = self.lm.softmax.nll(hidden, tokens[:, 1:], self.lm.network.embedding)
+        nll = tf.pad(nll, [[0, 0], [1, 0]])[:, :n]
         inside = tf.sequence_mask(lengths, n)
         symbols = tf.where(inside, self.text.spell(ids), "")
         return {"nll": tf.where(inside, nll, 0), self._named("symbols"): symbols, "lengths": lengths}
@@ -228,6 +231,15 @@ class ServingSignatures(StoredModel):
         with tf.control_dependencies([require_all(checks)]):
             tokens, *others = map(tf.identity, (tokens, state, *others))
         return [self._check_ids("tokens", tokens), *others]
+
+    def fresh_state(self, rows: tf.Tensor) -> tf.Tensor:
+        """The state before a text, `[B, ...]`."""
+        return self._pack(initial_state(self.lm.network, rows))
+
+    def read_text(self, tokens: tf.Tensor) -> tf.Tensor:
+        """Hidden states `[B, T, d_model]` of whole texts."""
+        network, (rows, length) = self.lm.network, tf.unstack(tf.shape(tokens))
+        return cached_forward(network, precompute(network, length), tokens, initial_state(network, rows, length))[0]
 
     def _unpack(self, state: tf.Tensor, max_segment: tf.Tensor | int) -> CachedState:
         _, n_layer, _, *memory = state.shape

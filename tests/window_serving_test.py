@@ -1,0 +1,69 @@
+"""A served vanilla language model gives the numbers of the one it was made of."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import SMALL, randomise, word_vocab
+
+import txl_tf
+from txl_tf.models.generation import generate
+
+
+@pytest.fixture(scope="module")
+def lm():
+    lm = txl_tf.TransformerLM(**SMALL, context_len=6)
+    randomise(lm)
+    return lm
+
+
+@pytest.fixture(scope="module")
+def signatures(lm, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served") / "1"
+    txl_tf.export_saved_model(lm, folder, word_vocab(), top_n=23, max_rows=8, max_tokens=50)
+    return tf.saved_model.load(str(folder)).signatures
+
+
+@pytest.fixture(scope="module")
+def text():
+    return np.random.default_rng(0).integers(0, 23, [3, 12]).astype(np.int32)
+
+
+def test_scores_and_predictions_go_on_from_the_state(lm, signatures, text):
+    """Up to a full window they are those of the tokens so far; after it, of the window's last half and what follows."""
+    state = signatures["initial_state"](batch_size=tf.constant(3))["state"]
+    for begin, end in ((0, 3), (3, 4), (4, 6)):
+        nll, _ = lm.score(text[:, :end], text[:, 1 : end + 1])
+        tokens, labels = text[:, begin:end], text[:, begin + 1 : end + 1]
+        scored = signatures["score"](tokens=tf.constant(tokens), labels=tf.constant(labels), state=state)
+        np.testing.assert_allclose(scored["nll"], nll[:, begin:], rtol=1e-5, atol=1e-5)
+        predicted = signatures["next"](tokens=tf.constant(tokens), state=state)
+        log_probs, _ = lm.log_probs(text[:, :end])
+        in_order = np.take_along_axis(predicted["log_probs"].numpy(), predicted["ids"].numpy().argsort(1), 1)
+        np.testing.assert_allclose(in_order, log_probs[:, -1], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(predicted["state"], scored["state"], rtol=1e-5, atol=1e-5)
+        state = scored["state"]
+    log_probs, _ = lm.log_probs(text[:, 3:7])
+    predicted = signatures["next"](tokens=tf.constant(text[:, 6:7]), state=state)
+    np.testing.assert_allclose(predicted["log_probs"][:, 0], tf.reduce_max(log_probs[:, -1], -1), rtol=1e-5, atol=1e-5)
+
+
+def test_texts_are_written_and_scored(lm, signatures, text):
+    options = {"temperature": 0.9, "top_k": 5, "top_p": 0.9, "seed": 4}
+    vectors = {name: tf.constant([value]) for name, value in options.items()}
+    served = signatures["generate"](
+        tokens=tf.constant(text[:1, :4]), lengths=tf.constant([4]), max_new_tokens=tf.constant([9]), **vectors
+    )
+    np.testing.assert_array_equal(served["tokens"], generate(lm, text[:1, :4], 9, **options))
+    vocab = word_vocab()
+    ids = vocab.encode("w3 w5 w1 w0")
+    scored = signatures["score_text"](text=tf.constant(["w3 w5 w1 w0"]))
+    np.testing.assert_allclose(
+        scored["nll"][0, 1:], lm.score(ids[None, :-1], ids[None, 1:])[0][0], rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_state_of_another_model_is_refused(signatures, text):
+    state = signatures["initial_state"](batch_size=tf.constant(3))["state"]
+    for bad, message in ((state[:, 1:], "state must be"), (state + 100, "state must be one that this model returned")):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            signatures["next"](tokens=tf.constant(text), state=bad)
