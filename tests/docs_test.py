@@ -231,6 +231,8 @@ def workplace(tmp_path_factory):
     (folder / "configs" / "quickstart.cfg").write_text(
         f"{(ROOT / 'configs/quickstart.cfg').read_text()}\n{few_steps}\n"
     )
+    dates, steps = (ROOT / "configs/seq2seq_quickstart.cfg").read_text(), "\n".join(FEW_STEPS.split()[:4])
+    (folder / "configs" / "seq2seq_quickstart.cfg").write_text(f"{dates}\n--n_pairs=200\n--eval_sources=20\n{steps}\n")
     for name in ("my.txt", "other.txt"):
         (folder / name).write_text("The cat sat on the mat. \u00e9\u00e8\n" * 300)
     return folder

@@ -145,3 +145,12 @@ def test_config_round_trips_with_the_schedule_and_the_clip():
         expected = original_learning_rate(step, 2e-3, 3, 9, 0.2)
         assert float(copy.learning_rate) == pytest.approx(expected, rel=1e-5, abs=1e-9)
         copy.apply([tf.constant([1.0])], [variable])
+
+
+def test_the_noam_schedule_peaks_at_the_learning_rate_and_falls_with_the_square_root_of_the_step():
+    optimizer = txl_tf.make_optimizer(learning_rate=1e-3, warmup_steps=100, schedule="noam", beta_2=0.98)
+    rates = [float(optimizer._learning_rate(step)) for step in (0, 50, 100, 400)]
+    np.testing.assert_allclose(rates, [0, 5e-4, 1e-3, 5e-4], rtol=1e-6)
+    assert optimizer.beta_2 == 0.98
+    with pytest.raises(ValueError, match="warmup_steps must be at least 1, got 0"):
+        txl_tf.make_optimizer(schedule="noam")

@@ -1,0 +1,111 @@
+"""Runs of the vanilla language model: training, resuming, evaluation by a sliding window; the paper's comparison."""
+
+import re
+
+import numpy as np
+import pytest
+from helpers import TEXT, TINY_RUN, log_rows, read_checkpoint, run_program, write_text
+
+import txl_tf
+from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
+from txl_tf.models.sliding_window import sliding_window_nll
+from txl_tf.runs.evaluate import evaluate_run
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.setup import open_corpus
+from txl_tf.runs.train import train_and_evaluate
+
+SIZES = {name: value for name, value in TINY_RUN["model"].items() if name != "mem_len"}
+
+
+def train(model_dir, text, model=None, **training):
+    return train_and_evaluate(
+        str(model_dir),
+        data={"dataset": "text", "data_path": text},
+        model=model or TransformerLMConfig(**SIZES, context_len=16),
+        optimizer=OptimizerConfig(**TINY_RUN["optimizer"]),
+        training=TrainingConfig(**{**TINY_RUN["training"], **training}),
+        evaluation=EvaluationConfig(**TINY_RUN["evaluation"]),
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vanilla")
+    return folder / "run", train(folder / "run", write_text(folder / "text.txt", TEXT))
+
+
+def test_a_run_opens_evaluates_and_writes(made):
+    folder, results = made
+    lm, vocab = txl_tf.load_run(folder)
+    assert isinstance(lm, txl_tf.TransformerLM) and lm.context_len == 16 and lm.network.mem_len == 0
+    assert evaluate_run(folder)["valid"] == pytest.approx(results["valid"], rel=1e-6)
+    assert lm.generate(vocab.encode("the cat")[None], 20, seed=1).shape == (1, 27)
+    assert len(log_rows(folder)) == 4
+
+
+@pytest.mark.parametrize("step", [1, 5])
+def test_a_sliding_window_is_what_the_function_gives(made, tmp_path, step):
+    folder, _ = made
+    path = tmp_path / "nll.txt"
+    evaluation = EvaluationConfig(sliding_window=12, sliding_step=step, eval_batch_size=4, token_nll=str(path))
+    found = evaluate_run(folder, evaluation=evaluation)["valid"]
+    lm, _ = txl_tf.load_run(folder)
+    text = open_corpus(RunFolder(folder).read_config()["data"]).splits["valid"]
+    nll = sliding_window_nll(lm, text, 12, step=step)
+    assert found == pytest.approx(nll.mean(dtype=np.float64), rel=1e-6)
+    lines = path.read_text().splitlines()
+    assert len(lines) == len(text) - 1
+    np.testing.assert_allclose([float(line.split("\t")[1]) for line in lines], nll, atol=1e-6)
+
+
+def test_resuming_gives_the_weights_of_the_uninterrupted_run(tmp_path, text_file):
+    train(tmp_path / "run", text_file)
+    whole = read_checkpoint(tmp_path / "run" / "ckpt-12")
+    for path in (tmp_path / "run").glob("ckpt-12*"):
+        path.unlink()
+    train(tmp_path / "run", text_file)
+    for name, array in read_checkpoint(tmp_path / "run" / "ckpt-12").items():
+        np.testing.assert_array_equal(array, whole[name], err_msg=name)
+
+
+def test_a_run_of_one_family_does_not_go_on_as_the_other(made, text_file):
+    with pytest.raises(ValueError, match="family: 'transformer_lm' there, 'transformer_xl' now"):
+        train(made[0], text_file, ModelConfig(**SIZES))
+
+
+def test_a_step_longer_than_the_window_is_refused():
+    with pytest.raises(ValueError, match="sliding_step must be at most sliding_window=4, got 5"):
+        EvaluationConfig(sliding_window=4, sliding_step=5)
+
+
+@pytest.mark.slow
+def test_the_program(tmp_path, text_file):
+    flags = [f"--{name}={value}" for name, value in {**SIZES, **TINY_RUN["training"]}.items()]
+    flags += [
+        "--model=transformer",
+        f"--data_path={text_file}",
+        f"--model_dir={tmp_path / 'run'}",
+        "--eval_batch_size=2",
+    ]
+    done = run_program("train.py", *flags)
+    assert done.returncode == 0, done.stderr
+    done = run_program("train.py", *flags, "--clamp_len=5")
+    assert (
+        done.returncode == 1 and "clamp_len is about distances, which --model=transformer does not have" in done.stderr
+    )
+    done = run_program("train.py", f"--model_dir={tmp_path / 'run'}", "--do_eval_only", "--sliding_window=8")
+    assert "sliding window 8, step 1" in done.stdout and "valid: loss" in done.stdout, done.stderr
+    done = run_program("tools/generate.py", f"--model_dir={tmp_path / 'run'}", "--prompt=the ", "--max_new_tokens=9")
+    assert done.stdout.startswith("the "), done.stderr
+
+
+@pytest.mark.slow
+def test_the_comparison_has_its_tables_and_picture(tmp_path, text_file):
+    flags = f"--attn_lens=32,64 --n_layer=1 --rounds=1 --train_steps=200 --data_path={text_file}"
+    flags += f" --output_dir={tmp_path / 'runs'} --output={tmp_path / 'compare.png'}"
+    done = run_program("tools/compare_context.py", *flags.split())
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^\| (32|64) \| [\d.e-]+ \| [\d.e-]+ \| [\d,]+ \|", done.stdout, re.M) == ["32", "64"]
+    rows = re.findall(r"^\| (relative|absolute)(, memory)? \| ([\d,]+) \| ([\d.]+) \|", done.stdout, re.M)
+    assert len(rows) == 4 and len({parameters for _, _, parameters, _ in rows}) == 1
+    assert (tmp_path / "compare.png").stat().st_size > 10_000
