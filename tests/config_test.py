@@ -158,6 +158,8 @@ BAD = [
     (RunConfig, {"steps_per_execution": 7, "train_steps": 70}, "steps_per_execution=7 must divide iterations=500"),
     (TrainingConfig, {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1, got 0"),
     (EvaluationConfig, {"tgt_len": 0}, "tgt_len must be at least 1, got 0"),
+    (EvaluationConfig, {"sliding_window": 0}, "sliding_window must be at least 1, got 0"),
+    (EvaluationConfig, {"sliding_step": 0}, "sliding_step must be at least 1, got 0"),
     (EvaluationConfig, {"eval_batch_size": 0}, "eval_batch_size must be at least 1, got 0"),
     (MachineConfig, {"strategy": "all"}, "strategy must be one of auto, one, mirrored, multi_worker, tpu, got 'all'"),
     (MachineConfig, {"logical_cpus": 0}, "logical_cpus must be at least 1, got 0"),

@@ -494,6 +494,7 @@ def foreign_names():
                 yield node.attr
 
 
+@pytest.mark.slow
 def test_every_private_name_that_the_library_uses_is_listed():
     words = {word for name in HOOKS for word in re.findall(r"\w+", name)}
     assert set(foreign_names()) <= words

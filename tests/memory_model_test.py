@@ -215,6 +215,7 @@ def test_a_plain_keras_optimizer_trains_and_the_gradient_norm_is_reported(small_
     np.testing.assert_allclose(losses.grad_norm[0], norm, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_mixed_bfloat16_trains_close_to_float32(small_lm, small_batches):
     runs = []
     for dtype in ("float32", "mixed_bfloat16"):
@@ -290,7 +291,7 @@ def test_validation_may_have_another_number_of_rows(small_lm, small_batches):
     np.testing.assert_allclose(lm.history.history["val_loss"], [expected], rtol=1e-5)
 
 
-@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_one_model_takes_batches_of_any_number_of_rows(small_lm, small_batches, k):
     lm = small_lm(n_layer=1)
     lm.compile(no_learning(), steps_per_execution=k)
@@ -726,6 +727,7 @@ def test_data_of_another_kind_are_an_error_that_says_why_and_how_to_do_it(small_
         assert str(error.value).count("\n") == 0
 
 
+@pytest.mark.slow
 def test_the_ways_that_the_message_says_train_as_the_dataset_does(small_lm, small_batches):
     class Data(keras.utils.PyDataset):
         def __len__(self):

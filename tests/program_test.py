@@ -108,6 +108,8 @@ def test_the_hyper_parameters_of_a_class_become_flags_and_values(own_flags):
     assert program.values(OptimizerConfig) == {
         "learning_rate": 0.5,
         "clip": "mine",
+        "schedule": "cosine",
+        "beta_2": 0.999,
         "min_lr_ratio": 0.004,
         "optimizer": "lamb",
         "weight_decay": 0.01,

@@ -101,6 +101,7 @@ def at_step(monkeypatch, step, action):
 
 
 def test_sighup_is_as_sigterm_but_under_nohup(run_dir, text_file, monkeypatch, capfd):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
         at_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGHUP))
         train_run(run_dir, text_file)

@@ -1,5 +1,6 @@
 """Runs of an encoder-decoder: training, resuming, translating, serving; one clear error for each kind of bad input."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -74,7 +75,11 @@ def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabularies(made):
     assert json.loads((folder / "config.json").read_text())["family"] == "transformer"
 
 
-@pytest.mark.parametrize("options", [{}, {"optimizer": {"ema": 0.5}, "training": {"batch_tokens": 120}}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"optimizer": {"ema": 0.5}, "training": {"batch_tokens": 120}}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_resuming_gives_the_weights_of_the_uninterrupted_run(tmp_path, pairs_file, options):
     """Weights, optimizer, place in the pairs and dropout: bit for bit, from the middle of a window, too."""
     training = {"iterations": 5, "save_steps": 4, "max_to_keep": 9, **options.get("training", {})}
@@ -146,6 +151,7 @@ def test_the_translation_is_that_of_the_ids(run):
     )
 
 
+@pytest.mark.slow
 def test_the_programs(made, tmp_path):
     """What a user types: train (already done), translate a file and a pipe, compare with targets."""
     folder, results = made
@@ -204,7 +210,9 @@ def test_a_run_goes_on_with_its_own_pairs_only(made, pairs_file, tmp_path):
 
 def test_a_folder_of_another_family_says_what_it_holds(made, run_dir, text_file, tmp_path):
     folder, _ = made
-    with pytest.raises(ValueError, match="family must be transformer_xl, got 'transformer': it is an encoder-decoder"):
+    with pytest.raises(
+        ValueError, match="family must be transformer_xl or transformer_lm, got 'transformer': it is an enc"
+    ):
         RunFolder(folder).read_config()
     (tmp_path / "config.json").write_text('{"data": {}, "model": {}, "vocab": {}}')
     with pytest.raises(ValueError, match="family must be transformer, got 'transformer_xl': it is a language model"):
@@ -266,19 +274,23 @@ np.savez(out, **{name: value.astype("S") if value.dtype == object else value for
 
 
 @pytest.fixture(scope="module")
-def exported(made, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served")
-    flags = f"--model_dir={made[0]} --output={folder / 'my'} --beam_size=3 --n_best=2 --max_rows=8"
-    done = run_program("tools/export_saved_model.py", *flags.split())
-    assert done.stdout == f"{folder / 'my' / '1'}\n", done.stderr
-    return folder / "my" / "1"
+def exported(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served") / "1"
+    model, vocabs = run
+    txl_tf.export_saved_model(model, folder, vocabs, search={"beam_size": 3, "n_best": 2}, max_rows=8, warmup=False)
+    return folder
 
 
 @pytest.mark.slow
-def test_strangers_get_the_translations_of_the_model(run, exported, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", STRANGER, str(exported), str(tmp_path / "found.npz")], capture_output=True, text=True
+def test_strangers_get_the_translations_of_the_model(made, run, tmp_path):
+    flags = f"--model_dir={made[0]} --output={tmp_path / 'my'} --beam_size=3 --n_best=2"
+    done = run_program("tools/export_saved_model.py", *flags.split())
+    assert done.stdout == f"{tmp_path / 'my' / '1'}\n", done.stderr
+    assert (tmp_path / "my" / "1" / "assets.extra").exists() == (
+        importlib.util.find_spec("tensorflow_serving") is not None
     )
+    command = [sys.executable, "-c", STRANGER, done.stdout.strip(), str(tmp_path / "found.npz")]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     model, vocabs = run
     expected = Translator(model, *vocabs, SearchConfig(beam_size=3, n_best=2)).translate(["abc", "ca", "bbbbb"])

@@ -78,7 +78,7 @@ def test_the_average_of_the_weights_is_evaluated_and_training_goes_on_from_the_w
     assert train_run(run_dir, text_file, **options)["valid"] == averaged
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "lamb"])
 def test_other_optimizers_train(run_dir, text_file, optimizer):
     train_run(run_dir, text_file, optimizer={"optimizer": optimizer, "weight_decay": 0.01})
     losses = [float(row["loss"]) for row in log_rows(run_dir)]
