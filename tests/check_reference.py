@@ -62,7 +62,8 @@ def difference(name, expected, found, tolerance):
     with np.errstate(invalid="ignore", divide="ignore"):
         distance = np.abs(np.subtract(found, expected, dtype=np.float64))
         worst = np.max(distance, initial=0.0)
-        relative = worst / largest if worst != 0 else 0.0
+        rounding = max(worst, largest) <= tolerance.atol  # both are 0 but for it, and have no size to compare
+        relative = 0.0 if worst == 0 or rounding else worst / largest
         within = np.all(distance <= tolerance.rtol * size + tolerance.atol + tolerance.of_largest * largest)
     if tolerance == EXACT:
         within &= found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
