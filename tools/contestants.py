@@ -142,17 +142,21 @@ def continuing_step(shape, dtype):
     return lambda: session.write(shape["tgt_len"])
 
 
+def seq2seq_arguments(shape):
+    """The arguments of `Transformer` and of `ReferenceTransformer`."""
+    arguments = {"num_layers": shape["n_layer"], "dff": shape["d_inner"], "num_heads": shape["n_head"]}
+    arguments |= {"d_model": shape["d_model"], "rate": shape["dropout"]}
+    return arguments | dict.fromkeys(["input_vocab_size", "target_vocab_size"], shape["n_token"])
+
+
 def seq2seq_step(mode, shape, make):
     """A function that trains an encoder-decoder on a batch by what `fit` calls, or decodes one greedily.
 
     `make(**arguments)` gives `(model, dataset of a batch, decode(source, start, number))`.
     """
-    arguments = {"num_layers": shape["n_layer"], "dff": shape["d_inner"], "num_heads": shape["n_head"]}
-    arguments |= {"d_model": shape["d_model"], "rate": shape["dropout"]}
-    arguments |= dict.fromkeys(["input_vocab_size", "target_vocab_size"], shape["n_token"])
     ids = np.random.default_rng(0).integers(3, shape["n_token"], [2, shape["batch_size"], shape["tgt_len"] + 1])
     source, target = ids[0, :, 1:].astype(np.int32), ids[1].astype(np.int32)
-    model, batch, decode = make(source, target, **arguments)
+    model, batch, decode = make(source, target, **seq2seq_arguments(shape))
     if mode == "seq2seq_decoding":
         return lambda: np.asarray(decode(source, 1, shape["tgt_len"]))
     batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
@@ -181,10 +185,7 @@ def pairs_step(shape, make, by_length):
     if not by_length:
         batches.rows = np.random.default_rng(1).permutation(shape["pairs"]).reshape(-1, size).__getitem__
     arrays = [batches.batch(i) for i in range(shape["pairs"] // size)]
-    arguments = {"num_layers": shape["n_layer"], "dff": shape["d_inner"], "num_heads": shape["n_head"]}
-    arguments |= {"d_model": shape["d_model"], "rate": shape["dropout"]}
-    arguments |= dict.fromkeys(["input_vocab_size", "target_vocab_size"], shape["n_token"])
-    model, first, _ = make(*arrays[0], **arguments)
+    model, first, _ = make(*arrays[0], **seq2seq_arguments(shape))
     if isinstance(first[0], tuple):  # Keras's (x, y)
         arrays = [((source, target[:, :-1]), target[:, 1:]) for source, target in arrays]
     specs = tf.nest.map_structure(lambda _: tf.TensorSpec([None, None], tf.int32), arrays[0])

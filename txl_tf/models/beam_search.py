@@ -13,10 +13,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.data.parallel import PADDING
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.sampling import check_integer, check_sampling, sample_categorical, top_k_top_p, uniform_draws
 
-PADDING = 0  # id of padding, in sources and targets
 _NONE = -1e9  # log-probability of what cannot be; finite, so that it can be multiplied
 
 

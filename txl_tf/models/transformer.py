@@ -18,12 +18,13 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import TransformerConfig, check_fields
+from txl_tf.data.parallel import PADDING
 from txl_tf.layers.absolute import Embeddings, PositionalEncoding
 from txl_tf.layers.dropout import split
 from txl_tf.layers.multi_head_attention import create_look_ahead_mask, create_padding_mask
 from txl_tf.layers.ops import LayerNorm, Linear, cross_entropy, project
 from txl_tf.layers.transformer_layers import EPSILON, DecoderLayer, EncoderLayer
-from txl_tf.models.beam_search import PADDING, beam_search, check_generation, sample_sequences
+from txl_tf.models.beam_search import beam_search, check_generation, sample_sequences
 from txl_tf.training.resumable import Resumable
 
 

@@ -25,7 +25,11 @@ def most_symbols(search: SearchConfig, longest: int | tf.Tensor, max_len: int) -
     """Most symbols of targets, their ends included, where the longest source has `longest`."""
     if search.max_new_tokens is not None:
         return min(search.max_new_tokens, max_len)
-    return tf.minimum(-(-longest // _STEP) * _STEP + 50, max_len)
+    return tf.minimum(_rounded(longest) + 50, max_len)
+
+
+def _rounded(length):
+    return -(-length // _STEP) * _STEP
 
 
 class Translator:
@@ -74,7 +78,7 @@ class Translator:
             ValueError: a source is empty, too long, or has a symbol that the vocabulary does not have.
         """
         lines, results = self.encode(sources, name), [[]] * len(sources)
-        rounded = -(-lines.lengths // _STEP) * _STEP
+        rounded = _rounded(lines.lengths)
         order = np.argsort(rounded, kind="stable")
         begin = 0
         while begin < len(order):
@@ -89,7 +93,7 @@ class Translator:
 
     def _translate(self, sources: list[np.ndarray]) -> list[list[Translation]]:
         search, model = self.search, self.model
-        longest = -(-max(map(len, sources)) // _STEP) * _STEP
+        longest = _rounded(max(map(len, sources)))
         source = np.full([len(sources), min(longest, model.max_len)], PADDING, np.int32)
         for row, ids in zip(source, sources, strict=True):
             row[: len(ids)] = ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 
 import numpy as np
 import tensorflow as tf
@@ -29,8 +30,8 @@ def error_rates(translations: list[str], references: list[list[str]], level: str
     """
     pairs = [(i, text, right) for i, text in enumerate(translations) for right in references[i]]
     rows, texts, rights = zip(*pairs, strict=True)
-    distances = _edit_distances([_symbols(text, level) for text in texts], [_symbols(right, level) for right in rights])
-    lengths = np.array([len(_symbols(right, level)) for right in rights])
+    found, right = ([_symbols(text, level) for text in side] for side in (texts, rights))
+    distances, lengths = _edit_distances(found, right), np.array(list(map(len, right)))
     order = np.lexsort([lengths, distances, rows])  # the nearest reference of every row first
     nearest = order[np.unique(np.array(rows)[order], return_index=True)[1]]
     wrong = np.mean([text not in right for text, right in zip(translations, references, strict=True)])
@@ -42,8 +43,11 @@ def _symbols(text: str, level: str) -> list[str]:
 
 
 def _edit_distances(found: list[list[str]], right: list[list[str]]) -> np.ndarray:
-    found, right = (tf.RaggedTensor.from_row_lengths(sum(side, []), list(map(len, side))) for side in (found, right))
-    return tf.edit_distance(found.to_sparse(), right.to_sparse(), normalize=False).numpy()
+    def sparse(side):
+        symbols = list(itertools.chain.from_iterable(side))
+        return tf.RaggedTensor.from_row_lengths(symbols, list(map(len, side))).to_sparse()
+
+    return tf.edit_distance(sparse(found), sparse(right), normalize=False).numpy()
 
 
 def corpus_scores(translations: list[str], references: list[list[str]]) -> dict[str, str]:

@@ -60,16 +60,22 @@ class Family(NamedTuple):
     config: type  # group of its hyper-parameters
 
 
-@dataclasses.dataclass
-class _ConfigFile:
-    """`config.json`. `fingerprints` are those of the vocabulary and of each split of the text, see `Corpus`."""
+@dataclasses.dataclass(kw_only=True)
+class ConfigFile:
+    """`config.json` of any run. `fingerprints` are those of the vocabularies and of each split, see `Corpus`."""
 
     data: dict
     model: dict
-    vocab: Vocab
     training: dict = dataclasses.field(default_factory=dict)
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     family: str = "transformer_xl"
+
+
+@dataclasses.dataclass(kw_only=True)
+class _LanguageModelFile(ConfigFile):
+    """`config.json` of a language model."""
+
+    vocab: Vocab
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +112,7 @@ class RunFolder(CheckpointFolder):
         "transformer_xl": Family(TransformerXLLM, ModelConfig),
         "transformer_lm": Family(TransformerLM, TransformerLMConfig),
     }
-    config_file_type = _ConfigFile
+    config_file_type = _LanguageModelFile
     groups = {"data": [_Data], "training": [EvaluationConfig, MachineConfig, OptimizerConfig, TrainingConfig]}
     vocabs = {"vocab": "n_token"}
     required = ("n_token", "mem_len")

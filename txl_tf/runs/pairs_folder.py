@@ -11,20 +11,15 @@ from txl_tf.config import MachineConfig, OptimizerConfig, PairsConfig, PairsTrai
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import read_json
 from txl_tf.models.transformer import Transformer
-from txl_tf.runs.folder import Family, RunFolder
+from txl_tf.runs.folder import ConfigFile, Family, RunFolder
 
 
-@dataclasses.dataclass
-class _PairsConfigFile:
-    """`config.json`. `fingerprints` are those of the vocabularies and of each split of the pairs."""
+@dataclasses.dataclass(kw_only=True)
+class _PairsConfigFile(ConfigFile):
+    """`config.json` of an encoder-decoder."""
 
-    data: dict
-    model: dict
     source_vocab: Vocab
     target_vocab: Vocab
-    training: dict = dataclasses.field(default_factory=dict)
-    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
-    family: str = "transformer"
 
 
 class PairsFolder(RunFolder):
@@ -51,10 +46,9 @@ class PairsFolder(RunFolder):
 
 def open_folder(model_dir: str | os.PathLike) -> RunFolder:
     """The folder of a run, of the class that its `config.json` calls for; a `RunFolder` if there is none."""
-    folder, families = RunFolder(model_dir), []
-    if folder.has_config():
-        read_json(folder.config_file, lambda values: families.append(values.get("family")))
-    return PairsFolder(model_dir) if families and families[0] in PairsFolder.families else folder
+    folder = RunFolder(model_dir)
+    config = read_json(folder.config_file, lambda values: None) if folder.has_config() else {}
+    return PairsFolder(model_dir) if config.get("family") in PairsFolder.families else folder
 
 
 def load_run(

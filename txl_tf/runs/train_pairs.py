@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 
 import keras
@@ -123,7 +124,7 @@ class _PairsRun(Run):
         parameters, type_name = f"{made.count_params():,}", self.machine.mixed_precision
         logger.info("model: %s parameters, %s; %d batches an epoch", parameters, type_name, len(self._train_batches))
 
-    @property
+    @functools.cached_property
     def _train_batches(self) -> PairBatches:
         return self.pair_batches("train", self.training.seed)
 

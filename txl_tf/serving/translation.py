@@ -136,7 +136,7 @@ class TranslationSignatures(StoredModel):
     def _search(self, source: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Targets `[B, K, N]` and scores `[B, K]`."""
         search = self.search
-        most = most_symbols(search, tf.shape(source)[1], self.model.max_len)
+        most = self._new_tokens(tf.shape(source)[1])
         if search.beam_size == 1:
             ids, scores = sample_sequences(self.model, source, START, END, most, None)
             return ids[:, None], scores[:, None]

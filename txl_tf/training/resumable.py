@@ -23,14 +23,16 @@ class Resumable:
     @property
     def metric_totals(self) -> np.ndarray:
         """float64 array, the sums that the logs of this epoch are computed from."""
-        variables = [variable for metric in self.metrics for variable in metric.variables]
-        return np.array([keras.ops.convert_to_numpy(variable) for variable in variables], np.float64)
+        return np.array([keras.ops.convert_to_numpy(variable) for variable in self._sums], np.float64)
 
     def set_metric_totals(self, array: np.ndarray) -> None:
         """Goes on with sums from `metric_totals`. Call it once an epoch has begun, from a callback."""
-        variables = [variable for metric in self.metrics for variable in metric.variables]
-        for variable, value in zip(variables, array, strict=True):
+        for variable, value in zip(self._sums, array, strict=True):
             variable.assign(value)
+
+    @property
+    def _sums(self) -> list[keras.Variable]:
+        return [variable for metric in self.metrics for variable in metric.variables]
 
     def carried_arrays(self) -> dict[str, np.ndarray]:
         """What goes from batch to batch besides weights and optimizer, for a checkpoint: nothing."""
