@@ -284,6 +284,41 @@ def test_pairwise_scores_of_vectors_by_distance_are_shifted_scores():
     )
 
 
+INDEXED = {  # shapes of queries, vectors and index
+    "few vectors": ((N_HEAD, BATCH, QLEN, D_HEAD), (3, N_HEAD, D_HEAD), (BATCH, QLEN, 5)),
+    "more vectors than pairs": ((N_HEAD, BATCH, QLEN, D_HEAD), (70, N_HEAD, D_HEAD), (BATCH, QLEN, QLEN)),
+    "one": ((1, 1, 1, D_HEAD), (1, 1, D_HEAD), (1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("shapes", INDEXED.values(), ids=INDEXED)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_pairwise_scores_of_indexed_vectors_are_those_of_a_vector_for_every_pair(shapes, compiled):
+    """Values, and gradients of queries and vectors."""
+    rng = np.random.default_rng(0)
+    of_q, of_r, of_index = shapes
+    q, r, upstream = (
+        tf.constant(rng.normal(size=shape), tf.float32) for shape in (of_q, of_r, (*of_q[:3], of_index[2]))
+    )
+    index = tf.constant(rng.integers(0, of_r[0], of_index), tf.int32)
+
+    def indexed(q, r):
+        return pairwise_scores(q, r, index)
+
+    def unindexed(q, r):
+        return pairwise_scores(q, tf.transpose(tf.gather(r, index), [3, 0, 1, 2, 4]))
+
+    def scores_and_gradients(function):
+        with tf.GradientTape() as tape:
+            tape.watch([q, r])
+            scores = function(q, r)
+        return scores, *(tf.convert_to_tensor(g) for g in tape.gradient(scores, [q, r], upstream))
+
+    found = (tf.function(scores_and_gradients) if compiled else scores_and_gradients)(indexed)
+    for ours, expected in zip(found, scores_and_gradients(unindexed), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
 # ---------------------------------------- equation (6)
 
 

@@ -23,10 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 import numpy as np
+import tagger_arrays
 import tensorflow as tf
 import vanilla_arrays
 
 import txl_tf
+from txl_tf.data.lexicon import Lexicon
+from txl_tf.data.tags import prf, spans_of
 
 
 class Tolerance(NamedTuple):
@@ -94,7 +97,7 @@ MODEL_KINDS = {
     # Weights move by up to 8e-3. Adam divides by the gradient's size: rounding shows where that is near 0.
     "final weights": ("train/var/", Tolerance(rtol=1e-5, atol=2e-5)),
 }
-SERIES = ["loss", "train/loss", "train/lr", "train/grad_norm"]
+SERIES = ["loss", "train/loss", "train/lr", "train/grad_norm", "out/nll", "out/sgd_losses"]
 
 
 def compare_model(folder):
@@ -203,9 +206,70 @@ def compare_vanilla(folder):
     return {kind: rows for kind, rows in kinds.items() if rows}
 
 
+# TENER and FLAT
+
+TAGGER_KINDS = {
+    "results": ("out/", Tolerance(rtol=1e-4, atol=2e-5)),
+    "gradients": ("g/", Tolerance(of_largest=1e-4, atol=1e-6)),
+}
+
+
+def compare_tagger(folder, arrays_of):
+    """`{kind: [Difference]}` of a case of TENER or FLAT, see `tagger_arrays.py`."""
+    with np.load(folder / "golden.npz") as file:
+        golden = dict(file)
+    expected, found = arrays_of(json.loads((folder / "config.json").read_text()), golden)
+    return {
+        kind: differences(of_kind(expected, start), of_kind(found, start), tolerance)
+        for kind, (start, tolerance) in TAGGER_KINDS.items()
+    }
+
+
+def compare_tener(folder):
+    config = json.loads((folder / "config.json").read_text())
+    return compare_spans(config) if "encodings" in config else compare_tagger(folder, tagger_arrays.tener_arrays)
+
+
+def compare_flat(folder):
+    config = json.loads((folder / "config.json").read_text())
+    return compare_lexicon(config) if "sentences" in config else compare_tagger(folder, tagger_arrays.flat_arrays)
+
+
+def compare_spans(config):
+    """Entities of tags, exactly; fastNLP lower-cases their kinds."""
+    rows = []
+    for scheme, case in config["encodings"].items():
+        counts = np.zeros(3, int)
+        for i, sequence in enumerate(case["sequences"]):
+            found = {name: [[s.kind.lower(), [s.start, s.end]] for s in spans_of(sequence[name])] for name in PATHS}
+            wrong = [name for name in PATHS if found[name] != sequence[f"{name}_spans"]]
+            gold, pred = ({(kind, *place) for kind, place in found[name]} for name in PATHS)
+            counts += [len(gold & pred), len(pred), len(gold)]
+            expected = {name: sequence[f"{name}_spans"] for name in wrong}
+            problem = f"spans are {[found[name] for name in wrong]}, expected {[*expected.values()]}" if wrong else ""
+            rows.append(Difference(f"{scheme}[{i}]", float(bool(wrong)), problem))
+        scores = dict(zip(("pre", "rec", "f"), prf(*counts), strict=True))
+        expected = {name: np.float64(case["result"][name]) for name in scores}
+        rows += differences(expected, scores, Tolerance(atol=1e-6))
+    return {"spans": rows}
+
+
+PATHS = ("gold", "pred")
+
+
+def compare_lexicon(config):
+    """Words that a lexicon finds, exactly; the lexicon is jieba's (pip install jieba)."""
+    lexicon, rows = Lexicon.load("jieba"), []
+    for case in config["sentences"]:
+        found = [[*match] for match in lexicon.matches(case["sentence"])]
+        problem = "" if found == case["words"] else f"words {found}, expected {case['words']}"
+        rows.append(Difference(case["sentence"], float(bool(problem)), problem))
+    return {"words": rows}
+
+
 # Families, folders and the report
 
-COMPARISONS = {"model": compare_model, "vanilla": compare_vanilla}
+COMPARISONS = {"model": compare_model, "vanilla": compare_vanilla, "tener": compare_tener, "flat": compare_flat}
 MARKS = ["golden.npz", "config.json", "case.json", "model.ckpt-0.index"]
 
 

@@ -9,7 +9,11 @@ import pytest
 import txl_tf
 from txl_tf import config
 from txl_tf.config import (
+    EncoderConfig,
     EvaluationConfig,
+    FlatConfig,
+    FlatTaggerConfig,
+    LabelConfig,
     MachineConfig,
     ModelConfig,
     NetworkConfig,
@@ -18,6 +22,10 @@ from txl_tf.config import (
     PairsTrainingConfig,
     RunConfig,
     SearchConfig,
+    TaggedConfig,
+    TaggerTrainingConfig,
+    TenerConfig,
+    TenerTaggerConfig,
     TextConfig,
     TrainingConfig,
     TransformerConfig,
@@ -28,10 +36,12 @@ from txl_tf.config import (
 from txl_tf.training.distribution import make_strategy
 
 SIZES = {"n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
+ENCODER = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_inner": 12}
 REQUIRED = {
     NetworkConfig: SIZES,
     ModelConfig: SIZES,
     TransformerLMConfig: SIZES,
+    **dict.fromkeys([EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig], ENCODER),
     TransformerConfig: {"num_layers": 2, "d_model": 8, "num_heads": 2, "dff": 12},
 }
 GROUPS = [
@@ -48,7 +58,9 @@ def make(group, **values):
 def test_all_groups_are_here():
     named = {NetworkConfig, ModelConfig, TextConfig, OptimizerConfig, TrainingConfig, EvaluationConfig, MachineConfig}
     pairs = {TransformerConfig, PairsConfig, PairsTrainingConfig, SearchConfig}
-    assert set(GROUPS) == {*named, *pairs, TransformerLMConfig, RunConfig}
+    tagger = {LabelConfig, EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig}
+    tagged = {TaggedConfig, TaggerTrainingConfig}
+    assert set(GROUPS) == {*named, *pairs, *tagger, *tagged, TransformerLMConfig, RunConfig}
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -67,7 +79,16 @@ def test_every_hyper_parameter_has_a_help_text_and_a_default_that_its_check_pass
         (ModelConfig, {"n_token": 23, "cutoffs": [], "proj_share_all_but_first": True, "dropout": 0.0}),
         (TransformerConfig, {"input_vocab_size": 9, "target_vocab_size": 8, "norm_first": True, "rate": 0.0}),
         (TextConfig, {"dataset": "text", "data_path": ["a.txt", "b.txt"], "cutoffs": [5, 12], "max_size": 100}),
+        (EncoderConfig, {"n_token": 9, "n_bigram": 0, "d_bigram": 7, "token_dropout": 0.01}),
+        (TenerConfig, {"attn_type": "transformer", "pos_embed": "sin", "after_norm": False, "scale": True}),
+        (FlatConfig, {"fusion": "ff_two", "rel_pos_init": 0, "k_proj": False, "residual": "own", "pre": "n"}),
+        (LabelConfig, {"labels": ["O", "B-LOC"], "start_end": False, "output_dropout": 0.3}),
+        (TenerTaggerConfig, {"labels": None, "n_token": 9, "key_position_term": False}),
+        (FlatTaggerConfig, {"labels": ["O"], "constraints": False, "activation": "leaky"}),
+        (TaggedConfig, {"train_path": "a.txt", "tag_scheme": "bioes", "lexicon": "jieba", "bigrams": False}),
+        (TaggerTrainingConfig, {"batch_size": 7, "patience": 300, "jit_compile": True}),
         (OptimizerConfig, {"optimizer": "lamb", "weight_decay": 0.01, "clip": None}),
+        (OptimizerConfig, {"optimizer": "sgd", "momentum": 0.0, "schedule": "linear", "clip_value": 5.0}),
         (TrainingConfig, {"tgt_len": 7, "static_shapes": True, "warm_start_path": "run/ckpt-5"}),
         (RunConfig, {"train_steps": 10, "iterations": 5, "steps_per_execution": 5, "allow_other_text": True}),
         (PairsConfig, {"train_path": "a,b", "source_level": "word", "min_freq": 2, "share_vocab": False}),
@@ -109,6 +130,32 @@ BAD = [
     (NetworkConfig, {"init": "xavier"}, "init must be one of normal, uniform, got 'xavier'"),
     (TransformerLMConfig, {"context_len": 1}, "context_len must be at least 2, got 1"),
     (ModelConfig, {"n_layer": 2.5}, "n_layer must be an integer, got 2.5"),
+    (LabelConfig, {"labels": "O"}, "labels must be a list .a string each., got 'O'"),
+    (LabelConfig, {"start_end": 1}, "start_end must be True or False, got 1"),
+    (LabelConfig, {"output_dropout": 1.0}, r"output_dropout must lie in \[0, 1\), got 1.0"),
+    (EncoderConfig, {"n_token": 0}, "n_token must be at least 1, got 0"),
+    (EncoderConfig, {"n_bigram": -1}, "n_bigram must be at least 0, got -1"),
+    (EncoderConfig, {"d_embed": 0}, "d_embed must be at least 1, got 0"),
+    (EncoderConfig, {"d_bigram": 0}, "d_bigram must be at least 1, got 0"),
+    (EncoderConfig, {"n_layer": 0}, "n_layer must be at least 1, got 0"),
+    (EncoderConfig, {"d_model": 7}, "d_model must be even .*got 7"),
+    (EncoderConfig, {"n_head": 0}, "n_head must be at least 1, got 0"),
+    (EncoderConfig, {"d_inner": 0}, "d_inner must be at least 1, got 0"),
+    (EncoderConfig, {"max_seq_len": 0}, "max_seq_len must be at least 1, got 0"),
+    (EncoderConfig, {"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+    (EncoderConfig, {"dropatt": -0.1}, r"dropatt must lie in \[0, 1\), got -0.1"),
+    (EncoderConfig, {"embed_dropout": 2}, r"embed_dropout must lie in \[0, 1\), got 2"),
+    (EncoderConfig, {"token_dropout": 1.0}, r"token_dropout must lie in \[0, 1\), got 1.0"),
+    (TenerConfig, {"attn_type": "naive"}, "attn_type must be one of adatrans, transformer, got 'naive'"),
+    (TenerConfig, {"pos_embed": None}, "pos_embed must be one of none, sin, fix, got None"),
+    (FlatConfig, {"fusion": "two"}, "fusion must be one of ff, ff_two, ff_linear, attn, gate, got 'two'"),
+    (FlatConfig, {"rel_pos_init": 2}, "rel_pos_init must be at most 1, got 2"),
+    (FlatConfig, {"residual": "both"}, "residual must be one of input, own, got 'both'"),
+    (FlatConfig, {"activation": "gelu"}, "activation must be one of relu, leaky, got 'gelu'"),
+    (TaggedConfig, {"tag_scheme": "iob1"}, "tag_scheme must be one of bio, bioes, bmes, got 'iob1'"),
+    (TaggedConfig, {"min_freq": "2"}, "min_freq must be an integer, got '2'"),
+    (TaggerTrainingConfig, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    (TaggerTrainingConfig, {"patience": 0}, "patience must be at least 1, got 0"),
     (TextConfig, {"dataset": "imdb"}, "dataset must be one of pydoc, text, .*got 'imdb'"),
     (TextConfig, {"level": "sentence"}, "level must be one of word, char, byte, got 'sentence'"),
     (TextConfig, {"level": None}, "level must be one of word, char, byte, got None"),
@@ -141,11 +188,14 @@ BAD = [
     (OptimizerConfig, {"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
     (OptimizerConfig, {"learning_rate": float("nan")}, "learning_rate must be positive, got nan"),
     (OptimizerConfig, {"min_lr_ratio": 1.5}, r"min_lr_ratio must lie in \[0, 1\], got 1.5"),
-    (OptimizerConfig, {"optimizer": "sgd"}, "optimizer must be one of adam, adamw, lamb, got 'sgd'"),
-    (OptimizerConfig, {"weight_decay": 0.1}, "weight_decay must be 0 or more, and 0 for adam, got 0.1 for adam"),
+    (OptimizerConfig, {"optimizer": "adagrad"}, "optimizer must be one of adam, adamw, lamb, sgd, got 'adagrad'"),
+    (OptimizerConfig, {"weight_decay": 0.1}, "weight_decay must be 0 or more, and 0 for adam and sgd, got 0.1 for"),
+    (OptimizerConfig, {"weight_decay": 0.1, "optimizer": "sgd"}, "weight_decay must be .*0 for .*sgd, got 0.1 for sgd"),
     (OptimizerConfig, {"weight_decay": -1, "optimizer": "lamb"}, "weight_decay must be 0 or more, .*got -1 for lamb"),
     (OptimizerConfig, {"beta_2": 1.0}, r"beta_2 must lie in \[0, 1\), got 1.0"),
-    (OptimizerConfig, {"schedule": "linear"}, "schedule must be one of cosine, noam, got 'linear'"),
+    (OptimizerConfig, {"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
+    (OptimizerConfig, {"clip_value": "5"}, "clip_value must be a number, got '5'"),
+    (OptimizerConfig, {"schedule": "step"}, "schedule must be one of cosine, noam, linear, constant, got 'step'"),
     (OptimizerConfig, {"ema": 1.0}, r"ema must lie in \[0, 1\), got 1.0"),
     (TrainingConfig, {"tgt_len": -3}, "tgt_len must be at least 1, got -3"),
     (TrainingConfig, {"train_batch_size": 0}, "train_batch_size must be at least 1, got 0"),
@@ -258,17 +308,20 @@ def assert_defaults_are_of(group, defaults, other_than=()):
 
 
 @pytest.mark.parametrize(
-    "model, group, required",
+    "model, group, required, besides",
     [
-        (txl_tf.TransformerXL, NetworkConfig, ["n_token"]),  # it is made once the text is known
-        (txl_tf.TransformerXLLM, ModelConfig, ["n_token", "mem_len"]),
-        (txl_tf.TransformerLM, TransformerLMConfig, ["n_token"]),
+        (txl_tf.TransformerXL, NetworkConfig, ["n_token"], ["recompute"]),  # it is made once the text is known
+        (txl_tf.TransformerXLLM, ModelConfig, ["n_token", "mem_len"], ["recompute"]),
+        (txl_tf.TransformerLM, TransformerLMConfig, ["n_token"], ["recompute"]),
+        (txl_tf.Tener, TenerConfig, ["n_token"], []),
+        (txl_tf.Flat, FlatConfig, ["n_token"], []),
+        (txl_tf.Tagger, LabelConfig, ["labels"], ["network"]),
     ],
 )
-def test_the_constructor_takes_the_names_and_defaults_of_the_group(model, group, required):
+def test_the_constructor_takes_the_names_and_defaults_of_the_group(model, group, required, besides):
     taken = parameters(model.__init__)
     taken.pop("self")
-    assert set(taken) == {*group.names(), "recompute", "seed"}
+    assert set(taken) == {*group.names(), *besides, "seed"}
     assert all(taken[name] is inspect.Parameter.empty for name in required)
     assert_defaults_are_of(group, taken, other_than=required)
 
@@ -282,6 +335,12 @@ def test_a_network_and_a_language_model_hold_the_values_of_their_group():
     }
     lm = txl_tf.TransformerXLLM(n_token=23, mem_len=0, **SIZES)
     assert make(ModelConfig, n_token=23).to_dict() == {name: lm.get_config()[name] for name in ModelConfig.names()}
+
+
+@pytest.mark.parametrize("network, group", [(txl_tf.Tener, TenerConfig), (txl_tf.Flat, FlatConfig)])
+def test_an_encoder_holds_the_values_of_its_group(network, group):
+    given = make(group, n_token=9, d_embed=6, dropatt=0.2).to_dict()
+    assert {name: network(**given).get_config()[name] for name in group.names()} == given
 
 
 def test_the_optimizer_takes_the_names_and_defaults_of_its_group():

@@ -6,7 +6,10 @@ private until 1.0.
 
 from txl_tf import layers
 from txl_tf.data.batches import segments
+from txl_tf.models.flat import Flat
 from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.tagger import Tagger
+from txl_tf.models.tener import Tener
 from txl_tf.models.transformer import Transformer
 from txl_tf.models.transformer_lm import TransformerLM
 from txl_tf.models.transformer_xl import TransformerXL
@@ -18,6 +21,9 @@ from txl_tf.training.optimization import make_optimizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "Flat",
+    "Tagger",
+    "Tener",
     "Transformer",
     "TransformerLM",
     "TransformerXL",

@@ -91,17 +91,47 @@ def shifted_scores(q, r, first):
     return rel_shift(tf.reshape(scores, [n_head, *rows, keras.ops.shape(r)[1]]), first)
 
 
-def pairwise_scores(q, r):
+def pairwise_scores(q, r, index=None):
     """Scores of the queries against a vector for every pair: `q_i . r_ij` (FLAT).
 
     Args:
         q: `[H, B, T, D]`.
-        r: `[H, B, T, K, D]`.
+        r: `[H, B, T, K, D]`. With `index`, the vectors that differ, `[U, H, D]`.
+        index: int32 `[B, T, K]`, which of the vectors each pair has.
 
     Returns:
         `[H, B, T, K]`.
     """
-    return tf.linalg.matvec(r, q)
+    if index is None:
+        return tf.linalg.matvec(r, q)
+    return _indexed_scores(q, r, index)
+
+
+@tf.custom_gradient
+def _indexed_scores(q, r, index):
+    """`pairwise_scores` of vectors that many pairs share. Those of the pairs are made twice, but never kept.
+
+    The heads of a vector stay side by side, `[T * K, H * D]`: with the query as a matrix `[H * D, H]` that holds each
+    head in its own rows and column, the scores of all heads are one product.
+    """
+    n_head, batch, qlen, d_head = keras.ops.shape(q)
+    rows = tf.reshape(r, [-1, n_head * d_head])
+    pairs = tf.reshape(index, [batch * qlen, -1])
+    queries = tf.reshape(tf.transpose(q, [1, 2, 0, 3]), [batch * qlen, n_head, d_head])
+    by_head = tf.eye(n_head, dtype=q.dtype)[:, None]
+    blocks = tf.reshape(queries[..., None] * by_head, [batch * qlen, n_head * d_head, n_head])
+    scores = tf.matmul(tf.gather(rows, pairs), blocks)  # [B * T, K, H]
+
+    def grad(upstream):
+        upstream = tf.reshape(tf.transpose(upstream, [1, 2, 3, 0]), [batch * qlen, -1, n_head])
+        of_blocks = tf.matmul(tf.gather(rows, pairs), upstream, transpose_a=True)  # [B * T, H * D, H]
+        of_queries = tf.reduce_sum(tf.reshape(of_blocks, [batch * qlen, n_head, d_head, n_head]) * by_head, -1)
+        of_pairs = tf.reshape(tf.matmul(upstream, blocks, transpose_b=True), [-1, n_head * d_head])
+        of_rows = tf.math.unsorted_segment_sum(of_pairs, tf.reshape(pairs, [-1]), tf.shape(rows)[0])
+        of_q = tf.transpose(tf.reshape(of_queries, [batch, qlen, n_head, d_head]), [2, 0, 1, 3])
+        return of_q, tf.reshape(of_rows, tf.shape(r)), None
+
+    return tf.transpose(tf.reshape(scores, [batch, qlen, -1, n_head]), [3, 0, 1, 2]), grad
 
 
 def rel_shift(x, first=None):

@@ -93,7 +93,7 @@ class LayerNorm(keras.layers.Layer):
 
 
 class Linear(keras.layers.Layer):
-    """Kernel and bias of a projection, without the projection: several are one product, see `heads_of`."""
+    """`x kernel + bias`. Several of one input may be one product, see `heads_of`."""
 
     def __init__(self, units, **kwargs):
         super().__init__(**kwargs)
@@ -102,6 +102,10 @@ class Linear(keras.layers.Layer):
     def build(self, input_shape):
         self.kernel = self.add_weight(name="kernel", shape=(input_shape[-1], self.units), initializer="glorot_uniform")
         self.bias = self.add_weight(name="bias", shape=(self.units,), initializer="zeros")
+
+    def call(self, x):
+        kernel, bias = tf.cast(self.kernel, x.dtype), tf.cast(self.bias, x.dtype)
+        return tf.reshape(tf.nn.bias_add(project(x, kernel), bias), [*keras.ops.shape(x)[:-1], self.units])
 
 
 def config_of(layer, names):

@@ -1,9 +1,10 @@
-"""Sinusoids of positions, in two orders: Transformer-XL's halves and the vanilla Transformer's pairs.
+"""Sinusoids of positions, in two orders: halves, as in Transformer-XL, TENER and FLAT, and the vanilla Transformer's
+pairs.
 
     positional_embedding    [sin 0, sin 1, ..., cos 0, cos 1, ...]    the R of relative attention (paper, section 3.3)
     positional_encoding     [sin 0, cos 0, sin 1, cos 1, ...]         added to word embeddings (Vaswani et al. 2017)
 
-The frequencies are the same, `1 / 10000^(2i / d_model)`.
+The frequencies of Transformer-XL and the vanilla Transformer are the same, `1 / 10000^(2i / d_model)`.
 
 Shapes:
     K: klen, the number of keys, mem_len + tgt_len
@@ -29,6 +30,26 @@ def inverse_frequencies(d_model):
     if d_model % 2:
         raise ValueError(f"d_model must be even (half sines, half cosines), got {d_model}")
     return 1 / (10000 ** (tf.range(0, d_model, 2.0) / d_model))
+
+
+def tensor2tensor_frequencies(d_model):
+    """The frequencies of tensor2tensor, which TENER and FLAT have: `10000^(-k / (d_model / 2 - 1))`.
+
+    They reach from 1 to 1 / 10000, where those of `inverse_frequencies` stop short of the latter.
+
+    Args:
+        d_model: even int, 4 or more.
+
+    Returns:
+        float32 `[d_model / 2]`.
+
+    Raises:
+        ValueError: `d_model` is odd or too small.
+    """
+    if d_model % 2 or d_model < 4:
+        raise ValueError(f"the width of sinusoids must be even and at least 4, got {d_model}")
+    half = d_model // 2
+    return tf.constant(np.exp(np.arange(half) * -np.log(10000) / (half - 1)), tf.float32)
 
 
 def relative_positions(klen, clamp_len=-1):

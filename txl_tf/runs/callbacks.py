@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -19,7 +20,6 @@ import tensorflow as tf
 from txl_tf.config import RunConfig
 from txl_tf.files import reading, write_atomic, writing
 from txl_tf.runs.checkpoints import RunCheckpoints
-from txl_tf.runs.evaluate import to_metric
 from txl_tf.schema import brief
 
 logger = logging.getLogger("txl_tf")
@@ -200,7 +200,8 @@ class RunState(keras.callbacks.Callback):
         step = step_of(self.model)
         done = step >= self.training.train_steps
         if "val_loss" in logs:
-            self.checkpoints.save_best(logs["val_loss"])
+            self.checkpoints.save_best(logs[self.checkpoints.folder.monitor])
+            done = done or self.checkpoints.folder.stops_early(self.training, step)
         if done or self.is_due(step):
             self.save()
         if self.model.stop_agreed:
@@ -221,15 +222,19 @@ class RunState(keras.callbacks.Callback):
 class Progress(keras.callbacks.Callback):
     """A line of progress at the end of every Keras epoch, which is a window of `iterations` steps.
 
-    Adds to the epoch's logs, for the loggers after it: `step`, the loss in `metric` ("ppl" or "bpc"), `learning_rate`
-    of the last step and `tokens_per_second` of training alone, from the mean number of tokens of a step.
+    Adds to the epoch's logs, for the loggers after it: `step`, `learning_rate` of the last step and
+    `tokens_per_second` of training alone, from the mean number of tokens of a step.
+
+    Args:
+        show: function of the logs and of the prefix of names in them, "" or "val_", that says in a few words what was
+            measured; it may add to the logs.
     """
 
-    def __init__(self, training: RunConfig, metric: str, tokens_per_step: float):
+    def __init__(self, training: RunConfig, show: Callable[[dict, str], str], tokens_per_step: float):
         super().__init__()
         self.train_steps = training.train_steps
         self.tokens_per_step = tokens_per_step
-        self.metric = metric
+        self.show = show
         self.traced = False
 
     def on_train_begin(self, logs=None):
@@ -252,7 +257,7 @@ class Progress(keras.callbacks.Callback):
         logs["step"] = step
         logs["learning_rate"] = float(schedule(step - 1) if callable(schedule) else optimizer.learning_rate)
         logs["tokens_per_second"] = self.tokens_per_step / seconds
-        line = [f"step {step:>{len(str(self.train_steps))}}/{self.train_steps}", self.loss(logs, "")]
+        line = [f"step {step:>{len(str(self.train_steps))}}/{self.train_steps}", self.show(logs, "")]
         line += [f"lr {logs['learning_rate']:.3g}", f"grad norm {logs['grad_norm']:.2f}"]
         if seconds == seconds:
             left = datetime.timedelta(seconds=round((self.train_steps - step) * seconds))
@@ -260,13 +265,8 @@ class Progress(keras.callbacks.Callback):
         if logs.get("overflow"):
             line.append(f"{logs['overflow']:,.0f} token{'s' if logs['overflow'] > 1 else ''} left out")
         if "val_loss" in logs:
-            line.append("valid " + self.loss(logs, "val_"))
+            line.append("valid " + self.show(logs, "val_"))
         logger.info(" | ".join(line))
-
-    def loss(self, logs, prefix):
-        logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
-        line = f"loss {logs[prefix + 'loss']:.4f} | {self.metric} {logs[prefix + self.metric]:.3f}"
-        return line + (f" | {logs[prefix + 'accuracy']:.2%} right" if prefix + "accuracy" in logs else "")
 
 
 class StepTensorBoard(keras.callbacks.TensorBoard):
@@ -286,11 +286,12 @@ class StepCSVLogger(keras.callbacks.CSVLogger):
 
     Args:
         metrics: names of what is measured in training and in validation, besides the loss.
+        validated: names of what is measured in validation alone.
     """
 
-    def __init__(self, filename: str, metrics: list[str], checkpoints: RunCheckpoints):
+    def __init__(self, filename: str, metrics: list[str], checkpoints: RunCheckpoints, validated: list[str] = ()):
         super().__init__(filename, append=True)
-        self.validated = ["val_loss", *(f"val_{metric}" for metric in metrics)]
+        self.validated = ["val_loss", *(f"val_{metric}" for metric in [*metrics, *validated])]
         self.checkpoints = checkpoints
 
     def on_train_begin(self, logs=None):
@@ -304,11 +305,11 @@ class StepCSVLogger(keras.callbacks.CSVLogger):
             super().on_epoch_end(epoch, {**dict.fromkeys(self.validated, "NA"), **logs})
 
 
-def cut_log(filename: str, last_step: int, metrics: list[str]) -> None:
+def cut_log(filename: str, last_step: int, metrics: list[str], validated: list[str] = ()) -> None:
     """Drops from `log.csv` the lines after step `last_step`, and the last one where it was not finished.
 
     Args:
-        metrics: as of `StepCSVLogger`.
+        metrics, validated: as of `StepCSVLogger`.
 
     Raises:
         ValueError: it is not a log of these columns. Names the line.
@@ -319,7 +320,7 @@ def cut_log(filename: str, last_step: int, metrics: list[str]) -> None:
         data = file.read()
     lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
     header, *rows = [line.rstrip().decode("latin1").split(",") for line in lines] or [[]]
-    known = {*_COLUMNS, *metrics, *(f"val_{metric}" for metric in metrics)}
+    known = {*_COLUMNS, *metrics, *(f"val_{metric}" for metric in [*metrics, *validated])}
     right = header[:1] == ["epoch"] and len({*header}) == len(header) and {*header} - {"overflow"} == known
     if lines and not right:
         others = ", ".join(sorted(known - {"epoch"}))

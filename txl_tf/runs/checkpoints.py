@@ -113,17 +113,23 @@ class RunCheckpoints:
                 self._sweep(step)
         return path
 
-    def save_best(self, val_loss: float) -> None:
-        """Writes the weights to the folder `best`, if their validation loss is lower than the one there."""
-        found, best = self.folder.find_best() or {}, self.folder.best
-        same_text = found.get("text") in (None, self._text)
-        if not self.write or not val_loss < (found["val_loss"] if found and same_text else math.inf):
+    def save_best(self, value: float) -> None:
+        """Writes the weights to the folder `best`, if their validation is better than the one there.
+
+        Args:
+            value: what the folder monitors, such as the loss.
+        """
+        monitor, best = self.folder.monitor, self.folder.best
+        found = self.folder.find_best() or {}
+        rival = found[monitor] if found and found.get("text") in (None, self._text) else None
+        better = rival is None or (value != rival and type(self.folder).best_of(value, rival) == value)
+        if not self.write or not math.isfinite(value) or not better:
             return
         step = int(self._model.optimizer.iterations.numpy())
         with self.naming_last():
             best.save_weights(self._model, step)
             text = {"text": self._text} if self._text else {}
-            write_json(self.folder.best_file, {"step": step, "val_loss": val_loss, **text})
+            write_json(self.folder.best_file, {"step": step, monitor: value, **text})
             for other in best.steps(files="index|data.*"):  # not before the new one is named
                 if other != step:
                     delete_checkpoint(best.checkpoint(other))

@@ -3,7 +3,7 @@
 config.json              family, data, model, vocabulary and training, see `txl_tf.config`
 vocab.txt                a symbol a line, in the order of the ids; of pairs, source_vocab.txt and target_vocab.txt
 ckpt-<step>.*            checkpoints, and `checkpoint`, which names them to other programs
-best/ckpt-<step>.*       weights with the lowest validation loss; best.json says which loss
+best/ckpt-<step>.*       weights with the best validation; best.json says which loss, or F1
 ema/ckpt-<step>.*        moving average of the weights at the end of the training
 log.csv, train/          curves
 """
@@ -27,6 +27,7 @@ from txl_tf.config import (
     MachineConfig,
     ModelConfig,
     OptimizerConfig,
+    RunConfig,
     TextConfig,
     TrainingConfig,
     TransformerLMConfig,
@@ -50,6 +51,8 @@ FAMILIES = {  # what the runs of a family hold, and what opens them
     "transformer_xl": _LANGUAGE_MODEL,
     "transformer_lm": _LANGUAGE_MODEL,
     "transformer": "an encoder-decoder, for tools/train_seq2seq.py and tools/translate.py",
+    "tener": "a tagger, for tools/train_ner.py and tools/tag.py",
+    "flat": "a tagger with a lexicon, for tools/train_ner.py and tools/tag.py",
 }
 
 
@@ -106,6 +109,8 @@ class RunFolder(CheckpointFolder):
         fixed: what of the training a checkpoint depends on; the rest, such as train_steps, may change when a run goes
             on.
         places: what of the data says where the text lies, not what it is.
+        monitor, best_of: what tells the best checkpoint, and which of two is better.
+        best_file_type: dataclass of best.json.
     """
 
     families = {
@@ -114,10 +119,12 @@ class RunFolder(CheckpointFolder):
     }
     config_file_type = _LanguageModelFile
     groups = {"data": [_Data], "training": [EvaluationConfig, MachineConfig, OptimizerConfig, TrainingConfig]}
-    vocabs = {"vocab": "n_token"}
+    vocabs = {"vocab": "n_token"}  # of size `None`: none says it
     required = ("n_token", "mem_len")
     fixed = ("tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema", "static_shapes", "seed")
     places = ("data_path", "data_dir")
+    monitor, best_of = "val_loss", min
+    best_file_type = _BestFile
 
     def __init__(self, model_dir: str | os.PathLike):
         super().__init__(os.fspath(model_dir))
@@ -175,7 +182,7 @@ class RunFolder(CheckpointFolder):
             vocab = Vocab.load(file, **config[name])
             if config.get("fingerprints", {}).get(name, vocab.fingerprint()) != vocab.fingerprint():
                 raise ValueError(f"{file} is not as it was written: config.json has another fingerprint of it")
-            if len(vocab) != config["model"][size]:
+            if size is not None and len(vocab) != config["model"][size]:
                 raise ValueError(
                     f"{file} has {len(vocab)} symbols, but config.json says model.{size} {config['model'][size]}"
                 )
@@ -275,11 +282,17 @@ class RunFolder(CheckpointFolder):
         raise ValueError(f"no checkpoint at {ckpt_path}, nor in {self}: {ckpt_path}.index does not exist")
 
     def find_best(self) -> dict | None:
-        """`"path"`, `"step"` and `"val_loss"` (nats) of the checkpoint with the lowest validation loss, or `None`."""
+        """`"path"`, `"step"` and `monitor`, such as `"val_loss"` (nats), of the best checkpoint, or `None`."""
         if not tf.io.gfile.exists(self.best_file):
             return None
-        best = read_json(self.best_file, lambda values: check_values(values, _BestFile))
+        best = read_json(self.best_file, lambda values: check_values(values, self.best_file_type))
         return {"path": self.best.checkpoint(best["step"]), **best}
+
+    def stops_early(self, training: RunConfig, step: int) -> bool:
+        """Whether a run has had no better validation for as long as it has patience, after that at `step`."""
+        patience = getattr(training, "patience", None)
+        best = self.find_best() if patience else None
+        return best is not None and step - best["step"] >= patience
 
     def load_model(self, ckpt_path: str | None = None, **changes) -> keras.Model:
         """The model of the run, not compiled; arguments as of `load_run`."""

@@ -12,6 +12,7 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import read_json
 from txl_tf.models.transformer import Transformer
 from txl_tf.runs.folder import ConfigFile, Family, RunFolder
+from txl_tf.runs.tagger_folder import FlatFolder, TenerFolder
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -48,7 +49,9 @@ def open_folder(model_dir: str | os.PathLike) -> RunFolder:
     """The folder of a run, of the class that its `config.json` calls for; a `RunFolder` if there is none."""
     folder = RunFolder(model_dir)
     config = read_json(folder.config_file, lambda values: None) if folder.has_config() else {}
-    return PairsFolder(model_dir) if config.get("family") in PairsFolder.families else folder
+    folders = {family: kind for kind in (PairsFolder, TenerFolder, FlatFolder) for family in kind.families}
+    family = config.get("family")
+    return folders[family](model_dir) if isinstance(family, str) and family in folders else folder
 
 
 def load_run(
@@ -63,7 +66,8 @@ def load_run(
 
     Returns:
         `(lm, vocab)`: the language model, not compiled, and its `Vocab`. Of an encoder-decoder, `(model,
-        [source_vocab, target_vocab])`.
+        [source_vocab, target_vocab])`; of a tagger, `(tagger, [vocab, bigram_vocab])` and, of FLAT, the words of the
+        lexicon as a third.
 
     Raises:
         ValueError: it is no run's folder, there is no such checkpoint or it is of another model.

@@ -16,6 +16,7 @@ from txl_tf.config import MachineConfig, RunConfig
 from txl_tf.runs import callbacks
 from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
 from txl_tf.runs.checkpoints import RunCheckpoints
+from txl_tf.runs.evaluate import to_metric
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import load_weights
 from txl_tf.training.distribution import broadcast_from_chief, is_chief
@@ -39,6 +40,7 @@ class Run:
     strategy: tf.distribute.Strategy
 
     metric = "ppl"
+    validated = ()  # what is measured in validation alone
     remedy = "Choose another folder to train on this text"  # where its vocabulary is another
 
     def __post_init__(self):
@@ -57,6 +59,17 @@ class Run:
     def tokens_per_step(self) -> float:
         """How many tokens a step predicts, in the mean."""
         raise NotImplementedError
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of what is measured in training and in validation, besides the loss."""
+        return [self.metric, *(metric.name for metric in self.model.metrics if metric.name == "accuracy")]
+
+    def show(self, logs: dict, prefix: str) -> str:
+        """What was measured, for a line of progress; adds the loss as `metric` to the logs. See `Progress`."""
+        logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
+        line = f"loss {logs[prefix + 'loss']:.4f} | {self.metric} {logs[prefix + self.metric]:.3f}"
+        return line + (f" | {logs[prefix + 'accuracy']:.2%} right" if prefix + "accuracy" in logs else "")
 
     # ---------------------------------------------------------------------------------- in the order of their calls
 
@@ -103,6 +116,9 @@ class Run:
         """Trains to the last step. A Keras epoch is a window of `iterations` steps, see `RunState`."""
         model, training, checkpoints = self.model, self.training, self.checkpoints
         start = step_of(model)
+        if self.folder.stops_early(training, start // training.save_steps * training.save_steps):
+            logger.info("already trained: no better F1 for patience=%d steps, at step %d", training.patience, start)
+            return
         if start >= training.train_steps:
             logger.info("already trained: %d steps, train_steps=%d", start, training.train_steps)
             model.optimizer.finalize_variable_values(model.trainable_variables)  # the average, as at the end of `fit`
@@ -116,13 +132,13 @@ class Run:
         followers = [
             callbacks.CheckFinite(checkpoints),
             callbacks.Validate(self.validation(), stop, training),
-            callbacks.Progress(training, self.metric, self.tokens_per_step()),
+            callbacks.Progress(training, self.show, self.tokens_per_step()),
         ]
         if checkpoints.write:
-            names = [self.metric, *(metric.name for metric in model.metrics if metric.name == "accuracy")]
-            callbacks.cut_log(self.folder.log_file, start if state[1] is None else start - 1, names)
+            log_file, metrics, validated = self.folder.log_file, self.metrics, self.validated
+            callbacks.cut_log(log_file, start if state[1] is None else start - 1, metrics, validated)
             followers.append(callbacks.StepTensorBoard(self.folder.path, checkpoints))
-            followers.append(callbacks.StepCSVLogger(self.folder.log_file, names, checkpoints))
+            followers.append(callbacks.StepCSVLogger(log_file, metrics, checkpoints, validated))
         run_state = callbacks.RunState(checkpoints, state, training, followers)
         stopped = False
         with stop:

@@ -1,4 +1,4 @@
-"""A SavedModel that scores, predicts and writes, ids or text, and runs without this library.
+"""A SavedModel that scores, predicts and writes, translates or tags, ids or text, and runs without this library.
 
     export_saved_model(lm, "serving/my/1", vocab)       # TensorFlow Serving wants <name>/<version>/
     serve = tf.saved_model.load("serving/my/1").signatures
@@ -29,9 +29,11 @@ from txl_tf.config import SearchConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import removed_on_error, writing
 from txl_tf.models.language_model import LanguageModel
+from txl_tf.models.tagger import Tagger
 from txl_tf.models.transformer import Transformer
 from txl_tf.models.transformer_lm import TransformerLM
 from txl_tf.serving.signatures import ServingSignatures, check_arguments
+from txl_tf.serving.tagging import SymbolTable, TaggingSignatures, tagger_vocabs
 from txl_tf.serving.text import GraphTokenizer
 from txl_tf.serving.translation import TranslationSignatures
 from txl_tf.serving.window import WindowSignatures
@@ -42,7 +44,7 @@ logger = logging.getLogger("txl_tf")
 
 
 def export_saved_model(
-    lm: LanguageModel | Transformer,
+    lm: LanguageModel | Transformer | Tagger,
     directory: str | os.PathLike,
     vocab: Vocab | Sequence[Vocab] | None = None,
     *,
@@ -54,18 +56,19 @@ def export_saved_model(
     search: dict | None = None,
     warmup: bool | None = None,
 ) -> None:
-    """Writes a SavedModel that scores, predicts and writes, or translates, ids and, with a vocabulary, text.
+    """Writes a SavedModel that scores, predicts and writes, translates, or tags, ids and, with a vocabulary, text.
 
-    `ServingSignatures` and, of an encoder-decoder, `TranslationSignatures` say what the signatures take and return. An
-    InvalidArgumentError names the argument that is wrong.
+    `ServingSignatures`, of an encoder-decoder `TranslationSignatures` and of a tagger `TaggingSignatures` say what the
+    signatures take and return. An InvalidArgumentError names the argument that is wrong.
 
     Args:
-        lm: language model, or `Transformer`.
+        lm: language model, `Transformer`, or `Tagger` of `Tener` or `Flat`.
         directory: new or empty folder; it appears whole.
-        vocab: `Vocab` of the model, of a `Transformer` those of source and target; `None` for ids alone.
+        vocab: `Vocab` of the model; of a `Transformer` those of source and target; of a `Tagger` those of characters,
+            with words for `Flat`, of bigrams and, where it has one, of the lexicon. `None` for ids alone.
         weights: type the weights are stored in, "float32", "float16" or "bfloat16"; computation stays as in `lm`.
         top_n: how many tokens `next` returns, by default 10; all where the vocabulary has fewer.
-        max_tokens: most tokens of a row of a request, and most new ones; by default 4096, or `max_len`.
+        max_tokens: most tokens of a row of a request, and most new ones; by default 4096, `max_len`, or `max_seq_len`.
         max_rows: most rows of a request; by default as many of one token as fit 512 MiB: see docs/serving.md.
         start_token: id that an empty prompt stands for; by default the end of a line, 0 where there is none.
         search: of a `Transformer`: `beam_size`, `n_best`, `length_penalty`, `max_new_tokens`; greedy by default.
@@ -75,31 +78,59 @@ def export_saved_model(
         ValueError: an argument is out of range, or `directory` holds something.
         OSError: it cannot be written.
     """
-    directory = os.fspath(directory)
+    table = GraphTokenizer
     if isinstance(lm, Transformer):
         _refuse("an encoder-decoder", top_n=top_n, start_token=start_token)
-        vocabs = dict(zip(("source_vocab", "target_vocab"), vocab, strict=True)) if vocab is not None else {}
-        sizes = lm.input_vocab_size, lm.target_vocab_size
-        search = SearchConfig(**search or {})
-
-        def serve(*texts):
-            return TranslationSignatures(lm, weights, search, max_tokens, list(texts) or None, max_rows)
+        vocabs, serve = _encoder_decoder(lm, vocab, weights, search, max_tokens, max_rows)
+    elif isinstance(lm, Tagger):
+        _refuse("a tagger", top_n=top_n, start_token=start_token, search=search)
+        vocabs, serve = _tagger(lm, vocab, weights, max_tokens, max_rows)
+        table = SymbolTable
     else:
         _refuse("a language model", search=search)
-        vocabs, sizes = {} if vocab is None else {"vocab": vocab}, [lm.network.n_token]
-        top_n, max_tokens = 10 if top_n is None else top_n, 4096 if max_tokens is None else max_tokens
-        if start_token is None:
-            start_token = 0 if vocab is None else vocab.ids.get(vocab.eos or "\n", 0)
-        check_arguments(*sizes, weights, top_n, max_tokens, start_token, max_rows)
+        vocabs, serve = _language_model(lm, vocab, weights, top_n, max_tokens, start_token, max_rows)
+    _write(serve, os.fspath(directory), vocabs, table, warmup)
 
-        def serve(text=None):
-            kind = WindowSignatures if isinstance(lm, TransformerLM) else ServingSignatures
-            return kind(lm, weights, min(top_n, *sizes), max_tokens, start_token, text, max_rows)
 
-    for (name, given), size in zip(vocabs.items(), sizes, strict=False):
-        if len(given) != size:
-            raise ValueError(f"{name} must hold the {size} symbols of the model, got {len(given)}")
-    _write(serve, directory, vocabs, warmup)
+# Of each family: `({name: vocabulary}, function)`, the function makes the signatures from the tables of these names.
+
+
+def _language_model(lm, vocab, weights, top_n, max_tokens, start_token, max_rows) -> tuple[dict, Callable]:
+    n_token = lm.network.n_token
+    top_n, max_tokens = 10 if top_n is None else top_n, 4096 if max_tokens is None else max_tokens
+    if start_token is None:
+        start_token = 0 if vocab is None else vocab.ids.get(vocab.eos or "\n", 0)
+    check_arguments(n_token, weights, top_n, max_tokens, start_token, max_rows)
+    kind = WindowSignatures if isinstance(lm, TransformerLM) else ServingSignatures
+
+    def serve(vocab=None):
+        return kind(lm, weights, min(top_n, n_token), max_tokens, start_token, vocab, max_rows)
+
+    return _named(["vocab"], None if vocab is None else [vocab], [n_token]), serve
+
+
+def _encoder_decoder(model, vocabs, weights, search, max_tokens, max_rows) -> tuple[dict, Callable]:
+    search, sizes = SearchConfig(**search or {}), [model.input_vocab_size, model.target_vocab_size]
+
+    def serve(**texts):
+        return TranslationSignatures(model, weights, search, max_tokens, list(texts.values()) or None, max_rows)
+
+    return _named(["source_vocab", "target_vocab"], vocabs, sizes), serve
+
+
+def _tagger(tagger, vocabs, weights, max_tokens, max_rows) -> tuple[dict, Callable]:
+    def serve(**tables):
+        return TaggingSignatures(tagger, weights, max_tokens, tables or None, max_rows)
+
+    return tagger_vocabs(tagger, vocabs), serve
+
+
+def _named(names: list[str], vocabs: Sequence[Vocab] | None, sizes: list[int]) -> dict[str, Vocab]:
+    named = {} if vocabs is None else dict(zip(names, vocabs, strict=True))
+    for (name, vocab), size in zip(named.items(), sizes, strict=False):
+        if len(vocab) != size:
+            raise ValueError(f"{name} must hold the {size} symbols of the model, got {len(vocab)}")
+    return named
 
 
 def _refuse(what: str, **arguments) -> None:
@@ -108,8 +139,8 @@ def _refuse(what: str, **arguments) -> None:
         raise ValueError(f"{given[0]} is no argument for {what}, got {arguments[given[0]]}")
 
 
-def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], warmup: bool | None) -> None:
-    """Writes the model that `serve` makes of the tokenizers of `vocabs`."""
+def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], table: type, warmup: bool | None) -> None:
+    """Writes the model that `serve` makes of the tables of `vocabs`."""
     has_serving_api = importlib.util.find_spec("tensorflow_serving") is not None
     if warmup and not has_serving_api:
         raise ValueError("warmup=True needs tensorflow-serving-api, which is not installed: pip install it")
@@ -118,12 +149,12 @@ def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], warmup: bo
 
     temporary = f"{directory.rstrip('/')}.{os.getpid()}.tmp"  # no version's name to a server that watches the folder
     with tempfile.TemporaryDirectory() as folder, writing(directory), removed_on_error(temporary):
-        texts = []
+        tables = {}
         for name, vocab in vocabs.items():
             path = os.path.join(folder, f"{name}.txt")
             vocab.save(path)
-            texts.append(GraphTokenizer(vocab, path))
-        served = serve(*texts)
+            tables[name] = table(vocab, path)
+        served = serve(**tables)
         signatures = served.signatures()
         tf.saved_model.save(served.resources, temporary, signatures=signatures)
         if warmup or (warmup is None and has_serving_api):

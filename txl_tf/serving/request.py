@@ -47,10 +47,14 @@ class RequestLimits:
         fit = self.max_bytes // self.row_bytes(tokens, new_tokens)
 
         def message():
-            parts = f"{name} must have at most ", fit, " row(s) of ", tokens, " tokens and ", new_tokens, " new ones"
+            parts = f"{name} must have at most ", fit, " row(s) of ", *self.describe(tokens, new_tokens)
             return tf.strings.join([part if isinstance(part, str) else tf.strings.as_string(part) for part in parts])
 
         return Check(tf.cast(rows, tf.int64) <= fit, message, rows)
+
+    def describe(self, tokens: tf.Tensor, new_tokens: tf.Tensor) -> list[tf.Tensor | str]:
+        """What messages say of the size of a row."""
+        return [tokens, " tokens and ", new_tokens, " new ones"]
 
     def check_bytes(self, text: tf.Tensor) -> Check:
         """Checks a text before it becomes tokens."""

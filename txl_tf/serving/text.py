@@ -48,6 +48,14 @@ def require(condition: tf.Tensor, message: str, found: tf.Tensor | Callable[[], 
     return require_all([Check(condition, message, found)])
 
 
+def check_utf8(name: str, text: tf.Tensor) -> Check:
+    """Checks that all strings of `text` `[B]` are UTF-8."""
+    replacement = ord("\ufffd")
+    valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", replacement_char=replacement) == text
+    found = tf.strings.join(["other bytes in row ", tf.strings.as_string(tf.where(~valid)[:1, 0])])
+    return Check(valid, f"{name} must be UTF-8 in every row", found)
+
+
 class GraphTokenizer(tf.Module):
     """A `Vocab` as a graph.
 

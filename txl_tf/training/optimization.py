@@ -7,7 +7,7 @@ from txl_tf.config import OptimizerConfig, TrainingConfig, at_least
 
 
 class ClipAfterAverage:
-    """Mixin for Keras optimizers: clips by the global norm of the gradients summed over all replicas.
+    """Mixin for Keras optimizers: clips the gradients summed over all replicas, by value or by their global norm.
 
     Keras's own `global_clipnorm` clips the gradients of each replica before adding them up, so that two replicas train
     differently from one. Divide the loss by the number of replicas, and the sum is the average.
@@ -15,11 +15,13 @@ class ClipAfterAverage:
     `gradient_norm` holds the norm before clipping of the latest step.
     """
 
-    def __init__(self, *args, clip=None, **kwargs):
-        if clip is not None and not clip > 0:
-            raise ValueError(f"clip must be positive, or None for no clipping, got {clip}")
+    def __init__(self, *args, clip=None, clip_value=None, **kwargs):
+        for name, value in (("clip", clip), ("clip_value", clip_value)):
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, or None for no clipping, got {value}")
         super().__init__(*args, **kwargs)
         self.clip = clip
+        self.clip_value = clip_value
 
     def build(self, variables):
         if not self.built:
@@ -31,12 +33,15 @@ class ClipAfterAverage:
         grads = [tf.convert_to_tensor(grad) for grad in grads]  # rows of a sparse one may repeat: their sum counts
         norm = tf.linalg.global_norm(grads)
         self.gradient_norm.assign(norm)
+        if self.clip_value is not None:
+            grads = [tf.clip_by_value(grad, -self.clip_value, self.clip_value) for grad in grads]
         if self.clip is not None:
+            norm = norm if self.clip_value is None else tf.linalg.global_norm(grads)
             grads, _ = tf.clip_by_global_norm(grads, self.clip, use_norm=norm)
         return list(zip(grads, variables, strict=True))
 
     def get_config(self):
-        return {**super().get_config(), "clip": self.clip}
+        return {**super().get_config(), "clip": self.clip, "clip_value": self.clip_value}
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -73,7 +78,28 @@ class Lamb(ClipAfterAverage, keras.optimizers.Lamb):
     """`keras.optimizers.Lamb` with `clip`, see `ClipAfterAverage`."""
 
 
-OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": Lamb}
+@keras.saving.register_keras_serializable("txl_tf")
+class SGD(ClipAfterAverage, keras.optimizers.SGD):
+    """SGD with momentum in PyTorch's form: `v = momentum v + g`, then `p = p - rate v`.
+
+    Keras keeps the rate in the velocity, `v = momentum v - rate g`, so that a step still has a part of the rates before
+    it. The two differ wherever the rate changes.
+    """
+
+    def update_step(self, gradient, variable, learning_rate):
+        if not self.momentum:
+            super().update_step(gradient, variable, learning_rate)
+            return
+        tf.raw_ops.ResourceApplyMomentum(
+            var=variable.handle,
+            accum=self.momentums[self._get_variable_index(variable)].value.handle,
+            lr=tf.cast(learning_rate, variable.dtype),
+            grad=tf.cast(gradient, variable.dtype),
+            momentum=tf.cast(self.momentum, variable.dtype),
+        )
+
+
+OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": Lamb, "sgd": SGD}
 
 
 def make_schedule(
@@ -111,6 +137,29 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return {"d_model": self.d_model, "warmup_steps": self.warmup_steps, "scale": self.scale}
 
 
+@keras.saving.register_keras_serializable("txl_tf")
+class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up to `learning_rate`, then linearly to 0, or constant (fastNLP's `WarmupCallback`).
+
+    The first step has the rate of progress 1 / train_steps, which no warm-up step of rate 0 goes before.
+    """
+
+    def __init__(self, learning_rate, warmup_steps, train_steps, constant=False):
+        self.learning_rate = learning_rate
+        self.warmup_steps = warmup_steps
+        self.train_steps = train_steps
+        self.constant = constant
+
+    def __call__(self, step):
+        done = tf.cast(step, tf.float32) + 1
+        rise = done / max(self.warmup_steps, 1)
+        left = 1.0 if self.constant else (self.train_steps - done) / (self.train_steps - self.warmup_steps)
+        return self.learning_rate * tf.where(done < self.warmup_steps, rise, tf.maximum(left, 0.0))
+
+    def get_config(self):
+        return {name: getattr(self, name) for name in ("learning_rate", "warmup_steps", "train_steps", "constant")}
+
+
 def make_optimizer(
     learning_rate: float = OptimizerConfig.learning_rate,
     warmup_steps: int = OptimizerConfig.warmup_steps,
@@ -122,6 +171,8 @@ def make_optimizer(
     ema: float = OptimizerConfig.ema,
     schedule: str = OptimizerConfig.schedule,
     beta_2: float = OptimizerConfig.beta_2,
+    clip_value: float | None = OptimizerConfig.clip_value,
+    momentum: float = OptimizerConfig.momentum,
 ) -> keras.optimizers.Optimizer:
     """The original's recipe: Adam (0.9, 0.999, 1e-8) with warm-up and cosine decay, clipped by global norm.
 
@@ -135,8 +186,11 @@ def make_optimizer(
         weight_decay: of "adamw" and "lamb".
         ema: momentum of an exponential moving average of the weights, which `fit` puts in their place when it ends;
             0 for none.
-        schedule: "cosine", or "noam", see `NoamSchedule`, which needs a warm-up.
+        schedule: "cosine"; "linear" or "constant", see `LinearSchedule`; or "noam", see `NoamSchedule`, which needs a
+            warm-up.
         beta_2: of the optimizer; 0.98 in the vanilla Transformer.
+        clip_value: the largest absolute value in the gradients; `None` for no limit. It comes before `clip`.
+        momentum: of "sgd", see `SGD`.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -144,6 +198,7 @@ def make_optimizer(
     OptimizerConfig(  # checks them
         learning_rate=learning_rate, warmup_steps=warmup_steps, min_lr_ratio=min_lr_ratio, clip=clip,
         optimizer=optimizer, weight_decay=weight_decay, ema=ema, schedule=schedule, beta_2=beta_2,
+        clip_value=clip_value, momentum=momentum,
     )  # fmt: skip
     options = {"use_ema": True, "ema_momentum": ema} if ema else {}
     if weight_decay or optimizer == "adamw":  # which decays by default
@@ -153,4 +208,10 @@ def make_optimizer(
         rate = NoamSchedule(1, warmup_steps, scale=learning_rate * warmup_steps**0.5)
     else:
         rate = make_schedule(learning_rate, warmup_steps, train_steps, min_lr_ratio)
-    return OPTIMIZERS[optimizer](rate, beta_1=0.9, beta_2=beta_2, epsilon=1e-8, clip=clip, **options)
+        if schedule != "cosine":
+            rate = LinearSchedule(learning_rate, warmup_steps, train_steps, constant=schedule == "constant")
+    if optimizer == "sgd":
+        options |= {"momentum": momentum}
+    else:
+        options |= {"beta_1": 0.9, "beta_2": beta_2, "epsilon": 1e-8}
+    return OPTIMIZERS[optimizer](rate, clip=clip, clip_value=clip_value, **options)

@@ -1,0 +1,160 @@
+"""The CRF against all paths, one by one."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import assert_round_trips
+
+from txl_tf.layers import crf
+
+LENGTHS = [4, 1, 3, 0]
+N_TAG = 3
+
+
+@pytest.fixture(scope="module")
+def case():
+    rng = np.random.default_rng(0)
+    emissions = rng.normal(0, 2, [len(LENGTHS), 4, N_TAG]).astype(np.float32)
+    mask = np.arange(4)[None] < np.array(LENGTHS)[:, None]
+    transitions = rng.normal(0, 1, [N_TAG, N_TAG]).astype(np.float32)
+    start, end = rng.normal(0, 1, [2, N_TAG]).astype(np.float32)
+    tags = rng.integers(0, N_TAG, [len(LENGTHS), 4]).astype(np.int32)
+    return emissions, tags, mask, transitions, start, end
+
+
+def paths(case, row, ends=True):
+    """`{path: score}` of all paths of a row."""
+    emissions, _, mask, transitions, start, end = case
+    length = int(mask[row].sum())
+    scores = {}
+    for path in itertools.product(range(N_TAG), repeat=length):
+        score = sum(emissions[row, t, tag] for t, tag in enumerate(path))
+        score += sum(transitions[a, b] for a, b in zip(path, path[1:], strict=False))
+        scores[path] = score + (start[path[0]] + end[path[-1]] if ends and length else 0)
+    return scores
+
+
+def probabilities(case, row):
+    scores = paths(case, row)
+    total = np.logaddexp.reduce(list(scores.values()))
+    return {path: np.exp(score - total) for path, score in scores.items()}
+
+
+WAYS = [{}, {"jit_compile": True}]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("ends", [True, False])
+def test_nll_is_that_of_all_paths(case, way, ends):
+    emissions, tags, mask, transitions, start, end = case
+    found = tf.function(crf.crf_nll, **way)(*case[:4], *([start, end] if ends else []))
+    for row, length in enumerate(LENGTHS):
+        scores = paths(case, row, ends)
+        expected = np.logaddexp.reduce(list(scores.values())) - scores[tuple(tags[row, :length])]
+        np.testing.assert_allclose(found[row], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_gradients_are_those_of_tensorflow_through_all_paths(case, way):
+    emissions, tags, mask, transitions, start, end = map(tf.constant, case)
+    weights = tf.constant([1.0, -2.0, 0.5, 3.0])
+
+    def by_paths(emissions, transitions, start, end):
+        total = 0.0
+        for row, length in enumerate(LENGTHS[:3]):
+            scores = [
+                sum(emissions[row, t, tag] for t, tag in enumerate(path))
+                + sum(transitions[a, b] for a, b in zip(path, path[1:], strict=False))
+                + start[path[0]]
+                + end[path[-1]]
+                for path in [*itertools.product(range(N_TAG), repeat=length), tuple(tags[row, :length].numpy())]
+            ]
+            total += weights[row] * (tf.reduce_logsumexp(tf.stack(scores[:-1])) - scores[-1])
+        return total
+
+    def by_crf(emissions, transitions, start, end):
+        return tf.reduce_sum(weights * crf.crf_nll(emissions, tags, mask, transitions, start, end))
+
+    sources = emissions, transitions, start, end
+    gradients = []
+    for function in (by_paths, tf.function(by_crf, **way)):
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            loss = function(*sources)
+        gradients.append([tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, sources)])
+    for expected, found in zip(*gradients, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_the_best_path_is_the_best_of_all(case, way):
+    emissions, _, mask, *scores = case
+    tags, score = tf.function(crf.crf_decode, **way)(emissions, mask, *scores)
+    for row, length in enumerate(LENGTHS):
+        of_path = paths(case, row)
+        best = max(of_path, key=of_path.get)
+        assert tuple(tags[row, :length].numpy()) == best and not np.any(tags[row, length:])
+        np.testing.assert_allclose(score[row], of_path[best], atol=2e-6)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_marginals_and_pieces_are_sums_over_paths(case, way):
+    emissions, tags, mask, *scores = case
+    marginals = tf.function(crf.crf_marginals, **way)(emissions, mask, *scores).numpy()
+    begins, ends = (x.numpy() for x in tf.function(crf.crf_piece_log_probs, **way)(emissions, tags, mask, *scores))
+    for row, length in enumerate(LENGTHS):
+        of_path = probabilities(case, row)
+        for t in range(4):
+            expected = [sum(p for path, p in of_path.items() if t < length and path[t] == k) for k in range(N_TAG)]
+            np.testing.assert_allclose(marginals[row, t], expected, rtol=1e-5, atol=1e-6)
+        for s, e in itertools.combinations_with_replacement(range(length), 2):
+            piece = tuple(tags[row, s : e + 1])
+            expected = sum(p for path, p in of_path.items() if path[s : e + 1] == piece)
+            np.testing.assert_allclose(np.exp(begins[row, s] + ends[row, e]), expected, rtol=1e-5)
+
+
+def test_forbidden_transitions_are_not_taken_and_do_not_count_in_the_loss(case):
+    emissions, tags, mask, transitions, start, end = case
+    rng = np.random.default_rng(3)
+    allowed = rng.random([N_TAG + 2, N_TAG + 2]) < 0.6
+    allowed[0] = allowed[:, 0] = True  # some path there is
+    layer = crf.CRF(N_TAG, allowed=allowed)
+    layer.build()
+    layer.set_weights([transitions, start, end])
+    found, score = layer.decode(emissions, mask)
+    _, ends = layer.piece_log_probs(emissions, found, mask)
+    begins, _ = layer.piece_log_probs(emissions, found, mask)
+    for row, length in enumerate(LENGTHS[:3]):
+        ways = {
+            path: value
+            for path, value in paths(case, row).items()
+            if all(allowed[a, b] for a, b in zip(path, path[1:], strict=False))
+            and allowed[N_TAG, path[0]]
+            and allowed[path[-1], N_TAG + 1]
+        }
+        best = max(ways, key=ways.get)
+        assert tuple(found[row, :length].numpy()) == best
+        np.testing.assert_allclose(score[row], ways[best], atol=2e-6)
+        expected = ways[best] - np.logaddexp.reduce(list(ways.values()))
+        np.testing.assert_allclose(begins[row, 0] + ends[row, length - 1], expected, atol=2e-5)
+    np.testing.assert_array_equal(layer.nll(emissions, tags, mask), crf.crf_nll(*case))
+    np.testing.assert_array_equal(layer(emissions, mask), found)
+
+
+def test_padding_changes_nothing(case):
+    emissions, tags, mask, *scores = case
+    other = np.where(mask[..., None], emissions, 1e6).astype(np.float32)
+    longer = [np.pad(x, [[0, 0], [0, 3]] + [[0, 0]] * (x.ndim - 2), constant_values=0) for x in (other, tags, mask)]
+    np.testing.assert_array_equal(crf.crf_nll(*longer, *scores), crf.crf_nll(*case))
+    for way in (crf.crf_decode, lambda *x: (crf.crf_marginals(*x), 0)):
+        now, then = way(longer[0], longer[2], *scores), way(emissions, mask, *scores)
+        np.testing.assert_array_equal(now[0][:, :4], then[0])
+        np.testing.assert_array_equal(now[1], then[1])
+
+
+def test_layer_round_trips_and_names_a_wrong_shape():
+    assert_round_trips(crf.CRF(2, start_end=False, allowed=np.ones([4, 4], bool)))
+    with pytest.raises(ValueError, match=r"allowed must be \[4, 4\] for n_tag=2, got \(2, 2\)"):
+        crf.CRF(2, allowed=np.ones([2, 2]))

@@ -1,0 +1,106 @@
+"""The lexicon: the words of a sentence, and the files that words come from."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+from helpers import ROOT, write_text
+
+from txl_tf.data.lexicon import Lexicon
+
+GOLDEN = json.loads((ROOT / "tests/goldens/flat/lexicon/config.json").read_text())["sentences"]
+WORDS = ["南京", "南京市", "京市", "市长", "长江", "长江大桥", "大桥", "江桥"]
+BRIDGE = [
+    (0, 1, "南京"),
+    (0, 2, "南京市"),
+    (1, 2, "京市"),
+    (2, 3, "市长"),
+    (3, 4, "长江"),
+    (3, 6, "长江大桥"),
+    (5, 6, "大桥"),
+]
+
+
+def test_words_are_found_by_start_then_end():
+    assert Lexicon(WORDS).matches("南京市长江大桥") == BRIDGE
+    assert Lexicon(reversed(WORDS)).matches(list("南京市长江大桥")) == BRIDGE
+    assert Lexicon(WORDS).matches("") == Lexicon(WORDS).matches([]) == Lexicon(WORDS).matches("南") == []
+
+
+@pytest.fixture(scope="module")
+def jieba():
+    if importlib.util.find_spec("jieba") is None:
+        pytest.skip("jieba is not installed")
+    return Lexicon.load("jieba")
+
+
+def test_words_of_jieba_are_found_as_by_the_original(jieba):
+    assert len(jieba) == 337465 and min(map(len, jieba.words)) == 2
+    for case in GOLDEN:
+        assert [list(match) for match in jieba.matches(case["sentence"])] == case["words"]
+
+
+def test_words_are_those_of_every_substring():
+    rng = np.random.default_rng(0)
+    words = {"".join(rng.choice(list("abc"), rng.integers(2, 6))) for _ in range(60)}
+    text = "".join(rng.choice(list("abc"), 200))
+    pieces = [(start, end, text[start : end + 1]) for start in range(200) for end in range(start + 1, 200)]
+    assert Lexicon(words).matches(text) == [piece for piece in pieces if piece[2] in words]
+
+
+def test_a_token_of_several_characters_is_one_place():
+    lexicon = Lexicon(["ab", "bc", "cd", "abc", "abcd"])
+    assert lexicon.matches(["ab", "c", "d"]) == [(0, 1, "abc"), (0, 2, "abcd"), (1, 2, "cd")]
+    assert lexicon.matches(["x", "ab", "cd"]) == [(1, 2, "abcd")]
+    assert lexicon.matches(["ab"]) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "长江\n大桥\n",
+        "长江 120 ns\n大桥 7 n\n",
+        "2 3\n长江 0.1 -2 3e-4\n大桥 1 2 3 \n",
+        "\ufeff2 3\r\n长江\t0.1\r\n\r\n  大桥\t1\r\n长江\t2\r\n",
+    ],
+)
+def test_the_first_column_is_the_word(tmp_path, content):
+    assert Lexicon.load(write_text(tmp_path / "words", content)).words == ["长江", "大桥"]
+
+
+def test_two_numbers_are_words_but_for_a_header(tmp_path):
+    assert Lexicon.load(write_text(tmp_path / "words", "2020 5 m\n12 13\n")).words == ["2020", "12"]
+
+
+def test_short_words_are_named_or_left_out(tmp_path):
+    path = write_text(tmp_path / "words", "长江\n桥 1\n\u3000 0.5\n大桥\n")
+    with pytest.raises(
+        ValueError, match=r"words, line 2: a word must have two characters or more, got '桥'; --skip_short_words leaves"
+    ):
+        Lexicon.load(path)
+    assert Lexicon.load(path, skip_short=True).words == ["长江", "大桥"]
+    with pytest.raises(ValueError, match="words of a lexicon must have two characters or more, got 'a'"):
+        Lexicon(["ab", "a"])
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("", "words is empty"),
+        ("\n \n", "words has no words of two characters or more"),
+        ("3 50\n", "words has no words of two characters or more"),
+        (b"\xe9\x95\xbf\xff\n", "words is not UTF-8 text: see byte 3"),
+    ],
+)
+def test_what_is_no_lexicon_is_named(tmp_path, content, message):
+    with pytest.raises(ValueError, match=message):
+        Lexicon.load(write_text(tmp_path / "words", content))
+
+
+def test_missing_files_are_named(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="there is no file .*nowhere"):
+        Lexicon.load(str(tmp_path / "nowhere"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="lexicon=jieba needs the package jieba: pip install jieba"):
+        Lexicon.load("jieba")

@@ -1,0 +1,61 @@
+"""Every hyper-parameter once: type, default, help and check.
+
+Each dataclass is one group. Flags (`tools/program.py`), networks, `config.json` and the programs' functions take names,
+defaults, help texts and checks from here. To add a hyper-parameter, add a line to its group and use it where it counts.
+
+A group checks itself when it is made, and an error names the argument, what was found and what is allowed:
+
+    TrainingConfig(tgt_len=-3, ...)   # ValueError: tgt_len must be at least 1, got -3
+"""
+
+from txl_tf.config.checks import Config, at_least, check_bins, check_fields, one_of, satisfies
+from txl_tf.config.data import (
+    DATASETS,
+    LEVELS,
+    PAIR_DATASETS,
+    PAIR_LEVELS,
+    TAG_SCHEMES,
+    PairsConfig,
+    TaggedConfig,
+    TextConfig,
+)
+from txl_tf.config.models import (
+    ACTIVATIONS,
+    ATTN_TYPES,
+    FUSIONS,
+    POS_EMBEDS,
+    RESIDUALS,
+    EncoderConfig,
+    FlatConfig,
+    FlatTaggerConfig,
+    LabelConfig,
+    ModelConfig,
+    NetworkConfig,
+    TenerConfig,
+    TenerTaggerConfig,
+    TransformerConfig,
+    TransformerLMConfig,
+)
+from txl_tf.config.training import (
+    OPTIMIZERS,
+    PRECISIONS,
+    SCHEDULES,
+    STRATEGIES,
+    EvaluationConfig,
+    MachineConfig,
+    OptimizerConfig,
+    PairsTrainingConfig,
+    RunConfig,
+    SearchConfig,
+    TaggerTrainingConfig,
+    TrainingConfig,
+)
+
+__all__ = [
+    "ACTIVATIONS", "ATTN_TYPES", "DATASETS", "FUSIONS", "LEVELS", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS",
+    "POS_EMBEDS", "PRECISIONS", "RESIDUALS", "SCHEDULES", "STRATEGIES", "TAG_SCHEMES", "Config", "EncoderConfig",
+    "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig",
+    "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "SearchConfig",
+    "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig", "TextConfig", "TrainingConfig",
+    "TransformerConfig", "TransformerLMConfig", "at_least", "check_bins", "check_fields", "one_of", "satisfies",
+]  # fmt: skip

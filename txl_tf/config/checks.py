@@ -1,0 +1,123 @@
+"""What the groups of hyper-parameters are made of: checks of values, `option` for a field, and `Config`, their base."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from txl_tf.schema import brief, check_field
+
+
+def at_least(least: int, most: int | None = None) -> Callable:
+    """A check for integers: `least` or more, and not above `most`."""
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, numbers.Integral):
+            raise ValueError(f"{name} must be an integer, got {value!r}")
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+        if most is not None and value > most:
+            raise ValueError(f"{name} must be at most {most}, got {value}")
+
+    return check
+
+
+def one_of(choices: Iterable[str]) -> Callable:
+    """A check for strings, whose `choices` a flag takes, too."""
+
+    def check(name: str, value: Any) -> None:
+        if value not in list(choices):
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {brief(value)}")
+
+    check.choices = list(choices)
+    return check
+
+
+def satisfies(test: Callable, what: str) -> Callable:
+    """A check by a `test` of the value. The error says: name must `what`, got value."""
+
+    def check(name: str, value: Any) -> None:
+        if not test(value):
+            raise ValueError(f"{name} must {what}, got {list(value) if isinstance(value, tuple) else value}")
+
+    return check
+
+
+def all_of(*checks: Callable) -> Callable:
+    """A check that makes several `checks`, one after the other."""
+
+    def check(name: str, value: Any) -> None:
+        for each in checks:
+            each(name, value)
+
+    return check
+
+
+RATE = satisfies(lambda value: 0 <= value < 1, "lie in [0, 1)")
+SHARE = satisfies(lambda value: 0 <= value <= 1, "lie in [0, 1]")
+FRACTION = satisfies(lambda value: 0 < value < 1, "be between 0 and 1, both excluded")
+POSITIVE = satisfies(lambda value: value > 0, "be positive")
+RISING = satisfies(
+    lambda value: list(value) == sorted(set(value)) and min(value, default=1) >= 1, "be positive and rise"
+)
+
+# No model comes near these. They keep a wrong number in a file from taking all memory.
+LAYERS, WIDTH, SYMBOLS = at_least(1, 10_000), at_least(1, 1 << 18), at_least(1, (1 << 31) - 1)
+LENGTH = at_least(1, 1 << 20)
+MEMORY = at_least(0, 1 << 20)
+EVEN_SIZE = all_of(WIDTH, satisfies(lambda value: value % 2 == 0, "be even (half sines, half cosines)"))
+
+
+def check_bins(n_token: int, d_embed: int, cutoffs: Iterable[int], div_val: int) -> None:
+    """Raises ValueError unless `cutoffs` and `div_val` give bins of at least one word and one dimension."""
+    at_least(1)("n_token", n_token)
+    at_least(1)("div_val", div_val)
+    if not all(isinstance(cutoff, numbers.Integral) for cutoff in cutoffs):
+        raise ValueError(f"cutoffs must be integers, got {list(cutoffs)}")
+    ends = [0, *cutoffs, n_token]
+    if any(left >= right for left, right in zip(ends, ends[1:], strict=False)):
+        raise ValueError(f"cutoffs must increase and lie between 0 and n_token={n_token}, got {list(cutoffs)}")
+    last = len(ends) - 2
+    if d_embed // div_val**last < 1:
+        raise ValueError(
+            f"div_val={div_val} divides d_embed={d_embed} down to width 0 in bin {last} of {last + 1}: "
+            f"d_embed must be at least {div_val**last}, or div_val smaller"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- groups
+
+_REQUIRED = dataclasses.MISSING
+group = dataclasses.dataclass(frozen=True, kw_only=True)
+
+
+def option(default: Any = _REQUIRED, help: str = "", check: Callable | None = None, flag: Any = _REQUIRED) -> Any:
+    """A hyper-parameter: its default (else it is required), the flag's help text, a check that is called with name and
+    value (but not for a default of `None`), and the flag's default where the original program has another.
+    """
+    flag = (None if default is _REQUIRED else default) if flag is _REQUIRED else flag
+    return dataclasses.field(default=default, metadata={"help": help, "check": check, "flag": flag})
+
+
+def check_fields(group: type[Config], values: Any) -> None:
+    """Checks the attributes of `values`, such as a network, that have the names of the hyper-parameters of `group`."""
+    for field in dataclasses.fields(group):
+        check_field(field, group, getattr(values, field.name), field.name)
+
+
+@group
+class Config:
+    """A group of hyper-parameters."""
+
+    def __post_init__(self) -> None:
+        check_fields(type(self), self)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [field.name for field in dataclasses.fields(cls)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{name: value}`, as `config.json` holds it."""
+        return {name: getattr(self, name) for name in self.names()}

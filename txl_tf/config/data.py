@@ -1,0 +1,78 @@
+"""What is read, and how it becomes ids."""
+
+from __future__ import annotations
+
+from txl_tf.config.checks import FRACTION, POSITIVE, RISING, Config, at_least, group, one_of, option
+
+DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
+LEVELS = ("word", "char", "byte")
+PAIR_DATASETS = ("text", "dates")
+PAIR_LEVELS = ("word", "char")
+TAG_SCHEMES = ("bio", "bioes", "bmes")
+
+
+@group
+class TextConfig(Config):
+    """What text is read, and how it becomes tokens: arguments of `build_corpus`."""
+
+    dataset: str | None = option(None, "The text: your own (text), Python's manual (pydoc), ...", one_of(DATASETS))
+    data_path: list[str] | str | None = option(None, "Its UTF-8 file(s), or the folder of a paper's dataset.")
+    level: str = option("char", "What a token of your own text is.", one_of(LEVELS))
+    valid_fraction: float = option(0.05, "Share of your own text, at its end, held out for validation.", FRACTION)
+    min_freq: int = option(0, "Symbols of your own text that are rarer become <unk>.")
+    max_size: int | None = option(None, "Most frequent symbols of your own text to keep; others are <unk>.")
+    lower_case: bool = option(False, "Lower-case your own text.")
+    cutoffs: list[int] | None = option(None, "First word of each softmax bin but the first, as 20000,40000.", RISING)
+    num_shuffle: int = option(1, "For lm1b: random orders of the sentences to write.", POSITIVE, flag=4)
+    seed: int = option(123456, "For lm1b: seed of the random orders.")
+
+
+@group
+class PairsConfig(Config):
+    """What pairs of lines are read, and how they become tokens: arguments of `read_pairs`."""
+
+    dataset: str | None = option(None, "The pairs: your own (text), or made-up dates (dates).", one_of(PAIR_DATASETS))
+    train_path: list[str] | str | None = option(None, "A file of source<TAB>target lines, or two files: SOURCE,TARGET.")
+    valid_path: list[str] | str | None = option(None, "As train_path, to validate on; default: valid_fraction of it.")
+    test_path: list[str] | str | None = option(None, "As train_path, to test on.")
+    valid_fraction: float = option(0.05, "Share of the sources held out where there is no valid_path.", FRACTION)
+    source_level: str = option(
+        "char", "What a symbol of a source is: what white space parts, or a character.", one_of(PAIR_LEVELS)
+    )
+    target_level: str = option("char", "What a symbol of a target is.", one_of(PAIR_LEVELS))
+    source_symbols: str | None = option(None, "File of the source's symbols, one a line; default: those of train_path.")
+    target_symbols: str | None = option(None, "File of the target's symbols.")
+    share_vocab: bool = option(False, "One vocabulary for both sides, as share_embeddings needs it.")
+    min_freq: int = option(0, "Symbols that are rarer become <unk>.")
+    max_size: int | None = option(None, "Most frequent symbols of a side to keep; others are <unk>.")
+    lower_case: bool = option(False, "Lower-case the sources, and with share_vocab the targets.")
+    n_pairs: int = option(20000, "For dates: pairs to make for training.", at_least(1))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sides = (self.source_level, self.source_symbols), (self.target_level, self.target_symbols)
+        if self.share_vocab and sides[0] != sides[1]:
+            raise ValueError(
+                f"share_vocab needs the same level and symbols on both sides, got {sides[0]} and {sides[1]}"
+            )
+
+
+@group
+class TaggedConfig(Config):
+    """What tagged sentences are read, and how they become ids: arguments of `read_corpus`."""
+
+    train_path: str | None = option(None, "File of columns: a character, its tag; an empty line ends a sentence.")
+    valid_path: str | None = option(None, "As train_path, to validate on.")
+    test_path: str | None = option(None, "As train_path, to test on.")
+    tag_scheme: str | None = option(
+        None, "Scheme to write the tags in; default: that of the files.", one_of(TAG_SCHEMES)
+    )
+    segment_digits: bool = option(False, "Cut the digit off every character, a mark of segmentation as in Weibo.")
+    bigrams: bool = option(True, "Give the network the bigrams of characters.")
+    min_freq: int = option(0, "Characters of train_path that are rarer become <unk>.")
+    lexicon: str | None = option(None, "File of words, a line each, to match; jieba takes that package's.")
+    skip_short_words: bool = option(False, "Leave out a lexicon's words of one character.")
+    char_vectors: str | None = option(None, "Vectors of characters, in word2vec's text format, to start from.")
+    bigram_vectors: str | None = option(None, "Vectors of bigrams.")
+    word_vectors: str | None = option(None, "Vectors of the lexicon's words.")
+    unit_vectors: bool = option(False, "Scale the embeddings to length 1 at the start.")

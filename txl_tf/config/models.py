@@ -1,0 +1,161 @@
+"""Hyper-parameters of networks and of the models around them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from txl_tf.config.checks import (
+    EVEN_SIZE,
+    LAYERS,
+    LENGTH,
+    MEMORY,
+    RATE,
+    SYMBOLS,
+    WIDTH,
+    Config,
+    at_least,
+    group,
+    one_of,
+    option,
+)
+
+ATTN_TYPES = ("adatrans", "transformer")
+POS_EMBEDS = ("none", "sin", "fix")
+FUSIONS = ("ff", "ff_two", "ff_linear", "attn", "gate")
+RESIDUALS = ("input", "own")
+ACTIVATIONS = ("relu", "leaky")
+
+
+@group
+class NetworkConfig(Config):
+    """Arguments of `TransformerXL`. Vocabulary and cutoffs are `None` and empty until the text is read."""
+
+    n_token: int | None = option(None, "Size of the vocabulary.", SYMBOLS)
+    cutoffs: list[int] = option((), "First word of each bin but the first of the adaptive softmax.")
+    n_layer: int = option(flag=6, help="Layers.", check=LAYERS)
+    d_model: int = option(flag=500, help="Width of the hidden states.", check=EVEN_SIZE)
+    d_embed: int = option(flag=500, help="Width of the embeddings.", check=WIDTH)
+    n_head: int = option(flag=10, help="Attention heads.", check=WIDTH)
+    d_head: int = option(flag=50, help="Width of a head.", check=WIDTH)
+    d_inner: int = option(flag=1000, help="Width inside the feed-forward layers.", check=WIDTH)
+    dropout: float = option(0.1, "Dropout rate.", RATE)
+    dropatt: float = option(0.0, "Dropout rate of the attention probabilities.", RATE, flag=0.1)
+    mem_len: int = option(0, "Positions of memory.", MEMORY, flag=70)
+    same_length: bool = option(False, "Let every token attend to mem_len + 1 positions, not to all it can.")
+    clamp_len: int = option(-1, "Treat distances beyond it as clamp_len; -1 for no limit.")
+    untie_r: bool = option(False, "Give every layer its own r_w_bias and r_r_bias.")
+    div_val: int = option(1, "Divide the width of the embeddings by it from bin to bin.", at_least(1))
+    proj_same_dim: bool = option(True, "Project a bin as wide as d_model too.")
+    init: str = option("normal", "How weights are initialised.", one_of(("normal", "uniform")))
+    init_std: float = option(0.02, "Standard deviation where init is normal.")
+    proj_init_std: float = option(0.01, "Standard deviation of the projections where init is normal.")
+    init_range: float = option(0.1, "Range where init is uniform.")
+
+
+@group
+class ModelConfig(NetworkConfig):
+    """Arguments of `TransformerXLLM`."""
+
+    proj_share_all_but_first: bool = option(False, "Share all projections of embedding and softmax but the first.")
+
+
+@group
+class TransformerLMConfig(ModelConfig):
+    """Arguments of `TransformerLM`: those of `TransformerXLLM`, without the two that are about distances."""
+
+    mem_len: int = option(0, "Positions of memory; with absolute positions, for comparison only.", MEMORY)
+    context_len: int = option(512, "Most tokens that generation has in view.", at_least(2, 1 << 20))
+
+    clamp_len: ClassVar[int] = -1  # no fields any more
+    untie_r: ClassVar[bool] = False
+
+
+@group
+class TransformerConfig(Config):
+    """Arguments of `Transformer`. The vocabularies are `None` until the text is read."""
+
+    input_vocab_size: int | None = option(None, "Symbols of the source, padding included.", SYMBOLS)
+    target_vocab_size: int | None = option(None, "Symbols of the target.", SYMBOLS)
+    num_layers: int = option(flag=6, help="Layers of the encoder, and of the decoder.", check=LAYERS)
+    d_model: int = option(flag=512, help="Width of the hidden states.", check=EVEN_SIZE)
+    num_heads: int = option(flag=8, help="Attention heads.", check=WIDTH)
+    dff: int = option(flag=2048, help="Width inside the feed-forward nets.", check=WIDTH)
+    max_len: int = option(1000, "Most symbols of a source or of a target.", LENGTH)
+    rate: float = option(0.1, "Dropout rate.", RATE)
+    norm_first: bool = option(False, "Normalise before every sublayer, not after it.")
+    share_embeddings: bool = option(False, "One table for source, target and softmax.")
+    label_smoothing: float = option(0.0, "Share of the probability that the loss gives to all symbols alike.", RATE)
+    dropatt: float = option(0.0, "Dropout rate of the attention weights.", RATE)
+    dropact: float = option(0.0, "Dropout rate after the relu.", RATE)
+
+
+@group
+class EncoderConfig(Config):
+    """What `Tener` and `Flat` have in common. Sizes of vocabularies are `None` until the text is read."""
+
+    n_token: int | None = option(None, "Size of the vocabulary: characters, and words of a lattice.", SYMBOLS)
+    n_bigram: int = option(0, "Size of the vocabulary of bigrams; 0 for none.", at_least(0, (1 << 31) - 1))
+    d_embed: int = option(50, "Width of the embeddings; that of the vectors where they are given.", WIDTH)
+    d_bigram: int = option(50, "Width of the embeddings of bigrams.", WIDTH)
+    n_layer: int = option(flag=1, help="Layers.", check=LAYERS)
+    d_model: int = option(flag=128, help="Width of the hidden states.", check=EVEN_SIZE)
+    n_head: int = option(flag=8, help="Attention heads.", check=WIDTH)
+    d_inner: int = option(flag=384, help="Width inside the feed-forward layers.", check=WIDTH)
+    max_seq_len: int = option(512, "Most characters of a sentence.", LENGTH)
+    scale: bool = option(False, "Divide the attention scores by the square root of the width of a head.")
+    dropout: float = option(0.0, "Dropout rate inside the feed-forward layers.", RATE)
+    dropatt: float = option(0.0, "Dropout rate of the attention probabilities.", RATE)
+    embed_dropout: float = option(0.0, "Dropout rate of the embeddings.", RATE)
+    token_dropout: float = option(0.0, "Rate at which training takes <unk> for a character or a bigram.", RATE)
+
+
+@group
+class TenerConfig(EncoderConfig):
+    """Arguments of `Tener`."""
+
+    attn_type: str = option("adatrans", "Direction-aware attention, or the vanilla Transformer's.", one_of(ATTN_TYPES))
+    pos_embed: str = option("none", "Absolute positions to add: sinusoids or a learned table.", one_of(POS_EMBEDS))
+    after_norm: bool = option(True, "Normalise after every sublayer, not before it.")
+    key_position_term: bool = option(True, "Score keys by their distances too, as the program, not the paper, does.")
+
+
+@group
+class FlatConfig(EncoderConfig):
+    """Arguments of `Flat`."""
+
+    fusion: str = option("ff", "How four distances become one position.", one_of(FUSIONS))
+    fusion_shared: bool = option(True, "Share the fusion between the layers.")
+    rel_pos_init: int = option(
+        1, "1: distances as they are; 0: max_seq_len added, as the program does.", at_least(0, 1)
+    )
+    q_proj: bool = option(True, "Project the queries.")
+    k_proj: bool = option(True, "Project the keys.")
+    v_proj: bool = option(True, "Project the values.")
+    r_proj: bool = option(True, "Project the positions.")
+    attn_ff: bool = option(False, "Project the output of the attention.")
+    pre: str = option("", "Before a sublayer: a adds, n normalises.")
+    post: str = option("an", "After a sublayer, the same.")
+    residual: str = option(
+        "input", "What a of post adds: the sublayer's input, or, as the program, its own.", one_of(RESIDUALS)
+    )
+    activation: str = option("relu", "Of the feed-forward layers.", one_of(ACTIVATIONS))
+
+
+@group
+class LabelConfig(Config):
+    """Arguments of `Tagger` besides its network. The labels are `None` until the text is read."""
+
+    labels: list[str] | None = option(None, "Tags, in the order of their ids.")
+    start_end: bool = option(True, "Give the CRF scores for the first and the last tag of a sentence.")
+    constraints: bool = option(True, "Let decoding take only paths of tags that their scheme allows.")
+    output_dropout: float = option(0.0, "Dropout rate of the hidden states before they become scores of tags.", RATE)
+
+
+@group
+class TenerTaggerConfig(LabelConfig, TenerConfig):
+    """Arguments of a `Tagger` and of the `Tener` in it."""
+
+
+@group
+class FlatTaggerConfig(LabelConfig, FlatConfig):
+    """Arguments of a `Tagger` and of the `Flat` in it."""

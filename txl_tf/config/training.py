@@ -1,0 +1,150 @@
+"""Optimizer, training, search, evaluation and machine."""
+
+from __future__ import annotations
+
+from txl_tf.config.checks import LENGTH, POSITIVE, RATE, SHARE, Config, at_least, group, one_of, option
+
+OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
+SCHEDULES = ("cosine", "noam", "linear", "constant")
+PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
+
+
+@group
+class OptimizerConfig(Config):
+    """Arguments of `make_optimizer`, but for the number of steps."""
+
+    learning_rate: float = option(2.5e-4, "Highest learning rate.", POSITIVE)
+    clip: float | None = option(0.25, "Largest global norm of the gradients.")
+    clip_value: float | None = option(None, "Largest absolute value in the gradients.")
+    schedule: str = option("cosine", "How the rate falls; noam: with the square root of the step.", one_of(SCHEDULES))
+    min_lr_ratio: float = option(0.004, "Last learning rate of the cosine as a share of the highest.", SHARE)
+    warmup_steps: int = option(0, "Steps of linear warm-up.")
+    optimizer: str = option("adam", "adam is the original's.", one_of(OPTIMIZERS))
+    beta_2: float = option(0.999, "Momentum of the squared gradients.", RATE)
+    momentum: float = option(0.9, "Momentum of sgd, in PyTorch's form.", RATE)
+    weight_decay: float = option(0.0, "Weight decay of adamw and lamb.")
+    ema: float = option(0.0, "Momentum of a moving average of the weights, which is evaluated; 0 for none.", RATE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        decay, optimizer = self.weight_decay, self.optimizer
+        if not decay >= 0 or (decay and optimizer in ("adam", "sgd")):
+            raise ValueError(f"weight_decay must be 0 or more, and 0 for adam and sgd, got {decay} for {optimizer}")
+
+
+@group
+class RunConfig(Config):
+    """How a run of any model is trained."""
+
+    train_steps: int = option(100000, "Training steps in all, those of earlier sessions included.", at_least(1))
+    iterations: int = option(500, "Steps between two lines of progress, and of log.csv.", at_least(1))
+    save_steps: int = option(10000, "Steps between two checkpoints, each with a validation.", at_least(1))
+    max_to_keep: int = option(5, "Checkpoints to keep.", at_least(1))
+    warm_start_path: str | None = option(None, "Checkpoint, also of the original, to start a new run from.")
+    allow_other_text: bool = option(False, "Go on with a run though its text has changed; not so its vocabulary.")
+    steps_per_execution: int = option(1, "Steps in one call of the compiled graph.", at_least(1))
+    jit_compile: bool = option(False, "Compile the training step with XLA.")
+    seed: int = option(0, "Seed of the initial weights and of dropout.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        k = self.steps_per_execution
+        for name, steps in {"train_steps": self.train_steps, "iterations": self.iterations}.items():
+            if steps % k:
+                raise ValueError(f"steps_per_execution={k} must divide {name}={steps}")
+
+
+@group
+class TrainingConfig(RunConfig):
+    """How a run of a language model is trained."""
+
+    tgt_len: int = option(70, "Tokens of a segment.", LENGTH)
+    train_batch_size: int = option(60, "Rows of a training batch, over all devices.", at_least(1))
+    sample_tokens: int = option(0, "Tokens of text to write in the end of training, to see what it learned.")
+    gradient_accumulation_steps: int = option(1, "Parts of a batch to compute one after the other.", at_least(1))
+    recompute: bool = option(False, "Compute the layers again in the backward pass: less memory, more time.")
+    static_shapes: bool | None = option(
+        None, "Fixed shapes; rare words beyond their bins' capacity do not count. Default: on TPUs."
+    )
+
+
+@group
+class PairsTrainingConfig(RunConfig):
+    """How a run of an encoder-decoder is trained."""
+
+    batch_size: int = option(64, "Most pairs of a batch, over all devices.", at_least(1))
+    batch_tokens: int | None = option(None, "Most symbols of a batch, padding and both sides counted.", at_least(1))
+    eval_sources: int = option(2000, "Sources of valid and of test to translate at the end; -1 for all.")
+
+
+@group
+class TaggerTrainingConfig(RunConfig):
+    """How a run of a tagger is trained."""
+
+    batch_size: int = option(16, "Sentences of a batch, over all devices.", at_least(1))
+    patience: int | None = option(None, "Stop after so many steps without a better F1.", at_least(1))
+
+
+@group
+class SearchConfig(Config):
+    """How targets are looked for: arguments of `Translator`."""
+
+    beam_size: int = option(1, "Hypotheses to follow; 1 takes the likeliest symbol every time.", at_least(1, 1000))
+    n_best: int = option(1, "Targets to return for a source, the best first.", at_least(1, 1000))
+    length_penalty: float = option(0.6, "Scores of a search are divided by ((5 + length) / 6)**length_penalty.")
+    max_new_tokens: int | None = option(None, "Most symbols of a target; default: 50 more than its source has.", LENGTH)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_best > self.beam_size:
+            raise ValueError(f"n_best must be at most beam_size={self.beam_size}, got {self.n_best}")
+
+
+@group
+class EvaluationConfig(Config):
+    """What is evaluated, and how. `None` stands for what the run was trained with."""
+
+    tgt_len: int | None = option(None, "Tokens of a segment.", LENGTH)
+    eval_batch_size: int | None = option(
+        None, "Rows of an evaluation batch; without training: the run's.", at_least(1), flag=60
+    )
+    eval_split: str = option("valid", "Split to evaluate: train, valid or test.")
+    eval_path: str | None = option(None, "Text file to evaluate instead of a split, in the vocabulary of the run.")
+    eval_ckpt_path: str | None = option(None, "Checkpoint to evaluate, rather than the latest: a path, or best.")
+    max_eval_batch: int = option(-1, "Batches to evaluate; -1 for all.")
+    sliding_window: int | None = option(
+        None, "Predict every token from a window of so many tokens before it, which is read again for each.", LENGTH
+    )
+    sliding_step: int = option(1, "Tokens to predict from each sliding window.", at_least(1))
+    token_nll: str | None = option(None, "File to write every token and its nll to, row by row.")
+    do_eval: bool = option(False, "Evaluate eval_split, after training if that is done too.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sliding_window is not None and self.sliding_step > self.sliding_window:
+            raise ValueError(
+                f"sliding_step must be at most sliding_window={self.sliding_window}, got {self.sliding_step}"
+            )
+
+
+@group
+class MachineConfig(Config):
+    """Where a run is trained or evaluated: arguments of `make_strategy`, and the type of the products."""
+
+    strategy: str = option("auto", "Devices to use; auto takes all GPUs there are.", one_of(STRATEGIES))
+    tpu: str | None = option(None, "Name or grpc:// address of the TPU, or local; with --strategy=tpu.")
+    tpu_zone: str | None = option(None, "Zone of the TPU, if it is another than this machine's.")
+    gcp_project: str | None = option(None, "Project of the TPU, if it is another than this machine's.")
+    logical_cpus: int | None = option(None, "Logical CPU devices to create, to try mirrored without GPUs.", at_least(1))
+    mixed_precision: str = option("float32", "Type of the products.", one_of(PRECISIONS))
+
+    @property
+    def devices(self) -> tuple:
+        """Arguments of `make_strategy`."""
+        return self.strategy, self.tpu, self.tpu_zone, self.gcp_project, self.logical_cpus
+
+    @property
+    def dtype_policy(self) -> str:
+        """Keras's name of `mixed_precision`."""
+        return PRECISIONS[self.mixed_precision]

@@ -1,0 +1,157 @@
+"""Tags of tokens and the entities that they mark: the schemes BIO, BIOES and BMES.
+
+A tag is "O", outside every entity, or a prefix and a kind, as "B-PER"; tags of segmentation have no kind, as "B". A tag
+continues the entity of the tag before it if both have the same kind, the earlier one is B, I or M and the later one is
+I, M or E. Every other tag but "O" begins an entity. So every sequence marks entities, a malformed one too, and they are
+those of fastNLP's `SpanFPreRecMetric`. (That one lower-cases kinds; here "per" and "PER" differ.)
+
+Shapes:
+    K: labels
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from txl_tf.schema import brief
+
+SCHEMES = {"bio": "BI", "bioes": "BIES", "bmes": "BMES"}  # scheme -> its prefixes, without O
+_INSIDE = {"bio": "I", "bioes": "I", "bmes": "M"}
+_PREFIXES = frozenset("OBIMES")
+_CONTINUED, _CONTINUING = frozenset("BIM"), frozenset("IME")
+_BEGINNING, _ENDING = frozenset("BSO"), frozenset("ESO")
+_OUTSIDE = ("O", "")
+
+
+class Span(NamedTuple):
+    """An entity."""
+
+    kind: str
+    start: int
+    end: int  # exclusive
+
+
+@functools.lru_cache(4096)
+def split_tag(tag: str) -> tuple[str, str]:
+    """`(prefix, kind)`; the kind of "O", and of a tag without one, is "".
+
+    Raises:
+        ValueError: it is no tag.
+    """
+    prefix, dash, kind = tag.partition("-")
+    if prefix not in _PREFIXES or bool(dash) != bool(kind) or (prefix == "O" and kind):
+        raise ValueError(f"a tag must be O, or one of B, I, M, E, S with a kind or alone, as B-PER, got {brief(tag)}")
+    return prefix, kind
+
+
+def detect_scheme(tags: Iterable[str]) -> str:
+    """The scheme that a collection of tags is written in: "bio", "bioes" or "bmes".
+
+    Raises:
+        ValueError: names a tag that no scheme has, or two that no scheme has together.
+    """
+    by_prefix = {split_tag(tag)[0]: tag for tag in tags}
+    if "M" in by_prefix and "I" in by_prefix:
+        raise ValueError(f"no scheme has both {brief(by_prefix['I'])} and {brief(by_prefix['M'])}")
+    if "M" in by_prefix:
+        return "bmes"
+    if "E" in by_prefix or "S" in by_prefix:
+        return "bioes" if "I" in by_prefix else "bmes"
+    return "bio"
+
+
+def all_labels(kinds: Iterable[str], scheme: str, outside: bool = True) -> list[str]:
+    """ "O" if `outside`, then the tags of each kind, in the order of the scheme's prefixes."""
+    return ["O"] * outside + [_join(prefix, kind) for kind in kinds for prefix in SCHEMES[scheme]]
+
+
+def _join(prefix: str, kind: str) -> str:
+    return f"{prefix}-{kind}" if kind else prefix
+
+
+# ---------------------------------------------------------------------------------------------------------- entities
+
+
+def _continues(previous: tuple[str, str], current: tuple[str, str]) -> bool:
+    return previous[0] in _CONTINUED and current[0] in _CONTINUING and previous[1] == current[1]
+
+
+def continues_table(labels: Sequence[str]) -> np.ndarray:
+    """bool `[K, K]`: row `previous`, column `current`, whether `current` continues the entity of `previous`."""
+    parts = [split_tag(label) for label in labels]
+    return np.array([[_continues(previous, current) for current in parts] for previous in parts], bool)
+
+
+def entity_table(labels: Sequence[str]) -> np.ndarray:
+    """bool `[K]`: whether a label is part of an entity."""
+    return np.array([label != "O" for label in labels], bool)
+
+
+def spans_of(tags: Iterable[str]) -> list[Span]:
+    """The entities that tags of any scheme mark, in order."""
+    spans, previous = [], _OUTSIDE
+    for i, tag in enumerate(tags):
+        current = split_tag(tag)
+        if _continues(previous, current):
+            spans[-1] = spans[-1]._replace(end=i + 1)
+        elif current != _OUTSIDE:
+            spans.append(Span(current[1], i, i + 1))
+        previous = current
+    return spans
+
+
+def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
+    """The tags of `scheme` that mark the same entities."""
+    converted = ["O"] * len(tags)
+    for kind, start, end in spans_of(tags):
+        prefixes = ["B", *_INSIDE[scheme] * (end - start - 1)]
+        if scheme != "bio":
+            prefixes[-1] = "E" if end - start > 1 else "S"
+        converted[start:end] = [_join(prefix, kind) for prefix in prefixes]
+    return converted
+
+
+def prf(right: int, found: int, expected: int) -> tuple[float, float, float]:
+    """Precision, recall and F1 of `right` entities among `found` and `expected` ones; 0 where there are none."""
+    precision = right / found if found else 0.0
+    recall = right / expected if expected else 0.0
+    return precision, recall, 2 * right / (found + expected) if right else 0.0
+
+
+# ------------------------------------------------------------------------------------------------------- transitions
+
+
+def _may_follow(previous: tuple[str, str], current: tuple[str, str], scheme: str) -> bool:
+    """Whether the scheme allows two tags side by side. The start and the end of a sentence are as "O"."""
+    ends = scheme == "bio" or previous[0] in _ENDING
+    return _continues(previous, current) or (ends and current[0] in _BEGINNING)
+
+
+def allowed_transitions(labels: Sequence[str]) -> np.ndarray:
+    """bool `[K + 2, K + 2]`: which label may follow which; row K is the start, column K + 1 the end of a sentence.
+
+    The same as fastNLP's `allowed_transitions(..., include_start_end=True)`.
+    """
+    scheme, n = detect_scheme(labels), len(labels)
+    parts = [*map(split_tag, labels), _OUTSIDE]
+    table = np.zeros([n + 2, n + 2], bool)
+    inner = [[_may_follow(previous, current, scheme) for current in parts] for previous in parts]
+    table[: n + 1, [*range(n), n + 1]] = inner
+    table[n, n + 1] = False  # no sentence is empty
+    return table
+
+
+def broken_at(tags: Sequence[str], scheme: str | None = None) -> list[int]:
+    """Places of the tags that may not follow the tag before them, and of a last tag that may not be the last.
+
+    Args:
+        scheme: what the tags should follow; `None` for `detect_scheme(tags)`.
+    """
+    scheme = scheme or detect_scheme(tags)
+    parts = [_OUTSIDE, *map(split_tag, tags), _OUTSIDE]
+    broken = [i for i in range(len(parts) - 1) if not _may_follow(parts[i], parts[i + 1], scheme)]
+    return sorted({min(i, len(tags) - 1) for i in broken})

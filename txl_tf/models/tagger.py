@@ -1,0 +1,330 @@
+"""A network that reads, and a CRF that tags: named entities and whatever else is one tag an element.
+
+    tagger = txl_tf.Tagger(txl_tf.Tener(n_token=3000, n_layer=2, d_model=256, n_head=4, d_inner=512), labels)
+    tagger.compile(txl_tf.make_optimizer(...))
+    tagger.fit(dataset)                         # batches (inputs of the network, tags [B, T])
+    tagger.evaluate(dataset)                    # nll of a sentence, and precision, recall and F1 of entities
+    tags, score = tagger.decode(inputs)
+
+Shapes:
+    B: batch      T: elements, such as characters      K: labels
+"""
+
+import functools
+import inspect
+import random
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config import LabelConfig, check_fields
+from txl_tf.data.tags import allowed_transitions, continues_table, entity_table, split_tag
+from txl_tf.layers.crf import CRF
+from txl_tf.layers.dropout import dropout, split
+from txl_tf.layers.ops import Linear
+from txl_tf.training.resumable import Resumable
+
+
+class SpanScores(keras.metrics.Metric):
+    """Precision, recall and F1 of entities, from numbers of right, found and expected ones."""
+
+    def __init__(self, name="spans", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.counts = self.add_variable((3,), "zeros", name="counts")
+
+    def update_state(self, counts):
+        self.counts.assign_add(counts)
+
+    def result(self):
+        right, found, expected = tf.unstack(tf.convert_to_tensor(self.counts))
+        return {
+            "precision": tf.math.divide_no_nan(right, found),
+            "recall": tf.math.divide_no_nan(right, expected),
+            "f1": tf.math.divide_no_nan(2 * right, found + expected),
+        }
+
+    def reset_state(self):
+        self.counts.assign(tf.zeros([3]))
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class Tagger(Resumable, keras.Model):
+    """A network's hidden states, a linear layer and a CRF.
+
+    Args:
+        network: `Tener`, `Flat`, or any Keras layer or model that gives `[batch, time, any]`, or a tuple that begins
+            with it, as `TransformerXL` does.
+        labels: tags in the order of their ids, such as `["O", "B-PER", "I-PER"]`; see `txl_tf.data.tags` for schemes.
+        start_end: whether the CRF has scores for the first and the last tag.
+        constraints: whether decoding takes only paths that the scheme of the labels allows.
+        output_dropout: rate of the hidden states before the linear layer.
+        seed: int that dropout derives from; drawn where it is `None`.
+
+    Call arguments:
+        inputs: those of `Tener` or `Flat`. Of another network: int `[batch, time]`, 0 at padding; or a dictionary with
+            the network's own inputs and `"mask"`, bool `[batch, time]`. A network whose call has an argument
+            `padding_mask` gets the mask. Padding may lie anywhere in a row.
+        training: whether to drop.
+        dropout_key: int `[3]`, see `dropout`. `None` in training: the model draws a key itself.
+
+    Returns:
+        float32 `[batch, time, labels]`, the emissions: scores of the tags by themselves.
+
+    Raises:
+        ValueError: an argument is out of its range, or `labels` are of no scheme; the message names it.
+
+    Reference:
+        `TENER` of fastnlp/TENER, `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer.
+    """
+
+    def __init__(
+        self, network, labels, start_end=LabelConfig.start_end, constraints=LabelConfig.constraints,
+        output_dropout=LabelConfig.output_dropout, seed=None, **kwargs,
+    ):  # fmt: skip
+        super().__init__(**kwargs)
+        self.network = network
+        self.labels = list(labels)
+        self.start_end = start_end
+        self.constraints = constraints
+        self.output_dropout = output_dropout
+        check_fields(LabelConfig, self)
+        if len(set(self.labels)) < len(self.labels) or not self.labels:
+            raise ValueError(f"labels must be different tags, at least one, got {self.labels}")
+        self.seed = random.randrange(2**31) if seed is None else seed
+        self.seed_generator = keras.random.SeedGenerator(self.seed)
+        self.out_fc = Linear(len(self.labels), dtype=self.dtype_policy, name="out_fc")
+        allowed = allowed_transitions(self.labels) if constraints else None
+        self.crf = CRF(len(self.labels), start_end, allowed, dtype="float32", name="crf")
+        kinds = [split_tag(label)[1] for label in self.labels]
+        self.kinds = list(dict.fromkeys(kind for kind, inside in zip(kinds, self._entity, strict=True) if inside))
+        self.loss_mean = keras.metrics.Mean("loss")
+        self.grad_norm = keras.metrics.Mean("grad_norm")
+        self.spans = SpanScores()
+
+        if hasattr(network, "mask_of"):
+            self.build()
+
+    def build(self, input_shape=None):
+        if hasattr(self.network, "mask_of"):  # it knows its sizes without inputs
+            if not self.network.built:
+                self.network.build()
+            self._build_rest(self.network.d_model)
+        self.built = True
+
+    def _build_rest(self, width):
+        if not self.out_fc.built:
+            self.out_fc.build((None, None, width))
+            self.crf.build()
+
+    # ------------------------------------------------------------------------------------------------------- forward
+
+    def call(self, inputs, training=False, dropout_key=None):
+        return self.emissions(inputs, training, dropout_key)[0]
+
+    def emissions(self, inputs, training=False, dropout_key=None):
+        """`(emissions, mask)`: float32 `[B, T, K]`, and bool `[B, T]`, true at elements."""
+        if training and dropout_key is None:
+            dropout_key = self.seed_generator.next()
+        network_key, output_key = split(dropout_key if training else None, 2)
+        hidden, mask = self._hidden(inputs, training, network_key)
+        self._build_rest(hidden.shape[-1])
+        hidden = dropout(hidden, self.output_dropout, output_key)
+        return tf.cast(self.out_fc(tf.cast(hidden, self.compute_dtype)), tf.float32), mask
+
+    def _hidden(self, inputs, training, dropout_key):
+        takes = self._network_arguments
+        options = {"training": training} if "training" in takes else {}
+        if "dropout_key" in takes:
+            options["dropout_key"] = dropout_key
+        if hasattr(self.network, "mask_of"):
+            mask = self.network.mask_of(inputs)
+        elif isinstance(inputs, dict):
+            if "mask" not in inputs:
+                raise ValueError(f"inputs must have mask, bool [batch, time], got {', '.join(inputs)}")
+            mask, inputs = inputs["mask"], {name: x for name, x in inputs.items() if name != "mask"}
+            inputs = next(iter(inputs.values())) if len(inputs) == 1 else inputs
+        else:
+            mask = inputs != 0
+        if "padding_mask" in takes:
+            options["padding_mask"] = mask
+        hidden = self.network(inputs, **options)
+        return hidden[0] if isinstance(hidden, (tuple, list)) else hidden, mask
+
+    @functools.cached_property
+    def _network_arguments(self):
+        return inspect.signature(self.network.call).parameters
+
+    def nll(self, inputs, tags, **options):
+        """Negative log-likelihood of sentences, nats: float32 `[B]`; 0 where a row is all padding.
+
+        Args:
+            inputs: of the call.
+            tags: int `[B, T]`, ids of labels.
+            **options: of the call.
+        """
+        return self._nll(*self.emissions(inputs, **options), tags)[0]
+
+    def _nll(self, emissions, mask, tags):
+        """`(nll [B], number of rows that have an element)`."""
+        emissions, front, tags = self._to_front(mask, emissions, tf.cast(tags, tf.int32))
+        rows = tf.reduce_sum(tf.cast(front[:, 0], tf.float32))
+        return self.crf.nll(emissions, tags, front), rows
+
+    def decode(self, inputs):
+        """`(tags, score)`: the best path, int32 `[B, T]`, 0 at padding; and float32 `[B]`, its score."""
+        emissions, mask = self.emissions(inputs)
+        return self._decode(emissions, mask)
+
+    def _decode(self, emissions, mask):
+        emissions, front = self._to_front(mask, emissions)
+        tags, score = self.crf.decode(emissions, front)
+        return self._back(mask, tags), score
+
+    def entities(self, inputs):
+        """The entities of the best paths, at their last elements.
+
+        Returns:
+            Dictionary of `[B, T]`: int32 `tags`, the path; bool `ends`, where an entity ends; int32 `starts`, where it
+            began; int32 `kinds`, index in `self.kinds`; and float32 `probs`, the probability that the entity's elements
+            have just these tags, among all allowed paths.
+        """
+        emissions, mask = self.emissions(inputs)
+        if not hasattr(self.network, "mask_of"):
+            raise ValueError("entities needs Tener or Flat as the network: use decode and span_ends")
+        tags, _ = self.crf.decode(emissions, mask)
+        ends, starts = self.span_ends(tags, mask)
+        begin, end = self.crf.piece_log_probs(emissions, tags, mask)
+        probs = tf.exp(tf.minimum(tf.gather(begin, starts, batch_dims=1) + end, 0.0))
+        kinds = tf.gather(tf.constant(self._kind_of), tags)
+        return {"tags": tags, "ends": ends, "starts": starts, "kinds": kinds, "probs": tf.where(ends, probs, 0.0)}
+
+    # Padding that is not at the end of a row, as of a network that takes it anywhere.
+
+    def _to_front(self, mask, *tensors):
+        """`(*tensors, mask)` with elements first in every row; the mask comes second."""
+        if hasattr(self.network, "mask_of"):
+            return tensors[0], mask, *tensors[1:]
+        order = tf.argsort(tf.cast(~mask, tf.int32), stable=True)
+        moved = [tf.gather(x, order, batch_dims=1) for x in (*tensors, mask)]
+        return moved[0], moved[-1], *moved[1:-1]
+
+    def _back(self, mask, tags):
+        """What `_to_front` moved, where it was."""
+        if hasattr(self.network, "mask_of"):
+            return tags
+        places = tf.cumsum(tf.cast(mask, tf.int32), 1, exclusive=True)
+        return tf.where(mask, tf.gather(tags, places, batch_dims=1), 0)
+
+    # ------------------------------------------------------------------------------------------------------ entities
+
+    @functools.cached_property
+    def _entity(self):
+        return entity_table(self.labels)
+
+    @functools.cached_property
+    def _continues(self):
+        return continues_table(self.labels)
+
+    @functools.cached_property
+    def _kind_of(self):
+        """int32 `[K]`: index in `self.kinds` of the kind of each label; 0 for "O"."""
+        kinds = {kind: i for i, kind in enumerate(self.kinds)}
+        return np.array([kinds.get(split_tag(label)[1], 0) for label in self.labels], np.int32)
+
+    def span_ends(self, tags, mask):
+        """Where entities end, and where the one that an element is part of began.
+
+        Args:
+            tags: int32 `[B, T]`, any path, a malformed one too.
+            mask: bool `[B, T]`, elements first.
+
+        Returns:
+            `(ends, starts)`: bool and int32 `[B, T]`; `starts` counts where `ends` is true.
+        """
+        pairs = tf.stack([tags[:, :-1], tags[:, 1:]], -1)
+        joined = tf.gather_nd(tf.constant(self._continues), pairs) & mask[:, 1:]
+        inside = tf.gather(tf.constant(self._entity), tags) & mask
+        begins = inside & ~tf.pad(joined, [[0, 0], [1, 0]])
+        ends = inside & ~tf.pad(joined, [[0, 0], [0, 1]])
+        rows, length = tf.unstack(tf.shape(tags))
+        number = tf.cumsum(tf.cast(begins, tf.int32), 1)  # of the entity, from 1 on
+        flat = tf.range(rows)[:, None] * (length + 1) + tf.where(begins, number, 0)
+        places = tf.where(begins, tf.range(length)[None], 0)
+        begun = tf.math.unsorted_segment_sum(tf.reshape(places, [-1]), tf.reshape(flat, [-1]), rows * (length + 1))
+        return ends, tf.gather(tf.reshape(begun, [rows, length + 1]), number, batch_dims=1)
+
+    def count_spans(self, tags, expected, mask):
+        """Numbers of entities that are right, found and expected: float32 `[3]`."""
+        kind_of = tf.constant(self._kind_of)
+        (ends, starts), (own_ends, own_starts) = self.span_ends(tags, mask), self.span_ends(expected, mask)
+        same = (starts == own_starts) & (tf.gather(kind_of, tags) == tf.gather(kind_of, expected))
+        counts = ends & own_ends & same, ends, own_ends
+        return tf.stack([tf.reduce_sum(tf.cast(count, tf.float32)) for count in counts])
+
+    # ------------------------------------------------------------------------------------------------------ training
+
+    def compile(self, optimizer=None, jit_compile=False, **kwargs):
+        """Configures Keras's `fit` and `evaluate`. The loss is the model's own; `kwargs` are of `keras.Model.compile`.
+
+        Raises:
+            ValueError: a loss or metrics are given.
+        """
+        if kwargs.get("loss") is not None or kwargs.get("metrics"):
+            raise ValueError("loss and metrics must be None: the model has its own, the nll and the F1 of entities")
+        super().compile(optimizer if optimizer is not None else "adam", jit_compile=jit_compile, **kwargs)
+
+    @property
+    def metrics(self):
+        optimizer = getattr(self, "optimizer", None)
+        has_norm = hasattr(getattr(optimizer, "inner_optimizer", optimizer), "gradient_norm")
+        return [self.loss_mean, self.spans, *[self.grad_norm] * has_norm]
+
+    def train_step(self, data):
+        inputs, tags, _ = keras.utils.unpack_x_y_sample_weight(data)
+        context = tf.distribute.get_replica_context()
+        first_row = context.replica_id_in_sync_group * tf.shape(tags)[0]
+        key = tf.stack([self.seed % 2**31, tf.cast(self.optimizer.iterations, tf.int32), first_row])
+        with tf.GradientTape() as tape:
+            emissions, mask = self.emissions(inputs, training=True, dropout_key=key)
+            nll, rows = self._nll(emissions, mask, tags)
+            nll = tf.reduce_sum(nll)
+            all_rows = tf.maximum(context.all_reduce("SUM", rows), 1.0)
+            loss = self.optimizer.scale_loss(nll / all_rows)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        logs = self._log_loss(nll, rows)
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if hasattr(inner, "gradient_norm"):
+            self.grad_norm.update_state(inner.gradient_norm)
+            logs["grad_norm"] = self.grad_norm.result()
+        return logs
+
+    def test_step(self, data):
+        inputs, tags, _ = keras.utils.unpack_x_y_sample_weight(data)
+        emissions, mask = self.emissions(inputs)
+        nll, rows = self._nll(emissions, mask, tags)
+        emissions, front, tags = self._to_front(mask, emissions, tf.cast(tags, tf.int32))
+        counts = self.count_spans(self.crf.decode(emissions, front)[0], tags, front)
+        self.spans.update_state(tf.distribute.get_replica_context().all_reduce("SUM", counts))
+        return {**self._log_loss(tf.reduce_sum(nll), rows), **self.spans.result()}
+
+    def predict_step(self, data):
+        inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return self.decode(inputs)[0]
+
+    def _log_loss(self, nll, rows):
+        # Keras takes the mean of the replicas' results, whatever they weigh: so every replica counts all.
+        nll, rows = tf.unstack(tf.distribute.get_replica_context().all_reduce("SUM", tf.stack([nll, rows])))
+        self.loss_mean.update_state(nll / tf.maximum(rows, 1.0), sample_weight=rows)
+        return {"loss": self.loss_mean.result()}
+
+    # -------------------------------------------------------------------------------------------------------- saving
+
+    def get_config(self):
+        names = "labels start_end constraints output_dropout seed"
+        network = keras.saving.serialize_keras_object(self.network)
+        return {**super().get_config(), "network": network, **{name: getattr(self, name) for name in names.split()}}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**config, "network": keras.saving.deserialize_keras_object(config["network"])})

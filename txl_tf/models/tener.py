@@ -1,0 +1,163 @@
+"""TENER: characters and bigrams to hidden states that know what stands before and after them (document 004).
+
+Shapes:
+    B: batch      L: characters      E: d_model
+"""
+
+import random
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import TenerConfig, check_fields
+from txl_tf.layers.dropout import dropout, split
+from txl_tf.layers.ops import Linear
+from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
+from txl_tf.layers.tener_layer import TenerLayer
+
+PADDING, UNKNOWN = 0, 1  # ids
+
+
+class SentenceNetwork(keras.layers.Layer):
+    """What `Tener` and `Flat` have in common: tables of embeddings, and how their dropout is drawn."""
+
+    config = None  # the group of its hyper-parameters
+
+    def keep(self, arguments):
+        """Stores and checks the arguments of `__init__`, each under its own name."""
+        for name in [*self.config.names(), "seed"]:
+            setattr(self, name, arguments[name])
+        check_fields(self.config, self)
+        self.seed = random.randrange(2**31) if self.seed is None else self.seed
+        self.seed_generator = keras.random.SeedGenerator(self.seed)
+
+    def build_tables(self):
+        """Adds the tables of embeddings; row 0 is of padding, whose embedding never counts."""
+
+        def table(name, rows, width):
+            bound = (3 / width) ** 0.5  # as fastNLP's
+            initializer = keras.initializers.RandomUniform(-bound, bound)
+            return self.add_weight(name=name, shape=(rows, width), initializer=initializer, autocast=False)
+
+        self.embedding = table("embedding", self.n_token, self.d_embed)
+        self.bigram_embedding = table("bigram_embedding", self.n_bigram, self.d_bigram) if self.n_bigram else None
+
+    def lookup(self, table, ids, dropout_key=None):
+        """Rows of a table; in training, some of the ids are taken for unknown ones."""
+        if dropout_key is not None and self.token_dropout:
+            kept = dropout(tf.ones(keras.ops.shape(ids)), self.token_dropout, dropout_key) > 0
+            ids = tf.where(kept | (ids == PADDING), ids, UNKNOWN)
+        return tf.cast(tf.gather(table, ids), self.compute_dtype)
+
+    def draw_keys(self, number, training, dropout_key):
+        if training and dropout_key is None:
+            dropout_key = self.seed_generator.next()
+        return split(dropout_key if training else None, number)
+
+    def get_config(self):
+        return {**super().get_config(), **{name: getattr(self, name) for name in [*self.config.names(), "seed"]}}
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class Tener(SentenceNetwork):
+    """TENER's encoder.
+
+    Args:
+        n_token, n_bigram: ids of characters and of bigrams, 0 at padding, 1 unknown; no bigrams where `n_bigram` is 0.
+        n_layer, d_model, n_head, d_inner: layers, width, attention heads, width inside the feed-forward nets.
+        d_embed, d_bigram: widths of the embeddings.
+        max_seq_len: most characters of a sentence, for data and export, and for `pos_embed="fix"`.
+        attn_type, scale, key_position_term: see `TenerAttn`.
+        pos_embed: absolute positions to add: "none", "sin" (sinusoids, from position 1 on) or "fix" (learned).
+        after_norm: see `TenerLayer`.
+        dropout, dropatt: rates in the feed-forward nets and of the attention probabilities.
+        embed_dropout: rate of the embeddings.
+        token_dropout: rate at which training takes the unknown id for another.
+        seed: int that dropout derives from where no key is given.
+
+    Call arguments:
+        inputs: `{"chars": int [batch, length], "bigrams": int [batch, length]}`; `bigrams` may be missing where
+            `n_bigram` is 0.
+        training: whether to drop.
+        dropout_key: int `[3]`, see `dropout`. `None` in training: the network draws a key itself.
+
+    Returns:
+        `[batch, length, d_model]`; at padding, anything.
+
+    Raises:
+        ValueError: an argument is out of its range; the message names it.
+
+    Reference:
+        Yan et al. 2019; `TENER` of fastnlp/TENER.
+    """
+
+    config = TenerConfig
+
+    def __init__(
+        self, *, n_token, n_layer, d_model, n_head, d_inner, n_bigram=TenerConfig.n_bigram,
+        d_embed=TenerConfig.d_embed, d_bigram=TenerConfig.d_bigram, max_seq_len=TenerConfig.max_seq_len,
+        attn_type=TenerConfig.attn_type, scale=TenerConfig.scale, key_position_term=TenerConfig.key_position_term,
+        pos_embed=TenerConfig.pos_embed, after_norm=TenerConfig.after_norm, dropout=TenerConfig.dropout,
+        dropatt=TenerConfig.dropatt, embed_dropout=TenerConfig.embed_dropout,
+        token_dropout=TenerConfig.token_dropout, seed=None, **kwargs,
+    ):  # fmt: skip
+        arguments = locals()
+        super().__init__(**kwargs)
+        self.keep(arguments)
+        options = {"dtype": self.dtype_policy}
+        self.in_fc = Linear(d_model, **options, name="in_fc")
+        self.stacked = [
+            TenerLayer(
+                d_model, n_head, d_inner, after_norm=after_norm, dropout=dropout, attn_type=attn_type, scale=scale,
+                key_position_term=key_position_term, dropatt=dropatt, **options, name=f"layer{i}",
+            )
+            for i in range(n_layer)
+        ]  # fmt: skip
+
+    def build(self, *_, **__):
+        self.build_tables()
+        self.in_fc.build((None, None, self.d_embed + (self.d_bigram if self.n_bigram else 0)))
+        self.pos_table = None
+        if self.pos_embed == "fix":
+            shape = (self.max_seq_len + 1, self.d_model)
+            self.pos_table = self.add_weight(name="pos_table", shape=shape, initializer="random_normal")
+        for layer in self.stacked:
+            layer.build((None, None, self.d_model))
+
+    def mask_of(self, inputs):
+        """bool `[batch, length]`, true at characters."""
+        return inputs["chars"] != PADDING
+
+    def embed(self, inputs, keys=(None,) * 4):
+        """What enters the first layer: `[batch, length, d_model]`."""
+        char_key, bigram_key, drop_char, drop_bigram = keys
+        embedded = [dropout(self.lookup(self.embedding, inputs["chars"], char_key), self.embed_dropout, drop_char)]
+        if self.n_bigram:
+            bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
+            embedded.append(dropout(bigrams, self.embed_dropout, drop_bigram))
+        x = self.in_fc(tf.concat(embedded, -1))
+        return x if self.pos_embed == "none" else x + tf.cast(self.absolute_positions(self.mask_of(inputs)), x.dtype)
+
+    def absolute_positions(self, mask):
+        """Embeddings of the positions 1, 2, ...; zeros at padding: float32 `[batch, length, d_model]`."""
+        positions = tf.range(1, keras.ops.shape(mask)[1] + 1)
+        if self.pos_embed == "sin":
+            rows = positional_embedding(tf.cast(positions, tf.float32), tensor2tensor_frequencies(self.d_model))[0]
+        else:
+            rows = tf.gather(tf.cast(self.pos_table, tf.float32), positions)
+        return rows * tf.cast(mask, tf.float32)[..., None]
+
+    def call(self, inputs, training=False, dropout_key=None):
+        keys = self.draw_keys(4 + self.n_layer, training, dropout_key)
+        mask, x = self.mask_of(inputs), self.embed(inputs, keys[:4])
+        for layer, key in zip(self.stacked, keys[4:], strict=True):
+            x = layer(x, mask, dropout_key=key)
+        return x
+
+    def attention_probs(self, inputs, layer):
+        """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, length, length]`."""
+        mask, x = self.mask_of(inputs), self.embed(inputs)
+        for before in self.stacked[:layer]:
+            x = before(x, mask)
+        attended = self.stacked[layer]
+        return attended.self_attn.attention_probs(x if self.after_norm else attended.norm1(x), mask)

@@ -1,0 +1,360 @@
+"""The signatures of a served tagger: text in, named entities out.
+
+Shapes:
+    B: batch      L: characters of the longest text      T: items of a row, its characters and words
+    C: characters of all texts      N: entities of the row with the most
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from txl_tf.config import one_of
+from txl_tf.data.lexicon import Lexicon
+from txl_tf.data.tagged_batches import END, PADDING, UNKNOWN
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.flat import Flat
+from txl_tf.models.sampling import check_integer
+from txl_tf.models.tagger import Tagger
+from txl_tf.models.tener import Tener
+from txl_tf.schema import brief
+from txl_tf.serving.request import WEIGHT_TYPES, RequestLimits, StoredModel, check_ids
+from txl_tf.serving.text import Check, check_utf8, require_all
+
+ITEMS = 2  # of a lattice, for each character of a text that fits in any case: real text has 1.5 to 1.8
+
+
+def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, Vocab]:
+    """`{name: vocabulary}` of those that the text of `tagger` is read with.
+
+    Args:
+        tagger: `Tagger` of `Tener` or `Flat`.
+        vocabs: of characters, with words for `Flat`; of bigrams, not read where the network has none; and perhaps, for
+            `Flat`, of the lexicon's words.
+
+    Raises:
+        ValueError: another network, or a vocabulary that is not the model's or that no file of lines can hold.
+    """
+    network = tagger.network
+    if not isinstance(network, Tener | Flat):
+        raise ValueError(f"the network of a tagger must be Tener or Flat, got {type(network).__name__}")
+    if vocabs is None:
+        return {}
+    names = ["vocab", "bigram_vocab", "lexicon"] if isinstance(network, Flat) else ["vocab", "bigram_vocab"]
+    if not 2 <= len(vocabs) <= len(names):
+        raise ValueError(f"vocab must be [{', '.join(names)}] for {type(network).__name__}, got {len(vocabs)} of them")
+    named = dict(zip(names, vocabs, strict=False))
+    sizes = {"vocab": network.n_token, "bigram_vocab": network.n_bigram}
+    if not network.n_bigram:
+        del named["bigram_vocab"]
+    for name, vocab in named.items():
+        size = sizes.get(name, len(vocab))
+        if len(vocab) != size:
+            raise ValueError(f"{name} must hold the {size} symbols of the model, got {len(vocab)}")
+        if vocab.level != "word":
+            raise ValueError(f"{name} must be of level 'word', got {vocab.level!r}")
+        bad = next((symbol for symbol in vocab.symbols if not symbol or re.search("[\r\n]", symbol)), None)
+        if bad is not None:
+            raise ValueError(f"{name} must hold symbols that are not empty and have no line ends, got {brief(bad)}")
+    if "lexicon" in named:
+        Lexicon(named["lexicon"].symbols)  # raises where a word is too short
+        if not named["lexicon"].symbols:
+            raise ValueError("lexicon must have a word, got none")
+    return named
+
+
+class SymbolTable(tf.Module):
+    """The ids of a `Vocab` as a graph.
+
+    Args:
+        vocab: `Vocab` of level "word".
+        path: file that it was saved to, which becomes an asset.
+    """
+
+    def __init__(self, vocab: Vocab, path: str):
+        super().__init__()
+        self.vocab = vocab
+        line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+        rows = tf.lookup.TextFileInitializer(path, tf.string, line, tf.int64, number)
+        self.table = tf.lookup.StaticHashTable(rows, -1)
+
+    def has(self, symbols: tf.Tensor) -> tf.Tensor:
+        """bool: which of the symbols it has."""
+        return self.table.lookup(symbols) >= 0
+
+    def ids(self, symbols: tf.Tensor) -> tf.Tensor:
+        """int64: their ids, that of unknown ones for those that it has not, and for "<pad>"."""
+        return tf.maximum(self.table.lookup(symbols), UNKNOWN)
+
+
+class SentenceGraph(tf.Module):
+    """`SentenceEncoder` and `features` of a text's characters, as a graph.
+
+    Args:
+        lattice: whether the network is `Flat`.
+        max_tokens: most characters of a text.
+        vocab, bigram_vocab, lexicon: `SymbolTable`s, or `None`; without bigrams, all of them are 0.
+    """
+
+    def __init__(
+        self, lattice: bool, max_tokens: int, vocab: SymbolTable, bigram_vocab: SymbolTable | None = None,
+        lexicon: SymbolTable | None = None,
+    ):  # fmt: skip
+        super().__init__()
+        self.lattice, self.vocab, self.bigram_vocab, self.lexicon = lattice, vocab, bigram_vocab, lexicon
+        found = {len(word) for word in lexicon.vocab.symbols} if lexicon else ()
+        self.word_lengths = tuple(sorted(n for n in found if n <= max_tokens))
+
+    def features(self, chars: tf.RaggedTensor) -> dict[str, tf.Tensor]:
+        """The inputs of the network.
+
+        Args:
+            chars: string `[B, None]`, the characters of each text.
+        """
+        flat, lengths = chars.flat_values, chars.row_lengths()
+        places = tf.ragged.range(lengths).flat_values  # [C], of each character in its row
+        rest = tf.repeat(lengths, lengths) - places  # [C], characters from here to the end of the row
+        ids = self.vocab.ids(flat)
+        following = tf.where(rest == 1, END, tf.concat([flat, [END]], 0)[1:])
+        bigrams = tf.zeros_like(ids)
+        if self.bigram_vocab:
+            bigrams = self.bigram_vocab.ids(tf.strings.join([flat, following]))
+        bigrams = _dense(chars.with_values(bigrams))
+        if not self.lattice:
+            return {"chars": _dense(chars.with_values(ids)), "bigrams": bigrams}
+        begins, n_chars, word_ids = self._words(flat, rest)
+        of_chars = tf.stack([ids, places, places], 1)
+        starts = tf.gather(places, begins)
+        of_words = tf.stack([word_ids, starts, starts + n_chars - 1], 1)
+        # Items by rows; `argsort` keeps the order of equal ones: characters first, then words.
+        rows = tf.concat([chars.value_rowids(), tf.gather(chars.value_rowids(), begins)], 0)
+        items = tf.gather(tf.concat([of_chars, of_words], 0), tf.argsort(rows, stable=True))
+        sums = tf.math.bincount(tf.cast(rows, tf.int32), minlength=tf.cast(chars.nrows(), tf.int32), dtype=tf.int64)
+        items = _dense(tf.RaggedTensor.from_row_lengths(items, sums))  # [B, T, 3]
+        features = dict(zip(("lattice", "pos_s", "pos_e"), tf.unstack(items, axis=2), strict=True))
+        seq_len, sums = tf.cast(lengths, tf.int32), tf.cast(sums, tf.int32)
+        return {**features, "bigrams": bigrams, "seq_len": seq_len, "lex_num": sums - seq_len}
+
+    def _words(self, flat: tf.Tensor, rest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The words of the lexicon by start, then by end: int64 `(places in flat, numbers of characters, ids)`."""
+        begins = tf.range(tf.size(flat, tf.int64))
+        pieces, none = flat, tf.zeros([0], tf.int64)
+        found, n_chars, words = [none], [none], [tf.zeros([0], tf.string)]
+        for n in range(2, max(self.word_lengths, default=0) + 1):
+            kept = tf.where(tf.gather(rest, begins) >= n)[:, 0]  # pieces of n characters end in their own row
+            begins = tf.gather(begins, kept)
+            pieces = tf.strings.join([tf.gather(pieces, kept), tf.gather(flat, begins + n - 1)])
+            if n in self.word_lengths:
+                hits = tf.where(self.lexicon.has(pieces))[:, 0]
+                found.append(tf.gather(begins, hits))
+                n_chars.append(tf.fill([tf.size(hits)], tf.constant(n, tf.int64)))
+                words.append(tf.gather(pieces, hits))
+        found, n_chars, words = (tf.concat(parts, 0) for parts in (found, n_chars, words))
+        order = tf.argsort(found, stable=True)  # shorter words stand first
+        return tuple(tf.gather(x, order) for x in (found, n_chars, self.vocab.ids(words)))
+
+
+def _dense(rows: tf.RaggedTensor) -> tf.Tensor:
+    return tf.cast(rows.to_tensor(PADDING), tf.int32)
+
+
+class TaggingLimits(RequestLimits):
+    """`RequestLimits` of a tagger, whose rows are as many items as the longest one: `tokens` are items here.
+
+    Attributes:
+        max_items: most of them, of a row by itself.
+    """
+
+    def __init__(self, tagger: Tagger, max_rows: int | None, max_tokens: int):
+        network, n_label = tagger.network, len(tagger.labels)
+        self.lattice = isinstance(network, Flat)
+        # Of FLAT, each pair of items has a position of its own, as wide as the model, and four distances, int64.
+        self.pair_bytes = 4 * (network.d_model + 8 * network.n_head + 16) if self.lattice else 4 * 10 * network.n_head
+        widths = network.d_embed + network.d_bigram + 8 * network.d_model + 2 * network.d_inner + 10 * n_label
+        self.item_bytes, self.fresh_bytes = 4 * widths, 12 * n_label**2
+        super().__init__(max_rows, ITEMS * max_tokens if self.lattice else max_tokens)
+        self.max_items = bisect.bisect_right(range(2**31), self.max_bytes, key=self.row_bytes) - 1
+
+    def row_bytes(self, tokens, new_tokens=0):
+        return self.fresh_bytes + tokens * (self.item_bytes + tokens * self.pair_bytes)
+
+    def describe(self, tokens, new_tokens):
+        return [tokens, " characters and words" if self.lattice else " characters"]
+
+    def check_items(self, name: str, rows: tf.Tensor, items: tf.Tensor) -> list[Check]:
+        message = f"{name} must have at most {self.max_items} characters and words a row"
+        return [Check(items <= self.max_items, message, items), self.check_size(name, rows, items)]
+
+
+class TaggingSignatures(StoredModel):
+    """The signatures of a served tagger.
+
+        tag_text(text [B]) -> kinds, starts, ends, entities, probs [B, N], numbers [B]
+        tag_characters(text [B]) -> tags [B, L], lengths [B]
+        tag(inputs of the network [B, ...]) -> tags, ends, starts, kinds, probs [B, L]: see `Tagger.entities`
+
+    A text is one line of UTF-8, or empty. `kinds`, `entities` and the tags of characters are strings; `starts` and
+    `ends` count characters, `ends` exclusive; `numbers` says how many entities a row has. Beyond the entities, and
+    characters, of a row are "" and 0. Without vocabularies there is `tag` alone.
+
+    Args:
+        tagger: built `Tagger` of `Tener` or `Flat`.
+        weights: type the weights are stored in.
+        max_tokens: most characters of a row; by default the network's `max_seq_len`.
+        tables: `SymbolTable`s by the names of `tagger_vocabs`; `None` for ids alone.
+        max_rows: most rows of a request.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self, tagger: Tagger, weights: str, max_tokens: int | None = None,
+        tables: dict[str, SymbolTable] | None = None, max_rows: int | None = None,
+    ):  # fmt: skip
+        one_of(WEIGHT_TYPES)("weights", weights)
+        longest = tagger.network.max_seq_len
+        max_tokens = longest if max_tokens is None else max_tokens
+        check_integer("max_tokens", max_tokens, 1, longest)
+        if max_rows is not None:
+            check_integer("max_rows", max_rows, 1)
+        super().__init__(tagger, weights)
+        self.network, self.max_tokens = tagger.network, max_tokens
+        self.lattice = isinstance(tagger.network, Flat)
+        self.limits = TaggingLimits(tagger, max_rows, max_tokens)
+        self.graph = SentenceGraph(self.lattice, max_tokens, **tables) if tables else None
+        self.resources.graph = self.graph
+
+    @property
+    def warmup_values(self) -> dict:
+        """Of `write_warmup`: a character."""
+        return {"text": "a", "chars": UNKNOWN, "lattice": UNKNOWN, "bigrams": UNKNOWN, "seq_len": 1}
+
+    def signatures(self) -> dict[str, Callable]:
+        table, numbers = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)
+        if self.lattice:
+            inputs = {"lattice": table, "bigrams": table, "seq_len": numbers, "lex_num": numbers}
+            inputs |= {"pos_s": table, "pos_e": table}
+        else:
+            inputs = {"chars": table, "bigrams": table} if self.network.n_bigram else {"chars": table}
+        arguments = {self.tag: inputs}
+        if self.graph is not None:
+            text = {"text": tf.TensorSpec([None], tf.string)}
+            arguments |= {self.tag_text: text, self.tag_characters: text}
+        return self.concrete(arguments)
+
+    # ------------------------------------------------------------------------------------------------ signatures
+
+    def tag(self, **inputs: tf.Tensor) -> dict:
+        checks = self._lattice_checks(**inputs) if self.lattice else self._char_checks(**inputs)
+        with tf.control_dependencies([require_all(checks)]):
+            inputs = {name: tf.identity(x) for name, x in inputs.items()}
+        name = "lattice" if self.lattice else "chars"
+        inputs[name] = check_ids(name, inputs[name], self.network.n_token)
+        if self.network.n_bigram:
+            inputs["bigrams"] = check_ids("bigrams", inputs["bigrams"], self.network.n_bigram)
+        return self._entities(inputs)
+
+    def tag_text(self, text: tf.Tensor) -> dict:
+        found, _ = self._read(text)
+        places = tf.where(found["ends"])  # [entities of all rows, 2]
+        rows, (size, _) = places[:, 0], tf.unstack(tf.shape(found["ends"], tf.int64))
+        starts, kinds, probs = (tf.gather_nd(found[name], places) for name in ("starts", "kinds", "probs"))
+        ends = tf.cast(places[:, 1], tf.int32) + 1
+        parts = {
+            "kinds": tf.gather(tf.constant(self.model.kinds, tf.string), kinds),
+            "starts": starts,
+            "ends": ends,
+            "entities": tf.strings.substr(tf.gather(text, rows), starts, ends - starts, "UTF8_CHAR"),
+            "probs": probs,
+        }
+        by_row = {name: tf.RaggedTensor.from_value_rowids(x, rows, size, validate=False) for name, x in parts.items()}
+        numbers = tf.reduce_sum(tf.cast(found["ends"], tf.int32), 1)
+        return {**{name: x.to_tensor() for name, x in by_row.items()}, "numbers": numbers}
+
+    def tag_characters(self, text: tf.Tensor) -> dict:
+        found, lengths = self._read(text)
+        tags = tf.gather(tf.constant(self.model.labels), found["tags"])
+        visible = tf.sequence_mask(lengths, tf.shape(tags)[1])
+        return {"tags": tf.where(visible, tags, ""), "lengths": lengths}
+
+    # ------------------------------------------------------------------------------------------------- their parts
+
+    def _read(self, text: tf.Tensor) -> tuple[dict, tf.Tensor]:
+        """`Tagger.entities` of texts, and their numbers of characters, int32 `[B]`."""
+        name, rows, limits = "text", tf.shape(text)[0], self.limits
+        with tf.control_dependencies([require_all([*limits.check_rows(name, rows), limits.check_bytes(text)])]):
+            text = tf.identity(text)
+        ends = tf.strings.regex_full_match(text, r"(?s).*\n.*")
+        of_row = tf.strings.join(["a line end in row ", tf.strings.as_string(tf.where(ends)[:1, 0])])
+        checks = [check_utf8(name, text), Check(~ends, f"{name} must be one line in every row", of_row)]
+        with tf.control_dependencies([require_all(checks)]):
+            chars = tf.strings.unicode_split(tf.identity(text), "UTF-8")
+        lengths = tf.cast(chars.row_lengths(), tf.int32)
+        longest = tf.reduce_max(lengths)
+        message = f"{name} must be at most {self.max_tokens} characters a row"
+        checks = [Check(longest <= self.max_tokens, message, longest), limits.check_size(name, rows, longest)]
+        with tf.control_dependencies([require_all(checks)]):
+            inputs = self.graph.features(tf.identity(chars))
+        if self.lattice:
+            checks = limits.check_items(name, rows, tf.shape(inputs["lattice"])[1])
+            with tf.control_dependencies([require_all(checks)]):
+                inputs = {name: tf.identity(x) for name, x in inputs.items()}
+        return self._entities(inputs), lengths
+
+    def _entities(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """`Tagger.entities`, which must have more than one place, of as many as there are, even none."""
+        length = tf.shape(inputs["bigrams" if self.lattice else "chars"])[1]
+        padded = {}
+        for name, x in inputs.items():
+            missing = [[0, 0], [0, tf.maximum(2 - tf.shape(x)[-1], 0)]]
+            padded[name] = tf.pad(x, missing) if len(x.shape) == 2 else x
+        return {name: x[:, :length] for name, x in self.model.entities(padded).items()}
+
+    def _char_checks(self, chars: tf.Tensor, bigrams: tf.Tensor | None = None) -> list[Check]:
+        rows, length = tf.unstack(tf.shape(chars))
+        padding = tf.cast(chars == PADDING, tf.int32)
+        gap = tf.reduce_any(padding[:, 1:] < padding[:, :-1])
+        checks = [
+            *self.limits.check_rows("chars", rows),
+            Check((length >= 1) & (length <= self.max_tokens), f"chars must be 1 to {self.max_tokens} a row", length),
+            self.limits.check_size("chars", rows, length),
+            Check(~gap, f"chars must have padding, id {PADDING}, at the end of a row alone", gap),
+        ]
+        return checks if bigrams is None else [*checks, _same_shape("bigrams", bigrams, "chars", chars)]
+
+    def _lattice_checks(self, lattice, bigrams, seq_len, lex_num, pos_s, pos_e) -> list[Check]:
+        (rows, items), (n_rows, length) = tf.unstack(tf.shape(lattice)), tf.unstack(tf.shape(bigrams))
+        checks = [
+            *self.limits.check_rows("lattice", rows),
+            Check((length >= 1) & (length <= self.max_tokens), f"bigrams must be 1 to {self.max_tokens} a row", length),
+            Check(items >= length, "lattice must be at least as long as bigrams", items),
+            *self.limits.check_items("lattice", rows, items),
+            Check(n_rows == rows, "bigrams must have as many rows as lattice", n_rows),
+            *(_same_shape(name, x, "lattice", lattice) for name, x in (("pos_s", pos_s), ("pos_e", pos_e))),
+            *(
+                Check(tf.size(x) == rows, f"{name} must have as many rows as lattice", tf.size(x))
+                for name, x in (("seq_len", seq_len), ("lex_num", lex_num))
+            ),
+        ]
+        with tf.control_dependencies([require_all(checks)]):
+            seq_len, pos_s = tf.identity(seq_len), tf.identity(pos_s)
+        most = self.max_tokens - 1
+        return [
+            Check((seq_len >= 0) & (seq_len <= length), "seq_len must lie between 0 and that of bigrams", seq_len),
+            Check((lex_num >= 0) & (lex_num <= items - seq_len), "seq_len + lex_num must fit into lattice", lex_num),
+            Check((pos_e >= 0) & (pos_e <= most), f"pos_e must lie between 0 and {most}", lambda: _extremes(pos_e)),
+            Check((pos_s >= 0) & (pos_s <= pos_e), "pos_s must lie between 0 and pos_e", lambda: _extremes(pos_s)),
+        ]
+
+
+def _same_shape(name: str, x: tf.Tensor, of: str, like: tf.Tensor) -> Check:
+    return Check(tf.reduce_all(tf.shape(x) == tf.shape(like)), f"{name} must have the shape of {of}", tf.shape(x))
+
+
+def _extremes(x: tf.Tensor) -> tf.Tensor:
+    return tf.stack([tf.reduce_min(x), tf.reduce_max(x)])
