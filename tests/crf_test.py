@@ -154,6 +154,23 @@ def test_padding_changes_nothing(case):
         np.testing.assert_array_equal(now[1], then[1])
 
 
+def test_rows_of_one_element(case):
+    emissions, tags, mask, transitions, start, end = (x[1:2, :1] if x.ndim > 1 and len(x) == 4 else x for x in case)
+    run = tf.function(
+        lambda e, t, m: (crf.crf_nll(e, t, m, transitions, start, end), crf.crf_decode(e, m, transitions, start, end)),
+        input_signature=[
+            tf.TensorSpec([None, None, N_TAG]),
+            tf.TensorSpec([None, None], tf.int32),
+            tf.TensorSpec([None, None], tf.bool),
+        ],
+    )
+    nll, (best, score) = run(emissions, tags, mask)
+    scores = emissions[0, 0] + start + end
+    np.testing.assert_allclose(nll[0], np.logaddexp.reduce(scores) - scores[tags[0, 0]], rtol=1e-6)
+    assert best.numpy().tolist() == [[scores.argmax()]]
+    np.testing.assert_allclose(score[0], scores.max(), rtol=1e-6)
+
+
 def test_layer_round_trips_and_names_a_wrong_shape():
     assert_round_trips(crf.CRF(2, start_end=False, allowed=np.ones([4, 4], bool)))
     with pytest.raises(ValueError, match=r"allowed must be \[4, 4\] for n_tag=2, got \(2, 2\)"):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import txl_tf
 from txl_tf.config import OptimizerConfig
-from txl_tf.training.optimization import Adam, AdamW, make_schedule
+from txl_tf.training.optimization import SGD, Adam, AdamW, LinearSchedule, make_schedule
 
 # ---------------------------------------- schedule
 
@@ -58,6 +58,10 @@ def test_defaults_are_those_of_the_original_s_flags():
         ({"learning_rate": 1e-3, "warmup_steps": 5, "train_steps": 5}, r"train_steps=5\), got 5"),
         ({"learning_rate": 1e-3, "min_lr_ratio": 1.5}, r"min_lr_ratio must lie in \[0, 1\], got 1.5"),
         ({"learning_rate": 1e-3, "clip": 0.0}, "clip must be positive, or None for no clipping, got 0.0"),
+        ({"clip_value": -1.0}, "clip_value must be positive, or None for no clipping, got -1.0"),
+        ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
+        ({"optimizer": "sgd", "weight_decay": 0.1}, "weight_decay must be .*0 for adam and sgd, got 0.1 for sgd"),
+        ({"schedule": "linear", "warmup_steps": 5, "train_steps": 5}, r"train_steps=5\), got 5"),
     ],
     ids=str,
 )
@@ -154,3 +158,93 @@ def test_the_noam_schedule_peaks_at_the_learning_rate_and_falls_with_the_square_
     assert optimizer.beta_2 == 0.98
     with pytest.raises(ValueError, match="warmup_steps must be at least 1, got 0"):
         txl_tf.make_optimizer(schedule="noam")
+
+
+# ---------------------------------------- SGD, clipping by value, and the schedules of the taggers' programs
+
+
+def start_values():
+    return [np.random.default_rng(i).normal(size=shape).astype(np.float32) for i, shape in enumerate(SHAPES)]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_sgd_is_pytorch_s_where_the_rate_changes(momentum, compiled):
+    """`v = momentum v + g`, then `p = p - rate v`: the rate is not in the velocity."""
+    variables, expected = [keras.Variable(x) for x in start_values()], [x.astype(np.float64) for x in start_values()]
+    optimizer = SGD(0.1, momentum=momentum)
+    optimizer.build(variables)
+    apply = (tf.function if compiled else lambda x: x)(lambda gradients: optimizer.apply(gradients, variables))
+    velocities = [np.zeros(shape) for shape in SHAPES]
+    rates = [0.1, 0.5, 0.01, 0.01, 0.3, 0.0, 0.2]
+    for rate, gradients in zip(rates, gradients_of_steps(len(rates)), strict=True):
+        optimizer.learning_rate = rate
+        apply([tf.constant(gradient) for gradient in gradients])
+        for i, gradient in enumerate(gradients):
+            velocities[i] = momentum * velocities[i] + gradient
+            expected[i] = expected[i] - rate * velocities[i]
+            np.testing.assert_allclose(variables[i].numpy(), expected[i], rtol=1e-5, atol=1e-6)
+    theirs = [keras.Variable(x) for x in start_values()]
+    keras_sgd = keras.optimizers.SGD(0.1, momentum=momentum)
+    for rate, gradients in zip(rates, gradients_of_steps(len(rates)), strict=True):
+        keras_sgd.learning_rate = rate
+        keras_sgd.apply([tf.constant(gradient) for gradient in gradients], theirs)
+    assert np.allclose(theirs[0].numpy(), expected[0], atol=1e-4) == (momentum == 0)  # Keras's form is another
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_values_are_clipped_before_the_norm_is(optimizer, clip):
+    gradient = np.array([3.0, -0.2, -7.0, 0.5], np.float32)
+    clipped = np.array([0.5, -0.2, -0.5, 0.5])
+    scale = 1 if clip is None else min(1, clip / np.linalg.norm(clipped))
+    made = txl_tf.make_optimizer(0.1, optimizer=optimizer, clip=clip, clip_value=0.5, schedule="constant", momentum=0)
+    variable = keras.Variable(np.zeros(4, np.float32))
+    made.apply([tf.constant(gradient)], [variable])
+    assert float(made.gradient_norm.numpy()) == pytest.approx(np.linalg.norm(gradient))
+    if optimizer == "sgd":
+        np.testing.assert_allclose(variable.numpy(), -0.1 * scale * clipped, rtol=1e-5)
+    else:  # the first step of Adam is the sign, and its first moment is a tenth of what it was given
+        np.testing.assert_allclose(made._momentums[0].numpy(), 0.1 * scale * clipped, rtol=1e-5)
+
+
+def test_a_norm_that_clipping_by_value_has_made_small_is_not_clipped():
+    made = txl_tf.make_optimizer(1.0, optimizer="sgd", clip=1.0, clip_value=0.1, schedule="constant", momentum=0)
+    variable = keras.Variable(np.zeros(4, np.float32))
+    made.apply([tf.constant([9.0, -9.0, 9.0, 0.05])], [variable])
+    np.testing.assert_allclose(variable.numpy(), [-0.1, 0.1, -0.1, -0.05], rtol=1e-5)
+
+
+def fastnlp_rate(step, warmup_steps, train_steps, constant):
+    """fastNLP's `WarmupCallback`, `step` from 1 on, as a share of the highest rate."""
+    progress, warmup = step / train_steps, warmup_steps / train_steps
+    if progress < warmup:
+        return progress / warmup
+    return 1.0 if constant else max((progress - 1) / (warmup - 1), 0)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1, 4])
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+def test_linear_and_constant_schedules_are_fastnlp_s_at_every_step(schedule, warmup_steps):
+    optimizer = txl_tf.make_optimizer(0.02, warmup_steps, train_steps=10, schedule=schedule, optimizer="sgd")
+    variable = keras.Variable([1.0])
+    for step in range(13):  # and past the end
+        expected = 0.02 * fastnlp_rate(step + 1, warmup_steps, 10, schedule == "constant")
+        assert float(optimizer.learning_rate) == pytest.approx(expected, rel=1e-5, abs=1e-8), step
+        optimizer.apply([tf.constant([1.0])], [variable])
+
+
+def test_some_rates_of_the_linear_schedule():
+    linear, constant = LinearSchedule(2.0, 4, 8), LinearSchedule(2.0, 4, 8, constant=True)
+    np.testing.assert_allclose([linear(s) for s in range(9)], [0.5, 1, 1.5, 2, 1.5, 1, 0.5, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose([constant(s) for s in range(9)], [0.5, 1, 1.5, 2, 2, 2, 2, 2, 2], rtol=1e-6)
+
+
+def test_sgd_and_its_schedule_round_trip():
+    options = {"schedule": "linear", "momentum": 0.8, "clip": None, "clip_value": 5.0, "ema": 0.9}
+    optimizer = txl_tf.make_optimizer(0.1, 3, 9, optimizer="sgd", **options)
+    assert isinstance(optimizer, SGD)
+    copy = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(optimizer))
+    assert isinstance(copy, SGD) and isinstance(copy._learning_rate, LinearSchedule)
+    assert copy.get_config() == optimizer.get_config()
+    assert (copy.momentum, copy.clip, copy.clip_value, copy.use_ema) == (0.8, None, 5.0, True)

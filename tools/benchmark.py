@@ -21,11 +21,15 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/contestants.py;
                                        tests/reference_transformer.py; decoding is greedy
     seq2seq_pairs                      training on words and the same backwards: the library's batches are by length,
                                        the documents' as the words come; symbols of targets, without padding
+    tener, flat,                       training and tagging of sentences as long as those of Resume, against plain ports
+    tener_tagging, flat_tagging        of the programs, tests/reference_tagger.py: characters without padding. FLAT
+                                       fuses the four distances of a pair there. With --tgt_len=200, all are so long
 
 From the preparation to lm1b, every turn is a new process. `of peak` is the time of the matrix products of training,
 at the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process,
-TensorFlow included. `--against` has no preparation, no export and no seq2seq; both checkouts have processes of their
-own, so that the other may be of any age. `--scaling` has two layers unless `--n_layer` says otherwise.
+TensorFlow included. `--against` has no preparation, no export, no seq2seq and no taggers; both checkouts have
+processes of their own, so that the other may be of any age. `--scaling` has two layers unless `--n_layer` says
+otherwise.
 """
 
 import contextlib
@@ -51,7 +55,9 @@ from tools.contestants import REFERENCE, SHAPES
 from tools.program import FLAGS, run
 
 # A contestant's process lasts for all its turns.
-LASTING = ("training", "training_words", "evaluation", "generation", "seq2seq", "seq2seq_pairs", "seq2seq_decoding")
+PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
+TAGGING = ("tener", "tener_tagging", "flat", "flat_tagging")
+LASTING = ("training", "training_words", "evaluation", "generation", *PAIRS, *TAGGING)
 SCALING = {
     "training": {
         "tgt_len": [32, 64, 128, 256], "mem_len": [0, 128, 256, 512], "batch_size": [2, 4, 8, 16],
@@ -351,9 +357,9 @@ def rows_of_mode(mode, shape, peaks):
 
 
 def main():
-    left_out = ("preparation", "export", "seq2seq", "seq2seq_pairs", "seq2seq_decoding") if FLAGS.against else ()
+    left_out = ("preparation", "export", *PAIRS, *TAGGING) if FLAGS.against else ()
     known = SCALING if FLAGS.scaling else [mode for mode in SHAPES if mode not in left_out]
-    modes = FLAGS.mode or [mode for mode in known if not mode.startswith(("softmax", "seq2seq"))]
+    modes = FLAGS.mode or [mode for mode in known if not mode.startswith("softmax") and mode not in (*PAIRS, *TAGGING)]
     if unknown := set(modes) - set(known):
         raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     if FLAGS.against and (FLAGS.scaling or not os.path.isdir(os.path.join(FLAGS.against, "txl_tf"))):

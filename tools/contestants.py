@@ -13,6 +13,15 @@ NETWORK = {
     "div_val": 1, "dropout": 0.1, "dropatt": 0.0, "same_length": False, "clamp_len": -1,
 }  # fmt: skip
 SEQ2SEQ = {"n_layer": 3, "d_model": 256, "n_head": 4, "d_inner": 1024, "n_token": 60, "dropout": 0.1}
+TAGGING = {"d_embed": 50, "n_token": 8000, "n_bigram": 19000, "n_tag": 33, "sentences": 320, "tgt_len": 0}
+TENER = {
+    **TAGGING, "n_layer": 2, "d_model": 256, "n_head": 4, "d_inner": 512, "dropout": 0.15, "embed_dropout": 0.3,
+    "batch_size": 16,
+}  # fmt: skip
+FLAT = {
+    **TAGGING, "n_layer": 1, "d_model": 128, "n_head": 8, "d_inner": 384, "dropout": 0.15, "embed_dropout": 0.5,
+    "batch_size": 10, "fusion": "ff",
+}  # fmt: skip
 _SEGMENT = {"tgt_len": 64, "mem_len": 64, "batch_size": 8}
 SHAPES = {
     "training": {**NETWORK, "tgt_len": 128, "mem_len": 128, "batch_size": 8},
@@ -41,7 +50,12 @@ SHAPES = {
     "seq2seq": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 16},
     "seq2seq_pairs": {**SEQ2SEQ, "batch_size": 64, "pairs": 1280},
     "seq2seq_decoding": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 24},
+    "tener": TENER, "tener_tagging": TENER, "flat": FLAT, "flat_tagging": FLAT,
 }  # fmt: skip
+
+
+def is_tagging(mode):
+    return mode.startswith(("tener", "flat"))
 
 
 def is_training(mode):
@@ -226,8 +240,79 @@ def library_transformer(dtype="float32", jit_compile=False):
     return make
 
 
+def random_split(shape):
+    """Sentences as long as those of Resume, or `tgt_len` characters each, with words in them: `TaggedSplit`."""
+    from txl_tf.data.tagged_batches import Encoded, TaggedSplit
+
+    rng, sentences = np.random.default_rng(0), []
+    for _ in range(shape["sentences"]):
+        n = shape["tgt_len"] or int(np.clip(rng.lognormal(3.2, 0.75), 2, 180))
+        starts = np.sort(rng.integers(0, n, n // 2))  # half as many words as characters
+        ends = np.minimum(starts + rng.choice([1, 2, 3], len(starts), p=[0.75, 0.17, 0.08]), n - 1)
+        ids = rng.integers(2, shape["n_token"], n + len(starts))
+        places = [np.concatenate([np.arange(n), some]) for some in (starts, ends)]
+        bigrams = rng.integers(2, shape["n_bigram"], n)
+        sentences.append(Encoded(*(x.astype(np.int32) for x in (ids, bigrams, *places)), n))
+    tags = [rng.integers(0, shape["n_tag"], sentence.n).astype(np.int32) for sentence in sentences]
+    return TaggedSplit(sentences, tags)
+
+
+def tagging_step(mode, shape, make, by_length):
+    """A function that trains on, or tags, all sentences once, in batches of like lengths or as they come."""
+    from txl_tf.data.tagged_batches import TaggedBatches
+
+    lattice, size = mode.startswith("flat"), shape["batch_size"]
+    batches = TaggedBatches(random_split(shape), lattice, size, seed=0)
+    if not by_length:
+        batches.rows = np.random.default_rng(1).permutation(shape["sentences"]).reshape(-1, size).__getitem__
+    arrays = [batches.batch(i) for i in range(len(batches))]
+    model, tag = make(lattice, shape)
+    model(arrays[0][0])  # builds it
+    if mode.endswith("tagging"):
+        return lambda: [np.asarray(tag(inputs)) for inputs, _ in arrays]
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None] * x.ndim, tf.int32), arrays[0])
+    iterator = iter(tf.data.Dataset.from_generator(lambda: arrays, output_signature=specs).repeat().prefetch(2))
+    model.make_train_function()
+    return lambda: float([model.train_function(iterator) for _ in arrays][-1]["loss"])
+
+
+_TAGGER_SIZES = "n_token n_bigram d_embed d_model n_head d_inner dropout embed_dropout".split()
+
+
+def plain_tagger(lattice, shape):
+    import keras
+
+    from tests.reference_tagger import PlainFlat, PlainTagger, PlainTener
+
+    sizes = {name: shape[name] for name in _TAGGER_SIZES}
+    network = PlainFlat(**sizes, fusion=shape["fusion"], most=200) if lattice else None
+    model = PlainTagger(network or PlainTener(**sizes, n_layer=shape["n_layer"]), shape["n_tag"], rate=0.3)
+    model.compile(keras.optimizers.SGD(8e-4, 0.9))
+    return model, model.tag
+
+
+def library_tagger(dtype="float32"):
+    def make(lattice, shape):
+        import txl_tf
+
+        sizes = {name: shape[name] for name in [*_TAGGER_SIZES, "n_layer"]} | {"d_bigram": shape["d_embed"]}
+        own = {"fusion": shape["fusion"], "k_proj": False, "residual": "own"} if lattice else {"dropatt": 0.15}
+        network = (txl_tf.Flat if lattice else txl_tf.Tener)(**sizes, **own, dtype=dtype)
+        labels = ["O", *(f"{prefix}-{kind}" for kind in range(8) for prefix in "BMES")]
+        model = txl_tf.Tagger(network, labels, start_end=False, constraints=False, output_dropout=0.3, dtype=dtype)
+        model.compile(txl_tf.make_optimizer(8e-4, clip=None, clip_value=5.0, optimizer="sgd"))
+        return model, tf.function(lambda inputs: model.decode(inputs)[0], reduce_retracing=True)
+
+    return make
+
+
 def make_contestants(mode, jit=False):
     """Functions from shape to step, by name, the reference first."""
+    if is_tagging(mode):
+        makers = {REFERENCE: (plain_tagger, False)}
+        makers |= {"txl_tf float32 as they come": (library_tagger(), False), "txl_tf float32": (library_tagger(), True)}
+        makers |= {"txl_tf bfloat16": (library_tagger("mixed_bfloat16"), True)}
+        return {name: lambda shape, some=some: tagging_step(mode, shape, *some) for name, some in makers.items()}
     if mode.startswith("seq2seq"):
         makers = {
             REFERENCE: documents_transformer(),
@@ -254,6 +339,8 @@ def make_contestants(mode, jit=False):
 def tokens_of_step(mode, name, shape):
     if mode == "seq2seq_pairs":
         return len(word_pairs(shape["pairs"]).targets.ids)
+    if is_tagging(mode):
+        return sum(sentence.n for sentence in random_split(shape).sentences)
     return shape["batch_size"] * (1 if mode == "generation" and name == REFERENCE else shape["tgt_len"])
 
 

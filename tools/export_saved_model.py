@@ -31,7 +31,7 @@ flags.DEFINE_integer("top_n", None, "Tokens that the signature next returns; def
 flags.DEFINE_integer(
     "max_tokens",
     None,
-    "Most tokens of a row of a request, and most new ones; default: 4096, or max_len.",
+    "Most tokens of a row of a request, and most new ones; default: 4096, max_len, or max_seq_len.",
     lower_bound=1,
 )
 flags.DEFINE_integer(

@@ -93,7 +93,8 @@ def _alphas(emissions, transitions, mask):
         emission, visible = element
         return tf.where(visible[:, None], _logsumexp(alpha[:, :, None] + transitions, 1) + emission, alpha)
 
-    return _scan(step, emissions[:, 0], (emissions[:, 1:], mask[:, 1:]))
+    later = tf.pad(mask[:, 1:], [[0, 0], [1, 0]])
+    return _scan(step, emissions[:, 0], (emissions, later))
 
 
 def _betas(emissions, transitions, mask):
@@ -103,19 +104,22 @@ def _betas(emissions, transitions, mask):
         emission, visible = element
         return tf.where(visible[:, None], _logsumexp(transitions + (emission + beta)[:, None], 2), beta)
 
-    return _scan(step, tf.zeros_like(emissions[:, 0]), (emissions[:, 1:], mask[:, 1:]), reverse=True)
+    following = tf.concat([emissions[:, 1:], emissions[:, :1]], 1), tf.pad(mask[:, 1:], [[0, 0], [0, 1]])
+    return _scan(step, tf.zeros_like(emissions[:, 0]), following, reverse=True)
 
 
 def _scan(step, first, elements, reverse=False):
-    """`[B, T, ...]`: `first`, and what `step(previous, element)` makes of it one after the other.
+    """`[B, T, ...]`: what `step(previous, element)` makes of `first` and of each of `elements`, `[B, T, ...]` each.
 
-    Args:
-        elements: of `[B, T - 1, ...]` each. In `reverse`, from the last on; `first` stands at the end then.
+    There is an element for `first` itself, which leaves it as it is: TensorFlow cannot scan no elements at all.
     """
-    by_time = tf.nest.map_structure(lambda x: tf.transpose(x, [1, 0, *range(2, len(x.shape))]), elements)
-    found = tf.scan(step, by_time, first, reverse=reverse)
-    both = [found, first[None]] if reverse else [first[None], found]
-    return tf.transpose(tf.concat(both, 0), [1, 0, *range(2, len(first.shape) + 1)])
+    by_time = tf.nest.map_structure(_swapped, elements)
+    return tf.nest.map_structure(_swapped, tf.scan(step, by_time, first, reverse=reverse))
+
+
+def _swapped(x):
+    """`[B, T, ...]` as `[T, B, ...]`, and back."""
+    return tf.transpose(x, [1, 0, *range(2, len(x.shape))])
 
 
 def crf_decode(emissions, mask, transitions, start=None, end=None):
@@ -136,13 +140,13 @@ def crf_decode(emissions, mask, transitions, start=None, end=None):
         best, come_from = tf.reduce_max(ways, 1) + emission, tf.argmax(ways, 1, output_type=tf.int32)
         return tf.where(visible[:, None], best, score), tf.where(visible[:, None], come_from, stay)
 
-    by_time = tf.transpose(emissions[:, 1:], [1, 0, 2]), tf.transpose(mask[:, 1:])
     first = emissions[:, 0], tf.zeros_like(emissions[:, 0], tf.int32)
-    scores, come_from = tf.scan(step, by_time, first)  # [T - 1, B, K] each
-    last = tf.concat([first[0][None], scores], 0)[-1]
+    later = tf.pad(mask[:, 1:], [[0, 0], [1, 0]])
+    scores, come_from = _scan(step, first, (emissions, later))  # [B, T, K] each
+    last = scores[:, -1]
     tags = tf.argmax(last, 1, output_type=tf.int32)
-    before = tf.scan(lambda tag, pointers: tf.gather(pointers, tag, batch_dims=1), come_from, tags, reverse=True)
-    tags = tf.transpose(tf.concat([before, tags[None]], 0))
+    before = _scan(lambda tag, pointers: tf.gather(pointers, tag, batch_dims=1), tags, come_from, reverse=True)
+    tags = tf.concat([before[:, 1:], tags[:, None]], 1)
     return tf.where(mask, tags, 0), tf.where(mask[:, 0], tf.reduce_max(last, 1), 0.0)
 
 

@@ -31,13 +31,15 @@ class SpanScores(keras.metrics.Metric):
 
     def __init__(self, name="spans", **kwargs):
         super().__init__(name=name, **kwargs)
-        self.counts = self.add_variable((3,), "zeros", name="counts")
+        names = "right", "found", "expected"
+        self.counts = [self.add_variable((), "zeros", name=name) for name in names]
 
     def update_state(self, counts):
-        self.counts.assign_add(counts)
+        for variable, count in zip(self.counts, tf.unstack(counts), strict=True):
+            variable.assign_add(count)
 
     def result(self):
-        right, found, expected = tf.unstack(tf.convert_to_tensor(self.counts))
+        right, found, expected = (tf.convert_to_tensor(count) for count in self.counts)
         return {
             "precision": tf.math.divide_no_nan(right, found),
             "recall": tf.math.divide_no_nan(right, expected),
@@ -45,7 +47,8 @@ class SpanScores(keras.metrics.Metric):
         }
 
     def reset_state(self):
-        self.counts.assign(tf.zeros([3]))
+        for variable in self.counts:
+            variable.assign(0.0)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -110,6 +113,13 @@ class Tagger(Resumable, keras.Model):
             if not self.network.built:
                 self.network.build()
             self._build_rest(self.network.d_model)
+        self.built = True
+
+    def get_build_config(self):
+        return {"width": self.out_fc.kernel.shape[0]} if self.out_fc.built else None
+
+    def build_from_config(self, config):
+        self._build_rest(config["width"])  # or the weights of a network that knows no sizes would not be loaded
         self.built = True
 
     def _build_rest(self, width):

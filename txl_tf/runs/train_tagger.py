@@ -148,7 +148,7 @@ class _TaggerRun(Run):
         for name, table in tables.items():
             if table is None:
                 continue
-            rows = np.array(corpus.embeddings.get(name, table))
+            rows = corpus.embeddings.get(name, table.numpy()).copy()
             if unit_vectors:
                 rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
             rows[0] = 0  # padding

@@ -202,7 +202,7 @@ class TaggingSignatures(StoredModel):
     characters, of a row are "" and 0. Without vocabularies there is `tag` alone.
 
     Args:
-        tagger: built `Tagger` of `Tener` or `Flat`.
+        tagger: `Tagger` of `Tener` or `Flat`.
         weights: type the weights are stored in.
         max_tokens: most characters of a row; by default the network's `max_seq_len`.
         tables: `SymbolTable`s by the names of `tagger_vocabs`; `None` for ids alone.
@@ -222,9 +222,12 @@ class TaggingSignatures(StoredModel):
         check_integer("max_tokens", max_tokens, 1, longest)
         if max_rows is not None:
             check_integer("max_rows", max_rows, 1)
-        super().__init__(tagger, weights)
         self.network, self.max_tokens = tagger.network, max_tokens
         self.lattice = isinstance(tagger.network, Flat)
+        self.inputs = self._input_specs()
+        if not tagger.out_fc.built:
+            tagger({name: tf.zeros([1] * len(spec.shape), tf.int32) for name, spec in self.inputs.items()})
+        super().__init__(tagger, weights)
         self.limits = TaggingLimits(tagger, max_rows, max_tokens)
         self.graph = SentenceGraph(self.lattice, max_tokens, **tables) if tables else None
         self.resources.graph = self.graph
@@ -235,17 +238,18 @@ class TaggingSignatures(StoredModel):
         return {"text": "a", "chars": UNKNOWN, "lattice": UNKNOWN, "bigrams": UNKNOWN, "seq_len": 1}
 
     def signatures(self) -> dict[str, Callable]:
-        table, numbers = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)
-        if self.lattice:
-            inputs = {"lattice": table, "bigrams": table, "seq_len": numbers, "lex_num": numbers}
-            inputs |= {"pos_s": table, "pos_e": table}
-        else:
-            inputs = {"chars": table, "bigrams": table} if self.network.n_bigram else {"chars": table}
-        arguments = {self.tag: inputs}
+        arguments = {self.tag: self.inputs}
         if self.graph is not None:
             text = {"text": tf.TensorSpec([None], tf.string)}
             arguments |= {self.tag_text: text, self.tag_characters: text}
         return self.concrete(arguments)
+
+    def _input_specs(self) -> dict[str, tf.TensorSpec]:
+        table, numbers = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)
+        if not self.lattice:
+            return {"chars": table, "bigrams": table} if self.network.n_bigram else {"chars": table}
+        specs = {"lattice": table, "bigrams": table, "seq_len": numbers, "lex_num": numbers}
+        return {**specs, "pos_s": table, "pos_e": table}
 
     # ------------------------------------------------------------------------------------------------ signatures
 
@@ -311,8 +315,8 @@ class TaggingSignatures(StoredModel):
         length = tf.shape(inputs["bigrams" if self.lattice else "chars"])[1]
         padded = {}
         for name, x in inputs.items():
-            missing = [[0, 0], [0, tf.maximum(2 - tf.shape(x)[-1], 0)]]
-            padded[name] = tf.pad(x, missing) if len(x.shape) == 2 else x
+            by_place = len(x.shape) == 2
+            padded[name] = tf.pad(x, [[0, 0], [0, tf.maximum(2 - tf.shape(x)[1], 0)]]) if by_place else x
         return {name: x[:, :length] for name, x in self.model.entities(padded).items()}
 
     def _char_checks(self, chars: tf.Tensor, bigrams: tf.Tensor | None = None) -> list[Check]:

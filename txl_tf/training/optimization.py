@@ -211,7 +211,7 @@ def make_optimizer(
         if schedule != "cosine":
             rate = LinearSchedule(learning_rate, warmup_steps, train_steps, constant=schedule == "constant")
     if optimizer == "sgd":
-        options |= {"momentum": momentum}
+        options |= {"momentum": float(momentum)}
     else:
         options |= {"beta_1": 0.9, "beta_2": beta_2, "epsilon": 1e-8}
     return OPTIMIZERS[optimizer](rate, clip=clip, clip_value=clip_value, **options)

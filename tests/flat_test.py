@@ -1,0 +1,249 @@
+"""Flat: embeddings in loops, equivalences, dropout and errors; golden cases are in check_reference_test.py."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import randomise
+
+import txl_tf
+from txl_tf.config import FUSIONS
+
+N_TOKEN, N_BIGRAM = 9, 7
+SENTENCES = [(4, [(1, 2), (0, 3)]), (2, [(0, 1)]), (3, [])]  # characters, and the words that are found in them
+SETTINGS = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_inner": 12, "d_embed": 6, "d_bigram": 5, "max_seq_len": 20}
+KEY = tf.constant([1, 2, 0])
+
+
+def make_flat(**options):
+    network = txl_tf.Flat(**{"n_token": N_TOKEN, "n_bigram": N_BIGRAM, "seed": 0, **SETTINGS, **options})
+    network.build()
+    randomise(network, scale=0.8)
+    return network
+
+
+def make_inputs(sentences=SENTENCES, extra=0, seed=0):
+    """Random ids for each sentence and its words, the same wherever it stands; `extra` columns of padding."""
+    length = max(n for n, _ in sentences) + extra
+    items = max(n + len(words) for n, words in sentences) + extra
+    inputs = {name: np.zeros([len(sentences), items], np.int32) for name in ("lattice", "pos_s", "pos_e")}
+    inputs["bigrams"] = np.zeros([len(sentences), length], np.int32)
+    for row, (n, words) in enumerate(sentences):
+        rng = np.random.default_rng([seed, n])
+        inputs["bigrams"][row, :n] = rng.integers(1, N_BIGRAM, n)
+        inputs["lattice"][row, : n + len(words)] = rng.integers(1, N_TOKEN, n + len(words))
+        for i, (start, end) in enumerate([*((i, i) for i in range(n)), *words]):
+            inputs["pos_s"][row, i], inputs["pos_e"][row, i] = start, end
+    inputs["seq_len"] = np.array([n for n, _ in sentences], np.int32)
+    inputs["lex_num"] = np.array([len(words) for _, words in sentences], np.int32)
+    return {name: tf.constant(array) for name, array in inputs.items()}
+
+
+VARIANTS = [
+    {},
+    {"residual": "own", "n_bigram": 0, "k_proj": False},
+    {"fusion": "attn", "fusion_shared": False, "pre": "n", "post": "a"},
+    {"fusion": "ff_two", "rel_pos_init": 0, "scale": True, "attn_ff": True},
+]
+
+
+# ---------------------------------------- what enters the first layer
+
+
+def test_characters_are_embedded_with_their_bigrams_and_words_by_themselves():
+    network, inputs = make_flat(), make_inputs()
+    found = network.embed(inputs).numpy()
+    expected = np.zeros(found.shape)
+    for row, (n, words) in enumerate(SENTENCES):
+        for i in range(n + len(words)):
+            vector, projection = network.embedding.numpy()[inputs["lattice"][row, i]], network.lex_proj
+            if i < n:
+                vector = np.concatenate([vector, network.bigram_embedding.numpy()[inputs["bigrams"][row, i]]])
+                projection = network.char_proj
+            expected[row, i] = vector @ projection.kernel.numpy() + projection.bias.numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_masks_are_those_of_characters_and_of_items():
+    network, inputs = make_flat(), make_inputs(extra=1)
+    np.testing.assert_array_equal(network.mask_of(inputs), np.arange(5)[None] < np.array([[4], [2], [3]]))
+    np.testing.assert_array_equal(network.items_of(inputs), np.arange(7)[None] < np.array([[6], [3], [3]]))
+
+
+@pytest.mark.parametrize("fusion_shared", [True, False])
+def test_layers_share_a_fusion_or_have_their_own(fusion_shared):
+    network, inputs = make_flat(fusion_shared=fusion_shared), make_inputs()
+    assert len(network.fusions) == (1 if fusion_shared else 2)
+    found = network(inputs).numpy()
+    network.fusions[-1].forward.kernel.assign(3 * network.fusions[-1].forward.kernel)
+    x, items = network.embed(inputs), network.items_of(inputs)
+    (fused, index), first = network.positions(inputs), network.stacked[0]
+    x = network.stacked[1](first(x, fused[0], index, items), fused[-1], index, items)
+    mask = network.mask_of(inputs).numpy()
+    np.testing.assert_allclose(network(inputs).numpy()[mask], x.numpy()[:, :4][mask], rtol=1e-5, atol=1e-5)
+    assert np.abs(network(inputs).numpy() - found)[mask].max() > 1e-3
+
+
+# ---------------------------------------- equivalences
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_neither_padding_nor_other_rows_change_a_sentence(options):
+    network = make_flat(**options)
+    found, longer = network(make_inputs()).numpy(), network(make_inputs(extra=3)).numpy()
+    other = network(make_inputs([SENTENCES[0], (9, [(3, 8)])])).numpy()
+    for row, (n, words) in enumerate(SENTENCES):
+        alone = network(make_inputs([(n, words)])).numpy()[0]
+        np.testing.assert_allclose(found[row, :n], alone, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(longer[row, :n], alone, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(other[0, :4], found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_positions_and_ids_at_padding_do_not_count():
+    network, inputs = make_flat(), make_inputs(extra=2)
+    items, mask = network.items_of(inputs), network.mask_of(inputs).numpy()
+    changed = {name: tf.where(items, inputs[name], 6) for name in ("lattice", "pos_s", "pos_e")}
+    changed = {**inputs, **changed, "bigrams": tf.where(mask, inputs["bigrams"], 6)}
+    np.testing.assert_array_equal(network(changed).numpy()[mask], network(inputs).numpy()[mask])
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_a_sentence_without_words_is_a_lattice_of_characters_alone(options):
+    """In a batch with words, with padding for them, and by itself; and words count where there are some."""
+    network = make_flat(**options)
+    with_words, without = network(make_inputs([SENTENCES[0], (3, [])])).numpy(), network(make_inputs([(3, [])])).numpy()
+    np.testing.assert_allclose(with_words[1, :3], without[0], rtol=1e-4, atol=1e-5)
+    assert np.abs(network(make_inputs([(3, [(0, 2)])])).numpy() - without).max() > 1e-3
+
+
+def test_words_are_a_set():
+    """Their order does not count: a lattice knows places, not turns."""
+    network, inputs = make_flat(), make_inputs()
+    order = [0, 1, 2, 3, 5, 4]
+    turned = {name: tf.gather(inputs[name][:1], order, axis=1) for name in ("lattice", "pos_s", "pos_e")}
+    rest = {name: inputs[name][:1] for name in ("bigrams", "seq_len", "lex_num")}
+    np.testing.assert_allclose(network({**turned, **rest})[0], network(inputs)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_moving_all_places_changes_nothing():
+    network, inputs = make_flat(), make_inputs()
+    moved = {**inputs, **{name: inputs[name] + 5 for name in ("pos_s", "pos_e")}}
+    mask = network.mask_of(inputs).numpy()
+    np.testing.assert_allclose(network(moved).numpy()[mask], network(inputs).numpy()[mask], rtol=1e-5, atol=1e-5)
+
+
+def test_distances_of_the_program_have_the_longest_sentence_added():
+    """`rel_pos_init` 0 is another model; its positions are those of distances d + max_seq_len."""
+    inputs, options = make_inputs(), {"fusion": "ff_linear"}
+    ours, program = make_flat(**options), make_flat(rel_pos_init=0, **options)
+    (of_ours,), _ = ours.positions(inputs)
+    (of_program,), index = program.positions(inputs)
+    fusion = program.fusions[0].forward
+    # The query is character 0 and the key is the word 1-2 of the first sentence: ss -1, se -2, es -1, ee -2.
+    places = [20 - 1, 20 - 2, 20 - 1, 20 - 2]
+    angles = [place * 10000.0 ** (-np.arange(4) / 3) for place in places]
+    sinusoids = np.concatenate([np.concatenate([np.sin(angle), np.cos(angle)]) for angle in angles])
+    expected = sinusoids @ fusion.kernel.numpy() + fusion.bias.numpy()
+    np.testing.assert_allclose(of_program[index[0, 0, 4]], expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(of_ours - of_program).max() > 0.1
+
+
+def test_a_graph_of_unknown_shapes_gives_the_same():
+    network, inputs = make_flat(), make_inputs()
+    signature = {name: tf.TensorSpec([None] * len(array.shape), tf.int32) for name, array in inputs.items()}
+    in_graph = tf.function(network, input_signature=[signature])
+    for given in (inputs, make_inputs([(1, []), (6, [(1, 4)])])):
+        mask = network.mask_of(given).numpy()
+        np.testing.assert_allclose(in_graph(given).numpy()[mask], network(given).numpy()[mask], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_attention_probabilities_are_those_of_the_layers(options):
+    """They sum to 1, are 0 at padding, and those of the second layer come from the first one's result."""
+    network, inputs = make_flat(**options), make_inputs()
+    items = network.items_of(inputs).numpy()
+    for layer in (0, 1):
+        probs = network.attention_probs(inputs, layer).numpy()
+        np.testing.assert_allclose(probs.sum(-1), 1, rtol=1e-5)
+        assert probs[np.broadcast_to(~items[None, :, None], probs.shape)].max() == 0
+    fused, index = network.positions(inputs)
+    x = network.stacked[0](network.embed(inputs), fused[0], index, items)
+    second = network.stacked[1]
+    expected = second.attn.attention_probs(second.preprocess(x, x), fused[-1], index, items)
+    np.testing.assert_allclose(probs[:, items], expected.numpy()[:, items], rtol=1e-5, atol=1e-7)
+
+
+# ---------------------------------------- dropout
+
+
+RATES = ["dropout", "dropatt", "embed_dropout", "token_dropout"]
+
+
+def test_training_without_any_rate_is_inference():
+    network, inputs = make_flat(), make_inputs()
+    np.testing.assert_array_equal(network(inputs, training=True), network(inputs))
+    np.testing.assert_array_equal(network(inputs, training=True, dropout_key=KEY), network(inputs))
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_every_rate_drops_by_its_key_and_in_training_alone(rate):
+    network, inputs = make_flat(**{rate: 0.5}), make_inputs()
+    expected = make_flat()(inputs).numpy()
+    np.testing.assert_array_equal(network(inputs), expected)
+    np.testing.assert_array_equal(network(inputs, dropout_key=KEY), expected)  # not training
+    dropped = network(inputs, training=True, dropout_key=KEY).numpy()
+    assert np.abs(dropped - expected).max() > 0.01
+    np.testing.assert_array_equal(network(inputs, training=True, dropout_key=KEY), dropped)
+    drawn = [network(inputs, training=True).numpy() for _ in range(2)]
+    for different in (network(inputs, training=True, dropout_key=KEY + 1).numpy(), *drawn):
+        assert np.abs(different - dropped).max() > 1e-3
+    assert np.abs(drawn[0] - drawn[1]).max() > 1e-3
+
+
+def test_embed_dropout_drops_components_of_characters_and_of_words_at_its_rate():
+    network = make_flat(embed_dropout=0.25, d_embed=8, d_model=8, n_bigram=0)
+    for projection in (network.char_proj, network.lex_proj):
+        projection.kernel.assign(np.eye(8))
+        projection.bias.assign(np.zeros(8))
+    network.embedding.assign(np.ones(network.embedding.shape))
+    inputs = make_inputs([(40, [(i, i + 1) for i in range(39)])] * 40)
+    found = network.embed(inputs, [KEY + i for i in range(4)]).numpy()
+    np.testing.assert_allclose(np.unique(found), [0, 1 / 0.75], rtol=1e-4)
+    for part in (found[:, :40], found[:, 40:]):
+        assert (part == 0).mean() == pytest.approx(0.25, abs=0.02)  # 12,000 draws: 0.004 is a deviation
+
+
+# ---------------------------------------- saving and errors
+
+
+@pytest.mark.parametrize("options", [*VARIANTS, *({"fusion": name} for name in FUSIONS)], ids=str)
+def test_its_configuration_makes_it_again(options):
+    network, inputs = make_flat(**options), make_inputs()
+    copy = txl_tf.Flat.from_config(network.get_config())
+    assert copy.get_config() == network.get_config()
+    copy.build()
+    copy.set_weights(network.get_weights())
+    np.testing.assert_array_equal(copy(inputs), network(inputs))
+    assert keras.saving.get_registered_object("txl_tf>Flat") is txl_tf.Flat
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"n_token": 0}, "n_token must be at least 1, got 0"),
+        ({"d_model": 7}, "d_model must be even .*got 7"),
+        ({"d_model": 10, "n_head": 4}, "d_model must be a multiple of n_head=4, got 10"),
+        ({"fusion": "sum"}, "fusion must be one of ff, ff_two, ff_linear, attn, gate, got 'sum'"),
+        ({"rel_pos_init": 2}, "rel_pos_init must be at most 1, got 2"),
+        ({"residual": "both"}, "residual must be one of input, own, got 'both'"),
+        ({"activation": "gelu"}, "activation must be one of relu, leaky, got 'gelu'"),
+        ({"pre": "x"}, r"pre must be made of a \(add\) and n \(normalise\), got 'x'"),
+        ({"post": "anx"}, r"post must be made of a \(add\) and n \(normalise\), got 'anx'"),
+        ({"k_proj": "no"}, "k_proj must be True or False, got 'no'"),
+        ({"embed_dropout": 1.0}, r"embed_dropout must lie in \[0, 1\), got 1.0"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_flat(**options)

@@ -1,0 +1,508 @@
+"""Tagger over every kind of network: nll and decoding, entities and their counts, training, saving, replicas."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import SMALL, randomise
+
+import txl_tf
+from txl_tf.data.tags import allowed_transitions, broken_at, prf, spans_of
+from txl_tf.layers.crf import crf_decode, crf_nll
+from txl_tf.models.tagger import SpanScores
+
+LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
+N_TOKEN, N_BIGRAM = 9, 7
+LENGTHS = [5, 2, 3, 1]
+SETTINGS = {"n_token": N_TOKEN, "n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 12, "d_embed": 6}
+KEY = tf.constant([1, 2, 0])
+
+
+def ids(lengths, n=N_TOKEN, seed=0):
+    """Random ids from 1 on, 0 at padding."""
+    mask = np.arange(max(lengths))[None] < np.array(lengths)[:, None]
+    return np.where(mask, np.random.default_rng(seed).integers(1, n, mask.shape), 0).astype(np.int32)
+
+
+def tener_inputs(lengths=LENGTHS):
+    return {"chars": ids(lengths), "bigrams": ids(lengths, N_BIGRAM, seed=1)}
+
+
+def flat_inputs(lengths=LENGTHS):
+    """Every sentence has one word, of all its characters."""
+    chars = ids(lengths)
+    inputs = {name: np.pad(chars, [[0, 0], [0, 1]]) for name in ("lattice", "pos_s", "pos_e")}
+    for row, length in enumerate(lengths):
+        for name, of_chars, of_word in (("pos_s", np.arange(length), 0), ("pos_e", np.arange(length), length - 1)):
+            inputs[name][row, :length], inputs[name][row, length] = of_chars, of_word
+        inputs["lattice"][row, length] = 1 + length % (N_TOKEN - 1)
+    lengths = np.array(lengths, np.int32)
+    return {**inputs, "bigrams": ids(lengths, N_BIGRAM, 1), "seq_len": lengths, "lex_num": np.ones_like(lengths)}
+
+
+def plain_encoder(width=8):
+    """A functional model of Keras: every element by itself."""
+    tokens = keras.Input([None], dtype="int32")
+    hidden = keras.layers.Embedding(N_TOKEN, 6)(tokens)
+    return keras.Model(tokens, keras.layers.Dense(width, "tanh")(hidden))
+
+
+def two_inputs_encoder():
+    inputs = {name: keras.Input([None], dtype="int32", name=name) for name in ("tokens", "shapes")}
+    hidden = [keras.layers.Embedding(N_TOKEN, 6)(x) for x in inputs.values()]
+    return keras.Model(inputs, keras.layers.Dense(8, "tanh")(keras.layers.Concatenate()(hidden)))
+
+
+def both_ways(x):
+    """Rows of 5, of `LENGTHS`, with padding on both sides: another number of places before each."""
+    return np.stack([np.roll(row, 1 + i) for i, row in enumerate(np.pad(x, [[0, 0], [0, 3]]))])
+
+
+CASES = {
+    "tener": (lambda **o: txl_tf.Tener(**SETTINGS, n_bigram=N_BIGRAM, **o), tener_inputs),
+    "flat": (lambda **o: txl_tf.Flat(**SETTINGS, n_bigram=N_BIGRAM, **o), flat_inputs),
+    "keras": (plain_encoder, lambda lengths=LENGTHS: ids(lengths)),
+    "keras, a mask": (
+        plain_encoder,
+        lambda lengths=LENGTHS: {"tokens": 1 + ids(lengths) % 8, "mask": ids(lengths) != 0},
+    ),
+    "keras, two inputs": (
+        two_inputs_encoder,
+        lambda lengths=LENGTHS: {"tokens": ids(lengths), "shapes": ids(lengths, seed=2), "mask": ids(lengths) != 0},
+    ),
+    "transformer-xl": (lambda **o: txl_tf.TransformerXL(**SMALL, **o), lambda lengths=LENGTHS: ids(lengths)),
+}
+
+
+def make_tagger(name, seed=0, labels=LABELS, network=None, **options):
+    """A tagger with random weights, and inputs. Emissions are scaled to mean 0 and deviation 2: every tag occurs."""
+    make, inputs_of = CASES[name]
+    inputs = inputs_of()
+    tagger = txl_tf.Tagger(make(**(network or {})), labels, seed=0, **options)
+    tagger(inputs)
+    randomise(tagger, seed, scale=0.8)
+    inputs = as_tensors(inputs)
+    emissions, mask = tagger.emissions(inputs)
+    scale = 2 / tf.math.reduce_std(emissions[mask], 0)
+    tagger.out_fc.bias.assign((tagger.out_fc.bias - tf.reduce_mean(emissions[mask], 0)) * scale)
+    tagger.out_fc.kernel.assign(tagger.out_fc.kernel * scale)
+    return tagger, inputs
+
+
+def as_tensors(inputs):
+    return {name: tf.constant(x) for name, x in inputs.items()} if isinstance(inputs, dict) else tf.constant(inputs)
+
+
+def row_of(inputs, row, length, lengths=LENGTHS):
+    """A sentence alone: the first `length` elements of a row, its own word too."""
+    if isinstance(inputs, dict) and "lattice" in inputs:
+        inputs = flat_inputs(lengths)
+        own = {name: inputs[name][row : row + 1, : length + 1] for name in ("lattice", "pos_s", "pos_e")}
+        rest = {name: inputs[name][row : row + 1] for name in ("seq_len", "lex_num")}
+        return as_tensors({**own, **rest, "bigrams": inputs["bigrams"][row : row + 1, :length]})
+    if isinstance(inputs, dict):
+        return {name: x[row : row + 1, :length] for name, x in inputs.items()}
+    return inputs[row : row + 1, :length]
+
+
+def random_tags(lengths=LENGTHS):
+    tags = np.random.default_rng(3).integers(0, len(LABELS), [len(lengths), max(lengths)])
+    return np.where(ids(lengths) != 0, tags, 0).astype(np.int32)
+
+
+# ---------------------------------------- forward
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nll_and_decoding_are_the_crf_s_of_projected_hidden_states(name):
+    tagger, inputs = make_tagger(name, constraints=False)
+    tags = random_tags()
+    emissions, mask = tagger.emissions(inputs)
+    np.testing.assert_array_equal(mask, ids(LENGTHS) != 0)
+    assert emissions.dtype == tf.float32
+    np.testing.assert_array_equal(tagger(inputs), emissions)
+    if name in ("tener", "flat"):
+        hidden = tagger.network(inputs)
+    elif name == "transformer-xl":
+        hidden, _ = tagger.network(inputs, padding_mask=mask)
+    else:
+        given = {name: x for name, x in inputs.items() if name != "mask"} if isinstance(inputs, dict) else inputs
+        hidden = tagger.network(given if name == "keras, two inputs" or name == "keras" else given["tokens"])
+    expected = hidden.numpy() @ tagger.out_fc.kernel.numpy() + tagger.out_fc.bias.numpy()
+    np.testing.assert_allclose(emissions.numpy()[mask], expected[mask], rtol=1e-4, atol=1e-5)
+    of_crf = tagger.crf.transitions, tagger.crf.start_scores, tagger.crf.end_scores
+    np.testing.assert_allclose(tagger.nll(inputs, tags), crf_nll(emissions, tags, mask, *of_crf), rtol=1e-5)
+    for found, expected in zip(tagger.decode(inputs), crf_decode(emissions, mask, *of_crf), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sentence_alone_has_the_same_tags_and_nll(name):
+    tagger, inputs = make_tagger(name)
+    tags = random_tags()
+    nll, (found, score) = tagger.nll(inputs, tags), tagger.decode(inputs)
+    assert len(set(found.numpy()[ids(LENGTHS) != 0])) > 1
+    for row, length in enumerate(LENGTHS):
+        alone = row_of(inputs, row, length)
+        np.testing.assert_allclose(tagger.nll(alone, tags[row : row + 1, :length])[0], nll[row], rtol=1e-4)
+        own, own_score = tagger.decode(alone)
+        np.testing.assert_array_equal(found[row], np.pad(own[0], [0, max(LENGTHS) - length]))
+        np.testing.assert_allclose(own_score[0], score[row], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["keras", "keras, a mask", "transformer-xl"])
+def test_padding_may_lie_on_both_sides_of_a_row_and_within_it(name):
+    tagger, inputs = make_tagger(name)
+    tags = random_tags()
+    moved = {key: both_ways(x) for key, x in inputs.items()} if isinstance(inputs, dict) else both_ways(inputs)
+    np.testing.assert_allclose(tagger.nll(as_tensors(moved), both_ways(tags)), tagger.nll(inputs, tags), rtol=1e-4)
+    for found, expected in zip(tagger.decode(as_tensors(moved)), tagger.decode(inputs), strict=True):
+        expected = expected.numpy() if expected.ndim == 1 else both_ways(expected.numpy())
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    one = ids([5])
+    apart = np.insert(one, [2, 4, 4], 0, axis=1)
+    if name == "keras, a mask":
+        one, apart = ({"tokens": 1 + x % 8, "mask": x != 0} for x in (one, apart))
+    own, score = tagger.decode(as_tensors(one))
+    found, its_score = tagger.decode(as_tensors(apart))
+    np.testing.assert_array_equal(found[0], np.insert(own[0], [2, 4, 4], 0))
+    np.testing.assert_allclose(its_score, score, rtol=1e-4)
+
+
+def test_a_row_of_padding_has_no_tags_and_no_nll():
+    for name in ("tener", "keras", "transformer-xl"):
+        tagger, _ = make_tagger(name)
+        inputs = as_tensors(CASES[name][1]([3, 0]))
+        assert tagger.nll(inputs, random_tags([3, 0]))[1] == 0
+        tags, score = tagger.decode(inputs)
+        assert not np.any(tags[1]) and score[1] == 0
+
+
+@pytest.mark.parametrize("labels", [LABELS, ["B-X", "M-X", "E-X", "S-X", "O"], ["I-X", "O", "S-X", "B-X", "E-X"]])
+def test_decoding_obeys_the_scheme_where_it_is_constrained(labels):
+    broken = {True: 0, False: 0}
+    for constraints, seed in itertools.product([True, False], range(5)):
+        tagger, inputs = make_tagger("tener", seed, labels=labels, constraints=constraints)
+        tags, _ = tagger.decode(inputs)
+        for row, length in zip(tags.numpy(), LENGTHS, strict=True):
+            broken[constraints] += len(broken_at([labels[i] for i in row[:length]]))
+    assert broken[True] == 0 and broken[False] > 5
+
+
+def test_without_starts_and_ends_there_are_no_weights_of_them():
+    tagger, inputs = make_tagger("tener", start_end=False)
+    assert tagger.crf.start_scores is None and tagger.crf.end_scores is None
+    emissions, mask = tagger.emissions(inputs)
+    tags = random_tags()
+    np.testing.assert_allclose(
+        tagger.nll(inputs, tags), crf_nll(emissions, tags, mask, tagger.crf.transitions), rtol=1e-5
+    )
+
+
+# ---------------------------------------- entities
+
+SCHEMES = [LABELS, ["O", "B-X", "M-X", "E-X", "S-X", "B-Y", "M-Y", "E-Y", "S-Y"], ["B", "M", "E", "S"]]
+
+
+def paths_of(labels, rows=60, length=8, seed=0):
+    """Random paths, malformed ones too, of random lengths, 0 included."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, length + 1, rows)
+    lengths[:2] = 0, length
+    tags = rng.integers(0, len(labels), [rows, length]).astype(np.int32)
+    return tags, np.arange(length)[None] < lengths[:, None]
+
+
+def python_spans(labels, tags, mask):
+    return [spans_of([labels[i] for i in row[keep]]) for row, keep in zip(tags, mask, strict=True)]
+
+
+@pytest.mark.parametrize("labels", SCHEMES, ids=str)
+def test_ends_and_starts_are_those_of_the_spans(labels):
+    tagger, _ = make_tagger("tener", labels=labels)
+    tags, mask = paths_of(labels)
+    ends, starts = (x.numpy() for x in tagger.span_ends(tf.constant(tags), tf.constant(mask)))
+    expected = python_spans(labels, tags, mask)
+    kinds = tagger._kind_of
+    for row, spans in enumerate(expected):
+        found = [(tagger.kinds[kinds[tags[row, e]]], starts[row, e], e + 1) for e in np.flatnonzero(ends[row])]
+        assert found == [tuple(span) for span in spans]
+    assert sum(map(len, expected)) > 100 and not expected[0]
+
+
+@pytest.mark.parametrize("labels", SCHEMES, ids=str)
+def test_counts_of_right_found_and_expected_entities(labels):
+    tagger, _ = make_tagger("tener", labels=labels)
+    tags, mask = paths_of(labels)
+    target, _ = paths_of(labels, seed=1)
+    target = np.where(np.arange(len(tags))[:, None] % 2, target, tags)  # half of them are right
+    target[::6, ::3] = 0
+    found, expected = (python_spans(labels, x, mask) for x in (tags, target))
+    right = sum(len({*a} & {*b}) for a, b in zip(found, expected, strict=True))
+    counts = tagger.count_spans(*(tf.constant(x) for x in (tags, target, mask)))
+    assert counts.numpy().tolist() == [right, sum(map(len, found)), sum(map(len, expected))]
+    assert 0 < right < counts[1]
+    scores = SpanScores()
+    assert [float(x) for x in scores.result().values()] == [0, 0, 0]
+    scores.update_state(counts)
+    np.testing.assert_allclose([*scores.result().values()], prf(*counts.numpy()), rtol=1e-6)
+    scores.update_state(counts)
+    np.testing.assert_allclose([*scores.result().values()], prf(*counts.numpy()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["tener", "flat"])
+@pytest.mark.parametrize("constraints", [True, False])
+def test_entities_are_the_spans_of_the_best_path_with_their_probabilities_among_all_paths(name, constraints):
+    labels = ["O", "B-X", "I-X"]
+    tagger, _ = make_tagger(name, labels=labels, constraints=constraints)
+    lengths = [4, 3, 1, 2, 4, 4]
+    inputs = as_tensors(CASES[name][1](lengths))
+    found = {key: x.numpy() for key, x in tagger.entities(inputs).items()}
+    np.testing.assert_array_equal(found["tags"], tagger.decode(inputs)[0])
+    emissions, seen = tagger.emissions(inputs)[0].numpy(), 0
+    for row, length in enumerate(lengths):
+        probabilities = path_probabilities(tagger, emissions[row, :length], constraints)
+        path = tuple(found["tags"][row, :length])
+        assert max(probabilities, key=probabilities.get) == path
+        spans = spans_of([labels[i] for i in path])
+        assert [(found["starts"][row, e], e + 1) for e in np.flatnonzero(found["ends"][row])] == [s[1:] for s in spans]
+        for _, start, end in spans:
+            expected = sum(p for other, p in probabilities.items() if other[start:end] == path[start:end])
+            assert found["probs"][row, end - 1] == pytest.approx(expected, rel=1e-4)
+            seen += 1
+        assert not found["probs"][row][~found["ends"][row]].any()
+    assert seen > 2
+
+
+def path_probabilities(tagger, emissions, constraints):
+    """`{path: probability}` of a sentence, one path at a time; 0 for those that are forbidden."""
+    allowed = allowed_transitions(tagger.labels)
+    n, crf = len(tagger.labels), tagger.crf
+    transitions, start, end = (
+        x.numpy().astype(np.float64) for x in (crf.transitions, crf.start_scores, crf.end_scores)
+    )
+    scores = {}
+    for path in itertools.product(range(n), repeat=len(emissions)):
+        steps = [(n, path[0]), *zip(path, path[1:], strict=False), (path[-1], n + 1)]
+        if constraints and not all(allowed[step] for step in steps):
+            continue
+        score = start[path[0]] + end[path[-1]] + sum(emissions[t, tag] for t, tag in enumerate(path))
+        scores[path] = score + sum(transitions[step] for step in steps[1:-1])
+    total = np.logaddexp.reduce(list(scores.values()))
+    return {path: np.exp(score - total) for path, score in scores.items()}
+
+
+def test_entities_of_another_network_are_an_error():
+    tagger, inputs = make_tagger("keras")
+    with pytest.raises(ValueError, match="entities needs Tener or Flat as the network"):
+        tagger.entities(inputs)
+
+
+# ---------------------------------------- dropout
+
+
+@pytest.mark.parametrize("rates", [{"output_dropout": 0.5}, {"network": {"dropout": 0.5}}], ids=str)
+@pytest.mark.parametrize("name", ["tener", "flat", "transformer-xl"])
+def test_rates_are_applied_by_the_key_in_training(name, rates):
+    plain, inputs = make_tagger(name, network={"dropout": 0.0})
+    tagger, _ = make_tagger(name, **{"network": {"dropout": 0.0}, **rates})
+    expected = plain(inputs).numpy()
+    for options in ({}, {"dropout_key": KEY}):
+        np.testing.assert_array_equal(tagger(inputs, **options), expected)
+    np.testing.assert_array_equal(plain(inputs, training=True, dropout_key=KEY), expected)
+    dropped = tagger(inputs, training=True, dropout_key=KEY).numpy()
+    assert np.abs(dropped - expected).max() > 0.05
+    np.testing.assert_array_equal(tagger(inputs, training=True, dropout_key=KEY), dropped)
+    assert np.abs(tagger(inputs, training=True).numpy() - dropped).max() > 1e-3
+    nll = tagger.nll(inputs, random_tags(), training=True, dropout_key=KEY)
+    of_crf = tagger.crf.transitions, tagger.crf.start_scores, tagger.crf.end_scores
+    np.testing.assert_allclose(nll, crf_nll(dropped, random_tags(), ids(LENGTHS) != 0, *of_crf), rtol=1e-5)
+
+
+# ---------------------------------------- training and evaluation
+
+TRAINING_LENGTHS = [5, 2, 3, 1, 4, 4, 1, 2]
+
+
+def batches(name, batch_size=4, lengths=TRAINING_LENGTHS):
+    """Sentences whose tags follow from their ids."""
+    inputs = CASES[name][1](lengths)
+    target = ids(lengths) % len(LABELS)
+    return tf.data.Dataset.from_tensor_slices((inputs, target.astype(np.int32))).batch(batch_size)
+
+
+def sgd(rate=0.1, **options):
+    return txl_tf.make_optimizer(rate, optimizer="sgd", schedule="constant", train_steps=1000, **options)
+
+
+SOME_SLOW = [name if name == "tener" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize("name", SOME_SLOW)
+def test_fit_learns(name):
+    tagger, _ = make_tagger(name)
+    tagger.compile(txl_tf.make_optimizer(0.03, schedule="constant", train_steps=1000, clip=5.0))
+    before = tagger.evaluate(batches(name), verbose=0, return_dict=True)
+    history = tagger.fit(batches(name), epochs=12, verbose=0).history
+    after = tagger.evaluate(batches(name), verbose=0, return_dict=True)
+    assert after["loss"] < 0.5 * before["loss"] and after["f1"] > before["f1"]
+    assert history["loss"][-1] < history["loss"][0] and history["grad_norm"][0] > 0
+
+
+def test_a_step_of_sgd_follows_the_gradient_of_the_mean_nll_of_sentences_that_have_elements():
+    tagger, _ = make_tagger("tener")
+    inputs, tags = as_tensors(tener_inputs([4, 0, 2])), random_tags([4, 0, 2])
+    before = [weight.numpy() for weight in tagger.trainable_variables]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tagger.nll(inputs, tags)) / 2
+    gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, [w.value for w in tagger.trainable_variables])]
+    tagger.compile(sgd(clip=None, momentum=0.0))
+    logs = tagger.train_on_batch(inputs, tags, return_dict=True)
+    assert logs["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert logs["grad_norm"] == pytest.approx(float(tf.linalg.global_norm(gradients)), rel=1e-5)
+    for weight, value, gradient in zip(tagger.trainable_variables, before, gradients, strict=True):
+        np.testing.assert_allclose(weight, value - 0.1 * gradient, rtol=1e-5, atol=1e-6, err_msg=weight.path)
+
+
+@pytest.mark.parametrize("name", ["tener", "transformer-xl"])
+def test_evaluation_counts_entities_and_nll_over_all_batches(name):
+    """Of batches of 3, 3 and 2, as one pass over Python's spans."""
+    tagger, _ = make_tagger(name)
+    tagger.compile(sgd())
+    data = batches(name, batch_size=3)
+    found = tagger.evaluate(data, verbose=0, return_dict=True)
+    counts, nll = np.zeros(3), []
+    for inputs, tags in data:
+        nll += tagger.nll(inputs, tags).numpy().tolist()
+        mask = tagger.emissions(inputs)[1].numpy()
+        paths, gold = (python_spans(LABELS, x.numpy(), mask) for x in (tagger.decode(inputs)[0], tags))
+        right = sum(len({*a} & {*b}) for a, b in zip(paths, gold, strict=True))
+        counts += [right, sum(map(len, paths)), sum(map(len, gold))]
+    assert counts[0] > 0
+    precision, recall, f1 = prf(*counts)
+    expected = {"loss": np.mean(nll), "precision": precision, "recall": recall, "f1": f1}
+    assert found.keys() >= expected.keys()
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=1e-5), key
+
+
+@pytest.mark.parametrize("name", SOME_SLOW)
+def test_predict_gives_the_tags_that_decode_gives(name):
+    tagger, inputs = make_tagger(name)
+    tagger.compile()
+    data = tf.data.Dataset.from_tensors(inputs).repeat(2)
+    np.testing.assert_array_equal(tagger.predict(data, verbose=0), np.tile(tagger.decode(inputs)[0], [2, 1]))
+
+
+def test_compile_takes_no_loss_and_no_metrics():
+    tagger, _ = make_tagger("tener")
+    for options in ({"loss": "mse"}, {"metrics": ["accuracy"]}):
+        with pytest.raises(ValueError, match="loss and metrics must be None: the model has its own"):
+            tagger.compile(sgd(), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tener", "flat", "transformer-xl"])
+def test_two_replicas_train_and_evaluate_as_one(name, two_replicas):
+    def train():
+        tagger, _ = make_tagger(name, output_dropout=0.1, network={"dropout": 0.1, "seed": 1})
+        tagger.compile(sgd(clip=1.0))
+        history = tagger.fit(batches(name), epochs=3, verbose=0).history
+        scores = tagger.evaluate(batches(name), verbose=0, return_dict=True)
+        return history["loss"], scores, [weight.numpy() for weight in tagger.trainable_variables]
+
+    losses, scores, weights = train()
+    with two_replicas.scope():
+        found_losses, found_scores, found_weights = train()
+    np.testing.assert_allclose(found_losses, losses, rtol=1e-5)
+    assert found_scores == pytest.approx(scores, rel=1e-4)
+    for found, expected in zip(found_weights, weights, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_xla_trains_as_a_graph_does():
+    def train(**options):
+        tagger, _ = make_tagger("tener", output_dropout=0.1, network={"dropout": 0.1})
+        tagger.compile(sgd(), **options)
+        return tagger.fit(batches("tener"), epochs=2, verbose=0).history["loss"]
+
+    np.testing.assert_allclose(train(jit_compile=True), train(), rtol=1e-5)
+
+
+# ---------------------------------------- saving and half precision
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_saved_tagger_gives_identical_emissions(name, tmp_path):
+    tagger, inputs = make_tagger(name, output_dropout=0.1, constraints=False)
+    tagger.save(tmp_path / "tagger.keras")
+    loaded = keras.saving.load_model(tmp_path / "tagger.keras")
+    np.testing.assert_array_equal(loaded(inputs), tagger(inputs))
+    tags = random_tags()
+    np.testing.assert_array_equal(loaded.nll(inputs, tags), tagger.nll(inputs, tags))
+    assert (loaded.labels, loaded.constraints, loaded.output_dropout, loaded.seed) == (LABELS, False, 0.1, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["flat", "keras"])
+def test_a_saved_tagger_trains_on(name, tmp_path):
+    tagger, inputs = make_tagger(name, output_dropout=0.1)
+    tagger.save(tmp_path / "tagger.keras")
+    loaded = keras.saving.load_model(tmp_path / "tagger.keras")
+    for model in (tagger, loaded):
+        model.compile(sgd())
+        model.fit(batches(name), verbose=0)
+    np.testing.assert_allclose(loaded(inputs), tagger(inputs), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["tener", "flat"])
+def test_in_bfloat16_emissions_and_nll_stay_float32_and_close(name):
+    expected, inputs = make_tagger(name)
+    options = {"dtype": "mixed_bfloat16"}
+    tagger, _ = make_tagger(name, network=options, **options)
+    tags = random_tags()
+    emissions, _ = tagger.emissions(inputs)
+    nll = tagger.nll(inputs, tags)
+    assert tagger.network(inputs).dtype == tf.bfloat16
+    assert emissions.dtype == nll.dtype == tf.float32
+    assert all(weight.dtype == "float32" for weight in tagger.trainable_variables)
+    np.testing.assert_allclose(nll, expected.nll(inputs, tags), rtol=0.05, atol=0.1)
+    assert np.abs(nll - expected.nll(inputs, tags)).max() > 0
+
+
+@pytest.mark.slow
+def test_in_bfloat16_fit_learns():
+    options = {"dtype": "mixed_bfloat16"}
+    tagger, _ = make_tagger("flat", network=options, **options)
+    tagger.compile(sgd(clip=5.0))
+    losses = tagger.fit(batches("flat"), epochs=8, verbose=0).history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+# ---------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"labels": []}, "labels must be different tags, at least one, got"),
+        ({"labels": ["O", "O"]}, r"labels must be different tags, at least one, got \['O', 'O'\]"),
+        ({"labels": ["O", "X-PER"]}, "a tag must be O, or one of B, I, M, E, S with a kind or alone.*got 'X-PER'"),
+        ({"labels": ["O", "I-X", "M-X"]}, "no scheme has both 'I-X' and 'M-X'"),
+        ({"output_dropout": 1.0}, r"output_dropout must lie in \[0, 1\), got 1.0"),
+        ({"start_end": "yes"}, "start_end must be True or False, got 'yes'"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        txl_tf.Tagger(plain_encoder(), **{"labels": LABELS, **options})
+
+
+def test_a_dictionary_needs_a_mask():
+    tagger, inputs = make_tagger("keras, two inputs")
+    with pytest.raises(ValueError, match=r"inputs must have mask, bool \[batch, time\], got tokens, shapes"):
+        tagger.decode({name: x for name, x in inputs.items() if name != "mask"})

@@ -1,0 +1,324 @@
+"""Runs of a tagger: training, resuming, early stopping, tagging; one clear error for each kind of bad input."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import log_rows, read_checkpoint, run_program, write_text
+
+import txl_tf
+from txl_tf.config import (
+    FlatTaggerConfig,
+    MachineConfig,
+    OptimizerConfig,
+    TaggedConfig,
+    TaggerTrainingConfig,
+    TenerTaggerConfig,
+)
+from txl_tf.data.tagged import encoder_of, read_tagged, read_tagged_as
+from txl_tf.data.tags import prf, spans_of
+from txl_tf.models.text_tagger import TextTagger
+from txl_tf.runs.averaging import average_checkpoints
+from txl_tf.runs.pairs_folder import PairsFolder, open_folder
+from txl_tf.runs.tag_report import confusion, format_confusion, format_scores, score_table
+from txl_tf.runs.tagger_folder import FlatFolder, TenerFolder
+from txl_tf.runs.train_tagger import train_tagger
+
+MODEL = {"n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16, "max_seq_len": 30, "d_embed": 8, "d_bigram": 8}
+DROPS = {"dropout": 0.1, "dropatt": 0.1, "embed_dropout": 0.1, "token_dropout": 0.05, "output_dropout": 0.1}
+TRAINING = {"train_steps": 12, "iterations": 3, "save_steps": 6, "batch_size": 8}
+WORDS = ["南京", "南京市", "长江", "长江大桥", "大桥"]
+
+
+def made_up(number, seed):
+    """Sentences in which 南京 and 北京 are places after 在, and names after 叫."""
+    rng, sentences = np.random.default_rng(seed), []
+    for _ in range(number):
+        rows = [(c, "O") for c in rng.choice(list("我他看去了来好"), rng.integers(1, 5))]
+        for _ in range(rng.integers(0, 3)):
+            before, kind = [("在", "LOC"), ("叫", "PER")][rng.integers(2)]
+            name = str(rng.choice(["南京", "北京", "长江大桥", "京"]))
+            prefixes = "S" if len(name) == 1 else f"B{'M' * (len(name) - 2)}E"
+            rows += [(before, "O"), *((c, f"{p}-{kind}") for c, p in zip(name, prefixes, strict=True)), ("了", "O")]
+        sentences.append("".join(f"{c} {tag}\n" for c, tag in rows))
+    return "\n".join(sentences)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tagged")
+    paths = {f"{split}_path": write_text(folder / split, made_up(n, n)) for split, n in SPLITS.items()}
+    return {**paths, "lexicon": write_text(folder / "words", "\n".join(WORDS))}
+
+
+SPLITS = {"train": 160, "valid": 40, "test": 41}
+
+
+def train(model_dir, files, family="tener", model=(), training=(), data=(), optimizer=(), **options):
+    group = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig}[family]
+    files = {name: path for name, path in files.items() if name != "lexicon" or family == "flat"}
+    recipe = {"learning_rate": 3e-2, "clip": 5.0, "optimizer": "adam", "schedule": "linear", "warmup_steps": 2}
+    return train_tagger(
+        str(model_dir),
+        data=TaggedConfig(**{**files, **dict(data)}),
+        model=group(**{**MODEL, **DROPS, **dict(model)}),
+        optimizer=OptimizerConfig(**{**recipe, **dict(optimizer)}),
+        training=TaggerTrainingConfig(**{**TRAINING, **dict(training)}),
+        **options,
+    )
+
+
+@pytest.fixture(scope="module", params=["tener", "flat"])
+def made(request, tmp_path_factory, files):
+    """The folder of a run, and what its training returned."""
+    folder = tmp_path_factory.mktemp("made") / request.param
+    again = {"train_steps": 100, "iterations": 20, "save_steps": 20}
+    return folder, train(folder, files, request.param, training=again)
+
+
+def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabularies(made):
+    folder, results = made
+    rows = log_rows(folder)
+    assert [int(row["step"]) for row in rows] == [20, 40, 60, 80, 100]
+    assert float(rows[0]["loss"]) > 3 * float(rows[-1]["loss"]) and float(rows[-2]["val_f1"]) > 0.9
+    assert rows[-1]["val_f1"] == "NA" and results["test"]["f1"] > 0.9
+    best = json.loads((folder / "best" / "best.json").read_text())
+    assert best["val_f1"] == results["valid"]["f1"] == max(best["val_f1"], *(float(r["val_f1"]) for r in rows[:-1]))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["family"] == folder.name and config["model"]["labels"][:3] == ["O", "B-LOC", "M-LOC"]
+    assert (folder / "lexicon.txt").exists() == (folder.name == "flat")
+
+
+def test_results_are_those_of_tagging_every_sentence(made, files):
+    folder, results = made
+    tagger, vocabs = txl_tf.load_run(folder, "best")
+    sentences = read_tagged(files["test_path"])
+    found = TextTagger(tagger, encoder_of(*vocabs), batch_size=7).tag([s.tokens for s in sentences])
+    pairs = [({*spans_of(f.tags)}, {*spans_of(s.tags)}) for f, s in zip(found, sentences, strict=True)]
+    counts = [sum(len(a & b) for a, b in pairs), sum(len(a) for a, _ in pairs), sum(len(b) for _, b in pairs)]
+    expected = dict(zip(["precision", "recall", "f1"], prf(*counts), strict=True))
+    assert {name: results["test"][name] for name in expected} == pytest.approx(expected)
+    for text, tagged in zip(sentences, found, strict=True):
+        assert [(e.kind, e.start, e.end) for e in tagged.entities] == spans_of(tagged.tags)
+        assert len(tagged.tags) == len(text.tokens) and all(0 < e.prob <= 1 for e in tagged.entities)
+
+
+def test_a_sentence_is_tagged_alike_alone_and_together(made):
+    tagger, vocabs = txl_tf.load_run(made[0])
+    texts = ["我在南京了", "", "他叫长江大桥了来在北京了", "好", "龘在京了"]
+    together = TextTagger(tagger, encoder_of(*vocabs)).tag(texts)
+    for text, found in zip(texts, together, strict=True):
+        (alone,) = TextTagger(tagger, encoder_of(*vocabs)).tag([text])
+        assert alone.tags == found.tags
+        probs = [[entity.prob for entity in some.entities] for some in (alone, found)]
+        np.testing.assert_allclose(*probs, rtol=1e-4)
+    assert together[1] == ([], []) and [e[:3] for e in together[0].entities] == [("LOC", 3, 5)][:0] + [
+        e[:3] for e in together[0].entities
+    ]
+
+
+@pytest.mark.parametrize("family", ["tener", pytest.param("flat", marks=pytest.mark.slow)])
+def test_resuming_gives_the_weights_of_the_uninterrupted_run(tmp_path, files, family):
+    """Weights, optimizer, place in the sentences and dropout: bit for bit, from the middle of a window, too."""
+    training = {"iterations": 5, "save_steps": 4, "max_to_keep": 9}
+    options = {"training": training, "optimizer": {"optimizer": "sgd", "learning_rate": 1e-3, "clip_value": 1.0}}
+    results = train(tmp_path / "run", files, family, **options)
+    whole, rows = read_checkpoint(tmp_path / "run" / "ckpt-12"), log_rows(tmp_path / "run")
+    for step in (8, 12):  # step 4 is in the middle of the first window of five
+        for path in (tmp_path / "run").glob(f"ckpt-{step}*"):
+            path.unlink()
+    assert train(tmp_path / "run", files, family, **options) == results
+    resumed = read_checkpoint(tmp_path / "run" / "ckpt-12")
+    assert whole.keys() == resumed.keys() and len(whole) > 30
+    for name, array in whole.items():
+        np.testing.assert_array_equal(resumed[name], array, err_msg=name)
+    for now, then in zip(log_rows(tmp_path / "run"), rows, strict=True):
+        assert {**now, "tokens_per_second": ""} == {**then, "tokens_per_second": ""}
+
+
+def test_a_run_without_patience_stops_and_stays_stopped(tmp_path, files, caplog):
+    options = {"training": {"train_steps": 60, "iterations": 3, "save_steps": 3, "patience": 6}}
+    options["optimizer"] = {"learning_rate": 1e-7}  # nothing gets better
+    results = train(tmp_path / "run", files, **options)
+    assert [int(row["step"]) for row in log_rows(tmp_path / "run")] == [3, 6, 9]
+    assert TenerFolder(tmp_path / "run").find_best()["step"] == 3
+    assert train(tmp_path / "run", files, **options) == results
+    assert [int(row["step"]) for row in log_rows(tmp_path / "run")] == [3, 6, 9]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["tener", "flat"])
+def test_three_replicas_train_as_one(tmp_path, files, family):
+    # The last rows of a batch are filled up. SGD: Adam turns rounding errors into steps of full length.
+    options = {"training": {"train_steps": 6}, "optimizer": {"optimizer": "sgd", "learning_rate": 1e-2}}
+    one = train(tmp_path / "one", files, family, **options)
+    three = train(tmp_path / "three", files, family, **options, machine=MachineConfig(strategy="mirrored"))
+    assert three["valid"]["loss"] == pytest.approx(one["valid"]["loss"], rel=1e-5)
+    assert three["test"]["f1"] == one["test"]["f1"]
+
+
+def test_runs_open_and_average(made, tmp_path):
+    folder, _ = made
+    kind = {"tener": TenerFolder, "flat": FlatFolder}[folder.name]
+    assert type(open_folder(folder)) is kind
+    tagger, vocabs = txl_tf.load_run(folder)
+    assert isinstance(tagger.network, {"tener": txl_tf.Tener, "flat": txl_tf.Flat}[folder.name])
+    assert len(vocabs) == (3 if folder.name == "flat" else 2) and len(vocabs[0]) == tagger.network.n_token
+    average_checkpoints(folder, tmp_path / "average", num_last_checkpoints=2)
+    averaged, _ = txl_tf.load_run(tmp_path / "average")
+    weights = [txl_tf.load_run(folder, name)[0].get_weights() for name in ("ckpt-80", "ckpt-100")]
+    for found, *both in zip(averaged.get_weights(), *weights, strict=True):
+        np.testing.assert_allclose(found, np.mean(both, 0), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_bfloat16_learns_too(tmp_path, files):
+    results = train(tmp_path / "run", files, training={"train_steps": 100, "iterations": 50, "save_steps": 50},
+                    machine=MachineConfig(mixed_precision="bfloat16"))  # fmt: skip
+    assert results["test"]["f1"] > 0.9
+
+
+def test_vectors_are_where_training_starts(tmp_path, files, caplog):
+    vectors = write_text(tmp_path / "vectors", "我 3 4 0\n京 0 0 2\n")
+    options = {"data": {"char_vectors": vectors}, "training": {"train_steps": 2, "iterations": 1, "save_steps": 1},
+               "optimizer": {"learning_rate": 1e-9, "warmup_steps": 0}}  # fmt: skip
+    for unit, expected in ((False, [3, 4, 0]), (True, [0.6, 0.8, 0])):
+        folder = tmp_path / f"run{unit}"
+        train(folder, files, **{**options, "data": {"char_vectors": vectors, "unit_vectors": unit}})
+        tagger, (vocab, _) = txl_tf.load_run(folder)
+        table = tagger.network.embedding.numpy()
+        assert table.shape[1] == 3 and not np.any(table[0])
+        np.testing.assert_allclose(table[vocab.ids["我"]], expected, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------- the programs
+
+
+@pytest.mark.slow
+def test_the_programs(made, files, tmp_path):
+    """What a user types: train (already done), tag a pipe and a file, compare with tags."""
+    folder, results = made
+    text = "我在南京了\n\n他叫北京了\n"
+    done = run_program("tools/tag.py", f"--model_dir={folder}", input=text)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["text"] for row in found] == text.splitlines() and found[1]["entities"] == []
+    for row in found:
+        for entity in row["entities"]:
+            assert row["text"][entity["start"] : entity["end"]] == entity["text"] and 0 < entity["prob"] <= 1
+    assert {(e["kind"], e["text"]) for row in found for e in row["entities"]} >= {("LOC", "南京"), ("PER", "北京")}
+    source = write_text(tmp_path / "in.txt", text)
+    flags = [f"--model_dir={folder}", f"--input={source}", f"--output={tmp_path / 'out'}", "--format=conll"]
+    done = run_program("tools/tag.py", *flags)
+    rows = (tmp_path / "out").read_text().split("\n\n")
+    assert [len(row.splitlines()) for row in rows] == [5, 0, 5] or rows[0].startswith("我 O\n在 O\n南 B-LOC\n京 E-LOC")
+    done = run_program("tools/tag.py", f"--model_dir={folder}", f"--tagged={files['test_path']}")
+    assert f"{results['test']['f1']:.2%}" in done.stderr and "expected / found" in done.stderr
+
+
+@pytest.mark.slow
+def test_train_ner_reads_its_flags(files, tmp_path):
+    paths = [f"--{name}={path}" for name, path in files.items()]
+    flags = (
+        "--model=flat --fusion=ff_two --nok_proj --d_model=16 --n_head=2 --d_inner=16 --train_steps=4 --iterations=2"
+    )
+    done = run_program(
+        "tools/train_ner.py", f"--model_dir={tmp_path / 'run'}", *paths, *flags.split(), "--save_steps=2"
+    )
+    assert done.returncode == 0 and "precision" in done.stdout, done.stderr
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["model"]["fusion"] == "ff_two" and config["model"]["k_proj"] is False
+    done = run_program("tools/train_ner.py", f"--model_dir={tmp_path / 'no'}", *paths, "--fusion=ff_two")
+    assert done.returncode == 1 and "--fusion is no flag of --model=tener" in done.stderr
+
+
+def test_tables_of_scores_and_of_confusion():
+    expected = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC", "I-LOC"]]
+    found = [["B-PER", "I-PER", "O", "B-PER"], ["B-LOC", "O", "O"]]
+    rows = score_table(found, expected)
+    assert [(kind, *(round(x, 3) for x in scores), n) for kind, *scores, n in rows] == [
+        ("LOC", 0, 0, 0, 2), ("PER", 0.5, 1, 0.667, 1), ("all", 0.333, 0.333, 0.333, 3),
+    ]  # fmt: skip
+    table = confusion(found, expected)
+    none = "(none)"
+    assert table == {("PER", "PER"): 1, ("LOC", "PER"): 1, ("LOC", none): 1, (none, "LOC"): 1}
+    assert format_scores(rows).splitlines()[2].split() == ["PER", "50.00%", "100.00%", "66.67%", "1"]
+    assert format_confusion(table).splitlines()[1].split() == ["LOC", ".", "1", "1"]
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "family, options, message",
+    [
+        (
+            "tener",
+            {"data": {"lexicon": "words"}},
+            "lexicon must be left out for TENER, which takes no words, got words",
+        ),
+        ("flat", {"data": {"lexicon": None}}, "lexicon must be given for FLAT: a file of words"),
+        ("flat", {"training": {"jit_compile": True}}, "jit_compile must be False for FLAT"),
+        ("tener", {"model": {"max_seq_len": 4}}, r"train, sentence \d+ has \d+ characters; at most max_seq_len=4"),
+        (
+            "tener",
+            {"machine": MachineConfig(strategy="tpu")},
+            "strategy must be one of auto, one, mirrored for taggers",
+        ),
+        ("tener", {"training": {"warm_start_path": "nowhere"}}, "no checkpoint at nowhere"),
+        ("tener", {"data": {"valid_path": None}}, "valid_path must be given: a file with a token and a tag a line"),
+        ("tener", {"model": {"n_head": 3}}, "d_model must be a multiple of n_head=3, got 16"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused_before_the_folder_has_a_run(tmp_path, files, family, options, message):
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path / "run", files, family, **options)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_run_goes_on_with_its_own_sentences_only(made, files, tmp_path):
+    folder, _ = made
+    again = {"train_steps": 100, "iterations": 20, "save_steps": 20}
+    text = Path(files["train_path"]).read_text()
+    other = {**files, "train_path": write_text(tmp_path / "train", text.rsplit("\n\n", 1)[0])}
+    with pytest.raises(ValueError, match="has changed since it was trained on|another"):
+        train(folder, other, folder.name, training=again)
+    with pytest.raises(ValueError, match="model.d_inner: 16 there, 17 now"):
+        train(folder, files, folder.name, training=again, model={"d_inner": 17})
+
+
+def test_folders_of_other_families_say_what_they_hold(made, tmp_path):
+    folder, _ = made
+    with pytest.raises(ValueError, match=f"family must be transformer, got '{folder.name}': it is a tagger"):
+        PairsFolder(folder).read_config()
+    (tmp_path / "config.json").write_text('{"data": {}, "model": {}, "vocab": {}}')
+    with pytest.raises(ValueError, match="family must be tener, got 'transformer_xl': it is a language model"):
+        TenerFolder(tmp_path).read_config()
+
+
+def test_sentences_that_cannot_be_tagged_are_named(made, tmp_path):
+    tagger, vocabs = txl_tf.load_run(made[0])
+    with pytest.raises(ValueError, match="in.txt, line 2 has 31 characters; the model takes at most max_seq_len=30"):
+        TextTagger(tagger, encoder_of(*vocabs)).tag(["好", "好" * 31], "in.txt")
+    path = write_text(tmp_path / "test", "我 O\n京 S-ORG\n")
+    with pytest.raises(
+        ValueError, match="test, line 2: 'S-ORG' is of a kind that the model does not have; it has LOC, PER"
+    ):
+        read_tagged_as(path, tagger.labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--input=nowhere.txt"], "there is no file nowhere.txt"),
+        (["--input=a", "--tagged=b"], "--tagged and --input exclude each other"),
+        (["--ckpt_path=ckpt-3"], "no checkpoint at ckpt-3"),
+    ],
+    ids=str,
+)
+def test_bad_flags_are_one_line(made, flags, message):
+    done = run_program("tools/tag.py", f"--model_dir={made[0]}", *flags, input="a\n")
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
