@@ -40,6 +40,15 @@ setup(
         "serving": ["tensorflow-serving-api"],
         "plot": ["matplotlib"],
         "seq2seq": ["sacrebleu"],
-        "test": ["pytest", "pytest-xdist", "ruff", "matplotlib", "sacrebleu", "tensorflow-serving-api"],
+        "ner": ["jieba==0.42.1"],
+        "test": [
+            "pytest",
+            "pytest-xdist",
+            "ruff",
+            "matplotlib",
+            "sacrebleu",
+            "tensorflow-serving-api",
+            "jieba==0.42.1",
+        ],
     },
 )

@@ -217,6 +217,17 @@ def test_the_python_of_the_transformer_page_learns_and_what_it_saves_loads(tmp_p
     assert names["ids"].shape == (4, 2, 8) and names["scores"].shape == (4, 2)
 
 
+@pytest.mark.slow
+def test_the_python_of_the_ner_page_learns_and_what_it_saves_loads(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,), names = blocks("python", "ner.md").values(), {}
+    exec(code, names)
+    assert float(re.search(r"F1 ([\d.]+)", capsys.readouterr().out)[1]) > 0.9
+    loaded = keras.saving.load_model("tagger.keras")
+    np.testing.assert_array_equal(loaded.decode({"chars": names["chars"][:4]})[0], names["best"])
+    assert names["nll"].shape == (4,) and names["entities"]["ends"].shape == (4, 12)
+
+
 # ------------------------------------------------------------------------------------- a small quickstart, and bash
 
 

@@ -462,6 +462,7 @@ def test_warm_up_requests_are_answered(made):
         assert all(len(array) == 1 for array in answer.values())
 
 
+@pytest.mark.slow
 def test_without_vocabularies_there_are_ids_alone(made, tmp_path):
     txl_tf.export_saved_model(made.tagger, tmp_path / "1", warmup=False)
     signatures = tf.saved_model.load(str(tmp_path / "1")).signatures

@@ -17,6 +17,7 @@ from txl_tf.layers.attention import (
     rel_shift,
     shifted_scores,
 )
+from txl_tf.layers.crf import CRF, crf_decode, crf_marginals, crf_nll
 from txl_tf.layers.dropout import dropout
 from txl_tf.layers.embedding import AdaptiveEmbedding, embedding_lookup, mask_adaptive_embedding_lookup
 from txl_tf.layers.feed_forward import (
@@ -25,6 +26,8 @@ from txl_tf.layers.feed_forward import (
     point_wise_feed_forward_network,
     positionwise_ff,
 )
+from txl_tf.layers.flat_layer import FlatLayer, LatticeAttn
+from txl_tf.layers.lattice import PositionFusion
 from txl_tf.layers.multi_head_attention import (
     MultiHeadAttention,
     create_look_ahead_mask,
@@ -39,16 +42,18 @@ from txl_tf.layers.positions import (
     positional_encoding,
     relative_positions,
 )
+from txl_tf.layers.tener_layer import TenerAttn, TenerLayer
 from txl_tf.layers.transformer_layers import DecoderLayer, EncoderLayer
 from txl_tf.layers.transformer_lm_layer import MultiHeadAttn, TransformerLMLayer, multihead_attn
 from txl_tf.layers.transformer_xl_layer import TransformerXLLayer
 
 __all__ = [
-    "AdaptiveEmbedding", "AdaptiveSoftmax", "DecoderLayer", "Embeddings", "EncoderLayer", "LayerNorm",
-    "MultiHeadAttention", "MultiHeadAttn", "PositionWiseFFN", "PositionalEncoding", "PositionwiseFF",
-    "RelMultiHeadAttn", "TransformerLMLayer", "TransformerXLLayer", "adaptive_log_probs", "attend",
-    "attention_probs", "create_look_ahead_mask", "create_mask", "create_padding_mask", "cross_entropy",
-    "dropout", "embedding_lookup", "get_angles", "inverse_frequencies", "layer_norm",
+    "AdaptiveEmbedding", "AdaptiveSoftmax", "CRF", "DecoderLayer", "Embeddings", "EncoderLayer", "FlatLayer",
+    "LatticeAttn", "LayerNorm", "MultiHeadAttention", "MultiHeadAttn", "PositionFusion", "PositionWiseFFN",
+    "PositionalEncoding", "PositionwiseFF", "RelMultiHeadAttn", "TenerAttn", "TenerLayer",
+    "TransformerLMLayer", "TransformerXLLayer", "adaptive_log_probs", "attend", "attention_probs",
+    "create_look_ahead_mask", "create_mask", "create_padding_mask", "crf_decode", "crf_marginals", "crf_nll",
+    "cross_entropy", "dropout", "embedding_lookup", "get_angles", "inverse_frequencies", "layer_norm",
     "mask_adaptive_embedding_lookup", "mask_adaptive_logsoftmax", "multihead_attn", "pairwise_scores",
     "point_wise_feed_forward_network", "positional_embedding", "positional_encoding", "positionwise_ff",
     "rel_multihead_attn", "rel_shift", "relative_positions", "scaled_dot_product_attention", "shifted_scores",

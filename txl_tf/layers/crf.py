@@ -38,8 +38,11 @@ def crf_nll(emissions, tags, mask, transitions, start=None, end=None):
 
 
 def with_ends(emissions, mask, start=None, end=None):
-    """Emissions, float32, with the scores of starts and ends at first and last elements, where they count the same."""
-    emissions = tf.cast(emissions, tf.float32)
+    """Emissions, float32, with the scores of starts and ends at first and last elements, where they count the same.
+
+    At padding they are 0: large ones would overflow in the gradients, and infinity times 0 is no number.
+    """
+    emissions = tf.where(mask[..., None], tf.cast(emissions, tf.float32), 0.0)
     if start is not None:
         emissions = tf.concat([emissions[:, :1] + tf.cast(start, tf.float32), emissions[:, 1:]], 1)
     if end is not None:

@@ -311,12 +311,12 @@ class TaggingSignatures(StoredModel):
         return self._entities(inputs), lengths
 
     def _entities(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """`Tagger.entities`, which must have more than one place, of as many as there are, even none."""
+        """`Tagger.entities`, which must have a place, of as many as there are, even none."""
         length = tf.shape(inputs["bigrams" if self.lattice else "chars"])[1]
         padded = {}
         for name, x in inputs.items():
             by_place = len(x.shape) == 2
-            padded[name] = tf.pad(x, [[0, 0], [0, tf.maximum(2 - tf.shape(x)[1], 0)]]) if by_place else x
+            padded[name] = tf.pad(x, [[0, 0], [0, tf.maximum(1 - tf.shape(x)[1], 0)]]) if by_place else x
         return {name: x[:, :length] for name, x in self.model.entities(padded).items()}
 
     def _char_checks(self, chars: tf.Tensor, bigrams: tf.Tensor | None = None) -> list[Check]:
