@@ -6,8 +6,8 @@
 
 direction  what positions add to a head's scores against the distance of the key, key minus query, on average over the
            characters of --text_path. TENER's own runs tell left from right. Absolute sinusoids (a run with
-           --attn_type=transformer --pos_embed=sin) do not: their products, drawn beside, are the same for both, and
-           the projections of queries and keys take even the distance out of them.
+           --attn_type=transformer --pos_embed=sin) do not: their products, drawn beside, are the same for both. After
+           the learned projections of queries and keys, a head knows a distance only roughly.
 lattice    the attention of each character and word of a sentence to all of them, of one head or of the mean of all.
 
 It needs matplotlib: pip install "txl_tf[plot]"; and Chinese labels need a font that has them, which --font names.
