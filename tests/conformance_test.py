@@ -22,7 +22,6 @@ class Conforming(NamedTuple):
     make_batch: `make_batch()` -> (inputs, targets), NumPy arrays of four rows.
     loss: what `compile` is given as loss; `None` where the model has its own.
     takes: `takes(batch)` -> what the model is called with, by default the inputs.
-    xla: whether XLA compiles the model.
     """
 
     name: str
@@ -30,7 +29,6 @@ class Conforming(NamedTuple):
     make_batch: Callable
     loss: object = None
     takes: Callable = staticmethod(lambda batch: batch[0])
-    xla: bool = True
 
     def inputs(self):
         return self.takes(self.make_batch())
@@ -146,10 +144,8 @@ SLOW = [
         takes=lambda batch: batch,
     ),
     Conforming("tener", tagger(txl_tf.Tener, scale=True), tagged_chars),
-    Conforming("flat", tagger(txl_tf.Flat, scale=True), tagged_lattice, xla=False),
+    Conforming("flat", tagger(txl_tf.Flat, scale=True), tagged_lattice),
 ]
-
-NO_XLA = "XLA has no tf.unique, which finds the distances that differ"
 
 
 @pytest.fixture(
@@ -213,8 +209,6 @@ def test_keras_file_holds_all_of_the_model(case, tmp_path):
 
 
 def test_xla_computes_the_same_outputs(case):
-    if not case.xla:
-        pytest.skip(NO_XLA)
     inputs = case.inputs()
     model = case.make_random()
     compiled = tf.function(model, jit_compile=True, autograph=False)
@@ -224,8 +218,6 @@ def test_xla_computes_the_same_outputs(case):
 
 
 def test_fit_under_xla_trains_the_same(case, trained):
-    if not case.xla:
-        pytest.skip(NO_XLA)
     model = case.compile(case.make_random(), jit_compile=True)
     history = model.fit(repeated(case.make_batch(), 4), epochs=2, verbose=0).history
     losses, expected = trained

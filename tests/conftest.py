@@ -11,6 +11,18 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 3
 )
 
+from tensorflow.python.data.ops import dataset_ops  # noqa: E402
+
+
+def _without_autotuning(dataset):
+    """As `txl_tf.data.batches.prefetched` does, for the datasets that Keras and tests make: no test waits a minute."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset_ops._OptionsDataset(dataset, options)
+
+
+dataset_ops.DatasetV2._apply_debug_options = _without_autotuning  # every iterator calls it
+
 import logging  # noqa: E402
 
 import keras  # noqa: E402

@@ -259,7 +259,6 @@ def test_tables_of_scores_and_of_confusion():
             "lexicon must be left out for TENER, which takes no words, got words",
         ),
         ("flat", {"data": {"lexicon": None}}, "lexicon must be given for FLAT: a file of words"),
-        ("flat", {"training": {"jit_compile": True}}, "jit_compile must be False for FLAT"),
         ("tener", {"model": {"max_seq_len": 4}}, r"train, sentence \d+ has \d+ characters; at most max_seq_len=4"),
         (
             "tener",

@@ -123,7 +123,7 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(run_dir, tmp_path, t
         ({"evaluation": {"eval_batch_size": 200}}, "the valid split has 225 tokens: batch_size=200"),
         ({"evaluation": {"eval_split": "test", "do_eval": True}}, "eval_split must be one of train, valid, got 'test'"),
         ({"training": {"warm_start_path": "/no/ckpt-1"}}, "no checkpoint at /no/ckpt-1"),
-        ({"optimizer": {"optimizer": "sgd"}}, "optimizer must be one of adam, adamw, lamb, got 'sgd'"),
+        ({"optimizer": {"optimizer": "adagrad"}}, "optimizer must be one of adam, adamw, lamb, sgd, got 'adagrad'"),
         ({"optimizer": {"weight_decay": 0.1}}, "weight_decay must be .* got 0.1 for adam"),
         ({"optimizer": {"warmup_steps": 12}}, r"warmup_steps must lie in \[0, train_steps=12\), got 12"),
         ({"optimizer": {"clip": 0.0}}, "clip must be positive"),

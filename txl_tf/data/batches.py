@@ -68,7 +68,17 @@ def segments(
     order = tf.data.Dataset.range(start % n_batch if repeat else start, n_batch)
     if repeat:
         order = order.concatenate(tf.data.Dataset.range(n_batch).repeat())
-    return order.map(segment).prefetch(tf.data.AUTOTUNE)
+    return prefetched(order.map(segment))
+
+
+def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A dataset whose next two batches are made while a step runs.
+
+    Without tf.data's autotuning: deleting an iterator waits for its thread, which may sleep for a minute.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.prefetch(2).with_options(options)
 
 
 def _column_reader(tokens: Tokens, batch_size: int, n_column: int) -> Callable:

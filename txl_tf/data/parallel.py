@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import PairsConfig
+from txl_tf.data.batches import prefetched
 from txl_tf.data.dates import make_dates
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import Vocab
@@ -314,4 +315,4 @@ class PairBatches:
             return tf.ensure_shape(source, [None, None]), tf.ensure_shape(target, [None, None])
 
         steps = tf.data.Dataset.range(start, 2**62 if repeat else len(self))
-        return steps.map(read).prefetch(tf.data.AUTOTUNE)
+        return prefetched(steps.map(read))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.data.batches import prefetched
 from txl_tf.data.lexicon import Lexicon
 from txl_tf.data.vocabulary import Vocab
 
@@ -186,4 +187,4 @@ class TaggedBatches:
             return inputs, tf.ensure_shape(tags, [None, None])
 
         steps = tf.data.Dataset.range(start, 2**62 if repeat else len(self))
-        return steps.map(read).prefetch(tf.data.AUTOTUNE)
+        return prefetched(steps.map(read))

@@ -85,8 +85,6 @@ def _check(family: str, data: TaggedConfig, training: TaggerTrainingConfig, mach
         raise ValueError("lexicon must be given for FLAT: a file of words, a line each, or jieba")
     if family == "tener" and data.lexicon:
         raise ValueError(f"lexicon must be left out for TENER, which takes no words, got {data.lexicon}")
-    if family == "flat" and training.jit_compile:
-        raise ValueError("jit_compile must be False for FLAT: XLA has no tf.unique, which finds the distinct distances")
     if training.warm_start_path:
         check_exists(training.warm_start_path)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from txl_tf.config import STRATEGIES, at_least, one_of
+from txl_tf.data.batches import prefetched
 
 logger = logging.getLogger("txl_tf")
 
@@ -211,6 +212,6 @@ def rows_of_this_worker(dataset: tf.data.Dataset, strategy: tf.distribute.Strate
             mine = mine.unbatch().batch(share, drop_remainder=True)
             if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:  # else every step asks all workers for the end
                 mine = mine.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-        return mine.prefetch(tf.data.AUTOTUNE)
+        return prefetched(mine)
 
     return strategy.distribute_datasets_from_function(shares_of)

@@ -86,6 +86,11 @@ class SGD(ClipAfterAverage, keras.optimizers.SGD):
     it. The two differ wherever the rate changes.
     """
 
+    def __init__(self, *args, nesterov=False, **kwargs):
+        if nesterov:
+            raise ValueError("nesterov must be False: PyTorch's form of momentum has no such step here, got True")
+        super().__init__(*args, nesterov=nesterov, **kwargs)
+
     def update_step(self, gradient, variable, learning_rate):
         if not self.momentum:
             super().update_step(gradient, variable, learning_rate)
