@@ -23,7 +23,8 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/contestants.py;
                                        the documents' as the words come; symbols of targets, without padding
     tener, flat,                       training and tagging of sentences as long as those of Resume, against plain ports
     tener_tagging, flat_tagging        of the programs, tests/reference_tagger.py: characters without padding. FLAT
-                                       fuses the four distances of a pair there. With --tgt_len=200, all are so long
+                                       fuses the four distances of a pair there
+    flat_long                          training of FLAT on sentences of 200 characters: see `peak MB`
 
 From the preparation to lm1b, every turn is a new process. `of peak` is the time of the matrix products of training,
 at the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process,
@@ -56,7 +57,7 @@ from tools.program import FLAGS, run
 
 # A contestant's process lasts for all its turns.
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
-TAGGING = ("tener", "tener_tagging", "flat", "flat_tagging")
+TAGGING = ("tener", "tener_tagging", "flat", "flat_tagging", "flat_long")
 LASTING = ("training", "training_words", "evaluation", "generation", *PAIRS, *TAGGING)
 SCALING = {
     "training": {

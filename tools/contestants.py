@@ -51,6 +51,7 @@ SHAPES = {
     "seq2seq_pairs": {**SEQ2SEQ, "batch_size": 64, "pairs": 1280},
     "seq2seq_decoding": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 24},
     "tener": TENER, "tener_tagging": TENER, "flat": FLAT, "flat_tagging": FLAT,
+    "flat_long": {**FLAT, "tgt_len": 200, "sentences": 20},
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import keras
 
-from tools.program import FLAGS, run
+from tools.program import FLAGS, run, values
 from txl_tf.data.parallel import read_lines
 from txl_tf.data.tagged import encoder_of, read_tagged_as
 from txl_tf.data.vocabulary import visible
@@ -41,6 +41,7 @@ flags.DEFINE_string("input", None, "File of sentences, a line each; default: the
 flags.DEFINE_string("tagged", None, "File of characters and tags, to tag and to compare with.")
 flags.DEFINE_string("output", None, "File to write to, rather than the standard output.")
 flags.DEFINE_enum("format", "json", FORMATS, "JSON lines of entities, or a character and its tag a line.")
+flags.DEFINE_bool("constraints", None, "Take only paths of tags that their scheme allows; default: as the run does.")
 flags.DEFINE_integer("batch_size", 64, "Sentences to tag at a time.", lower_bound=1)
 
 flags.mark_flag_as_required("model_dir")
@@ -102,7 +103,9 @@ def main():
     interactive = not (FLAGS.tagged or FLAGS.input) and sys.stdin.isatty()
     if not interactive:
         name, sentences, tags = read_sentences(folder)
-    model = folder.load_model(None if FLAGS.ckpt_path == "latest" else FLAGS.ckpt_path)
+    model = folder.load_model(
+        None if FLAGS.ckpt_path == "latest" else FLAGS.ckpt_path, **values("constraints", given_only=True)
+    )
     tagger = TextTagger(model, encoder_of(*vocabs), FLAGS.batch_size)
     if interactive:
         answer_lines(tagger)
