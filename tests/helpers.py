@@ -233,6 +233,22 @@ def assert_round_trips(layer):
 
 # ------------------------------------------------------------------------------------------------- text and tokens
 
+LEXICON = ["南京", "南京市", "长江", "长江大桥", "大桥"]
+
+
+def made_up(number, seed):
+    """Sentences in which 南京 and 北京 are places after 在, and names after 叫."""
+    rng, sentences = np.random.default_rng(seed), []
+    for _ in range(number):
+        rows = [(c, "O") for c in rng.choice(list("我他看去了来好"), rng.integers(1, 5))]
+        for _ in range(rng.integers(0, 3)):
+            before, kind = [("在", "LOC"), ("叫", "PER")][rng.integers(2)]
+            name = str(rng.choice(["南京", "北京", "长江大桥", "京"]))
+            prefixes = "S" if len(name) == 1 else f"B{'M' * (len(name) - 2)}E"
+            rows += [(before, "O"), *((c, f"{p}-{kind}") for c, p in zip(name, prefixes, strict=True)), ("了", "O")]
+        sentences.append("".join(f"{c} {tag}\n" for c, tag in rows))
+    return "\n".join(sentences)
+
 
 def write_text(path, content):
     """Writes text or bytes, and returns the path as text."""

@@ -1,13 +1,13 @@
 """Kills a training again and again, and checks that what comes out is what it would have been without.
 
-    python tests/kills.py --kills=20 --setting=one|mirrored|workers|pairs [--steps=200] [--seed=0]
+    python tests/kills.py --kills=20 --setting=one|mirrored|workers|pairs|flat [--steps=200] [--seed=0]
 
-`train.py`, or for pairs `tools/train_seq2seq.py`, trains a small model once in peace, and once with `kill -9` at random
-moments, started again each time. At the end all variables of the last checkpoint (optimizer and memory included), every
-row and column of `log.csv` but the speed, the best checkpoint and the final evaluation must be bit for bit the same. A
-kill comes some steps after the start, at a random moment ("any") or at a chosen one: amid the writing of a checkpoint,
-in a validation, between a row of the log and its checkpoint. Of two workers either both are killed, or one, and the
-other must end by itself.
+`train.py`, or for pairs `tools/train_seq2seq.py` and for flat `tools/train_ner.py`, trains a small model once in peace,
+and once with `kill -9` at random moments, started again each time. At the end all variables of the last checkpoint
+(optimizer and memory included), every row and column of `log.csv` but the speed, the best checkpoint and the final
+evaluation must be bit for bit the same. A kill comes some steps after the start, at a random moment ("any") or at a
+chosen one: amid the writing of a checkpoint, in a validation, between a row of the log and its checkpoint. Of two
+workers either both are killed, or one, and the other must end by itself.
 """
 
 import argparse
@@ -28,7 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import tensorflow as tf
-from helpers import ROOT, TEXT, free_ports, log_rows, read_checkpoint
+from helpers import LEXICON, ROOT, TEXT, free_ports, log_rows, made_up, read_checkpoint
 
 CHIEF_MOMENTS = ["any", "step", "write", "written", "rename", "renamed", "row", "best", "validation"]
 WORKER_MOMENTS = ["any", "step", "validation"]  # it writes nothing
@@ -42,8 +42,14 @@ PAIRS_MODEL = (
     "--batch_size=8 --eval_sources=20 --learning_rate=1e-2 --warmup_steps=2 --iterations=7 --save_steps=5 "
     "--max_to_keep=2"
 )
+FLAT_MODEL = (
+    "--model=flat --d_model=16 --n_head=2 --d_inner=16 --dropout=0.1 --embed_dropout=0.1 --token_dropout=0.05 "
+    "--output_dropout=0.1 --batch_size=8 --learning_rate=1e-2 --warmup_steps=2 --iterations=7 --save_steps=5 "
+    "--max_to_keep=2"
+)
 STRATEGY = {
     "pairs": "--strategy=one",
+    "flat": "--strategy=one",
     "one": "--strategy=one",
     "mirrored": "--strategy=mirrored --logical_cpus=2",
     "workers": "--strategy=multi_worker",
@@ -116,8 +122,12 @@ class Session:
     """
 
     def __init__(self, args, text, folder, kill=None):
-        model = PAIRS_MODEL if args.setting == "pairs" else f"{MODEL} --data_path={text}"
-        program = "tools.train_seq2seq" if args.setting == "pairs" else "train"
+        files = " ".join(f"--{name}={text.parent / name}" for name in ("train_path", "valid_path", "lexicon"))
+        programs = {
+            "pairs": ("tools.train_seq2seq", PAIRS_MODEL),
+            "flat": ("tools.train_ner", f"{FLAT_MODEL} {files}"),
+        }
+        program, model = programs.get(args.setting, ("train", f"{MODEL} --data_path={text}"))
         flags = f"{model} {STRATEGY[args.setting]} --train_steps={args.steps} --model_dir={folder}"
         self.folder = folder
         self.processes = []
@@ -169,7 +179,7 @@ def final_state(folder, steps):
 
 def last_evaluation(output):
     """The lines after the training, without the speed of the evaluation and the folder."""
-    lines = output.split("\nvalid: ", 1)[1].split("\nthe run is in")[0].splitlines()
+    lines = output.split("\nvalid", 1)[1].split("\nthe run is in")[0].splitlines()
     return [line.rsplit("|", 1)[0] if "tokens/s" in line else line for line in lines]
 
 
@@ -226,6 +236,9 @@ def main(args):
     with tempfile.TemporaryDirectory() as folder:
         text, whole, killed = (Path(folder, name) for name in ("text.txt", "whole", "killed"))
         text.write_text(TEXT)
+        for name, content in (("train_path", made_up(100, 1)), ("valid_path", made_up(20, 2))):
+            Path(folder, name).write_text(content)
+        Path(folder, "lexicon").write_text("\n".join(LEXICON))
         reference = Session(args, text, whole)
         results, kills, fine = train_with_kills(args, text, killed)
         in_peace = reference.wait()

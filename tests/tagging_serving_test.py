@@ -530,7 +530,7 @@ def with_symbol(vocab, symbol):
         ("flat", {"vocab": lambda v, b, w: [v, b, with_symbol(w, "a")]}, "two characters or more, got 'a'"),
         ("flat", {"vocab": lambda v, b, w: [v, b, Vocab()]}, "lexicon must have a word, got none"),
     ],
-    ids=str,
+    ids=lambda value: "vocab" if isinstance(value, dict) and "vocab" in value else str(value),
 )
 def test_bad_arguments_of_an_export_are_named(request, tmp_path, kind, options, message):
     made = request.getfixturevalue(kind)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import log_rows, read_checkpoint, run_program, write_text
+from helpers import LEXICON, log_rows, made_up, read_checkpoint, run_program, write_text
 
 import txl_tf
 from txl_tf.config import (
@@ -28,28 +28,13 @@ from txl_tf.runs.train_tagger import train_tagger
 MODEL = {"n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16, "max_seq_len": 30, "d_embed": 8, "d_bigram": 8}
 DROPS = {"dropout": 0.1, "dropatt": 0.1, "embed_dropout": 0.1, "token_dropout": 0.05, "output_dropout": 0.1}
 TRAINING = {"train_steps": 12, "iterations": 3, "save_steps": 6, "batch_size": 8}
-WORDS = ["南京", "南京市", "长江", "长江大桥", "大桥"]
-
-
-def made_up(number, seed):
-    """Sentences in which 南京 and 北京 are places after 在, and names after 叫."""
-    rng, sentences = np.random.default_rng(seed), []
-    for _ in range(number):
-        rows = [(c, "O") for c in rng.choice(list("我他看去了来好"), rng.integers(1, 5))]
-        for _ in range(rng.integers(0, 3)):
-            before, kind = [("在", "LOC"), ("叫", "PER")][rng.integers(2)]
-            name = str(rng.choice(["南京", "北京", "长江大桥", "京"]))
-            prefixes = "S" if len(name) == 1 else f"B{'M' * (len(name) - 2)}E"
-            rows += [(before, "O"), *((c, f"{p}-{kind}") for c, p in zip(name, prefixes, strict=True)), ("了", "O")]
-        sentences.append("".join(f"{c} {tag}\n" for c, tag in rows))
-    return "\n".join(sentences)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tagged")
     paths = {f"{split}_path": write_text(folder / split, made_up(n, n)) for split, n in SPLITS.items()}
-    return {**paths, "lexicon": write_text(folder / "words", "\n".join(WORDS))}
+    return {**paths, "lexicon": write_text(folder / "words", "\n".join(LEXICON))}
 
 
 SPLITS = {"train": 160, "valid": 40, "test": 41}
