@@ -21,12 +21,16 @@ from tools.program import values
 from txl_tf import TransformerXLLM, make_optimizer
 from txl_tf.config import (
     EvaluationConfig,
+    FlatTaggerConfig,
     MachineConfig,
     ModelConfig,
     OptimizerConfig,
     PairsConfig,
     PairsTrainingConfig,
     SearchConfig,
+    TaggedConfig,
+    TaggerTrainingConfig,
+    TenerTaggerConfig,
     TextConfig,
     TrainingConfig,
     TransformerConfig,
@@ -36,7 +40,8 @@ from txl_tf.data.datasets import PAPER_DATASETS
 
 ALL = {path.stem: path.read_text() for path in sorted((ROOT / "configs").glob("*.cfg"))}
 OF_PAIRS = {name: text for name, text in ALL.items() if "tools/train_seq2seq.py" in text}
-CONFIGS = {name: text for name, text in ALL.items() if name not in OF_PAIRS}
+OF_TAGS = {name: text for name, text in ALL.items() if "tools/train_ner.py" in text}
+CONFIGS = {name: text for name, text in ALL.items() if name not in [*OF_PAIRS, *OF_TAGS]}
 OF_THE_PAPER = [name for name in CONFIGS if name not in OF_ANY_TEXT]
 
 # The sizes that are known of the original's models, and how far they are rounded.
@@ -49,7 +54,7 @@ KNOWN_SIZES = {
     "lm1b_large": (838e6, 0.5e6),
 }
 
-PROGRAMS = ("prepare_data.py", "convert_checkpoint.py", "train_seq2seq.py", "translate.py")
+PROGRAMS = ("prepare_data.py", "convert_checkpoint.py", "train_seq2seq.py", "translate.py", "train_ner.py")
 
 # Flags of an evaluation that name folders and devices, or have another name here.
 NOT_COMPARED = set(
@@ -195,6 +200,22 @@ def test_a_configuration_of_pairs_passes_the_checks_and_says_its_commands(name, 
     assert given["train_steps"] % given["iterations"] == given["save_steps"] % given["iterations"] == 0
     for program, *line in commands[1:]:
         assert tool_flags(program, *line)["model_dir"] == given["model_dir"]
+
+
+@pytest.mark.parametrize("name", OF_TAGS)
+def test_a_configuration_of_a_tagger_passes_the_checks_and_says_its_command(name, tool_flags, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (command,) = commands_of(name)
+    assert command[:2] == ["tools/train_ner.py", f"--flagfile=configs/{name}.cfg"]
+    given = tool_flags(*command)
+    model = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig}[given["model"]]
+    for group in (TaggedConfig, TaggerTrainingConfig, OptimizerConfig, model, MachineConfig):
+        group(**{name: given[name] for name in group.names() if name in given})
+    assert given["train_path"] and given["valid_path"] and given["test_path"]
+    assert bool(given["lexicon"]) == (given["model"] == "flat") and given["model_dir"] == f"runs/{name}"
+    assert given["train_steps"] % given["iterations"] == given["save_steps"] % given["iterations"] == 0
+    epochs, steps = map(int, re.search(r": (\d+) epochs of (\d+) steps", OF_TAGS[name]).groups())
+    assert epochs * steps == given["train_steps"] and given["save_steps"] % steps == 0
 
 
 # -------------------------------------------------------------------------------- the original's command lines
