@@ -87,6 +87,7 @@ TAGGER_FOLDERS = {"tener": TenerFolder, "flat": FlatFolder}
 
 def make_tagger(network_class: type, values: dict, seed: int | None = None, dtype: str | None = None) -> Tagger:
     """A new tagger of the hyper-parameters `values`, such as `config.json` has them."""
+    dtype = values.get("dtype", dtype)  # a change of `load_run`
     sizes = {name: values[name] for name in network_class.config.names() if name in values}
     network = network_class(**sizes, seed=seed, dtype=dtype, name="network")
     options = {name: values[name] for name in LabelConfig.names() if name in values}
