@@ -133,12 +133,12 @@ def test_a_run_without_patience_stops_and_stays_stopped(tmp_path, files, caplog)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["tener", "flat"])
-def test_three_replicas_train_as_one(tmp_path, files, family):
+def test_three_replicas_train_as_one(tmp_path, files):
+    # FLAT alone: the collectives of several strategies in one process get mixed up. Tener is in conformance_test.py.
     # The last rows of a batch are filled up. SGD: Adam turns rounding errors into steps of full length.
     options = {"training": {"train_steps": 6}, "optimizer": {"optimizer": "sgd", "learning_rate": 1e-2}}
-    one = train(tmp_path / "one", files, family, **options)
-    three = train(tmp_path / "three", files, family, **options, machine=MachineConfig(strategy="mirrored"))
+    one = train(tmp_path / "one", files, "flat", **options)
+    three = train(tmp_path / "three", files, "flat", **options, machine=MachineConfig(strategy="mirrored"))
     assert three["valid"]["loss"] == pytest.approx(one["valid"]["loss"], rel=1e-5)
     assert three["test"]["f1"] == one["test"]["f1"]
 
