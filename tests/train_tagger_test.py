@@ -206,7 +206,7 @@ def test_the_programs(made, files, tmp_path):
 def test_train_ner_reads_its_flags(files, tmp_path):
     paths = [f"--{name}={path}" for name, path in files.items()]
     flags = "--model=flat --fusion=ff_two --nok_proj --d_model=16 --n_head=2 --d_inner=16 "
-        "--train_steps=4 --iterations=2 --warmup_steps=1"
+    flags += "--train_steps=4 --iterations=2 --warmup_steps=1"
     done = run_program(
         "tools/train_ner.py", f"--model_dir={tmp_path / 'run'}", *paths, *flags.split(), "--save_steps=2"
     )
