@@ -198,12 +198,22 @@ def pairs_step(shape, make, by_length):
     pairs, size = word_pairs(shape["pairs"]), shape["batch_size"]
     batches = PairBatches(pairs, size, seed=0)
     if not by_length:
-        batches.rows = np.random.default_rng(1).permutation(shape["pairs"]).reshape(-1, size).__getitem__
+        batches.rows = rows_as_they_come(shape["pairs"], size)
     arrays = [batches.batch(i) for i in range(shape["pairs"] // size)]
     model, first, _ = make(*arrays[0], **seq2seq_arguments(shape))
     if isinstance(first[0], tuple):  # Keras's (x, y)
         arrays = [((source, target[:, :-1]), target[:, 1:]) for source, target in arrays]
-    specs = tf.nest.map_structure(lambda _: tf.TensorSpec([None, None], tf.int32), arrays[0])
+    return epoch_step(model, arrays)
+
+
+def rows_as_they_come(number, size):
+    """The rows of batches in a random order: a function of the batch's number."""
+    return np.random.default_rng(1).permutation(number).reshape(-1, size).__getitem__
+
+
+def epoch_step(model, arrays):
+    """A function that trains a Keras model once on each of some batches."""
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None] * x.ndim, tf.int32), arrays[0])
     iterator = iter(tf.data.Dataset.from_generator(lambda: arrays, output_signature=specs).repeat().prefetch(2))
     model.make_train_function()
     return lambda: float([model.train_function(iterator) for _ in arrays][-1]["loss"])
@@ -265,16 +275,13 @@ def tagging_step(mode, shape, make, by_length):
     lattice, size = mode.startswith("flat"), shape["batch_size"]
     batches = TaggedBatches(random_split(shape), lattice, size, seed=0)
     if not by_length:
-        batches.rows = np.random.default_rng(1).permutation(shape["sentences"]).reshape(-1, size).__getitem__
+        batches.rows = rows_as_they_come(shape["sentences"], size)
     arrays = [batches.batch(i) for i in range(len(batches))]
     model, tag = make(lattice, shape)
     model(arrays[0][0])  # builds it
     if mode.endswith("tagging"):
         return lambda: [np.asarray(tag(inputs)) for inputs, _ in arrays]
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None] * x.ndim, tf.int32), arrays[0])
-    iterator = iter(tf.data.Dataset.from_generator(lambda: arrays, output_signature=specs).repeat().prefetch(2))
-    model.make_train_function()
-    return lambda: float([model.train_function(iterator) for _ in arrays][-1]["loss"])
+    return epoch_step(model, arrays)
 
 
 _TAGGER_SIZES = "n_token n_bigram d_embed d_model n_head d_inner dropout embed_dropout".split()

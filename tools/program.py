@@ -135,6 +135,21 @@ def _visible(text):
     return visible(text)
 
 
+def answer_lines(answer):
+    """Calls `answer(line, number)` with every line that is typed, numbered from 1. Its ValueErrors are shown."""
+    number = 0
+    while True:
+        print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        try:
+            number += 1
+            answer(line.removesuffix("\n"), number)
+        except ValueError as error:
+            print(_visible(str(error)), file=sys.stderr)
+
+
 def log_to_stdout():
     """Has the library's messages printed to the standard output, as they are."""
     logger = logging.getLogger("txl_tf")

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import keras
 
-from tools.program import FLAGS, run, values
+from tools.program import FLAGS, answer_lines, run, values
 from txl_tf.data.parallel import read_lines
 from txl_tf.data.tagged import encoder_of, read_tagged_as
 from txl_tf.data.vocabulary import visible
@@ -65,20 +65,6 @@ def write(sentences, results, file, raw=True):
     file.flush()
 
 
-def answer_lines(tagger):
-    """Tags what is typed, line by line."""
-    while True:
-        print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            return
-        try:
-            sentences = [list(line.removesuffix("\n"))]
-            write(sentences, tagger.tag(sentences, "line"), sys.stdout, raw=False)
-        except ValueError as error:
-            print(visible(str(error)), file=sys.stderr)
-
-
 def read_sentences(folder):
     """`(name, sentences, tags)`; the tags are `None` unless they are given."""
     if FLAGS.tagged:
@@ -108,7 +94,7 @@ def main():
     )
     tagger = TextTagger(model, encoder_of(*vocabs), FLAGS.batch_size)
     if interactive:
-        answer_lines(tagger)
+        answer_lines(lambda line, _: write([list(line)], tagger.tag([list(line)], "line"), sys.stdout, raw=False))
         return
     bar = keras.utils.Progbar(len(sentences), verbose=1) if FLAGS.output and sys.stdout.isatty() else None
     results = tagger.tag(sentences, name, bar and bar.add)

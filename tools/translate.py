@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import keras
 
-from tools.program import FLAGS, define_flags, run, values
+from tools.program import FLAGS, answer_lines, define_flags, run, values
 from txl_tf.config import SearchConfig
 from txl_tf.data.parallel import read_lines, read_sides
 from txl_tf.data.vocabulary import visible
@@ -52,21 +52,6 @@ def write(translations, file, first=1, raw=True):
             line = f"{number}\t{score:.4f}\t{text}" if FLAGS.scores or FLAGS.n_best > 1 else text
             file.write((line if raw else visible(line)) + "\n")
     file.flush()
-
-
-def answer_lines(translator):
-    """Translates what is typed, line by line."""
-    number = 0
-    while True:
-        print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            return
-        try:
-            number += 1
-            write(translator.translate([line.removesuffix("\n")], "line"), sys.stdout, number, FLAGS.raw)
-        except ValueError as error:
-            print(visible(str(error)), file=sys.stderr)
 
 
 def translate(translator, sources, name):
@@ -102,7 +87,7 @@ def main():
         name, sources = "standard input", sys.stdin.read().removesuffix("\n").split("\n")
     translator = Translator(folder.load_model(FLAGS.ckpt_path), *vocabs, search, FLAGS.batch_size)
     if interactive:
-        answer_lines(translator)
+        answer_lines(lambda line, number: write(translator.translate([line], "line"), sys.stdout, number, FLAGS.raw))
         return
     translations = translate(translator, sources, name)
     if FLAGS.output:

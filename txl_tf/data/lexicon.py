@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from txl_tf.data.word_vectors import is_header, numbered_lines
+from txl_tf.data.text_files import numbered_lines
+from txl_tf.data.word_vectors import is_header
 from txl_tf.schema import brief
 
 JIEBA = "jieba"

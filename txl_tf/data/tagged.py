@@ -16,8 +16,9 @@ from txl_tf.config import TaggedConfig
 from txl_tf.data.lexicon import Lexicon
 from txl_tf.data.tagged_batches import SPECIAL, SentenceEncoder, TaggedSplit, bigrams_of
 from txl_tf.data.tags import SCHEMES, all_labels, broken_at, convert_tags, detect_scheme, split_tag
+from txl_tf.data.text_files import numbered_lines
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.data.word_vectors import embedding_matrix, numbered_lines, read_vectors
+from txl_tf.data.word_vectors import embedding_matrix, read_vectors
 from txl_tf.schema import brief
 
 logger = logging.getLogger("txl_tf")

@@ -42,6 +42,21 @@ def read_files(paths: Iterable[str], level: str, progress: Callable | None = Non
         yield from pieces
 
 
+def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
+    r"""The lines of a UTF-8 file from number 1 on, in bounded memory, without `\n`, `\r\n` and a byte order mark.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is empty or is not UTF-8 text.
+    """
+    number = 0
+    for piece in read_files([path], "line"):
+        for line in piece.split("\n")[:-1]:
+            number += 1
+            line = line.removesuffix("\r")
+            yield number, line.removeprefix("\ufeff") if number == 1 else line
+
+
 def _read_blocks(path: str, progress: Callable | None) -> Iterator[bytes]:
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(f"there is no file {path}")

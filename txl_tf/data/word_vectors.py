@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from txl_tf.data.text_files import read_files
+from txl_tf.data.text_files import numbered_lines
 from txl_tf.schema import brief
 
 _HEADER = re.compile(r"[0-9]+[ \t]+[0-9]+[ \t]*")
-
-
-def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
-    r"""The lines of a UTF-8 file from number 1 on, in bounded memory, without `\n`, `\r\n` and a byte order mark.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is empty or is not UTF-8 text.
-    """
-    number = 0
-    for piece in read_files([path], "line"):
-        for line in piece.split("\n")[:-1]:
-            number += 1
-            line = line.removesuffix("\r")
-            yield number, line.removeprefix("\ufeff") if number == 1 else line
 
 
 def is_header(line: str) -> bool:

@@ -239,9 +239,15 @@ def project_segment(w, mems, qkv_kernel, n_head):
 
 def project_output(attn_vec, o_kernel):
     """What the heads found, `[H, B, T, D]`, side by side and projected: `[B, T, E]`."""
-    _, batch, qlen, _ = keras.ops.shape(attn_vec)
-    attn_vec = tf.reshape(tf.transpose(attn_vec, [1, 2, 0, 3]), [batch, qlen, o_kernel.shape[0]])
+    attn_vec = join_heads(attn_vec)
+    batch, qlen, _ = keras.ops.shape(attn_vec)
     return tf.reshape(project(attn_vec, o_kernel), [batch, qlen, o_kernel.shape[1]])
+
+
+def join_heads(x):
+    """Heads `[H, B, T, D]` side by side: `[B, T, H * D]`."""
+    n_head, batch, length, d_head = keras.ops.shape(x)
+    return tf.reshape(tf.transpose(x, [1, 2, 0, 3]), [batch, length, n_head * d_head])
 
 
 def project_heads(x, kernel, n, n_head):

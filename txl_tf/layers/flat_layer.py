@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import ACTIVATIONS, RESIDUALS
-from txl_tf.layers.attention import attend, attention_probs, pairwise_scores
+from txl_tf.layers.attention import attend, attention_probs, join_heads, pairwise_scores
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.multi_head_attention import heads_of
 from txl_tf.layers.ops import LayerNorm, Linear, config_of
@@ -77,8 +77,7 @@ class LatticeAttn(keras.layers.Layer):
     def call(self, x, r, index, mask, dropout_key=None):
         *arguments, v = self.parts(x, r, index, mask)
         q, k, position_scores, visible, scale = arguments
-        vectors = attend(q, k, v, position_scores, visible, scale, self.dropatt, dropout_key)
-        vectors = tf.reshape(tf.transpose(vectors, [1, 2, 0, 3]), keras.ops.shape(x))
+        vectors = join_heads(attend(q, k, v, position_scores, visible, scale, self.dropatt, dropout_key))
         return vectors if self.ff_final is None else self.ff_final(vectors)
 
     def parts(self, x, r, index, mask):

@@ -10,7 +10,7 @@ Shapes:
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.attention import attention_probs, head_matmul
+from txl_tf.layers.attention import attention_probs, head_matmul, join_heads
 from txl_tf.layers.dropout import dropout
 from txl_tf.layers.ops import Linear, config_of, project
 
@@ -59,9 +59,9 @@ def multi_head_attention(q, k, v, mask, o_kernel, o_bias, rate=0.0, dropout_key=
     if mask is not None:
         visible = (mask == 0) if mask.shape.rank == 2 else tf.transpose(mask == 0, [1, 0, 2, 3])
     probs = attention_probs(q, k, visible=visible, scale=q.shape[-1] ** -0.5)
-    vectors = tf.transpose(head_matmul(dropout(probs, rate, dropout_key, row_axis=1), v), [1, 2, 0, 3])
-    batch, length, _, _ = keras.ops.shape(vectors)
-    output = tf.nn.bias_add(project(tf.reshape(vectors, [batch, length, o_kernel.shape[0]]), o_kernel), o_bias)
+    vectors = join_heads(head_matmul(dropout(probs, rate, dropout_key, row_axis=1), v))
+    batch, length, _ = keras.ops.shape(vectors)
+    output = tf.nn.bias_add(project(vectors, o_kernel), o_bias)
     return tf.reshape(output, [batch, length, o_kernel.shape[1]]), probs
 
 

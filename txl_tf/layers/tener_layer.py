@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import ATTN_TYPES
-from txl_tf.layers.attention import attend, attention_probs, project_heads, shifted_scores
+from txl_tf.layers.attention import attend, attention_probs, join_heads, project_heads, shifted_scores
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.feed_forward import PositionWiseFFN
 from txl_tf.layers.ops import LayerNorm, Linear, config_of
@@ -114,8 +114,7 @@ class TenerAttn(keras.layers.Layer):
     def call(self, x, mask, dropout_key=None):
         *arguments, v = self.parts(x, mask)
         q, k, position_scores, visible, scale = arguments
-        vectors = attend(q, k, v, position_scores, visible, scale, self.dropatt, dropout_key)
-        vectors = tf.reshape(tf.transpose(vectors, [1, 2, 0, 3]), keras.ops.shape(x))
+        vectors = join_heads(attend(q, k, v, position_scores, visible, scale, self.dropatt, dropout_key))
         return vectors if self.fc is None else self.fc(vectors)
 
     def parts(self, x, mask):

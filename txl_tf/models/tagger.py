@@ -173,20 +173,17 @@ class Tagger(Resumable, keras.Model):
             tags: int `[B, T]`, ids of labels.
             **options: of the call.
         """
-        return self._nll(*self.emissions(inputs, **options), tags)[0]
+        emissions, mask, tags = self._elements(inputs, tags, **options)
+        return self.crf.nll(emissions, tags, mask)
 
-    def _nll(self, emissions, mask, tags):
-        """`(nll [B], number of rows that have an element)`."""
-        emissions, front, tags = self._to_front(mask, emissions, tf.cast(tags, tf.int32))
-        rows = tf.reduce_sum(tf.cast(front[:, 0], tf.float32))
-        return self.crf.nll(emissions, tags, front), rows
+    def _elements(self, inputs, tags, **options):
+        """`(emissions, mask, tags)`, elements first in every row."""
+        emissions, mask = self.emissions(inputs, **options)
+        return self._to_front(mask, emissions, tf.cast(tags, tf.int32))
 
     def decode(self, inputs):
         """`(tags, score)`: the best path, int32 `[B, T]`, 0 at padding; and float32 `[B]`, its score."""
         emissions, mask = self.emissions(inputs)
-        return self._decode(emissions, mask)
-
-    def _decode(self, emissions, mask):
         emissions, front = self._to_front(mask, emissions)
         tags, score = self.crf.decode(emissions, front)
         return self._back(mask, tags), score
@@ -274,57 +271,36 @@ class Tagger(Resumable, keras.Model):
 
     # ------------------------------------------------------------------------------------------------------ training
 
-    def compile(self, optimizer=None, jit_compile=False, **kwargs):
-        """Configures Keras's `fit` and `evaluate`. The loss is the model's own; `kwargs` are of `keras.Model.compile`.
-
-        Raises:
-            ValueError: a loss or metrics are given.
-        """
-        if kwargs.get("loss") is not None or kwargs.get("metrics"):
-            raise ValueError("loss and metrics must be None: the model has its own, the nll and the F1 of entities")
-        super().compile(optimizer if optimizer is not None else "adam", jit_compile=jit_compile, **kwargs)
+    measures = "the nll and the F1 of entities"
 
     @property
-    def metrics(self):
-        optimizer = getattr(self, "optimizer", None)
-        has_norm = hasattr(getattr(optimizer, "inner_optimizer", optimizer), "gradient_norm")
-        return [self.loss_mean, self.spans, *[self.grad_norm] * has_norm]
+    def own_metrics(self):
+        return [self.loss_mean, self.spans]
 
     def train_step(self, data):
         inputs, tags, _ = keras.utils.unpack_x_y_sample_weight(data)
-        context = tf.distribute.get_replica_context()
-        first_row = context.replica_id_in_sync_group * tf.shape(tags)[0]
-        key = tf.stack([self.seed % 2**31, tf.cast(self.optimizer.iterations, tf.int32), first_row])
+        key = self.step_key(tf.shape(tags)[0])
         with tf.GradientTape() as tape:
-            emissions, mask = self.emissions(inputs, training=True, dropout_key=key)
-            nll, rows = self._nll(emissions, mask, tags)
-            nll = tf.reduce_sum(nll)
-            all_rows = tf.maximum(context.all_reduce("SUM", rows), 1.0)
-            loss = self.optimizer.scale_loss(nll / all_rows)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        logs = self._log_loss(nll, rows)
-        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        if hasattr(inner, "gradient_norm"):
-            self.grad_norm.update_state(inner.gradient_norm)
-            logs["grad_norm"] = self.grad_norm.result()
-        return logs
+            emissions, mask, tags = self._elements(inputs, tags, training=True, dropout_key=key)
+            nll, rows = tf.reduce_sum(self.crf.nll(emissions, tags, mask)), _rows(mask)
+            loss = self.optimizer.scale_loss(nll / tf.maximum(self.over_replicas(rows), 1.0))
+        of_update = self.apply_gradients_of(loss, tape)
+        return {**self._log_loss(nll, rows), **of_update}
 
     def test_step(self, data):
         inputs, tags, _ = keras.utils.unpack_x_y_sample_weight(data)
-        emissions, mask = self.emissions(inputs)
-        nll, rows = self._nll(emissions, mask, tags)
-        emissions, front, tags = self._to_front(mask, emissions, tf.cast(tags, tf.int32))
-        counts = self.count_spans(self.crf.decode(emissions, front)[0], tags, front)
-        self.spans.update_state(tf.distribute.get_replica_context().all_reduce("SUM", counts))
-        return {**self._log_loss(tf.reduce_sum(nll), rows), **self.spans.result()}
+        emissions, mask, tags = self._elements(inputs, tags)
+        counts = self.count_spans(self.crf.decode(emissions, mask)[0], tags, mask)
+        self.spans.update_state(self.over_replicas(counts))
+        nll = tf.reduce_sum(self.crf.nll(emissions, tags, mask))
+        return {**self._log_loss(nll, _rows(mask)), **self.spans.result()}
 
     def predict_step(self, data):
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self.decode(inputs)[0]
 
     def _log_loss(self, nll, rows):
-        # Keras takes the mean of the replicas' results, whatever they weigh: so every replica counts all.
-        nll, rows = tf.unstack(tf.distribute.get_replica_context().all_reduce("SUM", tf.stack([nll, rows])))
+        nll, rows = tf.unstack(self.over_replicas(tf.stack([nll, rows])))
         self.loss_mean.update_state(nll / tf.maximum(rows, 1.0), sample_weight=rows)
         return {"loss": self.loss_mean.result()}
 
@@ -338,3 +314,8 @@ class Tagger(Resumable, keras.Model):
     @classmethod
     def from_config(cls, config):
         return cls(**{**config, "network": keras.saving.deserialize_keras_object(config["network"])})
+
+
+def _rows(mask):
+    """Number of rows that have an element."""
+    return tf.reduce_sum(tf.cast(mask[:, 0], tf.float32))

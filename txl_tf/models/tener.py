@@ -10,12 +10,11 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import TenerConfig, check_fields
+from txl_tf.data.tagged_batches import PADDING, UNKNOWN
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.ops import Linear
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.layers.tener_layer import TenerLayer
-
-PADDING, UNKNOWN = 0, 1  # ids
 
 
 class SentenceNetwork(keras.layers.Layer):

@@ -185,25 +185,11 @@ class Transformer(Resumable, keras.Model):
 
     # ---------------------------------------------------------------------------------------------------- training
 
-    def compile(self, optimizer=None, jit_compile=False, **kwargs):
-        """Configures Keras's `fit` and `evaluate`. The loss is the model's own; `kwargs` are of `keras.Model.compile`.
-
-        Raises:
-            ValueError: a loss or metrics are given.
-        """
-        if kwargs.get("loss") is not None or kwargs.get("metrics"):
-            raise ValueError("loss and metrics must be None: the model has its own, the mean nll and the accuracy")
-        super().compile(optimizer if optimizer is not None else "adam", jit_compile=jit_compile, **kwargs)
+    measures = "the mean nll and the accuracy"
 
     @property
-    def metrics(self):
-        return [self.loss_mean, self.accuracy, *[self.grad_norm] * hasattr(self._inner_optimizer, "gradient_norm")]
-
-    @property
-    def _inner_optimizer(self):
-        """The optimizer itself, where another around it scales the loss."""
-        optimizer = getattr(self, "optimizer", None)
-        return getattr(optimizer, "inner_optimizer", optimizer)
+    def own_metrics(self):
+        return [self.loss_mean, self.accuracy]
 
     def loss_of(self, inputs, labels, **options):
         """`(nll, smoothed, right, tokens)`: sums over the labels that are no padding, and their number.
@@ -225,21 +211,14 @@ class Transformer(Resumable, keras.Model):
 
     def train_step(self, data):
         source, target, _ = keras.utils.unpack_x_y_sample_weight(data)
-        context = tf.distribute.get_replica_context()
-        first_row = context.replica_id_in_sync_group * tf.shape(source)[0]
-        key = tf.stack([self.seed % 2**31, tf.cast(self.optimizer.iterations, tf.int32), first_row])
-        labels = target[:, 1:]
-        n_labels = context.all_reduce("SUM", tf.reduce_sum(tf.cast(labels != PADDING, tf.float32)))
+        key, labels = self.step_key(tf.shape(source)[0]), target[:, 1:]
+        n_labels = self.over_replicas(tf.reduce_sum(tf.cast(labels != PADDING, tf.float32)))
         with tf.GradientTape() as tape:
             inputs = source, target[:, :-1]
             nll, smoothed, right, tokens = self.loss_of(inputs, labels, training=True, dropout_key=key)
             loss = self.optimizer.scale_loss(smoothed / n_labels)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        logs = self._logs(nll, right, tokens)
-        if hasattr(self._inner_optimizer, "gradient_norm"):
-            self.grad_norm.update_state(self._inner_optimizer.gradient_norm)
-            logs["grad_norm"] = self.grad_norm.result()
-        return logs
+        of_update = self.apply_gradients_of(loss, tape)
+        return {**self._logs(nll, right, tokens), **of_update}
 
     def test_step(self, data):
         source, target, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -247,9 +226,7 @@ class Transformer(Resumable, keras.Model):
         return self._logs(nll, right, tokens)
 
     def _logs(self, nll, right, tokens):
-        # Keras takes the mean of the replicas' results, whatever they weigh: so every replica counts all.
-        sums = tf.distribute.get_replica_context().all_reduce("SUM", tf.stack([nll, right, tokens]))
-        nll, right, tokens = tf.unstack(sums)
+        nll, right, tokens = tf.unstack(self.over_replicas(tf.stack([nll, right, tokens])))
         for metric, total in ((self.loss_mean, nll), (self.accuracy, right)):
             metric.update_state(total / tf.maximum(tokens, 1), sample_weight=tokens)
         return {metric.name: metric.result() for metric in (self.loss_mean, self.accuracy)}

@@ -122,7 +122,7 @@ class RunCheckpoints:
         monitor, best = self.folder.monitor, self.folder.best
         found = self.folder.find_best() or {}
         rival = found[monitor] if found and found.get("text") in (None, self._text) else None
-        better = rival is None or (value != rival and type(self.folder).best_of(value, rival) == value)
+        better = rival is None or (value != rival and self.folder.best_of(value, rival) == value)
         if not self.write or not math.isfinite(value) or not better:
             return
         step = int(self._model.optimizer.iterations.numpy())

@@ -116,11 +116,10 @@ class Run:
         """Trains to the last step. A Keras epoch is a window of `iterations` steps, see `RunState`."""
         model, training, checkpoints = self.model, self.training, self.checkpoints
         start = step_of(model)
-        if self.folder.stops_early(training, start // training.save_steps * training.save_steps):
-            logger.info("already trained: no better F1 for patience=%d steps, at step %d", training.patience, start)
-            return
-        if start >= training.train_steps:
-            logger.info("already trained: %d steps, train_steps=%d", start, training.train_steps)
+        stops_early = self.folder.stops_early(training, start // training.save_steps * training.save_steps)
+        if stops_early or start >= training.train_steps:
+            why = f"no better F1 for patience={training.patience} steps" if stops_early else f"{start} steps"
+            logger.info("already trained: %s, train_steps=%d", why, training.train_steps)
             model.optimizer.finalize_variable_values(model.trainable_variables)  # the average, as at the end of `fit`
             return
         if start % model.steps_per_execution:

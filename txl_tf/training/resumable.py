@@ -1,9 +1,12 @@
-"""What a run needs of a model that Keras's own `fit` trains: to stop after a step, and to go on exactly from there."""
+"""What a run needs of a model that Keras's own `fit` trains: to stop after a step, and to go on exactly from there; and
+what such models have in common: a loss of their own, dropout by global row, sums over all replicas.
+"""
 
 from __future__ import annotations
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 
 class Resumable:
@@ -11,10 +14,59 @@ class Resumable:
 
     Attributes:
         stop_requested: set it, as from a signal handler, to stop `fit` after the step that runs.
+        measures: what the model measures itself, for a message.
+        own_metrics: its metrics, but for the norm of the gradients.
+        seed, grad_norm: set by the model: an int, and a metric.
     """
 
     stop_requested = False
     carried_names = ()  # keys of `carried_arrays`
+    measures = "loss"
+
+    # ------------------------------------------------------------------------------------------------------ training
+
+    def compile(self, optimizer=None, jit_compile=False, **kwargs):
+        """Configures Keras's `fit` and `evaluate`. The loss is the model's own; `kwargs` are of `keras.Model.compile`.
+
+        Raises:
+            ValueError: a loss or metrics are given.
+        """
+        if kwargs.get("loss") is not None or kwargs.get("metrics"):
+            raise ValueError(f"loss and metrics must be None: the model has its own, {self.measures}")
+        super().compile(optimizer if optimizer is not None else "adam", jit_compile=jit_compile, **kwargs)
+
+    @property
+    def metrics(self):
+        return [*self.own_metrics, *[self.grad_norm] * hasattr(self._inner_optimizer, "gradient_norm")]
+
+    @property
+    def _inner_optimizer(self):
+        """The optimizer itself, where another around it scales the loss."""
+        optimizer = getattr(self, "optimizer", None)
+        return getattr(optimizer, "inner_optimizer", optimizer)
+
+    def step_key(self, rows):
+        """The dropout key of the step that runs, for the `rows` of this replica; see `dropout`."""
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.stack([self.seed % 2**31, tf.cast(self.optimizer.iterations, tf.int32), replica * rows])
+
+    def apply_gradients_of(self, loss, tape):
+        """Updates the weights; returns what the logs say of it."""
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        if not hasattr(self._inner_optimizer, "gradient_norm"):
+            return {}
+        self.grad_norm.update_state(self._inner_optimizer.gradient_norm)
+        return {"grad_norm": self.grad_norm.result()}
+
+    @staticmethod
+    def over_replicas(x):
+        """The sum over all replicas.
+
+        Keras takes the mean of the replicas' results, whatever they weigh: so every replica counts all in its metrics.
+        """
+        return tf.distribute.get_replica_context().all_reduce("SUM", x)
+
+    # ------------------------------------------------------------------------------------------ stopping and going on
 
     @property
     def stop_agreed(self) -> bool:
