@@ -77,6 +77,7 @@ def test_every_hyper_parameter_has_a_help_text_and_a_default_that_its_check_pass
     [
         (NetworkConfig, {"n_token": 23, "cutoffs": [5, 12], "mem_len": 4, "init": "uniform"}),
         (ModelConfig, {"n_token": 23, "cutoffs": [], "proj_share_all_but_first": True, "dropout": 0.0}),
+        (TransformerLMConfig, {"cutoffs": [], "context_len": 9, "layer_norm_epsilon": 1e-5}),
         (TransformerConfig, {"input_vocab_size": 9, "target_vocab_size": 8, "norm_first": True, "rate": 0.0}),
         (TextConfig, {"dataset": "text", "data_path": ["a.txt", "b.txt"], "cutoffs": [5, 12], "max_size": 100}),
         (EncoderConfig, {"n_token": 9, "n_bigram": 0, "d_bigram": 7, "token_dropout": 0.01}),
@@ -127,6 +128,11 @@ BAD = [
     (NetworkConfig, {"mem_len": -1}, "mem_len must be at least 0, got -1"),
     (NetworkConfig, {"mem_len": None}, "mem_len must be an integer, got None"),
     (NetworkConfig, {"div_val": 0}, "div_val must be at least 1, got 0"),
+    (NetworkConfig, {"layer_norm_epsilon": 0.0}, "layer_norm_epsilon must be between 0 and 1, both excluded, got 0.0"),
+    (NetworkConfig, {"layer_norm_epsilon": -1e-5}, "layer_norm_epsilon must be between 0 and 1, .* got -1e-05"),
+    (NetworkConfig, {"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon must be between 0 and 1, .* got inf"),
+    (NetworkConfig, {"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon must be between 0 and 1, .* got nan"),
+    (TransformerLMConfig, {"layer_norm_epsilon": "1e-5"}, "layer_norm_epsilon must be a number, got '1e-5'"),
     (NetworkConfig, {"init": "xavier"}, "init must be one of normal, uniform, got 'xavier'"),
     (TransformerLMConfig, {"context_len": 1}, "context_len must be at least 2, got 1"),
     (ModelConfig, {"n_layer": 2.5}, "n_layer must be an integer, got 2.5"),
@@ -327,7 +333,9 @@ def test_the_constructor_takes_the_names_and_defaults_of_the_group(model, group,
 
 
 def test_a_network_and_a_language_model_hold_the_values_of_their_group():
-    given = make(ModelConfig, n_token=23, cutoffs=(5, 12), mem_len=4, div_val=2, init_std=0.1).to_dict()
+    given = make(
+        ModelConfig, n_token=23, cutoffs=(5, 12), mem_len=4, div_val=2, init_std=0.1, layer_norm_epsilon=1e-5
+    ).to_dict()
     lm = txl_tf.TransformerXLLM(**given)
     assert {name: lm.get_config()[name] for name in ModelConfig.names()} == given
     assert {name: getattr(lm.network, name) for name in NetworkConfig.names()} == {

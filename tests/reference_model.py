@@ -29,6 +29,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
+EPSILON = 1e-12  # of layer norm, as in tf.contrib; layer_norm_epsilon_test.py sets another
+
 
 def positional_embedding(pos_seq, inv_freq, bsz=None):
     """Sinusoids, all sines before all cosines: [j], [d_model / 2] -> [j, 1 or bsz, d_model]."""
@@ -72,7 +74,7 @@ def create_mask(qlen, mlen, same_length=False):
 
 
 def layer_norm(x, weights, scope):
-    """tf.contrib.layers.layer_norm over the last axis; its epsilon is 1e-12."""
+    """tf.contrib.layers.layer_norm over the last axis."""
     mean, variance = tf.nn.moments(x, [-1], keepdims=True)
     return tf.nn.batch_normalization(
         x,
@@ -80,7 +82,7 @@ def layer_norm(x, weights, scope):
         variance,
         offset=weights[f"{scope}/LayerNorm/beta"],
         scale=weights[f"{scope}/LayerNorm/gamma"],
-        variance_epsilon=1e-12,
+        variance_epsilon=EPSILON,
     )
 
 

@@ -41,8 +41,8 @@ def sinusoids(position, d_model=8):
     return np.array([*np.sin(angles), *np.cos(angles)])
 
 
-def normalised(x, norm):
-    return (x - x.mean()) / np.sqrt(x.var() + 1e-12) * array(norm.gamma) + array(norm.beta)
+def normalised(x, norm, epsilon):
+    return (x - x.mean()) / np.sqrt(x.var() + epsilon) * array(norm.gamma) + array(norm.beta)
 
 
 def attention_in_loops(x, mem, attn, same_length):
@@ -65,7 +65,7 @@ def attention_in_loops(x, mem, attn, same_length):
 
 def in_loops(lm, tokens, mems):
     """One row: log-probabilities `[T, N]`, and what each layer was given."""
-    net = lm.network
+    net, epsilon = lm.network, lm.network.layer_norm_epsilon
     table = array(net.embedding.tables[0])
     x = np.array([table[token] * np.sqrt(8) + sinusoids(position) for position, token in enumerate(tokens)])
     given = []
@@ -73,14 +73,19 @@ def in_loops(lm, tokens, mems):
         given.append(x)
         attn, ff = layer.rel_attn, layer.ff
         found = attention_in_loops(x, mem, attn, net.same_length)
-        x = np.array([normalised(a + b, attn.layer_norm) for a, b in zip(x, found, strict=True)])
+        x = np.array([normalised(a + b, attn.layer_norm, epsilon) for a, b in zip(x, found, strict=True)])
         inner = np.maximum(x @ array(ff.kernel_1) + array(ff.bias_1), 0)
-        x = np.array([normalised(row, ff.layer_norm) for row in x + inner @ array(ff.kernel_2) + array(ff.bias_2)])
+        x = x + inner @ array(ff.kernel_2) + array(ff.bias_2)
+        x = np.array([normalised(row, ff.layer_norm, epsilon) for row in x])
     logits = x @ table.T + array(lm.softmax.biases[0])
     return logits - np.log(np.exp(logits).sum(1, keepdims=True)), given
 
 
-@pytest.mark.parametrize("options", [{}, {"mem_len": 3}, {"mem_len": 7, "same_length": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mem_len": 3}, {"mem_len": 7, "same_length": True}, {"layer_norm_epsilon": 0.01}],
+    ids=str,
+)
 def test_scores_are_those_of_loops_over_the_equations(small_batches, options):
     """The memory, where there is one, carries the positions of its own segment."""
     lm = make(**options)

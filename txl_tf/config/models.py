@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from txl_tf.config.checks import (
     EVEN_SIZE,
+    FRACTION,
     LAYERS,
     LENGTH,
     MEMORY,
@@ -44,6 +45,7 @@ class NetworkConfig(Config):
     same_length: bool = option(False, "Let every token attend to mem_len + 1 positions, not to all it can.")
     clamp_len: int = option(-1, "Treat distances beyond it as clamp_len; -1 for no limit.")
     untie_r: bool = option(False, "Give every layer its own r_w_bias and r_r_bias.")
+    layer_norm_epsilon: float = option(1e-12, "Added to the variance in layer norm.", FRACTION)
     div_val: int = option(1, "Divide the width of the embeddings by it from bin to bin.", at_least(1))
     proj_same_dim: bool = option(True, "Project a bin as wide as d_model too.")
     init: str = option("normal", "How weights are initialised.", one_of(("normal", "uniform")))

@@ -267,6 +267,7 @@ class RelMultiHeadAttn(keras.layers.Layer):
         dropout: rate on the attention's output.
         dropatt: rate on the attention probabilities.
         kernel_initializer: of the three projections.
+        layer_norm_epsilon: added to the variance in layer norm.
 
     Call arguments:
         w: `[batch, tgt_len, d_model]`, the segment.
@@ -286,8 +287,9 @@ class RelMultiHeadAttn(keras.layers.Layer):
     relative = True  # whether there is an r_kernel
 
     def __init__(
-        self, d_model, n_head, d_head, dropout=0.0, dropatt=0.0, kernel_initializer="glorot_uniform", **kwargs
-    ):
+        self, d_model, n_head, d_head, dropout=0.0, dropatt=0.0, kernel_initializer="glorot_uniform",
+        layer_norm_epsilon=1e-12, **kwargs,
+    ):  # fmt: skip
         super().__init__(**kwargs)
         self.d_model = d_model
         self.n_head = n_head
@@ -295,7 +297,8 @@ class RelMultiHeadAttn(keras.layers.Layer):
         self.dropout = dropout
         self.dropatt = dropatt
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.layer_norm = LayerNorm(dtype=self.dtype_policy)
+        self.layer_norm_epsilon = layer_norm_epsilon
+        self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy)
 
     def build(self, w_shape=None, **_):
         def kernel(name, shape):
@@ -323,5 +326,5 @@ class RelMultiHeadAttn(keras.layers.Layer):
         return attention_probs(q, k, position_scores, attn_mask == 0)
 
     def get_config(self):
-        names = "d_model n_head d_head dropout dropatt kernel_initializer"
+        names = "d_model n_head d_head dropout dropatt kernel_initializer layer_norm_epsilon"
         return {**super().get_config(), **config_of(self, names)}

@@ -38,6 +38,7 @@ class PositionwiseFF(keras.layers.Layer):
         d_inner: width between the two products, where the activation is relu.
         dropout: rate after each of the two.
         kernel_initializer: of both kernels.
+        layer_norm_epsilon: added to the variance in layer norm.
 
     Call arguments:
         inp: `[batch, tgt_len, d_model]`.
@@ -47,7 +48,9 @@ class PositionwiseFF(keras.layers.Layer):
         `[batch, tgt_len, d_model]`.
     """
 
-    def __init__(self, d_model, d_inner, dropout=0.0, kernel_initializer="glorot_uniform", **kwargs):
+    def __init__(
+        self, d_model, d_inner, dropout=0.0, kernel_initializer="glorot_uniform", layer_norm_epsilon=1e-12, **kwargs
+    ):
         super().__init__(**kwargs)
         self.d_model = d_model
         self.d_inner = d_inner
@@ -55,7 +58,8 @@ class PositionwiseFF(keras.layers.Layer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         # A Keras initializer draws the same numbers every time; a clone of it draws its own.
         self.initializers = [self.kernel_initializer.clone() for _ in range(2)]
-        self.layer_norm = LayerNorm(dtype=self.dtype_policy)
+        self.layer_norm_epsilon = layer_norm_epsilon
+        self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy)
 
     def build(self, inp_shape=None):
         for i, shape in ((1, (self.d_model, self.d_inner)), (2, (self.d_inner, self.d_model))):
@@ -70,7 +74,8 @@ class PositionwiseFF(keras.layers.Layer):
         return self.layer_norm(positionwise_ff(inp, *weights, self.dropout, dropout_key) + inp)
 
     def get_config(self):
-        return {**super().get_config(), **config_of(self, "d_model d_inner dropout kernel_initializer")}
+        names = "d_model d_inner dropout kernel_initializer layer_norm_epsilon"
+        return {**super().get_config(), **config_of(self, names)}
 
 
 @keras.saving.register_keras_serializable("txl_tf")

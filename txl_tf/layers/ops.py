@@ -78,7 +78,7 @@ class LayerNorm(keras.layers.Layer):
 
     def __init__(self, epsilon=1e-12, **kwargs):
         super().__init__(**kwargs)
-        self.epsilon = epsilon
+        self.epsilon = float(epsilon)
 
     def build(self, input_shape):
         shape = input_shape[-1:]

@@ -19,7 +19,7 @@ class TransformerXLLayer(keras.layers.Layer):
 
     def __init__(
         self, d_model, n_head, d_head, d_inner, dropout=0.0, dropatt=0.0,
-        kernel_initializer="glorot_uniform", **kwargs,
+        kernel_initializer="glorot_uniform", layer_norm_epsilon=1e-12, **kwargs,
     ):  # fmt: skip
         super().__init__(**kwargs)
         self.d_model = d_model
@@ -29,7 +29,12 @@ class TransformerXLLayer(keras.layers.Layer):
         self.dropout = dropout
         self.dropatt = dropatt
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        shared = {"kernel_initializer": self.kernel_initializer, "dtype": self.dtype_policy}
+        self.layer_norm_epsilon = layer_norm_epsilon
+        shared = {
+            "kernel_initializer": self.kernel_initializer,
+            "layer_norm_epsilon": layer_norm_epsilon,
+            "dtype": self.dtype_policy,
+        }
         self.rel_attn = self.attention_class(d_model, n_head, d_head, dropout, dropatt, name="rel_attn", **shared)
         self.ff = PositionwiseFF(d_model, d_inner, dropout, name="ff", **shared)
 
@@ -43,5 +48,5 @@ class TransformerXLLayer(keras.layers.Layer):
         return self.ff(output, dropout_key=ff_key)
 
     def get_config(self):
-        names = "d_model n_head d_head d_inner dropout dropatt kernel_initializer"
+        names = "d_model n_head d_head d_inner dropout dropatt kernel_initializer layer_norm_epsilon"
         return {**super().get_config(), **config_of(self, names)}

@@ -99,8 +99,9 @@ class TransformerLM(LanguageModel):
     def __init__(
         self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
         dropout=TransformerLMConfig.dropout, dropatt=TransformerLMConfig.dropatt, mem_len=TransformerLMConfig.mem_len,
-        same_length=TransformerLMConfig.same_length, cutoffs=TransformerLMConfig.cutoffs,
-        div_val=TransformerLMConfig.div_val, proj_same_dim=TransformerLMConfig.proj_same_dim,
+        same_length=TransformerLMConfig.same_length, layer_norm_epsilon=TransformerLMConfig.layer_norm_epsilon,
+        cutoffs=TransformerLMConfig.cutoffs, div_val=TransformerLMConfig.div_val,
+        proj_same_dim=TransformerLMConfig.proj_same_dim,
         proj_share_all_but_first=TransformerLMConfig.proj_share_all_but_first,
         init=TransformerLMConfig.init, init_std=TransformerLMConfig.init_std,
         proj_init_std=TransformerLMConfig.proj_init_std, init_range=TransformerLMConfig.init_range,

@@ -71,6 +71,7 @@ class TransformerXL(keras.Model):
         same_length: every token attends to `mem_len + 1` positions, rather than to all of memory and segment so far.
         clamp_len: distances beyond it are treated as `clamp_len`; no limit unless positive.
         untie_r: every layer has its own u and v of equation (6), rather than all the same.
+        layer_norm_epsilon: added to the variance in layer norm; the original's 1e-12, or PyTorch's 1e-5.
         cutoffs, div_val, proj_same_dim: bins of the embedding, see `AdaptiveEmbedding`.
         init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
             softmax), or "uniform" in `[-init_range, init_range]`.
@@ -108,6 +109,7 @@ class TransformerXL(keras.Model):
         self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
         dropout=NetworkConfig.dropout, dropatt=NetworkConfig.dropatt, mem_len=NetworkConfig.mem_len,
         same_length=NetworkConfig.same_length, clamp_len=NetworkConfig.clamp_len, untie_r=NetworkConfig.untie_r,
+        layer_norm_epsilon=NetworkConfig.layer_norm_epsilon,
         cutoffs=NetworkConfig.cutoffs, div_val=NetworkConfig.div_val, proj_same_dim=NetworkConfig.proj_same_dim,
         init=NetworkConfig.init, init_std=NetworkConfig.init_std, proj_init_std=NetworkConfig.proj_init_std,
         init_range=NetworkConfig.init_range,
@@ -126,7 +128,7 @@ class TransformerXL(keras.Model):
             initializer=self.initializer, proj_initializer=make_initializer(init, proj_init_std, init_range),
             dtype=self.dtype_policy, name="adaptive_embed",
         )  # fmt: skip
-        sizes = (d_model, n_head, d_head, d_inner, dropout, dropatt, self.initializer)
+        sizes = (d_model, n_head, d_head, d_inner, dropout, dropatt, self.initializer, layer_norm_epsilon)
         self.decoder_layers = [
             self.layer_class(*sizes, dtype=self.dtype_policy, name=f"layer_{i}") for i in range(n_layer)
         ]

@@ -96,6 +96,9 @@ class Run:
             source = type(folder)(parent)
             if source.has_config():
                 source.check_vocab(self.corpus.vocabs, self.remedy)
+                before, now = (of["model"].get("layer_norm_epsilon") for of in (source.read_config(), config))
+                if before not in (None, now):
+                    logger.warning("%s was trained with layer_norm_epsilon=%g, this run has %g", parent, before, now)
 
     def restore(self) -> tuple:
         """Sets what a checkpoint of the run, or else the warm start, gives; returns the state to go on with."""
