@@ -283,7 +283,7 @@ ATTACKS = {
     "dataset": (corpus(dataset=LONG_TEXT), r"dataset must have at most 100 characters, got 'x{200}'... \(1000000"),
     "class": (b"ccopy_reg\n_reconstructor\n" + LONG_TEXT + b"\x85R.", r"an instance of 'x{200}'... \(10"),
     "attribute": (CLASS + b"N}" + LONG_TEXT + b"Ns\x86b.", "attributes of a type"),
-    "persistent id": (b"P" + b"x" * M + b"\n.", "the operation 0x50 is none that a corpus needs"),
+    "persistent id": (b"P" + b"x" * M + b"\n.", "the operation 0x50 is none that data needs"),
     # long times and texts of what is nested
     **{
         f"tuples of tuples as {name}": (data + b".", message)
@@ -308,9 +308,9 @@ ATTACKS = {
             ("keys", b"}(" + BOMB + b"Nu", "the keys of a dictionary must be text"),
             ("key of a new dictionary", b"(" + BOMB + b"Nd", "the keys of a dictionary must be text"),
             ("key of a counter", b"ccollections\nCounter\n)\x81" + BOMB + b"Ns", "no corpus with a vocabulary"),
-            ("set", b"\x8f(" + BOMB + b"\x90", "the operation 0x8f is none that a corpus needs"),
-            ("frozen set", b"(" + BOMB + b"\x91", "the operation 0x91 is none that a corpus needs"),
-            ("persistent id", BOMB + b"Q", "the operation 0x51 is none that a corpus needs"),
+            ("set", b"\x8f(" + BOMB + b"\x90", "no corpus with a vocabulary"),
+            ("frozen set", b"(" + BOMB + b"\x91", "the operation 0x91 is none that data needs"),
+            ("persistent id", BOMB + b"Q", "unsupported persistent id encountered"),
         ]
     },
     "marks": (b"(" * 3 * M + b".", "more than 100 lists, tuples and dictionaries in one another"),
@@ -330,9 +330,9 @@ ATTACKS = {
     "huge cutoff": (corpus(cutoffs=b"](" + HUGE + b"q\x00" + b"h\x00" * 3000 + b"e"), "got a list of length 3001"),
     "huge shape": (corpus(train=array(shape=HUGE + b"\x85")) + b".", "got i1, its shape a tuple of length 1"),
     "shape of another array": (corpus(train=array(shape=b"K\xff\x85")) + b".", "255 tokens of i1 in '.x00.x01'"),
-    "extension of 1 byte": (b"\x80\x02\x82\x01.", "the operation 0x82 is none that a corpus needs"),
-    "extension of 2 bytes": (b"\x80\x02\x83\x01\x00.", "the operation 0x83 is none that a corpus needs"),
-    "extension of 4 bytes": (b"\x80\x02\x84\x01\x00\x00\x00.", "the operation 0x84 is none that a corpus needs"),
+    "extension of 1 byte": (b"\x80\x02\x82\x01.", "the operation 0x82 is none that data needs"),
+    "extension of 2 bytes": (b"\x80\x02\x83\x01\x00.", "the operation 0x83 is none that data needs"),
+    "extension of 4 bytes": (b"\x80\x02\x84\x01\x00\x00\x00.", "the operation 0x84 is none that data needs"),
 }  # fmt: skip
 
 # Reads each file of a folder in a process of its own, with 3 GB to spare and for 20 seconds at most. Writes what became

@@ -1,10 +1,16 @@
-"""Makes the folder of a run, which every program here opens, out of a checkpoint of the original; and back.
+"""Makes the folder of a run, which every program here opens, out of another program's checkpoint; and back.
 
     python tools/convert_checkpoint.py --tf1_checkpoint=tf_wt103/model --corpus=tf_wt103/data/cache.pkl \
         --mem_len=1600 --clamp_len=1000 --same_length --model_dir=runs/wt103
     python tools/convert_checkpoint.py --tf1_checkpoint=my/model.ckpt-1200 --corpus=my/vocab.txt --dataset=wt2 \
         --mem_len=160 --model_dir=runs/my
     python tools/convert_checkpoint.py --to_tf1 --model_dir=runs/my --tf1_checkpoint=back
+    python tools/convert_checkpoint.py --pytorch_checkpoint=transfo-xl-wt103 --model_dir=runs/wt103
+    python tools/convert_checkpoint.py --pytorch_checkpoint=LM-TFM-wt103/model.pt --corpus=data/cache.pt \
+        --model_dir=runs/mine
+
+A PyTorch checkpoint is a file or folder of Hugging Face (config.json with .safetensors or .bin), of the original's
+PyTorch program (model.pt) or of NVIDIA's (checkpoint_best.pt). PyTorch is not needed, and nothing in the files is run.
 
 The checkpoint tells what the model is. Flags of the original's commands that describe the model may stay: they are
 compared with the checkpoint. It does not tell mem_len, same_length and clamp_len: give --mem_len, and the others if the
@@ -23,24 +29,35 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tools.program import FLAGS, define_flags, run, values
 from txl_tf.config import ModelConfig
 from txl_tf.convert.original import run_to_tf1, tf1_to_run
+from txl_tf.convert.pytorch import pytorch_to_run
 from txl_tf.data.datasets import PAPER_DATASETS
+from txl_tf.runs.folder import RunFolder
 
 flags.DEFINE_string("tf1_checkpoint", None, "The original's checkpoint: its prefix (.../model.ckpt-0) or its folder.")
+flags.DEFINE_string("pytorch_checkpoint", None, "Checkpoint of a PyTorch program: its file or folder.")
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
-flags.DEFINE_string("corpus", None, "Its cache.pkl, a vocabulary file (a word a line), or the folder of either.")
-flags.DEFINE_enum("dataset", None, list(PAPER_DATASETS), "Whose rules make words of text; a cache.pkl says.")
-flags.DEFINE_string("data_dir", None, "Folder for the text of a cache.pkl, prepared to train on and to evaluate.")
+flags.DEFINE_string("corpus", None, "Its cache.pkl, vocab.pkl, cache.pt, or list of words; or the folder of one.")
+flags.DEFINE_enum(
+    "dataset", None, list(PAPER_DATASETS), "Whose rules make words of text; a cache.pkl or cache.pt says."
+)
+flags.DEFINE_string(
+    "data_dir", None, "Folder for the text of a cache.pkl or cache.pt, prepared to train on and to evaluate."
+)
 flags.DEFINE_bool("to_tf1", False, "Go back: write tf1_checkpoint out of model_dir.")
 flags.DEFINE_string("ckpt_path", None, "With to_tf1, the checkpoint of model_dir to take, rather than the latest.")
 
-# No checkpoint tells mem_len, same_length and clamp_len. It does tell the others, which are compared with it.
+# No checkpoint of the original tells mem_len, same_length and clamp_len. What one tells is compared with the flags.
 TOLD = "n_layer d_model d_embed n_head d_head d_inner untie_r div_val proj_share_all_but_first proj_same_dim"
-WITHOUT_FLAG = set(ModelConfig.names()) - {"mem_len", "same_length", "clamp_len", *TOLD.split()}
-define_flags(ModelConfig, leave_out=" ".join(WITHOUT_FLAG), mem_len=None, **dict.fromkeys(TOLD.split()))
+MEMORY = "mem_len same_length clamp_len"
+BARE = "cutoffs layer_norm_epsilon"  # what the state_dict of a PyTorch program may not tell
+FLAGGED = [*TOLD.split(), *MEMORY.split(), *BARE.split()]
+LEFT_OUT = " ".join(name for name in ModelConfig.names() if name not in FLAGGED)
+define_flags(ModelConfig, leave_out=LEFT_OUT, mem_len=None, **dict.fromkeys([*TOLD.split(), *BARE.split()]))
 
-flags.mark_flags_as_required(["tf1_checkpoint", "model_dir"])
+flags.mark_flag_as_required("model_dir")
+flags.mark_flags_as_mutual_exclusive(["tf1_checkpoint", "pytorch_checkpoint"], required=True)
 
-FROM_TF1 = "tf1_checkpoint corpus model_dir dataset data_dir mem_len same_length clamp_len"
+CORPUS = "corpus model_dir dataset data_dir"
 
 
 def described(names, network):
@@ -50,16 +67,51 @@ def described(names, network):
 def from_tf1():
     if FLAGS.corpus is None:
         raise ValueError("--corpus is needed: the cache.pkl or vocabulary file of the checkpoint")
-    lm, vocab, checkpoint = tf1_to_run(**values(FROM_TF1), **values(TOLD))
+    if FLAGS["cutoffs"].present or FLAGS["layer_norm_epsilon"].present:
+        raise ValueError(
+            "--cutoffs and --layer_norm_epsilon are for --pytorch_checkpoint: here the variables tell them"
+        )
+    lm, vocab, checkpoint = tf1_to_run(**values(f"tf1_checkpoint {CORPUS} {MEMORY} {TOLD}"))
     print(f"{checkpoint}: {lm.count_params():,} parameters, {len(vocab):,} symbols")
     print("the checkpoint says:", described("n_layer d_model d_embed n_head d_head d_inner untie_r", lm.network))
     print("     ", described("cutoffs div_val proj_same_dim", lm.network), described("proj_share_all_but_first", lm))
     print("it does not say:", described("mem_len same_length clamp_len", lm.network))
 
 
+def from_pytorch():
+    given = values(f"{MEMORY} {TOLD} {BARE}", given_only=True)
+    if given.get("cutoffs") is not None:
+        given["cutoffs"] = [int(cutoff) for cutoff in given["cutoffs"]]
+    made = pytorch_to_run(**values(f"pytorch_checkpoint {CORPUS}"), **given)
+    lm, source = made.lm, made.source
+    print(f"{source.path}: {source.kind}, {lm.count_params():,} parameters, {len(made.vocab):,} symbols")
+    print("its tensors say:", described("n_layer d_model d_embed n_head d_head d_inner untie_r", lm.network))
+    print("     ", described("cutoffs div_val proj_same_dim", lm.network), described("proj_share_all_but_first", lm))
+    by = source.told_by if source.said else "the command"
+    print(f"{by} says:", described("mem_len same_length clamp_len layer_norm_epsilon dropout dropatt", lm.network))
+    for note in made.notes:
+        print("note:", note)
+    print(made.checkpoint)
+
+
+def to_tf1():
+    if FLAGS.tf1_checkpoint is None:
+        raise ValueError("--to_tf1 writes --tf1_checkpoint: name it, not --pytorch_checkpoint")
+    print(run_to_tf1(**values("model_dir tf1_checkpoint ckpt_path")))
+    epsilon = (
+        RunFolder(FLAGS.model_dir).read_config()["model"].get("layer_norm_epsilon", ModelConfig.layer_norm_epsilon)
+    )
+    if epsilon != ModelConfig.layer_norm_epsilon:
+        print(
+            f"note: the model has layer_norm_epsilon={epsilon}; the original program has 1e-12, so its numbers differ"
+        )
+
+
 def main():
     if FLAGS.to_tf1:
-        print(run_to_tf1(**values("model_dir tf1_checkpoint ckpt_path")))
+        to_tf1()
+    elif FLAGS.pytorch_checkpoint is not None:
+        from_pytorch()
     else:
         from_tf1()
 

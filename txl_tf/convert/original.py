@@ -144,7 +144,7 @@ def model_arguments(path: str, **expected) -> dict:
         "d_inner": d_inner,
         "untie_r": len(r_w_bias) == 3,
         "cutoffs": list(itertools.accumulate(sizes[:-1])),
-        "div_val": choose("div_val", _div_vals(widths, len(sizes))),
+        "div_val": choose("div_val", div_vals(widths, len(sizes))),
         "proj_same_dim": choose("proj_same_dim", same_dim),
         "proj_share_all_but_first": choose("proj_share_all_but_first", share),
     }
@@ -200,7 +200,7 @@ def _projection_choices(found: _Shapes, d_model: int, d_embed: int, widths: list
     return same_dim, [not any(own)] if any(tail) else [False, True]
 
 
-def _div_vals(widths: list[int], n_bin: int) -> list[int]:
+def div_vals(widths: list[int], n_bin: int) -> list[int]:
     """Values of `div_val` that give tables of these widths, the simplest first."""
     if len(widths) == 1:
         return [1] if n_bin > 1 else range(1, widths[0] + 1)

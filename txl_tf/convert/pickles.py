@@ -1,0 +1,277 @@
+"""Reads pickles without running anything in them.
+
+A pickle is a program: it names functions of any module and calls them. For the names that a kind of file is made of,
+this reader substitutes stand-ins that only hold data. It refuses every other name.
+
+Such a program can also fill the memory with a few bytes. So what it makes is bounded by the size of its file:
+
+    place in the memo      the memo is a dictionary, not an array of that length
+    length of a string     at most that of the file
+    small objects          one for every 8 bytes of the file
+    messages               show 200 characters of a text, and of a list or tuple only the length
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO
+
+MAX_MARKS = 100  # lists, tuples and dictionaries that are open at a time; files of our kinds need fewer than 20
+MAX_NAMES = 1000  # of the packages whose names are all known
+OBJECTS = 10_000  # small objects of any file, before those for every 8 bytes
+KEY = 1 << 31  # an integer that is a key of a dictionary is smaller
+
+
+class FileError(ValueError):
+    """A file is not of its kind. The message names the file."""
+
+
+class RefusedError(FileError):
+    """A pickle names something that no file of its kind is made of."""
+
+
+class BoundedFile:
+    """A file of which no more is asked for than it has: a read of n bytes first makes room for them."""
+
+    def __init__(self, file: BinaryIO):
+        place = file.tell()
+        self.size = file.seek(0, os.SEEK_END)
+        file.seek(place)
+        self._read = file.read
+        self.readline = file.readline
+
+    def read(self, n: int) -> bytes:
+        if n > self.size:
+            raise ValueError(f"a string of {n} bytes in a file of {self.size}")
+        return self._read(n)
+
+
+class StandIn:
+    """What stands for an object of another program. It takes what the pickle says of the object, and keeps none."""
+
+    def set_state(self, state: Any) -> None:
+        """Takes what the operation BUILD hands over."""
+
+    def set_items(self, items: list) -> None:
+        """Takes keys and values in turn."""
+
+    def extend(self, items: Iterable) -> None:
+        """Takes what follows in a list."""
+
+    append = extend
+
+
+class Instance(StandIn):
+    """Keeps its attributes."""
+
+    state: Any = None
+
+    def set_state(self, state: Any) -> None:
+        self.state = state
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Python 2 wrote their names as bytes."""
+        return {text(name): value for name, value in self.state.items()} if type(self.state) is dict else {}
+
+
+class Named(Instance):
+    """An object of a class below a package whose names are all known."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+
+class PlainUnpickler(pickle._Unpickler):
+    """Python's own unpickler in Python, for operations that only make data. The one in C has an array as memo.
+
+    Args:
+        file: where to read from. What the file makes is bounded by its size.
+        path: what error messages call the file.
+        known: `{(module, name): stand-in}` of the classes and functions that a file may name.
+        made_of: what the file is said not to be made of where it names another, as in "no corpus is made of".
+        packages: those of which every class may be named: it becomes a `Named`.
+    """
+
+    def __init__(self, file: BoundedFile, path: str, known: dict, made_of: str, packages: Iterable[str] = ()):
+        super().__init__(file, encoding="bytes")  # str of Python 2
+        self._path = path
+        self._known = dict(known)
+        self._made_of = made_of
+        self._packages = frozenset(packages)
+        self._n_known = len(known)
+        self._size = file.size
+        self._objects = 0
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A pickle gets every class and function here: a stand-in, never something importable."""
+        if (module, name) not in self._known:
+            if module.partition(".")[0] not in self._packages:
+                named = f"{cut(module)}.{cut(name)}"
+                raise RefusedError(
+                    f"{self._path} is refused: it names {named}, which {self._made_of}. Nothing of it was run"
+                )
+            if len(self._known) - self._n_known >= MAX_NAMES:
+                raise ValueError(f"more than {MAX_NAMES} classes")
+            self._known[module, name] = lambda *_: Named(name)
+        return self._known[module, name]
+
+    def count_object(self) -> None:
+        self._objects += 1
+        most = OBJECTS + self._size // 8
+        if self._objects > most:
+            raise ValueError(f"more than {most} objects in a file of {self._size} bytes")
+
+    def load_mark(self) -> None:
+        if len(self.metastack) >= MAX_MARKS:
+            raise ValueError(f"more than {MAX_MARKS} lists, tuples and dictionaries in one another")
+        super().load_mark()
+
+    def load_bytearray8(self) -> None:
+        """Arrays in protocol 5. Python's method first makes as many bytes as it is told."""
+        self.append(self.read(int.from_bytes(self.read(8), "little")))
+
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        set_items(self.stack[-1], [key, value])
+
+    def load_setitems(self) -> None:
+        items = self.pop_mark()
+        set_items(self.stack[-1], items)
+
+    def load_dict(self) -> None:
+        items, made = self.pop_mark(), {}
+        set_items(made, items)
+        self.append(made)
+
+    def load_empty_set(self) -> None:
+        """Nothing is kept of sets: the hash of what is in them may take for ever."""
+        self.append(StandIn())
+
+    def load_additems(self) -> None:
+        items = self.pop_mark()
+        self.stack[-1].extend(items)
+
+    def load_newobj(self) -> None:
+        """Calls a stand-in. Python's method takes classes alone."""
+        args, made = self.stack.pop(), self.stack.pop()
+        self.append(made(*args))
+
+    def load_build(self) -> None:
+        """Hands a stand-in its state. Python's method copies it, and sets attributes of classes too."""
+        state = self.stack.pop()
+        if not isinstance(self.stack[-1], StandIn):
+            raise ValueError(f"attributes of {shown(self.stack[-1])}")
+        self.stack[-1].set_state(state)
+
+
+def set_items(target: Any, items: list) -> None:
+    """Puts keys and values, in turn, into a dictionary or stand-in."""
+    if isinstance(target, StandIn):
+        target.set_items(items)
+    elif type(target) is dict:
+        update(target, items)
+    else:
+        raise ValueError(f"items of {shown(target)}")
+
+
+def update(target: dict, items: list) -> None:
+    """Puts keys and values, in turn, into a dictionary."""
+    if not all(map(is_key, items[::2])):
+        raise ValueError("the keys of a dictionary must be text or small numbers")  # the hash of others may take long
+    target.update(zip(items[::2], items[1::2], strict=True))
+
+
+def is_key(value: Any) -> bool:
+    return type(value) in (str, bytes) or (type(value) is int and abs(value) < KEY)
+
+
+def _dispatch() -> dict[int, Callable]:
+    """The method of every operation. Those that data does without are refused: extensions and others."""
+
+    def refused(code):
+        def refuse(unpickler):
+            raise ValueError(f"the operation {code:#04x} is none that data needs")
+
+        return refuse
+
+    def counted(load):
+        return lambda unpickler: (unpickler.count_object(), load(unpickler))
+
+    plain = """PROTO FRAME NONE NEWFALSE NEWTRUE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING
+        BINSTRING SHORT_BINSTRING BINBYTES BINBYTES8 SHORT_BINBYTES UNICODE BINUNICODE BINUNICODE8 SHORT_BINUNICODE
+        BYTEARRAY8 EMPTY_TUPLE GLOBAL STACK_GLOBAL POP POP_MARK DUP MARK STOP GET BINGET LONG_BINGET BINPUT APPEND
+        APPENDS SETITEM SETITEMS ADDITEMS BUILD"""
+    small = """TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST EMPTY_DICT DICT EMPTY_SET INST OBJ NEWOBJ REDUCE PUT
+        LONG_BINPUT MEMOIZE BINPERSID"""
+    own = {load.__name__: load for load in vars(PlainUnpickler).values() if callable(load)}
+    dispatch = {code: refused(code) for code in range(256)}
+    for name in (plain + " " + small).split():
+        (code,) = getattr(pickle, name)
+        load = pickle._Unpickler.dispatch[code]
+        load = own.get(load.__name__, load)
+        dispatch[code] = counted(load) if name in small.split() else load
+    return dispatch
+
+
+PlainUnpickler.dispatch = _dispatch()
+
+
+# ------------------------------------------------------------------------------------- values of the file in messages
+
+
+def text(value: str | bytes) -> str:
+    """A str of Python 3, or of Python 2: UTF-8 bytes."""
+    return value.decode("utf-8", "backslashreplace") if type(value) is bytes else value
+
+
+def cut(value: str | bytes, quote: str = "") -> str:
+    """The first 200 characters of a text, escaped, and how many there are if that is not all."""
+    shown = repr(value[:200]).removeprefix("b")[1:-1]
+    is_all = len(value) <= 200 and len(shown) <= 200
+    return f"{quote}{shown[:200]}{quote}" + ("" if is_all else f"... ({len(value)} characters)")
+
+
+def shown(value: Any) -> str:
+    """`value` for a message: text and numbers cut short, of anything else the type and the length."""
+    if type(value) in (str, bytes):
+        return cut(value, "'")
+    if type(value) in (int, float, bool, type(None)):
+        return str(value) if type(value) is not int or value.bit_length() < 200 else f"{value.bit_length()} bits"
+    if type(value) in (list, tuple, dict):
+        return f"a {type(value).__name__} of length {len(value)}"
+    return f"a {type(value).__name__}"
+
+
+def described(error: Exception) -> str:
+    """The kind and the message of an error. The error itself may hold all that was read, and so its `repr`."""
+    message = error.args[0] if error.args and type(error.args[0]) is str else ""
+    if isinstance(error, UnicodeError) and len(error.args) == 5:
+        message = f"{message} cannot be decoded: {error.args[4]}"
+    return f"{type(error).__name__}: {message[:500]}" if message else type(error).__name__
+
+
+def are_sizes(values: Any, most: int) -> bool:
+    """Whether `values` is a list or tuple of integers from 0 to `most`."""
+    return type(values) in (list, tuple) and all(type(value) is int and 0 <= value <= most for value in values)
+
+
+def check_unique(symbols: list) -> None:
+    """Raises ValueError where a symbol of a vocabulary is there twice."""
+    seen = set()
+    for i, symbol in enumerate(symbols):
+        if symbol in seen:
+            raise ValueError(f"vocab.idx2sym holds {shown(symbol)} twice, the second time at {i}")
+        seen.add(symbol)
+
+
+def texts_of(symbols: Any) -> list[str]:
+    """The symbols of a vocabulary, in `idx2sym` of an object, as text."""
+    if type(symbols) is not list or not all(type(symbol) in (str, bytes) for symbol in symbols):
+        raise ValueError("there is no corpus with a vocabulary (vocab.idx2sym) in it")
+    check_unique(symbols)  # before they are decoded: the same bytes many times would be as many texts
+    symbols = list(map(text, symbols))
+    check_unique(symbols)
+    return symbols

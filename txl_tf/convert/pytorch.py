@@ -1,0 +1,89 @@
+"""Makes the folder of a run out of a checkpoint of a PyTorch program."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from txl_tf.convert.corpus_files import SourceCorpus, write_corpus
+from txl_tf.convert.pytorch_mapping import Mapping
+from txl_tf.convert.pytorch_source import Source, open_source
+from txl_tf.convert.pytorch_vocab import read_vocabulary, vocabulary_beside, vocabulary_of
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.runs.folder import RunFolder
+
+
+@dataclasses.dataclass
+class Conversion:
+    """What `pytorch_to_run` made, and of what.
+
+    Attributes:
+        source: the checkpoint.
+        lm, vocab: the language model and its vocabulary.
+        checkpoint: path of the new checkpoint.
+        notes: sentences on what was changed or assumed.
+    """
+
+    source: Source
+    lm: TransformerXLLM
+    vocab: Vocab
+    checkpoint: str
+    notes: list[str]
+
+
+def pytorch_to_run(
+    pytorch_checkpoint: str,
+    model_dir: str,
+    *,
+    corpus: str | None = None,
+    dataset: str | None = None,
+    data_dir: str | None = None,
+    **given,
+) -> Conversion:
+    """Makes a run folder from a checkpoint of Hugging Face, of the original's PyTorch program or of NVIDIA.
+
+    Args:
+        pytorch_checkpoint: its file or folder. Nothing in it is run, and PyTorch is not needed.
+        model_dir: the new folder.
+        corpus: the vocabulary, see `read_vocabulary`; `None`: that in the checkpoint, or beside it.
+        dataset: one of `PAPER_DATASETS`, if no file says it.
+        data_dir: folder to write the tokens of a cache.pt to, for `load_corpus`; `None`: they are not written.
+        **given: arguments of `TransformerXLLM`, as the program that trained the model counts them. What the files say
+            too is compared, the rest is taken. `None` is none.
+
+    Raises:
+        ValueError: the files are damaged, of another network, contradict each other or an argument, or do not say
+            what they must. Names both.
+        OSError: a file is missing or cannot be read.
+    """
+    folder = RunFolder(model_dir)
+    folder.check_new()
+    source = open_source(pytorch_checkpoint)
+    mapping = Mapping(source, {name: value for name, value in given.items() if value is not None})
+    words, notes = _vocabulary(source, corpus, dataset)
+    model = mapping.model
+    if len(words.vocab) != model["n_token"]:
+        raise ValueError(
+            f"the vocabulary {words.path} has {len(words.vocab)} symbols, but {source.path} is of "
+            f"n_token={model['n_token']}"
+        )
+    lm = TransformerXLLM(**model)
+    mapping.load(lm)
+    data = {"dataset": words.dataset, "data_path": None, "level": words.vocab.level, "cutoffs": model["cutoffs"]}
+    if data_dir:
+        words.cutoffs = {source.path: model["cutoffs"]}
+        write_corpus(data_dir, words)
+        data["data_dir"] = os.fspath(data_dir)
+    checkpoint = folder.create(data, model, [words.vocab], lm, source.step)
+    return Conversion(source, lm, words.vocab, checkpoint, mapping.notes + notes)
+
+
+def _vocabulary(source: Source, corpus: str | None, dataset: str | None) -> tuple[SourceCorpus, list[str]]:
+    """The vocabulary of a checkpoint, and notes on it."""
+    if corpus is None and source.vocab is not None:
+        return vocabulary_of(source.vocab, source.path, dataset or source.dataset)
+    corpus = corpus or vocabulary_beside(os.path.dirname(source.path))
+    if corpus is None:
+        raise ValueError(f"corpus is needed: neither {source.path} nor its folder holds the vocabulary")
+    return read_vocabulary(corpus, dataset)

@@ -1,0 +1,335 @@
+"""The model in a checkpoint of a PyTorch program, and its variables.
+
+The shapes of the tensors define the model, and what the files say of it is compared with them. What no tensor tells
+(mem_len, same_length, clamp_len, the epsilon of layer norm) is from the files, or has to be given.
+
+The three programs compute the same as `TransformerXLLM` but for these, which are made up for:
+
+    clusters       NVIDIA and the original PyTorch program have them in the opposite order
+    same_length    Hugging Face and the original PyTorch program see mem_len positions, not mem_len + 1
+    projections    any bin of the softmax may share the embedding's; here all but the first, or none
+    layer norm     its epsilon is 1e-5, that of the TensorFlow program 1e-12
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from txl_tf.config import ModelConfig, check_bins
+from txl_tf.convert.original import div_vals
+from txl_tf.convert.pytorch_source import HUGGING_FACE, NORM_EPSILON, NVIDIA, Source
+from txl_tf.convert.tensors import Tensor
+from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.runs.weights import weights_by_name
+
+SHAPES = "n_token n_layer d_model d_embed n_head d_head d_inner untie_r".split()  # what shapes alone decide
+IGNORED = r"pos_emb\.inv_freq|crit\.shared_out_projs\.\d+|layers\.\d+\.dec_attn\.r_[wr]_bias"
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+LAYER = {  # variable -> (tensor, transposed), below layer_i/ and layers.i.
+    "rel_attn/qkv/kernel": ("dec_attn.qkv_net.weight", True),
+    "rel_attn/r/kernel": ("dec_attn.r_net.weight", True),
+    "rel_attn/o/kernel": ("dec_attn.o_net.weight", True),
+    "rel_attn/LayerNorm/gamma": ("dec_attn.layer_norm.weight", False),
+    "rel_attn/LayerNorm/beta": ("dec_attn.layer_norm.bias", False),
+    "ff/layer_1/kernel": ("pos_ff.CoreNet.0.weight", True),
+    "ff/layer_1/bias": ("pos_ff.CoreNet.0.bias", False),
+    "ff/layer_2/kernel": ("pos_ff.CoreNet.3.weight", True),
+    "ff/layer_2/bias": ("pos_ff.CoreNet.3.bias", False),
+    "ff/LayerNorm/gamma": ("pos_ff.layer_norm.weight", False),
+    "ff/LayerNorm/beta": ("pos_ff.layer_norm.bias", False),
+}
+
+
+class Mapping:
+    """The model that a checkpoint holds, and which of its tensors each variable is.
+
+    Attributes:
+        model: arguments of `TransformerXLLM`.
+        notes: as in `Conversion`.
+    """
+
+    def __init__(self, source: Source, given: dict[str, Any]):
+        self.source, self.given, self.notes = source, given, []
+        self._used: set[str] = set()
+        self._weights: dict[str, tuple[tuple[Tensor, ...], Callable]] = {}
+        self._measure()
+        self.model = self._arguments()
+        self._map_embedding()
+        self._map_layers()
+        self._map_softmax()
+        self._check_rest()
+
+    def load(self, lm: TransformerXLLM) -> None:
+        """Sets the weights of the model, one after the other."""
+        variables = weights_by_name(lm)
+        if set(variables) != {f"transformer/{name}" for name in self._weights}:
+            raise AssertionError(f"variables and tensors differ: {set(variables) ^ set(self._weights)}")
+        for name, (tensors, layout) in self._weights.items():
+            arrays = [tensor.array() for tensor in tensors]
+            variables[f"transformer/{name}"].assign(np.ascontiguousarray(layout(*arrays), np.float32))
+
+    # --------------------------------------------------------------------------------------------------- the model
+
+    def _measure(self) -> None:
+        """Sizes by the shapes of the tensors."""
+        tensors = self.source.tensors
+        layers = [int(match[1]) for match in map(re.compile(r"layers\.(\d{1,6})\.").match, tensors) if match]
+        tables = [
+            int(match[1]) for match in map(re.compile(r"word_emb\.emb_layers\.(\d{1,6})\.").match, tensors) if match
+        ]
+        self.n_layer, self.n_table = max(layers, default=0) + 1, max(tables, default=0) + 1
+        self.untie_r = "r_w_bias" not in tensors
+        bias = self._get("layers.0.dec_attn.r_w_bias" if self.untie_r else "r_w_bias", None, None)
+        self.n_head, self.d_head = bias.shape
+        _, self.d_model = self._get("layers.0.dec_attn.qkv_net.weight", None, None).shape
+        self.d_inner, _ = self._get("layers.0.pos_ff.CoreNet.0.weight", None, None).shape
+        self.tables = [self._get(f"word_emb.emb_layers.{i}.weight", None, None) for i in range(self.n_table)]
+        self.n_token, self.d_embed = sum(table.shape[0] for table in self.tables), self.tables[0].shape[1]
+        self.n_cluster = (
+            self._get("crit.cluster_weight", None, None).shape[0] if "crit.cluster_weight" in tensors else 0
+        )
+
+    def _arguments(self) -> dict[str, Any]:
+        """All arguments of the model; compares them with what was said and given."""
+        found = {name: getattr(self, name) for name in SHAPES}
+        found["cutoffs"] = self._cutoffs()
+        self._compare(found)
+        found["div_val"] = self._div_val(len(found["cutoffs"]) + 1)
+        self._compare({"div_val": found["div_val"]} if found["cutoffs"] else {})
+        memory = self._memory()
+        rates = {name: self._told(name, 0.0) for name in ("dropout", "dropatt")}
+        self.projected = self.n_table > 1 or self.d_embed != self.d_model
+        self._compare_projections(len(found["cutoffs"]) + 1)
+        found["cutoffs"] = [self.n_token - 1] if self.splits_last_word else found["cutoffs"]
+        check_bins(found["n_token"], found["d_embed"], found["cutoffs"], found["div_val"])
+        if not self.source.said:
+            self.notes.append(f"layer norm is taken to be as in PyTorch: after every sublayer, epsilon {NORM_EPSILON}")
+        epsilon = self._told("layer_norm_epsilon", NORM_EPSILON)
+        config = ModelConfig(
+            **found, **memory, **rates, layer_norm_epsilon=float(epsilon), proj_share_all_but_first=self.shares
+        )
+        return config.to_dict()
+
+    def _compare(self, found: dict[str, Any]) -> None:
+        """Raises ValueError where a file or an argument says other sizes than the shapes."""
+        for who, said in ((self.source.told_by, self.source.said), ("the command", self.given)):
+            wrong = [name for name, value in found.items() if name in said and said[name] != value]
+            if wrong:
+                says, is_so = (", ".join(f"{name}={of[name]}" for name in wrong) for of in (said, found))
+                raise ValueError(f"{who} says {says}, but by the shapes of its tensors {self.source.path} has {is_so}")
+
+    def _told(self, name: str, default: Any) -> Any:
+        """What a file says, or else what was given; both must agree."""
+        said, given = self.source.said.get(name), self.given.get(name)
+        if said is not None and given is not None and said != given:
+            raise ValueError(f"{name}={given} was given, but {self.source.told_by} says {name}={said}")
+        return next((value for value in (said, given) if value is not None), default)
+
+    def _cutoffs(self) -> list[int]:
+        if self.n_table > 1:
+            return list(itertools.accumulate(table.shape[0] for table in self.tables[:-1]))
+        if not self.n_cluster:
+            return []
+        cutoffs = self._told("cutoffs", None)
+        if cutoffs is None:
+            raise ValueError(
+                f"cutoffs is needed: {self.source.told_by} does not say where its {self.n_cluster + 1} bins begin"
+            )
+        if len(cutoffs) != self.n_cluster:
+            raise ValueError(
+                f"cutoffs must be {self.n_cluster}, as many as {self.source.path} has clusters, got {cutoffs}"
+            )
+        return list(cutoffs)
+
+    def _div_val(self, n_bin: int) -> int:
+        if self.n_table == 1:
+            return 1
+        widths, said = [table.shape[1] for table in self.tables], self._told("div_val", None)
+        possible = div_vals(widths, n_bin)
+        return said if said in possible else possible[0]
+
+    def _memory(self) -> dict[str, Any]:
+        mem_len = self._told("mem_len", None)
+        if mem_len is None:
+            raise ValueError(
+                f"mem_len is needed: {self.source.told_by} does not say it, nor same_length and clamp_len. See the "
+                "command that trained it"
+            )
+        same_length = self._told("same_length", False)
+        if same_length and self.source.kind != NVIDIA:
+            if mem_len == 0:
+                raise ValueError(f"{self.source.path} has mem_len=0 and same_length: its tokens see nothing at all")
+            self.notes.append(
+                f"mem_len {mem_len} became {mem_len - 1}: with same_length, the {self.source.kind} program sees "
+                "mem_len positions, where mem_len + 1 are seen here. The numbers are the same"
+            )
+            mem_len -= 1
+        return {"mem_len": mem_len, "same_length": same_length, "clamp_len": self._told("clamp_len", -1)}
+
+    # ------------------------------------------------------------------------------------------------- projections
+
+    def _compare_projections(self, n_bin: int) -> None:
+        """Which projection each bin of the softmax uses, and whether those after the first are the embedding's."""
+        self.splits_last_word, self.shares, self.out_projs = False, False, []
+        square = "word_emb.emb_projs.0" in self.source.tensors and self.n_table == 1 and not self.projected
+        if square:
+            raise ValueError(f"{self.source.path} projects embeddings of the model's own width, which is not supported")
+        if not self.projected:
+            return
+        widths = [self.tables[min(i, self.n_table - 1)].shape[1] for i in range(n_bin)]
+        self.emb_projs = [self._get(f"word_emb.emb_projs.{i}", self.d_model, widths[i]) for i in range(self.n_table)]
+        shared = [self.emb_projs[min(i, self.n_table - 1)] for i in range(n_bin)]
+        self.out_projs = [self._out_proj(i, shared[i]) for i in range(n_bin)]
+        same = [_same(own, tied) for own, tied in zip(self.out_projs, shared, strict=True)]
+        self.splits_last_word = n_bin == 1 and not same[0]
+        self.shares = n_bin > 1 and all(same[1:])
+        if self.splits_last_word:
+            self.notes.append(
+                "the last word became a bin of its own: without cutoffs, both projections would be one here"
+            )
+        elif n_bin > 1 and not self.shares and any(same):
+            tied = ", ".join(str(i) for i, is_same in enumerate(same) if is_same)
+            self.notes.append(f"the projections of bins {tied}, shared with the embedding, became copies of their own")
+
+    def _out_proj(self, i: int, shared: Tensor) -> Tensor:
+        """The projection of bin i of the softmax, whose embedding has the projection `shared`."""
+        name, ties = f"crit.out_projs.{i}", self.source.said.get("tie_projs")
+        own = self._get(name, *shared.shape) if name in self.source.tensors else None
+        if ties is None:
+            return self._get(name, *shared.shape) if own is None else own
+        if i >= len(ties):
+            raise ValueError(f"{self.source.told_by}: tie_projs must be one for every bin, got {list(ties)}")
+        if not ties[i]:
+            return self._get(name, *shared.shape)
+        if own is not None and not _same(own, shared):
+            raise ValueError(f"{self.source.told_by} says that {name} is the embedding's, but it is not")
+        return shared
+
+    # ----------------------------------------------------------------------------------------------------- weights
+
+    def _map_embedding(self) -> None:
+        for i, table in enumerate(self.tables):
+            scope = f"adaptive_embed/cutoff_{i}/" if self.n_table > 1 else "adaptive_embed/"
+            self._weights[f"{scope}lookup_table"] = (table,), _as_is
+            if self.projected:
+                self._weights[f"{scope}proj_W"] = (self.emb_projs[i],), np.transpose
+
+    def _map_layers(self) -> None:
+        heads, width, inner = self.n_head * self.d_head, self.d_model, self.d_inner
+        shapes = {
+            "dec_attn.qkv_net.weight": (3 * heads, width),
+            "dec_attn.r_net.weight": (heads, width),
+            "dec_attn.o_net.weight": (width, heads),
+            "pos_ff.CoreNet.0.weight": (inner, width),
+            "pos_ff.CoreNet.0.bias": (inner,),
+            "pos_ff.CoreNet.3.weight": (width, inner),
+        }
+        for i in range(self.n_layer):
+            for variable, (name, transposed) in LAYER.items():
+                tensor = self._get(f"layers.{i}.{name}", *shapes.get(name, (width,)))
+                self._weights[f"layer_{i}/{variable}"] = (tensor,), np.transpose if transposed else _as_is
+        for name in ("r_w_bias", "r_r_bias"):
+            names = [f"layers.{i}.dec_attn.{name}" for i in range(self.n_layer)] if self.untie_r else [name]
+            biases = tuple(self._get(name, self.n_head, self.d_head) for name in names)
+            self._weights[name] = biases, _stacked if self.untie_r else _as_is
+
+    def _map_softmax(self) -> None:
+        """The softmax, whose own words are the rows of the embedding."""
+        names = "crit.out_layers_biases.{}" if self.source.kind == NVIDIA else "crit.out_layers.{}.bias"
+        biases = [self._get(names.format(i), table.shape[0]) for i, table in enumerate(self.tables)]
+        self._check_tied()
+        cutoffs = self.model["cutoffs"]
+        if not cutoffs:
+            self._weights["adaptive_softmax/bias"] = (biases[0],), _as_is
+            return
+        scope, ends = "adaptive_softmax/cutoff_{}/{}", [0, *cutoffs, self.n_token]
+        for i, (start, end) in enumerate(itertools.pairwise(ends)):
+            whole = self.n_table > 1
+            self._weights[scope.format(i, "b")] = (biases[i if whole else 0],), _as_is if whole else _rows(start, end)
+            if self.projected and not (self.shares and i > 0) and i < len(self.out_projs):
+                self._weights[scope.format(i, "proj")] = (self.out_projs[i],), np.transpose
+        if self.splits_last_word:
+            last = _rows(self.n_token - 1, self.n_token)
+            clusters, layout = (self.tables[0], biases[0]), (last, last)
+            unused = (self.d_embed, self.d_model)  # a bin of one word has probability 1
+            self._weights[scope.format(1, "proj")] = (), lambda: np.zeros(unused)
+        else:
+            sizes = (self.n_cluster, self.d_embed)
+            clusters = self._get("crit.cluster_weight", *sizes), self._get("crit.cluster_bias", self.n_cluster)
+            layout = (_as_is if self.source.kind == HUGGING_FACE else _reversed,) * 2
+            if self.n_cluster != len(cutoffs):
+                raise ValueError(f"{self.source.path} has {self.n_cluster} clusters for {len(cutoffs) + 1} bins")
+        self._weights[scope.format(0, "cluster_W")] = clusters[:1], layout[0]
+        self._weights[scope.format(0, "cluster_b")] = clusters[1:], layout[1]
+
+    def _check_tied(self) -> None:
+        """Raises ValueError where the softmax has words of its own."""
+        names = "crit.out_layers_weights.{}" if self.source.kind == NVIDIA else "crit.out_layers.{}.weight"
+        for i, table in enumerate(self.tables):
+            name = names.format(i)
+            is_there = name in self.source.tensors
+            if is_there and not _same(self._get(name, *table.shape), table):
+                raise ValueError(
+                    f"{self.source.path}: {name} is not the embedding's table, which the softmax here shares"
+                )
+            if not is_there and self.source.said.get("tie_weight") is False:
+                raise ValueError(
+                    f"{self.source.told_by} says that the softmax has weights of its own, and there is no {name}"
+                )
+
+    def _get(self, name: str, *shape: int | None) -> Tensor:
+        """A tensor, checked; `None` in its shape is any size."""
+        tensor = self.source.tensors.get(name)
+        if tensor is None:
+            raise ValueError(f"{self.source.path} does not fit any model: it has no tensor {name}")
+        is_fitting = len(tensor.shape) == len(shape) and all(
+            size > 0 and expected in (None, size) for size, expected in zip(tensor.shape, shape, strict=True)
+        )
+        if not is_fitting or tensor.dtype not in FLOATS:
+            expected = "x".join("any" if size is None else str(size) for size in shape)
+            raise ValueError(
+                f"{self.source.path} does not fit any model: {name} must be {expected} numbers of {', '.join(FLOATS)}, "
+                f"got {'x'.join(map(str, tensor.shape))} of {tensor.dtype}"
+            )
+        self._used.add(name)
+        return tensor
+
+    def _check_rest(self) -> None:
+        """Raises ValueError where the checkpoint holds what is not understood, or less than the model."""
+        left = [name for name in self.source.tensors if name not in self._used and not re.fullmatch(IGNORED, name)]
+        if left:
+            raise ValueError(f"{self.source.path} is another network: it has {left[0]}, which no Transformer-XL has")
+        storages = {id(tensor.storage): tensor.storage.numel for tensor in self.source.tensors.values()}
+        n_number = sum(tensor.size for tensors, _ in self._weights.values() for tensor in tensors)
+        if n_number > 2 * sum(storages.values()):  # one after the other in the same bytes
+            raise ValueError(f"{self.source.path} makes {n_number} numbers of {sum(storages.values())}")
+        used = {tensor.dtype for tensors, _ in self._weights.values() for tensor in tensors}
+        if used != {"float32"}:
+            self.notes.append(f"weights of {', '.join(sorted(used - {'float32'}))} became float32")
+
+
+def _as_is(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+def _reversed(array: np.ndarray) -> np.ndarray:
+    return array[::-1]
+
+
+def _stacked(*arrays: np.ndarray) -> np.ndarray:
+    return np.stack(arrays)
+
+
+def _rows(start: int, end: int) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda array: array[start:end]
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors are one, or hold the same numbers."""
+    places = [(id(t.storage), t.offset, t.shape, t.stride) for t in (left, right)]
+    return places[0] == places[1] or np.array_equal(left.array(), right.array())

@@ -1,0 +1,135 @@
+"""Vocabularies of PyTorch programs: the tokenizer of Hugging Face, cache.pt, what a checkpoint of NVIDIA holds."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from txl_tf.convert.corpus_files import WHITE_SPACE, SourceCorpus, read_corpus
+from txl_tf.convert.pickles import Named, shown, text, texts_of
+from txl_tf.convert.tensors import Tensor
+from txl_tf.convert.torch_file import read_torch_file
+from txl_tf.data.corpus_info import INFO_FILE, VOCAB_FILE
+from txl_tf.data.datasets import PAPER_DATASETS, SPLITS
+from txl_tf.data.vocabulary import Vocab
+
+PICKLED = ("vocab.pkl", "vocab.bin", "cache.pt")
+FILES = (*PICKLED, "cache.pkl", INFO_FILE, VOCAB_FILE)
+
+
+def vocabulary_beside(folder: str) -> str | None:
+    """The vocabulary in the folder of a checkpoint, if there is one."""
+    paths = [os.path.join(folder, name) for name in FILES]
+    return next(filter(os.path.isfile, paths), None)
+
+
+def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus, list[str]]:
+    """The vocabulary of a PyTorch program, or of the original program.
+
+    Args:
+        path: vocab.pkl, vocab.bin, cache.pt, a corpus file of the original, a list of words, or the folder of one.
+        dataset: as in `read_corpus`. Where nobody says it, the symbols tell how text becomes words.
+
+    Returns:
+        `(source, notes)`: the vocabulary, and what is worth saying of it.
+
+    Raises:
+        ValueError, OSError: a file is missing or wrong.
+    """
+    path = os.fspath(path)
+    if os.path.isdir(path):
+        found = vocabulary_beside(path)
+        if found is None:
+            raise FileNotFoundError(f"there is no vocabulary in {path}: none of {', '.join(FILES)}")
+        path = found
+    name = os.path.basename(path)
+    if name in ("cache.pkl", INFO_FILE) or os.path.isfile(os.path.join(os.path.dirname(path), INFO_FILE)):
+        return read_corpus(path, dataset), []
+    if path.endswith((".pkl", ".bin", ".pt")):
+        return vocabulary_of(read_torch_file(path), path, dataset)
+    options, note = _options(_lines(path), dataset, {})
+    return SourceCorpus(path, dataset, Vocab.load(path, **options), {}, {}), [note] if note else []
+
+
+def _lines(path: str) -> list[str]:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no vocabulary file {path}")
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        return [line.split()[0] for line in file if line.split()]
+
+
+def vocabulary_of(found: Any, path: str, dataset: str | None = None) -> tuple[SourceCorpus, list[str]]:
+    """The vocabulary in what a file held: a `Vocab`, its `__dict__`, or a `Corpus` or dictionary with it.
+
+    Returns, raises: as `read_vocabulary`.
+    """
+    corpus = _attributes(found)
+    inner = _attributes(corpus.get("vocab"))
+    vocab = inner if "idx2sym" in inner else corpus
+    if "idx2sym" not in vocab:
+        kind = f"a {found.name}" if isinstance(found, Named) else shown(found)
+        raise ValueError(
+            f"{path} holds no list of words (idx2sym) but {kind}. A vocabulary of subwords (NVIDIA's --vocab=bpe) is "
+            "not supported"
+        )
+    try:
+        symbols = texts_of(vocab["idx2sym"])
+    except ValueError as error:
+        raise ValueError(f"{path} is no vocabulary: {error}") from None
+    symbols, n_mended = mended(symbols)
+    notes = [f"{n_mended} words of {path} were UTF-8 read as latin1: mended"] if n_mended else []
+    dataset = _agreed(dataset, corpus.get("dataset"), path)
+    options, note = _options(symbols, dataset, vocab)
+    made = Vocab(**options)
+    made.set_lines([symbol.translate(WHITE_SPACE) for symbol in symbols], path)
+    splits = {split: _tokens(corpus[split], path) for split in SPLITS if isinstance(corpus.get(split), Tensor)}
+    return SourceCorpus(path, dataset, made, {}, splits), [*notes, note] if note else notes
+
+
+def _attributes(found: Any) -> dict[str, Any]:
+    if isinstance(found, Named):
+        return found.attributes
+    return {text(name): value for name, value in found.items() if type(name) is not int} if type(found) is dict else {}
+
+
+def _agreed(given: str | None, said: Any, path: str) -> str | None:
+    """The dataset, if it is one of the paper's; a file may also say another name."""
+    said = text(said) if type(said) in (str, bytes) and text(said) in PAPER_DATASETS else None
+    if given and said and given != said:
+        raise ValueError(f"dataset is {given}, but {path} says {said}")
+    return given or said
+
+
+def mended(symbols: list[str]) -> tuple[list[str], int]:
+    """The symbols, and how many were UTF-8 that had been read as latin1, as all of the hub's vocabulary was.
+
+    Only where it is certain: every symbol is UTF-8 if written as latin1, and no two become one.
+    """
+    try:
+        better = [symbol.encode("latin1").decode("utf-8") for symbol in symbols]
+    except UnicodeError:
+        return symbols, 0
+    if len(set(better)) < len(symbols):
+        return symbols, 0
+    return better, sum(before != after for before, after in zip(symbols, better, strict=True))
+
+
+def _options(symbols: list[str], dataset: str | None, stored: dict) -> tuple[dict, str | None]:
+    """Arguments of `Vocab` for symbols of words, and a note where no dataset decides them."""
+    if dataset is not None:
+        options, note = dict(PAPER_DATASETS[dataset][0]), None
+    else:
+        known = set(symbols)
+        eos = next((symbol for symbol in ("<eos>", "<S>") if symbol in known), None)
+        unk = next((symbol for symbol in ("<unk>", "<UNK>") if symbol in known), None)
+        options = {"level": "word", "eos": eos, "unk": unk, "bos": eos if eos == "<S>" else None}
+        options["special"] = [eos] if eos == "<eos>" else []
+        note = f"no dataset is known: a line ends in {eos}, and unknown words are {unk}, as the vocabulary has them"
+    lower_case = stored.get("lower_case")
+    return options | ({"lower_case": lower_case} if type(lower_case) is bool else {}), note
+
+
+def _tokens(tensor: Tensor, path: str):
+    if tensor.dtype != "int64" or len(tensor.shape) != 1:
+        raise ValueError(f"tokens of {path} must be int64 [n], got {tensor.dtype} {list(tensor.shape)}")
+    return tensor.array()

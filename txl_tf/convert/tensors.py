@@ -1,0 +1,189 @@
+"""Tensors in files: places that are checked against what the file has. Reads .safetensors.
+
+The numbers of a `Tensor` are read when they are asked for, and mapped into memory where the file has them uncompressed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from txl_tf.convert.pickles import FileError, are_sizes, described, shown
+from txl_tf.files import is_remote
+
+MAX_RATIO = 20  # of a member of a zip archive, unpacked to packed
+MAX_HEADER = 100_000_000  # bytes of JSON in a .safetensors, as in its own library
+MAX_RANK = 8
+DTYPES = {  # NumPy has no bfloat16, which is the upper half of float32
+    "F32": "float32", "F16": "float16", "F64": "float64", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(eq=False)
+class Storage:
+    """`numel` numbers in a file, from byte `offset` on; `offset` is `None` where they are packed in `member`."""
+
+    path: str
+    dtype: str
+    numel: int
+    offset: int | None = None
+    member: zipfile.ZipInfo | None = None
+
+    @property
+    def raw(self) -> np.dtype:
+        return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).newbyteorder("<")
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The numbers from one place up to another, read-only; of bfloat16 as float32."""
+        if start == stop:
+            numbers = np.zeros([0], self.raw)
+        elif self.member is None:
+            place = self.offset + start * self.raw.itemsize
+            numbers = np.memmap(self.path, self.raw, "r", place, (stop - start,))
+        else:
+            with zipfile.ZipFile(self.path) as archive:
+                numbers = np.frombuffer(unpacked(archive, self.member), self.raw)[start:stop]
+        return (numbers.astype(np.uint32) << 16).view(np.float32) if self.dtype == "bfloat16" else numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """Numbers of a storage: the first at `offset`, the others by `stride`, all counted in numbers."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def __post_init__(self):
+        numel, sizes = self.storage.numel, (self.shape, self.stride, (self.offset,))
+        if (
+            not all(are_sizes(values, 1 << 62) for values in sizes)
+            or not len(self.shape) == len(self.stride) <= MAX_RANK
+        ):
+            raise ValueError(f"offset, shape and stride of a tensor are {', '.join(map(shown, sizes))}")
+        if self.offset + self.extent > numel or self.size > numel:
+            raise ValueError(
+                f"a tensor of shape {list(self.shape)} needs {max(self.offset + self.extent, self.size)} numbers of a "
+                f"storage that has {numel}"
+            )
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def extent(self) -> int:
+        """How many numbers of the storage it spans."""
+        return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)) if self.size else 0
+
+    @property
+    def dtype(self) -> str:
+        return self.storage.dtype
+
+    def array(self) -> np.ndarray:
+        """The numbers, read-only; of bfloat16 as float32."""
+        numbers = self.storage.read(self.offset, self.offset + self.extent)
+        strides = [step * numbers.itemsize for step in self.stride]
+        return np.lib.stride_tricks.as_strided(numbers, self.shape, strides, writeable=False)
+
+
+def row_major(shape: tuple) -> tuple:
+    """The strides of a tensor whose numbers lie row by row."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    check_packed(member)
+    return archive.read(member)  # at most its file_size, with its checksum
+
+
+def check_packed(member: zipfile.ZipInfo) -> None:
+    """Raises ValueError where a member would unpack to far more than it is."""
+    if member.file_size > MAX_RATIO * member.compress_size:
+        raise ValueError(
+            f"the member {shown(member.filename)} says that {member.compress_size} bytes unpack to {member.file_size}"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+
+
+def refusing(what: str):
+    """Has a function that reads the file `path` raise one ValueError, whatever is wrong with the file."""
+
+    def decorate(read):
+        @functools.wraps(read)
+        def reading(path: str):
+            path = os.fspath(path)
+            if is_remote(path):
+                raise ValueError(f"{path} must be a local file, whose parts can be mapped into memory: copy it first")
+            if not os.path.isfile(path):
+                raise FileNotFoundError(f"there is no file {path}")
+            try:
+                return read(path)
+            except (FileError, OSError):
+                raise
+            except Exception as error:  # of any kind, where the bytes are no such file
+                message = f"{path} cannot be read as {what}: {described(error)}"
+            raise FileError(message)  # here, without the error, whose own message may be as long as the file
+
+        return reading
+
+    return decorate
+
+
+@refusing("a .safetensors")
+def read_safetensors(path: str) -> dict[str, Tensor]:
+    """The tensors of a file, by name. Raises: as `read_torch_file`."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        if start == b"version ":
+            raise ValueError("it only points to a file that git lfs has not fetched yet: run git lfs pull")
+        length = int.from_bytes(start, "little")
+        if not 2 <= length <= min(size - 8, MAX_HEADER):
+            raise ValueError(f"a header of {length} bytes in a file of {size}")
+        header = json.loads(file.read(length), object_pairs_hook=unique)
+    if type(header) is not dict:
+        raise ValueError("the header is no dictionary")
+    header.pop("__metadata__", None)
+    places = sorted(_place(name, entry, size - 8 - length) for name, entry in header.items())
+    for (_, end, name), (begin, _, other) in zip(places, places[1:], strict=False):
+        if begin < end:
+            raise ValueError(f"{shown(name)} and {shown(other)} lie in the same bytes")
+    tensors = {}
+    for begin, _, name in places:
+        shape = tuple(header[name]["shape"])
+        storage = Storage(path, DTYPES[header[name]["dtype"]], math.prod(shape), 8 + length + begin)
+        tensors[name] = Tensor(storage, 0, shape, row_major(shape))
+    return tensors
+
+
+def unique(pairs: list) -> dict:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _place(name: str, entry: Any, n_byte: int) -> tuple[int, int, str]:
+    """First byte and end of a tensor, checked."""
+    entry = entry if type(entry) is dict else {}
+    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not are_sizes(shape, 1 << 62) or not are_sizes(offsets, n_byte) or len(offsets) != 2 or len(shape) > MAX_RANK:
+        raise ValueError(f"{shown(name)} has shape {shown(shape)}, data_offsets {shown(offsets)} of {n_byte} bytes")
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise ValueError(f"{shown(name)} has dtype {shown(dtype)}, which is none of {', '.join(DTYPES)}")
+    n_needed = math.prod(shape) * Storage("", DTYPES[dtype], 0).raw.itemsize
+    if offsets[1] - offsets[0] != n_needed:
+        raise ValueError(f"{shown(name)} needs {n_needed} bytes and has those from {offsets[0]} to {offsets[1]}")
+    return offsets[0], offsets[1], name

@@ -1,0 +1,325 @@
+"""Reads files of PyTorch and safetensors with NumPy alone, without running anything in them, see `pickles`.
+
+read_torch_file    .bin, .pt and .pkl: what torch.save or pickle wrote, whole modules included
+read_tensors       the tensors in one of these, in a .safetensors, or in the shards of an *.index.json, by name
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import struct
+import zipfile
+from typing import Any, BinaryIO
+
+from txl_tf.convert.pickles import (
+    BoundedFile,
+    Named,
+    PlainUnpickler,
+    StandIn,
+    are_sizes,
+    shown,
+    text,
+    update,
+)
+from txl_tf.convert.tensors import (
+    MAX_HEADER,
+    Storage,
+    Tensor,
+    check_packed,
+    read_safetensors,
+    refusing,
+    unique,
+    unpacked,
+)
+
+MAGIC = 0x1950A86A20F9469CFC6C  # how files of torch < 1.6 begin, after pickling
+VERSION = 1001
+MAX_MODULES = 10_000  # in a pickled network
+MAX_PREFIX = 200  # characters of the names that lead to a module
+NAMES = "no such file is made of"
+
+DTYPES = {  # class of a storage -> dtype
+    "Float": "float32", "Half": "float16", "Double": "float64", "BFloat16": "bfloat16", "Long": "int64",
+    "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+}  # fmt: skip
+PACKAGES = (
+    "torch", "transformers", "tokenizers", "sacremoses", "pytorch_transformers", "pytorch_pretrained_bert", "apex",
+    "mem_transformer", "proj_adaptive_softmax", "data_utils", "vocabulary", "utils", "numpy", "__main__",
+)  # fmt: skip
+BUILTINS = "set frozenset dict list tuple int float complex object bytearray str bytes".split()
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+
+
+@refusing("a file of PyTorch")
+def read_torch_file(path: str) -> Any:
+    """What is in a file of `torch.save`, zip or as before torch 1.6, or in a pickle, with `Tensor` for tensors.
+
+    Dictionaries, lists, numbers and texts are as they were; an instance of a class is a `Named` with its attributes.
+
+    Raises:
+        RefusedError: the file names a class or function of another package. The error says which; it was not called.
+        ValueError: the file is damaged, or none of PyTorch.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        start = file.read(64)
+        file.seek(0)
+        if start.startswith(b"PK\x03\x04"):
+            return _read_zip(path)
+        if start.startswith(b"version https://git-lfs"):
+            raise ValueError("it only points to a file that git lfs has not fetched yet: run git lfs pull")
+        return _read_pickles(path, file)
+
+
+@refusing("an index of shards")
+def read_shards(path: str) -> dict[str, Tensor]:
+    """The tensors of all files that an index names, which lie in its folder. Raises: as `read_torch_file`."""
+    if os.path.getsize(path) > MAX_HEADER:
+        raise ValueError(f"it has {os.path.getsize(path)} bytes")
+    with open(path, "rb") as file:
+        index = json.loads(file.read(), object_pairs_hook=unique)
+    shards = index.get("weight_map") if type(index) is dict else None
+    if type(shards) is not dict or not all(type(shard) is str for shard in shards.values()):
+        raise ValueError("it has no weight_map from names to files")
+    found: dict[str, Tensor] = {}
+    for shard in dict.fromkeys(shards.values()):
+        if os.path.basename(shard) != shard or not shard.endswith((".bin", ".safetensors")):
+            raise ValueError(f"{shown(shard)} must be a .bin or .safetensors of the same folder")
+        tensors = read_tensors(os.path.join(os.path.dirname(path), shard))
+        for name in tensors:
+            if shards.get(name) != shard:
+                raise ValueError(f"{shown(name)} is in {shown(shard)} and belongs in {shown(shards.get(name))}")
+        missing = [name for name in shards if shards[name] == shard and name not in tensors]
+        if missing:
+            raise ValueError(f"{shown(missing[0])} is not in {shown(shard)}")
+        found.update(tensors)
+    return found
+
+
+def read_tensors(path: str) -> dict[str, Tensor]:
+    """The tensors of a .safetensors, of an index of shards, or of a dictionary or network in another file, by name."""
+    if path.endswith(".index.json"):
+        return read_shards(path)
+    return read_safetensors(path) if path.endswith(".safetensors") else named_tensors(read_torch_file(path))
+
+
+# ------------------------------------------------------------------------------------------------ layouts of torch.save
+
+
+def _read_zip(path: str) -> Any:
+    """Archive of `<any>/data.pkl` and, for each storage, `<any>/data/<key>`."""
+    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+        members = {member.filename: member for member in archive.infolist()}
+        if len(members) < len(archive.infolist()):
+            raise ValueError("two members of the archive have one name")
+        outside = [name for name in members if name.startswith("/") or ".." in name.split("/")]
+        if outside:
+            raise ValueError(f"the member {shown(outside[0])} lies outside the archive")
+        pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise ValueError(f"an archive of torch.save has one data.pkl in a folder, this one has {len(pickles)}")
+        prefix = pickles[0].removesuffix("data.pkl")
+        order = members.get(f"{prefix}byteorder")
+        if order is not None and unpacked(archive, order) != b"little":
+            raise ValueError("its byte order is not little-endian")
+        program = unpacked(archive, members[pickles[0]])
+        unpickler = _TorchUnpickler(BoundedFile(io.BytesIO(program)), path)
+        found = unpickler.load()
+        for key, storage in unpickler.storages.items():
+            member = members.get(f"{prefix}data/{key}")
+            n_byte = storage.numel * storage.raw.itemsize
+            if member is None or member.file_size != n_byte:
+                has = "is missing" if member is None else f"has {member.file_size} bytes"
+                raise ValueError(f"storage {key} of {n_byte} bytes {has}")
+            if member.compress_type == zipfile.ZIP_STORED:
+                storage.offset = _stored_at(file, member)
+            else:
+                check_packed(member)
+                storage.member = member
+        return found
+
+
+def _stored_at(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """The byte at which the data of an uncompressed member begins, after the header that stands before it."""
+    file.seek(member.header_offset)
+    header = file.read(30)
+    if len(header) < 30 or header[:4] != b"PK\x03\x04" or member.flag_bits & 1:
+        raise ValueError(f"the member {shown(member.filename)} has no header, or is encrypted")
+    offset = member.header_offset + 30 + sum(struct.unpack("<HH", header[26:]))
+    if offset + member.file_size > os.fstat(file.fileno()).st_size:
+        raise ValueError(f"the member {shown(member.filename)} goes beyond the end of the file")
+    return offset
+
+
+def _read_pickles(path: str, file: BinaryIO) -> Any:
+    """A single pickle; or, before torch 1.6, four of them, a list of keys, and the storages in its order."""
+    bounded = BoundedFile(file)
+    first = _TorchUnpickler(bounded, path).load()
+    if type(first) is not int or first != MAGIC:
+        return first
+    version, system = (_TorchUnpickler(bounded, path).load() for _ in range(2))
+    system = {text(name): value for name, value in system.items()} if type(system) is dict else {}
+    if version != VERSION or system.get("little_endian") is not True:
+        raise ValueError(f"its version is {shown(version)}, not {VERSION}, or it is not little-endian")
+    unpickler = _TorchUnpickler(bounded, path)
+    found = unpickler.load()
+    keys = _TorchUnpickler(bounded, path).load()
+    keys = [text(key) for key in keys] if type(keys) is list and all(map(is_text, keys)) else None
+    if keys is None or len(set(keys)) < len(keys) or set(keys) != set(unpickler.storages):
+        raise ValueError("its list of storages is not that of its tensors")
+    for key in keys:
+        storage = unpickler.storages[key]
+        numel = int.from_bytes(file.read(8), "little", signed=True)
+        if numel != storage.numel:
+            raise ValueError(f"storage {key} of {storage.numel} numbers has {numel}")
+        storage.offset = file.tell()
+        end = storage.offset + numel * storage.raw.itemsize
+        if end > bounded.size:
+            raise ValueError(f"storage {key} goes to byte {end} of a file of {bounded.size} bytes: it is cut off")
+        file.seek(end)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- unpickling
+
+
+class Dictionary(StandIn, dict):
+    """An `OrderedDict` or `defaultdict`."""
+
+    def __init__(self, *args):
+        pairs = args[0] if args and type(args[0]) in (list, tuple) else []  # as Python 2 writes them
+        if not all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs):
+            raise ValueError("the items of a dictionary are no pairs")
+        self.set_items([value for pair in pairs for value in pair])
+
+    def set_items(self, items: list) -> None:
+        update(self, items)
+
+
+@dataclasses.dataclass(frozen=True)
+class _StorageClass:
+    dtype: str
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_) -> Tensor:
+    """`torch._utils._rebuild_tensor` and `_rebuild_tensor_v2`."""
+    if not isinstance(storage, Storage):
+        raise ValueError(f"a tensor of {shown(storage)}")
+    return Tensor(storage, offset, shape, stride)
+
+
+def _first(value: Any, *_) -> Any:
+    """`torch._utils._rebuild_parameter`, whose first argument is the tensor."""
+    return value
+
+
+def _of_type(function: Any, kind: Any, arguments: Any, *_) -> Any:
+    """`torch._tensor._rebuild_from_type_v2`: a tensor with attributes."""
+    if function not in (_tensor, _first) or type(arguments) is not tuple:
+        raise ValueError(f"a tensor rebuilt by {shown(function)}")
+    return function(*arguments)
+
+
+def _nothing(*_) -> StandIn:
+    return StandIn()
+
+
+def _instance(kind: Any, *_) -> Any:
+    """An instance in protocols 0 and 1."""
+    return kind() if callable(kind) else StandIn()
+
+
+KNOWN = {
+    ("torch._utils", "_rebuild_tensor"): _tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._utils", "_rebuild_parameter"): _first,
+    ("torch._utils", "_rebuild_parameter_with_state"): _first,
+    ("torch._tensor", "_rebuild_from_type_v2"): _of_type,
+    ("torch", "Size"): _first,
+    ("collections", "OrderedDict"): Dictionary,
+    ("collections", "defaultdict"): Dictionary,
+    ("collections", "Counter"): _nothing,
+    ("argparse", "Namespace"): lambda *_: Named("Namespace"),
+    ("re", "_compile"): _nothing,
+    ("_codecs", "encode"): _nothing,
+    ("copy_reg", "_reconstructor"): _instance,
+    ("copyreg", "_reconstructor"): _instance,
+    **{(module, name): _nothing for module in ("builtins", "__builtin__") for name in BUILTINS},
+    **{
+        (module, f"{name}Storage"): _StorageClass(dtype)
+        for module in ("torch", "torch.cuda")
+        for name, dtype in DTYPES.items()
+    },
+}
+
+
+class _TorchUnpickler(PlainUnpickler):
+    """`storages`: those that the pickle names, by key. Where they lie, others tell."""
+
+    def __init__(self, file: BoundedFile, path: str):
+        super().__init__(file, path, KNOWN, NAMES, PACKAGES)
+        self.storages: dict[str, Storage] = {}
+
+    def persistent_load(self, pid: Any) -> Any:
+        """What a pickle of torch.save says of a storage, or of a class with its source."""
+        kind, *rest = pid if type(pid) is tuple and pid else (None,)
+        kind = text(kind) if is_text(kind) else None
+        if kind == "module" and rest:
+            return rest[0]
+        if kind != "storage" or len(rest) not in (4, 5) or any(rest[4:]):
+            raise ValueError(f"it refers to {shown(pid)}, which is no storage, or the view of one")
+        storage_class, key, _, numel = rest[:4]
+        key = text(key) if is_text(key) else ""
+        if not isinstance(storage_class, _StorageClass) or not key.isdecimal() or not are_sizes([numel], 1 << 62):
+            raise ValueError(f"a storage is of {shown(storage_class)}, key {shown(key)}, {shown(numel)} numbers")
+        storage = self.storages.setdefault(key, Storage(self._path, storage_class.dtype, numel))
+        if (storage.dtype, storage.numel) != (storage_class.dtype, numel):
+            raise ValueError(f"storage {key} is of two kinds")
+        return storage
+
+
+# ----------------------------------------------------------------------------------------------------- tensors by name
+
+
+def named_tensors(found: Any) -> dict[str, Tensor]:
+    """The tensors of a dictionary, or the parameters of a pickled network by the names of its `state_dict`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(found, dict):
+        return {text(name): value for name, value in found.items() if isinstance(value, Tensor) and is_text(name)}
+    if not isinstance(found, Named):
+        raise ValueError(f"there are no tensors in {shown(found)}")
+    tensors: dict[str, Tensor] = {}
+    todo = [("", found)]
+    for _ in range(MAX_MODULES):
+        if not todo:
+            return tensors
+        prefix, module = todo.pop()
+        parts = module.attributes
+        of_list = {name: value for name, value in parts.items() if name.isdecimal()}  # a ParameterList of torch >= 1.12
+        for name, value in {**of_list, **members(module, "_parameters")}.items():
+            if isinstance(value, Tensor):
+                tensors[prefix + name] = value
+        todo += [
+            (f"{prefix}{name}.", part) for name, part in members(module, "_modules").items() if type(part) is Named
+        ]
+        if len(prefix) > MAX_PREFIX:
+            break
+    raise ValueError(f"a network of more than {MAX_MODULES} parts, or with names of more than {MAX_PREFIX} characters")
+
+
+def members(module: Named, name: str) -> dict[str, Any]:
+    """The parameters or modules of a pickled module, by name."""
+    found = module.attributes.get(name)
+    return {text(key): value for key, value in found.items() if is_text(key)} if isinstance(found, dict) else {}
+
+
+def is_text(value: Any) -> bool:
+    return type(value) in (str, bytes)
