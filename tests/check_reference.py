@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import keras
 import numpy as np
+import pytorch_arrays
 import tagger_arrays
 import tensorflow as tf
 import vanilla_arrays
@@ -267,9 +268,37 @@ def compare_lexicon(config):
     return {"words": rows}
 
 
+# PyTorch checkpoints
+
+PYTORCH_KINDS = {
+    "words": ("words", EXACT),
+    "nll": ("nll", Tolerance(atol=2e-5)),
+    "log-probabilities": ("log_probs", Tolerance(atol=5e-5)),
+    "memories": ("mems", Tolerance(atol=1e-5)),
+}
+
+
+def compare_pytorch(folder, **options):
+    """`{kind: [Difference]}` of all checkpoints in a folder, see `pytorch_arrays.py`; the losses three ways."""
+    with np.load(folder / "golden.npz") as file:
+        golden = dict(file)
+    kinds = {kind: [] for kind in PYTORCH_KINDS}
+    for checkpoint in pytorch_arrays.checkpoints_in(folder):
+        expected, found = pytorch_arrays.arrays_of(checkpoint, golden, **options)
+        for kind, (start, tolerance) in PYTORCH_KINDS.items():
+            rows = differences(
+                *({n: a for n, a in of.items() if n.startswith(start)} for of in (expected, found)), tolerance
+            )
+            kinds[kind] += [row._replace(array=f"{checkpoint.name}: {row.array}") for row in rows]
+    return kinds
+
+
 # Families, folders and the report
 
-COMPARISONS = {"model": compare_model, "vanilla": compare_vanilla, "tener": compare_tener, "flat": compare_flat}
+COMPARISONS = {
+    "model": compare_model, "vanilla": compare_vanilla, "tener": compare_tener, "flat": compare_flat,
+    "pytorch": compare_pytorch,
+}  # fmt: skip
 MARKS = ["golden.npz", "config.json", "case.json", "model.ckpt-0.index"]
 
 

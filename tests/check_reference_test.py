@@ -15,6 +15,7 @@ from check_reference import EXACT, MODEL_KINDS, Difference, Tolerance, differenc
 from helpers import CASES, GOLDENS
 
 import txl_tf
+from txl_tf.convert.pytorch import pytorch_to_run
 
 
 @pytest.fixture(params=CASES, scope="module")
@@ -101,6 +102,34 @@ def test_a_changed_weight_of_a_tagger_is_noticed(tmp_path, family, case):
     kinds = check_reference.COMPARISONS[family](tmp_path / case)
     wrong = {row.array.split("[")[0] for rows in kinds.values() for row in rows if row.problem}
     assert wrong >= {"out/nll", "g/crf.trans_m"} and not wrong & {"out/emissions", "out/layer0/probs"}
+
+
+PYTORCH = sorted(path.name for path in (GOLDENS.parent / "pytorch").iterdir())
+
+
+def to_run(checkpoint, model_dir):
+    pytorch_to_run(checkpoint, model_dir)
+
+
+@pytest.mark.parametrize("name", PYTORCH)
+def test_parity_with_pytorch_programs(name):
+    kinds = check_reference.compare_pytorch(
+        GOLDENS.parent / "pytorch" / name, convert=to_run, served=name == "hf_wt103"
+    )
+    assert [row for rows in kinds.values() for row in rows if row.problem] == []
+    assert {kind: len(rows) > 0 for kind, rows in kinds.items()} == dict.fromkeys(check_reference.PYTORCH_KINDS, True)
+    assert len(PYTORCH) == 4
+
+
+def test_a_changed_loss_of_a_pytorch_program_is_noticed(tmp_path):
+    shutil.copytree(GOLDENS.parent / "pytorch" / "hf_plain_legacy", tmp_path / "case")
+    with np.load(tmp_path / "case" / "golden.npz") as file:
+        golden = dict(file)
+    golden["nll"][2, 1, 3] += 5e-5
+    np.savez(tmp_path / "case" / "golden.npz", **golden)
+    kinds = check_reference.compare_pytorch(tmp_path / "case", convert=to_run, served=False)
+    wrong = [row.array for rows in kinds.values() for row in rows if row.problem]
+    assert wrong == ["pytorch_model.bin: nll", "pytorch_model.bin: nll/cached"]
 
 
 def test_a_changed_span_is_noticed(tmp_path):
@@ -284,7 +313,8 @@ def write_case(folder, config, name="config.json", files=("golden.npz",)):
         (folder / file).touch()
 
 
-def test_families_that_txl_tf_does_not_have_are_named(tmp_path, capsys):
+def test_families_that_txl_tf_does_not_have_are_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.delitem(check_reference.COMPARISONS, "pytorch")
     write_case(tmp_path / "a", {}, "case.json", ["golden.npz", "model.safetensors"])
     assert check_reference.main([str(tmp_path)]) == 1
     assert capsys.readouterr().out.splitlines() == ["a   pytorch: no such model in txl_tf yet   FAILED"]

@@ -275,3 +275,22 @@ def test_missing_files_are_named(tmp_path):
         corpus.build_corpus("wt2", str(tmp_path))
     with pytest.raises(ValueError, match="is a folder, not a text file"):
         corpus.build_corpus("text", str(tmp_path))
+
+
+def test_a_text_in_a_given_vocabulary(tmp_path):
+    """As that of a run to start from: in its order, other words are <unk>, and the cutoffs come from the counts."""
+    symbols = write_text(tmp_path / "vocab.txt", "<eos>\nb\n<unk>\na\n")
+    text = write_text(tmp_path / "a.txt", "a b c a\n" * 5)
+    made = corpus.build_corpus("text", text, level="word", vocab_path=symbols, valid_fraction=0.2)
+    assert made.vocab.symbols == ["<eos>", "b", "<unk>", "a"] and made.cutoffs == []
+    np.testing.assert_array_equal(made.splits["train"], [3, 1, 2, 3, 0] * 4)
+    np.testing.assert_array_equal(made.splits["valid"], [3, 1, 2, 3, 0])
+    chars = write_text(tmp_path / "chars.txt", "b\na\n\\n\n")
+    made = corpus.build_corpus("text", write_text(tmp_path / "b.txt", "ab\nba\n"), vocab_path=chars, valid_fraction=0.5)
+    np.testing.assert_array_equal(made.splits["train"], [1, 0, 2])
+    with pytest.raises(ValueError, match="a.txt, line 1: ' ' is not in the vocabulary of 3 symbols"):
+        corpus.build_corpus("text", text, vocab_path=chars)
+    with pytest.raises(ValueError, match="min_freq and max_size choose symbols, but vocab_path=.*vocab.txt has them"):
+        corpus.build_corpus("text", text, level="word", vocab_path=symbols, min_freq=2)
+    with pytest.raises(FileNotFoundError, match="there is no file .*absent"):
+        corpus.build_corpus("text", text, vocab_path=str(tmp_path / "absent"))

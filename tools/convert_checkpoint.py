@@ -60,8 +60,10 @@ flags.mark_flags_as_mutual_exclusive(["tf1_checkpoint", "pytorch_checkpoint"], r
 CORPUS = "corpus model_dir dataset data_dir"
 
 
-def described(names, network):
-    return " ".join(f"{name}={getattr(network, name)}" for name in names.split())
+def described(names, model):
+    """The arguments of a model or a layer."""
+    values_of = model if isinstance(model, dict) else vars(model)
+    return " ".join(f"{name}={values_of[name]}" for name in names.split())
 
 
 def from_tf1():
@@ -83,12 +85,12 @@ def from_pytorch():
     if given.get("cutoffs") is not None:
         given["cutoffs"] = [int(cutoff) for cutoff in given["cutoffs"]]
     made = pytorch_to_run(**values(f"pytorch_checkpoint {CORPUS}"), **given)
-    lm, source = made.lm, made.source
-    print(f"{source.path}: {source.kind}, {lm.count_params():,} parameters, {len(made.vocab):,} symbols")
-    print("its tensors say:", described("n_layer d_model d_embed n_head d_head d_inner untie_r", lm.network))
-    print("     ", described("cutoffs div_val proj_same_dim", lm.network), described("proj_share_all_but_first", lm))
+    source, model = made.source, made.model
+    print(f"{source.path}: {source.kind}, {made.n_parameter:,} parameters, {len(made.vocab):,} symbols")
+    print("its tensors say:", described("n_layer d_model d_embed n_head d_head d_inner untie_r", model))
+    print("     ", described("cutoffs div_val proj_same_dim proj_share_all_but_first", model))
     by = source.told_by if source.said else "the command"
-    print(f"{by} says:", described("mem_len same_length clamp_len layer_norm_epsilon dropout dropatt", lm.network))
+    print(f"{by} says:", described("mem_len same_length clamp_len layer_norm_epsilon dropout dropatt", model))
     for note in made.notes:
         print("note:", note)
     print(made.checkpoint)

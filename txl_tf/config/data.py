@@ -22,6 +22,7 @@ class TextConfig(Config):
     min_freq: int = option(0, "Symbols of your own text that are rarer become <unk>.")
     max_size: int | None = option(None, "Most frequent symbols of your own text to keep; others are <unk>.")
     lower_case: bool = option(False, "Lower-case your own text.")
+    vocab_path: str | None = option(None, "File of the symbols, one a line, such as a run's vocab.txt; default: count.")
     cutoffs: list[int] | None = option(None, "First word of each softmax bin but the first, as 20000,40000.", RISING)
     num_shuffle: int = option(1, "For lm1b: random orders of the sentences to write.", POSITIVE, flag=4)
     seed: int = option(123456, "For lm1b: seed of the random orders.")

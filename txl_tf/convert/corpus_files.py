@@ -108,7 +108,7 @@ def write_corpus(data_dir: str, source: SourceCorpus) -> None:
         ValueError: `source` has no tokens, or `data_dir` is remote or already prepared.
     """
     if not source.splits:
-        raise ValueError(f"{source.path} has no tokens to write to data_dir {data_dir}: it is a vocabulary alone")
+        raise ValueError(f"{source.path} has no tokens to write to data_dir {data_dir}")
     info_path = os.path.join(data_dir, INFO_FILE)
     if is_remote(data_dir) or (os.path.exists(info_path) and "format" in read_info(info_path)):
         raise ValueError(f"data_dir must be a local folder without a prepared corpus, got {data_dir}")

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 MAX_MARKS = 100  # lists, tuples and dictionaries that are open at a time; files of our kinds need fewer than 20
 MAX_NAMES = 1000  # of the packages whose names are all known
+MAX_ARGS = 100  # of a call; the same long ones in many calls would take long
 OBJECTS = 10_000  # small objects of any file, before those for every 8 bytes
 KEY = 1 << 31  # an integer that is a key of a dictionary is smaller
 
@@ -74,7 +75,8 @@ class Instance(StandIn):
     @property
     def attributes(self) -> dict[str, Any]:
         """Python 2 wrote their names as bytes."""
-        return {text(name): value for name, value in self.state.items()} if type(self.state) is dict else {}
+        state = self.state if type(self.state) is dict else {}
+        return {text(name): value for name, value in state.items() if type(name) is not int}
 
 
 class Named(Instance):
@@ -154,10 +156,16 @@ class PlainUnpickler(pickle._Unpickler):
         items = self.pop_mark()
         self.stack[-1].extend(items)
 
-    def load_newobj(self) -> None:
-        """Calls a stand-in. Python's method takes classes alone."""
+    def load_reduce(self) -> None:
+        """Calls a stand-in."""
         args, made = self.stack.pop(), self.stack.pop()
+        if type(args) is not tuple or len(args) > MAX_ARGS:
+            raise ValueError(f"the arguments of a call are {shown(args)}")
         self.append(made(*args))
+
+    def load_newobj(self) -> None:
+        """Calls a stand-in too. Python's method takes classes alone."""
+        self.load_reduce()
 
     def load_build(self) -> None:
         """Hands a stand-in its state. Python's method copies it, and sets attributes of classes too."""

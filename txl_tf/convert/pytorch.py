@@ -20,13 +20,16 @@ class Conversion:
 
     Attributes:
         source: the checkpoint.
-        lm, vocab: the language model and its vocabulary.
+        model: arguments of `TransformerXLLM`.
+        n_parameter: how many numbers its weights are.
+        vocab: the vocabulary.
         checkpoint: path of the new checkpoint.
         notes: sentences on what was changed or assumed.
     """
 
     source: Source
-    lm: TransformerXLLM
+    model: dict
+    n_parameter: int
     vocab: Vocab
     checkpoint: str
     notes: list[str]
@@ -68,21 +71,21 @@ def pytorch_to_run(
             f"the vocabulary {words.path} has {len(words.vocab)} symbols, but {source.path} is of "
             f"n_token={model['n_token']}"
         )
-    lm = TransformerXLLM(**model)
-    mapping.load(lm)
+    weights = mapping.weights()  # no model of this size is made, whose initial weights would be as many once more
     data = {"dataset": words.dataset, "data_path": None, "level": words.vocab.level, "cutoffs": model["cutoffs"]}
     if data_dir:
         words.cutoffs = {source.path: model["cutoffs"]}
         write_corpus(data_dir, words)
         data["data_dir"] = os.fspath(data_dir)
-    checkpoint = folder.create(data, model, [words.vocab], lm, source.step)
-    return Conversion(source, lm, words.vocab, checkpoint, mapping.notes + notes)
+    checkpoint = folder.create(data, model, [words.vocab], weights, source.step, model_class=TransformerXLLM)
+    n_parameter = sum(tensor.shape.num_elements() for tensor in weights.values())
+    return Conversion(source, model, n_parameter, words.vocab, checkpoint, mapping.notes + notes)
 
 
 def _vocabulary(source: Source, corpus: str | None, dataset: str | None) -> tuple[SourceCorpus, list[str]]:
     """The vocabulary of a checkpoint, and notes on it."""
     if corpus is None and source.vocab is not None:
-        return vocabulary_of(source.vocab, source.path, dataset or source.dataset)
+        return vocabulary_of(source.vocab, source.path, dataset, source.dataset)
     corpus = corpus or vocabulary_beside(os.path.dirname(source.path))
     if corpus is None:
         raise ValueError(f"corpus is needed: neither {source.path} nor its folder holds the vocabulary")

@@ -19,15 +19,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from txl_tf.config import ModelConfig, check_bins
 from txl_tf.convert.original import div_vals
 from txl_tf.convert.pytorch_source import HUGGING_FACE, NORM_EPSILON, NVIDIA, Source
 from txl_tf.convert.tensors import Tensor
-from txl_tf.models.language_model import TransformerXLLM
-from txl_tf.runs.weights import weights_by_name
 
 SHAPES = "n_token n_layer d_model d_embed n_head d_head d_inner untie_r".split()  # what shapes alone decide
+MAX_COPIES = 4  # of all that a file holds; every bin may have a copy of one projection
 IGNORED = r"pos_emb\.inv_freq|crit\.shared_out_projs\.\d+|layers\.\d+\.dec_attn\.r_[wr]_bias"
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 LAYER = {  # variable -> (tensor, transposed), below layer_i/ and layers.i.
@@ -64,14 +64,14 @@ class Mapping:
         self._map_softmax()
         self._check_rest()
 
-    def load(self, lm: TransformerXLLM) -> None:
-        """Sets the weights of the model, one after the other."""
-        variables = weights_by_name(lm)
-        if set(variables) != {f"transformer/{name}" for name in self._weights}:
-            raise AssertionError(f"variables and tensors differ: {set(variables) ^ set(self._weights)}")
-        for name, (tensors, layout) in self._weights.items():
-            arrays = [tensor.array() for tensor in tensors]
-            variables[f"transformer/{name}"].assign(np.ascontiguousarray(layout(*arrays), np.float32))
+    def weights(self) -> dict[str, tf.Tensor]:
+        """All weights, by the names that `weights_by_name` gives the variables of the model."""
+        return {f"transformer/{name}": self._weight(name) for name in self._weights}
+
+    def _weight(self, name: str) -> tf.Tensor:
+        tensors, layout = self._weights[name]
+        array = np.ascontiguousarray(layout(*(tensor.array() for tensor in tensors)), np.float32)
+        return tf.identity(array)  # unlike a constant, it does not keep the array too
 
     # --------------------------------------------------------------------------------------------------- the model
 
@@ -200,11 +200,11 @@ class Mapping:
         """The projection of bin i of the softmax, whose embedding has the projection `shared`."""
         name, ties = f"crit.out_projs.{i}", self.source.said.get("tie_projs")
         own = self._get(name, *shared.shape) if name in self.source.tensors else None
-        if ties is None:
-            return self._get(name, *shared.shape) if own is None else own
-        if i >= len(ties):
-            raise ValueError(f"{self.source.told_by}: tie_projs must be one for every bin, got {list(ties)}")
-        if not ties[i]:
+        if ties is None:  # NVIDIA's program stores only what is not tied
+            is_tied = own is None and self.source.kind == NVIDIA
+        else:
+            is_tied = i < len(ties) and bool(ties[i])
+        if not is_tied:
             return self._get(name, *shared.shape)
         if own is not None and not _same(own, shared):
             raise ValueError(f"{self.source.told_by} says that {name} is the embedding's, but it is not")
@@ -259,11 +259,11 @@ class Mapping:
             unused = (self.d_embed, self.d_model)  # a bin of one word has probability 1
             self._weights[scope.format(1, "proj")] = (), lambda: np.zeros(unused)
         else:
-            sizes = (self.n_cluster, self.d_embed)
-            clusters = self._get("crit.cluster_weight", *sizes), self._get("crit.cluster_bias", self.n_cluster)
+            n_cluster = len(cutoffs)
+            clusters = (
+                self._get("crit.cluster_weight", n_cluster, self.d_embed), self._get("crit.cluster_bias", n_cluster)
+            )  # fmt: skip
             layout = (_as_is if self.source.kind == HUGGING_FACE else _reversed,) * 2
-            if self.n_cluster != len(cutoffs):
-                raise ValueError(f"{self.source.path} has {self.n_cluster} clusters for {len(cutoffs) + 1} bins")
         self._weights[scope.format(0, "cluster_W")] = clusters[:1], layout[0]
         self._weights[scope.format(0, "cluster_b")] = clusters[1:], layout[1]
 
@@ -306,7 +306,7 @@ class Mapping:
             raise ValueError(f"{self.source.path} is another network: it has {left[0]}, which no Transformer-XL has")
         storages = {id(tensor.storage): tensor.storage.numel for tensor in self.source.tensors.values()}
         n_number = sum(tensor.size for tensors, _ in self._weights.values() for tensor in tensors)
-        if n_number > 2 * sum(storages.values()):  # one after the other in the same bytes
+        if n_number > MAX_COPIES * sum(storages.values()):  # one after the other in the same bytes
             raise ValueError(f"{self.source.path} makes {n_number} numbers of {sum(storages.values())}")
         used = {tensor.dtype for tensors, _ in self._weights.values() for tensor in tensors}
         if used != {"float32"}:

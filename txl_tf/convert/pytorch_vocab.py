@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+
 from txl_tf.convert.corpus_files import WHITE_SPACE, SourceCorpus, read_corpus
 from txl_tf.convert.pickles import Named, shown, text, texts_of
 from txl_tf.convert.tensors import Tensor
@@ -58,10 +60,10 @@ def _lines(path: str) -> list[str]:
         return [line.split()[0] for line in file if line.split()]
 
 
-def vocabulary_of(found: Any, path: str, dataset: str | None = None) -> tuple[SourceCorpus, list[str]]:
+def vocabulary_of(found: Any, path: str, dataset: str | None = None, said: Any = None) -> tuple[SourceCorpus, list]:
     """The vocabulary in what a file held: a `Vocab`, its `__dict__`, or a `Corpus` or dictionary with it.
 
-    Returns, raises: as `read_vocabulary`.
+    `said` is the dataset as the file has it elsewhere. Other arguments, returns, raises: as `read_vocabulary`.
     """
     corpus = _attributes(found)
     inner = _attributes(corpus.get("vocab"))
@@ -78,11 +80,12 @@ def vocabulary_of(found: Any, path: str, dataset: str | None = None) -> tuple[So
         raise ValueError(f"{path} is no vocabulary: {error}") from None
     symbols, n_mended = mended(symbols)
     notes = [f"{n_mended} words of {path} were UTF-8 read as latin1: mended"] if n_mended else []
-    dataset = _agreed(dataset, corpus.get("dataset"), path)
+    dataset = _agreed(dataset, corpus.get("dataset", said), path)
     options, note = _options(symbols, dataset, vocab)
     made = Vocab(**options)
     made.set_lines([symbol.translate(WHITE_SPACE) for symbol in symbols], path)
-    splits = {split: _tokens(corpus[split], path) for split in SPLITS if isinstance(corpus.get(split), Tensor)}
+    splits = {split: _tokens(corpus.get(split), path) for split in SPLITS}
+    splits = {split: tokens for split, tokens in splits.items() if tokens is not None}
     return SourceCorpus(path, dataset, made, {}, splits), [*notes, note] if note else notes
 
 
@@ -129,7 +132,13 @@ def _options(symbols: list[str], dataset: str | None, stored: dict) -> tuple[dic
     return options | ({"lower_case": lower_case} if type(lower_case) is bool else {}), note
 
 
-def _tokens(tensor: Tensor, path: str):
-    if tensor.dtype != "int64" or len(tensor.shape) != 1:
-        raise ValueError(f"tokens of {path} must be int64 [n], got {tensor.dtype} {list(tensor.shape)}")
-    return tensor.array()
+def _tokens(found: Any, path: str) -> np.ndarray | None:
+    """The tokens of a split: a tensor; in lm1b a list of them, or for the training text of files, which is none."""
+    pieces = [found] if isinstance(found, Tensor) else found
+    if type(pieces) is not list or not pieces or not all(isinstance(piece, Tensor) for piece in pieces):
+        return None
+    wrong = [piece for piece in pieces if piece.dtype != "int64" or len(piece.shape) != 1]
+    if wrong or sum(piece.size for piece in pieces) > os.path.getsize(path):
+        found = f"{wrong[0].dtype} {list(wrong[0].shape)}" if wrong else "more of them than the file has bytes"
+        raise ValueError(f"tokens of {path} must be int64 [n], got {found}")
+    return np.concatenate([piece.array() for piece in pieces])

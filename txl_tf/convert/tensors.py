@@ -11,6 +11,7 @@ import json
 import math
 import os
 import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from txl_tf.convert.pickles import FileError, are_sizes, described, shown
 from txl_tf.files import is_remote
 
 MAX_RATIO = 20  # of a member of a zip archive, unpacked to packed
-MAX_HEADER = 100_000_000  # bytes of JSON in a .safetensors, as in its own library
+MAX_SMALL = 1 << 16  # bytes more, so that a small tensor may be of zeros
+MAX_HEADER = 10_000_000  # bytes of JSON, which may become 30 times as many in memory
 MAX_RANK = 8
+MAX_NUMBERS = 1 << 56  # NumPy counts the bytes of a tensor in 63 bits, and even for an empty one
 DTYPES = {  # NumPy has no bfloat16, which is the upper half of float32
     "F32": "float32", "F16": "float16", "F64": "float64", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
@@ -29,7 +32,7 @@ DTYPES = {  # NumPy has no bfloat16, which is the upper half of float32
 
 @dataclasses.dataclass(eq=False)
 class Storage:
-    """`numel` numbers in a file, from byte `offset` on; `offset` is `None` where they are packed in `member`."""
+    """`numel` numbers in a file, from byte `offset` on, maybe packed: as this `member` of a zip archive."""
 
     path: str
     dtype: str
@@ -49,8 +52,7 @@ class Storage:
             place = self.offset + start * self.raw.itemsize
             numbers = np.memmap(self.path, self.raw, "r", place, (stop - start,))
         else:
-            with zipfile.ZipFile(self.path) as archive:
-                numbers = np.frombuffer(unpacked(archive, self.member), self.raw)[start:stop]
+            numbers = np.frombuffer(unpacked(self.path, self.member, self.offset), self.raw)[start:stop]
         return (numbers.astype(np.uint32) << 16).view(np.float32) if self.dtype == "bfloat16" else numbers
 
 
@@ -66,10 +68,12 @@ class Tensor:
     def __post_init__(self):
         numel, sizes = self.storage.numel, (self.shape, self.stride, (self.offset,))
         if (
-            not all(are_sizes(values, 1 << 62) for values in sizes)
+            not all(are_sizes(values, MAX_NUMBERS) for values in sizes)
             or not len(self.shape) == len(self.stride) <= MAX_RANK
+            or math.prod(n or 1 for n in self.shape) > MAX_NUMBERS
         ):
-            raise ValueError(f"offset, shape and stride of a tensor are {', '.join(map(shown, sizes))}")
+            values = ", ".join(map(shown, (self.offset, self.shape, self.stride)))
+            raise ValueError(f"offset, shape and stride of a tensor are {values}")
         if self.offset + self.extent > numel or self.size > numel:
             raise ValueError(
                 f"a tensor of shape {list(self.shape)} needs {max(self.offset + self.extent, self.size)} numbers of a "
@@ -101,19 +105,6 @@ def row_major(shape: tuple) -> tuple:
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    check_packed(member)
-    return archive.read(member)  # at most its file_size, with its checksum
-
-
-def check_packed(member: zipfile.ZipInfo) -> None:
-    """Raises ValueError where a member would unpack to far more than it is."""
-    if member.file_size > MAX_RATIO * member.compress_size:
-        raise ValueError(
-            f"the member {shown(member.filename)} says that {member.compress_size} bytes unpack to {member.file_size}"
-        )
-
-
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
@@ -122,14 +113,14 @@ def refusing(what: str):
 
     def decorate(read):
         @functools.wraps(read)
-        def reading(path: str):
+        def reading(path: str, *args):
             path = os.fspath(path)
             if is_remote(path):
                 raise ValueError(f"{path} must be a local file, whose parts can be mapped into memory: copy it first")
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"there is no file {path}")
             try:
-                return read(path)
+                return read(path, *args)
             except (FileError, OSError):
                 raise
             except Exception as error:  # of any kind, where the bytes are no such file
@@ -139,6 +130,29 @@ def refusing(what: str):
         return reading
 
     return decorate
+
+
+@refusing("a zip archive")
+def unpacked(path: str, member: zipfile.ZipInfo, offset: int) -> bytes:
+    """The data of a member that begins at byte `offset`. Unpacks no more than it should be: `zipfile` does."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        data = file.read(member.compress_size)
+    if member.compress_type == zipfile.ZIP_DEFLATED:
+        data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.file_size or 1)
+    if len(data) != member.file_size or zlib.crc32(data) != member.CRC:
+        raise ValueError(f"the member {shown(member.filename)} is damaged")
+    return data
+
+
+def check_packed(member: zipfile.ZipInfo) -> None:
+    """Raises ValueError where a member would unpack to far more than it is, or cannot be unpacked."""
+    name = shown(member.filename)
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
+        raise ValueError(f"the member {name} is encrypted, or packed by another method than deflate")
+    is_packed = member.compress_type == zipfile.ZIP_DEFLATED
+    if member.file_size > (MAX_RATIO * member.compress_size + MAX_SMALL if is_packed else member.compress_size):
+        raise ValueError(f"the member {name} says that {member.compress_size} bytes unpack to {member.file_size}")
 
 
 @refusing("a .safetensors")

@@ -15,6 +15,7 @@ import zipfile
 from typing import Any, BinaryIO
 
 from txl_tf.convert.pickles import (
+    OBJECTS,
     BoundedFile,
     Named,
     PlainUnpickler,
@@ -26,6 +27,7 @@ from txl_tf.convert.pickles import (
 )
 from txl_tf.convert.tensors import (
     MAX_HEADER,
+    MAX_NUMBERS,
     Storage,
     Tensor,
     check_packed,
@@ -37,8 +39,10 @@ from txl_tf.convert.tensors import (
 
 MAGIC = 0x1950A86A20F9469CFC6C  # how files of torch < 1.6 begin, after pickling
 VERSION = 1001
-MAX_MODULES = 10_000  # in a pickled network
-MAX_PREFIX = 200  # characters of the names that lead to a module
+MAX_KEY = 20  # digits of the key of a storage
+MAX_PACKED = 4_000_000  # bytes of a data.pkl that is compressed
+MAX_PARTS = 100_000  # parameters, modules and other attributes of a pickled network, and characters of their names
+MAX_NAME = 200
 NAMES = "no such file is made of"
 
 DTYPES = {  # class of a storage -> dtype
@@ -86,21 +90,26 @@ def read_shards(path: str) -> dict[str, Tensor]:
     shards = index.get("weight_map") if type(index) is dict else None
     if type(shards) is not dict or not all(type(shard) is str for shard in shards.values()):
         raise ValueError("it has no weight_map from names to files")
+    names_of: dict[str, list] = {}
+    for name, shard in shards.items():
+        names_of.setdefault(shard, []).append(name)
     found: dict[str, Tensor] = {}
-    for shard in dict.fromkeys(shards.values()):
-        if os.path.basename(shard) != shard or not shard.endswith((".bin", ".safetensors")):
+    for shard, names in names_of.items():
+        is_here = os.path.basename(shard) == shard and len(shard) < 256
+        if not is_here or not shard.endswith((".bin", ".safetensors")):
             raise ValueError(f"{shown(shard)} must be a .bin or .safetensors of the same folder")
         tensors = read_tensors(os.path.join(os.path.dirname(path), shard))
         for name in tensors:
             if shards.get(name) != shard:
                 raise ValueError(f"{shown(name)} is in {shown(shard)} and belongs in {shown(shards.get(name))}")
-        missing = [name for name in shards if shards[name] == shard and name not in tensors]
+        missing = [name for name in names if name not in tensors]
         if missing:
             raise ValueError(f"{shown(missing[0])} is not in {shown(shard)}")
         found.update(tensors)
     return found
 
 
+@refusing("a file of tensors")
 def read_tensors(path: str) -> dict[str, Tensor]:
     """The tensors of a .safetensors, of an index of shards, or of a dictionary or network in another file, by name."""
     if path.endswith(".index.json"):
@@ -117,6 +126,8 @@ def _read_zip(path: str) -> Any:
         members = {member.filename: member for member in archive.infolist()}
         if len(members) < len(archive.infolist()):
             raise ValueError("two members of the archive have one name")
+        if sum(member.compress_size for member in archive.infolist()) > os.fstat(file.fileno()).st_size:
+            raise ValueError("the members of the archive lie in the same bytes")
         outside = [name for name in members if name.startswith("/") or ".." in name.split("/")]
         if outside:
             raise ValueError(f"the member {shown(outside[0])} lies outside the archive")
@@ -125,9 +136,12 @@ def _read_zip(path: str) -> Any:
             raise ValueError(f"an archive of torch.save has one data.pkl in a folder, this one has {len(pickles)}")
         prefix = pickles[0].removesuffix("data.pkl")
         order = members.get(f"{prefix}byteorder")
-        if order is not None and unpacked(archive, order) != b"little":
+        if order is not None and unpacked(path, order, _data_at(file, order)) != b"little":
             raise ValueError("its byte order is not little-endian")
-        program = unpacked(archive, members[pickles[0]])
+        member = members[pickles[0]]
+        if member.compress_type != zipfile.ZIP_STORED and member.file_size > MAX_PACKED:
+            raise ValueError(f"its data.pkl is compressed, and has {member.file_size} bytes")
+        program = unpacked(path, member, _data_at(file, member))
         unpickler = _TorchUnpickler(BoundedFile(io.BytesIO(program)), path)
         found = unpickler.load()
         for key, storage in unpickler.storages.items():
@@ -136,22 +150,21 @@ def _read_zip(path: str) -> Any:
             if member is None or member.file_size != n_byte:
                 has = "is missing" if member is None else f"has {member.file_size} bytes"
                 raise ValueError(f"storage {key} of {n_byte} bytes {has}")
-            if member.compress_type == zipfile.ZIP_STORED:
-                storage.offset = _stored_at(file, member)
-            else:
-                check_packed(member)
-                storage.member = member
+            storage.offset = _data_at(file, member)
+            storage.member = None if member.compress_type == zipfile.ZIP_STORED else member
         return found
 
 
-def _stored_at(file: BinaryIO, member: zipfile.ZipInfo) -> int:
-    """The byte at which the data of an uncompressed member begins, after the header that stands before it."""
-    file.seek(member.header_offset)
+def _data_at(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """The byte at which the data of a member begins, after the header that stands before it."""
+    check_packed(member)
+    size = os.fstat(file.fileno()).st_size
+    file.seek(min(max(member.header_offset, 0), size))
     header = file.read(30)
-    if len(header) < 30 or header[:4] != b"PK\x03\x04" or member.flag_bits & 1:
-        raise ValueError(f"the member {shown(member.filename)} has no header, or is encrypted")
+    if member.header_offset < 0 or len(header) < 30 or header[:4] != b"PK\x03\x04":
+        raise ValueError(f"the member {shown(member.filename)} has no header")
     offset = member.header_offset + 30 + sum(struct.unpack("<HH", header[26:]))
-    if offset + member.file_size > os.fstat(file.fileno()).st_size:
+    if offset + member.compress_size > size:
         raise ValueError(f"the member {shown(member.filename)} goes beyond the end of the file")
     return offset
 
@@ -159,22 +172,23 @@ def _stored_at(file: BinaryIO, member: zipfile.ZipInfo) -> int:
 def _read_pickles(path: str, file: BinaryIO) -> Any:
     """A single pickle; or, before torch 1.6, four of them, a list of keys, and the storages in its order."""
     bounded = BoundedFile(file)
-    first = _TorchUnpickler(bounded, path).load()
+    unpickler = _TorchUnpickler(bounded, path)
+    first = unpickler.load()
     if type(first) is not int or first != MAGIC:
+        if unpickler.storages:
+            raise ValueError("it names storages of torch.save, but is a pickle alone")
         return first
-    version, system = (_TorchUnpickler(bounded, path).load() for _ in range(2))
+    version, system = unpickler.load(), unpickler.load()
     system = {text(name): value for name, value in system.items()} if type(system) is dict else {}
     if version != VERSION or system.get("little_endian") is not True:
         raise ValueError(f"its version is {shown(version)}, not {VERSION}, or it is not little-endian")
-    unpickler = _TorchUnpickler(bounded, path)
-    found = unpickler.load()
-    keys = _TorchUnpickler(bounded, path).load()
-    keys = [text(key) for key in keys] if type(keys) is list and all(map(is_text, keys)) else None
+    found, keys = unpickler.load(), unpickler.load()
+    keys = [text(key) for key in keys] if type(keys) is list and all(map(is_storage_key, keys)) else None
     if keys is None or len(set(keys)) < len(keys) or set(keys) != set(unpickler.storages):
         raise ValueError("its list of storages is not that of its tensors")
     for key in keys:
         storage = unpickler.storages[key]
-        numel = int.from_bytes(file.read(8), "little", signed=True)
+        (numel,) = struct.unpack("<q", file.read(8))
         if numel != storage.numel:
             raise ValueError(f"storage {key} of {storage.numel} numbers has {numel}")
         storage.offset = file.tell()
@@ -210,7 +224,9 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_) -> Tensor:
     """`torch._utils._rebuild_tensor` and `_rebuild_tensor_v2`."""
     if not isinstance(storage, Storage):
         raise ValueError(f"a tensor of {shown(storage)}")
-    return Tensor(storage, offset, shape, stride)
+    if type(shape) not in (list, tuple) or type(stride) not in (list, tuple):
+        raise ValueError(f"a tensor of shape {shown(shape)}, stride {shown(stride)}")
+    return Tensor(storage, offset, tuple(shape), tuple(stride))  # lists could still grow in the pickle
 
 
 def _first(value: Any, *_) -> Any:
@@ -241,8 +257,6 @@ KNOWN = {
     ("torch._utils", "_rebuild_parameter_with_state"): _first,
     ("torch._tensor", "_rebuild_from_type_v2"): _of_type,
     ("torch", "Size"): _first,
-    ("collections", "OrderedDict"): Dictionary,
-    ("collections", "defaultdict"): Dictionary,
     ("collections", "Counter"): _nothing,
     ("argparse", "Namespace"): lambda *_: Named("Namespace"),
     ("re", "_compile"): _nothing,
@@ -259,11 +273,27 @@ KNOWN = {
 
 
 class _TorchUnpickler(PlainUnpickler):
-    """`storages`: those that the pickle names, by key. Where they lie, others tell."""
+    """Reads one pickle of a file or several, one after the other.
+
+    `storages`: those that they name, by key. Where they lie, others tell.
+    """
 
     def __init__(self, file: BoundedFile, path: str):
-        super().__init__(file, path, KNOWN, NAMES, PACKAGES)
+        own = dict.fromkeys([("collections", "OrderedDict"), ("collections", "defaultdict")], self._dictionary)
+        super().__init__(file, path, KNOWN | own, NAMES, PACKAGES)
         self.storages: dict[str, Storage] = {}
+        self._n_pair = 0
+
+    def load(self) -> Any:
+        self.memo.clear()
+        return super().load()
+
+    def _dictionary(self, *args: Any) -> Dictionary:
+        """Copies the pairs that it may be given, so they are counted: the file may name the same ones many times."""
+        self._n_pair += len(args[0]) if args and type(args[0]) in (list, tuple) else 0
+        if self._n_pair > OBJECTS + self._size // 8:
+            raise ValueError(f"more than {OBJECTS + self._size // 8} pairs in a file of {self._size} bytes")
+        return Dictionary(*args)
 
     def persistent_load(self, pid: Any) -> Any:
         """What a pickle of torch.save says of a storage, or of a class with its source."""
@@ -274,9 +304,10 @@ class _TorchUnpickler(PlainUnpickler):
         if kind != "storage" or len(rest) not in (4, 5) or any(rest[4:]):
             raise ValueError(f"it refers to {shown(pid)}, which is no storage, or the view of one")
         storage_class, key, _, numel = rest[:4]
-        key = text(key) if is_text(key) else ""
-        if not isinstance(storage_class, _StorageClass) or not key.isdecimal() or not are_sizes([numel], 1 << 62):
+        is_known = isinstance(storage_class, _StorageClass) and is_storage_key(key) and are_sizes([numel], MAX_NUMBERS)
+        if not is_known:
             raise ValueError(f"a storage is of {shown(storage_class)}, key {shown(key)}, {shown(numel)} numbers")
+        key = text(key)
         storage = self.storages.setdefault(key, Storage(self._path, storage_class.dtype, numel))
         if (storage.dtype, storage.numel) != (storage_class.dtype, numel):
             raise ValueError(f"storage {key} is of two kinds")
@@ -297,22 +328,22 @@ def named_tensors(found: Any) -> dict[str, Tensor]:
     if not isinstance(found, Named):
         raise ValueError(f"there are no tensors in {shown(found)}")
     tensors: dict[str, Tensor] = {}
-    todo = [("", found)]
-    for _ in range(MAX_MODULES):
-        if not todo:
-            return tensors
+    todo, n_part = [("", found)], 0
+    while todo:  # a module may be in itself, or in many others
         prefix, module = todo.pop()
-        parts = module.attributes
-        of_list = {name: value for name, value in parts.items() if name.isdecimal()}  # a ParameterList of torch >= 1.12
-        for name, value in {**of_list, **members(module, "_parameters")}.items():
+        attributes, parameters, modules = module.attributes, members(module, "_parameters"), members(module, "_modules")
+        n_part += 1 + len(attributes) + len(parameters) + len(modules)
+        longest = max(map(len, [*attributes, *parameters, *modules]), default=0)
+        if n_part > MAX_PARTS or len(prefix) + longest > MAX_NAME:
+            raise ValueError(
+                f"a network of more than {MAX_PARTS} parts, or with names of more than {MAX_NAME} characters"
+            )
+        of_list = {name: value for name, value in attributes.items() if name.isdecimal()}  # a list of torch >= 1.12
+        for name, value in {**of_list, **parameters}.items():
             if isinstance(value, Tensor):
                 tensors[prefix + name] = value
-        todo += [
-            (f"{prefix}{name}.", part) for name, part in members(module, "_modules").items() if type(part) is Named
-        ]
-        if len(prefix) > MAX_PREFIX:
-            break
-    raise ValueError(f"a network of more than {MAX_MODULES} parts, or with names of more than {MAX_PREFIX} characters")
+        todo += [(f"{prefix}{name}.", part) for name, part in modules.items() if type(part) is Named]
+    return tensors
 
 
 def members(module: Named, name: str) -> dict[str, Any]:
@@ -323,3 +354,7 @@ def members(module: Named, name: str) -> dict[str, Any]:
 
 def is_text(value: Any) -> bool:
     return type(value) in (str, bytes)
+
+
+def is_storage_key(value: Any) -> bool:
+    return is_text(value) and len(value) <= MAX_KEY and text(value).isdecimal()

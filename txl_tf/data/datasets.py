@@ -71,6 +71,8 @@ def make_recipe(config: TextConfig) -> Recipe:
     one_of(DATASETS)("dataset", config.dataset)
     if config.dataset in PAPER_DATASETS:
         return _paper_recipe(config)
+    if config.vocab_path and (config.min_freq or config.max_size is not None):
+        raise ValueError(f"min_freq and max_size choose symbols, but vocab_path={config.vocab_path} has them already")
     kept = {name: getattr(config, name) for name in ("level", "lower_case", "min_freq", "max_size")}
     vocab_options = dict(kept)
     if config.level == "word":
@@ -85,7 +87,7 @@ def make_recipe(config: TextConfig) -> Recipe:
         paths = [path.strip() for path in paths.split(",")]
     paths = [os.fspath(path) for path in ([paths] if isinstance(paths, os.PathLike) else paths)]
     options = {**kept, "valid_fraction": config.valid_fraction, "cutoffs": config.cutoffs and list(config.cutoffs)}
-    return Recipe(config.dataset, vocab_options, {"train": paths}, paths, options)
+    return Recipe(config.dataset, vocab_options, {"train": paths}, paths, options, vocab_file=config.vocab_path)
 
 
 def _paper_recipe(config: TextConfig) -> Recipe:
@@ -99,11 +101,11 @@ def _paper_recipe(config: TextConfig) -> Recipe:
     files = {split: [f"{folder}/{split}.txt"] for split in SPLITS}
     counted = [files[split][0] for split in counted_splits]
     options = {"cutoffs": config.cutoffs and list(config.cutoffs)}
-    recipe = Recipe(dataset, vocab_options, files, counted, options, folder)
+    recipe = Recipe(dataset, vocab_options, files, counted, options, folder, config.vocab_path)
     if dataset == "lm1b":
         files.update(train=sorted(tf.io.gfile.glob(f"{folder}/{LM1B_SHARDS}")), test=files["valid"])
         options.update(num_shuffle=config.num_shuffle, seed=config.seed)
-        recipe.vocab_file = f"{folder}/{LM1B_VOCAB}"
+        recipe.vocab_file = config.vocab_path or f"{folder}/{LM1B_VOCAB}"
     return recipe
 
 
@@ -130,12 +132,13 @@ def make_vocab(recipe: Recipe, progress: Callable | None = None) -> tuple[Vocab,
     """The vocabulary, and the number of tokens in the counted files."""
     if recipe.vocab_file:
         vocab = Vocab.load(recipe.vocab_file, **recipe.vocab_options)
-        if vocab.unk not in vocab.ids:
+        if vocab.unk is not None and vocab.unk not in vocab.ids:
             raise ValueError(f"unk symbol {vocab.unk!r} is not in vocabulary file {recipe.vocab_file}")
-        return vocab, 0
-    vocab = Vocab(**recipe.vocab_options)
+    else:
+        vocab = Vocab(**recipe.vocab_options)
     n_counted = sum(vocab.count(pieces) for _, pieces in recipe.texts(recipe.counted, progress))
-    vocab.build()
+    if not recipe.vocab_file:
+        vocab.build()
     return vocab, n_counted
 
 

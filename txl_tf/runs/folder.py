@@ -354,11 +354,12 @@ class RunFolder(CheckpointFolder):
             raise ValueError(f"{self} already holds a run: choose a new folder")
 
     def create(
-        self, data: dict, model: dict, vocabs: list[Vocab], trained: keras.Model, step: int,
-        fingerprints: dict | None = None,
+        self, data: dict, model: dict, vocabs: list[Vocab], trained: keras.Model | dict[str, tf.Tensor], step: int,
+        fingerprints: dict | None = None, model_class: type | None = None,
     ) -> str:  # fmt: skip
         """Writes a run that was not trained here, in a new folder; returns the path of its checkpoint.
 
+        `trained` is a model, or its weights by name where `model_class` says of what model.
         A new run can start from its weights, but training cannot go on from it. An error leaves nothing behind.
         """
         self.check_new()
@@ -369,7 +370,7 @@ class RunFolder(CheckpointFolder):
                 stack.enter_context(removed_on_error(path))
             with writing(self.path):
                 tf.io.gfile.makedirs(self.path)
-            config = self.config(data, model, vocabs, type(trained))
+            config = self.config(data, model, vocabs, model_class or type(trained))
             self.describe({**config, "fingerprints": fingerprints or {}}, vocabs)
             return self.save_weights(trained, step)
 

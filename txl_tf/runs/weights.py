@@ -245,8 +245,8 @@ class CheckpointFolder:
         names = tf.io.gfile.listdir(self.path) if tf.io.gfile.isdir(self.path) else []
         return sorted({int(match[1]) for match in map(pattern.fullmatch, names) if match})
 
-    def save_weights(self, model: keras.Model, step: int) -> str:
-        """Writes the weights alone as the checkpoint of a step; needs no optimizer. Returns its path.
+    def save_weights(self, model: keras.Model | dict[str, Any], step: int) -> str:
+        """Writes the weights alone, of a model or by name, as the checkpoint of a step. Returns its path.
 
         Every program opens it, but training does not go on from it: a new run starts from it, by `warm_start_path`.
         """
@@ -260,6 +260,7 @@ class CheckpointFolder:
         write_state(self.path, [f"ckpt-{step}" for step in steps])
 
 
-def run_weights(model: keras.Model) -> dict[str, Any]:
-    """`{key in a run's checkpoint: variable}`."""
-    return {f"{RUN_WEIGHTS}{name}": variable for name, variable in weights_by_name(model).items()}
+def run_weights(model: keras.Model | dict[str, Any]) -> dict[str, Any]:
+    """`{key in a run's checkpoint: variable}`, of a model or of `{name: tensor}`."""
+    weights = model if isinstance(model, dict) else weights_by_name(model)
+    return {f"{RUN_WEIGHTS}{name}": variable for name, variable in weights.items()}

@@ -1,0 +1,536 @@
+"""Checkpoints of PyTorch programs become runs: the same numbers, or one clear error."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+from helpers import SMALL, TEXT, assert_variables_equal, run_program, train_run, word_vocab
+from pytorch_models import KINDS, module_of, tensors_of, vocab_of, write_case
+from torch_files import BFloat16, Instance, Module, write_legacy, write_safetensors, write_shards, write_zip
+
+import txl_tf
+from txl_tf.convert.pytorch import pytorch_to_run
+from txl_tf.convert.pytorch_vocab import mended, read_vocabulary
+from txl_tf.data.corpus import load_corpus
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.weights import weights_by_name
+
+WORDS = word_vocab().symbols
+PLAIN = {}
+BINS = {"cutoffs": [5, 12], "untie_r": True}
+SHARED = {"cutoffs": [5, 12], "d_embed": 6, "proj_share_all_but_first": True}
+WIDE = {"cutoffs": [5, 12], "div_val": 2, "proj_share_all_but_first": True, "untie_r": True}
+MODELS = {
+    "plain": PLAIN,
+    "bins": BINS,
+    "shared": SHARED,
+    "own": {"cutoffs": [5, 12], "d_embed": 6},
+    "wide": WIDE,
+    "wide_own": {"cutoffs": [5, 12, 20], "div_val": 2, "d_embed": 12},
+    "projected": {"d_embed": 6},
+}
+
+
+@pytest.fixture
+def case(small_lm, tmp_path):
+    """Makes a language model and a checkpoint of it: `(lm, path)`."""
+
+    def make(kind="hf", options=WIDE, **changes):
+        lm = small_lm(**{"layer_norm_epsilon": 1e-5, "dropout": 0.2, "dropatt": 0.1, **options})
+        return lm, write_case(tmp_path / "case", lm, kind, WORDS, **changes)
+
+    return make
+
+
+def opened(tmp_path, checkpoint, **given):
+    """The converted model, its vocabulary and what the conversion says."""
+    made = pytorch_to_run(checkpoint, tmp_path / "run", **given)
+    return *txl_tf.load_run(tmp_path / "run"), made
+
+
+def refused(tmp_path, checkpoint, message, **given):
+    """One line, and nothing is written."""
+    with pytest.raises((ValueError, OSError), match=message) as error:
+        pytorch_to_run(checkpoint, tmp_path / "run", **given)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- the numbers
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_comes_back_bit_for_bit(case, tmp_path, kind, options):
+    lm, path = case(kind, {**options, "same_length": True, "clamp_len": 3})
+    found, vocab, made = opened(tmp_path, path)
+    expected = lm.network.get_config() | {"proj_share_all_but_first": lm.proj_share_all_but_first}
+    for name in set(made.model) - {"init", "init_std", "init_range", "proj_init_std"}:
+        assert made.model[name] == expected[name] or list(made.model[name]) == list(expected[name]), name
+    assert_variables_equal(txl_tf.tf1_variables(found), txl_tf.tf1_variables(lm))
+    assert vocab.symbols == WORDS and made.n_parameter == lm.count_params()
+    assert os.path.basename(made.checkpoint) == ("ckpt-7" if kind == "nv" else "ckpt-0")
+    assert [note for note in made.notes if "mem_len 5 became 4" in note] or kind == "nv"
+
+
+@pytest.mark.parametrize("name", ["hf_wt103", "kimi_wt103", "nv_wt103"])
+@pytest.mark.parametrize("mistake", ["mem_len", "clusters", "epsilon"])
+def test_the_golden_numbers_notice_what_is_made_up_for(tmp_path, name, mistake):
+    """Each of the three differences between the programs moves the losses by far more than the tolerance."""
+    folder = tmp_path / "case"
+    shutil.copytree(os.path.join(os.path.dirname(__file__), "goldens", "pytorch", name), folder)
+    (checkpoint,) = (
+        path for path in folder.iterdir() if path.name in ("model.safetensors", "model.pt", "checkpoint_best.pt")
+    )
+    lm, _, _ = opened(tmp_path, checkpoint)
+    options, weights = lm.get_config() | {"name": "changed"}, txl_tf.tf1_variables(lm)
+    if mistake == "mem_len":
+        options["mem_len"] += -1 if name == "nv_wt103" else 1
+    if mistake == "epsilon":
+        options["layer_norm_epsilon"] = 1e-12
+    changed = txl_tf.TransformerXLLM.from_config(options)
+    if mistake == "clusters":
+        for part in ("cluster_W", "cluster_b"):
+            key = f"transformer/adaptive_softmax/cutoff_0/{part}"
+            weights[key] = weights[key][::-1]
+    for key, variable in zip(weights, weights_by_name(changed).values(), strict=True):
+        variable.assign(weights[key])
+    with np.load(folder / "golden.npz") as golden:
+        tokens, labels, tgt_len = golden["tokens"], golden["labels"], int(golden["tgt_len"])
+        expected = golden["nll" if "nll" in golden else "nll_zeros"]
+    worst = {}
+    for model in (lm, changed):
+        mems, nlls = None, []
+        for i in range(len(expected)):
+            part = slice(i * tgt_len, (i + 1) * tgt_len)
+            nll, mems = model.score(tokens[:, part], labels[:, part], mems)
+            nlls.append(nll)
+        worst[model] = np.max(np.abs(np.stack(nlls) - expected))
+    assert worst[lm] < 1e-5
+    assert worst[changed] > (2e-5 if mistake == "epsilon" else 0.5)
+
+
+def test_a_softmax_without_bins_may_have_a_projection_of_its_own(case, tmp_path):
+    """PyTorch never ties it, `TransformerXLLM` always does: the last word becomes a bin of its own."""
+    lm, path = case("hf", {"d_embed": 6})
+    tensors = tensors_of(lm, "hf")
+    tensors["crit.out_projs.0"] = own = np.random.default_rng(1).normal(0, 0.3, [8, 6]).astype(np.float32)
+    shutil.rmtree(os.path.dirname(path))
+    lm, path = case("hf", {"d_embed": 6}, tensors=tensors, tie_projs=[False])
+    found, _, made = opened(tmp_path, path)
+    assert made.model["cutoffs"] == [22] and "the last word became a bin of its own" in made.notes[0]
+    tokens = np.arange(10, dtype=np.int32).reshape(2, 5)
+    hidden, _ = lm.network(tokens)
+    logits = (hidden.numpy() @ own) @ tensors["word_emb.emb_layers.0.weight"].T + tensors["crit.out_layers.0.bias"]
+    expected = logits - np.log(np.sum(np.exp(logits), -1, keepdims=True))
+    np.testing.assert_allclose(found.log_probs(tokens)[0], expected, atol=1e-5)
+    np.testing.assert_allclose(found.score(tokens, (tokens + 13) % 23)[0], -np.take_along_axis(
+        expected, ((tokens + 13) % 23)[..., None], -1)[..., 0], atol=1e-5)  # fmt: skip
+
+
+@pytest.mark.parametrize("ties", [[True, False, True], [False, True, False], [True, True, True], [False, False, True]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_bin_may_share_the_embeddings_projection(case, tmp_path, kind, ties):
+    """Each then has a copy of its own, unless all but the first are shared."""
+    lm, path = case(kind, MODELS["own"])
+    tensors = tensors_of(lm, kind)
+    shared = tensors["word_emb.emb_projs.0"]
+    for i, is_tied in enumerate(ties):
+        if is_tied and kind == "kimi":
+            tensors[f"crit.out_projs.{i}"] = shared
+        elif is_tied:
+            del tensors[f"crit.out_projs.{i}"]
+    shutil.rmtree(os.path.dirname(path))
+    _, path = case(kind, MODELS["own"], tensors=tensors, **({} if kind == "kimi" else {"tie_projs": ties}))
+    found, _, made = opened(tmp_path, path)
+    weights = txl_tf.tf1_variables(found)
+    own = txl_tf.tf1_variables(lm)
+    assert found.proj_share_all_but_first == all(ties[1:])
+    for i, is_tied in enumerate(ties):
+        name = f"transformer/adaptive_softmax/cutoff_{i}/proj"
+        if i > 0 and all(ties[1:]):
+            assert name not in weights
+        else:
+            np.testing.assert_array_equal(weights[name], shared.T if is_tied else own[name])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
+def test_other_types_become_float32(case, tmp_path, dtype):
+    lm, path = case("hf", BINS)
+    tensors, expected = {}, txl_tf.tf1_variables(lm)
+    for name, array in tensors_of(lm, "hf").items():
+        name = name if name.startswith("crit.") else f"transformer.{name}"
+        halves = (np.ascontiguousarray(array).view(np.uint32) >> 16).astype(np.uint16)
+        tensors[name] = BFloat16(halves) if dtype == "bfloat16" else array.astype(dtype)
+    write_safetensors(path, tensors)
+    found, _, made = opened(tmp_path, path)
+    assert f"weights of {dtype} became float32" in made.notes
+    for name, array in txl_tf.tf1_variables(found).items():
+        if dtype == "bfloat16":
+            rounded = (expected[name].view(np.uint32) >> 16 << 16).view(np.float32)
+        else:
+            rounded = expected[name].astype(dtype).astype(np.float32)
+        np.testing.assert_array_equal(array, rounded)
+
+
+@pytest.mark.parametrize("form", ["bin", "legacy", "shards_bin", "shards_safetensors", "module_prefix"])
+def test_forms_of_hugging_faces_files(case, tmp_path, form):
+    lm, path = case("hf")
+    tensors = {n if n.startswith("crit.") else f"transformer.{n}": a for n, a in tensors_of(lm, "hf").items()}
+    os.remove(path)
+    folder = tmp_path / "case"
+    if form == "module_prefix":
+        write_zip(folder / "pytorch_model.bin", {f"module.{name}": array for name, array in tensors.items()})
+    elif form.startswith("shards"):
+        write_shards(folder, tensors, 3, form.removeprefix("shards_"))
+    else:
+        (write_legacy if form == "legacy" else write_zip)(folder / "pytorch_model.bin", tensors)
+    found, _, _ = opened(tmp_path, folder)
+    assert_variables_equal(txl_tf.tf1_variables(found), txl_tf.tf1_variables(lm))
+
+
+@pytest.mark.parametrize("name", ["legacy", "data_parallel", "state_dict", "data_parallel_state_dict"])
+def test_forms_of_the_originals_files(case, tmp_path, name):
+    lm, path = case("kimi", SHARED)
+    tensors, given = tensors_of(lm, "kimi"), {}
+    if name == "legacy":
+        write_legacy(path, module_of(tensors, lm))
+    elif name == "data_parallel":
+        write_zip(path, Module("torch.nn.parallel", "DataParallel", {}, {"module": module_of(tensors, lm)}))
+    else:
+        prefix = "module." if name.startswith("data") else ""
+        write_zip(path, {prefix + key: array for key, array in tensors.items()})
+        given = {"mem_len": 4, "cutoffs": [5, 12]}
+    found, vocab, made = opened(tmp_path, path, **given)
+    assert_variables_equal(txl_tf.tf1_variables(found), txl_tf.tf1_variables(lm))
+    assert vocab.symbols == WORDS and found.network.mem_len == 4 and found.network.layer_norm_epsilon == 1e-5
+    assert [note for note in made.notes if "layer norm is taken to be" in note] or not given
+
+
+def test_old_configurations_of_hugging_face(case, tmp_path):
+    """Before transformers 2.3: other names, no model_type, no tie_projs."""
+    lm, path = case("hf", model_type=None, tie_projs=None, vocab_size=None, n_token=23, layer_norm_epsilon=None)
+    found, _, _ = opened(tmp_path, path)
+    assert found.proj_share_all_but_first and found.network.layer_norm_epsilon == 1e-5
+    assert_variables_equal(txl_tf.tf1_variables(found), txl_tf.tf1_variables(lm))
+
+
+# --------------------------------------------------------------------------------------------------- what is refused
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+QKV = "layers.1.dec_attn.qkv_net.weight"
+DAMAGED = {  # a tensor, what it becomes, and how the message goes on
+    "a tensor is missing": (QKV, None, f"has no tensor {QKV}"),
+    "a part of a layer is missing": (
+        "layers.0.pos_ff.CoreNet.3.bias",
+        None,
+        "has no tensor layers.0.pos_ff.CoreNet.3.b",
+    ),
+    "no softmax": ("crit.", None, "has no tensor crit"),
+    "another shape": (QKV, zeros(17, 8), f"{QKV} must be 18x8 numbers of .*, got 17x8 of float32"),
+    "integers": (QKV, zeros(18, 8, dtype=np.int64), f"{QKV} must be 18x8 numbers of .*, got 18x8 of int64"),
+    "no numbers": ("r_w_bias", zeros(0, 3), "r_w_bias must be anyxany numbers"),
+    "an unknown tensor": ("layers.0.adapter.weight", zeros(3), "another network: it has layers.0.adapter.weight"),
+    "own words": ("crit.out_layers.1.weight", zeros(7, 4), "out_layers.1.weight is not the embedding's table"),
+    "a projection": ("crit.out_projs.1", zeros(8, 4), "says that crit.out_projs.1 is the embedding's, but it is not"),
+    "widths": ("word_emb.emb_layers.1.weight", zeros(7, 3), "no div_val gives embeddings of the widths .8, 3, 2."),
+    "clusters": ("crit.cluster_weight", zeros(1, 8), "crit.cluster_weight must be 2x8 numbers"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_checkpoint_is_refused(small_lm, tmp_path, name):
+    changed, value, message = DAMAGED[name]
+    lm = small_lm(**WIDE | {"untie_r": changed != "r_w_bias"})
+    tensors = tensors_of(lm, "hf")
+    if value is None:
+        tensors = {name: array for name, array in tensors.items() if not name.startswith(changed)}
+    else:
+        tensors[changed] = value
+    refused(tmp_path, write_case(tmp_path / "case", lm, "hf", WORDS, tensors), message)
+
+
+CONTRADICTING = {
+    "n_layer": (3, "config.json says n_layer=3, but by the shapes of its tensors .*model.safetensors has n_layer=2"),
+    "d_model": (16, "says d_model=16, .* has d_model=8"),
+    "vocab_size": (24, "says n_token=24, .* has n_token=23"),
+    "cutoffs": ([5, 13], r"says cutoffs=\[5, 13\], .* has cutoffs=\[5, 12\]"),
+    "div_val": (3, "says div_val=3, .* has div_val=2"),
+    "untie_r": (False, "says untie_r=False, .* has untie_r=True"),
+    "attn_type": (2, "is another network: .*config.json says attn_type=2"),
+    "pre_lnorm": (True, "says pre_lnorm=True; layer norm comes after every sublayer"),
+    "sample_softmax": (20, "says sample_softmax=20; the softmax here is over all words"),
+    "ext_len": (4, "says ext_len=4; there is no extended context"),
+    "tie_word_embeddings": (False, "says that the softmax has weights of its own, and there is no crit"),
+    "mem_len": (None, "mem_len is needed: .*config.json does not say it"),
+    "model_type": ("gpt2", "config.json: model_type must be transfo-xl, got 'gpt2'"),
+    "n_head": ("2", "config.json: n_head must be an integer, got '2'"),
+    "same_length": (1, "config.json: same_length must be true or false, got 1"),
+    "dropout": (1.5, "dropout must lie in"),
+    "layer_norm_epsilon": (0, "layer_norm_epsilon must be between 0 and 1"),
+    "clamp_len": (True, "clamp_len must be an integer, got True"),
+    "tie_projs": ([False, False, True], "has no tensor crit.out_projs.1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTRADICTING)
+def test_what_a_file_says_is_compared_with_its_tensors(case, tmp_path, name):
+    value, message = CONTRADICTING[name]
+    _, path = case(**{name: value})
+    refused(tmp_path, path, message)
+
+
+def test_same_length_without_memory_is_refused(case, tmp_path):
+    _, path = case("hf", {**WIDE, "same_length": True}, mem_len=0)
+    refused(tmp_path, path, "mem_len=0 and same_length: its tokens see nothing")
+
+
+def test_what_is_given_is_compared_too(case, tmp_path):
+    _, path = case("kimi", SHARED)
+    refused(tmp_path, path, "the command says n_layer=3, but by the shapes .* has n_layer=2", n_layer=3)
+    refused(tmp_path, path, "mem_len=9 was given, but the MemTransformerLM in .* says mem_len=4", mem_len=9)
+    refused(tmp_path, path, r"says cutoffs=\[5, 13\]|cutoffs=\[5, 13\] was given, but", cutoffs=[5, 13])
+    opened(tmp_path, path, n_layer=2, mem_len=4, cutoffs=[5, 12], layer_norm_epsilon=1e-5)
+
+
+def test_a_bare_state_dict_needs_what_it_does_not_say(case, tmp_path):
+    lm, path = case("kimi", SHARED)
+    write_zip(path, tensors_of(lm, "kimi"))
+    refused(tmp_path, path, "cutoffs is needed: the state_dict .* does not say where its 3 bins begin", mem_len=4)
+    refused(tmp_path, path, "cutoffs must be 2, as many as .* has clusters, got .5.", mem_len=4, cutoffs=[5])
+    refused(tmp_path, path, "cutoffs must increase", mem_len=4, cutoffs=[12, 5])
+    refused(tmp_path, path, "mem_len is needed: the state_dict", cutoffs=[5, 12])
+
+
+def test_files_that_are_no_checkpoint(case, tmp_path):
+    refused(tmp_path, tmp_path / "absent", "there is no file .*absent")
+    (tmp_path / "empty").mkdir()
+    refused(
+        tmp_path, tmp_path / "empty", "no PyTorch checkpoint in .*empty: none of checkpoint_best.pt, .* Name the file"
+    )
+    _, path = case("hf")
+    os.remove(os.path.join(os.path.dirname(path), "config.json"))
+    refused(tmp_path, path, "is Hugging Face's, which needs its .*config.json beside it")
+    refused(
+        tmp_path, write_zip(tmp_path / "model.pt", Module("torch.nn", "Linear")), "holds a 'Linear', not a MemTransf"
+    )
+    refused(tmp_path, write_zip(tmp_path / "list.pt", [1, 2]), "there are no tensors in a list of length 2")
+    refused(
+        tmp_path, write_zip(tmp_path / "nv.pt", {"model_state": {}, "args": 1}), "model_state and model_config must be"
+    )
+
+
+def test_tensors_in_the_same_bytes_make_no_large_model(small_lm, tmp_path):
+    """A layer's tensors over and over: a file of 30 kB would become 100 layers."""
+    lm = small_lm(**PLAIN)
+    tensors = tensors_of(lm, "hf")
+    for name, array in list(tensors.items()):
+        if name.startswith("layers.0."):
+            tensors |= {name.replace("layers.0.", f"layers.{i}."): array for i in range(1, 100)}
+    folder = tmp_path / "case"
+    write_case(folder, lm, "hf", WORDS, tensors, n_layer=100)
+    os.remove(folder / "model.safetensors")
+    write_zip(
+        folder / "pytorch_model.bin",
+        {f"transformer.{n}".replace("transformer.crit", "crit"): a for n, a in tensors.items()},
+    )
+    refused(tmp_path, folder, "makes [0-9]+ numbers of [0-9]+")
+
+
+# --------------------------------------------------------------------------------------------------- the vocabulary
+
+FRENCH = ["<eos>", "<unk>", "été", "à", "東京", "the"]
+GARBLED = [word.encode().decode("latin1") for word in FRENCH]
+
+
+def test_words_read_as_latin1_are_mended_where_that_is_certain():
+    assert mended(GARBLED) == (FRENCH, 3)
+    assert mended(FRENCH) == (FRENCH, 0)  # 東 is no latin1
+    assert mended(["<eos>", "é"]) == (["<eos>", "é"], 0)  # é of latin1 is no UTF-8
+    assert mended([*GARBLED, "é"]) == ([*GARBLED, "é"], 0)
+    assert mended(["a", "b"]) == (["a", "b"], 0)
+
+
+VOCABULARIES = {
+    "vocab.pkl": lambda path: write_zip(path, {"idx2sym": GARBLED, "lower_case": True, "special": ["<eos>"]}),
+    "vocab.bin": lambda path: write_legacy(path, {"idx2sym": GARBLED, "lower_case": True, "sym2idx": {"a": 1}}),
+    "cache.pt": lambda path: write_zip(path, Instance("data_utils", "Corpus", vocab=vocab_of(GARBLED), dataset="mine")),
+    "vocab.txt": lambda path: path.write_text("\n".join(FRENCH) + "\n"),
+}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_vocabularies(tmp_path, name):
+    VOCABULARIES[name](tmp_path / name)
+    for path in (tmp_path / name, tmp_path):
+        source, notes = read_vocabulary(path)
+        assert source.vocab.symbols == FRENCH and source.dataset is None
+        assert source.vocab.lower_case == (name in ("vocab.pkl", "vocab.bin"))
+        assert [n for n in notes if "3 words" in n and "read as latin1: mended" in n] or name == "vocab.txt"
+        assert "no dataset is known: a line ends in <eos>, and unknown words are <unk>" in notes[-1]
+        np.testing.assert_array_equal(source.vocab.encode("été nouveau\n"), [2, 1, 0])
+    assert read_vocabulary(tmp_path / name, "wt2")[0].dataset == "wt2"
+
+
+def test_the_rules_of_lm1b_follow_from_its_symbols(tmp_path):
+    (tmp_path / "words.txt").write_text("<S>\n<UNK>\nthe\n")
+    source, _ = read_vocabulary(tmp_path / "words.txt")
+    np.testing.assert_array_equal(source.vocab.encode("the cat\nthe\n"), [0, 2, 1, 0, 0, 2, 0])
+
+
+def test_the_text_of_a_cache_pt_is_kept(case, tmp_path):
+    _, path = case("kimi")
+    ids = {split: np.array([1, 2, 3, i]) for i, split in enumerate(("train", "valid", "test"))}
+    corpus = Instance("data_utils", "Corpus", dataset="wt103", vocab=vocab_of(WORDS), **ids)
+    write_zip(tmp_path / "case" / "cache.pt", corpus)
+    pytorch_to_run(path, tmp_path / "run", data_dir=tmp_path / "data")
+    made = load_corpus(tmp_path / "data")
+    assert {split: list(tokens) for split, tokens in made.splits.items()} == {s: list(a) for s, a in ids.items()}
+    assert made.cutoffs == [5, 12] and made.vocab.symbols == WORDS
+    assert RunFolder(tmp_path / "run").read_config()["data"]["data_dir"] == str(tmp_path / "data")
+
+
+def test_the_text_of_lm1b_is_in_sentences(tmp_path):
+    parts = [np.array([0, 1, 0]), np.array([0, 2, 0])]
+    tree = Instance(
+        "data_utils", "Corpus", dataset="lm1b", vocab=vocab_of(["<S>", "<UNK>", "a"]), train=["f"], valid=parts
+    )
+    source, _ = read_vocabulary(write_zip(tmp_path / "cache.pt", tree))
+    assert {split: list(ids) for split, ids in source.splits.items()} == {"valid": [0, 1, 0, 0, 2, 0]}
+
+
+@pytest.mark.parametrize(
+    "tree, message",
+    [
+        (Instance("utils.vocabulary", "OpenAIVocab", max_size=3), "holds no list of words .idx2sym. but a OpenAIVocab"),
+        ({"idx2sym": [1, 2]}, "is no vocabulary: there is no corpus with a vocabulary"),
+        ({"idx2sym": ["a", "a"]}, "holds 'a' twice"),
+        (
+            Instance("data_utils", "Corpus", vocab=vocab_of("abc"), train=np.ones(3)),
+            r"must be int64 .n., got float64 \[3\]",
+        ),
+    ],
+    ids=["subwords", "numbers", "twice", "floats"],
+)
+def test_what_is_no_vocabulary(tmp_path, tree, message):
+    with pytest.raises(ValueError, match=message):
+        read_vocabulary(write_zip(tmp_path / "cache.pt", tree))
+
+
+def test_the_vocabulary_must_be_the_models(case, tmp_path):
+    _, path = case("nv")
+    (tmp_path / "words.txt").write_text("<eos>\n<unk>\n")
+    message = "the vocabulary .*words.txt has 2 symbols, but .*checkpoint_best.pt is of n_token=23"
+    refused(tmp_path, path, message, corpus=tmp_path / "words.txt")
+    refused(tmp_path, path, "dataset is lm1b, but .*checkpoint_best.pt says wt103", dataset="lm1b")
+    lm, path = case_without_words(tmp_path)
+    refused(tmp_path, path, "corpus is needed: neither .*model.safetensors nor its folder holds the vocabulary")
+
+
+def case_without_words(tmp_path):
+    lm = txl_tf.TransformerXLLM(**SMALL, mem_len=4)
+    path = write_case(tmp_path / "without", lm, "hf", WORDS)
+    os.remove(tmp_path / "without" / "vocab.pkl")
+    return lm, path
+
+
+# ------------------------------------------------------------------------------------------------------- the program
+
+
+def test_the_program_says_what_it_found(case, tmp_path):
+    lm, path = case("hf", {**WIDE, "same_length": True})
+    done = run_program("tools/convert_checkpoint.py", f"--pytorch_checkpoint={path}", f"--model_dir={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:4] == [
+        f"{path}: Hugging Face, {lm.count_params():,} parameters, 23 symbols",
+        "its tensors say: n_layer=2 d_model=8 d_embed=8 n_head=2 d_head=3 d_inner=12 untie_r=True",
+        "      cutoffs=[5, 12] div_val=2 proj_same_dim=True proj_share_all_but_first=True",
+        f"{tmp_path}/case/config.json says: mem_len=4 same_length=True clamp_len=-1 layer_norm_epsilon=1e-05 "
+        "dropout=0.2 dropatt=0.1",
+    ]
+    assert lines[4].startswith("note: mem_len 5 became 4: with same_length, the Hugging Face program sees")
+    assert lines[-1] == f"{tmp_path}/run/ckpt-0"
+
+
+def test_the_programs_flags(case, tmp_path):
+    lm, path = case("kimi", SHARED)
+    write_zip(path, tensors_of(lm, "kimi"))
+    command = [
+        "tools/convert_checkpoint.py",
+        f"--pytorch_checkpoint={path}",
+        f"--model_dir={tmp_path}/run",
+        "--mem_len=4",
+    ]
+    done = run_program(*command)
+    assert done.returncode == 1 and "cutoffs is needed" in done.stderr and not (tmp_path / "run").exists()
+    done = run_program(*command, "--cutoffs=5,12", "--clamp_len=3", "--layer_norm_epsilon=1e-4")
+    assert done.returncode == 0, done.stderr
+    assert "the command says: mem_len=4 same_length=False clamp_len=3 layer_norm_epsilon=0.0001" in done.stdout
+    assert RunFolder(tmp_path / "run").read_config()["model"]["layer_norm_epsilon"] == 1e-4
+    done = run_program(
+        "tools/convert_checkpoint.py", "--to_tf1", f"--model_dir={tmp_path}/run", f"--tf1_checkpoint={tmp_path}/b"
+    )
+    assert "note: the model has layer_norm_epsilon=0.0001; the original program has 1e-12" in done.stdout, done.stderr
+    done = run_program(*command, f"--tf1_checkpoint={path}")
+    assert done.returncode == 1 and "must have a value other than None" in done.stderr
+
+
+REFUSED = {
+    "evil_bin": "posix.system", "evil_legacy": "__builtin__.eval", "beyond_storage": "storage 0 of 1280 bytes has 32",
+    "truncated": "cut off", "missing": "qkv_net.weight", "not_tied": "out_layers.0.weight is not the embedding",
+    "no_softmax": "no tensor crit", "config_contradicts": "n_head=4, d_head=2", "gpt2": "model_type must be transfo-xl",
+    "pre_lnorm": "pre_lnorm=True",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_reference_files_to_refuse(reference, tmp_path, name):
+    refused(tmp_path, reference / "pytorch" / "refuse" / name, REFUSED[name])
+
+
+def test_the_reference_vocabulary_to_refuse(reference, case, tmp_path):
+    _, path = case("hf")
+    refused(tmp_path, path, "names builtins.exec", corpus=reference / "pytorch" / "refuse" / "evil_vocab" / "vocab.pkl")
+
+
+def test_a_warm_start_says_where_the_epsilon_is_another(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    text = str(text)
+    train_run(tmp_path / "first", text, model={"layer_norm_epsilon": 1e-5})
+    capsys.readouterr()
+    warm = {"warm_start_path": str(tmp_path / "first" / "ckpt-12"), "train_steps": 3}
+    train_run(tmp_path / "same", text, model={"layer_norm_epsilon": 1e-5}, training=warm)
+    assert "layer_norm_epsilon" not in capsys.readouterr().out
+    train_run(tmp_path / "other", text, training=warm)
+    assert f"{tmp_path}/first was trained with layer_norm_epsilon=1e-05, this run has 1e-12" in capsys.readouterr().out
+
+
+def test_a_new_run_on_other_text_starts_from_a_converted_one(case, tmp_path):
+    """Fine-tuning: the text in the vocabulary of the run, the weights by warm start."""
+    lm, path = case("hf", WIDE)
+    pytorch_to_run(path, tmp_path / "run")
+    (tmp_path / "text.txt").write_text("w3 w1 w4 new w5\nw2 w20\n" * 60)
+    train_run(
+        tmp_path / "tuned",
+        data={
+            "data_path": str(tmp_path / "text.txt"), "level": "word", "vocab_path": str(tmp_path / "run" / "vocab.txt"),
+            "cutoffs": [5, 12],
+        },
+        text=None,
+        model={**SMALL, **WIDE, "n_token": None, "cutoffs": (), "mem_len": 4, "layer_norm_epsilon": 1e-5},
+        optimizer={"learning_rate": 1e-6},
+        training={"warm_start_path": str(tmp_path / "run" / "ckpt-0"), "train_steps": 3},
+    )  # fmt: skip
+    tuned, vocab = txl_tf.load_run(tmp_path / "tuned")
+    assert vocab.symbols == WORDS
+    expected = txl_tf.tf1_variables(lm)
+    for name, array in txl_tf.tf1_variables(tuned).items():
+        np.testing.assert_allclose(array, expected[name], atol=1e-5)
+    assert any(np.any(array != expected[name]) for name, array in txl_tf.tf1_variables(tuned).items())
