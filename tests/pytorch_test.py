@@ -295,6 +295,7 @@ def test_what_is_given_is_compared_too(case, tmp_path):
     refused(tmp_path, path, "the command says n_layer=3, but by the shapes .* has n_layer=2", n_layer=3)
     refused(tmp_path, path, "mem_len=9 was given, but the MemTransformerLM in .* says mem_len=4", mem_len=9)
     refused(tmp_path, path, r"says cutoffs=\[5, 13\]|cutoffs=\[5, 13\] was given, but", cutoffs=[5, 13])
+    refused(tmp_path, path, "says proj_share_all_but_first=False, .* has .*=True", proj_share_all_but_first=False)
     opened(tmp_path, path, n_layer=2, mem_len=4, cutoffs=[5, 12], layer_norm_epsilon=1e-5)
 
 

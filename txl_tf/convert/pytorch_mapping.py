@@ -90,9 +90,8 @@ class Mapping:
         self.d_inner, _ = self._get("layers.0.pos_ff.CoreNet.0.weight", None, None).shape
         self.tables = [self._get(f"word_emb.emb_layers.{i}.weight", None, None) for i in range(self.n_table)]
         self.n_token, self.d_embed = sum(table.shape[0] for table in self.tables), self.tables[0].shape[1]
-        self.n_cluster = (
-            self._get("crit.cluster_weight", None, None).shape[0] if "crit.cluster_weight" in tensors else 0
-        )
+        has_clusters = "crit.cluster_weight" in tensors
+        self.n_cluster = self._get("crit.cluster_weight", None, None).shape[0] if has_clusters else 0
 
     def _arguments(self) -> dict[str, Any]:
         """All arguments of the model; compares them with what was said and given."""
@@ -105,6 +104,8 @@ class Mapping:
         rates = {name: self._told(name, 0.0) for name in ("dropout", "dropatt")}
         self.projected = self.n_table > 1 or self.d_embed != self.d_model
         self._compare_projections(len(found["cutoffs"]) + 1)
+        self._compare({"proj_same_dim": True} if self.n_table > 1 else {})
+        self._compare({"proj_share_all_but_first": self.shares} if self.projected and found["cutoffs"] else {})
         found["cutoffs"] = [self.n_token - 1] if self.splits_last_word else found["cutoffs"]
         check_bins(found["n_token"], found["d_embed"], found["cutoffs"], found["div_val"])
         if not self.source.said:
