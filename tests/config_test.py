@@ -223,7 +223,7 @@ BAD = [
     (
         MachineConfig,
         {"mixed_precision": "float8"},
-        "mixed_precision must be one of float32, bfloat16, float16, got 'float8'",
+        "mixed_precision must be one of float32, bfloat16, float16, auto, got 'float8'",
     ),
 ]
 

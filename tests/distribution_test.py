@@ -93,6 +93,45 @@ def test_twenty_steps_with_dropout_are_those_of_one_replica(
     assert_same(run, of_one_replica, options.get("steps_per_execution", 1))
 
 
+def make_half(strategy=None):
+    """A model of float16."""
+    with (strategy or tf.distribute.get_strategy()).scope():
+        keras.utils.set_random_seed(1)
+        lm = txl_tf.TransformerXLLM(**SMALL, mem_len=4, dropout=0.2, seed=3, dtype="mixed_float16")
+        lm.compile(keras.optimizers.SGD(0.5))
+    return lm
+
+
+def test_float16_on_two_replicas_is_that_of_one_within_its_rounding(two_replicas):
+    one, two = make_half(), make_half(two_replicas)
+    for lm in (one, two):
+        lm.fit(batches(n=6, rows=4), verbose=0)
+        assert lm.optimizer.dynamic_scale.numpy() == 2**15  # nothing overflowed
+    weights = [lm.get_weights() for lm in (one, two, make_half())]
+    moved = max(np.abs(found - start).max() for _, found, start in zip(*weights, strict=True))
+    differ = max(np.abs(found - expected).max() for expected, found, _ in zip(*weights, strict=True))
+    assert differ < moved * 2**-10  # float16 has 11 bits
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+def test_an_overflow_on_one_replica_skips_the_step_on_all(two_replicas, replica):
+    lm = make_half(two_replicas)
+    before = lm.get_weights()
+    loss_and_gradients = lm._loss_and_gradients
+
+    def overflowing(*args):
+        sums, gradients, new_mems = loss_and_gradients(*args)
+        here = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return sums, [*gradients[:-1], gradients[-1] * tf.where(here == replica, np.inf, 1.0)], new_mems
+
+    lm._loss_and_gradients = overflowing
+    lm.fit(batches(n=1, rows=4), verbose=0)
+    for expected, variable in zip(before, lm.trainable_variables, strict=True):
+        for value in two_replicas.experimental_local_results(variable.value):
+            np.testing.assert_array_equal(value, expected)
+    assert lm.optimizer.dynamic_scale.numpy() == 2**14 and lm.optimizer.iterations.numpy() == 1
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one(of_one_replica, tmp_path):
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
@@ -233,6 +272,28 @@ def test_a_bad_tf_config_is_one_clear_error(monkeypatch, config, message):
 def test_a_bad_strategy_is_one_clear_error(arguments, error, message):
     with pytest.raises(error, match=message):
         distribution.make_strategy(**arguments)
+
+
+@pytest.mark.parametrize(
+    "capability, flags, choice",
+    [
+        ((8, 0), "", "bfloat16"),
+        ((9, 0), "", "bfloat16"),
+        ((7, 5), "avx512_bf16", "float16"),
+        (None, "avx2 avx512_bf16", "bfloat16"),
+        (None, "amx_bf16", "bfloat16"),
+        (None, "avx2 avx512f", "float32"),
+    ],
+    ids=str,
+)
+def test_the_type_of_the_products_that_the_machine_is_fast_in(monkeypatch, capability, flags, choice):
+    devices = [] if capability is None else ["gpu"]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: devices)
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {"compute_capability": capability})
+    monkeypatch.setattr(distribution, "_processor_flags", lambda: set(flags.split()))
+    strategy = tf.distribute.get_strategy()
+    assert distribution.choose_precision("auto", strategy) == choice
+    assert distribution.choose_precision("float32", strategy) == "float32"
 
 
 def test_one_device_is_one_replica_and_one_worker():

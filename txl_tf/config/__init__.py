@@ -37,6 +37,7 @@ from txl_tf.config.models import (
     TransformerLMConfig,
 )
 from txl_tf.config.training import (
+    AUTO,
     OPTIMIZERS,
     PRECISIONS,
     SCHEDULES,
@@ -52,7 +53,7 @@ from txl_tf.config.training import (
 )
 
 __all__ = [
-    "ACTIVATIONS", "ATTN_TYPES", "DATASETS", "FUSIONS", "LEVELS", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS",
+    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "DATASETS", "FUSIONS", "LEVELS", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS",
     "POS_EMBEDS", "PRECISIONS", "RESIDUALS", "SCHEDULES", "STRATEGIES", "TAG_SCHEMES", "Config", "EncoderConfig",
     "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig",
     "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "SearchConfig",

@@ -7,6 +7,7 @@ from txl_tf.config.checks import LENGTH, POSITIVE, RATE, SHARE, Config, at_least
 OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 SCHEDULES = ("cosine", "noam", "linear", "constant")
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+AUTO = "auto"  # the machine decides, see `choose_precision`
 STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
 
@@ -137,7 +138,7 @@ class MachineConfig(Config):
     tpu_zone: str | None = option(None, "Zone of the TPU, if it is another than this machine's.")
     gcp_project: str | None = option(None, "Project of the TPU, if it is another than this machine's.")
     logical_cpus: int | None = option(None, "Logical CPU devices to create, to try mirrored without GPUs.", at_least(1))
-    mixed_precision: str = option("float32", "Type of the products.", one_of(PRECISIONS))
+    mixed_precision: str = option("float32", "Type of the products; auto: the machine's.", one_of((*PRECISIONS, AUTO)))
 
     @property
     def devices(self) -> tuple:
@@ -146,5 +147,5 @@ class MachineConfig(Config):
 
     @property
     def dtype_policy(self) -> str:
-        """Keras's name of `mixed_precision`."""
+        """Keras's name of `mixed_precision`, which must not be "auto" any more."""
         return PRECISIONS[self.mixed_precision]

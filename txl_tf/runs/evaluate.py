@@ -23,9 +23,9 @@ from txl_tf.files import check_writable, new_file
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.sliding_window import sliding_window_nll
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.setup import check_divides, log_model, name_of, open_corpus, worker_of
+from txl_tf.runs.setup import check_divides, log_model, name_of, open_corpus, open_machine, worker_of
 from txl_tf.runs.weights import load_weights
-from txl_tf.training.distribution import is_chief, make_strategy
+from txl_tf.training.distribution import is_chief
 
 logger = logging.getLogger("txl_tf")
 
@@ -64,7 +64,7 @@ def evaluate_run(
     )
     check_writable(evaluation.token_nll)
     path = folder.find_checkpoint(evaluation.eval_ckpt_path)
-    strategy = make_strategy(*machine.devices)
+    strategy, machine = open_machine(machine)
     check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
     if evaluation.eval_path:
         corpus, split = _text_as_corpus(folder, config, evaluation.eval_path), evaluation.eval_path

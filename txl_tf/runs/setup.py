@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Iterator
 
 import tensorflow as tf
 
+from txl_tf.config import MachineConfig
 from txl_tf.data.corpus import Corpus, build_corpus, load_corpus
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder
-from txl_tf.training.distribution import num_workers, only_chief_logs
+from txl_tf.training.distribution import choose_precision, make_strategy, num_workers, only_chief_logs
 
 logger = logging.getLogger("txl_tf")
 
@@ -22,6 +24,12 @@ _COLLECTIVE_FAILED = (
     tf.errors.InternalError,
     tf.errors.CancelledError,
 )
+
+
+def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, MachineConfig]:
+    """The strategy, and `machine` with the type of products that "auto" stands for there."""
+    strategy = make_strategy(*machine.devices)
+    return strategy, dataclasses.replace(machine, mixed_precision=choose_precision(machine.mixed_precision, strategy))
 
 
 def open_corpus(data: dict) -> Corpus:

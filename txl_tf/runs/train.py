@@ -20,9 +20,9 @@ from txl_tf.models.language_model import LanguageModel
 from txl_tf.runs.evaluate import Evaluator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.run import Run
-from txl_tf.runs.setup import check_divides, log_model, name_of, open_corpus, worker_of
+from txl_tf.runs.setup import check_divides, log_model, name_of, open_corpus, open_machine, worker_of
 from txl_tf.runs.weights import check_exists
-from txl_tf.training.distribution import is_chief, make_strategy
+from txl_tf.training.distribution import is_chief
 from txl_tf.training.optimization import make_optimizer
 
 logger = logging.getLogger("txl_tf")
@@ -63,7 +63,7 @@ def train_and_evaluate(
     evaluation, machine = evaluation or EvaluationConfig(), machine or MachineConfig()
     rows = evaluation.eval_batch_size or training.train_batch_size
     evaluation = dataclasses.replace(evaluation, eval_batch_size=rows, tgt_len=training.tgt_len)
-    strategy = make_strategy(*machine.devices)
+    strategy, machine = open_machine(machine)
     if training.static_shapes is None:
         training = dataclasses.replace(training, static_shapes=isinstance(strategy, tf.distribute.TPUStrategy))
     if data.get("cutoffs"):

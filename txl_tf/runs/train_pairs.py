@@ -26,8 +26,8 @@ from txl_tf.runs.error_rates import error_rates, group_references
 from txl_tf.runs.evaluate import to_metric
 from txl_tf.runs.pairs_folder import PairsFolder
 from txl_tf.runs.run import Run
+from txl_tf.runs.setup import open_machine
 from txl_tf.runs.weights import check_exists
-from txl_tf.training.distribution import make_strategy
 from txl_tf.training.optimization import make_optimizer
 
 logger = logging.getLogger("txl_tf")
@@ -71,7 +71,7 @@ def train_pairs(
         raise ValueError("share_embeddings needs share_vocab, got share_vocab=False")
     if training.warm_start_path:
         check_exists(training.warm_start_path)
-    strategy = make_strategy(*machine.devices)
+    strategy, machine = open_machine(machine)
     with strategy.scope():
         keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())
     with folder.writing():

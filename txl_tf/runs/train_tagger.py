@@ -21,9 +21,9 @@ from txl_tf.config import (
 from txl_tf.data.tagged import TaggedCorpus, read_corpus
 from txl_tf.data.tagged_batches import TaggedBatches
 from txl_tf.runs.run import Run
+from txl_tf.runs.setup import open_machine
 from txl_tf.runs.tagger_folder import TAGGER_FOLDERS, TenerFolder
 from txl_tf.runs.weights import check_exists, load_weights
-from txl_tf.training.distribution import make_strategy
 from txl_tf.training.optimization import make_optimizer
 
 logger = logging.getLogger("txl_tf")
@@ -62,7 +62,7 @@ def train_tagger(
     family = "flat" if isinstance(model, FlatTaggerConfig) else "tener"
     machine, folder = machine or MachineConfig(), TAGGER_FOLDERS[family](model_dir)
     _check(family, data, training, machine)
-    strategy = make_strategy(*machine.devices)
+    strategy, machine = open_machine(machine)
     with strategy.scope():
         keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())
     with folder.writing():

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from txl_tf.config import STRATEGIES, at_least, one_of
+from txl_tf.config import AUTO, PRECISIONS, STRATEGIES, at_least, one_of
 from txl_tf.data.batches import prefetched
 
 logger = logging.getLogger("txl_tf")
@@ -69,6 +69,34 @@ def make_strategy(
             logger.info("strategy=mirrored: there is one device, %s; training on it alone", devices[0].name)
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     return tf.distribute.get_strategy()
+
+
+def choose_precision(mixed_precision: str, strategy: tf.distribute.Strategy) -> str:
+    """The type of the products: `"auto"` becomes what the devices are fast in. All workers must call it.
+
+    That is `"bfloat16"` on TPUs, on GPUs from compute capability 8.0 on, and on processors with units for it (AMX or
+    AVX-512); else `"float16"` on GPUs and `"float32"` on processors. The chief chooses for all workers.
+    """
+    if mixed_precision != AUTO:
+        return mixed_precision
+    gpus = tf.config.list_physical_devices("GPU")
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        choice = "bfloat16"
+    elif gpus:
+        details = tf.config.experimental.get_device_details(gpus[0])
+        choice = "bfloat16" if details.get("compute_capability", (0, 0)) >= (8, 0) else "float16"
+    else:
+        choice = "bfloat16" if {"avx512_bf16", "amx_bf16"} & _processor_flags() else "float32"
+    return list(PRECISIONS)[broadcast_from_chief(strategy, list(PRECISIONS).index(choice))]
+
+
+def _processor_flags() -> set[str]:
+    """What Linux says of the processor; elsewhere nothing is known."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return set(file.read().split())
+    except FileNotFoundError:
+        return set()
 
 
 def _workers(required: bool) -> list[str]:

@@ -20,7 +20,7 @@ from txl_tf.training.distribution import all_rows, num_workers, rows_of_this_wor
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
 from txl_tf.training.loop import NO_TOTALS, LoopState, make_loop
 from txl_tf.training.single_batches import SingleBatches
-from txl_tf.training.step import part_by_part, sum_and_count
+from txl_tf.training.step import agree_on_overflow, part_by_part, sum_and_count
 
 
 class MemoryModel(SingleBatches, keras.Model):
@@ -205,7 +205,7 @@ class MemoryModel(SingleBatches, keras.Model):
         norm = None
         if not hasattr(optimizer, "gradient_norm"):  # Keras's own optimizers do not keep it
             norm = tf.linalg.global_norm(context.all_reduce("SUM", gradients)) / scale
-        self.optimizer.apply(gradients, self.trainable_variables)
+        self.optimizer.apply(agree_on_overflow(gradients, self.optimizer), self.trainable_variables)
         if optimizer is not self.optimizer:  # which skips the update, but not the text, where half precision overflows
             optimizer.iterations.assign(step + 1)
         return tf.convert_to_tensor(optimizer.gradient_norm) if norm is None else norm
@@ -287,12 +287,8 @@ class MemoryModel(SingleBatches, keras.Model):
         """Builds the optimizer. Raises ValueError where `method` cannot train with what `compile` was given."""
         if self.optimizer is None:
             raise ValueError(f"{method} needs an optimizer, got None: compile with txl_tf.make_optimizer(...)")
-        strategy = self.distribute_strategy
-        replicas = strategy.num_replicas_in_sync
-        if replicas > 1 and isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
-            raise ValueError(f"mixed_float16 trains on one replica, got {replicas}: use mixed_bfloat16")
         if not self.optimizer.built:  # within a step, some strategies could not
-            with strategy.scope():
+            with self.distribute_strategy.scope():
                 self.optimizer.build(self.trainable_variables)
 
     def _check_rows(self, rows, parts):

@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.training.step import agree_on_overflow
+
 
 class Resumable:
     """Mixin for Keras models without state between batches; `MemoryModel` has the same of its own.
@@ -52,7 +54,8 @@ class Resumable:
 
     def apply_gradients_of(self, loss, tape):
         """Updates the weights; returns what the logs say of it."""
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        gradients = agree_on_overflow(tape.gradient(loss, self.trainable_variables), self.optimizer)
+        self.optimizer.apply(gradients, self.trainable_variables)
         if not hasattr(self._inner_optimizer, "gradient_norm"):
             return {}
         self.grad_norm.update_state(self._inner_optimizer.gradient_norm)

@@ -1,4 +1,4 @@
-"""One training step of one replica: sums, gradients, and parts of a batch computed one after the other."""
+"""One training step of one replica: sums, gradients, overflow, and parts of a batch computed one after the other."""
 
 import keras
 import tensorflow as tf
@@ -8,6 +8,21 @@ def sum_and_count(nll, kept):
     """`[nll, tokens counted]` of a segment, float32 `[2]`; `kept`, bool, says which tokens count (`None`: all)."""
     count = tf.size(nll) if kept is None else tf.math.count_nonzero(kept, dtype=tf.int32)
     return tf.stack([tf.reduce_sum(nll), tf.cast(count, tf.float32)])
+
+
+def agree_on_overflow(gradients, optimizer):
+    """`gradients`, but NaN on every replica where half precision overflowed on any: all of them then skip the step.
+
+    Keras's `LossScaleOptimizer` looks at the gradients of each replica, or of the first, before they are added up.
+    """
+    context = tf.distribute.get_replica_context()
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if not scaled or context.num_replicas_in_sync == 1:
+        return gradients
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+    n_finite = context.all_reduce("SUM", tf.cast(finite, tf.float32))
+    factor = tf.where(n_finite < context.num_replicas_in_sync, float("nan"), 1.0)
+    return [gradient * factor for gradient in gradients]
 
 
 def part_by_part(step, parts, variables, tokens, labels, mems, dropout_key):
