@@ -12,7 +12,7 @@ from helpers import TEXT, full_disk, log_rows, read_checkpoint, train_run
 import txl_tf
 from txl_tf.config import EvaluationConfig
 from txl_tf.files import lock, write_atomic
-from txl_tf.runs import setup, train
+from txl_tf.runs import setup
 from txl_tf.runs.callbacks import RunState, StepCSVLogger, StopOnSignal, cut_log
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.evaluate import evaluate_run
@@ -91,7 +91,7 @@ def test_the_run_goes_on_with_another_number_of_replicas(run_dir, text_file, who
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
         at_step(patch, RunState, "on_train_batch_end", 8, die)
         train_run(run_dir, text_file, training=STEPS)
-    monkeypatch.setattr(train, "make_strategy", lambda *args, **kwargs: two_replicas)
+    monkeypatch.setattr(setup, "make_strategy", lambda *args, **kwargs: two_replicas)
     result = train_run(run_dir, text_file, training=STEPS)
     assert result["valid"] == pytest.approx(whole[1]["valid"], abs=1e-5)
     expected = read_checkpoint(whole[0] / "ckpt-12")
