@@ -59,12 +59,12 @@ def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=Non
     weights = split_bins(tables, biases)
     nll, bin_of = _head_nll(hidden, target, weights, projs, biases, clusters)
     for i, start in enumerate(_starts(biases)[1:], 1):
-        mask = bin_of == i
+        places = tf.cast(tf.where(bin_of == i), tf.int32)  # how many there are, a GPU has to tell the host
+        rows = places[:, 0]
         tail_nll = cross_entropy(
-            tf.boolean_mask(target, mask) - start,
-            bin_logits(tf.boolean_mask(hidden, mask), weights[i], biases[i], projs[i]),
+            tf.gather(target, rows) - start, bin_logits(tf.gather(hidden, rows), weights[i], biases[i], projs[i])
         )
-        nll += tf.scatter_nd(tf.cast(tf.where(mask), tf.int32), tail_nll, tf.shape(target))
+        nll += tf.scatter_nd(places, tail_nll, tf.shape(target))
     return tf.reshape(nll, shape)
 
 

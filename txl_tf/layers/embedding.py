@@ -87,8 +87,9 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
                 ids = tf.clip_by_value(x - start, 0, table.shape[0] - 1)
                 y = tf.where(mask[:, None], embed(ids, table, proj), y)
             else:
-                cur_y = embed(tf.boolean_mask(x, mask) - start, table, proj)
-                y += tf.scatter_nd(tf.cast(tf.where(mask), tf.int32), cur_y, tf.shape(y))
+                places = tf.cast(tf.where(mask), tf.int32)  # how many there are, a GPU has to tell the host
+                cur_y = embed(tf.gather(x, places[:, 0]) - start, table, proj)
+                y += tf.scatter_nd(places, cur_y, tf.shape(y))
     return tf.reshape(y * d_proj**0.5, tf.concat([shape, [d_proj]], 0))
 
 

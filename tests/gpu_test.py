@@ -1,0 +1,130 @@
+"""What a GPU would run, by TensorFlow's own register of kernels: no machine here has a GPU.
+
+A graph's operation runs on the GPU where a kernel for it and its types is registered; else it runs on the host, and the
+GPU waits. Only text and messages are meant for the host.
+"""
+
+import collections
+
+import pytest
+import tensorflow as tf
+from conformance_test import LABELS, MODELS, SLOW
+from helpers import SMALL, word_vocab
+from tensorflow.python.framework import kernels
+
+import txl_tf
+
+CASES = [*MODELS, *SLOW]
+
+# Operations that stay on the host, and why.
+MESSAGES = {"Const", "StringJoin", "AsString"}  # what a refused request is told, of text
+TEXT = {  # from text to ids and back: TensorFlow has no kernels of text for GPUs
+    "StringLength", "StaticRegexReplace", "StringSplitV2", "LookupTableFindV2", "SelectV2", "Reshape", "GatherV2",
+    "Equal", "UnsortedSegmentJoin", "UnicodeDecodeWithOffsets", "UnicodeEncode", "StringLower", "DecodeRaw",
+    "DenseBincount", "RaggedTensorToTensor",  # of the words of each text
+}  # fmt: skip
+
+
+def nodes(function):
+    """All operations of a graph and of the functions in it, but for calls of these functions."""
+    graph = function.graph.as_graph_def()
+    functions = {inner.signature.name for inner in graph.library.function}
+    for part in (graph.node, *(inner.node_def for inner in graph.library.function)):
+        yield from (node for node in part if node.op not in functions)
+
+
+def types_of(node, name):
+    attribute = node.attr[name]
+    return set(attribute.list.type) if attribute.HasField("list") else {attribute.type}
+
+
+def runs_on_gpu(node):
+    """Whether a kernel for a GPU, or for any device, takes the node's types."""
+    found = [k for k in kernels.get_registered_kernels_for_op(node.op).kernel if k.device_type in ("GPU", "DEFAULT")]
+    return any(
+        all(types_of(node, c.name) <= set(c.allowed_values.list.type or types_of(node, c.name)) for c in k.constraint)
+        for k in found
+    )
+
+
+def on_host(function):
+    """`{operation: how often}` of what has no kernel for a GPU."""
+    return collections.Counter(node.op for node in nodes(function) if not runs_on_gpu(node))
+
+
+def training(case, **options):
+    """The graph of a training step."""
+    model, batch = case.compile(case.make_random(), **options), tf.nest.map_structure(tf.constant, case.make_batch())
+    if not hasattr(model, "initial_mems"):
+        model.optimizer.build(model.trainable_variables)
+        return tf.function(lambda *batch: model.train_step(batch)).get_concrete_function(*batch)
+    model._ready_to_train("fit")
+    step = tf.function(lambda tokens, labels, mems: model.train_step((tokens, labels), mems))
+    return step.get_concrete_function(*batch, model.initial_mems(4))
+
+
+def test_the_register_tells_gpus_from_processors():
+    """The check can fail: text has kernels for processors alone, and a type may have one or not."""
+    graph = tf.function(lambda x: tf.strings.lower(tf.as_string(tf.matmul(x, x)))).get_concrete_function(
+        tf.ones([2, 2])
+    )
+    assert on_host(graph) == {"AsString": 1, "StringLower": 1}
+    total = tf.function(lambda x: tf.reduce_max(x))
+    assert on_host(total.get_concrete_function(tf.ones([3], tf.uint16))) == {"Max": 1}
+    assert not on_host(total.get_concrete_function(tf.ones([3])))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_training_runs_on_the_gpu(case):
+    assert not on_host(training(case))
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_training_in_half_precision_runs_on_the_gpu(dtype):
+    case = MODELS[1]
+    assert not on_host(training(case._replace(make=lambda _: case.make(dtype))))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "language_model" in case.name], ids=lambda case: case.name)
+def test_evaluation_runs_on_the_gpu(case):
+    lm, batch = case.compile(case.make_random()), map(tf.constant, case.make_batch())
+    carried = lm.start_evaluation(4, 5)
+    step = tf.function(lambda tokens, labels: lm.evaluation_nll(tokens, labels, carried)[0])
+    assert not on_host(step.get_concrete_function(*batch))
+
+
+@pytest.mark.parametrize("static_shapes, n_where", [(False, 3), (True, 0)])
+def test_what_the_gpu_waits_for(static_shapes, n_where):
+    """How many tokens each bin has: of two bins, both are asked in the embedding, the second in the softmax.
+
+    With static shapes, or one bin, nothing is asked.
+    """
+    options = {"static_shapes": True, "bin_capacities": [20]} if static_shapes else {}
+    waiting = collections.Counter(node.op for node in nodes(training(MODELS[1], **options)))
+    assert waiting["Where"] == n_where
+    one_bin = collections.Counter(node.op for node in nodes(training(MODELS[0])))
+    assert one_bin["Where"] == one_bin["Unique"] == 0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """`{name: function}` of the signatures of a served language model."""
+    lm = txl_tf.TransformerXLLM(**SMALL, mem_len=4, cutoffs=[5, 12], div_val=2)
+    folder = str(tmp_path_factory.mktemp("served"))
+    txl_tf.export_saved_model(lm, folder, word_vocab())
+    return dict(tf.saved_model.load(folder).signatures)
+
+
+@pytest.mark.parametrize("name", ["initial_state", "score", "next", "generate", "score_text", "generate_text"])
+def test_a_served_model_runs_on_the_gpu_but_for_text(served, name):
+    allowed = MESSAGES | (TEXT if name.endswith("_text") else set())
+    assert set(on_host(served[name])) <= allowed
+    if not name.endswith("_text"):  # nothing but text is on the host
+        assert {t for node in nodes(served[name]) if node.op == "Const" and not runs_on_gpu(node)
+                for t in types_of(node, "dtype")} <= {tf.string.as_datatype_enum}  # fmt: skip
+
+
+def test_tagging_runs_on_the_gpu():
+    tagger = txl_tf.Tagger(txl_tf.Tener(n_token=23, d_model=8, n_head=2, d_inner=12, n_layer=1, scale=True), LABELS)
+    tags = tf.function(tagger.decode).get_concrete_function({"chars": tf.ones([2, 5], tf.int32)})
+    assert not on_host(tags)
