@@ -36,7 +36,7 @@ def convert(checkpoint, model_dir):
         command += [f"--corpus={checkpoint.parent / 'words.txt'}"]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise ValueError(done.stderr.strip().splitlines()[-2])
+        raise ValueError(done.stderr.strip()[-500:])
     return done.stdout
 
 

@@ -12,9 +12,9 @@
 A PyTorch checkpoint is a file or folder of Hugging Face (config.json with .safetensors or .bin), of the original's
 PyTorch program (model.pt) or of NVIDIA's (checkpoint_best.pt). PyTorch is not needed, and nothing in the files is run.
 
-The checkpoint tells what the model is. Flags of the original's commands that describe the model may stay: they are
-compared with the checkpoint. It does not tell mem_len, same_length and clamp_len: give --mem_len, and the others if the
-model was trained or evaluated with them.
+A checkpoint tells what the model is. Flags of the original's commands that describe the model may stay: they are
+compared with it. One of TensorFlow, or the bare state_dict of a PyTorch program, does not tell mem_len, same_length and
+clamp_len: give --mem_len, and the others if the model was trained or evaluated with them.
 """
 
 import os
@@ -37,16 +37,14 @@ flags.DEFINE_string("tf1_checkpoint", None, "The original's checkpoint: its pref
 flags.DEFINE_string("pytorch_checkpoint", None, "Checkpoint of a PyTorch program: its file or folder.")
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("corpus", None, "Its cache.pkl, vocab.pkl, cache.pt, or list of words; or the folder of one.")
-flags.DEFINE_enum(
-    "dataset", None, list(PAPER_DATASETS), "Whose rules make words of text; a cache.pkl or cache.pt says."
-)
+flags.DEFINE_enum("dataset", None, list(PAPER_DATASETS), "Whose rules make words of text, where no file says.")
 flags.DEFINE_string(
     "data_dir", None, "Folder for the text of a cache.pkl or cache.pt, prepared to train on and to evaluate."
 )
 flags.DEFINE_bool("to_tf1", False, "Go back: write tf1_checkpoint out of model_dir.")
 flags.DEFINE_string("ckpt_path", None, "With to_tf1, the checkpoint of model_dir to take, rather than the latest.")
 
-# No checkpoint of the original tells mem_len, same_length and clamp_len. What one tells is compared with the flags.
+# What a checkpoint tells is compared with the flags; one of TensorFlow tells nothing of the memory.
 TOLD = "n_layer d_model d_embed n_head d_head d_inner untie_r div_val proj_share_all_but_first proj_same_dim"
 MEMORY = "mem_len same_length clamp_len"
 BARE = "cutoffs layer_norm_epsilon"  # what the state_dict of a PyTorch program may not tell
@@ -70,9 +68,7 @@ def from_tf1():
     if FLAGS.corpus is None:
         raise ValueError("--corpus is needed: the cache.pkl or vocabulary file of the checkpoint")
     if FLAGS["cutoffs"].present or FLAGS["layer_norm_epsilon"].present:
-        raise ValueError(
-            "--cutoffs and --layer_norm_epsilon are for --pytorch_checkpoint: here the variables tell them"
-        )
+        raise ValueError("--cutoffs and --layer_norm_epsilon are for --pytorch_checkpoint, not for --tf1_checkpoint")
     lm, vocab, checkpoint = tf1_to_run(**values(f"tf1_checkpoint {CORPUS} {MEMORY} {TOLD}"))
     print(f"{checkpoint}: {lm.count_params():,} parameters, {len(vocab):,} symbols")
     print("the checkpoint says:", described("n_layer d_model d_embed n_head d_head d_inner untie_r", lm.network))
@@ -81,16 +77,13 @@ def from_tf1():
 
 
 def from_pytorch():
-    given = values(f"{MEMORY} {TOLD} {BARE}", given_only=True)
-    if given.get("cutoffs") is not None:
-        given["cutoffs"] = [int(cutoff) for cutoff in given["cutoffs"]]
-    made = pytorch_to_run(**values(f"pytorch_checkpoint {CORPUS}"), **given)
-    source, model = made.source, made.model
+    if FLAGS.ckpt_path is not None:
+        raise ValueError("--ckpt_path goes with --to_tf1: --pytorch_checkpoint names the file")
+    made = pytorch_to_run(**values(f"pytorch_checkpoint {CORPUS}"), **values(ModelConfig, given_only=True))
+    source = made.source
     print(f"{source.path}: {source.kind}, {made.n_parameter:,} parameters, {len(made.vocab):,} symbols")
-    print("its tensors say:", described("n_layer d_model d_embed n_head d_head d_inner untie_r", model))
-    print("     ", described("cutoffs div_val proj_same_dim proj_share_all_but_first", model))
-    by = source.told_by if source.said else "the command"
-    print(f"{by} says:", described("mem_len same_length clamp_len layer_norm_epsilon dropout dropatt", model))
+    for who, names in made.origins.items():
+        print(f"said by {who}:", described(" ".join(names), made.model))
     for note in made.notes:
         print("note:", note)
     print(made.checkpoint)

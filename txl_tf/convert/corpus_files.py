@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -14,7 +16,7 @@ from txl_tf.data.corpus_info import INFO_FILE, VOCAB_FILE, read_info
 from txl_tf.data.datasets import PAPER_DATASETS
 from txl_tf.data.download import LM1B_VOCAB
 from txl_tf.data.vocabulary import Vocab, escape
-from txl_tf.files import is_remote
+from txl_tf.files import is_remote, removed_on_error
 
 CACHE_FILE = "cache.pkl"
 WHITE_SPACE = {c: escape(chr(c)) for c in range(0x3001) if chr(c).isspace()}  # all there is, for str.translate
@@ -99,6 +101,20 @@ def _vocabulary_in(path: str) -> str:
     raise FileNotFoundError(f"there is no vocabulary in {folder or '.'}: none of {', '.join(names)}{beside}")
 
 
+@contextlib.contextmanager
+def written_corpus(data_dir: str | None, source: SourceCorpus) -> Iterator[dict]:
+    """`write_corpus`, unless `data_dir` is `None`; gives what `config.json` says of it.
+
+    An error that follows leaves the folder as one that is not prepared.
+    """
+    if not data_dir:
+        yield {}
+        return
+    write_corpus(data_dir, source)
+    with removed_on_error(os.path.join(data_dir, INFO_FILE)):
+        yield {"data_dir": os.fspath(data_dir)}
+
+
 def write_corpus(data_dir: str, source: SourceCorpus) -> None:
     """Writes the tokens of a cache.pkl as a prepared corpus, for `load_corpus`.
 
@@ -112,6 +128,12 @@ def write_corpus(data_dir: str, source: SourceCorpus) -> None:
     info_path = os.path.join(data_dir, INFO_FILE)
     if is_remote(data_dir) or (os.path.exists(info_path) and "format" in read_info(info_path)):
         raise ValueError(f"data_dir must be a local folder without a prepared corpus, got {data_dir}")
+    for split, ids in source.splits.items():
+        wrong = ids[(ids < 0) | (ids >= len(source.vocab))]
+        if wrong.size:
+            raise ValueError(
+                f"{source.path}: the tokens of {split} must be ids of its {len(source.vocab)} symbols, got {wrong[0]}"
+            )
     os.makedirs(data_dir, exist_ok=True)
     cutoffs = next(iter(source.cutoffs.values()), [])
     pieces = ((split, 0, ids) for split, ids in source.splits.items())

@@ -13,7 +13,7 @@ import re
 import tensorflow as tf
 
 from txl_tf.config import ModelConfig
-from txl_tf.convert.corpus_files import SourceCorpus, read_corpus, write_corpus
+from txl_tf.convert.corpus_files import SourceCorpus, read_corpus, written_corpus
 from txl_tf.data.corpus_info import INFO_FILE, VOCAB_FILE, read_info
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import write_json
@@ -66,12 +66,10 @@ def tf1_to_run(
     load_weights(lm, path)
 
     data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": model["cutoffs"]}
-    if data_dir:
-        write_corpus(data_dir, source)
-        data["data_dir"] = os.fspath(data_dir)
     reader = tf.train.load_checkpoint(path)
     step = int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else checkpoint_step(path)
-    return lm, source.vocab, folder.create(data, model, [source.vocab], lm, step)
+    with written_corpus(data_dir, source) as place:
+        return lm, source.vocab, folder.create({**data, **place}, model, [source.vocab], lm, step)
 
 
 def _check_corpus(path: str, model: dict, source: SourceCorpus) -> None:

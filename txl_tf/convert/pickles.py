@@ -74,9 +74,7 @@ class Instance(StandIn):
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Python 2 wrote their names as bytes."""
-        state = self.state if type(self.state) is dict else {}
-        return {text(name): value for name, value in state.items() if type(name) is not int}
+        return by_text(self.state)
 
 
 class Named(Instance):
@@ -248,9 +246,21 @@ def shown(value: Any) -> str:
         return cut(value, "'")
     if type(value) in (int, float, bool, type(None)):
         return str(value) if type(value) is not int or value.bit_length() < 200 else f"{value.bit_length()} bits"
+    if type(value) in (list, tuple) and len(value) <= 10 and all(map(_is_small, value)):
+        return str(list(value))
     if type(value) in (list, tuple, dict):
         return f"a {type(value).__name__} of length {len(value)}"
     return f"a {type(value).__name__}"
+
+
+def _is_small(value: Any) -> bool:
+    return type(value) in (float, bool) or (type(value) is int and value.bit_length() < 64)
+
+
+def by_text(found: Any) -> dict[str, Any]:
+    """The items of a dictionary whose keys are text; Python 2 wrote it as bytes. Nothing of what is no dictionary."""
+    items = found.items() if isinstance(found, dict) else ()
+    return {text(key): value for key, value in items if type(key) in (str, bytes)}
 
 
 def described(error: Exception) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from txl_tf.convert.corpus_files import SourceCorpus, write_corpus
-from txl_tf.convert.pytorch_mapping import Mapping
+from txl_tf.convert.corpus_files import SourceCorpus, written_corpus
+from txl_tf.convert.pytorch_mapping import ModelMapping
 from txl_tf.convert.pytorch_source import Source, open_source
-from txl_tf.convert.pytorch_vocab import read_vocabulary, vocabulary_beside, vocabulary_of
+from txl_tf.convert.pytorch_vocab import FILES, read_vocabulary, vocabulary_beside, vocabulary_of
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder
@@ -21,6 +21,7 @@ class Conversion:
     Attributes:
         source: the checkpoint.
         model: arguments of `TransformerXLLM`.
+        origins: who said them: a file, "the command", ... -> names.
         n_parameter: how many numbers its weights are.
         vocab: the vocabulary.
         checkpoint: path of the new checkpoint.
@@ -29,6 +30,7 @@ class Conversion:
 
     source: Source
     model: dict
+    origins: dict[str, list[str]]
     n_parameter: int
     vocab: Vocab
     checkpoint: str
@@ -52,8 +54,8 @@ def pytorch_to_run(
         corpus: the vocabulary, see `read_vocabulary`; `None`: that in the checkpoint, or beside it.
         dataset: one of `PAPER_DATASETS`, if no file says it.
         data_dir: folder to write the tokens of a cache.pt to, for `load_corpus`; `None`: they are not written.
-        **given: arguments of `TransformerXLLM`, as the program that trained the model counts them. What the files say
-            too is compared, the rest is taken. `None` is none.
+        **given: arguments of `TransformerXLLM`, those of `GIVEN`, as the program that trained the model counts them.
+            What the files say too is compared, the rest is taken. `None` is none.
 
     Raises:
         ValueError: the files are damaged, of another network, contradict each other or an argument, or do not say
@@ -63,7 +65,7 @@ def pytorch_to_run(
     folder = RunFolder(model_dir)
     folder.check_new()
     source = open_source(pytorch_checkpoint)
-    mapping = Mapping(source, {name: value for name, value in given.items() if value is not None})
+    mapping = ModelMapping(source, given)
     words, notes = _vocabulary(source, corpus, dataset)
     model = mapping.model
     if len(words.vocab) != model["n_token"]:
@@ -73,13 +75,13 @@ def pytorch_to_run(
         )
     weights = mapping.weights()  # no model of this size is made, whose initial weights would be as many once more
     data = {"dataset": words.dataset, "data_path": None, "level": words.vocab.level, "cutoffs": model["cutoffs"]}
-    if data_dir:
-        words.cutoffs = {source.path: model["cutoffs"]}
-        write_corpus(data_dir, words)
-        data["data_dir"] = os.fspath(data_dir)
-    checkpoint = folder.create(data, model, [words.vocab], weights, source.step, model_class=TransformerXLLM)
+    words.cutoffs = {source.path: model["cutoffs"]}
+    with written_corpus(data_dir, words) as place:
+        checkpoint = folder.create(
+            {**data, **place}, model, [words.vocab], weights, source.step, model_class=TransformerXLLM
+        )
     n_parameter = sum(tensor.shape.num_elements() for tensor in weights.values())
-    return Conversion(source, model, n_parameter, words.vocab, checkpoint, mapping.notes + notes)
+    return Conversion(source, model, mapping.origins, n_parameter, words.vocab, checkpoint, mapping.notes + notes)
 
 
 def _vocabulary(source: Source, corpus: str | None, dataset: str | None) -> tuple[SourceCorpus, list[str]]:
@@ -88,5 +90,8 @@ def _vocabulary(source: Source, corpus: str | None, dataset: str | None) -> tupl
         return vocabulary_of(source.vocab, source.path, dataset, source.dataset)
     corpus = corpus or vocabulary_beside(os.path.dirname(source.path))
     if corpus is None:
-        raise ValueError(f"corpus is needed: neither {source.path} nor its folder holds the vocabulary")
+        raise ValueError(
+            f"corpus is needed: neither {source.path} nor its folder holds the vocabulary, one of {', '.join(FILES)}. "
+            "A list of words, one a line, does too"
+        )
     return read_vocabulary(corpus, dataset)

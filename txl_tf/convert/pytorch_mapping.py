@@ -23,11 +23,17 @@ import tensorflow as tf
 
 from txl_tf.config import ModelConfig, check_bins
 from txl_tf.convert.original import div_vals
-from txl_tf.convert.pytorch_source import HUGGING_FACE, NORM_EPSILON, NVIDIA, Source
+from txl_tf.convert.pickles import shown
+from txl_tf.convert.pytorch_source import HUGGING_FACE, NORM_EPSILON, NVIDIA, Source, checked
 from txl_tf.convert.tensors import Tensor
 
+TENSORS, COMMAND, NOBODY = "the shapes of its tensors", "the command", "nobody, so assumed"
 SHAPES = "n_token n_layer d_model d_embed n_head d_head d_inner untie_r".split()  # what shapes alone decide
 MAX_COPIES = 4  # of all that a file holds; every bin may have a copy of one projection
+GIVEN = [
+    *SHAPES, "cutoffs", "div_val", "proj_same_dim", "proj_share_all_but_first", "mem_len", "same_length", "clamp_len",
+    "layer_norm_epsilon",
+]  # fmt: skip
 IGNORED = r"pos_emb\.inv_freq|crit\.shared_out_projs\.\d+|layers\.\d+\.dec_attn\.r_[wr]_bias"
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 LAYER = {  # variable -> (tensor, transposed), below layer_i/ and layers.i.
@@ -45,20 +51,28 @@ LAYER = {  # variable -> (tensor, transposed), below layer_i/ and layers.i.
 }
 
 
-class Mapping:
+class ModelMapping:
     """The model that a checkpoint holds, and which of its tensors each variable is.
 
     Attributes:
         model: arguments of `TransformerXLLM`.
-        notes: as in `Conversion`.
+        origins, notes: as in `Conversion`.
     """
 
     def __init__(self, source: Source, given: dict[str, Any]):
-        self.source, self.given, self.notes = source, given, []
+        unknown = [name for name in given if name not in GIVEN]
+        if unknown:
+            raise ValueError(f"{unknown[0]} is none of what may be given: {', '.join(GIVEN)}")
+        self.source, self.given = source, checked(given, COMMAND)
+        self.origins: dict[str, list[str]] = {TENSORS: []}
+        self.notes: list[str] = []
         self._used: set[str] = set()
         self._weights: dict[str, tuple[tuple[Tensor, ...], Callable]] = {}
         self._measure()
-        self.model = self._arguments()
+        cutoffs = self._cutoffs()
+        self._compare({**{name: getattr(self, name) for name in SHAPES}, "cutoffs": cutoffs})
+        self._choose_projections(len(cutoffs) + 1)
+        self.model = self._arguments(cutoffs)
         self._map_embedding()
         self._map_layers()
         self._map_softmax()
@@ -93,43 +107,41 @@ class Mapping:
         has_clusters = "crit.cluster_weight" in tensors
         self.n_cluster = self._get("crit.cluster_weight", None, None).shape[0] if has_clusters else 0
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self, cutoffs: list[int]) -> dict[str, Any]:
         """All arguments of the model; compares them with what was said and given."""
         found = {name: getattr(self, name) for name in SHAPES}
-        found["cutoffs"] = self._cutoffs()
-        self._compare(found)
-        found["div_val"] = self._div_val(len(found["cutoffs"]) + 1)
-        self._compare({"div_val": found["div_val"]} if found["cutoffs"] else {})
-        memory = self._memory()
-        rates = {name: self._told(name, 0.0) for name in ("dropout", "dropatt")}
-        self.projected = self.n_table > 1 or self.d_embed != self.d_model
-        self._compare_projections(len(found["cutoffs"]) + 1)
+        found["div_val"] = self._div_val(len(cutoffs) + 1)
+        self._compare({"div_val": found["div_val"]} if cutoffs else {})
         self._compare({"proj_same_dim": True} if self.n_table > 1 else {})
-        self._compare({"proj_share_all_but_first": self.shares} if self.projected and found["cutoffs"] else {})
-        found["cutoffs"] = [self.n_token - 1] if self.splits_last_word else found["cutoffs"]
-        check_bins(found["n_token"], found["d_embed"], found["cutoffs"], found["div_val"])
-        if not self.source.said:
-            self.notes.append(f"layer norm is taken to be as in PyTorch: after every sublayer, epsilon {NORM_EPSILON}")
-        epsilon = self._told("layer_norm_epsilon", NORM_EPSILON)
-        config = ModelConfig(
-            **found, **memory, **rates, layer_norm_epsilon=float(epsilon), proj_share_all_but_first=self.shares
-        )
-        return config.to_dict()
+        self._compare({"proj_share_all_but_first": self.shares} if self.projected and cutoffs else {})
+        found["proj_share_all_but_first"] = self.shares
+        self.origins[TENSORS] += [*found, *["cutoffs"] * (self.n_table > 1 or not cutoffs)]
+        told = self._memory() | {name: self._told(name, 0.0) for name in ("dropout", "dropatt")}
+        told["layer_norm_epsilon"] = float(self._told("layer_norm_epsilon", NORM_EPSILON))
+        found["cutoffs"] = [self.n_token - 1] if self.splits_last_word else cutoffs
+        try:
+            check_bins(self.n_token, self.d_embed, found["cutoffs"], found["div_val"])
+            return ModelConfig(**found, **told).to_dict()
+        except ValueError as error:
+            raise ValueError(f"{self.source.path}: {error}") from error
 
     def _compare(self, found: dict[str, Any]) -> None:
         """Raises ValueError where a file or an argument says other sizes than the shapes."""
-        for who, said in ((self.source.told_by, self.source.said), ("the command", self.given)):
+        for who, said in ((self.source.told_by, self.source.said), (COMMAND, self.given)):
             wrong = [name for name, value in found.items() if name in said and said[name] != value]
             if wrong:
-                says, is_so = (", ".join(f"{name}={of[name]}" for name in wrong) for of in (said, found))
+                says, is_so = (", ".join(f"{name}={shown(of[name])}" for name in wrong) for of in (said, found))
                 raise ValueError(f"{who} says {says}, but by the shapes of its tensors {self.source.path} has {is_so}")
 
     def _told(self, name: str, default: Any) -> Any:
         """What a file says, or else what was given; both must agree."""
         said, given = self.source.said.get(name), self.given.get(name)
         if said is not None and given is not None and said != given:
-            raise ValueError(f"{name}={given} was given, but {self.source.told_by} says {name}={said}")
-        return next((value for value in (said, given) if value is not None), default)
+            raise ValueError(f"{name}={shown(given)} was given, but {self.source.told_by} says {name}={shown(said)}")
+        known = ((said, self.source.told_by), (given, COMMAND), (default, NOBODY))
+        value, who = next((known for known in known if known[0] is not None), (None, NOBODY))
+        self.origins.setdefault(who, []).append(name)
+        return value
 
     def _cutoffs(self) -> list[int]:
         if self.n_table > 1:
@@ -143,15 +155,15 @@ class Mapping:
             )
         if len(cutoffs) != self.n_cluster:
             raise ValueError(
-                f"cutoffs must be {self.n_cluster}, as many as {self.source.path} has clusters, got {cutoffs}"
+                f"cutoffs must be {self.n_cluster}, as many as {self.source.path} has clusters, got {shown(cutoffs)}"
             )
         return list(cutoffs)
 
     def _div_val(self, n_bin: int) -> int:
         if self.n_table == 1:
             return 1
-        widths, said = [table.shape[1] for table in self.tables], self._told("div_val", None)
-        possible = div_vals(widths, n_bin)
+        possible = div_vals([table.shape[1] for table in self.tables], n_bin)
+        said = self.source.said.get("div_val", self.given.get("div_val"))
         return said if said in possible else possible[0]
 
     def _memory(self) -> dict[str, Any]:
@@ -174,11 +186,13 @@ class Mapping:
 
     # ------------------------------------------------------------------------------------------------- projections
 
-    def _compare_projections(self, n_bin: int) -> None:
+    def _choose_projections(self, n_bin: int) -> None:
         """Which projection each bin of the softmax uses, and whether those after the first are the embedding's."""
-        self.splits_last_word, self.shares, self.out_projs = False, False, []
-        square = "word_emb.emb_projs.0" in self.source.tensors and self.n_table == 1 and not self.projected
-        if square:
+        self.projected = self.n_table > 1 or self.d_embed != self.d_model
+        self.splits_last_word, self.shares = False, False
+        self.emb_projs: list[Tensor] = []
+        self.out_projs: list[Tensor] = []
+        if not self.projected and "word_emb.emb_projs.0" in self.source.tensors:
             raise ValueError(f"{self.source.path} projects embeddings of the model's own width, which is not supported")
         if not self.projected:
             return
@@ -304,7 +318,9 @@ class Mapping:
         """Raises ValueError where the checkpoint holds what is not understood, or less than the model."""
         left = [name for name in self.source.tensors if name not in self._used and not re.fullmatch(IGNORED, name)]
         if left:
-            raise ValueError(f"{self.source.path} is another network: it has {left[0]}, which no Transformer-XL has")
+            raise ValueError(
+                f"{self.source.path} is another network: it has {shown(left[0])}, which no Transformer-XL has"
+            )
         storages = {id(tensor.storage): tensor.storage.numel for tensor in self.source.tensors.values()}
         n_number = sum(tensor.size for tensors, _ in self._weights.values() for tensor in tensors)
         if n_number > MAX_COPIES * sum(storages.values()):  # one after the other in the same bytes

@@ -13,7 +13,7 @@ import dataclasses
 import os
 from typing import Any
 
-from txl_tf.convert.pickles import Named, are_sizes, shown, text
+from txl_tf.convert.pickles import Named, are_sizes, by_text, shown
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import members, named_tensors, read_tensors, read_torch_file
 from txl_tf.files import read_json
@@ -25,9 +25,12 @@ CONFIG_FILE = "config.json"
 NORM_EPSILON = 1e-5  # PyTorch's default
 
 INTEGERS = "n_token n_layer n_head d_head d_model d_embed d_inner div_val mem_len clamp_len ext_len attn_type".split()
+MAX_CONFIG = 1_000_000  # bytes of a config.json, which has about a thousand
+
 KINDS = {  # what a number must be where a file says it
     **dict.fromkeys(INTEGERS, (int, "an integer")),
     **dict.fromkeys(("same_length", "untie_r", "pre_lnorm", "tie_weight"), (bool, "true or false")),
+    **dict.fromkeys(("proj_share_all_but_first", "proj_same_dim"), (bool, "true or false")),
     **dict.fromkeys(("dropout", "dropatt", "layer_norm_epsilon", "sample_softmax"), ((int, float), "a number")),
     **dict.fromkeys(("cutoffs", "tie_projs"), ((list, tuple), "a list")),
 }
@@ -58,12 +61,10 @@ class Source:
     step: int = 0
 
     def __post_init__(self):
-        self.said = {name: value for name, value in self.said.items() if value is not None and name in KINDS}
-        for name, value in self.said.items():
-            types, what = KINDS[name]
-            if not isinstance(value, types) or (type(value) is bool and types is not bool):
-                raise ValueError(f"{self.told_by}: {name} must be {what}, got {shown(value)}")
-        self._check_cutoffs()
+        self.said = checked({name: value for name, value in self.said.items() if name in KINDS}, self.told_by)
+        cutoffs = self.said.get("cutoffs")
+        if cutoffs and cutoffs[-1] == self.said.get("n_token"):
+            cutoffs.pop()
         self._check_network()
         self.tensors = {name.removeprefix("module."): tensor for name, tensor in self.tensors.items()}
         self.tensors = {name.removeprefix("transformer."): tensor for name, tensor in self.tensors.items()}
@@ -71,15 +72,6 @@ class Source:
             raise ValueError(
                 f"{self.path} has no tensor crit.*: it is no Transformer-XL, or one without a language model's softmax"
             )
-
-    def _check_cutoffs(self) -> None:
-        cutoffs = self.said.get("cutoffs")
-        if cutoffs is None:
-            return
-        if not are_sizes(cutoffs, 1 << 31):
-            raise ValueError(f"{self.told_by}: cutoffs must be integers, got {shown(cutoffs)}")
-        is_last = cutoffs and cutoffs[-1] == self.said.get("n_token")
-        self.said["cutoffs"] = list(cutoffs[:-1] if is_last else cutoffs)
 
     def _check_network(self) -> None:
         """Raises ValueError where the program computes what `TransformerXLLM` does not."""
@@ -96,6 +88,21 @@ class Source:
                 )
 
 
+def checked(values: dict[str, Any], who: str) -> dict[str, Any]:
+    """The numbers of a model that are there. Raises ValueError where one is not of its kind, or too large."""
+    values = {name: value for name, value in values.items() if value is not None}
+    for name, value in values.items():
+        types, what = KINDS[name]
+        is_kind = isinstance(value, types) and (type(value) is not bool or types is bool)
+        if not is_kind or (type(value) is int and value.bit_length() > 63):
+            raise ValueError(f"{who}: {name} must be {what}, got {shown(value)}")
+    if "cutoffs" in values:
+        if not are_sizes(values["cutoffs"], 1 << 31):
+            raise ValueError(f"{who}: cutoffs must be integers, got {shown(values['cutoffs'])}")
+        values["cutoffs"] = list(values["cutoffs"])
+    return values
+
+
 def open_source(path: str | os.PathLike) -> Source:
     """Finds and reads a checkpoint: a file, or the folder of one.
 
@@ -105,9 +112,9 @@ def open_source(path: str | os.PathLike) -> Source:
     """
     path = _file_in(os.fspath(path))
     config_file = os.path.join(os.path.dirname(path), CONFIG_FILE)
-    is_text = path.endswith((".safetensors", ".index.json"))
-    if is_text or (os.path.basename(path) in HF_FILES and os.path.isfile(config_file)):
-        return _hugging_face(path, config_file, read_tensors(path) if is_text else None)
+    says_hf = path.endswith((".safetensors", ".index.json"))
+    if says_hf or (os.path.basename(path) in HF_FILES and os.path.isfile(config_file)):
+        return _hugging_face(path, config_file, None)
     found = read_torch_file(path)
     if isinstance(found, dict) and "model_state" in found:
         return _nvidia(path, found)
@@ -123,10 +130,13 @@ def open_source(path: str | os.PathLike) -> Source:
 
 def _file_in(path: str) -> str:
     """The file with the tensors; `path` may also be its folder."""
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"there is no file or folder {path!r}: a PyTorch checkpoint must be here, none is fetched"
+        )
     if not os.path.isdir(path):
         return path
-    is_hf = os.path.isfile(os.path.join(path, CONFIG_FILE))
-    files = HF_FILES if is_hf else OTHER_FILES
+    files = HF_FILES if os.path.isfile(os.path.join(path, CONFIG_FILE)) else (*OTHER_FILES, *HF_FILES)
     found = [name for name in files if os.path.isfile(os.path.join(path, name))]
     if not found:
         raise FileNotFoundError(f"there is no PyTorch checkpoint in {path}: none of {', '.join(files)}. Name the file")
@@ -136,14 +146,17 @@ def _file_in(path: str) -> str:
 def _hugging_face(path: str, config_file: str, tensors: dict | None) -> Source:
     if not os.path.isfile(config_file):
         raise FileNotFoundError(f"{path} is Hugging Face's, which needs its {config_file} beside it")
+    if os.path.getsize(config_file) > MAX_CONFIG:
+        raise ValueError(f"{config_file} has {os.path.getsize(config_file):,} bytes, a configuration about 1,000")
     config = read_json(config_file, _check_model_type)
     said = {
         **config,
         "n_token": config.get("vocab_size", config.get("n_token")),
         "tie_weight": config.get("tie_word_embeddings", config.get("tie_weight")),
     }
-    if "tie_projs" not in said and type(config.get("cutoffs")) is list:  # before transformers 2.3
-        said["tie_projs"] = [False] + [config.get("proj_share_all_but_first", True) is True] * len(config["cutoffs"])
+    shares = said.pop("proj_share_all_but_first", True)  # before transformers 2.3
+    if "tie_projs" not in said and type(config.get("cutoffs")) is list:
+        said["tie_projs"] = [False] + [shares is True] * len(config["cutoffs"])
     tensors = read_tensors(path) if tensors is None else tensors
     return Source(path, HUGGING_FACE, tensors, said, config_file)
 
@@ -158,11 +171,10 @@ def _nvidia(path: str, found: dict) -> Source:
     config, args = found.get("model_config"), found.get("args")
     if not isinstance(found["model_state"], dict) or not isinstance(config, dict):
         raise ValueError(f"{path} is no checkpoint of NVIDIA: model_state and model_config must be dictionaries")
-    said = {text(name): value for name, value in config.items() if type(name) is not int}
     dataset, step = args.attributes.get("dataset") if isinstance(args, Named) else None, found.get("train_step")
     dataset, step = dataset if type(dataset) is str else None, step if type(step) is int and step > 0 else 0
     tensors, told_by = named_tensors(found["model_state"]), f"model_config of {path}"
-    return Source(path, NVIDIA, tensors, said, told_by, found.get("vocab"), dataset, step)
+    return Source(path, NVIDIA, tensors, by_text(config), told_by, found.get("vocab"), dataset, step)
 
 
 def _module(path: str, module: Named) -> Source:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from txl_tf.convert.corpus_files import WHITE_SPACE, SourceCorpus, read_corpus
-from txl_tf.convert.pickles import Named, shown, text, texts_of
+from txl_tf.convert.pickles import Named, by_text, shown, text, texts_of
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import read_torch_file
 from txl_tf.data.corpus_info import INFO_FILE, VOCAB_FILE
@@ -44,11 +44,11 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
         if found is None:
             raise FileNotFoundError(f"there is no vocabulary in {path}: none of {', '.join(FILES)}")
         path = found
-    name = os.path.basename(path)
-    if name in ("cache.pkl", INFO_FILE) or os.path.isfile(os.path.join(os.path.dirname(path), INFO_FILE)):
-        return read_corpus(path, dataset), []
-    if path.endswith((".pkl", ".bin", ".pt")):
+    name, info_file = os.path.basename(path), os.path.join(os.path.dirname(path), INFO_FILE)
+    if path.endswith((".pkl", ".bin", ".pt")) and name != "cache.pkl":
         return vocabulary_of(read_torch_file(path), path, dataset)
+    if name in ("cache.pkl", INFO_FILE) or os.path.isfile(info_file):
+        return read_corpus(path, dataset), []
     options, note = _options(_lines(path), dataset, {})
     return SourceCorpus(path, dataset, Vocab.load(path, **options), {}, {}), [note] if note else []
 
@@ -69,7 +69,7 @@ def vocabulary_of(found: Any, path: str, dataset: str | None = None, said: Any =
     inner = _attributes(corpus.get("vocab"))
     vocab = inner if "idx2sym" in inner else corpus
     if "idx2sym" not in vocab:
-        kind = f"a {found.name}" if isinstance(found, Named) else shown(found)
+        kind = f"a {shown(found.name)}" if isinstance(found, Named) else shown(found)
         raise ValueError(
             f"{path} holds no list of words (idx2sym) but {kind}. A vocabulary of subwords (NVIDIA's --vocab=bpe) is "
             "not supported"
@@ -79,6 +79,9 @@ def vocabulary_of(found: Any, path: str, dataset: str | None = None, said: Any =
     except ValueError as error:
         raise ValueError(f"{path} is no vocabulary: {error}") from None
     symbols, n_mended = mended(symbols)
+    wrong = next((symbol for symbol in symbols if not symbol or not _is_unicode(symbol)), None)
+    if wrong is not None:
+        raise ValueError(f"{path} is no vocabulary: {shown(wrong)} is no word")
     notes = [f"{n_mended} words of {path} were UTF-8 read as latin1: mended"] if n_mended else []
     dataset = _agreed(dataset, corpus.get("dataset", said), path)
     options, note = _options(symbols, dataset, vocab)
@@ -92,7 +95,12 @@ def vocabulary_of(found: Any, path: str, dataset: str | None = None, said: Any =
 def _attributes(found: Any) -> dict[str, Any]:
     if isinstance(found, Named):
         return found.attributes
-    return {text(name): value for name, value in found.items() if type(name) is not int} if type(found) is dict else {}
+    return by_text(found)
+
+
+def _is_unicode(symbol: str) -> bool:
+    """Whether it can be written: half of a surrogate pair cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in symbol)
 
 
 def _agreed(given: str | None, said: Any, path: str) -> str | None:

@@ -21,6 +21,7 @@ from txl_tf.convert.pickles import (
     PlainUnpickler,
     StandIn,
     are_sizes,
+    by_text,
     shown,
     text,
     update,
@@ -77,6 +78,8 @@ def read_torch_file(path: str) -> Any:
             return _read_zip(path)
         if start.startswith(b"version https://git-lfs"):
             raise ValueError("it only points to a file that git lfs has not fetched yet: run git lfs pull")
+        if start[:1].strip() in (b"", b"<", b"{"):
+            raise ValueError(f"it begins with {shown(start[:20])}, as text does")
         return _read_pickles(path, file)
 
 
@@ -179,8 +182,7 @@ def _read_pickles(path: str, file: BinaryIO) -> Any:
             raise ValueError("it names storages of torch.save, but is a pickle alone")
         return first
     version, system = unpickler.load(), unpickler.load()
-    system = {text(name): value for name, value in system.items()} if type(system) is dict else {}
-    if version != VERSION or system.get("little_endian") is not True:
+    if version != VERSION or by_text(system).get("little_endian") is not True:
         raise ValueError(f"its version is {shown(version)}, not {VERSION}, or it is not little-endian")
     found, keys = unpickler.load(), unpickler.load()
     keys = [text(key) for key in keys] if type(keys) is list and all(map(is_storage_key, keys)) else None
@@ -324,7 +326,7 @@ def named_tensors(found: Any) -> dict[str, Tensor]:
         ValueError: it is neither.
     """
     if isinstance(found, dict):
-        return {text(name): value for name, value in found.items() if isinstance(value, Tensor) and is_text(name)}
+        return {name: value for name, value in by_text(found).items() if isinstance(value, Tensor)}
     if not isinstance(found, Named):
         raise ValueError(f"there are no tensors in {shown(found)}")
     tensors: dict[str, Tensor] = {}
@@ -348,8 +350,7 @@ def named_tensors(found: Any) -> dict[str, Tensor]:
 
 def members(module: Named, name: str) -> dict[str, Any]:
     """The parameters or modules of a pickled module, by name."""
-    found = module.attributes.get(name)
-    return {text(key): value for key, value in found.items() if is_text(key)} if isinstance(found, dict) else {}
+    return by_text(module.attributes.get(name))
 
 
 def is_text(value: Any) -> bool:

@@ -122,7 +122,7 @@ class RunFolder(CheckpointFolder):
     vocabs = {"vocab": "n_token"}  # of size `None`: none says it
     required = ("n_token", "mem_len")
     fixed = ("tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema", "static_shapes", "seed")
-    places = ("data_path", "data_dir")
+    places = ("data_path", "data_dir", "vocab_path")
     monitor, best_of = "val_loss", min
     best_file_type = _BestFile
 
@@ -349,7 +349,9 @@ class RunFolder(CheckpointFolder):
             yield
 
     def check_new(self) -> None:
-        """Raises ValueError if the folder holds a run."""
+        """Raises ValueError if the folder holds a run, or is not named."""
+        if not self.path:
+            raise ValueError("model_dir must name the folder of the run")
         if self.has_config() or self.checkpoints():
             raise ValueError(f"{self} already holds a run: choose a new folder")
 

@@ -21,6 +21,8 @@ from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import load_weights
 from txl_tf.training.distribution import broadcast_from_chief, is_chief
 
+NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon")  # a warm start may change them
+
 logger = logging.getLogger("txl_tf")
 
 
@@ -96,9 +98,11 @@ class Run:
             source = type(folder)(parent)
             if source.has_config():
                 source.check_vocab(self.corpus.vocabs, self.remedy)
-                before, now = (of["model"].get("layer_norm_epsilon") for of in (source.read_config(), config))
-                if before not in (None, now):
-                    logger.warning("%s was trained with layer_norm_epsilon=%g, this run has %g", parent, before, now)
+                before, now = source.read_config()["model"], config["model"]
+                names = [name for name in NOT_IN_WEIGHTS if before.get(name, now.get(name)) != now.get(name)]
+                if names:
+                    was, has = (", ".join(f"{name}={model[name]}" for name in names) for model in (before, now))
+                    logger.warning("%s has %s; this run has %s", parent, was, has)
 
     def restore(self) -> tuple:
         """Sets what a checkpoint of the run, or else the warm start, gives; returns the state to go on with."""
