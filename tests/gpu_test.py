@@ -8,7 +8,7 @@ import collections
 
 import pytest
 import tensorflow as tf
-from conformance_test import LABELS, MODELS, SLOW
+from conforming import LABELS, MODELS, SLOW
 from helpers import SMALL, word_vocab
 from tensorflow.python.framework import kernels
 

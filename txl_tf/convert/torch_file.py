@@ -78,7 +78,7 @@ def read_torch_file(path: str) -> Any:
             return _read_zip(path)
         if start.startswith(b"version https://git-lfs"):
             raise ValueError("it only points to a file that git lfs has not fetched yet: run git lfs pull")
-        if start[:1].strip() in (b"", b"<", b"{"):
+        if start[:1] in (b"<", b"{"):
             raise ValueError(f"it begins with {shown(start[:20])}, as text does")
         return _read_pickles(path, file)
 
