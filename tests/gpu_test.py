@@ -8,7 +8,7 @@ import collections
 
 import pytest
 import tensorflow as tf
-from conforming import LABELS, MODELS, SLOW
+from conforming import MODELS, SLOW
 from helpers import SMALL, word_vocab
 from tensorflow.python.framework import kernels
 
@@ -124,7 +124,9 @@ def test_a_served_model_runs_on_the_gpu_but_for_text(served, name):
                 for t in types_of(node, "dtype")} <= {tf.string.as_datatype_enum}  # fmt: skip
 
 
-def test_tagging_runs_on_the_gpu():
-    tagger = txl_tf.Tagger(txl_tf.Tener(n_token=23, d_model=8, n_head=2, d_inner=12, n_layer=1, scale=True), LABELS)
-    tags = tf.function(tagger.decode).get_concrete_function({"chars": tf.ones([2, 5], tf.int32)})
-    assert not on_host(tags)
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in ("tener", "flat")], ids=lambda case: case.name)
+def test_tagging_runs_on_the_gpu(case):
+    tagger = case.make("float32")
+    inputs = tf.nest.map_structure(tf.constant, case.inputs())
+    tagger(inputs)  # builds it
+    assert not on_host(tf.function(tagger.decode).get_concrete_function(inputs))
