@@ -73,10 +73,10 @@ def pytorch_to_run(
             f"the vocabulary {words.path} has {len(words.vocab)} symbols, but {source.path} is of "
             f"n_token={model['n_token']}"
         )
-    weights = mapping.weights()  # no model of this size is made, whose initial weights would be as many once more
     data = {"dataset": words.dataset, "data_path": None, "level": words.vocab.level, "cutoffs": model["cutoffs"]}
     words.cutoffs = {source.path: model["cutoffs"]}
     with written_corpus(data_dir, words) as place:
+        weights = mapping.weights()  # no model of this size is made, whose initial weights would be as many once more
         checkpoint = folder.create(
             {**data, **place}, model, [words.vocab], weights, source.step, model_class=TransformerXLLM
         )
