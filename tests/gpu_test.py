@@ -14,7 +14,9 @@ from tensorflow.python.framework import kernels
 
 import txl_tf
 
-CASES = [*MODELS, *SLOW]
+CASES = [*MODELS, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
+LANGUAGE_MODELS = [case for case in (*MODELS, *SLOW) if "language_model" in case.name]
+TAGGERS = [case for case in SLOW if case.name in ("tener", "flat")]
 
 # Operations that stay on the host, and why.
 MESSAGES = {"Const", "StringJoin", "AsString"}  # what a refused request is told, of text
@@ -74,7 +76,7 @@ def test_the_register_tells_gpus_from_processors():
     assert not on_host(total.get_concrete_function(tf.ones([3])))
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_training_runs_on_the_gpu(case):
     assert not on_host(training(case))
 
@@ -85,7 +87,7 @@ def test_training_in_half_precision_runs_on_the_gpu(dtype):
     assert not on_host(training(case._replace(make=lambda _: case.make(dtype))))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "language_model" in case.name], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", LANGUAGE_MODELS, ids=lambda case: case.name)
 def test_evaluation_runs_on_the_gpu(case):
     lm, batch = case.compile(case.make_random()), map(tf.constant, case.make_batch())
     carried = lm.start_evaluation(4, 5)
@@ -115,6 +117,7 @@ def served(tmp_path_factory):
     return dict(tf.saved_model.load(folder).signatures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["initial_state", "score", "next", "generate", "score_text", "generate_text"])
 def test_a_served_model_runs_on_the_gpu_but_for_text(served, name):
     allowed = MESSAGES | (TEXT if name.endswith("_text") else set())
@@ -124,7 +127,7 @@ def test_a_served_model_runs_on_the_gpu_but_for_text(served, name):
                 for t in types_of(node, "dtype")} <= {tf.string.as_datatype_enum}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in ("tener", "flat")], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", TAGGERS, ids=lambda case: case.name)
 def test_tagging_runs_on_the_gpu(case):
     tagger = case.make("float32")
     inputs = tf.nest.map_structure(tf.constant, case.inputs())
