@@ -290,7 +290,7 @@ def test_the_type_of_the_products_that_the_machine_is_fast_in(monkeypatch, capab
     devices = [] if capability is None else ["gpu"]
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: devices)
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {"compute_capability": capability})
-    monkeypatch.setattr(distribution, "_processor_flags", lambda: set(flags.split()))
+    monkeypatch.setattr(distribution, "processor_flags", lambda: set(flags.split()))
     strategy = tf.distribute.get_strategy()
     assert distribution.choose_precision("auto", strategy) == choice
     assert distribution.choose_precision("float32", strategy) == "float32"

@@ -5,6 +5,7 @@ import contextlib
 import csv
 import importlib.util
 import io
+import json
 import pickle
 import re
 import resource
@@ -284,3 +285,51 @@ def bins_of(name):
     if name in OF_ANY_TEXT:
         return {"n_token": 128, "cutoffs": []}
     return {"n_token": N_TOKEN[dataset_of(name)], "cutoffs": PAPER_DATASETS[dataset_of(name)][2]}
+
+
+# ------------------------------------------------------------------------------------------------- hostile files
+
+# Reads each file of a folder by `attempt` in a process of its own: with 3 GB to spare and for 20 seconds at most.
+_READ_ALL = """
+import json, os, resource, signal, sys, time
+from pathlib import Path
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def read(path):
+    virtual = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (virtual + 3 * 2**30, -1))
+    signal.alarm(20)
+    before, start = peak(), time.time()
+    try:
+        found = attempt(path)
+    except (ValueError, OSError) as error:
+        found = str(error)
+    values = [path.name, found[:10_000], len(found), path.stat().st_size, peak() - before, time.time() - start]
+    print(json.dumps(values), flush=True)
+
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    child = os.fork()
+    if not child:
+        try:
+            read(path)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def read_hostile(folder, attempt):
+    """Reads each file of a folder in a process of its own, with limits of memory and time.
+
+    Args:
+        attempt: Python's source of a function `attempt(path)`, with its imports. It returns what became of the file.
+
+    Returns:
+        `{file: [what became of it or its ValueError, length of that, size of the file, growth of the peak in bytes,
+        seconds]}`, and what all processes wrote as errors.
+    """
+    command = [sys.executable, "-c", attempt + _READ_ALL, str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    return {name: found for name, *found in map(json.loads, result.stdout.splitlines())}, result.stderr

@@ -7,24 +7,13 @@ import time
 
 import numpy as np
 import pytest
-from torch_files import BFloat16, safetensors_of, write_safetensors, write_shards, write_zip
+from torch_files import BFloat16, arrays_of, assert_same, safetensors_of, write_safetensors, write_shards, write_zip
 
 from txl_tf.convert.tensors import read_safetensors
 from txl_tf.convert.torch_file import read_shards, read_tensors
 
 ARRAY = np.arange(12, dtype=np.float32).reshape(3, 4)
 DTYPES = "float32 float16 float64 int64 int32 int16 int8 uint8 bool".split()
-
-
-def arrays_of(path):
-    return {name: tensor.array() for name, tensor in read_tensors(path).items()}
-
-
-def assert_same(arrays, expected):
-    """The same names, values and dtypes."""
-    assert sorted(arrays) == sorted(expected)
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(array, expected[name], err_msg=name, strict=True)
 
 
 def test_arrays_come_back_in_every_dtype(tmp_path):

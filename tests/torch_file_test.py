@@ -7,14 +7,13 @@ import os
 import pickle
 import re
 import struct
-import subprocess
 import sys
 import zipfile
 import zlib
 
 import numpy as np
 import pytest
-from helpers import ROOT
+from helpers import read_hostile
 from torch_files import (
     BFloat16,
     Instance,
@@ -22,6 +21,8 @@ from torch_files import (
     Parameter,
     Storage,
     Tensor,
+    arrays_of,
+    assert_same,
     legacy_of,
     parameter_list,
     pickled,
@@ -47,17 +48,6 @@ def write_protocol_4(path, tree, **options):
 WRITERS = [write_zip, write_compressed, write_protocol_4, write_legacy]
 layouts = pytest.mark.parametrize("write", WRITERS)
 ARRAY = np.arange(12, dtype=np.float32).reshape(3, 4)
-
-
-def arrays_of(path):
-    return {name: tensor.array() for name, tensor in read_tensors(path).items()}
-
-
-def assert_same(arrays, expected):
-    """The same names, values and dtypes."""
-    assert sorted(arrays) == sorted(expected)
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(array, expected[name], err_msg=name, strict=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- values
@@ -863,38 +853,14 @@ def test_a_tensor_lies_in_its_storage_and_that_in_the_file(tmp_path, write, nume
         read_torch_file(path)
 
 
-# Reads the tensors of each file of a folder, but for one named "hole", in a process of its own: with 3 GB to spare and
-# for 20 seconds at most. Writes what became of it, the growth of the peak memory in bytes, and the seconds.
-READ_ALL = """
-import json, os, resource, signal, sys, time
-from pathlib import Path
+# The tensor named "hole" is not read.
+ATTEMPT = """
 from txl_tf.convert.torch_file import read_tensors
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-def read(path):
-    virtual = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (virtual + 3 * 2**30, -1))
-    signal.alarm(20)
-    before, start = peak(), time.time()
-    try:
-        tensors = read_tensors(str(path))
-        tensors.pop("hole", None)
-        found = f"sums: {sum(float(tensor.array().sum()) for tensor in tensors.values())}"
-    except (ValueError, OSError) as error:
-        found = str(error)
-    values = [path.name, found[:2000], len(found), path.stat().st_size, peak() - before, time.time() - start]
-    print(json.dumps(values), flush=True)
-
-for path in sorted(Path(sys.argv[1]).iterdir()):
-    child = os.fork()
-    if not child:
-        try:
-            read(path)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+def attempt(path):
+    tensors = read_tensors(str(path))
+    tensors.pop("hole", None)
+    return f"sums: {sum(float(tensor.array().sum()) for tensor in tensors.values())}"
 """
 
 ATTACKS = (
@@ -906,13 +872,11 @@ ATTACKS = (
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
-    """`{file: [message, its length, size of the file, growth of the peak in bytes, seconds]}`, and what went wrong."""
+    """As `read_hostile`."""
     folder = tmp_path_factory.mktemp("attacks")
     for name, (write, _) in ATTACKS.items():
         write(folder / name)
-    command = [sys.executable, "-c", READ_ALL, str(folder)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    return {name: found for name, *found in map(json.loads, result.stdout.splitlines())}, result.stderr
+    return read_hostile(folder, ATTEMPT)
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -20,6 +20,8 @@ import zipfile
 
 import numpy as np
 
+from txl_tf.convert.torch_file import read_tensors
+
 CLASSES = {  # dtype -> name of the storage, dtype of .safetensors
     "float32": ("Float", "F32"), "float16": ("Half", "F16"), "float64": ("Double", "F64"), "int64": ("Long", "I64"),
     "int32": ("Int", "I32"), "int16": ("Short", "I16"), "int8": ("Char", "I8"), "uint8": ("Byte", "U8"),
@@ -243,3 +245,17 @@ def write_shards(folder, arrays, n, kind="bin"):
     index = folder / f"{stem}.{kind}.index.json"
     index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
     return str(index)
+
+
+# ------------------------------------------------------------------------------------------------------ what is read
+
+
+def arrays_of(path):
+    return {name: tensor.array() for name, tensor in read_tensors(path).items()}
+
+
+def assert_same(arrays, expected):
+    """The same names, values and dtypes."""
+    assert sorted(arrays) == sorted(expected)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name, strict=True)

@@ -54,6 +54,7 @@ import tensorflow as tf
 from tools import contestants, processes
 from tools.contestants import REFERENCE, SHAPES
 from tools.program import FLAGS, run
+from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
 
 # A contestant's process lasts for all its turns.
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
@@ -317,7 +318,7 @@ def costs_of(mode, name, argument, values, costs):
 def processor():
     """Its name, and what it computes bfloat16 with."""
     text = Path("/proc/cpuinfo").read_text()
-    units = [unit for unit in ("amx_bf16", "avx512_bf16") if unit in text.split()]
+    units = [unit for unit in BFLOAT16_UNITS if unit in processor_flags()]
     name = re.search(r"model name\s*: (.*)", text)
     return f"{name.group(1) if name else 'unknown processor'} ({', '.join(units) or 'no unit for bfloat16'})"
 

@@ -8,7 +8,7 @@ Such a program can also fill the memory with a few bytes. So what it makes is bo
     place in the memo      the memo is a dictionary, not an array of that length
     length of a string     at most that of the file
     small objects          one for every 8 bytes of the file
-    messages               show 200 characters of a text, and of a list or tuple only the length
+    messages               show 200 characters of a text, and of a list or tuple 10 numbers, else only the length
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def update(target: dict, items: list) -> None:
 
 
 def is_key(value: Any) -> bool:
-    return type(value) in (str, bytes) or (type(value) is int and abs(value) < KEY)
+    return is_text(value) or (type(value) is int and abs(value) < KEY)
 
 
 def _dispatch() -> dict[int, Callable]:
@@ -228,6 +228,10 @@ PlainUnpickler.dispatch = _dispatch()
 # ------------------------------------------------------------------------------------- values of the file in messages
 
 
+def is_text(value: Any) -> bool:
+    return type(value) in (str, bytes)
+
+
 def text(value: str | bytes) -> str:
     """A str of Python 3, or of Python 2: UTF-8 bytes."""
     return value.decode("utf-8", "backslashreplace") if type(value) is bytes else value
@@ -242,7 +246,7 @@ def cut(value: str | bytes, quote: str = "") -> str:
 
 def shown(value: Any) -> str:
     """`value` for a message: text and numbers cut short, of anything else the type and the length."""
-    if type(value) in (str, bytes):
+    if is_text(value):
         return cut(value, "'")
     if type(value) in (int, float, bool, type(None)):
         return str(value) if type(value) is not int or value.bit_length() < 200 else f"{value.bit_length()} bits"
@@ -260,7 +264,7 @@ def _is_small(value: Any) -> bool:
 def by_text(found: Any) -> dict[str, Any]:
     """The items of a dictionary whose keys are text; Python 2 wrote it as bytes. Nothing of what is no dictionary."""
     items = found.items() if isinstance(found, dict) else ()
-    return {text(key): value for key, value in items if type(key) in (str, bytes)}
+    return {text(key): value for key, value in items if is_text(key)}
 
 
 def described(error: Exception) -> str:
@@ -287,7 +291,7 @@ def check_unique(symbols: list) -> None:
 
 def texts_of(symbols: Any) -> list[str]:
     """The symbols of a vocabulary, in `idx2sym` of an object, as text."""
-    if type(symbols) is not list or not all(type(symbol) in (str, bytes) for symbol in symbols):
+    if type(symbols) is not list or not all(map(is_text, symbols)):
         raise ValueError("there is no corpus with a vocabulary (vocab.idx2sym) in it")
     check_unique(symbols)  # before they are decoded: the same bytes many times would be as many texts
     symbols = list(map(text, symbols))

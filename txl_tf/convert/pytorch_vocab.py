@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from txl_tf.convert.corpus_files import WHITE_SPACE, SourceCorpus, read_corpus
-from txl_tf.convert.pickles import Named, by_text, shown, text, texts_of
+from txl_tf.convert.pickles import Named, by_text, is_text, shown, text, texts_of
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import read_torch_file
 from txl_tf.data.corpus_info import INFO_FILE, VOCAB_FILE
 from txl_tf.data.datasets import PAPER_DATASETS, SPLITS
 from txl_tf.data.vocabulary import Vocab
 
-PICKLED = ("vocab.pkl", "vocab.bin", "cache.pt")
-FILES = (*PICKLED, "cache.pkl", INFO_FILE, VOCAB_FILE)
+FILES = ("vocab.pkl", "vocab.bin", "cache.pt", "cache.pkl", INFO_FILE, VOCAB_FILE)
 
 
 def vocabulary_beside(folder: str) -> str | None:
@@ -105,7 +104,7 @@ def _is_unicode(symbol: str) -> bool:
 
 def _agreed(given: str | None, said: Any, path: str) -> str | None:
     """The dataset, if it is one of the paper's; a file may also say another name."""
-    said = text(said) if type(said) in (str, bytes) and text(said) in PAPER_DATASETS else None
+    said = text(said) if is_text(said) and text(said) in PAPER_DATASETS else None
     if given and said and given != said:
         raise ValueError(f"dataset is {given}, but {path} says {said}")
     return given or said

@@ -23,6 +23,7 @@ MAX_RATIO = 20  # of a member of a zip archive, unpacked to packed
 MAX_SMALL = 1 << 16  # bytes more, so that a small tensor may be of zeros
 MAX_HEADER = 10_000_000  # bytes of JSON, which may become 30 times as many in memory
 MAX_RANK = 8
+LFS = b"version https://git-lfs"
 MAX_NUMBERS = 1 << 56  # NumPy counts the bytes of a tensor in 63 bits, and even for an empty one
 DTYPES = {  # NumPy has no bfloat16, which is the upper half of float32
     "F32": "float32", "F16": "float16", "F64": "float64", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -132,6 +133,13 @@ def refusing(what: str):
     return decorate
 
 
+def check_fetched(path: str) -> None:
+    """Raises ValueError where a file is one of git lfs's in place of the real one."""
+    with open(path, "rb") as file:
+        if file.read(len(LFS)) == LFS:
+            raise ValueError("it only points to a file that git lfs has not fetched yet: run git lfs pull")
+
+
 @refusing("a zip archive")
 def unpacked(path: str, member: zipfile.ZipInfo, offset: int) -> bytes:
     """The data of a member that begins at byte `offset`. Unpacks no more than it should be: `zipfile` does."""
@@ -158,12 +166,10 @@ def check_packed(member: zipfile.ZipInfo) -> None:
 @refusing("a .safetensors")
 def read_safetensors(path: str) -> dict[str, Tensor]:
     """The tensors of a file, by name. Raises: as `read_torch_file`."""
+    check_fetched(path)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        start = file.read(8)
-        if start == b"version ":
-            raise ValueError("it only points to a file that git lfs has not fetched yet: run git lfs pull")
-        length = int.from_bytes(start, "little")
+        length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(size - 8, MAX_HEADER):
             raise ValueError(f"a header of {length} bytes in a file of {size}")
         header = json.loads(file.read(length), object_pairs_hook=unique)

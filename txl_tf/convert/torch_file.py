@@ -22,6 +22,7 @@ from txl_tf.convert.pickles import (
     StandIn,
     are_sizes,
     by_text,
+    is_text,
     shown,
     text,
     update,
@@ -31,6 +32,7 @@ from txl_tf.convert.tensors import (
     MAX_NUMBERS,
     Storage,
     Tensor,
+    check_fetched,
     check_packed,
     read_safetensors,
     refusing,
@@ -71,13 +73,12 @@ def read_torch_file(path: str) -> Any:
         ValueError: the file is damaged, or none of PyTorch.
         OSError: it cannot be read.
     """
+    check_fetched(path)
     with open(path, "rb") as file:
         start = file.read(64)
         file.seek(0)
         if start.startswith(b"PK\x03\x04"):
             return _read_zip(path)
-        if start.startswith(b"version https://git-lfs"):
-            raise ValueError("it only points to a file that git lfs has not fetched yet: run git lfs pull")
         if start[:1] in (b"<", b"{"):
             raise ValueError(f"it begins with {shown(start[:20])}, as text does")
         return _read_pickles(path, file)
@@ -351,10 +352,6 @@ def named_tensors(found: Any) -> dict[str, Tensor]:
 def members(module: Named, name: str) -> dict[str, Any]:
     """The parameters or modules of a pickled module, by name."""
     return by_text(module.attributes.get(name))
-
-
-def is_text(value: Any) -> bool:
-    return type(value) in (str, bytes)
 
 
 def is_storage_key(value: Any) -> bool:

@@ -19,6 +19,7 @@ logger = logging.getLogger("txl_tf")
 
 _EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 _SECONDS_TO_REACH_TPU = 20
+BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")  # of a processor, as Linux calls them
 
 
 def make_strategy(
@@ -86,11 +87,11 @@ def choose_precision(mixed_precision: str, strategy: tf.distribute.Strategy) -> 
         details = tf.config.experimental.get_device_details(gpus[0])
         choice = "bfloat16" if details.get("compute_capability", (0, 0)) >= (8, 0) else "float16"
     else:
-        choice = "bfloat16" if {"avx512_bf16", "amx_bf16"} & _processor_flags() else "float32"
+        choice = "bfloat16" if processor_flags().intersection(BFLOAT16_UNITS) else "float32"
     return list(PRECISIONS)[broadcast_from_chief(strategy, list(PRECISIONS).index(choice))]
 
 
-def _processor_flags() -> set[str]:
+def processor_flags() -> set[str]:
     """What Linux says of the processor; elsewhere nothing is known."""
     try:
         with open("/proc/cpuinfo") as file:
