@@ -19,31 +19,93 @@ def test_zeroes_a_share_of_the_elements_and_scales_the_rest(rate):
     np.testing.assert_allclose(dropped[~zeros], x[~zeros] / (1 - rate), rtol=1e-4)
 
 
-def test_elements_and_rows_are_independent():
-    kept = dropout(tf.ones([400, 501]), 0.5, KEY).numpy() > 0
-    for a, b in ((kept[:, :-1], kept[:, 1:]), (kept[:-1], kept[1:]), (kept[:, :-2], kept[:, 2:])):
-        assert abs((a == b).mean() - 0.5) < 4 * 0.5 / a.size**0.5
+RATES = [0.002, 0.1, 0.5, 0.9]
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.002])
+def correlation(a, b):
+    """Of two masks of one shape, in standard errors of that of independent ones."""
+    return np.corrcoef(a.ravel(), b.ravel())[0, 1] * a.size**0.5
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_every_row_and_every_column_loses_its_share(rate):
+    dropped = dropout(tf.ones([1000, 8, 500]), rate, KEY).numpy().reshape([1000, 4000]) == 0
+    error = (rate * (1 - rate)) ** 0.5
+    for axis in (0, 1):  # the mean shares scatter as binomial ones do
+        shares = (dropped.mean(axis) - rate) / error * dropped.shape[axis] ** 0.5
+        assert abs(shares.std() - 1) < 4 / (2 * len(shares)) ** 0.5
+        assert abs(shares.mean()) < 4 / len(shares) ** 0.5
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_elements_rows_places_steps_and_seeds_are_independent(rate):
+    def dropped(key):
+        return dropout(tf.ones([1000, 4000]), rate, key).numpy() == 0
+
+    mask, (first, second) = dropped(KEY), split(KEY, 2)
+    neighbours = {n: (mask[:, :-n], mask[:, n:]) for n in (1, 2, 3, 4, 8, 16, 128, 500)}  # along a row
+    rows = {-n: (mask[:-n], mask[n:]) for n in (1, 2, 8, 64)}
+    others = {"step": KEY + [0, 1, 0], "seed": KEY + [1, 0, 0], "place": first, "row": KEY + [0, 0, 1000]}
+    pairs = {**neighbours, **rows, **{name: (mask, dropped(key)) for name, key in others.items()}}
+    pairs["places"] = dropped(first), dropped(second)
+    pairs["next step, one place on"] = mask[:, 1:], dropped(KEY + [0, 1, 0])[:, :-1]
+    far = {
+        name: value for name, value in ((name, correlation(*pair)) for name, pair in pairs.items()) if abs(value) > 4
+    }
+    assert not far
+
+
+@pytest.mark.parametrize("rate", RATES)
 def test_elements_that_share_a_byte_hardly_depend_on_one_another(rate):
-    """The first and the second half of a row are windows of two bytes each that overlap by one."""
+    """The quarters of a row are windows of two bytes each into the same words, each overlapping the next by one."""
     dropped = dropout(tf.ones([1000, 4000]), rate, KEY).numpy() == 0
-    first, second = dropped[:, :2000], dropped[:, 2000:]
-    error = 4 / first.size**0.5
-    for a, b in ((first, second), (first[:, 1:], second[:, :-1])):  # sharing a byte as the high, then as the low one
-        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 1 / 256 + error
+    quarters = np.split(dropped, 4, 1)
+    for i, a in enumerate(quarters):
+        for b in quarters[:i]:
+            assert abs(correlation(a, b)) < a.size**0.5 / 256 + 4
+
+
+def hashed(place, a, b):
+    """The random word of one element and the three a quarter, a half and three quarters of the row further on."""
+    word = (place * 0x9E3779B9 ^ a) % 2**32
+    word = (word ^ word >> 16) * 0x21F0AAAD % 2**32
+    word = ((word ^ word >> 15) + b) * 0x735A2D97 % 2**32
+    return word ^ word >> 15
+
+
+def test_masks_stay_as_they_are():
+    kept = dropout(tf.ones([4, 6, 10]), 0.3, tf.constant([3, 4, 5])).numpy() > 0
+    assert np.packbits(kept).tobytes().hex() == "fd981fd67b75e67fbadd4fafff3858abf4ffb20fcb2ddbdfffe7d7e7f777"
+
+
+def test_masks_are_those_of_the_equation_word_by_word():
+    rows, length, width, rate, step = 3, 4, 10, 0.3, 7
+    key = tf.constant([5, step, 2])
+    found = dropout(tf.ones([rows, length, width]), rate, key).numpy() > 0
+    a, b, *_ = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[rows, 4], key=[tf.bitcast([5, step], tf.uint64)], counter=tf.constant([2, 0], tf.uint64), alg=1,
+        dtype=tf.uint32,
+    ).numpy().T.tolist()  # fmt: skip
+    quarter = 3  # 10 elements take three words
+    for row, t, column in np.ndindex(rows, length, width):
+        byte, place = divmod(column, quarter)
+        word = hashed(place + step + t * quarter, a[row], b[row])
+        number = (word << 8 * byte | word >> 32 - 8 * byte) >> 16 & 0xFFFF
+        assert found[row, t, column] == (number >= round(rate * 65536))
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 5), (2, 3, 5, 7), (4, 6)], ids=str)
 def test_the_same_key_draws_the_same_mask_eager_in_graphs_under_xla_and_with_dynamic_shapes(shape):
     x = tf.ones(shape)
-    expected = dropout(x, 0.5, KEY)
-    assert expected.shape == shape
-    np.testing.assert_array_equal(dropout(x, 0.5, KEY), expected)
+
+    def drop(x):
+        return [dropout(x, rate, KEY) for rate in (*RATES, 0.25)]
+
+    expected = drop(x)
+    assert expected[0].shape == shape
+    np.testing.assert_array_equal(drop(x), expected)
     for options in ({}, {"jit_compile": True}, {"input_signature": [tf.TensorSpec([None] * len(shape))]}):
-        compiled = tf.function(lambda x: dropout(x, 0.5, KEY), **options)
-        np.testing.assert_array_equal(compiled(x), expected)
+        np.testing.assert_array_equal(tf.function(drop, **options)(x), expected)
 
 
 def test_different_keys_draw_different_masks():
@@ -55,10 +117,13 @@ def test_different_keys_draw_different_masks():
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("shape, axis", [((6, 5), 0), ((7, 3, 11), 0), ((3, 6, 5, 7), 1), ((5, 40, 301), 0)], ids=str)
+@pytest.mark.parametrize("shape, axis", [((6, 45), 0), ((7, 3, 11), 0), ((3, 6, 5, 7), 1), ((5, 40, 301), 0)], ids=str)
 def test_shares_of_the_rows_draw_the_masks_of_the_whole_batch(shape, axis, jit_compile):
-    drop = tf.function(lambda x, key: dropout(x, 0.5, key, axis), jit_compile=jit_compile)
-    first = 2**31 - 10  # blocks are numbered beyond 32 bits
+    @tf.function(jit_compile=jit_compile)
+    def drop(x, key):
+        return sum(10**i * dropout(x, rate, key, axis) for i, rate in enumerate((0.1, 0.5, 0.9)))
+
+    first = 2**31 - 10  # rows are numbered beyond 31 bits
     whole = drop(tf.ones(shape), KEY + [0, 0, first])
     rows = [row.tobytes() for row in np.moveaxis(whole, axis, 0)]
     assert len(set(rows)) == len(rows)

@@ -169,7 +169,7 @@ def rel_shift(x, first=None):
 # -------------------------------------------------------------------------------------------------- Transformer-XL
 
 
-def create_mask(qlen, mlen, same_length=False):
+def create_mask(qlen, mlen, same_length=False, first=0):
     """Which keys a query must not see: 1 where masked, 0 where seen (`_create_mask` of the original).
 
     Query i sees the keys `0 ... mlen + i`, and with `same_length` only the last `mlen + 1` of them,
@@ -182,12 +182,14 @@ def create_mask(qlen, mlen, same_length=False):
     Args:
         qlen, mlen: ints or int scalar tensors, the lengths of segment and memory.
         same_length: every query sees the same number of keys (the original's evaluation settings).
+        first: number of the first query and of the first key, which the mask does not depend on. Of a tensor that the
+            compiler does not know, it makes no constant of its program, megabytes of it.
 
     Returns:
         float32 `[qlen, mlen + qlen]`.
     """
-    query = tf.range(qlen)[:, None]
-    key = tf.range(mlen + qlen)[None, :]
+    query = first + tf.range(qlen)[:, None]
+    key = first + tf.range(mlen + qlen)[None, :]
     masked = key > query + mlen
     if same_length:
         masked |= key < query

@@ -1,12 +1,13 @@
 """Dropout without hidden state: the mask is a function of an explicit key and of the row."""
 
-import math
-
 import keras
 import tensorflow as tf
 
 # Of the places that `split` tells apart at once.
 _PLACES = 1024
+
+# Of the hash: odd, with bits in no order. The first is 2**32 over the golden ratio, the others are Chris Wellons's.
+_STEP, _FIRST, _SECOND = 0x9E3779B9, 0x21F0AAAD, 0x735A2D97
 
 
 def dropout(x, rate, dropout_key, row_axis=0):
@@ -17,7 +18,7 @@ def dropout(x, rate, dropout_key, row_axis=0):
     the same mask on every device and under XLA.
 
     An element is dropped where a random number of 16 bits is below the rate, so rates are exact to 1 / 65536. A number
-    is two neighbouring bytes of a random stream, and one begins at every byte: an element costs one byte. Each has a
+    is two neighbouring bytes of a random word, and one begins at every byte: four elements share a word. Each has a
     high byte of its own. The low byte, which decides for one element in 256, is the high byte of another element of the
     row; the correlation of the two is at most 1 / 256.
 
@@ -35,31 +36,55 @@ def dropout(x, rate, dropout_key, row_axis=0):
         return x
     threshold = min(round(rate * 65536), 65535)
     keep_scale = 65536 / (65536 - threshold)
+    words = _random_words(keras.ops.shape(x), dropout_key, row_axis)
+    # Each byte with the one after it, at the top of a word; what is below them is smaller than the threshold's unit.
+    shift = tf.bitwise.left_shift
+    numbers = [words, shift(words, _u32(8)), shift(words, _u32(16))]
+    numbers.append(tf.bitwise.bitwise_or(shift(words, _u32(24)), tf.bitwise.right_shift(words, _u32(8))))
+    limit = _u32(threshold << 16)
+    keep = tf.concat([number >= limit for number in numbers], -1)
+    if x.shape.rank == (row_axis or 0) + 1:
+        keep = keep[..., 0]
+    elif x.shape[-1] is None or x.shape[-1] % 4:
+        keep = keep[..., : keras.ops.shape(x)[-1]]
+    return x * (tf.cast(keep, x.dtype) * tf.cast(keep_scale, x.dtype))
+
+
+def _random_words(shape, dropout_key, row_axis):
+    """Random uint32, a quarter as many as elements: a hash of two random words of the row and of the place in it."""
     dropout_key = _with_place(dropout_key)
     axis = row_axis or 0
-    shape = keras.ops.shape(x)
-    outer, rows, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    # Philox numbers its blocks of 16 bytes. A row takes a whole number of blocks, so that the blocks of a share of the
-    # rows are a contiguous piece of the batch's.
-    n = inner + inner % 2
-    blocks = n // 16 + 1
+    if axis == len(shape) - 1:
+        shape = [*shape, 1]
     first_row = tf.constant(0) if row_axis is None else dropout_key[2]
-    first_block = tf.cast(first_row, tf.uint64) * tf.cast(outer * blocks, tf.uint64)
-    draws = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[rows, outer, 4 * blocks],
+    row_words = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[shape[axis], 4],  # a block of Philox
         key=tf.bitcast(dropout_key[None, :2], tf.uint64),
-        counter=tf.stack([first_block, tf.cast(dropout_key[3], tf.uint64)]),  # low word first
+        counter=tf.cast(tf.stack([first_row, dropout_key[3]]), tf.uint64),  # low word first
         alg=tf.random.Algorithm.PHILOX.value,
-        dtype=tf.int32,
+        dtype=tf.uint32,
     )
-    stream = tf.reshape(tf.bitcast(draws, tf.int8), [rows, outer, 16 * blocks])  # a GPU does not slice uint8
-    windows = [tf.slice(stream, [0, 0, first], [-1, -1, n]) for first in (0, 1)]
-    windows = [tf.bitcast(tf.reshape(window, [rows, outer, n // 2, 2]), tf.uint16) for window in windows]
-    keep = tf.concat(windows, 2)[..., :inner] >= tf.constant(threshold, tf.uint16)
-    mask = tf.cast(keep, x.dtype) * tf.cast(keep_scale, x.dtype)
-    if axis:
-        mask = tf.transpose(mask, [1, 0, 2])
-    return x * tf.reshape(mask, shape)
+    row_words = tf.reshape(row_words, [shape[axis], *[1] * (len(shape) - axis - 1), 4])
+    size = (shape[-1] + 3) // 4
+    # From the second word of the key on, which no compiler knows: the places would be a large constant of its program.
+    place = tf.cast(tf.range(size) + dropout_key[1], tf.uint32) * _u32(_STEP)
+    for i in reversed(range(len(shape) - 1)):
+        if i != axis:
+            along = tf.cast(tf.range(shape[i]) * size, tf.uint32) * _u32(_STEP)
+            place += tf.reshape(along, [-1, *[1] * (len(shape) - 1 - i)])
+            size *= shape[i]
+    words = tf.bitwise.bitwise_xor(place, row_words[..., 0])
+    words = _fold(words, 16) * _u32(_FIRST)
+    words = (_fold(words, 15) + row_words[..., 1]) * _u32(_SECOND)
+    return _fold(words, 15)
+
+
+def _fold(words, n):
+    return tf.bitwise.bitwise_xor(words, tf.bitwise.right_shift(words, _u32(n)))
+
+
+def _u32(number):
+    return tf.constant(number, tf.uint32)
 
 
 def split(dropout_key, num):

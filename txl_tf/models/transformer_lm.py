@@ -12,7 +12,7 @@ from txl_tf.layers.dropout import dropout
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding
 from txl_tf.layers.transformer_lm_layer import TransformerLMLayer
 from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.transformer_xl import TransformerXL
+from txl_tf.models.transformer_xl import TransformerXL, unknown_zero
 from txl_tf.models.window import WindowReader
 
 DISTANCES = ("clamp_len", "untie_r")  # arguments of `TransformerXL` that have no meaning here
@@ -47,14 +47,16 @@ class AbsoluteTransformer(TransformerXL):
     def build_biases(self):
         return None, None
 
-    def positions(self, length):
+    def positions(self, length, zero=0):
         """Sinusoids of the positions `0 ... length - 1`: float32 `[1, length, d_model]`."""
-        return positional_embedding(tf.range(tf.cast(length, tf.float32)), inverse_frequencies(self.d_model))
+        pos_seq = tf.range(tf.cast(length, tf.float32)) + tf.cast(zero, tf.float32)
+        return positional_embedding(pos_seq, inverse_frequencies(self.d_model))
 
     def embed(self, tokens, mlen, dropout_keys=(None, None), static_shapes=False):
         """What enters the first layer, `[batch, tgt_len, d_model]`; and `None`, as nothing enters all layers."""
         embeddings = self.embedding(tokens, static_shapes=static_shapes)
-        pos_emb = tf.cast(self.positions(keras.ops.shape(tokens)[1]), self.compute_dtype)
+        zero = unknown_zero(tokens) if static_shapes else 0
+        pos_emb = tf.cast(self.positions(keras.ops.shape(tokens)[1], zero), self.compute_dtype)
         return dropout(embeddings + pos_emb, self.dropout, dropout_keys[0]), None
 
     def positions_of_layer(self, i, pos_emb):

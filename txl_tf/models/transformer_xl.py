@@ -12,6 +12,7 @@ from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl_layer import TransformerXLLayer
+from txl_tf.models.layer_loop import run_in_loop
 
 
 def cache_mems(hidden, mems, mem_len, lengths=None):
@@ -39,6 +40,14 @@ def cache_mems(hidden, mems, mem_len, lengths=None):
     if (mems.shape[1] or 0) >= mem_len:
         new_mems.set_shape([None, mem_len, None])  # known, even where tgt_len is not
     return new_mems
+
+
+def unknown_zero(tokens):
+    """A zero, int32, that no compiler can know: what is computed from it is no constant of the program.
+
+    A mask or a table of positions is megabytes, which XLA would write out wherever they are used.
+    """
+    return tf.minimum(tf.cast(tokens[0, 0], tf.int32), 0)
 
 
 def recomputed(layer, dropout_key):
@@ -156,9 +165,9 @@ class TransformerXL(keras.Model):
         shape = [batch_size, self.mem_len, self.d_model]
         return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
 
-    def positions(self, klen):
+    def positions(self, klen, zero=0):
         """Position embeddings of the distances to `klen` keys, farthest first: float32 `[1, klen, d_model]`."""
-        pos_seq = relative_positions(klen, self.clamp_len)
+        pos_seq = relative_positions(klen, self.clamp_len) + tf.cast(zero, tf.float32)
         return positional_embedding(pos_seq, inverse_frequencies(self.d_model))
 
     def biases(self, i):
@@ -174,7 +183,8 @@ class TransformerXL(keras.Model):
             `[1, mlen + tgt_len, d_model]`.
         """
         embed_key, pos_key = dropout_keys
-        pos_emb = tf.cast(self.positions(mlen + keras.ops.shape(tokens)[1]), self.compute_dtype)
+        klen, zero = mlen + keras.ops.shape(tokens)[1], unknown_zero(tokens) if static_shapes else 0
+        pos_emb = tf.cast(self.positions(klen, zero), self.compute_dtype)
         # One mask for all layers and rows, as in the original.
         pos_emb = dropout(pos_emb, self.dropout, pos_key, row_axis=None)
         return dropout(self.embedding(tokens, static_shapes=static_shapes), self.dropout, embed_key), pos_emb
@@ -198,15 +208,20 @@ class TransformerXL(keras.Model):
             dropout_key = self.seed_generator.next()
         embed_key, pos_key, out_key, *layer_keys = split(dropout_key if training else None, 3 + self.n_layer)
 
-        attn_mask = create_mask(qlen, mlen, self.same_length)
+        attn_mask = create_mask(qlen, mlen, self.same_length, unknown_zero(tokens) if static_shapes else 0)
         output, pos_emb = self.embed(tokens, mlen, (embed_key, pos_key), static_shapes)
-        new_mems = []
-        for i, (layer, layer_key) in enumerate(zip(self.decoder_layers, layer_keys, strict=True)):
-            new_mems.append(cache_mems(output, mems[i], self.mem_len, lengths))
-            decode = functools.partial(layer, dropout_key=layer_key)
-            if training and self.recompute:
-                decode = recomputed(layer, layer_key)
-            output = decode(output, *self.positions_of_layer(i, pos_emb), attn_mask, mems[i])
+
+        recompute = training and self.recompute
+        arguments = [(*self.positions_of_layer(i, pos_emb), attn_mask, mem) for i, mem in enumerate(mems)]
+        if static_shapes:
+            output, inputs = run_in_loop(self.decoder_layers, output, arguments, layer_keys, recompute)
+        else:
+            inputs = []
+            for layer, layer_key, of_layer in zip(self.decoder_layers, layer_keys, arguments, strict=True):
+                inputs.append(output)
+                decode = recomputed(layer, layer_key) if recompute else functools.partial(layer, dropout_key=layer_key)
+                output = decode(output, *of_layer)
+        new_mems = [cache_mems(hidden, mem, self.mem_len, lengths) for hidden, mem in zip(inputs, mems, strict=True)]
         output = dropout(output, self.dropout, out_key)
         if padding_mask is not None:  # back to where they were
             index = tf.cumsum(tf.cast(padding_mask, tf.int32), 1, exclusive=True)
