@@ -14,6 +14,7 @@ from txl_tf.models.cache import (
     precompute,
     state_from,
     state_of,
+    whole_segments,
     writable_copy,
 )
 
@@ -116,6 +117,51 @@ def test_only_in_place_changes_the_state_that_is_given(small_lm):
     for ring, same, other in zip(start.keys, in_place.keys, after.keys, strict=True):
         np.testing.assert_array_equal(same, other)
         np.testing.assert_array_equal(ring, other)
+
+
+@pytest.mark.parametrize(
+    "options, tgt_len, jit_compile",
+    [
+        ({"mem_len": 9, "untie_r": True}, 4, False),  # 12 slots
+        ({"mem_len": 8, "same_length": True, "clamp_len": 5, "cutoffs": [5, 12], "div_val": 2}, 4, True),
+        ({"mem_len": 3}, 5, False),  # the segment is longer than the memory
+        ({"mem_len": 3}, 1, True),  # one token: all four slots are seen
+        ({"mem_len": 0}, 4, False),
+    ],
+    ids=str,
+)
+def test_with_static_shapes_whole_segments_go_round_the_ring(small_lm, options, tgt_len, jit_compile):
+    lm = small_lm(**options)
+    network, max_segment = lm.network, whole_segments(options["mem_len"], tgt_len)
+    assert (network.mem_len + max_segment) % tgt_len == 0 and max_segment >= tgt_len
+    weights, state, mems = precompute(network, max_segment), initial_state(network, 3, max_segment), lm.initial_mems(3)
+    forward = tf.function(cached_forward, jit_compile=jit_compile, autograph=False)
+    for i in range(6):
+        segment = tokens(3, tgt_len, seed=i)
+        expected, mems = network(segment, mems)
+        hidden, state = forward(network, weights, segment, state, static_shapes=True)
+        np.testing.assert_allclose(hidden, expected, atol=1e-5)
+        assert_memory_is(network, state, mems)
+
+
+@pytest.mark.parametrize("mem_len, tgt_len, slots", [(2100, 80, 2240), (3800, 128, 3968), (128, 32, 160), (5, 1, 6)])
+def test_a_ring_of_whole_segments_is_as_short_as_it_can_be(mem_len, tgt_len, slots):
+    assert mem_len + whole_segments(mem_len, tgt_len) == slots
+    assert slots - tgt_len < mem_len + tgt_len <= slots
+
+
+def test_with_static_shapes_queries_in_blocks_and_rows_of_unequal_length_change_nothing(small_lm, monkeypatch):
+    network = small_lm(mem_len=5).network
+    monkeypatch.setattr(cache, "QUERY_BLOCK", 4)
+    weights, state = precompute(network, whole_segments(5, 10)), initial_state(network, 3, whole_segments(5, 10))
+    text, lengths = tokens(3, 10), [10, 1, 7]
+    forward = tf.function(cached_forward, jit_compile=True, autograph=False)
+    hidden, state = forward(network, weights, text, state, tf.constant(lengths), static_shapes=True)
+    for row, length in enumerate(lengths):
+        expected, mems = network(text[row : row + 1, -length:])
+        np.testing.assert_allclose(hidden[row, -length:], expected[0], atol=1e-5)
+        (of_row, _), (projected, _) = memory_of(network, state), memory_of(network, state_of(network, mems))
+        np.testing.assert_allclose(of_row[0][row], projected[0][0], atol=1e-5)
 
 
 def test_xla_computes_the_same(small_lm):

@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from txl_tf.models.generation import Session, generate
+from txl_tf.models.generation import Session, generate, generate_tokens_static
+from txl_tf.models.memory_reader import MemoryReader
+from txl_tf.models.sampling import check_sampling, uniform_draws
 
 BINS = {"cutoffs": [5, 12], "div_val": 2}
 
@@ -63,6 +66,58 @@ def test_a_row_ends_at_the_stop_token_and_the_others_go_on(lm, prompt):
             row[np.argmax(row == stop) :] = stop
     np.testing.assert_array_equal(generate(lm, prompt, 8, seed=[1, 2, 3], stop_token=stop), expected)
     assert np.any(expected[:, -1] != stop)
+
+
+SAMPLINGS = [{"temperature": 0}, {}, {"temperature": 1.3, "top_k": 9, "top_p": 0.9}, {"top_p": 0.5, "stop_token": 3}]
+
+
+@pytest.mark.parametrize("options", [BINS, {"mem_len": 9, "same_length": True, "clamp_len": 3}], ids=str)
+def test_with_static_shapes_the_text_is_the_same(small_lm, prompt, options):
+    """Prompt and text of 7 and 20 tokens have room for 16 and 32."""
+    dynamic, static = small_lm(**options), small_lm(**options)
+    static.compile(static_shapes=True)
+    for sampling in SAMPLINGS:
+        how = {"seed": [1, 2, 3], "lengths": [7, 1, 3], **sampling}
+        expected = generate(dynamic, prompt, 20, **how)
+        np.testing.assert_array_equal(generate(static, prompt, 20, **how), expected)
+    assert np.unique(expected).size > 5
+    np.testing.assert_array_equal(generate(static, prompt, 0, seed=1), prompt)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_xla_writes_the_same_text(lm, prompt, sampling):
+    how = {"seed": [1, 2, 3], "lengths": [7, 1, 3], **sampling}
+    expected = generate(lm, prompt, 9, **how).numpy()
+    for argument in ("seed", "lengths"):
+        how.pop(argument)
+    stop = how.pop("stop_token", -1)
+    options, lengths = check_sampling(3, seed=[1, 2, 3], **how), tf.constant([7, 1, 3])
+    ids = tf.constant(np.where(np.arange(7) < lengths[:, None], prompt, 0))
+    uniform = uniform_draws(options.seeds, 0, 11)
+    write = tf.function(generate_tokens_static, jit_compile=True, autograph=False)
+    found = write(lm, ids, lengths, uniform, tf.constant(9), options, tf.constant(stop))
+    assert found.shape == [3, 7 + 11]
+    np.testing.assert_array_equal(found[:, : 7 + 9], expected)
+
+
+def test_two_replicas_write_the_text_of_one(small_lm, prompt, two_replicas):
+    with two_replicas.scope():
+        lm = small_lm(**BINS)
+        lm.compile(static_shapes=True)
+    expected = generate(small_lm(**BINS), prompt, 9, seed=4)
+    np.testing.assert_array_equal(generate(lm, prompt, 9, seed=4), expected)
+
+
+def test_prompts_of_like_lengths_are_compiled_once(small_lm, prompt, monkeypatch):
+    lm, traced = small_lm(), []
+    lm.compile(static_shapes=True)
+    read_prompt = MemoryReader.read_prompt
+    monkeypatch.setattr(MemoryReader, "read_prompt", lambda *args: traced.append(args[1].shape) or read_prompt(*args))
+    long = np.tile(prompt, 3)
+    for n, new_tokens in [(1, 3), (7, 16), (16, 1), (17, 17), (21, 32)]:
+        assert generate(lm, long[:, :n], new_tokens).shape == [3, n + new_tokens]
+    assert traced == [[3, 16], [3, 32]]
 
 
 def test_a_session_reads_and_writes_in_one_memory(lm, prompt):

@@ -87,9 +87,10 @@ def test_training_in_half_precision_runs_on_the_gpu(dtype):
     assert not on_host(training(case._replace(make=lambda _: case.make(dtype))))
 
 
+@pytest.mark.parametrize("static_shapes", [False, True])
 @pytest.mark.parametrize("case", LANGUAGE_MODELS, ids=lambda case: case.name)
-def test_evaluation_runs_on_the_gpu(case):
-    lm, batch = case.compile(case.make_random()), map(tf.constant, case.make_batch())
+def test_evaluation_runs_on_the_gpu(case, static_shapes):
+    lm, batch = case.compile(case.make_random(), static_shapes=static_shapes), map(tf.constant, case.make_batch())
     carried = lm.start_evaluation(4, 5)
     step = tf.function(lambda tokens, labels: lm.evaluation_nll(tokens, labels, carried)[0])
     assert not on_host(step.get_concrete_function(*batch))

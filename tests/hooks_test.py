@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import ROOT
+from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.core.util import event_pb2
 
 DOCUMENT = ROOT / "docs" / "development.md"
@@ -334,6 +335,13 @@ def _(tmp_path):
 def _(tmp_path):
     found = tf.raw_ops.InplaceUpdate(x=tf.zeros([3, 1]), i=[2, 0], v=[[5.0], [7.0]])
     np.testing.assert_array_equal(found, [[7], [0], [5]])
+
+
+@hook("tensorflow.compiler.tf2xla.python.xla.dynamic_update_slice")
+def _(tmp_path):
+    for jit_compile in (False, True):  # there is a kernel without XLA, too
+        update = tf.function(xla.dynamic_update_slice, jit_compile=jit_compile)
+        np.testing.assert_array_equal(update(tf.zeros([4]), tf.constant([5.0, 7.0]), tf.constant([1])), [0, 5, 7, 0])
 
 
 @hook("tf.raw_ops.DeepCopy")

@@ -1,4 +1,4 @@
-"""The training step with static shapes, for TPU and XLA: of every published configuration, and trained.
+"""The steps with static shapes, for TPU and XLA: training and evaluation of every published configuration, generation.
 
 The configurations are traced here with 2 of their layers, the others being like them; all layers, a minute or two each:
 
@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from helpers import ROOT, bins_of
+from helpers import ROOT, SMALL, bins_of
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 import train  # noqa: F401, which defines the flags
 from tools.program import values
-from txl_tf import TransformerXLLM, make_optimizer
+from txl_tf import TransformerLM, TransformerXLLM, make_optimizer
 from txl_tf.config import ModelConfig, OptimizerConfig
 from txl_tf.data.batches import choose_bin_capacities
+from txl_tf.models.generation import generate_tokens_static, next_token, precompute_for
+from txl_tf.models.sampling import check_sampling
 
 # On how many GPUs or TPU cores the original's scripts train them.
 REPLICAS = {
@@ -28,18 +30,21 @@ REPLICAS = {
     "enwik8_large": 32, "text8_large": 32, "wt103_large": 64, "lm1b_large": 512,
 }  # fmt: skip
 
+# What XLA has no kernel for, or has one for that needs to know the data.
+NOT_OF_XLA = {"InplaceUpdate", "DeepCopy", "Where", "Unique", "TensorStridedSliceUpdate"}
+
 # What may have floats for results and ids among its arguments: look-ups, and what passes both on as they are.
 LOOKUPS = {"GatherV2", "GatherNd", "ScatterNd", "TensorScatterSub", "UnsortedSegmentSum", "IdentityN"}
 
 
-def values_of(name):
-    """`(arguments of the model, tgt_len, rows of a replica, arguments of the optimizer)` of a configuration."""
+def values_of(name, rows="train_batch_size"):
+    """`(arguments of the model, tgt_len, rows of a batch, arguments of the optimizer)` of a configuration."""
     flags.FLAGS.unparse_flags()
     flags.FLAGS(["train.py", f"--flagfile={ROOT}/configs/{name}.cfg"])
     model, optimizer = values(ModelConfig), {**values(OptimizerConfig), **values("train_steps")}
-    tgt_len, rows = values("tgt_len train_batch_size").values()
+    tgt_len, rows = values(f"tgt_len {rows}").values()
     flags.FLAGS.unparse_flags()
-    return {**model, **bins_of(name)}, tgt_len, rows // REPLICAS[name], optimizer
+    return {**model, **bins_of(name.removesuffix("_eval"))}, tgt_len, rows, optimizer
 
 
 def zipf_text(n, n_token):
@@ -60,6 +65,7 @@ def without_memory():
 def trace(name, **changes):
     """The graph of the configuration's training step, its model and the capacities of its bins."""
     model, tgt_len, rows, optimizer = values_of(name)
+    rows //= REPLICAS[name]
     text = zipf_text(16 * rows * tgt_len, model["n_token"])
     bin_capacities = choose_bin_capacities(text, rows, tgt_len, model["cutoffs"])
     with without_memory():
@@ -72,12 +78,16 @@ def trace(name, **changes):
     return step.graph, lm, bin_capacities
 
 
-def of_unknown_shape(graph):
-    """Types of the operations, branches of conditions included, that have a result whose shape is not fully known."""
+def shapes_of(graph):
+    """`(type, shape)` of the results of all operations, those in branches and loops included."""
     definition = graph.as_graph_def(add_shapes=True)
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    shapes = [(node.op, tf.TensorShape(shape)) for node in nodes for shape in node.attr["_output_shapes"].list.shape]
-    return {op for op, shape in shapes if not shape.is_fully_defined()}
+    return [(node.op, tf.TensorShape(shape)) for node in nodes for shape in node.attr["_output_shapes"].list.shape]
+
+
+def of_unknown_shape(graph):
+    """Types of the operations that have a result whose shape is not fully known."""
+    return {op for op, shape in shapes_of(graph) if not shape.is_fully_defined()}
 
 
 def floats_of_ids(graph):
@@ -111,6 +121,68 @@ def test_the_training_step_of_every_configuration_has_static_shapes(name):
     check(name, n_layer=2)
 
 
+def check_evaluation(name, **changes):
+    """The evaluation step of a configuration is for XLA, and projects no memory."""
+    model, tgt_len, rows, _ = values_of(f"{name}_eval", "eval_batch_size")
+    with without_memory():
+        lm = TransformerXLLM(**{**model, **changes})
+        lm.compile(static_shapes=True)
+    carried = tf.function(lambda: lm.start_evaluation(rows, tgt_len), autograph=False).get_concrete_function()
+    ids = tf.TensorSpec([rows, tgt_len], tf.int32)
+    step = tf.function(lm.test_step, autograph=False).get_concrete_function((ids, ids), carried.structured_outputs)
+    shapes = shapes_of(step.graph)
+    assert not of_unknown_shape(step.graph)
+    assert not NOT_OF_XLA & {op for op, _ in shapes}
+    slots = -(-(model["mem_len"] + tgt_len) // tgt_len) * tgt_len
+    ring = ("XlaDynamicUpdateSlice", [rows, model["n_head"], slots, model["d_head"]])
+    assert shapes.count(ring) == 2 * len(lm.network.decoder_layers)
+    width = 3 * model["n_head"] * model["d_head"]
+    assert {shape[0] for op, shape in shapes if op == "MatMul" and shape[1] == width} == {rows * tgt_len}
+    return len(shapes)
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+def test_the_evaluation_step_of_every_configuration_has_static_shapes(name):
+    check_evaluation(name, n_layer=2)
+
+
+@pytest.mark.parametrize("model, options", [(TransformerXLLM, {"mem_len": 5}), (TransformerLM, {"context_len": 6})])
+def test_generation_has_static_shapes(model, options):
+    lm = model(**SMALL, cutoffs=[5, 12], div_val=2, **options)
+    reader, sampling = lm.reader(static_shapes=True), check_sampling(3, seed=1)
+    uniform, hidden = tf.zeros([16, 3, 2], tf.float64), tf.zeros([3, lm.network.d_model])
+    step = tf.function(next_token, autograph=False).get_concrete_function(
+        reader, precompute_for(lm, reader), hidden, reader.initial_state(3), uniform[0], sampling
+    )
+    prompt, lengths, n = tf.zeros([3, 16], tf.int32), tf.ones([3], tf.int32), tf.constant(9)
+    whole = tf.function(generate_tokens_static, autograph=False).get_concrete_function(
+        lm, prompt, lengths, uniform, n, sampling, stop_token=tf.constant(-1)
+    )
+    for function in (step, whole):
+        assert not of_unknown_shape(function.graph)
+        assert not NOT_OF_XLA & {op for op, _ in shapes_of(function.graph)}
+
+
+@pytest.mark.slow
+def test_an_evaluation_step_compiled_as_a_whole_is_the_uncached_evaluation(small_lm, small_batches):
+    lm = small_lm(mem_len=7, same_length=True, clamp_len=6, cutoffs=[6, 14], div_val=2, n_layer=1)
+    lm.compile(static_shapes=True)
+    batches = [(tf.constant(tokens), tf.constant(labels)) for tokens, labels in zip(*small_batches(n=5), strict=True)]
+    step, carried, mems = tf.function(lm.test_step, jit_compile=True), lm.start_evaluation(2, 5), None
+    for tokens, labels in batches[:4]:
+        nll, mems = lm.score(tokens, labels, mems)
+        logs, carried = step((tokens, labels), carried)
+        np.testing.assert_allclose(logs["loss"], np.mean(nll), rtol=1e-5)
+        assert logs["tokens"] == 10
+    tokens, labels = (ids.numpy() for ids in batches[4])
+    nll, _ = lm.score(tokens[:, :3], labels[:, :3], mems)  # a shorter last segment is filled up
+    tokens[:, 3:], labels[:, 3:] = 0, -1
+    logs, _ = step((tf.constant(tokens), tf.constant(labels)), carried)
+    np.testing.assert_allclose(logs["loss"], np.mean(nll), rtol=1e-5)
+    assert logs["tokens"] == 6
+    assert step.experimental_get_tracing_count() == 1
+
+
 @pytest.mark.slow
 def test_a_step_compiled_as_a_whole_trains_to_the_same_weights(small_lm, small_batches):
     options = {"cutoffs": [6, 14], "div_val": 2, "dropout": 0.1, "dropatt": 0.1, "n_layer": 1}
@@ -139,4 +211,6 @@ if __name__ == "__main__":
         count, capacities = check(name)
         seconds = time.perf_counter() - start
         print(f"{name}: {count} operations, all of static shapes; capacities {capacities}; {seconds:.0f} s", flush=True)
+        keras.backend.clear_session()
+        print(f"{name}_eval: {check_evaluation(name)} results, all of static shapes", flush=True)
         keras.backend.clear_session()

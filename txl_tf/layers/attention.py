@@ -65,8 +65,11 @@ def attention_probs(q, k, position_scores=None, visible=None, scale=1.0):
 
 
 def head_matmul(a, b, transpose_b=False):
-    """`tf.matmul` of `a` `[H, ..., T, any]`; for a single query head by head, twice as fast. `b` may list its heads."""
-    if a.shape[-2] != 1:
+    """`tf.matmul` of `a` `[H, ..., T, any]`; of one query `[H, 1, any]` head by head, twice as fast.
+
+    `b` may then be a list of its heads.
+    """
+    if a.shape[-2] != 1 or len(a.shape) > 3:
         return tf.matmul(a, b, transpose_b=transpose_b)
     heads = b if isinstance(b, list) else tf.unstack(b)
     return tf.stack([tf.matmul(x, y, transpose_b=transpose_b) for x, y in zip(tf.unstack(a), heads, strict=True)])

@@ -19,14 +19,19 @@ Keys and values never move. What moves are the position keys: seen from a query,
 of the row before it, moved by one. They repeat with period K, so that a rotated table of them is a slice of a longer
 one. Zero memories have zero keys and values, as the projections have no bias.
 
+With `static_shapes`, as XLA needs them, all segments have T tokens and K is a multiple of T (`whole_segments`): a
+segment goes into the ring as one slice. All rows attend at once; a CPU is faster with one at a time.
+
 Shapes:
     B: batch      T: tgt_len      H: n_head      D: d_head      E: d_model      M: mem_len      K: M + max_segment
 """
 
+import functools
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
 
 from txl_tf.layers.attention import attend, head_matmul, shifted_scores
 from txl_tf.layers.feed_forward import positionwise_ff
@@ -59,18 +64,31 @@ class LayerWeights(NamedTuple):
 
 def precompute(network, max_segment=1):
     """What inference computes from the weights alone, `n_layer` `LayerWeights`; stale when the weights change."""
-    klen = network.mem_len + max_segment
-    pos_emb = network.positions(klen)[0]
+    return weights_with(network, position_keys(network, max_segment))
+
+
+def position_keys(network, max_segment=1):
+    """The `position_keys` of all `LayerWeights`: the only ones that take more than a copy of the weights."""
+    klen, dtype = network.mem_len + max_segment, network.compute_dtype
+    pos_emb = tf.cast(network.positions(klen)[0], dtype)
+
+    def table(layer):
+        r_k = tf.matmul(pos_emb, tf.cast(layer.rel_attn.r_kernel, dtype))
+        r_k = tf.transpose(tf.reshape(r_k, [klen, network.n_head, network.d_head]), [1, 0, 2])
+        return tf.concat([r_k, r_k, r_k[:, :max_segment]], 1)
+
+    return tuple(map(table, network.decoder_layers))
+
+
+def weights_with(network, position_keys):
+    """`precompute`, where the position keys are there already."""
     dtype = network.compute_dtype
 
-    def position_weights(i, layer):
-        r_k = tf.matmul(tf.cast(pos_emb, dtype), tf.cast(layer.rel_attn.r_kernel, dtype))
-        r_k = tf.transpose(tf.reshape(r_k, [klen, network.n_head, network.d_head]), [1, 0, 2])
+    def of_layer(i, layer):
         r_w_bias, r_r_bias = (tf.cast(bias * network.d_head**-0.5, dtype) for bias in network.biases(i))
-        return r_w_bias, r_r_bias, tf.concat([r_k, r_k, r_k[:, :max_segment]], 1)
+        return layer_weights(layer, dtype, r_w_bias, r_r_bias, position_keys[i])
 
-    layers = enumerate(network.decoder_layers)
-    return tuple(layer_weights(layer, dtype, *position_weights(i, layer)) for i, layer in layers)
+    return tuple(of_layer(i, layer) for i, layer in enumerate(network.decoder_layers))
 
 
 def layer_weights(layer, dtype, *position_weights):
@@ -84,6 +102,11 @@ def layer_weights(layer, dtype, *position_weights):
         tuple(tf.cast(weight, dtype) for weight in (ff.kernel_1, ff.bias_1, ff.kernel_2, ff.bias_2)),
         *position_weights,
     )
+
+
+def whole_segments(mem_len, tgt_len):
+    """The `max_segment` with which a ring holds whole segments of `tgt_len` tokens, as few as reach."""
+    return tgt_len + -mem_len % tgt_len
 
 
 def initial_state(network, batch_size, max_segment=1):
@@ -139,7 +162,7 @@ def writable_copy(state):
     return tf.nest.map_structure(lambda tensor: tf.raw_ops.DeepCopy(x=tensor), state)
 
 
-def cached_forward(network, weights, tokens, state, lengths=None, in_place=False):
+def cached_forward(network, weights, tokens, state, lengths=None, in_place=False, static_shapes=False):
     """`network(tokens, mems)`, with the memory as a `CachedState`.
 
     Args:
@@ -149,7 +172,9 @@ def cached_forward(network, weights, tokens, state, lengths=None, in_place=False
         state: `CachedState`.
         lengths: int `[B]`, for rows of unequal length: row b is its last `lengths[b]` tokens; what stands to their left
             is ignored. Each row gets the result of its own tokens alone. The memory must be zeros. `None`: all T.
-        in_place: write into the tensors of `state`, which must not be used again, instead of a copy of them.
+        in_place: write into the tensors of `state`, which must not be used again, instead of a copy of them. XLA, which
+            finds out by itself what it may overwrite, has no such operation.
+        static_shapes: for XLA: all segments so far had T tokens, and `max_segment` is `whole_segments`.
 
     Returns:
         `(hidden, state)`: `[B, T, E]` and the `CachedState` after the segment.
@@ -164,18 +189,19 @@ def cached_forward(network, weights, tokens, state, lengths=None, in_place=False
         reach = None  # every slot is seen
 
     slots = (state.position + query) % klen
+    put = _write_slice if static_shapes else functools.partial(write, in_place=in_place)
     new_keys, new_values = [], []
 
     def attention(i, q, k, v):
         if padding is not None:
             kept = tf.cast(query >= padding, q.dtype)[:, None, :, None]  # [B, 1, T, 1]
             k, v = k * kept, v * kept  # the zeros that a shorter row has before it
-        keys, values = write(state.keys[i], slots, k, in_place), write(state.values[i], slots, v, in_place)
+        keys, values = put(state.keys[i], slots, k), put(state.values[i], slots, v)
         new_keys.append(keys)
         new_values.append(values)
-        return _attend(q, keys, values, weights[i], slots[0], reach)
+        return _attend(q, keys, values, weights[i], slots[0], reach, static_shapes)
 
-    hidden = run_layers(network, weights, network.embedding(tokens), attention)
+    hidden = run_layers(network, weights, network.embedding(tokens, static_shapes=static_shapes), attention)
     return hidden, CachedState(tuple(new_keys), tuple(new_values), (state.position + tgt_len) % klen)
 
 
@@ -232,55 +258,69 @@ def write(ring, slots, new, in_place=False):
     return tf.reshape(flat, [batch, n_head, klen, d_head])
 
 
-def _attend(q, keys, values, weights, first_slot, reach):
+def _write_slice(ring, slots, new):
+    """`write` into `slots` `[T]` that follow each other, as one operation of XLA."""
+    return xla.dynamic_update_slice(ring, new, tf.stack([0, 0, slots[0], 0]))
+
+
+def _attend(q, keys, values, weights, first_slot, reach, static_shapes=False):
     """Attention over the ring, for a block of queries and a row of the batch at a time, which fits the CPU's cache.
 
     Args:
         q: `[B, H, T, D]`, scaled queries, of which the first stands in `first_slot`, an int scalar tensor.
         keys, values: `[B, H, K, D]`.
         reach: int `[T]` or `[B, T]`, distance to the farthest key that is seen; `None` if all are.
+        static_shapes: all rows at once.
     """
     batch, n_head, tgt_len, d_head = keras.ops.shape(q)
     rw_q = q + weights.r_w_bias[:, None]
     rr_q = q + weights.r_r_bias[:, None]
     if (q.shape[2] or tf.int32.max) <= QUERY_BLOCK:
-        return _attend_block(rw_q, rr_q, keys, values, weights.position_keys, first_slot, reach)
+        return _attend_block(rw_q, rr_q, keys, values, weights.position_keys, first_slot, reach, static_shapes)
 
-    block = tf.minimum(tgt_len, QUERY_BLOCK)
+    block = QUERY_BLOCK if q.shape[2] else tf.minimum(tgt_len, QUERY_BLOCK)
     padding = -tgt_len % block
 
     rw_q, rr_q = (tf.pad(x, [[0, 0], [0, 0], [0, padding], [0, 0]]) for x in (rw_q, rr_q))
     reach = tf.pad(reach, [[0, 0]] * (len(reach.shape) - 1) + [[0, padding]])
 
     def attend_block(start):
-        end = start + block
         slot = (first_slot + start) % keras.ops.shape(keys)[2]
-        queries = rw_q[:, :, start:end], rr_q[:, :, start:end]
-        return _attend_block(*queries, keys, values, weights.position_keys, slot, reach[..., start:end])
+        queries = [tf.slice(x, [0, 0, start, 0], [-1, -1, block, -1]) for x in (rw_q, rr_q)]
+        of_block = tf.gather(reach, start + tf.range(block), axis=-1)
+        return _attend_block(*queries, keys, values, weights.position_keys, slot, of_block, static_shapes)
 
-    spec = tf.TensorSpec([q.shape[0], n_head, None, d_head], q.dtype)
+    spec = tf.TensorSpec([q.shape[0], n_head, block if q.shape[2] else None, d_head], q.dtype)
     blocks = tf.map_fn(attend_block, tf.range(0, tgt_len, block), fn_output_signature=spec, parallel_iterations=1)
     attn_vec = tf.transpose(blocks, [1, 2, 0, 3, 4])  # [B, H, blocks, block, D]
     return tf.reshape(attn_vec, [batch, n_head, tgt_len + padding, d_head])[:, :, :tgt_len]
 
 
-def _attend_block(rw_q, rr_q, keys, values, position_keys, first_slot, reach):
+def _attend_block(rw_q, rr_q, keys, values, position_keys, first_slot, reach, static_shapes):
     """`_attend` for one block of queries with u and v added."""
     tgt_len, klen = keras.ops.shape(rw_q)[2], keras.ops.shape(keys)[2]
-    position_keys = _rotated(position_keys, first_slot, tgt_len, klen)
+    by_head = rw_q.shape[2] == 1 and not static_shapes
+    position_keys = _rotated(position_keys, first_slot, tgt_len, klen, by_head)
     visible = None
     if reach is not None:
         distance = (first_slot + tf.range(tgt_len)[:, None] - tf.range(klen)) % klen  # [T, K]
         visible = distance <= reach[..., None]  # [T, K] or [B, T, K]
 
-    def attend_row(b):
-        """`[H, T, D]`."""
-        if rw_q.shape[2] == 1:
-            position_scores = head_matmul(rr_q[b], position_keys, transpose_b=True)
+    def attend_rows(rw_q, rr_q, keys, values, visible):
+        """Of one row, `[H, T, D]`, or of several, `[H, B, T, D]`."""
+        if by_head:
+            position_scores = head_matmul(rr_q, position_keys, transpose_b=True)
         else:
-            position_scores = shifted_scores(rr_q[b], position_keys, first=tgt_len - 1)[:, :, :klen]
+            position_scores = shifted_scores(rr_q, position_keys, first=tgt_len - 1)[..., :klen]
+        return attend(rw_q, keys, values, position_scores, visible)
+
+    if static_shapes:
+        heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (rw_q, rr_q, keys, values)]
+        return tf.transpose(attend_rows(*heads_first, visible), [1, 0, 2, 3])
+
+    def attend_row(b):
         row_visible = visible if visible is None or len(visible.shape) == 2 else visible[b]
-        return attend(rw_q[b], keys[b], values[b], position_scores, row_visible)
+        return attend_rows(rw_q[b], rr_q[b], keys[b], values[b], row_visible)
 
     return row_by_row(attend_row, rw_q)
 
@@ -294,59 +334,13 @@ def row_by_row(attend_row, q):
     return tf.map_fn(attend_row, rows, fn_output_signature=spec, parallel_iterations=1)
 
 
-def _rotated(position_keys, first_slot, tgt_len, klen):
-    """The position keys in the order of the slots: `[H, K + T, D]`, or a list of H `[K, D]` for a single query.
+def _rotated(position_keys, first_slot, tgt_len, klen, by_head):
+    """The position keys in the order of the slots: `[H, K + T, D]`, or `by_head`, for one query, a list of H `[K, D]`.
 
     Slot s has the distance `(first_slot + i - s) mod K` from query i. Row c of what is returned is that of the distance
     `(first_slot + T - 1 - c) mod K`, so that query i finds slot s in row `s + T - 1 - i`.
     """
     start = (klen - tgt_len - first_slot) % klen
-    if isinstance(tgt_len, int) and tgt_len == 1:
+    if by_head:
         return [tf.slice(table, [start, 0], [klen, -1]) for table in tf.unstack(position_keys)]
     return tf.slice(position_keys, [0, start, 0], [-1, klen + tgt_len, -1])
-
-
-class MemoryReader:
-    """How `models/generation.py` reads text with Transformer-XL: every segment with the memory of what came before.
-
-    Args:
-        network: `TransformerXL`.
-    """
-
-    def __init__(self, network):
-        self.network = network
-
-    def precompute(self):
-        """What `read_token` computes from the weights alone."""
-        return precompute(self.network)
-
-    def initial_state(self, batch_size):
-        """The state before a text."""
-        return initial_state(self.network, batch_size)
-
-    def read_prompt(self, prompt, lengths):
-        """Reads the first `lengths[b]` tokens of each row of `prompt`, int32 `[B, n]` and `[B]`, from the start.
-
-        Returns:
-            `(hidden, state)`: `[B, E]` after each row's last token, and a state that `read_token` may write into.
-        """
-        n = tf.shape(prompt)[1]
-        # All prompts end together, so that a row's first new token is everybody's.
-        shifted = tf.gather(prompt, (tf.range(n) - (n - lengths)[:, None]) % n, batch_dims=1)
-        shifted.set_shape(prompt.shape)
-        batch = keras.ops.shape(prompt)[0]
-        state = initial_state(self.network, batch, max_segment=n)
-        hidden, state = cached_forward(self.network, precompute(self.network, n), shifted, state, lengths)
-        return hidden[:, -1], writable_copy(state_from(*memory_of(self.network, state)))
-
-    def read(self, tokens, state):
-        """Reads `tokens`, int32 `[B, n]`: hidden states `[B, n, E]`, and a state that `read_token` may write into."""
-        n = tf.shape(tokens)[1]
-        state = state_from(*memory_of(self.network, state), max_segment=n)
-        hidden, state = cached_forward(self.network, precompute(self.network, n), tokens, state)
-        return hidden, writable_copy(state_from(*memory_of(self.network, state)))
-
-    def read_token(self, weights, token, state):
-        """Reads one token a row, int32 `[B]`, and writes into `state`: `[B, E]`, and the state for the next one."""
-        hidden, state = cached_forward(self.network, weights, token[:, None], state, in_place=True)
-        return hidden[:, 0], state

@@ -25,37 +25,60 @@ from txl_tf.layers.embedding import check_ids
 from txl_tf.models.sampling import check_integer, check_sampling, precompute_softmax, sample, uniform_draws
 
 
-def continue_text(lm, precomputed, hidden, state, first, max_new_tokens, sampling, stop_token, with_nll=False):
+def precompute_for(lm, reader):
+    """What `next_token` computes from the weights alone: that of the reader, and the bins of the softmax."""
+    return reader.precompute(), precompute_softmax(lm)
+
+
+def next_token(reader, precomputed, hidden, state, uniform, sampling):
+    """The next token of every row, sampled and read: the step of the loop.
+
+    Args:
+        reader: `lm.reader()`, with static shapes where this is for XLA.
+        precomputed: `precompute_for(lm, reader)`.
+        hidden: `[B, E]`, after the last token.
+        state: of the reader, which is written into.
+        uniform: float64 `[B, 2]`, of `uniform_draws`.
+        sampling: `Sampling`.
+
+    Returns:
+        `(token, hidden, state)`: int32 `[B]`, and hidden state and memory for the next one.
+    """
+    weights, bins = precomputed
+    token = sample(bins, hidden, uniform, sampling, reader.static_shapes)
+    return token, *reader.read_token(weights, token, state)
+
+
+def continue_text(
+    lm, reader, precomputed, hidden, state, uniform, max_new_tokens, sampling, stop_token, with_nll=False
+):
     """Samples and reads, token by token.
 
     Args:
-        precomputed: `(lm.reader().precompute(), precompute_softmax(lm))`.
-        hidden: `[B, E]`, after the last token.
-        state: of `lm.reader()`, which is written into.
-        first, max_new_tokens: int32 scalars, tokens drawn before and tokens to sample.
+        reader, precomputed, hidden, state, sampling: as of `next_token`.
+        uniform: float64 `[n, B, 2]`, the draws of as many tokens as there is room for.
+        max_new_tokens: int32 scalar, tokens to sample, n at most.
         stop_token: int32 scalar after which a row repeats it; -1 for none.
         with_nll: whether to compute the nll too.
 
     Returns:
-        `(tokens, nll, hidden, state)`: int32 `[B, max_new_tokens]`; float32 `[B, max_new_tokens]`, nats, or
-        `None`; and hidden state and memory for the next call.
+        `(tokens, nll, hidden, state)`: int32 `[B, n]`, filled up with `stop_token`; float32 `[B, n]`, nats, or `None`;
+        and hidden state and memory for the next call.
     """
-    (weights, bins), reader = precomputed, lm.reader()
-    uniform = uniform_draws(sampling.seeds, first, max_new_tokens)
-    batch = keras.ops.shape(hidden)[0]
+    room, batch, _ = keras.ops.shape(uniform)
     rows = tf.range(batch)
 
     def body(i, tokens, nll, stopped, hidden, state):
-        token = tf.where(stopped, stop_token, sample(bins, hidden, uniform[i], sampling))
+        token, new_hidden, state = next_token(reader, precomputed, hidden, state, uniform[i], sampling)
+        token = tf.where(stopped, stop_token, token)
         places = tf.stack([rows, tf.fill([batch], i)], -1)
         if with_nll:
             nll = tf.tensor_scatter_nd_update(nll, places, lm.softmax.nll(hidden, token, lm.network.embedding))
         tokens = tf.tensor_scatter_nd_update(tokens, places, token)
-        hidden, state = reader.read_token(weights, token, state)
-        return i + 1, tokens, nll, stopped | (token == stop_token), hidden, state
+        return i + 1, tokens, nll, stopped | (token == stop_token), new_hidden, state
 
-    tokens = tf.fill([batch, max_new_tokens], stop_token)
-    nll = tf.zeros([batch, max_new_tokens if with_nll else 0])
+    tokens = tf.fill([batch, room], stop_token)
+    nll = tf.zeros([batch, room if with_nll else 0])
     stopped = tf.zeros([batch], tf.bool)
     _, tokens, nll, _, hidden, state = tf.while_loop(
         lambda i, tokens, nll, stopped, *_: (i < max_new_tokens) & ~tf.reduce_all(stopped),
@@ -68,19 +91,60 @@ def continue_text(lm, precomputed, hidden, state, first, max_new_tokens, samplin
 
 def generate_tokens(lm, prompt, lengths, max_new_tokens, sampling, stop_token):
     """`generate` as a graph: all arguments but `lm` are tensors, and none is checked. `stop_token` is -1 for none."""
+    uniform = uniform_draws(sampling.seeds, 0, max_new_tokens)
+    return _continue_prompt(lm, lm.reader(), prompt, lengths, uniform, max_new_tokens, sampling, stop_token)
+
+
+def generate_tokens_static(lm, prompt, lengths, uniform, max_new_tokens, sampling, stop_token):
+    """`generate_tokens` for XLA, with room for as many new tokens as there are numbers `uniform` to draw them with.
+
+    The numbers are an argument, float64 `[room, B, 2]` of `uniform_draws`, as XLA would draw others. The result is
+    `[B, n + room]`, int32.
+    """
+    reader = lm.reader(static_shapes=True)
+    return _continue_prompt(lm, reader, prompt, lengths, uniform, max_new_tokens, sampling, stop_token)
+
+
+def _continue_prompt(lm, reader, prompt, lengths, uniform, max_new_tokens, sampling, stop_token):
     prompt, lengths = tf.cast(prompt, tf.int32), tf.cast(lengths, tf.int32)
-    reader, n, filler = lm.reader(), tf.shape(prompt)[1], tf.maximum(stop_token, 0)
+    n, room, filler = keras.ops.shape(prompt)[1], keras.ops.shape(uniform)[0], tf.maximum(stop_token, 0)
     hidden, state = reader.read_prompt(prompt, lengths)
-    precomputed = reader.precompute(), precompute_softmax(lm)
-    new_tokens, _, _, _ = continue_text(lm, precomputed, hidden, state, 0, max_new_tokens, sampling, stop_token)
+    precomputed = precompute_for(lm, reader)
+    new_tokens, _, _, _ = continue_text(
+        lm, reader, precomputed, hidden, state, uniform, max_new_tokens, sampling, stop_token
+    )
     text = tf.concat([prompt, tf.where(new_tokens < 0, filler, new_tokens)], 1)
-    column, lengths = tf.range(n + max_new_tokens), lengths[:, None]
+    column, lengths = tf.range(n + room), lengths[:, None]
     source = tf.where(column < lengths, column, column + n - lengths)  # the new tokens follow a shorter prompt directly
-    text = tf.gather(text, tf.minimum(source, n + max_new_tokens - 1), batch_dims=1)
+    text = tf.gather(text, tf.minimum(source, n + room - 1), batch_dims=1)
     return tf.where(column < lengths + max_new_tokens, text, filler)
 
 
 _generate_tokens = tf.function(generate_tokens, autograph=False)
+_uniform_draws = tf.function(uniform_draws, autograph=False)
+
+
+@functools.partial(tf.function, autograph=False)
+def _generate_on_replicas(lm, **arguments):
+    """`generate_tokens_static` on every replica of the model, where a TPU has its weights; all find the same text."""
+    strategy = lm.distribute_strategy
+    found = strategy.run(functools.partial(generate_tokens_static, lm), kwargs=arguments)
+    return strategy.experimental_local_results(found)[0]
+
+
+def _room(n):
+    """The next power of two, 16 at least: prompts and texts of few lengths, each of which is compiled once."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def _generate_with_static_shapes(lm, max_new_tokens, arguments):
+    """`generate` of its checked arguments: prompt and new tokens get some `_room`."""
+    prompt = arguments["prompt"]
+    n = prompt.shape[1]
+    prompt = tf.pad(prompt, [[0, 0], [0, _room(n) - n]])
+    uniform = _uniform_draws(arguments["sampling"].seeds, tf.constant(0), tf.constant(_room(max_new_tokens)))
+    text = _generate_on_replicas(lm, **{**arguments, "prompt": prompt, "uniform": uniform})
+    return text[:, : n + max_new_tokens]
 
 
 def generate(
@@ -131,6 +195,8 @@ def generate(
         "stop_token": tf.constant(stop),
         "sampling": check_sampling(batch, temperature, top_k, top_p, seed),
     }
+    if lm.static_shapes:
+        return _generate_with_static_shapes(lm, max_new_tokens, arguments)
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
     specs["prompt"] = tf.TensorSpec([batch, None], tf.int32)  # one graph for prompts of any length
     return _generate_tokens.get_concrete_function(lm, **specs)(lm, **arguments)
@@ -146,12 +212,12 @@ class Session:
         self.lm = lm
         self.batch_size = batch_size
         self._reader = reader = lm.reader()
-        self._precomputed = tf.function(lambda: (reader.precompute(), precompute_softmax(lm)), autograph=False)()
+        self._precomputed = tf.function(precompute_for, autograph=False)(lm, reader)
         self._state = reader.initial_state(batch_size)
         self._hidden = None
         self._drawn = 0
         self._read = tf.function(self._read_segment, reduce_retracing=True, autograph=False)
-        self._write = tf.function(functools.partial(continue_text, lm), autograph=False)
+        self._write = tf.function(self._write_tokens, autograph=False)
 
     def read(self, tokens):
         """Reads a segment, int `[batch_size, n]`, n at least 1.
@@ -190,7 +256,7 @@ class Session:
         sampling = check_sampling(self.batch_size, temperature, top_k, top_p, seed)
         numbers = tf.constant(self._drawn), tf.constant(max_new_tokens)
         tokens, nll, self._hidden, self._state = self._write(
-            self._precomputed, self._hidden, self._state, *numbers, sampling, tf.constant(-1), with_nll
+            self._precomputed, self._hidden, self._state, *numbers, sampling, with_nll
         )
         self._drawn += max_new_tokens
         return tokens.numpy(), nll.numpy() if with_nll else None
@@ -199,3 +265,9 @@ class Session:
         new_hidden, state = self._reader.read(tokens, state)
         before = tf.concat([hidden[:, None], new_hidden[:, :-1]], 1)
         return self.lm.softmax.nll(before, tokens, self.lm.network.embedding), new_hidden[:, -1], state
+
+    def _write_tokens(self, precomputed, hidden, state, first, max_new_tokens, sampling, with_nll):
+        uniform, stop = uniform_draws(sampling.seeds, first, max_new_tokens), tf.constant(-1)
+        return continue_text(
+            self.lm, self._reader, precomputed, hidden, state, uniform, max_new_tokens, sampling, stop, with_nll
+        )

@@ -6,8 +6,17 @@ import tensorflow as tf
 from txl_tf.config import ModelConfig, NetworkConfig
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.embedding import check_ids
-from txl_tf.models.cache import MemoryReader, cached_forward, initial_state, precompute, writable_copy
+from txl_tf.models.cache import (
+    cached_forward,
+    initial_state,
+    position_keys,
+    precompute,
+    weights_with,
+    whole_segments,
+    writable_copy,
+)
 from txl_tf.models.generation import generate
+from txl_tf.models.memory_reader import MemoryReader
 from txl_tf.models.transformer_xl import TransformerXL, make_initializer
 from txl_tf.training.memory_model import MemoryModel
 
@@ -129,11 +138,15 @@ class LanguageModel(MemoryModel):
             do; and the memory for the next segment.
         """
         hidden, new_mems = self.network(tokens, mems, static_shapes=static_shapes, **training)
+        return *self._nll(hidden, labels, static_shapes, bin_capacities), new_mems
+
+    def _nll(self, hidden, labels, static_shapes, bin_capacities=None):
+        """`(nll, kept)` of `segment_nll`."""
         if not static_shapes:
-            return self.softmax.nll(hidden, labels, self.network.embedding), None, new_mems
+            return self.softmax.nll(hidden, labels, self.network.embedding), None
         if bin_capacities is None:
-            bin_capacities = [tokens.shape.num_elements()] * len(self.softmax.cutoffs)
-        return *self.softmax.static_nll(hidden, labels, self.network.embedding, bin_capacities), new_mems
+            bin_capacities = [labels.shape.num_elements()] * len(self.softmax.cutoffs)
+        return self.softmax.static_nll(hidden, labels, self.network.embedding, bin_capacities)
 
     @tf.function(reduce_retracing=True)
     def _score(self, tokens, labels, mems):
@@ -211,24 +224,25 @@ class TransformerXLLM(LanguageModel):
         arguments = {name: given[name] for name in [*NetworkConfig.names(), "recompute", "seed"]}
         super().__init__(TransformerXL, arguments, proj_share_all_but_first, **kwargs)
 
-    def reader(self):
+    def reader(self, static_shapes=False):
         """How `generate` reads a text: with its memory as keys and values."""
-        return MemoryReader(self.network)
+        return MemoryReader(self.network, static_shapes)
 
     def start_evaluation(self, batch_size, tgt_len):
-        """What the first segment of an evaluation is given: precomputed weights, and the memory as keys and values.
+        """What the first segment of an evaluation is given: what is precomputed, and the memory as keys and values.
 
-        With static shapes it is the plain memory: TPUs have no buffer to write to in place.
+        XLA copies what goes in and out. With static shapes, that is not the weights, which fill a TPU in training.
         """
         if self.static_shapes:
-            return self.initial_mems(batch_size)
+            max_segment = whole_segments(self.network.mem_len, tgt_len)
+            return position_keys(self.network, max_segment), initial_state(self.network, batch_size, max_segment)
         state = initial_state(self.network, batch_size, tgt_len)
         return precompute(self.network, tgt_len), writable_copy(state)
 
     def evaluation_nll(self, tokens, labels, carried):
         """As `segment_nll`. `carried` comes from `start_evaluation` or the segment before, and is overwritten."""
-        if self.static_shapes:
-            return self.segment_nll(tokens, labels, carried, static_shapes=True)
-        weights, state = carried
-        hidden, state = cached_forward(self.network, weights, tokens, state, in_place=True)
-        return self.softmax.nll(hidden, labels, self.network.embedding), None, (weights, state)
+        precomputed, state = carried
+        weights = weights_with(self.network, precomputed) if self.static_shapes else precomputed
+        how = {"static_shapes": self.static_shapes, "in_place": not self.static_shapes}
+        hidden, state = cached_forward(self.network, weights, tokens, state, **how)
+        return *self._nll(hidden, labels, self.static_shapes), (precomputed, state)

@@ -7,6 +7,7 @@ Shapes:
 import random
 from typing import NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -43,7 +44,7 @@ def top_k_top_p(scores, top_k, top_p):
     Returns:
         `scores`, with -inf for the others.
     """
-    batch, n = tf.unstack(tf.shape(scores))
+    batch, n = keras.ops.shape(scores)
     ordered, order = tf.math.top_k(scores, n)
     kept = tf.range(n) < tf.where(top_k > 0, top_k, n)[:, None]
     before = tf.cumsum(tf.nn.softmax(tf.where(kept, ordered, -np.inf)), -1, exclusive=True)
@@ -71,16 +72,17 @@ def precompute_softmax(lm):
     )
 
 
-def sample(bins, hidden, uniform, sampling):
+def sample(bins, hidden, uniform, sampling, static_shapes=False):
     """The next token of every row, drawn from its distribution.
 
     A token is drawn as the adaptive softmax is built: a word of the first bin or a bin, then a word of that bin. At
-    temperature 1 and without limits, no bin is computed but those drawn.
+    temperature 1 and without limits, no bin is computed but those drawn; with static shapes, all are.
 
     Args:
         bins: of `precompute_softmax`.
         hidden: `[B, E]`.
         uniform: float64 `[B, 2]` in [0, 1), of `uniform_draws`.
+        static_shapes: whether it is for XLA.
 
     Returns:
         int32 `[B]`.
@@ -91,16 +93,18 @@ def sample(bins, hidden, uniform, sampling):
     starts = np.cumsum([0, *sizes[:-1]])
 
     def draw(head, tail_scores):
-        """Draws from the scores of the first softmax, then within the drawn bin i from `tail_scores(i, rows)`."""
+        """Draws from the scores of the first softmax, then within the drawn bin i from `tail_scores(i, pick)`."""
         token = sample_categorical(head, uniform[:, 0])
         for i in range(1, len(bins)):
-            rows = tf.where(token == sizes[0] + i - 1)
-            word = sample_categorical(tail_scores(i, rows), tf.gather_nd(uniform[:, 1], rows))
-            token = tf.tensor_scatter_nd_update(token, rows, -word - int(starts[i]))  # negative: not a bin's number
+            drawn = token == sizes[0] + i - 1
+            rows = tf.where(drawn) if not static_shapes else None
+            pick = (lambda x, rows=rows: tf.gather_nd(x, rows)) if not static_shapes else tf.identity
+            word = -sample_categorical(tail_scores(i, pick), pick(uniform[:, 1])) - int(starts[i])  # not a bin's number
+            token = tf.where(drawn, word, token) if static_shapes else tf.tensor_scatter_nd_update(token, rows, word)
         return tf.abs(token)
 
     def plain():
-        return draw(bin_logits(hidden, *bins[0]), lambda i, rows: bin_logits(tf.gather_nd(hidden, rows), *bins[i]))
+        return draw(bin_logits(hidden, *bins[0]), lambda i, pick: bin_logits(pick(hidden), *bins[i]))
 
     def general():
         head = tf.nn.log_softmax(bin_logits(hidden, *bins[0]))
@@ -112,7 +116,7 @@ def sample(bins, hidden, uniform, sampling):
         scores = tf.cond(limited, lambda: top_k_top_p(scores, top_k, top_p), lambda: scores)
         head, *tails = tf.split(scores, sizes, -1)
         head = tf.concat([head, *(tf.reduce_logsumexp(tail, -1, keepdims=True) for tail in tails)], -1)
-        drawn = draw(head, lambda i, rows: tf.gather_nd(tails[i - 1], rows))
+        drawn = draw(head, lambda i, pick: pick(tails[i - 1]))
         return tf.where(temperature > 0, drawn, tf.argmax(log_probs, -1, output_type=tf.int32))
 
     unlimited = tf.reduce_all((temperature == 1) & (top_k == 0) & (top_p == 1))

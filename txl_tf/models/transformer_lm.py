@@ -116,9 +116,9 @@ class TransformerLM(LanguageModel):
         super().__init__(AbsoluteTransformer, arguments, proj_share_all_but_first, **kwargs)
         self.context_len = context_len
 
-    def reader(self):
+    def reader(self, static_shapes=False):
         """How `generate` reads a text: window by window, with cached keys and values."""
-        return WindowReader(self.network, self.context_len)
+        return WindowReader(self.network, self.context_len, static_shapes)
 
     def get_config(self):
         return {**super().get_config(), "context_len": self.context_len}

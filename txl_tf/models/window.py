@@ -54,11 +54,13 @@ class WindowReader:
     Args:
         network: `AbsoluteTransformer`.
         context_len: tokens of a window, at least 2.
+        static_shapes: as of `MemoryReader`.
     """
 
-    def __init__(self, network, context_len):
+    def __init__(self, network, context_len, static_shapes=False):
         self.network = network
         self.context_len = context_len
+        self.static_shapes = static_shapes
 
     def precompute(self):
         """`WindowWeights`."""
@@ -83,7 +85,8 @@ class WindowReader:
             self.precompute(), tf.gather(prompt, columns, batch_dims=1), self.initial_state(batch)
         )
         length = lengths - start
-        return tf.gather(hidden, length - 1, batch_dims=1), writable_copy(state._replace(length=length))
+        state = state._replace(length=length)
+        return tf.gather(hidden, length - 1, batch_dims=1), state if self.static_shapes else writable_copy(state)
 
     def read(self, tokens, state):
         """As `MemoryReader.read`, window after window."""
@@ -108,7 +111,8 @@ class WindowReader:
 
     def read_token(self, weights, token, state):
         """As `MemoryReader.read_token`."""
-        hidden, state = self.forward(weights, token[:, None], self.with_room(weights, state), in_place=True)
+        state = self.with_room(weights, state)
+        hidden, state = self.forward(weights, token[:, None], state, in_place=not self.static_shapes)
         return hidden[:, 0], state
 
     def with_room(self, weights, state):
@@ -153,9 +157,12 @@ class WindowReader:
             keys, values = write(state.keys[i], of_heads, k, in_place), write(state.values[i], of_heads, v, in_place)
             new_keys.append(keys)
             new_values.append(values)
+            if self.static_shapes:
+                return attend(q, keys, values, None, visible[:, None])
             return row_by_row(lambda b: attend(q[b], keys[b], values[b], None, visible[b]), q)
 
-        hidden = network.embedding(tokens) + tf.gather(weights.positions, places)
+        embeddings = network.embedding(tokens, static_shapes=self.static_shapes)
+        hidden = embeddings + tf.gather(weights.positions, places)
         hidden = run_layers(network, weights.layers, hidden, attention)
         cells = tf.stack([tf.broadcast_to(tf.range(batch)[:, None], tf.shape(places)), places], -1)
         seen = tf.tensor_scatter_nd_update(state.tokens, cells, tokens)

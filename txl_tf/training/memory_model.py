@@ -66,7 +66,7 @@ class MemoryModel(SingleBatches, keras.Model):
             auto_scale_loss: scale the loss where the model computes in float16.
             gradient_accumulation_steps: parts of a batch, each with its share of the rows, that are computed one after
                 the other to save memory; the result is that of the whole.
-            static_shapes: whether all tensors of a step have static shapes, as TPUs need.
+            static_shapes: whether all tensors of a step, and of `generate`, have static shapes, as TPUs need.
             bin_capacities: list of int, with static shapes: most tokens of each bin but the first, in one part of a
                 batch on one replica, see `choose_bin_capacities`. Tokens beyond are left out of loss and count, and the
                 logs have their number, `overflow`. `None`: none is left out, as in evaluation.
@@ -315,7 +315,7 @@ class MemoryModel(SingleBatches, keras.Model):
         """`function(rows, *args)` on every replica, for its share of the rows."""
         strategy = self.distribute_strategy
         rows = batches.rows // strategy.num_replicas_in_sync
-        if strategy.num_replicas_in_sync == 1:
+        if strategy.num_replicas_in_sync == 1 and not self.static_shapes:  # a TPU computes within `run` alone
             return function(rows, *args)
         return tf.function(strategy.run)(function, args=(rows, *args))
 
