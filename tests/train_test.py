@@ -12,7 +12,9 @@ import tensorflow as tf
 from helpers import ROOT, TINY_RUN, log_rows, read_checkpoint, run_program, train_run
 
 from txl_tf.config import EvaluationConfig
+from txl_tf.runs import train
 from txl_tf.runs.evaluate import evaluate_run
+from txl_tf.runs.train import steps_per_call
 
 
 def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabulary(run_dir, text_file, capsys):
@@ -134,6 +136,40 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(run_dir, tmp_path, t
 def test_bad_input_is_one_clear_error(run_dir, text_file, changes, message):
     with pytest.raises(ValueError, match=message):
         train_run(run_dir, text_file, **changes)
+
+
+@pytest.mark.parametrize(
+    "ends, expected",
+    [
+        ((400000, 200, 4000, 0), 20),  # enwik8_base from its start
+        ((400000, 200, 4000, 130), 10),  # stopped at step 130 by another number of steps a call
+        ((12, 3, 6, 0), 3),
+        ((19150, 383, 383, 0), 1),
+    ],
+)
+def test_calls_take_as_many_steps_as_divide_all_ends(ends, expected):
+    assert steps_per_call(20, *ends) == expected
+
+
+@pytest.mark.slow
+def test_on_a_tpu_calls_of_several_steps_end_at_logs_and_checkpoints(tmp_path, text_file, monkeypatch):
+    """Every strategy counts as a TPU's here."""
+    steps = {"train_steps": 12, "iterations": 6, "save_steps": 4}
+    expected = train_run(tmp_path / "plain", text_file, training={**steps, "static_shapes": True})
+    taken = []
+    monkeypatch.setattr(tf.distribute, "TPUStrategy", tf.distribute.Strategy)
+    monkeypatch.setattr(train, "steps_per_call", lambda *ends: taken.append(steps_per_call(*ends)) or taken[-1])
+    assert train_run(tmp_path / "tpu", text_file, training=steps) == expected
+    assert taken == [2]
+    evaluated = evaluate_run(tmp_path / "tpu", evaluation=EvaluationConfig(eval_split="valid"))
+    assert evaluated == {"valid": pytest.approx(expected["valid"], rel=1e-6)}
+    rows = [log_rows(tmp_path / name) for name in ("plain", "tpu")]
+    for row in sum(rows, []):
+        del row["tokens_per_second"]
+    assert rows[0] == rows[1] and [row["step"] for row in rows[0]] == ["6", "12"]
+    names = [sorted(path.name for path in (tmp_path / name).glob("ckpt-*")) for name in ("plain", "tpu")]
+    assert names[0] == names[1]
+    assert {int(name.split("-")[1].split(".")[0]) for name in names[0]} == {4, 8, 12}
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path, text_file):

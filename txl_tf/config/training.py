@@ -44,7 +44,9 @@ class RunConfig(Config):
     max_to_keep: int = option(5, "Checkpoints to keep.", at_least(1))
     warm_start_path: str | None = option(None, "Checkpoint, also of the original, to start a new run from.")
     allow_other_text: bool = option(False, "Go on with a run though its text has changed; not so its vocabulary.")
-    steps_per_execution: int = option(1, "Steps in one call of the compiled graph.", at_least(1))
+    steps_per_execution: int | None = option(
+        None, "Steps in one call of the compiled graph. Default: 1; on TPUs 20 at most.", at_least(1)
+    )
     jit_compile: bool = option(False, "Compile the training step with XLA.")
     seed: int = option(0, "Seed of the initial weights and of dropout.")
 
@@ -52,7 +54,7 @@ class RunConfig(Config):
         super().__post_init__()
         k = self.steps_per_execution
         for name, steps in {"train_steps": self.train_steps, "iterations": self.iterations}.items():
-            if steps % k:
+            if k is not None and steps % k:
                 raise ValueError(f"steps_per_execution={k} must divide {name}={steps}")
 
 

@@ -23,7 +23,15 @@ from txl_tf.files import check_writable, new_file
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.sliding_window import sliding_window_nll
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.setup import check_divides, log_model, name_of, open_corpus, open_machine, worker_of
+from txl_tf.runs.setup import (
+    MOST_STEPS_ON_TPU,
+    check_divides,
+    log_model,
+    name_of,
+    open_corpus,
+    open_machine,
+    worker_of,
+)
 from txl_tf.runs.weights import load_weights
 from txl_tf.training.distribution import is_chief
 
@@ -78,9 +86,10 @@ def evaluate_run(
     bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
     model = {**bins, **config["model"], **(model or {})}
     folder.check_size(model, path)
+    on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     with strategy.scope():
         lm = folder.make_model({**config, "model": model}, dtype=machine.dtype_policy)
-        lm.compile(static_shapes=isinstance(strategy, tf.distribute.TPUStrategy))
+        lm.compile(static_shapes=on_tpu, steps_per_execution=MOST_STEPS_ON_TPU if on_tpu else 1)
     load_weights(lm, path)
     with worker_of(strategy, folder):
         name = evaluation.eval_path or name_of(data or config["data"])

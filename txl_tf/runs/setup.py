@@ -17,6 +17,10 @@ from txl_tf.training.distribution import choose_precision, make_strategy, num_wo
 
 logger = logging.getLogger("txl_tf")
 
+# Steps in one call on a TPU, at most. The host's work between two calls then is little beside them, and a machine that
+# is told to end has two calls at most to finish, a few seconds.
+MOST_STEPS_ON_TPU = 20
+
 _COLLECTIVE_FAILED = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,

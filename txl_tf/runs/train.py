@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import sys
 
@@ -17,10 +18,19 @@ from txl_tf.data.batches import choose_bin_capacities, num_batches, segments
 from txl_tf.data.vocabulary import visible
 from txl_tf.files import check_writable
 from txl_tf.models.language_model import LanguageModel
+from txl_tf.runs.callbacks import step_of
 from txl_tf.runs.evaluate import Evaluator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.run import Run
-from txl_tf.runs.setup import check_divides, log_model, name_of, open_corpus, open_machine, worker_of
+from txl_tf.runs.setup import (
+    MOST_STEPS_ON_TPU,
+    check_divides,
+    log_model,
+    name_of,
+    open_corpus,
+    open_machine,
+    worker_of,
+)
 from txl_tf.runs.weights import check_exists
 from txl_tf.training.distribution import is_chief
 from txl_tf.training.optimization import make_optimizer
@@ -92,6 +102,11 @@ def train_and_evaluate(
         return run.finish()
 
 
+def steps_per_call(most: int, *ends: int) -> int:
+    """The most steps, up to `most`, that a call may take so that a call ends at every multiple of each of `ends`."""
+    return max(k for k in range(1, most + 1) if math.gcd(*ends) % k == 0)
+
+
 class _Run(Run):
     """One training of a language model; `train_and_evaluate` calls its methods."""
 
@@ -136,13 +151,20 @@ class _Run(Run):
             lm.compile(
                 optimizer,
                 jit_compile=training.jit_compile,
-                steps_per_execution=training.steps_per_execution,
+                steps_per_execution=training.steps_per_execution or 1,
                 gradient_accumulation_steps=training.gradient_accumulation_steps,
                 static_shapes=static_shapes,
                 bin_capacities=bin_capacities,
             )
         self.use(lm)
         return lm
+
+    def fit(self, state: tuple) -> None:
+        training = self.training
+        if training.steps_per_execution is None and isinstance(self.strategy, tf.distribute.TPUStrategy):
+            ends = training.train_steps, training.iterations, training.save_steps, step_of(self.model)
+            self.model.steps_per_execution = steps_per_call(MOST_STEPS_ON_TPU, *ends)
+        super().fit(state)
 
     def batches(self, start: int) -> tf.data.Dataset:
         rows, drop_remainder = self.training.train_batch_size, self.training.static_shapes

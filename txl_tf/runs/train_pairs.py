@@ -116,7 +116,8 @@ class _PairsRun(Run):
         training, corpus = self.training, self.corpus
         with self.strategy.scope():
             made = Transformer(**model.to_dict(), seed=training.seed, dtype=self.machine.dtype_policy)
-            made.compile(optimizer, jit_compile=training.jit_compile, steps_per_execution=training.steps_per_execution)
+            steps_per_execution = training.steps_per_execution or 1
+            made.compile(optimizer, jit_compile=training.jit_compile, steps_per_execution=steps_per_execution)
         self.use(made)
         sizes = ", ".join(f"{len(pairs):,} {split}" for split, pairs in corpus.splits.items())
         symbols = " and ".join(f"{len(vocab):,}" for vocab in corpus.vocabs)

@@ -141,7 +141,8 @@ class _TaggerRun(Run):
                 {"family": next(iter(self.folder.families)), "model": model.to_dict()},
                 seed=training.seed, dtype=self.machine.dtype_policy,
             )  # fmt: skip
-            made.compile(optimizer, jit_compile=training.jit_compile, steps_per_execution=training.steps_per_execution)
+            steps_per_execution = training.steps_per_execution or 1
+            made.compile(optimizer, jit_compile=training.jit_compile, steps_per_execution=steps_per_execution)
         tables = {"vocab": made.network.embedding, "bigram_vocab": made.network.bigram_embedding}
         for name, table in tables.items():
             if table is None:
