@@ -4,6 +4,7 @@ Shapes:
     B: batch      N: n_token, the vocabulary      E: d_model
 """
 
+import functools
 import random
 from typing import NamedTuple
 
@@ -93,14 +94,21 @@ def sample(bins, hidden, uniform, sampling, static_shapes=False):
     starts = np.cumsum([0, *sizes[:-1]])
 
     def draw(head, tail_scores):
-        """Draws from the scores of the first softmax, then within the drawn bin i from `tail_scores(i, pick)`."""
+        """Draws from the scores of the first softmax, then within the drawn bin i from `tail_scores(i, pick)`.
+
+        `pick` takes what belongs to the rows that drew that bin; with static shapes, all rows.
+        """
         token = sample_categorical(head, uniform[:, 0])
         for i in range(1, len(bins)):
             drawn = token == sizes[0] + i - 1
-            rows = tf.where(drawn) if not static_shapes else None
-            pick = (lambda x, rows=rows: tf.gather_nd(x, rows)) if not static_shapes else tf.identity
-            word = -sample_categorical(tail_scores(i, pick), pick(uniform[:, 1])) - int(starts[i])  # not a bin's number
-            token = tf.where(drawn, word, token) if static_shapes else tf.tensor_scatter_nd_update(token, rows, word)
+            if static_shapes:
+                word = sample_categorical(tail_scores(i, tf.identity), uniform[:, 1])
+                token = tf.where(drawn, -word - int(starts[i]), token)  # negative: not a bin's number
+            else:
+                rows = tf.where(drawn)
+                pick = functools.partial(tf.gather_nd, indices=rows)
+                word = sample_categorical(tail_scores(i, pick), pick(uniform[:, 1]))
+                token = tf.tensor_scatter_nd_update(token, rows, -word - int(starts[i]))
         return tf.abs(token)
 
     def plain():
