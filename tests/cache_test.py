@@ -122,10 +122,10 @@ def test_only_in_place_changes_the_state_that_is_given(small_lm):
 @pytest.mark.parametrize(
     "options, tgt_len, jit_compile",
     [
-        ({"mem_len": 9, "untie_r": True}, 4, False),  # 12 slots
-        ({"mem_len": 8, "same_length": True, "clamp_len": 5, "cutoffs": [5, 12], "div_val": 2}, 4, True),
+        ({"mem_len": 9, "untie_r": True, "cutoffs": [5, 12], "div_val": 2}, 4, False),  # 16 slots
+        ({"mem_len": 8, "same_length": True, "clamp_len": 5, "n_layer": 1}, 4, True),
         ({"mem_len": 3}, 5, False),  # the segment is longer than the memory
-        ({"mem_len": 3}, 1, True),  # one token: all four slots are seen
+        ({"mem_len": 3, "n_layer": 1}, 1, True),  # one token: all four slots are seen
         ({"mem_len": 0}, 4, False),
     ],
     ids=str,
@@ -151,7 +151,7 @@ def test_a_ring_of_whole_segments_is_as_short_as_it_can_be(mem_len, tgt_len, slo
 
 
 def test_with_static_shapes_queries_in_blocks_and_rows_of_unequal_length_change_nothing(small_lm, monkeypatch):
-    network = small_lm(mem_len=5).network
+    network = small_lm(mem_len=5, n_layer=1).network
     monkeypatch.setattr(cache, "QUERY_BLOCK", 4)
     weights, state = precompute(network, whole_segments(5, 10)), initial_state(network, 3, whole_segments(5, 10))
     text, lengths = tokens(3, 10), [10, 1, 7]
