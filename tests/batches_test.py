@@ -1,14 +1,19 @@
 """Batches: a text in rows, cut into segments in order, from arrays in memory, on disk and far away."""
 
 import itertools
+import mmap
+import os
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import as_lists
+from helpers import WatchedTokens, as_lists
 
-from txl_tf.data.batches import choose_bin_capacities, num_batches, segments
-from txl_tf.data.token_files import StoredTokens
+from txl_tf.data import batches
+from txl_tf.data.batches import Segments, choose_bin_capacities, num_batches, segments
+from txl_tf.data.token_files import StoredTokens, TokenWriter, open_tokens
 
 
 def test_segments_of_a_small_text():
@@ -38,6 +43,60 @@ def test_segments_of_a_memory_map_are_those_of_the_array(tmp_path, dtype):
     from_map, from_array = segments(mapped, 3, 5), segments(tokens, 3, 5)
     assert from_map.element_spec == from_array.element_spec
     assert as_lists(from_map) == as_lists(from_array)
+
+
+@pytest.mark.parametrize("kind", ["memory", "map", "parts"])
+@pytest.mark.parametrize("rows", [range(2), range(2, 4), range(1, 4)], ids=str)
+def test_some_rows_are_those_of_the_whole_batches(tmp_path, kind, rows):
+    tokens = np.random.default_rng(0).integers(0, 99, 61)
+    tokens.tofile(tmp_path / "tokens.bin")
+    mapped = np.memmap(tmp_path / "tokens.bin", tokens.dtype, mode="r")
+    source = {"memory": tokens, "map": mapped, "parts": StoredTokens([mapped[:20], tokens[20:]])}[kind]
+    some = Segments(source, 4, 6, start=1, most=2)
+    here = slice(rows.start, rows.stop)
+    expected = [(tokens[here], labels[here]) for tokens, labels in as_lists(segments(tokens, 4, 6, start=1).take(2))]
+    assert as_lists(some.dataset(rows)) == expected
+    assert as_lists(some.dataset()) == as_lists(segments(tokens, 4, 6, start=1).take(2))
+
+
+def test_no_token_of_another_row_is_read(monkeypatch):
+    monkeypatch.setattr(batches, "_READ_AHEAD", 5)
+    parts = [WatchedTokens(np.arange(13)), WatchedTokens(np.arange(13, 42))]
+    found = as_lists(Segments(StoredTokens(parts), 4, 3).dataset(range(2, 4)))  # rows of 10
+    assert found[0] == ([[20, 21, 22], [30, 31, 32]], [[21, 22, 23], [31, 32, 33]])
+    reads = np.concatenate([part.reads for part in parts])
+    assert np.flatnonzero(reads).tolist() == list(range(20, 40))
+
+
+def pages_in_memory(array):
+    """For each page of a memory map, whether this process has read it: bool `[pages]`."""
+    with open("/proc/self/pagemap", "rb") as file:
+        file.seek(array.ctypes.data // mmap.PAGESIZE * 8)
+        entries = np.frombuffer(file.read(-(-array.nbytes // mmap.PAGESIZE) * 8), np.uint64)
+    return (entries >> np.uint64(63)).astype(bool)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_text_of_20_gigabytes_is_read_in_pieces(tmp_path, scheme):
+    writer = TokenWriter(str(tmp_path / "huge.npy"), n_symbols=60000)
+    writer.n_tokens = 10**10
+    writer.close()
+    os.truncate(writer.path, writer.header_bytes + 2 * 10**10)  # zeros that take no room
+    before, started = resident_memory(), time.perf_counter()
+    tokens = open_tokens([scheme + writer.path])
+    worker_2_of_2 = Segments(tokens, 64, 128, start=10**6, repeat=True).dataset(range(32, 64))
+    for found, labels in worker_2_of_2.take(3):
+        assert found.shape == labels.shape == [32, 128] and not tf.reduce_any(found != labels)
+    assert time.perf_counter() - started < 20  # seconds, on a busy machine too; it takes 0.3
+    assert resident_memory() - before < 200e6  # the pieces that are read ahead, and TensorFlow's functions
+    if not scheme:
+        pages = pages_in_memory(tokens)
+        assert not pages[: len(pages) // 2 - 64].any() and 32 <= pages.sum() < 5000
+
+
+def resident_memory():
+    """Bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def test_shapes_are_static_where_all_batches_are_alike():
@@ -105,11 +164,13 @@ def test_bin_capacities_of_a_small_text():
     assert choose_bin_capacities(tokens, 2, 16, []) == []
 
 
-def test_bin_capacities_are_the_originals(reference):
+def test_bin_capacities_are_the_originals(reference, monkeypatch):
     golden = np.load(reference / "corpus" / "wt2" / "golden.npz")
     cutoffs = golden["cutoffs"][1:-1].tolist()
     for tokens in (golden["train"], StoredTokens([golden["train"][:99], golden["train"][99:]])):
-        assert choose_bin_capacities(tokens, 4, 16, cutoffs) == golden["bin_sizes_b4_t16"].tolist()
+        for at_once in (1 << 22, 100):  # tokens, which are counted in pieces
+            monkeypatch.setattr(batches, "_COUNTED_AT_ONCE", at_once)
+            assert choose_bin_capacities(tokens, 4, 16, cutoffs) == golden["bin_sizes_b4_t16"].tolist()
 
 
 # ----------------------------------------------------------------------------------------------------- errors

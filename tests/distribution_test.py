@@ -12,20 +12,28 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT, SMALL, free_ports
+from helpers import ROOT, SMALL, WatchedTokens, free_ports
 
 import txl_tf
+from txl_tf.data.batches import Segments
+from txl_tf.data.token_files import StoredTokens
 from txl_tf.training import distribution
 
 ROWS, TGT_LEN, STEPS = 6, 5, 20
 
 
-def batches(n=8, rows=ROWS):
+def text_rows(n=8, rows=ROWS):
     """Words 0 to 22, more rare than frequent ones; the first two rows have no word of the last two bins."""
     text = np.random.default_rng(0).integers(0, 23, [rows, n * TGT_LEN + 1], np.int32)
     text[:2] %= 6
+    return text
+
+
+def batches(n=8, rows=ROWS, repeat=False):
+    text = text_rows(n, rows)
     segments = [text[:, i : i + TGT_LEN + 1] for i in range(0, n * TGT_LEN, TGT_LEN)]
-    return tf.data.Dataset.from_tensor_slices(np.stack(segments)).map(lambda x: (x[:, :-1], x[:, 1:]))
+    dataset = tf.data.Dataset.from_tensor_slices(np.stack(segments)).map(lambda x: (x[:, :-1], x[:, 1:]))
+    return dataset.repeat() if repeat else dataset
 
 
 class Logs(keras.callbacks.Callback):
@@ -46,17 +54,17 @@ def make_lm(strategy=None, optimizer=None, **options):
     return lm
 
 
-def train(strategy=None, **options):
+def train(strategy=None, make_batches=batches, **options):
     """What 20 steps leave behind."""
     lm, logs = make_lm(strategy, **options), Logs()
     fit = {"epochs": 2, "steps_per_epoch": STEPS // 2, "verbose": 0, "callbacks": [logs]}
-    history = lm.fit(batches().repeat(), validation_data=batches(n=3), **fit).history
+    history = lm.fit(make_batches(repeat=True), validation_data=make_batches(n=3), **fit).history
     return {
         **{f"weights/{i}": variable.numpy() for i, variable in enumerate(lm.trainable_variables)},
         "mems": lm.carried_mems_array(),
         "logs": np.array(logs.rows),
         **{name: history[name] for name in ("loss", "grad_norm", "val_loss")},
-        "evaluation": lm.evaluate(batches(), verbose=0),
+        "evaluation": lm.evaluate(make_batches(), verbose=0),
     }
 
 
@@ -133,7 +141,7 @@ def test_an_overflow_on_one_replica_skips_the_step_on_all(two_replicas, replica)
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(of_one_replica, tmp_path):
+def test_two_processes_train_as_one_and_each_reads_its_own_rows(of_one_replica, tmp_path):
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
     workers = []
     for index in range(2):
@@ -148,7 +156,13 @@ def test_two_processes_train_as_one(of_one_replica, tmp_path):
         run = dict(np.load(tmp_path / f"{index}.npz"))
         assert run.pop("agreed") == 5
         assert run.pop("any") and run.pop("chief") == (index == 0)
+        own_rows = np.arange(ROWS) // (ROWS // 2) == index
+        for n in (8, 3):  # of the training and of the validation
+            np.testing.assert_array_equal(run.pop(f"read/{n}"), np.repeat(own_rows, n * TGT_LEN + 1))
+        of_segments = {name: run.pop(f"segments/{name}") for name in of_one_replica}
         assert_same(run, of_one_replica, steps_per_execution=5)
+        for name, value in of_segments.items():
+            np.testing.assert_array_equal(value, run[name], err_msg=name)
 
 
 def worker(path):
@@ -156,7 +170,18 @@ def worker(path):
     chief = distribution.is_chief(strategy)
     agreed = distribution.broadcast_from_chief(strategy, 5 if chief else 7)
     anyone = distribution.any_worker(strategy, not chief)
-    np.savez(path, agreed=agreed, any=anyone, chief=chief, **train(strategy, steps_per_execution=5))
+    watched = {}
+
+    def own_segments(n=8, **options):
+        """The text of `batches(n)`."""
+        watched[n] = watched.get(n) or WatchedTokens(text_rows(n).ravel())
+        return Segments(StoredTokens([watched[n]]), ROWS, TGT_LEN, **options)
+
+    run = train(strategy, steps_per_execution=5)
+    of_segments = train(strategy, own_segments, steps_per_execution=5)
+    run |= {f"segments/{name}": value for name, value in of_segments.items()}
+    run |= {f"read/{n}": tokens.reads > 0 for n, tokens in watched.items()}
+    np.savez(path, agreed=agreed, any=anyone, chief=chief, **run)
 
 
 # ---------------------------------------- what is left out for static shapes

@@ -264,6 +264,21 @@ def write_splits(folder, train, valid, test):
     return str(folder)
 
 
+class WatchedTokens:
+    """A part of `StoredTokens` that counts how often each token is read: `reads`, int `[n]`."""
+
+    def __init__(self, tokens):
+        self.tokens, self.dtype = tokens, tokens.dtype
+        self.reads = np.zeros(len(tokens), int)
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def __getitem__(self, index):
+        self.reads[index] += 1
+        return self.tokens[index]
+
+
 def as_lists(dataset):
     """The batches of a `tf.data.Dataset` of `(tokens, labels)` as nested lists."""
     return [(tokens.tolist(), labels.tolist()) for tokens, labels in dataset.as_numpy_iterator()]

@@ -24,6 +24,7 @@ from txl_tf.layers.embedding import check_ids, id_error
 
 Tokens = np.ndarray | StoredTokens  # integers [n]
 _READ_AHEAD = 1 << 16  # tokens a row
+_COUNTED_AT_ONCE = 1 << 22  # tokens
 
 
 def segments(
@@ -52,23 +53,57 @@ def segments(
     Raises:
         ValueError: `tokens` is not an integer array `[n]` or is too short, or a number is out of range.
     """
-    tokens = _check_tokens(tokens)
-    n_batch = num_batches(len(tokens), batch_size, tgt_len, drop_remainder)
-    if start < 0 or (start > n_batch and not repeat):
-        raise ValueError(f"start must be in [0, {n_batch}], the number of batches, got {start}")
-    n_column = len(tokens) // batch_size  # S
-    read_columns = _column_reader(tokens, batch_size, n_column)
-    one_length = drop_remainder or (n_column - 1) % tgt_len == 0
+    return Segments(tokens, batch_size, tgt_len, start, repeat, drop_remainder).dataset()
 
-    def segment(i):
-        window = read_columns(i * tgt_len, (i + 1) * tgt_len + 1)  # [B, T + 1]; shorter where the rows end
-        window = tf.ensure_shape(window, [batch_size, tgt_len + 1 if one_length else None])
-        return window[:, :-1], window[:, 1:]
 
-    order = tf.data.Dataset.range(start % n_batch if repeat else start, n_batch)
-    if repeat:
-        order = order.concatenate(tf.data.Dataset.range(n_batch).repeat())
-    return prefetched(order.map(segment))
+@dataclasses.dataclass
+class Segments:
+    """What `segments` makes a dataset of. Nothing is read yet, so each of several workers can read its own rows alone.
+
+    Args:
+        tokens, batch_size, tgt_len, start, repeat, drop_remainder: as in `segments`.
+        most: the largest number of batches, or `None`.
+
+    Raises:
+        ValueError: as `segments`.
+    """
+
+    tokens: Tokens
+    batch_size: int
+    tgt_len: int
+    start: int = 0
+    repeat: bool = False
+    drop_remainder: bool = False
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = _check_tokens(self.tokens)
+        self._n_batch = num_batches(len(self.tokens), self.batch_size, self.tgt_len, self.drop_remainder)
+        if self.start < 0 or (self.start > self._n_batch and not self.repeat):
+            raise ValueError(f"start must be in [0, {self._n_batch}], the number of batches, got {self.start}")
+        self._datasets = {}  # by rows; each is made once, for TensorFlow never frees what a dataset calls in Python
+
+    def dataset(self, rows: range | None = None) -> tf.data.Dataset:
+        """The batches; or only these consecutive `rows` of each: no token of another row is read."""
+        rows = range(self.batch_size) if rows is None else rows
+        if rows not in self._datasets:
+            self._datasets[rows] = self._make_dataset(rows)
+        return self._datasets[rows]
+
+    def _make_dataset(self, rows: range) -> tf.data.Dataset:
+        tgt_len, n_column = self.tgt_len, len(self.tokens) // self.batch_size  # T, S
+        read_columns = _column_reader(self.tokens, rows, n_column)
+        one_length = self.drop_remainder or (n_column - 1) % tgt_len == 0
+
+        def segment(i):
+            window = read_columns(i * tgt_len, (i + 1) * tgt_len + 1)  # [rows, T + 1]; shorter where the rows end
+            window = tf.ensure_shape(window, [len(rows), tgt_len + 1 if one_length else None])
+            return window[:, :-1], window[:, 1:]
+
+        order = tf.data.Dataset.range(self.start % self._n_batch if self.repeat else self.start, self._n_batch)
+        if self.repeat:
+            order = order.concatenate(tf.data.Dataset.range(self._n_batch).repeat())
+        return prefetched((order if self.most is None else order.take(self.most)).map(segment))
 
 
 def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -81,26 +116,26 @@ def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.prefetch(2).with_options(options)
 
 
-def _column_reader(tokens: Tokens, batch_size: int, n_column: int) -> Callable:
-    """A function of tensors `(begin, end) -> columns [B, end - begin]`, int32. No array becomes a graph constant."""
+def _column_reader(tokens: Tokens, rows: range, n_column: int) -> Callable:
+    """A function of tensors `(begin, end) -> columns [rows, end - begin]`, int32. No array becomes a graph constant."""
     if isinstance(tokens, StoredTokens):
-        read = _read_ahead(tokens, batch_size, n_column)
+        read = _read_ahead(tokens, rows, n_column)
     else:
-        rows = tokens[: batch_size * n_column].reshape(batch_size, n_column)
-        if not isinstance(rows, np.memmap):
+        table = tokens[rows.start * n_column : rows.stop * n_column].reshape(len(rows), n_column)
+        if not isinstance(table, np.memmap):
             with tf.device("CPU:0"):
-                held = tf.convert_to_tensor(rows)
+                held = tf.convert_to_tensor(table)
             return lambda begin, end: tf.cast(held[:, begin:end], tf.int32)
 
         def read(begin, end):
-            return rows[:, begin:end].astype(np.int32)
+            return table[:, begin:end].astype(np.int32)
 
     return lambda begin, end: tf.numpy_function(read, [begin, end], tf.int32)
 
 
-def _read_ahead(tokens: StoredTokens, batch_size: int, n_column: int) -> Callable:
+def _read_ahead(tokens: StoredTokens, rows: range, n_column: int) -> Callable:
     """Reads `_READ_AHEAD` columns at a time and serves the requested columns from them."""
-    ahead = 0, np.zeros([batch_size, 0], np.int32)  # first column, columns
+    ahead = 0, np.zeros([len(rows), 0], np.int32)  # first column, columns
 
     def read(begin, end):
         nonlocal ahead
@@ -108,8 +143,8 @@ def _read_ahead(tokens: StoredTokens, batch_size: int, n_column: int) -> Callabl
         end = min(end, n_column)
         if begin < first or end > first + columns.shape[1]:
             last = min(n_column, max(end, begin + _READ_AHEAD))
-            rows = [tokens[row * n_column + begin : row * n_column + last] for row in range(batch_size)]
-            first, columns = ahead = begin, np.stack(rows).astype(np.int32)
+            pieces = [tokens[row * n_column + begin : row * n_column + last] for row in rows]
+            first, columns = ahead = begin, np.stack(pieces).astype(np.int32)
         return np.ascontiguousarray(columns[:, begin - first : end - first])
 
     return read
@@ -132,10 +167,13 @@ def choose_bin_capacities(tokens: Tokens, batch_size: int, tgt_len: int, cutoffs
     _check_enough(len(tokens), batch_size, tgt_len, tgt_len)
     n_batch = len(tokens) // batch_size // tgt_len
     counts = np.zeros([len(cutoffs), n_batch])  # tokens of each bin in each batch
-    for row in range(batch_size):
-        blocks = tokens[row * n_batch * tgt_len : (row + 1) * n_batch * tgt_len].reshape(n_batch, tgt_len)
+    at_once = max(1, _COUNTED_AT_ONCE // tgt_len)  # batches
+    for row, first in itertools.product(range(batch_size), range(0, n_batch, at_once)):
+        last = min(first + at_once, n_batch)
+        begin, end = ((row * n_batch + batch) * tgt_len for batch in (first, last))
+        blocks = tokens[begin:end].reshape(last - first, tgt_len)
         for count, (left, right) in zip(counts, itertools.pairwise([*cutoffs, np.inf]), strict=True):
-            count += ((blocks >= left) & (blocks < right)).sum(1)
+            count[first:last] += ((blocks >= left) & (blocks < right)).sum(1)
     shares = counts / (batch_size * tgt_len)
     capacities = batch_size * tgt_len * (shares.mean(1) + 2.5 * shares.std(1))
     return [max(8, (math.ceil(capacity) + 4) // 8 * 8) for capacity in capacities]

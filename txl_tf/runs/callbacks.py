@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import RunConfig
+from txl_tf.data.batches import Segments
 from txl_tf.files import reading, write_atomic, writing
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.schema import brief
@@ -123,16 +124,16 @@ class Validate(keras.callbacks.Callback):
     missing for a window whose steps ended in an earlier session.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, stop: StopOnSignal, training: RunConfig):
+    def __init__(self, batches: tf.data.Dataset | Segments, stop: StopOnSignal, training: RunConfig):
         super().__init__()
-        self.dataset = dataset
+        self.batches = batches
         self.stop = stop
         self.training = training
 
     def on_epoch_end(self, epoch, logs=None):
         step, training = step_of(self.model), self.training
         if step < training.train_steps and step % training.save_steps < training.iterations:
-            found = self.model.evaluate(self.dataset, verbose=0, return_dict=True, callbacks=[self.stop])
+            found = self.model.evaluate(self.batches, verbose=0, return_dict=True, callbacks=[self.stop])
             logs |= {f"val_{name}": value for name, value in found.items()}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import EvaluationConfig, MachineConfig, TrainingConfig
-from txl_tf.data.batches import num_batches, segments
+from txl_tf.data.batches import Segments, num_batches
 from txl_tf.data.corpus import Corpus
 from txl_tf.data.datasets import is_by_character
 from txl_tf.data.text_files import read_files
@@ -149,10 +149,10 @@ class Evaluator:
             raise ValueError(f"eval_split must be one of {', '.join(self.corpus.splits)}, got {split!r}")
         num_batches(len(self.corpus.splits[split]), self.batch_size, self.tgt_len, name=f"{split} split")
 
-    def dataset(self, split: str) -> tf.data.Dataset:
-        """`tf.data.Dataset` of the batches to evaluate."""
-        dataset = segments(self.corpus.splits[split], self.batch_size, self.tgt_len)
-        return dataset.take(self.max_batch) if self.max_batch > 0 else dataset
+    def batches(self, split: str) -> Segments:
+        """The batches to evaluate."""
+        most = self.max_batch if self.max_batch > 0 else None
+        return Segments(self.corpus.splits[split], self.batch_size, self.tgt_len, most=most)
 
     def num_labels(self, split: str) -> int:
         """Number of tokens that are predicted."""
@@ -180,7 +180,7 @@ class Evaluator:
         if self.sliding_window:
             nll = self._slide(lm, split, token_nll, verbose)
         elif token_nll is None:
-            nll = lm.evaluate(self.dataset(split), verbose=verbose)
+            nll = lm.evaluate(self.batches(split), verbose=verbose)
         else:
             nll = self._write_tokens(lm, split, token_nll, verbose)
         rate = self.num_labels(split) / (time.perf_counter() - started)
@@ -190,7 +190,7 @@ class Evaluator:
 
     def _write_tokens(self, lm: LanguageModel, split: str, path: str, verbose: int) -> float:
         """Scores the split, writes its tokens to `path` and returns the mean nll."""
-        dataset, mems, columns = self.dataset(split), None, []
+        dataset, mems, columns = self.batches(split).dataset(), None, []
         progress = keras.utils.Progbar(int(dataset.cardinality()), verbose=verbose)
         for tokens, labels in dataset:
             nll, mems = lm.score(tokens, labels, mems)

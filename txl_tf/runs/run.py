@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import MachineConfig, RunConfig
+from txl_tf.data.batches import Segments
 from txl_tf.runs import callbacks
 from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
 from txl_tf.runs.checkpoints import RunCheckpoints
@@ -50,11 +51,11 @@ class Run:
 
     # ------------------------------------------------------------------------------------------- what subclasses say
 
-    def batches(self, start: int) -> tf.data.Dataset:
+    def batches(self, start: int) -> tf.data.Dataset | Segments:
         """The batches to train on, from that of step `start` on, forever."""
         raise NotImplementedError
 
-    def validation(self) -> tf.data.Dataset:
+    def validation(self) -> tf.data.Dataset | Segments:
         """The batches to validate on."""
         raise NotImplementedError
 

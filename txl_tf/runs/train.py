@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TrainingConfig, check_bins
-from txl_tf.data.batches import choose_bin_capacities, num_batches, segments
+from txl_tf.data.batches import Segments, choose_bin_capacities, num_batches
 from txl_tf.data.vocabulary import visible
 from txl_tf.files import check_writable
 from txl_tf.models.language_model import LanguageModel
@@ -32,7 +32,7 @@ from txl_tf.runs.setup import (
     worker_of,
 )
 from txl_tf.runs.weights import check_exists
-from txl_tf.training.distribution import is_chief
+from txl_tf.training.distribution import broadcast_from_chief, is_chief
 from txl_tf.training.optimization import make_optimizer
 
 logger = logging.getLogger("txl_tf")
@@ -141,10 +141,7 @@ class _Run(Run):
         training, text = self.training, self.corpus.splits["train"]
         rows, static_shapes = training.train_batch_size, training.static_shapes
         num_batches(len(text), rows, training.tgt_len, static_shapes, name="train split")
-        bin_capacities = None
-        if static_shapes:
-            rows //= self.strategy.num_replicas_in_sync * training.gradient_accumulation_steps
-            bin_capacities = choose_bin_capacities(text, rows, training.tgt_len, model.cutoffs) if model.cutoffs else []
+        bin_capacities = self._bin_capacities(model.cutoffs) if static_shapes else None
         with self.strategy.scope():
             options = {"recompute": training.recompute, "seed": training.seed, "dtype": self.machine.dtype_policy}
             lm = self.model_class(model)(**model.to_dict(), **options)
@@ -159,6 +156,14 @@ class _Run(Run):
         self.use(lm)
         return lm
 
+    def _bin_capacities(self, cutoffs: list[int]) -> list[int]:
+        """Of all bins but the first, for static shapes. The chief counts the whole text for all workers."""
+        capacities, parts = [0] * len(cutoffs), self.training.gradient_accumulation_steps
+        if cutoffs and is_chief(self.strategy):
+            rows = self.training.train_batch_size // (self.strategy.num_replicas_in_sync * parts)
+            capacities = choose_bin_capacities(self.corpus.splits["train"], rows, self.training.tgt_len, cutoffs)
+        return [broadcast_from_chief(self.strategy, capacity) for capacity in capacities]
+
     def fit(self, state: tuple) -> None:
         training = self.training
         if training.steps_per_execution is None and isinstance(self.strategy, tf.distribute.TPUStrategy):
@@ -166,13 +171,13 @@ class _Run(Run):
             self.model.steps_per_execution = steps_per_call(MOST_STEPS_ON_TPU, *ends)
         super().fit(state)
 
-    def batches(self, start: int) -> tf.data.Dataset:
+    def batches(self, start: int) -> Segments:
         rows, drop_remainder = self.training.train_batch_size, self.training.static_shapes
         text = self.corpus.splits["train"]
-        return segments(text, rows, self.training.tgt_len, start, repeat=True, drop_remainder=drop_remainder)
+        return Segments(text, rows, self.training.tgt_len, start, repeat=True, drop_remainder=drop_remainder)
 
-    def validation(self) -> tf.data.Dataset:
-        return self.evaluator.dataset("valid")
+    def validation(self) -> Segments:
+        return self.evaluator.batches("valid")
 
     def tokens_per_step(self) -> float:
         return self.training.train_batch_size * self.training.tgt_len

@@ -167,12 +167,16 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this program is the chief: of several that train together, only the chief writes files and logs."""
+    return _worker_index(strategy) == 0
+
+
+def _worker_index(strategy: tf.distribute.Strategy) -> int:
+    """The number of this worker, in the order of its replicas: the chief's is 0."""
     if num_workers(strategy) == 1:
-        return True
+        return 0
     resolver = strategy.cluster_resolver
-    if "chief" in resolver.cluster_spec().jobs:
-        return resolver.task_type == "chief"
-    return resolver.task_id == 0
+    chiefs = len(resolver.cluster_spec().as_dict().get("chief", []))
+    return resolver.task_id + (chiefs if resolver.task_type == "worker" else 0)
 
 
 def broadcast_from_chief(strategy: tf.distribute.Strategy, number: int) -> int:
@@ -224,23 +228,25 @@ def only_chief_logs(strategy: tf.distribute.Strategy) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def rows_of_this_worker(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, rows: int):
-    """Distributes a dataset of whole batches of `rows`: each replica of this worker gets its contiguous share.
+def rows_of_this_worker(strategy: tf.distribute.Strategy, rows: int) -> range:
+    """Those of a batch of `rows` that the replicas of this worker have, consecutive ones."""
+    share = rows // num_workers(strategy)
+    return range(_worker_index(strategy) * share, (_worker_index(strategy) + 1) * share)
 
-    `experimental_distribute_dataset` would give worker w the shares w, w + workers, ... instead.
+
+def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, rows: int):
+    """Distributes a dataset of `rows` of this worker: each of its replicas gets its contiguous share.
+
+    `experimental_distribute_dataset` would give worker w the shares w, w + workers, ... of whole batches instead.
     """
+    replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
     def shares_of(context):
-        replicas = context.num_replicas_in_sync // context.num_input_pipelines
-        share = rows // context.num_replicas_in_sync
-        first = context.input_pipeline_id * replicas
-
-        here = slice(first * share, (first + replicas) * share)
-        mine = dataset.map(lambda tokens, labels: (tokens[here], labels[here]))
+        shares = dataset
         if replicas > 1:
-            mine = mine.unbatch().batch(share, drop_remainder=True)
+            shares = shares.unbatch().batch(rows // replicas, drop_remainder=True)
             if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:  # else every step asks all workers for the end
-                mine = mine.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-        return prefetched(mine)
+                shares = shares.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        return prefetched(shares)
 
     return strategy.distribute_datasets_from_function(shares_of)

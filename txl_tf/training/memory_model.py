@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import at_least
-from txl_tf.data.batches import Batches, check_batches, plain_messages
-from txl_tf.training.distribution import all_rows, num_workers, rows_of_this_worker
+from txl_tf.data.batches import Batches, Segments, check_batches, plain_messages
+from txl_tf.training.distribution import all_rows, divided, num_workers, rows_of_this_worker
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
 from txl_tf.training.loop import NO_TOTALS, LoopState, make_loop
 from txl_tf.training.single_batches import SingleBatches
@@ -107,7 +107,8 @@ class MemoryModel(SingleBatches, keras.Model):
 
         Args:
             x: `tf.data.Dataset` of `(tokens, labels)`, int `[batch, tgt_len]` each, the batch over all replicas; every
-                worker gives the whole of it. `tgt_len` may vary unless shapes are static.
+                worker gives the whole of it. `tgt_len` may vary unless shapes are static. Or
+                `txl_tf.data.batches.Segments`, of which every worker reads its own rows alone.
             *args, **kwargs: of `keras.Model.fit`, such as `epochs`, `steps_per_epoch`, `callbacks`, `validation_data`
                 (a dataset of the same kind). Those for samples that are independent of each other are refused.
 
@@ -299,17 +300,26 @@ class MemoryModel(SingleBatches, keras.Model):
                 + f" with gradient_accumulation_steps={parts}" * (parts > 1)
             )
 
-    def _prepare(self, dataset, evaluation=False, name="x"):
-        """The dataset with its batches checked, and of several workers each with its own rows: `Batches`."""
-        batches = check_batches(dataset, self.network.n_token, self.static_shapes, evaluation, name)
-        self._check_rows(batches.rows, 1 if evaluation else self.gradient_accumulation_steps)
-        strategy = self.distribute_strategy
+    def _prepare(self, x, evaluation=False, name="x"):
+        """What `fit` is given, with its batches checked, and of several workers each with its own rows: `Batches`."""
+        strategy, parts = self.distribute_strategy, 1 if evaluation else self.gradient_accumulation_steps
+        own_rows = isinstance(x, Segments)  # are all that the dataset has
+        if own_rows:
+            rows = x.batch_size
+            self._check_rows(rows, parts)
+            x = x.dataset(rows_of_this_worker(strategy, rows))
+        batches = check_batches(x, self.network.n_token, self.static_shapes, evaluation, name)
+        if not own_rows:
+            rows = batches.rows
+            self._check_rows(rows, parts)
         if num_workers(strategy) == 1:
             return batches
         if batches.count == tf.data.UNKNOWN_CARDINALITY:
             raise ValueError(f"{name} must be of a known number of batches where several workers train together")
-        mine = rows_of_this_worker(batches.dataset.repeat(), strategy, batches.rows)
-        return Batches(mine, batches.rows, batches.tgt_len, batches.count, repeated=batches.count > 0)
+        here, mine = rows_of_this_worker(strategy, rows), batches.dataset.repeat()
+        if not own_rows:
+            mine = mine.map(lambda tokens, labels: (tokens[here.start : here.stop], labels[here.start : here.stop]))
+        return Batches(divided(mine, strategy, len(here)), rows, batches.tgt_len, batches.count, batches.count > 0)
 
     def _on_replicas(self, function, batches, *args):
         """`function(rows, *args)` on every replica, for its share of the rows."""
