@@ -1,6 +1,7 @@
 """Kills a training again and again, and checks that what comes out is what it would have been without.
 
     python tests/kills.py --kills=20 --setting=one|mirrored|workers|pairs|flat [--steps=200] [--seed=0]
+    python tests/kills.py --setting=elastic [--steps=30] [--seed=0]
 
 `train.py`, or for pairs `tools/train_seq2seq.py` and for flat `tools/train_ner.py`, trains a small model once in peace,
 and once with `kill -9` at random moments, started again each time. At the end all variables of the last checkpoint
@@ -8,6 +9,11 @@ and once with `kill -9` at random moments, started again each time. At the end a
 evaluation must be bit for bit the same. A kill comes some steps after the start, at a random moment ("any") or at a
 chosen one: amid the writing of a checkpoint, in a validation, between a row of the log and its checkpoint. Of two
 workers either both are killed, or one, and the other must end by itself.
+
+With elastic, one of four workers is killed for good, and the others must end by themselves. Five are refused, for the
+batch of 12 does not divide among them. Three go on to the end. It must all be as one process leaves it that nothing
+happened to, but for the order in which sums over replicas are added: weights and optimizer to 1e-6, memory and log.csv
+to 1e-5, as between numbers of replicas in distribution_test.py.
 """
 
 import argparse
@@ -27,6 +33,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import numpy as np
 import tensorflow as tf
 from helpers import LEXICON, ROOT, TEXT, free_ports, log_rows, made_up, read_checkpoint
 
@@ -53,6 +60,7 @@ STRATEGY = {
     "one": "--strategy=one",
     "mirrored": "--strategy=mirrored --logical_cpus=2",
     "workers": "--strategy=multi_worker",
+    "elastic": "--train_batch_size=12 --eval_batch_size=12",  # on the workers that TF_CONFIG names, or on one device
 }
 
 
@@ -114,14 +122,15 @@ def train(program, offset, moment, delay, argv):
 
 
 class Session:
-    """One start of the program: one process, or two workers.
+    """One start of the program.
 
     Args:
         folder: of the run.
         kill: `(worker, offset, moment, delay)` or `None`.
+        workers: number of processes that train together.
     """
 
-    def __init__(self, args, text, folder, kill=None):
+    def __init__(self, args, text, folder, kill=None, workers=1):
         files = " ".join(f"--{name}={text.parent / name}" for name in ("train_path", "valid_path", "lexicon"))
         programs = {
             "pairs": ("tools.train_seq2seq", PAIRS_MODEL),
@@ -131,12 +140,11 @@ class Session:
         flags = f"{model} {STRATEGY[args.setting]} --train_steps={args.steps} --model_dir={folder}"
         self.folder = folder
         self.processes = []
-        ports = free_ports(2) if args.setting == "workers" else [None]
-        for index in range(len(ports)):
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(workers)]}
+        for index in range(workers):
             trap = kill[1:] if kill and kill[0] == index else (0, "never", 0)
             environment = dict(os.environ)
-            if args.setting == "workers":
-                cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+            if workers > 1:
                 environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
             command = [sys.executable, __file__, f"--trap={json.dumps([program, *trap])}", "--", *flags.split()]
             output = open(f"{folder}.{index}.out", "w+")
@@ -183,6 +191,11 @@ def last_evaluation(output):
     return [line.rsplit("|", 1)[0] if "tokens/s" in line else line for line in lines]
 
 
+def message_of(output):
+    """The error that the program ended with."""
+    return output.strip().splitlines()[-2 if "verbosity" in output else -1]
+
+
 def random_kill(rng, setting, steps, kills):
     """`((worker, offset, moment, delay in seconds), whether all workers are killed)`."""
     worker = rng.randrange(2) if setting == "workers" else 0
@@ -199,12 +212,13 @@ def train_with_kills(args, text, folder):
         one was due), and whether every session ended as it should.
     """
     rng = random.Random(args.seed)
+    workers = 2 if args.setting == "workers" else 1
     fine, kills, over = True, 0, False
     print("kill  worker  moment      at step  resumed from   the others", flush=True)
     while True:
         more = kills < args.kills and not over
         kill, kill_all = random_kill(rng, args.setting, args.steps, args.kills) if more else (None, False)
-        results = Session(args, text, folder, kill).wait(kill_all)
+        results = Session(args, text, folder, kill, workers).wait(kill_all)
         output = results[0][1]
         resumed = re.search(r"continuing from .*-(\d+)\n", output)
         resumed = resumed[1] if resumed else "the start"
@@ -223,13 +237,56 @@ def train_with_kills(args, text, folder):
         fine &= code == -signal.SIGKILL and at is not None
         if len(results) > 1:
             other_code, other = results[1 - worker]
-            others = "killed too" if kill_all else other.strip().splitlines()[-2 if "verbosity" in other else -1][-110:]
+            others = "killed too" if kill_all else message_of(other)[-110:]
             fine &= kill_all or (other_code == 1 and "another worker is gone" in other)
         at = at[1] if at else f"exit code {code}"
         print(f"{kills:>4}  {worker:>6}  {moment:10}  {at:>7}  {resumed:12}  {others}", flush=True)
         if not fine:
             print(*(output for _, output in results), sep="\n---\n")
             return results, kills, fine
+
+
+def train_with_fewer(args, text, folder):
+    """Four workers, of which one is killed for good; five, who are refused; three, who go on. Prints a line for each.
+
+    Returns:
+        whether every session ended as it should.
+    """
+    rng = random.Random(args.seed)
+    lost = rng.randrange(4)
+    four = Session(args, text, folder, (lost, rng.randint(8, args.steps // 2), "step", 0), workers=4).wait()
+    code, output = four.pop(lost)
+    fine = code == -signal.SIGKILL and all(code == 1 and "another worker is gone" in other for code, other in four)
+    at = re.search(r"killed at step (\d+)", output)
+    print(f"4 workers  worker {lost} killed at step {at and at[1]}; the others: {message_of(four[0][1])}", flush=True)
+    five = Session(args, text, folder, workers=5).wait()
+    refusal = "train_batch_size must be a multiple of 5, for 5 replicas, got 12"
+    fine &= all(code == 1 and message_of(output).endswith(refusal) for code, output in five)
+    print(f"5 workers  {message_of(five[0][1])}", flush=True)
+    three = Session(args, text, folder, workers=3).wait()
+    resumed = re.search(r"continuing from .*-(\d+)\n", three[0][1])
+    fine &= all(code == 0 for code, _ in three) and resumed is not None
+    print(f"3 workers  from step {resumed and resumed[1]} to the end", flush=True)
+    if not fine:
+        print(*(output for _, output in [*four, *five, *three]), sep="\n---\n")
+    return fine
+
+
+def compare(runs, steps):
+    """How far apart two runs are, in words; ends the program if that is more than another number of replicas makes."""
+    whole, other = (read_checkpoint(folder / f"ckpt-{steps}") for folder in runs)
+    variables = {name: np.abs(array - other[name]).max() for name, array in whole.items()}
+    others = {"mems": variables.pop("mems")}
+    rows, other_rows = map(log_rows, runs)
+    for column in set(rows[0]) - {"tokens_per_second"}:
+        pairs = [(row[column], other_row[column]) for row, other_row in zip(rows, other_rows, strict=True)]
+        others[column] = max(abs(float(x) - float(y)) if x != y else 0.0 for x, y in pairs)  # "NA" has no number
+    for apart, most in ((variables, 1e-6), (others, 1e-5)):
+        worst = max(apart, key=apart.get)
+        if not apart[worst] <= most:
+            sys.exit(f"FAILED: {worst} is {apart[worst]:.1e} apart")
+    largest = f"{max(variables.values()):.1e}, memory and log.csv within {max(others.values()):.1e}"
+    return f"{len(variables)} variables within {largest}"
 
 
 def main(args):
@@ -239,7 +296,12 @@ def main(args):
         for name, content in (("train_path", made_up(100, 1)), ("valid_path", made_up(20, 2))):
             Path(folder, name).write_text(content)
         Path(folder, "lexicon").write_text("\n".join(LEXICON))
-        reference = Session(args, text, whole)
+        if args.setting == "elastic":
+            if not train_with_fewer(args, text, killed) or Session(args, text, whole).wait()[0][0]:
+                sys.exit("FAILED: a session did not end as it should")
+            print("four workers, then three:", compare((whole, killed), args.steps))
+            return
+        reference = Session(args, text, whole, workers=2 if args.setting == "workers" else 1)
         results, kills, fine = train_with_kills(args, text, killed)
         in_peace = reference.wait()
         if not fine or any(code for code, _ in in_peace):

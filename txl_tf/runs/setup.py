@@ -79,6 +79,6 @@ def worker_of(strategy: tf.distribute.Strategy, folder: RunFolder) -> Iterator[N
                 raise
             saved = folder.checkpoints()
             raise OSError(
-                f"another worker is gone ({type(error).__name__}): start all {num_workers(strategy)} again, and they "
-                f"go on from {saved[-1] if saved else 'the beginning'}"
+                f"another worker is gone ({type(error).__name__}): start all {num_workers(strategy)} again, or as many "
+                f"as the batch divides among; they go on from {saved[-1] if saved else 'the beginning'}"
             ) from error
