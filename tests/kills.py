@@ -237,7 +237,7 @@ def train_with_kills(args, text, folder):
         fine &= code == -signal.SIGKILL and at is not None
         if len(results) > 1:
             other_code, other = results[1 - worker]
-            others = "killed too" if kill_all else message_of(other)[-110:]
+            others = "killed too" if kill_all else message_of(other)[:110]
             fine &= kill_all or (other_code == 1 and "another worker is gone" in other)
         at = at[1] if at else f"exit code {code}"
         print(f"{kills:>4}  {worker:>6}  {moment:10}  {at:>7}  {resumed:12}  {others}", flush=True)
