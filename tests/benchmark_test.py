@@ -1,5 +1,6 @@
 """The benchmark's contestants do the same work, in this process and in others, and its figures are what they say."""
 
+import contextlib
 import json
 import math
 import subprocess
@@ -161,6 +162,25 @@ def test_replicas_train_in_a_process(processes):
     assert 0 < found["tokens_per_second"] < 1e6 and found["peak_memory_mb"] > 100
 
 
+@pytest.mark.slow
+def test_a_step_of_two_workers_all_reduces_the_gradients_once_and_three_numbers(benchmark):
+    lm = txl_tf.TransformerXLLM(**benchmark.contestants.model_arguments(SHAPE))
+    buckets = [0]
+    for variable in lm.trainable_variables:
+        if buckets[-1] > 1000:
+            buckets.append(0)
+        buckets[-1] += variable.numpy().nbytes
+    for size, count in ((0, 1), (1000, len(buckets))):
+        with contextlib.ExitStack() as stack:
+            shape = {**SHAPE, "batch_size": 4}
+            found = benchmark.start_workers(shape, 2, seconds=0, stack=stack, bytes_per_pack=size)()
+        assert found["parameter_bytes"] == sum(buckets)
+        assert found["reduced_bytes"] == sum(buckets) + 8 + 8  # loss and tokens; whether one wants to stop
+        assert found["collectives"] == count + 2
+        assert found["loopback_mb"] * 1e6 > found["parameter_bytes"]
+        np.testing.assert_allclose(found["tokens_per_second"], 20 / found["milliseconds_per_step"] * 1000)
+
+
 def test_a_process_that_fails_says_why(processes):
     with pytest.raises(RuntimeError, match="(?s)no_such of {'n': 1} failed: .*KeyError: 'no_such'"):
         processes.alone("no_such", n=1)
@@ -253,6 +273,7 @@ def test_this_checkout_is_compared_with_another(run):
     [
         (["--mode=training,reading"], "mode must be of training, .*, got reading"),
         (["--mode=export", f"--against={ROOT}"], "mode must be of training, .*, got export"),
+        (["--mode=workers", "--batch_size=6"], "batch_size must be a multiple of 4, the most workers, got 6"),
         (["--against=nowhere"], "against must be a folder with a txl_tf, and without scaling, got nowhere"),
     ],
     ids=str,

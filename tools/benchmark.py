@@ -25,14 +25,18 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/contestants.py;
     tener_tagging, flat_tagging        of the programs, tests/reference_tagger.py: characters without padding. FLAT
                                        fuses the four distances of a pair there
     flat_long                          training of FLAT on sentences of 200 characters: see `peak MB`
+    workers                            training by 1, 2 and 4 processes of one thread, which divide a batch and sum up
+                                       gradients over the loopback: in one bucket, as train.py does, and in several.
+                                       Against as many processes at a time, each alone with its share of the rows
 
 From the preparation to lm1b, every turn is a new process. `of peak` is the time of the matrix products of training,
 at the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process,
-TensorFlow included. `--against` has no preparation, no export, no seq2seq and no taggers; both checkouts have
-processes of their own, so that the other may be of any age. `--scaling` has two layers unless `--n_layer` says
+TensorFlow included. `--against` has no preparation, no export, no workers, no seq2seq and no taggers; both checkouts
+have processes of their own, so that the other may be of any age. `--scaling` has two layers unless `--n_layer` says
 otherwise.
 """
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -51,6 +55,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import tensorflow as tf
 
+from tests.helpers import free_ports
 from tools import contestants, processes
 from tools.contestants import REFERENCE, SHAPES
 from tools.program import FLAGS, run
@@ -59,7 +64,9 @@ from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
 # A contestant's process lasts for all its turns.
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
 TAGGING = ("tener", "tener_tagging", "flat", "flat_tagging", "flat_long")
-LASTING = ("training", "training_words", "evaluation", "generation", *PAIRS, *TAGGING)
+LASTING = ("training", "training_words", "evaluation", "generation", "workers", *PAIRS, *TAGGING)
+WORKERS = (1, 2, 4)
+BUCKETS = {"one bucket": 0, "4 MB buckets": 4 << 20, "1 MB buckets": 1 << 20}  # name: bytes
 SCALING = {
     "training": {
         "tgt_len": [32, 64, 128, 256], "mem_len": [0, 128, 256, 512], "batch_size": [2, 4, 8, 16],
@@ -77,6 +84,8 @@ COLUMNS = {  # of the tables: heading and format
     "export_seconds": ("export", "{:.1f} s"), "megabytes": ("on disk", "{:.0f} MB"),
     "load_seconds": ("load", "{:.1f} s"), "build_seconds": ("build", "{:.1f} s"),
     "first_step_seconds": ("first step", "{:.1f} s"), "command_seconds": ("ended after", "{:.2f} s"),
+    "speedup": ("speed", "{:.2f}"), "collectives": ("collectives", "{:.0f}"),
+    "reduced_bytes": ("bytes all-reduced", "{:,.0f}"), "loopback_mb": ("loopback", "{:,.1f} MB"),
     "share_of_peak": ("of peak", "{:.0%}"), "peak_memory_mb": ("peak MB", "{:,.0f}"),
 }  # fmt: skip
 
@@ -168,6 +177,56 @@ def compare(mode, shape, rounds, seconds, peaks):
         parts = ", ".join(f"{name} {taken:.2f} s" for name, taken in imports.items())
         print(f"  imports by -X importtime, each with those it makes: {parts}", flush=True)
     return rows
+
+
+def compare_workers(shape, rounds, seconds):
+    """Measures some processes and more, prints their table and returns its rows. See `workers` above."""
+    if shape["batch_size"] % WORKERS[-1]:
+        raise ValueError(f"batch_size must be a multiple of {WORKERS[-1]}, the most workers, got {shape['batch_size']}")
+    rows = []
+    for n in WORKERS:
+        with contextlib.ExitStack() as stack:
+            turns = {f"{n} alone": start_workers(shape, n, seconds, stack)}
+            for name, size in BUCKETS.items() if n > 1 else ():
+                turns[f"{n} workers, {name}"] = start_workers(shape, n, seconds, stack, size)
+            rows += rows_of("workers", "tokens_per_second", take_turns(turns, rounds))
+    for row in rows:
+        row["speedup"] = row["tokens_per_second"] / rows[0]["tokens_per_second"]
+    print_table(f"workers: {describe(shape)}", rows)
+    print(f"  bytes of the weights: {rows[0]['parameter_bytes']:,.0f}; all-reduced are those of a step and a worker")
+    print("  speed is to one process; loopback is all that the machine sent to itself in a step", flush=True)
+    return rows
+
+
+def start_workers(shape, n, seconds, stack, bytes_per_pack=None):
+    """Starts `n` processes, without `bytes_per_pack` each alone; returns the function of their turns."""
+    group = [stack.enter_context(processes.Process()) for _ in range(n)]
+    pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(n))
+    rows = shape["batch_size"] // n
+    arguments = {"shape": shape, "rows": rows}
+    if bytes_per_pack is not None:
+        cluster = [f"localhost:{port}" for port in free_ports(n)]
+        arguments |= {"cluster": cluster, "bytes_per_pack": bytes_per_pack}
+    begun, *_ = pool.map(lambda i: group[i].call("begin_worker", index=i, **arguments), range(n))
+    reduced = begun.pop("reduced_bytes")
+
+    def train(steps):
+        return list(pool.map(lambda process: process.call("train_steps", steps=steps), group))
+
+    steps = max(2, round(1000 * seconds / train(2)[0]["milliseconds_per_step"]))
+
+    def turn():
+        before = processes.loopback_bytes()
+        found = train(steps)
+        sent = (processes.loopback_bytes() - before) / (steps + 1)  # one is not timed
+        taken = statistics.mean(figures["milliseconds_per_step"] for figures in found)
+        return {
+            "tokens_per_second": 1000 * n * rows * shape["tgt_len"] / taken, "milliseconds_per_step": taken,
+            "collectives": len(reduced), "reduced_bytes": sum(reduced), "loopback_mb": sent / 1e6, **begun,
+            "peak_memory_mb": max(figures["peak_memory_mb"] for figures in found),
+        }  # fmt: skip
+
+    return turn
 
 
 def groups_of(mode):
@@ -348,6 +407,8 @@ def rows_of_mode(mode, shape, peaks):
     seconds = FLAGS.seconds or (0.2 if FLAGS.quick else 0.3 if FLAGS.scaling else 1.0)
     few, many = (1, 2) if FLAGS.quick else (3, 3 if FLAGS.scaling else 9)
     rounds = FLAGS.rounds or (many if mode in LASTING else few)
+    if mode == "workers":
+        return compare_workers(shape, rounds, seconds)
     if not FLAGS.scaling:
         return compare(mode, shape, rounds, seconds, peaks)
     makers = {name: make for name, make in contestants.make_contestants(mode).items() if "recompute" not in name}
@@ -359,9 +420,10 @@ def rows_of_mode(mode, shape, peaks):
 
 
 def main():
-    left_out = ("preparation", "export", *PAIRS, *TAGGING) if FLAGS.against else ()
+    left_out = ("preparation", "export", "workers", *PAIRS, *TAGGING) if FLAGS.against else ()
     known = SCALING if FLAGS.scaling else [mode for mode in SHAPES if mode not in left_out]
-    modes = FLAGS.mode or [mode for mode in known if not mode.startswith("softmax") and mode not in (*PAIRS, *TAGGING)]
+    extra = ("softmax_wt103", "softmax_lm1b", "workers", *PAIRS, *TAGGING)
+    modes = FLAGS.mode or [mode for mode in known if mode not in extra]
     if unknown := set(modes) - set(known):
         raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     if FLAGS.against and (FLAGS.scaling or not os.path.isdir(os.path.join(FLAGS.against, "txl_tf"))):

@@ -47,6 +47,7 @@ SHAPES = {
         **NETWORK, **_SEGMENT, "n_layer": 1, "d_model": 1024, "n_head": 8, "d_head": 128, "d_inner": 4096,
         "n_token": 793471, "cutoffs": [60000, 100000, 640000], "div_val": 4,
     },
+    "workers": {**NETWORK, **_SEGMENT},
     "seq2seq": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 16},
     "seq2seq_pairs": {**SEQ2SEQ, "batch_size": 64, "pairs": 1280},
     "seq2seq_decoding": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 24},

@@ -8,6 +8,7 @@ The request, `["turn", {"seconds": 1}]`, and the answer are lines of JSON on its
 """
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -70,6 +71,12 @@ def peak_memory(process="self"):
     """The largest resident memory of a process so far, in MB."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def loopback_bytes():
+    """Bytes that this machine has sent to itself so far, whichever program did."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith("lo:"))
 
 
 def seconds_of(step, seconds, least=1):
@@ -136,6 +143,57 @@ def train_replicas(name, shape, replicas, seconds):
     lm.fit(batches, steps_per_epoch=1, epochs=10000, verbose=0, callbacks=[callback])
     taken = (ends[-1] - ends[1]) / (len(ends) - 2)
     return {"tokens_per_second": rows * tgt_len / taken, "peak_memory_mb": peak_memory()}
+
+
+def begin_worker(shape, rows, cluster=None, index=0, bytes_per_pack=0):
+    """Makes a process of one thread that trains on `rows` of every batch, and takes its first steps.
+
+    Args:
+        cluster: addresses of all workers, or `None` for a process that trains alone.
+        index: of this worker.
+        bytes_per_pack: size of the buckets that gradients are all-reduced in; 0 for a single one.
+
+    Returns:
+        `parameter_bytes` of the model, and `reduced_bytes`, a list of one number for each collective operation of a
+        step.
+    """
+    import txl_tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    strategy = tf.distribute.get_strategy()
+    if cluster:
+        task = {"type": "worker", "index": index}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": cluster}, "task": task})
+        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    with strategy.scope():
+        lm = txl_tf.TransformerXLLM(**contestants.model_arguments(shape))
+        lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000))
+    all_rows = rows * len(cluster or [1])
+    text = np.random.default_rng(0).integers(0, shape["n_token"], all_rows * (8 * shape["tgt_len"] + 1))
+    _begun.update(lm=lm, batches=txl_tf.segments(text, all_rows, shape["tgt_len"], repeat=True))
+    train_steps(2)
+    size = sum(variable.numpy().nbytes for variable in lm.trainable_variables)
+    return {"parameter_bytes": size, "reduced_bytes": collective_bytes()}
+
+
+def collective_bytes():
+    """Bytes that each collective operation takes in, in all graphs of this process. A step runs each of them once."""
+    graphs = [found for found in gc.get_objects() if isinstance(found, tf.Graph)]
+    operations = [operation for graph in graphs for operation in graph.get_operations()]
+    taken = [operation.inputs[0] for operation in operations if operation.type.startswith("Collective")]
+    return sorted(tensor.shape.num_elements() * tensor.dtype.size for tensor in taken)
+
+
+def train_steps(steps):
+    """Trains by `fit`; the first step, before which `fit` prepares itself, is not counted."""
+    import keras
+
+    ends = []
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: ends.append(time.perf_counter()))
+    _begun["lm"].fit(_begun["batches"], steps_per_epoch=steps + 1, verbose=0, callbacks=[callback])
+    return {"milliseconds_per_step": 1000 * (ends[-1] - ends[0]) / steps, "peak_memory_mb": peak_memory()}
 
 
 # ---------------------------------------------------------------------------------------- preparation and export
