@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import keras
 import numpy as np
@@ -327,6 +328,25 @@ def test_one_device_is_one_replica_and_one_worker():
     assert distribution.is_chief(strategy)
     assert distribution.broadcast_from_chief(strategy, 5) == 5
     assert distribution.any_worker(strategy, True) and not distribution.any_worker(strategy, False)
+
+
+@pytest.mark.parametrize(
+    "workers, task, rows",
+    [
+        ({"worker": ["a:1", "b:1", "c:1"]}, ("worker", 0), range(4)),
+        ({"worker": ["a:1", "b:1", "c:1"]}, ("worker", 2), range(8, 12)),
+        ({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, ("chief", 0), range(4)),
+        ({"chief": ["a:1"], "worker": ["b:1", "c:1"]}, ("worker", 0), range(4, 8)),
+    ],
+    ids=str,
+)
+def test_the_chief_has_the_first_rows_and_every_worker_its_own(monkeypatch, workers, task, rows):
+    cluster = tf.train.ClusterSpec(workers)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type=task[0], task_id=task[1])
+    monkeypatch.setattr(distribution, "num_workers", lambda strategy: 3)
+    strategy = types.SimpleNamespace(cluster_resolver=resolver)
+    assert distribution.rows_of_this_worker(strategy, 12) == rows
+    assert distribution.is_chief(strategy) == (rows.start == 0)
 
 
 if __name__ == "__main__":
