@@ -1,6 +1,6 @@
 """Training on several replicas, in parts, and by several workers, against training on one device.
 
-As a program, `python tests/distribution_test.py FILE`, this is one worker of those that TF_CONFIG names.
+As a program, `python tests/distribution_test.py FUNCTION FILE`, this is one worker of those that TF_CONFIG names.
 """
 
 import json
@@ -8,16 +8,19 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT, SMALL, WatchedTokens, free_ports
+from helpers import ROOT, SMALL, WatchedTokens, free_ports, train_run, word_vocab
 
 import txl_tf
 from txl_tf.data.batches import Segments
+from txl_tf.data.corpus import Corpus
 from txl_tf.data.token_files import StoredTokens
+from txl_tf.runs import train as runs_train
 from txl_tf.training import distribution
 
 ROWS, TGT_LEN, STEPS = 6, 5, 20
@@ -141,20 +144,24 @@ def test_an_overflow_on_one_replica_skips_the_step_on_all(two_replicas, replica)
     assert lm.optimizer.dynamic_scale.numpy() == 2**14 and lm.optimizer.iterations.numpy() == 1
 
 
-@pytest.mark.slow
-def test_two_processes_train_as_one_and_each_reads_its_own_rows(of_one_replica, tmp_path):
+def run_two(function, folder):
+    """Two workers call a function of this file, each in its process; returns the arrays that each leaves behind."""
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
     workers = []
     for index in range(2):
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
         environment = {**os.environ, "TF_CONFIG": config, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, __file__, str(tmp_path / f"{index}.npz")]
+        command = [sys.executable, __file__, function, str(folder / f"{index}.npz")]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         workers.append(subprocess.Popen(command, env=environment, **pipes))
     output = [worker.communicate(timeout=240)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], output
-    for index in range(2):
-        run = dict(np.load(tmp_path / f"{index}.npz"))
+    return [dict(np.load(folder / f"{index}.npz")) for index in range(2)]
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_and_each_reads_its_own_rows(of_one_replica, tmp_path):
+    for index, run in enumerate(run_two("train_by_fit", tmp_path)):
         assert run.pop("agreed") == 5
         assert run.pop("any") and run.pop("chief") == (index == 0)
         own_rows = np.arange(ROWS) // (ROWS // 2) == index
@@ -166,7 +173,7 @@ def test_two_processes_train_as_one_and_each_reads_its_own_rows(of_one_replica, 
             np.testing.assert_array_equal(value, run[name], err_msg=name)
 
 
-def worker(path):
+def train_by_fit(path):
     strategy = distribution.make_strategy("multi_worker")
     chief = distribution.is_chief(strategy)
     agreed = distribution.broadcast_from_chief(strategy, 5 if chief else 7)
@@ -183,6 +190,26 @@ def worker(path):
     run |= {f"segments/{name}": value for name, value in of_segments.items()}
     run |= {f"read/{n}": tokens.reads > 0 for n, tokens in watched.items()}
     np.savez(path, agreed=agreed, any=anyone, chief=chief, **run)
+
+
+@pytest.mark.slow
+def test_a_worker_of_the_program_reads_its_own_rows_of_every_split(tmp_path):
+    for index, run in enumerate(run_two("train_by_program", tmp_path)):
+        for split, n_tokens in SPLITS.items():
+            first, end = np.array([index, index + 1]) * n_tokens // 2
+            assert np.flatnonzero(run[split]).tolist() == list(range(first, end))
+
+
+SPLITS = {"train": 400, "valid": 100, "test": 80}
+
+
+def train_by_program(path):
+    watched = {split: WatchedTokens(np.arange(n) % 23) for split, n in SPLITS.items()}
+    tokens = {split: StoredTokens([part]) for split, part in watched.items()}
+    known = {split: [split] for split in SPLITS}  # as if they were checksums of a prepared folder
+    runs_train.open_corpus = lambda data: Corpus(word_vocab(), [], tokens, by_character=False, checksums=known)
+    train_run(Path(path).parent / "run", "text", evaluation={"do_eval": True, "eval_split": "test"})
+    np.savez(path, **{split: part.reads > 0 for split, part in watched.items()})
 
 
 # ---------------------------------------- what is left out for static shapes
@@ -350,4 +377,4 @@ def test_the_chief_has_the_first_rows_and_every_worker_its_own(monkeypatch, work
 
 
 if __name__ == "__main__":
-    worker(sys.argv[1])
+    globals()[sys.argv[1]](sys.argv[2])
