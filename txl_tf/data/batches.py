@@ -56,7 +56,7 @@ def segments(
     return Segments(tokens, batch_size, tgt_len, start, repeat, drop_remainder).dataset()
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Segments:
     """What `segments` makes a dataset of. Nothing is read yet, so each of several workers can read its own rows alone.
 

@@ -230,12 +230,12 @@ def only_chief_logs(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 def rows_of_this_worker(strategy: tf.distribute.Strategy, rows: int) -> range:
     """Those of a batch of `rows` that the replicas of this worker have, consecutive ones."""
-    share = rows // num_workers(strategy)
-    return range(_worker_index(strategy) * share, (_worker_index(strategy) + 1) * share)
+    share, index = rows // num_workers(strategy), _worker_index(strategy)
+    return range(index * share, (index + 1) * share)
 
 
 def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, rows: int):
-    """Distributes a dataset of `rows` of this worker: each of its replicas gets its contiguous share.
+    """Distributes a dataset of this worker's `rows`: each of its replicas gets its contiguous share.
 
     `experimental_distribute_dataset` would give worker w the shares w, w + workers, ... of whole batches instead.
     """

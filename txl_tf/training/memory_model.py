@@ -303,13 +303,13 @@ class MemoryModel(SingleBatches, keras.Model):
     def _prepare(self, x, evaluation=False, name="x"):
         """What `fit` is given, with its batches checked, and of several workers each with its own rows: `Batches`."""
         strategy, parts = self.distribute_strategy, 1 if evaluation else self.gradient_accumulation_steps
-        own_rows = isinstance(x, Segments)  # are all that the dataset has
-        if own_rows:
+        dataset, rows = x, None
+        if isinstance(x, Segments):
             rows = x.batch_size
             self._check_rows(rows, parts)
-            x = x.dataset(rows_of_this_worker(strategy, rows))
-        batches = check_batches(x, self.network.n_token, self.static_shapes, evaluation, name)
-        if not own_rows:
+            dataset = x.dataset(rows_of_this_worker(strategy, rows))
+        batches = check_batches(dataset, self.network.n_token, self.static_shapes, evaluation, name)
+        if rows is None:
             rows = batches.rows
             self._check_rows(rows, parts)
         if num_workers(strategy) == 1:
@@ -317,7 +317,7 @@ class MemoryModel(SingleBatches, keras.Model):
         if batches.count == tf.data.UNKNOWN_CARDINALITY:
             raise ValueError(f"{name} must be of a known number of batches where several workers train together")
         here, mine = rows_of_this_worker(strategy, rows), batches.dataset.repeat()
-        if not own_rows:
+        if dataset is x:  # whole batches
             mine = mine.map(lambda tokens, labels: (tokens[here.start : here.stop], labels[here.start : here.stop]))
         return Batches(divided(mine, strategy, len(here)), rows, batches.tgt_len, batches.count, batches.count > 0)
 
