@@ -41,6 +41,7 @@ setup(
         "plot": ["matplotlib"],
         "seq2seq": ["sacrebleu"],
         "ner": ["jieba==0.42.1"],
+        "tpu-check": ["jax[tpu]>=0.10.2,<0.11"],
         "test": [
             "pytest",
             "pytest-xdist",

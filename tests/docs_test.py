@@ -279,7 +279,7 @@ def five_minutes(workplace):
 
 @pytest.mark.slow
 def test_the_five_minutes_of_the_readme(five_minutes, workplace):
-    train, generate, evaluate = five_minutes
+    train, generate = five_minutes
     shown = re.findall(r"^```\n(pydoc: .*?)^```", PAGES["README.md"], re.M | re.S)[0]
     for line in shown.splitlines()[:3]:  # the text, the model and the message: the same as in the whole quickstart
         assert line in train
@@ -289,8 +289,7 @@ def test_the_five_minutes_of_the_readme(five_minutes, workplace):
     assert re.search(pattern, train)
     assert re.search(pattern, shown)
     assert generate.startswith("The import statement")
-    assert re.search(r"valid: loss [\d.]+ nats \| bpc [\d.]+ \|", evaluate)
-    assert "mem_len 192" in evaluate
+    assert re.search(r"valid: loss [\d.]+ nats \| bpc [\d.]+ \|", train)
     for name in ("config.json", "vocab.txt", "log.csv", "best/best.json", "train"):
         assert (workplace / "runs" / "quickstart" / name).exists(), name
 

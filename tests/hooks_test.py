@@ -331,6 +331,13 @@ def _(tmp_path):
     np.testing.assert_allclose(np.ravel([m, v, var]), [0.2, 0.004, 0.5], rtol=1e-4)
 
 
+@hook("tf.raw_ops.ResourceApplyMomentum")
+def _(tmp_path):
+    var, accum = tf.Variable([1.0]), tf.Variable([0.5])
+    tf.raw_ops.ResourceApplyMomentum(var=var.handle, accum=accum.handle, lr=0.5, grad=[2.0], momentum=0.8)
+    np.testing.assert_allclose(np.ravel([accum, var]), [2.4, -0.2], rtol=1e-6)
+
+
 @hook("tf.raw_ops.InplaceUpdate")
 def _(tmp_path):
     found = tf.raw_ops.InplaceUpdate(x=tf.zeros([3, 1]), i=[2, 0], v=[[5.0], [7.0]])
@@ -411,6 +418,12 @@ def _(tmp_path):
     infinite = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
     dataset = tf.data.Dataset.range(3).filter(lambda x: x > 0).repeat()
     assert dataset.apply(infinite).cardinality() == tf.data.INFINITE_CARDINALITY
+
+
+@hook("tf.config.experimental.get_device_details")
+def _(tmp_path):
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    assert "compute_capability" not in tf.config.experimental.get_device_details(cpu)  # which a GPU has
 
 
 @hook("tf.config.experimental_connect_to_cluster")

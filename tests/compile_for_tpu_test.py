@@ -1,0 +1,108 @@
+"""What a TPU's compiler is given: no tables, and hardly more for more layers. And the compiler, where it can be had."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+from helpers import ROOT
+
+from tools import compile_for_tpu
+
+SMALL = (
+    "--n_token=300 --cutoffs=50,100 --d_model=32 --d_embed=32 --n_head=2 --d_head=16 --d_inner=64 --div_val=2 "
+    "--dropout=0.1 --dropatt=0.1 --tgt_len=128 --mem_len=128 --train_batch_size=8 --eval_batch_size=8 --replicas=2"
+)
+
+
+def text_of(program, *arguments):
+    """The StableHLO of a program of the small model, and its rows."""
+    flags.FLAGS.unparse_flags()
+    flags.FLAGS(["compile_for_tpu.py", "--model_dir=no such run", *SMALL.split(), *arguments])
+    make_lm, tgt_len, rows = compile_for_tpu.make_case()
+    text = getattr(compile_for_tpu, program)(make_lm(rows["train"]), rows["train"], tgt_len)
+    flags.FLAGS.unparse_flags()
+    return text, rows
+
+
+def operations(text):
+    """Number of operations of a program."""
+    return len(re.findall(r"^ *%\S+ = ", re.sub(r"^ *%\S+ = stablehlo.constant.*", "", text, flags=re.M), re.M))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_more_layers_are_hardly_more_program(recompute):
+    counts = {}
+    for n_layer in (2, 4):
+        text, rows = text_of("training", f"--n_layer={n_layer}", f"--recompute={recompute}")
+        counts[n_layer] = operations(text)
+        assert rows == {"train": 4, "eval": 4}
+    # What is done weight by weight: stacking them, taking their gradient apart, Adam. A layer has 11 weights.
+    assert 0 < counts[4] - counts[2] < 2 * 11 * 55
+
+
+@pytest.mark.parametrize("program", compile_for_tpu.PROGRAMS)
+def test_programs_hold_no_tables(program):
+    text, _ = text_of(program, "--n_layer=1")
+    constants = re.findall(r'stablehlo.constant dense<"0x([^"]*)"> : tensor<(\S+)>', text)
+    large = [shape for digits, shape in constants if len(digits) // 2 > 4096]
+    assert not large  # a mask here is 128 x 256 numbers
+
+
+needs_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="there is no libtpu: pip install -e .[tpu-check] brings it"
+)
+
+
+def compiled(*arguments):
+    """What the program prints, and its status."""
+    command = [sys.executable, "tools/compile_for_tpu.py", "--model_dir=no such run", *SMALL.split(), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.stdout, done.returncode
+
+
+@needs_compiler
+def test_a_small_step_compiles():
+    out, status = compiled("--n_layer=2", "--program=training", "--chip=v5e")
+    assert status == 0, out
+    (row,) = re.findall(r"^training +4 +128 +\d+ s +([\d.]+) MB +([\d.]+) GB +16 GB +[\d.]+ +[\d.]+$", out, re.M)
+    assert 1 < float(row[0]) < 40 and 0 < float(row[1]) < 1
+
+
+@needs_compiler
+def test_a_loop_counts_as_often_as_it_runs():
+    device, costs = compile_for_tpu.compiler_of("v4"), {}
+    for n_layer in (1, 2, 3):
+        text, _ = text_of("training", f"--n_layer={n_layer}")
+        costs[n_layer] = compile_for_tpu.compile_text(text, device, n_layer)
+    for name in ("flops", "bytes"):
+        one, two, three = (getattr(costs[n_layer], name) for n_layer in (1, 2, 3))
+        assert two > one and abs((three - two) / (two - one) - 1) < 0.35
+
+
+@needs_compiler
+def test_what_does_not_fit_has_status_1():
+    size = "--cutoffs= --tgt_len=2048 --mem_len=2048 --train_batch_size=512"
+    out, status = compiled("--n_layer=1", "--program=training", *size.split())
+    assert status == 1 and "does not compile: RESOURCE_EXHAUSTED" in out
+
+
+def test_without_the_compiler_the_program_says_what_brings_it():
+    command = [sys.executable, "tools/compile_for_tpu.py", "--model_dir=no such run", *SMALL.split()]
+    without = "import sys; sys.modules['jax'] = None; import runpy; sys.argv = sys.argv[1:]; "
+    done = subprocess.run(
+        [sys.executable, "-c", without + "runpy.run_path(sys.argv[0], run_name='__main__')", *command[1:]],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "compile_for_tpu.py: the TPU's compiler cannot be had" in done.stderr and "[tpu-check]" in done.stderr
+
+
+def test_a_folder_without_a_run_needs_a_vocabulary():
+    flags.FLAGS.unparse_flags()
+    flags.FLAGS(["compile_for_tpu.py", "--model_dir=no such run"])
+    with pytest.raises(ValueError, match="no such run is no run: give n_token"):
+        compile_for_tpu.make_case()
+    flags.FLAGS.unparse_flags()

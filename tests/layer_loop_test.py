@@ -1,0 +1,67 @@
+"""Layers as a loop over stacked weights: the numbers and gradients of the same layers one after the other."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from txl_tf import TransformerLM, TransformerXLLM
+from txl_tf.models.layer_loop import run_in_loop
+
+SIZES = {"n_token": 30, "n_layer": 3, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 12}
+MODELS = {
+    "own biases": (TransformerXLLM, {"mem_len": 5, "untie_r": True}),
+    "shared biases": (TransformerXLLM, {"mem_len": 5, "same_length": True, "clamp_len": 4}),
+    "absolute": (TransformerLM, {"mem_len": 0}),
+    "bins": (TransformerXLLM, {"mem_len": 5, "cutoffs": [10, 20], "div_val": 2}),
+}
+
+
+def ids(seed):
+    return tf.constant(np.random.default_rng(seed).integers(0, 30, [4, 6]), tf.int32)
+
+
+def results(lm, static_shapes, training):
+    """nll of two segments, memory, and gradients of all weights."""
+    mems = lm.initial_mems(4)
+    with tf.GradientTape() as tape:
+        losses = []
+        for i in range(2):
+            options = {"training": training, "dropout_key": tf.constant([3, i, 2])} if training else {}
+            nll, _, mems = lm.segment_nll(ids(i), ids(i + 1), mems, static_shapes=static_shapes, **options)
+            losses.append(nll)
+        loss = tf.reduce_sum(losses)
+    return losses, mems, tape.gradient(loss, lm.trainable_variables)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_loop_gives_what_the_layers_give_one_after_the_other(name, jit_compile, recompute):
+    model, options = MODELS[name]
+    lm = model(**SIZES, **options, dropout=0.2, dropatt=0.1, init_std=0.3, recompute=recompute, seed=1)
+    for training in (False, True):
+        expected = tf.function(results)(lm, False, training)
+        found = tf.function(results, jit_compile=jit_compile)(lm, True, training)
+        tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5), found, expected)
+        assert all(np.abs(gradient).max() > 1e-3 for gradient in found[2])
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_the_weights_in_float32():
+    lm = TransformerXLLM(**SIZES, mem_len=5, init_std=0.3, seed=1, dtype="mixed_bfloat16")
+    expected, found = (tf.function(results)(lm, static, True) for static in (False, True))
+    tf.nest.map_structure(lambda a, b: np.testing.assert_array_equal(a, b), found[0], expected[0])
+    assert {mem.dtype for mem in found[1]} == {tf.bfloat16} and {g.dtype for g in found[2]} == {tf.float32}
+    for a, b in zip(found[2], expected[2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2**-7 * np.abs(b).max())
+
+
+def test_inputs_are_what_each_layer_was_given():
+    lm = TransformerXLLM(**SIZES, mem_len=5, init_std=0.3, seed=1)
+    network, hidden = lm.network, tf.random.stateless_normal([4, 6, 8], [1, 2])
+    pos_emb, mask = network.positions(11), tf.zeros([6, 11])
+    arguments = [(pos_emb, *network.biases(i), mask, tf.zeros([4, 5, 8])) for i in range(3)]
+    output, inputs = run_in_loop(network.decoder_layers, hidden, arguments, [None] * 3)
+    for layer, given, of_layer in zip(network.decoder_layers, inputs, arguments, strict=True):
+        np.testing.assert_allclose(given, hidden, atol=1e-6)
+        hidden = layer(hidden, *of_layer)
+    np.testing.assert_allclose(output, hidden, atol=1e-6)

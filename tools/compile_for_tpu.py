@@ -1,0 +1,345 @@
+"""Compiles the programs of a run or of a configuration by a TPU's own compiler, on a machine that has no TPU.
+
+    pip install -e ".[tpu-check]"
+    python tools/compile_for_tpu.py --model_dir=runs/my --chip=v5e
+    python tools/compile_for_tpu.py --flagfile=configs/enwik8_base.cfg --n_token=204 --replicas=4 --largest_batch
+    python tools/compile_for_tpu.py --published=enwik8_base,wt103_base --chip=v4 --precisions=float32,bfloat16
+
+Of the training step (update included), the evaluation step and one token of generation it prints how long the compiler
+took, the size of the program, the most memory of a core that it needs, and its operations and bytes, all of one core. A
+run says itself what it is; without one, the flags of train.py do, and --n_token and --cutoffs stand for the text. The
+status is 1 where a program does not compile or not fit.
+
+What the compiler cannot see: the exchange between cores, and how long a step takes.
+"""
+
+import dataclasses
+import functools
+import itertools
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+from absl import flags
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
+os.environ.update(TPU_SKIP_MDS_QUERY="1", JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
+os.environ.update(TPU_ACCELERATOR_TYPE="v4-8", TPU_WORKER_HOSTNAMES="localhost")  # else it complains of having none
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.xla.service import hlo_pb2
+
+import train  # defines the flags of a configuration
+from tools.program import FLAGS, run, values
+from txl_tf import make_optimizer
+from txl_tf.config import AUTO, PRECISIONS, OptimizerConfig, one_of
+from txl_tf.data.batches import choose_bin_capacities
+from txl_tf.models.generation import next_token, precompute_for
+from txl_tf.models.sampling import check_sampling
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.setup import open_corpus
+
+ROOT = Path(__file__).parents[1]
+GIB = 2**30
+# What each chip is called by the compiler, and the memory of one of its cores (v4, v5p: of the two that work as one).
+CHIPS = {"v4": ("v4:2x2x1", 32), "v5e": ("v5e:2x2", 16), "v5p": ("v5p:2x2x1", 95), "v6e": ("v6e:2x2", 32)}
+PROGRAMS = ("training", "evaluation", "generation")
+# The published configurations: vocabulary, and on how many GPUs or TPU cores the original's scripts train them.
+PUBLISHED = {
+    "enwik8_base": (204, 4), "text8_base": (27, 4), "wt103_base": (267735, 4), "lm1b_base": (793471, 4),
+    "enwik8_large": (204, 32), "text8_large": (27, 32), "wt103_large": (267735, 64), "lm1b_large": (793471, 512),
+}  # fmt: skip
+CUTOFFS = {267735: "20000,40000,200000", 793471: "60000,100000,640000"}
+HEADING = (
+    f"{'program':12} {'rows':>5} {'tokens':>6} {'compiled':>9} {'program':>9} {'memory':>9} {'of':>7} "
+    f"{'Tflop':>8} {'GB':>8}  of a core of "
+)
+
+flags.DEFINE_enum("chip", "v4", CHIPS, "Kind of TPU.")
+flags.DEFINE_list("program", list(PROGRAMS), f"Programs to compile, of {', '.join(PROGRAMS)}.")
+flags.DEFINE_integer("replicas", 1, "Cores that a batch is divided among.", lower_bound=1)
+flags.DEFINE_integer("n_token", None, "Size of the vocabulary, where there is no text.", lower_bound=1)
+flags.DEFINE_bool("largest_batch", False, "Say how many rows of training fit a core; compiles some more batches.")
+flags.DEFINE_list("published", None, "Compile the training of published configurations, of " + ", ".join(PUBLISHED))
+flags.DEFINE_list("precisions", "float32,bfloat16", "With --published: values of --mixed_precision.")
+
+
+@dataclasses.dataclass
+class Compiled:
+    """What the compiler says of a program, for one core."""
+
+    seconds: float
+    program: int  # bytes
+    memory: int  # most bytes at a time, the program's own among them
+    flops: float
+    bytes: float  # read and written, of the chip's memory
+
+
+def compiler_of(chip):
+    """A description of a core of that chip, whose client compiles for it."""
+    try:
+        from jax.experimental import topologies
+
+        return topologies.get_topology_desc(topology_name=CHIPS[chip][0], platform="tpu").devices[0]
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise OSError(
+            f'the TPU\'s compiler cannot be had: {reason}; pip install -e ".[tpu-check]" brings it'
+        ) from error
+
+
+def lower(function, *arguments):
+    """The StableHLO of a function, the variables that it uses among its parameters."""
+
+    @functools.partial(tf.function, jit_compile=True, autograph=False)
+    def flat(*leaves):
+        return function(*tf.nest.pack_sequence_as(arguments, leaves))
+
+    text = flat.experimental_get_compiler_ir(*tf.nest.flatten(arguments))(stage="stablehlo")
+    # The compiler knows all of its operations but this one.
+    return re.sub(r"mhlo\.copy (%\S+) : (tensor<[^>]*>)", r"stablehlo.convert \1 : (\2) -> \2", text)
+
+
+def compile_text(text, device, n_layer):
+    """`Compiled`, or RuntimeError where the compiler refuses the program, or it does not fit."""
+    import jax
+    from jax._src.interpreters import mlir
+    from jax._src.lib import _jax, xla_client
+    from jaxlib.mlir import ir
+
+    options = xla_client.CompileOptions()
+    options.num_replicas = options.num_partitions = 1
+    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
+    started = time.perf_counter()
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        executable = device.client.compile(module, _jax.DeviceList((device,)), options)
+    seconds, sizes = time.perf_counter() - started, executable.get_compiled_memory_stats()
+    program = sizes.generated_code_size_in_bytes
+    kept = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    cost = cost_of(executable.hlo_modules()[0], jax.local_devices()[0].client, n_layer)
+    return Compiled(seconds, program, kept + sizes.temp_size_in_bytes + program, cost["flops"], cost["bytes accessed"])
+
+
+def cost_of(module, client, n_layer):
+    """Operations and bytes of a program. XLA's own analysis counts a loop once; here it counts as often as it runs.
+
+    The backward pass, whose loop runs as often as the forward pass counted, goes over `n_layer` layers.
+    """
+    from jax._src.lib import _jax
+
+    whole = hlo_pb2.HloModuleProto.FromString(module.as_serialized_hlo_module_proto())
+    computations = {computation.id: computation for computation in whole.computations}
+
+    def once(computation):
+        alone = hlo_pb2.HloModuleProto(name=whole.name, id=whole.id, entry_computation_id=computation.id)
+        alone.entry_computation_name = computation.name
+        alone.host_program_shape.CopyFrom(computation.program_shape)
+        needed = [computation.id]
+        for number in needed:
+            called = [
+                i for instruction in computations[number].instructions for i in instruction.called_computation_ids
+            ]
+            needed += [i for i in called if i not in needed]
+        alone.computations.extend(c for c in whole.computations if c.id in needed)  # in order, as it must be
+        analysis = _jax.hlo_module_cost_analysis(
+            client, type(module).from_serialized_hlo_module_proto(alone.SerializeToString())
+        )
+        return {name: analysis.get(name, 0.0) for name in ("flops", "bytes accessed")}
+
+    def all_times(computation):
+        total = once(computation)
+        for loop in computation.instructions:
+            if loop.opcode == "while":
+                body, condition = (computations[i] for i in loop.called_computation_ids)
+                limits = [i.literal.s32s[0] for i in condition.instructions if i.literal.s32s]
+                first, every, n = once(body), all_times(body), limits[0] if limits else n_layer
+                total = {name: total[name] + n * every[name] - first[name] for name in total}
+        return total
+
+    return all_times(computations[whole.entry_computation_id])
+
+
+# ------------------------------------------------------------------------------------------------------ the programs
+
+
+def unallocated():
+    """A context in which weights get memory that nobody writes to: they take none, and hold anything."""
+
+    def initialize(variable, initializer):
+        variable._initialize(tf.raw_ops.Empty(shape=variable.shape, dtype=variable.dtype, init=False))
+
+    return mock.patch.object(keras.Variable, "_initialize_with_initializer", initialize)
+
+
+def zipf_text(n, n_token):
+    """Tokens as often as words are, by Zipf's law, where no text is at hand."""
+    weights = 1 / np.arange(1, n_token + 1)
+    return np.random.default_rng(0).choice(n_token, n, p=weights / weights.sum())
+
+
+def make_case():
+    """`(make_lm, tgt_len, rows)` of the run in model_dir if there is one, else of what the flags say.
+
+    `make_lm(rows)` gives the compiled model for so many rows of training on a core; `rows` are those of training and of
+    evaluation that a core has.
+    """
+    folder, parts, tokens = RunFolder(FLAGS.model_dir), FLAGS.gradient_accumulation_steps, None
+    of_optimizer = [field.name for field in dataclasses.fields(OptimizerConfig)]
+    names = " ".join(["tgt_len train_batch_size eval_batch_size train_steps mixed_precision", *of_optimizer])
+    settings = values(names)
+    if folder.has_config():
+        config, family = folder.read_config(), folder.family()
+        model, settings = config["model"], {**settings, **config["training"], **values(names, given_only=True)}
+        tokens = open_corpus(config["data"]).splits["train"] if model["cutoffs"] else None
+    elif FLAGS.n_token is None:
+        raise ValueError(f"{FLAGS.model_dir} is no run: give n_token, the size of its vocabulary, and cutoffs")
+    else:
+        (family,) = (kind for kind in folder.families.values() if kind.config is train.MODELS[FLAGS.model])
+        cutoffs = [int(cutoff) for cutoff in FLAGS.cutoffs or []]
+        model = {**train.model_arguments(family.config), "n_token": FLAGS.n_token, "cutoffs": cutoffs}
+    rows, tgt_len = {}, settings["tgt_len"]
+    policy = {**PRECISIONS, AUTO: "mixed_bfloat16"}[settings["mixed_precision"]]  # of a TPU
+    for program, shares in (("train", FLAGS.replicas * parts), ("eval", FLAGS.replicas)):
+        batch = settings[f"{program}_batch_size"]
+        if batch % shares:
+            raise ValueError(
+                f"{program}_batch_size={batch} must be a multiple of {shares}, for replicas={FLAGS.replicas}"
+            )
+        rows[program] = batch // FLAGS.replicas
+
+    def make_lm(rows):
+        capacities = []
+        if model["cutoffs"]:
+            text = zipf_text(16 * rows * tgt_len, model["n_token"]) if tokens is None else tokens
+            capacities = choose_bin_capacities(text, rows // parts, tgt_len, model["cutoffs"])
+        with unallocated():
+            optimizer = make_optimizer(**{name: settings[name] for name in (*of_optimizer, "train_steps")})
+            lm = family.model(**model, recompute=FLAGS.recompute, seed=0, dtype=policy)
+            lm.compile(optimizer, static_shapes=True, bin_capacities=capacities, gradient_accumulation_steps=parts)
+            lm.optimizer.build(lm.trainable_variables)
+        return lm
+
+    return make_lm, tgt_len, rows
+
+
+def stand_ins(function):
+    """Tensors like those that a function returns; nobody writes to their memory."""
+    outputs = tf.function(function, autograph=False).get_concrete_function().structured_outputs
+
+    def stand_in(x):
+        return None if x is None else tf.raw_ops.Empty(shape=x.shape, dtype=x.dtype, init=False)
+
+    return tf.nest.map_structure(stand_in, outputs)
+
+
+def training(lm, rows, tgt_len):
+    """The training step as StableHLO."""
+    ids, mems = stand_ins(lambda: (tf.zeros([rows, tgt_len], tf.int32), lm.initial_mems(rows)))
+    return lower(lambda tokens, labels, mems: lm.train_step((tokens, labels), mems), ids, ids, mems)
+
+
+def evaluation(lm, rows, tgt_len):
+    """A step of the evaluation, with cached keys and values, as StableHLO."""
+    ids, carried = stand_ins(lambda: (tf.zeros([rows, tgt_len], tf.int32), lm.start_evaluation(rows, tgt_len)))
+    return lower(lambda tokens, labels, carried: lm.test_step((tokens, labels), carried), ids, ids, carried)
+
+
+def generation(lm, rows, tgt_len):
+    """One token of `lm.generate` as StableHLO."""
+    reader = lm.reader(static_shapes=True)
+    hidden, state, weights = stand_ins(
+        lambda: (
+            tf.zeros([rows, lm.network.d_model], lm.compute_dtype),
+            reader.initial_state(rows),
+            precompute_for(lm, reader),
+        )
+    )
+    arguments = weights, hidden, state, tf.zeros([rows, 2], tf.float64), check_sampling(rows, seed=1)
+    return lower(lambda *arguments: next_token(reader, *arguments), *arguments)
+
+
+# ------------------------------------------------------------------------------------------------------- the answers
+
+
+def row_of(program, rows, tokens, compiled):
+    limit = CHIPS[FLAGS.chip][1]
+    return (
+        f"{program:12} {rows:5} {tokens:6} {compiled.seconds:7.0f} s {compiled.program / 2**20:6.1f} MB "
+        f"{compiled.memory / GIB:6.2f} GB {limit:4} GB {compiled.flops / 1e12:8.3f} {compiled.bytes / 1e9:8.1f}"
+    )
+
+
+def rows_that_fit(rows, compiled, attempt):
+    """`(rows, compiled)` of the largest batch of training that a core has memory for, to a twentieth."""
+    parts, most = FLAGS.gradient_accumulation_steps, None
+    while most is None or most - rows > max(parts, rows / 20):
+        n = 2 * rows if most is None else (rows + most) // 2 // parts * parts
+        try:
+            rows, compiled = n, attempt(n)
+        except RuntimeError:  # it does not fit
+            most = n
+    return rows, compiled
+
+
+def compile_published():
+    """A row for the training step of each published configuration, each compiled in a process of its own."""
+    failed = False
+    for name in FLAGS.published:
+        one_of(PUBLISHED)("published", name)
+    print(f"{'configuration':13} {'precision':9} {'recompute':9} {HEADING}{FLAGS.chip}; CPU time, memory of the host")
+    for name, precision, recompute in itertools.product(FLAGS.published, FLAGS.precisions, (False, True)):
+        n_token, replicas = PUBLISHED[name]
+        command = [
+            sys.executable, __file__, f"--flagfile={ROOT}/configs/{name}.cfg", f"--n_token={n_token}",
+            f"--cutoffs={CUTOFFS.get(n_token, '')}", f"--replicas={replicas}", f"--mixed_precision={precision}",
+            f"--recompute={recompute}", f"--chip={FLAGS.chip}", "--program=training",
+        ]  # fmt: skip
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        answer = process.stdout.read().strip().splitlines()[-1:]
+        _, status, used = os.wait4(process.pid, 0)
+        failed |= status != 0
+        host = f"; {used.ru_utime + used.ru_stime:.0f} s, {used.ru_maxrss / 2**20:.1f} GB"
+        print(f"{name:13} {precision:9} {'yes' if recompute else 'no':9} {''.join(answer)}{host}", flush=True)
+    sys.exit(failed)
+
+
+def main():
+    for program in FLAGS.program:
+        one_of(PROGRAMS)("program", program)
+    device = compiler_of(FLAGS.chip)
+    if FLAGS.published is not None:
+        FLAGS.published = [name for name in FLAGS.published if name] or list(PUBLISHED)
+        compile_published()
+    make_lm, tgt_len, rows_of = make_case()
+    failed = False
+    print(HEADING + FLAGS.chip, flush=True)
+    shapes = {"training": (rows_of["train"], tgt_len), "evaluation": (rows_of["eval"], tgt_len), "generation": (1, 1)}
+    for program in FLAGS.program:
+        rows, tokens = shapes[program]
+
+        def attempt(rows, program=program, tokens=tokens):
+            lm = make_lm(rows)
+            return compile_text(globals()[program](lm, rows, tokens), device, lm.network.n_layer)
+
+        try:
+            compiled = attempt(rows)
+            print(row_of(program, rows, tokens, compiled), flush=True)
+            if program == "training" and FLAGS.largest_batch:
+                rows, compiled = rows_that_fit(rows, compiled, attempt)
+                print(row_of("largest", rows, tokens, compiled), flush=True)
+        except RuntimeError as error:  # the compiler's
+            failed = True
+            print(f"{program:12} {rows:5} {tokens:6} does not compile: {str(error).strip().partition(chr(10))[0]}")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    run(main)
