@@ -13,10 +13,12 @@ from helpers import SMALL, word_vocab
 from tensorflow.python.framework import kernels
 
 import txl_tf
+from txl_tf.layers.dropout import dropout, split
 
 CASES = [*MODELS, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
 LANGUAGE_MODELS = [case for case in (*MODELS, *SLOW) if "language_model" in case.name]
 TAGGERS = [case for case in SLOW if case.name in ("tener", "flat")]
+TRANSFORMERS = [case for case in (*MODELS, *SLOW) if isinstance(case.make("float32"), txl_tf.Transformer)]
 
 # Operations that stay on the host, and why.
 MESSAGES = {"Const", "StringJoin", "AsString"}  # what a refused request is told, of text
@@ -87,6 +89,15 @@ def test_training_in_half_precision_runs_on_the_gpu(dtype):
     assert not on_host(training(case._replace(make=lambda _: case.make(dtype))))
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("row_axis", [0, 1, None])
+def test_dropout_runs_on_the_gpu(row_axis, dtype):
+    """The models above have none."""
+    x, key = tf.TensorSpec([None, None, None], dtype), tf.TensorSpec([3], tf.int32)
+    drop = tf.function(lambda x, key: tf.stack([dropout(x, 0.1, key, row_axis) for key in split(key, 2)]))
+    assert not on_host(drop.get_concrete_function(x, key))
+
+
 @pytest.mark.parametrize("static_shapes", [False, True])
 @pytest.mark.parametrize("case", LANGUAGE_MODELS, ids=lambda case: case.name)
 def test_evaluation_runs_on_the_gpu(case, static_shapes):
@@ -134,3 +145,15 @@ def test_tagging_runs_on_the_gpu(case):
     inputs = tf.nest.map_structure(tf.constant, case.inputs())
     tagger(inputs)  # builds it
     assert not on_host(tf.function(tagger.decode).get_concrete_function(inputs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*TAGGERS, *TRANSFORMERS], ids=lambda case: case.name)
+def test_served_taggers_and_translators_run_on_the_gpu_but_for_messages(case, tmp_path):
+    model = case.make("float32")
+    model(tf.nest.map_structure(tf.constant, case.inputs()))  # builds it
+    txl_tf.export_saved_model(model, tmp_path / "1", warmup=False)
+    signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
+    for name, function in signatures.items():
+        assert set(on_host(function)) <= MESSAGES, name
+    assert signatures

@@ -249,8 +249,8 @@ class Tagger(Resumable, keras.Model):
         Returns:
             `(ends, starts)`: bool and int32 `[B, T]`; `starts` counts where `ends` is true.
         """
-        pairs = tf.stack([tags[:, :-1], tags[:, 1:]], -1)
-        joined = tf.gather_nd(tf.constant(self._continues), pairs) & mask[:, 1:]
+        pairs = tags[:, :-1] * len(self.labels) + tags[:, 1:]
+        joined = tf.gather(tf.constant(self._continues.ravel()), pairs) & mask[:, 1:]  # a GPU has no gather_nd of bool
         inside = tf.gather(tf.constant(self._entity), tags) & mask
         begins = inside & ~tf.pad(joined, [[0, 0], [1, 0]])
         ends = inside & ~tf.pad(joined, [[0, 0], [0, 1]])
