@@ -27,6 +27,7 @@ from txl_tf.runs.train_tagger import train_tagger
 
 MODEL = {"n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16, "max_seq_len": 30, "d_embed": 8, "d_bigram": 8}
 DROPS = {"dropout": 0.1, "dropatt": 0.1, "embed_dropout": 0.1, "token_dropout": 0.05, "output_dropout": 0.1}
+LEARNING = {"train_steps": 200, "iterations": 40, "save_steps": 40, "seed": 1}  # other seeds may take longer
 TRAINING = {"train_steps": 12, "iterations": 3, "save_steps": 6, "batch_size": 8}
 
 
@@ -58,14 +59,13 @@ def train(model_dir, files, family="tener", model=(), training=(), data=(), opti
 def made(request, tmp_path_factory, files):
     """The folder of a run, and what its training returned."""
     folder = tmp_path_factory.mktemp("made") / request.param
-    again = {"train_steps": 100, "iterations": 20, "save_steps": 20}
-    return folder, train(folder, files, request.param, training=again)
+    return folder, train(folder, files, request.param, training=LEARNING)
 
 
 def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabularies(made):
     folder, results = made
     rows = log_rows(folder)
-    assert [int(row["step"]) for row in rows] == [20, 40, 60, 80, 100]
+    assert [int(row["step"]) for row in rows] == [40, 80, 120, 160, 200]
     assert float(rows[0]["loss"]) > 3 * float(rows[-1]["loss"]) and float(rows[-2]["val_f1"]) > 0.9
     assert rows[-1]["val_f1"] == "NA" and results["test"]["f1"] > 0.9
     best = json.loads((folder / "best" / "best.json").read_text())
@@ -152,15 +152,14 @@ def test_runs_open_and_average(made, tmp_path):
     assert len(vocabs) == (3 if folder.name == "flat" else 2) and len(vocabs[0]) == tagger.network.n_token
     average_checkpoints(folder, tmp_path / "average", num_last_checkpoints=2)
     averaged, _ = txl_tf.load_run(tmp_path / "average")
-    weights = [txl_tf.load_run(folder, name)[0].get_weights() for name in ("ckpt-80", "ckpt-100")]
+    weights = [txl_tf.load_run(folder, name)[0].get_weights() for name in ("ckpt-160", "ckpt-200")]
     for found, *both in zip(averaged.get_weights(), *weights, strict=True):
         np.testing.assert_allclose(found, np.mean(both, 0), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow
 def test_bfloat16_learns_too(tmp_path, files):
-    results = train(tmp_path / "run", files, training={"train_steps": 100, "iterations": 50, "save_steps": 50},
-                    machine=MachineConfig(mixed_precision="bfloat16"))  # fmt: skip
+    results = train(tmp_path / "run", files, training=LEARNING, machine=MachineConfig(mixed_precision="bfloat16"))
     assert results["test"]["f1"] > 0.9
 
 
@@ -263,13 +262,12 @@ def test_bad_input_is_refused_before_the_folder_has_a_run(tmp_path, files, famil
 
 def test_a_run_goes_on_with_its_own_sentences_only(made, files, tmp_path):
     folder, _ = made
-    again = {"train_steps": 100, "iterations": 20, "save_steps": 20}
     text = Path(files["train_path"]).read_text()
     other = {**files, "train_path": write_text(tmp_path / "train", text.rsplit("\n\n", 1)[0])}
     with pytest.raises(ValueError, match="has changed since it was trained on|another"):
-        train(folder, other, folder.name, training=again)
+        train(folder, other, folder.name, training=LEARNING)
     with pytest.raises(ValueError, match="model.d_inner: 16 there, 17 now"):
-        train(folder, files, folder.name, training=again, model={"d_inner": 17})
+        train(folder, files, folder.name, training=LEARNING, model={"d_inner": 17})
 
 
 def test_folders_of_other_families_say_what_they_hold(made, tmp_path):

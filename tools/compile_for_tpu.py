@@ -77,7 +77,7 @@ class Compiled:
 
     seconds: float
     program: int  # bytes
-    memory: int  # most bytes at a time, the program's own among them
+    memory: int  # most bytes at a time, without the program's own
     flops: float
     bytes: float  # read and written, of the chip's memory
 
@@ -123,9 +123,8 @@ def compile_text(text, device, n_layer):
         executable = device.client.compile(module, _jax.DeviceList((device,)), options)
     seconds, sizes = time.perf_counter() - started, executable.get_compiled_memory_stats()
     program = sizes.generated_code_size_in_bytes
-    kept = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     cost = cost_of(executable.hlo_modules()[0], jax.local_devices()[0].client, n_layer)
-    return Compiled(seconds, program, kept + sizes.temp_size_in_bytes + program, cost["flops"], cost["bytes accessed"])
+    return Compiled(seconds, program, sizes.peak_memory_in_bytes, cost["flops"], cost["bytes accessed"])
 
 
 def cost_of(module, client, n_layer):

@@ -17,10 +17,10 @@ def dropout(x, rate, dropout_key, row_axis=0):
     batch, that hold contiguous rows each therefore draw what one device draws for the whole batch. The same key draws
     the same mask on every device and under XLA.
 
-    An element is dropped where a random number of 16 bits is below the rate, so rates are exact to 1 / 65536. A number
-    is two neighbouring bytes of a random word, and one begins at every byte: four elements share a word. Each has a
-    high byte of its own. The low byte, which decides for one element in 256, is the high byte of another element of the
-    row; the correlation of the two is at most 1 / 256.
+    An element is dropped where a random number of 16 bits is below the rate, so rates are exact to 1 / 65536. Four
+    elements share a random word: the high bytes of their numbers are independent. The low byte, which decides for one
+    element in 256, is one that the high byte of another element of the row is made of; the correlation of the two is at
+    most 1 / 256.
 
     Args:
         x: float tensor of any shape.
@@ -37,10 +37,10 @@ def dropout(x, rate, dropout_key, row_axis=0):
     threshold = min(round(rate * 65536), 65535)
     keep_scale = 65536 / (65536 - threshold)
     words = _random_words(keras.ops.shape(x), dropout_key, row_axis)
-    # Each byte with the one after it, at the top of a word; what is below them is smaller than the threshold's unit.
+    # The top two bytes are the number; what is below them is smaller than the threshold's unit. The last is the word's
+    # lowest byte plus its highest, before the word's second.
     shift = tf.bitwise.left_shift
-    numbers = [words, shift(words, _u32(8)), shift(words, _u32(16))]
-    numbers.append(tf.bitwise.bitwise_or(shift(words, _u32(24)), tf.bitwise.right_shift(words, _u32(8))))
+    numbers = [words, shift(words, _u32(8)), shift(words, _u32(16)), words * _u32(2**24 + 1)]
     limit = _u32(threshold << 16)
     keep = tf.concat([number >= limit for number in numbers], -1)
     if x.shape.rank == (row_axis or 0) + 1:
@@ -73,14 +73,13 @@ def _random_words(shape, dropout_key, row_axis):
             along = tf.cast(tf.range(shape[i]) * size, tf.uint32) * _u32(_STEP)
             place += tf.reshape(along, [-1, *[1] * (len(shape) - 1 - i)])
             size *= shape[i]
-    words = tf.bitwise.bitwise_xor(place, row_words[..., 0])
-    words = _fold(words, 16) * _u32(_FIRST)
-    words = (_fold(words, 15) + row_words[..., 1]) * _u32(_SECOND)
-    return _fold(words, 15)
+    words = tf.bitwise.bitwise_xor(place, row_words[..., 0]) * _u32(_FIRST)
+    words = (_fold(words) + row_words[..., 1]) * _u32(_SECOND)
+    return _fold(words)
 
 
-def _fold(words, n):
-    return tf.bitwise.bitwise_xor(words, tf.bitwise.right_shift(words, _u32(n)))
+def _fold(words):
+    return tf.bitwise.bitwise_xor(words, tf.bitwise.right_shift(words, _u32(15)))
 
 
 def _u32(number):

@@ -47,7 +47,7 @@ def unknown_zero(tokens):
 
     A mask or a table of positions is megabytes, which XLA would write out wherever they are used.
     """
-    return tf.minimum(tf.cast(tokens[0, 0], tf.int32), 0)
+    return tf.where(tokens[0, 0] < 0, 1, 0)
 
 
 def recomputed(layer, dropout_key):
