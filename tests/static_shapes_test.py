@@ -6,7 +6,6 @@ The configurations are traced here with 2 of their layers, the others being like
 """
 
 import time
-from unittest import mock
 
 import keras
 import numpy as np
@@ -14,21 +13,15 @@ import pytest
 import tensorflow as tf
 from absl import flags
 from helpers import ROOT, SMALL, bins_of
-from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 import train  # noqa: F401, which defines the flags
+from tools.compile_for_tpu import PUBLISHED, unallocated, zipf_text
 from tools.program import values
 from txl_tf import TransformerLM, TransformerXLLM, make_optimizer
 from txl_tf.config import ModelConfig, OptimizerConfig
 from txl_tf.data.batches import choose_bin_capacities
 from txl_tf.models.generation import generate_tokens_static, next_token, precompute_for
 from txl_tf.models.sampling import check_sampling
-
-# On how many GPUs or TPU cores the original's scripts train them.
-REPLICAS = {
-    "enwik8_base": 4, "text8_base": 4, "wt103_base": 4, "lm1b_base": 4,
-    "enwik8_large": 32, "text8_large": 32, "wt103_large": 64, "lm1b_large": 512,
-}  # fmt: skip
 
 # What XLA has no kernel for, or has one for that needs to know the data.
 NOT_OF_XLA = {"InplaceUpdate", "DeepCopy", "Where", "Unique", "TensorStridedSliceUpdate"}
@@ -47,28 +40,13 @@ def values_of(name, rows="train_batch_size"):
     return {**model, **bins_of(name.removesuffix("_eval"))}, tgt_len, rows, optimizer
 
 
-def zipf_text(n, n_token):
-    weights = 1 / np.arange(1, n_token + 1)
-    return np.random.default_rng(0).choice(n_token, n, p=weights / weights.sum())
-
-
-def without_memory():
-    """A context in which weights have a shape and no value, which tracing does not ask for: wt103_large needs 3 GB."""
-
-    def initialize(variable, initializer):
-        of_keras = {"shape": variable.shape, "dtype": variable.dtype, "trainable": variable.trainable}
-        variable._initialize(UninitializedVariable(name=variable.name, **of_keras))
-
-    return mock.patch.object(keras.Variable, "_initialize_with_initializer", initialize)
-
-
 def trace(name, **changes):
     """The graph of the configuration's training step, its model and the capacities of its bins."""
     model, tgt_len, rows, optimizer = values_of(name)
-    rows //= REPLICAS[name]
+    rows //= PUBLISHED[name][1]
     text = zipf_text(16 * rows * tgt_len, model["n_token"])
     bin_capacities = choose_bin_capacities(text, rows, tgt_len, model["cutoffs"])
-    with without_memory():
+    with unallocated():
         lm = TransformerXLLM(**{**model, **changes})
         lm.compile(make_optimizer(**optimizer), static_shapes=True, bin_capacities=bin_capacities)
         lm.optimizer.build(lm.trainable_variables)
@@ -112,11 +90,10 @@ def check(name, **changes):
     assert set(zip(bin_capacities, lm.softmax.bin_sizes[1:], strict=True)) <= shapes  # the logits of every bin
     types = [op.type for op in graph.get_operations()]
     assert types.count("ResourceApplyAdam") == len(lm.trainable_variables)  # the whole step: Adam's update
-    assert not any(tf.raw_ops.VarIsInitializedOp(resource=variable.value.handle) for variable in lm.weights)
     return len(types), bin_capacities
 
 
-@pytest.mark.parametrize("name", REPLICAS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_the_training_step_of_every_configuration_has_static_shapes(name):
     check(name, n_layer=2)
 
@@ -124,7 +101,7 @@ def test_the_training_step_of_every_configuration_has_static_shapes(name):
 def check_evaluation(name, **changes):
     """The evaluation step of a configuration is for XLA, and projects no memory."""
     model, tgt_len, rows, _ = values_of(f"{name}_eval", "eval_batch_size")
-    with without_memory():
+    with unallocated():
         lm = TransformerXLLM(**{**model, **changes})
         lm.compile(static_shapes=True)
     carried = tf.function(lambda: lm.start_evaluation(rows, tgt_len), autograph=False).get_concrete_function()
@@ -141,7 +118,7 @@ def check_evaluation(name, **changes):
     return len(shapes)
 
 
-@pytest.mark.parametrize("name", REPLICAS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_the_evaluation_step_of_every_configuration_has_static_shapes(name):
     check_evaluation(name, n_layer=2)
 
@@ -206,7 +183,7 @@ def test_a_step_compiled_as_a_whole_trains_to_the_same_weights(small_lm, small_b
 
 
 if __name__ == "__main__":
-    for name in REPLICAS:
+    for name in PUBLISHED:
         start = time.perf_counter()
         count, capacities = check(name)
         seconds = time.perf_counter() - start

@@ -41,6 +41,7 @@ from tools.program import FLAGS, run, values
 from txl_tf import make_optimizer
 from txl_tf.config import AUTO, PRECISIONS, OptimizerConfig, one_of
 from txl_tf.data.batches import choose_bin_capacities
+from txl_tf.data.datasets import PAPER_DATASETS
 from txl_tf.models.generation import next_token, precompute_for
 from txl_tf.models.sampling import check_sampling
 from txl_tf.runs.folder import RunFolder
@@ -56,7 +57,6 @@ PUBLISHED = {
     "enwik8_base": (204, 4), "text8_base": (27, 4), "wt103_base": (267735, 4), "lm1b_base": (793471, 4),
     "enwik8_large": (204, 32), "text8_large": (27, 32), "wt103_large": (267735, 64), "lm1b_large": (793471, 512),
 }  # fmt: skip
-CUTOFFS = {267735: "20000,40000,200000", 793471: "60000,100000,640000"}
 HEADING = (
     f"{'program':12} {'rows':>5} {'tokens':>6} {'compiled':>9} {'program':>9} {'memory':>9} {'of':>7} "
     f"{'Tflop':>8} {'GB':>8}  of a core of "
@@ -296,9 +296,10 @@ def compile_published():
     print(f"{'configuration':13} {'precision':9} {'recompute':9} {HEADING}{FLAGS.chip}; CPU time, memory of the host")
     for name, precision, recompute in itertools.product(FLAGS.published, FLAGS.precisions, (False, True)):
         n_token, replicas = PUBLISHED[name]
+        cutoffs = PAPER_DATASETS[name.partition("_")[0]][2]
         command = [
             sys.executable, __file__, f"--flagfile={ROOT}/configs/{name}.cfg", f"--n_token={n_token}",
-            f"--cutoffs={CUTOFFS.get(n_token, '')}", f"--replicas={replicas}", f"--mixed_precision={precision}",
+            f"--cutoffs={','.join(map(str, cutoffs))}", f"--replicas={replicas}", f"--mixed_precision={precision}",
             f"--recompute={recompute}", f"--chip={FLAGS.chip}", "--program=training",
         ]  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
