@@ -55,7 +55,7 @@ class AbsoluteTransformer(TransformerXL):
     def embed(self, tokens, mlen, dropout_keys=(None, None), static_shapes=False):
         """What enters the first layer, `[batch, tgt_len, d_model]`; and `None`, as nothing enters all layers."""
         embeddings = self.embedding(tokens, static_shapes=static_shapes)
-        zero = unknown_zero(tokens) if static_shapes else 0
+        zero = unknown_zero(tokens, static_shapes)
         pos_emb = tf.cast(self.positions(keras.ops.shape(tokens)[1], zero), self.compute_dtype)
         return dropout(embeddings + pos_emb, self.dropout, dropout_keys[0]), None
 

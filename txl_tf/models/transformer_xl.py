@@ -42,12 +42,12 @@ def cache_mems(hidden, mems, mem_len, lengths=None):
     return new_mems
 
 
-def unknown_zero(tokens):
-    """A zero, int32, that no compiler can know: what is computed from it is no constant of the program.
+def unknown_zero(tokens, static_shapes):
+    """With static shapes a zero, int32, that no compiler can know: what is computed from it is no constant; else 0.
 
     A mask or a table of positions is megabytes, which XLA would write out wherever they are used.
     """
-    return tf.where(tokens[0, 0] < 0, 1, 0)
+    return tf.where(tokens[0, 0] < 0, 1, 0) if static_shapes else 0
 
 
 def recomputed(layer, dropout_key):
@@ -183,8 +183,8 @@ class TransformerXL(keras.Model):
             `[1, mlen + tgt_len, d_model]`.
         """
         embed_key, pos_key = dropout_keys
-        klen, zero = mlen + keras.ops.shape(tokens)[1], unknown_zero(tokens) if static_shapes else 0
-        pos_emb = tf.cast(self.positions(klen, zero), self.compute_dtype)
+        klen = mlen + keras.ops.shape(tokens)[1]
+        pos_emb = tf.cast(self.positions(klen, unknown_zero(tokens, static_shapes)), self.compute_dtype)
         # One mask for all layers and rows, as in the original.
         pos_emb = dropout(pos_emb, self.dropout, pos_key, row_axis=None)
         return dropout(self.embedding(tokens, static_shapes=static_shapes), self.dropout, embed_key), pos_emb
@@ -208,7 +208,7 @@ class TransformerXL(keras.Model):
             dropout_key = self.seed_generator.next()
         embed_key, pos_key, out_key, *layer_keys = split(dropout_key if training else None, 3 + self.n_layer)
 
-        attn_mask = create_mask(qlen, mlen, self.same_length, unknown_zero(tokens) if static_shapes else 0)
+        attn_mask = create_mask(qlen, mlen, self.same_length, unknown_zero(tokens, static_shapes))
         output, pos_emb = self.embed(tokens, mlen, (embed_key, pos_key), static_shapes)
 
         recompute = training and self.recompute
