@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import ROOT, as_lists, write_splits, write_text
 
-from txl_tf.data import batches, corpus
+from txl_tf.data import batches, corpus, prepared_folder
 from txl_tf.data.batches import choose_bin_capacities, num_batches, segments
 from txl_tf.data.token_files import StoredTokens
 
@@ -77,6 +77,7 @@ def test_the_prepared_folder(tmp_path):
             "eos": "<eos>",
             "min_freq": 2,
             "max_size": None,
+            "document": None,
         },
         "options": {
             "level": "word",
@@ -87,6 +88,7 @@ def test_the_prepared_folder(tmp_path):
             "cutoffs": [2],
         },
         "inputs": {path: 9},
+        "sizes": {"train": [4, 4, 2], "valid": [6, 6, 3]},
     }
     assert (folder / "vocab.txt").read_text() == "<eos>\n<unk>\na\n"
     assert np.load(folder / "train.npy").tolist() == [1, 2, 0]
@@ -224,7 +226,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 def test_two_processes_do_not_prepare_one_folder(tmp_path):
     path = write_text(tmp_path / "a.txt", TEXT)
-    with corpus._new_files(f"{tmp_path}/made"):
+    with prepared_folder.new_files(f"{tmp_path}/made"):
         with pytest.raises(OSError, match="another process is preparing it"):
             corpus.prepare(tmp_path / "made", "text", path)
     assert len(corpus.prepare(tmp_path / "made", "text", path).splits["train"]) == int(len(TEXT) * 0.95)
@@ -273,7 +275,7 @@ def test_progress_counts_the_bytes_of_both_passes(tmp_path, monkeypatch):
         def update(self, current, finalize):
             shown.append((current, finalize))
 
-    monkeypatch.setattr(corpus.keras.utils, "Progbar", Bar)
+    monkeypatch.setattr(prepared_folder.keras.utils, "Progbar", Bar)
     path = write_text(tmp_path / "a.txt", "ab cd\n" * 400_000)  # 2.4 MB, read in three pieces
     corpus.prepare(tmp_path / "made", "text", path, level="word", verbose=1)
     assert shown == [5, (1, False), (2, False), (3, False), (4, False), (5, True)]

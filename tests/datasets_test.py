@@ -240,7 +240,7 @@ def test_a_large_text_vocabulary_has_cutoffs_unless_told_otherwise(tmp_path):
         ("wiki", {}, "dataset must be one of pydoc, text, .*, lm1b, got 'wiki'"),
         ("wt2", {}, "dataset 'wt2' needs data_path: a folder of train.txt, valid.txt, test.txt"),
         ("text", {}, "dataset 'text' needs data_path: a UTF-8 text file"),
-        ("pydoc", {"level": "bpe"}, "level must be one of word, char, byte, got 'bpe'"),
+        ("pydoc", {"level": "bpe"}, "level must be one of word, char, byte, subword, got 'bpe'"),
         ("pydoc", {"valid_fraction": 0}, "valid_fraction must be between 0 and 1, both excluded, got 0"),
         ("pydoc", {"valid_fraction": 1.0}, "valid_fraction must be between 0 and 1, both excluded, got 1.0"),
     ],
@@ -273,8 +273,8 @@ def test_missing_files_are_named(tmp_path):
     write_text(tmp_path / "train.txt", "a\n")
     with pytest.raises(FileNotFoundError, match="no file .*valid.txt"):
         corpus.build_corpus("wt2", str(tmp_path))
-    with pytest.raises(ValueError, match="is a folder, not a text file"):
-        corpus.build_corpus("text", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="no file in the pattern .*[*].jsonl"):
+        corpus.build_corpus("text", str(tmp_path / "*.jsonl"))
 
 
 def test_a_text_in_a_given_vocabulary(tmp_path):
@@ -290,7 +290,7 @@ def test_a_text_in_a_given_vocabulary(tmp_path):
     np.testing.assert_array_equal(made.splits["train"], [1, 0, 2])
     with pytest.raises(ValueError, match="a.txt, line 1: ' ' is not in the vocabulary of 3 symbols"):
         corpus.build_corpus("text", text, vocab_path=chars)
-    with pytest.raises(ValueError, match="min_freq and max_size choose symbols, but vocab_path=.*vocab.txt has them"):
+    with pytest.raises(ValueError, match="min_freq, max_size and vocab_size choose symbols, but vocab_path=.*vocab.txt has them"):
         corpus.build_corpus("text", text, level="word", vocab_path=symbols, min_freq=2)
     with pytest.raises(FileNotFoundError, match="there is no file .*absent"):
         corpus.build_corpus("text", text, vocab_path=str(tmp_path / "absent"))

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from txl_tf.config import LEVELS
+from txl_tf.config import COUNTED_LEVELS
 from txl_tf.data import vocabulary
 
 
@@ -105,7 +105,7 @@ def test_count_tells_how_many_ids_there_will_be(config, n):
     assert len(vocab.encode(texts)) == n
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", COUNTED_LEVELS)
 def test_a_list_of_texts_is_encoded_as_one(level):
     lines = ["a b\n", "\n", "c é\n"]
     vocab = make_vocab(lines, level=level)

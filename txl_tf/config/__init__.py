@@ -10,10 +10,12 @@ A group checks itself when it is made, and an error names the argument, what was
 
 from txl_tf.config.checks import Config, at_least, check_bins, check_fields, one_of, satisfies
 from txl_tf.config.data import (
+    COUNTED_LEVELS,
     DATASETS,
     LEVELS,
     PAIR_DATASETS,
     PAIR_LEVELS,
+    SUBWORD_TYPES,
     TAG_SCHEMES,
     PairsConfig,
     TaggedConfig,
@@ -53,10 +55,11 @@ from txl_tf.config.training import (
 )
 
 __all__ = [
-    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "DATASETS", "FUSIONS", "LEVELS", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS",
-    "POS_EMBEDS", "PRECISIONS", "RESIDUALS", "SCHEDULES", "STRATEGIES", "TAG_SCHEMES", "Config", "EncoderConfig",
-    "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig",
-    "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "SearchConfig",
-    "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig", "TextConfig", "TrainingConfig",
-    "TransformerConfig", "TransformerLMConfig", "at_least", "check_bins", "check_fields", "one_of", "satisfies",
+    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "OPTIMIZERS",
+    "PAIR_DATASETS", "PAIR_LEVELS", "POS_EMBEDS", "PRECISIONS", "RESIDUALS", "SCHEDULES", "STRATEGIES",
+    "SUBWORD_TYPES", "TAG_SCHEMES", "Config", "EncoderConfig", "EvaluationConfig", "FlatConfig", "FlatTaggerConfig",
+    "LabelConfig", "MachineConfig", "ModelConfig", "NetworkConfig", "OptimizerConfig", "PairsConfig",
+    "PairsTrainingConfig", "RunConfig", "SearchConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig",
+    "TenerTaggerConfig", "TextConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig", "at_least",
+    "check_bins", "check_fields", "one_of", "satisfies",
 ]  # fmt: skip

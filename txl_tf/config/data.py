@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from txl_tf.config.checks import FRACTION, POSITIVE, RISING, Config, at_least, group, one_of, option
+from txl_tf.config.checks import FRACTION, POSITIVE, RISING, SYMBOLS, Config, at_least, group, one_of, option
 
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
-LEVELS = ("word", "char", "byte")
+COUNTED_LEVELS = ("word", "char", "byte")  # whose symbols are counted
+LEVELS = (*COUNTED_LEVELS, "subword")
+SUBWORD_TYPES = ("unigram", "bpe")
 PAIR_DATASETS = ("text", "dates")
 PAIR_LEVELS = ("word", "char")
 TAG_SCHEMES = ("bio", "bioes", "bmes")
@@ -22,7 +24,15 @@ class TextConfig(Config):
     min_freq: int = option(0, "Symbols of your own text that are rarer become <unk>.")
     max_size: int | None = option(None, "Most frequent symbols of your own text to keep; others are <unk>.")
     lower_case: bool = option(False, "Lower-case your own text.")
-    vocab_path: str | None = option(None, "File of the symbols, one a line, such as a run's vocab.txt; default: count.")
+    vocab_size: int | None = option(None, "Pieces of a vocabulary of subwords; default: 8000.", SYMBOLS)
+    subword_type: str = option("unigram", "How SentencePiece makes subwords.", one_of(SUBWORD_TYPES))
+    vocab_path: str | None = option(
+        None, "File of the symbols, one a line, such as a run's vocab.txt, or a SentencePiece .model; default: count."
+    )
+    documents: bool | None = option(
+        None, "End every document, a file or a JSON line, with </s>. Default: where there are JSON lines."
+    )
+    text_field: str | None = option(None, "Field of the text in JSON lines; default: text, in files named .jsonl.")
     cutoffs: list[int] | None = option(None, "First word of each softmax bin but the first, as 20000,40000.", RISING)
     num_shuffle: int = option(1, "For lm1b: random orders of the sentences to write.", POSITIVE, flag=4)
     seed: int = option(123456, "For lm1b: seed of the random orders.")

@@ -7,31 +7,29 @@ twice, to count its symbols and to encode it, and hold about a megabyte of it at
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
+import json
 import logging
-import math
 import os
-import shutil
-import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 from txl_tf.config import DATASETS, TextConfig
 from txl_tf.data import datasets
-from txl_tf.data.corpus_info import FORMAT, INFO_FILE, VOCAB_FILE, check_sums, read_prepared_info
+from txl_tf.data.corpus_info import INFO_FILE, check_sums, read_prepared_info, vocab_name
 from txl_tf.data.download import fetch
-from txl_tf.data.text_files import pydoc_text
-from txl_tf.data.token_files import TokenWriter, open_tokens
+from txl_tf.data.prepared_folder import check_same, inputs_of, new_files, progress_bar, size_of, write_files
+from txl_tf.data.subwords import load_vocab
+from txl_tf.data.text_size import TextSize
+from txl_tf.data.texts import TEXT_FIELD, text_of
+from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import is_remote, lock, sha256, write_json
+from txl_tf.files import is_remote
 
+_SPOOL = "texts.jsonl"  # where `prepare_texts` keeps them
 _QUICK_BYTES = 1 << 30  # of token files, whose checksums take half a second
 
 logger = logging.getLogger("txl_tf")
@@ -46,6 +44,7 @@ class Corpus:
         splits: `"train"`, `"valid"` and perhaps `"test"` -> integer array `[n]`, in memory or on disk.
         by_character: whether tokens are characters or bytes, not words.
         checksums: `{split: list of the SHA-256 of its token files}`, where they are known.
+        sizes: `{split: how much text it is}`, where that is known.
     """
 
     vocab: Vocab
@@ -53,6 +52,7 @@ class Corpus:
     splits: dict
     by_character: bool
     checksums: dict = dataclasses.field(default_factory=dict)
+    sizes: dict[str, TextSize] = dataclasses.field(default_factory=dict)
 
     @property
     def vocabs(self) -> list[Vocab]:
@@ -77,7 +77,8 @@ def build_corpus(dataset: str, data_path: Any = None, **options) -> Corpus:
     r"""Reads a dataset, makes its vocabulary and encodes its splits, all in memory.
 
     - `"pydoc"`: the reference manual of the running Python. Splits train, valid.
-    - `"text"`: the UTF-8 file or files `data_path`. Splits train, valid.
+    - `"text"`: the UTF-8 file or files `data_path`, also folders, patterns, JSON lines, gzip and zip: see `find_files`
+      and `read_texts`. Splits train, valid.
     - `"enwik8"`, `"text8"`, `"ptb"`, `"wt2"`, `"wt103"`: train.txt, valid.txt and test.txt in the folder
       `data_path`, by the original's rules.
     - `"lm1b"`: 1b_word_vocab.txt, valid.txt (also the test text) and the shards `LM1B_SHARDS` in the folder
@@ -86,7 +87,8 @@ def build_corpus(dataset: str, data_path: Any = None, **options) -> Corpus:
     The first two take their vocabulary from the whole text and follow `level`, `valid_fraction`, `min_freq`,
     `max_size` and `lower_case`. Level `"word"` splits text at white space, which includes `\r`, and ends every
     line, empty ones too, with `<eos>`. Levels `"char"` and `"byte"` keep every character, `\r` too. Symbols that
-    `min_freq` and `max_size` leave out become `<unk>`.
+    `min_freq` and `max_size` leave out become `<unk>`. Level `"subword"` has SentencePiece make `vocab_size` pieces of
+    the text; it keeps every character. With `documents`, every file or JSON line is ended by `</s>`.
 
     Args:
         dataset: one of `DATASETS`.
@@ -101,14 +103,17 @@ def build_corpus(dataset: str, data_path: Any = None, **options) -> Corpus:
     datasets.check_files(recipe)
     vocab, n_counted = datasets.make_vocab(recipe)
     cutoffs = datasets.make_cutoffs(recipe, vocab)
-    pieces = collections.defaultdict(list)
-    for split, shard, ids in datasets.encode(recipe, vocab, n_counted):
+    pieces, sizes = collections.defaultdict(list), {}
+    for split, shard, ids, size in datasets.encode(recipe, vocab, n_counted):
         pieces[split, shard].append(ids)
+        sizes[split] = sizes.get(split, TextSize()) + size
     splits = {
         split: np.concatenate([ids for part in sorted(pieces) if part[0] == split for ids in pieces[part]])
         for split in dict.fromkeys(split for split, _ in pieces)
     }
-    return Corpus(vocab, cutoffs, splits, datasets.is_by_character(dataset, vocab))
+    return Corpus(
+        vocab, cutoffs, splits, datasets.is_by_character(dataset, vocab), sizes=datasets.measured(dataset, sizes)
+    )
 
 
 # ------------------------------------------------------------------------------------------ the prepared folder
@@ -148,144 +153,73 @@ def prepare(
     recipe = datasets.make_recipe(config)
     info = read_prepared_info(data_dir)
     if info is not None:
-        _check_same(data_dir, info, recipe)
+        check_same(data_dir, info, recipe)
         logger.info("%s is prepared already", data_dir)
         return load_corpus(data_dir)
     if download:
         fetch(dataset, recipe.folder, download_url)
         recipe = datasets.make_recipe(config)  # finds the files that are there now
     datasets.check_files(recipe)
-    with _new_files(data_dir) as folder:
+    with new_files(data_dir) as folder:
         read = recipe.counted + [path for paths in recipe.files.values() for path in paths]
-        progress = _progress_bar(sum(map(_size, read))) if verbose and dataset != "pydoc" else None
-        vocab, n_counted = datasets.make_vocab(recipe, progress)
-        cutoffs = datasets.make_cutoffs(recipe, vocab)
-        pieces = datasets.encode(recipe, vocab, n_counted, progress)
-        n_tokens = write_files(folder, dataset, vocab, cutoffs, pieces, recipe.options, _inputs(recipe, data_dir))
-        for split, paths in recipe.files.items():
-            if not n_tokens.get(split):
-                raise ValueError(f"{', '.join(paths)}: no token in the split {split}")
+        progress = progress_bar(sum(map(size_of, read))) if verbose and dataset != "pydoc" else None
+        _write_corpus(folder, recipe, inputs_of(recipe, data_dir), progress)
     return load_corpus(data_dir)
 
 
-def write_files(
-    folder: str, dataset: str, vocab: Vocab, cutoffs: list[int], pieces: Iterable, options: dict, inputs: dict
-) -> dict[str, int]:
-    """Writes the files of a prepared corpus to a local folder; returns the number of tokens of each split.
+def _write_corpus(folder: str, recipe: datasets.Recipe, inputs: dict, progress: Callable | None = None) -> None:
+    vocab, n_counted = datasets.make_vocab(recipe, progress)
+    cutoffs = datasets.make_cutoffs(recipe, vocab)
+    pieces = datasets.encode(recipe, vocab, n_counted, progress)
+    n_tokens = write_files(folder, recipe.dataset, vocab, cutoffs, pieces, recipe.options, inputs)
+    for split, paths in recipe.files.items():
+        if not n_tokens.get(split):
+            raise ValueError(f"{', '.join(paths)}: no token in the split {split}")
+
+
+def prepare_texts(
+    texts: Iterable, data_dir: str, *, text_field: str = TEXT_FIELD, documents: bool = True, **options
+) -> Corpus:
+    """Prepares a corpus of texts that a program gives one after the other, in bounded memory: `txl_tf.prepare`.
+
+        dataset = datasets.load_dataset("roneneldan/TinyStories", split="train", streaming=True)   # of Hugging Face
+        corpus = txl_tf.prepare(dataset, "data/stories", level="subword", vocab_size=8000)
+        corpus = txl_tf.prepare(tf.data.TextLineDataset("my.txt").as_numpy_iterator(), "data/mine")
+
+    The texts are read once and kept in `data_dir` until the end. A folder that was prepared with the same options is
+    left as it is, and then no text is read: a program that is started again trains on what it has.
 
     Args:
-        pieces: `(split, shard, ids)`, the pieces of each shard in order.
-        options: hyper-parameters that decided the result; with `"num_shuffle"`, each shard of train is a file.
-        inputs: `{file: size in bytes}` of the text, to recognise it.
+        texts: strings, UTF-8 bytes, or dictionaries of which `text_field` is the text.
+        data_dir: as in `prepare`.
+        text_field: key of the text in dictionaries.
+        documents: whether each text is a document, ended by `</s>`.
+        **options: the other hyper-parameters of `TextConfig`, such as `level` and `valid_fraction`.
+
+    Raises:
+        ValueError: a text is empty or is none; or as `prepare`. Names the number of the text, from 1.
+        OSError: the folder cannot be written to, or another process is preparing it.
     """
-    vocab.save(f"{folder}/{VOCAB_FILE}")
-    writers = {}
-    for split, shard, ids in pieces:
-        if (split, shard) not in writers:
-            name = f"{split}-{shard:03d}.npy" if split == "train" and "num_shuffle" in options else f"{split}.npy"
-            writers[split, shard] = TokenWriter(f"{folder}/{name}", len(vocab))
-        writers[split, shard].add(ids)
-    files, n_tokens = {}, {}
-    for split, shard in sorted(writers, key=lambda key: key[1]):  # the splits stay in order
-        writer = writers[split, shard]
-        writer.close()
-        files.setdefault(split, []).append(os.path.basename(writer.path))
-        n_tokens[split] = n_tokens.get(split, 0) + writer.n_tokens
-    names = [VOCAB_FILE, *(name for names in files.values() for name in names)]
-    info = {
-        "vocab_size": len(vocab),
-        "cutoffs": [0, *cutoffs, len(vocab)] if cutoffs else [],
-        "dataset": dataset,
-        "format": FORMAT,
-        "n_tokens": n_tokens,
-        "files": files,
-        "vocab": vocab.get_config(),
-        "options": options,
-        "inputs": inputs,
-        "sha256": {name: sha256(f"{folder}/{name}") for name in names},
-    }
-    write_json(f"{folder}/{INFO_FILE}", info)
-    return n_tokens
-
-
-def _size(path: str) -> int | None:
-    """Size of an input in bytes, of the manual in characters; `None` if it does not exist."""
-    if path == datasets.PYDOC:
-        return len(pydoc_text())
-    return tf.io.gfile.stat(path).length if tf.io.gfile.exists(path) else None
-
-
-def _inputs(recipe: datasets.Recipe, data_dir: str) -> dict[str, int | None]:
-    """`{file: size}`. Paths within `data_dir` are relative, so that the folder can be moved."""
-
-    def absolute(path):
-        return path if is_remote(path) or path == datasets.PYDOC else os.path.abspath(path)
-
-    paths = map(absolute, datasets.all_files(recipe))
-    return {path.removeprefix(f"{absolute(data_dir)}/"): _size(path) for path in paths}
-
-
-def _progress_bar(n_bytes: int) -> Callable[[int], None]:
-    """A function to call with the number of bytes of each piece that is done."""
-    bar = keras.utils.Progbar(math.ceil(n_bytes / 1e6), unit_name="MB", verbose=1 if sys.stdout.isatty() else 2)
-    done = shown = 0
-
-    def progress(n):
-        nonlocal done, shown
-        done += n
-        if done - shown >= 1e6 or done == n_bytes:
-            shown = done
-            bar.update(math.ceil(done / 1e6) if done == n_bytes else int(done / 1e6), finalize=done == n_bytes)
-
-    return progress
-
-
-@contextlib.contextmanager
-def _new_files(data_dir: str) -> Iterator[str]:
-    """Gives a local folder for new files and, without error, moves them to `data_dir`, corpus-info.json last."""
-    with contextlib.ExitStack() as stack:
-        try:
-            tf.io.gfile.makedirs(data_dir)
-            if is_remote(data_dir):
-                folder = stack.enter_context(tempfile.TemporaryDirectory())
-            else:
-                stack.enter_context(lock(data_dir, "another process is preparing it"))
-                folder = os.path.join(data_dir, "prepare.tmp")
-                shutil.rmtree(folder, ignore_errors=True)  # of a killed process
-                os.mkdir(folder)
-                stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        except (OSError, tf.errors.OpError) as error:
-            raise OSError(f"data_dir {data_dir} cannot be written to: {error}") from error
-        yield folder
-        if tf.io.gfile.exists(f"{data_dir}/{INFO_FILE}"):  # of the original program
-            tf.io.gfile.remove(f"{data_dir}/{INFO_FILE}")
-        for name in sorted(os.listdir(folder), key=lambda name: (name == INFO_FILE, name)):
-            if is_remote(data_dir):
-                tf.io.gfile.copy(os.path.join(folder, name), f"{data_dir}/{name}", overwrite=True)
-            else:
-                os.replace(os.path.join(folder, name), os.path.join(data_dir, name))
-
-
-def _check_same(data_dir: str, info: dict, recipe: datasets.Recipe) -> None:
-    """Raises ValueError if the folder was prepared differently. Text that was removed since then is no difference."""
-    there = {"dataset": info["dataset"], **info["options"]}
-    now = {"dataset": recipe.dataset, **recipe.options}
-    sizes = _inputs(recipe, data_dir)
-    sizes = {name: info["inputs"].get(name) if size is None else size for name, size in sizes.items()}
-    if recipe.dataset in datasets.PAPER_DATASETS:
-        sizes = {**info["inputs"], **sizes}
-    for values, inputs in ((there, info["inputs"]), (now, sizes)):
-        values.update({f"size of {name}": size for name, size in inputs.items()})
-    changes = [
-        f"{name}: {there.get(name)!r} there, {now.get(name)!r} now"
-        for name in dict.fromkeys([*there, *now])
-        if there.get(name) != now.get(name)
-    ]
-    if changes:
-        raise ValueError(
-            f"data_dir {data_dir} was prepared otherwise; choose another folder, or remove {data_dir}/{INFO_FILE} to "
-            "prepare it anew:\n  " + "\n  ".join(changes)
-        )
+    data_dir = os.fspath(data_dir).rstrip("/")
+    recipe = datasets.make_recipe(TextConfig(dataset="text", data_path=_SPOOL, documents=documents, **options))
+    recipe.spooled = True
+    info = read_prepared_info(data_dir)
+    if info is not None:
+        check_same(data_dir, info, recipe)
+        logger.info("%s is prepared already: its texts are not read again", data_dir)
+        return load_corpus(data_dir)
+    with new_files(data_dir) as folder:
+        path = os.path.join(folder, _SPOOL)
+        with open(path, "w", encoding="utf-8") as file:
+            for number, text in enumerate(texts, 1):
+                json.dump({TEXT_FIELD: text_of(text, text_field, f"text {number}")}, file, ensure_ascii=False)
+                file.write("\n")
+        if not os.path.getsize(path):
+            raise ValueError("texts must hold at least one text, got none")
+        recipe.files, recipe.counted = {"train": [path]}, [path]
+        _write_corpus(folder, recipe, inputs={})
+        os.remove(path)
+    return load_corpus(data_dir)
 
 
 def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
@@ -318,13 +252,15 @@ def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
     if verify is None:
         n_bytes = sum(len(tokens) * tokens.dtype.itemsize for tokens in splits.values())
         verify = not is_remote(data_dir) and n_bytes <= _QUICK_BYTES
-    vocab = Vocab.load(f"{data_dir}/{VOCAB_FILE}", **info["vocab"])
+    vocab = load_vocab(f"{data_dir}/{vocab_name(info)}", **info["vocab"])
     if len(vocab) != info["vocab_size"]:
         raise ValueError(
-            f"{data_dir}/{VOCAB_FILE} has {len(vocab)} symbols, but {INFO_FILE} says vocab_size {info['vocab_size']}"
+            f"{data_dir}/{vocab_name(info)} has {len(vocab)} symbols, but {INFO_FILE} says vocab_size "
+            f"{info['vocab_size']}"
         )
     check_sums(data_dir, info, verify)
     sums = info.get("sha256", {})
     checksums = {split: [sums[name] for name in names] for split, names in info["files"].items()} if sums else {}
     by_character = datasets.is_by_character(info["dataset"], vocab)
-    return Corpus(vocab, info["cutoffs"][1:-1], splits, by_character, checksums)
+    sizes = {split: TextSize(*size) for split, size in info.get("sizes", {}).items()}
+    return Corpus(vocab, info["cutoffs"][1:-1], splits, by_character, checksums, sizes)

@@ -6,21 +6,37 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import DATASETS, TextConfig, one_of
 from txl_tf.data.download import LM1B_SHARDS, LM1B_VOCAB, SPLITS
-from txl_tf.data.text_files import pydoc_text, read_files
+from txl_tf.data.subwords import END, empty_vocab, load_vocab, train_subwords
+from txl_tf.data.text_files import pydoc_text
+from txl_tf.data.text_size import TextMeter, TextSize
+from txl_tf.data.texts import Text, find_files, have_json_lines, read_texts
 from txl_tf.data.vocabulary import Vocab
 
 PYDOC = "pydoc_data.topics"
+SUBWORDS = 8000  # of a vocabulary of no other size
+_AT_ONCE = 1 << 18  # ids of a piece, at least, where texts are shorter
 
-_Pieces = Iterator[tuple[str, int, np.ndarray]]  # (split, shard, ids)
+
+class Piece(NamedTuple):
+    """Some ids of a split, and how much text they stand for, where that is known."""
+
+    split: str
+    shard: int
+    ids: np.ndarray
+    size: TextSize | None = None
+
+
 _WORDS = {"level": "word", "special": ["<eos>"], "eos": "<eos>", "unk": "<unk>"}
 
 # The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. enwik8 is byte values and text8 is
@@ -49,6 +65,7 @@ class Recipe:
             becomes valid; lm1b has `"num_shuffle"`, the number of random orders to write.
         folder: folder of a dataset of the paper.
         vocab_file: the vocabulary, if it is not counted.
+        spooled: whether the only file holds the texts of `prepare_texts`, a JSON line each.
     """
 
     dataset: str
@@ -58,12 +75,15 @@ class Recipe:
     options: dict
     folder: str | None = None
     vocab_file: str | None = None
+    spooled: bool = False
 
-    def texts(self, paths: Iterable[str], progress: Callable | None = None) -> Iterator[tuple[str, Iterable]]:
-        """Yields name and pieces of each text of `paths`."""
+    def texts(self, paths: Iterable[str], progress: Callable | None = None) -> Iterator[Text]:
+        """Yields the texts of `paths`."""
+        if self.dataset == "pydoc":
+            return iter([Text(PYDOC, [pydoc_text()])])
         level = "line" if self.vocab_options.get("bos") else self.vocab_options["level"]
-        for path in paths:
-            yield path, [pydoc_text()] if self.dataset == "pydoc" else read_files([path], level, progress)
+        found = read_texts(paths, level, self.options.get("text_field"), progress)
+        return (Text(f"text {n}", text.pieces) for n, text in enumerate(found, 1)) if self.spooled else found
 
 
 def make_recipe(config: TextConfig) -> Recipe:
@@ -71,23 +91,44 @@ def make_recipe(config: TextConfig) -> Recipe:
     one_of(DATASETS)("dataset", config.dataset)
     if config.dataset in PAPER_DATASETS:
         return _paper_recipe(config)
-    if config.vocab_path and (config.min_freq or config.max_size is not None):
-        raise ValueError(f"min_freq and max_size choose symbols, but vocab_path={config.vocab_path} has them already")
-    kept = {name: getattr(config, name) for name in ("level", "lower_case", "min_freq", "max_size")}
-    vocab_options = dict(kept)
-    if config.level == "word":
-        vocab_options.update(special=["<eos>", "<unk>"], eos="<eos>", unk="<unk>")
-    elif config.min_freq > 1 or config.max_size is not None:
-        vocab_options.update(special=["<unk>"], unk="<unk>")
-    Vocab(**vocab_options)  # checks the options
+    _check_options(config)
     paths = [PYDOC] if config.dataset == "pydoc" else config.data_path
     if not paths:
         raise ValueError("dataset 'text' needs data_path: a UTF-8 text file, or several separated by commas")
-    if isinstance(paths, str):
-        paths = [path.strip() for path in paths.split(",")]
-    paths = [os.fspath(path) for path in ([paths] if isinstance(paths, os.PathLike) else paths)]
+    paths = paths if config.dataset == "pydoc" else find_files(paths)
+    kept = {name: getattr(config, name) for name in ("level", "lower_case", "min_freq", "max_size")}
     options = {**kept, "valid_fraction": config.valid_fraction, "cutoffs": config.cutoffs and list(config.cutoffs)}
-    return Recipe(config.dataset, vocab_options, {"train": paths}, paths, options, vocab_file=config.vocab_path)
+    if config.text_field is not None:
+        options["text_field"] = config.text_field
+    if config.documents or (config.documents is None and (config.text_field is not None or have_json_lines(paths))):
+        options["documents"] = True
+    if config.level == "subword":
+        options.update(vocab_size=config.vocab_size or SUBWORDS, subword_type=config.subword_type)
+        kept = {"level": "subword"}
+    if config.level == "word":
+        kept.update(special=["<eos>", "<unk>"], eos="<eos>", unk="<unk>")
+    elif config.min_freq > 1 or config.max_size is not None:
+        kept.update(special=["<unk>"], unk="<unk>")
+    if "documents" in options:
+        kept.update(document=END)
+    empty_vocab(**kept)  # checks the options
+    return Recipe(config.dataset, kept, {"train": paths}, paths, options, vocab_file=config.vocab_path)
+
+
+def _check_options(config: TextConfig) -> None:
+    """Raises ValueError where options do not go together."""
+    if config.vocab_path and (config.min_freq or config.max_size is not None or config.vocab_size):
+        raise ValueError(
+            f"min_freq, max_size and vocab_size choose symbols, but vocab_path={config.vocab_path} has them already"
+        )
+    counted = {name: getattr(config, name) for name in ("lower_case", "min_freq", "max_size")}
+    given = [name for name, value in counted.items() if value]
+    if config.level == "subword" and given:
+        raise ValueError(f"{given[0]} is not for level 'subword', got {counted[given[0]]!r}: vocab_size says how many")
+    if config.level != "subword" and config.vocab_size is not None:
+        raise ValueError(
+            f"vocab_size={config.vocab_size} needs level 'subword', got {config.level!r}: max_size limits other symbols"
+        )
 
 
 def _paper_recipe(config: TextConfig) -> Recipe:
@@ -130,14 +171,28 @@ def check_files(recipe: Recipe) -> None:
 
 def make_vocab(recipe: Recipe, progress: Callable | None = None) -> tuple[Vocab, int]:
     """The vocabulary, and the number of tokens in the counted files."""
+    options, subwords = recipe.vocab_options, recipe.vocab_options["level"] == "subword"
     if recipe.vocab_file:
-        vocab = Vocab.load(recipe.vocab_file, **recipe.vocab_options)
+        vocab = load_vocab(recipe.vocab_file, **options)
         if vocab.unk is not None and vocab.unk not in vocab.ids:
             raise ValueError(f"unk symbol {vocab.unk!r} is not in vocabulary file {recipe.vocab_file}")
+    elif subwords:
+        lines = (piece for text in recipe.texts(recipe.counted) for piece in text.pieces)
+        vocab = train_subwords(lines, recipe.options["vocab_size"], recipe.options["subword_type"], **options)
     else:
-        vocab = Vocab(**recipe.vocab_options)
-    n_counted = sum(vocab.count(pieces) for _, pieces in recipe.texts(recipe.counted, progress))
-    if not recipe.vocab_file:
+        vocab = empty_vocab(**options)
+    n_documents = 0
+
+    def pieces():
+        nonlocal n_documents
+        for text in recipe.texts(recipe.counted, progress):
+            yield from text.pieces
+            n_documents += vocab.document is not None
+
+    n_counted = vocab.count(pieces()) + n_documents
+    if vocab.document is not None:
+        vocab.counter[vocab.document] = n_documents
+    if not (recipe.vocab_file or subwords):
         vocab.build()
     return vocab, n_counted
 
@@ -172,44 +227,106 @@ def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
     return dataset in ("enwik8", "text8") or vocab.level != "word"
 
 
-def encode(recipe: Recipe, vocab: Vocab, n_counted: int, progress: Callable | None = None) -> _Pieces:
+def measured(dataset: str | None, sizes: dict[str, TextSize]) -> dict[str, TextSize]:
+    """How much text the splits are. Files of enwik8 and text8 are not the text, but a list of what it is made of."""
+    return {} if dataset in ("enwik8", "text8") else sizes
+
+
+def encode_files(data_path: Any, vocab: Vocab, text_field: str | None = None) -> tuple[np.ndarray, TextSize]:
+    """Ids of files, folders or patterns in the vocabulary of a model, documents ended as it knows them; and their size.
+
+    Raises: as `find_files`, `read_texts` and `Vocab.encode`.
+    """
+    meter, pieces = TextMeter(), []
+    level = "line" if vocab.bos else vocab.level
+    for text, ids, _ in _encoded(read_texts(find_files(data_path), level, text_field), vocab):
+        pieces.append(Piece("", 0, ids, meter.measure(text)))
+    sizes = (piece.size for piece in pieces)
+    return np.concatenate([piece.ids for piece in pieces]), sum(sizes, TextSize())
+
+
+def encode(recipe: Recipe, vocab: Vocab, n_counted: int, progress: Callable | None = None) -> Iterator[Piece]:
     """Yields the pieces of each split in order; the shard is 0 except for shuffled files."""
     for split, paths in recipe.files.items():
         if split == "train" and "num_shuffle" in recipe.options:
             yield from _encode_shuffled(recipe, vocab, progress)
             continue
-        pieces = (ids for path, texts in recipe.texts(paths, progress) for ids in vocab.encode_stream(texts, path))
+        encoded = _encoded(recipe.texts(paths, progress), vocab)
         if "valid_fraction" in recipe.options:
-            yield from _cut_off_valid(pieces, n_counted, recipe.options["valid_fraction"])
+            pieces = _cut_off_valid(encoded, vocab, n_counted, recipe.options["valid_fraction"])
         else:
-            yield from ((split, 0, ids) for ids in pieces)
+            meter = TextMeter()
+            pieces = (Piece(split, 0, ids, meter.measure(text)) for text, ids, _ in encoded)
+        yield from _joined(pieces)
 
 
-def _cut_off_valid(pieces: Iterable[np.ndarray], n_tokens: int, valid_fraction: float) -> _Pieces:
+def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes, np.ndarray, bool]]:
+    """Yields each piece of text with its ids, and whether a document ends with it, which then has its end."""
+    end = np.array([vocab.document_id], np.int32) if vocab.document is not None else None
+    for name, pieces in texts:
+        pieces, same = itertools.tee(pieces)
+        for text, ids in zip(same, vocab.encode_stream(pieces, name), strict=True):
+            yield text, ids, False
+        if end is not None:
+            yield "", end, True
+
+
+def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The pieces, those of short texts joined to longer ones."""
+    for (split, shard), same in itertools.groupby(pieces, lambda piece: (piece.split, piece.shard)):
+        waiting, n_waiting, size = [], 0, TextSize()
+        for piece in same:
+            waiting.append(piece.ids)
+            n_waiting, size = n_waiting + len(piece.ids), size + piece.size
+            if n_waiting >= _AT_ONCE:
+                yield Piece(split, shard, np.concatenate(waiting), size)
+                waiting, n_waiting, size = [], 0, TextSize()
+        if n_waiting:
+            yield Piece(split, shard, np.concatenate(waiting), size)
+
+
+def _cut_off_valid(encoded: Iterable, vocab: Vocab, n_tokens: int, valid_fraction: float) -> Iterator[Piece]:
+    """The first tokens are train, the last ones valid. Documents are not cut: that at the border is train."""
     n_train = int(n_tokens * (1 - valid_fraction))
     if n_train in (0, n_tokens):
         raise ValueError(f"a text of {n_tokens} tokens is too short to hold out {valid_fraction} of it")
-    position = 0
-    for ids in pieces:
-        for split, part in zip(("train", "valid"), np.split(ids, [max(n_train - position, 0)]), strict=True):
-            if len(part):
-                yield split, 0, part
+    position, in_train, train, valid = 0, True, TextMeter(), TextMeter()
+    for text, ids, ends_document in encoded:
+        k = max(n_train - position, 0)
         position += len(ids)
+        if vocab.document is not None:
+            split, meter = ("train", train) if in_train else ("valid", valid)
+            yield Piece(split, 0, ids, meter.measure(text))
+            in_train = in_train and not (ends_document and position >= n_train)
+        elif k >= len(ids):
+            yield Piece("train", 0, ids, train.measure(text))
+        elif k == 0:
+            yield Piece("valid", 0, ids, valid.measure(text))
+        else:
+            before, after = vocab.split(text, ids, k)
+            yield Piece("train", 0, ids[:k], train.measure(before))
+            yield Piece("valid", 0, ids[k:], valid.measure(after))
+    if in_train and vocab.document is not None:
+        raise ValueError(
+            f"the last document is more than valid_fraction={valid_fraction} of the text of {n_tokens} tokens, and "
+            "documents are not cut: none is left to validate on"
+        )
 
 
-def _encode_shuffled(recipe: Recipe, vocab: Vocab, progress: Callable | None) -> _Pieces:
+def _encode_shuffled(recipe: Recipe, vocab: Vocab, progress: Callable | None) -> Iterator[Piece]:
     """The training files of lm1b, the sentences of each in random order; the original's order for the same seed.
 
     With several shuffles, all files follow in a first order, then all in a second, ...
     """
     rng = np.random.RandomState(recipe.options["seed"])
     paths = recipe.files["train"]
-    for shard, (path, texts) in enumerate(recipe.texts(paths, progress)):
-        pieces, lengths = [], []
+    for shard, (name, texts) in enumerate(recipe.texts(paths, progress)):
+        pieces, lengths, size, meter = [], [], TextSize(), TextMeter()
         for text in texts:
-            pieces.append(vocab.encode(text, name=path))
+            pieces.append(vocab.encode(text, name=name))
             lengths.extend(len(line.split()) + 2 for line in text.split("\n")[:-1])  # with both markers
+            size += meter.measure(text)
         sentences = np.split(np.concatenate(pieces), np.cumsum(lengths)[:-1])
         for shuffle in range(recipe.options["num_shuffle"]):
             rng.shuffle(sentences)
-            yield "train", shuffle * len(paths) + shard, np.concatenate(sentences)
+            yield Piece("train", shuffle * len(paths) + shard, np.concatenate(sentences), size)

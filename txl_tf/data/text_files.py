@@ -26,7 +26,8 @@ def read_files(paths: Iterable[str], level: str, progress: Callable | None = Non
     Args:
         paths: local or remote files.
         level: `"byte"`: pieces are bytes, of any file. `"char"`: pieces are str. `"word"`: str, cut between words.
-            `"line"`: str, cut between lines. At the last two levels, a missing newline at the end of a file is added.
+            `"line"`: str, cut between lines. At these two levels, a missing newline at the end of a file is added.
+            `"subword"`: str, cut between words, and nothing is added.
         progress: called with the number of bytes of each piece.
 
     Raises:
@@ -34,11 +35,11 @@ def read_files(paths: Iterable[str], level: str, progress: Callable | None = Non
         ValueError: a file is empty or is not UTF-8 text. Names the file and the byte.
     """
     for path in paths:
-        pieces = _read_blocks(path, progress)
+        pieces = blocks_of(path, progress)
         if level != "byte":
-            pieces = _decode(pieces, path)
-        if level in ("word", "line"):
-            pieces = _cut_between(pieces, level)
+            pieces = decoded(pieces, path)
+        if level not in ("byte", "char"):
+            pieces = cut_between(pieces, level)
         yield from pieces
 
 
@@ -57,7 +58,8 @@ def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
             yield number, line.removeprefix("\ufeff") if number == 1 else line
 
 
-def _read_blocks(path: str, progress: Callable | None) -> Iterator[bytes]:
+def blocks_of(path: str, progress: Callable | None = None) -> Iterator[bytes]:
+    """Yields a file, which must not be empty, in blocks of a megabyte."""
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(f"there is no file {path}")
     if tf.io.gfile.isdir(path):
@@ -73,7 +75,8 @@ def _read_blocks(path: str, progress: Callable | None) -> Iterator[bytes]:
             block = file.read(_READ_BYTES)
 
 
-def _decode(blocks: Iterator[bytes], path: str) -> Iterator[str]:
+def decoded(blocks: Iterable[bytes], path: str) -> Iterator[str]:
+    """Yields the text of blocks of UTF-8; errors name the file `path`."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     not_text = "{} is not UTF-8 text: see byte {}. level='byte' reads any file"
     position = 0  # of the block in the file
@@ -89,16 +92,33 @@ def _decode(blocks: Iterator[bytes], path: str) -> Iterator[str]:
         position += len(block)
 
 
-def _cut_between(pieces: Iterator[str], level: str) -> Iterator[str]:
-    """Cuts each piece after its last newline; at level "word", a piece without newline before its last word."""
-    text = last = ""
+def cut_between(pieces: Iterable[str], level: str) -> Iterator[str]:
+    """Cuts each piece after its last newline. A piece without one is cut before its last word; not at level "line".
+
+    At levels "word" and "line", a missing newline at the end is added. At level "subword", a word begins with the
+    space before it.
+    """
+    if level != "subword":
+        pieces = with_last_newline(pieces)
+    text = ""
     for piece in pieces:
         text += piece
-        last = piece or last
         cut = text.rfind("\n") + 1
-        if not cut and level == "word":
+        if not cut and level == "subword":
+            cut = max(text.rfind(" "), 0)
+        elif not cut and level == "word":
             cut = len(text) - len(text.rsplit(None, 1)[-1]) if text and not text[-1].isspace() else len(text)
         yield text[:cut]
         text = text[cut:]
+    if text:
+        yield text
+
+
+def with_last_newline(pieces: Iterable[str]) -> Iterator[str]:
+    """The pieces, and a newline if they do not end with one."""
+    last = ""
+    for piece in pieces:
+        yield piece
+        last = piece or last
     if not last.endswith("\n"):
-        yield text + "\n"
+        yield "\n"

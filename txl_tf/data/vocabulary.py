@@ -1,4 +1,4 @@
-"""Vocabulary: the symbols of a text and their ids, at the level of words, characters or bytes.
+"""Vocabulary: the symbols of a text and their ids, at the level of words, characters or bytes; see also subwords.py.
 
 A vocabulary is stored in two parts: a text file with one symbol per line in id order (`save`), and the settings that
 say how text becomes symbols (`get_config`, plain values for config.json):
@@ -19,12 +19,12 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import LEVELS
+from txl_tf.config import COUNTED_LEVELS
 from txl_tf.files import reading, write_atomic
 from txl_tf.schema import brief
 
@@ -49,6 +49,7 @@ class Vocab:
         eos: symbol that each newline becomes, at level `"word"`. `None`: none.
         min_freq: symbols with lower counts are left out.
         max_size: how many of the most frequent symbols to keep, special ones not included. `None`: all.
+        document: symbol that ends each document, which no text may hold. `None`: none. At level `"byte"` its id is 256.
 
     Attributes:
         symbols: list of str, the symbols in id order.
@@ -64,11 +65,12 @@ class Vocab:
     eos: str | None = None
     min_freq: int = 0
     max_size: int | None = None
+    document: str | None = None
 
     def __post_init__(self) -> None:
         level, special, bos, eos, max_size = self.level, list(self.special), self.bos, self.eos, self.max_size
-        if level not in LEVELS:
-            raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
+        if level not in COUNTED_LEVELS:
+            raise ValueError(f"level must be one of {', '.join(COUNTED_LEVELS)}, got {level!r}")
         if level != "word" and (bos or eos):
             raise ValueError(f"bos and eos need level 'word', got {bos!r} and {eos!r} at level {level!r}")
         if level == "byte" and (self.lower_case or special or self.unk or self.min_freq or max_size is not None):
@@ -77,12 +79,26 @@ class Vocab:
             raise ValueError(f"special symbols must be words without white space, got {special}")
         if max_size is not None and max_size < 1:
             raise ValueError(f"max_size must be positive or None, got {max_size}")
+        if self.document is not None and (len(self.document) < 2 or len(self.document.split()) != 1):
+            raise ValueError(f"document must be a word of several characters, got {self.document!r}")
         self.special = special
         self.counter = Counter()
         self._set_symbols([])
 
     def __len__(self) -> int:
         return len(self.symbols)
+
+    @property
+    def document_id(self) -> int | None:
+        """Id of the symbol that ends each document; `None` if there is none."""
+        return None if self.document is None else self.ids[self.document]
+
+    @property
+    def start_id(self) -> int:
+        """Id that the beginning of a text follows: the end of a document, or else of a line; 0 if there is neither."""
+        if self.document is not None:
+            return self.document_id
+        return self.ids.get(self.eos or "\n", 0)
 
     def get_config(self) -> dict:
         """The arguments of `__init__`, as values that JSON can hold."""
@@ -105,7 +121,7 @@ class Vocab:
     def count(self, texts: str | bytes | Iterable[str]) -> int:
         """Counts the symbols of a string or of several; no symbol may span two. Returns how many ids `encode` makes."""
         n = 0
-        for text in _as_iterable(texts):
+        for text in as_iterable(texts):
             symbols = self._tokenize(text)
             n += len(symbols)
             if self.level != "byte":
@@ -118,18 +134,21 @@ class Vocab:
     def build(self) -> None:
         """Gives ids to the special and the counted symbols."""
         if self.level == "byte":
-            self._set_symbols(BYTE_SYMBOLS)
+            self._set_symbols(self._byte_symbols())
             return
         counted = [s for s, n in self.counter.most_common(self.max_size) if n >= self.min_freq]
-        self._set_symbols(dict.fromkeys(self.special + counted))
+        self._set_symbols(dict.fromkeys(self.special + [self.document] * (self.document is not None) + counted))
         self._check_line_symbols("the vocabulary: add it to special")
 
     def _set_symbols(self, symbols: Iterable[str]) -> None:
         self.symbols = list(symbols)
         self.ids = {symbol: i for i, symbol in enumerate(self.symbols)}
 
+    def _byte_symbols(self) -> list[str]:
+        return BYTE_SYMBOLS + [self.document] * (self.document is not None)
+
     def _check_line_symbols(self, where: str) -> None:
-        for name in ("bos", "eos"):
+        for name in ("bos", "eos", "document"):
             symbol = getattr(self, name)
             if symbol is not None and symbol not in self.ids:
                 raise ValueError(f"{name} symbol {symbol!r} is not in {where}")
@@ -147,7 +166,7 @@ class Vocab:
         Raises:
             ValueError: a symbol is not in the vocabulary, and neither is `unk`. Names the symbol and its line.
         """
-        pieces = list(self.encode_stream(_as_iterable(texts), name))
+        pieces = list(self.encode_stream(as_iterable(texts), name))
         return np.concatenate(pieces) if pieces else np.zeros([0], np.int32)
 
     def encode_stream(self, texts: Iterable[str], name: str = "text") -> Iterator[np.ndarray]:
@@ -160,16 +179,22 @@ class Vocab:
                 yield np.frombuffer(symbols, np.uint8).astype(np.int32)
                 continue
             ids = np.fromiter(map(self.ids.get, symbols, itertools.repeat(unk_id)), np.int32, len(symbols))
+            if self.document is not None and np.any(ids == self.document_id):
+                number = self._find(text, lambda symbol: symbol == self.document)[1] + first_line
+                raise ValueError(f"{name}, line {number}: {self.document} ends documents and must not be in a text")
             if unk_id < 0 and np.any(ids < 0):
-                lines = enumerate(io.StringIO(text), first_line)  # only "\n" ends a line
-                unknown = ((s, number) for number, line in lines for s in self._tokenize(line) if s not in self.ids)
-                symbol, number = next(unknown)
+                symbol, line = self._find(text, lambda symbol: symbol not in self.ids)
                 raise ValueError(
-                    f"{name}, line {number}: {symbol!r} is not in the vocabulary of {len(self)} symbols, "
+                    f"{name}, line {line + first_line}: {symbol!r} is not in the vocabulary of {len(self)} symbols, "
                     f"and neither is an unknown symbol (unk={self.unk!r})"
                 )
             yield ids
             first_line += text.count("\n")
+
+    def _find(self, text: str, wanted: Callable[[str], bool]) -> tuple[str, int]:
+        """The first symbol of a text that is wanted, and its line, from 0."""
+        lines = enumerate(io.StringIO(text))  # only "\n" ends a line
+        return next((symbol, i) for i, line in lines for symbol in self._tokenize(line) if wanted(symbol))
 
     def _tokenize(self, text: str | bytes, mark_lines: bool = False) -> list[str] | str | bytes:
         """The symbols of a string: a list of words, or the string itself as characters or bytes."""
@@ -190,11 +215,7 @@ class Vocab:
 
         Bytes that are not UTF-8 become U+FFFD. Raises ValueError for an id outside the vocabulary.
         """
-        ids = np.asarray(ids, np.int64).ravel()
-        bad = ids[(ids < 0) | (ids >= len(self))]
-        if bad.size:
-            raise ValueError(f"ids must be in [0, {len(self)}), the size of the vocabulary, got {bad[0]}")
-        symbols = [self.symbols[i] for i in ids]
+        symbols = [self.symbols[i] for i in self.checked_ids(ids)]
         if self.level == "char":
             return "".join(symbols)
         if self.level == "byte":
@@ -208,6 +229,23 @@ class Vocab:
             else:
                 lines[-1].append(symbol)
         return "\n".join(" ".join(line) for line in lines)
+
+    def split(self, text: str | bytes, ids: np.ndarray, k: int) -> tuple[str | bytes, str | bytes]:
+        """Cuts a text before the token number `k` of its `ids`. Not for vocabularies with `bos`."""
+        symbols = self._tokenize(text)
+        if self.level == "word":
+            tokens = re.finditer(r"\S+|\n" if self.eos else r"\S+", text)
+            k = next(itertools.islice(tokens, k, None)).start()
+            return text[:k], text[k:]
+        return symbols[:k], symbols[k:]
+
+    def checked_ids(self, ids: Iterable[int]) -> np.ndarray:
+        """`ids` as an int64 array `[n]`. Raises ValueError for one outside the vocabulary."""
+        ids = np.asarray(ids, np.int64).ravel()
+        bad = ids[(ids < 0) | (ids >= len(self))]
+        if bad.size:
+            raise ValueError(f"ids must be in [0, {len(self)}), the size of the vocabulary, got {bad[0]}")
+        return ids
 
     # -------------------------------------------------------------------------------------------------- files
 
@@ -246,7 +284,7 @@ class Vocab:
         """Takes the symbols from the lines of a vocabulary file; errors name the file `path`."""
         by_word = self.level == "word"
         symbols = ["".join(line.split()[:1]) if by_word else unescape(line) for line in lines]
-        if self.level == "byte" and symbols != BYTE_SYMBOLS:
+        if self.level == "byte" and symbols != self._byte_symbols():
             raise ValueError(f"vocabulary file {path} is not the 256 bytes in order that level 'byte' needs")
         self._set_symbols(symbols)
         for i, symbol in enumerate(symbols):
@@ -284,5 +322,5 @@ def unescape(line: str) -> str:
     return re.sub(escapes, lambda match: match[0].encode().decode("unicode_escape"), line)
 
 
-def _as_iterable(texts: str | bytes | Iterable[str]) -> Iterable[str | bytes]:
+def as_iterable(texts: str | bytes | Iterable[str]) -> Iterable[str | bytes]:
     return [texts] if isinstance(texts, (str, bytes)) else texts

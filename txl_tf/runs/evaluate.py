@@ -16,8 +16,8 @@ import tensorflow as tf
 from txl_tf.config import EvaluationConfig, MachineConfig, TrainingConfig
 from txl_tf.data.batches import Segments, num_batches
 from txl_tf.data.corpus import Corpus
-from txl_tf.data.datasets import is_by_character
-from txl_tf.data.text_files import read_files
+from txl_tf.data.datasets import encode_files, is_by_character, measured
+from txl_tf.data.text_size import TextSize
 from txl_tf.data.vocabulary import escape
 from txl_tf.files import check_writable, new_file
 from txl_tf.models.language_model import LanguageModel
@@ -103,10 +103,11 @@ def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str) -> Corpus:
     """A text file in the vocabulary of the run, as a corpus of one split."""
     if "vocab" not in config:
         raise ValueError(f"eval_path needs the vocabulary of a run: {folder.config_file} does not exist")
-    vocab = folder.load_vocab()
-    tokens = vocab.encode(read_files([eval_path], vocab.level), name=eval_path)
-    by_character = config["data"].get("by_character", is_by_character(config["data"].get("dataset"), vocab))
-    return Corpus(vocab, config["model"]["cutoffs"], {eval_path: tokens}, by_character)
+    vocab, data = folder.load_vocab(), config["data"]
+    tokens, size = encode_files(eval_path, vocab, data.get("text_field"))
+    by_character = data.get("by_character", is_by_character(data.get("dataset"), vocab))
+    sizes = measured(data.get("dataset"), {eval_path: size})
+    return Corpus(vocab, config["model"]["cutoffs"], {eval_path: tokens}, by_character, sizes=sizes)
 
 
 def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
@@ -186,6 +187,8 @@ class Evaluator:
         rate = self.num_labels(split) / (time.perf_counter() - started)
         tokens = f"{self.num_labels(split):,} tokens | {rate:,.0f} tokens/s"
         logger.info("%s: %s | %s", split, self.format(nll), tokens)
+        if split in self.corpus.sizes:
+            logger.info("%s: %s", split, self.format_by_text(nll, split))
         return nll
 
     def _write_tokens(self, lm: LanguageModel, split: str, path: str, verbose: int) -> float:
@@ -224,3 +227,15 @@ class Evaluator:
 
     def format(self, nll: float) -> str:
         return f"loss {nll:.6f} nats | {self.metric} {to_metric(nll, self.metric):.4f}"
+
+    def by_text(self, nll: float, split: str) -> TextSize:
+        """The nll in nats a byte, a character and a word, whatever the tokens are: models of different vocabularies
+        compare by it. Every token counts with the mean `nll`.
+        """
+        n_tokens, size = len(self.corpus.splits[split]), self.corpus.sizes[split]
+        return TextSize(*(nll * n_tokens / max(n, 1) for n in size))
+
+    def format_by_text(self, nll: float, split: str) -> str:
+        a_byte, a_character, a_word = self.by_text(nll, split)
+        bits = f"bits a byte {to_metric(a_byte, 'bpc'):.4f} | bits a character {to_metric(a_character, 'bpc'):.4f}"
+        return f"{bits} | ppl of a word {to_metric(a_word, 'ppl'):.2f}"

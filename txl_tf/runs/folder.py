@@ -1,7 +1,8 @@
 """The folder of a run. `RunFolder` alone knows what lies where:
 
 config.json              family, data, model, vocabulary and training, see `txl_tf.config`
-vocab.txt                a symbol a line, in the order of the ids; of pairs, source_vocab.txt and target_vocab.txt
+vocab.txt                a symbol a line, in the order of the ids; of pairs, source_vocab.txt and target_vocab.txt;
+                         of subwords, vocab.model, a SentencePiece model
 ckpt-<step>.*            checkpoints, and `checkpoint`, which names them to other programs
 best/ckpt-<step>.*       weights with the best validation; best.json says which loss, or F1
 ema/ckpt-<step>.*        moving average of the weights at the end of the training
@@ -35,6 +36,7 @@ from txl_tf.config import (
     check_bins,
     satisfies,
 )
+from txl_tf.data.subwords import empty_vocab, load_vocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import check_writable, lock, read_json, removed_on_error, write_json, writing
 from txl_tf.models.language_model import TransformerXLLM
@@ -168,7 +170,7 @@ class RunFolder(CheckpointFolder):
             raise ValueError(f"model.{missing[0]} is missing")
         self.check_model(self.families[family].config(**values["model"]))
         for name in self.vocabs:
-            Vocab(**values[name])  # checks them
+            empty_vocab(**values[name])  # checks them
 
     def check_model(self, model: Config) -> None:
         """Raises ValueError where the hyper-parameters of a model do not fit each other."""
@@ -178,8 +180,8 @@ class RunFolder(CheckpointFolder):
         """The vocabularies of the run."""
         config, loaded = self.read_config(), []
         for name, size in self.vocabs.items():
-            file = self._vocab_file(name)
-            vocab = Vocab.load(file, **config[name])
+            file = self._vocab_file(name, config[name].get("level"))
+            vocab = load_vocab(file, **config[name])
             if config.get("fingerprints", {}).get(name, vocab.fingerprint()) != vocab.fingerprint():
                 raise ValueError(f"{file} is not as it was written: config.json has another fingerprint of it")
             if size is not None and len(vocab) != config["model"][size]:
@@ -194,15 +196,15 @@ class RunFolder(CheckpointFolder):
         (vocab,) = self.load_vocabs()
         return vocab
 
-    def _vocab_file(self, name: str) -> str:
-        return os.path.join(self.path, f"{name}.txt")
+    def _vocab_file(self, name: str, level: str | None) -> str:
+        return os.path.join(self.path, vocab_file(name, level))
 
     def describe(self, config: dict, vocabs: list[Vocab]) -> None:
         """Writes `config.json` and, while there is no checkpoint that depends on them, the vocabularies."""
         named = dict(zip(self.vocabs, vocabs, strict=True))
         if not self.checkpoints():
             for name, vocab in named.items():
-                vocab.save(self._vocab_file(name))
+                vocab.save(self._vocab_file(name, vocab.level))
         fingerprints = {name: vocab.fingerprint() for name, vocab in named.items()}
         write_json(self.config_file, {**config, "fingerprints": {**config.get("fingerprints", {}), **fingerprints}})
 
@@ -368,7 +370,8 @@ class RunFolder(CheckpointFolder):
         with contextlib.ExitStack() as stack:
             if not tf.io.gfile.isdir(self.path):
                 stack.enter_context(removed_on_error(self.path))
-            for path in (self.config_file, *map(self._vocab_file, self.vocabs)):
+            levels = [vocab.level for vocab in vocabs]
+            for path in (self.config_file, *map(self._vocab_file, self.vocabs, levels)):
                 stack.enter_context(removed_on_error(path))
             with writing(self.path):
                 tf.io.gfile.makedirs(self.path)

@@ -1,0 +1,265 @@
+"""Subwords: a vocabulary of pieces of words, which SentencePiece makes of a text and cuts texts into.
+
+    vocab = train_subwords(lines, vocab_size=8000)      # or SubwordVocab.load("my.model", level="subword")
+    vocab.decode(vocab.encode(text)) == text            # of any text: nothing is normalised, nothing unknown
+
+Characters without a piece are spelt as bytes. Two characters never reach SentencePiece, as it would not give them back:
+a newline, which ends its lines, and U+2581, which is its own mark of a space. They are pieces or bytes of their own, so
+that a text can be cut at them anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import itertools
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config import SUBWORD_TYPES, one_of
+from txl_tf.data.vocabulary import Vocab, as_iterable
+from txl_tf.files import reading, write_atomic
+
+SPACE = "\u2581"  # SentencePiece's mark of a space
+END = "</s>"  # its symbol for the end of a text
+# SentencePiece skips lines in training that hold a tab, its space or its sign for what is unknown.
+_RESERVED = re.compile(f"[\n\t{SPACE}\u2585]")
+SAMPLE_BYTES = 50_000_000  # of text that subwords are made from; of a larger one, lines from all over it
+_LINE_CHARACTERS = 1000  # of a line in training; SentencePiece skips lines above 4,192 bytes
+_TOO_HIGH = re.compile(r"Vocabulary size too high .*<= (\d+)")
+_TOO_LOW = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
+
+
+def sentencepiece() -> Any:
+    """The package, which the extra `subword` installs."""
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise ValueError(
+            "level 'subword' needs the package sentencepiece, which is not installed: pip install sentencepiece"
+        ) from error
+    return sentencepiece
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class SubwordVocab(Vocab):
+    """A SentencePiece model as a `Vocab`: symbols are the names of pieces, such as `▁the`, `ing` or `<0x0A>`.
+
+    Args:
+        level: `"subword"`.
+        document: symbol that ends each document, the model's own `</s>`, or `None`. The other options of `Vocab` are
+            for symbols that are counted.
+
+    Attributes:
+        model: bytes of the SentencePiece model.
+        processor: `sentencepiece.SentencePieceProcessor`.
+        token_bytes: list of bytes, the text that every id stands for.
+        separators: `{character: ids}` of the characters that never reach SentencePiece.
+    """
+
+    def __post_init__(self) -> None:
+        options = {name: value for name, value in self.get_config().items() if name not in ("level", "document")}
+        given = [name for name, value in options.items() if value not in (None, False, 0, (), [])]
+        if self.level != "subword" or given:
+            raise ValueError(f"level 'subword' takes no option but document, got {given or self.level}")
+        self.special = []
+        self.counter = Counter()
+        self.model, self.processor, self.token_bytes, self.separators = b"", None, [], {}
+        self._set_symbols([])
+
+    # ------------------------------------------------------------------------------------------------------ the model
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, **config) -> SubwordVocab:
+        """Reads a SentencePiece model, of `save` or of any other program.
+
+        Raises:
+            FileNotFoundError: the file does not exist.
+            ValueError: it is no SentencePiece model, or sentencepiece is not installed.
+        """
+        vocab = cls(**{"level": "subword", **config})
+        if not tf.io.gfile.exists(path):
+            raise FileNotFoundError(f"there is no vocabulary file {path}")
+        with reading(os.fspath(path)), tf.io.gfile.GFile(path, "rb") as file:
+            vocab.set_model(file.read(), path)
+        return vocab
+
+    def set_model(self, model: bytes, path: str | os.PathLike) -> None:
+        """Takes the pieces of a SentencePiece model; errors name the file `path`."""
+        package = sentencepiece()
+        try:
+            processor = package.SentencePieceProcessor(model_proto=model) if model else None
+        except RuntimeError:  # its text is about the parser
+            processor = None
+        if processor is None or not processor.get_piece_size():
+            raise ValueError(f"{path} is not a SentencePiece model, such as --level=subword writes")
+        self.model, self.processor = model, processor
+        self._set_symbols([processor.id_to_piece(i) for i in range(processor.get_piece_size())])
+        self.token_bytes = [self._bytes_of(i) for i in range(len(self))]
+        spelt = {character: [f"<0x{byte:02X}>" for byte in character.encode()] for character in ("\n", SPACE)}
+        if "\n" in self.ids:
+            spelt["\n"] = ["\n"]
+        known = {character: names for character, names in spelt.items() if self.ids.keys() >= set(names)}
+        self.separators = {character: [self.ids[name] for name in names] for character, names in known.items()}
+        if self.document is not None and self.document not in self.ids:
+            raise ValueError(f"{path} has no symbol {self.document} to end documents with")
+
+    def _bytes_of(self, i: int) -> bytes:
+        if self.processor.is_byte(i):
+            return bytes([int(self.symbols[i][3:5], 16)])
+        if self.processor.is_unknown(i):
+            return " \u2047 ".encode()  # as SentencePiece does
+        if self.processor.is_unused(i):
+            return b""
+        return self.symbols[i].replace(SPACE, " ").encode()
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the SentencePiece model atomically."""
+        write_atomic(os.fspath(path), self.model)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the model: pieces of the same names and other scores cut a text otherwise."""
+        return hashlib.sha256(self.model).hexdigest()
+
+    def difference(self, other: Vocab) -> str | None:
+        found = super().difference(other)
+        if found is None and self.fingerprint() != other.fingerprint():
+            return "the pieces are the same, the SentencePiece models are not"
+        return found
+
+    # ------------------------------------------------------------------------------------------------- text <-> ids
+
+    def count(self, texts: str | bytes | Iterable[str]) -> int:
+        """Counts the pieces of a string or of several; returns how many ids `encode` makes."""
+        counts = np.zeros(len(self), np.int64)
+        for ids in self.encode_stream(as_iterable(texts)):
+            counts += np.bincount(ids, minlength=len(self))
+        self.counter.update({self.symbols[i]: int(counts[i]) for i in np.flatnonzero(counts)})
+        return int(counts.sum())
+
+    def split(self, text: str, ids: np.ndarray, k: int) -> tuple[bytes, bytes]:
+        before = b"".join(self.token_bytes[i] for i in ids[:k])
+        return before, text.encode()[len(before) :]
+
+    def encode_stream(self, texts: Iterable[str], name: str = "text") -> Iterator[np.ndarray]:
+        """Yields the ids of each string of an iterable in turn. A string must not end within a word."""
+        cut = re.compile(f"([{''.join(self.separators)}])") if self.separators else re.compile("(?!)()")
+        for text in texts:
+            parts = cut.split(text)
+            pieces = self.processor.encode(parts[::2], out_type=int)
+            between = [self.separators[separator] for separator in parts[1::2]]
+            ids = itertools.chain.from_iterable(itertools.chain.from_iterable(zip(pieces, [*between, []], strict=True)))
+            yield np.fromiter(ids, np.int32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Turns ids into text. Bytes that are not UTF-8 become U+FFFD; ValueError for an id outside the vocabulary."""
+        text = b"".join(self.token_bytes[i] for i in self.checked_ids(ids)).decode("utf-8", "replace")
+        return re.sub("^ ", "", text, flags=re.MULTILINE) if self.adds_space else text
+
+    @property
+    def adds_space(self) -> bool:
+        """Whether the model puts a space before a text, as those of other programs may do."""
+        return self.processor.encode("a", out_type=str)[0].startswith(SPACE)
+
+
+# -------------------------------------------------------------------------------------------------------- of any level
+
+
+def empty_vocab(**config) -> Vocab:
+    """An empty `Vocab` or `SubwordVocab`, by its level; checks the options."""
+    return (SubwordVocab if config.get("level") == "subword" else Vocab)(**config)
+
+
+def load_vocab(path: str | os.PathLike, **config) -> Vocab:
+    """Reads a vocabulary of any level; `config` and errors as of `Vocab.load`."""
+    return type(empty_vocab(**config)).load(path, **config)
+
+
+def vocab_file(name: str, level: str | None) -> str:
+    """The name of a vocabulary's file: a text of symbols, or a SentencePiece model."""
+    return f"{name}.model" if level == "subword" else f"{name}.txt"
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+
+def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "unigram", **config) -> SubwordVocab:
+    """Has SentencePiece make a vocabulary of the pieces that occur in lines of text.
+
+    Args:
+        lines: strings; newlines in them end lines too. A sample of `SAMPLE_BYTES` counts.
+        vocab_size: number of pieces, among them 256 bytes, `<unk>` (never used) and `</s>`.
+        subword_type: `"unigram"` or `"bpe"`.
+        **config: of `SubwordVocab`.
+
+    Raises:
+        ValueError: `vocab_size` is more, or less, than the text allows; or sentencepiece is not installed.
+    """
+    one_of(SUBWORD_TYPES)("subword_type", subword_type)
+    vocab, package, written = SubwordVocab(level="subword", **config), sentencepiece(), io.BytesIO()
+    try:
+        package.SentencePieceTrainer.train(
+            sentence_iterator=iter(sampled(training_lines(lines))),
+            model_writer=written,
+            model_type=subword_type,
+            vocab_size=vocab_size,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            unk_id=0,
+            eos_id=1,
+            bos_id=-1,
+            pad_id=-1,
+            eos_piece=END,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        for pattern, word in ((_TOO_HIGH, "most"), (_TOO_LOW, "least")):
+            found = pattern.search(str(error))
+            if found:
+                raise ValueError(
+                    f"vocab_size must be at {word} {found[1]} for this text and {subword_type}, got {vocab_size}"
+                ) from error
+        raise ValueError(
+            f"SentencePiece makes no subwords of vocab_size={vocab_size} from the text: {error}"
+        ) from error
+    vocab.set_model(written.getvalue(), "the trained model")
+    return vocab
+
+
+def sampled(lines: Iterable[str], most_bytes: int = SAMPLE_BYTES) -> list[str]:
+    """At most so many bytes of the lines, from all over them: always the same ones."""
+    kept, n_bytes, share = [], 0, 1 << 32
+    for i, line in enumerate(lines):
+        place = zlib.crc32(i.to_bytes(8, "little"))
+        if place < share:
+            kept.append((place, line))
+            n_bytes += len(line.encode())
+        while n_bytes > most_bytes:
+            share //= 2
+            kept = [(place, line) for place, line in kept if place < share]
+            n_bytes = sum(len(line.encode()) for _, line in kept)
+    return [line for _, line in kept]
+
+
+def training_lines(texts: Iterable[str]) -> Iterator[str]:
+    """The lines of texts as SentencePiece takes them: none is skipped, none is empty."""
+    for text in texts:
+        for line in _RESERVED.split(text):
+            while line:
+                end = len(line)
+                if end > _LINE_CHARACTERS:
+                    end = line.rfind(" ", 1, _LINE_CHARACTERS)
+                    end = end if end > 0 else _LINE_CHARACTERS
+                yield line[:end]
+                line = line[end:]

@@ -1,0 +1,230 @@
+"""Texts as they come: files, folders and patterns, JSON lines, gzip and zip. A text may be a document of its own.
+
+paths = find_files("corpus/*.jsonl.gz,more/")           # in a fixed order
+for text in read_texts(paths, "char"):                  # Text("corpus/a.jsonl.gz, line 1", <pieces>), ...
+    for piece in text.pieces: ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, BinaryIO, NamedTuple
+
+import tensorflow as tf
+
+from txl_tf.data.text_files import blocks_of, cut_between, decoded, with_last_newline
+from txl_tf.files import reading
+from txl_tf.schema import brief
+
+JSON_LINES = (".jsonl", ".ndjson")
+TEXT_FIELD = "text"
+_UNREADABLE = (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+
+
+class Text(NamedTuple):
+    """A text that is read in pieces, once."""
+
+    name: str  # what messages call it
+    pieces: Iterable[str | bytes]
+
+
+# ---------------------------------------------------------------------------------------------------- which files
+
+
+def find_files(data_path: Any) -> list[str]:
+    """The files that a path, a pattern or a folder stands for; or several, in a list or separated by commas.
+
+    A folder stands for all files in it and in its folders, but for those whose names begin with a dot. Files come in
+    the order of the paths, those of a pattern or a folder in the order of their names.
+
+    Raises:
+        FileNotFoundError: a pattern or a folder has no file. A path that does not exist is left for its reader.
+    """
+    paths = data_path.split(",") if isinstance(data_path, str) else data_path
+    paths = [paths] if isinstance(paths, os.PathLike) else list(paths)
+    found = []
+    for path in (os.fspath(path).strip() for path in paths):
+        if tf.io.gfile.isdir(path):
+            files, what = _files_in(path), "folder"
+        elif any(c in path for c in "*?[") and not tf.io.gfile.exists(path):
+            matches = sorted(tf.io.gfile.glob(path))
+            files, what = [file for match in matches for file in find_files([match])], "pattern"
+        else:
+            files, what = [path], "file"
+        if not files:
+            raise FileNotFoundError(f"there is no file in the {what} {path}")
+        found += files
+    return found
+
+
+def _files_in(folder: str) -> list[str]:
+    found = []
+    for parent, folders, names in tf.io.gfile.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        hidden = any(part.startswith(".") for part in parent.removeprefix(folder).split("/"))
+        found += [os.path.join(parent, name) for name in names if not name.startswith(".") and not hidden]
+    return sorted(found)
+
+
+def have_json_lines(paths: Iterable[str]) -> bool:
+    """Whether a file, or a file in a zip archive, is JSON lines by its name."""
+    return any(_is_json_lines(name) for path in paths for name in _names_in(path))
+
+
+def _is_json_lines(name: str) -> bool:
+    return name.removesuffix(".gz").endswith(JSON_LINES)
+
+
+def _names_in(path: str) -> list[str]:
+    if not path.endswith(".zip") or not tf.io.gfile.exists(path):
+        return [path]
+    with _open_zip(path) as archive:
+        return [member.filename for member in _members(archive)]
+
+
+# ------------------------------------------------------------------------------------------------- what is in them
+
+
+def read_texts(
+    paths: Iterable[str], level: str, text_field: str | None = None, progress: Callable | None = None
+) -> Iterator[Text]:
+    """Yields the texts of files in turn: each line of JSON lines, each other file, each file in a zip archive.
+
+    Args:
+        paths: local or remote files; those that end in .gz or .zip are unpacked as they are read.
+        level: of the vocabulary, which says where pieces are cut, see `read_files`.
+        text_field: the field of JSON lines that holds the text. If it is given, all files are JSON lines. By default,
+            those whose names say so are, and the field is `text`.
+        progress: called with the number of bytes of each piece, as it is in the file.
+
+    Raises:
+        FileNotFoundError: a file does not exist.
+        ValueError: a text is empty or is not UTF-8, a line is not JSON or has no such field, an archive is damaged.
+            Names file and line.
+    """
+    for path in paths:
+        with _archive_errors(path):
+            for name, blocks in _files_of(path, progress):
+                if text_field is not None or _is_json_lines(name):
+                    for text in _json_texts(name, blocks, text_field or TEXT_FIELD):
+                        yield Text(text.name, cut_between([text.pieces], level) if level == "word" else [text.pieces])
+                else:
+                    yield Text(name, _pieces(blocks, name, level))
+
+
+def _pieces(blocks: Iterator[bytes], name: str, level: str) -> Iterator[str | bytes]:
+    pieces = blocks if level == "byte" else decoded(blocks, name)
+    return pieces if level in ("byte", "char") else cut_between(pieces, level)
+
+
+def _json_texts(name: str, blocks: Iterator[bytes], field: str) -> Iterator[Text]:
+    """The texts of JSON lines, each as one string. Empty lines are none."""
+    lines = itertools.chain.from_iterable(
+        piece.split("\n")[:-1] for piece in with_last_newline(cut_between(decoded(blocks, name), "line"))
+    )
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            where = f"{name}, line {number}"
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{where} is not JSON: {error}") from error
+            yield Text(where, text_of(value, field, where))
+
+
+def text_of(value: Any, field: str, where: str) -> str:
+    """The text of a JSON object, or of what a data set holds: its field, a string or UTF-8 bytes.
+
+    Raises:
+        ValueError: there is none, it is empty, or it is not UTF-8. The message begins with `where`.
+    """
+    if isinstance(value, Mapping):
+        if field not in value:
+            raise ValueError(f"{where} has no field {field!r}; it has {', '.join(map(brief, value)) or 'none'}")
+        value, where = value[field], f"{where}, field {field!r},"
+    try:
+        text = value.decode() if isinstance(value, bytes) else value
+        if not isinstance(text, str):
+            raise ValueError(f"{where} must be a string, got {brief(value)}")
+        text.encode()  # half of a surrogate pair is no character
+    except UnicodeError as error:
+        raise ValueError(f"{where} is not UTF-8 text: {error.reason} at {error.start}") from error
+    if not text:
+        raise ValueError(f"{where} is empty: leave the document out")
+    return text
+
+
+# -------------------------------------------------------------------------------------------------------- archives
+
+
+@contextlib.contextmanager
+def _archive_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise ValueError(f"{path} cannot be unpacked: {error}") from error
+
+
+def _files_of(path: str, progress: Callable | None) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Name and blocks of the text files that a file is or holds."""
+    if not path.endswith((".gz", ".zip")):
+        yield path, blocks_of(path, progress)
+    elif path.endswith(".gz"):
+        yield path, _unpacked(path, progress)
+    else:
+        with _open_zip(path) as archive:
+            members = _members(archive)
+            if not members:
+                raise ValueError(f"{path} holds no file")
+            for member in members:
+                with archive.open(member) as file:
+                    yield f"{path}/{member.filename}", _blocks(file, f"{path}/{member.filename}")
+                if progress:
+                    progress(member.compress_size)
+
+
+def _unpacked(path: str, progress: Callable | None) -> Iterator[bytes]:
+    with _opened(path) as packed, gzip.GzipFile(fileobj=packed) as file:
+        before = 0
+        for block in _blocks(file, path):
+            yield block
+            if progress:
+                progress(packed.tell() - before)
+                before = packed.tell()
+
+
+def _blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
+    block = file.read(1 << 20)
+    if not block:
+        raise ValueError(f"{name} is empty")
+    while block:
+        yield block
+        block = file.read(1 << 20)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+    if not tf.io.gfile.exists(path):
+        raise FileNotFoundError(f"there is no file {path}")
+    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _open_zip(path: str) -> Iterator[zipfile.ZipFile]:
+    with _archive_errors(path), _opened(path) as file, zipfile.ZipFile(file) as archive:
+        yield archive
+
+
+def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """The files of an archive in the order of their names, but for hidden ones and those that macOS adds."""
+    members = [member for member in archive.infolist() if not member.is_dir()]
+    shown = [m for m in members if not any(part.startswith((".", "__MACOSX")) for part in m.filename.split("/"))]
+    return sorted(shown, key=lambda member: member.filename)
