@@ -41,6 +41,7 @@ setup(
         "plot": ["matplotlib"],
         "seq2seq": ["sacrebleu"],
         "ner": ["jieba==0.42.1"],
+        "subword": ["sentencepiece>=0.2", "tensorflow-text>=2.21,<2.22"],
         "tpu-check": ["jax[tpu]>=0.10.2,<0.11"],
         "test": [
             "pytest",
@@ -50,6 +51,8 @@ setup(
             "sacrebleu",
             "tensorflow-serving-api",
             "jieba==0.42.1",
+            "sentencepiece>=0.2",
+            "tensorflow-text>=2.21,<2.22",
         ],
     },
 )

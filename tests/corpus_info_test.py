@@ -46,7 +46,7 @@ def changed(**changes):
         (changed(cutoffs=[0, 2, 9]), r"cutoffs must end with vocab_size=5, got \[0, 2, 9\]"),
         (changed(vocab=None), "vocab must be a JSON object, got None"),
         (changed(vocab=[]), r"vocab must be a JSON object, got \[\]"),
-        (changed(vocab={"level": "word", "levels": 3}), "vocab.levels is unknown; known are bos, document, eos, level, "),
+        (changed(vocab={"level": "word", "levels": 3}), "vocab.levels is unknown; known are bos, document, eos, "),
         (changed(vocab={"level": None}), "vocab.level must be a string, got None"),
         (changed(vocab_sise=5), "vocab_sise is unknown; known are cutoffs, dataset, files, format, "),
         (changed(format=..., fromat=1), "fromat is unknown"),

@@ -290,7 +290,9 @@ def test_a_text_in_a_given_vocabulary(tmp_path):
     np.testing.assert_array_equal(made.splits["train"], [1, 0, 2])
     with pytest.raises(ValueError, match="a.txt, line 1: ' ' is not in the vocabulary of 3 symbols"):
         corpus.build_corpus("text", text, vocab_path=chars)
-    with pytest.raises(ValueError, match="min_freq, max_size and vocab_size choose symbols, but vocab_path=.*vocab.txt has them"):
+    with pytest.raises(
+        ValueError, match="min_freq, max_size and vocab_size choose symbols, but vocab_path=.*vocab.txt has them"
+    ):
         corpus.build_corpus("text", text, level="word", vocab_path=symbols, min_freq=2)
     with pytest.raises(FileNotFoundError, match="there is no file .*absent"):
         corpus.build_corpus("text", text, vocab_path=str(tmp_path / "absent"))

@@ -6,6 +6,7 @@ private until 1.0.
 
 from txl_tf import layers
 from txl_tf.data.batches import segments
+from txl_tf.data.corpus import prepare_texts as prepare
 from txl_tf.models.flat import Flat
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.tagger import Tagger
@@ -33,6 +34,7 @@ __all__ = [
     "load_run",
     "load_tf1_checkpoint",
     "make_optimizer",
+    "prepare",
     "save_tf1_checkpoint",
     "segments",
     "tf1_variables",

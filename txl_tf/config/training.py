@@ -66,6 +66,8 @@ class TrainingConfig(RunConfig):
     train_batch_size: int = option(60, "Rows of a training batch, over all devices.", at_least(1))
     sample_tokens: int = option(0, "Tokens of text to write in the end of training, to see what it learned.")
     gradient_accumulation_steps: int = option(1, "Parts of a batch to compute one after the other.", at_least(1))
+    shuffle_documents: bool = option(False, "Read the documents of the text in a new order every epoch, by the seed.")
+    reset_memory_at_documents: bool = option(False, "Let nothing of a document be seen in the next one.")
     recompute: bool = option(False, "Compute the layers again in the backward pass: less memory, more time.")
     static_shapes: bool | None = option(
         None, "Fixed shapes; rare words beyond their bins' capacity do not count. Default: on TPUs."

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.data.documents import DocumentOrder, Documents
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.layers.embedding import check_ids, id_error
 
@@ -63,6 +64,7 @@ class Segments:
     Args:
         tokens, batch_size, tgt_len, start, repeat, drop_remainder: as in `segments`.
         most: the largest number of batches, or `None`.
+        documents: `Documents` of `tokens`, which come in a new order every epoch; `None` for the order of the text.
 
     Raises:
         ValueError: as `segments`.
@@ -75,6 +77,7 @@ class Segments:
     repeat: bool = False
     drop_remainder: bool = False
     most: int | None = None
+    documents: Documents | None = None
 
     def __post_init__(self) -> None:
         self.tokens = _check_tokens(self.tokens)
@@ -92,7 +95,10 @@ class Segments:
 
     def _make_dataset(self, rows: range) -> tf.data.Dataset:
         tgt_len, n_column = self.tgt_len, len(self.tokens) // self.batch_size  # T, S
-        read_columns = _column_reader(self.tokens, rows, n_column)
+        if self.documents is None:
+            read_columns = _column_reader(self.tokens, rows, n_column)
+        else:
+            read_columns = _shuffled_reader(self.documents, rows, n_column, self._n_batch, tgt_len)
         one_length = self.drop_remainder or (n_column - 1) % tgt_len == 0
 
         def segment(i):
@@ -100,8 +106,12 @@ class Segments:
             window = tf.ensure_shape(window, [len(rows), tgt_len + 1 if one_length else None])
             return window[:, :-1], window[:, 1:]
 
-        order = tf.data.Dataset.range(self.start % self._n_batch if self.repeat else self.start, self._n_batch)
-        if self.repeat:
+        if self.documents is not None:  # the batches of all epochs are different
+            order = tf.data.Dataset.range(self.start, self._n_batch)
+            order = tf.data.Dataset.counter(self.start) if self.repeat else order
+        else:
+            order = tf.data.Dataset.range(self.start % self._n_batch if self.repeat else self.start, self._n_batch)
+        if self.repeat and self.documents is None:
             order = order.concatenate(tf.data.Dataset.range(self._n_batch).repeat())
         return prefetched((order if self.most is None else order.take(self.most)).map(segment))
 
@@ -133,7 +143,22 @@ def _column_reader(tokens: Tokens, rows: range, n_column: int) -> Callable:
     return lambda begin, end: tf.numpy_function(read, [begin, end], tf.int32)
 
 
-def _read_ahead(tokens: StoredTokens, rows: range, n_column: int) -> Callable:
+def _shuffled_reader(documents: Documents, rows: range, n_column: int, n_batch: int, tgt_len: int) -> Callable:
+    """As `_column_reader`; the columns of epoch e begin at `e * n_batch * tgt_len`."""
+    current = None, None  # epoch, its reader
+
+    def read(begin, end):
+        nonlocal current
+        epoch = int(begin) // (n_batch * tgt_len)
+        if epoch != current[0]:
+            current = epoch, _read_ahead(documents.order(epoch), rows, n_column)
+        before = epoch * n_batch * tgt_len
+        return current[1](int(begin) - before, int(end) - before)
+
+    return lambda begin, end: tf.numpy_function(read, [begin, end], tf.int32)
+
+
+def _read_ahead(tokens: StoredTokens | DocumentOrder, rows: range, n_column: int) -> Callable:
     """Reads `_READ_AHEAD` columns at a time and serves the requested columns from them."""
     ahead = 0, np.zeros([len(rows), 0], np.int32)  # first column, columns
 

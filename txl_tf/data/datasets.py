@@ -224,7 +224,7 @@ def choose_cutoffs(vocab: Vocab) -> list[int]:
 
 def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
     """Whether tokens are characters or bytes, even if spelt as words."""
-    return dataset in ("enwik8", "text8") or vocab.level != "word"
+    return dataset in ("enwik8", "text8") or vocab.level in ("char", "byte")
 
 
 def measured(dataset: str | None, sizes: dict[str, TextSize]) -> dict[str, TextSize]:
@@ -239,8 +239,8 @@ def encode_files(data_path: Any, vocab: Vocab, text_field: str | None = None) ->
     """
     meter, pieces = TextMeter(), []
     level = "line" if vocab.bos else vocab.level
-    for text, ids, _ in _encoded(read_texts(find_files(data_path), level, text_field), vocab):
-        pieces.append(Piece("", 0, ids, meter.measure(text)))
+    for text, ids, ends_document in _encoded(read_texts(find_files(data_path), level, text_field), vocab):
+        pieces.append(Piece("", 0, ids, meter.measure(text, ends_document)))
     sizes = (piece.size for piece in pieces)
     return np.concatenate([piece.ids for piece in pieces]), sum(sizes, TextSize())
 
@@ -256,7 +256,7 @@ def encode(recipe: Recipe, vocab: Vocab, n_counted: int, progress: Callable | No
             pieces = _cut_off_valid(encoded, vocab, n_counted, recipe.options["valid_fraction"])
         else:
             meter = TextMeter()
-            pieces = (Piece(split, 0, ids, meter.measure(text)) for text, ids, _ in encoded)
+            pieces = (Piece(split, 0, ids, meter.measure(text, ends)) for text, ids, ends in encoded)
         yield from _joined(pieces)
 
 
@@ -290,13 +290,13 @@ def _cut_off_valid(encoded: Iterable, vocab: Vocab, n_tokens: int, valid_fractio
     n_train = int(n_tokens * (1 - valid_fraction))
     if n_train in (0, n_tokens):
         raise ValueError(f"a text of {n_tokens} tokens is too short to hold out {valid_fraction} of it")
-    position, in_train, train, valid = 0, True, TextMeter(), TextMeter()
+    split, position, in_train, train, valid = "train", 0, True, TextMeter(), TextMeter()
     for text, ids, ends_document in encoded:
         k = max(n_train - position, 0)
         position += len(ids)
         if vocab.document is not None:
             split, meter = ("train", train) if in_train else ("valid", valid)
-            yield Piece(split, 0, ids, meter.measure(text))
+            yield Piece(split, 0, ids, meter.measure(text, ends_document))
             in_train = in_train and not (ends_document and position >= n_train)
         elif k >= len(ids):
             yield Piece("train", 0, ids, train.measure(text))
@@ -306,7 +306,7 @@ def _cut_off_valid(encoded: Iterable, vocab: Vocab, n_tokens: int, valid_fractio
             before, after = vocab.split(text, ids, k)
             yield Piece("train", 0, ids[:k], train.measure(before))
             yield Piece("valid", 0, ids[k:], valid.measure(after))
-    if in_train and vocab.document is not None:
+    if vocab.document is not None and split == "train":
         raise ValueError(
             f"the last document is more than valid_fraction={valid_fraction} of the text of {n_tokens} tokens, and "
             "documents are not cut: none is left to validate on"

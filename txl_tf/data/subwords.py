@@ -121,6 +121,10 @@ class SubwordVocab(Vocab):
             return b""
         return self.symbols[i].replace(SPACE, " ").encode()
 
+    @property
+    def start_id(self) -> int:
+        return self.document_id if self.document is not None else self.separators.get("\n", [0])[-1]
+
     def save(self, path: str | os.PathLike) -> None:
         """Writes the SentencePiece model atomically."""
         write_atomic(os.fspath(path), self.model)
@@ -204,7 +208,8 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
         ValueError: `vocab_size` is more, or less, than the text allows; or sentencepiece is not installed.
     """
     one_of(SUBWORD_TYPES)("subword_type", subword_type)
-    vocab, package, written = SubwordVocab(level="subword", **config), sentencepiece(), io.BytesIO()
+    vocab = SubwordVocab(**{"level": "subword", **config})
+    package, written = sentencepiece(), io.BytesIO()
     try:
         package.SentencePieceTrainer.train(
             sentence_iterator=iter(sampled(training_lines(lines))),
@@ -230,9 +235,7 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
                 raise ValueError(
                     f"vocab_size must be at {word} {found[1]} for this text and {subword_type}, got {vocab_size}"
                 ) from error
-        raise ValueError(
-            f"SentencePiece makes no subwords of vocab_size={vocab_size} from the text: {error}"
-        ) from error
+        raise ValueError(f"SentencePiece makes no {vocab_size} subwords of this text: {error}") from error
     vocab.set_model(written.getvalue(), "the trained model")
     return vocab
 

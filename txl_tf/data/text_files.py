@@ -96,7 +96,7 @@ def cut_between(pieces: Iterable[str], level: str) -> Iterator[str]:
     """Cuts each piece after its last newline. A piece without one is cut before its last word; not at level "line".
 
     At levels "word" and "line", a missing newline at the end is added. At level "subword", a word begins with the
-    space before it.
+    spaces before it.
     """
     if level != "subword":
         pieces = with_last_newline(pieces)
@@ -105,7 +105,7 @@ def cut_between(pieces: Iterable[str], level: str) -> Iterator[str]:
         text += piece
         cut = text.rfind("\n") + 1
         if not cut and level == "subword":
-            cut = max(text.rfind(" "), 0)
+            cut = len(text[: max(text.rfind(" "), 0)].rstrip(" "))
         elif not cut and level == "word":
             cut = len(text) - len(text.rsplit(None, 1)[-1]) if text and not text[-1].isspace() else len(text)
         yield text[:cut]

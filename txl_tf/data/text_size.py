@@ -22,12 +22,13 @@ class TextMeter:
     def __init__(self):
         self._within_word = False
 
-    def measure(self, piece: str | bytes) -> TextSize:
-        """The size of the next piece; bytes that are not UTF-8 are a character each."""
+    def measure(self, piece: str | bytes, ends_document: bool = False) -> TextSize:
+        """The size of the next piece; bytes that are not UTF-8 are a character each. A document ends its last word."""
         text = piece.decode("utf-8", "surrogateescape") if isinstance(piece, bytes) else piece
         n_bytes = len(piece) if isinstance(piece, bytes) or text.isascii() else len(text.encode("utf-8", "replace"))
         n_words = len(text.split())
         if text:
             n_words -= self._within_word and not text[0].isspace()
             self._within_word = not text[-1].isspace()
+        self._within_word = self._within_word and not ends_document
         return TextSize(n_bytes, len(text), n_words)

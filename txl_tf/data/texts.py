@@ -25,14 +25,22 @@ from txl_tf.schema import brief
 
 JSON_LINES = (".jsonl", ".ndjson")
 TEXT_FIELD = "text"
-_UNREADABLE = (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+_UNREADABLE = (
+    gzip.BadGzipFile,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,  # a compression that zipfile does not know
+    RuntimeError,  # encrypted
+    tf.errors.InvalidArgumentError,  # a place before the beginning
+)
 
 
 class Text(NamedTuple):
     """A text that is read in pieces, once."""
 
     name: str  # what messages call it
-    pieces: Iterable[str | bytes]
+    pieces: Iterable[str | bytes]  # at level "byte" of a file bytes, of a JSON line a string
 
 
 # ---------------------------------------------------------------------------------------------------- which files
@@ -110,22 +118,17 @@ def read_texts(
             Names file and line.
     """
     for path in paths:
-        with _archive_errors(path):
-            for name, blocks in _files_of(path, progress):
-                if text_field is not None or _is_json_lines(name):
-                    for text in _json_texts(name, blocks, text_field or TEXT_FIELD):
-                        yield Text(text.name, cut_between([text.pieces], level) if level == "word" else [text.pieces])
-                else:
-                    yield Text(name, _pieces(blocks, name, level))
+        for name, blocks in _files_of(path, progress):
+            if text_field is not None or _is_json_lines(name):
+                for where, text in _json_texts(name, blocks, text_field or TEXT_FIELD):
+                    yield Text(where, cut_between([text], level) if level == "word" else [text])
+            else:
+                pieces = blocks if level == "byte" else decoded(blocks, name)
+                yield Text(name, pieces if level in ("byte", "char") else cut_between(pieces, level))
 
 
-def _pieces(blocks: Iterator[bytes], name: str, level: str) -> Iterator[str | bytes]:
-    pieces = blocks if level == "byte" else decoded(blocks, name)
-    return pieces if level in ("byte", "char") else cut_between(pieces, level)
-
-
-def _json_texts(name: str, blocks: Iterator[bytes], field: str) -> Iterator[Text]:
-    """The texts of JSON lines, each as one string. Empty lines are none."""
+def _json_texts(name: str, blocks: Iterator[bytes], field: str) -> Iterator[tuple[str, str]]:
+    """Name and text of each of the JSON lines. Empty lines are none."""
     lines = itertools.chain.from_iterable(
         piece.split("\n")[:-1] for piece in with_last_newline(cut_between(decoded(blocks, name), "line"))
     )
@@ -136,7 +139,7 @@ def _json_texts(name: str, blocks: Iterator[bytes], field: str) -> Iterator[Text
                 value = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{where} is not JSON: {error}") from error
-            yield Text(where, text_of(value, field, where))
+            yield where, text_of(value, field, where)
 
 
 def text_of(value: Any, field: str, where: str) -> str:
@@ -213,13 +216,13 @@ def _blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
 def _opened(path: str) -> Iterator[BinaryIO]:
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(f"there is no file {path}")
-    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+    with reading(path), tf.io.gfile.GFile(path, "rb") as file, _archive_errors(path):
         yield file
 
 
 @contextlib.contextmanager
 def _open_zip(path: str) -> Iterator[zipfile.ZipFile]:
-    with _archive_errors(path), _opened(path) as file, zipfile.ZipFile(file) as archive:
+    with _opened(path) as file, zipfile.ZipFile(file) as archive:
         yield archive
 
 

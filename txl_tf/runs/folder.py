@@ -123,7 +123,16 @@ class RunFolder(CheckpointFolder):
     groups = {"data": [_Data], "training": [EvaluationConfig, MachineConfig, OptimizerConfig, TrainingConfig]}
     vocabs = {"vocab": "n_token"}  # of size `None`: none says it
     required = ("n_token", "mem_len")
-    fixed = ("tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema", "static_shapes", "seed")
+    fixed = (
+        "tgt_len",
+        "train_batch_size",
+        "mixed_precision",
+        "optimizer",
+        "ema",
+        "static_shapes",
+        "shuffle_documents",
+        "seed",
+    )
     places = ("data_path", "data_dir", "vocab_path")
     monitor, best_of = "val_loss", min
     best_file_type = _BestFile

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TrainingConfig, check_bins
 from txl_tf.data.batches import Segments, choose_bin_capacities, num_batches
+from txl_tf.data.documents import Documents
 from txl_tf.data.vocabulary import visible
 from txl_tf.files import check_writable
 from txl_tf.models.language_model import LanguageModel
@@ -113,13 +114,16 @@ class _Run(Run):
     remedy = "Choose another folder to train on this text; eval_path evaluates it in the vocabulary of the run"
 
     def prepare(self, evaluation: EvaluationConfig) -> None:
+        for name in ("shuffle_documents", "reset_memory_at_documents"):
+            if getattr(self.training, name) and self.corpus.vocab.document is None:
+                raise ValueError(f"{name} needs a text of documents, each with its end: JSON lines, or --documents")
         self.evaluator = Evaluator(self.corpus, evaluation)
         self.evaluation, self.metric = evaluation, self.evaluator.metric
         self.splits = list(dict.fromkeys(["valid"] + [evaluation.eval_split] * evaluation.do_eval))
 
     def config(self, data: dict, model: ModelConfig, optimizer: OptimizerConfig) -> dict:
         """`config.json`."""
-        names = "tgt_len train_batch_size train_steps iterations save_steps static_shapes seed"
+        names = "tgt_len train_batch_size train_steps iterations save_steps static_shapes shuffle_documents seed"
         training = {name: getattr(self.training, name) for name in names.split()}
         training["eval_batch_size"] = self.evaluation.eval_batch_size
         training["mixed_precision"] = self.machine.mixed_precision
@@ -173,8 +177,11 @@ class _Run(Run):
 
     def batches(self, start: int) -> Segments:
         rows, drop_remainder = self.training.train_batch_size, self.training.static_shapes
-        text = self.corpus.splits["train"]
-        return Segments(text, rows, self.training.tgt_len, start, repeat=True, drop_remainder=drop_remainder)
+        text, documents = self.corpus.splits["train"], None
+        if self.training.shuffle_documents:
+            documents = Documents(text, self.corpus.vocab.document_id, self.training.seed)
+        tgt_len = self.training.tgt_len
+        return Segments(text, rows, tgt_len, start, repeat=True, drop_remainder=drop_remainder, documents=documents)
 
     def validation(self) -> Segments:
         return self.evaluator.batches("valid")

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from txl_tf.config import SearchConfig
+from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import removed_on_error, writing
 from txl_tf.models.language_model import LanguageModel
@@ -33,6 +34,7 @@ from txl_tf.models.tagger import Tagger
 from txl_tf.models.transformer import Transformer
 from txl_tf.models.transformer_lm import TransformerLM
 from txl_tf.serving.signatures import ServingSignatures, check_arguments
+from txl_tf.serving.subwords import SubwordTokenizer, has_tensorflow_text
 from txl_tf.serving.tagging import SymbolTable, TaggingSignatures, tagger_vocabs
 from txl_tf.serving.text import GraphTokenizer
 from txl_tf.serving.translation import TranslationSignatures
@@ -64,8 +66,9 @@ def export_saved_model(
     Args:
         lm: language model, `Transformer`, or `Tagger` of `Tener` or `Flat`.
         directory: new or empty folder; it appears whole.
-        vocab: `Vocab` of the model; of a `Transformer` those of source and target; of a `Tagger` those of characters,
-            with words for `Flat`, of bigrams and, where it has one, of the lexicon. `None` for ids alone.
+        vocab: `Vocab` of the model; of subwords it needs tensorflow-text, and is left out where that is missing. Of a
+            `Transformer` those of source and target; of a `Tagger` those of characters, with words for `Flat`, of
+            bigrams and, where it has one, of the lexicon. `None` for ids alone.
         weights: type the weights are stored in, "float32", "float16" or "bfloat16"; computation stays as in `lm`.
         top_n: how many tokens `next` returns, by default 10; all where the vocabulary has fewer.
         max_tokens: most tokens of a row of a request, and most new ones; by default 4096, `max_len`, or `max_seq_len`.
@@ -79,6 +82,11 @@ def export_saved_model(
         OSError: it cannot be written.
     """
     table = GraphTokenizer
+    if isinstance(vocab, SubwordVocab):
+        table = SubwordTokenizer
+        if not has_tensorflow_text():
+            logger.warning("%s takes ids and no text: text needs pip install tensorflow-text", directory)
+            start_token, vocab = vocab.start_id if start_token is None else start_token, None
     if isinstance(lm, Transformer):
         _refuse("an encoder-decoder", top_n=top_n, start_token=start_token)
         vocabs, serve = _encoder_decoder(lm, vocab, weights, search, max_tokens, max_rows)
@@ -99,7 +107,7 @@ def _language_model(lm, vocab, weights, top_n, max_tokens, start_token, max_rows
     n_token = lm.network.n_token
     top_n, max_tokens = 10 if top_n is None else top_n, 4096 if max_tokens is None else max_tokens
     if start_token is None:
-        start_token = 0 if vocab is None else vocab.ids.get(vocab.eos or "\n", 0)
+        start_token = 0 if vocab is None else vocab.start_id
     check_arguments(n_token, weights, top_n, max_tokens, start_token, max_rows)
     kind = WindowSignatures if isinstance(lm, TransformerLM) else ServingSignatures
 
@@ -151,7 +159,7 @@ def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], table: typ
     with tempfile.TemporaryDirectory() as folder, writing(directory), removed_on_error(temporary):
         tables = {}
         for name, vocab in vocabs.items():
-            path = os.path.join(folder, f"{name}.txt")
+            path = os.path.join(folder, vocab_file(name, vocab.level))
             vocab.save(path)
             tables[name] = table(vocab, path)
         served = serve(**tables)

@@ -1,0 +1,98 @@
+"""Documents in a new order every epoch: all are read, none is mixed, and a run goes on anywhere."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import WatchedTokens, as_lists, assert_variables_equal, read_checkpoint, train_run, write_text
+
+from txl_tf.data.batches import Segments
+from txl_tf.data.documents import DocumentOrder, Documents, document_ends
+from txl_tf.data.token_files import StoredTokens
+
+END = 0
+TOKENS = np.array([1, 2, 0, 3, 0, 0, 4, 5, 6, 0, 7, 8], np.int32)  # the third document is empty, the last has no end
+PARTS = [[1, 2, 0], [3, 0], [0], [4, 5, 6, 0], [7, 8]]
+
+
+def test_documents_end_after_their_symbol_and_with_the_text():
+    np.testing.assert_array_equal(document_ends(TOKENS, END), [3, 5, 6, 10, 12])
+    np.testing.assert_array_equal(document_ends(TOKENS[:10], END), [3, 5, 6, 10])
+
+
+def test_an_order_is_read_like_the_text_that_it_is():
+    chosen = [3, 0, 4, 2, 1]
+    text = np.concatenate([PARTS[i] for i in chosen])
+    watched = WatchedTokens(TOKENS)
+    for tokens in (TOKENS, StoredTokens([TOKENS[:4], TOKENS[4:]]), watched):
+        order = DocumentOrder(tokens, document_ends(TOKENS, END), np.array(chosen))
+        assert len(order) == len(text)
+        for begin in range(len(text) + 1):
+            for end in range(begin, len(text) + 2):
+                np.testing.assert_array_equal(order[begin:end], text[begin:end])
+    watched.reads[:] = 0
+    np.testing.assert_array_equal(order[5:8], text[5:8])
+    assert watched.reads.sum() == 3  # and no other token
+
+
+def test_every_epoch_has_all_documents_in_an_order_of_its_own():
+    documents = Documents(TOKENS, END, seed=3)
+    orders = [tuple(documents.order(epoch)[:]) for epoch in range(20)]
+    assert len(set(orders)) > 10
+    for order in orders:
+        ends = document_ends(np.array(order), END)  # the one without an end joins the next
+        assert sorted(order) == sorted(TOKENS) and len(ends) in (4, 5)
+    assert orders == [tuple(Documents(TOKENS, END, seed=3).order(epoch)[:]) for epoch in range(20)]
+    assert orders != [tuple(Documents(TOKENS, END, seed=4).order(epoch)[:]) for epoch in range(20)]
+    with pytest.raises(ValueError, match="two documents at least to be shuffled, got 1"):
+        Documents(TOKENS[:3], END, 0)
+
+
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_batches_are_those_of_each_epochs_text_wherever_they_begin(drop_remainder):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 6, 203).astype(np.int32)
+    options = {"batch_size": 4, "tgt_len": 7, "drop_remainder": drop_remainder}
+    documents = Documents(tokens, END, seed=1)
+    expected = []
+    for epoch in range(3):
+        expected += as_lists(Segments(documents.order(epoch)[:], **options).dataset())
+    assert expected[: len(expected) // 3] != expected[len(expected) // 3 : 2 * len(expected) // 3]
+    for start in (0, 1, 7, 10, 16):
+        found = Segments(tokens, start=start, repeat=True, documents=documents, **options).dataset()
+        assert as_lists(found.take(len(expected) - start)) == expected[start:]
+        rows = Segments(tokens, start=start, repeat=True, documents=documents, **options).dataset(range(1, 3))
+        expected_rows = [([row for row in batch[1:3]], [row for row in labels[1:3]]) for batch, labels in expected]
+        assert as_lists(rows.take(len(expected) - start)) == expected_rows[start:]
+
+
+@pytest.fixture
+def json_lines(tmp_path):
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(list("abcde \n"), rng.integers(5, 60))) for _ in range(40)]
+    return write_text(tmp_path / "texts.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+def test_a_shuffled_run_resumes_bit_for_bit_in_its_second_epoch(tmp_path, json_lines):
+    training = {"shuffle_documents": True, "train_steps": 60, "iterations": 20, "save_steps": 10, "max_to_keep": 9}
+    result = train_run(tmp_path / "run", json_lines, training=training)
+    whole = read_checkpoint(str(tmp_path / "run" / "ckpt-60"))
+    for step in (50, 60):  # as if it had been killed after step 40; an epoch has 35 or so
+        for file in (tmp_path / "run").glob(f"ckpt-{step}.*"):
+            file.unlink()
+    assert train_run(tmp_path / "run", json_lines, training=training) == result
+    assert_variables_equal(read_checkpoint(str(tmp_path / "run" / "ckpt-60")), whole)
+
+    other = {**training, "shuffle_documents": False}
+    assert train_run(tmp_path / "other", json_lines, training=other) != result
+    with pytest.raises(ValueError, match="training.shuffle_documents: True there, False now"):
+        train_run(tmp_path / "run", json_lines, training=other)
+
+
+@pytest.mark.parametrize("name", ["shuffle_documents", "reset_memory_at_documents"])
+def test_documents_are_needed(tmp_path, name):
+    path = write_text(tmp_path / "a.txt", "a b c d\n" * 100)
+    with pytest.raises(
+        ValueError, match=f"{name} needs a text of documents, each with its end: JSON lines, or --docum"
+    ):
+        train_run(tmp_path / "run", path, training={name: True})

@@ -1,0 +1,266 @@
+"""Texts as they come: which files a path stands for, what is in them, and what is wrong with them."""
+
+import gzip
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import write_text
+
+import txl_tf
+from txl_tf.data import corpus
+from txl_tf.data.text_size import TextMeter, TextSize
+from txl_tf.data.texts import find_files, have_json_lines, read_texts
+
+DOCUMENTS = ["the first one\n", "zweites: äöü\n\nmit Absatz", 'quotes " and \\ and \u2028 no line\x85end', "x"]
+JSON = "".join(json.dumps({"id": i, "text": text}, ensure_ascii=i % 2) + "\n" for i, text in enumerate(DOCUMENTS))
+
+
+def write_gzip(path, text):
+    path.write_bytes(gzip.compress(text.encode()))
+    return str(path)
+
+
+def write_zip(path, **files):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return str(path)
+
+
+def texts_of(path, level="char", text_field=None):
+    return [
+        (text.name, "".join(piece.decode() if isinstance(piece, bytes) else piece for piece in text.pieces))
+        for text in read_texts(find_files(path), level, text_field)
+    ]
+
+
+def test_a_folder_a_pattern_and_a_list_stand_for_their_files_in_order(tmp_path):
+    for name in ("b.txt", "a.txt", "c.jsonl", ".hidden", "sub/d.txt", ".git/e.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_text(tmp_path / name, name)
+
+    def names(path):
+        return [found.removeprefix(f"{tmp_path}/") for found in find_files(path)]
+
+    assert names(str(tmp_path)) == names(tmp_path) == ["a.txt", "b.txt", "c.jsonl", "sub/d.txt"]
+    assert names(f"file://{tmp_path}/*.txt") == [f"file://{tmp_path}/a.txt", f"file://{tmp_path}/b.txt"]
+    assert names(f"{tmp_path}/b.txt, {tmp_path}/[ac].*") == ["b.txt", "a.txt", "c.jsonl"]
+    assert names([tmp_path / "sub", f"{tmp_path}/a.txt"]) == ["sub/d.txt", "a.txt"]
+    assert names(f"{tmp_path}/nowhere.txt") == ["nowhere.txt"]  # its reader says so
+    write_text(tmp_path / "really[1].txt", "x")
+    assert names(f"{tmp_path}/really[1].txt") == ["really[1].txt"]
+    with pytest.raises(FileNotFoundError, match="no file in the pattern .*/[*].json"):
+        find_files(f"{tmp_path}/*.json")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="no file in the folder .*empty"):
+        find_files(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("level", ["char", "byte", "subword"])
+@pytest.mark.parametrize("kind", ["plain", "gzip", "zip", "remote"])
+def test_texts_come_back_as_they_are_from_every_kind_of_file(tmp_path, kind, level):
+    if kind == "zip":
+        path = write_zip(tmp_path / "a.zip", **{"b/two.txt": "two\r\n", "a.jsonl": JSON, "__MACOSX/a": "no", "b/": ""})
+        expected = [(f"{path}/a.jsonl, line {i}", text) for i, text in enumerate(DOCUMENTS, 1)]
+        expected.append((f"{path}/b/two.txt", "two\r\n"))
+    else:
+        write = write_gzip if kind == "gzip" else write_text
+        end = ".gz" * (kind == "gzip")
+        before = "file://" * (kind == "remote")
+        path = (
+            before + write(tmp_path / f"a.jsonl{end}", JSON) + "," + before + write(tmp_path / f"b.txt{end}", "two\r\n")
+        )
+        json_path, other = path.split(",")
+        expected = [*((f"{json_path}, line {i}", text) for i, text in enumerate(DOCUMENTS, 1)), (other, "two\r\n")]
+    assert texts_of(path, level) == expected
+    assert have_json_lines(find_files(path))
+
+
+def test_words_get_their_last_newline_in_every_text(tmp_path):
+    path = write_text(tmp_path / "a.jsonl", JSON)
+    assert [text for _, text in texts_of(path, "word")] == [text.rstrip("\n") + "\n" for text in DOCUMENTS]
+
+
+def test_a_field_can_be_named_and_makes_any_file_json_lines(tmp_path):
+    path = write_text(tmp_path / "a.txt", '{"body": "one", "text": "no"}\n\n  \n{"body": "two"}')
+    assert texts_of(path, text_field="body") == [(f"{path}, line 1", "one"), (f"{path}, line 4", "two")]
+    assert not have_json_lines([path])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"txt": "a", "n": 1}', r"a.jsonl, line 2 has no field 'text'; it has 'txt', 'n'"),
+        ("{}", "a.jsonl, line 2 has no field 'text'; it has none"),
+        ('{"text": ""}', "a.jsonl, line 2, field 'text', is empty: leave the document out"),
+        ('{"text": null}', "a.jsonl, line 2, field 'text', must be a string, got None"),
+        ('["text"]', r"a.jsonl, line 2 must be a string, got \['text'\]"),
+        ('{"text": "a"', "a.jsonl, line 2 is not JSON: Expecting"),
+        ('{"text": "\\ud83d"}', "a.jsonl, line 2, field 'text', is not UTF-8 text: surrogates not allowed at 0"),
+    ],
+)
+def test_a_bad_json_line_is_named(tmp_path, line, message):
+    path = write_text(tmp_path / "a.jsonl", f'{{"text": "good"}}\n{line}\n')
+    with pytest.raises(ValueError, match=message):
+        corpus.build_corpus("text", path)
+
+
+def test_damaged_archives_are_errors_that_name_the_file(tmp_path):
+    good = gzip.compress(b"many words here " * 1000)
+    for name, data in {
+        "no.gz": b"no gzip at all",
+        "cut.gz": good[:-20],
+        "flipped.gz": good[:30] + b"\xff" + good[31:],
+        "no.zip": b"PK\3\4 no zip",
+    }.items():
+        path = write_text(tmp_path / name, data)
+        with pytest.raises(ValueError, match=f"{name} cannot be unpacked: "):
+            texts_of(path)
+    with pytest.raises(ValueError, match="empty.gz is empty"):
+        texts_of(write_gzip(tmp_path / "empty.gz", ""))
+    with pytest.raises(ValueError, match="none.zip (holds no file|cannot be unpacked)"):
+        texts_of(write_zip(tmp_path / "none.zip"))
+    with pytest.raises(ValueError, match="one.zip/a.txt is not UTF-8 text: see byte 1"):
+        texts_of(write_zip(tmp_path / "one.zip", **{"a.txt": b"a\xff"}))
+    with pytest.raises(FileNotFoundError, match="no file .*gone.gz"):
+        texts_of(str(tmp_path / "gone.gz"))
+
+
+def test_progress_ends_with_the_bytes_of_the_files(tmp_path):
+    done = []
+    paths = [write_gzip(tmp_path / "a.gz", JSON * 1000), write_text(tmp_path / "b.txt", JSON)]
+    for text in read_texts(paths, "char", progress=done.append):
+        list(text.pieces)
+    assert sum(done) == sum(tf.io.gfile.stat(path).length for path in paths)
+
+
+# ------------------------------------------------------------------------------------------------ documents, sizes
+
+
+@pytest.mark.parametrize(("level", "end"), [("char", 0), ("byte", 256), ("word", 2)])
+def test_documents_are_ended_by_a_symbol_that_no_text_has(tmp_path, level, end):
+    path = write_text(tmp_path / "a.jsonl", '{"text": "b a"}\n{"text": "a a</s>"}\n{"text": "b"}\n')
+    made = corpus.prepare(str(tmp_path / level), "text", path, level=level, valid_fraction=0.2)
+    vocab, (train, valid) = made.vocab, made.splits.values()
+    assert vocab.document_id == vocab.start_id == vocab.ids["</s>"] == end
+    documents = np.split(np.asarray(train), np.flatnonzero(np.asarray(train) == end) + 1)
+    newline = "\n" * (level == "word")
+    assert [vocab.decode(document[:-1]) for document in documents[:-1]] == [f"b a{newline}", f"a a</s>{newline}"]
+    assert documents[-1].size == 0 and vocab.decode(valid) == f"b{newline}</s>"  # documents are not cut
+    assert made.sizes == {
+        "train": TextSize(10 + 2 * len(newline), 10 + 2 * len(newline), 4),
+        "valid": TextSize(1 + len(newline), 1 + len(newline), 1),
+    }
+    again = corpus.load_corpus(str(tmp_path / level))
+    assert again.vocab.get_config() == vocab.get_config() and again.sizes == made.sizes
+
+
+def test_files_are_documents_only_where_that_is_asked_for(tmp_path):
+    write_text(tmp_path / "a.txt", "aa")
+    write_text(tmp_path / "b.txt", "bb")
+    joined = corpus.build_corpus("text", tmp_path, valid_fraction=0.5)
+    assert joined.vocab.document is None and [joined.vocab.decode(ids) for ids in joined.splits.values()] == [
+        "aa",
+        "bb",
+    ]
+    documents = corpus.build_corpus("text", tmp_path, documents=True, valid_fraction=0.4)
+    assert [documents.vocab.decode(ids) for ids in documents.splits.values()] == ["aa</s>", "bb</s>"]
+
+
+def test_bad_documents_are_errors(tmp_path):
+    path = write_text(tmp_path / "a.jsonl", '{"text": "a\\nb </s>"}\n{"text": "c"}\n')
+    with pytest.raises(ValueError, match="a.jsonl, line 1, line 2: </s> ends documents and must not be in a text"):
+        corpus.build_corpus("text", path, level="word")
+    path = write_text(tmp_path / "b.jsonl", '{"text": "a b"}\n{"text": "c d e f g"}\n')
+    with pytest.raises(ValueError, match="the last document is more than valid_fraction=0.05 .* none is left"):
+        corpus.build_corpus("text", path)
+
+
+def test_sizes_are_those_of_the_whole_text_wherever_it_is_cut():
+    text = "Ein Wörtchen \t mehr\u2003oder\n\nweniger: 日本 🎉 "
+    for cut in range(len(text) + 1):
+        meter = TextMeter()
+        pieces = [text[:cut], "", text[cut:]]
+        assert sum(map(meter.measure, pieces), TextSize()) == TextSize(len(text.encode()), len(text), 7)
+    assert TextMeter().measure(b"a\xff b") == TextSize(4, 4, 2)
+
+
+@pytest.mark.parametrize("level", ["char", "byte", "word"])
+def test_sizes_of_splits_are_measured_where_the_text_is_cut(tmp_path, level):
+    text = "one two  three\nfour fünf\n" * 9
+    made = corpus.build_corpus("text", write_text(tmp_path / "a.txt", text), level=level, valid_fraction=0.3)
+    for split, size in made.sizes.items():
+        decoded = made.vocab.decode(made.splits[split])
+        assert size.words == len(decoded.split())
+    assert sum(made.sizes.values(), TextSize())[:2] == (len(text.encode()), len(text))
+    assert made.sizes["train"].bytes / len(text.encode()) == pytest.approx(0.7, abs=0.03)
+
+
+# ----------------------------------------------------------------------------------------------------- iterables
+
+
+def test_texts_of_a_program_become_the_corpus_that_a_file_of_them_becomes(tmp_path):
+    file = write_text(tmp_path / "a.jsonl", JSON)
+    expected = corpus.prepare(str(tmp_path / "file"), "text", file, valid_fraction=0.1, max_size=30)
+    rows = {
+        "strings": iter(DOCUMENTS),
+        "bytes": tf.data.Dataset.from_tensor_slices(DOCUMENTS).as_numpy_iterator(),
+        "rows": ({"text": text, "id": i} for i, text in enumerate(DOCUMENTS)),
+    }
+    for name, texts in rows.items():
+        made = txl_tf.prepare(texts, tmp_path / name, valid_fraction=0.1, max_size=30)
+        assert made.vocab.symbols == expected.vocab.symbols and made.sizes == expected.sizes
+        for split in ("train", "valid"):
+            np.testing.assert_array_equal(made.splits[split], expected.splits[split])
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == [
+            "corpus-info.json", "train.npy", "valid.npy", "vocab.txt",
+        ]  # fmt: skip
+
+
+def test_a_prepared_folder_is_opened_again_without_reading_a_text(tmp_path):
+    made = txl_tf.prepare(["one text", "another"], tmp_path, valid_fraction=0.5)
+
+    def never():
+        raise AssertionError("read")
+        yield
+
+    again = txl_tf.prepare(never(), tmp_path, valid_fraction=0.5)
+    np.testing.assert_array_equal(again.splits["train"], made.splits["train"])
+    with pytest.raises(ValueError, match="was prepared otherwise.*\n.*level: 'char' there, 'byte' now"):
+        txl_tf.prepare(never(), tmp_path, valid_fraction=0.5, level="byte")
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        (["a", ""], {}, "text 2 is empty: leave the document out"),
+        (["a", 3], {}, "text 2 must be a string, got 3"),
+        ([{"body": "a"}], {}, "text 1 has no field 'text'; it has 'body'"),
+        ([b"a\xff"], {}, "text 1 is not UTF-8 text: invalid start byte at 1"),
+        ([], {}, "texts must hold at least one text, got none"),
+        (["a b", "c </s>"], {"level": "word", "valid_fraction": 0.3}, "text 2, line 1: </s> ends documents"),
+        (["a b c", "d"], {"level": "sentence"}, "level must be one of"),
+    ],
+)
+def test_bad_texts_are_named_and_leave_nothing(tmp_path, texts, options, message):
+    with pytest.raises(ValueError, match=message):
+        txl_tf.prepare(texts, tmp_path / "made", **options)
+    assert not (tmp_path / "made").exists() or not list((tmp_path / "made").glob("*.[jn]*"))
+
+
+def test_options_that_do_not_go_together_are_refused(tmp_path):
+    path = write_text(tmp_path / "a.txt", "a b c d e f")
+    for options, message in (
+        ({"vocab_size": 300}, "vocab_size=300 needs level 'subword', got 'char': max_size limits other symbols"),
+        (
+            {"level": "subword", "max_size": 300},
+            "max_size is not for level 'subword', got 300: vocab_size says how many",
+        ),
+        ({"level": "subword", "lower_case": True}, "lower_case is not for level 'subword', got True"),
+        ({"vocab_path": "x", "vocab_size": 3, "level": "subword"}, "choose symbols, but vocab_path=x has them already"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            corpus.build_corpus("text", path, **options)
