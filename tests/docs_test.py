@@ -30,6 +30,7 @@ from absl import flags
 from helpers import ROOT, program
 
 import txl_tf
+from txl_tf.data.text_files import pydoc_text
 
 PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 BLOCKS = {  # (page, language, number): code
@@ -228,6 +229,23 @@ def test_the_python_of_the_ner_page_learns_and_what_it_saves_loads(tmp_path, mon
     assert names["nll"].shape == (4,) and names["entities"]["ends"].shape == (4, 12)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("i", [0, 1], ids=["tf.data", "datasets"])
+def test_the_python_of_the_data_page_prepares_what_it_is_given(tmp_path, monkeypatch, capsys, i):
+    if i == 1:
+        pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+    monkeypatch.chdir(tmp_path)
+    write_texts(tmp_path)
+    code, names = list(blocks("python", "data.md").values())[i], {}
+    exec(code, names)
+    if i == 0:
+        assert capsys.readouterr().out.startswith("The cat sat on the mat. \u00e9\u00e8</s>The c")
+    else:
+        stories = [json.loads(line)["text"] for line in (tmp_path / "stories/one.jsonl").read_text().splitlines()]
+        found = b"".join(bytes(ids[ids < 256].tolist()) for ids in map(np.asarray, names["corpus"].splits.values()))
+        assert found == "".join(stories).encode() and "bytes" in capsys.readouterr().out
+
+
 # ------------------------------------------------------------------------------------- a small quickstart, and bash
 
 
@@ -244,9 +262,18 @@ def workplace(tmp_path_factory):
     )
     dates, steps = (ROOT / "configs/seq2seq_quickstart.cfg").read_text(), "\n".join(FEW_STEPS.split()[:4])
     (folder / "configs" / "seq2seq_quickstart.cfg").write_text(f"{dates}\n--n_pairs=200\n--eval_sources=20\n{steps}\n")
-    for name in ("my.txt", "other.txt"):
-        (folder / name).write_text("The cat sat on the mat. \u00e9\u00e8\n" * 300)
+    write_texts(folder)
     return folder
+
+
+def write_texts(folder):
+    """The texts of one's own that the pages name."""
+    text = pydoc_text()[:20_000]
+    for name in ("my.txt", "other.txt"):
+        (folder / name).write_text("The cat sat on the mat. \u00e9\u00e8\n" * 10 + text)
+    (folder / "stories").mkdir()
+    lines = (json.dumps({"text": part}) for part in text.split("\n\n") if part)
+    (folder / "stories" / "one.jsonl").write_text("\n".join(lines))
 
 
 def run_bash(code, folder, **addresses):
@@ -520,7 +547,7 @@ def test_the_table_of_signatures(exported):
 
 def test_every_block_is_run_or_named():
     """Every block of Python and bash is run by a test above, or a word of NOT_RUN says why not."""
-    assert {key[0] for key in blocks("python")} == {"README.md", "ner.md", "serving.md", "transformer.md"}
+    assert {key[0] for key in blocks("python")} == {"README.md", "data.md", "ner.md", "serving.md", "transformer.md"}
     assert {key[1] for key in BLOCKS} <= {"bash", "python", "json", "bibtex"}
     for word in NOT_RUN:
         assert any(word in code for code in blocks("bash").values()), word
