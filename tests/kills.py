@@ -1,6 +1,6 @@
 """Kills a training again and again, and checks that what comes out is what it would have been without.
 
-    python tests/kills.py --kills=20 --setting=one|mirrored|workers|pairs|flat [--steps=200] [--seed=0]
+    python tests/kills.py --kills=20 --setting=one|mirrored|workers|pairs|flat|iterator [--steps=200] [--seed=0]
     python tests/kills.py --setting=elastic [--steps=30] [--seed=0]
 
 `train.py`, or for pairs `tools/train_seq2seq.py` and for flat `tools/train_ner.py`, trains a small model once in peace,
@@ -9,6 +9,9 @@ and once with `kill -9` at random moments, started again each time. At the end a
 evaluation must be bit for bit the same. A kill comes some steps after the start, at a random moment ("any") or at a
 chosen one: amid the writing of a checkpoint, in a validation, between a row of the log and its checkpoint. Of two
 workers either both are killed, or one, and the other must end by itself.
+
+With iterator, every start gives the texts anew to `txl_tf.prepare`, and the run reads them as documents in a new order
+every epoch.
 
 With elastic, one of four workers is killed for good, and the others must end by themselves. Five are refused, for the
 batch of 12 does not divide among them. Three go on to the end. It must all be as one process leaves it that nothing
@@ -37,6 +40,8 @@ import numpy as np
 import tensorflow as tf
 from helpers import LEXICON, ROOT, TEXT, free_ports, log_rows, made_up, read_checkpoint
 
+import txl_tf
+
 CHIEF_MOMENTS = ["any", "step", "write", "written", "rename", "renamed", "row", "best", "validation"]
 WORKER_MOMENTS = ["any", "step", "validation"]  # it writes nothing
 MODEL = (
@@ -57,6 +62,7 @@ FLAT_MODEL = (
 STRATEGY = {
     "pairs": "--strategy=one",
     "flat": "--strategy=one",
+    "iterator": "--strategy=one --shuffle_documents",
     "one": "--strategy=one",
     "mirrored": "--strategy=mirrored --logical_cpus=2",
     "workers": "--strategy=multi_worker",
@@ -118,6 +124,9 @@ def train(program, offset, moment, delay, argv):
         die_after(checkpoints.RunCheckpoints, "save_best")
     elif moment == "validation":
         die_after(callbacks.StopOnSignal, "on_test_batch_end", times=2)
+    folders = [argument.split("=")[1] for argument in argv if argument.startswith("--data_dir=")]
+    for folder in folders:
+        txl_tf.prepare((f"{i}: {line}" for i, line in enumerate(TEXT.splitlines())), folder)
     run(program.main)
 
 
@@ -136,7 +145,8 @@ class Session:
             "pairs": ("tools.train_seq2seq", PAIRS_MODEL),
             "flat": ("tools.train_ner", f"{FLAT_MODEL} {files}"),
         }
-        program, model = programs.get(args.setting, ("train", f"{MODEL} --data_path={text}"))
+        data = f"--data_dir={folder}.data" if args.setting == "iterator" else f"--data_path={text}"
+        program, model = programs.get(args.setting, ("train", f"{MODEL} {data}"))
         flags = f"{model} {STRATEGY[args.setting]} --train_steps={args.steps} --model_dir={folder}"
         self.folder = folder
         self.processes = []

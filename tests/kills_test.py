@@ -7,7 +7,7 @@ from helpers import run_program
 
 
 @pytest.mark.parametrize(
-    "setting", ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pairs", "flat"))]
+    "setting", ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pairs", "flat", "iterator"))]
 )
 def test_three_kills_leave_no_trace(setting):
     done = run_program("tests/kills.py", "--kills=3", "--steps=30", f"--setting={setting}", "--seed=1")
