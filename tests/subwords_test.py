@@ -16,6 +16,7 @@ from helpers import run_program, train_run, write_text
 
 from txl_tf.config import EvaluationConfig
 from txl_tf.data import corpus
+from txl_tf.data.datasets import choose_cutoffs
 from txl_tf.data.subwords import SubwordVocab, sampled, train_subwords, training_lines
 from txl_tf.data.text_files import pydoc_text, read_files
 from txl_tf.data.vocabulary import visible
@@ -47,7 +48,9 @@ def made_up_texts(number=300):
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
 def vocab(request):
-    return train_subwords([pydoc_text()[:100_000]], 600, request.param)
+    made = train_subwords([pydoc_text()[:100_000]], 600, request.param)
+    made.kind = request.param
+    return made
 
 
 def foreign_model(**options):
@@ -108,9 +111,37 @@ def test_a_text_is_cut_before_a_token(vocab):
 
 
 def test_training_again_makes_the_same_model(vocab):
-    kind = "bpe" if vocab.symbols[258].startswith("▁") and vocab.processor.get_score(258) == 0 else "unigram"
-    again = train_subwords([pydoc_text()[:100_000]], 600, kind)
+    again = train_subwords([pydoc_text()[:100_000]], 600, vocab.kind)
     assert again.model == vocab.model and again.fingerprint() == vocab.fingerprint()
+
+
+def test_frequent_pieces_come_first_and_texts_are_cut_as_sentencepiece_would(vocab, monkeypatch):
+    text = pydoc_text()[:100_000]
+    vocab.counter.clear()
+    vocab.count(text)
+    counts = [vocab.counter[symbol] for symbol in vocab.symbols[2:]]
+    counts_of_lines = sorted(counts, reverse=True)
+    assert np.corrcoef(counts, counts_of_lines)[0, 1] > 0.98  # the training's lines are cut at other places, a few
+    monkeypatch.setattr("txl_tf.data.subwords._by_frequency", lambda vocab: vocab.model)
+    as_trained = train_subwords([text], 600, vocab.kind)
+    assert sorted(as_trained.symbols) == sorted(vocab.symbols) and as_trained.symbols != vocab.symbols
+    texts = [*HOSTILE, *made_up_texts(100), text[:5000]]
+    for text in texts:
+        expected = [as_trained.symbols[i] for i in as_trained.encode(text)]
+        assert [vocab.symbols[i] for i in vocab.encode(text)] == expected
+
+
+def test_cutoffs_are_chosen_from_the_counts_as_those_of_words(vocab, monkeypatch):
+    monkeypatch.setattr("txl_tf.data.datasets.FEWEST_WITH_BINS", 500)
+    monkeypatch.setattr("txl_tf.data.datasets.WHOLE", 10)
+    vocab.counter.clear()
+    vocab.count(pydoc_text()[:100_000])
+    cutoffs = choose_cutoffs(vocab)
+    counts = np.array([vocab.counter[symbol] for symbol in vocab.symbols])
+    shares = [counts[:cutoff].sum() / counts.sum() for cutoff in cutoffs]
+    assert len(cutoffs) == 3 and all(cutoff % 10 == 0 for cutoff in cutoffs)
+    for cutoff, share, wanted in zip(cutoffs, shares, (0.90, 0.95, 0.99), strict=True):
+        assert share >= wanted > counts[: cutoff - 10].sum() / counts.sum()
 
 
 def test_lines_for_training_are_never_skipped():
@@ -255,7 +286,7 @@ def test_the_graph_cuts_and_joins_as_the_vocabulary_does(vocab, tmp_path):
     rows = np.random.default_rng(0).integers(1, 300, [300, 20])  # bytes that are no text, most of them
     decoded = table.decode(tf.constant(rows, tf.int32), tf.fill([300], 20))
     assert [text.decode() for text in decoded.numpy()] == [vocab.decode(row) for row in rows]
-    assert table.spell(tf.constant([[258]])).numpy()[0, 0].decode() == vocab.symbols[258]
+    assert table.spell(tf.constant([[58]])).numpy()[0, 0].decode() == vocab.symbols[58]
 
 
 STRANGER = """

@@ -25,6 +25,7 @@ from txl_tf.data.vocabulary import Vocab
 
 PYDOC = "pydoc_data.topics"
 SUBWORDS = 8000  # of a vocabulary of no other size
+FEWEST_WITH_BINS, WHOLE = 20_000, 1000  # symbols of a vocabulary with cutoffs, which are whole thousands
 _AT_ONCE = 1 << 18  # ids of a piece, at least, where texts are shorter
 
 
@@ -215,11 +216,11 @@ def choose_cutoffs(vocab: Vocab) -> list[int]:
     The first bin holds the most frequent symbols, which make up 90% of the text. The next two reach 95% and 99%, the
     last holds the rest. Cutoffs are whole thousands.
     """
-    if len(vocab) < 20000:
+    if len(vocab) < FEWEST_WITH_BINS:
         return []
     counts = np.cumsum([vocab.counter[symbol] for symbol in vocab.symbols])
     ends = [np.searchsorted(counts, share * counts[-1]) + 1 for share in (0.90, 0.95, 0.99)]
-    return [end for end in sorted({math.ceil(end / 1000) * 1000 for end in ends}) if end < len(vocab)]
+    return [end for end in sorted({math.ceil(end / WHOLE) * WHOLE for end in ends}) if end < len(vocab)]
 
 
 def is_by_character(dataset: str | None, vocab: Vocab) -> bool:

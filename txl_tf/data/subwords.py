@@ -33,6 +33,7 @@ END = "</s>"  # its symbol for the end of a text
 # SentencePiece skips lines in training that hold a tab, its space or its sign for what is unknown.
 _RESERVED = re.compile(f"[\n\t{SPACE}\u2585]")
 SAMPLE_BYTES = 50_000_000  # of text that subwords are made from; of a larger one, lines from all over it
+_N_SPECIAL = 2  # `<unk>` and `</s>`
 _LINE_CHARACTERS = 1000  # of a line in training; SentencePiece skips lines above 4,192 bytes
 _TOO_HIGH = re.compile(r"Vocabulary size too high .*<= (\d+)")
 _TOO_LOW = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
@@ -200,7 +201,7 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
 
     Args:
         lines: strings; newlines in them end lines too. A sample of `SAMPLE_BYTES` counts.
-        vocab_size: number of pieces, among them 256 bytes, `<unk>` (never used) and `</s>`.
+        vocab_size: number of pieces, among them 256 bytes, `<unk>` (never used) and `</s>`. The frequent come first.
         subword_type: `"unigram"` or `"bpe"`.
         **config: of `SubwordVocab`.
 
@@ -209,10 +210,10 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
     """
     one_of(SUBWORD_TYPES)("subword_type", subword_type)
     vocab = SubwordVocab(**{"level": "subword", **config})
-    package, written = sentencepiece(), io.BytesIO()
+    package, written, lines = sentencepiece(), io.BytesIO(), sampled(training_lines(lines))
     try:
         package.SentencePieceTrainer.train(
-            sentence_iterator=iter(sampled(training_lines(lines))),
+            sentence_iterator=iter(lines),
             model_writer=written,
             model_type=subword_type,
             vocab_size=vocab_size,
@@ -237,7 +238,26 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
                 ) from error
         raise ValueError(f"SentencePiece makes no {vocab_size} subwords of this text: {error}") from error
     vocab.set_model(written.getvalue(), "the trained model")
+    vocab.count(lines)
+    vocab.counter[vocab.symbols[vocab.separators["\n"][0]]] = len(lines)
+    vocab.set_model(_by_frequency(vocab), "the trained model")
+    vocab.counter.clear()
     return vocab
+
+
+def _by_frequency(vocab: SubwordVocab) -> bytes:
+    """The model with its pieces in the order of their counts, as the adaptive softmax wants them.
+
+    To SentencePiece the order is nothing but the ids: scores say which pieces a text is cut into.
+    """
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString(vocab.model)
+    special, pieces = model.pieces[:_N_SPECIAL], model.pieces[_N_SPECIAL:]
+    del model.pieces[:]
+    model.pieces.extend(special)
+    model.pieces.extend(sorted(pieces, key=lambda piece: -vocab.counter[piece.piece]))
+    return model.SerializeToString(deterministic=True)
 
 
 def sampled(lines: Iterable[str], most_bytes: int = SAMPLE_BYTES) -> list[str]:

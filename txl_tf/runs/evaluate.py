@@ -18,6 +18,7 @@ from txl_tf.data.batches import Segments, num_batches
 from txl_tf.data.corpus import Corpus
 from txl_tf.data.datasets import encode_files, is_by_character, measured
 from txl_tf.data.text_size import TextSize
+from txl_tf.data.texts import find_files, have_json_lines
 from txl_tf.data.vocabulary import escape
 from txl_tf.files import check_writable, new_file
 from txl_tf.models.language_model import LanguageModel
@@ -104,7 +105,8 @@ def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str) -> Corpus:
     if "vocab" not in config:
         raise ValueError(f"eval_path needs the vocabulary of a run: {folder.config_file} does not exist")
     vocab, data = folder.load_vocab(), config["data"]
-    tokens, size = encode_files(eval_path, vocab, data.get("text_field"))
+    text_field = data.get("text_field") if have_json_lines(find_files(eval_path)) else None
+    tokens, size = encode_files(eval_path, vocab, text_field)
     by_character = data.get("by_character", is_by_character(data.get("dataset"), vocab))
     sizes = measured(data.get("dataset"), {eval_path: size})
     return Corpus(vocab, config["model"]["cutoffs"], {eval_path: tokens}, by_character, sizes=sizes)
