@@ -42,6 +42,8 @@ setup(
         "seq2seq": ["sacrebleu"],
         "ner": ["jieba==0.42.1"],
         "subword": ["sentencepiece>=0.2", "tensorflow-text>=2.21,<2.22"],
+        "wandb": ["wandb"],
+        "mlflow": ["mlflow"],
         "tpu-check": ["jax[tpu]>=0.10.2,<0.11"],
         "test": [
             "pytest",
@@ -53,6 +55,10 @@ setup(
             "jieba==0.42.1",
             "sentencepiece>=0.2",
             "tensorflow-text>=2.21,<2.22",
+            "wandb",
+            "mlflow-skinny",  # mlflow without its server and user interface; with the next two for its local store
+            "sqlalchemy",
+            "alembic",
         ],
     },
 )

@@ -294,6 +294,24 @@ def _(tmp_path):
     assert (150, "epoch_loss") in [(event.step, value.tag) for event in events for value in event.summary.value]
 
 
+@hook("keras.callbacks.TensorBoard._train_writer")
+def _(tmp_path):
+    """The writer of the curves; after `on_train_end`, `set_model` makes room for a new one."""
+    board = keras.callbacks.TensorBoard(tmp_path, write_graph=False)
+    for step in (1, 2):
+        board.set_model(Bare())
+        board.on_train_begin()
+        with board._train_writer.as_default():
+            tf.summary.text("name", "a text", step)
+        board.on_epoch_end(step, {"loss": 2.0})
+        board.on_train_end()
+    found = []
+    for path in sorted((tmp_path / "train").glob("events*"), key=lambda path: path.stat().st_mtime_ns):
+        events = [event_pb2.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(path))]
+        found.append([(event.step, value.tag) for event in events for value in event.summary.value])
+    assert [names[:2] for names in found] == [[(step, "name"), (step, "epoch_loss")] for step in (1, 2)]
+
+
 @hook("keras.initializers.Initializer.clone")
 def _(tmp_path):
     initializer = keras.initializers.RandomNormal()

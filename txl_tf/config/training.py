@@ -8,6 +8,7 @@ OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 SCHEDULES = ("cosine", "noam", "linear", "constant")
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 AUTO = "auto"  # the machine decides, see `choose_precision`
+TRACKERS = ("none", "wandb", "mlflow")
 STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
 
@@ -49,6 +50,10 @@ class RunConfig(Config):
     )
     jit_compile: bool = option(False, "Compile the training step with XLA.")
     seed: int = option(0, "Seed of the initial weights and of dropout.")
+    tracker: str = option("none", "Package that follows the run, besides log.csv and TensorBoard.", one_of(TRACKERS))
+    tracker_project: str | None = option(
+        None, "wandb's project or mlflow's experiment. Default: as their environment variables say, or txl_tf."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +69,7 @@ class TrainingConfig(RunConfig):
 
     tgt_len: int = option(70, "Tokens of a segment.", LENGTH)
     train_batch_size: int = option(60, "Rows of a training batch, over all devices.", at_least(1))
-    sample_tokens: int = option(0, "Tokens of text to write in the end of training, to see what it learned.")
+    sample_tokens: int = option(0, "Tokens of a sample of text, written at every validation and in the end.")
     gradient_accumulation_steps: int = option(1, "Parts of a batch to compute one after the other.", at_least(1))
     shuffle_documents: bool = option(False, "Read the documents of the text in a new order every epoch, by the seed.")
     reset_memory_at_documents: bool = option(False, "Let nothing of a document be seen in the next one.")

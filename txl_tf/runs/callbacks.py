@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import datetime
+import json
 import logging
 import math
 import os
@@ -271,15 +272,31 @@ class Progress(keras.callbacks.Callback):
 
 
 class StepTensorBoard(keras.callbacks.TensorBoard):
-    """TensorBoard curves over training steps, rather than epochs."""
+    """TensorBoard curves over training steps, rather than epochs; `config.json` and samples as text."""
 
     def __init__(self, log_dir: str, checkpoints: RunCheckpoints):
         super().__init__(log_dir, write_graph=False)
         self.checkpoints = checkpoints
 
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        config = self.checkpoints.folder.read_config()
+        self.log_text("config", json.dumps(config, indent=2, ensure_ascii=False), step_of(self.model))
+
     def on_epoch_end(self, epoch, logs=None):
         with self.checkpoints.naming_last(), writing(self.log_dir):
             super().on_epoch_end(step_of(self.model), logs)
+
+    def on_train_end(self, logs=None):
+        super().on_train_end(logs)
+        self.set_model(self.model)  # forgets the writers, which are closed: the last sample comes after the training
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        """Shows a text as it stands: TensorBoard takes indented lines of Markdown for code."""
+        code = "".join(f"    {line}\n" for line in text.split("\n"))
+        with self.checkpoints.naming_last(), writing(self.log_dir), self._train_writer.as_default():
+            tf.summary.text(name, code, step)
+            self._train_writer.flush()
 
 
 class StepCSVLogger(keras.callbacks.CSVLogger):

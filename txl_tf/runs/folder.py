@@ -7,6 +7,7 @@ ckpt-<step>.*            checkpoints, and `checkpoint`, which names them to othe
 best/ckpt-<step>.*       weights with the best validation; best.json says which loss, or F1
 ema/ckpt-<step>.*        moving average of the weights at the end of the training
 log.csv, train/          curves
+tracker.json             id of the run where a tracker follows it
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.evaluate import to_metric
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.trackers import final, make_tracker
 from txl_tf.runs.weights import load_weights
 from txl_tf.training.distribution import broadcast_from_chief, is_chief
 
@@ -43,6 +44,7 @@ class Run:
     strategy: tf.distribute.Strategy
 
     metric = "ppl"
+    samples = False  # whether `sample` is called at every validation
     validated = ()  # what is measured in validation alone
     remedy = "Choose another folder to train on this text"  # where its vocabulary is another
 
@@ -74,6 +76,13 @@ class Run:
         line = f"loss {logs[prefix + 'loss']:.4f} | {self.metric} {logs[prefix + self.metric]:.3f}"
         return line + (f" | {logs[prefix + 'accuracy']:.2%} right" if prefix + "accuracy" in logs else "")
 
+    def sample(self) -> None:
+        """Shows what the model writes as it is, see `show_text`. It must not touch the state of the training."""
+
+    def finish(self, *options: Any) -> dict:
+        """Averaged weights and evaluations, at the end of the training; by split."""
+        raise NotImplementedError
+
     # ---------------------------------------------------------------------------------- in the order of their calls
 
     def use(self, model: keras.Model) -> None:
@@ -82,6 +91,8 @@ class Run:
             model.optimizer.build(model.trainable_variables)  # before it is restored
         write, text = is_chief(self.strategy), self.fingerprints["valid"]
         self.model, self.checkpoints = model, RunCheckpoints(model, self.folder, self.training.max_to_keep, write, text)
+        self.board = callbacks.StepTensorBoard(self.folder.path, self.checkpoints)
+        self.board.set_model(model)
 
     def check_same_run(self, config: dict) -> None:
         """Raises ValueError where the folder holds checkpoints of another vocabulary, configuration or text."""
@@ -120,6 +131,25 @@ class Run:
             load_weights(self.model, self.training.warm_start_path)
         return None, None
 
+    def train(self, state: tuple, *options: Any) -> dict:
+        """`fit(state)`, then `finish(*options)`, whose results it returns; the tracker follows both."""
+        with make_tracker(self.training, self.checkpoints, step_of(self.model)) as self.tracker:
+            self.fit(state)
+            results = self.finish(*options)
+            self.tracker.log_results(final(results))
+        return results
+
+    def show_text(self, name: str, text: str) -> None:
+        """Shows a text in TensorBoard and in the tracker, at the step that is done. Only the chief calls it."""
+        step = step_of(self.model)
+        self.board.log_text(name, text, step)
+        self.tracker.log_text(name, text, step)
+
+    def sample_if_validated(self, epoch: int, logs: dict) -> None:
+        """At the end of a window of steps with a validation."""
+        if "val_loss" in logs:
+            self.sample()
+
     def fit(self, state: tuple) -> None:
         """Trains to the last step. A Keras epoch is a window of `iterations` steps, see `RunState`."""
         model, training, checkpoints = self.model, self.training, self.checkpoints
@@ -144,8 +174,10 @@ class Run:
         if checkpoints.write:
             log_file, metrics, validated = self.folder.log_file, self.metrics, self.validated
             callbacks.cut_log(log_file, start if state[1] is None else start - 1, metrics, validated)
-            followers.append(callbacks.StepTensorBoard(self.folder.path, checkpoints))
-            followers.append(callbacks.StepCSVLogger(log_file, metrics, checkpoints, validated))
+            if self.samples:
+                followers.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
+            csv_logger = callbacks.StepCSVLogger(log_file, metrics, checkpoints, validated)
+            followers += [self.board, csv_logger, self.tracker]
         run_state = callbacks.RunState(checkpoints, state, training, followers)
         stopped = False
         with stop:

@@ -32,6 +32,7 @@ from txl_tf.runs.setup import (
     open_machine,
     worker_of,
 )
+from txl_tf.runs.trackers import check_tracker
 from txl_tf.runs.weights import check_exists
 from txl_tf.training.distribution import broadcast_from_chief, is_chief
 from txl_tf.training.optimization import make_optimizer
@@ -83,6 +84,7 @@ def train_and_evaluate(
     check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
     if training.warm_start_path:
         check_exists(training.warm_start_path)
+    check_tracker(training.tracker)
     check_writable(evaluation.token_nll)
     with strategy.scope():
         keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())
@@ -99,8 +101,7 @@ def train_and_evaluate(
         state = run.restore()
         if chief:
             folder.describe(config, run.corpus.vocabs)
-        run.fit(state)
-        return run.finish()
+        return run.train(state)
 
 
 def steps_per_call(most: int, *ends: int) -> int:
@@ -191,16 +192,28 @@ class _Run(Run):
 
     def finish(self) -> dict[str, float]:
         """Averaged weights, evaluations and a sample, at the end of the training."""
-        lm, corpus, chief = self.model, self.corpus, self.checkpoints.write
+        lm, chief = self.model, self.checkpoints.write
         self.save_average()
         token_nll = self.evaluation.token_nll if chief else self.evaluation.token_nll and os.devnull
         paths = {split: token_nll if split == self.splits[-1] else None for split in self.splits}
         results = {split: self.evaluator.run(lm, split, path) for split, path in paths.items()}
         self.checkpoints.save_best(results["valid"])
         if self.training.sample_tokens and chief:
-            prompt = np.array(corpus.splits["valid"][:_PROMPT])
-            text = lm.generate(prompt[None], self.training.sample_tokens, temperature=0.8, seed=self.training.seed)[0]
-            logger.info("a sample at temperature 0.8, after %r:", corpus.vocab.decode(prompt))
-            logger.info("%s", visible(corpus.vocab.decode(text[len(prompt) :])))
+            self.sample()
         self.log_end()
         return results
+
+    @property
+    def samples(self) -> bool:
+        """Not with static shapes, where the graph that writes takes long to compile."""
+        return bool(self.training.sample_tokens) and not self.training.static_shapes
+
+    def sample(self) -> None:
+        vocab, prompt = self.corpus.vocab, np.array(self.corpus.splits["valid"][:_PROMPT])
+        number, seed = self.training.sample_tokens, self.training.seed
+        tokens = self.model.generate(prompt[None], number, temperature=0.8, seed=seed)[0]
+        title = f"a sample at temperature 0.8, after {vocab.decode(prompt)!r}:"
+        text = visible(vocab.decode(tokens[len(prompt) :]))
+        logger.info("%s", title)
+        logger.info("%s", text)
+        self.show_text("sample", f"{title}\n{text}")

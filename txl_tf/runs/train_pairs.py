@@ -27,6 +27,7 @@ from txl_tf.runs.evaluate import to_metric
 from txl_tf.runs.pairs_folder import PairsFolder
 from txl_tf.runs.run import Run
 from txl_tf.runs.setup import open_machine
+from txl_tf.runs.trackers import check_tracker
 from txl_tf.runs.weights import check_exists
 from txl_tf.training.optimization import make_optimizer
 
@@ -71,6 +72,7 @@ def train_pairs(
         raise ValueError("share_embeddings needs share_vocab, got share_vocab=False")
     if training.warm_start_path:
         check_exists(training.warm_start_path)
+    check_tracker(training.tracker)
     strategy, machine = open_machine(machine)
     with strategy.scope():
         keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())
@@ -86,8 +88,7 @@ def train_pairs(
         run.make_model(model, keras_optimizer)
         state = run.restore()
         folder.describe(config, run.corpus.vocabs)
-        run.fit(state)
-        return run.finish(search or SearchConfig())
+        return run.train(state, search or SearchConfig())
 
 
 class _PairsRun(Run):
@@ -172,7 +173,10 @@ class _PairsRun(Run):
         how = "greedily" if search.beam_size == 1 else f"with beam_size={search.beam_size}"
         wrong = f"{rates['lines']:.2%} of the lines and {rates['symbols']:.2%} of the symbols wrong"
         logger.info("%s: %s sources translated %s: %s", split, f"{len(sources):,}", how, wrong)
+        samples = []
         for i in np.linspace(0, len(sources) - 1, min(3, len(sources)), dtype=int):
             mark = "" if found[i] in right[i] else f"   (right: {right[i][0]})"
-            logger.info("  %s  ->  %s%s", visible(sources[i]), visible(found[i]), visible(mark))
+            samples.append(f"{visible(sources[i])}  ->  {visible(found[i])}{visible(mark)}")
+            logger.info("  %s", samples[-1])
+        self.show_text(f"sample_{split}", "\n".join(samples))
         return rates

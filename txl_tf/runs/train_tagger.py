@@ -23,6 +23,7 @@ from txl_tf.data.tagged_batches import TaggedBatches
 from txl_tf.runs.run import Run
 from txl_tf.runs.setup import open_machine
 from txl_tf.runs.tagger_folder import TAGGER_FOLDERS, TenerFolder
+from txl_tf.runs.trackers import check_tracker
 from txl_tf.runs.weights import check_exists, load_weights
 from txl_tf.training.optimization import make_optimizer
 
@@ -74,8 +75,7 @@ def train_tagger(
         run.make_model(model, keras_optimizer, data.unit_vectors)
         state = run.restore()
         folder.describe(config, run.corpus.vocabs)
-        run.fit(state)
-        return run.finish()
+        return run.train(state)
 
 
 def _check(family: str, data: TaggedConfig, training: TaggerTrainingConfig, machine: MachineConfig) -> None:
@@ -87,6 +87,7 @@ def _check(family: str, data: TaggedConfig, training: TaggerTrainingConfig, mach
         raise ValueError(f"lexicon must be left out for TENER, which takes no words, got {data.lexicon}")
     if training.warm_start_path:
         check_exists(training.warm_start_path)
+    check_tracker(training.tracker)
 
 
 class _TaggerRun(Run):
