@@ -221,6 +221,20 @@ def test_steps_that_wandb_s_server_lacks_come_from_the_log(run_dir, text_file, t
         assert asked["id"] is None and asked["project"] == "txl_tf"  # a training from the beginning is another run
 
 
+def test_an_error_of_the_tracker_ends_the_training_and_names_the_last_checkpoint(trained_run, wandb, monkeypatch):
+    def log(values, step):
+        raise wandb.Error("the server is gone")
+
+    run = Run()
+    monkeypatch.setattr(wandb, "init", lambda **options: run)
+    monkeypatch.setattr(trackers, "write_json", lambda path, values: None)  # the folder is of other tests, too
+    with pytest.raises(OSError, match="(?s)^tracker=wandb: the server is gone\n.* checkpoint is .*ckpt-12"):
+        with trackers.WandbTracker(RunCheckpoints(None, RunFolder(trained_run[0])), None, 0) as tracker:
+            run.log = log
+            tracker.on_epoch_end(4, {"step": 15, "loss": 1.0})
+    assert run.exit_code == 1
+
+
 # ------------------------------------------------------------------------------------------------------------ mlflow
 
 
