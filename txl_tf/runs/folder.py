@@ -1,8 +1,7 @@
 """The folder of a run. `RunFolder` alone knows what lies where:
 
 config.json              family, data, model, vocabulary and training, see `txl_tf.config`
-vocab.txt                a symbol a line, in the order of the ids; of pairs, source_vocab.txt and target_vocab.txt;
-                         of subwords, vocab.model, a SentencePiece model
+vocab.txt                a symbol a line, in the order of the ids; of subwords vocab.model; of pairs, source_vocab.txt, ...
 ckpt-<step>.*            checkpoints, and `checkpoint`, which names them to other programs
 best/ckpt-<step>.*       weights with the best validation; best.json says which loss, or F1
 ema/ckpt-<step>.*        moving average of the weights at the end of the training
@@ -42,11 +41,7 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import check_writable, lock, read_json, removed_on_error, write_json, writing
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.transformer_lm import TransformerLM
-from txl_tf.runs.weights import (
-    CheckpointFolder,
-    load_weights,
-    weight_shapes,
-)
+from txl_tf.runs.weights import CheckpointFolder, load_weights, weight_shapes
 from txl_tf.schema import brief, check_values
 
 _LANGUAGE_MODEL = "a language model, for train.py, tools/generate.py and others"
@@ -380,8 +375,8 @@ class RunFolder(CheckpointFolder):
         with contextlib.ExitStack() as stack:
             if not tf.io.gfile.isdir(self.path):
                 stack.enter_context(removed_on_error(self.path))
-            levels = [vocab.level for vocab in vocabs]
-            for path in (self.config_file, *map(self._vocab_file, self.vocabs, levels)):
+            files = [self._vocab_file(name, vocab.level) for name, vocab in zip(self.vocabs, vocabs, strict=True)]
+            for path in (self.config_file, *files):
                 stack.enter_context(removed_on_error(path))
             with writing(self.path):
                 tf.io.gfile.makedirs(self.path)
