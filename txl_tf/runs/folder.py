@@ -1,7 +1,7 @@
 """The folder of a run. `RunFolder` alone knows what lies where:
 
 config.json              family, data, model, vocabulary and training, see `txl_tf.config`
-vocab.txt                a symbol a line, in the order of the ids; of subwords vocab.model; of pairs source_vocab.txt ...
+vocab.txt                a symbol a line, in the order of the ids; of subwords vocab.model; of pairs source_vocab.txt ..
 ckpt-<step>.*            checkpoints, and `checkpoint`, which names them to other programs
 best/ckpt-<step>.*       weights with the best validation; best.json says which loss, or F1
 ema/ckpt-<step>.*        moving average of the weights at the end of the training
