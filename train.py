@@ -48,7 +48,7 @@ define_flags(TextConfig, leave_out="num_shuffle seed")
 define_flags(TrainingConfig)
 define_flags(EvaluationConfig)
 define_flags(OptimizerConfig)
-define_flags(ModelConfig, leave_out="n_token")
+define_flags(ModelConfig, leave_out="n_token reset_token")
 define_flags(TransformerLMConfig, leave_out="n_token")
 define_flags(MachineConfig)
 

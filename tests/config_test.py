@@ -129,6 +129,8 @@ BAD = [
     (NetworkConfig, {"mem_len": -1}, "mem_len must be at least 0, got -1"),
     (NetworkConfig, {"mem_len": None}, "mem_len must be an integer, got None"),
     (NetworkConfig, {"div_val": 0}, "div_val must be at least 1, got 0"),
+    (NetworkConfig, {"reset_token": -1}, "reset_token must be at least 0, got -1"),
+    (ModelConfig, {"reset_token": "END"}, "reset_token must be an integer, got 'END'"),
     (NetworkConfig, {"layer_norm_epsilon": 0.0}, "layer_norm_epsilon must be between 0 and 1, both excluded, got 0.0"),
     (NetworkConfig, {"layer_norm_epsilon": -1e-5}, "layer_norm_epsilon must be between 0 and 1, .* got -1e-05"),
     (NetworkConfig, {"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon must be between 0 and 1, .* got inf"),

@@ -134,7 +134,7 @@ def test_lists_of_numbers_come_as_such(own_flags):
 
 # In the order in which train.py defines them: of two with one name, as tgt_len, the first counts.
 GROUPS = [TextConfig, TrainingConfig, EvaluationConfig, OptimizerConfig, ModelConfig, MachineConfig]
-WITHOUT_FLAG = {"num_shuffle", "n_token"}  # lm1b is prepared by tools/prepare_data.py; the text says the other
+WITHOUT_FLAG = {"num_shuffle", "n_token", "reset_token"}  # lm1b is prepared by tools/prepare_data.py; the text's
 
 
 def hyper_parameters():

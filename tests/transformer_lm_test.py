@@ -384,6 +384,7 @@ def test_sliding_window_of_step_1_gives_every_token_a_full_window(small_lm):
         ({"d_model": 7}, "d_model must be even .*got 7"),
         ({"untie_r": True}, "untie_r"),
         ({"clamp_len": 5}, "clamp_len"),
+        ({"reset_token": 1}, "reset_token"),
     ],
     ids=str,
 )

@@ -45,6 +45,7 @@ class NetworkConfig(Config):
     same_length: bool = option(False, "Let every token attend to mem_len + 1 positions, not to all it can.")
     clamp_len: int = option(-1, "Treat distances beyond it as clamp_len; -1 for no limit.")
     untie_r: bool = option(False, "Give every layer its own r_w_bias and r_r_bias.")
+    reset_token: int | None = option(None, "Token before which the memory is reset.", at_least(0))
     layer_norm_epsilon: float = option(1e-12, "Added to the variance in layer norm.", FRACTION)
     div_val: int = option(1, "Divide the width of the embeddings by it from bin to bin.", at_least(1))
     proj_same_dim: bool = option(True, "Project a bin as wide as d_model too.")
@@ -63,13 +64,14 @@ class ModelConfig(NetworkConfig):
 
 @group
 class TransformerLMConfig(ModelConfig):
-    """Arguments of `TransformerLM`: those of `TransformerXLLM`, without the two that are about distances."""
+    """Arguments of `TransformerLM`: those of `TransformerXLLM`, without those about distances and resets."""
 
     mem_len: int = option(0, "Positions of memory; with absolute positions, for comparison only.", MEMORY)
     context_len: int = option(512, "Most tokens that generation has in view.", at_least(2, 1 << 20))
 
     clamp_len: ClassVar[int] = -1  # no fields any more
     untie_r: ClassVar[bool] = False
+    reset_token: ClassVar[int | None] = None
 
 
 @group

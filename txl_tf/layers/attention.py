@@ -25,7 +25,7 @@ from txl_tf.layers.ops import LayerNorm, config_of, project
 # ------------------------------------------------------------------------------------------------------------ core
 
 
-def attend(q, k, v, position_scores=None, visible=None, scale=1.0, dropatt=0.0, dropout_key=None):
+def attend(q, k, v, position_scores=None, visible=None, scale=1.0, dropatt=0.0, dropout_key=None, content=None):
     """Attention: `softmax((q.k + position_scores) * scale)` over the keys, times the values.
 
     Args:
@@ -36,20 +36,24 @@ def attend(q, k, v, position_scores=None, visible=None, scale=1.0, dropatt=0.0, 
         scale: float. Transformer-XL scales its queries once, before both kinds of scores, and leaves this at 1.
         dropatt: dropout rate of the probabilities. Rows of the batch are axis 1.
         dropout_key: int `[3]`, see `dropout`, or `None` for no dropout.
+        content: in the dtype of `q`, broadcasts to `[H, ..., T, K]`: 0 where key and value count as zeros, at their
+            distance, for a query; else 1. `None` for 1 everywhere.
 
     Returns:
         `[H, ..., T, D]`, in the dtype of `q`.
     """
-    probs = attention_probs(q, k, position_scores, visible, scale)
-    return head_matmul(dropout(probs, dropatt, dropout_key, row_axis=1), v)
+    probs = dropout(attention_probs(q, k, position_scores, visible, scale, content), dropatt, dropout_key, row_axis=1)
+    return head_matmul(probs if content is None else probs * content, v)
 
 
-def attention_probs(q, k, position_scores=None, visible=None, scale=1.0):
+def attention_probs(q, k, position_scores=None, visible=None, scale=1.0, content=None):
     """The probabilities of `attend`: `[H, ..., T, K]`, in the dtype of `q`; each row sums to 1."""
     if scale != 1.0:
         q = q * scale  # the queries are fewer than the scores
         position_scores = None if position_scores is None else position_scores * scale
     scores = head_matmul(q, k, transpose_b=True)
+    if content is not None:
+        scores *= content
     if position_scores is not None:
         scores += position_scores
     # Half precision holds neither -1e30 nor the sum of many small probabilities: the softmax is in float32.
@@ -200,8 +204,9 @@ def create_mask(qlen, mlen, same_length=False, first=0):
 
 
 def rel_multihead_attn(
-    w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, dropatt=0.0, dropout_key=None
-):
+    w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, dropatt=0.0, dropout_key=None,
+    content_mask=None,
+):  # fmt: skip
     """Relative attention with its projections (paper, section 3.3); residual and layer norm are `RelMultiHeadAttn`'s.
 
     Batch first: the original's `w` and `mems` are `[T, B, E]` and `[M, B, E]`, its `r` is `[K, 1, E]`. Queries are
@@ -216,7 +221,8 @@ def rel_multihead_attn(
         `[B, T, E]`.
     """
     q, k, v, position_scores = _scores(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel)
-    attn_vec = attend(q, k, v, position_scores, attn_mask == 0, dropatt=dropatt, dropout_key=dropout_key)
+    drop = {"dropatt": dropatt, "dropout_key": dropout_key}
+    attn_vec = attend(q, k, v, position_scores, attn_mask == 0, content=content_mask, **drop)
     return project_output(attn_vec, o_kernel)
 
 
@@ -278,8 +284,9 @@ class RelMultiHeadAttn(keras.layers.Layer):
         w: `[batch, tgt_len, d_model]`, the segment.
         r: `[1, mem_len + tgt_len, d_model]`, position embeddings, farthest distance first.
         r_w_bias, r_r_bias: `[n_head, d_head]`; given by the caller, since layers share them unless `untie_r`.
-        attn_mask: `[tgt_len, mem_len + tgt_len]`, 1 where masked, see `create_mask`.
+        attn_mask: `[tgt_len, mem_len + tgt_len]`, or with a batch in front, 1 where masked, see `create_mask`.
         mems: `[batch, mem_len, d_model]`; `mem_len` may be 0.
+        content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where what is at a key counts as zeros; `None` for none.
         dropout_key: int `[3]` draws the dropout masks, see `dropout`; `None` for inference.
 
     Returns:
@@ -316,19 +323,20 @@ class RelMultiHeadAttn(keras.layers.Layer):
         self.o_kernel = kernel("o_kernel", (width, self.d_model))
         self.layer_norm.build((None, None, self.d_model))
 
-    def call(self, w, r, r_w_bias, r_r_bias, attn_mask, mems, dropout_key=None):
+    def call(self, w, r, r_w_bias, r_r_bias, attn_mask, mems, content_mask=None, dropout_key=None):
         dropatt_key, output_key = split(dropout_key, 2)
         attn_out = rel_multihead_attn(
             w, r, r_w_bias, r_r_bias, attn_mask, mems,
-            self.qkv_kernel, self.r_kernel, self.o_kernel, self.dropatt, dropatt_key,
+            self.qkv_kernel, self.r_kernel, self.o_kernel, self.dropatt, dropatt_key, content_mask,
         )  # fmt: skip
         return self.layer_norm(w + dropout(attn_out, self.dropout, output_key))
 
-    def attention_probs(self, w, r, r_w_bias, r_r_bias, attn_mask, mems):
+    def attention_probs(self, w, r, r_w_bias, r_r_bias, attn_mask, mems, content_mask=None):
         """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
         arguments = w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel
         q, k, _, position_scores = _scores(*(tf.cast(x, self.compute_dtype) for x in arguments))
-        return attention_probs(q, k, position_scores, attn_mask == 0)
+        content = None if content_mask is None else tf.cast(content_mask, q.dtype)
+        return attention_probs(q, k, position_scores, attn_mask == 0, content=content)
 
     def get_config(self):
         names = "d_model n_head d_head dropout dropatt kernel_initializer layer_norm_epsilon"

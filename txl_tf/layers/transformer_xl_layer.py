@@ -42,9 +42,9 @@ class TransformerXLLayer(keras.layers.Layer):
         self.rel_attn.build()
         self.ff.build()
 
-    def call(self, w, r, r_w_bias, r_r_bias, attn_mask, mems, dropout_key=None):
+    def call(self, w, r, r_w_bias, r_r_bias, attn_mask, mems, content_mask=None, dropout_key=None):
         attn_key, ff_key = split(dropout_key, 2)
-        output = self.rel_attn(w, r, r_w_bias, r_r_bias, attn_mask, mems, dropout_key=attn_key)
+        output = self.rel_attn(w, r, r_w_bias, r_r_bias, attn_mask, mems, content_mask, dropout_key=attn_key)
         return self.ff(output, dropout_key=ff_key)
 
     def get_config(self):

@@ -19,6 +19,10 @@ Keys and values never move. What moves are the position keys: seen from a query,
 of the row before it, moved by one. They repeat with period K, so that a rotated table of them is a slice of a longer
 one. Zero memories have zero keys and values, as the projections have no bias.
 
+With a `reset_token`, a token of a document that begins in its segment takes the keys and values before it for zeros;
+after the segment, all that are older than a row's last document are overwritten with zeros. A segment of one token
+needs no masks: it overwrites them before.
+
 With `static_shapes`, as XLA needs them, all segments have T tokens and K is a multiple of T (`whole_segments`): a
 segment goes into the ring as one slice. All rows attend at once; a CPU is faster with one at a time.
 
@@ -35,6 +39,7 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from txl_tf.layers.attention import attend, head_matmul, shifted_scores
 from txl_tf.layers.feed_forward import positionwise_ff
+from txl_tf.layers.reset import document_starts
 
 # Queries that attend at a time: bounds the memory that a long prompt takes, and changes no result.
 QUERY_BLOCK = 256
@@ -183,12 +188,20 @@ def cached_forward(network, weights, tokens, state, lengths=None, in_place=False
     klen = keras.ops.shape(state.keys[0])[2]
     _check_segment(tgt_len, klen - network.mem_len)
     query = tf.range(tgt_len)
+    slots = (state.position + query) % klen
     padding = None if lengths is None else tgt_len - tf.cast(lengths, tf.int32)[:, None]
-    reach = _reach(network, query, padding)
+    starts = since = erase_before = erase_after = None
+    if network.reset_token is not None:
+        starts = document_starts(tokens, network.reset_token, None if padding is None else query >= padding)
+        erase = _eraser(tgt_len - 1 - starts[:, -1:], slots[-1], klen, network.n_head, in_place)
+        if tokens.shape[1] == 1:
+            erase_before = erase
+        else:
+            since, erase_after = query - starts, erase
+    reach = _reach(network, query, padding, starts)
     if tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1:
         reach = None  # every slot is seen
 
-    slots = (state.position + query) % klen
     put = _write_slice if static_shapes else functools.partial(write, in_place=in_place)
     new_keys, new_values = [], []
 
@@ -196,10 +209,16 @@ def cached_forward(network, weights, tokens, state, lengths=None, in_place=False
         if padding is not None:
             kept = tf.cast(query >= padding, q.dtype)[:, None, :, None]  # [B, 1, T, 1]
             k, v = k * kept, v * kept  # the zeros that a shorter row has before it
-        keys, values = put(state.keys[i], slots, k), put(state.values[i], slots, v)
+        rings = state.keys[i], state.values[i]
+        rings = map(erase_before, rings) if erase_before else rings
+        keys, values = (put(ring, slots, new) for ring, new in zip(rings, (k, v), strict=True))
+        attn_vec = _attend(q, keys, values, weights[i], slots[0], reach, since, static_shapes)
+        if erase_after:
+            with tf.control_dependencies([attn_vec]):  # which reads what is erased in place
+                keys, values = erase_after(keys), erase_after(values)
         new_keys.append(keys)
         new_values.append(values)
-        return _attend(q, keys, values, weights[i], slots[0], reach, static_shapes)
+        return attn_vec
 
     hidden = run_layers(network, weights, network.embedding(tokens, static_shapes=static_shapes), attention)
     return hidden, CachedState(tuple(new_keys), tuple(new_values), (state.position + tgt_len) % klen)
@@ -238,12 +257,37 @@ def _check_segment(tgt_len, max_segment):
         raise ValueError(f"tokens must be at most max_segment={max_segment} long, got {tgt_len}")
 
 
-def _reach(network, query, padding):
-    """Distance to the farthest key that a query sees, int `[T]` or `[B, T]`: as in a segment of the row's length."""
+def _reach(network, query, padding, starts):
+    """Distance to the farthest key that a query sees, int `[T]` or `[B, T]`.
+
+    It is that of a segment of the row's length which begins with the query's document.
+    """
     if network.same_length:
         return tf.fill([tf.size(query)], network.mem_len)
     reach = network.mem_len + query
+    if starts is not None:
+        return reach - tf.maximum(starts, 0 if padding is None else padding)
     return reach if padding is None else reach - padding
+
+
+def _eraser(oldest, last_slot, klen, n_head, in_place):
+    """A function of a ring that overwrites what is older than a row's document with zeros.
+
+    Args:
+        oldest: int32 `[B, 1]`, the distance from the last token, in `last_slot`, to the first of its document.
+    """
+    kept = (last_slot - tf.range(klen)) % klen <= oldest  # [B, K]
+    if not in_place:
+        return lambda ring: tf.where(kept[:, None, :, None], ring, tf.zeros([], ring.dtype))
+    row, slot = tf.unstack(tf.cast(tf.where(~kept), tf.int32), axis=1)  # none, as a rule
+    erased = tf.reshape((row[:, None] * n_head + tf.range(n_head)) * klen + slot[:, None], [-1])
+
+    def erase(ring):
+        zeros = tf.zeros([tf.size(erased), ring.shape[3]], ring.dtype)
+        flat = tf.raw_ops.InplaceUpdate(x=tf.reshape(ring, [-1, ring.shape[3]]), i=erased, v=zeros)
+        return tf.reshape(flat, keras.ops.shape(ring))
+
+    return erase
 
 
 def write(ring, slots, new, in_place=False):
@@ -263,32 +307,35 @@ def _write_slice(ring, slots, new):
     return xla.dynamic_update_slice(ring, new, tf.stack([0, 0, slots[0], 0]))
 
 
-def _attend(q, keys, values, weights, first_slot, reach, static_shapes=False):
+def _attend(q, keys, values, weights, first_slot, reach, since=None, static_shapes=False):
     """Attention over the ring, for a block of queries and a row of the batch at a time, which fits the CPU's cache.
 
     Args:
         q: `[B, H, T, D]`, scaled queries, of which the first stands in `first_slot`, an int scalar tensor.
         keys, values: `[B, H, K, D]`.
         reach: int `[T]` or `[B, T]`, distance to the farthest key that is seen; `None` if all are.
+        since: int `[B, T]`, distance beyond which keys and values count as zeros; `None` for none.
         static_shapes: all rows at once.
     """
     batch, n_head, tgt_len, d_head = keras.ops.shape(q)
     rw_q = q + weights.r_w_bias[:, None]
     rr_q = q + weights.r_r_bias[:, None]
     if (q.shape[2] or tf.int32.max) <= QUERY_BLOCK:
-        return _attend_block(rw_q, rr_q, keys, values, weights.position_keys, first_slot, reach, static_shapes)
+        return _attend_block(rw_q, rr_q, keys, values, weights.position_keys, first_slot, reach, since, static_shapes)
 
     block = QUERY_BLOCK if q.shape[2] else tf.minimum(tgt_len, QUERY_BLOCK)
     padding = -tgt_len % block
 
     rw_q, rr_q = (tf.pad(x, [[0, 0], [0, 0], [0, padding], [0, 0]]) for x in (rw_q, rr_q))
-    reach = tf.pad(reach, [[0, 0]] * (len(reach.shape) - 1) + [[0, padding]])
+    reach, since = (
+        x if x is None else tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[0, padding]]) for x in (reach, since)
+    )
 
     def attend_block(start):
         slot = (first_slot + start) % keras.ops.shape(keys)[2]
         queries = [tf.slice(x, [0, 0, start, 0], [-1, -1, block, -1]) for x in (rw_q, rr_q)]
-        of_block = tf.gather(reach, start + tf.range(block), axis=-1)
-        return _attend_block(*queries, keys, values, weights.position_keys, slot, of_block, static_shapes)
+        of_block = [x if x is None else tf.gather(x, start + tf.range(block), axis=-1) for x in (reach, since)]
+        return _attend_block(*queries, keys, values, weights.position_keys, slot, *of_block, static_shapes)
 
     spec = tf.TensorSpec([q.shape[0], n_head, block if q.shape[2] else None, d_head], q.dtype)
     blocks = tf.map_fn(attend_block, tf.range(0, tgt_len, block), fn_output_signature=spec, parallel_iterations=1)
@@ -296,31 +343,33 @@ def _attend(q, keys, values, weights, first_slot, reach, static_shapes=False):
     return tf.reshape(attn_vec, [batch, n_head, tgt_len + padding, d_head])[:, :, :tgt_len]
 
 
-def _attend_block(rw_q, rr_q, keys, values, position_keys, first_slot, reach, static_shapes):
+def _attend_block(rw_q, rr_q, keys, values, position_keys, first_slot, reach, since, static_shapes):
     """`_attend` for one block of queries with u and v added."""
     tgt_len, klen = keras.ops.shape(rw_q)[2], keras.ops.shape(keys)[2]
     by_head = rw_q.shape[2] == 1 and not static_shapes
     position_keys = _rotated(position_keys, first_slot, tgt_len, klen, by_head)
-    visible = None
+    visible = content = None
     if reach is not None:
         distance = (first_slot + tf.range(tgt_len)[:, None] - tf.range(klen)) % klen  # [T, K]
         visible = distance <= reach[..., None]  # [T, K] or [B, T, K]
+        content = None if since is None else tf.cast(distance <= since[..., None], rw_q.dtype)  # [B, T, K]
 
-    def attend_rows(rw_q, rr_q, keys, values, visible):
+    def attend_rows(rw_q, rr_q, keys, values, visible, content):
         """Of one row, `[H, T, D]`, or of several, `[H, B, T, D]`."""
         if by_head:
             position_scores = head_matmul(rr_q, position_keys, transpose_b=True)
         else:
             position_scores = shifted_scores(rr_q, position_keys, first=tgt_len - 1)[..., :klen]
-        return attend(rw_q, keys, values, position_scores, visible)
+        return attend(rw_q, keys, values, position_scores, visible, content=content)
 
     if static_shapes:
         heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (rw_q, rr_q, keys, values)]
-        return tf.transpose(attend_rows(*heads_first, visible), [1, 0, 2, 3])
+        return tf.transpose(attend_rows(*heads_first, visible, content), [1, 0, 2, 3])
 
     def attend_row(b):
         row_visible = visible if visible is None or len(visible.shape) == 2 else visible[b]
-        return attend_rows(rw_q[b], rr_q[b], keys[b], values[b], row_visible)
+        row_content = None if content is None else content[b]
+        return attend_rows(rw_q[b], rr_q[b], keys[b], values[b], row_visible, row_content)
 
     return row_by_row(attend_row, rw_q)
 

@@ -214,6 +214,7 @@ class TransformerXLLM(LanguageModel):
         self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
         dropout=ModelConfig.dropout, dropatt=ModelConfig.dropatt, mem_len,
         same_length=ModelConfig.same_length, clamp_len=ModelConfig.clamp_len, untie_r=ModelConfig.untie_r,
+        reset_token=ModelConfig.reset_token,
         layer_norm_epsilon=ModelConfig.layer_norm_epsilon,
         cutoffs=ModelConfig.cutoffs, div_val=ModelConfig.div_val, proj_same_dim=ModelConfig.proj_same_dim,
         proj_share_all_but_first=ModelConfig.proj_share_all_but_first,

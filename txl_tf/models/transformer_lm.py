@@ -15,7 +15,11 @@ from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.transformer_xl import TransformerXL, unknown_zero
 from txl_tf.models.window import WindowReader
 
-DISTANCES = ("clamp_len", "untie_r")  # arguments of `TransformerXL` that have no meaning here
+# Arguments of `TransformerXL` that have no meaning here, and why.
+REFUSED = {
+    **dict.fromkeys(("clamp_len", "untie_r"), "is about distances, of which absolute positions have none"),
+    "reset_token": "resets the memory within a segment, whose absolute positions would go on",
+}
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -26,8 +30,8 @@ class AbsoluteTransformer(TransformerXL):
     own segment: a key of the memory and one of the segment may have the same, and nothing tells which is older. That is
     what relative positions mend.
 
-    Args: those of `TransformerXL`, without `clamp_len` and `untie_r`. `dropout` drops from the sum of embeddings and
-        positions. Call arguments and returns: those of `TransformerXL`.
+    Args: those of `TransformerXL`, without `clamp_len`, `untie_r` and `reset_token`. `dropout` drops from the sum of
+        embeddings and positions. Call arguments and returns: those of `TransformerXL`.
 
     Attributes:
         r_w_bias, r_r_bias: `None`; there are none.
@@ -39,9 +43,9 @@ class AbsoluteTransformer(TransformerXL):
     layer_class = TransformerLMLayer
 
     def __init__(self, **arguments):
-        refused = [name for name in DISTANCES if name in arguments]
-        if refused:
-            raise ValueError(f"{refused[0]} is about distances, of which absolute positions have none: leave it out")
+        for name, reason in REFUSED.items():
+            if name in arguments:
+                raise ValueError(f"{name} {reason}: leave it out")
         super().__init__(**arguments)
 
     def build_biases(self):
@@ -63,7 +67,7 @@ class AbsoluteTransformer(TransformerXL):
         return ()
 
     def get_config(self):
-        return {name: value for name, value in super().get_config().items() if name not in DISTANCES}
+        return {name: value for name, value in super().get_config().items() if name not in REFUSED}
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -83,7 +87,7 @@ class TransformerLM(LanguageModel):
 
     The weights exist from construction on.
 
-    Args: those of `TransformerXLLM`, without `clamp_len` and `untie_r`, and
+    Args: those of `TransformerXLLM`, without `clamp_len`, `untie_r` and `reset_token`, and
         mem_len: positions of memory, normally 0. With more, the memory carries the positions of its own segment, which
             makes the comparison of the paper's ablation, but no good model.
         context_len: most tokens that `generate` has in view, at least 2; as many as the segments it is trained on is a
@@ -111,7 +115,7 @@ class TransformerLM(LanguageModel):
     ):  # fmt: skip
         given = locals()
         TransformerLMConfig(**{name: given[name] for name in TransformerLMConfig.names()})  # checks them
-        names = [name for name in NetworkConfig.names() if name not in DISTANCES]
+        names = [name for name in NetworkConfig.names() if name not in REFUSED]
         arguments = {name: given[name] for name in [*names, "recompute", "seed"]}
         super().__init__(AbsoluteTransformer, arguments, proj_share_all_but_first, **kwargs)
         self.context_len = context_len

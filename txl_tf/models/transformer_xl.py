@@ -6,11 +6,12 @@ import random
 import keras
 import tensorflow as tf
 
-from txl_tf.config import NetworkConfig, check_fields
+from txl_tf.config import NetworkConfig, at_least, check_fields
 from txl_tf.layers.attention import create_mask
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.layers.reset import content_mask, document_starts, mask_far_zeros, of_last_document
 from txl_tf.layers.transformer_xl_layer import TransformerXLLayer
 from txl_tf.models.layer_loop import run_in_loop
 
@@ -80,6 +81,8 @@ class TransformerXL(keras.Model):
         same_length: every token attends to `mem_len + 1` positions, rather than to all of memory and segment so far.
         clamp_len: distances beyond it are treated as `clamp_len`; no limit unless positive.
         untie_r: every layer has its own u and v of equation (6), rather than all the same.
+        reset_token: id of a token before which the memory is reset: it and what follows it get what they would get at
+            the beginning of a text, see `layers/reset.py`. `None` for none.
         layer_norm_epsilon: added to the variance in layer norm; the original's 1e-12, or PyTorch's 1e-5.
         cutoffs, div_val, proj_same_dim: bins of the embedding, see `AdaptiveEmbedding`.
         init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
@@ -118,7 +121,7 @@ class TransformerXL(keras.Model):
         self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
         dropout=NetworkConfig.dropout, dropatt=NetworkConfig.dropatt, mem_len=NetworkConfig.mem_len,
         same_length=NetworkConfig.same_length, clamp_len=NetworkConfig.clamp_len, untie_r=NetworkConfig.untie_r,
-        layer_norm_epsilon=NetworkConfig.layer_norm_epsilon,
+        reset_token=NetworkConfig.reset_token, layer_norm_epsilon=NetworkConfig.layer_norm_epsilon,
         cutoffs=NetworkConfig.cutoffs, div_val=NetworkConfig.div_val, proj_same_dim=NetworkConfig.proj_same_dim,
         init=NetworkConfig.init, init_std=NetworkConfig.init_std, proj_init_std=NetworkConfig.proj_init_std,
         init_range=NetworkConfig.init_range,
@@ -130,6 +133,8 @@ class TransformerXL(keras.Model):
             setattr(self, name, arguments[name])
         self.recompute = recompute
         check_fields(NetworkConfig, self)
+        if reset_token is not None:
+            at_least(0, n_token - 1)("reset_token", reset_token)
 
         self.initializer = make_initializer(init, init_std, init_range)
         self.embedding = AdaptiveEmbedding(
@@ -193,6 +198,21 @@ class TransformerXL(keras.Model):
         """The arguments of layer i that are about positions: `(r, r_w_bias, r_r_bias)` of `TransformerXLLayer`."""
         return pos_emb, *self.biases(i)
 
+    def masks(self, tokens, mlen, counted=None, static_shapes=False):
+        """What all layers are told of keys that a query does not see.
+
+        Returns:
+            `(attn_mask, starts)`, `[tgt_len, mlen + tgt_len]` and `None`; or, where there is a `reset_token`,
+            `(attn_mask, content_mask, starts)`, see `RelMultiHeadAttn` and `document_starts`, which has `counted` too.
+        """
+        attn_mask = create_mask(keras.ops.shape(tokens)[1], mlen, self.same_length, unknown_zero(tokens, static_shapes))
+        if self.reset_token is None:
+            return attn_mask, None
+        starts = document_starts(tokens, self.reset_token, counted)
+        if not self.same_length:  # with which every query sees as many keys
+            attn_mask = mask_far_zeros(attn_mask, starts)
+        return attn_mask, content_mask(starts, mlen), starts
+
     def call(self, tokens, mems=None, padding_mask=None, training=False, dropout_key=None, static_shapes=False):
         if mems is None:
             mems = self.initial_mems(keras.ops.shape(tokens)[0])
@@ -208,11 +228,12 @@ class TransformerXL(keras.Model):
             dropout_key = self.seed_generator.next()
         embed_key, pos_key, out_key, *layer_keys = split(dropout_key if training else None, 3 + self.n_layer)
 
-        attn_mask = create_mask(qlen, mlen, self.same_length, unknown_zero(tokens, static_shapes))
+        counted = None if lengths is None else tf.range(qlen) < lengths[:, None]
+        attn_mask, *content, starts = self.masks(tokens, mlen, counted, static_shapes)
         output, pos_emb = self.embed(tokens, mlen, (embed_key, pos_key), static_shapes)
 
         recompute = training and self.recompute
-        arguments = [(*self.positions_of_layer(i, pos_emb), attn_mask, mem) for i, mem in enumerate(mems)]
+        arguments = [(*self.positions_of_layer(i, pos_emb), attn_mask, mem, *content) for i, mem in enumerate(mems)]
         if static_shapes:
             output, inputs = run_in_loop(self.decoder_layers, output, arguments, layer_keys, recompute)
         else:
@@ -222,6 +243,9 @@ class TransformerXL(keras.Model):
                 decode = recomputed(layer, layer_key) if recompute else functools.partial(layer, dropout_key=layer_key)
                 output = decode(output, *of_layer)
         new_mems = [cache_mems(hidden, mem, self.mem_len, lengths) for hidden, mem in zip(inputs, mems, strict=True)]
+        if starts is not None:
+            kept = of_last_document(starts, qlen if lengths is None else lengths, keras.ops.shape(new_mems[0])[1])
+            new_mems = [mem * tf.cast(kept, mem.dtype) for mem in new_mems]
         output = dropout(output, self.dropout, out_key)
         if padding_mask is not None:  # back to where they were
             index = tf.cumsum(tf.cast(padding_mask, tf.int32), 1, exclusive=True)
@@ -233,12 +257,12 @@ class TransformerXL(keras.Model):
 
         Arguments as of the call. Each row of the probabilities sums to 1.
         """
-        qlen, mlen = keras.ops.shape(tokens)[1], keras.ops.shape(mems[0])[1]
-        attn_mask, (output, pos_emb) = create_mask(qlen, mlen, self.same_length), self.embed(tokens, mlen)
+        mlen = keras.ops.shape(mems[0])[1]
+        (attn_mask, *content, _), (output, pos_emb) = self.masks(tokens, mlen), self.embed(tokens, mlen)
+        arguments = [(*self.positions_of_layer(i, pos_emb), attn_mask, mem, *content) for i, mem in enumerate(mems)]
         for i in range(layer):
-            output = self.decoder_layers[i](output, *self.positions_of_layer(i, pos_emb), attn_mask, mems[i])
-        attention = self.decoder_layers[layer].rel_attn
-        return attention.attention_probs(output, *self.positions_of_layer(layer, pos_emb), attn_mask, mems[layer])
+            output = self.decoder_layers[i](output, *arguments[i])
+        return self.decoder_layers[layer].rel_attn.attention_probs(output, *arguments[layer])
 
     def export(self, *args, **kwargs):
         raise NotImplementedError(

@@ -23,7 +23,8 @@ from txl_tf.runs.trackers import final, make_tracker
 from txl_tf.runs.weights import load_weights
 from txl_tf.training.distribution import broadcast_from_chief, is_chief
 
-NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon")  # a warm start may change them
+# A warm start may change them.
+NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "reset_token")
 
 logger = logging.getLogger("txl_tf")
 
