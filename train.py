@@ -107,7 +107,8 @@ def main():
             machine=machine,
         )
     elif FLAGS.do_eval or FLAGS.do_eval_only:
-        of_the_run = [name for name in ("tgt_len", "eval_batch_size") if not FLAGS[name].present]
+        of_the_run = ("tgt_len", "eval_batch_size", "reset_memory_at_documents")
+        of_the_run = [name for name in of_the_run if not FLAGS[name].present]
         group = folder.family().config if folder.has_config() else ModelConfig
         evaluate_run(
             folder,

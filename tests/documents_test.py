@@ -1,14 +1,20 @@
 """Documents in a new order every epoch: all are read, none is mixed, and a run goes on anywhere."""
 
+import itertools
 import json
 
 import numpy as np
 import pytest
-from helpers import WatchedTokens, as_lists, assert_variables_equal, read_checkpoint, train_run, write_text
+from helpers import TINY_RUN, WatchedTokens, as_lists, assert_variables_equal, read_checkpoint, train_run, write_text
 
+from txl_tf.config import EvaluationConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
 from txl_tf.data.batches import Segments
+from txl_tf.data.corpus import build_corpus
 from txl_tf.data.documents import DocumentOrder, Documents, document_ends
 from txl_tf.data.token_files import StoredTokens
+from txl_tf.runs.evaluate import evaluate_run
+from txl_tf.runs.pairs_folder import load_run
+from txl_tf.runs.train import train_and_evaluate
 
 END = 0
 TOKENS = np.array([1, 2, 0, 3, 0, 0, 4, 5, 6, 0, 7, 8], np.int32)  # the third document is empty, the last has no end
@@ -96,3 +102,42 @@ def test_documents_are_needed(tmp_path, name):
         ValueError, match=f"{name} needs a text of documents, each with its end: JSON lines, or --docum"
     ):
         train_run(tmp_path / "run", path, training={name: True})
+
+
+def test_a_run_starts_every_document_with_the_memory_of_a_new_text(tmp_path, json_lines, capsys):
+    """Its losses on the documents are those of the documents by themselves, in training's segments."""
+    training, data = {"reset_memory_at_documents": True}, {"valid_fraction": 0.3}
+    (nll,) = train_run(tmp_path / "run", json_lines, training=training, data=data).values()
+    lm, vocab = load_run(str(tmp_path / "run"))
+    assert lm.network.reset_token == vocab.document_id
+    tokens = build_corpus("text", json_lines, **data).splits["valid"]
+    rows = np.reshape(tokens[: len(tokens) // 2 * 2], [2, -1])
+    total, count = 0.0, 0
+    for row in rows:
+        starts = np.flatnonzero(row[:-1] == vocab.document_id).tolist()
+        for begin, end in itertools.pairwise(sorted({0, *starts, len(row) - 1})):
+            mems, places = None, sorted({begin, *range((begin // 8 + 1) * 8, end, 8), end})
+            for first, last in itertools.pairwise(places):
+                found, mems = lm.score(row[None, first:last], row[None, first + 1 : last + 1], mems)
+                total, count = total + float(np.sum(found)), count + last - first
+    assert nll == pytest.approx(total / count, rel=1e-5)
+
+    evaluation = {"eval_batch_size": 2, "tgt_len": 8}
+    same = evaluate_run(str(tmp_path / "run"), evaluation=EvaluationConfig(**evaluation))
+    assert same == {"valid": pytest.approx(nll, rel=1e-6)}
+    without = EvaluationConfig(**evaluation, reset_memory_at_documents=False)
+    assert evaluate_run(str(tmp_path / "run"), evaluation=without)["valid"] != pytest.approx(nll, rel=1e-5)
+
+
+def test_a_model_without_memory_has_none_to_reset(tmp_path, json_lines):
+    model = {name: value for name, value in TINY_RUN["model"].items() if name != "mem_len"}
+    with pytest.raises(
+        ValueError, match="reset_memory_at_documents is about memory, which --model=transformer does not"
+    ):
+        train_and_evaluate(
+            str(tmp_path / "run"),
+            data={"dataset": "text", "data_path": json_lines},
+            model=TransformerLMConfig(**model),
+            optimizer=OptimizerConfig(**TINY_RUN["optimizer"]),
+            training=TrainingConfig(**TINY_RUN["training"], reset_memory_at_documents=True),
+        )

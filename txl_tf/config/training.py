@@ -72,7 +72,7 @@ class TrainingConfig(RunConfig):
     sample_tokens: int = option(0, "Tokens of a sample of text, written at every validation and in the end.")
     gradient_accumulation_steps: int = option(1, "Parts of a batch to compute one after the other.", at_least(1))
     shuffle_documents: bool = option(False, "Read the documents of the text in a new order every epoch, by the seed.")
-    reset_memory_at_documents: bool = option(False, "Let nothing of a document be seen in the next one.")
+    reset_memory_at_documents: bool = option(False, "Start every document with the memory of a new text.")
     recompute: bool = option(False, "Compute the layers again in the backward pass: less memory, more time.")
     static_shapes: bool | None = option(
         None, "Fixed shapes; rare words beyond their bins' capacity do not count. Default: on TPUs."
@@ -128,6 +128,9 @@ class EvaluationConfig(Config):
     )
     sliding_step: int = option(1, "Tokens to predict from each sliding window.", at_least(1))
     token_nll: str | None = option(None, "File to write every token and its nll to, row by row.")
+    reset_memory_at_documents: bool | None = option(
+        None, "Start every document with the memory of a new text; without training: as the run.", flag=False
+    )
     do_eval: bool = option(False, "Evaluate eval_split, after training if that is done too.")
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ from txl_tf.runs.setup import (
     name_of,
     open_corpus,
     open_machine,
+    reset_token_of,
     worker_of,
 )
 from txl_tf.runs.weights import load_weights
@@ -86,6 +87,9 @@ def evaluate_run(
         folder.check_text({split: corpus.fingerprint(split)}, remedy)
     bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
     model = {**bins, **config["model"], **(model or {})}
+    if evaluation.reset_memory_at_documents is not None:
+        resets, group = evaluation.reset_memory_at_documents, folder.family(config).config
+        model["reset_token"] = reset_token_of(corpus.vocab, group) if resets else None
     folder.check_size(model, path)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     with strategy.scope():

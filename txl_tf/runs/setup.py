@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from txl_tf.config import MachineConfig
 from txl_tf.data.corpus import Corpus, build_corpus, load_corpus
+from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder
 from txl_tf.training.distribution import choose_precision, make_strategy, num_workers, only_chief_logs
@@ -47,6 +48,21 @@ def open_corpus(data: dict) -> Corpus:
 
 def name_of(data: dict) -> str:
     return data.get("data_dir") or data["dataset"]
+
+
+def check_documents(name: str, vocab: Vocab) -> None:
+    """Raises ValueError where a text has no ends of documents, which the option `name` needs."""
+    if vocab.document is None:
+        raise ValueError(f"{name} needs a text of documents, each with its end: JSON lines, or --documents")
+
+
+def reset_token_of(vocab: Vocab, group: type) -> int:
+    """`reset_token` of a model, whose hyper-parameters are `group`, that starts every document anew."""
+    name = "reset_memory_at_documents"
+    check_documents(name, vocab)
+    if "reset_token" not in group.names():
+        raise ValueError(f"{name} is about memory, which --model=transformer does not have: leave it out")
+    return vocab.document_id
 
 
 def check_divides(strategy: tf.distribute.Strategy, parts: int = 1, **batch_size: int) -> None:

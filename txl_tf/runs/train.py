@@ -26,10 +26,12 @@ from txl_tf.runs.run import Run
 from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,
     check_divides,
+    check_documents,
     log_model,
     name_of,
     open_corpus,
     open_machine,
+    reset_token_of,
     worker_of,
 )
 from txl_tf.runs.trackers import check_tracker
@@ -94,6 +96,8 @@ def train_and_evaluate(
         run = _Run(folder, open_corpus(data), training, machine, strategy)
         run.prepare(evaluation)
         model = dataclasses.replace(model, n_token=len(run.corpus.vocab), cutoffs=run.corpus.cutoffs)
+        if training.reset_memory_at_documents:
+            model = dataclasses.replace(model, reset_token=reset_token_of(run.corpus.vocab, type(model)))
         config = run.config(data, model, optimizer)
         run.check_same_run(config)
         lm = run.make_lm(model, keras_optimizer)
@@ -115,9 +119,8 @@ class _Run(Run):
     remedy = "Choose another folder to train on this text; eval_path evaluates it in the vocabulary of the run"
 
     def prepare(self, evaluation: EvaluationConfig) -> None:
-        for name in ("shuffle_documents", "reset_memory_at_documents"):
-            if getattr(self.training, name) and self.corpus.vocab.document is None:
-                raise ValueError(f"{name} needs a text of documents, each with its end: JSON lines, or --documents")
+        if self.training.shuffle_documents:
+            check_documents("shuffle_documents", self.corpus.vocab)
         self.evaluator = Evaluator(self.corpus, evaluation)
         self.evaluation, self.metric = evaluation, self.evaluator.metric
         self.splits = list(dict.fromkeys(["valid"] + [evaluation.eval_split] * evaluation.do_eval))
