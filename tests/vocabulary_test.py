@@ -245,3 +245,20 @@ def test_bad_arguments_are_refused(config, message):
 def test_eos_must_have_an_id():
     with pytest.raises(ValueError, match="eos symbol '<eos>' is not in the vocabulary: add it to special"):
         make_vocab("a b", eos="<eos>")
+
+
+@pytest.mark.parametrize(
+    "config, symbols, expected",
+    [
+        ({"level": "word", "eos": "<eos>"}, ["a", "<eos>"], [1]),
+        ({"level": "word"}, ["a"], []),
+        ({"level": "char"}, ["a", "b", "\n"], [2]),
+        ({"level": "char", "unk": "?"}, ["?"], []),
+        ({"level": "byte"}, [], [10]),
+    ],
+    ids=str,
+)
+def test_newline_ids_are_those_of_a_newline(config, symbols, expected):
+    vocab = vocabulary.Vocab(**config, special=symbols)
+    vocab.build()
+    assert vocabulary.newline_ids(vocab) == expected

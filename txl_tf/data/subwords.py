@@ -122,10 +122,6 @@ class SubwordVocab(Vocab):
             return b""
         return self.symbols[i].replace(SPACE, " ").encode()
 
-    @property
-    def start_id(self) -> int:
-        return self.document_id if self.document is not None else self.separators.get("\n", [0])[-1]
-
     def save(self, path: str | os.PathLike) -> None:
         """Writes the SentencePiece model atomically."""
         write_atomic(os.fspath(path), self.model)

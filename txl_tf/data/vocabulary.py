@@ -96,9 +96,8 @@ class Vocab:
     @property
     def start_id(self) -> int:
         """Id that the beginning of a text follows: the end of a document, or else of a line; 0 if there is neither."""
-        if self.document is not None:
-            return self.document_id
-        return self.ids.get(self.eos or "\n", 0)
+        before = [self.document_id] if self.document is not None else newline_ids(self)
+        return before[-1] if before else 0
 
     def get_config(self) -> dict:
         """The arguments of `__init__`, as values that JSON can hold."""
@@ -320,6 +319,14 @@ def unescape(line: str) -> str:
     r"""Undoes `escape`. A backslash that begins no escape stands for itself."""
     escapes = r"\\(?:[nrt\\]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"
     return re.sub(escapes, lambda match: match[0].encode().decode("unicode_escape"), line)
+
+
+def newline_ids(vocab: Vocab) -> list[int]:
+    """The ids of a newline, one or, of subwords, several; none where the vocabulary has no symbol for it."""
+    if vocab.level in ("word", "char"):
+        symbol = vocab.eos or "\n"
+        return [vocab.ids[symbol]] if symbol in vocab.ids else []
+    return vocab.encode("\n").tolist()
 
 
 def as_iterable(texts: str | bytes | Iterable[str]) -> Iterable[str | bytes]:
