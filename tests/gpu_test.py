@@ -107,6 +107,13 @@ def test_evaluation_runs_on_the_gpu(case, static_shapes):
     assert not on_host(step.get_concrete_function(*batch))
 
 
+@pytest.mark.parametrize("case", LANGUAGE_MODELS, ids=lambda case: case.name)
+def test_scoring_of_lines_runs_on_the_gpu(case):
+    ids = tf.TensorSpec([None, None], tf.int32)
+    first_nll = tf.function(case.make_random().first_nll, autograph=False)
+    assert not on_host(first_nll.get_concrete_function(ids, ids))
+
+
 @pytest.mark.parametrize("static_shapes, n_where", [(False, 3), (True, 0)])
 def test_what_the_gpu_waits_for(static_shapes, n_where):
     """How many tokens each bin has: of two bins, both are asked in the embedding, the second in the softmax.

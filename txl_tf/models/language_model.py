@@ -15,6 +15,7 @@ from txl_tf.models.cache import (
     whole_segments,
     writable_copy,
 )
+from txl_tf.models.first_segment import first_segment
 from txl_tf.models.generation import generate
 from txl_tf.models.memory_reader import MemoryReader
 from txl_tf.models.transformer_xl import TransformerXL, make_initializer
@@ -228,6 +229,10 @@ class TransformerXLLM(LanguageModel):
     def reader(self, static_shapes=False):
         """How `generate` reads a text: with its memory as keys and values."""
         return MemoryReader(self.network, static_shapes)
+
+    def first_nll(self, tokens, labels):
+        """The nll of first segments, as of `score` without `mems`; tokens and labels are not checked."""
+        return self.softmax.nll(first_segment(self.network, tokens), labels, self.network.embedding)
 
     def start_evaluation(self, batch_size, tgt_len):
         """What the first segment of an evaluation is given: what is precomputed, and the memory as keys and values.

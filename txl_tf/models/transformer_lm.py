@@ -145,6 +145,10 @@ class TransformerLM(LanguageModel):
         """
         return super().generate(prompt, max_new_tokens, **options)
 
+    def first_nll(self, tokens, labels):
+        """As `TransformerXLLM.first_nll`."""
+        return self.segment_nll(tokens, labels, self.initial_mems(keras.ops.shape(tokens)[0]))[0]
+
     def start_evaluation(self, batch_size, tgt_len):
         """What the first segment of an evaluation is given: the memory. There is nothing to keep as keys and values."""
         return self.initial_mems(batch_size)
