@@ -21,6 +21,7 @@ from txl_tf.config import (
     PairsConfig,
     PairsTrainingConfig,
     RunConfig,
+    ScoringConfig,
     SearchConfig,
     TaggedConfig,
     TaggerTrainingConfig,
@@ -57,6 +58,7 @@ def make(group, **values):
 
 def test_all_groups_are_here():
     named = {NetworkConfig, ModelConfig, TextConfig, OptimizerConfig, TrainingConfig, EvaluationConfig, MachineConfig}
+    named |= {ScoringConfig}
     pairs = {TransformerConfig, PairsConfig, PairsTrainingConfig, SearchConfig}
     tagger = {LabelConfig, EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig}
     tagged = {TaggedConfig, TaggerTrainingConfig}
@@ -97,6 +99,7 @@ def test_every_hyper_parameter_has_a_help_text_and_a_default_that_its_check_pass
         (PairsTrainingConfig, {"batch_size": 7, "batch_tokens": 100, "jit_compile": True}),
         (SearchConfig, {"beam_size": 4, "n_best": 2, "length_penalty": 0.0, "max_new_tokens": 9}),
         (EvaluationConfig, {"eval_split": "test", "eval_ckpt_path": "best"}),
+        (ScoringConfig, {"start": "none", "score_end": False, "carry_memory": True, "segment": 64}),
         (MachineConfig, {"strategy": "mirrored", "logical_cpus": 2, "mixed_precision": "bfloat16"}),
     ],
 )
@@ -222,6 +225,8 @@ BAD = [
     (EvaluationConfig, {"tgt_len": 0}, "tgt_len must be at least 1, got 0"),
     (EvaluationConfig, {"sliding_window": 0}, "sliding_window must be at least 1, got 0"),
     (EvaluationConfig, {"sliding_step": 0}, "sliding_step must be at least 1, got 0"),
+    (ScoringConfig, {"segment": 0}, "segment must be at least 1, got 0"),
+    (ScoringConfig, {"batch_tokens": 0}, "batch_tokens must be at least 1, got 0"),
     (EvaluationConfig, {"eval_batch_size": 0}, "eval_batch_size must be at least 1, got 0"),
     (MachineConfig, {"strategy": "all"}, "strategy must be one of auto, one, mirrored, multi_worker, tpu, got 'all'"),
     (MachineConfig, {"logical_cpus": 0}, "logical_cpus must be at least 1, got 0"),

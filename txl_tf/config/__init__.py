@@ -49,6 +49,7 @@ from txl_tf.config.training import (
     OptimizerConfig,
     PairsTrainingConfig,
     RunConfig,
+    ScoringConfig,
     SearchConfig,
     TaggerTrainingConfig,
     TrainingConfig,
@@ -56,10 +57,10 @@ from txl_tf.config.training import (
 
 __all__ = [
     "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "OPTIMIZERS",
-    "PAIR_DATASETS", "PAIR_LEVELS", "POS_EMBEDS", "PRECISIONS", "RESIDUALS", "SCHEDULES", "STRATEGIES",
-    "SUBWORD_TYPES", "TAG_SCHEMES", "Config", "EncoderConfig", "EvaluationConfig", "FlatConfig", "FlatTaggerConfig",
-    "LabelConfig", "MachineConfig", "ModelConfig", "NetworkConfig", "OptimizerConfig", "PairsConfig",
-    "PairsTrainingConfig", "RunConfig", "SearchConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig",
+    "PAIR_DATASETS", "PAIR_LEVELS", "POS_EMBEDS", "PRECISIONS", "RESIDUALS", "SCHEDULES", "STRATEGIES", "SUBWORD_TYPES",
+    "TAG_SCHEMES", "Config", "EncoderConfig", "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig",
+    "MachineConfig", "ModelConfig", "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig",
+    "RunConfig", "ScoringConfig", "SearchConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig",
     "TenerTaggerConfig", "TextConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig", "at_least",
     "check_bins", "check_fields", "one_of", "satisfies",
 ]  # fmt: skip

@@ -142,6 +142,21 @@ class EvaluationConfig(Config):
 
 
 @group
+class ScoringConfig(Config):
+    """How lines of text are scored: arguments of `Scorer`."""
+
+    start: str | None = option(
+        None, "Text before every line; with none, its first token is not scored. Default: a newline."
+    )
+    score_end: bool = option(True, "Count the newline at the end of a line, too.")
+    carry_memory: bool = option(False, "Read the lines as one text, the memory going on from line to line.")
+    segment: int | None = option(
+        None, "Most tokens to read at a time; default: 512, of the vanilla language model its context_len.", LENGTH
+    )
+    batch_tokens: int = option(1024, "Tokens of a batch of lines, padding counted.", at_least(1))
+
+
+@group
 class MachineConfig(Config):
     """Where a run is trained or evaluated: arguments of `make_strategy`, and the type of the products."""
 

@@ -1,0 +1,283 @@
+"""Scores of lines: those of `lm.score`, whatever else is in a batch, a block or a line."""
+
+import math
+import re
+import time
+
+import numpy as np
+import pytest
+from helpers import ROOT, SMALL, randomise, word_vocab
+
+import txl_tf
+from txl_tf.data.vocabulary import Vocab, newline_ids
+from txl_tf.runs import scoring
+from txl_tf.runs.scoring import Scorer, score_lines
+
+HOSTILE = [
+    "", " ", "w1\x85w2", "w3\u2028w4 w5", "w1\r", "\r", "\x00", "naïve 日本 🙂", "\ufeffw1", "w1\tw2", "\x1b[2J",
+    "<eos> w2", "w7 " * 40, "unheard-of w3", "", "w2 w2", "e\u0301", "\x0bw1\x0c", "w9",
+]  # fmt: skip
+
+
+def make_vocab(level):
+    if level == "word":
+        return word_vocab()
+    vocab = Vocab(level=level, **({"special": ["\n"]} if level == "char" else {}))
+    vocab.count(HOSTILE)
+    vocab.build()
+    return vocab
+
+
+def make_lm(vocab, family=txl_tf.TransformerXLLM, **options):
+    lm = family(**{**SMALL, "n_token": len(vocab), "mem_len": 4, **options})
+    randomise(lm)
+    return lm
+
+
+def by_hand(lm, ids, context=()):
+    """The nll of every id after the context, by `lm.score` alone."""
+    text = np.array([*context, *ids])[None]
+    return lm.score(text[:, :-1], text[:, 1:])[0][0].numpy()[len(context) - 1 :]
+
+
+@pytest.fixture(scope="module")
+def words():
+    vocab = make_vocab("word")
+    return make_lm(vocab), vocab
+
+
+@pytest.fixture(scope="module", params=["word", "char", "byte"])
+def model(request):
+    vocab = make_vocab(request.param)
+    return make_lm(vocab), vocab
+
+
+def test_every_line_gets_what_score_gives_for_it_alone(model):
+    lm, vocab = model
+    scores = list(score_lines(lm, vocab, HOSTILE))
+    assert [score.text for score in scores] == HOSTILE
+    for line, score in zip(HOSTILE, scores, strict=True):
+        ids = vocab.encode(f"{line}\n")
+        nll = by_hand(lm, ids, newline_ids(vocab))
+        np.testing.assert_array_equal(score.ids, ids)
+        np.testing.assert_allclose(score.token_nll, nll, rtol=1e-5, atol=1e-5)
+        size = len(f"{line}\n".encode())
+        assert (score.tokens, score.bytes) == (len(ids), size)
+        assert score.nll == pytest.approx(nll.sum(), rel=1e-5)
+        assert score.ppl == pytest.approx(math.exp(nll.mean()), rel=1e-4)
+        assert score.bpb == pytest.approx(nll.sum() / math.log(2) / size, rel=1e-5)
+
+
+def test_a_score_does_not_depend_on_the_lines_beside_it(words):
+    scorer = Scorer(*words)
+
+    def nll_of(lines, batch_tokens):
+        scorer.batch_tokens = batch_tokens
+        return [score.nll for scores in scorer.score([lines]) for score in scores]
+
+    alone = nll_of(HOSTILE, 1)
+    for batch_tokens in (7, 60, 2048):
+        np.testing.assert_allclose(nll_of(HOSTILE, batch_tokens), alone, rtol=1e-5)
+    beside = [*HOSTILE[::-1], *["w8 " * 60] * 30]
+    np.testing.assert_allclose(nll_of(beside, 10_000)[: len(HOSTILE)], alone[::-1], rtol=1e-5)
+
+
+def test_the_model_that_has_no_memory_reads_lines_too():
+    vocab = word_vocab()
+    lm = make_lm(vocab, txl_tf.TransformerLM, mem_len=0, context_len=10)
+    lines = ["w1 w2", "", " ".join(f"w{i}" for i in range(20))]
+    scores = list(score_lines(lm, vocab, lines))
+    for line, score in zip(lines, scores, strict=True):
+        text = [0, *vocab.encode(f"{line}\n")]
+        pieces = [by_hand(lm, text[i + 1 : i + 11], text[i : i + 1]) for i in range(0, len(text) - 1, 10)]
+        np.testing.assert_allclose(score.token_nll, np.concatenate(pieces), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"mem_len": 0}, {"mem_len": 9, "same_length": True, "clamp_len": 5}], ids=str)
+def test_a_long_line_is_read_in_segments_with_memory(options):
+    vocab = word_vocab()
+    lm = make_lm(vocab, **options)
+    rng = np.random.default_rng(0)
+    lines = [" ".join(f"w{i}" for i in rng.integers(0, 21, n)) for n in (3, 17, 6, 40, 5, 23, 7)]
+    scores = list(score_lines(lm, vocab, lines, segment=6, batch_tokens=12))
+    for line, score in zip(lines, scores, strict=True):
+        text, mems, nll = np.array([[0, *vocab.encode(f"{line}\n")]]), None, []
+        for i in range(0, text.size - 1, 6):
+            found, mems = lm.score(text[:, i : i + 6][:, : text.size - 1 - i], text[:, i + 1 : i + 7], mems)
+            nll += found[0].numpy().tolist()
+        np.testing.assert_allclose(score.token_nll, nll, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("segment, block", [(32, 3), (512, 1)])
+def test_with_carried_memory_the_lines_are_one_text(model, segment, block, monkeypatch):
+    lm, vocab = model
+    monkeypatch.setattr(scoring, "BLOCK_LINES", block)
+    scores = list(score_lines(lm, vocab, HOSTILE, carry_memory=True, segment=segment))
+    assert [score.text for score in scores] == HOSTILE
+    ids = vocab.encode("".join(f"{line}\n" for line in HOSTILE))
+    text, mems, nll = np.concatenate([newline_ids(vocab), ids])[None], None, []
+    for i in range(0, ids.size, segment):
+        labels = text[:, i + 1 : i + 1 + segment]
+        found, mems = lm.score(text[:, i : i + labels.size], labels, mems)
+        nll.append(found[0].numpy())
+    np.testing.assert_array_equal(np.concatenate([score.ids for score in scores]), ids)
+    found = np.concatenate([score.token_nll for score in scores])
+    np.testing.assert_allclose(found, np.concatenate(nll), rtol=1e-5, atol=2e-5)
+    assert sum(score.nll for score in scores) == pytest.approx(np.concatenate(nll).sum(), rel=1e-5)
+
+
+def test_carried_memory_gives_lines_as_soon_as_their_last_segment_is_full():
+    vocab = word_vocab()
+    scorer = Scorer(make_lm(vocab), vocab, scoring.ScoringConfig(carry_memory=True, segment=4))
+    scores = scorer.score(iter([["w1 w2"], ["w3"], ["w4 w5 w6", "w7"]]))
+    assert [[score.text for score in some] for some in scores] == [[], ["w1 w2"], ["w3"], ["w4 w5 w6", "w7"]]
+
+
+def test_without_a_start_the_first_token_does_not_count(words):
+    lm, vocab = words
+    for line, score in zip(HOSTILE, score_lines(lm, vocab, HOSTILE, start="none"), strict=True):
+        ids = vocab.encode(f"{line}\n")
+        assert np.isnan(score.token_nll[0]) and score.tokens == len(ids) - 1
+        nll = by_hand(lm, ids[1:], ids[:1]) if len(ids) > 1 else []
+        np.testing.assert_allclose(score.token_nll[1:], nll, rtol=1e-5, atol=1e-5)
+        assert score.nll == pytest.approx(np.sum(nll), rel=1e-5)
+
+
+@pytest.mark.parametrize("carry_memory", [False, True])
+def test_without_the_end_the_newline_does_not_count(words, carry_memory):
+    lm, vocab = words
+    options = {"carry_memory": carry_memory}
+    with_end = list(score_lines(lm, vocab, HOSTILE, **options))
+    for full, score in zip(with_end, score_lines(lm, vocab, HOSTILE, score_end=False, **options), strict=True):
+        assert (score.tokens, score.bytes) == (full.tokens - 1, full.bytes - 1)
+        nll = full.token_nll[:-1]
+        np.testing.assert_allclose(score.token_nll[: score.tokens], nll, rtol=1e-5, atol=1e-5)
+        assert score.nll == pytest.approx(nll.sum(), rel=1e-5) and np.isfinite(score.nll)
+        if not score.tokens:
+            assert score.nll == 0 and math.isnan(score.ppl) and math.isnan(score.bpb)
+
+
+def test_a_start_of_several_tokens_is_context(words):
+    lm, vocab = words
+    start = r"w1 w2\n"
+    context = vocab.encode("w1 w2\n")
+    plain, carried = (list(score_lines(lm, vocab, ["w3", ""], start=start, carry_memory=c)) for c in (False, True))
+    np.testing.assert_allclose(plain[0].token_nll, by_hand(lm, vocab.encode("w3\n"), context), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(plain[1].token_nll, by_hand(lm, vocab.encode("\n"), context), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(carried[0].token_nll, plain[0].token_nll, rtol=1e-5, atol=1e-5)
+    in_all = by_hand(lm, vocab.encode("w3\n\n"), context)
+    np.testing.assert_allclose(carried[1].token_nll, in_all[-1:], rtol=1e-5, atol=1e-5)
+
+
+def test_a_start_may_be_a_symbol_and_lines_of_lm1b_begin_with_their_own():
+    vocab = word_vocab()
+    lm = make_lm(vocab)
+    (score,) = score_lines(lm, vocab, ["w3"], start="<unk>")
+    np.testing.assert_allclose(score.token_nll, by_hand(lm, vocab.encode("w3\n"), [1]), rtol=1e-5)
+
+    vocab = Vocab(special=["<S>", "a", "b"], bos="<S>", eos="<S>")
+    vocab.build()
+    lm = make_lm(vocab)
+    full, empty = score_lines(lm, vocab, ["a b", ""])
+    assert full.ids.tolist() == [0, 1, 2, 0] and (full.tokens, empty.tokens) == (3, 1)
+    np.testing.assert_allclose(full.token_nll[1:], by_hand(lm, [1, 2, 0], [0]), rtol=1e-5)
+    np.testing.assert_allclose(empty.token_nll[1:], by_hand(lm, [0], [0]), rtol=1e-5)
+
+
+def test_a_vocabulary_without_newline_scores_no_ends_and_no_first_tokens():
+    vocab = Vocab(level="char", special=list("ab"))
+    vocab.build()
+    lm = make_lm(vocab)
+    scorer = Scorer(lm, vocab)
+    assert not scorer.score_end and not len(scorer.start)
+    ((full, one, none),) = scorer.score([["ab", "a", ""]])
+    np.testing.assert_allclose(full.token_nll[1:], by_hand(lm, [1], [0]), rtol=1e-5)
+    assert [(s.tokens, s.bytes) for s in (full, one, none)] == [(1, 2), (0, 1), (0, 0)]
+    carried = list(score_lines(lm, vocab, ["", "ab", "a"], carry_memory=True))
+    np.testing.assert_allclose(carried[1].token_nll[1:], full.token_nll[1:], rtol=1e-5)
+    assert [score.tokens for score in carried] == [0, 1, 1]
+
+
+def test_bytes_that_are_no_text_are_scored_by_byte():
+    vocab = make_vocab("byte")
+    lm = make_lm(vocab)
+    lines = [b"\xff\xfe\n", b"a\x80", "é", b"\r\n"]
+    scores = list(score_lines(lm, vocab, lines))
+    assert [score.text.encode("utf-8", "surrogateescape") for score in scores] == [
+        b"\xff\xfe",
+        b"a\x80",
+        b"\xc3\xa9",
+        b"\r",
+    ]
+    np.testing.assert_array_equal(scores[0].ids, [255, 254, 10])
+    np.testing.assert_allclose(scores[0].token_nll, by_hand(lm, [255, 254, 10], [10]), rtol=1e-5)
+
+
+def test_lines_are_taken_block_by_block_and_newlines_at_their_ends_are_theirs(monkeypatch):
+    monkeypatch.setattr(scoring, "BLOCK_LINES", 3)
+    vocab, taken = word_vocab(), []
+    lm = make_lm(vocab)
+    lines = (taken.append(i) or f"w{i}\n" for i in range(8))
+    scores = score_lines(lm, vocab, lines)
+    assert next(scores).text == "w0" and taken == [0, 1, 2]
+    assert [score.text for score in scores] == [f"w{i}" for i in range(1, 8)]
+    assert list(scoring.in_blocks([None, "a", None, None, "b", "c", "d", "e"])) == [["a"], ["b", "c", "d"], ["e"]]
+    monkeypatch.setattr(scoring, "BLOCK_SIZE", 4)
+    assert list(scoring.in_blocks(["ab", "c", "de", "fghij", ""])) == [["ab", "c", "de"], ["fghij"], [""]]
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        (["ab", "bzab"], "n-best, line 2: 'z' is not in the vocabulary of 3 symbols"),
+        ([b"ab", b"a", b"ab\xff"], "n-best, line 3 is not UTF-8 text: see its byte 2"),
+        (["ab", "a\ud800"], "n-best, line 2 is not UTF-8 text: see its byte 1"),
+    ],
+    ids=str,
+)
+def test_a_bad_line_is_named(lines, message):
+    vocab = Vocab(level="char", special=list("\nab"))
+    vocab.build()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        list(score_lines(make_lm(vocab), vocab, lines, name="n-best"))
+
+
+def test_bad_arguments_are_named():
+    vocab = word_vocab()
+    with pytest.raises(ValueError, match="vocab must hold the 9 symbols of the model, got 23"):
+        Scorer(make_lm(vocab, n_token=9), vocab)
+    with pytest.raises(ValueError, match="batch_tokens must be at least 1, got 0"):
+        score_lines(make_lm(vocab), vocab, [], batch_tokens=0)
+    lm = make_lm(vocab)
+    lm.compile(static_shapes=True)
+    with pytest.raises(ValueError, match="static_shapes"):
+        Scorer(lm, vocab)
+
+
+@pytest.mark.slow
+def test_many_lines_equal_score_and_take_a_fifth_of_its_time():
+    """Sentences of WikiText-2, of a model of its size; tools/benchmark.py --mode=scoring has the figures."""
+    texts = ROOT.parent / "shared" / "data" / "wikitext-2"
+    if not texts.is_dir():
+        pytest.skip(f"no text at {texts}")
+    text = (texts / "valid.txt").read_text(encoding="utf-8")
+    lines = [line.strip() for line in text.replace(" . ", " .\n").split("\n") if line.strip()][:5000]
+    vocab = Vocab(special=["<eos>", "<unk>"], eos="<eos>", unk="<unk>", max_size=8000)
+    vocab.count(lines)
+    vocab.build()
+    sizes = {"n_layer": 4, "d_model": 192, "d_embed": 192, "n_head": 4, "d_head": 48, "d_inner": 768, "mem_len": 64}
+    lm = txl_tf.TransformerXLLM(n_token=len(vocab), **sizes)
+    scorer, alone = Scorer(lm, vocab), lambda line: by_hand(lm, vocab.encode(f"{line}\n"), [0]).sum(dtype=np.float64)
+    together = lambda lines: [score.nll for scores in scorer.score([lines]) for score in scores]  # noqa: E731
+    together(lines[:100]), [alone(line) for line in lines[:20]]  # compiles
+    seconds = []
+    for i in range(0, len(lines), 1000):  # in turns, so that other work on the machine slows both
+        part, times = lines[i : i + 1000], [time.perf_counter()]
+        found = together(part)
+        times.append(time.perf_counter())
+        expected = [alone(line) for line in part]
+        times.append(time.perf_counter())
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        seconds.append(np.diff(times) / len(part))
+    fastest = np.min(seconds, 0)  # other work on the machine only slows
+    assert fastest[1] > 5 * fastest[0], seconds
