@@ -335,6 +335,18 @@ def test_the_commands_of_the_docs_run(key, five_minutes, workplace):
         assert (workplace / name).exists(), name
 
 
+@pytest.mark.slow
+def test_the_python_of_the_guide_scores_lines_as_the_program(five_minutes, workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    (code,) = blocks("python", "guide.md").values()
+    exec(code, {})
+    found = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (command,) = (code for code in blocks("bash", "guide.md").values() if "score.py" in code)
+    rows = [row.split("\t") for row in run_bash(command, workplace).splitlines()]
+    assert [words[:3] for words in found] == [row[-1].split() for row in rows]
+    np.testing.assert_allclose([float(words[3]) for words in found], [float(row[0]) for row in rows], rtol=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------------- serving
 
 
@@ -547,7 +559,8 @@ def test_the_table_of_signatures(exported):
 
 def test_every_block_is_run_or_named():
     """Every block of Python and bash is run by a test above, or a word of NOT_RUN says why not."""
-    assert {key[0] for key in blocks("python")} == {"README.md", "data.md", "ner.md", "serving.md", "transformer.md"}
+    pages = {"README.md", "data.md", "guide.md", "ner.md", "serving.md", "transformer.md"}
+    assert {key[0] for key in blocks("python")} == pages
     assert {key[1] for key in BLOCKS} <= {"bash", "python", "json", "bibtex"}
     for word in NOT_RUN:
         assert any(word in code for code in blocks("bash").values()), word

@@ -1,0 +1,161 @@
+"""The program that scores lines of text."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers import ROOT, SMALL, full_disk, program, randomise, word_vocab
+
+import txl_tf
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.folder import RunFolder
+
+LINES = ["w3 unheard-of", "", "w1\x85w2\u2028w4 \x00", "w5 " * 30, '"w6"\t\\', "w1 naïve 日本\r"]
+TEXT = "\n".join(LINES).encode()  # without a newline at the end
+
+
+def make_run(folder, vocab):
+    model = {**SMALL, "n_token": len(vocab), "mem_len": 4}
+    lm = txl_tf.TransformerXLLM(**model)
+    randomise(lm)
+    RunFolder(folder).create({"dataset": "text"}, model, [vocab], lm, step=1)
+    return lm
+
+
+@pytest.fixture(scope="module")
+def word_run(tmp_path_factory):
+    folder, vocab = tmp_path_factory.mktemp("runs") / "words", word_vocab()
+    return folder, vocab, make_run(folder, vocab)
+
+
+@pytest.fixture(scope="module")
+def tool():
+    yield from program("tools/score.py")
+
+
+@pytest.fixture
+def score(tool, word_run, tmp_path, capsysbinary):
+    """Runs the program in this process on bytes; returns what it writes to the standard output, as bytes."""
+
+    def run(*arguments, text=TEXT, model_dir=word_run[0], with_errors=False):
+        (tmp_path / "input.txt").write_bytes(text)
+        for name in tool.FLAGS:
+            tool.FLAGS[name].unparse()
+        tool.FLAGS(["score.py", f"--model_dir={model_dir}", f"--input={tmp_path / 'input.txt'}", *arguments])
+        tool.main()
+        written = capsysbinary.readouterr()
+        return written if with_errors else written.out
+
+    return run
+
+
+def nll_of(lm, vocab, line):
+    text = np.array([0, *vocab.encode(f"{line}\n")])[None]
+    return lm.score(text[:, :-1], text[:, 1:])[0][0].numpy()
+
+
+def test_a_line_of_output_for_every_line_of_input_in_order(score, word_run):
+    _, vocab, lm = word_run
+    expected = [nll_of(lm, vocab, line) for line in LINES]
+    nll = score().decode().split("\n")
+    np.testing.assert_allclose([float(x) for x in nll[:-1]], [some.sum() for some in expected], rtol=1e-5, atol=1e-6)
+    assert nll[-1] == ""
+
+    rows = score("--columns=bytes,tokens,ppl,bpb,text").decode().removesuffix("\n").split("\n")
+    for line, values, row in zip(LINES, expected, rows, strict=True):
+        *numbers, text = row.split("\t", 4)
+        size = len(f"{line}\n".encode())
+        bits = values.sum() / math.log(2) / size
+        np.testing.assert_allclose([float(x) for x in numbers], [size, len(values), np.exp(values.mean()), bits], 1e-4)
+        assert text == line
+
+
+def test_json_round_trips_with_every_token(score, word_run):
+    _, vocab, lm = word_run
+    without, rows = ([json.loads(row) for row in score(f"--format={kind}").splitlines()] for kind in ("json", "tokens"))
+    for line, row, short in zip(LINES, rows, without, strict=True):
+        values = nll_of(lm, vocab, line)
+        symbols, nll = zip(*row.pop("token_nll"), strict=True)
+        assert row == short and row["text"] == line and row["tokens"] == len(values)
+        assert list(symbols) == [vocab.symbols[i] for i in vocab.encode(f"{line}\n")]
+        np.testing.assert_allclose(nll, values, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(row["nll"], values.sum(), rtol=1e-5)
+    empty = json.loads(score("--format=tokens", "--score_end=False", text=b"\n"))
+    assert empty == {"text": "", "tokens": 0, "bytes": 0, "nll": 0.0, "ppl": None, "bpb": None, "token_nll": []}
+
+
+def test_bytes_come_out_as_they_went_in(score, tmp_path):
+    vocab = Vocab(level="byte")
+    vocab.build()
+    make_run(tmp_path / "run", vocab)
+    lines = b"\xff\x00a\n\xc3\xa9\r\n\n"
+    options = {"text": lines, "model_dir": tmp_path / "run"}
+    assert score("--columns=text", **options) == lines
+    rows = [json.loads(row) for row in score("--format=tokens", **options).splitlines()]
+    assert b"\n".join(row["text"].encode("utf-8", "surrogateescape") for row in rows) + b"\n" == lines
+    pieces = [symbol.encode("utf-8", "surrogateescape") for row in rows for symbol, _ in row["token_nll"]]
+    assert b"".join(pieces) == lines
+
+
+def test_a_file_is_written_whole_or_not_at_all(score, tmp_path):
+    output = tmp_path / "output.tsv"
+    expected = score()
+    assert score(f"--output={output}") == b"" and output.read_bytes() == expected
+    with full_disk(500), pytest.raises(OSError, match="output.tsv cannot be written"):
+        score(f"--output={output}", "--format=tokens")
+    assert output.read_bytes() == expected
+
+
+def test_carried_memory_and_other_memory_change_the_scores(score, word_run):
+    alone, carried, longer = (score(*options).split() for options in ([], ["--carry_memory"], ["--mem_len=9"]))
+    assert alone[0] == carried[0] and not set(alone[1:]) & set(carried[1:])
+    assert not set(alone) & set(longer)
+
+
+def test_a_vocabulary_without_newline_says_that_ends_do_not_count(score, tmp_path):
+    vocab = Vocab(level="char", special=list("ab"))
+    vocab.build()
+    make_run(tmp_path / "run", vocab)
+    out, err = score("--columns=tokens", text=b"ab\na", model_dir=tmp_path / "run", with_errors=True)
+    assert out == b"1\n0\n" and err.count(b"no symbol for the end of a line") == 1
+    with pytest.raises(ValueError, match="input.txt, line 2: 'z' is not in the vocabulary of 2 symbols"):
+        score(text=b"ab\naz\n", model_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "arguments, text, message",
+    [
+        (["--columns=nll,size"], b"w1", "columns must be of nll, tokens, ppl, bpb, bytes, text, got 'nll,size'"),
+        (["--columns="], b"w1", "columns must be of nll"),
+        (["--segment=0"], b"w1", "segment must be at least 1, got 0"),
+        (["--output=/no/such/folder/x"], b"w1", "/no/such/folder/x cannot be written"),
+        (["--input=/no/such/file"], b"w1", "/no/such/file"),
+        (["--ckpt_path=ckpt-9"], b"w1", "no checkpoint at ckpt-9"),
+        ([], b"w1\nw2 \xff\n", "input.txt, line 2 is not UTF-8 text: see its byte 3"),
+        ([], b"", "input.txt is empty"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_clear_error(score, arguments, text, message):
+    with pytest.raises((ValueError, OSError), match=re.escape(message)):
+        score(*arguments, text=text)
+
+
+def test_lines_of_the_standard_input_are_answered_while_it_is_open(word_run):
+    _, vocab, lm = word_run
+    command = [sys.executable, str(ROOT / "tools" / "score.py"), f"--model_dir={word_run[0]}", "--columns=nll,text"]
+    pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
+    with subprocess.Popen(command, **pipes) as process:
+        for line in ("w1 w2", "", "w7"):
+            process.stdin.write(f"{line}\n".encode())
+            process.stdin.flush()
+            nll, text = process.stdout.readline().decode().removesuffix("\n").split("\t")
+            assert text == line and float(nll) == pytest.approx(nll_of(lm, vocab, line).sum(), rel=1e-5)
+        process.stdout.close()  # nobody reads on
+        process.stdin.write(b"w3\n")
+        _, error = process.communicate()
+    assert process.returncode == 0 and b"Traceback" not in error
