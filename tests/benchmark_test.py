@@ -85,6 +85,18 @@ def test_contestants_do_the_same_work(contestants):
             np.testing.assert_allclose([np.mean(reference()), np.mean(library())], uniform, rtol=0.02)
 
 
+def test_contestants_of_scoring_score_the_same_lines(contestants):
+    shape = {**SHAPE, "lines": 6}
+    makers = contestants.make_contestants("scoring")
+    alone, together = (makers[name](shape)() for name in list(makers)[:2])
+    lengths = np.array([len(line.split()) + 1 for line in contestants.random_lines(shape)[0]])
+    for nll in (alone, together):
+        np.testing.assert_allclose(nll, lengths * math.log(SHAPE["n_token"]), rtol=0.05)  # small initial weights
+    counts = [contestants.tokens_of_step("scoring", name, shape) for name in makers]
+    assert counts == [lengths.sum(), lengths.sum(), 2 * 5]
+    assert np.mean(makers[contestants.EVALUATION](shape)()) == pytest.approx(math.log(SHAPE["n_token"]), rel=0.05)
+
+
 def test_a_ratio_is_the_median_over_turns_and_above_1_where_the_contestant_is_better(benchmark, capsys):
     turns = {
         "reference": iter([{"seconds": 2.0, "mb": 5}, {"seconds": 4.0, "mb": 7}, {"seconds": 9.0, "mb": 6}]),

@@ -28,12 +28,14 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/contestants.py;
     workers                            training by 1, 2 and 4 processes of one thread, which divide a batch and sum up
                                        gradients over the loopback: in one bucket, as train.py does, and in several.
                                        Against as many processes at a time, each alone with its share of the rows
+    scoring                            lines of words to their nll, as tools/score.py, against `lm.score` line by line;
+                                       and the evaluation of a text in segments, for comparison
 
 From the preparation to lm1b, every turn is a new process. `of peak` is the time of the matrix products of training,
 at the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process,
-TensorFlow included. `--against` has no preparation, no export, no workers, no seq2seq and no taggers; both checkouts
-have processes of their own, so that the other may be of any age. `--scaling` has two layers unless `--n_layer` says
-otherwise.
+TensorFlow included. `--against` has no preparation, no export, no workers, no scoring, no seq2seq and no taggers; both
+checkouts have processes of their own, so that the other may be of any age. `--scaling` has two layers unless
+`--n_layer` says otherwise.
 """
 
 import concurrent.futures
@@ -64,7 +66,7 @@ from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
 # A contestant's process lasts for all its turns.
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
 TAGGING = ("tener", "tener_tagging", "flat", "flat_tagging", "flat_long")
-LASTING = ("training", "training_words", "evaluation", "generation", "workers", *PAIRS, *TAGGING)
+LASTING = ("training", "training_words", "evaluation", "generation", "workers", "scoring", *PAIRS, *TAGGING)
 WORKERS = (1, 2, 4)
 BUCKETS = {"one bucket": 0, "4 MB buckets": 4 << 20, "1 MB buckets": 1 << 20}  # name: bytes
 SCALING = {
@@ -420,9 +422,9 @@ def rows_of_mode(mode, shape, peaks):
 
 
 def main():
-    left_out = ("preparation", "export", "workers", *PAIRS, *TAGGING) if FLAGS.against else ()
+    left_out = ("preparation", "export", "workers", "scoring", *PAIRS, *TAGGING) if FLAGS.against else ()
     known = SCALING if FLAGS.scaling else [mode for mode in SHAPES if mode not in left_out]
-    extra = ("softmax_wt103", "softmax_lm1b", "workers", *PAIRS, *TAGGING)
+    extra = ("softmax_wt103", "softmax_lm1b", "workers", "scoring", *PAIRS, *TAGGING)
     modes = FLAGS.mode or [mode for mode in known if mode not in extra]
     if unknown := set(modes) - set(known):
         raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")

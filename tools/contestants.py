@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 REFERENCE = "reference float32"
+EVALUATION = "evaluation float32"
 NETWORK = {
     "n_layer": 6, "d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 1024, "n_token": 256, "cutoffs": [],
     "div_val": 1, "dropout": 0.1, "dropatt": 0.0, "same_length": False, "clamp_len": -1,
@@ -48,6 +49,10 @@ SHAPES = {
         "n_token": 793471, "cutoffs": [60000, 100000, 640000], "div_val": 4,
     },
     "workers": {**NETWORK, **_SEGMENT},
+    "scoring": {
+        **NETWORK, **_SEGMENT, "n_layer": 4, "d_model": 192, "d_head": 48, "d_inner": 768, "batch_size": 16,
+        "n_token": 10000, "lines": 400,
+    },
     "seq2seq": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 16},
     "seq2seq_pairs": {**SEQ2SEQ, "batch_size": 64, "pairs": 1280},
     "seq2seq_decoding": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 24},
@@ -315,8 +320,46 @@ def library_tagger(dtype="float32"):
     return make
 
 
+def random_lines(shape):
+    """Lines of words of the lengths of sentences, without their ends, 22 words or so; and their vocabulary."""
+    from txl_tf.data.vocabulary import Vocab
+
+    rng, n_word = np.random.default_rng(0), shape["n_token"] - 1
+    vocab = Vocab(special=["<eos>", *(f"w{i}" for i in range(n_word))], eos="<eos>")
+    vocab.build()
+    lengths = rng.lognormal(3.1, 0.6, shape["lines"]).clip(2, 200).astype(int)
+    draws = (rng.choice(n_word, n, p=frequencies(n_word)) for n in lengths)
+    return [" ".join(f"w{i}" for i in ids) for ids in draws], vocab
+
+
+def line_by_line(lm, vocab, lines):
+    """The nll of lines, one after the other, with `lm.score` alone."""
+    for line in lines:
+        ids = vocab.encode(f"\n{line}\n")[None]
+        yield lm.score(ids[:, :-1], ids[:, 1:])[0].numpy().sum(dtype=np.float64)
+
+
+def scoring_step(shape, by_length):
+    """A function that scores all lines once: in batches by length, or one line at a time."""
+    import txl_tf
+    from txl_tf.runs.scoring import Scorer
+
+    lines, vocab = random_lines(shape)
+    lm = txl_tf.TransformerXLLM(**model_arguments(shape))
+    if not by_length:
+        return lambda: list(line_by_line(lm, vocab, lines))
+    scorer = Scorer(lm, vocab)
+    return lambda: [score.nll for scores in scorer.score([lines]) for score in scores]
+
+
 def make_contestants(mode, jit=False):
     """Functions from shape to step, by name, the reference first."""
+    if mode == "scoring":
+        return {
+            "one line at a time": lambda shape: scoring_step(shape, by_length=False),
+            "txl_tf float32": lambda shape: scoring_step(shape, by_length=True),
+            EVALUATION: lambda shape: library_step("evaluation", shape),
+        }
     if is_tagging(mode):
         makers = {REFERENCE: (plain_tagger, False)}
         makers |= {"txl_tf float32 as they come": (library_tagger(), False), "txl_tf float32": (library_tagger(), True)}
@@ -348,6 +391,8 @@ def make_contestants(mode, jit=False):
 def tokens_of_step(mode, name, shape):
     if mode == "seq2seq_pairs":
         return len(word_pairs(shape["pairs"]).targets.ids)
+    if mode == "scoring" and name != EVALUATION:
+        return sum(len(line.split()) + 1 for line in random_lines(shape)[0])
     if is_tagging(mode):
         return sum(sentence.n for sentence in random_split(shape).sentences)
     return shape["batch_size"] * (1 if mode == "generation" and name == REFERENCE else shape["tgt_len"])
