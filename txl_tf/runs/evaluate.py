@@ -19,7 +19,7 @@ from txl_tf.data.corpus import Corpus
 from txl_tf.data.datasets import encode_files, is_by_character, measured
 from txl_tf.data.text_size import TextSize
 from txl_tf.data.texts import find_files, have_json_lines
-from txl_tf.data.vocabulary import escape
+from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.files import check_writable, new_file
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.sliding_window import sliding_window_nll
@@ -85,11 +85,9 @@ def evaluate_run(
     if not (evaluation.eval_path or data):  # the run's own text
         remedy = "name the text, by data_dir, data_path or eval_path, to evaluate what it is now"
         folder.check_text({split: corpus.fingerprint(split)}, remedy)
+    resets = _resets(evaluation, corpus.vocab, folder.family(config).config)
     bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
-    model = {**bins, **config["model"], **(model or {})}
-    if evaluation.reset_memory_at_documents is not None:
-        resets, group = evaluation.reset_memory_at_documents, folder.family(config).config
-        model["reset_token"] = reset_token_of(corpus.vocab, group) if resets else None
+    model = {**bins, **config["model"], **resets, **(model or {})}
     folder.check_size(model, path)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     with strategy.scope():
@@ -102,6 +100,13 @@ def evaluate_run(
         logger.info("evaluating %s: %s", path, evaluator.describe(lm))
         token_nll = evaluation.token_nll if is_chief(strategy) else evaluation.token_nll and os.devnull
         return {split: evaluator.run(lm, split, token_nll)}
+
+
+def _resets(evaluation: EvaluationConfig, vocab: Vocab, group: type) -> dict:
+    """`reset_token` of the model, if the evaluation says whether there is one; `group` is its hyper-parameters."""
+    if evaluation.reset_memory_at_documents is None:
+        return {}
+    return {"reset_token": reset_token_of(vocab, group) if evaluation.reset_memory_at_documents else None}
 
 
 def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str) -> Corpus:

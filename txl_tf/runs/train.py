@@ -95,9 +95,7 @@ def train_and_evaluate(
         keras.utils.set_random_seed(training.seed)
         run = _Run(folder, open_corpus(data), training, machine, strategy)
         run.prepare(evaluation)
-        model = dataclasses.replace(model, n_token=len(run.corpus.vocab), cutoffs=run.corpus.cutoffs)
-        if training.reset_memory_at_documents:
-            model = dataclasses.replace(model, reset_token=reset_token_of(run.corpus.vocab, type(model)))
+        model = run.of_the_text(model)
         config = run.config(data, model, optimizer)
         run.check_same_run(config)
         lm = run.make_lm(model, keras_optimizer)
@@ -124,6 +122,14 @@ class _Run(Run):
         self.evaluator = Evaluator(self.corpus, evaluation)
         self.evaluation, self.metric = evaluation, self.evaluator.metric
         self.splits = list(dict.fromkeys(["valid"] + [evaluation.eval_split] * evaluation.do_eval))
+
+    def of_the_text(self, model: ModelConfig) -> ModelConfig:
+        """The hyper-parameters with those that come from the text."""
+        vocab = self.corpus.vocab
+        found = {"n_token": len(vocab), "cutoffs": self.corpus.cutoffs}
+        if self.training.reset_memory_at_documents:
+            found["reset_token"] = reset_token_of(vocab, type(model))
+        return dataclasses.replace(model, **found)
 
     def config(self, data: dict, model: ModelConfig, optimizer: OptimizerConfig) -> dict:
         """`config.json`."""
