@@ -239,9 +239,10 @@ def test_attention_pictures_show_zeros_by_their_distance_alone(pair):
 
 
 def test_padding_is_no_border_and_borders_may_stand_between(pair):
-    (lm, _), text = pair(mem_len=4), rows(12, [(0, 3), (2, 7), (5, 6)])
+    (lm, _), text = pair(mem_len=4, reset_token=0), rows(12, [(0, 3), (2, 7), (5, 6)])
+    text[text == END] = 0  # also the id that stands in for padding
     shown = np.array([[1, 1, 0, 1, 1, 1], [1, 0, 1, 0, 1, 1], [0, 1, 1, 0, 0, 1]], bool)
-    padded = np.where(shown, text[:, :6], END).astype(np.int32)  # of which none counts
+    padded = np.where(shown, text[:, :6], 0).astype(np.int32)  # of which none counts
     hidden, mems = lm.network(padded, lm.initial_mems(3), padding_mask=tf.constant(shown))
     after, _ = lm.network(text[:, 6:], mems)
     for b in range(3):

@@ -192,7 +192,7 @@ def cached_forward(network, weights, tokens, state, lengths=None, in_place=False
     padding = None if lengths is None else tgt_len - tf.cast(lengths, tf.int32)[:, None]
     starts = since = erase_before = erase_after = None
     if network.reset_token is not None:
-        starts = document_starts(tokens, network.reset_token, None if padding is None else query >= padding)
+        starts = document_starts(tokens, network.reset_token)  # in the padding there are zeros in any case
         erase = _eraser(tgt_len - 1 - starts[:, -1:], slots[-1], klen, network.n_head, in_place)
         if tokens.shape[1] == 1:
             erase_before = erase

@@ -198,16 +198,18 @@ class TransformerXL(keras.Model):
         """The arguments of layer i that are about positions: `(r, r_w_bias, r_r_bias)` of `TransformerXLLayer`."""
         return pos_emb, *self.biases(i)
 
-    def masks(self, tokens, mlen, counted=None, static_shapes=False):
-        """What all layers are told of keys that a query does not see.
+    def masks(self, tokens, mlen, lengths=None, static_shapes=False):
+        """Which keys a query does not see, and which it sees as zeros; of rows whose first `lengths` tokens count.
 
         Returns:
             `(attn_mask, starts)`, `[tgt_len, mlen + tgt_len]` and `None`; or, where there is a `reset_token`,
-            `(attn_mask, content_mask, starts)`, see `RelMultiHeadAttn` and `document_starts`, which has `counted` too.
+            `(attn_mask, content_mask, starts)`, see `RelMultiHeadAttn` and `document_starts`.
         """
-        attn_mask = create_mask(keras.ops.shape(tokens)[1], mlen, self.same_length, unknown_zero(tokens, static_shapes))
+        qlen = keras.ops.shape(tokens)[1]
+        attn_mask = create_mask(qlen, mlen, self.same_length, unknown_zero(tokens, static_shapes))
         if self.reset_token is None:
             return attn_mask, None
+        counted = None if lengths is None else tf.range(qlen) < lengths[:, None]
         starts = document_starts(tokens, self.reset_token, counted)
         if not self.same_length:  # with which every query sees as many keys
             attn_mask = mask_far_zeros(attn_mask, starts)
@@ -228,8 +230,7 @@ class TransformerXL(keras.Model):
             dropout_key = self.seed_generator.next()
         embed_key, pos_key, out_key, *layer_keys = split(dropout_key if training else None, 3 + self.n_layer)
 
-        counted = None if lengths is None else tf.range(qlen) < lengths[:, None]
-        attn_mask, *content, starts = self.masks(tokens, mlen, counted, static_shapes)
+        attn_mask, *content, starts = self.masks(tokens, mlen, lengths, static_shapes)
         output, pos_emb = self.embed(tokens, mlen, (embed_key, pos_key), static_shapes)
 
         recompute = training and self.recompute
