@@ -9,13 +9,14 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT, SMALL, randomise, run_program, word_vocab
+from helpers import ROOT, SMALL, Subwords, randomise, run_program, word_vocab
 from tensorflow.core.protobuf import saved_model_pb2
 
 import txl_tf
 from txl_tf.config import NetworkConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.generation import generate
+from txl_tf.models.stopping import spell
 from txl_tf.runs.folder import RunFolder
 from txl_tf.serving import request as request_module
 from txl_tf.serving.export import export_saved_model
@@ -31,6 +32,15 @@ SAMPLING = {
     "top_p": np.array([1, 0.9, 0.5], np.float32),
     "seed": np.array([3, 4, 5], np.int32),
 }
+# What a request to a server may leave out; in Python, a signature wants everything.
+NEUTRAL = {
+    "min_p": np.float32([0]),
+    "repetition_penalty": np.float32([1]),
+    "repetition_window": np.int32([64]),
+}
+ONE = {"num_return_sequences": np.int32([1])}
+NO_IDS, NO_TEXT = {"stop_ids": np.zeros([1, 0, 0], np.int32)}, {"stop": np.array([[""]], object)}
+GENERATE, GENERATE_TEXT = {**SAMPLING, **NEUTRAL, **ONE, **NO_IDS}, {**SAMPLING, **NEUTRAL, **NO_TEXT}
 
 # What a program that has no txl_tf does with the folder of a SavedModel.
 STRANGER = """
@@ -50,8 +60,11 @@ from tensorflow.python.tools import saved_model_cli
 directory, folder = sys.argv[1:]
 given = dict(np.load(f"{folder}/given.npz"))
 sampling = {name: given[name] for name in "max_new_tokens temperature top_k top_p seed".split()}
+neutral = {"min_p": np.float32([0]), "repetition_penalty": np.float32([1]), "repetition_window": np.int32([64])}
+ids = neutral | {"num_return_sequences": np.int32([1]), "stop_ids": np.zeros([1, 0, 0], np.int32)}
+texts = neutral | {"stop": np.array([[b""]], object)}
 
-def answers(run):
+def answers(run, ids={}, texts={}):
     found, state = {}, run("initial_state", batch_size=np.int32(3))["state"]
     for i, (start, end) in enumerate(given["segments"]):
         tokens, labels = given["text"][:, start:end], given["text"][:, start + 1 : end + 1]
@@ -59,10 +72,10 @@ def answers(run):
         scored = run("score", tokens=tokens, labels=labels, state=state)
         found |= {f"nll_{i}": scored["nll"], f"scored_state_{i}": scored["state"]}
         state = scored["state"]
-    written = run("generate", tokens=given["text"][:, :6], lengths=given["lengths"], **sampling)
+    written = run("generate", tokens=given["text"][:, :6], lengths=given["lengths"], **sampling, **ids)
     found |= {"written": written["tokens"], "written_lengths": written["lengths"]}
     found |= run("score_text", text=given["texts"])
-    return found | run("generate_text", text=given["texts"], **sampling)
+    return found | run("generate_text", text=given["texts"], **sampling, **texts)
 
 signatures = tf.saved_model.load(directory).signatures
 
@@ -74,11 +87,11 @@ def save(name, found):
     np.savez(f"{folder}/{name}.npz", **{key: value.astype("S") if value.dtype == object else value
                                         for key, value in found.items()})
 
-save("loaded", answers(run_loaded))
+save("loaded", answers(run_loaded, ids, texts))
 
 def request(i):
     row = slice(i % 3, i % 3 + 1)
-    options = {name: value[row] for name, value in sampling.items()}
+    options = {name: value[row] for name, value in sampling.items()} | ids
     written = run_loaded("generate", tokens=given["text"][row, : 3 + i], lengths=np.array([3 + i], np.int32), **options)
     state = run_loaded("initial_state", batch_size=np.int32(1))["state"]
     tokens = given["text"][row, i : i + 2]
@@ -95,7 +108,7 @@ with tf.compat.v1.Session(graph=tf.Graph()) as session:
         inputs = {served[signature].inputs[name].name: value for name, value in inputs.items()}
         return session.run({name: info.name for name, info in served[signature].outputs.items()}, inputs)
 
-    save("session", answers(run_in_session))
+    save("session", answers(run_in_session))  # which has default values, as a server has
 
 arrays = {"tokens": given["text"][:, :6], "labels": given["text"][:, 1:7], "state": np.zeros(given["shape"], "f")}
 for name, array in arrays.items():
@@ -158,9 +171,10 @@ def request_of(signatures, text):
             "initial_state": {"batch_size": np.int32(3)},
             "score": {"tokens": text[:, :6], "labels": text[:, 1:7], "state": state},
             "next": {"tokens": text[:, :6], "state": state},
-            "generate": {"tokens": text[:, :6], "lengths": np.array([6, 2, 3], np.int32), **SAMPLING},
+            "generate": {"tokens": text[:, :6], "lengths": np.array([6, 2, 3], np.int32), **GENERATE},
             "score_text": {"text": np.array(TEXTS, object)},
-            "generate_text": {"text": np.array(TEXTS, object), **SAMPLING},
+            "generate_text": {"text": np.array(TEXTS, object), **GENERATE_TEXT},
+            "generate_texts": {"text": np.array(TEXTS, object), **GENERATE_TEXT, **ONE},
         }[signature]
         outputs = signatures[signature](**{name: tf.constant(x) for name, x in {**good, **changes}.items()})
         return {name: output.numpy() for name, output in outputs.items()}
@@ -288,6 +302,25 @@ BAD = [
     ("generate", {"top_k": np.int32([1, -1, 1])}, "top_k must be 1 or more, or 0"),
     ("generate", {"top_p": VECTOR * 0}, "top_p must lie in"),
     ("generate_text", {"top_p": VECTOR + 1}, "top_p must lie in"),
+    ("generate", {"min_p": VECTOR + 0.5}, r"min_p must lie in \[0, 1\)"),
+    ("generate", {"min_p": VECTOR[:2]}, r"min_p must be \[batch\]"),
+    ("generate_text", {"repetition_penalty": VECTOR * 0}, "repetition_penalty must be positive"),
+    ("generate", {"repetition_penalty": VECTOR * np.float32("inf")}, "repetition_penalty must be positive"),
+    ("generate", {"repetition_window": np.int32([0])}, "repetition_window must lie between 1 and 1073741823"),
+    ("generate", {"num_return_sequences": np.int32([2, 0, 1])}, "num_return_sequences must be 1 or more"),
+    ("generate", {"num_return_sequences": np.int32([22])}, r"64 rows, times num_return_sequences, got\] \[66\]"),
+    ("generate_texts", {"num_return_sequences": np.int32([2**31 - 1])}, r"times num_return_sequences, got\] \[6442"),
+    ("generate", {"stop_ids": np.int32([[[3, 23]]])}, r"stop_ids must hold ids between -1 and 22, got\] \[23\]"),
+    ("generate", {"stop_ids": np.int32([[[-1, 3]]])}, "stop_ids must have -1 behind ids alone"),
+    ("generate", {"stop_ids": np.zeros([2, 1, 1], np.int32)}, "stop_ids must have 1 row, or one for each row"),
+    ("generate", {"stop_ids": np.zeros([1, 9, 1], np.int32)}, "stop_ids must be at most 8 stop strings a row"),
+    ("generate", {"stop_ids": np.zeros([1, 1, 65], np.int32)}, "stop_ids must be at most 64 a stop string"),
+    ("generate", {"stop_ids": np.int32([[3]])}, r"stop_ids must be \[B, S, L\], got\] \[1 1\]"),
+    ("generate_text", {"stop": np.array([["w3", "w3 w99"]], object)}, r"23 symbols of the vocabulary, got\] \[w3 w99"),
+    ("generate_text", {"stop": np.array([[" "]], object)}, "stop must be made of the 23 symbols of the vocabulary"),
+    ("generate_text", {"stop": np.array([["w3"]] * 2, object)}, "stop must have 1 row, or one for each row"),
+    ("generate_texts", {"stop": np.array([["w3 " * 22]], object)}, "stop must be at most 64 bytes a string"),
+    ("generate_text", {"stop": np.array(["w3"], object)}, r"stop must be \[B, S\], got\] \[1\]"),
     ("generate_text", {"text": np.array(["", "", "w1 " * 350_000], object)}, "text must be at most 100 tokens long"),
     ("score_text", {"text": np.array(["w1 " * 350_000], object)}, "text must be at most 100 tokens long"),
     ("score_text", {"text": np.array(["w1 " * 3_000_000], object)}, "at most 8388608 bytes in all rows, got"),
@@ -319,7 +352,7 @@ def test_a_server_s_graph_refuses_by_name_too(exported, tmp_path):
     shutil.copytree(exported, folder)
     model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
     for node in model.meta_graphs[0].graph_def.node:
-        if node.op == "Placeholder":
+        if node.op in ("Placeholder", "PlaceholderWithDefault"):
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(None).as_proto())
             node.attr.pop("_output_shapes", None)
     (folder / "saved_model.pb").write_bytes(model.SerializeToString())
@@ -332,6 +365,7 @@ def test_a_server_s_graph_refuses_by_name_too(exported, tmp_path):
         "generate": {"tokens": tokens, "lengths": np.int32([6, 2, 3]), **SAMPLING},
         "score_text": {"text": texts},
         "generate_text": {"text": texts, **SAMPLING},
+        "generate_texts": {"text": texts, **SAMPLING},
     }
     with tf.compat.v1.Session(graph=tf.Graph()) as session:
         served = tf.compat.v1.saved_model.load(session, ["serve"], str(folder)).signature_def
@@ -352,7 +386,7 @@ def test_by_default_a_request_has_as_many_rows_as_fit(small_lm, monkeypatch):
     """Keys and values of a place: 2 layers * 2 * 2 heads * 3 numbers * 4 bytes. Logits: 5 words, 2 bins, 11 words."""
     lm = small_lm(mem_len=100_000, cutoffs=[5, 12])
     limits = SegmentLimits(lm, None, max_tokens=4096)
-    assert limits.row_bytes(3, 7) == 100_000 * 96 + 40 * 23 + 3 * (96 + 4 * (5 + 2 + 11 + 2 * 12)) + 7 * 512
+    assert limits.row_bytes(3, 7) == 100_000 * 96 + 48 * 23 + 3 * (96 + 4 * (5 + 2 + 11 + 2 * 12)) + 7 * 512
     assert limits.max_rows == 2**29 // limits.row_bytes(1) == 55
     assert limits.max_bytes == 2**29
     assert SegmentLimits(small_lm(mem_len=0), None, max_tokens=4096).max_rows == 1024
@@ -388,6 +422,7 @@ def test_long_rows_are_fewer(small_lm, monkeypatch):
     def lengths_of(rows, n, max_new_tokens):
         options = {name: tf.constant(values[:1].repeat(rows)) for name, values in SAMPLING.items()}
         options["max_new_tokens"] = tf.constant(max_new_tokens)
+        options |= {name: tf.constant(value) for name, value in {**NEUTRAL, **ONE, **NO_IDS}.items()}
         return served.generate(tf.zeros([rows, n], tf.int32), tf.fill([rows], n), **options)["lengths"].numpy()
 
     assert lengths_of(1, 50, [50]).tolist() == [100]
@@ -427,6 +462,111 @@ def test_rows_do_not_see_each_other(request_of, lm, text):
     begun = request_of("generate", **empty, max_new_tokens=np.int32([4, 4, 4]), temperature=VECTOR * 0)["tokens"]
     np.testing.assert_array_equal(begun[0], generate(lm, [[0]], 4, temperature=0)[0, 1:])
     assert request_of("initial_state", batch_size=np.int32([1, 1]))["state"].shape == (2, 2, 2, 2, 4, 3)
+
+
+WANTED = {  # row by row
+    "max_new_tokens": np.int32([12, 9, 5]), "temperature": np.float32([1, 0.8, 1.3]), "top_k": np.int32([0, 12, 3]),
+    "top_p": np.float32([1, 0.9, 1]), "seed": np.int32([3, 4, 5]), "min_p": np.float32([0, 0.05, 0.3]),
+    "repetition_penalty": np.float32([2, 1, 0.5]), "repetition_window": np.int32([3, 64, 1]),
+    "num_return_sequences": np.int32([3, 1, 2]),
+}  # fmt: skip
+
+
+def sequences_of(lm, prompt, row, **stopping):
+    """What `lm.generate` writes with the options of a row of `WANTED`, as a list of lists."""
+    options = {name: values[row] for name, values in WANTED.items()}
+    options["top_k"] = options["top_k"] or None
+    tokens, lengths = generate(lm, [prompt], **options, **stopping, with_lengths=True)
+    return [text[:length] for text, length in zip(tokens.numpy().tolist(), lengths, strict=True)]
+
+
+def test_sequences_and_stop_strings_are_those_of_generate(request_of, lm, vocab, text):
+    stops = [["w3 w5", "\n"], ["w9", ""], ["<unk> w1", "w2"]]
+    ids = np.full([3, 2, 2], -1, np.int32)
+    for row, strings in enumerate(stops):
+        for place, string in zip(ids[row], filter(None, strings), strict=False):
+            found = vocab.encode(string)
+            place[: len(found)] = found
+    served = request_of("generate", **WANTED, stop_ids=ids)
+    assert served["sequences"].shape == (3, 3, 18) and served["sequence_lengths"].shape == (3, 3)
+    ended = []
+    for row, n in enumerate([6, 2, 3]):
+        strings = [string for string in stops[row] if string]
+        expected = sequences_of(lm, text[row, :n], row, stop_strings=strings, vocab=vocab)
+        ended += [len(sequence) < n + WANTED["max_new_tokens"][row] for sequence in expected]
+        expected += [[]] * (3 - len(expected))
+        assert served["sequence_lengths"][row].tolist() == [len(sequence) for sequence in expected]
+        np.testing.assert_array_equal(served["sequences"][row], [np.pad(x, [0, 18 - len(x)]) for x in expected])
+    assert set(ended) == {False, True}
+    np.testing.assert_array_equal(served["tokens"], served["sequences"][:, 0])
+    np.testing.assert_array_equal(served["lengths"], served["sequence_lengths"][:, 0])
+
+    written = request_of("generate_texts", **WANTED, stop=np.array(stops, object))["texts"]
+    one = {name: values for name, values in WANTED.items() if name not in ONE}
+    first = request_of("generate_text", **one, stop=np.array(stops, object))["text"]
+    assert first.tolist() == written[:, 0].tolist()
+    for row, prompt in enumerate(TEXTS):
+        strings = [string for string in stops[row] if string]
+        start = vocab.encode(prompt or "\n")
+        expected = sequences_of(lm, start, row, stop_strings=strings, vocab=vocab)
+        expected = [vocab.decode(sequence[prompt == "" :]) for sequence in expected]
+        assert [text.decode() for text in written[row]] == expected + [""] * (3 - len(expected))
+
+
+@pytest.mark.parametrize("level", ["word", "bos", "char", "byte"])
+def test_stop_strings_are_spelled_as_in_the_vocabulary(tmp_path, level):
+    options = {"special": ["<end>"], "level": level}
+    if level in ("word", "bos"):
+        options = {"special": ["<eos>", "<s>"], "eos": "<eos>", "bos": "<s>" if level == "bos" else None}
+    vocab, served = write_vocab(tmp_path, ["a b: \nb é"], **({"level": level} if level == "byte" else options))
+    stops = [["a b:\n", "", "\n\n"], ["é", "<eos>" if level in ("word", "bos") else "b\n", "b:\nb"]]
+    units, lengths = served.stop_units(tf.constant(stops))
+    for found, length, stop in zip(units.numpy().reshape(6, -1), lengths.numpy().ravel(), sum(stops, []), strict=True):
+        expected = spell(vocab, stop) if stop else []
+        assert found[:length].tolist() == expected and set(found[length:]) <= {-1}
+
+
+def test_stop_strings_of_subwords_are_bytes(small_lm, tmp_path):
+    """The served text ends with the stop string, where the last token goes on."""
+    vocab = Subwords()
+
+    class Tokenizer(GraphTokenizer):
+        def __init__(self):
+            tf.Module.__init__(self)
+            self.vocab = vocab
+
+        def encode(self, text):
+            return tf.RaggedTensor.from_tensor(tf.zeros([tf.size(text), 1], tf.int32))
+
+        def decode(self, ids, lengths):
+            pieces = tf.RaggedTensor.from_tensor(tf.gather(tf.constant(vocab.token_bytes), ids), lengths)
+            return tf.strings.reduce_join(pieces, -1)
+
+    lm, stops = small_lm(), ["ab", "\n", "ser", "é"]
+    served, n = ServingSignatures(lm, "float32", 3, 50, 0, Tokenizer()), 20
+    options = {name: tf.repeat(values[:1], n) for name, values in {**SAMPLING, **NEUTRAL}.items()}
+    options |= {"max_new_tokens": tf.fill([n], 20), "seed": tf.range(n)}
+    written = served.generate_text(text=tf.fill([n], ""), stop=tf.constant([stops]), **options)["text"].numpy()
+    free = generate(lm, np.zeros([n, 1], int), 20, seed=np.arange(n))[:, 1:]
+    for text, row in zip(written, free.numpy(), strict=True):
+        whole = vocab.bytes_of(row)
+        ends = [whole.index(stop.encode()) + len(stop.encode()) for stop in stops if stop.encode() in whole]
+        assert text == whole[: min(ends, default=len(whole))]
+    assert len({len(text) for text in written}) > 5
+
+
+def test_a_request_to_a_server_may_leave_out_what_has_a_default(exported):
+    """The signature's own table, which servers take values from; a TF 1 session takes them from the graph."""
+    model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
+    signatures = model.meta_graphs[0].signature_def
+    expected = {"generate": {**NEUTRAL, **ONE, **NO_IDS}, "generate_text": {**NEUTRAL, **NO_TEXT}}
+    expected["generate_texts"] = {**expected["generate_text"], **ONE}
+    for name, signature in signatures.items():
+        found = {key: tf.make_ndarray(value) for key, value in signature.defaults.items()}
+        assert found.keys() == expected.get(name, {}).keys()
+        for key, value in found.items():
+            assert value.dtype == expected[name][key].dtype and value.shape == expected[name][key].shape
+            assert np.all(value == (b"" if key == "stop" else expected[name][key]))
 
 
 def write_vocab(folder, texts, **options):
@@ -473,8 +613,8 @@ def test_bytes_that_are_no_text_come_back(small_lm, tmp_path):
     lm = small_lm(n_token=256)
     model = ServingSignatures(lm, "float32", 3, 50, 10, served)
     given = [bytes(range(256))[-20:] + b"\x00\xff", b"\xed\xa0\x80"]
-    sampling = {name: tf.constant(values[:2]) for name, values in SAMPLING.items()}
-    written = model.generate_text(tf.constant(given), **sampling)["text_bytes"].numpy()
+    sampling = {name: tf.constant(values[:2]) for name, values in GENERATE_TEXT.items()}
+    written = model.generate_text(text=tf.constant(given), **sampling)["text_bytes"].numpy()
     for row, prompt in enumerate(given):
         top_k = int(SAMPLING["top_k"][row]) or None
         options = {name: SAMPLING[name][row] for name in ("temperature", "top_p", "seed")}
@@ -514,17 +654,23 @@ def test_half_weights_are_those_of_a_rounded_model(small_lm, small_batches, tmp_
 # Shapes and types of a warm-up request for the model of this file: one row of one token.
 SAMPLING_INPUTS = {
     "max_new_tokens": ([1], tf.int32), "temperature": ([1], tf.float32), "top_k": ([1], tf.int32),
-    "top_p": ([1], tf.float32), "seed": ([1], tf.int32),
+    "top_p": ([1], tf.float32), "seed": ([1], tf.int32), "min_p": ([1], tf.float32),
+    "repetition_penalty": ([1], tf.float32), "repetition_window": ([1], tf.int32),
 }  # fmt: skip
+NUMBER_INPUT, STOP_INPUT = {"num_return_sequences": ([1], tf.int32)}, {"stop": ([1, 1], tf.string)}
 STATE_INPUT = {"state": ([1, 2, 2, 2, 4, 3], tf.float32)}
 WARMUP = {
     "initial_state": {"batch_size": ([], tf.int32)},
     "score": {"tokens": ([1, 1], tf.int32), "labels": ([1, 1], tf.int32), **STATE_INPUT},
     "next": {"tokens": ([1, 1], tf.int32), **STATE_INPUT},
-    "generate": {"tokens": ([1, 1], tf.int32), "lengths": ([1], tf.int32), **SAMPLING_INPUTS},
+    "generate": {
+        "tokens": ([1, 1], tf.int32), "lengths": ([1], tf.int32), **SAMPLING_INPUTS, **NUMBER_INPUT,
+        "stop_ids": ([1, 1, 1], tf.int32),
+    },
     "score_text": {"text": ([1], tf.string)},
-    "generate_text": {"text": ([1], tf.string), **SAMPLING_INPUTS},
-}
+    "generate_text": {"text": ([1], tf.string), **SAMPLING_INPUTS, **STOP_INPUT},
+    "generate_texts": {"text": ([1], tf.string), **SAMPLING_INPUTS, **STOP_INPUT, **NUMBER_INPUT},
+}  # fmt: skip
 
 
 def warmup_requests(directory):

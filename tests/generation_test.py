@@ -1,12 +1,22 @@
-"""Generated text is that of the uncached loop, and reading and writing in turns is one text."""
+"""Generated text is that of the uncached loop, and ends where it is told to."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import Subwords, word_vocab
 
-from txl_tf.models.generation import Session, generate, generate_tokens_static
+from txl_tf.models.generation import generate, generate_tokens_static
 from txl_tf.models.memory_reader import MemoryReader
-from txl_tf.models.sampling import check_sampling, uniform_draws
+from txl_tf.models.sampling import (
+    check_sampling,
+    no_history,
+    of_sequences,
+    precompute_softmax,
+    remember_segment,
+    sample,
+    uniform_draws,
+)
+from txl_tf.models.stopping import check_stops
 
 BINS = {"cutoffs": [5, 12], "div_val": 2}
 
@@ -21,13 +31,25 @@ def prompt():
     return np.random.default_rng(0).integers(0, 23, [3, 7])  # longer than the memory of 4
 
 
-def uncached_greedy(lm, prompt, n):
-    text, tokens, mems = [prompt], prompt, None
-    for _ in range(n):
-        log_probs, mems = lm.log_probs(tokens, mems)
-        tokens = np.argmax(log_probs[:, -1:], -1)
-        text.append(tokens)
-    return np.concatenate(text, 1)
+def uncached(lm, prompt, n, choose):
+    """The plain loop: `choose(i, text, tokens, mems)` picks the next token of every row, int `[batch]`."""
+    text, tokens, mems = prompt, prompt, None
+    for i in range(n):
+        chosen = np.asarray(choose(i, text, tokens, mems))
+        _, mems = lm.log_probs(tokens, mems)
+        tokens = chosen[:, None]
+        text = np.concatenate([text, tokens], 1)
+    return text
+
+
+def uncached_greedy(lm, prompt, n, penalty=1.0, window=64):
+    def most_likely(_, text, tokens, mems):
+        log_probs = np.array(lm.log_probs(tokens, mems)[0][:, -1])
+        for row, words in zip(log_probs, text, strict=True):
+            row[list(set(words[-window:]))] *= np.float32(penalty)
+        return log_probs.argmax(-1)
+
+    return uncached(lm, prompt, n, most_likely)
 
 
 @pytest.mark.parametrize("options", [{"mem_len": 0}, {**BINS, "clamp_len": 3}], ids=str)
@@ -36,9 +58,31 @@ def test_greedy_text_is_that_of_the_uncached_loop(small_lm, prompt, options):
     np.testing.assert_array_equal(generate(lm, prompt, 9, temperature=0), uncached_greedy(lm, prompt, 9))
 
 
+@pytest.mark.parametrize("penalty, window", [(3.0, 64), (3.0, 4), (3.0, 1), (0.3, 3)])
+def test_penalised_text_is_that_of_the_uncached_loop(lm, prompt, penalty, window):
+    """The window of 4 reaches from the text into the prompt, and then leaves it; 1 is the last token alone."""
+    options = {"temperature": 0, "repetition_penalty": penalty, "repetition_window": window}
+    expected = uncached_greedy(lm, prompt, 9, penalty, window)
+    np.testing.assert_array_equal(generate(lm, prompt, 9, **options), expected)
+    assert np.any(expected != uncached_greedy(lm, prompt, 9))
+
+
+def test_text_with_all_options_is_that_of_the_uncached_loop(lm, prompt):
+    options = {"temperature": 1.4, "top_k": 15, "top_p": 0.95, "min_p": 0.03, "seed": [1, 2, 3]}
+    options |= {"repetition_penalty": 1.3, "repetition_window": 5}
+    sampling, bins = check_sampling(3, **options), precompute_softmax(lm)
+
+    def drawn(i, text, tokens, mems):
+        hidden, _ = lm.network(tokens, mems)
+        seen = remember_segment(no_history(3, 23), tf.constant(text, tf.int32), tf.fill([3], text.shape[1]))
+        return sample(bins, hidden[:, -1], uniform_draws(sampling.seeds, i, 1)[0], sampling, seen)
+
+    np.testing.assert_array_equal(generate(lm, prompt, 12, **options), uncached(lm, prompt, 12, drawn))
+
+
 def test_prompts_of_unequal_length_give_what_each_gives_alone(lm, prompt):
     seeds = [5, 6, 5]
-    for options in ({"temperature": 0}, {"temperature": 1.3, "top_k": 9, "top_p": 0.9}):
+    for options in ({"temperature": 0}, {"temperature": 1.3, "top_p": 0.9, "repetition_penalty": 2.0, "min_p": 0.02}):
         together = generate(lm, prompt, 6, lengths=[7, 1, 3], seed=seeds, **options).numpy()
         for row, length in enumerate([7, 1, 3]):
             alone = generate(lm, prompt[row : row + 1, :length], 6, seed=seeds[row], **options)
@@ -68,7 +112,45 @@ def test_a_row_ends_at_the_stop_token_and_the_others_go_on(lm, prompt):
     assert np.any(expected[:, -1] != stop)
 
 
-SAMPLINGS = [{"temperature": 0}, {}, {"temperature": 1.3, "top_k": 9, "top_p": 0.9}, {"top_p": 0.5, "stop_token": 3}]
+def end_of(text, stops):
+    """Where the first stop string of `stops` ends in bytes, by search; `None` without."""
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    return min(ends, default=None)
+
+
+def lengths_until(vocab, rows, start, stops):
+    """Tokens of each row up to the one that completes a stop string behind `start`."""
+    lengths = []
+    for row in rows:
+        ends = np.cumsum([len(vocab.token_bytes[i]) for i in row[start:]])
+        end = end_of(vocab.bytes_of(row[start:]), stops)
+        lengths.append(len(row) if end is None else start + 1 + int(np.searchsorted(ends, end)))
+    return lengths
+
+
+STOPS = [["a"], ["\n\n"], ["er", "\n a"], ["é", "日", "r:"], ["ab", "bab", "b"], ["aaaaaaaaaaaa"]]
+
+
+@pytest.mark.parametrize("stops", STOPS, ids=str)
+def test_rows_end_with_the_token_that_completes_a_stop_string(lm, prompt, stops):
+    vocab, prompt = Subwords(), np.tile(prompt, [4, 1])
+    options = {"seed": np.arange(12), "temperature": 1.5, "vocab": vocab}
+    free = generate(lm, prompt, 20, **options).numpy()
+    lengths = lengths_until(vocab, free, 7, [stop.encode() for stop in stops])
+    found = generate(lm, prompt, 20, stop_strings=stops, with_lengths=True, **options)
+    np.testing.assert_array_equal(found[0], np.where(np.arange(27) < np.array(lengths)[:, None], free, 0))
+    np.testing.assert_array_equal(found[1], lengths)
+    assert len(set(lengths)) > 3 or stops == STOPS[-1]
+
+
+SAMPLINGS = [
+    {"temperature": 0},
+    {},
+    {"temperature": 1.3, "top_k": 9, "top_p": 0.9},
+    {"top_p": 0.5, "stop_token": 3},
+    {"min_p": 0.05, "repetition_penalty": 1.7, "repetition_window": 5, "num_return_sequences": 2},
+    {"temperature": 1.5, "stop_strings": ["w3 w2", "w11"], "stop_at_newline": True, "vocab": word_vocab()},
+]
 
 
 @pytest.mark.parametrize("options", [BINS, {"mem_len": 9, "same_length": True, "clamp_len": 3}], ids=str)
@@ -87,18 +169,20 @@ def test_with_static_shapes_the_text_is_the_same(small_lm, prompt, options):
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_xla_writes_the_same_text(lm, prompt, sampling):
-    how = {"seed": [1, 2, 3], "lengths": [7, 1, 3], **sampling}
-    expected = generate(lm, prompt, 9, **how).numpy()
-    for argument in ("seed", "lengths"):
-        how.pop(argument)
-    stop = how.pop("stop_token", -1)
-    options, lengths = check_sampling(3, seed=[1, 2, 3], **how), tf.constant([7, 1, 3])
+    how = {"lengths": [7, 1, 3], **sampling}
+    expected, expected_lengths = generate(lm, prompt, 9, seed=[1, 2, 3], with_lengths=True, **how)
+    lengths, number = tf.constant(how.pop("lengths")), how.pop("num_return_sequences", 1)
+    stopping = {
+        name: how.pop(name) for name in ("stop_token", "stop_strings", "stop_at_newline", "vocab") if name in how
+    }
+    options = of_sequences(check_sampling(3, seed=[1, 2, 3], **how), number)
     ids = tf.constant(np.where(np.arange(7) < lengths[:, None], prompt, 0))
-    uniform = uniform_draws(options.seeds, 0, 11)
+    uniform, limits = uniform_draws(options.seeds, 0, 11), tf.fill([3 * number], 9)
     write = tf.function(generate_tokens_static, jit_compile=True, autograph=False)
-    found = write(lm, ids, lengths, uniform, tf.constant(9), options, tf.constant(stop))
-    assert found.shape == [3, 7 + 11]
-    np.testing.assert_array_equal(found[:, : 7 + 9], expected)
+    found = write(lm, ids, lengths, uniform, limits, options, check_stops(23, **stopping), number)
+    assert found.tokens.shape == [3 * number, 7 + 11]
+    np.testing.assert_array_equal(found.tokens[:, : 7 + 9], expected)
+    np.testing.assert_array_equal(found.lengths, expected_lengths)
 
 
 def test_two_replicas_write_the_text_of_one(small_lm, prompt, two_replicas):
@@ -120,24 +204,63 @@ def test_prompts_of_like_lengths_are_compiled_once(small_lm, prompt, monkeypatch
     assert traced == [[3, 16], [3, 32]]
 
 
-def test_a_session_reads_and_writes_in_one_memory(lm, prompt):
-    prompt, answer = prompt[:1], prompt[1:2]
-    session = Session(lm)
-    nll = session.read(prompt)
-    assert np.isnan(nll[0, 0])
-    expected, _ = lm.score(prompt[:, :-1], prompt[:, 1:])
-    np.testing.assert_allclose(nll[:, 1:], expected, rtol=1e-5)
+def test_values_of_options_do_not_trace_anew(small_lm, prompt, monkeypatch):
+    lm, traced, vocab = small_lm(), [], word_vocab()
+    read_prompt = MemoryReader.read_prompt
+    monkeypatch.setattr(MemoryReader, "read_prompt", lambda *args: traced.append(args[1].shape) or read_prompt(*args))
+    stops = [[], ["w1"], ["w1 w2\n", "w5"], ["w3", "w4", "w5 w6 w7 w8"]]
+    for i, stop_strings in enumerate(stops):
+        options = {"temperature": 0.5 * i, "min_p": 0.1 * i, "repetition_penalty": 1.0 + i, "repetition_window": 1 + i}
+        options |= {"top_k": i or None, "seed": i, "stop_token": i, "stop_at_newline": i == 2}
+        assert generate(lm, prompt, 3 + i, stop_strings=stop_strings, vocab=vocab, **options).shape == [3, 10 + i]
+    assert traced == [[3, None]]
+    lm.compile(static_shapes=True)
+    for stop_strings in stops:
+        generate(lm, prompt, 3, stop_strings=stop_strings, vocab=vocab)
+    assert traced[1:] == [[3, 16]] * 2  # without stop strings, and with room for some
 
-    written = np.concatenate([session.write(n, seed=5)[0] for n in (1, 3, 2)], 1)
-    np.testing.assert_array_equal(written, generate(lm, prompt, 6, seed=5)[:, 7:])
 
-    answer_nll = session.read(answer)
-    _, mems = lm.log_probs(prompt)
-    for token in written[0]:
-        log_probs, mems = lm.log_probs([[token]], mems)
-    expected, _ = lm.score(answer[:, :-1], answer[:, 1:], mems)
-    np.testing.assert_allclose(answer_nll[:, 1:], expected, rtol=1e-5)
-    np.testing.assert_allclose(answer_nll[0, 0], -log_probs[0, -1, answer[0, 0]], rtol=1e-5)
+def test_several_sequences_of_a_prompt_stand_next_to_each_other(lm, prompt):
+    """Each is what a call of its own would write, with the seed that is derived for it."""
+    for options in ({"lengths": [7, 1, 3]}, {"temperature": 0.8, "repetition_penalty": 1.5, "stop_token": 2}):
+        seed = np.array([4, 5, -6])
+        many, lengths = generate(lm, prompt, 8, seed=seed, num_return_sequences=3, with_lengths=True, **options)
+        assert many.shape == [9, 15]
+        seeds = of_sequences(check_sampling(3, seed=seed), 3).seeds.numpy().reshape(3, 3)
+        for k in range(3):
+            alone, its_lengths = generate(lm, prompt, 8, seed=seeds[:, k], with_lengths=True, **options)
+            np.testing.assert_array_equal(many[k::3], alone)
+            np.testing.assert_array_equal(lengths[k::3], its_lengths)
+        np.testing.assert_array_equal(many[::3], generate(lm, prompt, 8, seed=seed, **options))
+        assert len(np.unique(many, axis=0)) == 9
+
+
+def test_a_prompt_is_read_once_for_all_its_sequences(small_lm, prompt, monkeypatch):
+    lm, read = small_lm(), []
+    read_prompt = MemoryReader.read_prompt
+    monkeypatch.setattr(MemoryReader, "read_prompt", lambda *args: read.append(args[1].shape[0]) or read_prompt(*args))
+    generate(lm, prompt, 2, num_return_sequences=5)
+    assert read == [3]
+
+
+def test_stop_strings_lie_in_new_text_alone(lm, prompt):
+    """The prompt ends with the first word of a stop string, and the text begins with the second."""
+    vocab = word_vocab()
+    free = generate(lm, prompt, 6, temperature=0).numpy()
+    across, within = vocab.decode(free[0, 6:8]), vocab.decode(free[0, 7:9])
+    assert "\n" not in across + within
+    options = {"temperature": 0, "vocab": vocab, "with_lengths": True}
+    if not (free[0, 7:12, None] == free[0, 6:8]).any():
+        assert generate(lm, prompt, 6, stop_strings=[across], **options)[1][0] == 13
+    assert generate(lm, prompt, 6, stop_strings=[within], **options)[1][0] == 9
+
+
+def test_a_newline_ends_the_line(lm, prompt):
+    vocab = word_vocab()
+    expected = generate(lm, prompt, 20, seed=1, stop_token=vocab.ids["<eos>"])
+    assert np.any(expected[:, -1] == 0)
+    for options in ({"stop_at_newline": True}, {"stop_strings": ["\n"]}, {"stop_strings": ["<eos>"]}):
+        np.testing.assert_array_equal(generate(lm, prompt, 20, seed=1, vocab=vocab, **options), expected)
 
 
 def test_a_new_memory_is_copied_before_it_is_written_to(lm, prompt):
@@ -162,11 +285,13 @@ def test_bad_arguments_are_named(lm, prompt):
         ({"stop_token": 23}, "stop_token must be an integer from 0 to 22, got 23"),
         ({"seed": [1, 2]}, "seed must be an integer of 32 bits, or one for each of the 3 rows"),
         ({"seed": 0.5}, "seed must be an integer"),
+        ({"min_p": 1.0}, r"min_p must lie in \[0, 1\), got 1.0"),
+        ({"repetition_penalty": -1}, "repetition_penalty must be positive, got -1"),
+        ({"num_return_sequences": 0}, "num_return_sequences must be an integer from 1 .*got 0"),
+        ({"stop_strings": ["w1"]}, r"vocab must be the model's vocabulary where text ends at \['w1'\], got None"),
+        ({"stop_at_newline": True}, r"vocab must be the model's vocabulary where text ends at \['\\n'\], got None"),
+        ({"stop_strings": "w1", "vocab": word_vocab()}, "stop_strings must be a list of strings, got 'w1'"),
+        ({"stop_strings": ["w1", "w99"], "vocab": word_vocab()}, "of 23 symbols cannot spell the stop string 'w99'"),
     ]:
         with pytest.raises(ValueError, match=message):
             generate(lm, **{"prompt": prompt, "max_new_tokens": 1, **arguments})
-    session = Session(lm)
-    with pytest.raises(ValueError, match="read a text first"):
-        session.write(1)
-    with pytest.raises(ValueError, match="found 23"):
-        session.read([[23]])

@@ -158,6 +158,26 @@ def word_vocab():
     return vocab
 
 
+class Subwords:
+    """What the library needs of a vocabulary of subwords: as many as `SMALL` has symbols, and no end."""
+
+    level, unk, eos, bos = "subword", None, None, None
+    token_bytes = [
+        b"", *(bytes([c]) for c in b"User: \nab"), b"User", b"ser:", b"s:", b"r: a", b"\n\n", b"ab", b"ba",
+        "é".encode(), b"\xc3", b"\xa9", "日".encode(), b"\xe6\x97", b"\xa5",
+    ]  # fmt: skip
+
+    def __init__(self):
+        self.symbols = ["<end>", *(data.decode("utf-8", "surrogateescape") for data in self.token_bytes[1:])]
+        self.ids = {symbol: i for i, symbol in enumerate(self.symbols)}
+
+    def __len__(self):
+        return len(self.symbols)
+
+    def bytes_of(self, ids):
+        return b"".join(self.token_bytes[i] for i in ids)
+
+
 # ------------------------------------------------------------------------------------ cache.pkl of the original
 
 CACHED_SYMBOLS = ["<eos>", "the", "é", "\u3000x"]

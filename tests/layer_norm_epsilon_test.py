@@ -14,7 +14,7 @@ from txl_tf.layers import MultiHeadAttn, PositionwiseFF, RelMultiHeadAttn, Trans
 from txl_tf.layers.attention import create_mask
 from txl_tf.layers.ops import LayerNorm
 from txl_tf.models.cache import cached_forward, initial_state, precompute
-from txl_tf.models.generation import Session
+from txl_tf.models.session import Session
 from txl_tf.models.sliding_window import sliding_window_nll
 from txl_tf.runs.averaging import average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from helpers import ROOT, SMALL, bins_of
+from helpers import ROOT, SMALL, bins_of, word_vocab
 
 import train  # noqa: F401, which defines the flags
 from tools.compile_for_tpu import PUBLISHED, unallocated, zipf_text
@@ -20,8 +20,9 @@ from tools.program import values
 from txl_tf import TransformerLM, TransformerXLLM, make_optimizer
 from txl_tf.config import ModelConfig, OptimizerConfig
 from txl_tf.data.batches import choose_bin_capacities
-from txl_tf.models.generation import generate_tokens_static, next_token, precompute_for
-from txl_tf.models.sampling import check_sampling
+from txl_tf.models.generation import TextState, generate_tokens_static, next_token, precompute_for
+from txl_tf.models.sampling import check_sampling, no_history
+from txl_tf.models.stopping import check_stops, with_room
 
 # What XLA has no kernel for, or has one for that needs to know the data.
 NOT_OF_XLA = {"InplaceUpdate", "DeepCopy", "Where", "Unique", "TensorStridedSliceUpdate"}
@@ -126,14 +127,16 @@ def test_the_evaluation_step_of_every_configuration_has_static_shapes(name):
 @pytest.mark.parametrize("model, options", [(TransformerXLLM, {"mem_len": 5}), (TransformerLM, {"context_len": 6})])
 def test_generation_has_static_shapes(model, options):
     lm = model(**SMALL, cutoffs=[5, 12], div_val=2, **options)
-    reader, sampling = lm.reader(static_shapes=True), check_sampling(3, seed=1)
-    uniform, hidden = tf.zeros([16, 3, 2], tf.float64), tf.zeros([3, lm.network.d_model])
+    reader, sampling, vocab = lm.reader(static_shapes=True), check_sampling(6, seed=1), word_vocab()
+    uniform = tf.zeros([16, 6, 2], tf.float64)
+    text = TextState(tf.zeros([6, lm.network.d_model]), reader.initial_state(6), no_history(6, lm.network.n_token))
     step = tf.function(next_token, autograph=False).get_concrete_function(
-        reader, precompute_for(lm, reader), hidden, reader.initial_state(3), uniform[0], sampling
+        reader, precompute_for(lm, reader), text, uniform[0], sampling
     )
-    prompt, lengths, n = tf.zeros([3, 16], tf.int32), tf.ones([3], tf.int32), tf.constant(9)
+    prompt, lengths, limits = tf.zeros([3, 16], tf.int32), tf.ones([3], tf.int32), tf.fill([6], 9)
+    stops = with_room(check_stops(lm.network.n_token, 3, ["w1\n", "w2"], True, vocab))
     whole = tf.function(generate_tokens_static, autograph=False).get_concrete_function(
-        lm, prompt, lengths, uniform, n, sampling, stop_token=tf.constant(-1)
+        lm, prompt, lengths, uniform, limits, sampling, stops, number=2
     )
     for function in (step, whole):
         assert not of_unknown_shape(function.graph)

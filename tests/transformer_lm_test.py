@@ -10,9 +10,18 @@ import txl_tf
 from txl_tf.config import TransformerLMConfig
 from txl_tf.layers.attention import create_mask
 from txl_tf.layers.transformer_lm_layer import TransformerLMLayer
-from txl_tf.models.generation import Session, generate_tokens
-from txl_tf.models.sampling import Sampling, check_sampling, precompute_softmax, sample, uniform_draws
+from txl_tf.models.generation import generate_tokens
+from txl_tf.models.sampling import (
+    check_sampling,
+    no_history,
+    precompute_softmax,
+    remember_segment,
+    sample,
+    uniform_draws,
+)
+from txl_tf.models.session import Session
 from txl_tf.models.sliding_window import sliding_window_nll
+from txl_tf.models.stopping import no_stops
 from txl_tf.models.transformer_lm import AbsoluteTransformer
 from txl_tf.models.window import window_start
 
@@ -272,7 +281,16 @@ def test_greedy_text_is_that_of_the_uncached_loop(prompt, options):
     np.testing.assert_array_equal(lm.generate(prompt, 12, temperature=0), uncached(lm, prompt, 12, most_likely))
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "top_k": 9, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 1.5, "top_k": 9, "top_p": 0.9},
+        {"temperature": 0, "repetition_penalty": 4.0, "repetition_window": 2},  # a window has 3 tokens at least
+        {"temperature": 1.2, "min_p": 0.1, "repetition_penalty": 0.4, "repetition_window": 3},
+    ],
+    ids=str,
+)
 def test_sampled_text_is_that_of_the_uncached_loop(prompt, options):
     lm = make(context_len=5, **BINS)
     options = {**options, "seed": [1, 2, 3]}
@@ -280,7 +298,8 @@ def test_sampled_text_is_that_of_the_uncached_loop(prompt, options):
 
     def drawn(i, window):
         hidden, _ = lm.network(tf.constant(window))
-        return sample(bins, hidden[:, -1], uniform_draws(sampling.seeds, i, 1)[0], sampling).numpy()
+        seen = remember_segment(no_history(3, 23), tf.constant(window, tf.int32), tf.fill([3], window.shape[1]))
+        return sample(bins, hidden[:, -1], uniform_draws(sampling.seeds, i, 1)[0], sampling, seen).numpy()
 
     np.testing.assert_array_equal(lm.generate(prompt, 12, **options), uncached(lm, prompt, 12, drawn))
 
@@ -314,10 +333,9 @@ def test_many_rows_and_an_unknown_number_of_them_are_what_each_is_alone(prompt):
     @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)], autograph=False)
     def served(prompt):
         batch, n = tf.unstack(tf.shape(prompt))
-        options = Sampling(
-            tf.zeros([batch]), tf.zeros([batch], tf.int32), tf.ones([batch]), tf.zeros([batch], tf.int32)
-        )
-        return generate_tokens(lm, prompt, tf.fill([batch], n), 8, options, stop_token=tf.constant(-1))
+        options = tf.nest.map_structure(lambda x: tf.repeat(x, batch), check_sampling(1, temperature=0, seed=0))
+        stops = no_stops(lm.network.n_token)
+        return generate_tokens(lm, prompt, tf.fill([batch], n), tf.fill([batch], 8), options, stops).tokens
 
     np.testing.assert_array_equal(served(many), expected)
 

@@ -48,13 +48,21 @@ def test_scores_and_predictions_go_on_from_the_state(lm, signatures, text):
 
 
 def test_texts_are_written_and_scored(lm, signatures, text):
-    options = {"temperature": 0.9, "top_k": 5, "top_p": 0.9, "seed": 4}
+    options = {"temperature": 0.9, "top_k": 15, "top_p": 0.9, "seed": 4, "num_return_sequences": 3}
+    options |= {"min_p": 0.01, "repetition_penalty": 1.5, "repetition_window": 6}
     vectors = {name: tf.constant([value]) for name, value in options.items()}
-    served = signatures["generate"](
-        tokens=tf.constant(text[:1, :4]), lengths=tf.constant([4]), max_new_tokens=tf.constant([9]), **vectors
-    )
-    np.testing.assert_array_equal(served["tokens"], generate(lm, text[:1, :4], 9, **options))
-    vocab = word_vocab()
+    vectors |= {"tokens": tf.constant(text[:1, :4]), "lengths": tf.constant([4]), "max_new_tokens": tf.constant([9])}
+    vocab, free = word_vocab(), generate(lm, text[:1, :4], 9, **options).numpy()
+    served = signatures["generate"](**vectors, stop_ids=tf.zeros([1, 0, 0], tf.int32))
+    np.testing.assert_array_equal(served["sequences"][0], free)
+    np.testing.assert_array_equal(served["tokens"], free[:1])
+    stop = free[0, 6:8]
+    options |= {"stop_strings": [vocab.decode(stop)], "vocab": vocab}
+    expected, lengths = generate(lm, text[:1, :4], 9, **options, with_lengths=True)
+    served = signatures["generate"](**vectors, stop_ids=tf.constant(stop[None, None]))
+    np.testing.assert_array_equal(served["sequences"][0], expected)
+    np.testing.assert_array_equal(served["sequence_lengths"][0], lengths)
+    assert lengths[0] <= 8
     ids = vocab.encode("w3 w5 w1 w0")
     scored = signatures["score_text"](text=tf.constant(["w3 w5 w1 w0"]))
     np.testing.assert_allclose(

@@ -42,8 +42,8 @@ from txl_tf import make_optimizer
 from txl_tf.config import AUTO, PRECISIONS, OptimizerConfig, one_of
 from txl_tf.data.batches import choose_bin_capacities
 from txl_tf.data.datasets import PAPER_DATASETS
-from txl_tf.models.generation import next_token, precompute_for
-from txl_tf.models.sampling import check_sampling
+from txl_tf.models.generation import TextState, next_token, precompute_for
+from txl_tf.models.sampling import check_sampling, no_history
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import open_corpus
 
@@ -254,14 +254,16 @@ def evaluation(lm, rows, tgt_len):
 def generation(lm, rows, tgt_len):
     """One token of `lm.generate` as StableHLO."""
     reader = lm.reader(static_shapes=True)
-    hidden, state, weights = stand_ins(
+    hidden, state, history, weights = stand_ins(
         lambda: (
             tf.zeros([rows, lm.network.d_model], lm.compute_dtype),
             reader.initial_state(rows),
+            no_history(rows, lm.network.n_token),
             precompute_for(lm, reader),
         )
     )
-    arguments = weights, hidden, state, tf.zeros([rows, 2], tf.float64), check_sampling(rows, seed=1)
+    text = TextState(hidden, state, history)
+    arguments = weights, text, tf.zeros([rows, 2], tf.float64), check_sampling(rows, seed=1)
     return lower(lambda *arguments: next_token(reader, *arguments), *arguments)
 
 

@@ -1,15 +1,18 @@
-"""Continues a text with a trained model, word by word as it is written.
+"""Continues a text with a trained model. The text appears as it is written.
 
     python tools/generate.py --model_dir=runs/quickstart --prompt="The import statement" --temperature=0.8 --seed=1
     python tools/generate.py --model_dir=runs/wt103 --prompt_file=article.txt --max_new_tokens=500 --top_p=0.95
+    python tools/generate.py --model_dir=runs/my --prompt="Q: " --min_p=0.05 --repetition_penalty=1.2 --stop='\\nQ:'
+    python tools/generate.py --model_dir=runs/my --prompt="The" --num_return_sequences=3 --stop_at_newline
     echo "Once upon a time" | python tools/generate.py --model_dir=runs/my --greedy
-    python tools/generate.py --model_dir=runs/my --interactive --max_new_tokens=80 --stop='\\n'
+    python tools/generate.py --model_dir=runs/my --interactive --max_new_tokens=80 --stop_at_newline
 
 Without --prompt and --prompt_file the prompt comes from the standard input; the newline at its end is no part of it.
-With --interactive every line that is typed is read and answered in the same memory, until Ctrl-D. --verbose prints a
-line for every token of prompt and answer, with its nll in nats. Text goes to the standard output, the rest to the
-standard error. Control characters are written like \\x1b, so that no text takes over a terminal; --raw writes them as
-they are.
+With --interactive every line that is typed is read and answered in the same memory, until Ctrl-D. Several samples come
+one after the other, each behind its number on the standard error. The text ends behind the first stop string, also
+where the last token goes on. --verbose prints a line for every token of prompt and answer, with its nll in nats. Text
+goes to the standard output, the rest to the standard error. Control characters are written like \\x1b, so that no text
+takes over a terminal; --raw writes them as they are.
 """
 
 import codecs
@@ -28,8 +31,9 @@ import tensorflow as tf
 
 from tools.program import FLAGS, run, values
 from txl_tf.data.vocabulary import escape, unescape, visible
-from txl_tf.models.generation import Session
-from txl_tf.models.sampling import check_sampling
+from txl_tf.models.sampling import REPETITION_WINDOW, check_integer, check_sampling, of_sequences
+from txl_tf.models.session import Session
+from txl_tf.models.stopping import check_stops
 from txl_tf.runs.folder import RunFolder
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
@@ -40,9 +44,15 @@ flags.DEFINE_integer("max_new_tokens", 200, "Tokens to write, after each line wh
 flags.DEFINE_float("temperature", 1.0, "Below 1, likely tokens become likelier; 0 takes the most likely.")
 flags.DEFINE_integer("top_k", None, "Draw from that many most likely tokens only.")
 flags.DEFINE_float("top_p", None, "Draw from the most likely tokens that hold this share of the probability only.")
+flags.DEFINE_float("min_p", None, "Draw from tokens at least that many times as likely as the likeliest only.")
+flags.DEFINE_float("repetition_penalty", None, "Above 1, what has just been written becomes less likely.")
+flags.DEFINE_integer("repetition_window", REPETITION_WINDOW, "Last tokens that --repetition_penalty is for.")
+flags.DEFINE_integer("num_return_sequences", 1, "Samples to write; the first is the one that there would be alone.")
 flags.DEFINE_integer("seed", None, "The same seed writes the same text; drawn anew by default.")
 flags.DEFINE_bool("greedy", False, "Take the most likely token, as --temperature=0.")
-flags.DEFINE_string("stop", None, r"Symbol that ends the text, such as <eos> or \n.")
+_STOP = r"Text that ends the sample, such as \nQ: or <eos>, and is its end; may be given several times."
+flags.DEFINE_multi_string("stop", [], _STOP)
+flags.DEFINE_bool("stop_at_newline", False, r"End the text with its line, as --stop='\n'.")
 flags.DEFINE_bool("interactive", False, "Read lines and answer each, in one memory.")
 flags.DEFINE_bool("verbose", False, "Print every token with its nll.")
 flags.DEFINE_bool("raw", False, "Write control characters as they are.")
@@ -63,10 +73,19 @@ class TextStream:
         self.last = []
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, ids):
-        """The text that `ids` add."""
+    def copy(self):
+        other = TextStream(self.vocab)
+        other.last = list(self.last)
+        other.decoder.setstate(self.decoder.getstate())
+        return other
+
+    def push(self, ids, excess=0):
+        """The text that `ids` add, less the last `excess` bytes, which are of subwords."""
         if self.vocab.level == "byte":
             return self.decoder.decode(bytes(ids))
+        if self.vocab.level == "subword":
+            added = b"".join(self.vocab.token_bytes[i] for i in ids)
+            return self.decoder.decode(added[: len(added) - excess])
         shown = self.vocab.decode(self.last)  # a word goes with a space or without, as the one before it says
         text = self.vocab.decode([*self.last, *ids])
         self.last = list(ids[-1:]) or self.last
@@ -80,46 +99,61 @@ class TextStream:
 class Writer:
     """Reads prompts and writes their continuations, to the standard output."""
 
-    def __init__(self, lm, vocab, options, stop):
+    def __init__(self, lm, vocab, options):
         self.session = Session(lm)
-        self.vocab, self.options, self.stop = vocab, options, stop
+        self.vocab, self.options = vocab, options
         self.stream = TextStream(vocab)
+        self.echoed = ""
         self.written = 0
         self.seconds = 0.0
 
     def read(self, ids, echo=True):
         for start in range(0, len(ids), READ_AT_ONCE):
             piece = ids[start : start + READ_AT_ONCE]
-            self.show(piece, self.session.read(piece[None])[0], echo)
+            text = self.as_shown(piece, self.session.read(piece[None])[0])
+            if echo or FLAGS.verbose:
+                self.show(text)
+                self.echoed += text
 
     def write(self, number):
+        """Writes so many tokens, or less where a stop string ends the text."""
         while number > 0:
             started = time.perf_counter()
-            step = min(1 if self.stop is not None else WRITTEN_AT_ONCE, number)
-            tokens, nll = self.session.write(step, with_nll=FLAGS.verbose, **self.options)
+            step = min(WRITTEN_AT_ONCE, number)
+            tokens, nll = self.session.write(step, vocab=self.vocab, with_nll=FLAGS.verbose, **self.options)
             if self.written:  # the first step compiles the graph
                 self.seconds += time.perf_counter() - started
-            self.written += step
+            self.written += tokens.shape[1]
             number -= step
-            self.show(tokens[0], nll[0] if FLAGS.verbose else None)
-            if self.stop == tokens[0, -1]:
+            self.show(self.as_shown(tokens[0], nll[0] if FLAGS.verbose else None, self.session.excess))
+            if self.session.ended:
                 break
-        self.end()
+        self.show(self.stream.end() + ("" if FLAGS.verbose else "\n"))
 
-    def end(self):
-        sys.stdout.write(self.stream.end() + ("" if FLAGS.verbose else "\n"))
+    def write_samples(self, number, seeds):
+        """One text for each seed, all after what was read so far."""
+        session, stream, prompt = self.session, self.stream, self.echoed
+        for i, seed in enumerate(seeds):
+            if len(seeds) > 1:
+                print(f"--- {i + 1} of {len(seeds)}", file=sys.stderr, flush=True)
+            self.session, self.stream = session.copy(), stream.copy()
+            if i:
+                self.show(prompt)
+            self.options["seed"] = seed
+            self.write(number)
+
+    def as_shown(self, ids, nll, excess=0):
+        text = self.stream.push(ids, excess)
+        if FLAGS.verbose:
+            return "".join(f"{escape(self.vocab.symbols[i])}\t{value:.4f}\n" for i, value in zip(ids, nll, strict=True))
+        return text
+
+    def show(self, text):
+        sys.stdout.write(text if FLAGS.raw else visible(text))
         sys.stdout.flush()
 
-    def show(self, ids, nll, echo=True):
-        text = self.stream.push(ids)
-        if FLAGS.verbose:
-            text = "".join(f"{escape(self.vocab.symbols[i])}\t{value:.4f}\n" for i, value in zip(ids, nll, strict=True))
-        if echo or FLAGS.verbose:
-            sys.stdout.write(text if FLAGS.raw else visible(text))
-            sys.stdout.flush()
-
     def report(self):
-        timed = self.written - (1 if self.stop is not None else WRITTEN_AT_ONCE)
+        timed = self.written - WRITTEN_AT_ONCE
         if timed > 0:
             print(f"{self.written} tokens, {timed / self.seconds:,.0f} tokens/s", file=sys.stderr)
 
@@ -150,34 +184,26 @@ def encode(vocab, prompt, name="prompt"):
     return ids
 
 
-def stop_id(vocab):
-    if FLAGS.stop is None:
-        return None
-    stop = unescape(FLAGS.stop)
-    stop = vocab.eos if stop == "\n" and vocab.eos else stop
-    if stop not in vocab.ids:
-        raise ValueError(f"stop {FLAGS.stop!r} is not in the vocabulary of {len(vocab)} symbols")
-    return vocab.ids[stop]
-
-
 def main():
     folder = RunFolder(FLAGS.model_dir)
     vocab = folder.load_vocab()
-    stop = stop_id(vocab)
-    options = {
-        "temperature": 0.0 if FLAGS.greedy else FLAGS.temperature,
-        "top_k": FLAGS.top_k,
-        "top_p": FLAGS.top_p,
-        "seed": int(np.random.default_rng().integers(2**31)) if FLAGS.seed is None else FLAGS.seed,
-    }
-    check_sampling(1, **options)  # before the model is loaded
+    stops = {"stop_strings": [unescape(text) for text in FLAGS.stop], "stop_at_newline": FLAGS.stop_at_newline}
+    options = values("top_k top_p min_p repetition_penalty repetition_window")
+    options["temperature"] = 0.0 if FLAGS.greedy else FLAGS.temperature
+    options["seed"] = int(np.random.default_rng().integers(2**31)) if FLAGS.seed is None else FLAGS.seed
+    # All that can be wrong, before the model is loaded.
+    check_integer("num_return_sequences", FLAGS.num_return_sequences, 1)
+    seeds = of_sequences(check_sampling(1, **options), FLAGS.num_return_sequences).seeds.numpy().tolist()
+    check_stops(len(vocab), None, **stops, vocab=vocab)
+    if FLAGS.interactive and len(seeds) > 1:
+        raise ValueError("--interactive and --num_return_sequences exclude each other")
     prompt = read_prompt()
     ids = None if prompt is None else encode(vocab, prompt)
     changes = values("mem_len clamp_len", given_only=True)
-    writer = Writer(folder.load_model(FLAGS.ckpt_path, **changes), vocab, options, stop)
+    writer = Writer(folder.load_model(FLAGS.ckpt_path, **changes), vocab, options | stops)
     if ids is not None:
         writer.read(ids)
-        writer.write(FLAGS.max_new_tokens)
+        writer.write_samples(FLAGS.max_new_tokens, seeds)
     while FLAGS.interactive:
         print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.buffer.readline()

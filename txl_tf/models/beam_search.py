@@ -78,8 +78,8 @@ def sample_sequences(model, source, start, end, max_new_tokens, sampling):
 
 
 def _draw(log_probs, uniform, sampling):
-    temperature, top_k, top_p, _ = sampling
-    return sample_categorical(top_k_top_p(log_probs / temperature[:, None], top_k, top_p), uniform)
+    scores = log_probs / sampling.temperature[:, None]
+    return sample_categorical(top_k_top_p(scores, sampling.top_k, sampling.top_p), uniform)
 
 
 def beam_search(model, source, start, end, max_new_tokens, beam_size, length_penalty):

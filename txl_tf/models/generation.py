@@ -1,10 +1,7 @@
 """Text from a language model: the loop of sampling and cached forward steps, in one compiled graph.
 
     generate(lm, prompt, max_new_tokens=100, temperature=0.8, top_p=0.9, seed=1)    # int [batch, n] -> [batch, n + 100]
-
-    session = Session(lm)                           # or token by token, the memory going on
-    session.read(prompt)
-    tokens = session.write(8, temperature=0.8)      # the next 8; write again, or read what somebody answers
+    generate(lm, prompt, max_new_tokens=100, stop_strings=["\\n\\n"], vocab=vocab)    # ends sooner, see stopping.py
 
 The first new token follows the prompt as one segment, `lm.log_probs(prompt)`; from then on a segment is one token.
 
@@ -12,17 +9,59 @@ What a row draws depends on its seed and on how many tokens it has drawn before,
 seed and a prompt therefore share their text: give every row its own seed for different ones.
 
 Shapes:
-    B: batch      n: prompt      N: n_token, the vocabulary      E: d_model
+    B: batch; of texts, times the sequences for each prompt      n: prompt      N: n_token, the vocabulary
+    E: d_model      room: most new tokens
 """
 
 import functools
+from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.layers.embedding import check_ids
-from txl_tf.models.sampling import check_integer, check_sampling, precompute_softmax, sample, uniform_draws
+from txl_tf.models.sampling import (
+    History,
+    check_integer,
+    check_sampling,
+    no_history,
+    of_sequences,
+    precompute_softmax,
+    remember,
+    remember_segment,
+    repeated,
+    sample,
+    uniform_draws,
+)
+from txl_tf.models.stopping import add_token, check_stops, spec_of, with_room
+
+
+class TextState(NamedTuple):
+    """Where a text has got to: all that its next token depends on."""
+
+    hidden: tf.Tensor  # [B, E], after the last token
+    state: tuple  # of the reader
+    history: History
+
+
+class Continuation(NamedTuple):
+    """What was written."""
+
+    tokens: tf.Tensor  # int32 [B, room], filled up with the stop token, or 0
+    lengths: tf.Tensor  # int32 [B], how many there are
+    ended: tf.Tensor  # bool [B], whether with a stop string
+    excess: tf.Tensor  # int32 [B], units of the last token behind it
+    nll: tf.Tensor | None  # float32 [B, room], nats
+    text: TextState
+
+
+class Texts(NamedTuple):
+    """Prompts and what was written after them."""
+
+    tokens: tf.Tensor  # int32 [B, n + room], filled up as those of `Continuation`
+    lengths: tf.Tensor  # int32 [B], prompt and new tokens
+    excess: tf.Tensor  # as of `Continuation`
 
 
 def precompute_for(lm, reader):
@@ -30,94 +69,114 @@ def precompute_for(lm, reader):
     return reader.precompute(), precompute_softmax(lm)
 
 
-def next_token(reader, precomputed, hidden, state, uniform, sampling):
+def next_token(reader, precomputed, text, uniform, sampling):
     """The next token of every row, sampled and read: the step of the loop.
 
     Args:
         reader: `lm.reader()`, with static shapes where this is for XLA.
         precomputed: `precompute_for(lm, reader)`.
-        hidden: `[B, E]`, after the last token.
-        state: of the reader, which is written into.
+        text: `TextState`, whose state is written into.
         uniform: float64 `[B, 2]`, of `uniform_draws`.
         sampling: `Sampling`.
 
     Returns:
-        `(token, hidden, state)`: int32 `[B]`, and hidden state and memory for the next one.
+        `(token, text)`: int32 `[B]`, and the `TextState` for the next one.
     """
     weights, bins = precomputed
-    token = sample(bins, hidden, uniform, sampling, reader.static_shapes)
-    return token, *reader.read_token(weights, token, state)
+    token = sample(bins, text.hidden, uniform, sampling, text.history, reader.static_shapes)
+    hidden, state = reader.read_token(weights, token, text.state)
+    return token, TextState(hidden, state, remember(text.history, token))
 
 
-def continue_text(
-    lm, reader, precomputed, hidden, state, uniform, max_new_tokens, sampling, stop_token, with_nll=False
-):
-    """Samples and reads, token by token.
+def continue_text(lm, reader, precomputed, text, uniform, limits, sampling, stops, with_nll=False):
+    """Samples and reads, token by token, until every row has ended.
 
     Args:
-        reader, precomputed, hidden, state, sampling: as of `next_token`.
-        uniform: float64 `[n, B, 2]`, the draws of as many tokens as there is room for.
-        max_new_tokens: int32 scalar, tokens to sample, n at most.
-        stop_token: int32 scalar after which a row repeats it; -1 for none.
+        reader, precomputed, text, sampling: as of `next_token`.
+        uniform: float64 `[room, B, 2]`, the draws of as many tokens as there is room for.
+        limits: int32 `[B]`, or one for all rows: most tokens to write.
+        stops: `Stops`, which end a row sooner.
         with_nll: whether to compute the nll too.
 
     Returns:
-        `(tokens, nll, hidden, state)`: int32 `[B, n]`, filled up with `stop_token`; float32 `[B, n]`, nats, or `None`;
-        and hidden state and memory for the next call.
+        `Continuation`.
     """
     room, batch, _ = keras.ops.shape(uniform)
-    rows = tf.range(batch)
+    rows, filler = tf.range(batch), tf.maximum(stops.token, 0)
+    has_strings = tf.reduce_any(stops.strings >= 0)
+    tail = tf.broadcast_to(stops.tail, [batch, keras.ops.shape(stops.tail)[1]])
+    zeros = tf.zeros([batch], tf.int32)
 
-    def body(i, tokens, nll, stopped, hidden, state):
-        token, new_hidden, state = next_token(reader, precomputed, hidden, state, uniform[i], sampling)
-        token = tf.where(stopped, stop_token, token)
+    def end(token, tail):
+        """As `add_token`."""
+        nothing = zeros > 0, zeros, tail
+        if stops.strings.shape[1] == 0:  # known to have none
+            return nothing
+        return tf.cond(has_strings, lambda: add_token(stops._replace(tail=tail), token), lambda: nothing)
+
+    def body(i, stopped, lengths, ended, excess, tail, tokens, nll, text):
+        hidden = text.hidden
+        token, text = next_token(reader, precomputed, text, uniform[i], sampling)
+        token = tf.where(stopped, filler, token)
         places = tf.stack([rows, tf.fill([batch], i)], -1)
         if with_nll:
             nll = tf.tensor_scatter_nd_update(nll, places, lm.softmax.nll(hidden, token, lm.network.embedding))
         tokens = tf.tensor_scatter_nd_update(tokens, places, token)
-        return i + 1, tokens, nll, stopped | (token == stop_token), new_hidden, state
+        ends, behind, tail = end(token, tail)
+        lengths = tf.where(stopped, lengths, i + 1)
+        ended, excess = tf.where(stopped, ended, ends), tf.where(stopped, excess, behind)
+        stopped |= ends | (token == stops.token) | (lengths >= limits)
+        return i + 1, stopped, lengths, ended, excess, tail, tokens, nll, text
 
-    tokens = tf.fill([batch, room], stop_token)
     nll = tf.zeros([batch, room if with_nll else 0])
-    stopped = tf.zeros([batch], tf.bool)
-    _, tokens, nll, _, hidden, state = tf.while_loop(
-        lambda i, tokens, nll, stopped, *_: (i < max_new_tokens) & ~tf.reduce_all(stopped),
-        body,
-        (0, tokens, nll, stopped, hidden, state),
-        parallel_iterations=1,
+    first = (0, zeros >= limits, zeros, zeros > 0, zeros, tail, tf.fill([batch, room], filler), nll, text)
+    _, _, lengths, ended, excess, _, tokens, nll, text = tf.while_loop(
+        lambda i, stopped, *_: ~tf.reduce_all(stopped), body, first, parallel_iterations=1
     )
-    return tokens, nll if with_nll else None, hidden, state
+    return Continuation(tokens, lengths, ended, excess, nll if with_nll else None, text)
 
 
-def generate_tokens(lm, prompt, lengths, max_new_tokens, sampling, stop_token):
-    """`generate` as a graph: all arguments but `lm` are tensors, and none is checked. `stop_token` is -1 for none."""
-    uniform = uniform_draws(sampling.seeds, 0, max_new_tokens)
-    return _continue_prompt(lm, lm.reader(), prompt, lengths, uniform, max_new_tokens, sampling, stop_token)
+def generate_tokens(lm, prompt, lengths, limits, sampling, stops, number=1):
+    """`generate` as a graph: all arguments but `lm` are tensors, and none is checked.
+
+    Args:
+        prompt, lengths, sampling: of as many rows as there are prompts.
+        limits: int32 `[B]`: most new tokens of every sequence.
+        stops: `Stops`, of one row for all sequences, or of a row for each.
+        number: sequences for each prompt.
+
+    Returns:
+        `Texts`.
+    """
+    sampling = of_sequences(sampling, number)
+    uniform = uniform_draws(sampling.seeds, 0, tf.reduce_max(limits))
+    return _continue_prompt(lm, lm.reader(), prompt, lengths, uniform, limits, sampling, stops, number)
 
 
-def generate_tokens_static(lm, prompt, lengths, uniform, max_new_tokens, sampling, stop_token):
+def generate_tokens_static(lm, prompt, lengths, uniform, limits, sampling, stops, number=1):
     """`generate_tokens` for XLA, with room for as many new tokens as there are numbers `uniform` to draw them with.
 
-    The numbers are an argument, float64 `[room, B, 2]` of `uniform_draws`, as XLA would draw others. The result is
-    `[B, n + room]`, int32.
+    The numbers are an argument, float64 `[room, B, 2]` of `uniform_draws`, as XLA would draw others. `sampling` and
+    `stops.tail` have a row for each sequence already, or `stops.tail` one for all; `number` is an int.
     """
     reader = lm.reader(static_shapes=True)
-    return _continue_prompt(lm, reader, prompt, lengths, uniform, max_new_tokens, sampling, stop_token)
+    return _continue_prompt(lm, reader, prompt, lengths, uniform, limits, sampling, stops, number)
 
 
-def _continue_prompt(lm, reader, prompt, lengths, uniform, max_new_tokens, sampling, stop_token):
+def _continue_prompt(lm, reader, prompt, lengths, uniform, limits, sampling, stops, number):
     prompt, lengths = tf.cast(prompt, tf.int32), tf.cast(lengths, tf.int32)
-    n, room, filler = keras.ops.shape(prompt)[1], keras.ops.shape(uniform)[0], tf.maximum(stop_token, 0)
-    hidden, state = reader.read_prompt(prompt, lengths)
+    n, room = keras.ops.shape(prompt)[1], keras.ops.shape(uniform)[0]
+    nothing = no_history(keras.ops.shape(prompt)[0], lm.network.n_token)
+    text = TextState(*reader.read_prompt(prompt, lengths), remember_segment(nothing, prompt, lengths))
+    text, prompt, lengths = repeated((text, prompt, lengths), number)
     precomputed = precompute_for(lm, reader)
-    new_tokens, _, _, _ = continue_text(
-        lm, reader, precomputed, hidden, state, uniform, max_new_tokens, sampling, stop_token
-    )
-    text = tf.concat([prompt, tf.where(new_tokens < 0, filler, new_tokens)], 1)
+    written = continue_text(lm, reader, precomputed, text, uniform, limits, sampling, stops)
+    tokens = tf.concat([prompt, written.tokens], 1)
     column, lengths = tf.range(n + room), lengths[:, None]
     source = tf.where(column < lengths, column, column + n - lengths)  # the new tokens follow a shorter prompt directly
-    text = tf.gather(text, tf.minimum(source, n + room - 1), batch_dims=1)
-    return tf.where(column < lengths + max_new_tokens, text, filler)
+    tokens = tf.gather(tokens, tf.minimum(source, n + room - 1), batch_dims=1)
+    ends = lengths[:, 0] + written.lengths
+    return Texts(tf.where(column < ends[:, None], tokens, tf.maximum(stops.token, 0)), ends, written.excess)
 
 
 _generate_tokens = tf.function(generate_tokens, autograph=False)
@@ -125,11 +184,13 @@ _uniform_draws = tf.function(uniform_draws, autograph=False)
 
 
 @functools.partial(tf.function, autograph=False)
-def _generate_on_replicas(lm, **arguments):
+def _generate_on_replicas(lm, number, **arguments):
     """`generate_tokens_static` on every replica of the model, where a TPU has its weights; all find the same text."""
     strategy = lm.distribute_strategy
-    found = strategy.run(functools.partial(generate_tokens_static, lm), kwargs=arguments)
-    return strategy.experimental_local_results(found)[0]
+    write = functools.partial(generate_tokens_static, lm, number=number)
+    return tf.nest.map_structure(
+        lambda found: strategy.experimental_local_results(found)[0], strategy.run(write, kwargs=arguments)
+    )
 
 
 def _room(n):
@@ -137,43 +198,32 @@ def _room(n):
     return max(16, 1 << (n - 1).bit_length())
 
 
-def _generate_with_static_shapes(lm, max_new_tokens, arguments):
-    """`generate` of its checked arguments: prompt and new tokens get some `_room`."""
-    prompt = arguments["prompt"]
+def _generate(lm, max_new_tokens, number, arguments):
+    """`Texts` of checked arguments, by a graph that takes prompts and stop strings of any length."""
+    specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
+    specs["prompt"] = tf.TensorSpec([len(arguments["prompt"]), None], tf.int32)
+    specs["stops"] = spec_of(arguments["stops"])
+    graph = _generate_tokens.get_concrete_function(lm, **specs, number=number)
+    return graph(lm, **arguments, number=number)
+
+
+def _generate_with_static_shapes(lm, max_new_tokens, number, arguments):
+    """`Texts` of checked arguments: prompt, new tokens and stop strings get some `_room`."""
+    prompt, sampling = arguments["prompt"], of_sequences(arguments["sampling"], number)
     n = prompt.shape[1]
-    prompt = tf.pad(prompt, [[0, 0], [0, _room(n) - n]])
-    uniform = _uniform_draws(arguments["sampling"].seeds, tf.constant(0), tf.constant(_room(max_new_tokens)))
-    text = _generate_on_replicas(lm, **{**arguments, "prompt": prompt, "uniform": uniform})
-    return text[:, : n + max_new_tokens]
+    changed = {
+        "prompt": tf.pad(prompt, [[0, 0], [0, _room(n) - n]]),
+        "uniform": _uniform_draws(sampling.seeds, tf.constant(0), tf.constant(_room(max_new_tokens))),
+        "sampling": sampling,
+        "stops": with_room(arguments["stops"]),
+    }
+    texts = _generate_on_replicas(lm, number, **{**arguments, **changed})
+    return texts._replace(tokens=texts.tokens[:, : n + max_new_tokens])
 
 
-def generate(
-    lm, prompt, max_new_tokens, *, temperature=1.0, top_k=None, top_p=None, seed=None, stop_token=None, lengths=None
-):
-    """Continues every row of `prompt`.
-
-    Args:
-        lm: `TransformerXLLM` or `TransformerLM`.
-        prompt: int `[batch, n]`, n at least 1.
-        max_new_tokens: int, at least 0.
-        temperature: divides the log-probabilities; below 1 likely tokens become likelier, 0 takes the most likely one.
-        top_k: sample from the `top_k` most likely tokens only.
-        top_p: sample from the fewest most likely tokens that hold this share of the probability only, in (0, 1]; of
-            those that `top_k` leaves, where both are given.
-        seed: int, or int `[batch]`, one for every row. A row's text depends on its own prompt and seed alone: rows with
-            the same of both are equal. `None` draws one for every row.
-        stop_token: id that ends a row; it is repeated up to the end of the row.
-        lengths: int `[batch]`, where prompts are of unequal length: row b is `prompt[b, :lengths[b]]`.
-
-    Returns:
-        int32 `[batch, n + max_new_tokens]`: prompt and new tokens. The new tokens of a shorter prompt follow it
-        directly; the row is filled up with `stop_token` (0 where it is not given).
-
-    Raises:
-        ValueError: an argument out of range; the message names it.
-    """
+def _check_prompt(prompt, lengths, n_token):
+    """`(prompt, lengths)` as arrays, found to be what `generate` says; ids beyond the lengths are 0."""
     prompt = np.asarray(prompt)
-    n_token = lm.network.n_token
     if prompt.ndim != 2 or not np.issubdtype(prompt.dtype, np.integer) or 0 in prompt.shape:
         raise ValueError(
             f"prompt must be integers [batch, n], n at least 1, got {prompt.dtype.name} {list(prompt.shape)}"
@@ -184,90 +234,60 @@ def generate(
         raise ValueError(f"lengths must be [batch={batch}] integers between 1 and {n}, got {lengths.tolist()}")
     prompt = np.where(np.arange(n) < lengths[:, None], prompt, 0)
     check_ids("prompt", prompt, n_token)
+    return prompt, lengths
+
+
+def generate(
+    lm, prompt, max_new_tokens, *, lengths=None, num_return_sequences=1, stop_token=None, stop_strings=None,
+    stop_at_newline=False, vocab=None, with_lengths=False, **sampling,
+):  # fmt: skip
+    """Continues every row of `prompt`.
+
+    Args:
+        lm: `TransformerXLLM` or `TransformerLM`.
+        prompt: int `[batch, n]`, n at least 1.
+        max_new_tokens: int, at least 0.
+        lengths: int `[batch]`, where prompts are of unequal length: row b is `prompt[b, :lengths[b]]`.
+        num_return_sequences: texts for every prompt, next to each other in the result. The first is the one that a
+            single text would be; the others have seeds of their own, see `txl_tf.models.sampling.of_sequences`.
+        stop_token: id that ends a row.
+        stop_strings: list of strings. The token that completes one in the new text ends the row, wherever in that token
+            the string ends: see `txl_tf.models.stopping`.
+        stop_at_newline: whether "\\n" is a stop string.
+        vocab: `Vocab` of the model, which stop strings need.
+        with_lengths: whether to return the lengths too.
+        **sampling: how to draw the next token, in the order in which it is applied:
+            repetition_penalty: the log-probabilities of tokens among the last ones of prompt and text are multiplied by
+                it; above 1 they become less likely.
+            repetition_window: how many last tokens these are, by default 64.
+            temperature: divides the log-probabilities; below 1 likely tokens become likelier, 0 takes the most likely
+                one.
+            top_k: sample from the `top_k` most likely tokens only.
+            top_p: sample from the fewest most likely tokens that hold this share of the probability only, in (0, 1]; of
+                those that `top_k` leaves, where both are given.
+            min_p: sample from tokens at least `min_p` times as likely as the likeliest only, in [0, 1).
+            seed: int, or int `[batch]`, one for every row. A row's text depends on its own prompt and seed alone: rows
+                with the same of both are equal. `None` draws one for every row.
+
+    Returns:
+        int32 `[batch * num_return_sequences, n + max_new_tokens]`: prompt and new tokens. The new tokens of a shorter
+        prompt follow it directly; the row is filled up with `stop_token` (0 where it is not given). With
+        `with_lengths`, `(tokens, lengths)`: also int32 `[batch * num_return_sequences]`, the tokens of prompt and text.
+
+    Raises:
+        ValueError: an argument out of range, or a stop string that the vocabulary cannot spell. Names the argument.
+    """
+    n_token, number = lm.network.n_token, num_return_sequences
+    prompt, lengths = _check_prompt(prompt, lengths, n_token)
     check_integer("max_new_tokens", max_new_tokens, 0)
-    if stop_token is not None:
-        check_integer("stop_token", stop_token, 0, n_token - 1)
-    stop = np.int32(-1 if stop_token is None else stop_token)
+    check_integer("num_return_sequences", number, 1)
     arguments = {
         "prompt": tf.constant(prompt, tf.int32),
         "lengths": tf.constant(lengths, tf.int32),
-        "max_new_tokens": tf.constant(max_new_tokens, tf.int32),
-        "stop_token": tf.constant(stop),
-        "sampling": check_sampling(batch, temperature, top_k, top_p, seed),
+        "limits": tf.fill([len(prompt) * number], tf.constant(max_new_tokens, tf.int32)),
+        "sampling": check_sampling(len(prompt), **sampling),
+        "stops": check_stops(n_token, stop_token, stop_strings, stop_at_newline, vocab),
     }
-    if lm.static_shapes:
-        return _generate_with_static_shapes(lm, max_new_tokens, arguments)
-    specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
-    specs["prompt"] = tf.TensorSpec([batch, None], tf.int32)  # one graph for prompts of any length
-    return _generate_tokens.get_concrete_function(lm, **specs)(lm, **arguments)
-
-
-class Session:
-    """A text that is read and written in turns, in one memory: streaming, and conversations.
-
-    The weights are those of the moment it is made. All rows are read and written in step.
-    """
-
-    def __init__(self, lm, batch_size=1):
-        self.lm = lm
-        self.batch_size = batch_size
-        self._reader = reader = lm.reader()
-        self._precomputed = tf.function(precompute_for, autograph=False)(lm, reader)
-        self._state = reader.initial_state(batch_size)
-        self._hidden = None
-        self._drawn = 0
-        self._read = tf.function(self._read_segment, reduce_retracing=True, autograph=False)
-        self._write = tf.function(self._write_tokens, autograph=False)
-
-    def read(self, tokens):
-        """Reads a segment, int `[batch_size, n]`, n at least 1.
-
-        Returns:
-            float32 array `[batch_size, n]`, the nll of the tokens in nats; NaN for the first of all.
-        """
-        tokens = np.asarray(tokens)
-        if tokens.ndim != 2 or tokens.shape[0] != self.batch_size or not tokens.size or tokens.dtype.kind not in "iu":
-            raise ValueError(
-                f"tokens must be integers [batch_size={self.batch_size}, n], n at least 1, "
-                f"got {tokens.dtype.name} {list(tokens.shape)}"
-            )
-        check_ids("tokens", tokens, self.lm.network.n_token)
-        first = self._hidden is None
-        if first:
-            self._hidden = tf.zeros([self.batch_size, self.lm.network.d_model], self.lm.compute_dtype)
-        nll, self._hidden, self._state = self._read(tf.constant(tokens, tf.int32), self._hidden, self._state)
-        nll = nll.numpy()
-        if first:
-            nll[:, 0] = np.nan
-        return nll
-
-    def write(self, max_new_tokens, *, temperature=1.0, top_k=None, top_p=None, seed=None, with_nll=False):
-        """Samples the next tokens, and reads them.
-
-        Arguments as of `generate`. With one seed, writing twice 4 tokens gives the same as writing 8.
-
-        Returns:
-            `(tokens, nll)`: int32 and float32 `[batch_size, max_new_tokens]`, nats at temperature 1; without
-            `with_nll`, `None`.
-        """
-        if self._hidden is None:
-            raise ValueError("read a text first: there is nothing to continue")
-        check_integer("max_new_tokens", max_new_tokens, 0)
-        sampling = check_sampling(self.batch_size, temperature, top_k, top_p, seed)
-        numbers = tf.constant(self._drawn), tf.constant(max_new_tokens)
-        tokens, nll, self._hidden, self._state = self._write(
-            self._precomputed, self._hidden, self._state, *numbers, sampling, with_nll
-        )
-        self._drawn += max_new_tokens
-        return tokens.numpy(), nll.numpy() if with_nll else None
-
-    def _read_segment(self, tokens, hidden, state):
-        new_hidden, state = self._reader.read(tokens, state)
-        before = tf.concat([hidden[:, None], new_hidden[:, :-1]], 1)
-        return self.lm.softmax.nll(before, tokens, self.lm.network.embedding), new_hidden[:, -1], state
-
-    def _write_tokens(self, precomputed, hidden, state, first, max_new_tokens, sampling, with_nll):
-        uniform, stop = uniform_draws(sampling.seeds, first, max_new_tokens), tf.constant(-1)
-        return continue_text(
-            self.lm, self._reader, precomputed, hidden, state, uniform, max_new_tokens, sampling, stop, with_nll
-        )
+    write = _generate_with_static_shapes if lm.static_shapes else _generate
+    texts = write(lm, max_new_tokens, int(number), arguments)
+    return (texts.tokens, texts.lengths) if with_lengths else texts.tokens

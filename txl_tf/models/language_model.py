@@ -106,11 +106,12 @@ class LanguageModel(MemoryModel):
         Args:
             prompt: int `[batch, n]`.
             max_new_tokens: tokens to add.
-            **options: `temperature`, `top_k`, `top_p`, `seed`, `stop_token`, `lengths`; see
-                `txl_tf.models.generation.generate`.
+            **options: `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`, `repetition_window`, `seed`;
+                `lengths`, `num_return_sequences`; `stop_token`, `stop_strings`, `stop_at_newline`, `vocab`,
+                `with_lengths`. See `txl_tf.models.generation.generate`.
 
         Returns:
-            int32 `[batch, n + max_new_tokens]`.
+            int32 `[batch * num_return_sequences, n + max_new_tokens]`.
         """
         return generate(self, prompt, max_new_tokens, **options)
 

@@ -14,6 +14,10 @@ import tensorflow as tf
 
 from txl_tf.layers.adaptive import bin_logits, head_of, split_bins
 
+REPETITION_WINDOW = 64  # tokens, unless told otherwise
+NEVER = -(2**30)  # time of what has not been seen
+LONGEST_WINDOW = -NEVER - 1
+
 
 class Sampling(NamedTuple):
     """How the rows of a batch are sampled: tensors `[B]`, see `generate`."""
@@ -21,7 +25,42 @@ class Sampling(NamedTuple):
     temperature: tf.Tensor  # float32; 0 takes the most likely token
     top_k: tf.Tensor  # int32; 0 for all
     top_p: tf.Tensor  # float32; 1 for all
+    min_p: tf.Tensor  # float32; 0 for all
+    repetition_penalty: tf.Tensor  # float32; 1 for none
+    repetition_window: tf.Tensor  # int32
     seeds: tf.Tensor  # int32
+
+
+class History(NamedTuple):
+    """When each token was seen last: time 0 is that of the first new token, the prompt's last one has -1."""
+
+    last_seen: tf.Tensor  # int32 [B, N]; `NEVER` for those that were not
+    time: tf.Tensor  # int32 scalar, of the next token; rows go in step
+
+
+def no_history(batch_size, n_token):
+    """The `History` before a text."""
+    return History(tf.fill([batch_size, n_token], NEVER), tf.constant(0))
+
+
+def remember(history, token):
+    """The `History` after one more token a row, int32 `[B]`."""
+    places = tf.stack([tf.range(keras.ops.shape(token)[0]), token], -1)
+    times = tf.fill([keras.ops.shape(token)[0]], history.time)
+    return History(tf.tensor_scatter_nd_update(history.last_seen, places, times), history.time + 1)
+
+
+def remember_segment(history, tokens, lengths):
+    """The `History` after the first `lengths[b]` tokens of each row of `tokens`, int32 `[B]` and `[B, n]`.
+
+    The text goes on at time 0: all that was seen before is moved into the past by as much as its row has grown.
+    """
+    batch, n = keras.ops.shape(tokens)
+    column, lengths = tf.range(n), lengths[:, None]
+    moved = tf.maximum(history.last_seen - history.time - lengths, NEVER)
+    places = tf.stack([tf.broadcast_to(tf.range(batch)[:, None], [batch, n]), tokens], -1)
+    times = tf.where(column < lengths, column - lengths, NEVER)
+    return History(tf.tensor_scatter_nd_max(moved, places, times), tf.zeros_like(history.time))
 
 
 def sample_categorical(scores, uniform):
@@ -56,6 +95,22 @@ def top_k_top_p(scores, top_k, top_p):
     )
 
 
+def penalise(log_probs, history, penalty, window):
+    """The log-probabilities, float `[B, N]`, of tokens among a row's last `window` ones times `penalty`.
+
+    So a probability p becomes p**penalty. Log-probabilities are never positive: of the two rules of CTRL (Keskar et
+    al. 2019), to divide positive scores and to multiply negative ones, the second is the one that applies.
+    """
+    recent = history.last_seen >= (history.time - window)[:, None]
+    return tf.where(recent, log_probs * penalty[:, None], log_probs)
+
+
+def at_least_min_p(scores, min_p):
+    """`scores`, float `[B, N]`, with -inf for tokens less likely than `min_p` times the likeliest one."""
+    least = tf.reduce_max(scores, -1, keepdims=True) + tf.math.log(min_p)[:, None]
+    return tf.where(scores >= least, scores, -np.inf)
+
+
 def precompute_softmax(lm):
     """The bins of the softmax in the type they are used in, split and joined once rather than for every token.
 
@@ -73,22 +128,28 @@ def precompute_softmax(lm):
     )
 
 
-def sample(bins, hidden, uniform, sampling, static_shapes=False):
+def sample(bins, hidden, uniform, sampling, history, static_shapes=False):
     """The next token of every row, drawn from its distribution.
 
-    A token is drawn as the adaptive softmax is built: a word of the first bin or a bin, then a word of that bin. At
-    temperature 1 and without limits, no bin is computed but those drawn; with static shapes, all are.
+    Options apply in this order, which is that of Hugging Face: the penalty of repetitions to the log-probabilities, the
+    temperature, `top_k`, `top_p`, `min_p`. As the likeliest token always stays, `min_p` is the same before and after
+    the two others; they do not count what it leaves out.
+
+    A token is drawn as the adaptive softmax is built: a word of the first bin or a bin, then a word of that bin. Where
+    all options are neutral, no bin is computed but those drawn; with static shapes, all are.
 
     Args:
         bins: of `precompute_softmax`.
         hidden: `[B, E]`.
         uniform: float64 `[B, 2]` in [0, 1), of `uniform_draws`.
+        sampling: `Sampling`.
+        history: `History`.
         static_shapes: whether it is for XLA.
 
     Returns:
         int32 `[B]`.
     """
-    temperature, top_k, top_p, _ = sampling
+    temperature, top_k, top_p, min_p, penalty, window, _ = sampling
     sizes = [bias.shape[0] for _, bias, _ in bins]
     sizes[0] -= len(bins) - 1
     starts = np.cumsum([0, *sizes[:-1]])
@@ -119,16 +180,19 @@ def sample(bins, hidden, uniform, sampling, static_shapes=False):
         tails = [tf.nn.log_softmax(bin_logits(hidden, *tail)) for tail in bins[1:]]
         clusters = tf.split(head[:, sizes[0] :], len(tails), -1) if tails else []
         log_probs = tf.concat([head[:, : sizes[0]], *map(tf.add, clusters, tails)], -1)
+        penalised = tf.reduce_any(penalty != 1)
+        log_probs = tf.cond(penalised, lambda: penalise(log_probs, history, penalty, window), lambda: log_probs)
         scores = log_probs / tf.where(temperature > 0, temperature, 1)[:, None]
         limited = tf.reduce_any((top_k > 0) | (top_p < 1))
         scores = tf.cond(limited, lambda: top_k_top_p(scores, top_k, top_p), lambda: scores)
+        scores = tf.cond(tf.reduce_any(min_p > 0), lambda: at_least_min_p(scores, min_p), lambda: scores)
         head, *tails = tf.split(scores, sizes, -1)
         head = tf.concat([head, *(tf.reduce_logsumexp(tail, -1, keepdims=True) for tail in tails)], -1)
         drawn = draw(head, lambda i, pick: pick(tails[i - 1]))
         return tf.where(temperature > 0, drawn, tf.argmax(log_probs, -1, output_type=tf.int32))
 
-    unlimited = tf.reduce_all((temperature == 1) & (top_k == 0) & (top_p == 1))
-    return tf.cond(unlimited, plain, general)
+    neutral = (temperature == 1) & (top_k == 0) & (top_p == 1) & (min_p == 0) & (penalty == 1)
+    return tf.cond(tf.reduce_all(neutral), plain, general)
 
 
 def uniform_draws(seeds, first, number):
@@ -150,21 +214,65 @@ def check_integer(name, value, least, most=2**31 - 1):
         raise ValueError(f"{name} must be an integer from {least} to {most}, got {value!r}")
 
 
-def check_sampling(batch, temperature=1.0, top_k=None, top_p=None, seed=None):
+def check_number(name, value, holds, allowed):
+    """Raises ValueError unless `value` is a number for which `holds` is true; `allowed` says which are."""
+    number = np.asarray(value)
+    if number.ndim or number.dtype.kind not in "fiu" or not holds(number):
+        raise ValueError(f"{name} must {allowed}, got {value!r}")
+
+
+def check_sampling(
+    batch,
+    temperature=1.0,
+    top_k=None,
+    top_p=None,
+    seed=None,
+    min_p=None,
+    repetition_penalty=None,
+    repetition_window=REPETITION_WINDOW,
+):
     """Checks the options of sampling, see `generate`, and makes a `Sampling` of them."""
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature must be 0 or more, got {temperature}")
+    check_number("temperature", temperature, lambda x: 0 <= x < float("inf"), "be 0 or more")
     if top_k is not None:
         check_integer("top_k", top_k, 1)
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1], got {top_p}")
+    if top_p is not None:
+        check_number("top_p", top_p, lambda x: 0 < x <= 1, "lie in (0, 1]")
+    if min_p is not None:
+        check_number("min_p", min_p, lambda x: 0 <= x < 1, "lie in [0, 1)")
+    if repetition_penalty is not None:
+        check_number("repetition_penalty", repetition_penalty, lambda x: 0 < x < float("inf"), "be positive")
+    check_integer("repetition_window", repetition_window, 1, LONGEST_WINDOW)
     seeds = [random.randrange(2**31) for _ in range(batch)] if seed is None else seed
     seeds = np.broadcast_to(np.asarray(seeds), [batch]) if np.shape(seeds) in ((), (batch,)) else np.zeros(0)
     if seeds.shape != (batch,) or seeds.dtype.kind not in "iu" or seeds.min() < -(2**31) or seeds.max() >= 2**31:
         raise ValueError(f"seed must be an integer of 32 bits, or one for each of the {batch} rows, got {seed!r}")
+
+    def floats(value, neutral):
+        return tf.fill([batch], tf.cast(neutral if value is None else value, tf.float32))
+
     return Sampling(
-        temperature=tf.fill([batch], tf.cast(temperature, tf.float32)),
+        temperature=floats(temperature, 1.0),
         top_k=tf.fill([batch], 0 if top_k is None else int(top_k)),
-        top_p=tf.fill([batch], tf.cast(1.0 if top_p is None else top_p, tf.float32)),
+        top_p=floats(top_p, 1.0),
+        min_p=floats(min_p, 0.0),
+        repetition_penalty=floats(repetition_penalty, 1.0),
+        repetition_window=tf.fill([batch], int(repetition_window)),
         seeds=tf.constant(seeds, tf.int32),
     )
+
+
+def repeated(rows, number):
+    """Every row `number` times, of all tensors in a structure that have rows."""
+    if isinstance(number, int) and number == 1:
+        return rows
+    return tf.nest.map_structure(lambda tensor: tf.repeat(tensor, number, 0) if tensor.shape.rank else tensor, rows)
+
+
+def of_sequences(sampling, number):
+    """The `Sampling` of `number` sequences for every row, a row's next to each other: `[B * number]`.
+
+    The first sequence of a row keeps its seed. Each other has that of the one before plus 0x9E3779B9, in 32 bits.
+    """
+    sequence = tf.tile(tf.range(number), [tf.shape(sampling.seeds)[0]])
+    sampling = repeated(sampling, number)
+    return sampling._replace(seeds=sampling.seeds + sequence * (0x9E3779B9 - 2**32))

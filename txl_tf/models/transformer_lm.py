@@ -141,7 +141,7 @@ class TransformerLM(LanguageModel):
             **options: as of `TransformerXLLM.generate`.
 
         Returns:
-            int32 `[batch, n + max_new_tokens]`.
+            int32 `[batch * num_return_sequences, n + max_new_tokens]`.
         """
         return super().generate(prompt, max_new_tokens, **options)
 

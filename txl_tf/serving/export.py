@@ -186,7 +186,7 @@ def write_warmup(folder: str, signatures: dict[str, Callable], values: dict) -> 
     tf.io.gfile.makedirs(folder)
     with tf.io.TFRecordWriter(os.path.join(folder, WARMUP_FILE)) as writer:
         for signature, function in signatures.items():
-            specs = function.structured_input_signature[1]
+            specs = {spec.name: spec for spec in function.input_signature}
             if any(values.get(name, 0) is None for name in specs):
                 continue
             request = predict_pb2.PredictRequest()

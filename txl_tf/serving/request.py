@@ -6,6 +6,7 @@ Shapes:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import keras
@@ -18,6 +19,7 @@ WEIGHT_TYPES = ("float32", "float16", "bfloat16")
 REQUEST_BYTES = 512 * 2**20
 MAX_ROWS = 1024  # of a request to a model whose rows are small
 TEXT_BYTES = 64  # rough bytes that go with a byte of text: words and their places
+LETTERS = {"stop": "BS", "stop_ids": "BSL"}  # of the dimensions of an argument
 
 
 class RequestLimits:
@@ -75,7 +77,10 @@ def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor])
         valid = tf.size(found) == rank
         if any(size is not None for size in spec.shape):  # a state, of whose sizes only the first is free
             valid &= tf.reduce_all((tf.pad(found, [[0, rank]])[:rank] == sizes) | (sizes < 0))
-        letters = [letter if size is None else str(size) for letter, size in zip("BTMHDX", spec.shape, strict=False)]
+        letters = [
+            letter if size is None else str(size)
+            for letter, size in zip(LETTERS.get(name, "BTMHDX"), spec.shape, strict=False)
+        ]
         checks.append(Check(valid, f"{name} must be [{', '.join(letters)}]", found))
     with tf.control_dependencies([require_all(checks)] if checks else []):
         return {name: tf.ensure_shape(x, specs[name].shape) for name, x in unknown.items()}
@@ -99,16 +104,28 @@ class StoredModel:
         pairs = zip(self.model.weights, self.stored, strict=True)
         return keras.StatelessScope([(weight, tf.cast(stored, weight.dtype)) for weight, stored in pairs])
 
-    def concrete(self, arguments: dict[Callable, dict[str, tf.TensorSpec]]) -> dict[str, Callable]:
-        """`{name: concrete function}` of functions, whose arguments are checked to have the shapes of their specs."""
+    def concrete(self, arguments: dict[Callable, dict[str, tf.TensorSpec]], defaults=None) -> dict[str, Callable]:
+        """`{name: graph}` of functions, whose arguments are checked to have the shapes of their specs.
+
+        Args:
+            arguments: `{function: {argument: spec}}`.
+            defaults: `{argument: tensor}` of arguments that a request to a server may leave out.
+        """
+        defaults = defaults or {}
 
         def concrete(function, specs):
-            def call(**tensors):
-                with self._as_stored():
-                    return function(**check_shapes(specs, tensors))
+            names = sorted(specs, key=lambda name: name in defaults)
 
-            specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in specs.items()}
-            return tf.function(call, autograph=False).get_concrete_function(**specs)
+            def call(*tensors):
+                with self._as_stored():
+                    return function(**check_shapes(specs, dict(zip(names, tensors, strict=True))))
+
+            # TensorFlow writes default values of Python's arguments to the signature, if they are tensors.
+            none, kind = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
+            parameters = [inspect.Parameter(name, kind, default=defaults.get(name, none)) for name in names]
+            call.__signature__ = inspect.Signature(parameters)
+            signature = [tf.TensorSpec(specs[name].shape, specs[name].dtype, name) for name in names]
+            return tf.function(call, autograph=False, input_signature=signature)
 
         return {function.__name__: concrete(function, specs) for function, specs in arguments.items()}
 

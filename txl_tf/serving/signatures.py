@@ -2,7 +2,7 @@
 
 Shapes:
     B: batch      T: tokens of a request      L: n_layer      H: n_head      M: mem_len      D: d_head
-    n: top_n      N: tokens of the longest row of a result
+    n: top_n, or sequences of a prompt      N: tokens of the longest row of a result      S: stop strings
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import tensorflow as tf
 
 from txl_tf.config import one_of
 from txl_tf.models.cache import CachedState, cached_forward, initial_state, precompute, state_from
-from txl_tf.models.generation import generate_tokens
 from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.sampling import Sampling, check_integer
-from txl_tf.serving.request import WEIGHT_TYPES, RequestLimits, StoredModel, check_ids
+from txl_tf.models.sampling import check_integer
+from txl_tf.serving.request import WEIGHT_TYPES, RequestLimits, check_ids
 from txl_tf.serving.text import Check, GraphTokenizer, require, require_all
+from txl_tf.serving.writing import DEFAULTS, WritingSignatures
 
-# Rough bytes that go with an array of this many numbers: what `sample` computes from the scores, and a new token's
-# random numbers.
-SYMBOL_BYTES, NEW_TOKEN_BYTES = 40, 512
+# Rough bytes that go with an array of this many numbers: what `sample` computes from the scores, with the history, and
+# a new token's random numbers.
+SYMBOL_BYTES, NEW_TOKEN_BYTES = 48, 512
 
 
 def check_arguments(
@@ -52,23 +52,29 @@ class SegmentLimits(RequestLimits):
         return self.fresh_bytes + tokens * self.token_bytes + new_tokens * NEW_TOKEN_BYTES
 
 
-class ServingSignatures(StoredModel):
+class ServingSignatures(WritingSignatures):
     """The signatures of a served model, and its weights as they are stored.
 
         initial_state(batch_size) -> state
         score(tokens [B, T], labels [B, T], state) -> nll [B, T], state
         next(tokens [B, T], state) -> log_probs [B, n], ids [B, n], state
-        generate(tokens [B, T]; lengths, sampling [B]) -> tokens [B, N], lengths [B]
+        generate(tokens [B, T]; lengths, sampling, num_return_sequences [B]; stop_ids [B, S, L])
+            -> tokens [B, N], lengths [B], sequences [B, n, N], sequence_lengths [B, n]
         score_text(text [B]) -> nll [B, N], symbols [B, N], lengths [B]
-        generate_text(text, sampling [B]) -> text [B]
+        generate_text(text, sampling [B]; stop [B, S]) -> text [B]
+        generate_texts(text, sampling, num_return_sequences [B]; stop [B, S]) -> texts [B, n]
 
-    where sampling stands for max_new_tokens, temperature, top_k, top_p and seed.
+    where sampling stands for max_new_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty and
+    repetition_window. The last three, `num_return_sequences`, `stop` and `stop_ids` have default values, which a server
+    takes where a request leaves them out; a single row of them stands for all rows.
 
     Ids and numbers are int32; nll and log-probabilities float32, nats. `generate` does what `lm.generate` does, row by
     row, `top_k` 0 for all, with zeros beyond `lengths`; a row of length 0 continues `start_token`, which is no part of
-    the result. The nll of a text's first symbol, which nothing predicts, is 0. Strings are bytes; at byte level, where
-    they need not be UTF-8, the results are called `text_bytes` and `symbols_bytes`, which makes TensorFlow Serving
-    encode them in base64. Arguments: see `export_saved_model`.
+    the result. The first of a row's `sequences` is `tokens`; those that it did not ask for have length 0. Stop strings
+    are filled up with "", and with -1 behind the ids of shorter ones; a text ends with its stop string. The nll of a
+    text's first symbol, which nothing predicts, is 0. Strings are bytes; at byte level, where they need not be UTF-8,
+    the results are called `text_bytes`, `texts_bytes` and `symbols_bytes`, which makes TensorFlow Serving encode them
+    in base64. Arguments: see `export_saved_model`.
 
     """
 
@@ -98,24 +104,20 @@ class ServingSignatures(StoredModel):
         ]
         self.resources.position_keys = self.position_keys
 
-    warmup_values = {"max_new_tokens": 1, "top_p": 1, "batch_size": 1, "text": ""}
+    warmup_values = {"max_new_tokens": 1, "top_p": 1, "batch_size": 1, "text": "", "stop": "", "stop_ids": -1}
+    warmup_values |= {"repetition_penalty": 1, "repetition_window": 1, "num_return_sequences": 1}
 
     def signatures(self) -> dict[str, Callable]:
-        segment = tf.TensorSpec([None, None], tf.int32)
-        state = tf.TensorSpec([None, *self.memory], tf.float32)
-        numbers, floats = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.float32)
-        sampling = {"max_new_tokens": numbers, "temperature": floats, "top_k": numbers}
-        sampling |= {"top_p": floats, "seed": numbers}
+        segment, state = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None, *self.memory], tf.float32)
         arguments = {
             self.initial_state: {"batch_size": tf.TensorSpec(None, tf.int32)},
             self.score: {"tokens": segment, "labels": segment, "state": state},
             self.next: {"tokens": segment, "state": state},
-            self.generate: {"tokens": segment, "lengths": numbers, **sampling},
         }
         if self.text is not None:
-            text = tf.TensorSpec([None], tf.string)
-            arguments |= {self.score_text: {"text": text}, self.generate_text: {"text": text, **sampling}}
-        return self.concrete(arguments)
+            arguments[self.score_text] = {"text": tf.TensorSpec([None], tf.string)}
+        defaults = {name: tf.constant(value) for name, value in DEFAULTS.items()}
+        return self.concrete(arguments | self.writing_arguments(), defaults)
 
     # ------------------------------------------------------------------------------------------------ signatures
 
@@ -144,44 +146,6 @@ class ServingSignatures(StoredModel):
         top = tf.math.top_k(log_probs[:, 0], self.top_n)
         return {"log_probs": top.values, "ids": top.indices, "state": state}
 
-    def generate(self, tokens: tf.Tensor, lengths: tf.Tensor, max_new_tokens, temperature, top_k, top_p, seed) -> dict:
-        return self._generate("tokens", tokens, lengths, max_new_tokens, temperature, top_k, top_p, seed)
-
-    def _generate(self, given: str, tokens, lengths, max_new_tokens, temperature, top_k, top_p, seed) -> dict:
-        """`generate`, of `tokens` that a request gave as `given`."""
-        (batch, n), most = tf.unstack(tf.shape(tokens)), self.max_tokens
-        vectors = {"lengths": lengths, "max_new_tokens": max_new_tokens, "temperature": temperature}
-        vectors |= {"top_k": top_k, "top_p": top_p, "seed": seed}
-        checks = [*self.limits.check_rows(given, batch), Check(n <= most, f"tokens must be at most {most} a row", n)]
-        for name, vector in vectors.items():
-            shape = tf.shape(vector)
-            checks.append(Check(shape[0] == batch, f"{name} must be [batch], as {given} are", shape))
-        few, finite = (max_new_tokens >= 0) & (max_new_tokens <= most), temperature < float("inf")
-        checks += [
-            Check((lengths >= 0) & (lengths <= n), "lengths must lie between 0 and those of tokens", lengths),
-            Check(few, f"max_new_tokens must lie between 0 and {most}", max_new_tokens),
-            Check((temperature >= 0) & finite, "temperature must be 0 or more", temperature),
-            Check(top_k >= 0, "top_k must be 1 or more, or 0 for all", top_k),
-            Check((top_p > 0) & (top_p <= 1), "top_p must lie in (0, 1]", top_p),
-            self.limits.check_size(given, batch, tf.maximum(n, 1), tf.reduce_max(tf.pad(max_new_tokens, [[0, 1]]))),
-        ]
-        with tf.control_dependencies([require_all(checks)]):  # before a number becomes the size of anything
-            tokens = tf.identity(tokens)
-            lengths, max_new_tokens, *sampling = map(tf.identity, vectors.values())
-        prompt = self._check_ids("tokens", tf.where(tf.sequence_mask(lengths, n), tokens, 0))
-
-        empty = lengths == 0
-        prompt = tf.pad(prompt, [[0, 0], [0, tf.cast(n == 0, tf.int32)]])
-        first = tf.where(empty, self.start_token, prompt[:, 0])
-        prompt = tf.concat([first[:, None], prompt[:, 1:]], 1)
-        longest = tf.reduce_max(max_new_tokens)
-        written = generate_tokens(
-            self.lm, prompt, tf.maximum(lengths, 1), longest, Sampling(*sampling), stop_token=tf.constant(-1)
-        )
-        written = tf.where(empty[:, None], tf.roll(written, -1, 1), written)[:, : n + longest]
-        lengths += max_new_tokens
-        return {"tokens": tf.where(tf.sequence_mask(lengths, n + longest), written, 0), "lengths": lengths}
-
     def score_text(self, text: tf.Tensor) -> dict:
         ids, lengths = self._encode(text)
         n = tf.shape(ids)[1]
@@ -192,10 +156,6 @@ class ServingSignatures(StoredModel):
         inside = tf.sequence_mask(lengths, n)
         symbols = tf.where(inside, self.text.spell(ids), "")
         return {"nll": tf.where(inside, nll, 0), self._named("symbols"): symbols, "lengths": lengths}
-
-    def generate_text(self, text: tf.Tensor, **options: tf.Tensor) -> dict:
-        written = self._generate("text", *self._encode(text), **options)
-        return {self._named("text"): self.text.decode(written["tokens"], written["lengths"])}
 
     # ------------------------------------------------------------------------------------------------- their parts
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.stopping import NONE
 
 # What str.split takes for white space and tf.strings.split does not.
 UNICODE_SPACE = "[\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
@@ -90,6 +91,36 @@ class GraphTokenizer(tf.Module):
         message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"
         with tf.control_dependencies([require(ids >= 0, message, lambda: symbols.flat_values[ids < 0][:1])]):
             return symbols.with_flat_values(tf.identity(ids))
+
+    def stop_units(self, stop: tf.Tensor, name: str = "stop") -> tuple[tf.Tensor, tf.Tensor]:
+        """The units of stop strings `[B, S]` as `txl_tf.models.stopping.spell` says: int32 `[B, S, L]`.
+
+        Returns:
+            `(units, lengths)`: filled up with -1, and int32 `[B, S]`; 0 for "", which is no stop string.
+        """
+        flat = tf.reshape(stop, [-1])
+        if self.vocab.level == "subword":
+            pieces = tf.strings.bytes_split(flat)
+            ids = pieces.with_flat_values(
+                tf.cast(tf.reshape(tf.io.decode_raw(pieces.flat_values, tf.uint8), [-1]), tf.int32)
+            )
+            whole = tf.fill([tf.size(flat), 1], NONE)
+        else:
+            symbols = self._tokenize(flat)
+            ids = symbols.with_flat_values(tf.cast(self.ids.lookup(symbols.flat_values), tf.int32))
+            if self.vocab.bos:
+                ids = ids[:, 1:]  # it need not begin a line
+            whole = tf.cast(self.ids.lookup(flat), tf.int32)[:, None]  # such as "<eos>"
+        units = ids.to_tensor(NONE)
+        most = tf.shape(units)[1]
+        units = tf.where((whole >= 0) & (tf.range(most) > 0), NONE, tf.where(whole >= 0, whole, units))
+        lengths = tf.where(whole[:, 0] >= 0, 1, tf.cast(ids.row_lengths(), tf.int32))
+        unknown = tf.reduce_any(tf.sequence_mask(lengths, most) & (units < 0), 1)
+        bad = unknown | ((lengths == 0) & (flat != ""))
+        message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"
+        with tf.control_dependencies([require(~bad, message, lambda: flat[bad][:1])]):
+            shape = tf.shape(stop)
+            return tf.reshape(units, [*tf.unstack(shape), most]), tf.reshape(lengths, shape)
 
     def _tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """The symbols of every string: ragged `[B, None]`."""

@@ -1,0 +1,148 @@
+"""Reading and writing in turns is one text, which ends where it is told to."""
+
+import numpy as np
+import pytest
+from helpers import SMALL, Subwords, word_vocab
+
+import txl_tf
+from txl_tf.models.generation import generate
+from txl_tf.models.session import Session
+
+
+@pytest.fixture(scope="module")
+def lm(small_lm):
+    return small_lm(cutoffs=[5, 12], div_val=2)
+
+
+@pytest.fixture(scope="module")
+def prompt():
+    return np.random.default_rng(0).integers(0, 23, [3, 7])  # longer than the memory of 4
+
+
+@pytest.fixture(scope="module")
+def after_prompt(lm, prompt):
+    """A session to be copied, which has read the first row of the prompt."""
+    session = Session(lm)
+    session.read(prompt[:1])
+    return session
+
+
+def test_a_session_reads_and_writes_in_one_memory(lm, prompt):
+    prompt, answer = prompt[:1], prompt[1:2]
+    session = Session(lm)
+    nll = session.read(prompt)
+    assert np.isnan(nll[0, 0])
+    expected, _ = lm.score(prompt[:, :-1], prompt[:, 1:])
+    np.testing.assert_allclose(nll[:, 1:], expected, rtol=1e-5)
+
+    written = np.concatenate([session.write(n, seed=5)[0] for n in (1, 3, 2)], 1)
+    np.testing.assert_array_equal(written, generate(lm, prompt, 6, seed=5)[:, 7:])
+
+    answer_nll = session.read(answer)
+    _, mems = lm.log_probs(prompt)
+    for token in written[0]:
+        log_probs, mems = lm.log_probs([[token]], mems)
+    expected, _ = lm.score(answer[:, :-1], answer[:, 1:], mems)
+    np.testing.assert_allclose(answer_nll[:, 1:], expected, rtol=1e-5)
+    np.testing.assert_allclose(answer_nll[0, 0], -log_probs[0, -1, answer[0, 0]], rtol=1e-5)
+
+
+def test_all_options_are_those_of_generate(lm, prompt):
+    options = {"temperature": 1.3, "min_p": 0.02, "repetition_penalty": 1.8, "repetition_window": 6, "seed": [1, 2, 3]}
+    session = Session(lm, batch_size=3)
+    for piece in np.split(prompt, [2, 3], axis=1):  # the window reaches into what was read in pieces
+        session.read(piece)
+    written = np.concatenate([session.write(n, **options)[0] for n in (1, 5, 4)], 1)
+    np.testing.assert_array_equal(written, generate(lm, prompt, 10, **options)[:, 7:])
+
+
+def test_the_penalty_is_for_what_was_read_and_written_in_turns(lm, prompt, after_prompt):
+    """After an answer, against log-probabilities and a list of the last tokens."""
+    session, options = after_prompt.copy(), {"temperature": 0, "repetition_penalty": 5.0, "repetition_window": 9}
+    text = prompt[0].tolist()
+    text += session.write(4, **options)[0][0].tolist()
+    session.read(prompt[1:2, :3])
+    text += prompt[1, :3].tolist()
+    _, mems = lm.log_probs(prompt[:1])
+    for token in text[7:11]:
+        _, mems = lm.log_probs([[token]], mems)
+    log_probs = np.array(lm.log_probs(prompt[1:2, :3], mems)[0][0, -1])
+    log_probs[list(set(text[-9:]))] *= 5
+    assert session.write(1, **options)[0][0, 0] == log_probs.argmax()
+
+
+def test_stop_strings_may_begin_in_one_call_and_end_in_the_next(lm, prompt, after_prompt):
+    vocab, stops, ends = Subwords(), ["ab", "bba", "ser", "\n\n"], set()
+    options = {"temperature": 1.2, "vocab": vocab, "stop_strings": stops}
+    whole = generate(lm, np.repeat(prompt[:1], 12, 0), 20, seed=np.arange(12), with_lengths=True, **options)
+    for seed, (expected, length) in enumerate(zip(*whole, strict=True)):
+        for pieces in ([1] * 20, [4] * 5, [7, 13], [20]):
+            session, written = after_prompt.copy(), []
+            for n in pieces:
+                tokens, nll = session.write(n, seed=seed, with_nll=True, **options)
+                assert nll.shape == tokens.shape
+                written += tokens[0].tolist()
+                if session.ended:
+                    break
+            np.testing.assert_array_equal(written, expected[7:length])
+            text = vocab.bytes_of(written)
+            assert session.ended == any(stop.encode() in text for stop in stops)
+            if session.ended:
+                text = text[: len(text) - session.excess]
+                assert text.endswith(tuple(stop.encode() for stop in stops))
+                assert not any(stop.encode() in text[:-1] for stop in stops)
+        ends.add((len(written), session.excess))
+    assert len(ends) > 3 and any(excess for _, excess in ends)
+
+
+def test_writing_goes_on_behind_a_stop_string_as_if_it_had_not_stopped(lm, prompt, after_prompt):
+    vocab, session = word_vocab(), after_prompt.copy()
+    free = generate(lm, prompt[:1], 12, seed=3)[0, 7:].numpy().tolist()
+    first, _ = session.write(12, seed=3, stop_strings=[vocab.symbols[free[4]]], vocab=vocab)
+    assert session.ended and first[0].tolist() == free[: free.index(free[4]) + 1]
+    rest, _ = session.write(12 - first.shape[1], seed=3)
+    assert not session.ended and first[0].tolist() + rest[0].tolist() == free
+
+
+def test_what_somebody_answers_is_between(prompt, after_prompt):
+    """The first word of a stop string comes before an answer, the second after it."""
+    vocab, ended = word_vocab(), []
+    for answers in (False, True):
+        session = after_prompt.copy()
+        first = int(session.write(1, seed=3)[0][0, 0])
+        if answers:
+            session.read(prompt[1:2])
+        second = int(session.copy().write(1, seed=3)[0][0, 0])
+        stop = f"{vocab.symbols[first]} {vocab.symbols[second]}"
+        session.write(1, seed=3, stop_strings=[stop], vocab=vocab)
+        ended.append(session.ended)
+    assert ended == [True, False]
+
+
+def test_copies_go_on_by_themselves(lm, prompt):
+    for model in (lm, txl_tf.TransformerLM(**{**SMALL, "n_layer": 1}, context_len=9)):
+        session = Session(model)
+        session.read(prompt[:1])
+        first, second = session.copy(), session.copy()
+        expected = [generate(model, prompt[:1], 8, seed=seed)[:, 7:] for seed in (1, 2, 3)]
+        written = [[], [], []]
+        for _ in range(4):  # in turns
+            for i, each in enumerate((session, first, second)):
+                written[i].append(each.write(2, seed=i + 1)[0])
+        for pieces, whole in zip(written, expected, strict=True):
+            np.testing.assert_array_equal(np.concatenate(pieces, 1), whole)
+
+
+def test_bad_arguments_are_named(lm, prompt, after_prompt):
+    session = Session(lm)
+    with pytest.raises(ValueError, match="read a text first"):
+        session.write(1)
+    with pytest.raises(ValueError, match="found 23"):
+        session.read([[23]])
+    session = after_prompt.copy()
+    with pytest.raises(ValueError, match="cannot spell the stop string 'w99'"):
+        session.write(1, stop_strings=["w99"], vocab=word_vocab())
+    rows = Session(lm, batch_size=3)
+    rows.read(prompt)
+    with pytest.raises(ValueError, match="stop_strings need a session of batch_size 1, got 3"):
+        rows.write(1, stop_at_newline=True, vocab=word_vocab())
