@@ -1,22 +1,33 @@
 """The program that continues a text."""
 
 import io
+import os
 import re
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import SMALL, program, randomise, run_program, word_vocab
+from helpers import ROOT, SMALL, Subwords, program, randomise, run_program, word_vocab
 
 import txl_tf
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.generation import generate
 from txl_tf.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
 def tool():
     yield from program("tools/generate.py")
+
+
+def set_flags(tool, *arguments):
+    """Reads a command line, with nothing left of the one before."""
+    tool.FLAGS.unparse_flags()
+    for flag in tool.FLAGS.get_key_flags_for_module(tool):
+        flag.unparse()
+    tool.FLAGS(["generate.py", *arguments])
 
 
 def make_run(folder, vocab):
@@ -67,11 +78,116 @@ def test_streamed_words_and_bytes_make_the_whole_text(tool):
     assert stream.end() == "\ufffd"
 
 
+def test_streamed_subwords_make_the_whole_text_and_no_piece_has_half_a_character(tool):
+    vocab, rng = Subwords(), np.random.default_rng(0)
+    half = [vocab.ids[symbol] for symbol in ("\udcc3", "\udca9", "\udce6\udc97", "\udca5")]
+    for _ in range(50):
+        ids = []
+        while len(ids) < 30:  # whole characters of several tokens among others
+            ids += [half[:2], half[2:], [int(rng.integers(0, 19))]][rng.integers(3)]
+            ids = [i for i in ids if i not in half] if len(ids) > 28 else ids
+        stream, cuts = tool.TextStream(vocab), np.sort(rng.integers(0, 30, 5))
+        pieces = [stream.push(piece) for piece in np.split(np.array(ids), cuts)]
+        assert "\ufffd" not in "".join(pieces) + stream.end()
+        assert "".join(pieces) == vocab.bytes_of(ids).decode()
+    stream = tool.TextStream(vocab)
+    stream.push(half[:1])
+    follower = stream.copy()
+    assert follower.push(half[1:2]) == "é" == stream.push(half[1:2])
+    ser = vocab.ids["ser:"]
+    assert stream.push([ser], excess=2) == "se"
+
+
+class Pieces(io.StringIO):
+    """Remembers what was written up to each flush."""
+
+    def __init__(self):
+        super().__init__()
+        self.flushed = []
+
+    def flush(self):
+        self.flushed.append(self.getvalue())
+
+
+def test_text_is_cut_behind_a_stop_string_within_a_token(tool, small_lm, monkeypatch):
+    vocab, lm = Subwords(), small_lm()
+    set_flags(tool, "--model_dir=x")
+    prompt, stops = np.array([6, 9]), ["ser", "\n", "ab", "é"]
+    monkeypatch.setattr(sys, "stdout", Pieces())
+    writer = tool.Writer(lm, vocab, {"stop_strings": stops, "temperature": 1.3})
+    writer.read(prompt)
+    session, stream, cut = writer.session, writer.stream, set()
+    for seed in range(8):
+        monkeypatch.setattr(sys, "stdout", Pieces())
+        writer.session, writer.stream = session, stream
+        writer.write_samples(30, [seed])
+        free = generate(lm, prompt[None], 30, seed=seed, temperature=1.3)[0, 2:].numpy()
+        whole = vocab.bytes_of(free)
+        ends = [whole.index(stop.encode()) + len(stop.encode()) for stop in stops if stop.encode() in whole]
+        end = min(ends, default=len(whole))
+        expected = whole[:end].decode("utf-8", "replace") + "\n"
+        assert sys.stdout.getvalue() == sys.stdout.flushed[-1] == expected
+        assert len(set(sys.stdout.flushed)) > 1
+        cut.add(end not in np.cumsum([len(vocab.token_bytes[i]) for i in free]))
+    assert cut == {False, True}
+
+
+def test_several_samples_are_those_of_generate(tool, word_run, capfd):
+    folder, vocab, lm = word_run
+    arguments = ["--num_return_sequences=3", "--seed=5", "--max_new_tokens=9", "--min_p=0.01"]
+    arguments += [
+        "--repetition_penalty=1.5",
+        "--repetition_window=4",
+        "--stop=w11",
+        r"--stop=w2\nw3",
+        "--temperature=1.2",
+    ]
+    set_flags(tool, f"--model_dir={folder}", "--prompt=w3 w5", *arguments)
+    tool.main()
+    out, err = capfd.readouterr()
+    texts, lengths = generate(
+        lm, vocab.encode("w3 w5")[None], 9, num_return_sequences=3, seed=5, min_p=0.01, repetition_penalty=1.5,
+        repetition_window=4, temperature=1.2, stop_strings=["w11", "w2\nw3"], vocab=vocab, with_lengths=True,
+    )  # fmt: skip
+    expected = [vocab.decode(text[:length]) for text, length in zip(texts.numpy(), lengths, strict=True)]
+    assert out == "".join(f"{text}\n" for text in expected) and len(set(expected)) == 3
+    assert [line for line in err.splitlines() if line.startswith("---")] == [f"--- {i} of 3" for i in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("stop", ["--stop_at_newline", r"--stop=\n", "--stop=<eos>"])
+def test_text_ends_with_its_line(tool, word_run, capfd, stop):
+    folder, vocab, lm = word_run
+    set_flags(tool, f"--model_dir={folder}", "--prompt=w3 w5", "--seed=2", "--max_new_tokens=60", stop)
+    tool.main()
+    text, length = generate(
+        lm, vocab.encode("w3 w5")[None], 60, seed=2, stop_at_newline=True, vocab=vocab, with_lengths=True
+    )
+    assert length[0] < 62
+    assert capfd.readouterr().out == vocab.decode(text[0, : length[0]]) + "\n"
+
+
+def test_text_appears_while_it_is_written(word_run):
+    """A reader at the other end of a pipe sees it long before the program ends."""
+    folder, vocab, lm = word_run
+    command = [sys.executable, str(ROOT / "tools" / "generate.py"), f"--model_dir={folder}", "--prompt=w3", "--seed=1"]
+    process = subprocess.Popen(
+        [*command, "--max_new_tokens=3000"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+    )
+    pieces = []
+    while piece := os.read(process.stdout.fileno(), 1 << 16):
+        pieces.append((piece, process.poll()))
+    assert process.wait() == 0
+    text = b"".join(piece for piece, _ in pieces).decode()
+    assert text == vocab.decode(generate(lm, vocab.encode("w3")[None], 3000, seed=1)[0]) + "\n"
+    early = [piece for piece, ended in pieces if ended is None]
+    assert len(early) > 20 and sum(map(len, early[:10])) < len(text) / 2
+
+
 def test_lines_are_answered_in_one_memory_and_bad_ones_refused(tool, tmp_path, monkeypatch, capsys):
     vocab = Vocab(level="char", special=["\n", *"abcd"])
     vocab.build()
     lm = make_run(tmp_path / "run", vocab)
-    tool.FLAGS(["generate.py", f"--model_dir={tmp_path / 'run'}", "--interactive", "--greedy", "--max_new_tokens=5"])
+    set_flags(tool, f"--model_dir={tmp_path / 'run'}", "--interactive", "--greedy", "--max_new_tokens=5")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"ab\nzz\ncd\n")))
     tool.main()
     out, err = capsys.readouterr()
@@ -94,16 +210,19 @@ def test_lines_are_answered_in_one_memory_and_bad_ones_refused(tool, tmp_path, m
     [
         (["--prompt="], "prompt is empty"),
         (["--prompt=w1", "--top_p=0"], "top_p must lie in (0, 1], got 0.0"),
-        (["--prompt=w1", "--stop=w99"], "stop 'w99' is not in the vocabulary"),
+        (["--prompt=w1", "--stop=w1", "--stop=w99"], "of 23 symbols cannot spell the stop string 'w99'"),
+        (["--prompt=w1", "--stop="], "stop_strings must be strings that are not empty, got ''"),
+        (["--prompt=w1", "--min_p=1"], "min_p must lie in [0, 1), got 1.0"),
+        (["--prompt=w1", "--repetition_penalty=0"], "repetition_penalty must be positive, got 0.0"),
+        (["--prompt=w1", "--repetition_window=0"], "repetition_window must be an integer from 1"),
+        (["--prompt=w1", "--num_return_sequences=0"], "num_return_sequences must be an integer from 1"),
+        (["--interactive", "--num_return_sequences=2"], "--interactive and --num_return_sequences exclude each other"),
         (["--prompt=w1", "--prompt_file=x"], "exclude each other"),
         (["--prompt_file=no-such-file"], "no-such-file"),
     ],
     ids=str,
 )
 def test_bad_input_is_one_clear_error(tool, word_run, arguments, message):
-    tool.FLAGS.unparse_flags()
-    for name in tool.FLAGS.get_key_flags_for_module(tool):
-        name.unparse()
-    tool.FLAGS(["generate.py", f"--model_dir={word_run[0]}", *arguments])
+    set_flags(tool, f"--model_dir={word_run[0]}", *arguments)
     with pytest.raises((ValueError, OSError), match=re.escape(message)):
         tool.main()

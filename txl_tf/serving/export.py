@@ -186,7 +186,8 @@ def write_warmup(folder: str, signatures: dict[str, Callable], values: dict) -> 
     tf.io.gfile.makedirs(folder)
     with tf.io.TFRecordWriter(os.path.join(folder, WARMUP_FILE)) as writer:
         for signature, function in signatures.items():
-            specs = {spec.name: spec for spec in function.input_signature}
+            found = tf.nest.flatten(function.get_concrete_function().structured_input_signature)
+            specs = {spec.name: spec for spec in found}
             if any(values.get(name, 0) is None for name in specs):
                 continue
             request = predict_pb2.PredictRequest()
