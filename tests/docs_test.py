@@ -21,6 +21,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -28,6 +29,7 @@ import pytest
 import tensorflow as tf
 from absl import flags
 from helpers import ROOT, program
+from tensorflow.core.protobuf import saved_model_pb2
 
 import txl_tf
 from txl_tf.data.text_files import pydoc_text
@@ -355,6 +357,8 @@ class StandIn:
 
     def __init__(self, directory):
         self.loaded = tf.saved_model.load(str(directory))
+        model = saved_model_pb2.SavedModel.FromString((Path(directory) / "saved_model.pb").read_bytes())
+        self.signatures = model.meta_graphs[0].signature_def
 
     def dtypes(self, signature):
         return {
@@ -362,7 +366,9 @@ class StandIn:
         }
 
     def __call__(self, signature, inputs):
-        return self.loaded.signatures[signature](**inputs)
+        defaults = self.signatures[signature].defaults  # of what the request leaves out
+        defaults = {name: tf.constant(tf.make_ndarray(value)) for name, value in defaults.items()}
+        return self.loaded.signatures[signature](**{**defaults, **inputs})
 
 
 def rest_server(stand_in, name):
@@ -452,7 +458,7 @@ def shape_of(value):
 
 def test_rest_blocks_have_their_answers():
     assert len(REST) == 2
-    assert [len(answers_shown(key)) for key in REST] == [4, 2]
+    assert [len(answers_shown(key)) for key in REST] == [5, 2]
 
 
 @pytest.mark.slow
@@ -465,6 +471,7 @@ def test_the_rest_requests_by_curl(rest, workplace):
     assert found[1]["outputs"]["symbols"] == [["i", "f", " ", "x"], ["i", "", "", ""]]
     assert found[2]["outputs"]["lengths"] == [7, 3]
     assert "temperature must be 0 or more" in found[3]["error"]
+    assert all(text.startswith("The import statement") for text in found[4]["outputs"][0])
 
 
 @pytest.mark.slow

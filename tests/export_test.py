@@ -362,10 +362,10 @@ def test_a_server_s_graph_refuses_by_name_too(exported, tmp_path):
         "initial_state": {"batch_size": np.int32(3)},
         "score": {"tokens": tokens, "labels": tokens, "state": state},
         "next": {"tokens": tokens, "state": state},
-        "generate": {"tokens": tokens, "lengths": np.int32([6, 2, 3]), **SAMPLING},
+        "generate": {"tokens": tokens, "lengths": np.int32([6, 2, 3]), **GENERATE},
         "score_text": {"text": texts},
-        "generate_text": {"text": texts, **SAMPLING},
-        "generate_texts": {"text": texts, **SAMPLING},
+        "generate_text": {"text": texts, **GENERATE_TEXT},
+        "generate_texts": {"text": texts, **GENERATE_TEXT, **ONE},
     }
     with tf.compat.v1.Session(graph=tf.Graph()) as session:
         served = tf.compat.v1.saved_model.load(session, ["serve"], str(folder)).signature_def
