@@ -111,6 +111,32 @@ def at_least_min_p(scores, min_p):
     return tf.where(scores >= least, scores, -np.inf)
 
 
+def is_neutral(sampling):
+    """Whether tokens of all rows are drawn from the model's own distribution: bool scalar."""
+    temperature, top_k, top_p, min_p, penalty, _, _ = sampling
+    return tf.reduce_all((temperature == 1) & (top_k == 0) & (top_p == 1) & (min_p == 0) & (penalty == 1))
+
+
+def apply_options(log_probs, sampling, history):
+    """What the options make of the log-probabilities, float `[B, N]`; those that are neutral in all rows cost nothing.
+
+    They apply in the order of Hugging Face: the penalty of repetitions, the temperature, `top_k`, `top_p`, `min_p`. As
+    the likeliest token always stays, `min_p` leaves the same tokens before the two others as after them, but the share
+    of `top_p` is one of all tokens that `top_k` leaves.
+
+    Returns:
+        `(log_probs, scores)`: `[B, N]`, with the penalty alone, and with all options, -inf for what they leave out.
+    """
+    temperature, top_k, top_p, min_p, penalty, window, _ = sampling
+    penalised = tf.reduce_any(penalty != 1)
+    log_probs = tf.cond(penalised, lambda: penalise(log_probs, history, penalty, window), lambda: log_probs)
+    scores = log_probs / tf.where(temperature > 0, temperature, 1)[:, None]
+    limited = tf.reduce_any((top_k > 0) | (top_p < 1))
+    scores = tf.cond(limited, lambda: top_k_top_p(scores, top_k, top_p), lambda: scores)
+    scores = tf.cond(tf.reduce_any(min_p > 0), lambda: at_least_min_p(scores, min_p), lambda: scores)
+    return log_probs, scores
+
+
 def precompute_softmax(lm):
     """The bins of the softmax in the type they are used in, split and joined once rather than for every token.
 
@@ -131,10 +157,6 @@ def precompute_softmax(lm):
 def sample(bins, hidden, uniform, sampling, history, static_shapes=False):
     """The next token of every row, drawn from its distribution.
 
-    Options apply in this order, which is that of Hugging Face: the penalty of repetitions to the log-probabilities, the
-    temperature, `top_k`, `top_p`, `min_p`. As the likeliest token always stays, `min_p` is the same before and after
-    the two others; they do not count what it leaves out.
-
     A token is drawn as the adaptive softmax is built: a word of the first bin or a bin, then a word of that bin. Where
     all options are neutral, no bin is computed but those drawn; with static shapes, all are.
 
@@ -149,7 +171,6 @@ def sample(bins, hidden, uniform, sampling, history, static_shapes=False):
     Returns:
         int32 `[B]`.
     """
-    temperature, top_k, top_p, min_p, penalty, window, _ = sampling
     sizes = [bias.shape[0] for _, bias, _ in bins]
     sizes[0] -= len(bins) - 1
     starts = np.cumsum([0, *sizes[:-1]])
@@ -180,19 +201,13 @@ def sample(bins, hidden, uniform, sampling, history, static_shapes=False):
         tails = [tf.nn.log_softmax(bin_logits(hidden, *tail)) for tail in bins[1:]]
         clusters = tf.split(head[:, sizes[0] :], len(tails), -1) if tails else []
         log_probs = tf.concat([head[:, : sizes[0]], *map(tf.add, clusters, tails)], -1)
-        penalised = tf.reduce_any(penalty != 1)
-        log_probs = tf.cond(penalised, lambda: penalise(log_probs, history, penalty, window), lambda: log_probs)
-        scores = log_probs / tf.where(temperature > 0, temperature, 1)[:, None]
-        limited = tf.reduce_any((top_k > 0) | (top_p < 1))
-        scores = tf.cond(limited, lambda: top_k_top_p(scores, top_k, top_p), lambda: scores)
-        scores = tf.cond(tf.reduce_any(min_p > 0), lambda: at_least_min_p(scores, min_p), lambda: scores)
+        log_probs, scores = apply_options(log_probs, sampling, history)
         head, *tails = tf.split(scores, sizes, -1)
         head = tf.concat([head, *(tf.reduce_logsumexp(tail, -1, keepdims=True) for tail in tails)], -1)
         drawn = draw(head, lambda i, pick: pick(tails[i - 1]))
-        return tf.where(temperature > 0, drawn, tf.argmax(log_probs, -1, output_type=tf.int32))
+        return tf.where(sampling.temperature > 0, drawn, tf.argmax(log_probs, -1, output_type=tf.int32))
 
-    neutral = (temperature == 1) & (top_k == 0) & (top_p == 1) & (min_p == 0) & (penalty == 1)
-    return tf.cond(tf.reduce_all(neutral), plain, general)
+    return tf.cond(is_neutral(sampling), plain, general)
 
 
 def uniform_draws(seeds, first, number):
