@@ -100,7 +100,6 @@ def test_an_empty_place_is_no_stop_string():
         (text_with("char", "User:\né"), "r:\né", list("r:\né")),
         (text_with("char", "ab", special=["<end>"]), "<end>", ["<end>"]),
     ],
-    ids=str,
 )
 def test_spelling_in_symbols(vocab, text, expected):
     assert spell(vocab, text) == [vocab.ids[symbol] for symbol in expected]
@@ -127,7 +126,6 @@ def test_spelling_in_bytes():
         (Subwords(), "ü"),
         (made(level="byte"), "a\ud800"),
     ],
-    ids=repr,
 )
 def test_what_cannot_be_spelled_is_an_error(vocab, text):
     with pytest.raises(ValueError) as error:
@@ -145,7 +143,6 @@ def test_what_cannot_be_spelled_is_an_error(vocab, text):
         ({"stop_strings": ["w1"], "vocab": None}, r"vocab must be the model's vocabulary where text ends at \['w1'\]"),
         ({"stop_token": 23}, "stop_token must be an integer from 0 to 22, got 23"),
     ],
-    ids=str,
 )
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):

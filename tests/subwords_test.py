@@ -307,6 +307,8 @@ for name, spec in names.items():
     if name not in given and name != "text":
         shape = [n] + [0] * (spec.shape.rank - 1)
         given[name] = tf.fill(shape, tf.constant(neutral.get(name, "" if spec.dtype == tf.string else 0), spec.dtype))
+if sys.argv[3]:
+    given["stop"] = tf.constant([[sys.argv[3]]] * n)
 written = serve["generate_text"](text=tf.constant(texts), **given)["text"]
 print(json.dumps({"nll": scored["nll"].numpy().tolist(), "text": [text.decode() for text in written.numpy()],
                   "symbols": [[s.decode() for s in row] for row in scored["symbols"].numpy()]}))
@@ -318,8 +320,11 @@ def test_a_served_model_takes_and_gives_text_where_the_library_is_not(run, tmp_p
     export.export_saved_model(lm, str(tmp_path / "served"), vocab)
     assert (tmp_path / "served" / "assets" / "vocab.model").read_bytes() == vocab.model
     texts = ["The import statement\n", "日本 \u2581 x"]
+    whole = generate(lm, vocab.encode(texts[0])[None], 12, temperature=0.8, seed=0)[0]
+    written = vocab.decode(whole)[len(texts[0]) :].replace("\ufffd", "?")
+    stop = written[2:5]  # which begins and ends within pieces
     done = subprocess.run(
-        [sys.executable, "-c", STRANGER, str(tmp_path / "served"), json.dumps(texts)],
+        [sys.executable, "-c", STRANGER, str(tmp_path / "served"), json.dumps(texts), stop],
         capture_output=True, text=True, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -329,8 +334,10 @@ def test_a_served_model_takes_and_gives_text_where_the_library_is_not(run, tmp_p
         nll, _ = lm.score(ids[None, :-1], ids[None, 1:])
         np.testing.assert_allclose(found["nll"][row][1 : len(ids)], nll[0], rtol=1e-5)
         assert found["symbols"][row][: len(ids)] == [vocab.symbols[i] for i in ids]
-        expected = generate(lm, ids[None], 12, temperature=0.8, seed=row)[0]
-        assert found["text"][row] == vocab.decode(expected)
+        expected = vocab.decode(generate(lm, ids[None], 12, temperature=0.8, seed=row)[0])
+        end = expected.find(stop, len(text))
+        assert found["text"][row] == (expected if end < 0 else expected[: end + len(stop)])
+    assert found["text"][0].endswith(stop) and len(found["text"][0]) == len(texts[0]) + written.find(stop) + len(stop)
 
 
 def test_without_tensorflow_text_the_model_is_served_for_ids_and_that_is_said(run, tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ import importlib.util
 import tensorflow as tf
 
 from txl_tf.data.subwords import SPACE, SubwordVocab
+from txl_tf.models.stopping import NONE
 
 
 def has_tensorflow_text() -> bool:
@@ -47,6 +48,16 @@ class SubwordTokenizer(tf.Module):
         after = tf.RaggedTensor.from_tensor(tf.tile(tf.constant([ids], tf.int32), [pieces.nrows(), 1]))
         joined = parts.with_flat_values(tf.concat([pieces, after], 1)).merge_dims(1, 2)
         return joined[:, : -len(ids)]  # none follows the last part
+
+    def stop_units(self, stop: tf.Tensor, name: str = "stop") -> tuple[tf.Tensor, tf.Tensor]:
+        """The units of stop strings `[B, S]`, their bytes: see `GraphTokenizer.stop_units`."""
+        rows, count = tf.unstack(tf.shape(stop))
+        flat = tf.reshape(stop, [-1])
+        lengths = tf.strings.length(flat)
+        longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
+        units = tf.cast(tf.io.decode_raw(flat, tf.uint8, fixed_length=longest), tf.int32)
+        units = tf.where(tf.sequence_mask(lengths, longest), units, NONE)
+        return tf.reshape(units, [rows, count, longest]), tf.reshape(lengths, [rows, count])
 
     def decode(self, ids: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
         """`SubwordVocab.decode` of every row of `ids` `[B, N]` up to its length: string `[B]`."""

@@ -99,18 +99,11 @@ class GraphTokenizer(tf.Module):
             `(units, lengths)`: filled up with -1, and int32 `[B, S]`; 0 for "", which is no stop string.
         """
         flat = tf.reshape(stop, [-1])
-        if self.vocab.level == "subword":
-            pieces = tf.strings.bytes_split(flat)
-            ids = pieces.with_flat_values(
-                tf.cast(tf.reshape(tf.io.decode_raw(pieces.flat_values, tf.uint8), [-1]), tf.int32)
-            )
-            whole = tf.fill([tf.size(flat), 1], NONE)
-        else:
-            symbols = self._tokenize(flat)
-            ids = symbols.with_flat_values(tf.cast(self.ids.lookup(symbols.flat_values), tf.int32))
-            if self.vocab.bos:
-                ids = ids[:, 1:]  # it need not begin a line
-            whole = tf.cast(self.ids.lookup(flat), tf.int32)[:, None]  # such as "<eos>"
+        symbols = self._tokenize(flat)
+        ids = symbols.with_flat_values(tf.cast(self.ids.lookup(symbols.flat_values), tf.int32))
+        if self.vocab.bos:
+            ids = ids[:, 1:]  # it need not begin a line
+        whole = tf.cast(self.ids.lookup(flat), tf.int32)[:, None]  # such as "<eos>"
         units = ids.to_tensor(NONE)
         most = tf.shape(units)[1]
         units = tf.where((whole >= 0) & (tf.range(most) > 0), NONE, tf.where(whole >= 0, whole, units))
