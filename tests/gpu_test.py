@@ -137,11 +137,11 @@ def served(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["initial_state", "score", "next", "generate", "score_text", "generate_text"])
+@pytest.mark.parametrize("name", "initial_state score next generate score_text generate_text generate_texts".split())
 def test_a_served_model_runs_on_the_gpu_but_for_text(served, name):
-    allowed = MESSAGES | (TEXT if name.endswith("_text") else set())
-    assert set(on_host(served[name])) <= allowed
-    if not name.endswith("_text"):  # nothing but text is on the host
+    text = name.endswith(("_text", "_texts"))
+    assert set(on_host(served[name])) <= MESSAGES | (TEXT if text else set())
+    if not text:  # nothing but text is on the host
         assert {t for node in nodes(served[name]) if node.op == "Const" and not runs_on_gpu(node)
                 for t in types_of(node, "dtype")} <= {tf.string.as_datatype_enum}  # fmt: skip
 

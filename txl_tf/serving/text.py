@@ -109,9 +109,9 @@ class GraphTokenizer(tf.Module):
         units = tf.where((whole >= 0) & (tf.range(most) > 0), NONE, tf.where(whole >= 0, whole, units))
         lengths = tf.where(whole[:, 0] >= 0, 1, tf.cast(ids.row_lengths(), tf.int32))
         unknown = tf.reduce_any(tf.sequence_mask(lengths, most) & (units < 0), 1)
-        bad = unknown | ((lengths == 0) & (flat != ""))
+        bad = unknown | ((lengths == 0) & (tf.strings.length(flat) > 0))
         message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"
-        with tf.control_dependencies([require(~bad, message, lambda: flat[bad][:1])]):
+        with tf.control_dependencies([require(~bad, message, lambda: tf.gather(flat, tf.where(bad)[:1, 0]))]):
             shape = tf.shape(stop)
             return tf.reshape(units, [*tf.unstack(shape), most]), tf.reshape(lengths, shape)
 

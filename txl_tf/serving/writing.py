@@ -65,7 +65,7 @@ class WritingSignatures(StoredModel):
 
     def generate_text(self, **arguments: tf.Tensor) -> dict:
         number = tf.constant(DEFAULTS["num_return_sequences"])
-        return {self._named("text"): self._texts(**arguments, num_return_sequences=number)[:, 0]}
+        return {self._named("text"): tf.reshape(self._texts(**arguments, num_return_sequences=number), [-1])}
 
     def generate_texts(self, **arguments: tf.Tensor) -> dict:
         return {self._named("texts"): self._texts(**arguments)}
