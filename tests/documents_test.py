@@ -5,15 +5,26 @@ import json
 
 import numpy as np
 import pytest
-from helpers import TINY_RUN, WatchedTokens, as_lists, assert_variables_equal, read_checkpoint, train_run, write_text
+from helpers import (
+    TINY_RUN,
+    WatchedTokens,
+    as_lists,
+    assert_variables_equal,
+    read_checkpoint,
+    run_program,
+    train_run,
+    write_text,
+)
 
 from txl_tf.config import EvaluationConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
 from txl_tf.data.batches import Segments
 from txl_tf.data.corpus import build_corpus
 from txl_tf.data.documents import DocumentOrder, Documents, document_ends
 from txl_tf.data.token_files import StoredTokens
+from txl_tf.data.vocabulary import visible
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.pairs_folder import load_run
+from txl_tf.runs.scoring import score_lines
 from txl_tf.runs.train import train_and_evaluate
 
 END = 0
@@ -141,3 +152,24 @@ def test_a_model_without_memory_has_none_to_reset(tmp_path, json_lines):
             optimizer=OptimizerConfig(**TINY_RUN["optimizer"]),
             training=TrainingConfig(**TINY_RUN["training"], reset_memory_at_documents=True),
         )
+
+
+@pytest.mark.parametrize("level", ["char", "byte"])
+def test_a_text_begins_with_a_document_and_ends_with_it(tmp_path, json_lines, level):
+    """In scores of lines, in generation and in a served model."""
+    folder = tmp_path / "run"
+    train_run(folder, json_lines, data={"level": level}, training={"train_steps": 300, "iterations": 100})
+    lm, vocab = load_run(str(folder))
+    end = vocab.document_id
+    (score,) = score_lines(lm, vocab, ["abc"], score_end=False)
+    ids = vocab.encode("abc")
+    nll, _ = lm.score([[end, *ids[:-1]]], [ids])
+    assert score.nll == pytest.approx(float(np.sum(nll)), rel=1e-5)
+
+    options = f"--model_dir={folder}", "--prompt=", "--max_new_tokens=400", "--seed=3"
+    done = run_program("tools/generate.py", *options)
+    text = lm.generate([[end]], 400, seed=3)[0, 1:]
+    first = np.flatnonzero(np.asarray(text) == end)[0]  # it has learnt that documents end
+    assert done.stdout == visible(vocab.decode(text[: first + 1])) + "\n" and done.stdout.endswith("</s>\n")
+    whole = run_program("tools/generate.py", *options, "--nostop_at_document")
+    assert whole.stdout == visible(vocab.decode(text)) + "\n"

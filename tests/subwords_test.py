@@ -23,6 +23,7 @@ from txl_tf.data.vocabulary import visible
 from txl_tf.models.generation import generate
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.pairs_folder import load_run
+from txl_tf.runs.scoring import score_lines
 from txl_tf.serving import export
 from txl_tf.serving.subwords import SubwordTokenizer
 
@@ -347,6 +348,16 @@ def test_without_tensorflow_text_the_model_is_served_for_ids_and_that_is_said(ru
     assert "served takes ids and no text: text needs pip install tensorflow-text" in capsys.readouterr().out
     signatures = tf.saved_model.load(str(tmp_path / "served")).signatures
     assert "score" in signatures and "score_text" not in signatures
+
+
+def test_lines_are_scored_in_pieces(run):
+    lm, vocab = load_run(str(run[0]))
+    lines = ["The import statement", "日本 \u2581 x", "", "a  b"]
+    for line, score in zip(lines, score_lines(lm, vocab, lines), strict=True):
+        ids = vocab.encode(f"\n{line}\n")
+        nll, _ = lm.score(ids[None, :-1], ids[None, 1:])
+        assert score.nll == pytest.approx(float(np.sum(nll)), rel=1e-5)
+        assert score.tokens == len(ids) - 1 and score.bytes == len(line.encode()) + 1
 
 
 def test_the_programs_continue_a_text(run):

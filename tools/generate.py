@@ -8,6 +8,7 @@
     python tools/generate.py --model_dir=runs/my --interactive --max_new_tokens=80 --stop_at_newline
 
 Without --prompt and --prompt_file the prompt comes from the standard input; the newline at its end is no part of it.
+Where the run knows documents, an empty prompt begins one.
 With --interactive every line that is typed is read and answered in the same memory, until Ctrl-D. Several samples come
 one after the other, each behind its number on the standard error. The text ends behind the first stop string, also
 where the last token goes on. --verbose prints a line for every token of prompt and answer, with its nll in nats. Text
@@ -53,6 +54,7 @@ flags.DEFINE_bool("greedy", False, "Take the most likely token, as --temperature
 _STOP = r"Text that ends the sample, such as \nQ: or <eos>, and is its end; may be given several times."
 flags.DEFINE_multi_string("stop", [], _STOP)
 flags.DEFINE_bool("stop_at_newline", False, r"End the text with its line, as --stop='\n'.")
+flags.DEFINE_bool("stop_at_document", True, "End the text with its document, where the run knows documents.")
 flags.DEFINE_bool("interactive", False, "Read lines and answer each, in one memory.")
 flags.DEFINE_bool("verbose", False, "Print every token with its nll.")
 flags.DEFINE_bool("raw", False, "Write control characters as they are.")
@@ -82,7 +84,8 @@ class TextStream:
     def push(self, ids, excess=0):
         """The text that `ids` add, less the last `excess` bytes, which are of subwords."""
         if self.vocab.level == "byte":
-            return self.decoder.decode(bytes(ids))
+            symbols = "".join(self.vocab.symbols[i] for i in ids)
+            return self.decoder.decode(symbols.encode("utf-8", "surrogateescape"))
         if self.vocab.level == "subword":
             added = b"".join(self.vocab.token_bytes[i] for i in ids)
             return self.decoder.decode(added[: len(added) - excess])
@@ -179,6 +182,8 @@ def encode(vocab, prompt, name="prompt"):
         except UnicodeDecodeError as error:
             raise ValueError(f"{name} is not UTF-8 text: see byte {error.start}") from error
     ids = vocab.encode(prompt, name=name)
+    if not ids.size and vocab.document is not None:
+        return np.array([vocab.document_id], np.int32)
     if not ids.size:
         raise ValueError(f"{name} is empty: it must hold at least one token")
     return ids
@@ -187,7 +192,8 @@ def encode(vocab, prompt, name="prompt"):
 def main():
     folder = RunFolder(FLAGS.model_dir)
     vocab = folder.load_vocab()
-    stops = {"stop_strings": [unescape(text) for text in FLAGS.stop], "stop_at_newline": FLAGS.stop_at_newline}
+    ends = [vocab.document] if FLAGS.stop_at_document and vocab.document is not None else []
+    stops = {"stop_strings": [*map(unescape, FLAGS.stop), *ends], "stop_at_newline": FLAGS.stop_at_newline}
     options = values("top_k top_p min_p repetition_penalty repetition_window")
     options["temperature"] = 0.0 if FLAGS.greedy else FLAGS.temperature
     options["seed"] = int(np.random.default_rng().integers(2**31)) if FLAGS.seed is None else FLAGS.seed
@@ -202,7 +208,7 @@ def main():
     changes = values("mem_len clamp_len", given_only=True)
     writer = Writer(folder.load_model(FLAGS.ckpt_path, **changes), vocab, options | stops)
     if ids is not None:
-        writer.read(ids)
+        writer.read(ids, echo=bool(prompt))
         writer.write_samples(FLAGS.max_new_tokens, seeds)
     while FLAGS.interactive:
         print("> ", end="", file=sys.stderr, flush=True)

@@ -146,7 +146,8 @@ class ScoringConfig(Config):
     """How lines of text are scored: arguments of `Scorer`."""
 
     start: str | None = option(
-        None, "Text before every line; with none, its first token is not scored. Default: a newline."
+        None,
+        "Text before each line; none: its first token is not scored. Default: the end of a document or of a line.",
     )
     score_end: bool = option(True, "Count the newline at the end of a line, too.")
     carry_memory: bool = option(False, "Read the lines as one text, the memory going on from line to line.")

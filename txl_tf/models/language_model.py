@@ -232,7 +232,9 @@ class TransformerXLLM(LanguageModel):
         return MemoryReader(self.network, static_shapes)
 
     def first_nll(self, tokens, labels):
-        """The nll of first segments, as of `score` without `mems`; tokens and labels are not checked."""
+        """The nll of first segments, as of `score` without `mems`. Tokens and labels are not checked; no token but the
+        first of a row may be `reset_token`.
+        """
         return self.softmax.nll(first_segment(self.network, tokens), labels, self.network.embedding)
 
     def start_evaluation(self, batch_size, tgt_len):

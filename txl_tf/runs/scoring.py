@@ -152,6 +152,8 @@ class Scorer:
 
     def _start_ids(self, start: str | None) -> list[int]:
         if start is None:
+            if self.vocab.document is not None:
+                return [self.vocab.document_id]
             return [] if self.vocab.level == "word" and self.vocab.bos else self.newline
         start = unescape(start)
         if start == "none":
