@@ -1,0 +1,129 @@
+"""The notebook: its outputs are those of its code, it says nothing of the machine it ran on, and it runs."""
+
+import re
+
+import nbformat
+import pytest
+from execute_notebook import PATH, checksum, code_cells, execute
+from helpers import ROOT
+
+import txl_tf
+
+NOTEBOOK = nbformat.read(PATH, as_version=4)
+CODE = code_cells(NOTEBOOK)
+# What makes the notebook short: two steps of a small model, and less held-out text.
+SMALL = {
+    "STEPS, EVERY = 800, 100": "STEPS, EVERY = 2, 1",
+    "n_layer=4, d_model=192, d_embed=192": "n_layer=1, d_model=16, d_embed=16",
+    "d_inner=768": "d_inner=16",
+    'splits["valid"][:]': 'splits["valid"][:2000]',
+    "layer=2": "layer=0",
+}
+
+
+def texts_of(cells):
+    """What cells print, and what stands for their pictures."""
+    outputs = [output for cell in cells for output in cell.outputs]
+    return "\n".join(output.get("text") or output["data"].get("text/plain", "") for output in outputs)
+
+
+def pictures_of(cells):
+    return [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
+
+
+def bits_of(cells):
+    """`(held out at the end, with memory, without)`, bits a character, as the notebook prints them."""
+    text = texts_of(cells)
+    memory = re.search(r"with memory ([\d.]+) bits a character, without ([\d.]+)", text)
+    return float(re.findall(r"held out ([\d.]+)$", text, re.M)[-1]), *map(float, memory.groups())
+
+
+# -------------------------------------------------------------------------------------------- what the repository has
+
+
+def test_the_outputs_are_those_of_the_code():
+    nbformat.validate(NOTEBOOK)
+    assert NOTEBOOK.metadata["checksum"] == checksum(NOTEBOOK), "execute it anew: python tests/execute_notebook.py"
+    assert [cell.execution_count for cell in CODE] == list(range(1, len(CODE) + 1))
+
+
+def test_the_outputs_hold_no_error_and_nothing_of_the_machine():
+    outputs = [output for cell in CODE for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    text = texts_of(CODE)
+    assert not re.search(r"/(tmp|home|root|work|usr|Users)/|\d\d:\d\d:\d\d|tensorflow:|object at 0x", text)
+    assert not [cell.id for cell in CODE if "execution" in cell.metadata]
+    assert NOTEBOOK.metadata["language_info"] == {"name": "python"}
+
+
+def test_it_is_small_and_its_cells_are_short():
+    assert PATH.stat().st_size < 500_000
+    assert not [cell.id for cell in NOTEBOOK.cells if len(cell.source.splitlines()) > 15]
+
+
+def test_its_links_lead_to_files_and_headings():
+    markdown = "\n".join(cell.source for cell in NOTEBOOK.cells if cell.cell_type == "markdown")
+    links = re.findall(r"\]\(([^)#]+)#?([^)]*)\)", markdown)
+    assert len(links) >= 7
+    for path, heading in links:
+        found = PATH.parent / path
+        assert found.exists(), path
+        headings = re.findall(r"^#+ (.*)$", found.read_text(), re.M) if heading else []
+        slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings]
+        assert not heading or heading in slugs, heading
+
+
+def test_it_uses_the_public_interface():
+    source = "\n".join(cell.source for cell in CODE)
+    assert not re.search(r"from txl_tf|import txl_tf\.", source)
+    assert set(re.findall(r"txl_tf\.(\w+)", source)) <= set(txl_tf.__all__)
+
+
+def check_claims(cells):
+    """The model has learned, and its memory helps."""
+    held_out, with_memory, without = bits_of(cells)
+    assert held_out < 1.8 and abs(with_memory - held_out) < 0.1
+    assert with_memory < without - 0.05
+    assert len(pictures_of(cells)) == 3
+    assert "The same text as of lm.generate" in texts_of(cells)
+
+
+def test_what_it_shows_is_what_its_text_claims():
+    check_claims(CODE)
+
+
+# ---------------------------------------------------------------------------------------------------- it runs
+
+
+def execute_copy(folder, changes):
+    """Executes the notebook with other text in its cells: the code cells, with new outputs.
+
+    The folder has what the notebook finds beside it, so that nothing is written into the repository.
+    """
+    (folder / "tools").symlink_to(ROOT / "tools")
+    (folder / "examples").mkdir()
+    notebook = nbformat.read(PATH, as_version=4)
+    for old, new in changes.items():
+        assert sum(old in cell.source for cell in code_cells(notebook)) == 1, old
+        for cell in code_cells(notebook):
+            cell.source = cell.source.replace(old, new)
+            cell.outputs, cell.execution_count = [], None
+    execute(notebook, folder / "examples")
+    assert not list((folder / "examples").iterdir())
+    return code_cells(notebook)
+
+
+def test_it_runs_with_a_small_model(tmp_path):
+    """Its own asserts hold: what is served equals what `lm.generate` writes and `lm.score` finds."""
+    cells = execute_copy(tmp_path, SMALL)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    held_out, with_memory, without = bits_of(cells)
+    assert 5 < min(held_out, with_memory, without) and len(pictures_of(cells)) == 3
+    text = texts_of(cells)
+    assert "step 1: " in text and "step 2: " in text and "step 3: " not in text
+    assert "The same text as of lm.generate" in text
+
+
+@pytest.mark.slow
+def test_it_runs_as_it_stands(tmp_path):
+    check_claims(execute_copy(tmp_path, {}))
