@@ -251,6 +251,17 @@ def test_bad_texts_are_named_and_leave_nothing(tmp_path, texts, options, message
     assert not (tmp_path / "made").exists() or not list((tmp_path / "made").glob("*.[jn]*"))
 
 
+@pytest.mark.parametrize(
+    "options", [{"level": "subword"}, {"vocab_size": 300}, {"documents": True}, {"text_field": "text"}]
+)
+def test_the_papers_datasets_have_the_originals_tokens(tmp_path, options):
+    ((name, value),) = options.items()
+    with pytest.raises(
+        ValueError, match=f"{name} is for your own text, got {value!r}: dataset 'wt2' has the original's"
+    ):
+        corpus.build_corpus("wt2", tmp_path, **options)
+
+
 def test_options_that_do_not_go_together_are_refused(tmp_path):
     path = write_text(tmp_path / "a.txt", "a b c d e f")
     for options, message in (

@@ -135,6 +135,14 @@ def _check_options(config: TextConfig) -> None:
 def _paper_recipe(config: TextConfig) -> Recipe:
     dataset, data_path = config.dataset, config.data_path
     vocab_options, counted_splits, _ = PAPER_DATASETS[dataset]
+    own = {"level": config.level == "subword"}
+    own.update({name: getattr(config, name) for name in ("vocab_size", "documents", "text_field")})
+    given = [name for name, value in own.items() if value]
+    if given:
+        raise ValueError(
+            f"{given[0]} is for your own text, got {getattr(config, given[0])!r}: dataset {dataset!r} has the original's "
+            "tokens; dataset 'text' with data_path reads its files as any others"
+        )
     folders = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path or [])
     if len(folders) != 1 or not folders[0]:
         found = f", got {data_path!r}" if data_path else ""
