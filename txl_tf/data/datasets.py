@@ -140,8 +140,8 @@ def _paper_recipe(config: TextConfig) -> Recipe:
     given = [name for name, value in own.items() if value]
     if given:
         raise ValueError(
-            f"{given[0]} is for your own text, got {getattr(config, given[0])!r}: dataset {dataset!r} has the original's "
-            "tokens; dataset 'text' with data_path reads its files as any others"
+            f"{given[0]} is for your own text, got {getattr(config, given[0])!r}: dataset {dataset!r} has the "
+            "original's tokens; dataset 'text' with data_path reads its files as any others"
         )
     folders = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path or [])
     if len(folders) != 1 or not folders[0]:
