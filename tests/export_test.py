@@ -21,6 +21,7 @@ from txl_tf.runs.folder import RunFolder
 from txl_tf.serving import request as request_module
 from txl_tf.serving.export import export_saved_model
 from txl_tf.serving.signatures import SegmentLimits, ServingSignatures
+from txl_tf.serving.subwords import SubwordTokenizer
 from txl_tf.serving.text import GraphTokenizer
 
 SEGMENTS = [(0, 6), (6, 7), (7, 14)]  # of the 14 tokens that are read: longer, shorter than the memory of 4, and one
@@ -346,6 +347,7 @@ def test_bad_requests_are_refused_by_name_and_the_model_goes_on(request_of):
             np.testing.assert_array_equal(value, answer[key], err_msg=f"{name} {key}")
 
 
+@pytest.mark.slow
 def test_a_server_s_graph_refuses_by_name_too(exported, tmp_path):
     """A server feeds a session whose placeholders take any shape, as TensorFlow's C library does."""
     folder = tmp_path / "1"
@@ -530,7 +532,7 @@ def test_stop_strings_of_subwords_are_bytes(small_lm, tmp_path):
     """The served text ends with the stop string, where the last token goes on."""
     vocab = Subwords()
 
-    class Tokenizer(GraphTokenizer):
+    class Tokenizer(SubwordTokenizer):
         def __init__(self):
             tf.Module.__init__(self)
             self.vocab = vocab

@@ -11,7 +11,7 @@ from txl_tf.layers.attention import create_mask, rel_multihead_attn
 from txl_tf.layers.reset import BEFORE, content_mask, document_starts, mask_far_zeros, of_last_document
 from txl_tf.models import cache
 from txl_tf.models.cache import cached_forward, initial_state, memory_of, precompute, state_of
-from txl_tf.models.generation import Session
+from txl_tf.models.session import Session
 from txl_tf.models.sliding_window import sliding_window_nll
 from txl_tf.models.transformer_lm import AbsoluteTransformer
 from txl_tf.serving.signatures import ServingSignatures

@@ -265,6 +265,7 @@ def test_a_run_resumes_with_its_vocabulary_and_is_evaluated_by_the_byte(run, tmp
         train_run(folder, text, data={"level": "subword", "vocab_size": 399})
 
 
+@pytest.mark.slow
 def test_one_command_goes_from_a_text_to_its_first_step(tmp_path):
     text = write_text(tmp_path / "text.txt", pydoc_text()[:20_000])
     sizes = "--n_layer=1 --d_model=16 --d_embed=16 --n_head=2 --d_head=8 --d_inner=16 --mem_len=8 --tgt_len=8"
@@ -316,6 +317,7 @@ print(json.dumps({"nll": scored["nll"].numpy().tolist(), "text": [text.decode() 
 """
 
 
+@pytest.mark.slow
 def test_a_served_model_takes_and_gives_text_where_the_library_is_not(run, tmp_path):
     lm, vocab = load_run(str(run[0]))
     export.export_saved_model(lm, str(tmp_path / "served"), vocab)

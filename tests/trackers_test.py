@@ -258,6 +258,7 @@ def test_mlflow_has_numbers_at_their_steps_samples_and_the_configuration(run_dir
     assert {f"{step:08d}.txt": text for step, text in shown.items()} == {k: as_code(v) for k, v in texts.items()}
 
 
+@pytest.mark.slow
 def test_a_run_that_a_signal_stopped_goes_on_in_mlflow(run_dir, text_file, trained_run, mlflow, monkeypatch):
     """And so does one that an error ended. What was done before the tracker was asked for comes from the log."""
     write = callbacks.StepCSVLogger.on_epoch_end

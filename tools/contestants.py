@@ -156,7 +156,7 @@ def library_step(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
 def continuing_step(shape, dtype):
     """A function that continues one text by `tgt_len` tokens, where `lm.generate` would begin anew."""
     import txl_tf
-    from txl_tf.models.generation import Session
+    from txl_tf.models.session import Session
 
     session = Session(txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype), shape["batch_size"])
     session.read(np.zeros([shape["batch_size"], 1], int))
