@@ -15,6 +15,7 @@ from txl_tf.models.session import Session
 from txl_tf.models.sliding_window import sliding_window_nll
 from txl_tf.models.transformer_lm import AbsoluteTransformer
 from txl_tf.serving.signatures import ServingSignatures
+from txl_tf.serving.writing import DEFAULTS
 
 END = 1
 CUTS = (0, 5, 10, 15, 20)  # segments of the 20 tokens that are read
@@ -477,10 +478,11 @@ def test_a_served_model_resets(pair):
         np.testing.assert_allclose(scored["nll"], expected, rtol=0, atol=1e-5)
         np.testing.assert_allclose(found["state"], scored["state"], rtol=0, atol=1e-5)
         state = scored["state"].numpy()
-    sampling = [np.array(x, y) for x, y in ((9, "i"), (1.0, "f"), (0, "i"), (1.0, "f"), (5, "i"))]
-    sampling = [tf.fill([3], x) for x in sampling]
+    given = {"max_new_tokens": np.int32(9), "temperature": np.float32(1), "top_k": np.int32(0), "top_p": np.float32(1)}
+    options = {name: tf.fill([3], value) for name, value in {**given, "seed": np.int32(5)}.items()}
+    options |= {name: tf.constant(value) for name, value in DEFAULTS.items() if name != "stop"}
     lengths = np.array([7, 9, 3], np.int32)
-    found = served.generate(tf.constant(text[:, :9]), tf.constant(lengths), *sampling)
+    found = served.generate(tokens=tf.constant(text[:, :9]), lengths=tf.constant(lengths), **options)
     np.testing.assert_array_equal(found["tokens"], lm.generate(text[:, :9], 9, seed=[5] * 3, lengths=lengths))
 
 
