@@ -241,6 +241,8 @@ def test_a_prepared_folder_is_opened_again_without_reading_a_text(tmp_path):
         ([{"body": "a"}], {}, "text 1 has no field 'text'; it has 'body'"),
         ([b"a\xff"], {}, "text 1 is not UTF-8 text: invalid start byte at 1"),
         ([], {}, "texts must hold at least one text, got none"),
+        ("one text", {}, "texts must be an iterable of texts, got one str: put it in a list"),
+        ({"text": "one"}, {}, "texts must be an iterable of texts, got one dict"),
         (["a b", "c </s>"], {"level": "word", "valid_fraction": 0.3}, "text 2, line 1: </s> ends documents"),
         (["a b c", "d"], {"level": "sentence"}, "level must be one of"),
     ],

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -200,6 +200,8 @@ def prepare_texts(
         ValueError: a text is empty or is none; or as `prepare`. Names the number of the text, from 1.
         OSError: the folder cannot be written to, or another process is preparing it.
     """
+    if isinstance(texts, (str, bytes, Mapping)):
+        raise ValueError(f"texts must be an iterable of texts, got one {type(texts).__name__}: put it in a list")
     data_dir = os.fspath(data_dir).rstrip("/")
     recipe = datasets.make_recipe(TextConfig(dataset="text", data_path=_SPOOL, documents=documents, **options))
     recipe.spooled = True
