@@ -9,12 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import ROOT, SMALL, Subwords, program, randomise, run_program, word_vocab
+from helpers import ROOT, Subwords, make_run, program, run_program, word_vocab
 
-import txl_tf
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.generation import generate
-from txl_tf.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +26,6 @@ def set_flags(tool, *arguments):
     for flag in tool.FLAGS.get_key_flags_for_module(tool):
         flag.unparse()
     tool.FLAGS(["generate.py", *arguments])
-
-
-def make_run(folder, vocab):
-    model = {**SMALL, "n_token": len(vocab), "mem_len": 4}
-    lm = txl_tf.TransformerXLLM(**model)
-    randomise(lm)
-    RunFolder(folder).create({"dataset": "text"}, model, [vocab], lm, step=1)
-    return lm
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ from absl import flags
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from txl_tf.data.datasets import PAPER_DATASETS
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.train import train_and_evaluate
 
 ROOT = Path(__file__).parents[1]
@@ -143,6 +145,15 @@ def train_run(model_dir, text, **changes):
         evaluation=EvaluationConfig(**groups["evaluation"]),
         machine=MachineConfig(**groups["machine"]),
     )
+
+
+def make_run(folder, vocab):
+    """Writes a run of a small random language model with these symbols, and returns the model."""
+    model = {**SMALL, "n_token": len(vocab), "mem_len": 4}
+    lm = TransformerXLLM(**model)
+    randomise(lm)
+    RunFolder(folder).create({"dataset": "text"}, model, [vocab], lm, step=1)
+    return lm
 
 
 def log_rows(model_dir):

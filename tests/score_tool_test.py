@@ -8,22 +8,12 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT, SMALL, full_disk, program, randomise, word_vocab
+from helpers import ROOT, full_disk, make_run, program, word_vocab
 
-import txl_tf
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.runs.folder import RunFolder
 
 LINES = ["w3 unheard-of", "", "w1\x85w2\u2028w4 \x00", "w5 " * 30, '"w6"\t\\', "w1 naïve 日本\r"]
 TEXT = "\n".join(LINES).encode()  # without a newline at the end
-
-
-def make_run(folder, vocab):
-    model = {**SMALL, "n_token": len(vocab), "mem_len": 4}
-    lm = txl_tf.TransformerXLLM(**model)
-    randomise(lm)
-    RunFolder(folder).create({"dataset": "text"}, model, [vocab], lm, step=1)
-    return lm
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -241,14 +241,14 @@ def measured(dataset: str | None, sizes: dict[str, TextSize]) -> dict[str, TextS
     return {} if dataset in ("enwik8", "text8") else sizes
 
 
-def encode_files(data_path: Any, vocab: Vocab, text_field: str | None = None) -> tuple[np.ndarray, TextSize]:
-    """Ids of files, folders or patterns in the vocabulary of a model, documents ended as it knows them; and their size.
+def encode_files(paths: list[str], vocab: Vocab, text_field: str | None = None) -> tuple[np.ndarray, TextSize]:
+    """Ids of files in the vocabulary of a model, documents ended as it knows them; and their size.
 
-    Raises: as `find_files`, `read_texts` and `Vocab.encode`.
+    Raises: as `read_texts` and `Vocab.encode`.
     """
     meter, pieces = TextMeter(), []
     level = "line" if vocab.bos else vocab.level
-    for text, ids, ends_document in _encoded(read_texts(find_files(data_path), level, text_field), vocab):
+    for text, ids, ends_document in _encoded(read_texts(paths, level, text_field), vocab):
         pieces.append(Piece("", 0, ids, meter.measure(text, ends_document)))
     sizes = (piece.size for piece in pieces)
     return np.concatenate([piece.ids for piece in pieces]), sum(sizes, TextSize())

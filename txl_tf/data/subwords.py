@@ -64,6 +64,7 @@ class SubwordVocab(Vocab):
         processor: `sentencepiece.SentencePieceProcessor`.
         token_bytes: list of bytes, the text that every id stands for.
         separators: `{character: ids}` of the characters that never reach SentencePiece.
+        adds_space: whether the model puts a space before a text, as those of other programs may do.
     """
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class SubwordVocab(Vocab):
             raise ValueError(f"level 'subword' takes no option but document, got {given or self.level}")
         self.special = []
         self.counter = Counter()
-        self.model, self.processor, self.token_bytes, self.separators = b"", None, [], {}
+        self.model, self.processor, self.token_bytes, self.separators, self.adds_space = b"", None, [], {}, False
         self._set_symbols([])
 
     # ------------------------------------------------------------------------------------------------------ the model
@@ -110,6 +111,7 @@ class SubwordVocab(Vocab):
             spelt["\n"] = ["\n"]
         known = {character: names for character, names in spelt.items() if self.ids.keys() >= set(names)}
         self.separators = {character: [self.ids[name] for name in names] for character, names in known.items()}
+        self.adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE)
         if self.document is not None and self.document not in self.ids:
             raise ValueError(f"{path} has no symbol {self.document} to end documents with")
 
@@ -164,11 +166,6 @@ class SubwordVocab(Vocab):
         """Turns ids into text. Bytes that are not UTF-8 become U+FFFD; ValueError for an id outside the vocabulary."""
         text = b"".join(self.token_bytes[i] for i in self.checked_ids(ids)).decode("utf-8", "replace")
         return re.sub("^ ", "", text, flags=re.MULTILINE) if self.adds_space else text
-
-    @property
-    def adds_space(self) -> bool:
-        """Whether the model puts a space before a text, as those of other programs may do."""
-        return self.processor.encode("a", out_type=str)[0].startswith(SPACE)
 
 
 # -------------------------------------------------------------------------------------------------------- of any level

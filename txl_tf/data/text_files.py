@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO
 
 import tensorflow as tf
 
@@ -65,14 +66,20 @@ def blocks_of(path: str, progress: Callable | None = None) -> Iterator[bytes]:
     if tf.io.gfile.isdir(path):
         raise ValueError(f"{path} is a folder, not a text file")
     with reading(path), tf.io.gfile.GFile(path, "rb") as file:
-        block = file.read(_READ_BYTES)
-        if not block:
-            raise ValueError(f"{path} is empty")
-        while block:
+        for block in blocks_in(file, path):
             yield block
             if progress:
                 progress(len(block))
-            block = file.read(_READ_BYTES)
+
+
+def blocks_in(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """Yields what is in an open file, which must not be empty, in blocks of a megabyte; errors call it `name`."""
+    block = file.read(_READ_BYTES)
+    if not block:
+        raise ValueError(f"{name} is empty")
+    while block:
+        yield block
+        block = file.read(_READ_BYTES)
 
 
 def decoded(blocks: Iterable[bytes], path: str) -> Iterator[str]:

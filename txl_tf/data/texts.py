@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import tensorflow as tf
 
-from txl_tf.data.text_files import blocks_of, cut_between, decoded, with_last_newline
+from txl_tf.data.text_files import blocks_in, blocks_of, cut_between, decoded, with_last_newline
 from txl_tf.files import reading
 from txl_tf.schema import brief
 
@@ -188,7 +188,7 @@ def _files_of(path: str, progress: Callable | None) -> Iterator[tuple[str, Itera
                 raise ValueError(f"{path} holds no file")
             for member in members:
                 with archive.open(member) as file:
-                    yield f"{path}/{member.filename}", _blocks(file, f"{path}/{member.filename}")
+                    yield f"{path}/{member.filename}", blocks_in(file, f"{path}/{member.filename}")
                 if progress:
                     progress(member.compress_size)
 
@@ -196,20 +196,11 @@ def _files_of(path: str, progress: Callable | None) -> Iterator[tuple[str, Itera
 def _unpacked(path: str, progress: Callable | None) -> Iterator[bytes]:
     with _opened(path) as packed, gzip.GzipFile(fileobj=packed) as file:
         before = 0
-        for block in _blocks(file, path):
+        for block in blocks_in(file, path):
             yield block
             if progress:
                 progress(packed.tell() - before)
                 before = packed.tell()
-
-
-def _blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
-    block = file.read(1 << 20)
-    if not block:
-        raise ValueError(f"{name} is empty")
-    while block:
-        yield block
-        block = file.read(1 << 20)
 
 
 @contextlib.contextmanager

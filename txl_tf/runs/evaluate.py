@@ -114,8 +114,8 @@ def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str) -> Corpus:
     if "vocab" not in config:
         raise ValueError(f"eval_path needs the vocabulary of a run: {folder.config_file} does not exist")
     vocab, data = folder.load_vocab(), config["data"]
-    text_field = data.get("text_field") if have_json_lines(find_files(eval_path)) else None
-    tokens, size = encode_files(eval_path, vocab, text_field)
+    paths = find_files(eval_path)
+    tokens, size = encode_files(paths, vocab, data.get("text_field") if have_json_lines(paths) else None)
     by_character = data.get("by_character", is_by_character(data.get("dataset"), vocab))
     sizes = measured(data.get("dataset"), {eval_path: size})
     return Corpus(vocab, config["model"]["cutoffs"], {eval_path: tokens}, by_character, sizes=sizes)

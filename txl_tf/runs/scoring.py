@@ -64,7 +64,7 @@ class LineScore(NamedTuple):
     @property
     def bpb(self) -> float:
         """Bits per byte; NaN where no token counts."""
-        return self.nll / math.log(2) / self.bytes if self.tokens and self.bytes else math.nan
+        return to_metric(self.nll / self.bytes, "bpc") if self.tokens and self.bytes else math.nan
 
 
 class _Line(NamedTuple):
