@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.layers.dropout import dropout, split
+from txl_tf.layers.gradients import custom_gradient
 from txl_tf.layers.ops import LayerNorm, config_of, project
 
 # ------------------------------------------------------------------------------------------------------------ core
@@ -114,7 +115,7 @@ def pairwise_scores(q, r, index=None):
     return _indexed_scores(q, r, index)
 
 
-@tf.custom_gradient
+@custom_gradient
 def _indexed_scores(q, r, index):
     """`pairwise_scores` of vectors that many pairs share. Those of the pairs are made twice, but never kept.
 

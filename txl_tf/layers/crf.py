@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.layers.gradients import custom_gradient
 from txl_tf.layers.ops import config_of
 
 FORBIDDEN = -10000.0  # what a forbidden transition costs, as in fastNLP
@@ -59,7 +60,7 @@ def _path_terms(emissions, tags, mask, transitions):
     return tf.where(mask, own + tf.pad(steps, [[0, 0], [1, 0]]), 0.0)
 
 
-@tf.custom_gradient
+@custom_gradient
 def log_norm(emissions, transitions, mask):
     """Logarithm of the sum over all paths of `exp(score)`: `[B]`; starts and ends are in the emissions, `with_ends`.
 

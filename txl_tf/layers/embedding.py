@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import check_bins
+from txl_tf.layers.gradients import custom_gradient
 from txl_tf.layers.ops import config_of
 
 
@@ -34,7 +35,7 @@ def check_ids(name, ids, n_token):
         raise ValueError(f"{id_error(name, n_token)} {outside[0]}")
 
 
-@tf.custom_gradient
+@custom_gradient
 def embedding_lookup(table, ids):
     """Rows of `table` `[n, e]` at the integer `ids`, with a dense gradient.
 

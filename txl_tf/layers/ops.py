@@ -6,6 +6,8 @@ The gradients are written out where TensorFlow's own take more passes over the a
 import keras
 import tensorflow as tf
 
+from txl_tf.layers.gradients import custom_gradient
+
 
 def project(x, kernel):
     """`x` `[..., E]` times `kernel` `[E, F]`, as rows of a matrix, `[any, F]`.
@@ -15,7 +17,7 @@ def project(x, kernel):
     return tf.matmul(tf.reshape(x, [-1, kernel.shape[0]]), kernel)
 
 
-@tf.custom_gradient
+@custom_gradient
 def layer_norm(x, gamma, beta, epsilon):
     """Normalises the last axis to mean 0 and variance 1, then scales and shifts; all in float32.
 
@@ -48,7 +50,7 @@ def _sum_of_rows(x):
     return tf.linalg.matvec(x, tf.ones([keras.ops.shape(x)[0]], x.dtype), transpose_a=True)
 
 
-@tf.custom_gradient
+@custom_gradient
 def cross_entropy(labels, logits):
     """Negative log-likelihood of `labels` under the softmax of `logits`.
 

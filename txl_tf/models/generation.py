@@ -179,18 +179,25 @@ def _continue_prompt(lm, reader, prompt, lengths, uniform, limits, sampling, sto
     return Texts(tf.where(column < ends[:, None], tokens, tf.maximum(stops.token, 0)), ends, written.excess)
 
 
-_generate_tokens = tf.function(generate_tokens, autograph=False)
-_uniform_draws = tf.function(uniform_draws, autograph=False)
+class GenerationGraphs:
+    """Mixin of language models: the graphs of `generate`, which belong to the model and go with it."""
 
+    @tf.function(autograph=False)
+    def _generate_tokens(self, **arguments):
+        return generate_tokens(self, **arguments)
 
-@functools.partial(tf.function, autograph=False)
-def _generate_on_replicas(lm, number, **arguments):
-    """`generate_tokens_static` on every replica of the model, where a TPU has its weights; all find the same text."""
-    strategy = lm.distribute_strategy
-    write = functools.partial(generate_tokens_static, lm, number=number)
-    return tf.nest.map_structure(
-        lambda found: strategy.experimental_local_results(found)[0], strategy.run(write, kwargs=arguments)
-    )
+    @tf.function(autograph=False)
+    def _generate_on_replicas(self, number, **arguments):
+        """`generate_tokens_static` on every replica, where a TPU has its weights; all find the same text."""
+        strategy = self.distribute_strategy
+        write = functools.partial(generate_tokens_static, self, number=number)
+        return tf.nest.map_structure(
+            lambda found: strategy.experimental_local_results(found)[0], strategy.run(write, kwargs=arguments)
+        )
+
+    @tf.function(autograph=False)
+    def _uniform_draws(self, seeds, n_tokens):
+        return uniform_draws(seeds, 0, n_tokens)
 
 
 def _room(n):
@@ -203,8 +210,8 @@ def _generate(lm, max_new_tokens, number, arguments):
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
     specs["prompt"] = tf.TensorSpec([len(arguments["prompt"]), None], tf.int32)
     specs["stops"] = spec_of(arguments["stops"])
-    graph = _generate_tokens.get_concrete_function(lm, **specs, number=number)
-    return graph(lm, **arguments, number=number)
+    graph = lm._generate_tokens.get_concrete_function(**specs, number=number)
+    return graph(**arguments, number=number)
 
 
 def _generate_with_static_shapes(lm, max_new_tokens, number, arguments):
@@ -213,11 +220,11 @@ def _generate_with_static_shapes(lm, max_new_tokens, number, arguments):
     n = prompt.shape[1]
     changed = {
         "prompt": tf.pad(prompt, [[0, 0], [0, _room(n) - n]]),
-        "uniform": _uniform_draws(sampling.seeds, tf.constant(0), tf.constant(_room(max_new_tokens))),
+        "uniform": lm._uniform_draws(sampling.seeds, tf.constant(_room(max_new_tokens))),
         "sampling": sampling,
         "stops": with_room(arguments["stops"]),
     }
-    texts = _generate_on_replicas(lm, number, **{**arguments, **changed})
+    texts = lm._generate_on_replicas(number, **{**arguments, **changed})
     return texts._replace(tokens=texts.tokens[:, : n + max_new_tokens])
 
 

@@ -16,7 +16,7 @@ from txl_tf.models.cache import (
     writable_copy,
 )
 from txl_tf.models.first_segment import first_segment
-from txl_tf.models.generation import generate
+from txl_tf.models.generation import GenerationGraphs, generate
 from txl_tf.models.memory_reader import MemoryReader
 from txl_tf.models.transformer_xl import TransformerXL, make_initializer
 from txl_tf.training.memory_model import MemoryModel
@@ -27,7 +27,7 @@ _NO_PREDICT = (
 )
 
 
-class LanguageModel(MemoryModel):
+class LanguageModel(GenerationGraphs, MemoryModel):
     """A network, and the adaptive softmax that shares its embeddings: what all language models have in common.
 
     A subclass says which network, how `generate` reads a text (`reader`), and how an evaluation carries the memory.
@@ -158,6 +158,12 @@ class LanguageModel(MemoryModel):
     @tf.function(reduce_retracing=True)
     def _log_probs(self, tokens, mems):
         return self(tokens, mems)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _last_nll(self, tokens, labels):
+        """The nll of `labels`, int `[B, S]`, those of the last S of `tokens`, `[B, T]`: float32 `[B, S]`."""
+        hidden, _ = self.network(tokens)
+        return self.softmax.nll(hidden[:, -tf.shape(labels)[1] :], labels, self.network.embedding)
 
     def _check_ids(self, name, ids):
         """`ids` as an int tensor `[batch, tgt_len]` whose every id the vocabulary has."""

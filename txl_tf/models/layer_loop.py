@@ -9,6 +9,8 @@ import functools
 import keras
 import tensorflow as tf
 
+from txl_tf.layers import gradients
+
 
 def run_in_loop(layers, hidden, arguments, dropout_keys, recompute=False):
     """What `hidden = layer(hidden, *arguments[i], dropout_key=dropout_keys[i])` gives for one layer after the other.
@@ -36,7 +38,7 @@ def run_in_loop(layers, hidden, arguments, dropout_keys, recompute=False):
 
     def body(i, hidden, inputs):
         decode = functools.partial(call, key_of(i))
-        decode = keras.remat(decode) if recompute else decode
+        decode = gradients.recompute(decode) if recompute else decode
         return i + 1, decode(hidden, *(tensor(i) for tensor in tensors_of)), inputs.write(i, hidden)
 
     inputs = tf.TensorArray(hidden.dtype, n_layer, element_shape=hidden.shape)

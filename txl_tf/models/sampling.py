@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config import REPETITION_WINDOW
 from txl_tf.layers.adaptive import bin_logits, head_of, split_bins
 
-REPETITION_WINDOW = 64  # tokens, unless told otherwise
 NEVER = -(2**30)  # time of what has not been seen
 LONGEST_WINDOW = -NEVER - 1
 

@@ -11,17 +11,9 @@ a window, and pays for it with a window's computation a token (paper, section 3.
 """
 
 import numpy as np
-import tensorflow as tf
 
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.sampling import check_integer
-
-
-@tf.function(reduce_retracing=True, autograph=False)
-def _last_nll(lm, tokens, labels):
-    """The nll of `labels`, int `[B, S]`, those of the last S of `tokens`, `[B, T]`: float32 `[B, S]`."""
-    hidden, _ = lm.network(tokens)
-    return lm.softmax.nll(hidden[:, -tf.shape(labels)[1] :], labels, lm.network.embedding)
 
 
 def sliding_window_nll(lm, tokens, window, batch_size=16, step=1, progress=None):
@@ -56,14 +48,14 @@ def sliding_window_nll(lm, tokens, window, batch_size=16, step=1, progress=None)
     last = tokens.size - 1  # the number of labels
     first = min(window, last)
     nll = np.empty([last], np.float32)
-    nll[:first] = _last_nll(lm, tokens[None, :first], tokens[None, 1 : first + 1])[0]
+    nll[:first] = lm._last_nll(tokens[None, :first], tokens[None, 1 : first + 1])[0]
 
     ends = np.arange(first + step, last + step, step).clip(max=last)
     for i in range(0, ends.size, batch_size):
         end = ends[i : i + batch_size, None]
         labels = end + np.arange(-step, 0)
         new = labels >= np.arange(first, last, step)[i : i + batch_size, None]  # the last window overlaps more
-        nll[labels[new]] = _last_nll(lm, tokens[end + np.arange(-window, 0)], tokens[labels + 1]).numpy()[new]
+        nll[labels[new]] = lm._last_nll(tokens[end + np.arange(-window, 0)], tokens[labels + 1]).numpy()[new]
         if progress:
             progress(int(new.sum()))
     return nll

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, at_least, check_fields
+from txl_tf.layers import gradients
 from txl_tf.layers.attention import create_mask
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.embedding import AdaptiveEmbedding
@@ -54,13 +55,17 @@ def unknown_zero(tokens, static_shapes):
 def recomputed(layer, dropout_key):
     """`layer` with a dropout key, recomputed in the backward pass: the forward pass keeps only its arguments."""
 
-    def call(zero, w, *args):
+    variables = layer.trainable_variables
+
+    def call(zero, *args):
+        weights, (w, *args) = args[: len(variables)], args[len(variables) :]
         # Masks depend on the key alone: TensorFlow would draw those of all layers at the start and keep them.
         with tf.control_dependencies([w]):
             layer_key = dropout_key + tf.cast(zero, dropout_key.dtype)
-        return layer(w, *args, dropout_key=layer_key)
+        with keras.StatelessScope(list(zip(variables, weights, strict=True))):
+            return layer(w, *args, dropout_key=layer_key)
 
-    return functools.partial(keras.remat(call), tf.zeros([]))
+    return functools.partial(gradients.recompute(call), tf.zeros([]), *map(tf.convert_to_tensor, variables))
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -177,7 +182,7 @@ class TransformerXL(keras.Model):
 
     def biases(self, i):
         """`(r_w_bias, r_r_bias)` of layer i, the paper's u and v: `[n_head, d_head]` each."""
-        # As tensors: keras.remat gives no gradient to variables that are arguments.
+        # As tensors: `gradients.recompute` takes no variables.
         return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
 
     def embed(self, tokens, mlen, dropout_keys=(None, None), static_shapes=False):

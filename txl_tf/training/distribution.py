@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -196,7 +197,35 @@ def all_rows(strategy: tf.distribute.Strategy, tensors: list) -> list[tf.Tensor]
     return _gather_function(strategy)(tensors)
 
 
-@functools.cache
+def sum_over_replicas(tensors: Any) -> Any:
+    """The sum over all replicas of a nested structure of tensors; called on every replica, in a step."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return tensors
+    if tf.__internal__.distribute.strategy_supports_no_merge_call():
+        return context.all_reduce("SUM", tensors)
+    # What `all_reduce` does, without its `tf.custom_gradient`, which keeps the graph for ever: see layers/gradients.py.
+    flat = tf.nest.flatten(tensors)
+    sums = context.merge_call(
+        lambda strategy, *flat: strategy.extended.batch_reduce_to("SUM", [(x, x) for x in flat]), flat
+    )
+    return tf.nest.pack_sequence_as(tensors, sums)
+
+
+def _of_strategy(make):
+    """`make(strategy)`, once for a strategy and as long as it lives."""
+
+    @functools.wraps(make)
+    def get(strategy):
+        made = vars(strategy).setdefault("_txl_tf", {})
+        if make.__name__ not in made:
+            made[make.__name__] = make(strategy)
+        return made[make.__name__]
+
+    return get
+
+
+@_of_strategy
 def _gather_function(strategy):
     return tf.function(lambda tensors: [strategy.gather(tensor, 0) for tensor in tensors])
 
@@ -205,7 +234,7 @@ def _sum_over_workers(strategy, number):
     return number if num_workers(strategy) == 1 else int(_sum_function(strategy)(tf.constant(number, tf.int64)))
 
 
-@functools.cache
+@_of_strategy
 def _sum_function(strategy):
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 

@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from txl_tf.config import at_least
 from txl_tf.data.batches import Batches, Segments, check_batches, plain_messages
-from txl_tf.training.distribution import all_rows, divided, num_workers, rows_of_this_worker
+from txl_tf.training.distribution import all_rows, divided, num_workers, rows_of_this_worker, sum_over_replicas
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
 from txl_tf.training.loop import NO_TOTALS, LoopState, make_loop
 from txl_tf.training.single_batches import SingleBatches
-from txl_tf.training.step import agree_on_overflow, part_by_part, sum_and_count
+from txl_tf.training.step import apply_gradients, part_by_part, sum_and_count
 
 
 class MemoryModel(SingleBatches, keras.Model):
@@ -189,15 +189,15 @@ class MemoryModel(SingleBatches, keras.Model):
         dropout_key = tf.stack([self.network.seed % 2**31, tf.cast(self.optimizer.iterations, tf.int32), first_row])
         loss_and_gradients = self._compiled_gradients or self._loss_and_gradients
         sums, gradients, new_mems = loss_and_gradients(tokens, labels, mems, dropout_key)
-        nll, kept = tf.unstack(context.all_reduce("SUM", sums))
+        nll, kept = tf.unstack(sum_over_replicas(sums))
         logs = {"loss": nll / kept, "tokens": kept}
         if self.static_shapes:
             n_labels = self._num_labels(labels)
             logs["overflow"] = n_labels - kept
             gradients = [gradient * (n_labels / kept) for gradient in gradients]
-        return {**logs, "grad_norm": self._update(context, gradients)}, new_mems
+        return {**logs, "grad_norm": self._update(gradients)}, new_mems
 
-    def _update(self, context, gradients):
+    def _update(self, gradients):
         """Applies the gradients, a replica's share of them; returns their global norm over all replicas."""
         step = tf.convert_to_tensor(self.optimizer.iterations)
         optimizer, scale = self.optimizer, 1.0
@@ -205,8 +205,8 @@ class MemoryModel(SingleBatches, keras.Model):
             optimizer, scale = optimizer.inner_optimizer, tf.convert_to_tensor(optimizer.dynamic_scale)
         norm = None
         if not hasattr(optimizer, "gradient_norm"):  # Keras's own optimizers do not keep it
-            norm = tf.linalg.global_norm(context.all_reduce("SUM", gradients)) / scale
-        self.optimizer.apply(agree_on_overflow(gradients, self.optimizer), self.trainable_variables)
+            norm = tf.linalg.global_norm(sum_over_replicas(gradients)) / scale
+        apply_gradients(self.optimizer, gradients, self.trainable_variables)
         if optimizer is not self.optimizer:  # which skips the update, but not the text, where half precision overflows
             optimizer.iterations.assign(step + 1)
         return tf.convert_to_tensor(optimizer.gradient_norm) if norm is None else norm
@@ -243,7 +243,7 @@ class MemoryModel(SingleBatches, keras.Model):
         return self._test_logs(nll, kept), carried
 
     def _test_logs(self, nll, kept):
-        nll, kept = tf.unstack(tf.distribute.get_replica_context().all_reduce("SUM", sum_and_count(nll, kept)))
+        nll, kept = tf.unstack(sum_over_replicas(sum_and_count(nll, kept)))
         return {"loss": nll / kept, "tokens": kept}
 
     # ------------------------------------------------------------------------------------- what Keras calls, and when

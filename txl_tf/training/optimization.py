@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import OptimizerConfig, TrainingConfig, at_least
+from txl_tf.training.distribution import sum_over_replicas
 
 
 class ClipAfterAverage:
@@ -29,7 +30,9 @@ class ClipAfterAverage:
         super().build(variables)
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
-        grads, variables = zip(*super()._all_reduce_sum_gradients(grads_and_vars), strict=True)
+        grads, variables = zip(*grads_and_vars, strict=True)
+        if not tf.distribute.in_cross_replica_context():
+            grads = sum_over_replicas(grads)
         grads = [tf.convert_to_tensor(grad) for grad in grads]  # rows of a sparse one may repeat: their sum counts
         norm = tf.linalg.global_norm(grads)
         self.gradient_norm.assign(norm)

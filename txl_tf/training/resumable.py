@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.training.step import agree_on_overflow
+from txl_tf.training.distribution import sum_over_replicas
+from txl_tf.training.step import apply_gradients
 
 
 class Resumable:
@@ -54,8 +55,8 @@ class Resumable:
 
     def apply_gradients_of(self, loss, tape):
         """Updates the weights; returns what the logs say of it."""
-        gradients = agree_on_overflow(tape.gradient(loss, self.trainable_variables), self.optimizer)
-        self.optimizer.apply(gradients, self.trainable_variables)
+        variables = self.trainable_variables
+        apply_gradients(self.optimizer, tape.gradient(loss, variables), variables)
         if not hasattr(self._inner_optimizer, "gradient_norm"):
             return {}
         self.grad_norm.update_state(self._inner_optimizer.gradient_norm)
@@ -67,7 +68,7 @@ class Resumable:
 
         Keras takes the mean of the replicas' results, whatever they weigh: so every replica counts all in its metrics.
         """
-        return tf.distribute.get_replica_context().all_reduce("SUM", x)
+        return sum_over_replicas(x)
 
     # ------------------------------------------------------------------------------------------ stopping and going on
 

@@ -3,6 +3,8 @@
 import keras
 import tensorflow as tf
 
+from txl_tf.training.distribution import sum_over_replicas
+
 
 def sum_and_count(nll, kept):
     """`[nll, tokens counted]` of a segment, float32 `[2]`; `kept`, bool, says which tokens count (`None`: all)."""
@@ -20,9 +22,23 @@ def agree_on_overflow(gradients, optimizer):
     if not scaled or context.num_replicas_in_sync == 1:
         return gradients
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
-    n_finite = context.all_reduce("SUM", tf.cast(finite, tf.float32))
+    n_finite = sum_over_replicas(tf.cast(finite, tf.float32))
     factor = tf.where(n_finite < context.num_replicas_in_sync, float("nan"), 1.0)
     return [gradient * factor for gradient in gradients]
+
+
+def apply_gradients(optimizer, gradients, variables):
+    """`optimizer.apply`, called on every replica.
+
+    Keras adds up gradients by `ReplicaContext.all_reduce` where there is one replica, too. That keeps the graph for
+    ever (see `txl_tf.layers.gradients`), so a single replica goes round it where the optimizer does not look for it.
+    """
+    gradients = agree_on_overflow(gradients, optimizer)
+    if tf.distribute.has_strategy() or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer.apply(gradients, variables)
+    else:
+        context = tf.distribute.get_replica_context()
+        context.merge_call(lambda strategy: optimizer.apply(gradients, variables))
 
 
 def part_by_part(step, parts, variables, tokens, labels, mems, dropout_key):
@@ -49,7 +65,8 @@ def part_by_part(step, parts, variables, tokens, labels, mems, dropout_key):
             tokens[i], labels[i], [mem[i] for mem in mems], dropout_key + tf.stack([0, 0, i * rows])
         )
         gradients = [total + part for total, part in zip(gradients, of_gradients, strict=True)]
-        return i + 1, sums + of_part, gradients, [ta.write(i, mem) for ta, mem in zip(new_mems, of_mems, strict=True)]
+        new_mems = [ta.write(i, mem) for ta, mem in zip(new_mems, of_mems, strict=True)]
+        return [i + 1, sums + of_part, gradients, new_mems]  # a list as the first values are: eager mode looks
 
     zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
     arrays = [tf.TensorArray(mem.dtype, parts) for mem in mems]
