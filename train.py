@@ -32,9 +32,6 @@ from txl_tf.config import (
     TrainingConfig,
     TransformerLMConfig,
 )
-from txl_tf.runs.evaluate import evaluate_run
-from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.train import train_and_evaluate
 
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
@@ -94,6 +91,10 @@ def model_arguments(group, given_only=False):
 
 
 def main():
+    from txl_tf.runs.evaluate import evaluate_run
+    from txl_tf.runs.folder import RunFolder
+    from txl_tf.runs.train import train_and_evaluate
+
     folder, machine = RunFolder(FLAGS.model_dir), MachineConfig(**values(MachineConfig))
     evaluation = values(EvaluationConfig)
     if FLAGS.do_train and not FLAGS.do_eval_only:

@@ -23,14 +23,8 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import keras
-import numpy as np
-import tensorflow as tf
-
-from tools.program import run, values
-from txl_tf import TransformerXL, load_run
+from tools.program import read_flags, run, values
 from txl_tf.config import PRECISIONS
-from txl_tf.data.text_files import read_files
 
 SECTIONS = ("specialnames", "compound", "string-methods", "debugger")
 
@@ -44,6 +38,15 @@ flags.DEFINE_enum("mixed_precision", "float32", list(PRECISIONS), "Type of the p
 flags.DEFINE_bool("scratch", False, "Start from random weights instead of the run's, to compare.")
 flags.DEFINE_integer("seed", 0, "Seed of the new weights, of shuffling and of dropout.")
 flags.mark_flag_as_required("model_dir")
+
+read_flags(__name__)
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_tf import TransformerXL, load_run
+from txl_tf.data.text_files import read_files
 
 
 def read_classes(vocab, data_path=None):

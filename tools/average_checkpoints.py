@@ -16,7 +16,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions;
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.program import run, values
-from txl_tf.runs.averaging import average_checkpoints
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_list("checkpoints", None, "Checkpoints to average, comma-separated: names in model_dir, or paths.")
@@ -26,6 +25,8 @@ flags.mark_flags_as_required(["model_dir", "output_dir"])
 
 
 def main():
+    from txl_tf.runs.averaging import average_checkpoints
+
     paths = average_checkpoints(**values("model_dir output_dir checkpoints num_last_checkpoints"))
     print(f"{flags.FLAGS.output_dir}: the average of {', '.join(paths)}")
 

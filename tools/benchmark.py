@@ -54,14 +54,8 @@ from absl import flags, logging
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np
-import tensorflow as tf
-
-from tests.helpers import free_ports
-from tools import contestants, processes
-from tools.contestants import REFERENCE, SHAPES
-from tools.program import FLAGS, run
-from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
+from tools.program import FLAGS, read_flags, run
+from tools.shapes import REFERENCE, SHAPES
 
 # A contestant's process lasts for all its turns.
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
@@ -104,6 +98,14 @@ flags.DEFINE_integer("inter_op_threads", None, "Operations that TensorFlow runs 
 flags.DEFINE_bool("jit", False, "Measure training with XLA, too.")
 flags.DEFINE_string("json", None, "File to write the figures to.")
 
+read_flags(__name__)
+
+import numpy as np
+import tensorflow as tf
+
+from tests.helpers import free_ports
+from tools import contestants, processes
+from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
 
 # ------------------------------------------------------------------------------------------------ turns and tables
 

@@ -26,16 +26,8 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np
-import tensorflow as tf
-
-from tools.program import FLAGS, run
-from txl_tf import TransformerLM, TransformerXLLM, load_run
+from tools.program import FLAGS, read_flags, run
 from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
-from txl_tf.models.sliding_window import sliding_window_nll
-from txl_tf.runs.evaluate import to_metric
-from txl_tf.runs.setup import open_corpus
-from txl_tf.runs.train import train_and_evaluate
 
 flags.DEFINE_enum("part", "both", ["both", "speed", "training"], "What to compare.")
 flags.DEFINE_list("attn_lens", ["800", "1800", "2800", "3800"], "Of speed: tokens that every token sees.")
@@ -45,6 +37,17 @@ flags.DEFINE_string("data_path", None, "Of training: text file; default: Python'
 flags.DEFINE_integer("train_steps", 3000, "Of training: steps of each model.", lower_bound=200)
 flags.DEFINE_string("output_dir", "runs/compare_context", "Folder of the runs.")
 flags.DEFINE_string("output", None, "PNG file to draw the picture to.")
+
+read_flags(__name__)
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf import TransformerLM, TransformerXLLM, load_run
+from txl_tf.models.sliding_window import sliding_window_nll
+from txl_tf.runs.evaluate import to_metric
+from txl_tf.runs.setup import open_corpus
+from txl_tf.runs.train import train_and_evaluate
 
 SHAPE = {"n_token": 204, "d_model": 512, "d_embed": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # times faster, on the authors' GPU

@@ -31,21 +31,9 @@ os.environ.update(TPU_SKIP_MDS_QUERY="1", JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LI
 os.environ.update(TPU_ACCELERATOR_TYPE="v4-8", TPU_WORKER_HOSTNAMES="localhost")  # else it complains of having none
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import keras
-import numpy as np
-import tensorflow as tf
-from tensorflow.compiler.xla.service import hlo_pb2
-
 import train  # defines the flags of a configuration
-from tools.program import FLAGS, run, values
-from txl_tf import make_optimizer
+from tools.program import FLAGS, read_flags, run, values
 from txl_tf.config import AUTO, PRECISIONS, OptimizerConfig, one_of
-from txl_tf.data.batches import choose_bin_capacities
-from txl_tf.data.datasets import PAPER_DATASETS
-from txl_tf.models.generation import TextState, next_token, precompute_for
-from txl_tf.models.sampling import check_sampling, no_history
-from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.setup import open_corpus
 
 ROOT = Path(__file__).parents[1]
 GIB = 2**30
@@ -69,6 +57,21 @@ flags.DEFINE_integer("n_token", None, "Size of the vocabulary, where there is no
 flags.DEFINE_bool("largest_batch", False, "Say how many rows of training fit a core; compiles some more batches.")
 flags.DEFINE_list("published", None, "Compile the training of published configurations, of " + ", ".join(PUBLISHED))
 flags.DEFINE_list("precisions", "float32,bfloat16", "With --published: values of --mixed_precision.")
+
+read_flags(__name__)
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.xla.service import hlo_pb2
+
+from txl_tf import make_optimizer
+from txl_tf.data.batches import choose_bin_capacities
+from txl_tf.data.datasets import PAPER_DATASETS
+from txl_tf.models.generation import TextState, next_token, precompute_for
+from txl_tf.models.sampling import check_sampling, no_history
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.setup import open_corpus
 
 
 @dataclasses.dataclass

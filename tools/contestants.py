@@ -7,58 +7,7 @@ The reference is tests/reference_model.py, time-major and without a cache. The l
 import numpy as np
 import tensorflow as tf
 
-REFERENCE = "reference float32"
-EVALUATION = "evaluation float32"
-NETWORK = {
-    "n_layer": 6, "d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 1024, "n_token": 256, "cutoffs": [],
-    "div_val": 1, "dropout": 0.1, "dropatt": 0.0, "same_length": False, "clamp_len": -1,
-}  # fmt: skip
-SEQ2SEQ = {"n_layer": 3, "d_model": 256, "n_head": 4, "d_inner": 1024, "n_token": 60, "dropout": 0.1}
-TAGGING = {"d_embed": 50, "n_token": 8000, "n_bigram": 19000, "n_tag": 33, "sentences": 320, "tgt_len": 0}
-TENER = {
-    **TAGGING, "n_layer": 2, "d_model": 256, "n_head": 4, "d_inner": 512, "dropout": 0.15, "embed_dropout": 0.3,
-    "batch_size": 16,
-}  # fmt: skip
-FLAT = {
-    **TAGGING, "n_layer": 1, "d_model": 128, "n_head": 8, "d_inner": 384, "dropout": 0.15, "embed_dropout": 0.5,
-    "batch_size": 10, "fusion": "ff",
-}  # fmt: skip
-_SEGMENT = {"tgt_len": 64, "mem_len": 64, "batch_size": 8}
-SHAPES = {
-    "training": {**NETWORK, "tgt_len": 128, "mem_len": 128, "batch_size": 8},
-    "training_words": {
-        **NETWORK, **_SEGMENT, "n_layer": 4, "batch_size": 16, "n_token": 33278, "cutoffs": [2000, 10000], "div_val": 2,
-    },
-    "evaluation": {
-        **NETWORK, "n_layer": 12, "d_model": 512, "n_head": 8, "d_inner": 2048, "same_length": True, "clamp_len": 820,
-        "tgt_len": 80, "mem_len": 2100, "batch_size": 10,
-    },
-    "generation": {**NETWORK, "tgt_len": 256, "mem_len": 1600, "batch_size": 1},
-    "preparation": {"n_token": 50000, "megabytes": 30},
-    "export": {**NETWORK, "mem_len": 1600, "batch_size": 1},
-    "startup": {
-        **NETWORK, "n_layer": 4, "d_model": 192, "d_head": 48, "d_inner": 768, "tgt_len": 96, "mem_len": 96,
-        "batch_size": 16, "megabytes": 0.5,
-    },
-    "softmax_wt103": {
-        **NETWORK, **_SEGMENT, "n_layer": 1, "d_model": 410, "n_head": 10, "d_head": 41, "d_inner": 2100,
-        "n_token": 267735, "cutoffs": [20000, 40000, 200000],
-    },
-    "softmax_lm1b": {
-        **NETWORK, **_SEGMENT, "n_layer": 1, "d_model": 1024, "n_head": 8, "d_head": 128, "d_inner": 4096,
-        "n_token": 793471, "cutoffs": [60000, 100000, 640000], "div_val": 4,
-    },
-    "workers": {**NETWORK, **_SEGMENT},
-    "scoring": {
-        **NETWORK, **_SEGMENT, "n_layer": 4, "d_model": 192, "d_head": 48, "d_inner": 768, "batch_size": 16,
-        "n_token": 10000, "lines": 400,
-    },
-    "seq2seq": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 16},
-    "seq2seq_pairs": {**SEQ2SEQ, "batch_size": 64, "pairs": 1280},
-    "seq2seq_decoding": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 24},
-    "tener": TENER, "tener_tagging": TENER, "flat": FLAT, "flat_tagging": FLAT,
-    "flat_long": {**FLAT, "tgt_len": 200, "sentences": 20},
-}  # fmt: skip
+from tools.shapes import EVALUATION, NETWORK, REFERENCE
 
 
 def is_tagging(mode):

@@ -26,18 +26,16 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.program import FLAGS, define_flags, run, values
-from txl_tf.config import ModelConfig
-from txl_tf.convert.original import run_to_tf1, tf1_to_run
-from txl_tf.convert.pytorch import pytorch_to_run
-from txl_tf.data.datasets import PAPER_DATASETS
-from txl_tf.runs.folder import RunFolder
+from tools.program import FLAGS, define_flags, read_flags, run, values
+from txl_tf.config import DATASETS, ModelConfig
+
+PAPER_DATASETS = [name for name in DATASETS if name not in ("pydoc", "text")]
 
 flags.DEFINE_string("tf1_checkpoint", None, "The original's checkpoint: its prefix (.../model.ckpt-0) or its folder.")
 flags.DEFINE_string("pytorch_checkpoint", None, "Checkpoint of a PyTorch program: its file or folder.")
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("corpus", None, "Its cache.pkl, vocab.pkl, cache.pt, or list of words; or the folder of one.")
-flags.DEFINE_enum("dataset", None, list(PAPER_DATASETS), "Whose rules make words of text, where no file says.")
+flags.DEFINE_enum("dataset", None, PAPER_DATASETS, "Whose rules make words of text, where no file says.")
 flags.DEFINE_string(
     "data_dir", None, "Folder for the text of a cache.pkl or cache.pt, prepared to train on and to evaluate."
 )
@@ -54,6 +52,12 @@ define_flags(ModelConfig, leave_out=LEFT_OUT, mem_len=None, **dict.fromkeys([*TO
 
 flags.mark_flag_as_required("model_dir")
 flags.mark_flags_as_mutual_exclusive(["tf1_checkpoint", "pytorch_checkpoint"], required=True)
+
+read_flags(__name__)
+
+from txl_tf.convert.original import run_to_tf1, tf1_to_run
+from txl_tf.convert.pytorch import pytorch_to_run
+from txl_tf.runs.folder import RunFolder
 
 CORPUS = "corpus model_dir dataset data_dir"
 

@@ -18,9 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions;
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.program import FLAGS, define_flags, run, values
-from txl_tf import export_saved_model, load_run
-from txl_tf.config import SearchConfig
-from txl_tf.serving.request import WEIGHT_TYPES
+from txl_tf.config import WEIGHT_TYPES, SearchConfig
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("output", None, "Folder of the served model; its last part is the model's name.")
@@ -47,6 +45,8 @@ flags.mark_flags_as_required(["model_dir", "output"])
 
 
 def main():
+    from txl_tf import export_saved_model, load_run
+
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
     model, vocab = load_run(FLAGS.model_dir, FLAGS.ckpt_path, **values("mem_len clamp_len", given_only=True))
     search = values(SearchConfig, given_only=True) or None

@@ -27,15 +27,8 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np
-import tensorflow as tf
-
-from tools.program import FLAGS, run, values
-from txl_tf.data.vocabulary import escape, unescape, visible
-from txl_tf.models.sampling import REPETITION_WINDOW, check_integer, check_sampling, of_sequences
-from txl_tf.models.session import Session
-from txl_tf.models.stopping import check_stops
-from txl_tf.runs.folder import RunFolder
+from tools.program import FLAGS, read_flags, run, values
+from txl_tf.config import REPETITION_WINDOW
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest.")
@@ -62,6 +55,17 @@ flags.DEFINE_integer("mem_len", None, "Positions of memory, rather than the run'
 flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len, rather than as the run does.")
 
 flags.mark_flag_as_required("model_dir")
+
+read_flags(__name__)
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.data.vocabulary import escape, unescape, visible
+from txl_tf.models.sampling import check_integer, check_sampling, of_sequences
+from txl_tf.models.session import Session
+from txl_tf.models.stopping import check_stops
+from txl_tf.runs.folder import RunFolder
 
 READ_AT_ONCE = 512  # tokens of a prompt, so that its length does not matter
 WRITTEN_AT_ONCE = 4  # tokens between two looks at the screen

@@ -34,23 +34,7 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np
-import tensorflow as tf
-
-from tools.program import FLAGS, run
-from txl_tf.data.text_files import read_files
-from txl_tf.data.vocabulary import escape
-from txl_tf.layers.attention import create_mask
-from txl_tf.layers.positions import positional_encoding
-from txl_tf.runs.evaluate import to_metric
-from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.setup import open_corpus
-
-try:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
-except ImportError:
-    Figure = None
+from tools.program import FLAGS, read_flags, run
 
 KINDS = ("curves", "attention", "context", "scaling", "positions")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
@@ -83,6 +67,25 @@ flags.register_multi_flags_validator(
     lambda given: bool(given[NEEDS[given["kind"]]]) if given["kind"] in NEEDS else True,
     "kind=scaling needs --figures, kind=positions nothing, the other kinds need --model_dir",
 )
+
+read_flags(__name__)
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.data.text_files import read_files
+from txl_tf.data.vocabulary import escape
+from txl_tf.layers.attention import create_mask
+from txl_tf.layers.positions import positional_encoding
+from txl_tf.runs.evaluate import to_metric
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.setup import open_corpus
+
+try:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+except ImportError:
+    Figure = None
 
 
 # ------------------------------------------------------------------------------------------------ training curves

@@ -22,23 +22,7 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np
-import tensorflow as tf
-
-from tools.program import FLAGS, run
-from txl_tf.data.parallel import read_lines
-from txl_tf.data.tagged import encoder_of
-from txl_tf.data.tagged_batches import features
-from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
-from txl_tf.layers.tener_layer import two_way_positions
-from txl_tf.models.flat import Flat
-from txl_tf.runs.tagger_folder import FlatFolder, TenerFolder
-
-try:
-    from matplotlib.figure import Figure
-    from matplotlib.font_manager import FontProperties
-except ImportError:
-    Figure = None
+from tools.program import FLAGS, read_flags, run
 
 KINDS = ("direction", "lattice")
 
@@ -53,6 +37,25 @@ flags.DEFINE_integer("head", None, "Head, from 0; the mean of all where it is no
 flags.DEFINE_integer("distance", 20, "Largest distance.", lower_bound=1)
 flags.DEFINE_string("font", None, "File of a font for the labels.")
 flags.mark_flags_as_required(["model_dir", "output"])
+
+read_flags(__name__)
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.data.parallel import read_lines
+from txl_tf.data.tagged import encoder_of
+from txl_tf.data.tagged_batches import features
+from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
+from txl_tf.layers.tener_layer import two_way_positions
+from txl_tf.models.flat import Flat
+from txl_tf.runs.tagger_folder import FlatFolder, TenerFolder
+
+try:
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
+except ImportError:
+    Figure = None
 
 
 def open_tagger(model_dir, kind=TenerFolder):

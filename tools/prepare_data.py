@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.program import FLAGS, define_flags, run, values
 from txl_tf.config import TextConfig
-from txl_tf.data.corpus import load_corpus, prepare
 
 flags.DEFINE_string("data_dir", None, "Folder of the prepared corpus, and of the raw text of the paper's datasets.")
 flags.DEFINE_bool("download", False, "Fetch the public archive of a dataset of the paper, unless its text is there.")
@@ -40,6 +39,8 @@ flags.mark_flag_as_required("data_dir")
 
 
 def main():
+    from txl_tf.data.corpus import load_corpus, prepare
+
     if FLAGS.verify:
         made = load_corpus(FLAGS.data_dir, verify=True)
         print("every file is as it was written")

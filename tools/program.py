@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import functools
 import gc
+import importlib.util
 import logging
 import os
 import signal
@@ -15,7 +16,34 @@ from absl import logging as absl_logging
 
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # flags that are defined here are the calling program's in --help
+_parsed = []  # what `read_flags` left over of the command line
 _DEFINE = {"int": flags.DEFINE_integer, "float": flags.DEFINE_float, "bool": flags.DEFINE_bool}
+
+
+def _defer_package():
+    """Makes `txl_tf` a package whose `__init__`, which imports TensorFlow, runs where a name is first taken from it.
+
+    `txl_tf.config` has all that flags need: --help and a wrong flag are answered at once.
+    """
+    spec = importlib.util.find_spec("txl_tf")
+    package = sys.modules["txl_tf"] = importlib.util.module_from_spec(spec)
+
+    def first_name(name):
+        load_package()
+        return getattr(package, name)
+
+    package.__getattr__ = first_name
+
+
+def load_package():
+    """Runs the `__init__` that `_defer_package` has put off."""
+    package = sys.modules["txl_tf"]
+    if vars(package).pop("__getattr__", None):
+        package.__spec__.loader.exec_module(package)
+
+
+if "txl_tf" not in sys.modules:
+    _defer_package()
 
 
 def define_flags(config, leave_out="", **defaults):
@@ -60,30 +88,55 @@ def values(names, given_only=False):
     return {name: [int(x) for x in value] if name in numbers and value else value for name, value in found.items()}
 
 
+def read_flags(name):
+    """Reads the flags of a program whose module is `name`, if it runs. A program calls it before it imports the rest.
+
+    Wrong flags end it with status 1, --help and the like as in absl.
+    """
+    if name == "__main__":
+        with _ending():
+            app.define_help_flags()
+            try:
+                _parsed[:] = app.parse_flags_with_usage(sys.argv)
+            except OSError as error:  # of --help
+                _close_stdout(error)
+                sys.exit(0)
+
+
 def run(main):
-    """Runs a program: reads its flags, has the library's messages printed, and calls `main()`.
+    """Runs a program: reads its flags, if `read_flags` has not, has the library's messages printed, calls `main()`.
 
     Stray arguments, ValueError and OSError end it with one line and status 1, Ctrl-C with status 130. With --verbosity
     an error comes with its traceback instead. Where the standard output is closed, as by `| head`, it ends in silence
     with status 0; where its disk is full, with one line and status 1. A training saves first.
     """
-    gc.freeze()  # collections need not look at what the imports made
+    with _ending():
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a shell's background job
+            signal.signal(signal.SIGINT, _interrupt)
+        parser = app.parse_flags_with_usage if not _parsed else lambda argv: list(_parsed)
+        try:
+            app.run(functools.partial(_run, main), flags_parser=parser)
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it ends already
+                signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _ending():
+    """What is left to do where a program may end: its output is written, or said to be lost."""
     if sys.stdout is None:  # as after >&-
         sys.stdout = open(os.devnull, "w")
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a shell's background job
-        signal.signal(signal.SIGINT, _interrupt)
     try:
-        app.run(functools.partial(_run, main))
+        yield
     except BrokenPipeError:  # of --help
         _close_stdout()
+        sys.exit(0)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # it ends already
-            signal.signal(number, signal.SIG_IGN)
         try:
             sys.stdout.flush()
         except OSError as error:
             _close_stdout(error)
-        gc.freeze()  # and the process ends without one over all that is left, which takes a second
+        gc.freeze()  # where the process ends, it does so without a collection of all that is left, which takes a second
         if _lost_output:
             sys.exit(f"{os.path.basename(sys.argv[0])}: the standard output cannot be written: {_lost_output[0]}")
 
@@ -181,6 +234,8 @@ def _run(main, argv):
     if not verbose:
         absl_logging.set_verbosity(absl_logging.WARNING)
     log_to_stdout()
+    load_package()
+    gc.freeze()  # collections need not look at what the imports made
     try:
         main()
     except BrokenPipeError:

@@ -34,13 +34,8 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.program import FLAGS, define_flags, run, values
+from tools.program import FLAGS, define_flags, read_flags, run, values
 from txl_tf.config import ScoringConfig
-from txl_tf.data.text_files import read_files
-from txl_tf.data.vocabulary import visible
-from txl_tf.files import check_writable, new_file
-from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.scoring import Scorer, in_blocks
 
 COLUMNS = {"nll": ".6f", "tokens": "d", "ppl": ".4f", "bpb": ".6f", "bytes": "d", "text": "s"}
 PAUSE = 0.1  # seconds without input after which what has come is scored
@@ -53,9 +48,18 @@ flags.DEFINE_enum("format", "tsv", ["tsv", "json", "tokens"], "Columns, JSON lin
 flags.DEFINE_list("columns", ["nll"], f"What to write of a line, of {', '.join(COLUMNS)}; for --format=tsv.")
 flags.DEFINE_integer("mem_len", None, "Positions of memory, rather than the run's.")
 flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len, rather than as the run does.")
+
 define_flags(ScoringConfig)
 
 flags.mark_flag_as_required("model_dir")
+
+read_flags(__name__)
+
+from txl_tf.data.text_files import read_files
+from txl_tf.data.vocabulary import visible
+from txl_tf.files import check_writable, new_file
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.scoring import Scorer, in_blocks
 
 
 def lines_of(pieces):

@@ -21,17 +21,7 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import keras
-
-from tools.program import FLAGS, answer_lines, run, values
-from txl_tf.data.parallel import read_lines
-from txl_tf.data.tagged import encoder_of, read_tagged_as
-from txl_tf.data.vocabulary import visible
-from txl_tf.files import check_writable, new_file
-from txl_tf.models.text_tagger import TextTagger
-from txl_tf.runs.pairs_folder import open_folder
-from txl_tf.runs.tag_report import confusion, format_confusion, format_scores, score_table
-from txl_tf.runs.tagger_folder import TenerFolder
+from tools.program import FLAGS, answer_lines, read_flags, run, values
 
 FORMATS = ("json", "conll")
 
@@ -45,6 +35,19 @@ flags.DEFINE_bool("constraints", None, "Take only paths of tags that their schem
 flags.DEFINE_integer("batch_size", 64, "Sentences to tag at a time.", lower_bound=1)
 
 flags.mark_flag_as_required("model_dir")
+
+read_flags(__name__)
+
+import keras
+
+from txl_tf.data.parallel import read_lines
+from txl_tf.data.tagged import encoder_of, read_tagged_as
+from txl_tf.data.vocabulary import visible
+from txl_tf.files import check_writable, new_file
+from txl_tf.models.text_tagger import TextTagger
+from txl_tf.runs.pairs_folder import open_folder
+from txl_tf.runs.tag_report import confusion, format_confusion, format_scores, score_table
+from txl_tf.runs.tagger_folder import TenerFolder
 
 
 def line_of(sentence, found):

@@ -35,7 +35,6 @@ from txl_tf.config import (
     TaggerTrainingConfig,
     TenerTaggerConfig,
 )
-from txl_tf.runs.train_tagger import train_tagger
 
 MODELS = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig}
 FROM_DATA = "labels n_token n_bigram"
@@ -53,6 +52,8 @@ flags.mark_flag_as_required("model_dir")
 
 
 def main():
+    from txl_tf.runs.train_tagger import train_tagger
+
     groups = {"data": TaggedConfig, "model": MODELS[FLAGS.model], "optimizer": OptimizerConfig}
     groups |= {"training": TaggerTrainingConfig, "machine": MachineConfig}
     others = [group for name, group in MODELS.items() if name != FLAGS.model]

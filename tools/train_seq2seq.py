@@ -33,7 +33,6 @@ from txl_tf.config import (
     SearchConfig,
     TransformerConfig,
 )
-from txl_tf.runs.train_pairs import train_pairs
 
 flags.DEFINE_string("model_dir", None, "Folder of the run: checkpoints, vocabularies, log.csv, curves.")
 define_flags(PairsConfig)
@@ -47,6 +46,8 @@ flags.mark_flag_as_required("model_dir")
 
 
 def main():
+    from txl_tf.runs.train_pairs import train_pairs
+
     groups = {"data": PairsConfig, "model": TransformerConfig, "optimizer": OptimizerConfig}
     groups |= {"training": PairsTrainingConfig, "search": SearchConfig, "machine": MachineConfig}
     configs = {name: group(**values(group)) for name, group in groups.items()}

@@ -21,16 +21,8 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import keras
-
-from tools.program import FLAGS, answer_lines, define_flags, run, values
+from tools.program import FLAGS, answer_lines, define_flags, read_flags, run, values
 from txl_tf.config import SearchConfig
-from txl_tf.data.parallel import read_lines, read_sides
-from txl_tf.data.vocabulary import visible
-from txl_tf.files import check_writable, new_file
-from txl_tf.models.translator import Translator
-from txl_tf.runs.error_rates import corpus_scores, error_rates, group_references
-from txl_tf.runs.pairs_folder import PairsFolder
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest: a path, a name, or best.")
@@ -40,9 +32,21 @@ flags.DEFINE_string("output", None, "File to write to, rather than the standard 
 flags.DEFINE_integer("batch_size", 64, "Sources to translate at a time.", lower_bound=1)
 flags.DEFINE_bool("scores", False, "Write number and score of every translation.")
 flags.DEFINE_bool("raw", False, "Write control characters to the standard output as they are.")
+
 define_flags(SearchConfig)
 
 flags.mark_flag_as_required("model_dir")
+
+read_flags(__name__)
+
+import keras
+
+from txl_tf.data.parallel import read_lines, read_sides
+from txl_tf.data.vocabulary import visible
+from txl_tf.files import check_writable, new_file
+from txl_tf.models.translator import Translator
+from txl_tf.runs.error_rates import corpus_scores, error_rates, group_references
+from txl_tf.runs.pairs_folder import PairsFolder
 
 
 def write(translations, file, first=1, raw=True):

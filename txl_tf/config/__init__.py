@@ -42,8 +42,10 @@ from txl_tf.config.training import (
     AUTO,
     OPTIMIZERS,
     PRECISIONS,
+    REPETITION_WINDOW,
     SCHEDULES,
     STRATEGIES,
+    WEIGHT_TYPES,
     EvaluationConfig,
     MachineConfig,
     OptimizerConfig,
@@ -57,10 +59,10 @@ from txl_tf.config.training import (
 
 __all__ = [
     "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "OPTIMIZERS",
-    "PAIR_DATASETS", "PAIR_LEVELS", "POS_EMBEDS", "PRECISIONS", "RESIDUALS", "SCHEDULES", "STRATEGIES", "SUBWORD_TYPES",
-    "TAG_SCHEMES", "Config", "EncoderConfig", "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig",
-    "MachineConfig", "ModelConfig", "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig",
-    "RunConfig", "ScoringConfig", "SearchConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig",
-    "TenerTaggerConfig", "TextConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig", "at_least",
-    "check_bins", "check_fields", "one_of", "satisfies",
+    "PAIR_DATASETS", "PAIR_LEVELS", "POS_EMBEDS", "PRECISIONS", "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES",
+    "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "WEIGHT_TYPES", "Config", "EncoderConfig", "EvaluationConfig",
+    "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig", "NetworkConfig", "OptimizerConfig",
+    "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig", "SearchConfig", "TaggedConfig",
+    "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig", "TextConfig", "TrainingConfig", "TransformerConfig",
+    "TransformerLMConfig", "at_least", "check_bins", "check_fields", "one_of", "satisfies",
 ]  # fmt: skip

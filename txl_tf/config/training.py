@@ -9,6 +9,8 @@ SCHEDULES = ("cosine", "noam", "linear", "constant")
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 AUTO = "auto"  # the machine decides, see `choose_precision`
 TRACKERS = ("none", "wandb", "mlflow")
+WEIGHT_TYPES = ("float32", "float16", "bfloat16")  # that a served model is stored in
+REPETITION_WINDOW = 64  # tokens that `repetition_penalty` is for, unless told otherwise
 STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
 

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from txl_tf.serving.text import Check, require, require_all
 
-WEIGHT_TYPES = ("float32", "float16", "bfloat16")
 # What the arrays of a request may take. Several copies of them exist for moments: docs/serving.md has the peak.
 REQUEST_BYTES = 512 * 2**20
 MAX_ROWS = 1024  # of a request to a model whose rows are small

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from txl_tf.config import one_of
+from txl_tf.config import WEIGHT_TYPES, one_of
 from txl_tf.data.lexicon import Lexicon
 from txl_tf.data.tagged_batches import END, PADDING, UNKNOWN
 from txl_tf.data.vocabulary import Vocab
@@ -22,7 +22,7 @@ from txl_tf.models.sampling import check_integer
 from txl_tf.models.tagger import Tagger
 from txl_tf.models.tener import Tener
 from txl_tf.schema import brief
-from txl_tf.serving.request import WEIGHT_TYPES, RequestLimits, StoredModel, check_ids
+from txl_tf.serving.request import RequestLimits, StoredModel, check_ids
 from txl_tf.serving.text import Check, check_utf8, require_all
 
 ITEMS = 2  # of a lattice, for each character of a text that fits in any case: real text has 1.5 to 1.8

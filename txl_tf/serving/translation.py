@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from txl_tf.config import SearchConfig, one_of
+from txl_tf.config import WEIGHT_TYPES, SearchConfig, one_of
 from txl_tf.data.parallel import END, PADDING, START
 from txl_tf.layers.ops import cross_entropy
 from txl_tf.models.beam_search import beam_search, sample_sequences
 from txl_tf.models.sampling import check_integer
 from txl_tf.models.transformer import Transformer
 from txl_tf.models.translator import most_symbols
-from txl_tf.serving.request import WEIGHT_TYPES, RequestLimits, StoredModel, check_ids
+from txl_tf.serving.request import RequestLimits, StoredModel, check_ids
 from txl_tf.serving.text import Check, GraphTokenizer, require, require_all
 
 _NO_VOCABULARY = "this model was exported without its vocabularies: it takes and gives ids, see translate and score"
