@@ -42,7 +42,28 @@ def original_softmax(model):
     }
 
 
-@pytest.mark.parametrize("options", COMBINATIONS, ids=lambda options: "-".join(map(str, options.values())))
+# Every value of every option, and the most demanding ones together.
+FAST = [
+    ((), 1, 64, False, True),
+    ((7, 15), 1, 128, False, True),
+    ((7, 15), 1, 64, True, True),
+    ((7, 15, 22), 2, 64, True, True),
+    ((7, 15, 22), 4, 128, False, False),
+    ((7, 15), 2, 128, True, False),
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(
+            options,
+            id="-".join(map(str, options.values())),
+            marks=[pytest.mark.slow] * (tuple(options.values()) not in FAST),
+        )
+        for options in COMBINATIONS
+    ],
+)
 def test_embedding_and_softmax_are_those_of_the_plain_port(small_pair, options):
     # small_pair also asserts that both have the same variables, by name and shape.
     lm, model = small_pair(n_token=N_TOKEN, n_layer=1, d_model=D_MODEL, n_head=1, d_head=2, d_inner=2, **options)
@@ -116,14 +137,14 @@ def test_nll_of_a_small_softmax_in_plain_numbers():
 
 
 def test_words_of_absent_bins_get_zero_gradients(small_lm):
-    lm = small_lm(cutoffs=[6, 14], div_val=2)
+    lm = small_lm(n_layer=1, cutoffs=[6, 14], div_val=2)
     tokens = np.full([2, 5], 3, np.int32)
     with tf.GradientTape() as tape:
-        nll, _ = lm.score(tokens, tokens)
+        nll = lm.softmax.nll(lm.network(tokens)[0], tokens, lm.network.embedding)
     rare = [lm.network.embedding.tables[2], lm.softmax.biases[2], lm.softmax.projs[2]]
     for gradient in tape.gradient(nll, [variable.value for variable in rare]):
         np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
-    log_probs, _ = lm.log_probs(tokens)
+    log_probs, _ = lm(tokens)
     np.testing.assert_allclose(nll, -log_probs[..., 3], rtol=1e-5)
 
 
@@ -165,8 +186,14 @@ def assert_same(found, expected, tolerance=1e-6):
         np.testing.assert_allclose(gradient, expected_gradient, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("options", STATIC_OPTIONS, ids=str)
-@pytest.mark.parametrize("size", ["exactly", "a little", "everything"])
+STATIC_CASES = [*itertools.product(STATIC_OPTIONS, ["exactly", "a little", "everything"])]
+
+
+@pytest.mark.parametrize(
+    "options, size",
+    [pytest.param(*case, marks=[pytest.mark.slow] * (i not in (0, 4, 8, 9))) for i, case in enumerate(STATIC_CASES)],
+    ids=str,
+)
 def test_static_shapes_equal_the_dynamic_path_when_nothing_overflows(small_lm, small_batches, options, size):
     lm = small_lm(**options)
     (tokens,), (labels,) = small_batches(n=1, batch=3, tgt_len=9)
@@ -213,7 +240,9 @@ def test_infinite_logits_of_other_bins_do_no_harm_in_empty_slots(small_lm):
         np.testing.assert_array_equal(by_path[weight.path], np.zeros(weight.shape))
 
 
-@pytest.mark.parametrize("options", STATIC_OPTIONS[1:3], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param(STATIC_OPTIONS[1], marks=pytest.mark.slow), STATIC_OPTIONS[2]], ids=str
+)
 def test_every_shape_is_static_and_no_id_becomes_a_float(small_lm, small_batches, options):
     lm = small_lm(**options)
 

@@ -612,21 +612,27 @@ def test_half_precision_is_close_with_masked_keys(dtype, tolerance):
     np.testing.assert_allclose(tf.cast(got, tf.float32), expected, rtol=0, atol=tolerance)
 
 
-def test_dynamic_shapes_and_xla_give_the_same():
+def attend_to(arrays):
+    mask = create_mask(tf.shape(arrays["w"])[1], tf.shape(arrays["mems"])[1])
+    return rel_multihead_attn(**arrays, attn_mask=mask)
+
+
+def test_dynamic_shapes_give_the_same():
     arrays = {name: tf.constant(array) for name, array in random_arrays(mlen=3).items()}
-
-    def attend(arrays):
-        mask = create_mask(tf.shape(arrays["w"])[1], tf.shape(arrays["mems"])[1])
-        return rel_multihead_attn(**arrays, attn_mask=mask)
-
-    expected = attend(arrays)
-    np.testing.assert_allclose(tf.function(attend, jit_compile=True)(arrays), expected, rtol=1e-5, atol=1e-6)
     anything = {
         name: tf.TensorSpec([None] * 3 if name in ("w", "mems", "r") else array.shape, tf.float32)
         for name, array in arrays.items()
     }
-    dynamic = tf.function(attend, input_signature=[anything])
-    np.testing.assert_allclose(dynamic(arrays), expected, rtol=1e-5, atol=1e-6)
+    dynamic = tf.function(attend_to, input_signature=[anything])
+    np.testing.assert_allclose(dynamic(arrays), attend_to(arrays), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_xla_gives_the_same():
+    arrays = {name: tf.constant(array) for name, array in random_arrays(mlen=3).items()}
+    np.testing.assert_allclose(
+        tf.function(attend_to, jit_compile=True)(arrays), attend_to(arrays), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_kernels_are_initialised_differently_and_config_round_trips():

@@ -1,11 +1,14 @@
 """The mean of several checkpoints' weights, as a run that every program opens."""
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import SMALL, assert_variables_equal, full_disk, randomise, run_program, word_vocab
+from absl import flags
+from helpers import SMALL, assert_variables_equal, full_disk, program, randomise, run_program, word_vocab
 
 import txl_tf
 from txl_tf.runs import averaging
@@ -15,14 +18,15 @@ from txl_tf.runs.weights import CheckpointFolder
 from txl_tf.training.loop import LoopState
 
 
-@pytest.fixture
-def run(tmp_path):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     """A run with checkpoints of steps 1, 2 and 3, optimizer included, and the weights of each."""
     model = {**SMALL, "mem_len": 4, "cutoffs": [5, 12], "div_val": 2}
     lm = txl_tf.TransformerXLLM(**model)
     lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=1))
     lm.optimizer.build(lm.trainable_variables)
-    folder = RunFolder(tmp_path / "run")
+    path = tmp_path_factory.mktemp("made") / "run"
+    folder = RunFolder(path)
     checkpoints = RunCheckpoints(lm, folder)
     weights = []
     lm.loop = LoopState(mems=lm.initial_mems(2))  # as `fit` has it
@@ -32,10 +36,17 @@ def run(tmp_path):
         checkpoints.save()
         weights.append(txl_tf.tf1_variables(lm))
     vocab = word_vocab()
-    vocab.save(tmp_path / "run" / "vocab.txt")
+    vocab.save(path / "vocab.txt")
     config = {"data": {"dataset": "text"}, "model": model, "vocab": vocab.get_config()}
     Path(folder.config_file).write_text(json.dumps(config))
-    return folder, weights
+    return path, weights
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    """A copy of it."""
+    shutil.copytree(made[0], tmp_path / "run")
+    return RunFolder(tmp_path / "run"), made[1]
 
 
 def mean(weights):
@@ -125,13 +136,28 @@ def test_bad_input_is_one_clear_error(run, tmp_path, monkeypatch, arguments, mes
     assert not (tmp_path / "average").exists()
 
 
+def test_the_program_in_this_process(run, tmp_path, capsys):
+    arguments = [f"--model_dir={run[0]}", "--checkpoints=ckpt-1,ckpt-3", f"--output_dir={tmp_path / 'average'}"]
+    with contextlib.closing(program("tools/average_checkpoints.py")) as loaded:
+        tool = next(loaded)
+        flags.FLAGS(["average_checkpoints.py", *arguments])
+        tool.main()
+        expected = f"{tmp_path / 'average'}: the average of {run[0]}/ckpt-1, {run[0]}/ckpt-3\n"
+        assert capsys.readouterr().out == expected
+        found = txl_tf.tf1_variables(txl_tf.load_run(tmp_path / "average")[0])
+        assert_variables_equal(found, mean([run[1][0], run[1][2]]))
+        with pytest.raises(ValueError, match="already holds a run"):
+            tool.main()
+
+
+@pytest.mark.slow
 def test_the_program(run, tmp_path):
-    flags = [f"--model_dir={run[0]}", "--checkpoints=ckpt-1,ckpt-3", f"--output_dir={tmp_path / 'average'}"]
-    result = run_program("tools/average_checkpoints.py", *flags)
+    arguments = [f"--model_dir={run[0]}", "--checkpoints=ckpt-1,ckpt-3", f"--output_dir={tmp_path / 'average'}"]
+    result = run_program("tools/average_checkpoints.py", *arguments)
     assert result.stdout == f"{tmp_path / 'average'}: the average of {run[0]}/ckpt-1, {run[0]}/ckpt-3\n", result.stderr
     assert_variables_equal(txl_tf.tf1_variables(txl_tf.load_run(tmp_path / "average")[0]), mean([run[1][0], run[1][2]]))
 
-    result = run_program("tools/average_checkpoints.py", *flags)
+    result = run_program("tools/average_checkpoints.py", *arguments)
     assert result.returncode == 1 and "Traceback" not in result.stderr
     assert "average_checkpoints.py: " in result.stderr and "already holds a run" in result.stderr
 

@@ -35,7 +35,9 @@ def test_segments_follow_the_rule_written_as_a_loop(n_tokens, tgt_len):
     assert num_batches(n_tokens, 2, tgt_len) == len(expected)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64])
+@pytest.mark.parametrize(
+    "dtype", [np.uint16, np.int64, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (np.uint8, np.int32))]
+)
 def test_segments_of_a_memory_map_are_those_of_the_array(tmp_path, dtype):
     tokens = np.arange(50, dtype=dtype)
     tokens.tofile(tmp_path / "tokens.bin")
@@ -45,8 +47,18 @@ def test_segments_of_a_memory_map_are_those_of_the_array(tmp_path, dtype):
     assert as_lists(from_map) == as_lists(from_array)
 
 
-@pytest.mark.parametrize("kind", ["memory", "map", "parts"])
-@pytest.mark.parametrize("rows", [range(2), range(2, 4), range(1, 4)], ids=str)
+FAST_ROWS = {"memory": range(2), "map": range(2, 4), "parts": range(1, 4)}
+
+
+@pytest.mark.parametrize(
+    "kind, rows",
+    [
+        pytest.param(kind, rows, marks=[] if FAST_ROWS[kind] == rows else pytest.mark.slow)
+        for kind in FAST_ROWS
+        for rows in FAST_ROWS.values()
+    ],
+    ids=str,
+)
 def test_some_rows_are_those_of_the_whole_batches(tmp_path, kind, rows):
     tokens = np.random.default_rng(0).integers(0, 99, 61)
     tokens.tofile(tmp_path / "tokens.bin")

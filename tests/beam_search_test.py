@@ -1,5 +1,6 @@
 """Beam search against brute force over all targets."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -44,23 +45,32 @@ def score_all(model, source, length_penalty):
     return groups
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0])
-def test_a_wide_beam_finds_the_best_of_all_targets(model, length_penalty):
-    source = np.array([[3, 4, 5, 6], [6, 3, 0, 0]], np.int32)
+SOURCE = np.array([[3, 4, 5, 6], [6, 3, 0, 0]], np.int32)
+
+
+@pytest.fixture(scope="module")
+def wide(model):
+    """What a search with a length penalty finds whose beam is wider than all targets are many: `(ids, scores)`."""
+    return functools.cache(lambda length_penalty: model._beam_search(SOURCE, START, END, MOST, 400, length_penalty))
+
+
+@pytest.mark.parametrize(
+    "length_penalty", [pytest.param(0.0, marks=pytest.mark.slow), 0.6, pytest.param(2.0, marks=pytest.mark.slow)]
+)
+def test_a_wide_beam_finds_the_best_of_all_targets(model, wide, length_penalty):
     size = VOCAB - 1
-    wide = model._beam_search(source, START, END, MOST, 400, length_penalty)  # wider than all targets are many
+    wide = wide(length_penalty)
     for b in range(2):
-        ended, _ = score_all(model, source[b][source[b] > 0], length_penalty)
+        ended, _ = score_all(model, SOURCE[b][SOURCE[b] > 0], length_penalty)
         best = sorted(ended.items(), key=lambda item: -item[1])[:size]
         for k, (target, score) in enumerate(best):
             assert tuple(symbol for symbol in wide[0][b, k].numpy() if symbol) == target
             assert float(wide[1][b, k]) == pytest.approx(score, rel=1e-4)
 
 
-def test_what_does_not_end_comes_after_all_that_does_and_in_order(model):
-    source = np.array([[3, 4, 5, 6]], np.int32)
-    ids, scores = model._beam_search(source, START, END, MOST, 400, 0.6)
-    ended, unended = score_all(model, source[0], 0.6)
+def test_what_does_not_end_comes_after_all_that_does_and_in_order(model, wide):
+    ids, scores = wide(0.6)
+    ended, unended = score_all(model, SOURCE[0], 0.6)
     targets = [tuple(symbol for symbol in row if symbol) for row in ids[0].numpy()]
     assert set(targets[: len(ended)]) == set(ended)
     expected = sorted(unended.items(), key=lambda item: -item[1])[:10]
@@ -82,7 +92,7 @@ def test_a_beam_of_one_is_greedy_and_a_wider_one_is_never_worse(model):
 
 def test_rows_do_not_see_each_other_and_any_number_of_them_goes(model):
     source = np.random.default_rng(2).integers(3, 7, [5, 4]).astype(np.int32)
-    options = {"start": START, "end": END, "max_new_tokens": 6, "beam_size": 3, "n_best": 3}
+    options = {"start": START, "end": END, "max_new_tokens": 6, "beam_size": 5, "n_best": 3, "length_penalty": 0.0}
     ids, scores = model.generate(source, **options)
     assert ids.shape == (5, 3, 6) and scores.shape == (5, 3)
     for b in range(5):

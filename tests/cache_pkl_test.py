@@ -1,6 +1,8 @@
 """The original's cache.pkl: read whatever Python and script wrote it, and refused where it would run something."""
 
 import collections
+import inspect
+import itertools
 import os
 import pickle
 import re
@@ -10,28 +12,29 @@ import sys
 import numpy as np
 import pytest
 from helpers import CACHED_SYMBOLS, CACHED_TOKENS, Python2Pickler, make_cache, read_hostile
+from hostile import read_forked
 
 from txl_tf.convert.cache_pkl import read_cache_pkl
 from txl_tf.convert.corpus_files import WHITE_SPACE
 
+WAYS = [
+    *({"protocol": protocol} for protocol in range(6)),
+    {"modules": ("__main__", "__main__")},
+    {"modules": ("data_utils", "data_utils")},
+    {"pickler": Python2Pickler},
+    {"pickler": Python2Pickler, "modules": ("__main__", "vocabulary")},
+]
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        *({"protocol": protocol} for protocol in range(6)),
-        {"modules": ("__main__", "__main__")},
-        {"modules": ("data_utils", "data_utils")},
-        {"pickler": Python2Pickler},
-        {"pickler": Python2Pickler, "modules": ("__main__", "vocabulary")},
-    ],
-    ids=str,
-)
-def test_what_is_in_it(tmp_path, monkeypatch, how):
-    cache = read_cache_pkl(make_cache(tmp_path / "cache.pkl", monkeypatch, **how))
-    assert (cache.symbols, cache.dataset, cache.cutoffs, cache.lower_case) == (CACHED_SYMBOLS, "wt103", [2, 3], False)
-    assert {split: list(ids) for split, ids in cache.splits.items()} == CACHED_TOKENS
-    for value in (*cache.symbols, cache.dataset, *cache.cutoffs, cache.lower_case):
-        assert type(value) in (str, int, bool)
+
+def test_what_is_in_it(tmp_path, monkeypatch):
+    expected = CACHED_SYMBOLS, "wt103", [2, 3], False
+    for way in WAYS:
+        with monkeypatch.context() as patch:
+            cache = read_cache_pkl(make_cache(tmp_path / "cache.pkl", patch, **way))
+        assert (cache.symbols, cache.dataset, cache.cutoffs, cache.lower_case) == expected, way
+        assert {split: list(ids) for split, ids in cache.splits.items()} == CACHED_TOKENS, way
+        for value in (*cache.symbols, cache.dataset, *cache.cutoffs, cache.lower_case):
+            assert type(value) in (str, int, bool), way
 
 
 def test_training_text_may_be_a_list_of_files_and_cutoffs_may_be_absent(tmp_path, monkeypatch):
@@ -40,12 +43,11 @@ def test_training_text_may_be_a_list_of_files_and_cutoffs_may_be_absent(tmp_path
     assert list(cache.splits) == ["valid", "test"]
 
 
-@pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("kind", ["i8", "i4", "u2"])
-def test_integers_of_any_size_and_byte_order(tmp_path, monkeypatch, kind, order):
-    ids = np.array([1, 2, 300], order + kind)
-    cache = read_cache_pkl(make_cache(tmp_path / "cache.pkl", monkeypatch, train=ids))
-    np.testing.assert_array_equal(cache.splits["train"], [1, 2, 300])
+def test_integers_of_any_size_and_byte_order(tmp_path, monkeypatch):
+    for kind in ("<i8", ">i8", "<i4", ">i4", "<u2", ">u2"):
+        ids = np.array([1, 2, 300], kind)
+        cache = read_cache_pkl(make_cache(tmp_path / "cache.pkl", monkeypatch, train=ids))
+        np.testing.assert_array_equal(cache.splits["train"], [1, 2, 300], err_msg=kind)
 
 
 @pytest.mark.parametrize("dataset", ["enwik8", "text8", "ptb", "wt2"])
@@ -90,19 +92,22 @@ def call_within_a_corpus(module, name, argument):
 CALLS = [global_call, stack_global_call, inst_call, obj_call, call_within_a_corpus]
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize(
-    "module, name",
-    [("os", "system"), ("posix", "system"), ("builtins", "eval"), ("__builtin__", "eval"), ("subprocess", "Popen")],
-)
-def test_a_command_is_refused_by_name_and_not_run(tmp_path, call, module, name):
+COMMANDS = ["os.system", "posix.system", "builtins.eval", "__builtin__.eval", "subprocess.Popen"]
+
+
+def test_a_command_is_refused_by_name_and_not_run(tmp_path):
     marker = tmp_path / "it_ran"
-    argument = f"open({str(marker)!r}, 'w')" if name == "eval" else f"touch {marker}"
-    path = tmp_path / "cache.pkl"
-    path.write_bytes(call(module, name, argument) + b".")
-    with pytest.raises(ValueError, match=rf"{path} is refused: it names {module}\.{name}.*Nothing of it was run"):
-        read_cache_pkl(path)
-    assert not marker.exists()
+    for call, command in itertools.product(CALLS, COMMANDS):
+        case = f"{call.__name__} {command}"
+        module, name = command.split(".")
+        argument = f"open({str(marker)!r}, 'w')" if name == "eval" else f"touch {marker}"
+        path = tmp_path / "cache.pkl"
+        path.write_bytes(call(module, name, argument) + b".")
+        with pytest.raises(ValueError) as error:
+            read_cache_pkl(path)
+            pytest.fail(f"{case}: not refused")
+        assert re.match(rf"{path} is refused: it names {module}\.{name}.*Nothing of it was run", str(error.value)), case
+        assert not marker.exists(), case
 
 
 @pytest.mark.parametrize("call", CALLS[:-1])
@@ -112,36 +117,37 @@ def test_the_same_bytes_do_run_in_pickle(tmp_path, call):
     assert marker.exists()
 
 
-@pytest.mark.parametrize(
-    "module, name",
-    [
-        ("functools", "partial"),
-        ("builtins", "getattr"),
-        ("importlib", "import_module"),
-        ("operator", "attrgetter"),
-        ("pickle", "loads"),
-        ("numpy", "load"),
-        ("numpy.testing._private.utils", "runstring"),
-        ("_codecs", "decode"),
-        ("collections", "namedtuple"),
-        ("torch._utils", "_rebuild_tensor_v2"),
-        # attributes of what is known
-        ("collections", "Counter.__init__"),
-        ("data_utils", "Corpus.__init__.__globals__"),
-        ("numpy", "ndarray.tofile"),
-        ("numpy.core.multiarray", "_reconstruct.__globals__"),
-        # what is known, elsewhere
-        ("os", "Corpus"),
-        ("__main__", "Counter"),
-        ("txl_tf.vocabulary", "Vocab"),
-    ],
-)
-def test_every_other_name_is_refused(tmp_path, module, name):
+OTHER_NAMES = [
+    ("functools", "partial"),
+    ("builtins", "getattr"),
+    ("importlib", "import_module"),
+    ("operator", "attrgetter"),
+    ("pickle", "loads"),
+    ("numpy", "load"),
+    ("numpy.testing._private.utils", "runstring"),
+    ("_codecs", "decode"),
+    ("collections", "namedtuple"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+    # attributes of what is known
+    ("collections", "Counter.__init__"),
+    ("data_utils", "Corpus.__init__.__globals__"),
+    ("numpy", "ndarray.tofile"),
+    ("numpy.core.multiarray", "_reconstruct.__globals__"),
+    # what is known, elsewhere
+    ("os", "Corpus"),
+    ("__main__", "Counter"),
+    ("txl_tf.vocabulary", "Vocab"),
+]
+
+
+def test_every_other_name_is_refused(tmp_path):
     path = tmp_path / "cache.pkl"
-    path.write_bytes(stack_global_call(module, name, "x") + b".")
-    with pytest.raises(ValueError, match="is refused: it names") as error:
-        read_cache_pkl(path)
-    assert f"{module}.{name}" in str(error.value)
+    for module, name in OTHER_NAMES:
+        path.write_bytes(stack_global_call(module, name, "x") + b".")
+        with pytest.raises(ValueError, match="is refused: it names") as error:
+            read_cache_pkl(path)
+            pytest.fail(f"{module}.{name}: not refused")
+        assert f"{module}.{name}" in str(error.value)
 
 
 def test_no_module_is_imported(tmp_path, monkeypatch):
@@ -195,16 +201,21 @@ def test_a_file_that_is_not_there(tmp_path):
 # ------------------------------------------------------------------------------------------ what would fill the memory
 
 
-@pytest.mark.parametrize("pickler", [pickle.Pickler, Python2Pickler])
-@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize(
+    "pickler, protocol",
+    [
+        (pickle.Pickler, 5),
+        (Python2Pickler, 2),  # Python 2 had three protocols
+        *(pytest.param(pickle.Pickler, protocol, marks=pytest.mark.slow) for protocol in range(5)),
+        *(pytest.param(Python2Pickler, protocol, marks=pytest.mark.slow) for protocol in range(2)),
+    ],
+)
 def test_many_short_symbols_are_no_attack(tmp_path, monkeypatch, protocol, pickler):
     """The most objects that a file of its size has: of some bytes each, and all of them remembered."""
     symbols = [chr(33 + i // 1000) + chr(33 + i % 1000) for i in range(30_000)]
     symbols = [symbol for symbol in symbols if symbol.isprintable()]
     vocab = {"idx2sym": symbols, "sym2idx": collections.OrderedDict((s, [i]) for i, s in enumerate(symbols))}
     how = {"protocol": protocol, "pickler": pickler, "symbols": symbols, "counter": vocab["sym2idx"]}
-    if pickler is Python2Pickler and protocol > 2:
-        pytest.skip("Python 2 had three protocols")
     assert read_cache_pkl(make_cache(tmp_path / "cache.pkl", monkeypatch, **how)).symbols == symbols
 
 
@@ -333,35 +344,32 @@ ATTACKS = {
     "extension of 4 bytes": (b"\x80\x02\x84\x01\x00\x00\x00.", "the operation 0x84 is none that data needs"),
 }  # fmt: skip
 
-ATTEMPT = """
-from txl_tf.convert.cache_pkl import read_cache_pkl
-from txl_tf.convert.corpus_files import WHITE_SPACE
 
 def attempt(path):
     read_cache_pkl(path)
     return "no error"
-"""
 
 
-@pytest.fixture(scope="module")
-def attacked(tmp_path_factory):
-    """As `read_hostile`."""
-    folder = tmp_path_factory.mktemp("attacks")
-    for name, (data, _) in ATTACKS.items():
-        (folder / f"{name}.pkl").write_bytes(data if data.endswith(b".") else data + b".")
-    return read_hostile(folder, ATTEMPT)
+ATTEMPT = "from txl_tf.convert.cache_pkl import read_cache_pkl\n\n" + inspect.getsource(attempt)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_a_file_that_would_fill_the_memory_is_one_short_error(attacked, name):
-    found, stderr = attacked
-    assert f"{name}.pkl" in found, stderr
-    message, length, size, growth, _ = found[f"{name}.pkl"]
-    prefix = r"cache.pkl: |\.pkl is refused: "
-    assert re.search(prefix, message), message
-    assert re.search(ATTACKS[name][1], message), message[:500]
-    assert length < 1000
-    assert growth < 10 * size + 200 * 2**20
+LONG = ["instances", "tuples"]  # the limit that stops them stops lists, too
+
+
+@pytest.mark.parametrize("each_alone", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_file_that_would_fill_the_memory_is_one_short_error(tmp_path, each_alone):
+    names = ATTACKS if each_alone else ATTACKS.keys() - LONG
+    for name in names:
+        data = ATTACKS[name][0]
+        (tmp_path / f"{name}.pkl").write_bytes(data if data.endswith(b".") else data + b".")
+    found, stderr = read_hostile(tmp_path, ATTEMPT) if each_alone else (read_forked(tmp_path, attempt), "")
+    for name in names:
+        assert f"{name}.pkl" in found, f"{name} {stderr}"
+        message, length, size, growth, _ = found[f"{name}.pkl"]
+        assert re.search(r"cache.pkl: |\.pkl is refused: ", message), f"{name}: {message[:500]}"
+        assert re.search(ATTACKS[name][1], message), f"{name}: {message[:500]}"
+        assert length < 1000, name
+        assert growth < 10 * size + 200 * 2**20, name
 
 
 def test_white_space_in_symbols_becomes_escapes():

@@ -32,11 +32,17 @@ def operations(text):
     return len(re.findall(r"^ *%\S+ = ", re.sub(r"^ *%\S+ = stablehlo.constant.*", "", text, flags=re.M), re.M))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_more_layers_are_hardly_more_program(recompute):
+PLAIN = ["--cutoffs=", "--dropout=0", "--dropatt=0"]
+
+
+@pytest.mark.parametrize(
+    "recompute, arguments",
+    [(True, PLAIN), pytest.param(True, [], marks=pytest.mark.slow), pytest.param(False, [], marks=pytest.mark.slow)],
+)
+def test_more_layers_are_hardly_more_program(recompute, arguments):
     counts = {}
     for n_layer in (2, 4):
-        text, rows = text_of("training", f"--n_layer={n_layer}", f"--recompute={recompute}")
+        text, rows = text_of("training", f"--n_layer={n_layer}", f"--recompute={recompute}", *arguments)
         counts[n_layer] = operations(text)
         assert rows == {"train": 4, "eval": 4}
     # What is done weight by weight: stacking them, taking their gradient apart, Adam. A layer has 11 weights.
@@ -89,6 +95,17 @@ def test_what_does_not_fit_has_status_1():
     assert status == 1 and "does not compile: RESOURCE_EXHAUSTED" in out
 
 
+def test_without_the_compiler_there_is_an_error_that_says_what_brings_it(monkeypatch):
+    for name in ("jax", "jax.experimental"):
+        monkeypatch.setitem(sys.modules, name, None)
+    flags.FLAGS.unparse_flags()
+    flags.FLAGS(["compile_for_tpu.py", "--model_dir=no such run", *SMALL.split()])
+    with pytest.raises(OSError, match=r"the TPU's compiler cannot be had: .*\[tpu-check\]"):
+        compile_for_tpu.main()
+    flags.FLAGS.unparse_flags()
+
+
+@pytest.mark.slow
 def test_without_the_compiler_the_program_says_what_brings_it():
     command = [sys.executable, "tools/compile_for_tpu.py", "--model_dir=no such run", *SMALL.split()]
     without = "import sys; sys.modules['jax'] = None; import runpy; sys.argv = sys.argv[1:]; "

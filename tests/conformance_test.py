@@ -7,13 +7,21 @@ import tensorflow as tf
 from conforming import MODELS, SLOW
 
 
-@pytest.fixture(
-    params=[*MODELS, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
-    ids=lambda case: case.name,
-    scope="module",
-)
+def cases(*fast):
+    """All models as parameters; those that are not named `fast` are slow."""
+    models = (*MODELS, *SLOW)
+    assert set(fast) <= {case.name for case in models}
+    return [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name not in fast)) for case in models]
+
+
+@pytest.fixture(params=cases(*(case.name for case in MODELS)), scope="module")
 def case(request):
     return request.param
+
+
+def fast_for(*names):
+    """The test is fast for these models alone."""
+    return pytest.mark.parametrize("case", cases(*names), indirect=True)
 
 
 def repeated(batch, n):
@@ -67,6 +75,7 @@ def test_keras_file_holds_all_of_the_model(case, tmp_path):
     assert_all_close(outputs(loaded, inputs), outputs(model, inputs), rtol=0, atol=0)
 
 
+@fast_for("adaptive_language_model")
 def test_xla_computes_the_same_outputs(case):
     inputs = case.inputs()
     model = case.make_random()
@@ -76,6 +85,7 @@ def test_xla_computes_the_same_outputs(case):
     )
 
 
+@fast_for("vanilla_language_model")
 def test_fit_under_xla_trains_the_same(case, trained):
     model = case.compile(case.make_random(), jit_compile=True)
     history = model.fit(repeated(case.make_batch(), 4), epochs=2, verbose=0).history
@@ -84,7 +94,9 @@ def test_fit_under_xla_trains_the_same(case, trained):
     assert_all_close(weights(model), expected, **AFTER_ADAM)
 
 
-@pytest.mark.parametrize("policy, tolerance", [("mixed_bfloat16", 0.1), ("mixed_float16", 0.02)])
+@pytest.mark.parametrize(
+    "policy, tolerance", [("mixed_bfloat16", 0.1), pytest.param("mixed_float16", 0.02, marks=pytest.mark.slow)]
+)
 def test_half_precision_is_close_to_single(case, policy, tolerance):
     inputs = case.inputs()
     expected = outputs(case.make_random(), inputs)
@@ -94,6 +106,7 @@ def test_half_precision_is_close_to_single(case, policy, tolerance):
     assert np.abs(got[0] - expected[0]).max() > 0  # it was not float32 after all
 
 
+@fast_for("language_model")
 def test_two_replicas_train_as_one(case, trained, two_replicas):
     with two_replicas.scope():
         model = case.compile(case.make_random())

@@ -1,128 +1,125 @@
-"""Set-up that every test shares: three devices, fixed seeds, the reference values, and a pair of equal models."""
+"""How the tests run: their fixtures, what they take in time and memory, and its limits.
 
+The process that deals out the tests imports no TensorFlow. It prints how long all took, the slowest tests, and the most
+memory that all processes took at a time. Where the environment has CI=true, a fast test of more than 10 s (of the
+processor, where the machine is busy) and a worker of more than 1.5 GB fail the run.
+"""
+
+import ctypes
+import gc
 import os
+import resource
+import threading
+import time
+from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import pytest
 
-import tensorflow as tf
-
-# Three devices on any machine, so that distribution can be tested. Nothing may touch TensorFlow before this.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 3
-)
-
-from tensorflow.python.data.ops import dataset_ops  # noqa: E402
+MOST_SECONDS = 10  # of a test that is not marked slow
+MOST_MEMORY = 1500  # MB, of a process that runs tests
 
 
-def _without_autotuning(dataset):
-    """As `txl_tf.data.batches.prefetched` does, for the datasets that Keras and tests make: no test waits a minute."""
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset_ops._OptionsDataset(dataset, options)
+def pytest_addoption(parser):
+    parser.addoption(
+        "--seed-offset",
+        type=int,
+        default=0,
+        help="added to the seeds of the tests' random data, which no test may hang on",
+    )
 
 
-dataset_ops.DatasetV2._apply_debug_options = _without_autotuning  # every iterator calls it
-
-import logging  # noqa: E402
-
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-from helpers import REFERENCE, SMALL, TEXT, randomise, train_run  # noqa: E402
-from reference_model import ReferenceModel  # noqa: E402
-
-import txl_tf  # noqa: E402
-from tools.program import log_to_stdout  # noqa: E402
+def pytest_configure(config):
+    if getattr(config.option, "numprocesses", None):  # this process deals out the tests
+        config.pluginmanager.register(Meter(config), "meter")
+    else:
+        config.pluginmanager.register(Worker(config), "worker")
+        config.pluginmanager.import_plugin("common_fixtures")
 
 
-@pytest.fixture(autouse=True)
-def fixed_seeds():
-    keras.utils.set_random_seed(1)
+class Worker:
+    """In a process that runs tests: gives back memory after every file, and watches the limits."""
+
+    def __init__(self, config):
+        self.config, self.file, self.problems = config, None, []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        started, seconds = time.perf_counter(), _processor_seconds()
+        result = yield
+        seconds, wall = _processor_seconds() - seconds, time.perf_counter() - started
+        if not item.get_closest_marker("slow") and min(seconds, wall) > MOST_SECONDS:
+            self.problems.append(
+                f"{item.nodeid} took {min(seconds, wall):.1f} s: fast tests take {MOST_SECONDS} s at most"
+            )
+        if nextitem is None or nextitem.path != item.path:
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
+        return result
+
+    def pytest_sessionfinish(self, session):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        if peak > MOST_MEMORY:
+            self.problems.append(f"a worker took {peak:,} MB: {MOST_MEMORY:,} MB at most")
+        output = getattr(self.config, "workeroutput", None)
+        if output is None:
+            _say(session, self.problems)
+        else:
+            output["problems"], output["peak"] = self.problems, peak
 
 
-@pytest.fixture(autouse=True)
-def messages_of_the_library():
-    """As the programs print them, so that tests can look at what a user sees."""
-    log_to_stdout()
-    logging.getLogger("txl_tf").setLevel(logging.INFO)
+class Meter:
+    """In the process that deals out the tests: the memory of all processes, twice a second, and what workers found."""
+
+    def __init__(self, config):
+        self.problems, self.peaks, self.most, self.ended = [], [], 0, threading.Event()
+        threading.Thread(target=self.watch, daemon=True).start()
+
+    def watch(self):
+        while not self.ended.wait(0.5):
+            self.most = max(self.most, sum(map(_memory, _tree(os.getpid()))))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node, error):
+        output = getattr(node, "workeroutput", {})
+        self.problems += output.get("problems", [])
+        self.peaks += [output["peak"]] if "peak" in output else []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session):
+        self.ended.set()
+        _say(session, self.problems)
+
+    def pytest_terminal_summary(self, terminalreporter):
+        peaks = " and ".join(f"{peak:,}" for peak in self.peaks)
+        terminalreporter.write_line(f"memory: at most {self.most:,} MB of all processes at a time; workers {peaks} MB")
 
 
-@pytest.fixture(scope="session")
-def reference():
-    """The folder of numbers computed by the original program; tests that need it are skipped where it is absent."""
-    if not REFERENCE.is_dir():
-        pytest.skip(f"the original program's reference values are not at {REFERENCE}")
-    return REFERENCE
+def _say(session, problems):
+    for problem in problems:
+        print(f"\nLIMIT: {problem}")
+    if problems and os.environ.get("CI") == "true":
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.fixture(scope="session")
-def two_replicas():
-    """Without collectives, since those of several strategies in one process get mixed up."""
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+def _processor_seconds():
+    """Of this process and of those that it waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-@pytest.fixture(scope="session")
-def three_replicas():
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"], tf.distribute.ReductionToOneDevice())
+def _tree(pid):
+    """A process and all below it."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        children = []
+    return [pid, *(below for child in children for below in _tree(int(child)))]
 
 
-@pytest.fixture(scope="session")
-def small_lm():
-    """Makes a small language model whose weights are all random, biases and layer norms included."""
-
-    def make(seed=0, **options):
-        lm = txl_tf.TransformerXLLM(**{**SMALL, "mem_len": 4, "dropout": 0.0, **options})
-        randomise(lm, seed)
-        return lm
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def small_pair(small_lm):
-    """Makes a small language model, and the plain port of the original with the same weights.
-
-    `assign` raises unless both have the same variables, by the original's names, and the same shapes.
-    """
-
-    def make(seed=0, **options):
-        lm = small_lm(seed, **options)
-        model = ReferenceModel(**{**SMALL, "mem_len": 4, **options})
-        model.assign(txl_tf.tf1_variables(lm))
-        return lm, model
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def small_batches():
-    """Makes int32 tokens and labels, `[n, batch, tgt_len]` each: n consecutive segments of a random text."""
-
-    def make(n=2, batch=2, tgt_len=5, n_token=SMALL["n_token"], seed=0):
-        text = np.random.default_rng(seed).integers(0, n_token, [batch, n * tgt_len + 1]).astype(np.int32)
-        tokens, labels = text[:, :-1], text[:, 1:]
-        return [ids.reshape(batch, n, tgt_len).transpose(1, 0, 2).copy() for ids in (tokens, labels)]
-
-    return make
-
-
-@pytest.fixture
-def text_file(tmp_path):
-    """Path of a text that a small model learns fast."""
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT)
-    return str(path)
-
-
-@pytest.fixture(scope="session")
-def trained_run(tmp_path_factory):
-    """A trained `TINY_RUN`, for tests that read it: its folder, and what `train_and_evaluate` returned."""
-    folder = tmp_path_factory.mktemp("trained")
-    (folder / "text.txt").write_text(TEXT)
-    return folder / "run", train_run(folder / "run", str(folder / "text.txt"))
-
-
-@pytest.fixture
-def run_dir(tmp_path):
-    """Folder of a run, which is not there yet."""
-    return tmp_path / "run"
+def _memory(pid):
+    """MB of a process, of pages that several share its part."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # it has ended
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) // 1024

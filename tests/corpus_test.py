@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -10,15 +11,24 @@ import numpy as np
 import pytest
 from helpers import ROOT, as_lists, write_splits, write_text
 
-from txl_tf.data import batches, corpus, prepared_folder
+from txl_tf.data import batches, corpus, prepared_folder, text_files
 from txl_tf.data.batches import choose_bin_capacities, num_batches, segments
-from txl_tf.data.token_files import StoredTokens
+from txl_tf.data.token_files import StoredTokens, TokenWriter
 
 # --------------------------------------------------------------------------------- the original's own numbers
 
 
-@pytest.mark.parametrize("where", ["in memory", "prepared", "prepared, streamed"])
-@pytest.mark.parametrize("dataset", ["enwik8", "text8", "ptb", "wt2"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "dataset, where",
+    [
+        (dataset, where) if where == "in memory" or dataset == "wt2" else pytest.param(dataset, where, marks=SLOW)
+        for dataset in ("enwik8", "text8", "ptb", "wt2")
+        for where in ("in memory", "prepared", "prepared, streamed")
+    ],
+)
 def test_corpus_and_batches_are_the_originals(reference, tmp_path, dataset, where):
     source = reference / "corpus" / dataset
     golden = np.load(source / "golden.npz")
@@ -98,16 +108,24 @@ def test_the_prepared_folder(tmp_path):
     assert (made.cutoffs, made.by_character) == ([2], False)
 
 
+KINDS = [
+    ("text", {"level": "word"}),
+    ("text", {"level": "char", "max_size": 5, "lower_case": True}),
+    ("text", {"level": "byte", "valid_fraction": 0.3}),
+    ("pydoc", {"level": "word"}),
+]
+SCHEMES = ["", "file://", "ram://"]
+
+
 @pytest.mark.parametrize(
-    ("dataset", "options"),
+    "scheme, dataset, options",
     [
-        ("text", {"level": "word"}),
-        ("text", {"level": "char", "max_size": 5, "lower_case": True}),
-        ("text", {"level": "byte", "valid_fraction": 0.3}),
-        ("pydoc", {"level": "word"}),
+        (scheme, *kind) if i == j else pytest.param(scheme, *kind, marks=SLOW)
+        for i, scheme in enumerate(SCHEMES)
+        for j, kind in enumerate(KINDS)
     ],
+    ids=str,
 )
-@pytest.mark.parametrize("scheme", ["", "file://", "ram://"])
 def test_prepared_streamed_and_in_memory_are_the_same(tmp_path, monkeypatch, dataset, options, scheme):
     monkeypatch.setattr(batches, "_READ_AHEAD", 50)
     data_path = write_text(tmp_path / "a.txt", TEXT) if dataset == "text" else None
@@ -322,6 +340,51 @@ sys.exit(status)
 """
 
 
+class Killed(BaseException):
+    pass
+
+
+def test_a_run_that_ends_at_any_moment_looks_unfinished_and_the_next_one_succeeds(tmp_path, monkeypatch):
+    """As `kill -9` leaves it: the folder of new files is not removed."""
+    path, folder = write_text(tmp_path / "a.txt", TEXT), tmp_path / "made"
+    monkeypatch.setattr(text_files, "_READ_BYTES", 2000)
+
+    def run(moment):
+        moments, removals = iter(range(1, 1000)), iter(range(1000))
+
+        def killed_at_the_moment(function):
+            def called(*args, **options):
+                if next(moments) == moment:
+                    raise Killed
+                return function(*args, **options)
+
+            return called
+
+        remove = shutil.rmtree
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", killed_at_the_moment(os.replace))
+            for owner, name in ((TokenWriter, "add"), (TokenWriter, "close"), (corpus.Vocab, "_tokenize")):
+                patch.setattr(owner, name, killed_at_the_moment(getattr(owner, name)))
+            patch.setattr(shutil, "rmtree", lambda *args, **options: next(removals) or remove(*args, **options))
+            corpus.prepare(folder, "text", path, level="word")
+
+    left_behind = []
+    for moment in range(1, 1000):
+        try:
+            run(moment)
+            break
+        except Killed:
+            left_behind.append(sorted(os.listdir(folder)))
+            with pytest.raises(FileNotFoundError):
+                corpus.load_corpus(folder)
+    assert len(left_behind) > 10 and left_behind[0] == ["prepare.tmp"]
+    assert left_behind[-1] == ["prepare.tmp", "train.npy", "valid.npy", "vocab.txt"]
+    expected, found = corpus.build_corpus("text", path, level="word"), corpus.load_corpus(folder)
+    for split in ("train", "valid"):
+        np.testing.assert_array_equal(found.splits[split], expected.splits[split])
+
+
+@SLOW
 def test_a_run_that_is_killed_looks_unfinished_and_the_next_one_succeeds(tmp_path):
     path = write_text(tmp_path / "a.txt", TEXT)
     program = KILLED.format(root=str(ROOT))

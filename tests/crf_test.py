@@ -42,11 +42,14 @@ def probabilities(case, row):
     return {path: np.exp(score - total) for path, score in scores.items()}
 
 
-WAYS = [{}, {"jit_compile": True}]
+SLOW = pytest.mark.slow
+XLA = {"jit_compile": True}
+WAYS = [{}, XLA]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize(
+    "ends, way", [(True, {}), (False, {}), *(pytest.param(ends, XLA, marks=SLOW) for ends in (True, False))], ids=str
+)
 def test_nll_is_that_of_all_paths(case, way, ends):
     emissions, tags, mask, transitions, start, end = case
     found = tf.function(crf.crf_nll, **way)(*case[:4], *([start, end] if ends else []))
@@ -56,7 +59,7 @@ def test_nll_is_that_of_all_paths(case, way, ends):
         np.testing.assert_allclose(found[row], expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", [pytest.param({}, marks=SLOW), XLA], ids=str)
 def test_gradients_are_those_of_tensorflow_through_all_paths(case, way):
     emissions, tags, mask, transitions, start, end = map(tf.constant, case)
     weights = tf.constant([1.0, -2.0, 0.5, 3.0])
@@ -99,7 +102,7 @@ def test_the_best_path_is_the_best_of_all(case, way):
         np.testing.assert_allclose(score[row], of_path[best], atol=2e-6)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", [{}, pytest.param(XLA, marks=SLOW)], ids=str)
 def test_marginals_and_pieces_are_sums_over_paths(case, way):
     emissions, tags, mask, *scores = case
     marginals = tf.function(crf.crf_marginals, **way)(emissions, mask, *scores).numpy()

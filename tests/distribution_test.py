@@ -58,15 +58,21 @@ def make_lm(strategy=None, optimizer=None, **options):
     return lm
 
 
+def left_behind(lm, logs):
+    return {
+        **{f"weights/{i}": variable.numpy() for i, variable in enumerate(lm.trainable_variables)},
+        "mems": lm.carried_mems_array(),
+        "logs": np.array(logs.rows),
+    }
+
+
 def train(strategy=None, make_batches=batches, **options):
     """What 20 steps leave behind."""
     lm, logs = make_lm(strategy, **options), Logs()
     fit = {"epochs": 2, "steps_per_epoch": STEPS // 2, "verbose": 0, "callbacks": [logs]}
     history = lm.fit(make_batches(repeat=True), validation_data=make_batches(n=3), **fit).history
     return {
-        **{f"weights/{i}": variable.numpy() for i, variable in enumerate(lm.trainable_variables)},
-        "mems": lm.carried_mems_array(),
-        "logs": np.array(logs.rows),
+        **left_behind(lm, logs),
         **{name: history[name] for name in ("loss", "grad_norm", "val_loss")},
         "evaluation": lm.evaluate(make_batches(), verbose=0),
     }
@@ -87,13 +93,37 @@ def of_one_replica():
     return train()
 
 
+def two_steps(strategy=None, **options):
+    """What two steps leave behind, and the model."""
+    lm, logs = make_lm(strategy, **options), Logs()
+    lm.fit(batches(n=2), verbose=0, callbacks=[logs])
+    return left_behind(lm, logs), lm
+
+
+@pytest.fixture(scope="module")
+def of_two_steps():
+    """Eager mode is quick: a graph takes seconds to trace."""
+    run, lm = two_steps(run_eagerly=True)
+    return {**run, "evaluation": lm.evaluate(batches(n=1), verbose=0)}
+
+
+def test_two_steps_of_two_replicas_are_those_of_one(two_replicas, of_two_steps):
+    run, lm = two_steps(two_replicas, run_eagerly=True, static_shapes=True, bin_capacities=[15, 15])  # for every token
+    assert_same({**run, "evaluation": lm.evaluate(batches(n=1), verbose=0)}, of_two_steps)
+
+
+def test_two_steps_in_parts_are_those_of_whole_batches(of_two_steps):
+    assert_same(two_steps(gradient_accumulation_steps=3)[0], of_two_steps)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "replicas, options",
     [
         (1, {"gradient_accumulation_steps": 3}),
         (1, {"static_shapes": True, "bin_capacities": [30, 30]}),  # for every token
-        pytest.param(2, {"steps_per_execution": 5}, marks=pytest.mark.slow),
-        pytest.param(2, {"jit_compile": True}, marks=pytest.mark.slow),
+        (2, {"steps_per_execution": 5}),
+        (2, {"jit_compile": True}),
         (3, {"static_shapes": True, "bin_capacities": [10, 10]}),
     ],
     ids=str,
@@ -105,15 +135,16 @@ def test_twenty_steps_with_dropout_are_those_of_one_replica(
     assert_same(run, of_one_replica, options.get("steps_per_execution", 1))
 
 
-def make_half(strategy=None):
+def make_half(strategy=None, run_eagerly=False):
     """A model of float16."""
     with (strategy or tf.distribute.get_strategy()).scope():
         keras.utils.set_random_seed(1)
         lm = txl_tf.TransformerXLLM(**SMALL, mem_len=4, dropout=0.2, seed=3, dtype="mixed_float16")
-        lm.compile(keras.optimizers.SGD(0.5))
+        lm.compile(keras.optimizers.SGD(0.5), run_eagerly=run_eagerly)
     return lm
 
 
+@pytest.mark.slow
 def test_float16_on_two_replicas_is_that_of_one_within_its_rounding(two_replicas):
     one, two = make_half(), make_half(two_replicas)
     for lm in (one, two):
@@ -125,9 +156,12 @@ def test_float16_on_two_replicas_is_that_of_one_within_its_rounding(two_replicas
     assert differ < moved * 2**-10  # float16 has 11 bits
 
 
-@pytest.mark.parametrize("replica", [0, 1])
-def test_an_overflow_on_one_replica_skips_the_step_on_all(two_replicas, replica):
-    lm = make_half(two_replicas)
+@pytest.mark.parametrize(
+    "replica, run_eagerly",
+    [pytest.param(0, False, marks=pytest.mark.slow), pytest.param(1, False, marks=pytest.mark.slow), (1, True)],
+)
+def test_an_overflow_on_one_replica_skips_the_step_on_all(two_replicas, replica, run_eagerly):
+    lm = make_half(two_replicas, run_eagerly)
     before = lm.get_weights()
     loss_and_gradients = lm._loss_and_gradients
 
@@ -215,10 +249,12 @@ def train_by_program(path):
 # ---------------------------------------- what is left out for static shapes
 
 
-def test_tokens_beyond_a_bin_s_capacity_are_counted_and_left_out_of_loss_and_gradient(two_replicas):
+@pytest.mark.parametrize("run_eagerly", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_tokens_beyond_a_bin_s_capacity_are_counted_and_left_out_of_loss_and_gradient(two_replicas, run_eagerly):
     """One step against the mean nll, and its gradient, of the tokens within the capacities of their replica."""
     tokens, labels = next(iter(batches(n=1)))
-    lm = make_lm(two_replicas, optimizer=keras.optimizers.SGD(1.0), static_shapes=True, bin_capacities=[2, 4])
+    static = {"static_shapes": True, "bin_capacities": [2, 4], "run_eagerly": run_eagerly}
+    lm = make_lm(two_replicas, optimizer=keras.optimizers.SGD(1.0), **static)
     lm.network.dropout = 0.0
     for layer in lm.network.decoder_layers:
         layer.rel_attn.dropout = layer.rel_attn.dropatt = layer.ff.dropout = 0.0
@@ -242,7 +278,9 @@ def test_tokens_beyond_a_bin_s_capacity_are_counted_and_left_out_of_loss_and_gra
 
 
 def test_evaluation_with_static_shapes_leaves_out_nothing_and_takes_a_shorter_last_segment():
-    plain, static = make_lm(), make_lm(static_shapes=True, bin_capacities=[1, 1])
+    plain, static = (
+        make_lm(**options, run_eagerly=True) for options in ({}, {"static_shapes": True, "bin_capacities": [1, 1]})
+    )
     text = np.random.default_rng(0).integers(0, 23, 3 * 14).astype(np.int32)
     dataset = txl_tf.segments(text, 3, TGT_LEN)  # 5, 5 and 3 long
     expected = plain.evaluate(dataset, verbose=0)
@@ -254,6 +292,7 @@ def test_evaluation_with_static_shapes_leaves_out_nothing_and_takes_a_shorter_la
 # ---------------------------------------- the gradient norm; rows
 
 
+@pytest.mark.slow
 def test_gradient_norm_of_a_plain_optimizer_is_that_of_the_averaged_gradient(two_replicas):
     """Not the mean over replicas of the norms of their shares of it."""
     norms = []

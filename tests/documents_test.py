@@ -6,25 +6,31 @@ import json
 import numpy as np
 import pytest
 from helpers import (
+    SMALL,
     TINY_RUN,
     WatchedTokens,
     as_lists,
     assert_variables_equal,
+    program,
+    randomise,
     read_checkpoint,
     run_program,
     train_run,
     write_text,
 )
 
-from txl_tf.config import EvaluationConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
+from txl_tf.config import EvaluationConfig, MachineConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
 from txl_tf.data.batches import Segments
 from txl_tf.data.corpus import build_corpus
 from txl_tf.data.documents import DocumentOrder, Documents, document_ends
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.data.vocabulary import visible
+from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.evaluate import evaluate_run
+from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.pairs_folder import load_run
 from txl_tf.runs.scoring import score_lines
+from txl_tf.runs.train import _Run as Training
 from txl_tf.runs.train import train_and_evaluate
 
 END = 0
@@ -65,7 +71,7 @@ def test_every_epoch_has_all_documents_in_an_order_of_its_own():
         Documents(TOKENS[:3], END, 0)
 
 
-@pytest.mark.parametrize("drop_remainder", [False, True])
+@pytest.mark.parametrize("drop_remainder", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_batches_are_those_of_each_epochs_text_wherever_they_begin(drop_remainder):
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 6, 203).astype(np.int32)
@@ -75,7 +81,7 @@ def test_batches_are_those_of_each_epochs_text_wherever_they_begin(drop_remainde
     for epoch in range(3):
         expected += as_lists(Segments(documents.order(epoch)[:], **options).dataset())
     assert expected[: len(expected) // 3] != expected[len(expected) // 3 : 2 * len(expected) // 3]
-    for start in (0, 1, 7, 10, 16):
+    for start in (0, 7, 16):
         found = Segments(tokens, start=start, repeat=True, documents=documents, **options).dataset()
         assert as_lists(found.take(len(expected) - start)) == expected[start:]
         rows = Segments(tokens, start=start, repeat=True, documents=documents, **options).dataset(range(1, 3))
@@ -83,13 +89,48 @@ def test_batches_are_those_of_each_epochs_text_wherever_they_begin(drop_remainde
         assert as_lists(rows.take(len(expected) - start)) == expected_rows[start:]
 
 
-@pytest.fixture
-def json_lines(tmp_path):
+def write_json_lines(folder):
     rng = np.random.default_rng(0)
     texts = ["".join(rng.choice(list("abcde \n"), rng.integers(5, 60))) for _ in range(40)]
-    return write_text(tmp_path / "texts.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return write_text(folder / "texts.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
+@pytest.fixture
+def json_lines(tmp_path):
+    return write_json_lines(tmp_path)
+
+
+DATA = {"valid_fraction": 0.3}
+TRAINING = {"shuffle_documents": True, "reset_memory_at_documents": True, "train_batch_size": 12, "save_steps": 12}
+OPTIONS = {"data": DATA, "model": {"dropout": 0.0, "dropatt": 0.0}}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run that shuffles documents and starts each without memory: its folder, its text, its result."""
+    folder = tmp_path_factory.mktemp("made")
+    text = write_json_lines(folder)
+    return folder / "run", text, train_run(folder / "run", text, training=TRAINING, **OPTIONS)
+
+
+def test_a_run_that_shuffles_goes_on_in_its_second_epoch_with_the_batches_of_the_uninterrupted_run(made):
+    folder, text, _ = made
+    corpus = build_corpus("text", text, **DATA)
+    tokens, options = corpus.splits["train"], {"batch_size": 12, "tgt_len": 8}
+    training = TrainingConfig(**{**TINY_RUN["training"], **TRAINING})
+    run = Training(RunFolder(folder), corpus, training, MachineConfig(), strategy=None)
+    documents, expected = Documents(tokens, corpus.vocab.document_id, training.seed), []
+    for epoch in (0, 1):
+        expected += as_lists(Segments(documents.order(epoch)[:], **options).dataset())
+    assert len(expected) // 2 < 12 < len(expected) and expected != 2 * expected[: len(expected) // 2]
+    for start in (0, 12):
+        assert as_lists(run.batches(start).dataset().take(len(expected) - start)) == expected[start:]
+    in_order = {**TRAINING, "shuffle_documents": False}
+    with pytest.raises(ValueError, match="training.shuffle_documents: True there, False now"):
+        train_run(folder, text, training=in_order, **OPTIONS)
+
+
+@pytest.mark.slow
 def test_a_shuffled_run_resumes_bit_for_bit_in_its_second_epoch(tmp_path, json_lines):
     training = {"shuffle_documents": True, "train_steps": 60, "iterations": 20, "save_steps": 10, "max_to_keep": 9}
     result = train_run(tmp_path / "run", json_lines, training=training)
@@ -115,13 +156,13 @@ def test_documents_are_needed(tmp_path, name):
         train_run(tmp_path / "run", path, training={name: True})
 
 
-def test_a_run_starts_every_document_with_the_memory_of_a_new_text(tmp_path, json_lines, capsys):
+def test_a_run_starts_every_document_with_the_memory_of_a_new_text(made):
     """Its losses on the documents are those of the documents by themselves, in training's segments."""
-    training, data = {"reset_memory_at_documents": True}, {"valid_fraction": 0.3}
-    (nll,) = train_run(tmp_path / "run", json_lines, training=training, data=data).values()
-    lm, vocab = load_run(str(tmp_path / "run"))
+    folder, text, result = made
+    (nll,) = result.values()
+    lm, vocab = load_run(str(folder))
     assert lm.network.reset_token == vocab.document_id
-    tokens = build_corpus("text", json_lines, **data).splits["valid"]
+    tokens = build_corpus("text", text, **DATA).splits["valid"]
     rows = np.reshape(tokens[: len(tokens) // 2 * 2], [2, -1])
     total, count = 0.0, 0
     for row in rows:
@@ -133,11 +174,13 @@ def test_a_run_starts_every_document_with_the_memory_of_a_new_text(tmp_path, jso
                 total, count = total + float(np.sum(found)), count + last - first
     assert nll == pytest.approx(total / count, rel=1e-5)
 
-    evaluation = {"eval_batch_size": 2, "tgt_len": 8}
-    same = evaluate_run(str(tmp_path / "run"), evaluation=EvaluationConfig(**evaluation))
-    assert same == {"valid": pytest.approx(nll, rel=1e-6)}
-    without = EvaluationConfig(**evaluation, reset_memory_at_documents=False)
-    assert evaluate_run(str(tmp_path / "run"), evaluation=without)["valid"] != pytest.approx(nll, rel=1e-5)
+
+@pytest.mark.parametrize("reset", [pytest.param(None, marks=pytest.mark.slow), False])
+def test_an_evaluation_starts_documents_as_the_run_did_or_as_it_is_told(made, reset):
+    folder, _, result = made
+    evaluation = EvaluationConfig(eval_batch_size=2, tgt_len=8, reset_memory_at_documents=reset)
+    found = evaluate_run(str(folder), evaluation=evaluation)
+    assert (found == {"valid": pytest.approx(result["valid"], rel=1e-5)}) == (reset is None)
 
 
 def test_a_model_without_memory_has_none_to_reset(tmp_path, json_lines):
@@ -154,8 +197,40 @@ def test_a_model_without_memory_has_none_to_reset(tmp_path, json_lines):
         )
 
 
+@pytest.fixture(scope="module")
+def generate_tool():
+    yield from program("tools/generate.py")
+
+
+def test_a_text_begins_with_a_document_and_ends_with_it(tmp_path, json_lines, generate_tool, capsys, monkeypatch):
+    """In scores of lines and in generation, of a random model."""
+    vocab = build_corpus("text", json_lines, level="char").vocab
+    end, sizes = vocab.document_id, {**SMALL, "n_layer": 1, "n_token": len(vocab), "mem_len": 4}
+    lm = TransformerXLLM(**sizes)
+    randomise(lm)
+    RunFolder(tmp_path / "run").create({"dataset": "text"}, sizes, [vocab], lm, step=1)
+    (score,) = score_lines(lm, vocab, ["abc"], score_end=False)
+    ids = vocab.encode("abc")
+    nll, _ = lm.score([[end, *ids[:-1]]], [ids])
+    assert score.nll == pytest.approx(float(np.sum(nll)), rel=1e-5)
+
+    monkeypatch.setattr(RunFolder, "load_model", lambda *args: lm)  # whose graphs are made once
+    assert generate_tool.encode(vocab, b"").tolist() == [end]
+    shown = []
+    for more in ("--stop_at_document", "--nostop_at_document"):
+        flags = [f"--model_dir={tmp_path / 'run'}", "--prompt=", "--max_new_tokens=100", "--seed=3", more]
+        generate_tool.FLAGS.unparse_flags()
+        generate_tool.FLAGS(["generate.py", *flags])
+        generate_tool.main()
+        shown.append(capsys.readouterr().out)
+    first, whole = shown
+    assert first.endswith("</s>\n") and whole == first[:-1] + whole[len(first) - 1 :] != first
+    assert whole.count("</s>") > 1 == first.count("</s>")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["char", "byte"])
-def test_a_text_begins_with_a_document_and_ends_with_it(tmp_path, json_lines, level):
+def test_a_run_learns_where_documents_end(tmp_path, json_lines, level):
     """In scores of lines, in generation and in a served model."""
     folder = tmp_path / "run"
     train_run(folder, json_lines, data={"level": level}, training={"train_steps": 300, "iterations": 100})

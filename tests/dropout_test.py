@@ -20,6 +20,7 @@ def test_zeroes_a_share_of_the_elements_and_scales_the_rest(rate):
 
 
 RATES = [0.002, 0.1, 0.5, 0.9]
+SLOW = pytest.mark.slow
 
 
 def correlation(a, b):
@@ -37,7 +38,9 @@ def test_every_row_and_every_column_loses_its_share(rate):
         assert abs(shares.mean()) < 4 / len(shares) ** 0.5
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize(
+    "rate", [pytest.param(0.002, marks=SLOW), 0.1, *(pytest.param(r, marks=SLOW) for r in (0.5, 0.9))]
+)
 def test_elements_rows_places_steps_and_seeds_are_independent(rate):
     def dropped(key):
         return dropout(tf.ones([1000, 4000]), rate, key).numpy() == 0
@@ -93,7 +96,9 @@ def test_masks_are_those_of_the_equation_word_by_word():
         assert found[row, t, column] == (number >= round(rate * 65536))
 
 
-@pytest.mark.parametrize("shape", [(1,), (7,), (3, 5), (2, 3, 5, 7), (4, 6)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [*(pytest.param(shape, marks=SLOW) for shape in [(1,), (3, 5), (2, 3, 5, 7), (4, 6)]), (7,)], ids=str
+)
 def test_the_same_key_draws_the_same_mask_eager_in_graphs_under_xla_and_with_dynamic_shapes(shape):
     x = tf.ones(shape)
 
@@ -115,8 +120,15 @@ def test_different_keys_draw_different_masks():
             assert abs((mask == other).mean() - 0.5) < 0.08  # five standard errors
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("shape, axis", [((6, 45), 0), ((7, 3, 11), 0), ((3, 6, 5, 7), 1), ((5, 40, 301), 0)], ids=str)
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=SLOW)])
+@pytest.mark.parametrize(
+    "shape, axis",
+    [
+        *(pytest.param(*case, marks=SLOW) for case in [((6, 45), 0), ((7, 3, 11), 0), ((5, 40, 301), 0)]),
+        ((3, 6, 5, 7), 1),
+    ],
+    ids=str,
+)
 def test_shares_of_the_rows_draw_the_masks_of_the_whole_batch(shape, axis, jit_compile):
     @tf.function(jit_compile=jit_compile)
     def drop(x, key):

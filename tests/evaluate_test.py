@@ -22,6 +22,16 @@ def evaluate(model_dir, data=None, model=None, **evaluation):
 
 def test_evaluation_takes_the_checkpoint_and_settings_it_is_told(trained_run):
     trained, final = trained_run[0], trained_run[1]["valid"]
+    before = evaluate(trained, eval_ckpt_path=str(trained / "ckpt-6"), max_eval_batch=10)["valid"]
+    assert before > 1.01 * final
+    told = {"tgt_len": 3, "max_eval_batch": 10, "eval_split": "train"}
+    other = evaluate(trained, model={"mem_len": 20, "same_length": True, "clamp_len": 9}, **told)
+    assert other == {"train": pytest.approx(final, rel=0.2)}
+
+
+@pytest.mark.slow
+def test_evaluation_gives_what_the_training_gave_and_other_settings_do_not(trained_run):
+    trained, final = trained_run[0], trained_run[1]["valid"]
     assert evaluate(trained)["valid"] == final
     assert evaluate(trained, eval_ckpt_path=str(trained / "ckpt-6"))["valid"] > final
     other = evaluate(trained, model={"mem_len": 20, "same_length": True, "clamp_len": 9}, tgt_len=3)

@@ -1,6 +1,8 @@
 """An exported model gives the numbers of the one it was made of, without this library, wherever SavedModels run."""
 
+import contextlib
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
@@ -9,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT, SMALL, Subwords, randomise, run_program, word_vocab
+from helpers import ROOT, SMALL, Subwords, program, randomise, run_program, word_vocab
 from tensorflow.core.protobuf import saved_model_pb2
 
 import txl_tf
@@ -19,7 +21,7 @@ from txl_tf.models.generation import generate
 from txl_tf.models.stopping import spell
 from txl_tf.runs.folder import RunFolder
 from txl_tf.serving import request as request_module
-from txl_tf.serving.export import export_saved_model
+from txl_tf.serving.export import export_saved_model, write_warmup
 from txl_tf.serving.signatures import SegmentLimits, ServingSignatures
 from txl_tf.serving.subwords import SubwordTokenizer
 from txl_tf.serving.text import GraphTokenizer
@@ -42,6 +44,8 @@ NEUTRAL = {
 ONE = {"num_return_sequences": np.int32([1])}
 NO_IDS, NO_TEXT = {"stop_ids": np.zeros([1, 0, 0], np.int32)}, {"stop": np.array([[""]], object)}
 GENERATE, GENERATE_TEXT = {**SAMPLING, **NEUTRAL, **ONE, **NO_IDS}, {**SAMPLING, **NEUTRAL, **NO_TEXT}
+
+VECTOR = np.float32([0.5, 0.5, 0.5])
 
 # What a program that has no txl_tf does with the folder of a SavedModel.
 STRANGER = """
@@ -122,14 +126,69 @@ saved_model_cli.main()
 """
 
 
+def exporting(patch, *names):
+    """Exports of a language model have these signatures alone, as each takes seconds; returns where all are kept."""
+    every, kept = ServingSignatures.signatures, {}
+
+    def signatures(self):
+        kept.update(every(self))
+        return {name: kept[name] for name in names}
+
+    patch.setattr(ServingSignatures, "signatures", signatures)
+    return kept
+
+
+class Exported:
+    """Version 1 as the program writes it: the whole of a model, or of a smaller one the signatures `PART`.
+
+    Attributes:
+        path: its folder.
+        traced: functions of all signatures before they were saved, without those of the whole.
+    """
+
+    def __init__(self, whole, lm, vocab, folder):
+        self.whole, self.path, self.traced = whole, folder / "my" / "1", {}
+        model = {name: lm.get_config()[name] for name in NetworkConfig.names()}
+        RunFolder(folder / "run").create({"dataset": "text"}, model, [vocab], lm, step=1)
+        flags = [f"--model_dir={folder / 'run'}", f"--output={folder / 'my'}", "--top_n=4"]
+        flags += ["--max_tokens=100", "--max_rows=64"]
+        if whole:
+            result = run_program("tools/export_saved_model.py", *flags)
+            written, errors = result.stdout, result.stderr
+        else:
+            written, errors = self.in_this_process([*flags, "--nowarmup"]), ""
+        assert written == f"{self.path}\n", errors
+
+    def in_this_process(self, flags):
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+            self.traced = exporting(patch, *PART)
+            for tool in program("tools/export_saved_model.py"):
+                tool.FLAGS(["export_saved_model.py", *flags])
+                tool.main()
+        return out.getvalue()
+
+
+PART = ("initial_state", "next", "generate", "score_text")
+
+
+@pytest.fixture(scope="module", params=["part", pytest.param("whole", marks=pytest.mark.slow)])
+def whole(request):
+    """Whether all is exported. If not, TensorFlow does not optimise the graphs: they run a few times only."""
+    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before or request.param == "part"})
+    yield request.param == "whole"
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+
+
 @pytest.fixture(scope="module")
 def vocab():
     return word_vocab()
 
 
 @pytest.fixture(scope="module")
-def lm():
-    lm = txl_tf.TransformerXLLM(**SMALL, mem_len=4, dropout=0.0, cutoffs=[5, 12], div_val=2)
+def lm(whole):
+    sizes = {**SMALL, "n_layer": 2 if whole else 1}
+    lm = txl_tf.TransformerXLLM(**sizes, mem_len=4, dropout=0.0, cutoffs=[5, 12], div_val=2)
     randomise(lm)
     return lm
 
@@ -140,34 +199,38 @@ def text():
 
 
 @pytest.fixture(scope="module")
-def exported(lm, vocab, tmp_path_factory):
-    """The folder of version 1, as the program writes it."""
-    folder = tmp_path_factory.mktemp("export")
-    model = {name: lm.get_config()[name] for name in NetworkConfig.names()}
-    RunFolder(folder / "run").create({"dataset": "text"}, model, [vocab], lm, step=1)
-    flags = [
-        f"--model_dir={folder / 'run'}",
-        f"--output={folder / 'my'}",
-        "--top_n=4",
-        "--max_tokens=100",
-        "--max_rows=64",
-    ]
-    result = run_program("tools/export_saved_model.py", *flags)
-    assert result.stdout == f"{folder / 'my' / '1'}\n", result.stderr
-    return folder / "my" / "1"
+def made(whole, lm, vocab, tmp_path_factory):
+    return Exported(whole, lm, vocab, tmp_path_factory.mktemp("export"))
 
 
 @pytest.fixture(scope="module")
-def signatures(exported):
-    return tf.saved_model.load(str(exported)).signatures
+def exported(made):
+    """The folder."""
+    return made.path
+
+
+@pytest.fixture(scope="module")
+def signatures(made):
+    """Functions of all signatures: loaded, or, of those that were not exported, traced when they are asked for."""
+
+    class Functions(dict):
+        def __missing__(self, name):
+            self[name] = made.traced[name].get_concrete_function()
+            return self[name]
+
+    return Functions(tf.saved_model.load(str(made.path)).signatures)
+
+
+def empty_state(lm, rows):
+    return np.zeros([rows, lm.network.n_layer, 2, 2, 4, 3], np.float32)
 
 
 @pytest.fixture
-def request_of(signatures, text):
+def request_of(signatures, lm, text):
     """Sends a good request, but for the arguments given."""
 
     def send(signature, **changes):
-        state = np.zeros([3, 2, 2, 2, 4, 3], np.float32)
+        state = empty_state(lm, 3)
         good = {
             "initial_state": {"batch_size": np.int32(3)},
             "score": {"tokens": text[:, :6], "labels": text[:, 1:7], "state": state},
@@ -207,6 +270,21 @@ def expected(lm, vocab, text):
     found["nll"][0, 1:] = lm.score(prompts[0][None, :-1], prompts[0][None, 1:])[0]
     found["symbols"] = [["w3", "w5", "<eos>", "w1", "<unk>"], [""] * 5, ["w7", "", "", "", ""]]
     return found
+
+
+def test_a_request_to_a_server_may_leave_out_what_has_a_default(exported, whole):
+    """The signature's own table, which servers take values from; a TF 1 session takes them from the graph."""
+    model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
+    signatures = model.meta_graphs[0].signature_def
+    expected = {"generate": {**NEUTRAL, **ONE, **NO_IDS}, "generate_text": {**NEUTRAL, **NO_TEXT}}
+    expected["generate_texts"] = {**expected["generate_text"], **ONE}
+    assert signatures.keys() >= (WARMUP.keys() if whole else {*PART})
+    for name, signature in signatures.items():
+        found = {key: tf.make_ndarray(value) for key, value in signature.defaults.items()}
+        assert found.keys() == expected.get(name, {}).keys()
+        for key, value in found.items():
+            assert value.dtype == expected[name][key].dtype and value.shape == expected[name][key].shape
+            assert np.all(value == (b"" if key == "stop" else expected[name][key]))
 
 
 @pytest.mark.slow
@@ -262,126 +340,6 @@ def test_a_c_program_scores_and_survives_bad_requests(lm, text, exported, tmp_pa
     assert "[labels must have the shape of tokens, got] [3 5]" in lines[10]
     assert "[state must be [B, 2, 2, 2, 4, 3], got] [3 3 2 2 5 3]" in lines[11]
     assert lines[12:] == lines[:3]
-
-
-def rows_of(batch):
-    return {"tokens": np.zeros([batch, 6], np.int32), "state": np.zeros([batch, 2, 2, 2, 4, 3], np.float32)}
-
-
-VECTOR = np.float32([0.5, 0.5, 0.5])
-STATE = r"\[state must be \[B, 2, 2, 2, 4, 3\], got\] "
-BAD = [
-    ("score", {"tokens": np.full([3, 6], 23, np.int32)}, "tokens must hold ids between 0 and 22"),
-    ("score", {"labels": np.full([3, 6], -1, np.int32)}, "labels must hold ids between 0 and 22"),
-    ("score", {"labels": np.zeros([3, 7], np.int32)}, "labels must have the shape of tokens"),
-    ("score", {"state": np.zeros([2, 2, 2, 2, 4, 3], np.float32)}, "state must have as many rows as tokens"),
-    ("score", {"state": np.zeros([3, 3, 2, 2, 4, 3], np.float32)}, STATE + r"\[3 3 2 2 4 3\]"),
-    ("next", {"state": np.zeros([3, 2, 2, 4, 3], np.float32)}, STATE + r"\[3 2 2 4 3\]"),
-    ("next", {"state": np.float32(0)}, STATE + r"\[\]"),
-    ("next", {"tokens": np.zeros([3], np.int32)}, r"tokens must be \[B, T\], got\] \[3\]"),
-    ("score", {"tokens": np.int32(0)}, r"tokens must be \[B, T\], got\] \[\]"),
-    ("score", {"labels": np.zeros([3, 6, 1], np.int32)}, r"labels must be \[B, T\], got\] \[3 6 1\]"),
-    ("score", {**rows_of(0), "labels": np.zeros([0, 6], np.int32)}, r"tokens must have at least 1 row, got\] \[0\]"),
-    ("score", {**rows_of(65), "labels": np.zeros([65, 6], np.int32)}, r"tokens must have at most 64 rows, got\] \[65"),
-    ("next", rows_of(0), r"tokens must have at least 1 row, got\] \[0\]"),
-    ("next", rows_of(65), r"tokens must have at most 64 rows, got\] \[65\]"),
-    ("next", {"tokens": np.zeros([3, 0], np.int32)}, "tokens must be 1 to 100 a row"),
-    ("next", {"tokens": np.zeros([3, 101], np.int32)}, "tokens must be 1 to 100 a row"),
-    ("generate", {"tokens": np.zeros([3, 101], np.int32)}, "tokens must be at most 100 a row"),
-    ("generate", {"tokens": np.full([3, 6], 23, np.int32)}, "tokens must hold ids between 0 and 22"),
-    ("generate", {"tokens": np.zeros([0, 6], np.int32)}, r"tokens must have at least 1 row, got\] \[0\]"),
-    ("generate", {"tokens": np.zeros([65, 6], np.int32)}, r"tokens must have at most 64 rows, got\] \[65\]"),
-    ("generate", {"tokens": np.zeros([6], np.int32)}, r"tokens must be \[B, T\], got\] \[6\]"),
-    ("generate", {"lengths": np.int32([[6, 2, 3]])}, r"lengths must be \[B\], got\] \[1 3\]"),
-    ("generate", {"lengths": np.int32([7, 1, 1])}, "lengths must lie between 0 and those of tokens"),
-    ("generate", {"max_new_tokens": np.int32([1, -1, 1])}, "max_new_tokens must lie between 0 and 100"),
-    ("generate", {"max_new_tokens": np.int32([1, 2**31 - 1, 1])}, "max_new_tokens must lie between 0 and 100"),
-    ("generate", {"temperature": VECTOR - 1}, "temperature must be 0 or more"),
-    ("generate", {"temperature": VECTOR * np.float32("nan")}, "temperature must be 0 or more"),
-    ("generate", {"temperature": VECTOR[:2]}, r"temperature must be \[batch\]"),
-    ("generate", {"temperature": np.float32(1)}, r"temperature must be \[B\], got\] \[\]"),
-    ("generate", {"top_k": np.int32([1, -1, 1])}, "top_k must be 1 or more, or 0"),
-    ("generate", {"top_p": VECTOR * 0}, "top_p must lie in"),
-    ("generate_text", {"top_p": VECTOR + 1}, "top_p must lie in"),
-    ("generate", {"min_p": VECTOR + 0.5}, r"min_p must lie in \[0, 1\)"),
-    ("generate", {"min_p": VECTOR[:2]}, r"min_p must be \[batch\]"),
-    ("generate_text", {"repetition_penalty": VECTOR * 0}, "repetition_penalty must be positive"),
-    ("generate", {"repetition_penalty": VECTOR * np.float32("inf")}, "repetition_penalty must be positive"),
-    ("generate", {"repetition_window": np.int32([0])}, "repetition_window must lie between 1 and 1073741823"),
-    ("generate", {"num_return_sequences": np.int32([2, 0, 1])}, "num_return_sequences must be 1 or more"),
-    ("generate", {"num_return_sequences": np.int32([22])}, r"64 rows, times num_return_sequences, got\] \[66\]"),
-    ("generate_texts", {"num_return_sequences": np.int32([2**31 - 1])}, r"times num_return_sequences, got\] \[6442"),
-    ("generate", {"stop_ids": np.int32([[[3, 23]]])}, r"stop_ids must hold ids between -1 and 22, got\] \[23\]"),
-    ("generate", {"stop_ids": np.int32([[[-1, 3]]])}, "stop_ids must have -1 behind ids alone"),
-    ("generate", {"stop_ids": np.zeros([2, 1, 1], np.int32)}, "stop_ids must have 1 row, or one for each row"),
-    ("generate", {"stop_ids": np.zeros([1, 9, 1], np.int32)}, "stop_ids must be at most 8 stop strings a row"),
-    ("generate", {"stop_ids": np.zeros([1, 1, 65], np.int32)}, "stop_ids must be at most 64 a stop string"),
-    ("generate", {"stop_ids": np.int32([[3]])}, r"stop_ids must be \[B, S, L\], got\] \[1 1\]"),
-    ("generate_text", {"stop": np.array([["w3", "w3 w99"]], object)}, r"23 symbols of the vocabulary, got\] \[w3 w99"),
-    ("generate_text", {"stop": np.array([[" "]], object)}, "stop must be made of the 23 symbols of the vocabulary"),
-    ("generate_text", {"stop": np.array([["w3"]] * 2, object)}, "stop must have 1 row, or one for each row"),
-    ("generate_texts", {"stop": np.array([["w3 " * 22]], object)}, "stop must be at most 64 bytes a string"),
-    ("generate_text", {"stop": np.array(["w3"], object)}, r"stop must be \[B, S\], got\] \[1\]"),
-    ("generate_text", {"text": np.array(["", "", "w1 " * 350_000], object)}, "text must be at most 100 tokens long"),
-    ("score_text", {"text": np.array(["w1 " * 350_000], object)}, "text must be at most 100 tokens long"),
-    ("score_text", {"text": np.array(["w1 " * 3_000_000], object)}, "at most 8388608 bytes in all rows, got"),
-    ("score_text", {"text": np.array([], object)}, r"text must have at least 1 row, got\] \[0\]"),
-    ("score_text", {"text": np.array(["w1"] * 65, object)}, r"text must have at most 64 rows, got\] \[65\]"),
-    ("score_text", {"text": np.array("w1", object)}, r"text must be \[B\], got\] \[\]"),
-    ("generate_text", {"text": np.array([], object)}, r"text must have at least 1 row, got\] \[0\]"),
-    ("generate_text", {"text": np.array(["w1"] * 400, object)}, r"text must have at most 64 rows, got\] \[400\]"),
-    ("generate_text", {"text": np.array([["w1"]], object)}, r"text must be \[B\], got\] \[1 1\]"),
-    ("initial_state", {"batch_size": np.int32(-1)}, "batch_size must lie between 0 and 64"),
-    ("initial_state", {"batch_size": np.int32(10**9)}, "batch_size must lie between 0 and 64"),
-    ("initial_state", {"batch_size": np.int32([2**31 - 1, 2**31 - 1, 3])}, "batch_size must lie between 0 and 64"),
-]  # fmt: skip
-
-
-def test_bad_requests_are_refused_by_name_and_the_model_goes_on(request_of):
-    good = {name: request_of(name) for name, _, _ in BAD}
-    for name, changes, message in BAD:
-        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-            request_of(name, **changes)
-    for name, answer in good.items():
-        for key, value in request_of(name).items():
-            np.testing.assert_array_equal(value, answer[key], err_msg=f"{name} {key}")
-
-
-@pytest.mark.slow
-def test_a_server_s_graph_refuses_by_name_too(exported, tmp_path):
-    """A server feeds a session whose placeholders take any shape, as TensorFlow's C library does."""
-    folder = tmp_path / "1"
-    shutil.copytree(exported, folder)
-    model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
-    for node in model.meta_graphs[0].graph_def.node:
-        if node.op in ("Placeholder", "PlaceholderWithDefault"):
-            node.attr["shape"].shape.CopyFrom(tf.TensorShape(None).as_proto())
-            node.attr.pop("_output_shapes", None)
-    (folder / "saved_model.pb").write_bytes(model.SerializeToString())
-    tokens, state = np.zeros([3, 6], np.int32), np.zeros([3, 2, 2, 2, 4, 3], np.float32)
-    texts = np.array(TEXTS, object)
-    good = {
-        "initial_state": {"batch_size": np.int32(3)},
-        "score": {"tokens": tokens, "labels": tokens, "state": state},
-        "next": {"tokens": tokens, "state": state},
-        "generate": {"tokens": tokens, "lengths": np.int32([6, 2, 3]), **GENERATE},
-        "score_text": {"text": texts},
-        "generate_text": {"text": texts, **GENERATE_TEXT},
-        "generate_texts": {"text": texts, **GENERATE_TEXT, **ONE},
-    }
-    with tf.compat.v1.Session(graph=tf.Graph()) as session:
-        served = tf.compat.v1.saved_model.load(session, ["serve"], str(folder)).signature_def
-
-        def send(signature, **changes):
-            info = served[signature]
-            feeds = {info.inputs[name].name: value for name, value in {**good[signature], **changes}.items()}
-            return session.run({name: output.name for name, output in info.outputs.items()}, feeds)
-
-        for name, changes, message in BAD:
-            with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-                send(name, **changes)
-        assert send("initial_state")["state"].shape == (3, 2, 2, 2, 4, 3)
-        assert send("next")["ids"].shape == (3, 4)
 
 
 def test_by_default_a_request_has_as_many_rows_as_fit(small_lm, monkeypatch):
@@ -462,8 +420,12 @@ def test_rows_do_not_see_each_other(request_of, lm, text):
     np.testing.assert_array_equal(nothing["tokens"], text[:, :6] * (np.arange(6) < [[6], [0], [3]]))
     empty = {"tokens": np.zeros([3, 0], np.int32), "lengths": np.int32([0, 0, 0])}
     begun = request_of("generate", **empty, max_new_tokens=np.int32([4, 4, 4]), temperature=VECTOR * 0)["tokens"]
-    np.testing.assert_array_equal(begun[0], generate(lm, [[0]], 4, temperature=0)[0, 1:])
-    assert request_of("initial_state", batch_size=np.int32([1, 1]))["state"].shape == (2, 2, 2, 2, 4, 3)
+    tokens, mems = [[0]], None
+    for chosen in begun[0]:
+        log_probs, mems = lm.log_probs(tokens, mems)
+        assert chosen == np.argmax(log_probs[0, -1])
+        tokens = [[chosen]]
+    assert request_of("initial_state", batch_size=np.int32([1, 1]))["state"].shape == empty_state(lm, 2).shape
 
 
 WANTED = {  # row by row
@@ -474,18 +436,22 @@ WANTED = {  # row by row
 }  # fmt: skip
 
 
-def sequences_of(lm, prompt, row, **stopping):
-    """What `lm.generate` writes with the options of a row of `WANTED`, as a list of lists."""
+STOPS = [["w3 w5", "\n"], ["w9", ""], ["<unk> w1", "w2"]]
+
+
+def sequences_of(lm, vocab, prompt, row):
+    """What `lm.generate` writes with the options of a row of `WANTED` and `STOPS`, as a list of lists."""
     options = {name: values[row] for name, values in WANTED.items()}
-    options["top_k"] = options["top_k"] or None
-    tokens, lengths = generate(lm, [prompt], **options, **stopping, with_lengths=True)
-    return [text[:length] for text, length in zip(tokens.numpy().tolist(), lengths, strict=True)]
+    options |= {"top_k": options["top_k"] or None, "num_return_sequences": 3}  # one graph for all rows
+    stops = [string for string in STOPS[row] if string]
+    tokens, lengths = generate(lm, [prompt], **options, stop_strings=stops, vocab=vocab, with_lengths=True)
+    found = [text[:length] for text, length in zip(tokens.numpy().tolist(), lengths, strict=True)]
+    return found[: WANTED["num_return_sequences"][row]]
 
 
 def test_sequences_and_stop_strings_are_those_of_generate(request_of, lm, vocab, text):
-    stops = [["w3 w5", "\n"], ["w9", ""], ["<unk> w1", "w2"]]
     ids = np.full([3, 2, 2], -1, np.int32)
-    for row, strings in enumerate(stops):
+    for row, strings in enumerate(STOPS):
         for place, string in zip(ids[row], filter(None, strings), strict=False):
             found = vocab.encode(string)
             place[: len(found)] = found
@@ -493,8 +459,7 @@ def test_sequences_and_stop_strings_are_those_of_generate(request_of, lm, vocab,
     assert served["sequences"].shape == (3, 3, 18) and served["sequence_lengths"].shape == (3, 3)
     ended = []
     for row, n in enumerate([6, 2, 3]):
-        strings = [string for string in stops[row] if string]
-        expected = sequences_of(lm, text[row, :n], row, stop_strings=strings, vocab=vocab)
+        expected = sequences_of(lm, vocab, text[row, :n], row)
         ended += [len(sequence) < n + WANTED["max_new_tokens"][row] for sequence in expected]
         expected += [[]] * (3 - len(expected))
         assert served["sequence_lengths"][row].tolist() == [len(sequence) for sequence in expected]
@@ -503,16 +468,147 @@ def test_sequences_and_stop_strings_are_those_of_generate(request_of, lm, vocab,
     np.testing.assert_array_equal(served["tokens"], served["sequences"][:, 0])
     np.testing.assert_array_equal(served["lengths"], served["sequence_lengths"][:, 0])
 
-    written = request_of("generate_texts", **WANTED, stop=np.array(stops, object))["texts"]
-    one = {name: values for name, values in WANTED.items() if name not in ONE}
-    first = request_of("generate_text", **one, stop=np.array(stops, object))["text"]
-    assert first.tolist() == written[:, 0].tolist()
+
+def test_texts_and_stop_strings_are_those_of_generate(request_of, lm, vocab, whole):
+    written = request_of("generate_texts", **WANTED, stop=np.array(STOPS, object))["texts"]
+    if whole:  # `generate_text` writes the first of these
+        one = {name: values for name, values in WANTED.items() if name not in ONE}
+        first = request_of("generate_text", **one, stop=np.array(STOPS, object))["text"]
+        assert first.tolist() == written[:, 0].tolist()
     for row, prompt in enumerate(TEXTS):
-        strings = [string for string in stops[row] if string]
         start = vocab.encode(prompt or "\n")
-        expected = sequences_of(lm, start, row, stop_strings=strings, vocab=vocab)
+        expected = sequences_of(lm, vocab, start, row)
         expected = [vocab.decode(sequence[prompt == "" :]) for sequence in expected]
         assert [text.decode() for text in written[row]] == expected + [""] * (3 - len(expected))
+
+
+def rows_of(batch):
+    return {"tokens": np.zeros([batch, 6], np.int32), "state": batch}
+
+
+STATE = r"\[state must be \[B, \d, 2, 2, 4, 3\], got\] "
+BAD = [  # a number as a state stands for an empty one of so many rows
+    ("score", {"tokens": np.full([3, 6], 23, np.int32)}, "tokens must hold ids between 0 and 22"),
+    ("score", {"labels": np.full([3, 6], -1, np.int32)}, "labels must hold ids between 0 and 22"),
+    ("score", {"labels": np.zeros([3, 7], np.int32)}, "labels must have the shape of tokens"),
+    ("score", {"state": 2}, "state must have as many rows as tokens"),
+    ("score", {"state": np.zeros([3, 3, 2, 2, 4, 3], np.float32)}, STATE + r"\[3 3 2 2 4 3\]"),
+    ("next", {"state": np.zeros([3, 2, 2, 4, 3], np.float32)}, STATE + r"\[3 2 2 4 3\]"),
+    ("next", {"state": np.float32(0)}, STATE + r"\[\]"),
+    ("next", {"tokens": np.zeros([3], np.int32)}, r"tokens must be \[B, T\], got\] \[3\]"),
+    ("score", {"tokens": np.int32(0)}, r"tokens must be \[B, T\], got\] \[\]"),
+    ("score", {"labels": np.zeros([3, 6, 1], np.int32)}, r"labels must be \[B, T\], got\] \[3 6 1\]"),
+    ("score", {**rows_of(0), "labels": np.zeros([0, 6], np.int32)}, r"tokens must have at least 1 row, got\] \[0\]"),
+    ("score", {**rows_of(65), "labels": np.zeros([65, 6], np.int32)}, r"tokens must have at most 64 rows, got\] \[65"),
+    ("next", rows_of(0), r"tokens must have at least 1 row, got\] \[0\]"),
+    ("next", rows_of(65), r"tokens must have at most 64 rows, got\] \[65\]"),
+    ("next", {"tokens": np.zeros([3, 0], np.int32)}, "tokens must be 1 to 100 a row"),
+    ("next", {"tokens": np.zeros([3, 101], np.int32)}, "tokens must be 1 to 100 a row"),
+    ("generate", {"tokens": np.zeros([3, 101], np.int32)}, "tokens must be at most 100 a row"),
+    ("generate", {"tokens": np.full([3, 6], 23, np.int32)}, "tokens must hold ids between 0 and 22"),
+    ("generate", {"tokens": np.zeros([0, 6], np.int32)}, r"tokens must have at least 1 row, got\] \[0\]"),
+    ("generate", {"tokens": np.zeros([65, 6], np.int32)}, r"tokens must have at most 64 rows, got\] \[65\]"),
+    ("generate", {"tokens": np.zeros([6], np.int32)}, r"tokens must be \[B, T\], got\] \[6\]"),
+    ("generate", {"lengths": np.int32([[6, 2, 3]])}, r"lengths must be \[B\], got\] \[1 3\]"),
+    ("generate", {"lengths": np.int32([7, 1, 1])}, "lengths must lie between 0 and those of tokens"),
+    ("generate", {"max_new_tokens": np.int32([1, -1, 1])}, "max_new_tokens must lie between 0 and 100"),
+    ("generate", {"max_new_tokens": np.int32([1, 2**31 - 1, 1])}, "max_new_tokens must lie between 0 and 100"),
+    ("generate", {"temperature": VECTOR - 1}, "temperature must be 0 or more"),
+    ("generate", {"temperature": VECTOR * np.float32("nan")}, "temperature must be 0 or more"),
+    ("generate", {"temperature": VECTOR[:2]}, r"temperature must be \[batch\]"),
+    ("generate", {"temperature": np.float32(1)}, r"temperature must be \[B\], got\] \[\]"),
+    ("generate", {"top_k": np.int32([1, -1, 1])}, "top_k must be 1 or more, or 0"),
+    ("generate", {"top_p": VECTOR * 0}, "top_p must lie in"),
+    ("generate_text", {"top_p": VECTOR + 1}, "top_p must lie in"),
+    ("generate", {"min_p": VECTOR + 0.5}, r"min_p must lie in \[0, 1\)"),
+    ("generate", {"min_p": VECTOR[:2]}, r"min_p must be \[batch\]"),
+    ("generate_text", {"repetition_penalty": VECTOR * 0}, "repetition_penalty must be positive"),
+    ("generate", {"repetition_penalty": VECTOR * np.float32("inf")}, "repetition_penalty must be positive"),
+    ("generate", {"repetition_window": np.int32([0])}, "repetition_window must lie between 1 and 1073741823"),
+    ("generate", {"num_return_sequences": np.int32([2, 0, 1])}, "num_return_sequences must be 1 or more"),
+    ("generate", {"num_return_sequences": np.int32([22])}, r"64 rows, times num_return_sequences, got\] \[66\]"),
+    ("generate_texts", {"num_return_sequences": np.int32([2**31 - 1])}, r"times num_return_sequences, got\] \[6442"),
+    ("generate", {"stop_ids": np.int32([[[3, 23]]])}, r"stop_ids must hold ids between -1 and 22, got\] \[23\]"),
+    ("generate", {"stop_ids": np.int32([[[-1, 3]]])}, "stop_ids must have -1 behind ids alone"),
+    ("generate", {"stop_ids": np.zeros([2, 1, 1], np.int32)}, "stop_ids must have 1 row, or one for each row"),
+    ("generate", {"stop_ids": np.zeros([1, 9, 1], np.int32)}, "stop_ids must be at most 8 stop strings a row"),
+    ("generate", {"stop_ids": np.zeros([1, 1, 65], np.int32)}, "stop_ids must be at most 64 a stop string"),
+    ("generate", {"stop_ids": np.int32([[3]])}, r"stop_ids must be \[B, S, L\], got\] \[1 1\]"),
+    ("generate_text", {"stop": np.array([["w3", "w3 w99"]], object)}, r"23 symbols of the vocabulary, got\] \[w3 w99"),
+    ("generate_text", {"stop": np.array([[" "]], object)}, "stop must be made of the 23 symbols of the vocabulary"),
+    ("generate_text", {"stop": np.array([["w3"]] * 2, object)}, "stop must have 1 row, or one for each row"),
+    ("generate_texts", {"stop": np.array([["w3 " * 22]], object)}, "stop must be at most 64 bytes a string"),
+    ("generate_text", {"stop": np.array(["w3"], object)}, r"stop must be \[B, S\], got\] \[1\]"),
+    ("generate_text", {"text": np.array(["", "", "w1 " * 350_000], object)}, "text must be at most 100 tokens long"),
+    ("score_text", {"text": np.array(["w1 " * 350_000], object)}, "text must be at most 100 tokens long"),
+    ("score_text", {"text": np.array(["w1 " * 3_000_000], object)}, "at most 8388608 bytes in all rows, got"),
+    ("score_text", {"text": np.array([], object)}, r"text must have at least 1 row, got\] \[0\]"),
+    ("score_text", {"text": np.array(["w1"] * 65, object)}, r"text must have at most 64 rows, got\] \[65\]"),
+    ("score_text", {"text": np.array("w1", object)}, r"text must be \[B\], got\] \[\]"),
+    ("generate_text", {"text": np.array([], object)}, r"text must have at least 1 row, got\] \[0\]"),
+    ("generate_text", {"text": np.array(["w1"] * 400, object)}, r"text must have at most 64 rows, got\] \[400\]"),
+    ("generate_text", {"text": np.array([["w1"]], object)}, r"text must be \[B\], got\] \[1 1\]"),
+    ("initial_state", {"batch_size": np.int32(-1)}, "batch_size must lie between 0 and 64"),
+    ("initial_state", {"batch_size": np.int32(10**9)}, "batch_size must lie between 0 and 64"),
+    ("initial_state", {"batch_size": np.int32([2**31 - 1, 2**31 - 1, 3])}, "batch_size must lie between 0 and 64"),
+]  # fmt: skip
+
+
+def bad_requests(lm):
+    """`BAD` for the layers of a model."""
+    for name, changes, message in BAD:
+        rows = changes.get("state")
+        yield name, {**changes, "state": empty_state(lm, rows)} if isinstance(rows, int) else changes, message
+
+
+def test_bad_requests_are_refused_by_name_and_the_model_goes_on(request_of, lm, whole):
+    bad = list(bad_requests(lm))
+    if not whole:  # `generate_text` is a case of `generate_texts`, and takes as long to trace
+        bad = [("generate_texts" if name == "generate_text" else name, *rest) for name, *rest in bad]
+    good = {name: request_of(name) for name, _, _ in bad}
+    for name, changes, message in bad:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            request_of(name, **changes)
+    for name, answer in good.items():
+        for key, value in request_of(name).items():
+            np.testing.assert_array_equal(value, answer[key], err_msg=f"{name} {key}")
+
+
+@pytest.mark.slow
+def test_a_server_s_graph_refuses_by_name_too(exported, lm, tmp_path):
+    """A server feeds a session whose placeholders take any shape, as TensorFlow's C library does."""
+    folder = tmp_path / "1"
+    shutil.copytree(exported, folder)
+    model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
+    for node in model.meta_graphs[0].graph_def.node:
+        if node.op in ("Placeholder", "PlaceholderWithDefault"):
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(None).as_proto())
+            node.attr.pop("_output_shapes", None)
+    (folder / "saved_model.pb").write_bytes(model.SerializeToString())
+    tokens, state = np.zeros([3, 6], np.int32), np.zeros([3, 2, 2, 2, 4, 3], np.float32)
+    texts = np.array(TEXTS, object)
+    good = {
+        "initial_state": {"batch_size": np.int32(3)},
+        "score": {"tokens": tokens, "labels": tokens, "state": state},
+        "next": {"tokens": tokens, "state": state},
+        "generate": {"tokens": tokens, "lengths": np.int32([6, 2, 3]), **GENERATE},
+        "score_text": {"text": texts},
+        "generate_text": {"text": texts, **GENERATE_TEXT},
+        "generate_texts": {"text": texts, **GENERATE_TEXT, **ONE},
+    }
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        served = tf.compat.v1.saved_model.load(session, ["serve"], str(folder)).signature_def
+
+        def send(signature, **changes):
+            info = served[signature]
+            feeds = {info.inputs[name].name: value for name, value in {**good[signature], **changes}.items()}
+            return session.run({name: output.name for name, output in info.outputs.items()}, feeds)
+
+        for name, changes, message in bad_requests(lm):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+                send(name, **changes)
+        assert send("initial_state")["state"].shape == (3, 2, 2, 2, 4, 3)
+        assert send("next")["ids"].shape == (3, 4)
 
 
 @pytest.mark.parametrize("level", ["word", "bos", "char", "byte"])
@@ -544,31 +640,17 @@ def test_stop_strings_of_subwords_are_bytes(small_lm, tmp_path):
             pieces = tf.RaggedTensor.from_tensor(tf.gather(tf.constant(vocab.token_bytes), ids), lengths)
             return tf.strings.reduce_join(pieces, -1)
 
-    lm, stops = small_lm(), ["ab", "\n", "ser", "é"]
+    lm, stops = small_lm(n_layer=1), ["ab", "\n", "ser", "é"]
     served, n = ServingSignatures(lm, "float32", 3, 50, 0, Tokenizer()), 20
     options = {name: tf.repeat(values[:1], n) for name, values in {**SAMPLING, **NEUTRAL}.items()}
-    options |= {"max_new_tokens": tf.fill([n], 20), "seed": tf.range(n)}
+    options |= {"max_new_tokens": tf.fill([n], 7), "seed": tf.range(n)}
     written = served.generate_text(text=tf.fill([n], ""), stop=tf.constant([stops]), **options)["text"].numpy()
-    free = generate(lm, np.zeros([n, 1], int), 20, seed=np.arange(n))[:, 1:]
+    free = generate(lm, np.zeros([n, 1], int), 7, seed=np.arange(n))[:, 1:]
     for text, row in zip(written, free.numpy(), strict=True):
         whole = vocab.bytes_of(row)
         ends = [whole.index(stop.encode()) + len(stop.encode()) for stop in stops if stop.encode() in whole]
         assert text == whole[: min(ends, default=len(whole))]
     assert len({len(text) for text in written}) > 5
-
-
-def test_a_request_to_a_server_may_leave_out_what_has_a_default(exported):
-    """The signature's own table, which servers take values from; a TF 1 session takes them from the graph."""
-    model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
-    signatures = model.meta_graphs[0].signature_def
-    expected = {"generate": {**NEUTRAL, **ONE, **NO_IDS}, "generate_text": {**NEUTRAL, **NO_TEXT}}
-    expected["generate_texts"] = {**expected["generate_text"], **ONE}
-    for name, signature in signatures.items():
-        found = {key: tf.make_ndarray(value) for key, value in signature.defaults.items()}
-        assert found.keys() == expected.get(name, {}).keys()
-        for key, value in found.items():
-            assert value.dtype == expected[name][key].dtype and value.shape == expected[name][key].shape
-            assert np.all(value == (b"" if key == "stop" else expected[name][key]))
 
 
 def write_vocab(folder, texts, **options):
@@ -612,7 +694,7 @@ def test_unknown_symbols_are_an_error_where_nothing_stands_for_them(tmp_path):
 
 def test_bytes_that_are_no_text_come_back(small_lm, tmp_path):
     vocab, served = write_vocab(tmp_path, [], level="byte")
-    lm = small_lm(n_token=256)
+    lm = small_lm(n_token=256, n_layer=1)
     model = ServingSignatures(lm, "float32", 3, 50, 10, served)
     given = [bytes(range(256))[-20:] + b"\x00\xff", b"\xed\xa0\x80"]
     sampling = {name: tf.constant(values[:2]) for name, values in GENERATE_TEXT.items()}
@@ -638,8 +720,9 @@ def test_a_session_of_three_requests_is_one_long_text(small_lm, text):
     np.testing.assert_allclose(np.concatenate(nll, 1), lm.score(text[:, :-1], text[:, 1:])[0], rtol=1e-5)
 
 
-def test_half_weights_are_those_of_a_rounded_model(small_lm, small_batches, tmp_path):
-    lm, (tokens, labels) = small_lm(mem_len=0, untie_r=True), small_batches(1)
+def test_half_weights_are_those_of_a_rounded_model(small_lm, small_batches, tmp_path, monkeypatch):
+    exporting(monkeypatch, "initial_state", "score")
+    lm, (tokens, labels) = small_lm(n_layer=1, mem_len=0, untie_r=True), small_batches(1)
     directory = tmp_path / "1"
     export_saved_model(lm, directory, weights="bfloat16", warmup=False)
     for weight in lm.weights:
@@ -648,7 +731,7 @@ def test_half_weights_are_those_of_a_rounded_model(small_lm, small_batches, tmp_
     state = serve["initial_state"](batch_size=tf.constant(2))["state"]
     found = serve["score"](tokens=tf.constant(tokens[0]), labels=tf.constant(labels[0]), state=state)
     np.testing.assert_allclose(found["nll"], lm.score(tokens[0], labels[0])[0], rtol=1e-5)
-    assert state.shape == (2, 2, 2, 2, 0, 3)
+    assert state.shape == (2, 1, 2, 2, 0, 3)
     stored = tf.train.load_checkpoint(str(directory / "variables" / "variables")).get_variable_to_dtype_map()
     assert set(stored.values()) == {tf.bfloat16, tf.string}
 
@@ -660,7 +743,7 @@ SAMPLING_INPUTS = {
     "repetition_penalty": ([1], tf.float32), "repetition_window": ([1], tf.int32),
 }  # fmt: skip
 NUMBER_INPUT, STOP_INPUT = {"num_return_sequences": ([1], tf.int32)}, {"stop": ([1, 1], tf.string)}
-STATE_INPUT = {"state": ([1, 2, 2, 2, 4, 3], tf.float32)}
+STATE_INPUT = {"state": ([1, None, 2, 2, 4, 3], tf.float32)}  # of some layers
 WARMUP = {
     "initial_state": {"batch_size": ([], tf.int32)},
     "score": {"tokens": ([1, 1], tf.int32), "labels": ([1, 1], tf.int32), **STATE_INPUT},
@@ -686,12 +769,20 @@ def warmup_requests(directory):
     return {request.model_spec.signature_name: request for request in requests}
 
 
-def test_warm_up_requests_are_records_of_every_signature_which_answers_them(exported, signatures):
-    requests = warmup_requests(exported)
-    assert requests.keys() == WARMUP.keys() == signatures.keys()
+def test_warm_up_requests_are_records_of_every_signature_which_answers_them(
+    exported, made, signatures, lm, tmp_path, whole
+):
+    names = WARMUP.keys() if whole else {"initial_state", "score", "generate_texts"}  # which are traced already
+    if not whole:
+        traced = {name: made.traced[name] for name in names}
+        write_warmup(str(tmp_path / "assets.extra"), traced, ServingSignatures.warmup_values)
+    requests = warmup_requests(exported if whole else tmp_path)
+    assert requests.keys() == names and (signatures if whole else made.traced).keys() == WARMUP.keys()
     for name, request in requests.items():
         inputs = {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
-        assert {name: (x.shape, x.dtype) for name, x in inputs.items()} == WARMUP[name]
+        found = {name: ([*x.shape], x.dtype) for name, x in inputs.items()}
+        layers = lm.network.n_layer
+        assert found == {key: ([size or layers for size in shape], kind) for key, (shape, kind) in WARMUP[name].items()}
         outputs = signatures[name](**inputs)
         assert set(outputs) == set(signatures[name].structured_outputs)
         assert all(output.shape.rank is not None for output in outputs.values())
@@ -700,9 +791,10 @@ def test_warm_up_requests_are_records_of_every_signature_which_answers_them(expo
 def test_warm_up_requests_are_written_where_serving_s_api_is_installed_unless_told_otherwise(
     small_lm, tmp_path, monkeypatch, capsys
 ):
-    lm = small_lm(n_layer=1)
+    lm, kept = small_lm(n_layer=1), exporting(monkeypatch, "initial_state")
     export_saved_model(lm, tmp_path / "with")
-    assert warmup_requests(tmp_path / "with").keys() == {"initial_state", "score", "next", "generate"}
+    assert warmup_requests(tmp_path / "with").keys() == {"initial_state"}
+    assert kept.keys() == {"initial_state", "score", "next", "generate"}  # without a vocabulary
     export_saved_model(lm, tmp_path / "unwanted", warmup=False)
     assert capsys.readouterr().out == "" and not (tmp_path / "unwanted" / "assets.extra").exists()
 

@@ -13,6 +13,7 @@ N_TOKEN, N_BIGRAM = 9, 7
 SENTENCES = [(4, [(1, 2), (0, 3)]), (2, [(0, 1)]), (3, [])]  # characters, and the words that are found in them
 SETTINGS = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_inner": 12, "d_embed": 6, "d_bigram": 5, "max_seq_len": 20}
 KEY = tf.constant([1, 2, 0])
+SLOW = pytest.mark.slow
 
 
 def make_flat(**options):
@@ -45,6 +46,13 @@ VARIANTS = [
     {"fusion": "attn", "fusion_shared": False, "pre": "n", "post": "a"},
     {"fusion": "ff_two", "rel_pos_init": 0, "scale": True, "attn_ff": True},
 ]
+
+
+def variants(*fast, more=()):
+    """A test for each variant, and for `more`; slow but for those of the numbers `fast`."""
+    every = [*VARIANTS, *more]
+    params = [options if i in fast else pytest.param(options, marks=SLOW) for i, options in enumerate(every)]
+    return pytest.mark.parametrize("options", params, ids=str)
 
 
 # ---------------------------------------- what enters the first layer
@@ -87,7 +95,7 @@ def test_layers_share_a_fusion_or_have_their_own(fusion_shared):
 # ---------------------------------------- equivalences
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@variants(1, 2)
 def test_neither_padding_nor_other_rows_change_a_sentence(options):
     network = make_flat(**options)
     found, longer = network(make_inputs()).numpy(), network(make_inputs(extra=3)).numpy()
@@ -107,7 +115,7 @@ def test_positions_and_ids_at_padding_do_not_count():
     np.testing.assert_array_equal(network(changed).numpy()[mask], network(inputs).numpy()[mask])
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@variants(2)
 def test_a_sentence_without_words_is_a_lattice_of_characters_alone(options):
     """In a batch with words, with padding for them, and by itself; and words count where there are some."""
     network = make_flat(**options)
@@ -157,7 +165,7 @@ def test_a_graph_of_unknown_shapes_gives_the_same():
         np.testing.assert_allclose(in_graph(given).numpy()[mask], network(given).numpy()[mask], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@variants(2)
 def test_attention_probabilities_are_those_of_the_layers(options):
     """They sum to 1, are 0 at padding, and those of the second layer come from the first one's result."""
     network, inputs = make_flat(**options), make_inputs()
@@ -187,8 +195,8 @@ def test_training_without_any_rate_is_inference():
 
 @pytest.mark.parametrize("rate", RATES)
 def test_every_rate_drops_by_its_key_and_in_training_alone(rate):
-    network, inputs = make_flat(**{rate: 0.5}), make_inputs()
-    expected = make_flat()(inputs).numpy()
+    network, inputs = make_flat(n_layer=1, **{rate: 0.5}), make_inputs()
+    expected = make_flat(n_layer=1)(inputs).numpy()
     np.testing.assert_array_equal(network(inputs), expected)
     np.testing.assert_array_equal(network(inputs, dropout_key=KEY), expected)  # not training
     dropped = network(inputs, training=True, dropout_key=KEY).numpy()
@@ -216,7 +224,7 @@ def test_embed_dropout_drops_components_of_characters_and_of_words_at_its_rate()
 # ---------------------------------------- saving and errors
 
 
-@pytest.mark.parametrize("options", [*VARIANTS, *({"fusion": name} for name in FUSIONS)], ids=str)
+@variants(2, 3, more=[{"fusion": name} for name in FUSIONS])
 def test_its_configuration_makes_it_again(options):
     network, inputs = make_flat(**options), make_inputs()
     copy = txl_tf.Flat.from_config(network.get_config())
@@ -227,23 +235,23 @@ def test_its_configuration_makes_it_again(options):
     assert keras.saving.get_registered_object("txl_tf>Flat") is txl_tf.Flat
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"n_token": 0}, "n_token must be at least 1, got 0"),
-        ({"d_model": 7}, "d_model must be even .*got 7"),
-        ({"d_model": 10, "n_head": 4}, "d_model must be a multiple of n_head=4, got 10"),
-        ({"fusion": "sum"}, "fusion must be one of ff, ff_two, ff_linear, attn, gate, got 'sum'"),
-        ({"rel_pos_init": 2}, "rel_pos_init must be at most 1, got 2"),
-        ({"residual": "both"}, "residual must be one of input, own, got 'both'"),
-        ({"activation": "gelu"}, "activation must be one of relu, leaky, got 'gelu'"),
-        ({"pre": "x"}, r"pre must be made of a \(add\) and n \(normalise\), got 'x'"),
-        ({"post": "anx"}, r"post must be made of a \(add\) and n \(normalise\), got 'anx'"),
-        ({"k_proj": "no"}, "k_proj must be True or False, got 'no'"),
-        ({"embed_dropout": 1.0}, r"embed_dropout must lie in \[0, 1\), got 1.0"),
-    ],
-    ids=str,
-)
-def test_bad_arguments_are_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_flat(**options)
+BAD = [
+    ({"n_token": 0}, "n_token must be at least 1, got 0"),
+    ({"d_model": 7}, "d_model must be even .*got 7"),
+    ({"d_model": 10, "n_head": 4}, "d_model must be a multiple of n_head=4, got 10"),
+    ({"fusion": "sum"}, "fusion must be one of ff, ff_two, ff_linear, attn, gate, got 'sum'"),
+    ({"rel_pos_init": 2}, "rel_pos_init must be at most 1, got 2"),
+    ({"residual": "both"}, "residual must be one of input, own, got 'both'"),
+    ({"activation": "gelu"}, "activation must be one of relu, leaky, got 'gelu'"),
+    ({"pre": "x"}, r"pre must be made of a \(add\) and n \(normalise\), got 'x'"),
+    ({"post": "anx"}, r"post must be made of a \(add\) and n \(normalise\), got 'anx'"),
+    ({"k_proj": "no"}, "k_proj must be True or False, got 'no'"),
+    ({"embed_dropout": 1.0}, r"embed_dropout must lie in \[0, 1\), got 1.0"),
+]
+
+
+def test_bad_arguments_are_errors():
+    for options, message in BAD:
+        with pytest.raises(ValueError, match=message):
+            make_flat(**options)
+            pytest.fail(f"no error: {options}")

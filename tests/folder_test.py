@@ -33,7 +33,7 @@ def weights_of(folder, name):
 # --------------------------------------------------------------------------------------------------- a trained run
 
 
-@pytest.mark.parametrize("ckpt_path, step", [(None, 12), ("ckpt-6", 6)])
+@pytest.mark.parametrize("ckpt_path, step", [pytest.param(None, 12, marks=pytest.mark.slow), ("ckpt-6", 6)])
 def test_load_run_gives_the_model_that_was_trained_and_its_vocabulary(trained_run, ckpt_path, step):
     run_dir, results = trained_run
     lm, vocab = txl_tf.load_run(run_dir, ckpt_path)

@@ -5,6 +5,8 @@ GPU waits. Only text and messages are meant for the host.
 """
 
 import collections
+import functools
+import itertools
 
 import pytest
 import tensorflow as tf
@@ -15,8 +17,16 @@ from tensorflow.python.framework import kernels
 import txl_tf
 from txl_tf.layers.dropout import dropout, split
 
-CASES = [*MODELS, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
-LANGUAGE_MODELS = [case for case in (*MODELS, *SLOW) if "language_model" in case.name]
+DEMANDING = MODELS[1]  # the one with bins
+
+
+def slow_but_for(fast, cases):
+    """Parameters of a test that is fast for one case alone."""
+    return [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case is not fast)) for case in cases]
+
+
+CASES = slow_but_for(DEMANDING, [*MODELS, *SLOW])
+LANGUAGE_MODELS = slow_but_for(DEMANDING, [case for case in (*MODELS, *SLOW) if "language_model" in case.name])
 TAGGERS = [case for case in SLOW if case.name in ("tener", "flat")]
 TRANSFORMERS = [case for case in (*MODELS, *SLOW) if isinstance(case.make("float32"), txl_tf.Transformer)]
 
@@ -42,12 +52,18 @@ def types_of(node, name):
     return set(attribute.list.type) if attribute.HasField("list") else {attribute.type}
 
 
+@functools.cache
+def kernels_of(op):
+    """`{attribute: types}` of every kernel of an operation that is for a GPU, or for any device."""
+    found = [k for k in kernels.get_registered_kernels_for_op(op).kernel if k.device_type in ("GPU", "DEFAULT")]
+    return [{c.name: set(c.allowed_values.list.type) for c in k.constraint} for k in found]
+
+
 def runs_on_gpu(node):
     """Whether a kernel for a GPU, or for any device, takes the node's types."""
-    found = [k for k in kernels.get_registered_kernels_for_op(node.op).kernel if k.device_type in ("GPU", "DEFAULT")]
     return any(
-        all(types_of(node, c.name) <= set(c.allowed_values.list.type or types_of(node, c.name)) for c in k.constraint)
-        for k in found
+        all(not types or types_of(node, name) <= types for name, types in constraints.items())
+        for constraints in kernels_of(node.op)
     )
 
 
@@ -67,6 +83,12 @@ def training(case, **options):
     return step.get_concrete_function(*batch, model.initial_mems(4))
 
 
+@pytest.fixture(scope="module")
+def graph_of():
+    """`training`, of each model once."""
+    return functools.cache(training)
+
+
 def test_the_register_tells_gpus_from_processors():
     """The check can fail: text has kernels for processors alone, and a type may have one or not."""
     graph = tf.function(lambda x: tf.strings.lower(tf.as_string(tf.matmul(x, x)))).get_concrete_function(
@@ -78,19 +100,36 @@ def test_the_register_tells_gpus_from_processors():
     assert not on_host(total.get_concrete_function(tf.ones([3])))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_training_runs_on_the_gpu(case):
-    assert not on_host(training(case))
+@pytest.mark.parametrize("case", CASES)
+def test_training_runs_on_the_gpu(case, graph_of):
+    assert not on_host(graph_of(case))
 
 
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_training_in_half_precision_runs_on_the_gpu(dtype):
-    case = MODELS[1]
+@pytest.mark.parametrize(
+    "case, dtype",
+    [
+        (MODELS[0], "mixed_float16"),
+        pytest.param(DEMANDING, "mixed_float16", marks=pytest.mark.slow),
+        pytest.param(DEMANDING, "mixed_bfloat16", marks=pytest.mark.slow),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_training_in_half_precision_runs_on_the_gpu(case, dtype):
     assert not on_host(training(case._replace(make=lambda _: case.make(dtype))))
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("row_axis", [0, 1, None])
+@pytest.mark.parametrize(
+    "row_axis, dtype",
+    [
+        (1, tf.bfloat16),
+        *(
+            pytest.param(row_axis, dtype, marks=pytest.mark.slow)
+            for row_axis, dtype in itertools.product([0, 1, None], [tf.float32, tf.bfloat16, tf.float16])
+            if (row_axis, dtype) != (1, tf.bfloat16)
+        ),
+    ],
+    ids=str,
+)
 def test_dropout_runs_on_the_gpu(row_axis, dtype):
     """The models above have none."""
     x, key = tf.TensorSpec([None, None, None], dtype), tf.TensorSpec([3], tf.int32)
@@ -98,8 +137,8 @@ def test_dropout_runs_on_the_gpu(row_axis, dtype):
     assert not on_host(drop.get_concrete_function(x, key))
 
 
-@pytest.mark.parametrize("static_shapes", [False, True])
-@pytest.mark.parametrize("case", LANGUAGE_MODELS, ids=lambda case: case.name)
+@pytest.mark.parametrize("static_shapes", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("case", LANGUAGE_MODELS)
 def test_evaluation_runs_on_the_gpu(case, static_shapes):
     lm, batch = case.compile(case.make_random(), static_shapes=static_shapes), map(tf.constant, case.make_batch())
     carried = lm.start_evaluation(4, 5)
@@ -107,23 +146,22 @@ def test_evaluation_runs_on_the_gpu(case, static_shapes):
     assert not on_host(step.get_concrete_function(*batch))
 
 
-@pytest.mark.parametrize("case", LANGUAGE_MODELS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", LANGUAGE_MODELS)
 def test_scoring_of_lines_runs_on_the_gpu(case):
     ids = tf.TensorSpec([None, None], tf.int32)
     first_nll = tf.function(case.make_random().first_nll, autograph=False)
     assert not on_host(first_nll.get_concrete_function(ids, ids))
 
 
-@pytest.mark.parametrize("static_shapes, n_where", [(False, 3), (True, 0)])
-def test_what_the_gpu_waits_for(static_shapes, n_where):
+def test_what_the_gpu_waits_for(graph_of):
     """How many tokens each bin has: of two bins, both are asked in the embedding, the second in the softmax.
 
     With static shapes, or one bin, nothing is asked.
     """
-    options = {"static_shapes": True, "bin_capacities": [20]} if static_shapes else {}
-    waiting = collections.Counter(node.op for node in nodes(training(MODELS[1], **options)))
-    assert waiting["Where"] == n_where
-    one_bin = collections.Counter(node.op for node in nodes(training(MODELS[0])))
+    static = training(DEMANDING, static_shapes=True, bin_capacities=[20])
+    for function, n_where in ((graph_of(DEMANDING), 3), (static, 0)):
+        assert collections.Counter(node.op for node in nodes(function))["Where"] == n_where
+    one_bin = collections.Counter(node.op for node in nodes(graph_of(MODELS[0])))
     assert one_bin["Where"] == one_bin["Unique"] == 0
 
 
@@ -146,7 +184,7 @@ def test_a_served_model_runs_on_the_gpu_but_for_text(served, name):
                 for t in types_of(node, "dtype")} <= {tf.string.as_datatype_enum}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", TAGGERS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", slow_but_for(TAGGERS[-1], TAGGERS))
 def test_tagging_runs_on_the_gpu(case):
     tagger = case.make("float32")
     inputs = tf.nest.map_structure(tf.constant, case.inputs())

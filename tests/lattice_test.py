@@ -147,8 +147,13 @@ def make_fusion(name):
     return fusion
 
 
-@pytest.mark.parametrize("shift", [0, 10])
-@pytest.mark.parametrize("name", FUSIONS)
+@pytest.mark.parametrize(
+    "name, shift",
+    [
+        *((name, 0) for name in FUSIONS),
+        *(pytest.param(name, 10, marks=[] if name == "gate" else pytest.mark.slow) for name in FUSIONS),
+    ],
+)
 def test_fusion_of_every_pair_in_loops(name, shift):
     fusion = make_fusion(name)
     pairs = distinct_pairs(POS_S, POS_E, MASK, fusion.names)
@@ -192,6 +197,7 @@ def make_attn(**options):
 
 
 PROJECTIONS = list(itertools.product([True, False], repeat=4))
+SLOW = pytest.mark.slow
 
 
 def attention_in_loops(attn, x, r, index):
@@ -217,7 +223,10 @@ def attention_in_loops(attn, x, r, index):
     return probs, projected(attn.ff_final, vectors)
 
 
-@pytest.mark.parametrize("q_proj, k_proj, v_proj, r_proj", PROJECTIONS)
+@pytest.mark.parametrize(
+    "q_proj, k_proj, v_proj, r_proj",
+    [one if i % 5 == 0 else pytest.param(*one, marks=SLOW) for i, one in enumerate(PROJECTIONS)],
+)
 def test_attention_with_every_combination_of_projections_in_loops(case, q_proj, k_proj, v_proj, r_proj):
     attn = make_attn(q_proj=q_proj, k_proj=k_proj, v_proj=v_proj, r_proj=r_proj)
     probs, expected = attention_in_loops(attn, *case)
@@ -283,8 +292,15 @@ def test_the_feed_forward_net(activation):
     np.testing.assert_allclose(layer.feed_forward(x), linear_of(layer.ff_1, inner), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("pre, post", [("", "an"), ("n", "a"), ("", "n")])
-@pytest.mark.parametrize("residual", ["input", "own"])
+@pytest.mark.parametrize(
+    "pre, post, residual",
+    [
+        ("", "an", "own"),
+        ("n", "a", "input"),
+        ("", "n", "input"),
+        *(pytest.param(*one, marks=SLOW) for one in [("", "an", "input"), ("n", "a", "own"), ("", "n", "own")]),
+    ],
+)
 def test_a_residual_adds_the_sublayer_s_input_or_as_the_program_its_own_output(case, pre, post, residual):
     layer = make_layer(pre=pre, post=post, residual=residual)
     x, r, index = case

@@ -20,12 +20,13 @@ def ids(seed):
     return tf.constant(np.random.default_rng(seed).integers(0, 30, [4, 6]), tf.int32)
 
 
-def results(lm, static_shapes, training):
-    """nll of two segments, memory, and gradients of all weights."""
-    mems = lm.initial_mems(4)
+def results(lm, static_shapes, training, segments=2):
+    """nll of consecutive segments, memory, and gradients of all weights. The first memory is random."""
+    rng = np.random.default_rng(2)
+    mems = [tf.cast(rng.normal(size=mem.shape), mem.dtype) for mem in lm.initial_mems(4)]
     with tf.GradientTape() as tape:
         losses = []
-        for i in range(2):
+        for i in range(segments):
             options = {"training": training, "dropout_key": tf.constant([3, i, 2])} if training else {}
             nll, _, mems = lm.segment_nll(ids(i), ids(i + 1), mems, static_shapes=static_shapes, **options)
             losses.append(nll)
@@ -33,22 +34,42 @@ def results(lm, static_shapes, training):
     return losses, mems, tape.gradient(loss, lm.trainable_variables)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", MODELS)
-def test_a_loop_gives_what_the_layers_give_one_after_the_other(name, jit_compile, recompute):
+def in_mode(mode):
+    """`results`, as the mode runs it."""
+    return {"eager": results, "graph": tf.function(results), "xla": tf.function(results, jit_compile=True)}[mode]
+
+
+def check(name, mode, recompute, trainings=(False, True), segments=2, **changes):
     model, options = MODELS[name]
-    lm = model(**SIZES, **options, dropout=0.2, dropatt=0.1, init_std=0.3, recompute=recompute, seed=1)
-    for training in (False, True):
-        expected = tf.function(results)(lm, False, training)
-        found = tf.function(results, jit_compile=jit_compile)(lm, True, training)
+    lm = model(**{**SIZES, **options, **changes}, dropout=0.2, dropatt=0.1, init_std=0.3, recompute=recompute, seed=1)
+    for training in trainings:
+        expected = results(lm, False, training, segments)
+        found = in_mode(mode)(lm, True, training, segments)
         tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5), found, expected)
         assert all(np.abs(gradient).max() > 1e-3 for gradient in found[2])
 
 
-def test_bfloat16_computes_in_bfloat16_and_keeps_the_weights_in_float32():
+@pytest.mark.parametrize("name, recompute", [("shared biases", False), ("absolute", True), ("bins", True)])
+def test_a_loop_in_eager_mode_gives_what_the_layers_give_one_after_the_other(name, recompute):
+    check(name, "eager", recompute, segments=1)
+
+
+def test_a_loop_in_a_graph_gives_what_the_layers_give_one_after_the_other():
+    check("own biases", "graph", recompute=True, trainings=[True], segments=1, n_layer=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_loop_gives_what_the_layers_give_one_after_the_other(name, mode, recompute):
+    check(name, mode, recompute)
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
+def test_bfloat16_computes_in_bfloat16_and_keeps_the_weights_in_float32(mode):
     lm = TransformerXLLM(**SIZES, mem_len=5, init_std=0.3, seed=1, dtype="mixed_bfloat16")
-    expected, found = (tf.function(results)(lm, static, True) for static in (False, True))
+    expected, found = (in_mode(mode)(lm, static, True) for static in (False, True))
     tf.nest.map_structure(lambda a, b: np.testing.assert_array_equal(a, b), found[0], expected[0])
     assert {mem.dtype for mem in found[1]} == {tf.bfloat16} and {g.dtype for g in found[2]} == {tf.float32}
     for a, b in zip(found[2], expected[2], strict=True):

@@ -40,12 +40,12 @@ def main(plot):
     return run
 
 
-@pytest.fixture
-def run(tmp_path, small_lm):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, small_lm):
     """The folder of a run of 23 letters, with a log."""
     vocab = Vocab(level="char", special=list(LETTERS))
     vocab.build()
-    folder = tmp_path / "run"
+    folder = tmp_path_factory.mktemp("plot") / "run"
     model = {**SMALL, "mem_len": 4}
     RunFolder(folder).create({"by_character": True}, model, [vocab], small_lm(), step=1)
     (folder / "log.csv").write_text(
@@ -84,7 +84,11 @@ def test_runs_of_different_measures_are_refused(plot, run):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("options", [{}, {"untie_r": True, "same_length": True, "clamp_len": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"untie_r": True, "same_length": True, "clamp_len": 3}],
+    ids=str,
+)
 def test_probabilities_times_values_are_what_the_layer_computes(plot, small_lm, options, batch):
     """Of the second layer, with four heads: from three on, an optimised product went wrong for one row."""
     network = small_lm(n_head=4, **options).network
@@ -209,7 +213,7 @@ def test_the_program_draws_the_benchmark_s_figures(main, tmp_path, capsys):
     "arguments",
     [
         ["--kind=curves"],
-        ["--kind=attention", "--text=a bad cab", "--tgt_len=4"],
+        pytest.param(["--kind=attention", "--text=a bad cab", "--tgt_len=4"], marks=pytest.mark.slow),
         ["--kind=attention", "--text=a bad cab", "--tgt_len=4", "--layer=0", "--head=1"],
         ["--kind=context", "--context_step=4", "--mem_len=8"],
     ],

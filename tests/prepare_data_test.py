@@ -1,16 +1,45 @@
 """The program that prepares a corpus: flags of the original, flags of one's own text, errors."""
 
-import numpy as np
-from helpers import run_program, write_splits
+import contextlib
+import io
+import types
 
+import numpy as np
+import pytest
+from absl import flags
+from helpers import program, run_program, write_splits
+
+from tools import program as programs
 from txl_tf.data import corpus
 
 
-def run(*flags):
-    return run_program("tools/prepare_data.py", *flags)
+@pytest.fixture(
+    params=["in this process", pytest.param("in its own", marks=pytest.mark.slow)],
+)
+def run(request):
+    """Runs the program: its status and what it prints."""
+    if request.param == "in its own":
+        yield lambda *arguments: run_program("tools/prepare_data.py", *arguments)
+        return
+    with contextlib.closing(program("tools/prepare_data.py")) as loaded:
+        main = next(loaded).main
+
+        def run_here(*arguments):
+            flags.FLAGS.unparse_flags()
+            flags.FLAGS(["prepare_data.py", *arguments])
+            output, status = io.StringIO(), 0
+            with contextlib.redirect_stdout(output):
+                try:
+                    programs._run(main, ["tools/prepare_data.py"])
+                except SystemExit as end:
+                    status = end.code
+            errors = status if isinstance(status, str) else ""
+            return types.SimpleNamespace(returncode=int(bool(status)), stdout=output.getvalue(), stderr=errors)
+
+        yield run_here
 
 
-def test_the_originals_command_prepares_a_folder_and_then_finds_it_done(tmp_path):
+def test_the_originals_command_prepares_a_folder_and_then_finds_it_done(tmp_path, run):
     folder = write_splits(tmp_path, "a b\na\n", "b\n", "a\n")
     flags = [
         f"--data_dir={folder}/", "--dataset=wt103", "--tgt_len=384", "--per_host_train_bsz=128",
@@ -25,7 +54,7 @@ def test_the_originals_command_prepares_a_folder_and_then_finds_it_done(tmp_path
     assert result.stdout.splitlines()[-2] == f"{tmp_path} is prepared already"
 
 
-def test_text_flags_reach_the_library(tmp_path):
+def test_text_flags_reach_the_library(tmp_path, run):
     for name, text in (("a.txt", "B b c\n"), ("b.txt", "a b\nb b\n")):
         (tmp_path / name).write_text(text)
     result = run(
@@ -40,7 +69,7 @@ def test_text_flags_reach_the_library(tmp_path):
     np.testing.assert_array_equal(made.splits["valid"], [2, 2, 0])
 
 
-def test_verify_checks_every_file_and_changes_nothing(tmp_path):
+def test_verify_checks_every_file_and_changes_nothing(tmp_path, run):
     folder = tmp_path / "made"
     corpus.prepare(folder, "pydoc")
     result = run(f"--data_dir={folder}", "--verify")
@@ -56,7 +85,7 @@ def test_verify_checks_every_file_and_changes_nothing(tmp_path):
     assert (folder / "train.npy").read_bytes() == data
 
 
-def test_an_error_is_a_sentence_and_no_traceback(tmp_path):
+def test_an_error_is_a_sentence_and_no_traceback(tmp_path, run):
     result = run(f"--data_dir={tmp_path}", "--dataset=wt2")
     assert result.returncode == 1
     assert (

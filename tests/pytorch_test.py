@@ -1,12 +1,14 @@
 """Checkpoints of PyTorch programs become runs: the same numbers, or one clear error."""
 
 import os
+import re
 import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, TEXT, assert_variables_equal, run_program, train_run, word_vocab
+from absl import flags
+from helpers import SMALL, assert_variables_equal, program, run_program, train_run, word_vocab
 from pytorch_models import KINDS, module_of, tensors_of, vocab_of, write_case
 from torch_files import BFloat16, Instance, Module, write_legacy, write_safetensors, write_shards, write_zip
 
@@ -19,6 +21,7 @@ from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import weights_by_name
 
+SLOW = pytest.mark.slow
 WORDS = word_vocab().symbols
 PLAIN = {}
 BINS = {"cutoffs": [5, 12], "untie_r": True}
@@ -54,19 +57,30 @@ def opened(tmp_path, checkpoint, **given):
 
 def refused(tmp_path, checkpoint, message, **given):
     """One line, and nothing is written."""
-    with pytest.raises((ValueError, OSError), match=message) as error:
+    with pytest.raises((ValueError, OSError)) as error:
         pytorch_to_run(checkpoint, tmp_path / "run", **given)
+        pytest.fail(f"{checkpoint} is not refused: {message}")
+    assert re.search(message, str(error.value))
     assert "\n" not in str(error.value) and len(str(error.value)) < 1000
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run").exists(), message
 
 
 # ------------------------------------------------------------------------------------------------------- the numbers
 
 
-@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_model_comes_back_bit_for_bit(case, tmp_path, kind, options):
-    lm, path = case(kind, {**options, "same_length": True, "clamp_len": 3})
+FAST_FORMS = ["hf-bins", "hf-projected", "hf-wide", "kimi-own", "kimi-shared", "nv-plain", "nv-wide_own"]
+
+
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        pytest.param(kind, name, marks=[] if f"{kind}-{name}" in FAST_FORMS else SLOW)
+        for kind in KINDS
+        for name in MODELS
+    ],
+)
+def test_a_model_comes_back_bit_for_bit(case, tmp_path, kind, name):
+    lm, path = case(kind, {**MODELS[name], "same_length": True, "clamp_len": 3})
     found, vocab, made = opened(tmp_path, path)
     expected = lm.network.get_config() | {"proj_share_all_but_first": lm.proj_share_all_but_first}
     for name in set(made.model) - {"init", "init_std", "init_range", "proj_init_std"}:
@@ -78,8 +92,14 @@ def test_a_model_comes_back_bit_for_bit(case, tmp_path, kind, options):
     assert len(changed) == (kind != "nv")
 
 
-@pytest.mark.parametrize("name", ["hf_wt103", "kimi_wt103", "nv_wt103"])
-@pytest.mark.parametrize("mistake", ["mem_len", "clusters", "epsilon"])
+@pytest.mark.parametrize(
+    "name, mistake",
+    [
+        pytest.param(name, mistake, marks=[] if (name, mistake) == ("hf_wt103", "mem_len") else SLOW)
+        for name in ("hf_wt103", "kimi_wt103", "nv_wt103")
+        for mistake in ("mem_len", "clusters", "epsilon")
+    ],
+)
 def test_the_golden_numbers_notice_what_is_made_up_for(tmp_path, name, mistake):
     """Each of the three differences between the programs moves the losses by far more than the tolerance."""
     folder = tmp_path / "case"
@@ -133,8 +153,17 @@ def test_a_softmax_without_bins_may_have_a_projection_of_its_own(case, tmp_path)
         expected, ((tokens + 13) % 23)[..., None], -1)[..., 0], atol=1e-5)  # fmt: skip
 
 
-@pytest.mark.parametrize("ties", [[True, False, True], [False, True, False], [True, True, True], [False, False, True]])
-@pytest.mark.parametrize("kind", KINDS)
+FAST_TIES = {"hf": [True, False, True], "kimi": [False, True, False], "nv": [True, True, True]}
+
+
+@pytest.mark.parametrize(
+    "kind, ties",
+    [
+        pytest.param(kind, list(ties), marks=[] if FAST_TIES[kind] == list(ties) else SLOW)
+        for kind in KINDS
+        for ties in ((True, False, True), (False, True, False), (True, True, True), (False, False, True))
+    ],
+)
 def test_any_bin_may_share_the_embeddings_projection(case, tmp_path, kind, ties):
     """Each then has a copy of its own, unless all but the first are shared."""
     lm, path = case(kind, MODELS["own"])
@@ -159,7 +188,7 @@ def test_any_bin_may_share_the_embeddings_projection(case, tmp_path, kind, ties)
             np.testing.assert_array_equal(weights[name], shared.T if is_tied else own[name])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float64", marks=SLOW), "bfloat16"])
 def test_other_types_become_float32(case, tmp_path, dtype):
     lm, path = case("hf", BINS)
     tensors, expected = {}, txl_tf.tf1_variables(lm)
@@ -178,13 +207,16 @@ def test_other_types_become_float32(case, tmp_path, dtype):
         np.testing.assert_array_equal(array, rounded)
 
 
-@pytest.mark.parametrize("form", ["bin", "legacy", "shards_bin", "shards_safetensors", "module_prefix"])
+@pytest.mark.parametrize(
+    "form",
+    [*(pytest.param(form, marks=SLOW) for form in ("bin", "shards_bin")), "legacy", "shards_safetensors", "prefix"],
+)
 def test_forms_of_hugging_faces_files(case, tmp_path, form):
     lm, path = case("hf")
     tensors = {n if n.startswith("crit.") else f"transformer.{n}": a for n, a in tensors_of(lm, "hf").items()}
     os.remove(path)
     folder = tmp_path / "case"
-    if form == "module_prefix":
+    if form == "prefix":
         write_zip(folder / "pytorch_model.bin", {f"module.{name}": array for name, array in tensors.items()})
     elif form.startswith("shards"):
         write_shards(folder, tensors, 3, form.removeprefix("shards_"))
@@ -194,7 +226,9 @@ def test_forms_of_hugging_faces_files(case, tmp_path, form):
     assert_variables_equal(txl_tf.tf1_variables(found), txl_tf.tf1_variables(lm))
 
 
-@pytest.mark.parametrize("name", ["legacy", "data_parallel", "state_dict", "data_parallel_state_dict"])
+@pytest.mark.parametrize(
+    "name", ["legacy", "data_parallel", pytest.param("state_dict", marks=SLOW), "data_parallel_state_dict"]
+)
 def test_forms_of_the_originals_files(case, tmp_path, name):
     lm, path = case("kimi", SHARED)
     tensors, given = tensors_of(lm, "kimi"), {}
@@ -248,16 +282,16 @@ DAMAGED = {  # a tensor, what it becomes, and how the message goes on
 }
 
 
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_checkpoint_is_refused(small_lm, tmp_path, name):
-    changed, value, message = DAMAGED[name]
-    lm = small_lm(**WIDE | {"untie_r": changed != "r_w_bias"})
-    tensors = tensors_of(lm, "hf")
-    if value is None:
-        tensors = {name: array for name, array in tensors.items() if not name.startswith(changed)}
-    else:
-        tensors[changed] = value
-    refused(tmp_path, write_case(tmp_path / "case", lm, "hf", WORDS, tensors), message)
+def test_a_damaged_checkpoint_is_refused(small_lm, tmp_path):
+    lms = {untie_r: small_lm(**WIDE | {"untie_r": untie_r}) for untie_r in (False, True)}
+    for name, (changed, value, message) in DAMAGED.items():
+        lm = lms[changed != "r_w_bias"]
+        tensors = tensors_of(lm, "hf")
+        if value is None:
+            tensors = {name: array for name, array in tensors.items() if not name.startswith(changed)}
+        else:
+            tensors[changed] = value
+        refused(tmp_path, write_case(tmp_path / name, lm, "hf", WORDS, tensors), message)
 
 
 CONTRADICTING = {
@@ -283,11 +317,10 @@ CONTRADICTING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CONTRADICTING)
-def test_what_a_file_says_is_compared_with_its_tensors(case, tmp_path, name):
-    value, message = CONTRADICTING[name]
-    _, path = case(**{name: value})
-    refused(tmp_path, path, message)
+def test_what_a_file_says_is_compared_with_its_tensors(case, tmp_path):
+    lm, _ = case()
+    for name, (value, message) in CONTRADICTING.items():
+        refused(tmp_path, write_case(tmp_path / name, lm, "hf", WORDS, **{name: value}), message)
 
 
 def test_same_length_without_memory_is_refused(case, tmp_path):
@@ -361,11 +394,10 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_configuration_is_one_short_error(case, tmp_path, name):
-    changes, message = HOSTILE[name]
-    _, path = case(**changes)
-    refused(tmp_path, path, message)
+def test_a_hostile_configuration_is_one_short_error(case, tmp_path):
+    lm, _ = case()
+    for name, (changes, message) in HOSTILE.items():
+        refused(tmp_path, write_case(tmp_path / name, lm, "hf", WORDS, **changes), message)
 
 
 def test_a_hostile_name_is_one_short_error(small_lm, tmp_path):
@@ -429,16 +461,14 @@ def test_the_text_of_a_cache_pt_is_kept(case, tmp_path):
     assert RunFolder(tmp_path / "run").read_config()["data"]["data_dir"] == str(tmp_path / "data")
 
 
-@pytest.mark.parametrize("ids", [[1, 23], [1, -2], [2**40, 5]], ids=str)
-def test_tokens_outside_the_vocabulary_are_refused(case, tmp_path, ids):
+def test_tokens_outside_the_vocabulary_are_refused(case, tmp_path):
     _, path = case("kimi")
-    corpus = Instance("data_utils", "Corpus", dataset="wt103", vocab=vocab_of(WORDS), train=np.array(ids))
-    write_zip(tmp_path / "case" / "cache.pt", corpus)
-    wrong = ids[0] if ids[0] > 1 else ids[1]
-    refused(
-        tmp_path, path, f"the tokens of train must be ids of its 23 symbols, got {wrong}", data_dir=tmp_path / "data"
-    )
-    assert not (tmp_path / "data").exists()
+    for ids, wrong in (([1, 23], 23), ([1, -2], -2), ([2**40, 5], 2**40)):
+        corpus = Instance("data_utils", "Corpus", dataset="wt103", vocab=vocab_of(WORDS), train=np.array(ids))
+        write_zip(tmp_path / "case" / "cache.pt", corpus)
+        message = f"the tokens of train must be ids of its 23 symbols, got {wrong}"
+        refused(tmp_path, path, message, data_dir=tmp_path / "data")
+        assert not (tmp_path / "data").exists(), ids
 
 
 def test_the_text_may_go_where_the_cache_is_and_the_model_be_converted_again(case, tmp_path, monkeypatch):
@@ -526,28 +556,34 @@ def test_the_program_says_what_it_found(case, tmp_path):
     assert lines[-1] == f"{tmp_path}/run/ckpt-0"
 
 
-def test_the_programs_flags(case, tmp_path):
+@pytest.fixture(scope="module")
+def tool():
+    yield from program("tools/convert_checkpoint.py")
+
+
+def test_the_programs_flags(case, tmp_path, tool, capsys):
+    def printed(*arguments):
+        tool.FLAGS.unparse_flags()
+        for flag in tool.FLAGS.get_key_flags_for_module(tool):
+            flag.unparse()
+        tool.FLAGS(["convert_checkpoint.py", f"--model_dir={tmp_path}/run", *arguments])
+        tool.main()
+        return capsys.readouterr().out
+
     lm, path = case("kimi", SHARED)
     write_zip(path, tensors_of(lm, "kimi"))
-    command = [
-        "tools/convert_checkpoint.py",
-        f"--pytorch_checkpoint={path}",
-        f"--model_dir={tmp_path}/run",
-        "--mem_len=4",
-    ]
-    done = run_program(*command)
-    assert done.returncode == 1 and "cutoffs is needed" in done.stderr and not (tmp_path / "run").exists()
-    done = run_program(*command, "--cutoffs=5,12", "--clamp_len=3", "--layer_norm_epsilon=1e-4")
-    assert done.returncode == 0, done.stderr
-    assert "said by the command: cutoffs=[5, 12] mem_len=4 clamp_len=3 layer_norm_epsilon=0.0001" in done.stdout
-    assert "said by nobody, so assumed: same_length=False dropout=0.0 dropatt=0.0" in done.stdout
+    command = [f"--pytorch_checkpoint={path}", "--mem_len=4"]
+    with pytest.raises(ValueError, match="cutoffs is needed"):
+        printed(*command)
+    assert not (tmp_path / "run").exists()
+    out = printed(*command, "--cutoffs=5,12", "--clamp_len=3", "--layer_norm_epsilon=1e-4")
+    assert "said by the command: cutoffs=[5, 12] mem_len=4 clamp_len=3 layer_norm_epsilon=0.0001" in out
+    assert "said by nobody, so assumed: same_length=False dropout=0.0 dropatt=0.0" in out
     assert RunFolder(tmp_path / "run").read_config()["model"]["layer_norm_epsilon"] == 1e-4
-    done = run_program(
-        "tools/convert_checkpoint.py", "--to_tf1", f"--model_dir={tmp_path}/run", f"--tf1_checkpoint={tmp_path}/b"
-    )
-    assert "note: the model has layer_norm_epsilon=0.0001; the original program has 1e-12" in done.stdout, done.stderr
-    done = run_program(*command, f"--tf1_checkpoint={path}")
-    assert done.returncode == 1 and "must have a value other than None" in done.stderr
+    out = printed("--to_tf1", f"--tf1_checkpoint={tmp_path}/b")
+    assert "note: the model has layer_norm_epsilon=0.0001; the original program has 1e-12" in out
+    with pytest.raises(flags.IllegalFlagValueError, match="must have a value other than None"):
+        printed(*command, f"--tf1_checkpoint={path}")
 
 
 REFUSED = {
@@ -568,23 +604,11 @@ def test_the_reference_vocabulary_to_refuse(reference, case, tmp_path):
     refused(tmp_path, path, "names builtins.exec", corpus=reference / "pytorch" / "refuse" / "evil_vocab" / "vocab.pkl")
 
 
-def test_a_warm_start_says_where_the_epsilon_is_another(tmp_path, capsys):
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT)
-    text = str(text)
-    train_run(tmp_path / "first", text, model={"layer_norm_epsilon": 1e-5})
-    capsys.readouterr()
-    warm = {"warm_start_path": str(tmp_path / "first" / "ckpt-12"), "train_steps": 3}
-    train_run(tmp_path / "same", text, model={"layer_norm_epsilon": 1e-5}, training=warm)
-    assert "layer_norm_epsilon" not in capsys.readouterr().out
-    train_run(tmp_path / "other", text, training=warm)
-    message = f"{tmp_path}/first has layer_norm_epsilon=1e-05; this run has layer_norm_epsilon=1e-12"
-    assert message in capsys.readouterr().out
-
-
-def test_a_new_run_on_other_text_starts_from_a_converted_one(case, tmp_path):
-    """Fine-tuning: the text in the vocabulary of the run, the weights by warm start."""
-    lm, path = case("hf", WIDE)
+@pytest.mark.parametrize("epsilon", [pytest.param(1e-5, marks=SLOW), 1e-12])
+def test_a_new_run_on_other_text_starts_from_a_converted_one(case, tmp_path, capsys, epsilon):
+    """Fine-tuning: the text in the vocabulary of the run, the weights by warm start, which tells another epsilon."""
+    options = {**WIDE, "n_layer": 1}
+    lm, path = case("hf", options)
     pytorch_to_run(path, tmp_path / "run")
     (tmp_path / "text.txt").write_text("w3 w1 w4 new w5\nw2 w20\n" * 60)
     train_run(
@@ -594,10 +618,12 @@ def test_a_new_run_on_other_text_starts_from_a_converted_one(case, tmp_path):
             "cutoffs": [5, 12],
         },
         text=None,
-        model={**SMALL, **WIDE, "n_token": None, "cutoffs": (), "mem_len": 4, "layer_norm_epsilon": 1e-5},
+        model={**SMALL, **options, "n_token": None, "cutoffs": (), "mem_len": 4, "layer_norm_epsilon": epsilon},
         optimizer={"learning_rate": 1e-6},
         training={"warm_start_path": str(tmp_path / "run" / "ckpt-0"), "train_steps": 3},
     )  # fmt: skip
+    message = f"{tmp_path}/run has layer_norm_epsilon=1e-05; this run has layer_norm_epsilon=1e-12\n"
+    assert (message in capsys.readouterr().out) == (epsilon != 1e-5)
     tuned, vocab = txl_tf.load_run(tmp_path / "tuned")
     assert vocab.symbols == WORDS
     expected = txl_tf.tf1_variables(lm)

@@ -1,5 +1,6 @@
 """Holds the plain port to the numbers that the original program computed, and to itself."""
 
+import itertools
 import json
 
 import numpy as np
@@ -8,6 +9,8 @@ import reference_model
 import tensorflow as tf
 from helpers import CASES, GOLDENS
 from reference_model import ReferenceModel
+
+SLOW = pytest.mark.slow
 
 # Everything but the options of the embedding and the softmax.
 SMALL = dict(n_token=23, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12)
@@ -39,9 +42,15 @@ class Case:
         return [self.golden[f"mems/{segment}/{layer}"] for layer in range(self.config["n_layer"])]
 
 
-@pytest.fixture(params=CASES, scope="module")
+@pytest.fixture(scope="module")
 def case(request):
     return Case(request.param)
+
+
+def of_cases(*fast):
+    """A test for each case of the original; slow but for those that are `fast`."""
+    params = [name if name in fast else pytest.param(name, marks=SLOW) for name in CASES]
+    return pytest.mark.parametrize("case", params, indirect=True, scope="module")
 
 
 @pytest.fixture
@@ -51,6 +60,7 @@ def fresh_case(case):
     return case
 
 
+@of_cases(*CASES)
 def test_variables_are_the_original_s_in_its_order(case, request):
     assert list(case.model.weights) == list(case.arrays("var/"))
     checkpoint = GOLDENS / request.node.callspec.params["case"] / "model.ckpt-0"
@@ -58,6 +68,7 @@ def test_variables_are_the_original_s_in_its_order(case, request):
     assert {name: list(variable.shape) for name, variable in case.model.weights.items()} == shapes
 
 
+@of_cases("eval_same_length", "wt103_large", "lm1b")
 def test_losses_and_memories_of_every_segment(fresh_case):
     model, golden = fresh_case.model, fresh_case.golden
     mems = model.initial_mems(fresh_case.config["batch"])
@@ -68,6 +79,7 @@ def test_losses_and_memories_of_every_segment(fresh_case):
             np.testing.assert_allclose(mem, expected, rtol=0, atol=1e-5)
 
 
+@of_cases("eval_same_length", "wt103_large", "lm1b")
 def test_gradients_of_the_last_segment(fresh_case):
     model, last = fresh_case.model, fresh_case.config["segments"] - 1
     with tf.GradientTape() as tape:
@@ -83,6 +95,7 @@ def test_gradients_of_the_last_segment(fresh_case):
     np.testing.assert_allclose(grad_norm, fresh_case.golden["grad_norm"], rtol=1e-5)
 
 
+@of_cases()
 def test_training_trajectory(fresh_case):
     model, golden, config = fresh_case.model, fresh_case.golden, fresh_case.config
     settings = ["learning_rate", "train_steps", "warmup_steps", "min_lr_ratio", "clip"]
@@ -112,17 +125,23 @@ def small_batch(batch=3, tgt_len=5, dtype=np.int64):
     return rng.integers(0, SMALL["n_token"], [2, tgt_len, batch]).astype(dtype)  # inputs, labels
 
 
-@pytest.mark.parametrize("proj_same_dim", [False, True])
-@pytest.mark.parametrize("proj_share_all_but_first", [False, True])
+BINS = [
+    dict(d_embed=8),
+    dict(d_embed=6),
+    dict(d_embed=8, cutoffs=[6, 14]),
+    dict(d_embed=6, cutoffs=[6, 14]),
+    dict(d_embed=8, cutoffs=[6, 14], div_val=2),
+    dict(d_embed=16, cutoffs=[6, 14, 20], div_val=2),  # the second bin has the width of the model
+]
+FAST_BINS = [(1, True, False), (3, True, True), (4, False, False), (5, True, False), (5, False, True)]
+
+
 @pytest.mark.parametrize(
-    "bins",
+    "bins, proj_share_all_but_first, proj_same_dim",
     [
-        dict(d_embed=8),
-        dict(d_embed=6),
-        dict(d_embed=8, cutoffs=[6, 14]),
-        dict(d_embed=6, cutoffs=[6, 14]),
-        dict(d_embed=8, cutoffs=[6, 14], div_val=2),
-        dict(d_embed=16, cutoffs=[6, 14, 20], div_val=2),  # the second bin has the width of the model
+        pytest.param(bins, *projs, marks=[] if (i, *projs) in FAST_BINS else SLOW)
+        for i, bins in enumerate(BINS)
+        for projs in itertools.product([False, True], repeat=2)
     ],
     ids=str,
 )
@@ -160,6 +179,7 @@ def test_tf_function_and_int32_change_nothing():
     np.testing.assert_allclose(new_mems[1], expected_mems[1], atol=1e-5)
 
 
+@SLOW
 def test_without_memory_the_memory_stays_empty_and_training_runs():
     model = small_model(mem_len=0)
     model.compile(learning_rate=0.01, train_steps=10)

@@ -15,6 +15,8 @@ from txl_tf.runs.folder import RunFolder
 
 SWAPPED = TEXT.translate(str.maketrans("at", "ta"))  # as many symbols in another order
 MORE = {"training": {"train_steps": 15}}
+FEW = {"evaluation": {"max_eval_batch": 3}}  # batches of one length, so that there is one graph
+CHEAP = {"model": {"dropout": 0.0, "dropatt": 0.0}, **FEW}
 
 
 @pytest.fixture
@@ -67,7 +69,26 @@ def test_a_text_with_more_or_fewer_symbols_names_the_first_too(run):
     train_refused(run_dir, text, r"\(13 symbols\) than .* \(14 symbols\): symbol \d+ is ")
 
 
-def test_another_text_of_the_same_vocabulary_is_an_error_unless_it_is_asked_for(run, capsys):
+def test_another_text_of_the_same_vocabulary_is_an_error_unless_it_is_asked_for(run):
+    run_dir, text = run
+    text.write_text(TEXT + TEXT)
+    message = (
+        r"the text of the run in .*run has changed since it was trained on \(train and valid\): .*--allow_other_text"
+    )
+    train_refused(run_dir, text, message)
+    with pytest.raises(ValueError, match=r"has changed since it was trained on \(valid\): name the text, by data_dir"):
+        evaluate_run(run_dir)
+    given = {"dataset": "text", "data_path": str(text)}
+    assert evaluate_run(run_dir, data=given, evaluation=EvaluationConfig(max_eval_batch=3))["valid"] > 0
+    train_run(run_dir, str(text), training={"allow_other_text": True}, **FEW)  # evaluates, for it is trained
+    folder = RunFolder(run_dir)
+    best = folder.find_best()  # losses on the text of before are no rivals
+    assert best["text"] == folder.read_config()["fingerprints"]["valid"] and best["step"] == 12
+    train_run(run_dir, str(text), **FEW)  # which is now the text of the run
+
+
+@pytest.mark.slow
+def test_another_text_of_the_same_vocabulary_is_trained_on_where_it_is_asked_for(run, capsys):
     run_dir, text = run
     text.write_text(TEXT + TEXT)
     message = (
@@ -95,11 +116,32 @@ def test_the_same_text_may_move(run, tmp_path):
     run_dir, text = run
     moved = tmp_path / "elsewhere.txt"
     shutil.move(text, moved)
-    train_run(run_dir, str(moved), **MORE)
+    train_run(run_dir, str(moved), **FEW)  # evaluates, for it is trained
     assert RunFolder(run_dir).read_config()["data"]["data_path"] == str(moved)
 
 
-def test_a_prepared_corpus_that_was_replaced_is_noticed(run_dir, tmp_path):
+def test_a_prepared_corpus_that_was_replaced_is_noticed(run, tmp_path):
+    run_dir, _ = run
+    data = {"data": {"data_dir": str(tmp_path / "data"), "dataset": None, "data_path": None}}
+
+    def prepare(text):
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        (tmp_path / "text.txt").write_text(text)
+        corpus.prepare(tmp_path / "data", "text", tmp_path / "text.txt")
+
+    prepare(TEXT)
+    prints = {split: corpus.load_corpus(tmp_path / "data").fingerprint(split) for split in ("train", "valid")}
+    edit_json(run_dir / "config.json", lambda config: config["data"].update(data["data"]))
+    edit_json(run_dir / "config.json", lambda config: config["fingerprints"].update(prints))  # as if trained on it
+    train_run(run_dir, None, **data, **FEW)  # evaluates, for it is trained
+    prepare(SWAPPED)
+    train_refused(run_dir, None, "symbol 1 is 't' there and 'a' here", **data)
+    prepare(TEXT + TEXT)
+    train_refused(run_dir, None, r"has changed since it was trained on \(train and valid\)", **data)
+
+
+@pytest.mark.slow
+def test_a_prepared_corpus_is_trained_on_again_once_it_is_what_it_was(run_dir, tmp_path):
     data = {"data": {"data_dir": str(tmp_path / "data"), "dataset": None, "data_path": None}}
 
     def prepare(text):
@@ -123,14 +165,14 @@ def test_a_run_of_before_has_no_fingerprints_but_its_vocabulary_counts(run):
     text.write_text(SWAPPED)
     train_refused(run_dir, text, "symbol 1 is 't' there and 'a' here")
     text.write_text(TEXT)
-    train_run(run_dir, str(text), **MORE)
+    train_run(run_dir, str(text), **FEW)
     assert RunFolder(run_dir).read_config()["fingerprints"].keys() == {"train", "valid", "vocab"}
 
 
 def test_the_vocabulary_of_a_run_with_checkpoints_is_never_written_again(run):
     run_dir, text = run
     written = (run_dir / "vocab.txt").stat().st_mtime_ns
-    train_run(run_dir, str(text), **MORE)
+    train_run(run_dir, str(text), **FEW)
     assert (run_dir / "vocab.txt").stat().st_mtime_ns == written
 
 
@@ -212,10 +254,10 @@ def test_a_far_larger_model_than_the_checkpoint_is_not_made(run, changes):
 
 def test_null_stands_for_what_is_not_given(run):
     run_dir, _ = run
-    before = evaluate_run(run_dir, evaluation=EvaluationConfig(eval_batch_size=60))
+    before = evaluate_run(run_dir, evaluation=EvaluationConfig(eval_batch_size=60, max_eval_batch=1))
     edit_json(run_dir / "config.json", lambda config: config["training"].update(eval_batch_size=None))
     edit_json(run_dir / "config.json", lambda config: config["data"].update(data_dir=None))
-    assert evaluate_run(run_dir) == before
+    assert evaluate_run(run_dir, evaluation=EvaluationConfig(max_eval_batch=1)) == before
 
 
 def test_bad_changes_of_load_run_are_named(run):
@@ -230,7 +272,8 @@ def test_bad_changes_of_load_run_are_named(run):
 def test_a_config_json_above_the_run_of_a_warm_start_is_none_of_its_business(run, tmp_path):
     run_dir, text = run
     (tmp_path / "config.json").write_text('{"name": "my project"}')
-    train_run(tmp_path / "new", str(text), training={"warm_start_path": str(run_dir / "ckpt-12")})
+    warm = {"warm_start_path": str(run_dir / "ckpt-12"), "train_steps": 1}
+    train_run(tmp_path / "new", str(text), training=warm, optimizer={"warmup_steps": 0}, **CHEAP)
 
 
 @pytest.mark.parametrize(

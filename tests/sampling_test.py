@@ -69,8 +69,15 @@ SAMPLINGS = [
 @pytest.mark.parametrize(
     "options, sampling",
     [
-        *((BINS, sampling) for sampling in SAMPLINGS),
-        *((options, SAMPLINGS[i]) for options in ({}, {"cutoffs": [5, 12], "d_embed": 6}) for i in (0, -1)),
+        (BINS, SAMPLINGS[0]),
+        *(pytest.param(BINS, sampling, marks=pytest.mark.slow) for sampling in SAMPLINGS[1:-2]),
+        (BINS, SAMPLINGS[-2]),
+        ({}, SAMPLINGS[-1]),
+        ({"cutoffs": [5, 12], "d_embed": 6}, SAMPLINGS[-1]),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(BINS, SAMPLINGS[-1]), ({}, {}), ({"cutoffs": [5, 12], "d_embed": 6}, {})]
+        ),
     ],
     ids=str,
 )

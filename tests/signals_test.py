@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,6 +101,47 @@ def at_step(monkeypatch, step, action):
     monkeypatch.setattr(RunState, "on_train_batch_end", wrapper)
 
 
+@pytest.fixture
+def half_done(trained_run, run_dir):
+    """A run that goes on from its sixth step."""
+    shutil.copytree(trained_run[0], run_dir)
+    for path in run_dir.glob("ckpt-12*"):
+        path.unlink()
+    return run_dir
+
+
+def test_sighup_is_as_sigterm(half_done, text_file, monkeypatch, capfd):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        at_step(patch, 7, lambda: os.kill(os.getpid(), signal.SIGHUP))
+        train_run(half_done, text_file)
+    assert end.value.code == 0 and RunFolder(half_done).steps() == [6, 8]
+    assert "hung up: saving after this step" in capfd.readouterr().out
+
+
+class Model:
+    stop_requested = False
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
+def test_under_nohup_sighup_is_nothing(handler):
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        with StopOnSignal(Model()) as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert (stop.received == signal.SIGHUP) == stop.trained.stop_requested == (handler == signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_after_the_last_step_ends_the_run_that_was_resumed_once_it_is_saved(half_done, text_file, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        at_step(patch, 12, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        train_run(half_done, text_file)
+    assert end.value.code == 0 and RunFolder(half_done).steps() == [6, 12]
+
+
+@pytest.mark.slow
 def test_sighup_is_as_sigterm_but_under_nohup(run_dir, text_file, monkeypatch, capfd):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
@@ -117,6 +159,7 @@ def test_sighup_is_as_sigterm_but_under_nohup(run_dir, text_file, monkeypatch, c
     assert RunFolder(run_dir).steps()[-1] == 12
 
 
+@pytest.mark.slow
 def test_a_signal_after_the_last_step_ends_the_run_that_is_saved(run_dir, text_file, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
         at_step(patch, 12, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -126,9 +169,6 @@ def test_a_signal_after_the_last_step_ends_the_run_that_is_saved(run_dir, text_f
 
 
 def test_a_second_ctrl_c_counts_after_a_second_and_late_signals_while_nothing_ends(monkeypatch):
-    class Model:
-        stop_requested = False
-
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     stop, caught = StopOnSignal(Model()), []

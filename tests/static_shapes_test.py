@@ -94,7 +94,12 @@ def check(name, **changes):
     return len(types), bin_capacities
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+def published(*fast):
+    """All published configurations; those that are not named `fast` are slow."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in fast)) for name in PUBLISHED]
+
+
+@pytest.mark.parametrize("name", published("wt103_base"))
 def test_the_training_step_of_every_configuration_has_static_shapes(name):
     check(name, n_layer=2)
 
@@ -119,7 +124,7 @@ def check_evaluation(name, **changes):
     return len(shapes)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", published("wt103_base", "text8_large"))
 def test_the_evaluation_step_of_every_configuration_has_static_shapes(name):
     check_evaluation(name, n_layer=2)
 

@@ -1,9 +1,11 @@
 """Subwords: every text comes back, training is bounded and repeatable, and every program knows them."""
 
+import contextlib
 import io
 import json
 import math
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tensorflow as tf
-from helpers import run_program, train_run, write_text
+from helpers import program, run_program, train_run, write_text
 
 from txl_tf.config import EvaluationConfig
 from txl_tf.data import corpus
@@ -22,6 +24,7 @@ from txl_tf.data.text_files import pydoc_text, read_files
 from txl_tf.data.vocabulary import visible
 from txl_tf.models.generation import generate
 from txl_tf.runs.evaluate import evaluate_run
+from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.pairs_folder import load_run
 from txl_tf.runs.scoring import score_lines
 from txl_tf.serving import export
@@ -47,7 +50,10 @@ def made_up_texts(number=300):
     return ["".join(character() for _ in range(rng.randrange(30))) for _ in range(number)]
 
 
-@pytest.fixture(scope="module", params=["unigram", "bpe"])
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=[pytest.param("unigram", marks=SLOW), "bpe"])
 def vocab(request):
     made = train_subwords([pydoc_text()[:100_000]], 600, request.param)
     made.kind = request.param
@@ -234,13 +240,19 @@ def test_documents_end_with_the_models_own_symbol():
 # -------------------------------------------------------------------------------------------------- every program
 
 
+OPTIONS = {
+    "data": {"level": "subword", "vocab_size": 400},
+    "model": {"dropout": 0.0, "dropatt": 0.0},
+    "evaluation": {"max_eval_batch": 5},  # all of one length, so that there is one graph
+}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run of subwords, `(folder, text)`."""
     folder = tmp_path_factory.mktemp("subwords")
     text = write_text(folder / "text.txt", pydoc_text()[:30_000])
-    data = {"level": "subword", "vocab_size": 400}
-    train_run(folder / "run", text, data=data)
+    train_run(folder / "run", text, **OPTIONS)
     return folder / "run", text
 
 
@@ -259,10 +271,17 @@ def test_a_run_resumes_with_its_vocabulary_and_is_evaluated_by_the_byte(run, tmp
     assert {"▁", "<0xE6>", "<0x0A>"} <= {symbol for symbol, _ in lines}
     assert np.mean([float(value) for _, value in lines]) == pytest.approx(nll, abs=1e-5)
 
-    train_run(folder, text, data={"level": "subword", "vocab_size": 400}, training={"train_steps": 15})
+    train_run(folder, text, **OPTIONS)  # evaluates, for it is trained
     assert "continuing from" in capsys.readouterr().out
     with pytest.raises(ValueError, match="the text has another vocabulary .399 symbols. than the run"):
-        train_run(folder, text, data={"level": "subword", "vocab_size": 399})
+        train_run(folder, text, **{**OPTIONS, "data": {"level": "subword", "vocab_size": 399}})
+
+
+@pytest.mark.slow
+def test_a_run_trains_on(run, tmp_path, capsys):
+    folder = shutil.copytree(run[0], tmp_path / "run")
+    train_run(folder, run[1], **OPTIONS, training={"train_steps": 15})
+    assert "continuing from" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -343,6 +362,20 @@ def test_a_served_model_takes_and_gives_text_where_the_library_is_not(run, tmp_p
     assert found["text"][0].endswith(stop) and len(found["text"][0]) == len(texts[0]) + written.find(stop) + len(stop)
 
 
+def test_without_tensorflow_text_the_model_has_signatures_of_ids_alone_and_that_is_said(run, monkeypatch, capsys):
+    lm, vocab = load_run(str(run[0]))
+    monkeypatch.setattr(export, "has_tensorflow_text", lambda: False)
+    written = []
+    monkeypatch.setattr(export, "_write", lambda *args: written.append(args))
+    export.export_saved_model(lm, "served", vocab)
+    assert "served takes ids and no text: text needs pip install tensorflow-text" in capsys.readouterr().out
+    ((serve, directory, vocabs, *_),) = written
+    assert directory == "served" and vocabs == {}
+    signatures = serve().signatures()
+    assert "score" in signatures and "score_text" not in signatures
+
+
+@pytest.mark.slow
 def test_without_tensorflow_text_the_model_is_served_for_ids_and_that_is_said(run, tmp_path, monkeypatch, capsys):
     lm, vocab = load_run(str(run[0]))
     monkeypatch.setattr(export, "has_tensorflow_text", lambda: False)
@@ -362,6 +395,19 @@ def test_lines_are_scored_in_pieces(run):
         assert score.tokens == len(ids) - 1 and score.bytes == len(line.encode()) + 1
 
 
+def test_the_program_continues_a_text(run, monkeypatch, capsys):
+    lm, vocab = load_run(str(run[0]))
+    text = generate(lm, vocab.encode("The import ")[None], 20, seed=1)[0]
+    monkeypatch.setattr(RunFolder, "load_model", lambda *args: lm)
+    with contextlib.closing(program("tools/generate.py")) as loaded:
+        tool = next(loaded)
+        flags = f"--model_dir={run[0]}", "--prompt=The import ", "--max_new_tokens=20", "--seed=1"
+        tool.FLAGS(["generate.py", *flags])
+        tool.main()
+    assert capsys.readouterr().out == visible(vocab.decode(text)) + "\n"
+
+
+@pytest.mark.slow
 def test_the_programs_continue_a_text(run):
     lm, vocab = load_run(str(run[0]))
     text = generate(lm, vocab.encode("The import ")[None], 20, seed=1)[0]

@@ -98,6 +98,7 @@ def sgd_losses(tagger, inputs, target, config, rates):
     sgd = config["sgd"]
     optimizer = SGD(float(rates[0]), momentum=sgd["momentum"], clip_value=sgd["clip_by_value"])
     tagger.compile(optimizer)
+    optimizer.build(tagger.trainable_variables)  # else the step is traced twice
     losses = []
     for rate in rates:
         losses.append(tf.reduce_mean(tagger.nll(inputs, target)))

@@ -12,6 +12,7 @@ N_TOKEN, N_BIGRAM = 9, 7
 LENGTHS = [5, 2, 1]
 SETTINGS = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_inner": 12, "d_embed": 6, "d_bigram": 5}
 KEY = tf.constant([1, 2, 0])
+SLOW = pytest.mark.slow
 
 
 def make_tener(**options):
@@ -42,6 +43,12 @@ VARIANTS = [
     {"pos_embed": "fix", "after_norm": False, "max_seq_len": 9},
     {"key_position_term": False, "scale": True},
 ]
+
+
+def variants(*fast):
+    """A test for each variant; slow but for those of the numbers `fast`."""
+    params = [options if i in fast else pytest.param(options, marks=SLOW) for i, options in enumerate(VARIANTS)]
+    return pytest.mark.parametrize("options", params, ids=str)
 
 
 # ---------------------------------------- what enters the first layer
@@ -79,7 +86,7 @@ def test_no_bigrams_are_needed_where_there_are_none():
 # ---------------------------------------- equivalences
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@variants(3, 4)
 def test_neither_padding_nor_other_rows_change_a_sentence(options):
     network, inputs = make_tener(**options), make_inputs()
     found = network(inputs).numpy()
@@ -114,7 +121,7 @@ def test_xla_gives_the_same():
     np.testing.assert_allclose(found, network(inputs), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@variants(3)
 def test_attention_probabilities_are_those_of_the_layers(options):
     """They sum to 1, are 0 at padding, and give the second layer's attention from the first one's result."""
     network, inputs = make_tener(**options), make_inputs()
@@ -142,8 +149,8 @@ def test_training_without_any_rate_is_inference():
 
 @pytest.mark.parametrize("rate", RATES)
 def test_every_rate_drops_by_its_key_and_in_training_alone(rate):
-    network, inputs = make_tener(**{rate: 0.5}), make_inputs()
-    expected = make_tener()(inputs).numpy()
+    network, inputs = make_tener(n_layer=1, **{rate: 0.5}), make_inputs()
+    expected = make_tener(n_layer=1)(inputs).numpy()
     np.testing.assert_array_equal(network(inputs), expected)
     np.testing.assert_array_equal(network(inputs, dropout_key=KEY), expected)  # not training
     dropped = network(inputs, training=True, dropout_key=KEY).numpy()
@@ -188,7 +195,7 @@ def test_embed_dropout_drops_components_at_its_rate_and_scales_the_others():
 # ---------------------------------------- saving and errors
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@variants(2, 3)
 def test_its_configuration_makes_it_again(options):
     network, inputs = make_tener(**options), make_inputs()
     copy = txl_tf.Tener.from_config(network.get_config())
@@ -199,22 +206,22 @@ def test_its_configuration_makes_it_again(options):
     assert keras.saving.get_registered_object("txl_tf>Tener") is txl_tf.Tener
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"n_token": 0}, "n_token must be at least 1, got 0"),
-        ({"n_bigram": -1}, "n_bigram must be at least 0, got -1"),
-        ({"d_model": 7}, "d_model must be even .*got 7"),
-        ({"d_model": 10, "n_head": 4}, "d_model must be a multiple of n_head=4, got 10"),
-        ({"attn_type": "naive"}, "attn_type must be one of adatrans, transformer, got 'naive'"),
-        ({"pos_embed": "learned"}, "pos_embed must be one of none, sin, fix, got 'learned'"),
-        ({"after_norm": "yes"}, "after_norm must be True or False, got 'yes'"),
-        ({"embed_dropout": 1.0}, r"embed_dropout must lie in \[0, 1\), got 1.0"),
-        ({"token_dropout": -0.5}, r"token_dropout must lie in \[0, 1\), got -0.5"),
-        ({"max_seq_len": 0}, "max_seq_len must be at least 1, got 0"),
-    ],
-    ids=str,
-)
-def test_bad_arguments_are_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_tener(**options)
+BAD = [
+    ({"n_token": 0}, "n_token must be at least 1, got 0"),
+    ({"n_bigram": -1}, "n_bigram must be at least 0, got -1"),
+    ({"d_model": 7}, "d_model must be even .*got 7"),
+    ({"d_model": 10, "n_head": 4}, "d_model must be a multiple of n_head=4, got 10"),
+    ({"attn_type": "naive"}, "attn_type must be one of adatrans, transformer, got 'naive'"),
+    ({"pos_embed": "learned"}, "pos_embed must be one of none, sin, fix, got 'learned'"),
+    ({"after_norm": "yes"}, "after_norm must be True or False, got 'yes'"),
+    ({"embed_dropout": 1.0}, r"embed_dropout must lie in \[0, 1\), got 1.0"),
+    ({"token_dropout": -0.5}, r"token_dropout must lie in \[0, 1\), got -0.5"),
+    ({"max_seq_len": 0}, "max_seq_len must be at least 1, got 0"),
+]
+
+
+def test_bad_arguments_are_errors():
+    for options, message in BAD:
+        with pytest.raises(ValueError, match=message):
+            make_tener(**options)
+            pytest.fail(f"no error: {options}")

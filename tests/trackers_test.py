@@ -28,8 +28,10 @@ from txl_tf.config import (
 )
 from txl_tf.files import write_json
 from txl_tf.runs import callbacks, trackers
+from txl_tf.runs import run as runs_run
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.trackers import final
 from txl_tf.runs.train_pairs import train_pairs
 from txl_tf.runs.train_tagger import train_tagger
 
@@ -160,6 +162,40 @@ def assert_rows_equal(tracked, logged, names=TRACKED):
 # ------------------------------------------------------------------------------------------------------------- wandb
 
 
+def follower(cls, folder, step, project=None):
+    """A tracker of a run that goes on after `step`, for use without a training."""
+    return cls(RunCheckpoints(None, RunFolder(folder)), project, step)
+
+
+@pytest.fixture
+def trained(trained_run, run_dir):
+    """A copy of the run of twelve steps."""
+    shutil.copytree(trained_run[0], run_dir)
+    return run_dir
+
+
+def test_wandb_shows_the_log_samples_results_and_the_configuration(trained, tmp_path, wandb, capfd):
+    with follower(trackers.WandbTracker, trained, 12) as tracker:
+        tracker.on_epoch_end(4, {"step": 15, "loss": 1.5, "val_loss": math.nan})
+        tracker.log_text("sample", "it's", 15)
+        tracker.log_results(final({"valid": 1.25}))
+    (run,) = read_wandb(tmp_path)
+    assert (run.name, run.project, run.exit_code) == ("run", "txl_tf", 0)
+    assert f"wandb: run run, {run.id}" in capfd.readouterr().out
+    assert json.loads((trained / "tracker.json").read_text())["id"] == run.id
+    rows, log = {row["_step"]: row for row in run.rows}, log_rows(trained)
+    assert rows[15]["loss"] == 1.5 and "val_loss" not in rows[15]
+    html = (run.folder / "files" / rows.pop(15)["sample.path"]).read_text()
+    assert html == "<pre>it&#x27;s</pre>"
+    assert_rows_equal(rows, log)
+    assert rows[6]["val_loss"] == float(log[1]["val_loss"]) and "val_loss" not in rows[3]
+    config = json.loads((trained / "config.json").read_text())
+    del config["checksum"]
+    assert {name: run.config[name] for name in config} == config
+    assert run.summary["final_valid_loss"] == 1.25
+
+
+@pytest.mark.slow
 def test_wandb_has_numbers_at_their_steps_samples_and_the_configuration(run_dir, text_file, tmp_path, wandb, capfd):
     results = train_run(run_dir, text_file, training={"tracker": "wandb", "sample_tokens": 8})
     (run,) = read_wandb(tmp_path)
@@ -182,6 +218,7 @@ def test_wandb_has_numbers_at_their_steps_samples_and_the_configuration(run_dir,
     assert "sample.path" not in rows[9]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_wandb_and_no_step_comes_twice(run_dir, text_file, tmp_path, wandb):
     train_run(run_dir, text_file, training={"tracker": "wandb"})
     go_back(run_dir, 6)
@@ -208,6 +245,32 @@ class Run:
         self.exit_code = exit_code
 
 
+def test_what_wandb_lacks_of_a_run_comes_from_the_log_and_nothing_twice(trained, wandb, monkeypatch):
+    write_json(str(trained / "tracker.json"), {"tracker": "wandb", "id": "abc", "step": 9})
+    run, asked = Run(), {}
+    monkeypatch.setattr(wandb, "init", lambda **options: asked.update(options) or run)
+    with follower(trackers.WandbTracker, trained, 12, "mine") as tracker:
+        tracker.on_epoch_end(1, {"step": 6, "loss": 1.0})  # which the server has
+        tracker.log_text("sample", "text", 6)
+    assert (asked["resume"], asked["id"], asked["project"], asked["name"]) == ("allow", "abc", "mine", "run")
+    assert_rows_equal(run.rows, log_rows(trained)[2:])
+    assert "val_loss" not in run.rows[9] and run.exit_code == 0
+
+    offline = Run()
+    offline.offline = True  # it has what tracker.json says
+    monkeypatch.setattr(wandb, "init", lambda **options: asked.update(options) or offline)
+    with follower(trackers.WandbTracker, trained, 12):
+        assert_rows_equal(offline.rows, log_rows(trained)[2:])  # of the run that is online: it has no more than 6
+    assert json.loads((trained / "tracker.json").read_text())["step"] == 12
+    offline.rows.clear()
+    with pytest.raises(SystemExit), follower(trackers.WandbTracker, trained, 12):
+        raise SystemExit(0)
+    assert offline.rows == {} and offline.exit_code == 255
+    with follower(trackers.WandbTracker, trained, 0):
+        assert asked["id"] is None and asked["project"] == "txl_tf"  # a training from the beginning is another run
+
+
+@pytest.mark.slow
 def test_steps_that_wandb_s_server_lacks_come_from_the_log(run_dir, text_file, trained_run, wandb, monkeypatch):
     shutil.copytree(trained_run[0], run_dir)
     write_json(str(run_dir / "tracker.json"), {"tracker": "wandb", "id": "abc"})
@@ -238,6 +301,89 @@ def test_an_error_of_the_tracker_ends_the_training_and_names_the_last_checkpoint
 # ------------------------------------------------------------------------------------------------------------ mlflow
 
 
+class Mlflow(types.ModuleType):
+    """Stands for mlflow, which takes seconds to import; the slow tests use the package itself."""
+
+    class MlflowException(Exception):
+        pass
+
+    def __init__(self):
+        super().__init__("mlflow")
+        self.exceptions, self.tracked = self, types.SimpleNamespace(data=types.SimpleNamespace(params={}))
+        self.metrics, self.texts, self.experiments, self.started, self.ended = [], {}, [], [], []
+        self.tracked.info = types.SimpleNamespace(run_id="abc")
+
+    def set_experiment(self, name):
+        self.experiments.append(name)
+
+    def start_run(self, **options):
+        self.started.append(options)
+        return self.tracked
+
+    def log_params(self, params):
+        assert 0 < len(params) <= 100 and not params.keys() & self.tracked.data.params.keys()  # as mlflow demands
+        self.tracked.data.params |= params
+
+    def log_dict(self, values, name):
+        self.texts[name] = values
+
+    def log_text(self, text, name, run_id):
+        self.texts[run_id, name] = text
+
+    def log_metrics(self, values, step, run_id):
+        self.metrics.append((run_id, step, values))
+
+    def MlflowClient(self):
+        return self
+
+    def get_metric_history(self, run_id, name):
+        return [types.SimpleNamespace(step=step) for _, step, values in self.metrics if name in values]
+
+    def end_run(self, status):
+        self.ended.append(status)
+
+
+def test_mlflow_is_given_the_log_samples_results_and_the_configuration(trained, monkeypatch):
+    for name in ("MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    mlflow, log = Mlflow(), log_rows(trained)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    with follower(trackers.MlflowTracker, trained, 0) as tracker:  # a new run, which has no rows so far
+        for row in log[:2]:
+            tracker.on_epoch_end(0, {name: float(value) for name, value in row.items() if value != "NA"})
+        tracker.log_text("sample", "a text", 6)
+    assert mlflow.experiments == ["txl_tf"] and mlflow.started == [{"run_name": "run"}]
+    assert mlflow.ended == ["FINISHED"] and mlflow.texts["abc", "sample/00000006.txt"] == "a text"
+    config = RunFolder(trained).read_config()
+    assert mlflow.texts["config.json"] == config
+    params = mlflow.tracked.data.params
+    assert params["model.d_inner"] == 16 and params["training.learning_rate"] == 0.01
+    assert params.keys() > {f"model.{name}" for name in config["model"]}
+
+    with pytest.raises(SystemExit), follower(trackers.MlflowTracker, trained, 12) as tracker:  # it goes on
+        tracker.log_results(final({"valid": {"loss": 1.25}}))
+        raise SystemExit(0)
+    assert mlflow.started[1:] == [{"run_id": "abc"}] and mlflow.ended[1:] == ["KILLED"]
+    assert mlflow.metrics.pop() == ("abc", 12, {"final_valid_loss": 1.25})
+    assert_rows_equal({step: values for _, step, values in mlflow.metrics}, log)
+    assert [len(mlflow.metrics), "val_loss" in mlflow.metrics[1][2], "val_loss" in mlflow.metrics[2][2]] == [
+        4,
+        True,
+        False,
+    ]
+
+    def refuse(**options):
+        raise mlflow.MlflowException("no store")
+
+    with pytest.raises(ValueError, match="an error"), follower(trackers.MlflowTracker, trained, 0, "other"):
+        raise ValueError("an error")
+    assert mlflow.ended[2:] == ["FAILED"] and mlflow.experiments[1:] == ["other"]
+    monkeypatch.setattr(mlflow, "start_run", refuse)
+    with pytest.raises(OSError, match="^tracker=mlflow: no store"), follower(trackers.MlflowTracker, trained, 12):
+        pass
+
+
+@pytest.mark.slow
 def test_mlflow_has_numbers_at_their_steps_samples_and_the_configuration(run_dir, text_file, mlflow):
     results = train_run(run_dir, text_file, training={"tracker": "mlflow", "sample_tokens": 8})
     run, rows = only_run(mlflow), log_rows(run_dir)
@@ -300,6 +446,7 @@ def test_a_run_that_a_signal_stopped_goes_on_in_mlflow(run_dir, text_file, train
     assert len(losses) == 4
 
 
+@pytest.mark.slow
 def test_a_store_that_mlflow_cannot_open_is_one_error_before_the_training(run_dir, text_file, mlflow, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://store")
     with pytest.raises(OSError, match="^tracker=mlflow: .*nowhere"):
@@ -360,12 +507,38 @@ def test_taggers_are_tracked(tmp_path, mlflow):
 # ------------------------------------------------------------------------------------------------------- TensorBoard
 
 
-def test_tensorboard_has_the_configuration_and_samples_which_do_not_touch_the_training(
-    run_dir, text_file, trained_run, capsys
+class Recorder(trackers.Tracker):
+    """What a training gives its tracker."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.texts, self.results, self.opened = {}, [], {}, 0
+
+    def __enter__(self):
+        self.opened += 1
+        return self
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.rows[logs["step"]] = dict(logs)
+
+    def log_text(self, name, text, step):
+        self.texts.append((name, step, as_code(text)))
+
+    def log_results(self, results):
+        self.results |= results
+
+
+def test_tensorboard_and_the_tracker_get_numbers_and_samples_which_do_not_touch_the_training(
+    run_dir, text_file, trained_run, capsys, monkeypatch
 ):
-    train_run(run_dir, text_file, training={"sample_tokens": 8})
+    tracker = Recorder()
+    monkeypatch.setattr(runs_run, "make_tracker", lambda *args: tracker)
+    results = train_run(run_dir, text_file, training={"sample_tokens": 8})
     texts = tensorboard_texts(run_dir)
     assert [(name, step) for name, step, _ in texts] == [("config", 0), ("sample", 6), ("sample", 12)]
+    assert tracker.texts == texts[1:] and tracker.opened == 1
+    assert_rows_equal(tracker.rows, log_rows(run_dir), [*TRACKED, "tokens_per_second"])
+    assert tracker.results == {"final_valid_loss": results["valid"]}
     lines = texts[0][2].splitlines()
     assert all(line.startswith("    ") for line in lines)
     config = json.loads((run_dir / "config.json").read_text())
@@ -375,12 +548,18 @@ def test_tensorboard_has_the_configuration_and_samples_which_do_not_touch_the_tr
     for _, _, text in texts[1:]:
         written = "".join(line.removeprefix("    ") for line in text.splitlines(keepends=True))
         assert written.startswith(SAMPLE) and written in printed
-    assert texts[1][2] != texts[2][2]
 
     found, expected = read_checkpoint(run_dir / "ckpt-12"), read_checkpoint(trained_run[0] / "ckpt-12")
     assert found.keys() == expected.keys() and len(found) > 30
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_sample_of_a_run_that_is_trained_already_is_that_of_its_end(run_dir, text_file):
+    train_run(run_dir, text_file, training={"sample_tokens": 8})
+    texts = tensorboard_texts(run_dir)
+    assert texts[1][2] != texts[2][2]
 
     train_run(run_dir, text_file, training={"sample_tokens": 8})  # it is trained already
     assert tensorboard_texts(run_dir)[3:] == [texts[2]]

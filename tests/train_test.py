@@ -1,7 +1,10 @@
 """Training a run: progress, logs, checkpoints, resuming, Ctrl-C, and one clear error for each kind of bad input."""
 
+import contextlib
 import json
 import math
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +12,9 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT, TINY_RUN, log_rows, read_checkpoint, run_program, train_run
+from helpers import ROOT, TEXT, TINY_RUN, log_rows, program, read_checkpoint, run_program, train_run, write_text
 
+from tools import program as programs
 from txl_tf.config import EvaluationConfig
 from txl_tf.runs import train
 from txl_tf.runs.evaluate import evaluate_run
@@ -23,7 +27,7 @@ def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabulary(run_dir, text_f
     rows = log_rows(run_dir)
     assert [int(row["step"]) for row in rows] == [20, 40, 60]
     losses = [float(row["loss"]) for row in rows]
-    assert losses[0] > losses[1] > losses[2]
+    assert losses[0] > losses[1] > losses[2] and losses[0] > 1.1 * losses[2]
     assert [row["val_loss"] for row in rows][::2] == ["NA", "NA"]
     for row in rows:
         assert float(row["bpc"]) == pytest.approx(float(row["loss"]) / math.log(2))
@@ -41,15 +45,16 @@ def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabulary(run_dir, text_f
     assert list((run_dir / "train").glob("events.*"))
 
 
-def test_words_report_perplexity(run_dir, text_file):
-    results = train_run(run_dir, text_file, data={"level": "word", "cutoffs": [3, 6]}, model={"div_val": 2})
-    assert float(log_rows(run_dir)[1]["val_ppl"]) == pytest.approx(math.exp(float(log_rows(run_dir)[1]["val_loss"])))
-    assert 0 < results["valid"] < math.log(20)
+def test_words_report_perplexity(averaged):
+    run_dir, _, _, result = averaged
+    row = log_rows(run_dir)[0]
+    assert float(row["val_ppl"]) == pytest.approx(math.exp(float(row["val_loss"])))
+    assert 0 < result < math.log(20)
 
 
-def test_resuming_gives_the_weights_of_the_uninterrupted_run(run_dir, text_file, capsys):
+def test_resuming_gives_the_weights_of_the_uninterrupted_run(run_dir, trained_run, text_file, capsys):
     """Weights, optimizer, memory, place in the text and dropout: bit for bit."""
-    train_run(run_dir, text_file)
+    shutil.copytree(trained_run[0], run_dir)
     whole, rows = read_checkpoint(run_dir / "ckpt-12"), log_rows(run_dir)
     for path in run_dir.glob("ckpt-12*"):
         path.unlink()
@@ -64,39 +69,58 @@ def test_resuming_gives_the_weights_of_the_uninterrupted_run(run_dir, text_file,
         assert [row[name] for row in log_rows(run_dir)[-2:]] == [row[name] for row in rows[-2:]]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_evaluated_and_not_trained(run_dir, text_file, capsys):
     first = train_run(run_dir, text_file)
     assert train_run(run_dir, text_file) == first
     assert "already trained" in capsys.readouterr().out
 
 
-def test_the_average_of_the_weights_is_evaluated_and_training_goes_on_from_the_weights_themselves(run_dir, text_file):
-    options = {"optimizer": {"ema": 0.5}, "training": {"train_steps": 6, "iterations": 3, "save_steps": 3}}
-    averaged = train_run(run_dir, text_file, **options)["valid"]
-    of_ema = EvaluationConfig(eval_ckpt_path=str(run_dir / "ema" / "ckpt-6"))
-    own = evaluate_run(run_dir)["valid"]
-    assert averaged != own
-    assert evaluate_run(run_dir, evaluation=of_ema)["valid"] == averaged
-    assert train_run(run_dir, text_file, **options)["valid"] == averaged
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    """A run of words whose weights are averaged: its folder, its text, what it was trained with, and its result."""
+    folder = tmp_path_factory.mktemp("averaged")
+    text = write_text(folder / "text.txt", TEXT)
+    options = {
+        "data": {"level": "word", "cutoffs": [3, 6]},
+        "model": {"div_val": 2, "dropout": 0.0, "dropatt": 0.0},
+        "optimizer": {"ema": 0.5, "optimizer": "lamb", "weight_decay": 0.01},
+        "training": {"train_steps": 6, "iterations": 3, "save_steps": 3},
+        "evaluation": {"max_eval_batch": 3},  # all of one length, so that there is one graph
+    }
+    return folder / "run", text, options, train_run(folder / "run", text, **options)["valid"]
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "lamb"])
+def test_the_average_of_the_weights_is_evaluated_and_training_goes_on_from_the_weights_themselves(averaged, capsys):
+    run_dir, text, options, result = averaged
+    batches = options["evaluation"]
+    of_ema = EvaluationConfig(eval_ckpt_path=str(run_dir / "ema" / "ckpt-6"), **batches)
+    assert evaluate_run(run_dir, evaluation=EvaluationConfig(**batches))["valid"] != result
+    assert evaluate_run(run_dir, evaluation=of_ema)["valid"] == result
+    assert train_run(run_dir, text, **options)["valid"] == result  # evaluated again, and not trained
+    assert "already trained" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_other_optimizers_train(run_dir, text_file, optimizer):
-    train_run(run_dir, text_file, optimizer={"optimizer": optimizer, "weight_decay": 0.01})
+    steps = {"train_steps": 60, "iterations": 20, "save_steps": 40}
+    train_run(run_dir, text_file, optimizer={"optimizer": optimizer, "weight_decay": 0.01}, training=steps)
     losses = [float(row["loss"]) for row in log_rows(run_dir)]
     assert losses[-1] < losses[0]
 
 
-def test_warm_start_takes_the_weights_and_a_fresh_optimizer(run_dir, tmp_path, text_file):
-    train_run(run_dir, text_file)
+def test_warm_start_takes_the_weights_and_a_fresh_optimizer(trained_run, run_dir, text_file):
     train_run(
-        tmp_path / "warm",
+        run_dir,
         text_file,
-        training={"warm_start_path": str(run_dir / "ckpt-12"), "train_steps": 1},
+        model={"dropout": 0.0, "dropatt": 0.0},
+        training={"warm_start_path": str(trained_run[0] / "ckpt-12"), "train_steps": 1},
         optimizer={"warmup_steps": 0, "learning_rate": 1e-9},
+        evaluation={"max_eval_batch": 3},
     )
-    before = read_checkpoint(run_dir / "ckpt-12")
-    after = read_checkpoint(tmp_path / "warm" / "ckpt-1")
+    before = read_checkpoint(trained_run[0] / "ckpt-12")
+    after = read_checkpoint(run_dir / "ckpt-1")
     moved = [name for name in before if name.startswith("weights/")]
     assert len(moved) > 10
     for name in moved:
@@ -178,8 +202,8 @@ def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path, text_file):
         train_run(tmp_path / "file" / "run", text_file)
 
 
-def test_a_folder_of_another_configuration_is_refused_and_kept(run_dir, text_file):
-    train_run(run_dir, text_file)
+def test_a_folder_of_another_configuration_is_refused_and_kept(trained_run, text_file):
+    run_dir, _ = trained_run
     config = (run_dir / "config.json").read_text()
     with pytest.raises(ValueError, match="model.d_inner: 16 there, 32 now"):
         train_run(run_dir, text_file, model={"d_inner": 32})
@@ -194,8 +218,8 @@ def test_a_folder_of_another_configuration_is_refused_and_kept(run_dir, text_fil
         ({"optimizer": {"optimizer": "lamb"}}, "training.optimizer: 'adam' there, 'lamb' now"),
     ],
 )
-def test_a_run_is_not_continued_by_another_training(run_dir, text_file, changes, message):
-    train_run(run_dir, text_file)
+def test_a_run_is_not_continued_by_another_training(trained_run, text_file, changes, message):
+    run_dir, _ = trained_run
     config = (run_dir / "config.json").read_text()
     with pytest.raises(ValueError, match=message):
         train_run(run_dir, text_file, **{**changes, "training": {"train_steps": 24, **changes.get("training", {})}})
@@ -225,8 +249,20 @@ def test_ctrl_c_saves_says_where_and_the_same_command_goes_on(run_dir, text_file
     assert f"step {step + 10}/{step + 10}" in done.stdout
 
 
+MESSAGE = "train.py: d_model must be even (half sines, half cosines), got 7"
+
+
+def test_an_error_of_train_py_is_one_line(text_file):
+    with contextlib.closing(program("train.py")) as loaded:
+        train_py = next(loaded)
+        train_py.FLAGS(["train.py", f"--data_path={text_file}", "--model_dir=/tmp", "--d_model=7"])
+        with pytest.raises(SystemExit, match=re.escape(MESSAGE)):
+            programs._run(train_py.main, ["train.py"])
+
+
+@pytest.mark.slow
 def test_train_py_prints_errors_in_one_line(text_file):
     bad = run_program("train.py", f"--data_path={text_file}", "--model_dir=/tmp", "--d_model=7")
     assert bad.returncode == 1
-    assert "train.py: d_model must be even (half sines, half cosines), got 7" in bad.stderr
+    assert MESSAGE in bad.stderr
     assert "Traceback" not in bad.stderr

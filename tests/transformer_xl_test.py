@@ -16,6 +16,8 @@ from txl_tf.layers import attention, feed_forward
 from txl_tf.models import transformer_xl
 from txl_tf.models.transformer_xl import cache_mems
 
+SLOW = pytest.mark.slow
+
 TOKENS = np.random.default_rng(0).integers(0, 23, [2, 5]).astype(np.int32)
 
 
@@ -30,10 +32,12 @@ def network(seed=0, **options):
 # ---------------------------------------- memory
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize(
-    "mem, mem_len, expected",
-    [
+def test_cache_mems_keeps_the_last_of_memory_and_segment():
+    def positions(values):
+        return tf.reshape(tf.constant(values, tf.float32), [1, -1, 1])
+
+    compiled = tf.function(cache_mems, jit_compile=True)
+    for mem, mem_len, expected in [
         ([1, 2], 0, []),
         ([1, 2], 2, [4, 5]),
         ([1, 2], 3, [3, 4, 5]),
@@ -41,15 +45,10 @@ def network(seed=0, **options):
         ([1, 2], 9, [1, 2, 3, 4, 5]),
         ([], 2, [4, 5]),
         ([], 4, [3, 4, 5]),
-    ],
-)
-def test_cache_mems_keeps_the_last_of_memory_and_segment(mem, mem_len, expected, jit_compile):
-    def positions(values):
-        return tf.reshape(tf.constant(values, tf.float32), [1, -1, 1])
-
-    update = tf.function(cache_mems, jit_compile=True) if jit_compile else cache_mems
-    got = update(positions([3, 4, 5]), positions(mem), mem_len)
-    np.testing.assert_array_equal(got, positions(expected))
+    ]:
+        for update in (cache_mems, compiled):
+            got = update(positions([3, 4, 5]), positions(mem), mem_len)
+            np.testing.assert_array_equal(got, positions(expected), err_msg=f"{mem} {mem_len}")
 
 
 def test_cache_mems_of_unknown_length():
@@ -72,10 +71,10 @@ def test_no_gradient_flows_into_the_memory(mem_len):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=SLOW),
         {"untie_r": True, "same_length": True, "clamp_len": 3},
         {"mem_len": 0, "cutoffs": [5, 12], "div_val": 2},
-        {"mem_len": 9, "d_embed": 6},
+        pytest.param({"mem_len": 9, "d_embed": 6}, marks=SLOW),
     ],
     ids=str,
 )
@@ -112,7 +111,7 @@ def test_with_full_attention_segments_equal_one_long_segment_while_the_memory_ho
         np.testing.assert_allclose(mems, whole_mems, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("mem_len, clamp_len", [(2, -1), (5, -1), (5, 3)])
+@pytest.mark.parametrize("mem_len, clamp_len", [*(pytest.param(n, -1, marks=SLOW) for n in (2, 5)), (5, 3)])
 def test_with_same_length_segments_equal_one_long_segment_for_any_memory(mem_len, clamp_len):
     """Every token sees the mem_len positions before it and itself, however the text is cut, zeros in front included."""
     net = network(mem_len=mem_len, same_length=True, clamp_len=clamp_len)
@@ -185,7 +184,7 @@ def test_attention_probs_are_equation_6_in_numpy(layer):
     np.testing.assert_allclose(np.sum(probs, -1), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("layer", [pytest.param(0, marks=SLOW), 1])
 def test_attention_probs_in_half_precision_sum_to_1(layer):
     expected = network(same_length=True).attention_probs(TOKENS, network().initial_mems(2), layer)
     net = network(same_length=True, dtype="mixed_bfloat16")
@@ -289,13 +288,14 @@ def test_dropout_acts_in_all_the_original_s_places_with_its_rate_and_a_key_of_it
     assert None not in keys and len(set(keys)) == len(keys)
 
 
-@pytest.mark.parametrize("place", range(len(PLACES)), ids=lambda place: f"{place}-{PLACES[place]}")
-def test_every_place_drops_in_training_and_none_in_inference(dropout_calls, place):
+def test_every_place_drops_in_training_and_none_in_inference(dropout_calls):
     net = network(dropout=0.4, dropatt=0.4)
     expected, _ = net(TOKENS)
-    dropout_calls(only=place)
-    dropped, _ = net(TOKENS, training=True)
-    assert np.abs(dropped - expected).max() > 1e-3
+    for i, place in enumerate(PLACES):
+        dropout_calls(only=i)
+        dropped, _ = net(TOKENS, training=True)
+        assert np.abs(dropped - expected).max() > 1e-3, f"{i} {place}"
+    dropout_calls()
     np.testing.assert_array_equal(net(TOKENS)[0], expected)
     np.testing.assert_array_equal(net(TOKENS, dropout_key=tf.constant([1, 2]))[0], expected)
 
@@ -309,7 +309,7 @@ def test_masks_follow_the_key_and_are_drawn_anew_without_one():
     assert np.abs(net(TOKENS, training=True)[0] - net(TOKENS, training=True)[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=SLOW)])
 def test_shares_of_a_batch_are_dropped_as_the_whole_batch_is(jit_compile):
     net = network(dropout=0.3, dropatt=0.3)
 
@@ -343,9 +343,11 @@ def loss_and_gradients(net, tokens, key):
     "mode, options",
     [
         ("eager", {}),
-        ("graph", {"untie_r": True, "dtype": "mixed_bfloat16"}),
-        pytest.param("xla", {}, marks=pytest.mark.slow),
-        ("two replicas", {}),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in [("graph", {"untie_r": True, "dtype": "mixed_bfloat16"}), ("xla", {}), ("two replicas", {})]
+        ),
+        ("graph", {"n_layer": 1, "untie_r": True, "dtype": "mixed_bfloat16"}),
     ],
     ids=str,
 )
@@ -402,7 +404,7 @@ print(resident("VmHWM") - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-@pytest.mark.slow
+@SLOW
 def test_recomputed_layers_need_less_memory():
     """Attention's tensors of 17 MB, several of them a layer; in processes of their own, since peaks stay."""
     command = [sys.executable, "-c", PEAK_MEMORY]
@@ -458,6 +460,7 @@ def test_dropout_acts_in_a_functional_model_when_it_trains():
     assert np.abs(model(TOKENS, training=True) - expected).max() > 1e-3
 
 
+@SLOW
 def test_network_is_trained_by_another_model_s_fit():
     model = classifier(network())
     before = [variable.numpy() for variable in model.trainable_variables]
@@ -468,7 +471,7 @@ def test_network_is_trained_by_another_model_s_fit():
         assert np.abs(variable.numpy() - array).max() > 1e-4, variable.path
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("policy", [pytest.param("mixed_bfloat16", marks=SLOW), "mixed_float16"])
 def test_half_precision_computes_in_half_and_keeps_weights_in_float32(policy):
     net = network(dtype=policy)
     hidden, mems = net(TOKENS)

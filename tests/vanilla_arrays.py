@@ -169,6 +169,7 @@ def adam_losses(model, source, target, labels, adam, number):
     schedule = NoamSchedule(adam["schedule_d_model"], adam["warmup_steps"])
     betas = {name: adam[name] for name in ("beta_1", "beta_2", "epsilon")}
     model.compile(keras.optimizers.Adam(schedule, **betas))
+    model.optimizer.build(model.trainable_variables)  # else the step is traced twice
     losses = []
     whole = tf.concat([target, labels[:, -1:]], 1)
     if not np.array_equal(whole[:, 1:], labels):

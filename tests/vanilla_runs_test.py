@@ -1,6 +1,7 @@
 """Runs of the vanilla language model: training, resuming, evaluation by a sliding window; the paper's comparison."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from txl_tf.runs.setup import open_corpus
 from txl_tf.runs.train import train_and_evaluate
 
 SIZES = {name: value for name, value in TINY_RUN["model"].items() if name != "mem_len"}
+BATCHES = {"eval_batch_size": 2, "max_eval_batch": 10}  # all of one length, so that there is one graph
 
 
 def train(model_dir, text, model=None, **training):
@@ -24,7 +26,7 @@ def train(model_dir, text, model=None, **training):
         model=model or TransformerLMConfig(**SIZES, context_len=16),
         optimizer=OptimizerConfig(**TINY_RUN["optimizer"]),
         training=TrainingConfig(**{**TINY_RUN["training"], **training}),
-        evaluation=EvaluationConfig(**TINY_RUN["evaluation"]),
+        evaluation=EvaluationConfig(**BATCHES),
     )
 
 
@@ -34,16 +36,22 @@ def made(tmp_path_factory):
     return folder / "run", train(folder / "run", write_text(folder / "text.txt", TEXT))
 
 
-def test_a_run_opens_evaluates_and_writes(made):
+def test_a_run_opens_and_evaluates(made):
     folder, results = made
     lm, vocab = txl_tf.load_run(folder)
     assert isinstance(lm, txl_tf.TransformerLM) and lm.context_len == 16 and lm.network.mem_len == 0
-    assert evaluate_run(folder)["valid"] == pytest.approx(results["valid"], rel=1e-6)
-    assert lm.generate(vocab.encode("the cat")[None], 20, seed=1).shape == (1, 27)
+    found = evaluate_run(folder, evaluation=EvaluationConfig(**BATCHES))
+    assert found["valid"] == pytest.approx(results["valid"], rel=1e-6)
     assert len(log_rows(folder)) == 4
 
 
-@pytest.mark.parametrize("step", [1, 5])
+@pytest.mark.slow
+def test_a_run_writes(made):
+    lm, vocab = txl_tf.load_run(made[0])
+    assert lm.generate(vocab.encode("the cat")[None], 20, seed=1).shape == (1, 27)
+
+
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_sliding_window_is_what_the_function_gives(made, tmp_path, step):
     folder, _ = made
     path = tmp_path / "nll.txt"
@@ -58,8 +66,8 @@ def test_a_sliding_window_is_what_the_function_gives(made, tmp_path, step):
     np.testing.assert_allclose([float(line.split("\t")[1]) for line in lines], nll, atol=1e-6)
 
 
-def test_resuming_gives_the_weights_of_the_uninterrupted_run(tmp_path, text_file):
-    train(tmp_path / "run", text_file)
+def test_resuming_gives_the_weights_of_the_uninterrupted_run(made, tmp_path, text_file):
+    shutil.copytree(made[0], tmp_path / "run")
     whole = read_checkpoint(tmp_path / "run" / "ckpt-12")
     for path in (tmp_path / "run").glob("ckpt-12*"):
         path.unlink()

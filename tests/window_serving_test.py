@@ -6,21 +6,63 @@ import tensorflow as tf
 from helpers import SMALL, randomise, word_vocab
 
 import txl_tf
-from txl_tf.models.generation import generate
+from txl_tf.models.generation import generate, generate_tokens
+from txl_tf.models.sampling import check_sampling
+from txl_tf.models.stopping import no_stops
+from txl_tf.serving.window import WindowSignatures
+
+
+@pytest.fixture(scope="module", params=["part", pytest.param("whole", marks=pytest.mark.slow)])
+def whole(request):
+    """Whether all is exported. If not, TensorFlow does not optimise the graphs: they run a few times only."""
+    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before or request.param == "part"})
+    yield request.param == "whole"
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
 
 
 @pytest.fixture(scope="module")
-def lm():
-    lm = txl_tf.TransformerLM(**SMALL, context_len=6)
+def lm(whole):
+    lm = txl_tf.TransformerLM(**{**SMALL, "n_layer": 2 if whole else 1}, context_len=6)
     randomise(lm)
     return lm
 
 
+class Functions(dict):
+    """Functions of signatures: loaded, or, of those that were not exported, traced when they are asked for."""
+
+    def __init__(self, loaded, traced):
+        super().__init__(loaded)
+        self.traced = traced
+
+    def __missing__(self, name):
+        self[name] = self.traced[name].get_concrete_function()
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def signatures(lm, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served") / "1"
-    txl_tf.export_saved_model(lm, folder, word_vocab(), top_n=23, max_rows=8, max_tokens=50)
-    return tf.saved_model.load(str(folder)).signatures
+def signatures(lm, whole, tmp_path_factory):
+    """Of the whole model, or of one of which two signatures are exported: each takes a second."""
+    folder, every, traced = tmp_path_factory.mktemp("served") / "1", WindowSignatures.signatures, {}
+
+    def part(self):
+        traced.update(every(self))
+        return {name: traced[name] for name in ("initial_state", "score")}
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not whole:
+            patch.setattr(WindowSignatures, "signatures", part)
+        options = {"top_n": 23, "max_rows": 8, "max_tokens": 50, "warmup": None if whole else False}
+        txl_tf.export_saved_model(lm, folder, word_vocab(), **options)
+    return Functions(tf.saved_model.load(str(folder)).signatures, traced)
+
+
+@pytest.fixture
+def eagerly():
+    """What is called once for each length is quicker without a graph."""
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +70,7 @@ def text():
     return np.random.default_rng(0).integers(0, 23, [3, 12]).astype(np.int32)
 
 
-def test_scores_and_predictions_go_on_from_the_state(lm, signatures, text):
+def test_scores_and_predictions_go_on_from_the_state(lm, signatures, text, eagerly):
     """Up to a full window they are those of the tokens so far; after it, of the window's last half and what follows."""
     state = signatures["initial_state"](batch_size=tf.constant(3))["state"]
     for begin, end in ((0, 3), (3, 4), (4, 6)):
@@ -47,23 +89,35 @@ def test_scores_and_predictions_go_on_from_the_state(lm, signatures, text):
     np.testing.assert_allclose(predicted["log_probs"][:, 0], tf.reduce_max(log_probs[:, -1], -1), rtol=1e-5, atol=1e-5)
 
 
-def test_texts_are_written_and_scored(lm, signatures, text):
+def test_texts_are_written(lm, signatures, text, whole):
     options = {"temperature": 0.9, "top_k": 15, "top_p": 0.9, "seed": 4, "num_return_sequences": 3}
     options |= {"min_p": 0.01, "repetition_penalty": 1.5, "repetition_window": 6}
     vectors = {name: tf.constant([value]) for name, value in options.items()}
     vectors |= {"tokens": tf.constant(text[:1, :4]), "lengths": tf.constant([4]), "max_new_tokens": tf.constant([9])}
-    vocab, free = word_vocab(), generate(lm, text[:1, :4], 9, **options).numpy()
+    number, limits = options["num_return_sequences"], tf.fill([3], 9)
+    sampling = check_sampling(1, **{name: value for name, value in options.items() if name != "num_return_sequences"})
+    prompt = tf.constant(text[:1, :4])
+    free = generate_tokens(lm, prompt, tf.constant([4]), limits, sampling, no_stops(23), number).tokens.numpy()
     served = signatures["generate"](**vectors, stop_ids=tf.zeros([1, 0, 0], tf.int32))
     np.testing.assert_array_equal(served["sequences"][0], free)
     np.testing.assert_array_equal(served["tokens"], free[:1])
     stop = free[0, 6:8]
-    options |= {"stop_strings": [vocab.decode(stop)], "vocab": vocab}
-    expected, lengths = generate(lm, text[:1, :4], 9, **options, with_lengths=True)
+    if whole:
+        vocab = word_vocab()
+        options |= {"stop_strings": [vocab.decode(stop)], "vocab": vocab}
+        expected, lengths = generate(lm, text[:1, :4], 9, **options, with_lengths=True)
+    else:  # without another graph
+        ends = [[i + 2 for i in range(4, 12) if (row[i : i + 2] == stop).all()] for row in free]
+        lengths = [min(own, default=13) for own in ends]
+        expected = np.where(np.arange(13) < np.array(lengths)[:, None], free, 0)
     served = signatures["generate"](**vectors, stop_ids=tf.constant(stop[None, None]))
     np.testing.assert_array_equal(served["sequences"][0], expected)
     np.testing.assert_array_equal(served["sequence_lengths"][0], lengths)
     assert lengths[0] <= 8
-    ids = vocab.encode("w3 w5 w1 w0")
+
+
+def test_texts_are_scored(lm, signatures, eagerly):
+    ids = word_vocab().encode("w3 w5 w1 w0")
     scored = signatures["score_text"](text=tf.constant(["w3 w5 w1 w0"]))
     np.testing.assert_allclose(
         scored["nll"][0, 1:], lm.score(ids[None, :-1], ids[None, 1:])[0][0], rtol=1e-5, atol=1e-5

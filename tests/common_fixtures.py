@@ -1,0 +1,151 @@
+"""What every test shares: three devices, fixed seeds, the reference values, and a pair of equal models.
+
+A plugin that conftest.py loads in the processes that run tests, as it imports TensorFlow.
+"""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import tensorflow as tf
+
+# Three devices on any machine, so that distribution can be tested. Nothing may touch TensorFlow before this.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 3
+)
+
+from tensorflow.python.data.ops import dataset_ops  # noqa: E402
+
+
+def _without_autotuning(dataset):
+    """As `txl_tf.data.batches.prefetched` does, for the datasets that Keras and tests make: no test waits a minute."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset_ops._OptionsDataset(dataset, options)
+
+
+dataset_ops.DatasetV2._apply_debug_options = _without_autotuning  # every iterator calls it
+
+import gc  # noqa: E402
+import logging  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from helpers import REFERENCE, SMALL, TEXT, randomise, train_run  # noqa: E402
+from reference_model import ReferenceModel  # noqa: E402
+
+import txl_tf  # noqa: E402
+from tools.program import log_to_stdout  # noqa: E402
+
+TESTS = Path(__file__).parent
+gc.freeze()  # collections need not look at what the imports made
+
+
+@pytest.fixture(scope="session", autouse=True)
+def other_draws(request):
+    """With --seed-offset, NumPy's generators that tests make draw other numbers; those of the library do not."""
+    offset = request.config.getoption("seed_offset")
+    plain = np.random.default_rng
+
+    def default_rng(seed=None):
+        of_a_test = sys._getframe(1).f_code.co_filename.startswith(str(TESTS))
+        return plain(seed + offset if of_a_test and isinstance(seed, int) else seed)
+
+    if offset:
+        np.random.default_rng = default_rng
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds(request):
+    keras.utils.set_random_seed(1 + request.config.getoption("seed_offset"))
+
+
+@pytest.fixture(autouse=True)
+def messages_of_the_library():
+    """As the programs print them, so that tests can look at what a user sees."""
+    log_to_stdout()
+    logging.getLogger("txl_tf").setLevel(logging.INFO)
+
+
+@pytest.fixture(scope="session")
+def reference():
+    """The folder of numbers computed by the original program; tests that need it are skipped where it is absent."""
+    if not REFERENCE.is_dir():
+        pytest.skip(f"the original program's reference values are not at {REFERENCE}")
+    return REFERENCE
+
+
+@pytest.fixture(scope="session")
+def two_replicas():
+    """Without collectives, since those of several strategies in one process get mixed up."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+
+
+@pytest.fixture(scope="session")
+def three_replicas():
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"], tf.distribute.ReductionToOneDevice())
+
+
+@pytest.fixture(scope="session")
+def small_lm():
+    """Makes a small language model whose weights are all random, biases and layer norms included."""
+
+    def make(seed=0, **options):
+        lm = txl_tf.TransformerXLLM(**{**SMALL, "mem_len": 4, "dropout": 0.0, **options})
+        randomise(lm, seed)
+        return lm
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def small_pair(small_lm):
+    """Makes a small language model, and the plain port of the original with the same weights.
+
+    `assign` raises unless both have the same variables, by the original's names, and the same shapes.
+    """
+
+    def make(seed=0, **options):
+        lm = small_lm(seed, **options)
+        model = ReferenceModel(**{**SMALL, "mem_len": 4, **options})
+        model.assign(txl_tf.tf1_variables(lm))
+        return lm, model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def small_batches():
+    """Makes int32 tokens and labels, `[n, batch, tgt_len]` each: n consecutive segments of a random text."""
+
+    def make(n=2, batch=2, tgt_len=5, n_token=SMALL["n_token"], seed=0):
+        text = np.random.default_rng(seed).integers(0, n_token, [batch, n * tgt_len + 1]).astype(np.int32)
+        tokens, labels = text[:, :-1], text[:, 1:]
+        return [ids.reshape(batch, n, tgt_len).transpose(1, 0, 2).copy() for ids in (tokens, labels)]
+
+    return make
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    """Path of a text that a small model learns fast."""
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory):
+    """A trained `TINY_RUN`, for tests that read it: its folder, and what `train_and_evaluate` returned."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text(TEXT)
+    return folder / "run", train_run(folder / "run", str(folder / "text.txt"))
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """Folder of a run, which is not there yet."""
+    return tmp_path / "run"
