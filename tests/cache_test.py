@@ -41,7 +41,7 @@ def assert_memory_is(network, state, mems, atol=1e-5):
     ],
     ids=str,
 )
-def test_segments_of_any_length_are_those_of_the_network(small_lm, options):
+def test_segments_of_any_length_are_those_of_the_network(eager, small_lm, options):
     lm = small_lm(**options)
     network, max_segment = lm.network, 6
     weights, state, mems = precompute(network, max_segment), initial_state(network, 2, max_segment), lm.initial_mems(2)
@@ -123,7 +123,9 @@ def test_only_in_place_changes_the_state_that_is_given(small_lm):
     "options, tgt_len, jit_compile",
     [
         ({"mem_len": 9, "untie_r": True, "cutoffs": [5, 12], "div_val": 2}, 4, False),  # 16 slots
-        ({"mem_len": 8, "same_length": True, "clamp_len": 5, "n_layer": 1}, 4, True),
+        pytest.param(
+            {"mem_len": 8, "same_length": True, "clamp_len": 5, "n_layer": 1}, 4, True, marks=pytest.mark.slow
+        ),
         ({"mem_len": 3}, 5, False),  # the segment is longer than the memory
         ({"mem_len": 3, "n_layer": 1}, 1, True),  # one token: all four slots are seen
         ({"mem_len": 0}, 4, False),
@@ -165,7 +167,7 @@ def test_with_static_shapes_queries_in_blocks_and_rows_of_unequal_length_change_
 
 
 def test_xla_computes_the_same(small_lm):
-    network = small_lm(mem_len=4).network
+    network = small_lm(mem_len=4, n_layer=1).network
     weights, state, mems = precompute(network, 3), initial_state(network, 2, 3), network.initial_mems(2)
     forward = tf.function(cached_forward, jit_compile=True, autograph=False)
     for i in range(3):

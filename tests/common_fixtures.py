@@ -34,7 +34,7 @@ from pathlib import Path  # noqa: E402
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from helpers import REFERENCE, SMALL, TEXT, randomise, train_run  # noqa: E402
+from helpers import REFERENCE, SMALL, TEXT, eagerly, randomise, train_run  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 
 import txl_tf  # noqa: E402
@@ -58,9 +58,17 @@ def other_draws(request):
         np.random.default_rng = default_rng
 
 
+@pytest.fixture(scope="module", autouse=True)
+def fixed_seed_of_tensorflow(request):
+    """Setting it empties the caches of all kernels, so that functions which tests share would be optimised anew."""
+    tf.random.set_seed(1 + request.config.getoption("seed_offset"))
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds(request):
-    keras.utils.set_random_seed(1 + request.config.getoption("seed_offset"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.random, "set_seed", lambda seed: None)
+        keras.utils.set_random_seed(1 + request.config.getoption("seed_offset"))
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +84,13 @@ def reference():
     if not REFERENCE.is_dir():
         pytest.skip(f"the original program's reference values are not at {REFERENCE}")
     return REFERENCE
+
+
+@pytest.fixture
+def eager():
+    """For a test that needs no graph: many small ones take longer than what they compute."""
+    with eagerly():
+        yield
 
 
 @pytest.fixture(scope="session")

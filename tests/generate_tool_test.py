@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import ROOT, Subwords, make_run, program, run_program, word_vocab
+from helpers import ROOT, Subwords, eagerly, make_run, program, run_program, word_vocab
 
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.generation import generate
@@ -32,7 +32,7 @@ def set_flags(tool, *arguments):
 def word_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "words"
     vocab = word_vocab()
-    return folder, vocab, make_run(folder, vocab)
+    return folder, vocab, make_run(folder, vocab, n_layer=1)
 
 
 def test_text_comes_after_the_prompt_with_its_nll(word_run):
@@ -44,11 +44,12 @@ def test_text_comes_after_the_prompt_with_its_nll(word_run):
     prompt = vocab.encode("w3 unheard-of\nw5")
     ids = np.array([[vocab.ids[symbol] for symbol, _ in lines]])
     np.testing.assert_array_equal(ids[0, :4], prompt)
-    log_probs, mems = lm.log_probs(ids[:, :4])
-    log_probs = list(log_probs[0].numpy())
-    for i in range(4, 9):
-        after, mems = lm.log_probs(ids[:, i : i + 1], mems)
-        log_probs.append(after[0, 0].numpy())
+    with eagerly():
+        log_probs, mems = lm.log_probs(ids[:, :4])
+        log_probs = list(log_probs[0].numpy())
+        for i in range(4, 9):
+            after, mems = lm.log_probs(ids[:, i : i + 1], mems)
+            log_probs.append(after[0, 0].numpy())
     nll = [-after[i] for after, i in zip(log_probs, ids[0, 1:], strict=True)]
     np.testing.assert_allclose([float(value) for _, value in lines[1:]], nll, atol=1e-4)
     assert "6 tokens" in result.stderr
@@ -100,7 +101,7 @@ class Pieces(io.StringIO):
 
 
 def test_text_is_cut_behind_a_stop_string_within_a_token(tool, small_lm, monkeypatch):
-    vocab, lm = Subwords(), small_lm()
+    vocab, lm = Subwords(), small_lm(n_layer=1)
     set_flags(tool, "--model_dir=x")
     prompt, stops = np.array([6, 9]), ["ser", "\n", "ab", "é"]
     monkeypatch.setattr(sys, "stdout", Pieces())
@@ -144,7 +145,9 @@ def test_several_samples_are_those_of_generate(tool, word_run, capfd):
     assert [line for line in err.splitlines() if line.startswith("---")] == [f"--- {i} of 3" for i in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("stop", ["--stop_at_newline", r"--stop=\n", "--stop=<eos>"])
+@pytest.mark.parametrize(
+    "stop", ["--stop_at_newline", pytest.param(r"--stop=\n", marks=pytest.mark.slow), "--stop=<eos>"]
+)
 def test_text_ends_with_its_line(tool, word_run, capfd, stop):
     folder, vocab, lm = word_run
     set_flags(tool, f"--model_dir={folder}", "--prompt=w3 w5", "--seed=2", "--max_new_tokens=60", stop)
@@ -156,6 +159,7 @@ def test_text_ends_with_its_line(tool, word_run, capfd, stop):
     assert capfd.readouterr().out == vocab.decode(text[0, : length[0]]) + "\n"
 
 
+@pytest.mark.slow
 def test_text_appears_while_it_is_written(word_run):
     """A reader at the other end of a pipe sees it long before the program ends."""
     folder, vocab, lm = word_run
@@ -184,14 +188,15 @@ def test_lines_are_answered_in_one_memory_and_bad_ones_refused(tool, tmp_path, m
     assert "'z' is not in the vocabulary" in err
 
     answers, mems = "", None
-    for line in ("ab\n", "cd\n"):
-        tokens = vocab.encode(line)[None]
-        for _ in range(5):
-            log_probs, mems = lm.log_probs(tokens, mems)
-            tokens = np.argmax(log_probs[:, -1:], -1)
-            answers += vocab.decode(tokens)
-        _, mems = lm.log_probs(tokens, mems)
-        answers += "\n"
+    with eagerly():
+        for line in ("ab\n", "cd\n"):
+            tokens = vocab.encode(line)[None]
+            for _ in range(5):
+                log_probs, mems = lm.log_probs(tokens, mems)
+                tokens = np.argmax(log_probs[:, -1:], -1)
+                answers += vocab.decode(tokens)
+            _, mems = lm.log_probs(tokens, mems)
+            answers += "\n"
     assert out == answers
 
 

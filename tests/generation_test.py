@@ -1,7 +1,5 @@
 """Generated text is that of the uncached loop, and ends where it is told to."""
 
-import random
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -23,12 +21,6 @@ from txl_tf.models.stopping import check_stops
 
 BINS = {"cutoffs": [5, 12], "div_val": 2}
 LM = {**BINS, "n_layer": 1, "clamp_len": 3}
-
-
-@pytest.fixture(autouse=True)
-def fixed_seeds():
-    """All but TensorFlow's, which nothing here draws with: setting it throws away the graphs that tests share."""
-    random.seed(1)
 
 
 @pytest.fixture(scope="module")

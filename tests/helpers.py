@@ -33,6 +33,16 @@ REFERENCE = ROOT.parent / "shared" / "reference"  # larger than a repository sho
 SMALL = {"n_token": 23, "n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
 
 
+@contextlib.contextmanager
+def eagerly():
+    """What is called once for each length is quicker without a graph."""
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
 def randomise(model, seed=0, scale=0.3):
     """The initial zeros and ones of biases, clusters and layer norms would hide a mistake there."""
     rng = np.random.default_rng(seed)
@@ -147,9 +157,9 @@ def train_run(model_dir, text, **changes):
     )
 
 
-def make_run(folder, vocab):
+def make_run(folder, vocab, **options):
     """Writes a run of a small random language model with these symbols, and returns the model."""
-    model = {**SMALL, "n_token": len(vocab), "mem_len": 4}
+    model = {**SMALL, "n_token": len(vocab), "mem_len": 4, **options}
     lm = TransformerXLLM(**model)
     randomise(lm)
     RunFolder(folder).create({"dataset": "text"}, model, [vocab], lm, step=1)

@@ -189,7 +189,13 @@ def test_steps_per_epoch_that_steps_per_execution_would_exceed_is_an_error(small
 
 
 @pytest.mark.parametrize(
-    "compile_options", [pytest.param({"jit_compile": True}, marks=SLOW), {"run_eagerly": True}], ids=str
+    "compile_options",
+    [
+        pytest.param({"jit_compile": True}, marks=SLOW),
+        {"run_eagerly": True},
+        {"run_eagerly": True, "gradient_accumulation_steps": 2},
+    ],
+    ids=str,
 )
 def test_compiled_and_eager_training_equal_the_graph_s_masks_included(
     small_lm, small_batches, plain_run, compile_options

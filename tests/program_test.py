@@ -4,10 +4,12 @@ import dataclasses
 import logging
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 from absl import flags
-from helpers import run_program
+from helpers import ROOT, run_program
 
 import train  # which defines its flags
 from tools import program
@@ -49,6 +51,26 @@ def test_ctrl_c_ends_it_with_130(verbosity, given):
     with pytest.raises(SystemExit) as end:
         run(lambda: signal.raise_signal(signal.SIGINT))
     assert end.value.code == 130
+
+
+PROGRAMS = sorted(
+    str(path.relative_to(ROOT))
+    for path in (ROOT / "train.py", *ROOT.glob("tools/*.py"), *ROOT.glob("examples/*.py"))
+    if re.search("tools.program import .*run", path.read_text())
+)
+
+
+def test_help_of_every_program_needs_no_tensorflow():
+    """Which takes seconds to import: each is asked in a process where importing it is an error."""
+    assert {"train.py", "tools/generate.py", "examples/classify.py"} <= {*PROGRAMS}
+    script = "import runpy, sys; sys.modules['tensorflow'] = None; path = sys.argv.pop(1); sys.argv[0] = path; "
+    script += "sys.path.insert(0, path.rpartition('/')[0] or '.'); runpy.run_path(path, run_name='__main__')"
+    for path in PROGRAMS:
+        asked = [sys.executable, "-c", script, path]
+        found = subprocess.run([*asked, "--help"], cwd=ROOT, capture_output=True, text=True)
+        assert "--" in found.stdout and not found.stderr, (path, found.stderr)
+        found = subprocess.run([*asked, "--no_such_flag"], cwd=ROOT, capture_output=True, text=True)
+        assert found.returncode and "no_such_flag" in found.stderr and "Traceback" not in found.stderr, (path, found)
 
 
 def test_stray_arguments_are_refused_and_nothing_is_run(verbosity):

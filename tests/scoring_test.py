@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import ROOT, SMALL, randomise, word_vocab
+from helpers import ROOT, SMALL, eagerly, randomise, word_vocab
 
 import txl_tf
 from txl_tf.data.vocabulary import Vocab, newline_ids
@@ -17,6 +17,9 @@ HOSTILE = [
     "", " ", "w1\x85w2", "w3\u2028w4 w5", "w1\r", "\r", "\x00", "naïve 日本 🙂", "\ufeffw1", "w1\tw2", "\x1b[2J",
     "<eos> w2", "w7 " * 40, "unheard-of w3", "", "w2 w2", "e\u0301", "\x0bw1\x0c", "w9",
 ]  # fmt: skip
+
+
+EAGER = pytest.mark.usefixtures("eager")  # the others show that graphs score the same
 
 
 def make_vocab(level):
@@ -37,7 +40,8 @@ def make_lm(vocab, family=txl_tf.TransformerXLLM, **options):
 def by_hand(lm, ids, context=()):
     """The nll of every id after the context, by `lm.score` alone."""
     text = np.array([*context, *ids])[None]
-    return lm.score(text[:, :-1], text[:, 1:])[0][0].numpy()[len(context) - 1 :]
+    with eagerly():
+        return lm.score(text[:, :-1], text[:, 1:])[0][0].numpy()[len(context) - 1 :]
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +86,7 @@ def test_a_score_does_not_depend_on_the_lines_beside_it(words):
     np.testing.assert_allclose(nll_of(beside, 10_000)[: len(HOSTILE)], alone[::-1], rtol=1e-5)
 
 
+@EAGER
 def test_the_model_that_has_no_memory_reads_lines_too():
     vocab = word_vocab()
     lm = make_lm(vocab, txl_tf.TransformerLM, mem_len=0, context_len=10)
@@ -93,6 +98,7 @@ def test_the_model_that_has_no_memory_reads_lines_too():
         np.testing.assert_allclose(score.token_nll, np.concatenate(pieces), rtol=1e-5, atol=1e-5)
 
 
+@EAGER
 @pytest.mark.parametrize("options", [{"mem_len": 0}, {"mem_len": 9, "same_length": True, "clamp_len": 5}], ids=str)
 def test_a_long_line_is_read_in_segments_with_memory(options):
     vocab = word_vocab()
@@ -126,6 +132,7 @@ def test_with_carried_memory_the_lines_are_one_text(model, segment, block, monke
     assert sum(score.nll for score in scores) == pytest.approx(np.concatenate(nll).sum(), rel=1e-5)
 
 
+@EAGER
 def test_carried_memory_gives_lines_as_soon_as_their_last_segment_is_full():
     vocab = word_vocab()
     scorer = Scorer(make_lm(vocab), vocab, scoring.ScoringConfig(carry_memory=True, segment=4))
@@ -157,6 +164,7 @@ def test_without_the_end_the_newline_does_not_count(words, carry_memory):
             assert score.nll == 0 and math.isnan(score.ppl) and math.isnan(score.bpb)
 
 
+@EAGER
 def test_a_start_of_several_tokens_is_context(words):
     lm, vocab = words
     start = r"w1 w2\n"
@@ -169,6 +177,7 @@ def test_a_start_of_several_tokens_is_context(words):
     np.testing.assert_allclose(carried[1].token_nll, in_all[-1:], rtol=1e-5, atol=1e-5)
 
 
+@EAGER
 def test_a_start_may_be_a_symbol_and_lines_of_lm1b_begin_with_their_own():
     vocab = word_vocab()
     lm = make_lm(vocab)
@@ -184,6 +193,7 @@ def test_a_start_may_be_a_symbol_and_lines_of_lm1b_begin_with_their_own():
     np.testing.assert_allclose(empty.token_nll[1:], by_hand(lm, [0], [0]), rtol=1e-5)
 
 
+@EAGER
 def test_a_vocabulary_without_newline_scores_no_ends_and_no_first_tokens():
     vocab = Vocab(level="char", special=list("ab"))
     vocab.build()
@@ -198,6 +208,7 @@ def test_a_vocabulary_without_newline_scores_no_ends_and_no_first_tokens():
     assert [score.tokens for score in carried] == [0, 1, 1]
 
 
+@EAGER
 def test_bytes_that_are_no_text_are_scored_by_byte():
     vocab = make_vocab("byte")
     lm = make_lm(vocab)
@@ -213,6 +224,7 @@ def test_bytes_that_are_no_text_are_scored_by_byte():
     np.testing.assert_allclose(scores[0].token_nll, by_hand(lm, [255, 254, 10], [10]), rtol=1e-5)
 
 
+@EAGER
 def test_lines_are_taken_block_by_block_and_newlines_at_their_ends_are_theirs(monkeypatch):
     monkeypatch.setattr(scoring, "BLOCK_LINES", 3)
     vocab, taken = word_vocab(), []
@@ -242,6 +254,7 @@ def test_a_bad_line_is_named(lines, message):
         list(score_lines(make_lm(vocab), vocab, lines, name="n-best"))
 
 
+@EAGER
 def test_bad_arguments_are_named():
     vocab = word_vocab()
     with pytest.raises(ValueError, match="vocab must hold the 9 symbols of the model, got 23"):

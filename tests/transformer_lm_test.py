@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, assert_round_trips, randomise
+from helpers import SMALL, assert_round_trips, eagerly, randomise
 
 import txl_tf
 from txl_tf.config import TransformerLMConfig
@@ -26,6 +26,7 @@ from txl_tf.models.transformer_lm import AbsoluteTransformer
 from txl_tf.models.window import window_start
 
 BINS = {"cutoffs": [5, 12], "div_val": 2}
+SLOW = pytest.mark.slow
 
 
 def make(seed=0, **options):
@@ -130,7 +131,7 @@ def test_without_memory_every_segment_is_a_text_of_its_own(small_batches):
     assert [mem.shape for mem in mems] == [(2, 0, 8)] * 2
     np.testing.assert_array_equal(lm.score(tokens[1], labels[1], mems)[0], lm.score(tokens[1], labels[1])[0])
     close(lm.score(tokens[0][:, :3], labels[0][:, :3])[0], first[:, :3])  # and it does not look ahead
-    assert np.abs(lm.score(tokens[0][:, 1:], labels[0][:, 1:])[0] - first[:, 1:]).min() > 1e-4  # moved, and shorter
+    assert np.abs(lm.score(tokens[0][:, 1:], labels[0][:, 1:])[0] - first[:, 1:]).max() > 1e-3  # moved, and shorter
 
 
 def test_padding_changes_nothing(small_batches):
@@ -173,7 +174,9 @@ def plainly_trained(small_batches):
 
 
 @pytest.mark.parametrize(
-    "options", [{"gradient_accumulation_steps": 2}, {"static_shapes": True}, {"recompute": True}], ids=str
+    "options",
+    [pytest.param({"gradient_accumulation_steps": 2}, marks=SLOW), {"static_shapes": True}, {"recompute": True}],
+    ids=str,
 )
 def test_training_is_the_same_in_parts_with_static_shapes_and_recomputed(small_batches, plainly_trained, options):
     losses, weights = trained(small_batches, **options)
@@ -182,6 +185,7 @@ def test_training_is_the_same_in_parts_with_static_shapes_and_recomputed(small_b
         close(got, expected, atol=5e-4)
 
 
+@SLOW
 def test_two_replicas_train_as_one_dropout_included(small_batches, plainly_trained, two_replicas):
     with two_replicas.scope():
         losses, weights = trained(small_batches)
@@ -251,9 +255,10 @@ def test_a_window_that_is_full_moves_on_to_its_last_half(context_len):
 def uncached(lm, prompt, n, choose):
     """The plain loop: every token from the whole of its window."""
     text = np.asarray(prompt)
-    for i in range(n):
-        window = text[:, start_by_counting(text.shape[1], lm.context_len) :]
-        text = np.concatenate([text, choose(i, window)[:, None]], 1)
+    with eagerly():
+        for i in range(n):
+            window = text[:, start_by_counting(text.shape[1], lm.context_len) :]
+            text = np.concatenate([text, choose(i, window)[:, None]], 1)
     return text
 
 
@@ -262,12 +267,18 @@ def prompt():
     return np.random.default_rng(0).integers(0, 23, [3, 7])
 
 
+@pytest.fixture(scope="module")
+def lm():
+    """With a window that moves on while it writes; all texts of three rows are written by one graph."""
+    return make(context_len=5, **BINS)
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {"context_len": 32},
+        pytest.param({"context_len": 32}, marks=SLOW),
         {"context_len": 5, **BINS},
-        {"context_len": 2},
+        pytest.param({"context_len": 2}, marks=SLOW),
         {"context_len": 6, "mem_len": 3, "same_length": True},
     ],
     ids=str,
@@ -291,8 +302,7 @@ def test_greedy_text_is_that_of_the_uncached_loop(prompt, options):
     ],
     ids=str,
 )
-def test_sampled_text_is_that_of_the_uncached_loop(prompt, options):
-    lm = make(context_len=5, **BINS)
+def test_sampled_text_is_that_of_the_uncached_loop(lm, prompt, options):
     options = {**options, "seed": [1, 2, 3]}
     sampling, bins = check_sampling(3, **options), precompute_softmax(lm)
 
@@ -304,8 +314,8 @@ def test_sampled_text_is_that_of_the_uncached_loop(prompt, options):
     np.testing.assert_array_equal(lm.generate(prompt, 12, **options), uncached(lm, prompt, 12, drawn))
 
 
-def test_prompts_of_unequal_length_give_what_each_gives_alone(prompt):
-    lm, lengths = make(context_len=5), [7, 1, 4]
+def test_prompts_of_unequal_length_give_what_each_gives_alone(lm, prompt):
+    lengths = [7, 1, 4]
     for options in ({"temperature": 0}, {"temperature": 1.3, "top_p": 0.9, "seed": 5}):
         together = lm.generate(prompt, 8, lengths=lengths, **options).numpy()
         for row, length in enumerate(lengths):
@@ -314,8 +324,7 @@ def test_prompts_of_unequal_length_give_what_each_gives_alone(prompt):
             assert not together[row, length + 8 :].any()
 
 
-def test_a_row_ends_at_the_stop_token_and_the_others_go_on(prompt):
-    lm = make(context_len=5)
+def test_a_row_ends_at_the_stop_token_and_the_others_go_on(lm, prompt):
     free = lm.generate(prompt, 8, seed=[1, 2, 3]).numpy()
     stop = int(free[0, 9])
     expected = free.copy()
@@ -325,8 +334,8 @@ def test_a_row_ends_at_the_stop_token_and_the_others_go_on(prompt):
     np.testing.assert_array_equal(lm.generate(prompt, 8, seed=[1, 2, 3], stop_token=stop), expected)
 
 
-def test_many_rows_and_an_unknown_number_of_them_are_what_each_is_alone(prompt):
-    lm, many = make(context_len=5), np.repeat(prompt, 6, 0)  # more than are written out in the graph
+def test_many_rows_and_an_unknown_number_of_them_are_what_each_is_alone(lm, prompt):
+    many = np.repeat(prompt, 6, 0)  # more than are written out in the graph
     expected = np.repeat(lm.generate(prompt, 8, temperature=0), 6, 0)
     np.testing.assert_array_equal(lm.generate(many, 8, temperature=0), expected)
 
@@ -340,8 +349,7 @@ def test_many_rows_and_an_unknown_number_of_them_are_what_each_is_alone(prompt):
     np.testing.assert_array_equal(served(many), expected)
 
 
-def test_a_session_reads_and_writes_in_one_window(prompt):
-    lm = make(context_len=5)
+def test_a_session_reads_and_writes_in_one_window(lm, prompt):
     session = Session(lm, batch_size=3)
     pieces = [session.read(prompt)]
     written = np.concatenate([session.write(n, temperature=0)[0] for n in (1, 5)], 1)
@@ -349,12 +357,13 @@ def test_a_session_reads_and_writes_in_one_window(prompt):
     pieces += [np.full([3, 6], np.nan), session.read(prompt[:, ::-1])]
     text, nll = np.concatenate([prompt, written, prompt[:, ::-1]], 1), np.concatenate(pieces, 1)
     assert np.isnan(nll[:, 0]).all()
-    for i in [*range(1, 7), *range(13, 20)]:
-        window = text[:, start_by_counting(i, 5) : i + 1]
-        close(nll[:, i], lm.score(window[:, :-1], window[:, 1:])[0][:, -1])
+    with eagerly():
+        for i in [*range(1, 7), *range(13, 20)]:
+            window = text[:, start_by_counting(i, 5) : i + 1]
+            close(nll[:, i], lm.score(window[:, :-1], window[:, 1:])[0][:, -1])
 
 
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", pytest.param("mixed_float16", marks=SLOW)])
 def test_generation_in_half_precision_stays_close(prompt, dtype):
     text = np.concatenate([prompt, prompt], 1)
     exact, half = (Session(make(context_len=6, dtype=policy), 3).read(text) for policy in ("float32", dtype))
@@ -364,17 +373,18 @@ def test_generation_in_half_precision_stays_close(prompt, dtype):
 # ---------------------------------------- sliding window
 
 
-@pytest.mark.parametrize("window, step, n", [(4, 1, 14), (5, 2, 17), (4, 4, 14), (6, 3, 5), (1, 1, 6)])
+@pytest.mark.parametrize("window, step, n", [(5, 2, 17), (4, 4, 14), (6, 3, 5), (1, 1, 6)])
 def test_sliding_window_is_a_loop_of_score(window, step, n):
     lm = make(**BINS)
     tokens = np.random.default_rng(1).integers(0, 23, [n])
     end = done = min(window, n - 1)
-    expected = list(lm.score(tokens[None, :end], tokens[None, 1 : end + 1])[0][0].numpy())
-    while done < n - 1:
-        end = min(end + step, n - 1)
-        nll, _ = lm.score(tokens[None, end - window : end], tokens[None, end - window + 1 : end + 1])
-        expected += list(nll[0, done - end :].numpy())
-        done = end
+    with eagerly():
+        expected = list(lm.score(tokens[None, :end], tokens[None, 1 : end + 1])[0][0].numpy())
+        while done < n - 1:
+            end = min(end + step, n - 1)
+            nll, _ = lm.score(tokens[None, end - window : end], tokens[None, end - window + 1 : end + 1])
+            expected += list(nll[0, done - end :].numpy())
+            done = end
     got = sliding_window_nll(lm, tokens, window, batch_size=3, step=step)
     assert got.dtype == np.float32
     close(got, expected)
@@ -384,9 +394,10 @@ def test_sliding_window_of_step_1_gives_every_token_a_full_window(small_lm):
     tokens = np.random.default_rng(1).integers(0, 23, [12])
     for lm in (make(), small_lm()):
         expected = []
-        for i in range(1, 12):
-            first = max(0, i - 4)
-            expected.append(lm.score(tokens[None, first:i], tokens[None, first + 1 : i + 1])[0][0, -1])
+        with eagerly():
+            for i in range(1, 12):
+                first = max(0, i - 4)
+                expected.append(lm.score(tokens[None, first:i], tokens[None, first + 1 : i + 1])[0][0, -1])
         close(sliding_window_nll(lm, tokens, window=4, batch_size=5), expected)
 
 
