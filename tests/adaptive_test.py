@@ -46,7 +46,6 @@ def original_softmax(model):
 FAST = [
     ((), 1, 64, False, True),
     ((7, 15), 1, 128, False, True),
-    ((7, 15), 1, 64, True, True),
     ((7, 15, 22), 2, 64, True, True),
     ((7, 15, 22), 4, 128, False, False),
     ((7, 15), 2, 128, True, False),

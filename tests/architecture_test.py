@@ -20,8 +20,12 @@ LEVELS = {"schema": 0, "config": 1, "files": 1} | {
     for level, wing in enumerate("layers data training models runs serving convert".split(), start=2)
 }  # fmt: skip
 PATHS = sorted((ROOT / "txl_tf").rglob("*.py"))
-TREES = {path: ast.parse(path.read_text()) for path in PATHS}
 NAMES = [str(path.relative_to(ROOT)) for path in PATHS]
+
+
+@pytest.fixture(scope="module")
+def trees():
+    return {path: ast.parse(path.read_text()) for path in PATHS}
 
 
 def module_name(path):
@@ -47,13 +51,13 @@ def test_every_file_belongs_to_a_wing():
     assert wings == {*LEVELS, "__init__"}
 
 
-def test_imports_go_downwards_only():
+def test_imports_go_downwards_only(trees):
     wrong = []
     for path in PATHS:
         if path == ROOT / "txl_tf" / "__init__.py":
             continue
         wing = module_name(path).split(".")[1]
-        for name in imports(TREES[path]):
+        for name in imports(trees[path]):
             top, *rest = name.split(".")
             if top in ("tools", "tests", "train"):  # programs
                 wrong.append(f"{path}: {name}")
@@ -62,32 +66,32 @@ def test_imports_go_downwards_only():
     assert not wrong
 
 
-def test_no_flags_and_nothing_printed():
+def test_no_flags_and_nothing_printed(trees):
     wrong = []
     for path in PATHS:
-        wrong += [f"{path}: {name}" for name in imports(TREES[path]) if name.split(".")[0] == "absl"]
-        calls = [node.func for node in ast.walk(TREES[path]) if isinstance(node, ast.Call)]
+        wrong += [f"{path}: {name}" for name in imports(trees[path]) if name.split(".")[0] == "absl"]
+        calls = [node.func for node in ast.walk(trees[path]) if isinstance(node, ast.Call)]
         wrong += [f"{path}: print" for call in calls if isinstance(call, ast.Name) and call.id == "print"]
     assert not wrong
 
 
-def test_files_have_400_lines_at_most_and_functions_60():
+def test_files_have_400_lines_at_most_and_functions_60(trees):
     wrong = []
     for path in PATHS:
         lines = len(path.read_text().splitlines())
         wrong += [f"{path}: {lines} lines"] * (lines > 400)
-        wrong += [f"{path}: {f.name}" for f in functions(TREES[path]) if f.end_lineno - f.lineno + 1 > 60]
+        wrong += [f"{path}: {f.name}" for f in functions(trees[path]) if f.end_lineno - f.lineno + 1 > 60]
     assert not wrong
 
 
-def test_functions_have_12_arguments_at_most_but_for_the_layers_and_models_of_keras():
+def test_functions_have_12_arguments_at_most_but_for_the_layers_and_models_of_keras(trees):
     wrong = []
     for path in PATHS:
         module = importlib.import_module(module_name(path))
-        classes = [node for node in TREES[path].body if isinstance(node, ast.ClassDef)]
+        classes = [node for node in trees[path].body if isinstance(node, ast.ClassDef)]
         of_keras = [c for c in classes if issubclass(getattr(module, c.name), keras.layers.Layer | keras.Model)]
         exempt = [f for node in of_keras for f in node.body if getattr(f, "name", "") == "__init__"]
-        for node in functions(TREES[path]):
+        for node in functions(trees[path]):
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             count = len([argument for argument in arguments if argument.arg not in ("self", "cls")])
             if count > 12 and node not in exempt:

@@ -50,10 +50,16 @@ def assert_all_close(arrays, expected, **tolerance):
 AFTER_ADAM = {"rtol": 0, "atol": 5e-4}
 
 
+def compiled(case, **options):
+    model = case.compile(case.make_random(), **options)
+    model.optimizer.build(model.trainable_variables)  # else the step is traced twice
+    return model
+
+
 @pytest.fixture(scope="module")
 def trained(case):
     """Losses by epoch of eight steps on one batch, and the weights after them."""
-    model = case.compile(case.make_random())
+    model = compiled(case)
     history = model.fit(repeated(case.make_batch(), 4), epochs=2, verbose=0).history
     return history["loss"], weights(model)
 
@@ -79,15 +85,15 @@ def test_keras_file_holds_all_of_the_model(case, tmp_path):
 def test_xla_computes_the_same_outputs(case):
     inputs = case.inputs()
     model = case.make_random()
-    compiled = tf.function(model, jit_compile=True, autograph=False)
+    by_xla = tf.function(model, jit_compile=True, autograph=False)
     assert_all_close(
-        outputs(compiled, tf.nest.map_structure(tf.constant, inputs)), outputs(model, inputs), rtol=1e-5, atol=1e-5
+        outputs(by_xla, tf.nest.map_structure(tf.constant, inputs)), outputs(model, inputs), rtol=1e-5, atol=1e-5
     )
 
 
 @fast_for("vanilla_language_model")
 def test_fit_under_xla_trains_the_same(case, trained):
-    model = case.compile(case.make_random(), jit_compile=True)
+    model = compiled(case, jit_compile=True)
     history = model.fit(repeated(case.make_batch(), 4), epochs=2, verbose=0).history
     losses, expected = trained
     np.testing.assert_allclose(history["loss"], losses, rtol=1e-5)
@@ -109,7 +115,7 @@ def test_half_precision_is_close_to_single(case, policy, tolerance):
 @fast_for("language_model")
 def test_two_replicas_train_as_one(case, trained, two_replicas):
     with two_replicas.scope():
-        model = case.compile(case.make_random())
+        model = compiled(case)
     history = model.fit(repeated(case.make_batch(), 4), epochs=2, verbose=0).history
     losses, expected = trained
     np.testing.assert_allclose(history["loss"], losses, rtol=1e-5)

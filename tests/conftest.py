@@ -3,6 +3,9 @@
 The process that deals out the tests imports no TensorFlow. It prints how long all took, the slowest tests, and the most
 memory that all processes took at a time. Where the environment has CI=true, a fast test of more than 10 s (of the
 processor, where the machine is busy) and a worker of more than 1.5 GB fail the run.
+
+A worker that has grown gets no more files and another takes its place: TensorFlow keeps every program that XLA
+compiled, and most of the memory that graphs once took.
 """
 
 import ctypes
@@ -14,9 +17,11 @@ import time
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 MOST_SECONDS = 10  # of a test that is not marked slow
 MOST_MEMORY = 1500  # MB, of a process that runs tests
+GROWN = 1150  # MB, from which on another takes its place
 
 
 def pytest_addoption(parser):
@@ -56,6 +61,13 @@ class Worker:
             ctypes.CDLL(None).malloc_trim(0)
         return result
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self):
+        report = yield
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        report.worker_memory = pages * resource.getpagesize() >> 20  # MB, for the scheduler
+        return report
+
     def pytest_sessionfinish(self, session):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         if peak > MOST_MEMORY:
@@ -67,10 +79,31 @@ class Worker:
             output["problems"], output["peak"] = self.problems, peak
 
 
+class Scheduler(LoadFileScheduling):
+    """Deals out whole files, and none to a worker that has grown."""
+
+    def __init__(self, config, log):
+        super().__init__(config, log)
+        self.grown = set()
+
+    def schedule(self):
+        super().schedule()
+        for node in self.nodes:  # a worker runs a test only once it knows the next one
+            self._reschedule(node)
+            self._reschedule(node)
+
+    def _reschedule(self, node):
+        if node in self.grown and self.workqueue and not node.shutting_down:
+            node.shutdown()  # after what it has been given; `Meter` starts another
+        else:
+            super()._reschedule(node)
+
+
 class Meter:
     """In the process that deals out the tests: the memory of all processes, twice a second, and what workers found."""
 
     def __init__(self, config):
+        self.config, self.scheduler = config, None
         self.problems, self.peaks, self.most, self.ended = [], [], 0, threading.Event()
         threading.Thread(target=self.watch, daemon=True).start()
 
@@ -79,7 +112,19 @@ class Meter:
             self.most = max(self.most, sum(map(_memory, _tree(os.getpid()))))
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config, log):
+        if config.option.dist == "loadfile":
+            self.scheduler = Scheduler(config, log)
+        return self.scheduler
+
+    def pytest_runtest_logreport(self, report):
+        if self.scheduler and getattr(report, "worker_memory", 0) > GROWN:
+            self.scheduler.grown.add(report.node)
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node, error):
+        if not error and self.scheduler and self.scheduler.workqueue:
+            self.config.pluginmanager.get_plugin("dsession")._clone_node(node)
         output = getattr(node, "workeroutput", {})
         self.problems += output.get("problems", [])
         self.peaks += [output["peak"]] if "peak" in output else []
@@ -90,7 +135,7 @@ class Meter:
         _say(session, self.problems)
 
     def pytest_terminal_summary(self, terminalreporter):
-        peaks = " and ".join(f"{peak:,}" for peak in self.peaks)
+        peaks = ", ".join(f"{peak:,}" for peak in self.peaks)
         terminalreporter.write_line(f"memory: at most {self.most:,} MB of all processes at a time; workers {peaks} MB")
 
 

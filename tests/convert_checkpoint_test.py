@@ -94,7 +94,7 @@ def test_arguments_of_the_original_programs_models(case):
         pytest.param({}, "proj_same_dim", [True, False], marks=SLOW),
         pytest.param({"cutoffs": [5, 12]}, "proj_same_dim", [True, False], marks=SLOW),
         pytest.param({"cutoffs": [5, 12], "d_embed": 6}, "proj_same_dim", [True, False], marks=SLOW),
-        ({"cutoffs": [5, 12], "d_embed": 7, "div_val": 2}, "proj_same_dim", [True, False]),
+        pytest.param({"cutoffs": [5, 12], "d_embed": 7, "div_val": 2}, "proj_same_dim", [True, False], marks=SLOW),
         pytest.param({}, "proj_share_all_but_first", [False, True], marks=SLOW),
         pytest.param({"d_embed": 6}, "proj_share_all_but_first", [False, True], marks=SLOW),
         pytest.param({"cutoffs": [5, 12]}, "proj_share_all_but_first", [False, True], marks=SLOW),
@@ -296,7 +296,7 @@ def published(small_lm, tmp_path, monkeypatch):
     return folder
 
 
-@pytest.mark.parametrize("name", ["data/cache.pkl", "data/corpus-info.json", "data"])
+@pytest.mark.parametrize("name", [pytest.param("data/cache.pkl", marks=SLOW), "data/corpus-info.json", "data"])
 def test_a_published_model_and_its_text(published, tmp_path, name):
     lm, vocab, path = tf1_to_run(
         published / "model", published / name, tmp_path / "run", mem_len=4, data_dir=tmp_path / "data"

@@ -28,14 +28,9 @@ def test_words_are_found_by_start_then_end():
     assert Lexicon(WORDS).matches("") == Lexicon(WORDS).matches([]) == Lexicon(WORDS).matches("南") == []
 
 
-@pytest.fixture(scope="module")
-def jieba():
-    if importlib.util.find_spec("jieba") is None:
-        pytest.skip("jieba is not installed")
-    return Lexicon.load("jieba")
-
-
-def test_words_of_jieba_are_found_as_by_the_original(jieba):
+@pytest.mark.skipif(importlib.util.find_spec("jieba") is None, reason="jieba is not installed")
+def test_words_of_jieba_are_found_as_by_the_original():
+    jieba = Lexicon.load("jieba")
     assert len(jieba) == 337465 and min(map(len, jieba.words)) == 2
     for case in GOLDEN:
         assert [list(match) for match in jieba.matches(case["sentence"])] == case["words"]

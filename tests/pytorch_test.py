@@ -68,7 +68,7 @@ def refused(tmp_path, checkpoint, message, **given):
 # ------------------------------------------------------------------------------------------------------- the numbers
 
 
-FAST_FORMS = ["hf-bins", "hf-projected", "hf-wide", "kimi-own", "kimi-shared", "nv-plain", "nv-wide_own"]
+FAST_FORMS = ["hf-projected", "hf-wide", "kimi-own", "nv-plain", "nv-wide_own"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_any_bin_may_share_the_embeddings_projection(case, tmp_path, kind, ties)
             np.testing.assert_array_equal(weights[name], shared.T if is_tied else own[name])
 
 
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("float64", marks=SLOW), "bfloat16"])
+@pytest.mark.parametrize("dtype", [*(pytest.param(dtype, marks=SLOW) for dtype in ("float16", "float64")), "bfloat16"])
 def test_other_types_become_float32(case, tmp_path, dtype):
     lm, path = case("hf", BINS)
     tensors, expected = {}, txl_tf.tf1_variables(lm)
@@ -209,7 +209,7 @@ def test_other_types_become_float32(case, tmp_path, dtype):
 
 @pytest.mark.parametrize(
     "form",
-    [*(pytest.param(form, marks=SLOW) for form in ("bin", "shards_bin")), "legacy", "shards_safetensors", "prefix"],
+    [*(pytest.param(form, marks=SLOW) for form in ("bin", "shards_bin", "legacy")), "shards_safetensors", "prefix"],
 )
 def test_forms_of_hugging_faces_files(case, tmp_path, form):
     lm, path = case("hf")
@@ -540,11 +540,37 @@ def case_without_words(tmp_path):
 # ------------------------------------------------------------------------------------------------------- the program
 
 
-def test_the_program_says_what_it_found(case, tmp_path):
-    lm, path = case("hf", {**WIDE, "same_length": True})
-    done = run_program("tools/convert_checkpoint.py", f"--pytorch_checkpoint={path}", f"--model_dir={tmp_path}/run")
+@pytest.fixture(scope="module")
+def tool():
+    yield from program("tools/convert_checkpoint.py")
+
+
+@pytest.fixture
+def printed(tmp_path, tool, capsys):
+    """Calls the program within this process; gives what it prints."""
+
+    def call(*arguments):
+        tool.FLAGS.unparse_flags()
+        for flag in tool.FLAGS.get_key_flags_for_module(tool):
+            flag.unparse()
+        tool.FLAGS(["convert_checkpoint.py", f"--model_dir={tmp_path}/run", *arguments])
+        tool.main()
+        return capsys.readouterr().out
+
+    return call
+
+
+def as_a_process(*arguments):
+    done = run_program("tools/convert_checkpoint.py", *arguments)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    return done.stdout
+
+
+@pytest.mark.parametrize("process", [False, pytest.param(True, marks=SLOW)])
+def test_the_program_says_what_it_found(case, tmp_path, printed, process):
+    lm, path = case("hf", {**WIDE, "same_length": True})
+    call = as_a_process if process else printed
+    lines = call(f"--pytorch_checkpoint={path}", f"--model_dir={tmp_path}/run").splitlines()
     assert lines[:3] == [
         f"{path}: Hugging Face, {lm.count_params():,} parameters, 23 symbols",
         "said by the shapes of its tensors: n_token=23 n_layer=2 d_model=8 d_embed=8 n_head=2 d_head=3 d_inner=12 "
@@ -556,20 +582,7 @@ def test_the_program_says_what_it_found(case, tmp_path):
     assert lines[-1] == f"{tmp_path}/run/ckpt-0"
 
 
-@pytest.fixture(scope="module")
-def tool():
-    yield from program("tools/convert_checkpoint.py")
-
-
-def test_the_programs_flags(case, tmp_path, tool, capsys):
-    def printed(*arguments):
-        tool.FLAGS.unparse_flags()
-        for flag in tool.FLAGS.get_key_flags_for_module(tool):
-            flag.unparse()
-        tool.FLAGS(["convert_checkpoint.py", f"--model_dir={tmp_path}/run", *arguments])
-        tool.main()
-        return capsys.readouterr().out
-
+def test_the_programs_flags(case, tmp_path, printed):
     lm, path = case("kimi", SHARED)
     write_zip(path, tensors_of(lm, "kimi"))
     command = [f"--pytorch_checkpoint={path}", "--mem_len=4"]

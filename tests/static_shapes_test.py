@@ -44,11 +44,11 @@ def values_of(name, rows="train_batch_size"):
 def trace(name, **changes):
     """The graph of the configuration's training step, its model and the capacities of its bins."""
     model, tgt_len, rows, optimizer = values_of(name)
-    rows //= PUBLISHED[name][1]
+    model, rows = {**model, **changes}, rows // PUBLISHED[name][1]
     text = zipf_text(16 * rows * tgt_len, model["n_token"])
     bin_capacities = choose_bin_capacities(text, rows, tgt_len, model["cutoffs"])
     with unallocated():
-        lm = TransformerXLLM(**{**model, **changes})
+        lm = TransformerXLLM(**model)
         lm.compile(make_optimizer(**optimizer), static_shapes=True, bin_capacities=bin_capacities)
         lm.optimizer.build(lm.trainable_variables)
     ids = tf.TensorSpec([rows, tgt_len], tf.int32)
@@ -94,14 +94,21 @@ def check(name, **changes):
     return len(types), bin_capacities
 
 
+# A tenth of the words: TensorFlow never gives back what it notes down of a large table's memory, written to or not.
+SMALLER_WT103 = pytest.param(
+    "wt103_base", {"n_token": 26774, "cutoffs": [2000, 4000, 20000]}, id="wt103_base of fewer words"
+)
+
+
 def published(*fast):
-    """All published configurations; those that are not named `fast` are slow."""
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name not in fast)) for name in PUBLISHED]
+    """A smaller configuration, and all published ones; of these, those that are not named `fast` are slow."""
+    marks = {name: [pytest.mark.slow] * (name not in fast) for name in PUBLISHED}
+    return [SMALLER_WT103, *(pytest.param(name, {}, id=name, marks=marks[name]) for name in PUBLISHED)]
 
 
-@pytest.mark.parametrize("name", published("wt103_base"))
-def test_the_training_step_of_every_configuration_has_static_shapes(name):
-    check(name, n_layer=2)
+@pytest.mark.parametrize("name, changes", published())
+def test_the_training_step_of_every_configuration_has_static_shapes(name, changes):
+    check(name, n_layer=2, **changes)
 
 
 def check_evaluation(name, **changes):
@@ -124,9 +131,9 @@ def check_evaluation(name, **changes):
     return len(shapes)
 
 
-@pytest.mark.parametrize("name", published("wt103_base", "text8_large"))
-def test_the_evaluation_step_of_every_configuration_has_static_shapes(name):
-    check_evaluation(name, n_layer=2)
+@pytest.mark.parametrize("name, changes", published("text8_large"))
+def test_the_evaluation_step_of_every_configuration_has_static_shapes(name, changes):
+    check_evaluation(name, n_layer=2, **changes)
 
 
 @pytest.mark.parametrize("model, options", [(TransformerXLLM, {"mem_len": 5}), (TransformerLM, {"context_len": 6})])

@@ -121,7 +121,7 @@ def random_tags(lengths=LENGTHS):
 # ---------------------------------------- forward
 
 
-@pytest.mark.parametrize("name", cases("flat", "keras, a mask", "transformer-xl"))
+@pytest.mark.parametrize("name", cases("keras, a mask", "transformer-xl"))
 def test_nll_and_decoding_are_the_crf_s_of_projected_hidden_states(name):
     tagger, inputs = make_tagger(name, constraints=False)
     tags = random_tags()
@@ -144,7 +144,7 @@ def test_nll_and_decoding_are_the_crf_s_of_projected_hidden_states(name):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", cases("flat", "keras, a mask"))
+@pytest.mark.parametrize("name", cases("flat"))
 def test_a_sentence_alone_has_the_same_tags_and_nll(name):
     tagger, inputs = make_tagger(name)
     tags = random_tags()
@@ -410,8 +410,7 @@ def test_a_step_of_sgd_follows_the_gradient_of_the_mean_nll_of_sentences_that_ha
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tagger.nll(inputs, tags)) / 2
     gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, [w.value for w in tagger.trainable_variables])]
-    tagger.compile(sgd(clip=None, momentum=0.0))
-    tagger.optimizer.build(tagger.trainable_variables)  # else the step is traced twice
+    tagger.compile(sgd(clip=None, momentum=0.0), run_eagerly=True)
     logs = tagger.train_on_batch(inputs, tags, return_dict=True)
     assert logs["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert logs["grad_norm"] == pytest.approx(float(tf.linalg.global_norm(gradients)), rel=1e-5)
@@ -423,7 +422,7 @@ def test_a_step_of_sgd_follows_the_gradient_of_the_mean_nll_of_sentences_that_ha
 def test_evaluation_counts_entities_and_nll_over_all_batches(name):
     """Of batches of 3, 3 and 2, as one pass over Python's spans."""
     tagger, _ = make_tagger(name)
-    tagger.compile(sgd())
+    tagger.compile(sgd(), run_eagerly=name == "keras")  # `test_fit_learns` evaluates it in a graph
     data = batches(name, batch_size=3)
     found = tagger.evaluate(data, verbose=0, return_dict=True)
     counts, nll = np.zeros(3), []

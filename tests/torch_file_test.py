@@ -469,12 +469,7 @@ STORAGE = {"0": Storage("Float", FOUR, 4)}
 REBUILD = name("torch._utils", "_rebuild_tensor_v2")
 ORDERED = name("collections", "OrderedDict")
 BOMB = string("x") + b"2\x86" * 40  # a tuple that holds the one before twice, 40 times: 2**40 texts
-TEXT = string("x" * M)
-DIGITS = string("7" * M)
 LENGTH = struct.pack("<Q", 2**40)
-HUGE = b"\x8b" + struct.pack("<i", M) + b"\x7f" * M  # an integer of 8 million bits
-PAIRS = b"](" + b"".join(b"J" + struct.pack("<i", i) + b"N\x86" for i in range(60_000)) + b"e"
-LONG_TUPLE = b"(" + b"N" * M + b"t"
 X = r"'x{200}'\.\.\. \(1000000 characters\)"
 SEVEN = r"'7{200}'\.\.\. \(1000000 characters\)"
 
@@ -498,111 +493,125 @@ GROWING = (  # lists that grow after a tensor was made of them: it keeps what wa
     + string("b") + b"h\x05J\x00\x00\x00\x10as" + string("c") + b"h\x06K\x01as"
 )  # fmt: skip
 
-PROGRAMS = {
-    "place in the memo": (b"\x80\x02Nr\x00\x00\x00\x10", "no tensors in None"),
-    "places in the memo": (b"\x80\x04N" + b"\x94" * 2 * M, "more than 260000 objects in a file of 2000004"),
-    "marks": (b"(" * 3 * M, "more than 100 lists, tuples and dictionaries in one another"),
-    "lists": (b"]" * M, "more than 135000 objects in a file of 1000001 bytes"),
-    "lists in one another": (b"]" * 300_000 + b"a" * 299_999, "more than 85000 objects in a file of 600000 bytes"),
-    "tuples in one another": (b")" + b"\x85" * 20_000 + b"N0" * 100_000, "no tensors in a tuple of length 1"),
-    "dictionaries in one another": (
-        (b"}(" + string("a")) * 101 + b"N" + b"u" * 101, "more than 100 lists, tuples and dictionaries in one another"
-    ),
-    "the same text": (b"](" + TEXT + b"2" * 300_000 + b"e", f"{LIST} 300001"),
-    "laughs": (  # each dictionary has the one before ten times
-        b"}q\x00" + (b"0}(" + b"".join(b"U\x01%dh\x00" % i for i in range(10)) + b"uq\x00") * 40,
-        "^sums: 0$",
-    ),
-    # keys
-    "key of a tuple": (b"}" + BOMB + b"Ns", BAD_KEY),
-    "keys of tuples": (b"}(" + BOMB + b"Nu", BAD_KEY),
-    "keys of a new dictionary": (b"(" + BOMB + b"Nd", BAD_KEY),
-    "key of an ordered dictionary": (ORDERED + b")R" + BOMB + b"Ns", BAD_KEY),
-    "pair of an ordered dictionary": (ORDERED + b"](" + BOMB + b"N\x86e\x85R", BAD_KEY),
-    "ordered dictionary of no pairs": (ORDERED + TEXT + b"\x85\x85R", "the items of a dictionary are no pairs"),
-    "key of a large number": (b"}" + b"\x8a\x05" + b"\x00\x00\x00\x00\x01" + b"Ns", BAD_KEY),
-    "key of a huge number": (b"}" + HUGE + b"Ns", BAD_KEY),
-    "key of true": (b"}\x88Ns", BAD_KEY),
-    "set": (b"\x8f(" + BOMB + b"\x90", "no tensors in a StandIn"),
-    "set by name": (name("builtins", "set") + b"](" + BOMB + b"e\x85R", "no tensors in a StandIn"),
-    "frozen set": (b"(" + BOMB + b"\x91", "the operation 0x91 is none that data needs"),
-    # the same value many times
-    "copies of a dictionary": (
-        remembered(PAIRS, (name("collections", "Counter") + b"h\x00\x85R") * 9000), f"{LIST} 9000"
-    ),
-    "copies of pairs": (remembered(PAIRS, (ORDERED + b"h\x00\x85R") * 30_000), "more than .* pairs in a file of"),
-    "copies of pairs by instance": (
-        remembered(PAIRS, (b"(" + ORDERED + b"h\x00o") * 30_000), "more than .* pairs in a file of"
-    ),
-    "arguments": (
-        remembered(LONG_TUPLE, name("torch", "x") + b"q\x01" + b"h\x01h\x00R" * 30_000),
-        "the arguments of a call are a tuple of length 1000000",
-    ),
-    "arguments of a class": (
-        remembered(LONG_TUPLE, name("torch", "x") + b"q\x01" + b"h\x01h\x00\x81" * 30_000),
-        "the arguments of a call are a tuple of length 1000000",
-    ),
-    "text as arguments": (
-        remembered(TEXT, name("torch", "x") + b"q\x01" + b"h\x01h\x00R" * 30_000), f"the arguments of a call are {X}"
-    ),
-    "names": (b"(" + b"".join(name("torch", f"x{i}") for i in range(1001)) + b"l", "more than 1000 classes"),
-    "a name, many times": (
-        remembered(string("torch." + "x" * M), string("x") + b"q\x01", b"h\x00h\x01\x93)R" * 9000), f"{LIST} 9001"
-    ),
-    # storages and tensors
-    "long key": (rebuilt(key=DIGITS), f"{STORAGE_IS} {SEVEN}, 4 numbers"),
-    "long key, many times": (remembered(DIGITS, storage(b"h\x00", b"K\x04") * 9000), f"{STORAGE_IS} {SEVEN}"),
-    "key of other digits": (rebuilt(key=string("\u00b2")), f"{STORAGE_IS} '\u00b2', 4 numbers"),
-    "key that is a path": (rebuilt(key=string("../../x")), f"{STORAGE_IS} '../../x', 4 numbers"),
-    "key that is a number": (rebuilt(key=b"K\x00"), f"{STORAGE_IS} 0, 4 numbers"),
-    "storage of two sizes": (rebuilt() + b"0" + rebuilt(numel=b"K\x05"), "storage 0 is of two kinds"),
-    "numel of a huge number": (rebuilt(numel=HUGE), "key '0', 7999999 bits numbers"),
-    "numel of true": (rebuilt(numel=b"\x88"), "key '0', True numbers"),
-    "numel below 0": (rebuilt(numel=b"J\xff\xff\xff\xff"), "key '0', -1 numbers"),
-    "numel beyond 64 bits": (rebuilt(numel=b"\x8a\x09" + bytes(8) + b"\x01"), "key '0', 18446744073709551616 numbers"),
-    "missing storage": (rebuilt(key=string("1")), "storage 1 of 16 bytes is missing"),
-    "missing storage that no tensor has": (storage(string("2"), b"K\x01"), "storage 2 of 4 bytes is missing"),
-    "storage of a class": (
-        b"(" + string("storage") + name("torch.nn", "M") + string("0") + b"NK\x04tQ", f"{STORAGE_IS} '0'"
-    ),
-    "part of a storage": (
-        b"(" + string("storage") + name("torch", "FloatStorage") + string("0") + b"NK\x04(K\x00ttQ",
-        "it refers to a tuple of length 6, which is no storage, or the view of one",
-    ),
-    "persistent id of tuples": (BOMB + b"Q", "it refers to a tuple of length 2, which is no storage"),
-    "persistent id of text": (TEXT + b"Q", f"it refers to {X}, which is no storage"),
-    "persistent id in text": (b"P" + b"x" * M + b"\n", "the operation 0x50 is none that data needs"),
-    "shape of tuples": (rebuilt(shape=BOMB), SHAPE),
-    "shape of text": (rebuilt(shape=TEXT), rf"a tensor of shape {X}, stride \[1\]"),
-    "stride of text": (rebuilt(stride=TEXT), rf"a tensor of shape \[2\], stride {X}"),
-    "shape of true": (rebuilt(shape=b"\x88\x85"), SHAPE),
-    "shape of a float": (rebuilt(shape=b"G" + bytes(8) + b"\x85"), SHAPE),
-    "shape of a huge number": (rebuilt(shape=HUGE + b"\x85"), SHAPE),
-    "shape of a million": (rebuilt(shape=b"(" + b"K\x01" * 100_000 + b"t"), SHAPE),
-    "offset of a huge number": (rebuilt(offset=HUGE), rf"{SHAPE} 7999999 bits, \[2\], \[1\]"),
-    "offset of text": (rebuilt(offset=TEXT), rf"{SHAPE} {X}, \[2\], \[1\]"),
-    "tensor of text": (REBUILD + b"(" + TEXT + b"K\x00))tR", f"a tensor of {X}"),
-    "tensor of a tensor of a tensor": (
-        name("torch._tensor", "_rebuild_from_type_v2") + b"q\x00(h\x00N(h\x00N)tNtR", "a tensor rebuilt by a function"
-    ),
-    "attributes of a tensor": (rebuilt() + b"}" + string("shape") + b"Nsb", "attributes of a Tensor"),
-    "attributes of a storage": (storage(string("0"), b"K\x04") + b"}" + string("numel") + b"Nsb", "attributes of"),
-    # names, in messages
-    "long module": (b"c" + b"a" * M + b"\nb\n", r"is refused: it names a{200}\.\.\. \(1000000 characters\)\.b, which"),
-    "lines in a name": (
-        b"\x80\x04" + string("a\nb\r\0\u2028") + string("\u202ec") + b"\x93",
-        r"it names a\\nb\\r\\x00\\u2028\.\\u202ec, which",
-    ),
-    "half of a surrogate": (b"\x80\x04X\x03\0\0\0\xed\xa0\x80" + string("c") + b"\x93", r"names \\ud800\.c, which"),
-    # lengths
-    "bytes": (b"\x80\x04\x8e" + LENGTH, "a string of 1099511627776 bytes in a file of 12"),
-    "frame": (b"\x80\x04\x95" + LENGTH, "a string of 1099511627776 bytes in a file of 12"),
-    "byte array": (b"\x80\x05\x96" + LENGTH, "a string of 1099511627776 bytes in a file of 12"),
-    "extension": (b"\x80\x02\x82\x01", "the operation 0x82 is none that data needs"),
-    "buffer": (b"\x80\x05\x97", "the operation 0x97 is none that data needs"),
-    "digits": (b"I" + b"9" * M + b"\n", r"Exceeds the limit \(4300 digits\)"),
-    "shape that grows": (GROWING, "^sums: 1.0$"),
-}  # fmt: skip
+
+def programs():
+    """`{name: (program, the error)}`. Built when asked for, like the next two: all take 100 MB."""
+    text, digits = string("x" * M), string("7" * M)
+    huge = b"\x8b" + struct.pack("<i", M) + b"\x7f" * M  # an integer of 8 million bits
+    pairs = b"](" + b"".join(b"J" + struct.pack("<i", i) + b"N\x86" for i in range(60_000)) + b"e"
+    long_tuple = b"(" + b"N" * M + b"t"
+    return {
+        "place in the memo": (b"\x80\x02Nr\x00\x00\x00\x10", "no tensors in None"),
+        "places in the memo": (b"\x80\x04N" + b"\x94" * 2 * M, "more than 260000 objects in a file of 2000004"),
+        "marks": (b"(" * 3 * M, "more than 100 lists, tuples and dictionaries in one another"),
+        "lists": (b"]" * M, "more than 135000 objects in a file of 1000001 bytes"),
+        "lists in one another": (b"]" * 300_000 + b"a" * 299_999, "more than 85000 objects in a file of 600000 bytes"),
+        "tuples in one another": (b")" + b"\x85" * 20_000 + b"N0" * 100_000, "no tensors in a tuple of length 1"),
+        "dictionaries in one another": (
+            (b"}(" + string("a")) * 101 + b"N" + b"u" * 101,
+            "more than 100 lists, tuples and dictionaries in one another",
+        ),
+        "the same text": (b"](" + text + b"2" * 300_000 + b"e", f"{LIST} 300001"),
+        "laughs": (  # each dictionary has the one before ten times
+            b"}q\x00" + (b"0}(" + b"".join(b"U\x01%dh\x00" % i for i in range(10)) + b"uq\x00") * 40,
+            "^sums: 0$",
+        ),
+        # keys
+        "key of a tuple": (b"}" + BOMB + b"Ns", BAD_KEY),
+        "keys of tuples": (b"}(" + BOMB + b"Nu", BAD_KEY),
+        "keys of a new dictionary": (b"(" + BOMB + b"Nd", BAD_KEY),
+        "key of an ordered dictionary": (ORDERED + b")R" + BOMB + b"Ns", BAD_KEY),
+        "pair of an ordered dictionary": (ORDERED + b"](" + BOMB + b"N\x86e\x85R", BAD_KEY),
+        "ordered dictionary of no pairs": (ORDERED + text + b"\x85\x85R", "the items of a dictionary are no pairs"),
+        "key of a large number": (b"}" + b"\x8a\x05" + b"\x00\x00\x00\x00\x01" + b"Ns", BAD_KEY),
+        "key of a huge number": (b"}" + huge + b"Ns", BAD_KEY),
+        "key of true": (b"}\x88Ns", BAD_KEY),
+        "set": (b"\x8f(" + BOMB + b"\x90", "no tensors in a StandIn"),
+        "set by name": (name("builtins", "set") + b"](" + BOMB + b"e\x85R", "no tensors in a StandIn"),
+        "frozen set": (b"(" + BOMB + b"\x91", "the operation 0x91 is none that data needs"),
+        # the same value many times
+        "copies of a dictionary": (
+            remembered(pairs, (name("collections", "Counter") + b"h\x00\x85R") * 9000), f"{LIST} 9000"
+        ),
+        "copies of pairs": (remembered(pairs, (ORDERED + b"h\x00\x85R") * 30_000), "more than .* pairs in a file of"),
+        "copies of pairs by instance": (
+            remembered(pairs, (b"(" + ORDERED + b"h\x00o") * 30_000), "more than .* pairs in a file of"
+        ),
+        "arguments": (
+            remembered(long_tuple, name("torch", "x") + b"q\x01" + b"h\x01h\x00R" * 30_000),
+            "the arguments of a call are a tuple of length 1000000",
+        ),
+        "arguments of a class": (
+            remembered(long_tuple, name("torch", "x") + b"q\x01" + b"h\x01h\x00\x81" * 30_000),
+            "the arguments of a call are a tuple of length 1000000",
+        ),
+        "text as arguments": (
+            remembered(text, name("torch", "x") + b"q\x01" + b"h\x01h\x00R" * 30_000),
+            f"the arguments of a call are {X}",
+        ),
+        "names": (b"(" + b"".join(name("torch", f"x{i}") for i in range(1001)) + b"l", "more than 1000 classes"),
+        "a name, many times": (
+            remembered(string("torch." + "x" * M), string("x") + b"q\x01", b"h\x00h\x01\x93)R" * 9000), f"{LIST} 9001"
+        ),
+        # storages and tensors
+        "long key": (rebuilt(key=digits), f"{STORAGE_IS} {SEVEN}, 4 numbers"),
+        "long key, many times": (remembered(digits, storage(b"h\x00", b"K\x04") * 9000), f"{STORAGE_IS} {SEVEN}"),
+        "key of other digits": (rebuilt(key=string("\u00b2")), f"{STORAGE_IS} '\u00b2', 4 numbers"),
+        "key that is a path": (rebuilt(key=string("../../x")), f"{STORAGE_IS} '../../x', 4 numbers"),
+        "key that is a number": (rebuilt(key=b"K\x00"), f"{STORAGE_IS} 0, 4 numbers"),
+        "storage of two sizes": (rebuilt() + b"0" + rebuilt(numel=b"K\x05"), "storage 0 is of two kinds"),
+        "numel of a huge number": (rebuilt(numel=huge), "key '0', 7999999 bits numbers"),
+        "numel of true": (rebuilt(numel=b"\x88"), "key '0', True numbers"),
+        "numel below 0": (rebuilt(numel=b"J\xff\xff\xff\xff"), "key '0', -1 numbers"),
+        "numel beyond 64 bits": (
+            rebuilt(numel=b"\x8a\x09" + bytes(8) + b"\x01"), "key '0', 18446744073709551616 numbers"
+        ),
+        "missing storage": (rebuilt(key=string("1")), "storage 1 of 16 bytes is missing"),
+        "missing storage that no tensor has": (storage(string("2"), b"K\x01"), "storage 2 of 4 bytes is missing"),
+        "storage of a class": (
+            b"(" + string("storage") + name("torch.nn", "M") + string("0") + b"NK\x04tQ", f"{STORAGE_IS} '0'"
+        ),
+        "part of a storage": (
+            b"(" + string("storage") + name("torch", "FloatStorage") + string("0") + b"NK\x04(K\x00ttQ",
+            "it refers to a tuple of length 6, which is no storage, or the view of one",
+        ),
+        "persistent id of tuples": (BOMB + b"Q", "it refers to a tuple of length 2, which is no storage"),
+        "persistent id of text": (text + b"Q", f"it refers to {X}, which is no storage"),
+        "persistent id in text": (b"P" + b"x" * M + b"\n", "the operation 0x50 is none that data needs"),
+        "shape of tuples": (rebuilt(shape=BOMB), SHAPE),
+        "shape of text": (rebuilt(shape=text), rf"a tensor of shape {X}, stride \[1\]"),
+        "stride of text": (rebuilt(stride=text), rf"a tensor of shape \[2\], stride {X}"),
+        "shape of true": (rebuilt(shape=b"\x88\x85"), SHAPE),
+        "shape of a float": (rebuilt(shape=b"G" + bytes(8) + b"\x85"), SHAPE),
+        "shape of a huge number": (rebuilt(shape=huge + b"\x85"), SHAPE),
+        "shape of a million": (rebuilt(shape=b"(" + b"K\x01" * 100_000 + b"t"), SHAPE),
+        "offset of a huge number": (rebuilt(offset=huge), rf"{SHAPE} 7999999 bits, \[2\], \[1\]"),
+        "offset of text": (rebuilt(offset=text), rf"{SHAPE} {X}, \[2\], \[1\]"),
+        "tensor of text": (REBUILD + b"(" + text + b"K\x00))tR", f"a tensor of {X}"),
+        "tensor of a tensor of a tensor": (
+            name("torch._tensor", "_rebuild_from_type_v2") + b"q\x00(h\x00N(h\x00N)tNtR",
+            "a tensor rebuilt by a function",
+        ),
+        "attributes of a tensor": (rebuilt() + b"}" + string("shape") + b"Nsb", "attributes of a Tensor"),
+        "attributes of a storage": (storage(string("0"), b"K\x04") + b"}" + string("numel") + b"Nsb", "attributes of"),
+        # names, in messages
+        "long module": (
+            b"c" + b"a" * M + b"\nb\n", r"is refused: it names a{200}\.\.\. \(1000000 characters\)\.b, which"
+        ),
+        "lines in a name": (
+            b"\x80\x04" + string("a\nb\r\0\u2028") + string("\u202ec") + b"\x93",
+            r"it names a\\nb\\r\\x00\\u2028\.\\u202ec, which",
+        ),
+        "half of a surrogate": (b"\x80\x04X\x03\0\0\0\xed\xa0\x80" + string("c") + b"\x93", r"names \\ud800\.c, which"),
+        # lengths
+        "bytes": (b"\x80\x04\x8e" + LENGTH, "a string of 1099511627776 bytes in a file of 12"),
+        "frame": (b"\x80\x04\x95" + LENGTH, "a string of 1099511627776 bytes in a file of 12"),
+        "byte array": (b"\x80\x05\x96" + LENGTH, "a string of 1099511627776 bytes in a file of 12"),
+        "extension": (b"\x80\x02\x82\x01", "the operation 0x82 is none that data needs"),
+        "buffer": (b"\x80\x05\x97", "the operation 0x97 is none that data needs"),
+        "digits": (b"I" + b"9" * M + b"\n", r"Exceeds the limit \(4300 digits\)"),
+        "shape that grows": (GROWING, "^sums: 1.0$"),
+    }  # fmt: skip
 
 
 def module(modules=(), parameters=(), **attributes):
@@ -636,18 +645,22 @@ def in_itself(name):
 
 
 TOO_MANY = "a network of more than 100000 parts, or with names of more than 200 characters"
-TREES = {
-    "modules with two names each": (nested(20), TOO_MANY),
-    "a module in itself": (in_itself("m"), TOO_MANY),
-    "a module in itself, without a name": (in_itself(""), TOO_MANY),
-    "a module with many names": (module(many(module(many(None)))), TOO_MANY),
-    "parameters with many names": (module(many(with_parameters(many(Parameter(ARRAY))))), TOO_MANY),
-    "attributes with many names": (module(many(module(**many(1)))), TOO_MANY),
-    "modules with many names each": (module(many(module(many(module())))), TOO_MANY),
-    "a long name": (module(many(module({"x" * M: module(parameters={"a": ARRAY})}), 9000)), TOO_MANY),
-    "a long name of a parameter": (module(many(module(parameters={"x" * M: ARRAY}), 9000)), TOO_MANY),
-    "numbers as names": (with_parameters({0: ARRAY, "a": ARRAY}, {1: ARRAY}), "^sums: 66.0$"),
-}
+
+
+def trees():
+    """`{name: (tree, the error)}`."""
+    return {
+        "modules with two names each": (nested(20), TOO_MANY),
+        "a module in itself": (in_itself("m"), TOO_MANY),
+        "a module in itself, without a name": (in_itself(""), TOO_MANY),
+        "a module with many names": (module(many(module(many(None)))), TOO_MANY),
+        "parameters with many names": (module(many(with_parameters(many(Parameter(ARRAY))))), TOO_MANY),
+        "attributes with many names": (module(many(module(**many(1)))), TOO_MANY),
+        "modules with many names each": (module(many(module(many(module())))), TOO_MANY),
+        "a long name": (module(many(module({"x" * M: module(parameters={"a": ARRAY})}), 9000)), TOO_MANY),
+        "a long name of a parameter": (module(many(module(parameters={"x" * M: ARRAY}), 9000)), TOO_MANY),
+        "numbers as names": (with_parameters({0: ARRAY, "a": ARRAY}, {1: ARRAY}), "^sums: 66.0$"),
+    }
 
 
 def change(target, **changes):
@@ -733,94 +746,122 @@ def in_legacy_layout(**options):
 
 PICKLE, DATA = "the member 'archive/data.pkl'", "the member 'archive/data/0'"
 KEYS = "its list of storages is not that of its tensors"
-FILES = {
-    # archives
-    "size that lies.pt": (edited(changed("data/0", file_size=2**40)), "storage 0 of 48 bytes has 1099511627776 bytes"),
-    "size of a pickle that lies.pt": (
-        edited(changed("data.pkl", file_size=2**31)), f"{PICKLE} says that .* bytes unpack to 2147483648"
-    ),
-    "sizes that lie.pt": (
-        edited(changed("data.pkl", file_size=2**40, compress_size=2**40)), "the members of the archive lie in the same"
-    ),
-    "members in the same bytes.pt": (edited(overlapping), "the members of the archive lie in the same bytes"),
-    "member beyond the end.pt": (edited(changed("data/0", header_offset=10**9)), f"{DATA} has no header"),
-    "member far beyond the end.pt": (edited(changed("data/0", header_offset=2**62)), f"{DATA} has no header"),
-    "member beyond 64 bits.pt": (edited(changed("data/0", header_offset=2**64 - 1)), "cannot be read as a file of Py"),
-    "member elsewhere.pt": (edited(changed("data/0", header_offset=1)), f"{DATA} has no header"),
-    "encrypted pickle.pt": (edited(changed("data.pkl", flag_bits=1)), f"{PICKLE} is encrypted, or packed by another"),
-    "encrypted storage.pt": (edited(changed("data/0", flag_bits=1)), f"{DATA} is encrypted, or packed by another"),
-    "another checksum.pt": (edited(changed("data/0", CRC=1), compress=True), f"{DATA} is damaged"),
-    "another checksum of the pickle.pt": (edited(changed("data.pkl", CRC=1)), f"{PICKLE} is damaged"),
-    "storage cut short.pt": (edited(changed("data/0", compress_size=9), compress=True), f"{DATA} is damaged"),
-    "two members of one name.pt": (edited(renamed(data_pkl="archive/data.pkl")), "two members of the archive have one"),
-    "names that are one when cut.pt": (edited(renamed(version="archive/version\0x")), "cannot be read as a file of Py"),
-    "member above the archive.pt": (edited(renamed(version="archive/../../x")), "'archive/../../x' lies outside"),
-    "member of the system.pt": (edited(renamed(version="/etc/x")), "the member '/etc/x' lies outside the archive"),
-    "two pickles.pt": (edited(renamed(data_pkl="other/data.pkl")), "one data.pkl .* has 2"),
-    "no pickle.pt": (edited(changed("data.pkl", filename="archive/code.py")), "one data.pkl .* has 0"),
-    "long name.pt": (edited(renamed(version="../" + "x" * 60_000)), r"'\.\./x{197}'\.\.\. .60003 characters. lies"),
-    "big-endian.pt": (writes(write_zip, {"a": ARRAY}, "big"), "its byte order is not little-endian"),
-    "bzip2.pt": (packed(bytes(M), zipfile.ZIP_BZIP2), f"{PICKLE} is encrypted, or packed by another"),
-    "lzma.pt": (packed(bytes(M), zipfile.ZIP_LZMA), f"{PICKLE} is encrypted, or packed by another"),
-    "bomb.pt": (inflating(600 * M), "its data.pkl is compressed, and has 600000000 bytes"),
-    "bomb of terabytes.pt": (inflating(2**40), "its data.pkl is compressed, and has 1099511627776 bytes"),
-    "bomb of 3 MB.pt": (inflating(3 * M, 3 * M), f"{PICKLE} says that .* bytes unpack to 3000000"),
-    "bomb that says it is small.pt": (inflating(60_000), f"{PICKLE} is damaged"),
-    "bomb that says it is nothing.pt": (inflating(0), f"{PICKLE} is damaged"),
-    "packed storage.pt": (
-        writes(write_zip, {"a": np.zeros(M, np.float32)}, compress=True), f"{DATA} .* unpack to 4000000"
-    ),
-    "shape that grows beyond what is unpacked.pt": (
-        writes(zip_of, GROWING + b".", STORAGE, compress=True), "^sums: 1.0$"
-    ),
-    "packed lists.pt": (packed(b"]" * 3 * M + b"."), "unpack to 3000001"),
-    # as before torch 1.6
-    "storages in a pickle alone.pt": (writes(alone, rebuilt() + b"."), "it names storages .* but is a pickle alone"),
-    "another number of numbers.pt": (
-        in_legacy_layout(storages={"0": Storage("Float", FOUR, 5)}), "storage 0 of 4 numbers has 5"
-    ),
-    "big-endian legacy.pt": (writes(write_legacy, {"a": ARRAY}, "big"), "or it is not little-endian"),
-    "another version.pt": (in_legacy_layout(version=b"M\xea\x03."), "its version is 1002, not 1001, or it is not"),
-    "long version.pt": (in_legacy_layout(version=TEXT + b"."), f"its version is {X}, not 1001, or it is not little-e"),
-    "system in a list.pt": (in_legacy_layout(system=b"]."), "or it is not little-endian"),
-    "system without text.pt": (in_legacy_layout(system=b"}K\x01Ns."), "or it is not little-endian"),
-    "no keys.pt": (in_legacy_layout(keys=b"]."), KEYS),
-    "more keys.pt": (in_legacy_layout(keys=pickle.dumps(["0", "1"])), KEYS),
-    "a key twice.pt": (in_legacy_layout(keys=pickle.dumps(["0", "0"])), KEYS),
-    "a key twice, as bytes.pt": (in_legacy_layout(keys=pickle.dumps(["0", b"0"])), KEYS),
-    "keys of numbers.pt": (in_legacy_layout(keys=pickle.dumps([0])), KEYS),
-    "keys of tuples.pt": (in_legacy_layout(keys=b"]" + BOMB + b"a."), KEYS),
-    "keys of long bytes.pt": (
-        in_legacy_layout(keys=remembered(b"T" + struct.pack("<i", M) + b"7" * M, b"h\x00" * 9000) + b"."), KEYS
-    ),
-    "storage among the keys.pt": (in_legacy_layout(keys=b"]" + storage(string("1"), b"K\x04") + b"a."), KEYS),
-    "lists in each pickle.pt": (
-        in_legacy_layout(version=TEXT + b"0](" + b"]" * 100_000 + b"e.", system=b"](" + b"]" * 100_000 + b"e."),
-        "more than 160.* objects in a file of 1200",
-    ),
-    # .safetensors
-    "header of terabytes.safetensors": (headed(b"{}", 2**40), "a header of 1099511627776 bytes in a file of 10"),
-    "header of all that is.safetensors": (headed(b"{}", 2**64 - 1), "a header of 18446744073709551615 bytes in a fi"),
-    "header of a hole.safetensors": (headed(b"{}", 2**32, 2**32), "a header of 4294967296 bytes in a file of 42949673"),
-    "lists in lists.safetensors": (headed(b"[" * M), "RecursionError"),
-    "dictionaries in dictionaries.safetensors": (headed(b'{"a":' * M), "RecursionError"),
-    "many dictionaries.safetensors": (headed(b"[" + b"{}," * 3 * M + b"1]"), "the header is no dictionary"),
-    "many dictionaries by name.safetensors": (
-        headed(b"{%s}" % b",".join(b'"%x":{}' % i for i in range(100_000))), "'0' has shape None, data_offsets None"
-    ),
-    "long number.safetensors": (headed(b'{"a":' + b"9" * M + b"}"), r"Exceeds the limit \(4300 digits\)"),
-    "long name.safetensors": (headed(b'{"' + b"x" * M + b'":1}'), f"{X} has shape None, data_offsets None of 0 bytes"),
-    "long dtype.safetensors": (
-        headed(b'{"a":{"shape":[],"data_offsets":[0,0],"dtype":"' + b"x" * M + b'"}}'), f"'a' has dtype {X}, which is"
-    ),
-    "long shape.safetensors": (
-        headed(b'{"a":{"dtype":"F32","data_offsets":[0,0],"shape":[%s1]}}' % (b"1," * M)), "'a' has shape a list of len"
-    ),
-    # tensors of 4 GB that nobody asks for
-    "hole.pt": (writes(write_hole_in_zip, 2**30), "^sums: 66.0$"),
-    "hole in legacy.pt": (writes(write_hole_in_legacy, 2**30), "^sums: 66.0$"),
-    "hole.safetensors": (writes(write_hole_in_safetensors, 2**30), "^sums: 66.0$"),
-}  # fmt: skip
+
+
+def files():
+    """`{name: (function that writes the file, the error)}`."""
+    text = string("x" * M)
+    return {
+        # archives
+        "size that lies.pt": (
+            edited(changed("data/0", file_size=2**40)), "storage 0 of 48 bytes has 1099511627776 bytes"
+        ),
+        "size of a pickle that lies.pt": (
+            edited(changed("data.pkl", file_size=2**31)), f"{PICKLE} says that .* bytes unpack to 2147483648"
+        ),
+        "sizes that lie.pt": (
+            edited(changed("data.pkl", file_size=2**40, compress_size=2**40)),
+            "the members of the archive lie in the same",
+        ),
+        "members in the same bytes.pt": (edited(overlapping), "the members of the archive lie in the same bytes"),
+        "member beyond the end.pt": (edited(changed("data/0", header_offset=10**9)), f"{DATA} has no header"),
+        "member far beyond the end.pt": (edited(changed("data/0", header_offset=2**62)), f"{DATA} has no header"),
+        "member beyond 64 bits.pt": (
+            edited(changed("data/0", header_offset=2**64 - 1)), "cannot be read as a file of Py"
+        ),
+        "member elsewhere.pt": (edited(changed("data/0", header_offset=1)), f"{DATA} has no header"),
+        "encrypted pickle.pt": (
+            edited(changed("data.pkl", flag_bits=1)), f"{PICKLE} is encrypted, or packed by another"
+        ),
+        "encrypted storage.pt": (edited(changed("data/0", flag_bits=1)), f"{DATA} is encrypted, or packed by another"),
+        "another checksum.pt": (edited(changed("data/0", CRC=1), compress=True), f"{DATA} is damaged"),
+        "another checksum of the pickle.pt": (edited(changed("data.pkl", CRC=1)), f"{PICKLE} is damaged"),
+        "storage cut short.pt": (edited(changed("data/0", compress_size=9), compress=True), f"{DATA} is damaged"),
+        "two members of one name.pt": (
+            edited(renamed(data_pkl="archive/data.pkl")), "two members of the archive have one"
+        ),
+        "names that are one when cut.pt": (
+            edited(renamed(version="archive/version\0x")), "cannot be read as a file of Py"
+        ),
+        "member above the archive.pt": (edited(renamed(version="archive/../../x")), "'archive/../../x' lies outside"),
+        "member of the system.pt": (edited(renamed(version="/etc/x")), "the member '/etc/x' lies outside the archive"),
+        "two pickles.pt": (edited(renamed(data_pkl="other/data.pkl")), "one data.pkl .* has 2"),
+        "no pickle.pt": (edited(changed("data.pkl", filename="archive/code.py")), "one data.pkl .* has 0"),
+        "long name.pt": (edited(renamed(version="../" + "x" * 60_000)), r"'\.\./x{197}'\.\.\. .60003 characters. lies"),
+        "big-endian.pt": (writes(write_zip, {"a": ARRAY}, "big"), "its byte order is not little-endian"),
+        "bzip2.pt": (packed(bytes(M), zipfile.ZIP_BZIP2), f"{PICKLE} is encrypted, or packed by another"),
+        "lzma.pt": (packed(bytes(M), zipfile.ZIP_LZMA), f"{PICKLE} is encrypted, or packed by another"),
+        "bomb.pt": (inflating(600 * M), "its data.pkl is compressed, and has 600000000 bytes"),
+        "bomb of terabytes.pt": (inflating(2**40), "its data.pkl is compressed, and has 1099511627776 bytes"),
+        "bomb of 3 MB.pt": (inflating(3 * M, 3 * M), f"{PICKLE} says that .* bytes unpack to 3000000"),
+        "bomb that says it is small.pt": (inflating(60_000), f"{PICKLE} is damaged"),
+        "bomb that says it is nothing.pt": (inflating(0), f"{PICKLE} is damaged"),
+        "packed storage.pt": (
+            writes(write_zip, {"a": np.zeros(M, np.float32)}, compress=True), f"{DATA} .* unpack to 4000000"
+        ),
+        "shape that grows beyond what is unpacked.pt": (
+            writes(zip_of, GROWING + b".", STORAGE, compress=True), "^sums: 1.0$"
+        ),
+        "packed lists.pt": (packed(b"]" * 3 * M + b"."), "unpack to 3000001"),
+        # as before torch 1.6
+        "storages in a pickle alone.pt": (
+            writes(alone, rebuilt() + b"."), "it names storages .* but is a pickle alone"
+        ),
+        "another number of numbers.pt": (
+            in_legacy_layout(storages={"0": Storage("Float", FOUR, 5)}), "storage 0 of 4 numbers has 5"
+        ),
+        "big-endian legacy.pt": (writes(write_legacy, {"a": ARRAY}, "big"), "or it is not little-endian"),
+        "another version.pt": (in_legacy_layout(version=b"M\xea\x03."), "its version is 1002, not 1001, or it is not"),
+        "long version.pt": (
+            in_legacy_layout(version=text + b"."), f"its version is {X}, not 1001, or it is not little-e"
+        ),
+        "system in a list.pt": (in_legacy_layout(system=b"]."), "or it is not little-endian"),
+        "system without text.pt": (in_legacy_layout(system=b"}K\x01Ns."), "or it is not little-endian"),
+        "no keys.pt": (in_legacy_layout(keys=b"]."), KEYS),
+        "more keys.pt": (in_legacy_layout(keys=pickle.dumps(["0", "1"])), KEYS),
+        "a key twice.pt": (in_legacy_layout(keys=pickle.dumps(["0", "0"])), KEYS),
+        "a key twice, as bytes.pt": (in_legacy_layout(keys=pickle.dumps(["0", b"0"])), KEYS),
+        "keys of numbers.pt": (in_legacy_layout(keys=pickle.dumps([0])), KEYS),
+        "keys of tuples.pt": (in_legacy_layout(keys=b"]" + BOMB + b"a."), KEYS),
+        "keys of long bytes.pt": (
+            in_legacy_layout(keys=remembered(b"T" + struct.pack("<i", M) + b"7" * M, b"h\x00" * 9000) + b"."), KEYS
+        ),
+        "storage among the keys.pt": (in_legacy_layout(keys=b"]" + storage(string("1"), b"K\x04") + b"a."), KEYS),
+        "lists in each pickle.pt": (
+            in_legacy_layout(version=text + b"0](" + b"]" * 100_000 + b"e.", system=b"](" + b"]" * 100_000 + b"e."),
+            "more than 160.* objects in a file of 1200",
+        ),
+        # .safetensors
+        "header of terabytes.safetensors": (headed(b"{}", 2**40), "a header of 1099511627776 bytes in a file of 10"),
+        "header of all that is.safetensors": (
+            headed(b"{}", 2**64 - 1), "a header of 18446744073709551615 bytes in a fi"
+        ),
+        "header of a hole.safetensors": (
+            headed(b"{}", 2**32, 2**32), "a header of 4294967296 bytes in a file of 42949673"
+        ),
+        "lists in lists.safetensors": (headed(b"[" * M), "RecursionError"),
+        "dictionaries in dictionaries.safetensors": (headed(b'{"a":' * M), "RecursionError"),
+        "many dictionaries.safetensors": (headed(b"[" + b"{}," * 3 * M + b"1]"), "the header is no dictionary"),
+        "many dictionaries by name.safetensors": (
+            headed(b"{%s}" % b",".join(b'"%x":{}' % i for i in range(100_000))), "'0' has shape None, data_offsets None"
+        ),
+        "long number.safetensors": (headed(b'{"a":' + b"9" * M + b"}"), r"Exceeds the limit \(4300 digits\)"),
+        "long name.safetensors": (
+            headed(b'{"' + b"x" * M + b'":1}'), f"{X} has shape None, data_offsets None of 0 bytes"
+        ),
+        "long dtype.safetensors": (
+            headed(b'{"a":{"shape":[],"data_offsets":[0,0],"dtype":"' + b"x" * M + b'"}}'),
+            f"'a' has dtype {X}, which is",
+        ),
+        "long shape.safetensors": (
+            headed(b'{"a":{"dtype":"F32","data_offsets":[0,0],"shape":[%s1]}}' % (b"1," * M)),
+            "'a' has shape a list of len",
+        ),
+        # tensors of 4 GB that nobody asks for
+        "hole.pt": (writes(write_hole_in_zip, 2**30), "^sums: 66.0$"),
+        "hole in legacy.pt": (writes(write_hole_in_legacy, 2**30), "^sums: 66.0$"),
+        "hole.safetensors": (writes(write_hole_in_safetensors, 2**30), "^sums: 66.0$"),
+    }  # fmt: skip
 
 
 TERABYTES = "storage 0 (of 4398046511104 bytes has 16|goes to byte 4398046.* cut off)"
@@ -861,11 +902,15 @@ def attempt(path):
 
 ATTEMPT = "from txl_tf.convert.torch_file import read_tensors\n\n" + inspect.getsource(attempt)
 
-ATTACKS = (
-    {f"{key}.pt": (writes(zip_of, program + b".", STORAGE), message) for key, (program, message) in PROGRAMS.items()}
-    | {f"{key}.pt": (writes(write_zip, tree), message) for key, (tree, message) in TREES.items()}
-    | FILES
-)
+
+def attacks():
+    """The name of each file, the function that writes it, and the error."""
+    for key, (program, message) in programs().items():
+        yield f"{key}.pt", writes(zip_of, program + b".", STORAGE), message
+    for key, (tree, message) in trees().items():
+        yield f"{key}.pt", writes(write_zip, tree), message
+    for name, (write, message) in files().items():
+        yield name, write, message
 
 
 LONG = [  # they take long, and a limit stops them that stops others, too
@@ -877,14 +922,16 @@ LONG = [  # they take long, and a limit stops them that stops others, too
 
 @pytest.mark.parametrize("each_alone", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_file_that_would_fill_the_memory_is_one_short_error(tmp_path, each_alone):
-    names = ATTACKS if each_alone else ATTACKS.keys() - LONG
-    for name in names:
-        ATTACKS[name][0](tmp_path / name)
+    messages = {}
+    for name, write, message in attacks():
+        if each_alone or name not in LONG:
+            write(tmp_path / name)
+            messages[name] = message
     found, stderr = read_hostile(tmp_path, ATTEMPT) if each_alone else (read_forked(tmp_path, attempt), "")
-    for name in names:
+    for name, expected in messages.items():
         assert name in found, f"{name} {stderr}"
         message, length, size, growth, seconds = found[name]
-        assert re.search(ATTACKS[name][1], message), f"{name}: {message[:500]}"
+        assert re.search(expected, message), f"{name}: {message[:500]}"
         assert message.startswith("sums: ") or f"{name} " in message, f"{name}: {message[:500]}"
         assert len(message.splitlines()) == 1, name
         assert length < 1000, name

@@ -347,7 +347,6 @@ def loss_and_gradients(net, tokens, key):
             pytest.param(*case, marks=SLOW)
             for case in [("graph", {"untie_r": True, "dtype": "mixed_bfloat16"}), ("xla", {}), ("two replicas", {})]
         ),
-        ("graph", {"n_layer": 1, "untie_r": True, "dtype": "mixed_bfloat16"}),
     ],
     ids=str,
 )
