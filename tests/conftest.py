@@ -21,7 +21,8 @@ from xdist.scheduler import LoadFileScheduling
 
 MOST_SECONDS = 10  # of a test that is not marked slow
 MOST_MEMORY = 1500  # MB, of a process that runs tests
-GROWN = 1150  # MB, from which on another takes its place
+GROWN = 1000  # MB, from which on another takes its place
+FIRST = "tests/export_test.py"  # takes most memory, so that a new worker gets it
 
 
 def pytest_addoption(parser):
@@ -92,6 +93,11 @@ class Scheduler(LoadFileScheduling):
             self._reschedule(node)
             self._reschedule(node)
 
+    def _assign_work_unit(self, node):
+        if FIRST in self.workqueue:
+            self.workqueue.move_to_end(FIRST, last=False)
+        super()._assign_work_unit(node)
+
     def _reschedule(self, node):
         if node in self.grown and self.workqueue and not node.shutting_down:
             node.shutdown()  # after what it has been given; `Meter` starts another
@@ -124,6 +130,7 @@ class Meter:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node, error):
         if not error and self.scheduler and self.scheduler.workqueue:
+            node.ensure_teardown()  # or its process would wait for the end
             self.config.pluginmanager.get_plugin("dsession")._clone_node(node)
         output = getattr(node, "workeroutput", {})
         self.problems += output.get("problems", [])
