@@ -26,11 +26,11 @@ def _without_autotuning(dataset):
 
 dataset_ops.DatasetV2._apply_debug_options = _without_autotuning  # every iterator calls it
 
-from tensorflow.python.util import _tf_stack, tf_stack  # noqa: E402
+from tensorflow.python.util import tf_stack  # noqa: E402
 
 # TensorFlow keeps the Python stack of every operation that it ever traced: megabytes for a graph. One stands for all.
-_no_stack = _tf_stack.extract_stack(_tf_stack.PyBindSourceMap(), _tf_stack.PyBindFileSet(), 10_000)
-tf_stack.extract_stack = lambda stacklevel=1: _no_stack
+_stack = tf_stack.extract_stack()
+tf_stack.extract_stack = lambda stacklevel=1: _stack
 
 import gc  # noqa: E402
 import logging  # noqa: E402

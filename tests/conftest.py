@@ -101,7 +101,7 @@ class Scheduler(LoadFileScheduling):
     def _reschedule(self, node):
         if node in self.grown and self.workqueue and not node.shutting_down:
             node.shutdown()  # after what it has been given; `Meter` starts another
-        else:
+        elif node in self.registered_collections:  # which it is not while it starts
             super()._reschedule(node)
 
 
