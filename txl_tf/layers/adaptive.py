@@ -10,8 +10,10 @@ import numbers
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.embedding import AdaptiveBins, embedding_lookup
+from txl_tf.layers.base import check_tensors
+from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
 from txl_tf.layers.ops import config_of, cross_entropy
+from txl_tf.schema import brief
 
 
 def bin_logits(hidden, weight, bias, proj):
@@ -210,7 +212,21 @@ class AdaptiveSoftmax(AdaptiveBins):
         return embedding.tables, projs, self.biases, self.clusters
 
     def call(self, hidden, embedding):
+        check_tensors({"d_proj": self.d_proj}, hidden=(hidden, "float batch tgt_len d_proj"))
+        self.check_embedding(embedding)
         return adaptive_log_probs(hidden, *self.weights_with(embedding))
+
+    def check_embedding(self, embedding):
+        """Raises ValueError unless it is a built embedding of the same bins."""
+        names = "n_token d_embed d_proj cutoffs div_val"
+        if not isinstance(embedding, AdaptiveEmbedding) or config_of(embedding, names) != config_of(self, names):
+            of_self = ", ".join(f"{name}={value}" for name, value in config_of(self, names).items())
+            raise ValueError(f"embedding must be an AdaptiveEmbedding of {of_self}, got {brief(embedding)}")
+        if not embedding.built:
+            embedding.build()
+
+    def compute_output_shape(self, hidden_shape, *_, **__):
+        return (*hidden_shape[:-1], self.n_token)
 
     def nll(self, hidden, labels, embedding):
         """Negative log-likelihood of every label, in place: float32 `[batch, tgt_len]`, nats."""

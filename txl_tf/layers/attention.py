@@ -19,9 +19,10 @@ batch, where `[B, H, T, D]` would need one for every row.
 import keras
 import tensorflow as tf
 
+from txl_tf.layers.base import Layer, as_bool, check_sizes, check_tensors, check_width, mask_of, seen_by_article
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.gradients import custom_gradient
-from txl_tf.layers.ops import LayerNorm, config_of, project
+from txl_tf.layers.ops import LayerNorm, config_of, own_initializer, project
 
 # ------------------------------------------------------------------------------------------------------------ core
 
@@ -270,7 +271,7 @@ def project_heads(x, kernel, n, n_head):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class RelMultiHeadAttn(keras.layers.Layer):
+class RelMultiHeadAttn(Layer):
     """Relative multi-head attention with its residual and layer norm: `LayerNorm(w + dropout(attention))`.
 
     Args:
@@ -280,18 +281,24 @@ class RelMultiHeadAttn(keras.layers.Layer):
         dropatt: rate on the attention probabilities.
         kernel_initializer: of the three projections.
         layer_norm_epsilon: added to the variance in layer norm.
+        seed: int that dropout derives from where no key is given; drawn where it is `None`.
 
     Call arguments:
-        w: `[batch, tgt_len, d_model]`, the segment.
+        w: `[batch, tgt_len, d_model]`, the segment. Where Keras handed a mask on with it, what that leaves out is hidden
+            as a key.
         r: `[1, mem_len + tgt_len, d_model]`, position embeddings, farthest distance first.
         r_w_bias, r_r_bias: `[n_head, d_head]`; given by the caller, since layers share them unless `untie_r`.
-        attn_mask: `[tgt_len, mem_len + tgt_len]`, or with a batch in front, 1 where masked, see `create_mask`.
-        mems: `[batch, mem_len, d_model]`; `mem_len` may be 0.
+        attn_mask: `[tgt_len, mem_len + tgt_len]`, or with a batch in front: numbers, 1 where masked, see `create_mask`;
+            or bool, true where a key is seen. `None`: that of `create_mask`.
+        mems: `[batch, mem_len, d_model]`; `mem_len` may be 0, and `None` is no memory.
         content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where what is at a key counts as zeros; `None` for none.
-        dropout_key: int `[3]` draws the dropout masks, see `dropout`; `None` for inference.
+        training, dropout_key: see `txl_tf.layers.base`.
 
     Returns:
         `[batch, tgt_len, d_model]`.
+
+    Raises:
+        ValueError: an argument is out of its range, a tensor or a mask of another shape; the message names it.
 
     Reference:
         Dai et al. 2019, section 3.3; `rel_multihead_attn` of the original.
@@ -301,9 +308,11 @@ class RelMultiHeadAttn(keras.layers.Layer):
 
     def __init__(
         self, d_model, n_head, d_head, dropout=0.0, dropatt=0.0, kernel_initializer="glorot_uniform",
-        layer_norm_epsilon=1e-12, **kwargs,
+        layer_norm_epsilon=1e-12, seed=None, **kwargs,
     ):  # fmt: skip
         super().__init__(**kwargs)
+        check_sizes(d_model=d_model, n_head=n_head, d_head=d_head)
+        self.start_keys(seed, dropout=dropout, dropatt=dropatt)
         self.d_model = d_model
         self.n_head = n_head
         self.d_head = d_head
@@ -311,12 +320,13 @@ class RelMultiHeadAttn(keras.layers.Layer):
         self.dropatt = dropatt
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.layer_norm_epsilon = layer_norm_epsilon
-        self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy)
+        self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
 
     def build(self, w_shape=None, **_):
+        check_width("w", w_shape, "d_model", self.d_model)
+
         def kernel(name, shape):
-            # A Keras initializer draws the same numbers every time; a clone of it draws its own.
-            return self.add_weight(name=name, shape=shape, initializer=self.kernel_initializer.clone())
+            return self.add_weight(name=name, shape=shape, initializer=own_initializer(self.kernel_initializer))
 
         width = self.n_head * self.d_head
         self.qkv_kernel = kernel("qkv_kernel", (self.d_model, 3 * width))
@@ -324,13 +334,51 @@ class RelMultiHeadAttn(keras.layers.Layer):
         self.o_kernel = kernel("o_kernel", (width, self.d_model))
         self.layer_norm.build((None, None, self.d_model))
 
-    def call(self, w, r, r_w_bias, r_r_bias, attn_mask, mems, content_mask=None, dropout_key=None):
-        dropatt_key, output_key = split(dropout_key, 2)
+    def call(
+        self, w, r, r_w_bias, r_r_bias, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None
+    ):
+        attn_mask, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
+        dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
+        w, r, r_w_bias, r_r_bias, mems, *kernels = self.computed(
+            w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel, self.o_kernel
+        )
+        content_mask = None if content_mask is None else tf.cast(content_mask, w.dtype)
         attn_out = rel_multihead_attn(
-            w, r, r_w_bias, r_r_bias, attn_mask, mems,
-            self.qkv_kernel, self.r_kernel, self.o_kernel, self.dropatt, dropatt_key, content_mask,
-        )  # fmt: skip
+            w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, self.dropatt, dropatt_key, content_mask
+        )
         return self.layer_norm(w + dropout(attn_out, self.dropout, output_key))
+
+    def computed(self, *tensors):
+        """Tensors and weights in the dtype that the layer computes in."""
+        return [tf.cast(x, self.compute_dtype) for x in tensors]
+
+    def segment_of(self, w, attn_mask=None, mems=None, **positions):
+        """`(attn_mask, mems)` of a call, checked: numbers, 1 where masked, and `[batch, mem_len, d_model]`.
+
+        Args:
+            **positions: `r`, `r_w_bias` and `r_r_bias` of the call.
+
+        Raises:
+            ValueError: a tensor or a mask has another shape; the message names it.
+        """
+        sizes = {"d_model": self.d_model, "n_head": self.n_head, "d_head": self.d_head, "1": 1}
+        check_tensors(sizes, w=(w, "float batch tgt_len d_model"), mems=(mems, "float batch mem_len d_model"))
+        mems = w[:, :0] if mems is None else mems
+        qlen, mlen = keras.ops.shape(w)[1], keras.ops.shape(mems)[1]
+        sizes["keys"] = mlen + qlen if isinstance(mlen + qlen, int) else None
+        shapes = {"r": "float 1 keys d_model", "r_w_bias": "float n_head d_head", "r_r_bias": "float n_head d_head"}
+        check_tensors(sizes, **{name: (x, shapes[name]) for name, x in positions.items()})
+        if attn_mask is None:
+            attn_mask = create_mask(qlen, mlen)
+        elif attn_mask.dtype == tf.bool or attn_mask.shape.rank not in (2, 3):
+            visible = seen_by_article("attn_mask", attn_mask, sizes, ["batch", "tgt_len", "keys"])
+            attn_mask = tf.cast(~visible, tf.float32)
+        else:
+            seen_by_article("attn_mask", attn_mask, sizes, ["batch", "tgt_len", "keys"])
+        if mask_of(w) is not None:
+            padding = tf.cast(~as_bool("mask", mask_of(w)), attn_mask.dtype)
+            attn_mask = tf.maximum(attn_mask, tf.pad(padding, [[0, 0], [mlen, 0]])[:, None])
+        return attn_mask, mems
 
     def attention_probs(self, w, r, r_w_bias, r_r_bias, attn_mask, mems, content_mask=None):
         """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
@@ -340,5 +388,5 @@ class RelMultiHeadAttn(keras.layers.Layer):
         return attention_probs(q, k, position_scores, attn_mask == 0, content=content)
 
     def get_config(self):
-        names = "d_model n_head d_head dropout dropatt kernel_initializer layer_norm_epsilon"
+        names = "d_model n_head d_head dropout dropatt kernel_initializer layer_norm_epsilon seed"
         return {**super().get_config(), **config_of(self, names)}

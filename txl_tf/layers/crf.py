@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.layers.base import Layer, as_bool, check_sizes, check_tensors, check_width, mask_of
 from txl_tf.layers.gradients import custom_gradient
 from txl_tf.layers.ops import config_of
 
@@ -181,7 +182,7 @@ def crf_piece_log_probs(emissions, tags, mask, transitions, start=None, end=None
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class CRF(keras.layers.Layer):
+class CRF(Layer):
     """A linear-chain CRF: transitions between tags, and how paths start and end.
 
     Args:
@@ -193,13 +194,14 @@ class CRF(keras.layers.Layer):
 
     Call arguments:
         emissions: `[batch, time, n_tag]`.
-        mask: bool `[batch, time]`, see `crf_nll`.
+        mask: bool, or integers 0 and 1, `[batch, time]`, see `crf_nll`; without one, that which Keras handed on with
+            `emissions`, or else all are elements.
 
     Returns:
         int32 `[batch, time]`, the best paths.
 
     Raises:
-        ValueError: `allowed` has another shape.
+        ValueError: `allowed`, a tensor or the mask has another shape; the message names it.
 
     Reference:
         Lafferty et al. 2001; fastNLP 0.5.5, `ConditionalRandomField`.
@@ -207,6 +209,7 @@ class CRF(keras.layers.Layer):
 
     def __init__(self, n_tag, start_end=True, allowed=None, **kwargs):
         super().__init__(**kwargs)
+        check_sizes(n_tag=n_tag)
         self.n_tag = n_tag
         self.start_end = start_end
         self.allowed = None if allowed is None else np.asarray(allowed, bool).tolist()
@@ -214,6 +217,8 @@ class CRF(keras.layers.Layer):
             raise ValueError(f"allowed must be [{n_tag + 2}, {n_tag + 2}] for n_tag={n_tag}, got {np.shape(allowed)}")
 
     def build(self, emissions_shape=None, **_):
+        check_width("emissions", emissions_shape, "n_tag", self.n_tag)
+
         def weight(name, *shape):
             return self.add_weight(name=name, shape=shape, initializer="zeros", autocast=False)
 
@@ -221,20 +226,35 @@ class CRF(keras.layers.Layer):
         self.start_scores = weight("start_scores", self.n_tag) if self.start_end else None
         self.end_scores = weight("end_scores", self.n_tag) if self.start_end else None
 
-    def call(self, emissions, mask):
+    def call(self, emissions, mask=None):
         return self.decode(emissions, mask)[0]
 
-    def nll(self, emissions, tags, mask):
-        """`crf_nll` with the weights of the layer."""
+    def elements(self, emissions, mask, tags=None):
+        """The mask of a call, bool `[B, T]`. Raises ValueError where shapes do not fit, or without weights."""
+        if not self.built:
+            self.build()
+        mask = mask_of(emissions) if mask is None else mask
+        mask = None if mask is None else as_bool("mask", mask)
+        tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool batch time")}
+        check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int batch time"))
+        return tf.fill(tf.shape(emissions)[:2], True) if mask is None else mask
+
+    def nll(self, emissions, tags, mask=None):
+        """`crf_nll` with the weights of the layer; without a mask, as of the call."""
+        mask = self.elements(emissions, mask, tags)
         return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
 
-    def decode(self, emissions, mask):
+    def decode(self, emissions, mask=None):
         """`crf_decode`: `(tags, score)` of the best allowed paths; the score holds no cost unless none is allowed."""
+        mask = self.elements(emissions, mask)
         return crf_decode(emissions, mask, *self.constrained())
 
     def piece_log_probs(self, emissions, tags, mask):
         """`crf_piece_log_probs` among the allowed paths."""
         return crf_piece_log_probs(emissions, tags, mask, *self.constrained())
+
+    def compute_output_shape(self, emissions_shape, **_):
+        return tuple(emissions_shape[:-1])
 
     def constrained(self):
         """`(transitions, start, end)`, with the cost of what is forbidden."""

@@ -19,8 +19,9 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import check_bins
+from txl_tf.layers.base import Layer, as_ids
 from txl_tf.layers.gradients import custom_gradient
-from txl_tf.layers.ops import config_of
+from txl_tf.layers.ops import config_of, own_initializer
 
 
 def id_error(name, n_token):
@@ -67,11 +68,10 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
     Returns:
         `[B, T, P]` in `dtype`.
     """
-    if not x.dtype.is_integer:
-        raise ValueError(f"tokens must be integers, got {x.dtype.name}")
+    x = as_ids("tokens", x)
     shape = tf.shape(x)
     # One row a token: the gradient of a product with `[B, T, e]` would first be one matrix for every row of the batch.
-    x = tf.cast(tf.reshape(x, [-1]), tf.int32)
+    x = tf.reshape(x, [-1])
 
     def embed(ids, table, proj):
         y = tf.cast(embedding_lookup(tf.convert_to_tensor(table), ids), dtype)
@@ -83,7 +83,7 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
         starts, ends = [0, *cutoffs], [*cutoffs, tf.int32.max]
         y = tf.zeros([tf.size(x), d_proj], dtype)
         for start, end, table, proj in zip(starts, ends, tables, projs, strict=True):
-            mask = (x >= start) & (x < end)
+            mask = (x >= start) & (x < end) if start else x < end  # an id below 0 has no row, and is an error
             if static_shapes:
                 ids = tf.clip_by_value(x - start, 0, table.shape[0] - 1)
                 y = tf.where(mask[:, None], embed(ids, table, proj), y)
@@ -94,7 +94,7 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
     return tf.reshape(y * d_proj**0.5, tf.concat([shape, [d_proj]], 0))
 
 
-class AdaptiveBins(keras.layers.Layer):
+class AdaptiveBins(Layer):
     """What embedding and softmax have in common: the bins, and which of them are projected.
 
     The weights have `autocast=False`: the pure functions cast them, only the parts they use.
@@ -127,7 +127,10 @@ class AdaptiveBins(keras.layers.Layer):
 
     def add_projection(self, i, name):
         return self.add_weight(
-            name=name, shape=(self.bin_width(i), self.d_proj), initializer=self.proj_initializer.clone(), autocast=False
+            name=name,
+            shape=(self.bin_width(i), self.d_proj),
+            initializer=own_initializer(self.proj_initializer),
+            autocast=False,
         )
 
     def get_config(self):
@@ -149,7 +152,7 @@ class AdaptiveEmbedding(AdaptiveBins):
         initializer, proj_initializer: of the tables and of the projections.
 
     Call arguments:
-        tokens: int `[batch, tgt_len]`.
+        tokens: int `[batch, tgt_len]`; whole numbers of another type are taken for what they are.
         static_shapes: whether to look up every token in every bin, for TPU and XLA.
 
     Returns:
@@ -164,6 +167,7 @@ class AdaptiveEmbedding(AdaptiveBins):
 
     def __init__(self, n_token, d_embed, d_proj, *, initializer="uniform", **kwargs):
         super().__init__(n_token, d_embed, d_proj, **kwargs)
+        self.autocast = False  # half precision does not hold ids
         self.initializer = keras.initializers.get(initializer)
 
     def build(self, tokens_shape=None):
@@ -172,7 +176,7 @@ class AdaptiveEmbedding(AdaptiveBins):
             self.add_weight(
                 name=f"lookup_table_{i}",
                 shape=(size, self.bin_width(i)),
-                initializer=self.initializer.clone(),
+                initializer=own_initializer(self.initializer),
                 autocast=False,
             )
             for i, size in enumerate(sizes)
@@ -185,6 +189,9 @@ class AdaptiveEmbedding(AdaptiveBins):
         return mask_adaptive_embedding_lookup(
             tokens, self.tables, self.projs, self.cutoffs, self.d_proj, self.compute_dtype, static_shapes
         )
+
+    def compute_output_shape(self, tokens_shape, **_):
+        return (*tokens_shape, self.d_proj)
 
     def get_config(self):
         return {**super().get_config(), **config_of(self, "initializer")}

@@ -3,8 +3,9 @@
 import keras
 import tensorflow as tf
 
+from txl_tf.layers.base import Layer, check_sizes, check_tensors, check_width
 from txl_tf.layers.dropout import dropout, split
-from txl_tf.layers.ops import LayerNorm, Linear, config_of, project
+from txl_tf.layers.ops import LayerNorm, Linear, config_of, own_initializer, project
 
 
 def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_key=None, inner_rate=None):
@@ -30,7 +31,7 @@ def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_k
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class PositionwiseFF(keras.layers.Layer):
+class PositionwiseFF(Layer):
     """`positionwise_ff` with its residual and layer norm (`positionwise_FF` of the original).
 
     Args:
@@ -39,29 +40,33 @@ class PositionwiseFF(keras.layers.Layer):
         dropout: rate after each of the two.
         kernel_initializer: of both kernels.
         layer_norm_epsilon: added to the variance in layer norm.
+        seed: int that dropout derives from where no key is given; drawn where it is `None`.
 
     Call arguments:
         inp: `[batch, tgt_len, d_model]`.
-        dropout_key: int `[3]` draws the dropout masks, see `dropout`; `None` for inference.
+        training, dropout_key: see `txl_tf.layers.base`.
 
     Returns:
         `[batch, tgt_len, d_model]`.
     """
 
     def __init__(
-        self, d_model, d_inner, dropout=0.0, kernel_initializer="glorot_uniform", layer_norm_epsilon=1e-12, **kwargs
-    ):
+        self, d_model, d_inner, dropout=0.0, kernel_initializer="glorot_uniform", layer_norm_epsilon=1e-12, seed=None,
+        **kwargs,
+    ):  # fmt: skip
         super().__init__(**kwargs)
+        check_sizes(d_model=d_model, d_inner=d_inner)
+        self.start_keys(seed, dropout=dropout)
         self.d_model = d_model
         self.d_inner = d_inner
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        # A Keras initializer draws the same numbers every time; a clone of it draws its own.
-        self.initializers = [self.kernel_initializer.clone() for _ in range(2)]
+        self.initializers = [own_initializer(self.kernel_initializer) for _ in range(2)]
         self.layer_norm_epsilon = layer_norm_epsilon
-        self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy)
+        self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
 
     def build(self, inp_shape=None):
+        check_width("inp", inp_shape, "d_model", self.d_model)
         for i, shape in ((1, (self.d_model, self.d_inner)), (2, (self.d_inner, self.d_model))):
             kernel = self.add_weight(name=f"kernel_{i}", shape=shape, initializer=self.initializers[i - 1])
             bias = self.add_weight(name=f"bias_{i}", shape=shape[1:], initializer="zeros")
@@ -69,34 +74,40 @@ class PositionwiseFF(keras.layers.Layer):
             setattr(self, f"bias_{i}", bias)
         self.layer_norm.build((None, None, self.d_model))
 
-    def call(self, inp, dropout_key=None):
-        weights = self.kernel_1, self.bias_1, self.kernel_2, self.bias_2
+    def call(self, inp, training=None, dropout_key=None):
+        check_tensors({"d_model": self.d_model}, inp=(inp, "float batch length d_model"))
+        inp = tf.cast(inp, self.compute_dtype)
+        weights = [tf.cast(weight, inp.dtype) for weight in (self.kernel_1, self.bias_1, self.kernel_2, self.bias_2)]
+        dropout_key = self.key_of_call(inp, training, dropout_key)
         return self.layer_norm(positionwise_ff(inp, *weights, self.dropout, dropout_key) + inp)
 
     def get_config(self):
-        names = "d_model d_inner dropout kernel_initializer layer_norm_epsilon"
+        names = "d_model d_inner dropout kernel_initializer layer_norm_epsilon seed"
         return {**super().get_config(), **config_of(self, names)}
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class PositionWiseFFN(keras.layers.Layer):
-    """The feed-forward net alone, without residual and layer norm (document 001): `dense2(relu(dense1(X)))`.
+class PositionWiseFFN(Layer):
+    """The feed-forward net alone, without residual and layer norm: `dense2(relu(dense1(X)))`.
 
     Args:
         ffn_num_hiddens: width between the two products.
         ffn_num_outputs: width of the output.
-        rate: dropout rate after the relu; the document has none.
+        rate: dropout rate after the relu; the article has none.
+        seed: int that dropout derives from where no key is given; drawn where it is `None`.
 
     Call arguments:
         X: `[batch, length, any]`.
-        dropout_key: int `[3]` draws the dropout mask, see `dropout`; `None` for inference.
+        training, dropout_key: see `txl_tf.layers.base`.
 
     Returns:
         `[batch, length, ffn_num_outputs]`.
     """
 
-    def __init__(self, ffn_num_hiddens, ffn_num_outputs, rate=0.0, **kwargs):
+    def __init__(self, ffn_num_hiddens, ffn_num_outputs, rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
+        check_sizes(ffn_num_hiddens=ffn_num_hiddens, ffn_num_outputs=ffn_num_outputs)
+        self.start_keys(seed, rate=rate)
         self.ffn_num_hiddens = ffn_num_hiddens
         self.ffn_num_outputs = ffn_num_outputs
         self.rate = rate
@@ -107,16 +118,21 @@ class PositionWiseFFN(keras.layers.Layer):
         self.dense1.build(X_shape)
         self.dense2.build((*X_shape[:-1], self.ffn_num_hiddens))
 
-    def call(self, X, dropout_key=None):
+    def call(self, X, training=None, dropout_key=None):
+        check_tensors({"width": self.dense1.kernel.shape[0]}, X=(X, "float batch length width"))
         X = tf.cast(X, self.compute_dtype)
+        dropout_key = self.key_of_call(X, training, dropout_key)
         weights = self.dense1.kernel, self.dense1.bias, self.dense2.kernel, self.dense2.bias
         weights = [tf.cast(weight, X.dtype) for weight in weights]
         return positionwise_ff(X, *weights, inner_rate=self.rate, dropout_key=dropout_key)
 
+    def compute_output_shape(self, X_shape):
+        return (*X_shape[:-1], self.ffn_num_outputs)
+
     def get_config(self):
-        return {**super().get_config(), **config_of(self, "ffn_num_hiddens ffn_num_outputs rate")}
+        return {**super().get_config(), **config_of(self, "ffn_num_hiddens ffn_num_outputs rate seed")}
 
 
 def point_wise_feed_forward_network(d_model, dff):
-    """`PositionWiseFFN` by the name and arguments of document 001's `EncoderLayer`."""
+    """`PositionWiseFFN` by the name and arguments that the article's `EncoderLayer` calls it with."""
     return PositionWiseFFN(dff, d_model)

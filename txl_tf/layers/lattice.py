@@ -1,4 +1,4 @@
-"""FLAT's lattice: characters and words of a sentence side by side, and the positions of their pairs (document 004).
+"""FLAT's lattice: characters and words of a sentence side by side, and the positions of their pairs (Li et al. 2020).
 
 Every item of a sentence, a character or a word, has the places of its first and its last character, s and e. A pair of
 items has four distances, query minus key:
@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import FUSIONS
+from txl_tf.layers.base import Layer, check_sizes, check_tensors
 from txl_tf.layers.ops import Linear, config_of
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
 
@@ -94,7 +95,7 @@ def fused_sum(pairs, table, kernel):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class PositionFusion(keras.layers.Layer):
+class PositionFusion(Layer):
     """One vector for the distances of a pair (`Four_Pos_Fusion_Embedding` of the program).
 
     Args:
@@ -119,6 +120,7 @@ class PositionFusion(keras.layers.Layer):
 
     def __init__(self, d_model, fusion="ff", **kwargs):
         super().__init__(**kwargs)
+        check_sizes(d_model=d_model)
         if fusion not in FUSIONS:
             raise ValueError(f"fusion must be one of {', '.join(FUSIONS)}, got {fusion!r}")
         self.d_model = d_model
@@ -145,6 +147,9 @@ class PositionFusion(keras.layers.Layer):
         self.score_2.build((None, self.score_0.units))
 
     def call(self, pairs, table):
+        check_tensors({"d_model": self.d_model}, table=(table, "float distances d_model"))
+        if len(pairs.distances) != len(self.names):
+            raise ValueError(f"pairs must have the distances {', '.join(self.names)}, got {len(pairs.distances)}")
         table = tf.cast(table, self.compute_dtype)
         if self.fusion.startswith("ff"):
             fused = self._sum(pairs, table, self.forward)

@@ -6,6 +6,7 @@ The gradients are written out where TensorFlow's own take more passes over the a
 import keras
 import tensorflow as tf
 
+from txl_tf.layers.base import Layer, check_width
 from txl_tf.layers.gradients import custom_gradient
 
 
@@ -75,7 +76,7 @@ def cross_entropy(labels, logits):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class LayerNorm(keras.layers.Layer):
+class LayerNorm(Layer):
     """`layer_norm` with weights `gamma` and `beta` of its own. The epsilon of Transformer-XL's original is 1e-12."""
 
     def __init__(self, epsilon=1e-12, **kwargs):
@@ -88,13 +89,14 @@ class LayerNorm(keras.layers.Layer):
         self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros", autocast=False)
 
     def call(self, inputs):
+        check_width("inputs", inputs.shape, "width", self.gamma.shape[0])
         return layer_norm(inputs, tf.cast(self.gamma, tf.float32), tf.cast(self.beta, tf.float32), self.epsilon)
 
     def get_config(self):
         return {**super().get_config(), "epsilon": self.epsilon}
 
 
-class Linear(keras.layers.Layer):
+class Linear(Layer):
     """`x kernel + bias`. Several of one input may be one product, see `heads_of`."""
 
     def __init__(self, units, **kwargs):
@@ -109,12 +111,19 @@ class Linear(keras.layers.Layer):
         kernel, bias = tf.cast(self.kernel, x.dtype), tf.cast(self.bias, x.dtype)
         return tf.reshape(tf.nn.bias_add(project(x, kernel), bias), [*keras.ops.shape(x)[:-1], self.units])
 
+    def compute_output_shape(self, x_shape):
+        return (*x_shape[:-1], self.units)
+
+
+def own_initializer(initializer):
+    """A copy of an initializer that draws its own numbers: one of Keras's draws the same every time. Functions stay."""
+    return initializer.clone() if isinstance(initializer, keras.initializers.Initializer) else initializer
+
 
 def config_of(layer, names):
     """`{name: attribute}` of the names in a string, for a layer's `get_config`; initializers are serialized."""
     values = {name: getattr(layer, name) for name in names.split()}
-    is_initializer = keras.initializers.Initializer
     return {
-        name: keras.initializers.serialize(value) if isinstance(value, is_initializer) else value
+        name: keras.initializers.serialize(value) if name.endswith("initializer") and callable(value) else value
         for name, value in values.items()
     }

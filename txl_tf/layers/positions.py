@@ -85,7 +85,7 @@ def positional_embedding(pos_seq, inv_freq, bsz=None):
 
 
 def get_angles(pos, i, d_model):
-    """`pos / 10000^(2 * (i // 2) / d_model)`: the angle of dimension `i` at position `pos` (document 001).
+    """`pos / 10000^(2 * (i // 2) / d_model)`: the angle of dimension `i` at position `pos` (Vaswani et al. 2017, section 3.5).
 
     Args:
         pos, i: arrays that broadcast, positions and dimensions.
@@ -98,7 +98,8 @@ def get_angles(pos, i, d_model):
 
 
 def positional_encoding(position, d_model):
-    """Sinusoids of the positions `0 ... position - 1`, sines in the even dimensions, cosines in the odd (document 001).
+    """Sinusoids of the positions `0 ... position - 1`, sines in the even dimensions, cosines in the odd
+    (Vaswani et al. 2017, section 3.5).
 
     The pair of dimensions `2i` and `2i + 1` turns by the same angle from each position to the next. So the encoding of
     `pos + k` is a rotation of that of `pos`; and their product depends on `k` alone, not on its sign.

@@ -32,7 +32,7 @@ class MultiHeadAttn(RelMultiHeadAttn):
 
     Args: those of `RelMultiHeadAttn`.
 
-    Call arguments: `w`, `attn_mask`, `mems` and `dropout_key` of `RelMultiHeadAttn`.
+    Call arguments: `w`, `attn_mask`, `mems`, `training` and `dropout_key` of `RelMultiHeadAttn`.
 
     Returns:
         `[batch, tgt_len, d_model]`.
@@ -43,11 +43,11 @@ class MultiHeadAttn(RelMultiHeadAttn):
 
     relative = False
 
-    def call(self, w, attn_mask, mems, dropout_key=None):
-        dropatt_key, output_key = split(dropout_key, 2)
-        attn_out = multihead_attn(
-            w, attn_mask, mems, self.qkv_kernel, self.o_kernel, self.n_head, self.dropatt, dropatt_key
-        )
+    def call(self, w, attn_mask=None, mems=None, training=None, dropout_key=None):
+        attn_mask, mems = self.segment_of(w, attn_mask, mems)
+        dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
+        w, mems, *kernels = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
+        attn_out = multihead_attn(w, attn_mask, mems, *kernels, self.n_head, self.dropatt, dropatt_key)
         return self.layer_norm(w + dropout(attn_out, self.dropout, output_key))
 
     def attention_probs(self, w, attn_mask, mems):
@@ -66,7 +66,7 @@ class TransformerLMLayer(TransformerXLLayer):
 
     attention_class = MultiHeadAttn
 
-    def call(self, w, attn_mask, mems, dropout_key=None):
-        attn_key, ff_key = split(dropout_key, 2)
+    def call(self, w, attn_mask=None, mems=None, training=None, dropout_key=None):
+        attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)
         output = self.rel_attn(w, attn_mask, mems, dropout_key=attn_key)
         return self.ff(output, dropout_key=ff_key)

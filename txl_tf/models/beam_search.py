@@ -2,8 +2,8 @@
 
 `model` has two functions, see `Transformer`:
 
-    start_decoding(source, rows_each, most) -> caches, sources, padding_mask
-    decode_step(ids, place, caches, sources, padding_mask) -> log_probs, caches
+    start_decoding(source, rows_each, most) -> caches, sources, seen
+    decode_step(ids, place, caches, sources, seen) -> log_probs, caches
 
 Shapes:
     B: batch      K: beam_size      N: max_new_tokens      V: target_vocab_size

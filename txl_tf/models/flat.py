@@ -1,4 +1,4 @@
-"""FLAT: a lattice of characters and words to hidden states of the characters (document 004).
+"""FLAT: a lattice of characters and words to hidden states of the characters (Li et al. 2020).
 
 The items of a sentence are its characters, then immediately the words that a lexicon finds in it, then padding.
 
@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import FlatConfig
-from txl_tf.layers.dropout import dropout
+from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.flat_layer import FlatLayer, LatticeProcess, check_sequence
 from txl_tf.layers.lattice import PositionFusion, distance_table, distinct_pairs
 from txl_tf.layers.ops import Linear
@@ -42,20 +42,25 @@ class Flat(SentenceNetwork):
             bigrams: `[batch, length]`.
             seq_len, lex_num: `[batch]`, number of characters and of words.
             pos_s, pos_e: `[batch, items]`, places of the first and of the last character of each item.
-        training: whether to drop.
-        dropout_key: int `[3]`, see `dropout`. `None` in training: the network draws a key itself.
+        training, dropout_key: see `txl_tf.layers.base`.
 
     Returns:
-        `[batch, length, d_model]`, of the characters; at padding, anything.
+        `[batch, length, d_model]`, of the characters; at padding, anything. It goes on with the mask of the characters
+        as Keras's mask.
 
     Raises:
-        ValueError: an argument is out of its range; the message names it.
+        ValueError: an argument is out of its range, an input is missing or of another shape; the message names it.
 
     Reference:
         Li et al. 2020; `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer, V0.
     """
 
     config = FlatConfig
+    needs_bigrams = True  # their number is that of the characters
+    input_dims = {
+        "lattice": "batch items", "bigrams": "batch length", "seq_len": "batch", "lex_num": "batch",
+        "pos_s": "batch items", "pos_e": "batch items",
+    }  # fmt: skip
 
     def __init__(
         self, *, n_token, n_layer, d_model, n_head, d_inner, n_bigram=FlatConfig.n_bigram, d_embed=FlatConfig.d_embed,
@@ -131,17 +136,24 @@ class Flat(SentenceNetwork):
         table = distance_table(pairs.places, self.d_model, shift)
         return [fusion(pairs, table) for fusion in self.fusions], pairs.index
 
-    def call(self, inputs, training=False, dropout_key=None):
-        keys = self.draw_keys(4 + self.n_layer, training, dropout_key)
+    def call(self, inputs, training=None, dropout_key=None):
+        inputs = self.checked(inputs)
+        keys = split(self.key_of_call(inputs["lattice"], training, dropout_key), 4 + self.n_layer)
         x = self.embed(inputs, keys[:4])
         (fused, index), items = self.positions(inputs), self.items_of(inputs)
         for i, (layer, key) in enumerate(zip(self.stacked, keys[4:], strict=True)):
             x = layer(x, fused[i % len(fused)], index, items, dropout_key=key)
         x = x[:, : keras.ops.shape(inputs["bigrams"])[1]]
-        return self.last(x, x)
+        x = self.last(x, x)
+        x._keras_mask = self.mask_of(inputs)
+        return x
+
+    def compute_output_shape(self, inputs_shape):
+        return (*inputs_shape["bigrams"], self.d_model)
 
     def attention_probs(self, inputs, layer):
         """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, items, items]`."""
+        inputs = self.checked(inputs)
         x, items = self.embed(inputs), self.items_of(inputs)
         fused, index = self.positions(inputs)
         for i in range(layer):

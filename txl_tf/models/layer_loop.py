@@ -26,8 +26,8 @@ def run_in_loop(layers, hidden, arguments, dropout_keys, recompute=False):
         `(hidden, inputs)`: what the last layer gives, and a list of what each layer was given.
     """
     n_layer, first = len(layers), layers[0]
-    variables = first.trainable_variables
-    columns = [*zip(*(layer.trainable_variables for layer in layers), strict=True), *zip(*arguments, strict=True)]
+    variables = first.weights  # frozen ones, too: the first layer's stand for those of each
+    columns = [*zip(*(layer.weights for layer in layers), strict=True), *zip(*arguments, strict=True)]
     tensors_of = [_stacked(column) for column in columns]
     key_of = _stacked(dropout_keys)
 

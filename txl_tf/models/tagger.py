@@ -12,7 +12,6 @@ Shapes:
 
 import functools
 import inspect
-import random
 
 import keras
 import numpy as np
@@ -20,6 +19,7 @@ import tensorflow as tf
 
 from txl_tf.config import LabelConfig, check_fields
 from txl_tf.data.tags import allowed_transitions, continues_table, entity_table, split_tag
+from txl_tf.layers.base import Dropping, KerasHabits
 from txl_tf.layers.crf import CRF
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.ops import Linear
@@ -52,7 +52,7 @@ class SpanScores(keras.metrics.Metric):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class Tagger(Resumable, keras.Model):
+class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     """A network's hidden states, a linear layer and a CRF.
 
     Args:
@@ -68,8 +68,7 @@ class Tagger(Resumable, keras.Model):
         inputs: those of `Tener` or `Flat`. Of another network: int `[batch, time]`, 0 at padding; or a dictionary with
             the network's own inputs and `"mask"`, bool `[batch, time]`. A network whose call has an argument
             `padding_mask` gets the mask. Padding may lie anywhere in a row.
-        training: whether to drop.
-        dropout_key: int `[3]`, see `dropout`. `None` in training: the model draws a key itself.
+        training, dropout_key: see `txl_tf.layers.base`.
 
     Returns:
         float32 `[batch, time, labels]`, the emissions: scores of the tags by themselves.
@@ -94,8 +93,8 @@ class Tagger(Resumable, keras.Model):
         check_fields(LabelConfig, self)
         if len(set(self.labels)) < len(self.labels) or not self.labels:
             raise ValueError(f"labels must be different tags, at least one, got {self.labels}")
-        self.seed = random.randrange(2**31) if seed is None else seed
-        self.seed_generator = keras.random.SeedGenerator(self.seed)
+        self.autocast = False  # half precision does not hold ids
+        self.start_keys(seed, always=True, output_dropout=output_dropout)
         self.out_fc = Linear(len(self.labels), dtype=self.dtype_policy, name="out_fc")
         allowed = allowed_transitions(self.labels) if constraints else None
         self.crf = CRF(len(self.labels), start_end, allowed, dtype="float32", name="crf")
@@ -129,14 +128,13 @@ class Tagger(Resumable, keras.Model):
 
     # ------------------------------------------------------------------------------------------------------- forward
 
-    def call(self, inputs, training=False, dropout_key=None):
+    def call(self, inputs, training=None, dropout_key=None):
         return self.emissions(inputs, training, dropout_key)[0]
 
-    def emissions(self, inputs, training=False, dropout_key=None):
+    def emissions(self, inputs, training=None, dropout_key=None):
         """`(emissions, mask)`: float32 `[B, T, K]`, and bool `[B, T]`, true at elements."""
-        if training and dropout_key is None:
-            dropout_key = self.seed_generator.next()
-        network_key, output_key = split(dropout_key if training else None, 2)
+        dropout_key = self.key_of_call(keras.tree.flatten(inputs)[0], training, dropout_key)
+        network_key, output_key = split(dropout_key, 2)
         hidden, mask = self._hidden(inputs, training, network_key)
         self._build_rest(hidden.shape[-1])
         hidden = dropout(hidden, self.output_dropout, output_key)
@@ -148,6 +146,7 @@ class Tagger(Resumable, keras.Model):
         if "dropout_key" in takes:
             options["dropout_key"] = dropout_key
         if hasattr(self.network, "mask_of"):
+            inputs = self.network.checked(inputs)
             mask = self.network.mask_of(inputs)
         elif isinstance(inputs, dict):
             if "mask" not in inputs:

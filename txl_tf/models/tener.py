@@ -1,34 +1,35 @@
-"""TENER: characters and bigrams to hidden states that know what stands before and after them (document 004).
+"""TENER: characters and bigrams to hidden states that know what stands before and after them (Yan et al. 2019).
 
 Shapes:
     B: batch      L: characters      E: d_model
 """
-
-import random
 
 import keras
 import tensorflow as tf
 
 from txl_tf.config import TenerConfig, check_fields
 from txl_tf.data.tagged_batches import PADDING, UNKNOWN
+from txl_tf.layers.base import Layer, as_ids, check_tensors
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.ops import Linear
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.layers.tener_layer import TenerLayer
+from txl_tf.schema import brief
 
 
-class SentenceNetwork(keras.layers.Layer):
-    """What `Tener` and `Flat` have in common: tables of embeddings, and how their dropout is drawn."""
+class SentenceNetwork(Layer):
+    """What `Tener` and `Flat` have in common: inputs by their names, tables of embeddings, keys of dropout."""
 
     config = None  # the group of its hyper-parameters
+    input_dims = {}  # name of an input: its dimensions, as `check_tensors` takes them
 
     def keep(self, arguments):
         """Stores and checks the arguments of `__init__`, each under its own name."""
-        for name in [*self.config.names(), "seed"]:
+        for name in self.config.names():
             setattr(self, name, arguments[name])
         check_fields(self.config, self)
-        self.seed = random.randrange(2**31) if self.seed is None else self.seed
-        self.seed_generator = keras.random.SeedGenerator(self.seed)
+        self.autocast = False  # half precision does not hold ids
+        self.start_keys(arguments["seed"], always=True)
 
     def build_tables(self):
         """Adds the tables of embeddings; row 0 is of padding, whose embedding never counts."""
@@ -48,10 +49,24 @@ class SentenceNetwork(keras.layers.Layer):
             ids = tf.where(kept | (ids == PADDING), ids, UNKNOWN)
         return tf.cast(tf.gather(table, ids), self.compute_dtype)
 
-    def draw_keys(self, number, training, dropout_key):
-        if training and dropout_key is None:
-            dropout_key = self.seed_generator.next()
-        return split(dropout_key if training else None, number)
+    def checked(self, inputs):
+        """The inputs by their names, as int32, without those that the network has no use for.
+
+        Raises:
+            ValueError: one is missing or of another shape; the message names it.
+        """
+        names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
+        if not isinstance(inputs, dict) or set(names) - set(inputs):
+            got = f"a dictionary with {', '.join(map(str, inputs))}" if isinstance(inputs, dict) else brief(inputs)
+            raise ValueError(f"inputs must be a dictionary with {', '.join(names)}, got {got}")
+        found, sizes = {name: as_ids(f"inputs[{name!r}]", inputs[name]) for name in names}, {}
+        for name, ids in found.items():
+            check_tensors(sizes, **{f"inputs[{name!r}]": (ids, f"int {self.input_dims[name]}")})
+        return found
+
+    @property
+    def needs_bigrams(self):
+        return bool(self.n_bigram)
 
     def get_config(self):
         return {**super().get_config(), **{name: getattr(self, name) for name in [*self.config.names(), "seed"]}}
@@ -77,20 +92,20 @@ class Tener(SentenceNetwork):
     Call arguments:
         inputs: `{"chars": int [batch, length], "bigrams": int [batch, length]}`; `bigrams` may be missing where
             `n_bigram` is 0.
-        training: whether to drop.
-        dropout_key: int `[3]`, see `dropout`. `None` in training: the network draws a key itself.
+        training, dropout_key: see `txl_tf.layers.base`.
 
     Returns:
-        `[batch, length, d_model]`; at padding, anything.
+        `[batch, length, d_model]`; at padding, anything. It goes on with the mask of the characters as Keras's mask.
 
     Raises:
-        ValueError: an argument is out of its range; the message names it.
+        ValueError: an argument is out of its range, an input is missing or of another shape; the message names it.
 
     Reference:
         Yan et al. 2019; `TENER` of fastnlp/TENER.
     """
 
     config = TenerConfig
+    input_dims = {"chars": "batch length", "bigrams": "batch length"}
 
     def __init__(
         self, *, n_token, n_layer, d_model, n_head, d_inner, n_bigram=TenerConfig.n_bigram,
@@ -146,15 +161,21 @@ class Tener(SentenceNetwork):
             rows = tf.gather(tf.cast(self.pos_table, tf.float32), positions)
         return rows * tf.cast(mask, tf.float32)[..., None]
 
-    def call(self, inputs, training=False, dropout_key=None):
-        keys = self.draw_keys(4 + self.n_layer, training, dropout_key)
+    def call(self, inputs, training=None, dropout_key=None):
+        inputs = self.checked(inputs)
+        keys = split(self.key_of_call(inputs["chars"], training, dropout_key), 4 + self.n_layer)
         mask, x = self.mask_of(inputs), self.embed(inputs, keys[:4])
         for layer, key in zip(self.stacked, keys[4:], strict=True):
             x = layer(x, mask, dropout_key=key)
+        x._keras_mask = mask
         return x
+
+    def compute_output_shape(self, inputs_shape):
+        return (*inputs_shape["chars"], self.d_model)
 
     def attention_probs(self, inputs, layer):
         """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, length, length]`."""
+        inputs = self.checked(inputs)
         mask, x = self.mask_of(inputs), self.embed(inputs)
         for before in self.stacked[:layer]:
             x = before(x, mask)

@@ -1,4 +1,4 @@
-"""The vanilla Transformer: encoder-decoder (document 001; Vaswani et al. 2017).
+"""The vanilla Transformer: encoder-decoder (Vaswani et al. 2017).
 
     model = txl_tf.Transformer(
         num_layers=2, d_model=64, num_heads=4, dff=128, input_vocab_size=30, target_vocab_size=20
@@ -12,34 +12,33 @@ Shapes:
     B: batch      S: source      T: target      E: d_model      V: target_vocab_size
 """
 
-import random
-
 import keras
 import tensorflow as tf
 
 from txl_tf.config import TransformerConfig, check_fields
 from txl_tf.data.parallel import PADDING
 from txl_tf.layers.absolute import Embeddings, PositionalEncoding
+from txl_tf.layers.base import Dropping, KerasHabits, Layer, as_ids, check_tensors
 from txl_tf.layers.dropout import split
 from txl_tf.layers.multi_head_attention import create_look_ahead_mask, create_padding_mask
 from txl_tf.layers.ops import LayerNorm, Linear, cross_entropy, project
 from txl_tf.layers.transformer_layers import EPSILON, DecoderLayer, EncoderLayer
 from txl_tf.models.beam_search import beam_search, check_generation, sample_sequences
+from txl_tf.schema import brief
 from txl_tf.training.resumable import Resumable
 
 
-class _Stack(keras.layers.Layer):
+class _Stack(Layer):
     """Embedding, positions and layers: encoder or decoder."""
 
-    def __init__(self, layer_class, embedding, num_layers, d_model, max_len, rate, layer_options, **kwargs):
+    def __init__(self, layer_class, embedding, num_layers, d_model, max_len, rate, layer_options, seed, **kwargs):
         super().__init__(**kwargs)
+        self.start_keys(seed, rate=rate, dropatt=layer_options["dropatt"], dropact=layer_options["dropact"])
         self.norm_first = layer_options["norm_first"]
         self.embedding = embedding
-        self.pos_encoding = PositionalEncoding(d_model, max_len, rate, dtype=self.dtype_policy)
-        self.stacked = [
-            layer_class(d_model, rate=rate, **layer_options, dtype=self.dtype_policy, name=f"layer{i}")
-            for i in range(num_layers)
-        ]
+        options = {"rate": rate, "seed": self.draw_key, "dtype": self.dtype_policy}
+        self.pos_encoding = PositionalEncoding(d_model, max_len, **options)
+        self.stacked = [layer_class(d_model, **layer_options, **options, name=f"layer{i}") for i in range(num_layers)]
         self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm") if self.norm_first else None
 
     def build(self, ids_shape=None, **_):
@@ -57,38 +56,38 @@ class _Stack(keras.layers.Layer):
 
 
 class Encoder(_Stack):
-    """Source ids `[B, S]` and their padding mask to `[B, S, E]`."""
+    """Source ids `[B, S]` and their padding mask to `[B, S, E]`, and the attention weights of every layer."""
 
-    def call(self, ids, mask=None, dropout_key=None):
-        embed_key, *keys = split(dropout_key, 1 + len(self.stacked))
-        x = self.embed(ids, dropout_key=embed_key)
-        for layer, key in zip(self.stacked, keys, strict=True):
-            x = layer(x, mask, dropout_key=key)
-        return self.end(x)
+    def call(self, ids, mask=None, training=None, dropout_key=None):
+        embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
+        x, weights = self.embed(ids, dropout_key=embed_key), {}
+        for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
+            x, weights[f"encoder_layer{i}"] = layer(x, mask, return_attention_scores=True, dropout_key=key)
+        return self.end(x), weights
 
 
 class Decoder(_Stack):
     """Target ids `[B, T]` and the encoder's output to `[B, T, E]`, and the attention weights of every layer."""
 
-    def call(self, ids, enc_output, look_ahead_mask=None, padding_mask=None, dropout_key=None):
-        embed_key, *keys = split(dropout_key, 1 + len(self.stacked))
+    def call(self, ids, enc_output, look_ahead_mask=None, padding_mask=None, training=None, dropout_key=None):
+        embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
         x, weights = self.embed(ids, dropout_key=embed_key), {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
             x, block1, block2 = layer(x, enc_output, look_ahead_mask, padding_mask, dropout_key=key)
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
         return self.end(x), weights
 
-    def step(self, ids, place, caches, sources, padding_mask):
+    def step(self, ids, place, caches, sources, seen):
         """The call for one more id of every row, int `[B]`, from cached keys and values: `([B, E], caches)`."""
         x, new_caches = self.embed(ids[:, None], place), []
         for layer, cache, source in zip(self.stacked, caches, sources, strict=True):
-            x, cache = layer.step(x, place, cache, source, padding_mask)
+            x, cache = layer.step(x, place, cache, source, seen)
             new_caches.append(cache)
         return self.end(x)[:, 0], tuple(new_caches)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class Transformer(Resumable, keras.Model):
+class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     """Encoder-decoder Transformer.
 
     Args:
@@ -106,8 +105,7 @@ class Transformer(Resumable, keras.Model):
 
     Call arguments:
         inputs: `(source, target)`, int `[batch, any]` each; the target begins with its start symbol.
-        training: whether to drop.
-        dropout_key: int `[3]`, see `dropout`. `None` in training: the model draws a key itself.
+        training, dropout_key: see `txl_tf.layers.base`.
 
     Returns:
         float32 logits `[batch, target, target_vocab_size]`: row t is the prediction of what follows `target[:, t]`.
@@ -116,7 +114,7 @@ class Transformer(Resumable, keras.Model):
         ValueError: an argument is out of its range; the message names it.
 
     Reference:
-        Vaswani et al. 2017; document 001.
+        Vaswani et al. 2017.
     """
 
     def __init__(
@@ -135,15 +133,15 @@ class Transformer(Resumable, keras.Model):
                 f"share_embeddings needs vocabularies of one size, got input_vocab_size={input_vocab_size} and "
                 f"target_vocab_size={target_vocab_size}"
             )
-        self.seed = random.randrange(2**31) if seed is None else seed
-        self.seed_generator = keras.random.SeedGenerator(self.seed)
+        self.autocast = False  # half precision does not hold ids
+        self.start_keys(seed, always=True)
         policy = self.dtype_policy
         self.target_embedding = Embeddings(target_vocab_size, d_model, dtype=policy, name="target_embedding")
         source_embedding = self.target_embedding
         if not share_embeddings:
             source_embedding = Embeddings(input_vocab_size, d_model, dtype=policy, name="source_embedding")
         names = "num_heads dff norm_first dropatt dropact"
-        options = (num_layers, d_model, max_len, rate, {name: given[name] for name in names.split()})
+        options = (num_layers, d_model, max_len, rate, {name: given[name] for name in names.split()}, self.draw_key)
         self.encoder = Encoder(EncoderLayer, source_embedding, *options, dtype=policy, name="encoder")
         self.decoder = Decoder(DecoderLayer, self.target_embedding, *options, dtype=policy, name="decoder")
         self.final_layer = None if share_embeddings else Linear(target_vocab_size, dtype=policy, name="final_layer")
@@ -160,20 +158,36 @@ class Transformer(Resumable, keras.Model):
                 self.final_layer.build((None, None, self.d_model))
         self.built = True
 
-    def call(self, inputs, training=False, dropout_key=None):
+    def call(self, inputs, training=None, dropout_key=None):
         return self.forward(inputs, training, dropout_key)[0]
 
-    def forward(self, inputs, training=False, dropout_key=None):
-        """As the call, and the attention weights of the decoder: `{"decoder_layer0_block1": [B, H, T, T], ...}`."""
-        source, target = inputs
-        if training and dropout_key is None:
-            dropout_key = self.seed_generator.next()
-        encoder_key, decoder_key = split(dropout_key if training else None, 2)
+    def forward(self, inputs, training=None, dropout_key=None):
+        """As the call, and the attention weights of all layers.
+
+        Returns:
+            `(logits, weights)`, a dictionary of `[B, H, any, any]`, queries before keys: `encoder_layer0` of the source,
+            `decoder_layer0_block1` of the target, `decoder_layer0_block2` of target to source, and so on.
+        """
+        source, target = self.checked(inputs)
+        encoder_key, decoder_key = split(self.key_of_call(source, training, dropout_key), 2)
         padding_mask = create_padding_mask(source)
-        enc_output = self.encoder(source, padding_mask, dropout_key=encoder_key)
+        enc_output, of_encoder = self.encoder(source, padding_mask, dropout_key=encoder_key)
         ahead = tf.maximum(create_look_ahead_mask(keras.ops.shape(target)[1]), create_padding_mask(target))
         hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
-        return self.logits(hidden), weights
+        return self.logits(hidden), {**of_encoder, **weights}
+
+    @staticmethod
+    def checked(inputs):
+        """`(source, target)` of a call, int32. Raises ValueError where they are something else."""
+        if not isinstance(inputs, (tuple, list)) or len(inputs) != 2:
+            got = f"{len(inputs)} of them" if isinstance(inputs, (tuple, list)) else brief(inputs)
+            raise ValueError(f"inputs must be (source, target), int [batch, any] each, got {got}")
+        source, target = (as_ids(f"inputs[{i}]", ids) for i, ids in enumerate(inputs))
+        check_tensors({}, **{"inputs[0]": (source, "int batch source"), "inputs[1]": (target, "int batch target")})
+        return source, target
+
+    def compute_output_shape(self, inputs_shape, **_):
+        return (*inputs_shape[1], self.target_vocab_size)
 
     def logits(self, hidden):
         """Logits of hidden states, `[..., E]` to `[..., V]`, float32."""
@@ -276,22 +290,23 @@ class Transformer(Resumable, keras.Model):
         return sample_sequences(self, source, start, end, max_new_tokens, sampling)
 
     def start_decoding(self, source, rows_each, most):
-        """What `decode_step` needs of a source: caches of `most` places, source heads, and the padding mask.
+        """What `decode_step` needs of a source: caches of `most` places, source heads, and what is seen of them.
 
         With `rows_each` above 1, every row of the source stands for as many rows of targets, one after the other.
         """
         padding_mask = create_padding_mask(source)
-        enc_output = self.encoder(source, padding_mask)
+        enc_output, _ = self.encoder(source, padding_mask)
         if rows_each > 1:
             enc_output, padding_mask = (tf.repeat(x, rows_each, 0) for x in (enc_output, padding_mask))
         depth = self.d_model // self.num_heads
         empty = tf.zeros([self.num_heads, tf.shape(enc_output)[0], most, depth], enc_output.dtype)
         caches = tuple((empty, empty) for _ in self.decoder.stacked)
-        return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), padding_mask
+        seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])
+        return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), seen
 
-    def decode_step(self, ids, place, caches, sources, padding_mask):
+    def decode_step(self, ids, place, caches, sources, seen):
         """`(log_probs, caches)` of what follows the `ids` `[B]` that stand at `place`: float32 `[B, V]`."""
-        hidden, caches = self.decoder.step(ids, place, caches, sources, padding_mask)
+        hidden, caches = self.decoder.step(ids, place, caches, sources, seen)
         return tf.nn.log_softmax(self.logits(hidden)), caches
 
     def get_config(self):

@@ -1,7 +1,6 @@
 """The network: tokens and memory in, hidden states and new memory out (paper, section 3.2)."""
 
 import functools
-import random
 
 import keras
 import tensorflow as tf
@@ -9,12 +8,14 @@ import tensorflow as tf
 from txl_tf.config import NetworkConfig, at_least, check_fields
 from txl_tf.layers import gradients
 from txl_tf.layers.attention import create_mask
+from txl_tf.layers.base import Dropping, KerasHabits, as_ids, check_tensors
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.reset import content_mask, document_starts, mask_far_zeros, of_last_document
 from txl_tf.layers.transformer_xl_layer import TransformerXLLayer
 from txl_tf.models.layer_loop import run_in_loop
+from txl_tf.schema import brief
 
 
 def cache_mems(hidden, mems, mem_len, lengths=None):
@@ -55,7 +56,7 @@ def unknown_zero(tokens, static_shapes):
 def recomputed(layer, dropout_key):
     """`layer` with a dropout key, recomputed in the backward pass: the forward pass keeps only its arguments."""
 
-    variables = layer.trainable_variables
+    variables = layer.weights
 
     def call(zero, *args):
         weights, (w, *args) = args[: len(variables)], args[len(variables) :]
@@ -69,7 +70,7 @@ def recomputed(layer, dropout_key):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class TransformerXL(keras.Model):
+class TransformerXL(KerasHabits, Dropping, keras.Model):
     """Transformer-XL without its softmax, for language models and for reuse in other Keras models.
 
     Args:
@@ -97,14 +98,14 @@ class TransformerXL(keras.Model):
         seed: int that dropout derives from; drawn where it is `None`.
 
     Call arguments:
-        tokens: int `[batch, tgt_len]`, any `tgt_len`.
+        tokens: int `[batch, tgt_len]`, any `tgt_len`; whole numbers of another type are taken for what they are.
         mems: list of `n_layer` tensors `[batch, any, d_model]`, normally those the segment before returned.
             `None` starts from `initial_mems`.
         padding_mask: bool `[batch, tgt_len]`, True at tokens, False at padding, wherever it lies; `mems` must then
             hold `mem_len` positions or more, as `initial_mems` does. Every row gets what its tokens alone would get:
             their hidden states and the memory after them, which holds no padding. Ids at padding do not count, and
-            hidden states there are zeros.
-        training: whether to drop.
+            hidden states there are zeros. It goes on with the hidden states as Keras's mask.
+        training: whether to drop; without it, `dropout_key` says so, see `txl_tf.layers.base`.
         dropout_key: int `[3]` that decides the dropout masks: two words of key, and the number of the first row of
             `tokens` in the global batch (0 if left out). Parts of a batch with one key, each with the number of its
             first row, get the masks of the whole batch. `None` in training: the network draws a key itself.
@@ -133,6 +134,8 @@ class TransformerXL(keras.Model):
         recompute=False, seed=None, **kwargs,
     ):  # fmt: skip
         super().__init__(**kwargs)
+        self.supports_masking = True
+        self.autocast = False  # half precision does not hold ids
         arguments = {**locals(), "cutoffs": tuple(cutoffs)}
         for name in NetworkConfig.names():  # every argument under its own name
             setattr(self, name, arguments[name])
@@ -147,14 +150,13 @@ class TransformerXL(keras.Model):
             initializer=self.initializer, proj_initializer=make_initializer(init, proj_init_std, init_range),
             dtype=self.dtype_policy, name="adaptive_embed",
         )  # fmt: skip
+        self.start_keys(seed, always=True)
         sizes = (d_model, n_head, d_head, d_inner, dropout, dropatt, self.initializer, layer_norm_epsilon)
         self.decoder_layers = [
-            self.layer_class(*sizes, dtype=self.dtype_policy, name=f"layer_{i}") for i in range(n_layer)
+            self.layer_class(*sizes, self.draw_key, dtype=self.dtype_policy, name=f"layer_{i}") for i in range(n_layer)
         ]
-        self.seed = random.randrange(2**31) if seed is None else seed
-        self.seed_generator = keras.random.SeedGenerator(self.seed)
 
-    def build(self, tokens_shape=None):
+    def build(self, tokens_shape=None, **_):
         self.r_w_bias, self.r_r_bias = self.build_biases()
         self.embedding.build()
         for layer in self.decoder_layers:
@@ -220,20 +222,21 @@ class TransformerXL(keras.Model):
             attn_mask = mask_far_zeros(attn_mask, starts)
         return attn_mask, content_mask(starts, mlen), starts
 
-    def call(self, tokens, mems=None, padding_mask=None, training=False, dropout_key=None, static_shapes=False):
-        if mems is None:
-            mems = self.initial_mems(keras.ops.shape(tokens)[0])
+    def call(self, tokens, mems=None, padding_mask=None, training=None, dropout_key=None, static_shapes=False):
+        tokens = as_ids("tokens", tokens)
+        check_tensors({}, tokens=(tokens, "int batch tgt_len"))
+        mems = self.initial_mems(keras.ops.shape(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
         lengths = None
         if padding_mask is not None:
+            padding_mask = tf.convert_to_tensor(padding_mask)
             _check_padding(padding_mask, tokens, mems[0], self.mem_len)
             lengths = tf.reduce_sum(tf.cast(padding_mask, tf.int32), 1)
             # Tokens to the front: causality hides what follows them, and their distances to the memory are right.
             order = tf.argsort(tf.cast(~padding_mask, tf.int32), stable=True)
             tokens = tf.gather(tf.where(padding_mask, tokens, 0), order, batch_dims=1)
         qlen, mlen = keras.ops.shape(tokens)[1], keras.ops.shape(mems[0])[1]
-        if training and dropout_key is None:
-            dropout_key = self.seed_generator.next()
-        embed_key, pos_key, out_key, *layer_keys = split(dropout_key if training else None, 3 + self.n_layer)
+        dropout_key = self.key_of_call(tokens, training, dropout_key)
+        embed_key, pos_key, out_key, *layer_keys = split(dropout_key, 3 + self.n_layer)
 
         attn_mask, *content, starts = self.masks(tokens, mlen, lengths, static_shapes)
         output, pos_emb = self.embed(tokens, mlen, (embed_key, pos_key), static_shapes)
@@ -256,7 +259,23 @@ class TransformerXL(keras.Model):
         if padding_mask is not None:  # back to where they were
             index = tf.cumsum(tf.cast(padding_mask, tf.int32), 1, exclusive=True)
             output = tf.where(padding_mask[:, :, None], tf.gather(output, index, batch_dims=1), 0)
+            output._keras_mask = padding_mask
         return output, new_mems
+
+    def check_mems(self, tokens, mems):
+        """`mems` in the dtype that the network computes in. Raises ValueError unless they are a memory of its layers."""
+        given = list(mems) if isinstance(mems, (list, tuple)) else []
+        if len(given) != self.n_layer or not all(hasattr(mem, "shape") for mem in given):
+            got = f"{len(mems)}" if isinstance(mems, (list, tuple)) else brief(mems)
+            raise ValueError(f"mems must be a list of n_layer={self.n_layer} tensors, got {got}")
+        sizes = {"batch": tokens.shape[0], "d_model": self.d_model}
+        for i, mem in enumerate(given):
+            check_tensors(sizes, **{f"mems[{i}]": (mem, "float batch mem_len d_model")})
+        return [tf.cast(mem, self.compute_dtype) for mem in given]
+
+    def compute_output_shape(self, tokens_shape, mems=None, **_):
+        kept = tokens_shape[0], self.mem_len, self.d_model
+        return (*tokens_shape, self.d_model), [kept] * self.n_layer
 
     def attention_probs(self, tokens, mems, layer):
         """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`.

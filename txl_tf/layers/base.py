@@ -1,0 +1,246 @@
+"""What all layers keep of Keras's habits: keys of dropout that they draw themselves, masks that go on, shapes, checks.
+
+Dropout has one rule everywhere. `training=True` drops, by the `dropout_key` of the call or, without one, by a key of the
+layer's own `SeedGenerator`; `training=False` never drops; a call that says nothing of `training` drops by the key that
+it is given, and not without.
+"""
+
+import random
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config.checks import RATE, at_least
+from txl_tf.schema import brief
+
+# ----------------------------------------------------------------------------------------------------------- dropout
+
+
+class Dropping:
+    """Mixin of layers and models that drop.
+
+    Attributes:
+        seed: int that the keys of the layer derive from; `None` where it draws none.
+        seed_generator: its place among those keys. It is saved with the weights.
+    """
+
+    seed = seed_generator = _draw = None
+
+    def start_keys(self, seed, always=False, **rates):
+        """What `__init__` calls before it makes the parts of the layer.
+
+        Args:
+            seed: int; `None` draws one; or `draw_key` of the layer that this one is a part of.
+            always: whether there are keys without any rate above 0, too.
+            **rates: rates of dropout by their names.
+
+        Raises:
+            ValueError: a rate is outside `[0, 1)`.
+        """
+        for name, rate in rates.items():
+            RATE(name, rate)
+        if callable(seed):
+            self._draw = seed if any(rates.values()) else None
+            return
+        self.seed = seed
+        if always or any(rates.values()):
+            self.seed = random.randrange(2**31) if seed is None else seed
+            self.seed_generator = keras.random.SeedGenerator(self.seed)
+            self._draw = self.draw_key
+
+    def draw_key(self, x):
+        """A new key, int `[3]`, for the rows of `x`: where there are replicas, for this one's share of them."""
+        if self._draw != self.draw_key:
+            return self._draw(x)
+        context = tf.distribute.get_replica_context()
+        replica = 0 if context is None else context.replica_id_in_sync_group
+        first_row = tf.cast(replica, tf.int32) * tf.shape(x)[0]
+        return tf.concat([tf.cast(self.seed_generator.next(), tf.int32), first_row[None]], 0)
+
+    def key_of_call(self, x, training, dropout_key):
+        """The key that a call drops by, for the rows of `x`; `None` where it does not."""
+        if training is not None and not training:
+            return None
+        if dropout_key is None and training and self._draw is not None:
+            return self._draw(x)
+        return dropout_key
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        if self.seed_generator is not None:
+            store["seed_generator"] = self.seed_generator.state.numpy()
+
+    def load_own_variables(self, store):
+        store = {name: store[name] for name in store.keys()}
+        state = store.pop("seed_generator", None)  # files of older versions have none
+        if state is not None and self.seed_generator is not None:
+            self.seed_generator.state.assign(state)
+        super().load_own_variables(store)
+
+
+# ------------------------------------------------------------------------------------------------------------- layers
+
+
+class KerasHabits:
+    """Mixin of layers and models: shapes as `call` computes them, and masks that go on."""
+
+    def compute_output_spec(self, *args, **kwargs):
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traces the call, for dtypes and errors
+
+    def compute_output_shape(self, x_shape, *_, **__):
+        return x_shape
+
+    def compute_mask(self, inputs, previous_mask):
+        """The mask of the output: that of the input if it says which elements there are, bool `[batch, length]`."""
+        rank = getattr(getattr(previous_mask, "shape", None), "rank", None)
+        return previous_mask if rank == 2 and previous_mask.dtype == tf.bool else None
+
+
+class Layer(KerasHabits, Dropping, keras.layers.Layer):
+    """A layer whose output is like its first input, unless it says otherwise."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+
+def mask_of(x):
+    """The mask that Keras's layers hand on with a tensor, or `None`."""
+    return getattr(x, "_keras_mask", None)
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+_COUNT = at_least(1)
+_KINDS = {
+    "float": lambda dtype: dtype.is_floating,
+    "int": lambda dtype: dtype.is_integer,
+    "bool": lambda dtype: dtype.is_bool,
+}
+
+
+def check_sizes(**sizes):
+    """Raises ValueError unless all are positive integers."""
+    for name, size in sizes.items():
+        _COUNT(name, size)
+
+
+def check_heads(width_name, width, heads_name, heads):
+    """Raises ValueError unless both are positive integers and the heads divide the width."""
+    check_sizes(**{width_name: width, heads_name: heads})
+    if width % heads:
+        raise ValueError(f"{width_name} must be a multiple of {heads_name}={heads}, got {width}")
+
+
+def as_ids(name, ids):
+    """Ids of any integer type, or whole numbers of a floating one, which Keras makes of them where it traces: int32.
+
+    Raises:
+        ValueError: they are no numbers.
+    """
+    ids = tf.convert_to_tensor(ids)
+    if not (ids.dtype.is_integer or ids.dtype.is_floating):
+        raise ValueError(f"{name} must be integers, got {ids.dtype.name} {[*ids.shape]}")
+    return tf.cast(ids, tf.int32)
+
+
+def check_width(name, shape, width_name, width):
+    """Raises ValueError where the `shape` that a layer is built for has another width; `None` says nothing."""
+    if isinstance(shape, (tuple, list)) and shape and isinstance(shape[-1], int) and shape[-1] != width:
+        raise ValueError(f"{name} must be [..., {width_name}={width}], got {list(shape)}")
+
+
+def check_tensors(sizes, **tensors):
+    """Raises ValueError unless tensors have their kinds and shapes; what is not known yet fits.
+
+    Args:
+        sizes: `{name: size}` of dimensions that are known; it is completed.
+        **tensors: by argument, `(tensor, "float batch length d_model")`: its kind, then the names of its dimensions. A
+            name stands for one size in all of them. `None` is left out.
+    """
+    for name, (tensor, what) in tensors.items():
+        if tensor is None:
+            continue
+        kind, *dims = what.split()
+        if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
+            raise ValueError(f"{name} must be a tensor, {_described(kind, dims, sizes)}, got {brief(tensor)}")
+        shape, dtype = tf.TensorShape(tensor.shape), tf.as_dtype(tensor.dtype)
+        expected = [sizes.get(dim) for dim in dims]
+        if not _KINDS[kind](dtype) or not shape.is_compatible_with(expected):
+            got = f"{dtype.name} {[*shape] if shape.rank is not None else '[...]'}"
+            raise ValueError(f"{name} must be {_described(kind, dims, sizes)}, got {got}")
+        if shape.rank is not None:
+            sizes.update((dim, size) for dim, size in zip(dims, shape, strict=True) if size is not None)
+
+
+def _described(kind, dims, sizes):
+    named = [f"{dim}={sizes[dim]}" if sizes.get(dim) is not None else dim for dim in dims]
+    return f"{kind} [{', '.join(named)}]".lstrip()
+
+
+# -------------------------------------------------------------------------------------------------------------- masks
+
+
+def as_bool(name, mask):
+    """A mask of bool or of integers 0 and 1, true where there is something, as bool.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    mask = tf.convert_to_tensor(mask)
+    if mask.dtype.is_floating:
+        raise ValueError(f"{name} must be bool, true where there is something, got {mask.dtype.name} {[*mask.shape]}")
+    return tf.cast(mask, tf.bool)
+
+
+def seen_by_article(name, mask, sizes, dims):
+    """Which keys an article's mask leaves visible: numbers are 1 where a key is forbidden; bool is true where it is seen.
+
+    Args:
+        name: of the argument, for the error.
+        mask: two or more dimensions.
+        sizes: as of `check_tensors`.
+        dims: names of the dimensions that the mask broadcasts to.
+
+    Returns:
+        bool, of the mask's shape.
+
+    Raises:
+        ValueError: the mask does not broadcast.
+    """
+    mask = tf.convert_to_tensor(mask)
+    if mask.shape.rank is not None:
+        whole = [sizes.get(dim) for dim in dims[-mask.shape.rank :]]
+        known = len(whole) == mask.shape.rank > 1 and zip(mask.shape, whole, strict=True)
+        if not known or any(None not in (size, other) and size not in (1, other) for size, other in known):
+            raise ValueError(
+                f"{name} must broadcast to {_described('', dims, sizes)}, got {mask.dtype.name} {[*mask.shape]}"
+            )
+    return mask if mask.dtype.is_bool else mask == 0
+
+
+def seen_by_keras(name, mask, sizes, two):
+    """A mask as Keras has it, true where a key is seen, with all dimensions: bool `[batch, queries, keys]`, some 1.
+
+    Args:
+        name: of the argument, for the errors.
+        mask: bool, of the dimensions `two`, or `[batch, queries, keys]`.
+        sizes: as of `check_tensors`.
+        two: "batch keys" or "queries keys".
+
+    Raises:
+        ValueError: the mask is not bool, or of another shape.
+    """
+    mask, dims = tf.convert_to_tensor(mask), two.split()
+    three = ["batch", "queries", "keys"]
+    shapes = f"bool {_described('', dims, sizes)} or {_described('', three, sizes)}, true where a key is seen"
+    got = f"got {mask.dtype.name} {[*mask.shape]}"
+    if not mask.dtype.is_bool:
+        raise ValueError(f"{name} must be {shapes}, {got}; what is 1 where a key is forbidden is given as forbidden=")
+    rows = None if mask.shape.rank == 3 and mask.shape[0] == 1 else sizes.get("batch")
+    expected = {"batch": rows, "queries": sizes.get("queries"), "keys": sizes.get("keys")}
+    for names in (dims, three):
+        if mask.shape.rank == len(names) and mask.shape.is_compatible_with([expected[dim] for dim in names]):
+            return mask if names is three else mask[:, None] if "batch" in names else mask[None]
+    other = "[queries, keys] is attention_mask" if name == "mask" else "[batch, keys] is mask"
+    raise ValueError(f"{name} must be {shapes}, {got}; {other}")
