@@ -54,9 +54,12 @@ def test_ids_that_float32_does_not_have_are_embedded_exactly():
     np.testing.assert_array_equal(y, 2 * tables[1][[[3, 1, 0, 2]]])
 
 
-def test_tokens_that_are_no_integers_are_an_error():
-    with pytest.raises(ValueError, match="tokens must be integers, got float32"):
-        mask_adaptive_embedding_lookup(tf.constant([[1.0]]), [np.eye(3)], [None], cutoffs=[], d_proj=3)
+def test_whole_numbers_of_any_type_are_ids_and_others_an_error():
+    with pytest.raises(ValueError, match="tokens must be integers, got bool"):
+        mask_adaptive_embedding_lookup(tf.constant([[True]]), [np.eye(3)], [None], cutoffs=[], d_proj=3)
+    for dtype in ("uint8", "int64", "float32"):
+        y = mask_adaptive_embedding_lookup(tf.cast([[1, 2]], dtype), [np.eye(3)], [None], cutoffs=[], d_proj=3)
+        np.testing.assert_array_equal(y[0], np.eye(3, dtype="float32")[1:] * np.float32(3**0.5))
 
 
 # ---------------------------------------- the lookup's gradient

@@ -198,7 +198,7 @@ def test_every_rate_drops_by_its_key_and_in_training_alone(rate):
     network, inputs = make_flat(n_layer=1, **{rate: 0.5}), make_inputs()
     expected = make_flat(n_layer=1)(inputs).numpy()
     np.testing.assert_array_equal(network(inputs), expected)
-    np.testing.assert_array_equal(network(inputs, dropout_key=KEY), expected)  # not training
+    np.testing.assert_array_equal(network(inputs, training=False, dropout_key=KEY), expected)
     dropped = network(inputs, training=True, dropout_key=KEY).numpy()
     assert np.abs(dropped - expected).max() > 0.01
     np.testing.assert_array_equal(network(inputs, training=True, dropout_key=KEY), dropped)

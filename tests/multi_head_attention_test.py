@@ -72,7 +72,7 @@ def test_heads_are_attentions_of_their_own_joined_and_projected():
 def test_one_product_for_all_projections_gives_what_three_give():
     layer = MultiHeadAttention(d_model=6, num_heads=3)
     x = tf.constant(numbers(2, 4, 6))
-    together, apart = layer(x, x, x)[0], layer(tf.identity(x), tf.identity(x), x)[0]
+    together, apart = layer(x, x, x)[0], layer(v=tf.identity(x), k=tf.identity(x), q=x)[0]
     np.testing.assert_allclose(together, apart, atol=1e-6)
 
 

@@ -363,7 +363,7 @@ def test_rates_are_applied_by_the_key_in_training(name, where):
     plain, inputs = make_tagger(name, network={"dropout": 0.0})
     tagger, _ = make_tagger(name, **{"network": {"dropout": 0.0}, **rates})
     expected = plain(inputs).numpy()
-    for options in ({}, {"dropout_key": KEY}):
+    for options in ({}, {"dropout_key": KEY, "training": False}):
         np.testing.assert_array_equal(tagger(inputs, **options), expected)
     np.testing.assert_array_equal(plain(inputs, training=True, dropout_key=KEY), expected)
     dropped = tagger(inputs, training=True, dropout_key=KEY).numpy()

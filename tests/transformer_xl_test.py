@@ -297,7 +297,7 @@ def test_every_place_drops_in_training_and_none_in_inference(dropout_calls):
         assert np.abs(dropped - expected).max() > 1e-3, f"{i} {place}"
     dropout_calls()
     np.testing.assert_array_equal(net(TOKENS)[0], expected)
-    np.testing.assert_array_equal(net(TOKENS, dropout_key=tf.constant([1, 2]))[0], expected)
+    np.testing.assert_array_equal(net(TOKENS, training=False, dropout_key=tf.constant([1, 2]))[0], expected)
 
 
 def test_masks_follow_the_key_and_are_drawn_anew_without_one():

@@ -71,7 +71,7 @@ class Embeddings(Layer):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class PositionalEncoding(Layer):
-    """Adds sinusoids of the positions, then drops (Vaswani et al. 2017, section 3.5). The table is a constant, no weight.
+    """Adds sinusoids of the positions (Vaswani et al. 2017, section 3.5), then drops. The table is no weight.
 
     To concatenate a one-hot position before a linear layer is the same as to add an embedding after it.
 

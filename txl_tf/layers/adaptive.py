@@ -10,10 +10,9 @@ import numbers
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.base import check_tensors
+from txl_tf.layers.base import check_tensors, found
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
 from txl_tf.layers.ops import config_of, cross_entropy
-from txl_tf.schema import brief
 
 
 def bin_logits(hidden, weight, bias, proj):
@@ -221,7 +220,7 @@ class AdaptiveSoftmax(AdaptiveBins):
         names = "n_token d_embed d_proj cutoffs div_val"
         if not isinstance(embedding, AdaptiveEmbedding) or config_of(embedding, names) != config_of(self, names):
             of_self = ", ".join(f"{name}={value}" for name, value in config_of(self, names).items())
-            raise ValueError(f"embedding must be an AdaptiveEmbedding of {of_self}, got {brief(embedding)}")
+            raise ValueError(f"embedding must be an AdaptiveEmbedding of {of_self}, got {found(embedding)}")
         if not embedding.built:
             embedding.build()
 

@@ -284,8 +284,7 @@ class RelMultiHeadAttn(Layer):
         seed: int that dropout derives from where no key is given; drawn where it is `None`.
 
     Call arguments:
-        w: `[batch, tgt_len, d_model]`, the segment. Where Keras handed a mask on with it, what that leaves out is hidden
-            as a key.
+        w: `[batch, tgt_len, d_model]`, the segment. Where Keras handed a mask on with it, that hides keys, too.
         r: `[1, mem_len + tgt_len, d_model]`, position embeddings, farthest distance first.
         r_w_bias, r_r_bias: `[n_head, d_head]`; given by the caller, since layers share them unless `untie_r`.
         attn_mask: `[tgt_len, mem_len + tgt_len]`, or with a batch in front: numbers, 1 where masked, see `create_mask`;
@@ -362,7 +361,7 @@ class RelMultiHeadAttn(Layer):
             ValueError: a tensor or a mask has another shape; the message names it.
         """
         sizes = {"d_model": self.d_model, "n_head": self.n_head, "d_head": self.d_head, "1": 1}
-        check_tensors(sizes, w=(w, "float batch tgt_len d_model"), mems=(mems, "float batch mem_len d_model"))
+        check_tensors(sizes, w=(w, "float batch tgt_len d_model"), mems=(mems, "float? batch mem_len d_model"))
         mems = w[:, :0] if mems is None else mems
         qlen, mlen = keras.ops.shape(w)[1], keras.ops.shape(mems)[1]
         sizes["keys"] = mlen + qlen if isinstance(mlen + qlen, int) else None

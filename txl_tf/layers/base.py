@@ -1,13 +1,14 @@
 """What all layers keep of Keras's habits: keys of dropout that they draw themselves, masks that go on, shapes, checks.
 
-Dropout has one rule everywhere. `training=True` drops, by the `dropout_key` of the call or, without one, by a key of the
-layer's own `SeedGenerator`; `training=False` never drops; a call that says nothing of `training` drops by the key that
-it is given, and not without.
+Dropout has one rule everywhere. `training=True` drops: by the `dropout_key` of the call or, without one, by a key of
+the layer's own `SeedGenerator`. `training=False` never drops. A call that says nothing of `training` drops by the key
+that it is given, and not without one.
 """
 
 import random
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from txl_tf.config.checks import RATE, at_least
@@ -138,10 +139,28 @@ def as_ids(name, ids):
     Raises:
         ValueError: they are no numbers.
     """
-    ids = tf.convert_to_tensor(ids)
-    if not (ids.dtype.is_integer or ids.dtype.is_floating):
-        raise ValueError(f"{name} must be integers, got {ids.dtype.name} {[*ids.shape]}")
-    return tf.cast(ids, tf.int32)
+    given = ids if hasattr(ids, "dtype") else np.asarray(ids)
+    if not (given.dtype.kind in "iuf" if isinstance(given, np.ndarray) else _is_number(given.dtype)):
+        raise ValueError(f"{name} must be integers, got {found(ids)}")
+    return tf.cast(given, tf.int32)
+
+
+def _is_number(dtype):
+    dtype = tf.as_dtype(dtype)
+    return dtype.is_integer or dtype.is_floating
+
+
+def check_rows(name, x, width_name, width):
+    """Raises ValueError unless `x` is float `[..., width]`."""
+    if not hasattr(x, "dtype") or not tf.as_dtype(x.dtype).is_floating or x.shape[-1] not in (None, width):
+        raise ValueError(f"{name} must be float [..., {width_name}={width}], got {found(x)}")
+
+
+def width_of(name, shape):
+    """The width that a layer is built for. Raises ValueError where there is none."""
+    if not isinstance(shape, (tuple, list, tf.TensorShape)) or not len(shape) or not isinstance(shape[-1], int):
+        raise ValueError(f"{name} must be float [..., width] of a known width, got {brief(shape)}")
+    return shape[-1]
 
 
 def check_width(name, shape, width_name, width):
@@ -150,25 +169,33 @@ def check_width(name, shape, width_name, width):
         raise ValueError(f"{name} must be [..., {width_name}={width}], got {list(shape)}")
 
 
+def found(value):
+    """What an error says of a value: of a tensor, its type and shape."""
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return brief(value)
+    shape = tf.TensorShape(value.shape)
+    return f"{tf.as_dtype(value.dtype).name} {[*shape] if shape.rank is not None else '[...]'}"
+
+
 def check_tensors(sizes, **tensors):
     """Raises ValueError unless tensors have their kinds and shapes; what is not known yet fits.
 
     Args:
         sizes: `{name: size}` of dimensions that are known; it is completed.
         **tensors: by argument, `(tensor, "float batch length d_model")`: its kind, then the names of its dimensions. A
-            name stands for one size in all of them. `None` is left out.
+            name stands for one size in all of them. With "float?" and so on, it may be `None`.
     """
     for name, (tensor, what) in tensors.items():
-        if tensor is None:
-            continue
         kind, *dims = what.split()
+        if tensor is None and kind.endswith("?"):
+            continue
+        kind = kind.rstrip("?")
         if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
-            raise ValueError(f"{name} must be a tensor, {_described(kind, dims, sizes)}, got {brief(tensor)}")
+            raise ValueError(f"{name} must be a tensor, {_described(kind, dims, sizes)}, got {found(tensor)}")
         shape, dtype = tf.TensorShape(tensor.shape), tf.as_dtype(tensor.dtype)
         expected = [sizes.get(dim) for dim in dims]
         if not _KINDS[kind](dtype) or not shape.is_compatible_with(expected):
-            got = f"{dtype.name} {[*shape] if shape.rank is not None else '[...]'}"
-            raise ValueError(f"{name} must be {_described(kind, dims, sizes)}, got {got}")
+            raise ValueError(f"{name} must be {_described(kind, dims, sizes)}, got {found(tensor)}")
         if shape.rank is not None:
             sizes.update((dim, size) for dim, size in zip(dims, shape, strict=True) if size is not None)
 
@@ -189,12 +216,12 @@ def as_bool(name, mask):
     """
     mask = tf.convert_to_tensor(mask)
     if mask.dtype.is_floating:
-        raise ValueError(f"{name} must be bool, true where there is something, got {mask.dtype.name} {[*mask.shape]}")
+        raise ValueError(f"{name} must be bool, true where there is something, got {found(mask)}")
     return tf.cast(mask, tf.bool)
 
 
 def seen_by_article(name, mask, sizes, dims):
-    """Which keys an article's mask leaves visible: numbers are 1 where a key is forbidden; bool is true where it is seen.
+    """Which keys an article's mask leaves visible: numbers are 1 where forbidden, bool is true where seen.
 
     Args:
         name: of the argument, for the error.
@@ -213,9 +240,7 @@ def seen_by_article(name, mask, sizes, dims):
         whole = [sizes.get(dim) for dim in dims[-mask.shape.rank :]]
         known = len(whole) == mask.shape.rank > 1 and zip(mask.shape, whole, strict=True)
         if not known or any(None not in (size, other) and size not in (1, other) for size, other in known):
-            raise ValueError(
-                f"{name} must broadcast to {_described('', dims, sizes)}, got {mask.dtype.name} {[*mask.shape]}"
-            )
+            raise ValueError(f"{name} must broadcast to {_described('', dims, sizes)}, got {found(mask)}")
     return mask if mask.dtype.is_bool else mask == 0
 
 
@@ -234,7 +259,7 @@ def seen_by_keras(name, mask, sizes, two):
     mask, dims = tf.convert_to_tensor(mask), two.split()
     three = ["batch", "queries", "keys"]
     shapes = f"bool {_described('', dims, sizes)} or {_described('', three, sizes)}, true where a key is seen"
-    got = f"got {mask.dtype.name} {[*mask.shape]}"
+    got = f"got {found(mask)}"
     if not mask.dtype.is_bool:
         raise ValueError(f"{name} must be {shapes}, {got}; what is 1 where a key is forbidden is given as forbidden=")
     rows = None if mask.shape.rank == 3 and mask.shape[0] == 1 else sizes.get("batch")

@@ -235,8 +235,8 @@ class CRF(Layer):
             self.build()
         mask = mask_of(emissions) if mask is None else mask
         mask = None if mask is None else as_bool("mask", mask)
-        tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool batch time")}
-        check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int batch time"))
+        tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool? batch time")}
+        check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int? batch time"))
         return tf.fill(tf.shape(emissions)[:2], True) if mask is None else mask
 
     def nll(self, emissions, tags, mask=None):

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.base import Layer, check_sizes, check_tensors, check_width
+from txl_tf.layers.base import Layer, check_rows, check_sizes, check_tensors, check_width, width_of
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.ops import LayerNorm, Linear, config_of, own_initializer, project
 
@@ -115,11 +115,12 @@ class PositionWiseFFN(Layer):
         self.dense2 = Linear(ffn_num_outputs, dtype=self.dtype_policy, name="dense2")
 
     def build(self, X_shape):
+        width_of("X", X_shape)
         self.dense1.build(X_shape)
         self.dense2.build((*X_shape[:-1], self.ffn_num_hiddens))
 
     def call(self, X, training=None, dropout_key=None):
-        check_tensors({"width": self.dense1.kernel.shape[0]}, X=(X, "float batch length width"))
+        check_rows("X", X, "width", self.dense1.kernel.shape[0])
         X = tf.cast(X, self.compute_dtype)
         dropout_key = self.key_of_call(X, training, dropout_key)
         weights = self.dense1.kernel, self.dense1.bias, self.dense2.kernel, self.dense2.bias

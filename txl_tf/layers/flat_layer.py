@@ -26,7 +26,7 @@ def items(x, r, index, mask, d_model):
     mask = None if mask is None else as_bool("mask", mask)
     sizes = {"d_model": d_model}
     check_tensors(sizes, x=(x, "float batch items d_model"), r=(r, "float pairs d_model"))
-    check_tensors(sizes, index=(index, "int batch items items"), mask=(mask, "bool batch items"))
+    check_tensors(sizes, index=(index, "int batch items items"), mask=(mask, "bool? batch items"))
     return mask
 
 

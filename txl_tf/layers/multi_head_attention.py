@@ -19,6 +19,7 @@ from txl_tf.layers.base import (
     check_heads,
     check_tensors,
     check_width,
+    found,
     mask_of,
     seen_by_article,
     seen_by_keras,
@@ -163,8 +164,8 @@ class MultiHeadAttention(Layer):
         training, dropout_key: see `txl_tf.layers.base`.
 
     Returns:
-        `(output, attention_weights)`: `[batch, queries, d_model]` and `[batch, num_heads, queries, keys]`; or the output
-        alone.
+        `(output, attention_weights)`: `[batch, queries, d_model]` and `[batch, num_heads, queries, keys]`; or the
+        output alone.
 
     Raises:
         ValueError: `num_heads` does not divide `d_model`; tensors or masks of other shapes, or in Keras's order.
@@ -256,7 +257,6 @@ def _check_order(v, k, q):
     same = [shape[1] if shape.rank == 3 else None for shape in shapes]
     if k is q or same[0] != same[1] or same[0] == same[2]:
         raise ValueError(
-            f"v, k and q by position must be v and k of one tensor, or of one length that is not the length of q, got "
-            f"{', '.join(str([*shape]) if shape.rank is not None else '[...]' for shape in shapes)}: name them, v=, k=, "
-            "q= or, as Keras has them, query=, value=, key="
+            "v, k and q by position must be v and k of one tensor, or of one length that is not the length of q, got "
+            f"{', '.join(map(found, (v, k, q)))}: name them, v=, k=, q= or, as Keras has them, query=, value=, key="
         )

@@ -6,7 +6,7 @@ The gradients are written out where TensorFlow's own take more passes over the a
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.base import Layer, check_width
+from txl_tf.layers.base import Layer, check_rows, width_of
 from txl_tf.layers.gradients import custom_gradient
 
 
@@ -84,12 +84,12 @@ class LayerNorm(Layer):
         self.epsilon = float(epsilon)
 
     def build(self, input_shape):
-        shape = input_shape[-1:]
+        shape = (width_of("inputs", input_shape),)
         self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones", autocast=False)
         self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros", autocast=False)
 
     def call(self, inputs):
-        check_width("inputs", inputs.shape, "width", self.gamma.shape[0])
+        check_rows("inputs", inputs, "width", self.gamma.shape[0])
         return layer_norm(inputs, tf.cast(self.gamma, tf.float32), tf.cast(self.beta, tf.float32), self.epsilon)
 
     def get_config(self):
@@ -104,7 +104,8 @@ class Linear(Layer):
         self.units = units
 
     def build(self, input_shape):
-        self.kernel = self.add_weight(name="kernel", shape=(input_shape[-1], self.units), initializer="glorot_uniform")
+        shape = (width_of("x", input_shape), self.units)
+        self.kernel = self.add_weight(name="kernel", shape=shape, initializer="glorot_uniform")
         self.bias = self.add_weight(name="bias", shape=(self.units,), initializer="zeros")
 
     def call(self, x):

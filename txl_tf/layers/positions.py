@@ -85,7 +85,7 @@ def positional_embedding(pos_seq, inv_freq, bsz=None):
 
 
 def get_angles(pos, i, d_model):
-    """`pos / 10000^(2 * (i // 2) / d_model)`: the angle of dimension `i` at position `pos` (Vaswani et al. 2017, section 3.5).
+    """`pos / 10000^(2 * (i // 2) / d_model)`: the angle of dimension `i` at position `pos`.
 
     Args:
         pos, i: arrays that broadcast, positions and dimensions.

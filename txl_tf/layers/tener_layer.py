@@ -63,7 +63,7 @@ def elements(x, mask, d_model):
     """The mask of a call, bool `[B, T]`, true at elements; `None` where all are. Raises ValueError on other shapes."""
     mask = mask_of(x) if mask is None else mask
     mask = None if mask is None else as_bool("mask", mask)
-    check_tensors({"d_model": d_model}, x=(x, "float batch length d_model"), mask=(mask, "bool batch length"))
+    check_tensors({"d_model": d_model}, x=(x, "float batch length d_model"), mask=(mask, "bool? batch length"))
     return mask
 
 
@@ -194,7 +194,7 @@ class TenerLayer(Layer):
         def feed_forward(y):
             return dropout(self.ffn(y, dropout_key=inner_key), self.dropout, output_key)
 
-        x = self._residual(x, self.norm1, lambda y: self.self_attn(y, mask, dropout_key=attention_key))
+        x = self._residual(x, self.norm1, lambda y: self.self_attn(y, mask=mask, dropout_key=attention_key))
         return self._residual(x, self.norm2, feed_forward)
 
     def _residual(self, x, norm, sublayer):

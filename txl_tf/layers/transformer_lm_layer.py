@@ -68,5 +68,5 @@ class TransformerLMLayer(TransformerXLLayer):
 
     def call(self, w, attn_mask=None, mems=None, training=None, dropout_key=None):
         attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)
-        output = self.rel_attn(w, attn_mask, mems, dropout_key=attn_key)
+        output = self.rel_attn(w=w, attn_mask=attn_mask, mems=mems, dropout_key=attn_key)
         return self.ff(output, dropout_key=ff_key)

@@ -50,7 +50,10 @@ class TransformerXLLayer(Layer):
         self, w, r, r_w_bias, r_r_bias, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None
     ):
         attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)
-        output = self.rel_attn(w, r, r_w_bias, r_r_bias, attn_mask, mems, content_mask, dropout_key=attn_key)
+        output = self.rel_attn(
+            w=w, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias, attn_mask=attn_mask, mems=mems, content_mask=content_mask,
+            dropout_key=attn_key,
+        )  # fmt: skip
         return self.ff(output, dropout_key=ff_key)
 
     def get_config(self):

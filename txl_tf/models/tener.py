@@ -9,12 +9,11 @@ import tensorflow as tf
 
 from txl_tf.config import TenerConfig, check_fields
 from txl_tf.data.tagged_batches import PADDING, UNKNOWN
-from txl_tf.layers.base import Layer, as_ids, check_tensors
+from txl_tf.layers.base import Layer, as_ids, check_tensors, found
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.ops import Linear
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.layers.tener_layer import TenerLayer
-from txl_tf.schema import brief
 
 
 class SentenceNetwork(Layer):
@@ -57,12 +56,12 @@ class SentenceNetwork(Layer):
         """
         names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
         if not isinstance(inputs, dict) or set(names) - set(inputs):
-            got = f"a dictionary with {', '.join(map(str, inputs))}" if isinstance(inputs, dict) else brief(inputs)
+            got = f"a dictionary with {', '.join(map(str, inputs))}" if isinstance(inputs, dict) else found(inputs)
             raise ValueError(f"inputs must be a dictionary with {', '.join(names)}, got {got}")
-        found, sizes = {name: as_ids(f"inputs[{name!r}]", inputs[name]) for name in names}, {}
-        for name, ids in found.items():
+        ids_of, sizes = {name: as_ids(f"inputs[{name!r}]", inputs[name]) for name in names}, {}
+        for name, ids in ids_of.items():
             check_tensors(sizes, **{f"inputs[{name!r}]": (ids, f"int {self.input_dims[name]}")})
-        return found
+        return ids_of
 
     @property
     def needs_bigrams(self):

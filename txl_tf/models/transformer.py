@@ -18,13 +18,12 @@ import tensorflow as tf
 from txl_tf.config import TransformerConfig, check_fields
 from txl_tf.data.parallel import PADDING
 from txl_tf.layers.absolute import Embeddings, PositionalEncoding
-from txl_tf.layers.base import Dropping, KerasHabits, Layer, as_ids, check_tensors
+from txl_tf.layers.base import Dropping, KerasHabits, Layer, as_ids, check_tensors, found
 from txl_tf.layers.dropout import split
 from txl_tf.layers.multi_head_attention import create_look_ahead_mask, create_padding_mask
 from txl_tf.layers.ops import LayerNorm, Linear, cross_entropy, project
 from txl_tf.layers.transformer_layers import EPSILON, DecoderLayer, EncoderLayer
 from txl_tf.models.beam_search import beam_search, check_generation, sample_sequences
-from txl_tf.schema import brief
 from txl_tf.training.resumable import Resumable
 
 
@@ -165,8 +164,8 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         """As the call, and the attention weights of all layers.
 
         Returns:
-            `(logits, weights)`, a dictionary of `[B, H, any, any]`, queries before keys: `encoder_layer0` of the source,
-            `decoder_layer0_block1` of the target, `decoder_layer0_block2` of target to source, and so on.
+            `(logits, weights)`: weights are a dictionary of `[B, H, any, any]`, queries before keys. `encoder_layer0` is
+            of the source, `decoder_layer0_block1` of the target, `decoder_layer0_block2` of target to source.
         """
         source, target = self.checked(inputs)
         encoder_key, decoder_key = split(self.key_of_call(source, training, dropout_key), 2)
@@ -180,7 +179,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     def checked(inputs):
         """`(source, target)` of a call, int32. Raises ValueError where they are something else."""
         if not isinstance(inputs, (tuple, list)) or len(inputs) != 2:
-            got = f"{len(inputs)} of them" if isinstance(inputs, (tuple, list)) else brief(inputs)
+            got = f"{len(inputs)} of them" if isinstance(inputs, (tuple, list)) else found(inputs)
             raise ValueError(f"inputs must be (source, target), int [batch, any] each, got {got}")
         source, target = (as_ids(f"inputs[{i}]", ids) for i, ids in enumerate(inputs))
         check_tensors({}, **{"inputs[0]": (source, "int batch source"), "inputs[1]": (target, "int batch target")})

@@ -8,14 +8,13 @@ import tensorflow as tf
 from txl_tf.config import NetworkConfig, at_least, check_fields
 from txl_tf.layers import gradients
 from txl_tf.layers.attention import create_mask
-from txl_tf.layers.base import Dropping, KerasHabits, as_ids, check_tensors
+from txl_tf.layers.base import Dropping, KerasHabits, as_ids, check_tensors, found
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.reset import content_mask, document_starts, mask_far_zeros, of_last_document
 from txl_tf.layers.transformer_xl_layer import TransformerXLLayer
 from txl_tf.models.layer_loop import run_in_loop
-from txl_tf.schema import brief
 
 
 def cache_mems(hidden, mems, mem_len, lengths=None):
@@ -263,10 +262,10 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         return output, new_mems
 
     def check_mems(self, tokens, mems):
-        """`mems` in the dtype that the network computes in. Raises ValueError unless they are a memory of its layers."""
+        """`mems` in the dtype of the network. Raises ValueError unless they are a memory of its layers."""
         given = list(mems) if isinstance(mems, (list, tuple)) else []
         if len(given) != self.n_layer or not all(hasattr(mem, "shape") for mem in given):
-            got = f"{len(mems)}" if isinstance(mems, (list, tuple)) else brief(mems)
+            got = f"{len(mems)}" if isinstance(mems, (list, tuple)) else found(mems)
             raise ValueError(f"mems must be a list of n_layer={self.n_layer} tensors, got {got}")
         sizes = {"batch": tokens.shape[0], "d_model": self.d_model}
         for i, mem in enumerate(given):
