@@ -160,6 +160,9 @@ class PositionFusion(Layer):
         scores = tf.reshape(scores, [-1, 4, self.d_model if self.fusion == "gate" else 1])
         return tf.reduce_sum(tf.stack(rows, 1) * tf.nn.softmax(scores, 1), 1)
 
+    def compute_output_shape(self, *_, **__):
+        return None, self.d_model
+
     def _sum(self, pairs, table, linear):
         kernel, bias = tf.cast(linear.kernel, table.dtype), tf.cast(linear.bias, table.dtype)
         return tf.nn.bias_add(fused_sum(pairs, table, kernel), bias)
