@@ -321,6 +321,47 @@ def _(tmp_path):
     assert np.all(np.array(initializer([4])) != np.array(initializer.clone()([4])))
 
 
+@hook("keras.Operation.compute_output_spec")
+def _(tmp_path):
+    """It traces the call, and says what was wrong there."""
+
+    class Halves(keras.layers.Layer):
+        def compute_output_shape(self, x_shape):
+            raise AssertionError("not asked")
+
+        def compute_output_spec(self, *args, **kwargs):
+            return keras.Operation.compute_output_spec(self, *args, **kwargs)
+
+        def call(self, x):
+            if x.dtype != tf.float32:
+                raise ValueError("x must be float32")
+            return tf.cast(x, tf.float16)[:, ::2]
+
+    assert Halves()(keras.Input([4])).shape == (None, 2) and Halves()(keras.Input([4])).dtype == "float16"
+    with pytest.raises(ValueError, match="x must be float32"):
+        Halves()(keras.Input([4], dtype="int32"))
+
+
+@hook("keras.random.SeedGenerator.state")
+def _(tmp_path):
+    generator = keras.random.SeedGenerator(7)
+    first, second = generator.next().numpy().tolist(), generator.next().numpy().tolist()
+    assert (first, second) == ([7, 0], [7, 1])
+    generator.state.assign([7, 1])
+    assert generator.next().numpy().tolist() == second
+
+
+@hook("tf.Tensor._keras_mask")
+def _(tmp_path):
+    """`Embedding` sets it, a layer that supports masking passes it on, pooling looks at it."""
+    ids = tf.constant([[3, 5, 0]])
+    x = keras.layers.Embedding(9, 4, mask_zero=True)(ids)
+    np.testing.assert_array_equal(x._keras_mask, [[True, True, False]])
+    plain = tf.identity(x)
+    plain._keras_mask = tf.constant([[True, False, False]])
+    np.testing.assert_array_equal(keras.layers.GlobalAveragePooling1D()(plain), x[:, 0])
+
+
 @hook("keras.StatelessScope")
 def _(tmp_path):
     variable = keras.Variable([1.0])

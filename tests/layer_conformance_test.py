@@ -151,6 +151,29 @@ def test_what_a_mask_hides_does_not_count_given_or_handed_on_by_keras(case):
 
 
 @all_of(MASKED)
+def test_a_graph_of_unknown_sizes_gives_the_same(case):
+    layer, mask = case.make(), mask_for(case)
+    expected = made(case, layer, mask=mask)
+    inputs = {name: tf.constant(x) for name, x in case.inputs.items()}
+
+    def spec(x):
+        return tf.TensorSpec([None] * (len(x.shape) - 1) + [x.shape[-1] if x.dtype.is_floating else None], x.dtype)
+
+    causal_too = case.name in ("EncoderLayer", "DecoderLayer", "MultiHeadAttention")
+    graph = tf.function(
+        lambda inputs, mask: layer(**inputs, mask=mask),
+        input_signature=[{name: spec(x) for name, x in inputs.items()}, tf.TensorSpec([None, None], tf.bool)],
+    )
+    np.testing.assert_allclose(first(graph(inputs, tf.constant(mask))), expected, rtol=1e-5, atol=1e-6)
+    if causal_too:
+        causal = tf.function(lambda **inputs: layer(**inputs, use_causal_mask=True), reduce_retracing=True)
+        concrete = causal.get_concrete_function(**{name: spec(x) for name, x in inputs.items()})
+        np.testing.assert_allclose(
+            first(concrete(**inputs)), made(case, layer, use_causal_mask=True), rtol=1e-5, atol=1e-6
+        )
+
+
+@all_of(MASKED)
 def test_wrong_masks_are_named(case):
     layer, mask = case.make(), mask_for(case)
     rows, length = mask.shape

@@ -81,13 +81,16 @@ def seen(sizes, mask=None, attention_mask=None, forbidden=None, use_causal_mask=
     """Which keys the queries see by all masks together, as `attention_probs` wants it; see `MultiHeadAttention`.
 
     Args:
-        sizes: as of `check_tensors`: `batch`, `num_heads`, `queries` and `keys`, as far as they are known.
+        sizes: as of `check_tensors`: `batch` and `num_heads` as far as they are known, `queries` and `keys`, which may
+            be scalar tensors.
         mask, attention_mask, forbidden, use_causal_mask: those of `MultiHeadAttention`.
         names: what `mask` and `forbidden` are called, for an error.
 
     Returns:
         bool that broadcasts to `[H, B, T, K]`, or `None` where nothing is hidden.
     """
+    queries, keys = sizes["queries"], sizes["keys"]
+    sizes = {name: size if isinstance(size, int) else None for name, size in sizes.items()}
     parts = []
 
     def add_article(name, mask):
@@ -103,7 +106,7 @@ def seen(sizes, mask=None, attention_mask=None, forbidden=None, use_causal_mask=
     if forbidden is not None:
         add_article(names[1], forbidden if names[1] != "forbidden" else tf.cast(forbidden, tf.float32))
     if use_causal_mask:
-        parts.append(tf.range(sizes["queries"])[:, None] >= tf.range(sizes["keys"]))
+        parts.append(tf.range(queries)[:, None] >= tf.range(keys))
     return functools.reduce(tf.logical_and, parts) if parts else None
 
 

@@ -164,8 +164,8 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         """As the call, and the attention weights of all layers.
 
         Returns:
-            `(logits, weights)`: weights are a dictionary of `[B, H, any, any]`, queries before keys. `encoder_layer0` is
-            of the source, `decoder_layer0_block1` of the target, `decoder_layer0_block2` of target to source.
+            `(logits, weights)`: weights are a dictionary of `[B, H, any, any]`, queries before keys. `encoder_layer0`
+            is of the source, `decoder_layer0_block1` of the target, `decoder_layer0_block2` of target to source.
         """
         source, target = self.checked(inputs)
         encoder_key, decoder_key = split(self.key_of_call(source, training, dropout_key), 2)

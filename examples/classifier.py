@@ -1,0 +1,81 @@
+"""A Keras classifier with Transformer-XL in it, from nothing: which month is a date of?
+
+    python examples/classifier.py --output=runs/months
+
+Dates as people write them ("Sat the 21st of Nov 2026", "11/21/26") are rows of unequal length, padded with 0. What the
+network gives goes on with the mask of its padding, so that Keras's pooling averages over the characters alone. The
+classifier is trained with dropout by Keras's `fit`, saved, and exported as a SavedModel that needs no txl_tf. Accuracy on
+dates never seen, after half a minute on two CPU cores: 0.99.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from absl import flags
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.program import read_flags, run, values
+
+flags.DEFINE_string("output", None, "Folder for classifier.keras and the SavedModel.")
+flags.DEFINE_integer("n_dates", 8000, "Dates to learn from.")
+flags.DEFINE_integer("epochs", 6, "Epochs of the training.")
+flags.DEFINE_integer("seed", 0, "Seed of weights, of shuffling and of dropout.")
+flags.mark_flag_as_required("output")
+
+read_flags(__name__)
+
+import keras
+import numpy as np
+
+import txl_tf
+from txl_tf.data.dates import make_dates
+
+LENGTH = 40  # of the longest date
+
+
+def to_ids(texts):
+    """Bytes as ids, 0 at padding: int32 `[rows, LENGTH]`."""
+    return np.array([list(text.encode().ljust(LENGTH, b"\0")) for text in texts], np.int32)
+
+
+def make_classifier(seed=0):
+    """Tokens int `[batch, time]` to logits `[batch, 12]`."""
+    tokens = keras.Input([None], dtype="int32", name="tokens")
+    network = txl_tf.TransformerXL(
+        n_token=128, n_layer=2, d_model=64, d_embed=64, n_head=4, d_head=16, d_inner=128, dropout=0.1, seed=seed
+    )
+    hidden, _ = network(tokens, padding_mask=keras.ops.not_equal(tokens, 0))
+    pooled = keras.layers.GlobalAveragePooling1D()(hidden)
+    return keras.Model(tokens, keras.layers.Dense(12, name="month")(pooled))
+
+
+def train(output, n_dates, epochs, seed):
+    keras.utils.set_random_seed(seed)
+    pairs = make_dates(n_dates, seed)
+    data = {
+        split: (to_ids([written for written, _ in rows]), np.array([int(iso[5:7]) - 1 for _, iso in rows]))
+        for split, rows in pairs.items()
+    }
+    classifier = make_classifier(seed)
+    classifier.compile(
+        keras.optimizers.Adam(2e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    classifier.fit(*data["train"], batch_size=64, epochs=epochs, validation_data=data["valid"], verbose=2)
+    print(f"accuracy on dates never seen: {classifier.evaluate(*data['test'], verbose=0)[1]:.3f}")
+
+    Path(output).mkdir(parents=True, exist_ok=True)
+    classifier.save(Path(output) / "classifier.keras")
+    classifier.export(Path(output) / "saved_model", verbose=False)
+
+
+def main():
+    train(**values("output n_dates epochs seed"))
+
+
+if __name__ == "__main__":
+    run(main)

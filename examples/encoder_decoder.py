@@ -1,0 +1,100 @@
+"""An encoder-decoder in Keras's functional API, of the layers of txl_tf alone: dates as people write them to ISO 8601.
+
+    python examples/encoder_decoder.py --output=runs/iso
+
+The layers draw their own dropout in `fit`, and Keras's masks of padding go from layer to layer. The model is saved, and
+exported as a SavedModel that needs no txl_tf. (`txl_tf.Transformer` is the whole of it in one class, with label
+smoothing, cached generation and beam search.) Right dates of 1,000 never seen, after about two minutes on two CPU cores:
+0.97.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from absl import flags
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.program import read_flags, run, values
+
+flags.DEFINE_string("output", None, "Folder for model.keras and the SavedModel.")
+flags.DEFINE_integer("n_dates", 20000, "Dates to learn from.")
+flags.DEFINE_integer("epochs", 6, "Epochs of the training.")
+flags.DEFINE_integer("seed", 0, "Seed of weights, of shuffling and of dropout.")
+flags.mark_flag_as_required("output")
+
+read_flags(__name__)
+
+import keras
+import numpy as np
+
+from txl_tf import layers
+from txl_tf.data.dates import make_dates
+
+D_MODEL, HEADS, DFF, RATE = 64, 4, 128, 0.1
+START, LENGTH, ISO = 1, 40, 10  # the symbol before a target, and most characters of source and target
+
+
+def to_ids(texts, length):
+    """Bytes as ids, 0 at padding: int32 `[rows, length]`."""
+    return np.array([list(text.encode().ljust(length, b"\0")) for text in texts], np.int32)
+
+
+def embed(ids):
+    """Characters and their positions; id 0 is padding, which Keras's mask says to all layers behind."""
+    x = layers.Embeddings(128, D_MODEL, mask_zero=True)(ids)
+    return layers.PositionalEncoding(D_MODEL, max_len=64, rate=RATE)(x)
+
+
+def make_model(n_layer=2):
+    """`(source, target so far)`, int `[batch, any]`, to logits of what follows, `[batch, any, 128]`."""
+    source = keras.Input([None], dtype="int32", name="source")
+    target = keras.Input([None], dtype="int32", name="target")
+    encoded, decoded = embed(source), embed(target)
+    for _ in range(n_layer):
+        encoded = layers.EncoderLayer(D_MODEL, HEADS, DFF, RATE)(encoded)
+    for _ in range(n_layer):
+        decoder = layers.DecoderLayer(D_MODEL, HEADS, DFF, RATE)
+        decoded = decoder(decoded, encoded, use_causal_mask=True, return_attention_scores=False)
+    return keras.Model([source, target], keras.layers.Dense(128, name="logits")(decoded))
+
+
+def translate(model, source):
+    """The likeliest target, character by character: list of text."""
+    target = np.full([len(source), 1], START, np.int32)
+    for _ in range(ISO):
+        logits = model.predict_on_batch([source, target])
+        target = np.concatenate([target, logits[:, -1:].argmax(-1).astype(np.int32)], 1)
+    return [bytes(row.tolist()).decode(errors="replace") for row in target[:, 1:]]
+
+
+def train(output, n_dates, epochs, seed):
+    keras.utils.set_random_seed(seed)
+    pairs = make_dates(n_dates, seed)
+    source = to_ids([written for written, _ in pairs["train"]], LENGTH)
+    labels = to_ids([iso for _, iso in pairs["train"]], ISO)
+    target = np.pad(labels[:, :-1], [(0, 0), (1, 0)], constant_values=START)
+
+    model = make_model()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(2e-3), loss, metrics=["accuracy"])
+    model.fit([source, target], labels, batch_size=64, epochs=epochs, verbose=2)
+
+    written, iso = zip(*pairs["test"], strict=True)
+    found = translate(model, to_ids(written, LENGTH))
+    print(f"{written[0]}  ->  {found[0]}")
+    print(f"right dates of {len(iso)} never seen: {np.mean([a == b for a, b in zip(found, iso, strict=True)]):.3f}")
+
+    Path(output).mkdir(parents=True, exist_ok=True)
+    model.save(Path(output) / "model.keras")
+    model.export(Path(output) / "saved_model", verbose=False)
+
+
+def main():
+    train(**values("output n_dates epochs seed"))
+
+
+if __name__ == "__main__":
+    run(main)
