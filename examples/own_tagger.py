@@ -1,0 +1,90 @@
+"""A tagger of one's own: any Keras encoder, here a BiLSTM, and the CRF of txl_tf. Where are year and month of a date?
+
+    python examples/own_tagger.py --output=runs/parts
+
+`txl_tf.Tagger` adds the layer of emissions and the CRF to a network, trains them by the likelihood of whole paths, and
+tells precision, recall and F1 of the parts. The tagger is saved, and exported as a SavedModel that needs no txl_tf. F1 of
+dates never seen, after half a minute on two CPU cores: 1.00.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from absl import flags
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tools.program import read_flags, run, values
+
+flags.DEFINE_string("output", None, "Folder for tagger.keras and the SavedModel.")
+flags.DEFINE_integer("n_dates", 4000, "Dates to learn from.")
+flags.DEFINE_integer("epochs", 4, "Epochs of the training.")
+flags.DEFINE_integer("seed", 0, "Seed of weights, of shuffling and of dropout.")
+flags.mark_flag_as_required("output")
+
+read_flags(__name__)
+
+import keras
+import numpy as np
+
+import txl_tf
+from txl_tf.data.dates import make_dates
+
+LABELS = ["O", "B-YEAR", "I-YEAR", "B-MONTH", "I-MONTH"]
+LENGTH = 40  # of the longest date
+MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+
+
+def to_arrays(pairs):
+    """Characters and their tags, 0 at padding: int32 `[rows, LENGTH]` each. Months of numbers alone have no tag."""
+    chars = np.array([list(written.encode().ljust(LENGTH, b"\0")) for written, _ in pairs], np.int32)
+    tags = np.zeros_like(chars)
+    for row, (written, iso) in zip(tags, pairs, strict=True):
+        for kind, pattern in (("YEAR", rf"{iso[:4]}|'{iso[2:4]}"), ("MONTH", rf"\b({MONTHS})[a-z]*")):
+            part = re.search(pattern, written, re.IGNORECASE)
+            if part:
+                row[part.start() : part.end()] = LABELS.index(f"I-{kind}")
+                row[part.start()] = LABELS.index(f"B-{kind}")
+    return chars, tags
+
+
+def make_tagger(seed=0):
+    chars = keras.Input([None], dtype="int32", name="chars")
+    x = keras.layers.Embedding(128, 32, mask_zero=True)(chars)
+    x = keras.layers.Bidirectional(keras.layers.LSTM(32, return_sequences=True))(x)
+    return txl_tf.Tagger(keras.Model(chars, x), LABELS, output_dropout=0.1, seed=seed)
+
+
+def show(text, tags):
+    """The parts of a text: `2026 YEAR, Nov MONTH`."""
+    names = np.array(LABELS)[tags]
+    starts = [i for i, name in enumerate(names) if name.startswith("B-")]
+    ends = [next(j for j in range(i + 1, len(names)) if not names[j].startswith("I-")) for i in starts]
+    return ", ".join(f"{text[i:j]} {names[i][2:]}" for i, j in zip(starts, ends, strict=True))
+
+
+def train(output, n_dates, epochs, seed):
+    keras.utils.set_random_seed(seed)
+    pairs = make_dates(n_dates, seed)
+    tagger = make_tagger(seed)
+    tagger.compile(keras.optimizers.Adam(5e-3))
+    tagger.fit(*to_arrays(pairs["train"]), batch_size=64, epochs=epochs, verbose=2)
+
+    chars, tags = to_arrays(pairs["test"])
+    print(f"F1 of dates never seen: {tagger.evaluate(chars, tags, return_dict=True, verbose=0)['f1']:.3f}")
+    print(f"{pairs['test'][0][0]}: {show(pairs['test'][0][0], tagger.predict(chars[:1], verbose=0)[0])}")
+
+    Path(output).mkdir(parents=True, exist_ok=True)
+    tagger.save(Path(output) / "tagger.keras")
+    tagger.export(Path(output) / "saved_model", verbose=False)
+
+
+def main():
+    train(**values("output n_dates epochs seed"))
+
+
+if __name__ == "__main__":
+    run(main)
