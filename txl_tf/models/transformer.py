@@ -136,10 +136,14 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         self.autocast = False  # half precision does not hold ids
         self.start_keys(seed, always=True)
         policy = self.dtype_policy
-        self.target_embedding = Embeddings(target_vocab_size, d_model, dtype=policy, name="target_embedding")
+        self.target_embedding = Embeddings(
+            vocab=target_vocab_size, d_model=d_model, dtype=policy, name="target_embedding"
+        )
         source_embedding = self.target_embedding
         if not share_embeddings:
-            source_embedding = Embeddings(input_vocab_size, d_model, dtype=policy, name="source_embedding")
+            source_embedding = Embeddings(
+                vocab=input_vocab_size, d_model=d_model, dtype=policy, name="source_embedding"
+            )
         names = "num_heads dff norm_first dropatt dropact"
         options = (num_layers, d_model, max_len, rate, {name: given[name] for name in names.split()}, self.draw_key)
         self.encoder = Encoder(EncoderLayer, source_embedding, *options, dtype=policy, name="encoder")
