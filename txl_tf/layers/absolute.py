@@ -83,7 +83,8 @@ class Embeddings(Layer):
 class PositionalEncoding(Layer):
     """Adds sinusoids of the positions, then drops (Vaswani et al. 2017, section 3.5).
 
-    The table is a constant, no weight. To concatenate a one-hot position before a linear layer is the same as to add an embedding after it.
+    The table is a constant, no weight. To concatenate a one-hot position before a linear layer is the same as to add an
+    embedding after it.
 
     Args:
         d_model: width.
