@@ -10,10 +10,12 @@ import importlib.util
 import re
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import txl_tf
 from txl_tf import layers
 from txl_tf.layers.lattice import distance_table
 
@@ -107,6 +109,24 @@ def test_two_thousand_positions_are_unique(d_model):
 def test_the_two_kinds_of_frequencies_differ():
     article = layers.positional_embedding(tf.range(-50.0, 51), layers.inverse_frequencies(128))[0]
     assert abs(float(tf.reduce_max(abs(distance_table(51, 128) - article))) - 0.29) < 0.005
+
+
+def test_keras_takes_tensors_alone_by_position():
+    layer, x = layers.EncoderLayer(8, 2, 16), tf.ones([1, 3, 8])
+    with pytest.raises(ValueError, match="Only input tensors may be passed as positional arguments"):
+        layer(x, False, None)
+    np.testing.assert_array_equal(layer(x, training=False, mask=None), layer(x))
+
+
+def test_a_tagger_takes_a_bilstm():
+    """A tag of the first element can depend on the last one, and the other way round."""
+    bilstm = keras.layers.Bidirectional(keras.layers.LSTM(4, return_sequences=True))
+    tagger = txl_tf.Tagger(keras.Sequential([keras.layers.Embedding(9, 4), bilstm]), ["O", "B-X", "I-X"])
+    chars = tf.constant([[1, 2, 3, 4], [5, 2, 3, 4], [1, 2, 3, 6]])
+    first, last = (tf.unstack(tagger.emissions(chars)[0][:, place]) for place in (0, -1))
+    for other in (1, 2):
+        assert all(float(tf.reduce_max(abs(x[0] - x[other]))) > 1e-6 for x in (first, last))
+    assert np.isfinite(tagger.nll(chars, tf.zeros_like(chars))).all()
 
 
 # ----------------------------------------------------------------------------------------------- examples/articles.py
