@@ -1,4 +1,4 @@
-"""Word embeddings and absolute positions: the claims of documents 001 and 003, as tests."""
+"""Word embeddings and absolute positions: the claims of articles 2 and 3 in docs/articles.md, as tests."""
 
 import numpy as np
 import pytest
@@ -33,6 +33,21 @@ def test_logits_are_products_with_every_row():
     layer.build()
     hidden = numbers(2, 3, 4)
     np.testing.assert_allclose(layer.logits(tf.constant(hidden)), hidden @ layer.lut.numpy().T, atol=1e-5)
+
+
+def test_sizes_in_the_other_order_are_an_error_by_position_and_not_by_name():
+    with pytest.raises(ValueError, match="vocab=512 and d_model=1000 by position must be vocab first.*write vocab="):
+        Embeddings(512, 1000)
+    for layer in (Embeddings(vocab=3, d_model=8), Embeddings(3, d_model=8), Embeddings(1000, 512), Embeddings(4, 4)):
+        assert (layer.vocab, layer.d_model) in {(3, 8), (1000, 512), (4, 4)}
+    layer = Embeddings(vocab=3, d_model=8, dtype="mixed_bfloat16")
+    assert Embeddings.from_config(layer.get_config()).get_config() == layer.get_config()
+
+
+@pytest.mark.parametrize("rate", [0.1, 0, 0.0])
+def test_a_rate_of_dropout_in_place_of_the_length_is_an_error_that_names_the_order(rate):
+    with pytest.raises(ValueError, match=rf"got {rate}; .*\(d_model, dropout, max_len\).*\(16, rate={rate}, max_len="):
+        PositionalEncoding(16, rate)
 
 
 def test_positions_are_added_from_the_first_on():

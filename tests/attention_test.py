@@ -104,6 +104,17 @@ def test_rel_shift_is_the_plain_port_s_transposed(qlen, klen):
     np.testing.assert_array_equal(tf.function(rel_shift)(tf.constant(x.transpose(2, 3, 0, 1))), expected)
 
 
+def test_rel_shift_of_the_original_s_layout_is_the_plain_port_s():
+    x = tf.constant(np.random.default_rng(0).normal(size=(3, 8, 2, 5)).astype(np.float32))
+    expected = reference_model.rel_shift(x)
+    np.testing.assert_array_equal(rel_shift(x, time_major=True), expected)
+    np.testing.assert_array_equal(tf.function(rel_shift)(x, time_major=True), expected)
+    table = tf.pad(x, [[0, 0], [1, 0], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(rel_shift(table, first=3, time_major=True), expected)
+    with pytest.raises(ValueError, match=r"x must be float \[qlen, klen, batch, n_head\], got float32 \[3, 8, 2\]"):
+        rel_shift(x[..., 0], time_major=True)
+
+
 # ---------------------------------------- the core: probabilities, and values weighted by them
 
 

@@ -7,7 +7,12 @@ import pytest
 import reference_model
 import tensorflow as tf
 
-from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.layers.positions import (
+    inverse_frequencies,
+    positional_embedding,
+    positional_encoding,
+    relative_positions,
+)
 
 
 def sinusoids_in_loops(positions, d_model):
@@ -41,6 +46,18 @@ def test_positional_embedding_is_the_plain_port_s_transposed(bsz):
     expected = reference_model.positional_embedding(pos_seq, inv_freq, bsz)
     got = positional_embedding(relative_positions(7), inverse_frequencies(8), bsz)
     np.testing.assert_array_equal(got, tf.transpose(expected, [1, 0, 2]))
+
+
+def test_interleaved_is_halves_in_another_order_and_the_vanilla_encoding():
+    pos_seq, inv_freq = tf.range(9.0), inverse_frequencies(6)
+    halves = positional_embedding(pos_seq, inv_freq).numpy()
+    interleaved = positional_embedding(pos_seq, inv_freq, convention="interleaved").numpy()
+    np.testing.assert_array_equal(interleaved, halves[..., [0, 3, 1, 4, 2, 5]])
+    np.testing.assert_allclose(interleaved, positional_encoding(9, 6), atol=1e-6)
+    in_graph = tf.function(lambda n: positional_embedding(tf.range(n), inv_freq, 2, "interleaved"))(tf.constant(9.0))
+    np.testing.assert_array_equal(in_graph, np.repeat(interleaved, 2, 0))
+    with pytest.raises(ValueError, match="convention must be one of halves, interleaved, got 'pairs'"):
+        positional_embedding(pos_seq, inv_freq, convention="pairs")
 
 
 def test_relative_positions_fall_to_0_and_stop_at_clamp_len():

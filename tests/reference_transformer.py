@@ -1,8 +1,8 @@
-"""A plain port of the documents' Transformer: stock Keras layers, Keras's `fit`, decoding without a cache.
+"""A plain port of the tutorial's Transformer: stock Keras layers, Keras's `fit`, decoding without a cache.
 
-It is what the benchmark compares the library with. It follows document 001 and the TensorFlow tutorial behind it:
+It is what the benchmark compares the library with. It follows TensorFlow's tutorial and article 2 of docs/articles.md:
 post-norm, masks that are added, one Dense layer for every projection. `own_attention` takes `keras.layers.
-MultiHeadAttention` in place of the document's.
+MultiHeadAttention` in place of theirs.
 """
 
 import keras
@@ -16,7 +16,7 @@ def positional_encoding(position, d_model):
     return tf.cast(angles[None], tf.float32)
 
 
-class DocumentAttention(keras.layers.Layer):
+class TutorialAttention(keras.layers.Layer):
     def __init__(self, d_model, num_heads, **kwargs):
         super().__init__(**kwargs)
         self.num_heads, self.depth = num_heads, d_model // num_heads
@@ -76,7 +76,7 @@ class ReferenceTransformer(keras.Model):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        attention = StockAttention if own_attention else DocumentAttention
+        attention = StockAttention if own_attention else TutorialAttention
         self.d_model, self.pos = d_model, positional_encoding(1000, d_model)
         self.embeddings = [keras.layers.Embedding(n, d_model) for n in (input_vocab_size, target_vocab_size)]
         self.encoders, self.decoders = (

@@ -89,7 +89,7 @@ def attention(config, golden):
     return found
 
 
-TUTORIAL_QUERIES = [[0, 10, 0], [0, 0, 10], [10, 10, 0]]  # of the tutorial behind document 001
+TUTORIAL_QUERIES = [[0, 10, 0], [0, 0, 10], [10, 10, 0]]  # of TensorFlow's tutorial
 
 
 def multi_head_attention(config, golden):
@@ -122,7 +122,7 @@ def decoder_layer(config, golden):
 
 
 def embeddings(config, golden):
-    layer = layers.Embeddings(config["vocab"], config["d_model"])
+    layer = layers.Embeddings(vocab=config["vocab"], d_model=config["d_model"])
     positions = layers.PositionalEncoding(config["d_model"], config["max_len"], config["dropout"])
     layer.build()
     set_weights(layer, golden)

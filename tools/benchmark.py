@@ -17,10 +17,10 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/contestants.py;
     export                             a SavedModel written and loaded without this library; a step is a token by `next`
     startup                            seconds from the command to the end of the first training step of train.py
     softmax_wt103, softmax_lm1b        training of one layer with the vocabularies of WikiText-103 and of lm1b
-    seq2seq, seq2seq_decoding          the vanilla encoder-decoder against the documents' layers under Keras's `fit`,
+    seq2seq, seq2seq_decoding          the vanilla encoder-decoder against the tutorial's layers under Keras's `fit`,
                                        tests/reference_transformer.py; decoding is greedy
     seq2seq_pairs                      training on words and the same backwards: the library's batches are by length,
-                                       the documents' as the words come; symbols of targets, without padding
+                                       the tutorial's as the words come; symbols of targets, without padding
     tener, flat,                       training and tagging of sentences as long as those of Resume, against plain ports
     tener_tagging, flat_tagging        of the programs, tests/reference_tagger.py: characters without padding. FLAT
                                        fuses the four distances of a pair there

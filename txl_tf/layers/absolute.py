@@ -4,6 +4,8 @@ Shapes:
     B: batch      T: tokens      E: d_model
 """
 
+import numbers
+
 import keras
 import tensorflow as tf
 
@@ -21,9 +23,9 @@ class Embeddings(Layer):
     of the softmax where the two are shared, as large as the positions that are added to it.
 
     Args:
-        vocab: rows of the table. The article has `d_model` first; as that is easily confused, and a table wider than it
-            is high has no use, that is an error.
-        d_model: width.
+        vocab: rows of the table.
+        d_model: width. `Embeddings(d_model, vocab)` is another common order: two arguments by position whose second is
+            the larger are an error. By name any table can be had.
         embeddings_initializer: of the table; by default a normal distribution of `d_model**-0.5`.
         mask_zero: whether id 0 is padding, of which the mask that goes on says so, as of Keras's `Embedding`.
 
@@ -34,8 +36,16 @@ class Embeddings(Layer):
         `[batch, length, d_model]`.
 
     Raises:
-        ValueError: `vocab` or `d_model` is not positive, or they seem to be in the article's order.
+        ValueError: `vocab` or `d_model` is not positive, or they seem to be in the other order.
     """
+
+    def __new__(cls, *args, **kwargs):
+        if len(args) > 1 and all(isinstance(size, numbers.Integral) for size in args[:2]) and args[0] < args[1]:
+            raise ValueError(
+                f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, the larger number: "
+                "write vocab= and d_model="
+            )
+        return super().__new__(cls, *args, **kwargs)
 
     def __init__(self, vocab, d_model, embeddings_initializer=None, mask_zero=False, **kwargs):
         super().__init__(**kwargs)
@@ -71,13 +81,14 @@ class Embeddings(Layer):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class PositionalEncoding(Layer):
-    """Adds sinusoids of the positions (Vaswani et al. 2017, section 3.5), then drops. The table is no weight.
+    """Adds sinusoids of the positions, then drops (Vaswani et al. 2017, section 3.5).
 
-    To concatenate a one-hot position before a linear layer is the same as to add an embedding after it.
+    The table is a constant, no weight. To concatenate a one-hot position before a linear layer is the same as to add an
+    embedding after it.
 
     Args:
         d_model: width.
-        max_len: most positions. (The article has the rate of dropout here.)
+        max_len: most positions. `(d_model, dropout, max_len)` is another common order: a rate here is an error.
         rate: of dropout.
         seed: int that dropout derives from where no key is given; drawn where it is `None`.
 
@@ -96,6 +107,11 @@ class PositionalEncoding(Layer):
 
     def __init__(self, d_model, max_len=5000, rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
+        if isinstance(max_len, numbers.Real) and 0 <= max_len < 1:
+            raise ValueError(
+                f"max_len must be a positive integer, got {max_len}; the order (d_model, dropout, max_len) is written "
+                f"PositionalEncoding({d_model}, rate={max_len}, max_len=...)"
+            )
         check_sizes(d_model=d_model, max_len=max_len)
         self.start_keys(seed, rate=rate)
         self.d_model = d_model

@@ -41,8 +41,9 @@ def head_of(weights, biases, clusters):
 def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=None):
     """Negative log-likelihood of every target, each in its place.
 
-    Batch first; otherwise the original's function with `return_mean=False`. The head's column of bin i is
-    `n_0 + i - 1`, as in the original.
+    Batch first. The original's function takes sizes, initializers and `params`, the `ret_params` of the embedding, and
+    creates biases, clusters and its own projections; here they are passed in, and there is no `return_mean`. The head's
+    column of bin i is `n_0 + i - 1`, as in the original.
 
     Args:
         hidden: `[B, T, P]`.

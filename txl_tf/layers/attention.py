@@ -143,8 +143,10 @@ def _indexed_scores(q, r, index):
     return tf.transpose(tf.reshape(scores, [batch, qlen, -1, n_head]), [3, 0, 1, 2]), grad
 
 
-def rel_shift(x, first=None):
-    """Moves row i of a matrix i places to the right: `out[..., i, j] = x[..., i, first + j - i]` (paper, appendix B).
+def rel_shift(x, first=None, time_major=False):
+    """`[..., T, K]` by distance to `[..., T, K]` by key; with `time_major`, the original's `[T, K, B, H]` (appendix B).
+
+    Moves row i of a matrix i places to the right: `out[..., i, j] = x[..., i, first + j - i]`.
 
     Row i of `x` holds the scores of query i by distance; attention wants them by key, and the distance of a key falls
     from one query to the next. Read with rows one shorter, every row starts one place later than the one before it.
@@ -156,16 +158,18 @@ def rel_shift(x, first=None):
     A column whose index lies outside of its row of `x` holds what stands there in memory, some other row's score. In
     Transformer-XL those are the keys to the right of the diagonal, which lie in the future and are masked.
 
-    Batch first: the original's `x` is `[qlen, klen, batch, n_head]`.
-
     Args:
-        x: `[..., T, R]`, at least two dimensions.
+        x: `[..., T, R]`, at least two dimensions; with `time_major`, float `[T, R, B, H]`.
         first: int or int scalar tensor in `[0, T]`. `None` is the original's function: `x` is `[..., T, K]` with the
             distances `K - 1, ..., 0` of the last query; a column of zeros is put in front, and `first` is T.
+        time_major: whether queries and keys come first, in `x` and in the result, as in the original.
 
     Returns:
-        `[..., T, R - 1]`; where `first` is `None`, a tensor like `x`.
+        `[..., T, R - 1]`, or `[T, R - 1, B, H]`; where `first` is `None`, a tensor like `x`.
     """
+    if time_major:
+        check_tensors({}, x=(x, "float qlen klen batch n_head"))
+        return tf.transpose(rel_shift(tf.transpose(x, [2, 3, 0, 1]), first), [2, 3, 0, 1])
     if first is None:
         x = tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[1, 0]])
         first = keras.ops.shape(x)[-2]
@@ -181,8 +185,8 @@ def rel_shift(x, first=None):
 def create_mask(qlen, mlen, same_length=False, first=0):
     """Which keys a query must not see: 1 where masked, 0 where seen (`_create_mask` of the original).
 
-    Query i sees the keys `0 ... mlen + i`, and with `same_length` only the last `mlen + 1` of them,
-    `i ... mlen + i`. With qlen 3, mlen 2, without and with `same_length`:
+    The arguments are the original's. Query i sees the keys `0 ... mlen + i`, and with `same_length` only the last
+    `mlen + 1` of them, `i ... mlen + i`. With qlen 3, mlen 2, without and with `same_length`:
 
         0 0 0 1 1        0 0 0 1 1
         0 0 0 0 1        1 0 0 0 1

@@ -11,8 +11,8 @@ The layers hold the original's variables, one for one. `tables` and `projs` are 
 `None` where the widths agree and nothing is projected.
 
 Tokens are sorted into their bins in one of two ways, with the same weights and results. By default a bin takes as many
-tokens as it has, by `boolean_mask` and `scatter_nd`. TPUs and XLA want shapes that do not depend on the data: there the
-embedding looks up every token in every bin, and the softmax gives every bin but the first a fixed capacity.
+tokens as it has, by `where`, `gather` and `scatter_nd`. TPUs and XLA want shapes that do not depend on the data: there
+the embedding looks up every token in every bin, and the softmax gives every bin but the first a fixed capacity.
 """
 
 import keras
@@ -54,7 +54,8 @@ def embedding_lookup(table, ids):
 def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="float32", static_shapes=False):
     """Embeddings of the tokens `x`, times `sqrt(d_proj)`.
 
-    Batch first; otherwise the original's function, with the variables passed in.
+    Batch first. The original's function takes sizes, initializers and `div_val`, creates the variables, and returns
+    `(y, ret_params)`; here they are passed in.
 
     Args:
         x: int `[B, T]`, token ids.

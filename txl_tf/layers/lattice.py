@@ -1,9 +1,10 @@
 """FLAT's lattice: characters and words of a sentence side by side, and the positions of their pairs (Li et al. 2020).
 
-Every item of a sentence, a character or a word, has the places of its first and its last character, s and e. A pair of
-items has four distances, query minus key:
+Every item of a sentence, a character or a word, has the places of its first and its last character, s and e, as the
+program calls them: head and tail in the paper. A pair of items has four distances, query minus key:
 
-    ss = s_i - s_j      se = s_i - e_j      es = e_i - s_j      ee = e_i - e_j
+    program     ss = s_i - s_j      se = s_i - e_j      es = e_i - s_j      ee = e_i - e_j
+    paper       hh                  ht                  th                  tt
 
 A fusion makes one vector of their sinusoids. What differs is fused, not what is a pair: a batch of sentences has a
 hundred times as many pairs as it has distances of pairs.
@@ -44,7 +45,7 @@ def span_distances(pos_s, pos_e):
     """`{"ss": ..., "se": ..., "es": ..., "ee": ...}`: int `[B, T, T]` each, query minus key.
 
     Args:
-        pos_s, pos_e: int `[B, T]`, places of the first and of the last character of every item.
+        pos_s, pos_e: int `[B, T]`, places of the first and of the last character of every item: head and tail.
     """
     places = {"s": pos_s, "e": pos_e}
     return {name: places[name[0]][:, :, None] - places[name[1]][:, None] for name in DISTANCES}
@@ -100,9 +101,9 @@ class PositionFusion(Layer):
 
     Args:
         d_model: width of the sinusoids and of the vectors.
-        fusion: "ff", the paper's `relu(W [p_ss, p_se, p_es, p_ee])`; "ff_two", of ss and ee alone; "ff_linear", without
-            relu; "attn", a sum of the four projected, whose weights a net of two layers gives; "gate", the same with a
-            weight for every component.
+        fusion: "ff", the paper's `relu(W_r [p_hh, p_ht, p_th, p_tt])`, with a bias, as in the program; "ff_two", of hh
+            and tt alone; "ff_linear", without relu; "attn", a sum of the four projected, whose weights a net of two
+            layers gives; "gate", the same with a weight for every component.
 
     Call arguments:
         pairs: `Pairs` of the distances in `names`.

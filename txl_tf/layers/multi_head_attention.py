@@ -1,8 +1,8 @@
 """The vanilla Transformer's attention (Vaswani et al. 2017, section 3.2), on the common core.
 
-Two kinds of masks. Keras's are bool, true where a key is seen: `mask`, `attention_mask`. Those of the articles are
-numbers, 1 where a key is forbidden, and broadcast to `[batch, heads, queries, keys]`: `forbidden`, and `mask` where it
-has all four dimensions. A query whose keys are all forbidden sees all of them alike.
+Two kinds of masks. Keras's are bool, true where a key is seen: `mask`, `attention_mask`. Those of the articles
+(docs/articles.md) are numbers, 1 where a key is forbidden, and broadcast to `[batch, heads, queries, keys]`:
+`forbidden`, and `mask` where it has all four dimensions. A query whose keys are all forbidden sees all of them alike.
 
 Shapes:
     B: batch      H: num_heads      T: queries      K: keys      D: depth, the width of a head      E: d_model

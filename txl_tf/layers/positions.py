@@ -1,18 +1,26 @@
-"""Sinusoids of positions, in two orders: halves, as in Transformer-XL, TENER and FLAT, and the vanilla Transformer's
-pairs.
+"""Sinusoids of positions, in two conventions, with two kinds of frequencies.
 
-    positional_embedding    [sin 0, sin 1, ..., cos 0, cos 1, ...]    the R of relative attention (paper, section 3.3)
-    positional_encoding     [sin 0, cos 0, sin 1, cos 1, ...]         added to word embeddings (Vaswani et al. 2017)
+    "halves"         [sin 0, sin 1, ..., cos 0, cos 1, ...]    `positional_embedding`
+    "interleaved"    [sin 0, cos 0, sin 1, cos 1, ...]         `positional_encoding`, as Vaswani et al. 2017
 
-The frequencies of Transformer-XL and the vanilla Transformer are the same, `1 / 10000^(2i / d_model)`.
+    family                                convention     frequencies of i = 0 ... d_model / 2 - 1
+    Transformer-XL, TransformerLM         halves         `inverse_frequencies`: 10000^(-2i / d_model)
+    Transformer                           interleaved    the same
+    TENER, FLAT                           halves         `tensor2tensor_frequencies`: 10000^(-i / (d_model / 2 - 1))
+
+What a model computes from sinusoids by learned matrices does not depend on the convention: another order of the
+dimensions is another order of the rows of a matrix. Weights that were trained with one do not work with the other.
 
 Shapes:
     K: klen, the number of keys, mem_len + tgt_len
     E: d_model, even
 """
 
+import keras
 import numpy as np
 import tensorflow as tf
+
+CONVENTIONS = ("halves", "interleaved")
 
 
 def inverse_frequencies(d_model):
@@ -66,8 +74,8 @@ def relative_positions(klen, clamp_len=-1):
     return tf.minimum(pos_seq, clamp_len) if clamp_len > 0 else pos_seq
 
 
-def positional_embedding(pos_seq, inv_freq, bsz=None):
-    """Sinusoids of the given positions, all sines before all cosines (`positional_embedding` of the original).
+def positional_embedding(pos_seq, inv_freq, bsz=None, convention="halves"):
+    """Sinusoids of the given positions (`positional_embedding` of the original).
 
     Batch first: the original returns `[K, 1, E]` or `[K, bsz, E]`.
 
@@ -75,17 +83,31 @@ def positional_embedding(pos_seq, inv_freq, bsz=None):
         pos_seq: float `[K]`, positions.
         inv_freq: float `[E / 2]`, see `inverse_frequencies`.
         bsz: int, repeats the embedding for every row of a batch.
+        convention: "halves", all sines before all cosines, as the original has it; or "interleaved", in turn, as
+            `positional_encoding` has it.
 
     Returns:
         `[1, K, E]`, or `[bsz, K, E]` where `bsz` is given.
+
+    Raises:
+        ValueError: there is no such convention.
     """
+    if convention not in CONVENTIONS:
+        raise ValueError(f"convention must be one of {', '.join(CONVENTIONS)}, got {convention!r}")
     sinusoid_inp = tf.einsum("i,j->ij", pos_seq, inv_freq)
-    pos_emb = tf.concat([tf.sin(sinusoid_inp), tf.cos(sinusoid_inp)], -1)[None]
+    sines_and_cosines = [tf.sin(sinusoid_inp), tf.cos(sinusoid_inp)]
+    if convention == "halves":
+        pos_emb = tf.concat(sines_and_cosines, -1)[None]
+    else:
+        length, half = keras.ops.shape(sinusoid_inp)
+        pos_emb = tf.reshape(tf.stack(sines_and_cosines, -1), [1, length, 2 * half])
     return pos_emb if bsz is None else tf.tile(pos_emb, [bsz, 1, 1])
 
 
 def get_angles(pos, i, d_model):
-    """`pos / 10000^(2 * (i // 2) / d_model)`: the angle of dimension `i` at position `pos`.
+    """The angle of dimension `i` at position `pos`, `pos / 10000^(2 * (i // 2) / d_model)`.
+
+    Vaswani et al. 2017, section 3.5.
 
     Args:
         pos, i: arrays that broadcast, positions and dimensions.
@@ -103,9 +125,6 @@ def positional_encoding(position, d_model):
 
     The pair of dimensions `2i` and `2i + 1` turns by the same angle from each position to the next. So the encoding of
     `pos + k` is a rotation of that of `pos`; and their product depends on `k` alone, not on its sign.
-
-    Transformer-XL's `positional_embedding` has all sines first instead. A model trained with one order does not work
-    with the other.
 
     Args:
         position: int, number of positions.

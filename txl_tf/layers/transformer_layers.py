@@ -15,7 +15,7 @@ from txl_tf.layers.feed_forward import PositionWiseFFN
 from txl_tf.layers.multi_head_attention import MultiHeadAttention, seen
 from txl_tf.layers.ops import LayerNorm, config_of
 
-EPSILON = 1e-6  # of the article's layer norms
+EPSILON = 1e-6  # of the article's layer norms: article 2 of docs/articles.md
 
 
 class _TransformerLayer(Layer):

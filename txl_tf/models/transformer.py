@@ -55,14 +55,14 @@ class _Stack(Layer):
 
 
 class Encoder(_Stack):
-    """Source ids `[B, S]` and their padding mask to `[B, S, E]`, and the attention weights of every layer."""
+    """Source ids `[B, S]` and their padding mask to `[B, S, E]`, and, if asked for, the attention weights of layers."""
 
-    def call(self, ids, mask=None, training=None, dropout_key=None):
+    def call(self, ids, mask=None, return_attention_scores=False, training=None, dropout_key=None):
         embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
         x, weights = self.embed(ids, dropout_key=embed_key), {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
             x, weights[f"encoder_layer{i}"] = layer(x, mask, return_attention_scores=True, dropout_key=key)
-        return self.end(x), weights
+        return (self.end(x), weights) if return_attention_scores else self.end(x)
 
 
 class Decoder(_Stack):
@@ -135,10 +135,14 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         self.autocast = False  # half precision does not hold ids
         self.start_keys(seed, always=True)
         policy = self.dtype_policy
-        self.target_embedding = Embeddings(target_vocab_size, d_model, dtype=policy, name="target_embedding")
+        self.target_embedding = Embeddings(
+            vocab=target_vocab_size, d_model=d_model, dtype=policy, name="target_embedding"
+        )
         source_embedding = self.target_embedding
         if not share_embeddings:
-            source_embedding = Embeddings(input_vocab_size, d_model, dtype=policy, name="source_embedding")
+            source_embedding = Embeddings(
+                vocab=input_vocab_size, d_model=d_model, dtype=policy, name="source_embedding"
+            )
         names = "num_heads dff norm_first dropatt dropact"
         options = (num_layers, d_model, max_len, rate, {name: given[name] for name in names.split()}, self.draw_key)
         self.encoder = Encoder(EncoderLayer, source_embedding, *options, dtype=policy, name="encoder")
@@ -170,7 +174,9 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         source, target = self.checked(inputs)
         encoder_key, decoder_key = split(self.key_of_call(source, training, dropout_key), 2)
         padding_mask = create_padding_mask(source)
-        enc_output, of_encoder = self.encoder(source, padding_mask, dropout_key=encoder_key)
+        enc_output, of_encoder = self.encoder(
+            source, padding_mask, return_attention_scores=True, dropout_key=encoder_key
+        )
         ahead = tf.maximum(create_look_ahead_mask(keras.ops.shape(target)[1]), create_padding_mask(target))
         hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
         return self.logits(hidden), {**of_encoder, **weights}
@@ -294,7 +300,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         With `rows_each` above 1, every row of the source stands for as many rows of targets, one after the other.
         """
         padding_mask = create_padding_mask(source)
-        enc_output, _ = self.encoder(source, padding_mask)
+        enc_output = self.encoder(source, padding_mask)
         if rows_each > 1:
             enc_output, padding_mask = (tf.repeat(x, rows_each, 0) for x in (enc_output, padding_mask))
         depth = self.d_model // self.num_heads

@@ -1,0 +1,383 @@
+"""The code of four articles beside the library's: the same weights and inputs, and the largest difference.
+
+    python examples/articles.py                     all
+    python examples/articles.py rel_shift flat      those whose names hold one of these words
+
+docs/articles.md says which article has what. The articles' side is plain TensorFlow, as short as the equations, in the
+articles' layouts: time first in article 1, batch first in the others. Dropout is off on both sides. The program ends
+with status 1 if a difference is above 1e-5.
+"""
+
+import math
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf import layers
+from txl_tf.layers.lattice import distinct_pairs
+from txl_tf.layers.positions import tensor2tensor_frequencies
+
+TOLERANCE = 1e-5
+CHECKS = {}  # function: number of its article
+rng = np.random.default_rng(0)
+
+
+def of_article(number):
+    """Registers a generator of pairs (the article's, ours)."""
+    return lambda function: CHECKS.setdefault(function, number) and function
+
+
+def numbers(*shape):
+    return tf.constant(rng.normal(size=shape), tf.float32)
+
+
+def randomised(layer, *shape):
+    """The layer, built for inputs of this shape, with every weight drawn: zeros and ones would hide mistakes."""
+    layer.build(shape)
+    for weight in layer.trainable_weights:
+        weight.assign(rng.normal(0, 0.3, weight.shape))
+    return layer
+
+
+def swapped(x):
+    """Time first to batch first, and back."""
+    return tf.transpose(x, [1, 0, *range(2, len(x.shape))])
+
+
+def layer_norm(x, norm):
+    mean, variance = tf.nn.moments(x, [-1], keepdims=True)
+    return (x - mean) / tf.sqrt(variance + norm.epsilon) * norm.gamma + norm.beta
+
+
+# ------------------------------------------------------------------- article 1: Transformer-XL, adaptive embedding
+
+
+def plain_rel_shift(x):
+    """Time first: `[T, K, B, H]`, a column of zeros in front, read again with rows one shorter."""
+    qlen, klen, *rest = x.shape
+    padded = tf.concat([tf.zeros([qlen, 1, *rest]), x], 1)
+    return tf.reshape(tf.reshape(padded, [klen + 1, qlen, *rest])[1:], x.shape)
+
+
+def plain_mask(qlen, mlen, same_length):
+    """1 above the diagonal of the segment; with `same_length`, below the diagonal of the first keys, too."""
+    ones, eye = tf.ones([qlen, qlen]), tf.eye(qlen)
+    mask = tf.concat([tf.zeros([qlen, mlen]), tf.linalg.band_part(ones, 0, -1) - eye], 1)
+    below = tf.pad(tf.linalg.band_part(ones, -1, 0) - eye, [[0, 0], [0, mlen]])
+    return mask + below if same_length else mask
+
+
+@of_article(1)
+def positional_embedding():
+    distances, inv_freq = tf.range(8.0, -1, -1), 1 / 10000 ** (tf.range(0, 12, 2.0) / 12)
+    angles = distances[:, None] * inv_freq[None]
+    expected = tf.concat([tf.sin(angles), tf.cos(angles)], -1)[:, None]
+    for bsz in (None, 3):
+        got = layers.positional_embedding(layers.relative_positions(9), layers.inverse_frequencies(12), bsz)
+        yield tf.tile(expected, [1, bsz or 1, 1]), swapped(got)
+
+
+@of_article(1)
+def rel_shift():
+    x = numbers(3, 5, 2, 4)
+    yield plain_rel_shift(x), layers.rel_shift(x, time_major=True)
+    yield tf.transpose(plain_rel_shift(x), [2, 3, 0, 1]), layers.rel_shift(tf.transpose(x, [2, 3, 0, 1]))
+
+
+@of_article(1)
+def create_mask():
+    for qlen, mlen in ((3, 3), (3, 5), (4, 1), (3, 0)):
+        for same_length in (False, True):
+            yield plain_mask(qlen, mlen, same_length), layers.create_mask(qlen, mlen, same_length)
+
+
+def plain_relative_attention(layer, w, r, u, v, mask, mems):
+    """Equation (6), time first: `u` and `v` are the biases of content and position."""
+    qlen, heads = w.shape[0], [layer.n_head, layer.d_head]
+    cat = w if mems is None else tf.concat([mems, w], 0)
+    q, k, values = tf.split(cat @ layer.qkv_kernel, 3, -1)
+    q, k, values = (tf.reshape(x, [*x.shape[:2], *heads]) for x in (q[-qlen:], k, values))
+    r_k = tf.reshape(r @ layer.r_kernel, [r.shape[0], *heads])
+    content = tf.einsum("ibnd,jbnd->ijbn", q + u, k)  # terms (a) and (c)
+    position = plain_rel_shift(tf.einsum("ibnd,jnd->ijbn", q + v, r_k))  # terms (b) and (d)
+    scores = (content + position) / math.sqrt(layer.d_head) - 1e30 * mask[:, :, None, None]
+    vectors = tf.einsum("ijbn,jbnd->ibnd", tf.nn.softmax(scores, 1), values)
+    output = tf.reshape(vectors, [*w.shape[:2], -1]) @ layer.o_kernel
+    return layer_norm(w + output, layer.layer_norm)
+
+
+@of_article(1)
+def rel_multihead_attn():
+    layer = randomised(layers.RelMultiHeadAttn(8, 2, 3))
+    w, u, v = numbers(4, 2, 8), numbers(2, 3), numbers(2, 3)
+    for mlen, same_length in ((0, False), (3, False), (6, True)):
+        mems, mask = (numbers(mlen, 2, 8) if mlen else None), plain_mask(4, mlen, same_length)
+        r = layers.positional_embedding(layers.relative_positions(mlen + 4), layers.inverse_frequencies(8))
+        expected = plain_relative_attention(layer, w, r[0], u, v, mask, mems)
+        yield expected, swapped(layer(swapped(w), r, u, v, mask, None if mems is None else swapped(mems)))
+
+
+BINS = [  # n_token, d_embed, d_proj, and more
+    (50, 8, 8, {}),
+    (50, 8, 6, {}),
+    (50, 8, 8, {"cutoffs": [10, 25], "div_val": 1}),
+    (50, 8, 8, {"cutoffs": [10, 25], "div_val": 2}),
+    (50, 16, 8, {"cutoffs": [10, 25], "div_val": 2, "proj_same_dim": False}),
+]
+
+
+def plain_embedding(layer, x):
+    if len(layer.tables) == 1:
+        y, proj = tf.gather(layer.tables[0], x), layer.projs[0]
+        return (y if proj is None else y @ proj) * math.sqrt(layer.d_proj)
+    y, ends = tf.zeros([*x.shape, layer.d_proj]), [0, *layer.cutoffs, layer.n_token]
+    for first, last, table, proj in zip(ends[:-1], ends[1:], layer.tables, layer.projs, strict=True):
+        mask = (x >= first) & (x < last)
+        of_bin = tf.gather(table, tf.boolean_mask(x, mask) - first)
+        y += tf.scatter_nd(tf.where(mask), of_bin if proj is None else of_bin @ proj, tf.shape(y, tf.int64))
+    return y * math.sqrt(layer.d_proj)
+
+
+@of_article(1)
+def adaptive_embedding():
+    x = tf.constant(rng.integers(0, 50, [7, 3]))
+    for *sizes, options in BINS:
+        layer = randomised(layers.AdaptiveEmbedding(*sizes, **options))
+        yield plain_embedding(layer, x), swapped(layer(swapped(x)))
+        yield plain_embedding(layer, x), swapped(layer(swapped(x), static_shapes=True))
+
+
+@of_article(1)
+def adaptive_softmax():
+    """The log-probability of every word: its own in bin 0; else its cluster's plus its own within the bin."""
+    hidden, target = numbers(2, 7, 8), tf.constant(rng.integers(0, 50, [2, 7]))
+    options = {"cutoffs": [10, 25], "div_val": 2}
+    embedding = randomised(layers.AdaptiveEmbedding(50, 8, 8, **options))
+    softmax = randomised(layers.AdaptiveSoftmax(50, 8, 8, **options))
+    cluster_w, cluster_b = softmax.clusters
+    ours, (table, *_) = softmax(hidden, embedding=embedding), embedding.tables
+    head_w, head_b = tf.concat([table, cluster_w], 0), tf.concat([softmax.biases[0], cluster_b], 0)
+    head = tf.nn.log_softmax(tf.matmul(hidden @ tf.transpose(softmax.projs[0]), head_w, transpose_b=True) + head_b)
+    parts = [head[..., :10]]
+    for i in (1, 2):
+        narrow = hidden @ tf.transpose(softmax.projs[i])
+        tail = tf.nn.log_softmax(tf.matmul(narrow, embedding.tables[i], transpose_b=True) + softmax.biases[i])
+        parts.append(head[..., 9 + i, None] + tail)
+    expected = tf.concat(parts, -1)
+    yield expected, ours
+    yield -tf.gather(expected, target, batch_dims=2), softmax.nll(hidden, target, embedding)
+
+
+# ------------------------------------------------------------------------------------- article 2: the Transformer
+
+
+def plain_encoding(length, d_model):
+    """Sine and cosine of every angle, in turn."""
+    angles = np.arange(length)[:, None] * np.exp(-math.log(10000) * np.arange(0, d_model, 2) / d_model)
+    return tf.constant(np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, d_model)[None], tf.float32)
+
+
+def plain_attention(q, k, v, mask):
+    logits = tf.einsum("...qd,...kd->...qk", q, k) / math.sqrt(q.shape[-1])
+    weights = tf.nn.softmax(logits if mask is None else logits - 1e9 * mask)
+    return weights @ v, weights
+
+
+def plain_multi_head(layer, v, k, q, mask):
+    def heads(x, dense):
+        x = x @ dense.kernel + dense.bias
+        return tf.transpose(tf.reshape(x, [*x.shape[:2], layer.num_heads, -1]), [0, 2, 1, 3])
+
+    vectors, weights = plain_attention(heads(q, layer.wq), heads(k, layer.wk), heads(v, layer.wv), mask)
+    joined = tf.reshape(tf.transpose(vectors, [0, 2, 1, 3]), q.shape)
+    return joined @ layer.dense.kernel + layer.dense.bias, weights
+
+
+def plain_ffn(layer, x):
+    return tf.nn.relu(x @ layer.dense1.kernel + layer.dense1.bias) @ layer.dense2.kernel + layer.dense2.bias
+
+
+def source_and_masks():
+    """Source `[2, 5, 8]`, target `[2, 4, 8]`, the padding mask of the source, the look-ahead mask of the target."""
+    padding = layers.create_padding_mask(tf.constant([[3, 4, 1, 0, 0], [5, 2, 2, 7, 0]]))
+    return numbers(2, 5, 8), numbers(2, 4, 8), padding, layers.create_look_ahead_mask(4)
+
+
+@of_article(2)
+def positional_encoding():
+    yield plain_encoding(50, 512), layers.positional_encoding(50, 512)
+    pos, i = np.arange(50)[:, None], np.arange(512)[None]
+    yield pos / 10000 ** (2 * (i // 2) / 512), layers.get_angles(pos, i, 512)
+
+
+@of_article(2)
+def scaled_dot_product_attention():
+    q, k, v = numbers(2, 3, 4, 6), numbers(2, 3, 5, 6), numbers(2, 3, 5, 7)
+    for mask in (None, source_and_masks()[2]):
+        yield from zip(plain_attention(q, k, v, mask), layers.scaled_dot_product_attention(q, k, v, mask), strict=True)
+
+
+@of_article(2)
+def multi_head_attention():
+    layer = randomised(layers.MultiHeadAttention(8, 2), None, None, 8)
+    source, target, padding, _ = source_and_masks()
+    expected = plain_multi_head(layer, source, source, target, padding)
+    yield from zip(expected, layer(source, source, target, padding), strict=True)
+    yield from zip(expected, layer(source, source, target, mask=padding[:, 0, 0] == 0), strict=True)  # as Keras has it
+
+
+@of_article(2)
+def feed_forward():
+    x = numbers(2, 4, 8)
+    for ours in (layers.PositionWiseFFN(16, 8), layers.point_wise_feed_forward_network(8, 16)):
+        yield plain_ffn(randomised(ours, None, None, 8), x), ours(x)
+
+
+@of_article(2)
+def encoder_layer():
+    layer = randomised(layers.EncoderLayer(8, 2, 16))
+    x, _, padding, _ = source_and_masks()
+    y = layer_norm(x + plain_multi_head(layer.mha, x, x, x, padding)[0], layer.layernorm1)
+    yield layer_norm(y + plain_ffn(layer.ffn, y), layer.layernorm2), layer(x, training=False, mask=padding)
+
+
+@of_article(2)
+def decoder_layer():
+    layer = randomised(layers.DecoderLayer(8, 2, 16))
+    source, x, padding, look_ahead = source_and_masks()
+    own, own_weights = plain_multi_head(layer.mha1, x, x, x, look_ahead)
+    y = layer_norm(x + own, layer.layernorm1)
+    cross, cross_weights = plain_multi_head(layer.mha2, source, source, y, padding)
+    y = layer_norm(y + cross, layer.layernorm2)
+    expected = layer_norm(y + plain_ffn(layer.ffn, y), layer.layernorm3), own_weights, cross_weights
+    yield from zip(expected, layer(x, source, look_ahead, padding), strict=True)
+
+
+# -------------------------------------------------------------------------------- article 3: what enters the model
+
+
+@of_article(3)
+def embeddings_and_positions():
+    embeddings = randomised(layers.Embeddings(vocab=9, d_model=8))
+    positions = layers.PositionalEncoding(d_model=8, rate=0.1, max_len=20)
+    ids = tf.constant(rng.integers(0, 9, [2, 6]))
+    one_hot = tf.one_hot(ids, 9) @ embeddings.lut * math.sqrt(8)
+    yield one_hot, embeddings(ids)
+    yield one_hot + plain_encoding(20, 8)[:, :6], positions(embeddings(ids))
+
+
+@of_article(3)
+def concatenated_one_hot():
+    """A position that is concatenated before a linear layer is an embedding that is added after it."""
+    x, kernel, of_position = numbers(6, 4), numbers(4, 5), numbers(6, 5)
+    yield tf.concat([x, tf.eye(6)], 1) @ tf.concat([kernel, of_position], 0), x @ kernel + of_position
+
+
+# ------------------------------------------------------------------------- article 4: relative positions and FLAT
+
+
+@of_article(4)
+def rotation():
+    """The encoding of `pos + k` is that of `pos`, each pair turned by `w_i k`; products do not tell `k` from `-k`."""
+    table, k = layers.positional_encoding(40, 8)[0], 7
+    sines, cosines = table[:, 0::2], table[:, 1::2]
+    angle = k / 10000 ** (tf.range(0, 8, 2.0) / 8)
+    u, v = tf.cos(angle), tf.sin(angle)
+    yield u * sines[:-k] + v * cosines[:-k], sines[k:]
+    yield u * cosines[:-k] - v * sines[:-k], cosines[k:]
+    products = tf.matmul(table, table, transpose_b=True)
+    yield tf.fill([40 - k], tf.reduce_sum(u)), tf.linalg.diag_part(products, k=k)
+    yield tf.linalg.diag_part(products, k=-k), tf.linalg.diag_part(products, k=k)
+
+
+@of_article(4)
+def tener_scores():
+    """A vector for the distance of every pair, which no matrix projects; distances have a sign."""
+    layer = randomised(layers.TenerAttn(8, 2, key_position_term=False))
+    x, length = numbers(2, 5, 8), 5
+    q, k, _ = (tf.reshape(part, [2, length, 2, 4]) for part in tf.split(x @ layer.qkv_kernel, 3, -1))
+    distance = tf.cast(tf.range(length)[None] - tf.range(length)[:, None], tf.float32)  # key minus query
+    angles = distance[..., None] * tensor2tensor_frequencies(4)
+    r = tf.concat([tf.sin(angles), tf.cos(angles)], -1)
+    scores = tf.einsum("bind,bjnd->nbij", q + layer.r_r_bias, k) + tf.einsum("bind,ijd->nbij", q + layer.r_w_bias, r)
+    yield tf.nn.softmax(scores), layer.attention_probs(x)
+
+
+HEADS = tf.constant([[0, 1, 2, 3, 0, 2], [0, 1, 2, 1, 0, 0]])  # four characters and two words; three and one
+TAILS = tf.constant([[0, 1, 2, 3, 1, 3], [0, 1, 2, 2, 0, 0]])
+ITEMS = tf.constant([[True] * 6, [True] * 4 + [False] * 2])
+
+
+def plain_fusion(fusion):
+    """`R_ij = ReLU(W_r [p_hh, p_ht, p_th, p_tt])` for every pair, with the article's sinusoids: `[B, T, T, E]`."""
+    distances = [i[:, :, None] - j[:, None] for i in (HEADS, TAILS) for j in (HEADS, TAILS)]  # hh, ht, th, tt
+    table = plain_encoding(4, 8)[0]
+    rows = [tf.gather(table, abs(d)) * tf.where(d[..., None] < 0, [-1.0, 1.0] * 4, [1.0] * 8) for d in distances]
+    return tf.nn.relu(tf.concat(rows, -1) @ fusion.forward.kernel + fusion.forward.bias)
+
+
+def our_fusion(fusion):
+    """`(R of the pairs that differ, which of them each pair is)`, from a table of the distances -3 ... 3."""
+    pairs = distinct_pairs(HEADS, TAILS, ITEMS)
+    distances, frequencies = tf.range(-3.0, 4.0), layers.inverse_frequencies(8)
+    return fusion(pairs, layers.positional_embedding(distances, frequencies, convention="interleaved")[0]), pairs.index
+
+
+@of_article(4)
+def flat_fusion():
+    fusion = randomised(layers.PositionFusion(8, "ff"))
+    r, index = our_fusion(fusion)
+    both = ITEMS[:, :, None] & ITEMS[:, None]  # pairs with padding are some pair
+    yield plain_fusion(fusion)[both], tf.gather(r, index)[both]
+
+
+@of_article(4)
+def flat_scores():
+    """The four terms (a) to (d), with `R_ij` in place of `R_{i-j}`."""
+    fusion, layer = randomised(layers.PositionFusion(8, "ff")), randomised(layers.LatticeAttn(8, 2))
+    x = numbers(2, 6, 8)
+    q, k, r = (
+        tf.reshape(y @ dense.kernel + dense.bias, [*y.shape[:-1], 2, 4])
+        for y, dense in ((x, layer.w_q), (x, layer.w_k), (plain_fusion(fusion), layer.w_r))
+    )
+    content = tf.einsum("bind,bjnd->bnij", q, k) + tf.einsum("nd,bjnd->bnj", layer.u, k)[:, :, None]  # (a), (c)
+    position = tf.einsum("bind,bijnd->bnij", q, r) + tf.einsum("nd,bijnd->bnij", layer.v, r)  # (b), (d)
+    expected = tf.nn.softmax(content + position - 1e9 * tf.cast(~ITEMS, tf.float32)[:, None, None])
+    ours = tf.transpose(layer.attention_probs(x, *our_fusion(fusion), ITEMS), [1, 0, 2, 3])
+    of_items = tf.cast(ITEMS, tf.float32)[:, None, :, None]
+    yield expected * of_items, ours * of_items
+
+
+# ------------------------------------------------------------------------------------------------------ the program
+
+
+def main(words=()):
+    """Prints a line for every check whose name holds one of the words; returns 1 if one difference is too large."""
+    known = [function.__name__ for function in CHECKS]
+    unknown = [word for word in words if not any(word in name for name in known)]
+    if unknown:
+        print(f"articles.py: {', '.join(unknown)}: no such check; there are {', '.join(known)}")
+        return 1
+    failed = 0
+    for function, article in CHECKS.items():
+        if words and not any(word in function.__name__ for word in words):
+            continue
+        difference = 0.0
+        for expected, ours in function():
+            expected, ours = np.asarray(expected), np.asarray(ours)
+            same = expected.shape == ours.shape
+            difference = np.maximum(difference, np.abs(expected - ours).max()) if same else math.inf
+        wrong = not difference <= TOLERANCE
+        failed |= wrong
+        print(f"article {article}  {function.__name__:<30}{difference:.1e}{'  too large' * wrong}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
