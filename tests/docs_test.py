@@ -208,6 +208,18 @@ def test_the_python_of_the_readme_runs_and_what_it_saves_loads(tmp_path, monkeyp
     np.testing.assert_allclose(classifier(tokens), of_layer["classifier"](tokens), rtol=1e-5)
 
 
+def test_the_python_of_the_layers_page_runs_and_what_it_writes_loads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,), names = blocks("python", "layers.md").values(), {}
+    exec(code, names)
+    ids = np.array([[3, 1, 4, 0], [5, 9, 0, 0]], np.int32)
+    expected = names["model"](ids)
+    np.testing.assert_allclose(keras.saving.load_model("encoder.keras")(ids), expected, rtol=1e-5)
+    served = tf.saved_model.load("encoder")
+    np.testing.assert_allclose(served.serve(ids), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(served.serve(ids[1:, :2]), expected[1:], rtol=1e-4, atol=1e-5)  # padding does not count
+
+
 @pytest.mark.slow
 def test_the_python_of_the_transformer_page_learns_and_what_it_saves_loads(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -566,7 +578,7 @@ def test_the_table_of_signatures(exported):
 
 def test_every_block_is_run_or_named():
     """Every block of Python and bash is run by a test above, or a word of NOT_RUN says why not."""
-    pages = {"README.md", "data.md", "guide.md", "ner.md", "serving.md", "transformer.md"}
+    pages = {"README.md", "data.md", "guide.md", "layers.md", "ner.md", "serving.md", "transformer.md"}
     pages |= {"articles.md", "articles.zh.md"}  # articles_test.py runs them
     assert {key[0] for key in blocks("python")} == pages
     assert {key[1] for key in BLOCKS} <= {"bash", "python", "json", "bibtex"}

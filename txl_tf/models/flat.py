@@ -87,7 +87,7 @@ class Flat(SentenceNetwork):
         attention = {name: arguments[name] for name in names.split()}
         self.stacked = [
             FlatLayer(
-                d_model, n_head, d_inner, pre, post, residual, activation, dropout, attention, **options,
+                d_model, n_head, d_inner, pre, post, residual, activation, dropout, attention, self.draw_key, **options,
                 name=f"layer{i}",
             )
             for i in range(n_layer)

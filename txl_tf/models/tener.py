@@ -117,8 +117,8 @@ class Tener(SentenceNetwork):
         arguments = locals()
         super().__init__(**kwargs)
         self.keep(arguments)
-        options = {"dtype": self.dtype_policy}
-        self.in_fc = Linear(d_model, **options, name="in_fc")
+        options = {"dtype": self.dtype_policy, "seed": self.draw_key}
+        self.in_fc = Linear(d_model, dtype=self.dtype_policy, name="in_fc")
         self.stacked = [
             TenerLayer(
                 d_model, n_head, d_inner, after_norm=after_norm, dropout=dropout, attn_type=attn_type, scale=scale,

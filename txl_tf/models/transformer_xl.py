@@ -149,11 +149,11 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
             initializer=self.initializer, proj_initializer=make_initializer(init, proj_init_std, init_range),
             dtype=self.dtype_policy, name="adaptive_embed",
         )  # fmt: skip
-        self.start_keys(seed, always=True)
         sizes = (d_model, n_head, d_head, d_inner, dropout, dropatt, self.initializer, layer_norm_epsilon)
         self.decoder_layers = [
             self.layer_class(*sizes, self.draw_key, dtype=self.dtype_policy, name=f"layer_{i}") for i in range(n_layer)
         ]
+        self.start_keys(seed, always=True)  # behind the layers: initial weights hang on the order of draws
 
     def build(self, tokens_shape=None, **_):
         self.r_w_bias, self.r_r_bias = self.build_biases()
