@@ -39,7 +39,9 @@ def test_the_terms_are_those_of_the_paper_s_formula():
     assert n_checked == N_HEAD * BATCH * (5 + 6 + 7)
 
 
-@pytest.mark.parametrize("options", [{"untie_r": True, "clamp_len": 3}, {"same_length": True, "reset_token": 0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"untie_r": True, "clamp_len": 3}, {"same_length": True, "reset_token": 0}], ids=str
+)
 def test_the_softmax_of_their_sum_is_the_attention(small_lm, options):
     """Of the second layer; a key before a `reset_token` has no content."""
     network = small_lm(**options).network
