@@ -415,9 +415,9 @@ def attention_of_run_of_pairs(folder):
     model = folder.read_config()["model"]
     layer = layer_and_head(model["num_layers"], model["num_heads"])
     name = "text" if FLAGS.text_path is None else FLAGS.text_path
-    lines = [FLAGS.text] if FLAGS.text_path is None else [line.removesuffix("\n") for line in read_lines(name)]
-    if len(lines) != 1 or "\n" in lines[0]:
-        raise ValueError(f"{name} must be one line, the source, got {max(len(lines), 2)} or more")
+    lines = FLAGS.text.split("\n") if FLAGS.text_path is None else [x.removesuffix("\n") for x in read_lines(name)]
+    if len(lines) != 1:
+        raise ValueError(f"{name} must be one line, the source, got {len(lines)}")
     vocabs = folder.load_vocabs()
     translator = Translator(folder.load_model(FLAGS.ckpt_path), *vocabs)
     source = translator.encode(lines, name)[0]
