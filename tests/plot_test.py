@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from helpers import SMALL, program
+from helpers import SMALL, program, randomise
 
+from tools import heads, ideas
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.layers.attention import create_mask
 from txl_tf.layers.positions import (
@@ -17,12 +18,16 @@ from txl_tf.layers.positions import (
     positional_encoding,
     relative_positions,
 )
+from txl_tf.models.transformer import Transformer
+from txl_tf.models.transformer_lm import TransformerLM
+from txl_tf.models.translator import Translator
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.pairs_folder import PairsFolder
 
 LETTERS = "abcdefghijklmnopqrstuv "  # n_token of SMALL
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def plot():
     pytest.importorskip("matplotlib")
     yield from program("tools/plot.py")
@@ -53,6 +58,25 @@ def run(tmp_path_factory, small_lm):
         "0,4.0,1.5,0.1,3.0,10,100.0,NA,NA\n1,3.0,1.0,0.2,2.0,20,100.0,3.5,2.5\n"
         "2,9.0,9.0,0.9,9.0,30,100.0,9.0,9.0\n2,2.0,0.5,0.1,1.0,30,100.0,2.5,1.5\n"  # step 30 was done again
     )
+    return folder
+
+
+PAIRS = {
+    "num_layers": 2, "d_model": 8, "num_heads": 2, "dff": 8, "max_len": 12, "input_vocab_size": 6,
+    "target_vocab_size": 5,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pairs_run(tmp_path_factory):
+    """The folder of a run that writes A and B for a, b and c, with random weights."""
+    vocabs = [Vocab(level="char", special=["<pad>", "<s>", "\n", *letters]) for letters in ("abc", "AB")]
+    for vocab in vocabs:
+        vocab.build()
+    model = Transformer(**PAIRS)
+    randomise(model)
+    folder = tmp_path_factory.mktemp("plot_pairs") / "run"
+    PairsFolder(folder).create({}, PAIRS, vocabs, model, step=1)
     return folder
 
 
@@ -89,7 +113,7 @@ def test_runs_of_different_measures_are_refused(plot, run):
     [pytest.param({}, marks=pytest.mark.slow), {"untie_r": True, "same_length": True, "clamp_len": 3}],
     ids=str,
 )
-def test_probabilities_times_values_are_what_the_layer_computes(plot, small_lm, options, batch):
+def test_probabilities_times_values_are_what_the_layer_computes(small_lm, options, batch):
     """Of the second layer, with four heads: from three on, an optimised product went wrong for one row."""
     network = small_lm(n_head=4, **options).network
     rng = np.random.default_rng(0)
@@ -121,6 +145,76 @@ def test_the_text_before_the_segment_is_the_memory_and_zeros_are_before_the_text
     got, n_key = plot.attention_of_text(lm, ids, tgt_len=3, layer=1)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
     assert n_key == 7 and plot.attention_of_text(lm, ids[:5], 3, 1)[1] == 5
+
+
+@pytest.mark.parametrize("same_length", [False, True])
+def test_the_picture_of_the_terms_is_the_terms_their_sum_and_its_softmax(small_lm, same_length):
+    lm = small_lm(same_length=same_length)
+    ids = np.random.default_rng(0).integers(0, 23, 9).astype(np.int32)
+    terms, probs, n_key = heads.terms_of_text(lm, ids, tgt_len=3, layer=1, head=1)
+    mems = heads.memory_of_text(lm, ids, 3)
+    expected = [term[1, 0] for term in lm.network.attention_terms(ids[None, -3:], mems, 1)]
+    np.testing.assert_allclose(terms, expected, rtol=1e-5)
+    mask = create_mask(3, 4, same_length).numpy()
+    np.testing.assert_allclose(tf.nn.softmax(terms.sum(0) - 1e30 * mask), probs, rtol=1e-4, atol=1e-6)
+    assert n_key == 7
+
+    axes = heads.draw_terms(terms, probs, list("abcdefg"), 1, 1, same_length).axes
+    panels = [panel.images[0].get_array() for panel in axes if panel.images]
+    for shown, values in zip(panels, [*terms, terms.sum(0), np.sqrt(probs)], strict=True):
+        np.testing.assert_array_equal(shown.mask, mask > 0)
+        np.testing.assert_allclose(shown.data[mask == 0], values[mask == 0], rtol=1e-5)
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == list("efg")
+
+
+def test_the_spread_is_over_the_keys_that_a_query_sees():
+    scores = np.ma.masked_array([[1.0, 3.0, 99.0], [2.0, 2.0, 2.0]], [[0, 0, 1], [0, 0, 0]])
+    assert heads.spread(scores) == pytest.approx(0.5**0.5)  # variances 1 and 0
+
+
+# ---------------------------------------- attention of encoder-decoders
+
+
+def test_what_is_written_is_what_the_translator_writes(pairs_run):
+    vocabs, model = PairsFolder(pairs_run).load_vocabs(), PairsFolder(pairs_run).load_model()
+    translator = Translator(model, *vocabs)
+    for text in ("abc", "b", "cabcab"):
+        target = heads.written_by(model, translator.encode([text])[0])
+        assert translator.decode(target) == translator.translate([text])[0][0].text
+        assert (target[-1] in (0, 2) or len(target) == PAIRS["max_len"]) and not np.isin(target[:-1], (0, 2)).any()
+
+
+def test_the_attention_of_a_pair_is_that_of_every_step_of_writing(pairs_run):
+    """Row t of cross-attention is the last row of a call with the start symbol and the t symbols before it."""
+    model = PairsFolder(pairs_run).load_model()
+    source, target = np.array([3, 4, 5, 2]), np.array([4, 3, 3, 2])
+    cross, decoder, encoder = (
+        heads.attention_of_pair(model, source, target, w, 1) for w in ("cross", "decoder", "encoder")
+    )
+    assert cross.shape == decoder.shape == encoder.shape == (2, 4, 4)
+    for t in range(4):
+        _, weights = model.forward((source[None], np.array([[1, *target[:t]]])))
+        np.testing.assert_allclose(cross[:, t], weights["decoder_layer1_block2"][0, :, -1], rtol=1e-4)
+        np.testing.assert_allclose(decoder[:, t, : t + 1], weights["decoder_layer1_block1"][0, :, -1], rtol=1e-4)
+        np.testing.assert_allclose(encoder, weights["encoder_layer1"][0], rtol=1e-4)
+    assert not np.triu(decoder, 1).any()
+
+
+@pytest.mark.parametrize("which, keys, queries", [
+    ("cross", ["a", "␣", r"\n"], ["A", r"\n"]),
+    ("decoder", ["<s>", "A"], ["A", r"\n"]),
+    ("encoder", ["a", "␣", r"\n"], ["a", "␣", r"\n"]),
+])  # fmt: skip
+def test_pictures_of_pairs_have_the_symbols_at_their_sides(which, keys, queries):
+    weights = np.random.default_rng(0).random([2, len(queries), len(keys)])
+    figure = heads.draw_pair(weights, queries, keys, which, layer=0)
+    for head, axes in enumerate(figure.axes[:2]):
+        shown = axes.images[0].get_array()
+        np.testing.assert_allclose(
+            shown.filled(0) ** 2, np.tril(weights[head]) if which == "decoder" else weights[head]
+        )
+        assert [label.get_text() for label in axes.get_xticklabels()] == keys
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == queries
 
 
 # ---------------------------------------- context
@@ -215,6 +309,7 @@ def test_the_program_draws_the_benchmark_s_figures(main, tmp_path, capsys):
         ["--kind=curves"],
         pytest.param(["--kind=attention", "--text=a bad cab", "--tgt_len=4"], marks=pytest.mark.slow),
         ["--kind=attention", "--text=a bad cab", "--tgt_len=4", "--layer=0", "--head=1"],
+        ["--kind=terms", "--text=a bad cab", "--tgt_len=4", "--layer=0", "--head=1"],
         ["--kind=context", "--context_step=4", "--mem_len=8"],
     ],
     ids=str,
@@ -239,6 +334,10 @@ def test_the_program_writes_a_png_file(main, run, tmp_path, capsys, arguments):
         (["--kind=attention", "--text=abc"], "tgt_len must lie between 1 and the 3 tokens of the text, got 32"),
         (["--kind=attention", "--text=abc", "--model_dir=a,b"], "model_dir must be one run here, got 2: a, b"),
         (["--kind=attention", "--text_path=no.txt"], "there is no file no.txt"),
+        (["--kind=attention", "--text=abc", "--attention=cross"], "attention=cross is for runs of pairs"),
+        (["--kind=terms", "--text=abc"], "kind=terms draws one head: give head"),
+        (["--kind=terms", "--text=abc", "--head=2"], "head must lie between 0 and 1, got 2"),
+        (["--kind=terms", "--head=0"], "no text to attend to: give either text or text_path"),
         (["--kind=context", "--max_context=8"], "max_context must be two context_step or more, got 8 and 16"),
     ],
     ids=str,
@@ -249,21 +348,166 @@ def test_bad_input_is_one_clear_error(main, run, tmp_path, arguments, message):
     assert not (tmp_path / "picture.png").exists()
 
 
+@pytest.mark.parametrize(
+    "which", [[], ["--attention=decoder", "--head=1"], ["--attention=encoder", "--layer=0"]], ids=str
+)
+def test_the_program_draws_runs_of_pairs(main, pairs_run, tmp_path, which):
+    output = tmp_path / "picture.png"
+    main("--kind=attention", f"--model_dir={pairs_run}", "--text=abc", f"--output={output}", *which)
+    assert output.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "no text to attend to: give either text or text_path"),
+        (["--text=abc", "--tgt_len=4"], "tgt_len is for language models"),
+        (["--text=abc", "--mem_len=4"], "mem_len is for language models"),
+        (["--text=abc", "--layer=2"], "layer must lie between -1 and 1, got 2"),
+        (["--text=abc", "--head=2"], "head must lie between 0 and 1, got 2"),
+        (["--text=abc\nab"], "text must be one line, the source, got 2"),
+        (["--text="], "text, line 1 is empty"),
+        (["--text=abd"], "text, line 1"),
+        (["--kind=terms", "--text=abc", "--head=0"], "family must be .*, got 'transformer'"),
+    ],
+    ids=str,
+)
+def test_bad_input_for_runs_of_pairs_is_one_clear_error(main, pairs_run, tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        main("--kind=attention", f"--model_dir={pairs_run}", f"--output={tmp_path / 'picture.png'}", *arguments)
+    assert not (tmp_path / "picture.png").exists()
+
+
+def test_a_source_may_come_from_a_file_of_one_line(main, pairs_run, tmp_path):
+    path, output = tmp_path / "source.txt", tmp_path / "picture.png"
+    path.write_text("abc\nab\n")
+    arguments = ["--kind=attention", f"--model_dir={pairs_run}", f"--text_path={path}", f"--output={output}"]
+    with pytest.raises(ValueError, match="source.txt must be one line, the source, got 2"):
+        main(*arguments)
+    path.write_text("abc\n")
+    main(*arguments)
+    assert output.exists()
+
+
+def test_absolute_positions_have_no_terms_to_draw(main, tmp_path):
+    vocab = Vocab(level="char", special=list(LETTERS))
+    vocab.build()
+    model = {**SMALL, "mem_len": 0}
+    RunFolder(tmp_path / "run").create({}, model, [vocab], TransformerLM(**model), step=1)
+    arguments = ["--kind=terms", f"--model_dir={tmp_path / 'run'}", "--text=abc", "--head=0", "--output=no.png"]
+    with pytest.raises(ValueError, match="kind=terms is for relative positions, which family=transformer_lm"):
+        main(*arguments)
+
+
 def test_a_missing_matplotlib_is_named_with_its_extra(main, plot, run, monkeypatch):
     monkeypatch.setattr(plot, "Figure", None)
     with pytest.raises(SystemExit, match=r'matplotlib is missing: pip install "txl_tf\[plot\]"'):
         main(f"--model_dir={run}", "--output=picture.png")
 
 
-# ------------------------------------------------------------------------------------------------------ positions
+# ---------------------------------------- ideas, without a run
 
 
-def test_positions_shows_table_and_products_and_that_they_are_blind_to_direction(plot, main, tmp_path):
+def test_masks_are_those_of_create_mask():
+    figure = ideas.draw_masks(3, 2)
+    causal, memory, same_length = (axes.images[0].get_array() for axes in figure.axes)
+    np.testing.assert_array_equal(causal, [[0, 1, 1], [0, 0, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(memory, [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(same_length, [[0, 0, 0, 1, 1], [1, 0, 0, 0, 1], [1, 1, 0, 0, 0]])
+    assert [text.get_text() for text in figure.axes[0].texts] == list("011001000")
+    assert figure.axes[2].get_title() == "(c) same_length: 3 keys for every query"
+
+
+def test_the_shift_moves_every_score_to_the_key_at_its_distance():
+    before, padded, reshaped, after = ideas.shift_steps(2, 1)
+    np.testing.assert_array_equal(before, [[1, 2, 3], [4, 5, 6]])
+    np.testing.assert_array_equal(padded, [[0, 1, 2, 3], [0, 4, 5, 6]])
+    np.testing.assert_array_equal(reshaped, [[0, 1], [2, 3], [0, 4], [5, 6]])
+    np.testing.assert_array_equal(after, [[2, 3, 0], [4, 5, 6]])
+    np.testing.assert_array_equal(after.ravel(), reshaped[1:].ravel())
+    words = [text.get_text() for text in ideas.draw_shift(2, 1).axes[3].texts]
+    assert words == ["r1", "r0", "0", "r2", "r1", "r0"]
+
+    qlen, mlen = 4, 3
+    *_, after = ideas.shift_steps(qlen, mlen)
+    for i in range(qlen):
+        for j in range(mlen + i + 1):
+            assert after[i, j] == 1 + i * 7 + (6 - (mlen + i - j))  # column of the distance, farthest first
+
+
+def test_positions_shows_table_and_products_and_that_they_are_blind_to_direction():
     table = positional_encoding(21, 8).numpy()[0]
-    axes = plot.draw_positions(table).axes
+    axes = ideas.draw_positions(table).axes
     np.testing.assert_array_equal(axes[0].images[0].get_array(), table)
     np.testing.assert_allclose(axes[1].images[0].get_array(), table @ table.T, rtol=1e-5)
     forwards, backwards = ({*map(tuple, np.round(line.get_xydata(), 4))} for line in axes[2].lines)
     assert forwards == backwards and len(forwards) == 21
-    main("--kind=positions", "--positions=21", "--d_model=8", f"--output={tmp_path}/positions.png")
-    assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_products_of_positions_are_not_monotone():
+    """As docs/pictures.md says."""
+    np.testing.assert_array_equal(ideas.rises(np.array([5.0, 4, 3, 3.5, 3.5, 2, 9])), [2, 5])
+    products = np.cos(np.arange(101)[:, None] / 10000 ** (np.arange(64) / 64)).sum(1)  # of d_model 128
+    rises = ideas.rises(products)
+    assert rises[0] == 11 and len(rises) == 35
+    title = ideas.draw_positions(positional_encoding(201, 128).numpy()[0]).axes[2].get_title()
+    assert "35 of 100 steps rise, the first after k = 11" in title
+
+
+@pytest.mark.parametrize("d_model, first, rising", [(64, 5, 39), (512, 43, 14)])
+def test_wider_positions_fall_for_longer(d_model, first, rising):
+    table = positional_encoding(101, d_model).numpy()[0].astype(float)
+    rises = ideas.rises(table @ table[0])
+    assert rises[0] == first and len(rises) == rising
+
+
+def test_wavelengths_are_periods_of_the_table():
+    periods = ideas.wavelengths(8)
+    np.testing.assert_allclose(periods, 2 * np.pi * np.array([1, 10, 100, 1000]), rtol=1e-6)
+    assert ideas.wavelengths(128)[-1] == pytest.approx(54410, rel=1e-4)
+    axes = ideas.draw_wavelengths(50, 8).axes
+    np.testing.assert_allclose(axes[0].lines[0].get_ydata(), periods)
+    assert axes[0].get_title() == "1 of 4 waves go round within 50 positions (line)"
+    positions, sines = axes[1].lines[1].get_data()
+    np.testing.assert_allclose(sines, np.sin(positions / 10), atol=1e-6)
+
+
+@pytest.mark.parametrize("d_model, nearest", [(64, 1.47), (128, 1.95), (512, 3.71)])
+def test_2000_positions_are_all_different(d_model, nearest):
+    found = ideas.gaps(2000, d_model)
+    table = positional_encoding(2000, d_model).numpy()[0].astype(float)
+    np.testing.assert_allclose(found, np.linalg.norm(table[1:] - table[0], axis=1), rtol=1e-3)
+    np.testing.assert_allclose(found[:100], np.linalg.norm(table[1001:1101] - table[1000], axis=1), rtol=1e-3)
+    assert np.argmin(found) == 0 and found[0] == pytest.approx(nearest, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--kind=masks", "--tgt_len=3", "--mem_len=0"],
+        ["--kind=shift"],
+        ["--kind=positions", "--positions=21", "--d_model=8"],
+        ["--kind=wavelengths", "--positions=21", "--d_model=8", "--dpi=50"],
+    ],
+    ids=str,
+)
+def test_the_program_draws_ideas_without_a_run(main, tmp_path, capsys, arguments):
+    main(*arguments, f"--output={tmp_path / 'picture.png'}")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.startswith(f"{arguments[0].removeprefix('--kind=')}: ")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--kind=masks", "--tgt_len=0"], "tgt_len must lie between 1 and 64, got 0"),
+        (["--kind=shift", "--mem_len=-1"], "mem_len must lie between 0 and 64, got -1"),
+        (["--kind=wavelengths", "--d_model=7"], "d_model must be even"),
+        (["--kind=terms"], "curves, attention, terms and context need --model_dir"),
+    ],
+    ids=str,
+)
+def test_bad_flags_of_ideas_are_named(main, tmp_path, arguments, message):
+    with pytest.raises((ValueError, flags.IllegalFlagValueError), match=message):
+        main(*arguments, f"--output={tmp_path / 'picture.png'}")
+    assert not (tmp_path / "picture.png").exists()

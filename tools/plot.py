@@ -1,23 +1,32 @@
-"""Pictures of runs, as PNG files: training curves, attention, what a longer context is worth; and of speed.
+"""Pictures of runs and of what their models are made of, as PNG files.
 
     python tools/plot.py --kind=curves --model_dir=runs/my,runs/other --output=curves.png
     python tools/plot.py --kind=attention --model_dir=runs/my --text="once upon a time ..." --layer=3 --head=0 \
         --output=attention.png
+    python tools/plot.py --kind=attention --model_dir=runs/dates --text="Sat the 21st of Nov 2026" --output=cross.png
+    python tools/plot.py --kind=terms --model_dir=runs/my --text="once upon a time ..." --layer=3 --head=0 \
+        --output=terms.png
     python tools/plot.py --kind=context --model_dir=runs/my --output=context.png
     python tools/plot.py --kind=scaling --figures=scaling.json --output=scaling.png
-    python tools/plot.py --kind=positions --output=positions.png
+    python tools/plot.py --kind=masks --output=masks.png               (and shift, positions, wavelengths)
 
-curves     loss of training and validation, learning rate and gradient norm, from log.csv.
-attention  how much each of the last tgt_len tokens of a text attends to memory and segment (equation 6), for one
-           head or, without --head, for all heads of the layer. The tokens before fill the memory.
-context    mean nll of a text against the number of tokens the model is given before the one it predicts, and the
-           relative effective context length (RECL) that follows, see `relative_gains` and `recl`: of a run against
-           its own shorter contexts, or of several runs of one vocabulary as the paper's group of models. Segments
-           have context_step tokens and a memory of mem_len, by default what makes as many keys as mem_len and tgt_len
-           of the training did together.
-scaling    the cost of a token against each argument, from `tools/benchmark.py --scaling --json=scaling.json`.
-positions  the vanilla Transformer's positions: the table, and the products of its rows, which tell a distance but not
-           its direction.
+curves       loss of training and validation, learning rate and gradient norm, from log.csv.
+attention    how much each of the last tgt_len tokens of a text attends to memory and segment (equation 6), for one
+             head or, without --head, for all heads of the layer. The tokens before fill the memory. Of a run of pairs,
+             what the model looks at in its source while it writes the target; or, by --attention, how the source
+             attends to itself (encoder), or the target to itself (decoder).
+terms        the four terms of the scores of one head of Transformer-XL, (a) to (d) of the paper's section 3.3.
+context      mean nll of a text against the number of tokens the model is given before the one it predicts, and the
+             relative effective context length (RECL) that follows, see `relative_gains` and `recl`: of a run against
+             its own shorter contexts, or of several runs of one vocabulary as the paper's group of models. Segments
+             have context_step tokens and a memory of mem_len, by default what makes as many keys as mem_len and tgt_len
+             of the training did together.
+scaling      the cost of a token against each argument, from `tools/benchmark.py --scaling --json=scaling.json`.
+masks        which keys a query of Transformer-XL sees: without memory, with it, with same_length.
+shift        how Transformer-XL moves scores by distance to their keys (`rel_shift`; paper, appendix B).
+positions    the vanilla Transformer's positions: the table, and the products of its rows, which tell a distance but not
+             its direction.
+wavelengths  the periods of those waves, and how far apart they make any two positions.
 
 It needs matplotlib: pip install "txl_tf[plot]".
 """
@@ -36,36 +45,41 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.program import FLAGS, read_flags, run
 
-KINDS = ("curves", "attention", "context", "scaling", "positions")
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
+KINDS = ("curves", "attention", "terms", "context", "scaling", "masks", "shift", "positions", "wavelengths")
 NAMES = {"bpc": "bits per character", "ppl": "perplexity"}
 HARD = (1.0, 0.5, 0.1)  # the paper's r
 THRESHOLD = 0.01  # of the relative gain, the paper's
-NEEDS = {"curves": "model_dir", "attention": "model_dir", "context": "model_dir", "scaling": "figures"}
-MAX_LABELS = 200  # keys that token labels are drawn for
+NEEDS = {**dict.fromkeys(("curves", "attention", "terms", "context"), "model_dir"), "scaling": "figures"}
+TGT_LEN = {"attention": 32, "terms": 16, "masks": 5, "shift": 3}
+MEM_LEN = {"masks": 4, "shift": 2}
+MAX_LENGTH = 64  # of masks and shift
 LOGARITHMIC = ("n_token", "tokens_before")  # arguments of the benchmark that grow by large factors
 
 flags.DEFINE_enum("kind", "curves", KINDS, "The picture.")
 flags.DEFINE_list("model_dir", None, "Folder(s) of runs, comma-separated.")
 flags.DEFINE_string("output", None, "PNG file to write.")
 flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest; with a single run.")
-flags.DEFINE_string("text", None, "Text of attention.")
-flags.DEFINE_string("text_path", None, "UTF-8 file: text of attention, or of context; default there: the valid split.")
-flags.DEFINE_integer("layer", -1, "Layer of attention, from 0; -1 is the last.")
-flags.DEFINE_integer("head", None, "Head of attention, from 0; all where it is not given.")
-flags.DEFINE_integer("tgt_len", 32, "Tokens of the segment whose attention is drawn.")
-flags.DEFINE_integer("mem_len", None, "Positions of memory; default: the run's. For context, see there.")
+flags.DEFINE_string("text", None, "Text of attention and terms; of an encoder-decoder, the source.")
+flags.DEFINE_string("text_path", None, "UTF-8 file: that text, or the text of context; default there: the valid split.")
+flags.DEFINE_enum("attention", None, ("encoder", "decoder", "cross"), "Of an encoder-decoder; default: cross.")
+flags.DEFINE_integer("layer", -1, "Layer of attention and terms, from 0; -1 is the last.")
+flags.DEFINE_integer("head", None, "Head, from 0; attention draws all where it is not given.")
+flags.DEFINE_integer("tgt_len", None, f"Tokens of the segment that is drawn; default: {TGT_LEN}.")
+flags.DEFINE_integer(
+    "mem_len", None, f"Positions of memory; default: {MEM_LEN}, else the run's. For context, see there."
+)
 flags.DEFINE_integer("max_context", None, "Longest context; default: twice the keys that are attended to.")
 flags.DEFINE_integer("context_step", 16, "Tokens from one context length to the next.")
 flags.DEFINE_integer("max_tokens", 20000, "Tokens of the text to measure contexts on.")
 flags.DEFINE_string("figures", None, "JSON file of tools/benchmark.py --scaling; for scaling.")
-flags.DEFINE_integer("positions", 100, "Rows of the table; for positions.", lower_bound=2)
-flags.DEFINE_integer("d_model", 128, "Width of the table; for positions.", lower_bound=2)
+flags.DEFINE_integer("positions", 100, "Number of positions; for positions and wavelengths.", lower_bound=2)
+flags.DEFINE_integer("d_model", 128, "Their width; for positions and wavelengths.", lower_bound=2)
+flags.DEFINE_integer("dpi", 150, "Dots an inch.", lower_bound=20, upper_bound=600)
 flags.mark_flag_as_required("output")
 flags.register_multi_flags_validator(
     ["kind", "model_dir", "figures"],
     lambda given: bool(given[NEEDS[given["kind"]]]) if given["kind"] in NEEDS else True,
-    "kind=scaling needs --figures, kind=positions nothing, the other kinds need --model_dir",
+    "kind=scaling needs --figures; curves, attention, terms and context need --model_dir",
 )
 
 read_flags(__name__)
@@ -73,20 +87,27 @@ read_flags(__name__)
 import numpy as np
 import tensorflow as tf
 
+from tools.drawing import Figure, FuncFormatter, NullLocator, colors, save, tidy
+from tools.heads import (
+    attention_of_pair,
+    attention_of_text,
+    draw_attention,
+    draw_pair,
+    draw_terms,
+    terms_of_text,
+    written_by,
+)
+from tools.ideas import draw_masks, draw_positions, draw_shift, draw_wavelengths
+from txl_tf.data.parallel import START, read_lines
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import escape
-from txl_tf.layers.attention import create_mask
 from txl_tf.layers.positions import positional_encoding
+from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.translator import Translator
 from txl_tf.runs.evaluate import to_metric
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.pairs_folder import PairsFolder, open_folder
 from txl_tf.runs.setup import open_corpus
-
-try:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
-except ImportError:
-    Figure = None
-
 
 # ------------------------------------------------------------------------------------------------ training curves
 
@@ -150,75 +171,6 @@ def draw_curves(logs):
     norm.set_xlabel("training step")
     for axes in (loss, rate, norm):
         tidy(axes)
-    return figure
-
-
-# ------------------------------------------------------------------------------------------------------ attention
-
-
-def attention_of_text(lm, ids, tgt_len, layer):
-    """Probabilities of a layer for the last `tgt_len` ids, those before them given as memory.
-
-    Returns:
-        float32 `[n_head, tgt_len, mem_len + tgt_len]`, and how many of its last keys the text fills. The keys before
-        are the zeros that memory begins with.
-    """
-    mems, memory = lm.initial_mems(1), ids[:-tgt_len]
-    for start in range(0, len(memory), tgt_len):
-        _, mems = lm.network(memory[None, start : start + tgt_len], mems)
-    probs = lm.network.attention_probs(tf.constant(ids[None, -tgt_len:]), mems, layer)
-    return probs[:, 0].numpy(), min(len(ids), probs.shape[-1])
-
-
-def draw_attention(probs, labels, layer, head=None):
-    """Figure of the attention of one head, or of all as small multiples.
-
-    Args:
-        probs: `[n_head, tgt_len, mem_len + tgt_len]`.
-        labels: list of str, what the last keys are; the keys before are zeros.
-        layer, head: for the titles; `None` draws all heads.
-    """
-    n_head, qlen, klen = probs.shape
-    mlen, single = klen - qlen, head is not None
-    heads, columns = ([head], 1) if single else (range(n_head), min(2, n_head))
-    rows = -(-len(heads) // columns)
-    cell = min(0.14 if single else 0.05, 18 / columns / klen)  # inches
-    size = (max(klen * cell, 3.5) * columns + 1.5, (max(qlen * cell, 1.2) + 0.6) * rows + 0.6)
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    top = max(probs[h].max() for h in heads)
-    # Keys count from the segment's first, so that those of the memory are negative.
-    extent = (-mlen - 0.5, qlen - 0.5, qlen - 0.5, -0.5)
-    future = create_mask(qlen, mlen).numpy() > 0
-    for axes in grid.flat[len(heads) :]:
-        axes.set_visible(False)
-    for axes, h in zip(grid.flat, heads, strict=False):
-        axes.set_facecolor("#d8d8d8")
-        # Colours by the square root of the probabilities: most are small, and would all look like 0.
-        shown = np.ma.masked_array(np.sqrt(probs[h]), future)
-        image = axes.imshow(shown, cmap="Blues", vmin=0, vmax=top**0.5, aspect="auto", extent=extent)
-        axes.axvline(-0.5, color=COLORS[1], lw=2)
-        to_memory = probs[h][:, :mlen].sum(1).mean()
-        axes.set_title(f"layer {layer}, head {h}: {to_memory:.0%} of attention goes to the memory", fontsize=10)
-        if klen > len(labels):
-            axes.axvspan(
-                -mlen - 0.5, qlen - len(labels) - 0.5, facecolor="none", edgecolor="#888888", hatch="///", lw=0
-            )
-        if single and klen <= MAX_LABELS:
-            style = {"fontsize": min(72 * cell * 0.9, 10), "family": "monospace", "parse_math": False}  # a $ is a $
-            turned = 90 if max(map(len, labels)) > 2 else 0
-            axes.set_xticks(range(qlen - len(labels), qlen), labels, rotation=turned, **style)
-            axes.set_yticks(range(qlen), labels[-qlen:], **style)
-            axes.tick_params(length=0, pad=2)
-    for axes in grid[-1]:
-        hatched = ", hatched where it is zeros before the text" if klen > len(labels) else ""
-        axes.set_xlabel(f"keys: {mlen} of memory{hatched}; right of the line the segment")
-    for axes in grid[:, 0]:
-        axes.set_ylabel("queries")
-    bar = figure.colorbar(image, ax=grid, shrink=0.8, aspect=30, pad=0.01)
-    ticks = [tick for tick in (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1) if tick <= top]
-    bar.set_ticks(np.sqrt(ticks), labels=[f"{tick:g}" for tick in ticks])
-    bar.set_label("probability")
     return figure
 
 
@@ -395,17 +347,6 @@ def draw_scaling(rows):
 # -------------------------------------------------------------------------------------------------------- program
 
 
-def colors(n):
-    return [COLORS[i % len(COLORS)] for i in range(n)]
-
-
-def tidy(axes):
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.margins(x=0.02)
-
-
 def names_of(model_dirs):
     """The folders' last names, or the whole paths where two are the same."""
     names = [os.path.basename(os.path.normpath(path)) for path in model_dirs]
@@ -423,26 +364,82 @@ def check_index(name, value, n, lowest=0):
         raise ValueError(f"{name} must lie between {lowest} and {n - 1}, got {value}")
 
 
-def attention():
-    model_dir, head, tgt_len = only_one(FLAGS.model_dir), FLAGS.head, FLAGS.tgt_len
+def given_text():
     if (FLAGS.text is None) == (FLAGS.text_path is None):
         raise ValueError("no text to attend to: give either text or text_path")
-    folder = RunFolder(model_dir)
+
+
+def attention():
+    folder = open_folder(only_one(FLAGS.model_dir))
+    if isinstance(folder, PairsFolder):
+        return attention_of_run_of_pairs(folder)
+    if FLAGS.attention is not None:
+        raise ValueError(f"attention={FLAGS.attention} is for runs of pairs, which the run in {folder} is not")
+    lm, ids, tgt_len, layer, labels = text_of_run(RunFolder(folder))
+    probs, n_key = attention_of_text(lm, ids, tgt_len, layer)
+    return draw_attention(probs, labels[-n_key:], layer, FLAGS.head)
+
+
+def terms():
+    folder = RunFolder(only_one(FLAGS.model_dir))
+    config = folder.read_config()
+    if folder.family(config).model is not TransformerXLLM:
+        raise ValueError(f"kind=terms is for relative positions, which family={config['family']} in {folder} has not")
+    if FLAGS.head is None:
+        raise ValueError("kind=terms draws one head: give head")
+    lm, ids, tgt_len, layer, labels = text_of_run(folder)
+    parts, probs, n_key = terms_of_text(lm, ids, tgt_len, layer, FLAGS.head)
+    return draw_terms(parts, probs, labels[-n_key:], layer, FLAGS.head, lm.network.same_length)
+
+
+def text_of_run(folder):
+    """Checked flags of a language model's attention: `(lm, ids, tgt_len, layer, a label for every id)`."""
+    given_text()
     model = folder.read_config()["model"]
-    check_index("layer", FLAGS.layer, model["n_layer"], lowest=-1)
-    if head is not None:
-        check_index("head", head, model["n_head"])
+    layer = layer_and_head(model["n_layer"], model["n_head"])
     vocab = folder.load_vocab()
     text = [FLAGS.text] if FLAGS.text_path is None else read_files([FLAGS.text_path], vocab.level)
     ids = vocab.encode(text)
+    tgt_len = TGT_LEN[FLAGS.kind] if FLAGS.tgt_len is None else FLAGS.tgt_len
     if not 1 <= tgt_len < len(ids) + 1:
         raise ValueError(f"tgt_len must lie between 1 and the {len(ids)} tokens of the text, got {tgt_len}")
-    layer = FLAGS.layer % model["n_layer"]
     changes = {} if FLAGS.mem_len is None else {"mem_len": FLAGS.mem_len}
-    lm = folder.load_model(FLAGS.ckpt_path, **changes)
-    probs, n_key = attention_of_text(lm, ids, tgt_len, layer)
-    labels = [label_of(vocab.symbols[i]) for i in ids[-n_key:]]
-    return draw_attention(probs, labels, layer, head)
+    return folder.load_model(FLAGS.ckpt_path, **changes), ids, tgt_len, layer, labels_of(vocab, ids)
+
+
+def attention_of_run_of_pairs(folder):
+    for name in ("tgt_len", "mem_len"):
+        if FLAGS[name].value is not None:
+            raise ValueError(f"{name} is for language models, and the run in {folder} learned from pairs")
+    given_text()
+    model = folder.read_config()["model"]
+    layer = layer_and_head(model["num_layers"], model["num_heads"])
+    name = "text" if FLAGS.text_path is None else FLAGS.text_path
+    lines = FLAGS.text.split("\n") if FLAGS.text_path is None else [x.removesuffix("\n") for x in read_lines(name)]
+    if len(lines) != 1:
+        raise ValueError(f"{name} must be one line, the source, got {len(lines)}")
+    vocabs = folder.load_vocabs()
+    translator = Translator(folder.load_model(FLAGS.ckpt_path), *vocabs)
+    source = translator.encode(lines, name)[0]
+    target = written_by(translator.model, source)
+    which = FLAGS.attention or "cross"
+    weights = attention_of_pair(translator.model, source, target, which, layer)
+    of_source, of_target = (labels_of(vocab, ids) for vocab, ids in zip(vocabs, (source, target), strict=True))
+    queries = of_source if which == "encoder" else of_target
+    keys = [label_of(vocabs[1].symbols[START]), *of_target[:-1]] if which == "decoder" else of_source
+    return draw_pair(weights, queries, keys, which, layer, FLAGS.head)
+
+
+def layer_and_head(n_layer, n_head):
+    """The layer, from 0, of checked flags."""
+    check_index("layer", FLAGS.layer, n_layer, lowest=-1)
+    if FLAGS.head is not None:
+        check_index("head", FLAGS.head, n_head)
+    return FLAGS.layer % n_layer
+
+
+def labels_of(vocab, ids):
+    return [label_of(vocab.symbols[i]) for i in ids]
 
 
 def label_of(symbol):
@@ -490,43 +487,41 @@ def held_out(folder, vocab):
     return np.asarray(found.splits["valid"][: FLAGS.max_tokens])
 
 
-# ----------------------------------------------------------------------------------------------------- positions
+def lengths():
+    """`(tgt_len, mem_len)` of pictures without a run."""
+    defaults = {"tgt_len": TGT_LEN, "mem_len": MEM_LEN}
+    found = [
+        default[FLAGS.kind] if FLAGS[name].value is None else FLAGS[name].value for name, default in defaults.items()
+    ]
+    for name, value, least in zip(defaults, found, (1, 0), strict=True):
+        if not least <= value <= MAX_LENGTH:
+            raise ValueError(f"{name} must lie between {least} and {MAX_LENGTH}, got {value}")
+    return found
 
 
-def draw_positions(table):
-    """Figure of a table of positions `[n, d_model]`: the table, its products, and those by signed distance."""
-    products = table @ table.T
-    middle = len(table) // 2
-    figure = Figure(figsize=(13, 4), layout="constrained")
-    of_table, of_products, by_distance = figure.subplots(1, 3)
-    for axes, values, title, label in (
-        (of_table, table, "PE(pos): sines and cosines in turn", "dimension"),
-        (of_products, products, "PE(pos) . PE(other)", "other position"),
-    ):
-        image = axes.imshow(values, cmap="RdBu_r", aspect="auto", vmin=-np.abs(values).max(), vmax=np.abs(values).max())
-        figure.colorbar(image, ax=axes)
-        axes.set(title=title, xlabel=label, ylabel="position")
-    distances = np.arange(len(table)) - middle
-    by_distance.plot(distances, products[middle], color=COLORS[0], label=f"from position {middle}")
-    by_distance.plot(-distances, products[middle], "--", color=COLORS[1], label="the same, mirrored")
-    by_distance.set(title="the same forwards and backwards", xlabel="distance k", ylabel="PE(pos) . PE(pos + k)")
-    by_distance.legend(frameon=False)
-    return figure
+def curves():
+    logs = [read_log(model_dir) for model_dir in FLAGS.model_dir]
+    return draw_curves(dict(zip(names_of(FLAGS.model_dir), logs, strict=True)))
+
+
+DRAW = {  # kind: function without arguments that returns the figure
+    "curves": curves,
+    "attention": attention,
+    "terms": terms,
+    "context": context,
+    "scaling": lambda: draw_scaling(read_figures(FLAGS.figures)),
+    "masks": lambda: draw_masks(*lengths()),
+    "shift": lambda: draw_shift(*lengths()),
+    "positions": lambda: draw_positions(positional_encoding(FLAGS.positions, FLAGS.d_model).numpy()[0]),
+    "wavelengths": lambda: draw_wavelengths(FLAGS.positions, FLAGS.d_model),
+}
 
 
 def main():
     if Figure is None:
         sys.exit('plot.py: matplotlib is missing: pip install "txl_tf[plot]"')
-    if FLAGS.kind == "curves":
-        logs = [read_log(model_dir) for model_dir in FLAGS.model_dir]
-        figure = draw_curves(dict(zip(names_of(FLAGS.model_dir), logs, strict=True)))
-    elif FLAGS.kind == "scaling":
-        figure = draw_scaling(read_figures(FLAGS.figures))
-    elif FLAGS.kind == "positions":
-        figure = draw_positions(positional_encoding(FLAGS.positions, FLAGS.d_model).numpy()[0])
-    else:
-        figure = attention() if FLAGS.kind == "attention" else context()
-    figure.savefig(FLAGS.output, format="png", dpi=150)
+    figure = DRAW[FLAGS.kind]()
+    save(figure, FLAGS.output, FLAGS.dpi)
     print(f"{FLAGS.kind}: {FLAGS.output}")
 
 

@@ -13,6 +13,7 @@ from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.reset import content_mask, document_starts, mask_far_zeros, of_last_document
+from txl_tf.layers.score_terms import score_terms
 from txl_tf.layers.transformer_xl_layer import TransformerXLLayer
 from txl_tf.models.layer_loop import run_in_loop
 
@@ -281,12 +282,32 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
 
         Arguments as of the call. Each row of the probabilities sums to 1.
         """
+        w, arguments = self._into_layer(tokens, mems, layer)
+        return self.decoder_layers[layer].rel_attn.attention_probs(w, *arguments)
+
+    def attention_terms(self, tokens, mems, layer):
+        """The four terms of the scores that `attention_probs` is the softmax of, see `layers/score_terms.py`.
+
+        Returns:
+            `(a, b, c, d)`, each shaped as the probabilities.
+
+        Raises:
+            ValueError: the network has absolute positions, whose scores are one term.
+        """
+        if self.r_w_bias is None:
+            raise ValueError(f"{type(self).__name__} has absolute positions: its scores have no terms u.k and v.r")
+        w, (r, u, v, _, mem, *content) = self._into_layer(tokens, mems, layer)
+        attn = self.decoder_layers[layer].rel_attn
+        return score_terms(*attn.computed(w, r, u, v, mem, attn.qkv_kernel, attn.r_kernel, *content))
+
+    def _into_layer(self, tokens, mems, layer):
+        """What enters a layer in a call without dropout: its input, and the other arguments."""
         mlen = keras.ops.shape(mems[0])[1]
         (attn_mask, *content, _), (output, pos_emb) = self.masks(tokens, mlen), self.embed(tokens, mlen)
         arguments = [(*self.positions_of_layer(i, pos_emb), attn_mask, mem, *content) for i, mem in enumerate(mems)]
         for i in range(layer):
             output = self.decoder_layers[i](output, *arguments[i])
-        return self.decoder_layers[layer].rel_attn.attention_probs(output, *arguments[layer])
+        return output, arguments[layer]
 
     def export(self, *args, **kwargs):
         raise NotImplementedError(

@@ -1,0 +1,251 @@
+"""Pictures of attention heads: of language models, with their memory, and of encoder-decoders.
+
+attention_of_text, draw_attention       one head, or all of a layer: probabilities by memory and segment
+terms_of_text, draw_terms               the terms (a) to (d) of a head of Transformer-XL, their sum, its softmax
+attention_of_pair, draw_pair            one head, or all of a layer: source, target, or target to source
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tools.drawing import COLORS, GREY, Figure
+from txl_tf.config import SearchConfig
+from txl_tf.data.parallel import END, PADDING, START
+from txl_tf.layers.attention import create_mask
+from txl_tf.models.translator import most_symbols
+
+MAX_LABELS = 200  # keys that token labels are drawn for
+WEIGHTS = {"encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1", "cross": "decoder_layer{}_block2"}
+TERMS = (
+    "(a) q·k: content",
+    "(b) q·r: distance, by content of the query",
+    "(c) u·k: content of the key alone",
+    "(d) v·r: distance alone",
+)
+
+
+# ------------------------------------------------------------------------------------------------- language models
+
+
+def memory_of_text(lm, ids, tgt_len):
+    """The memory before the last `tgt_len` ids."""
+    mems, memory = lm.initial_mems(1), ids[:-tgt_len]
+    for start in range(0, len(memory), tgt_len):
+        _, mems = lm.network(memory[None, start : start + tgt_len], mems)
+    return mems
+
+
+def attention_of_text(lm, ids, tgt_len, layer):
+    """Probabilities of a layer for the last `tgt_len` ids, those before them given as memory.
+
+    Returns:
+        float32 `[n_head, tgt_len, mem_len + tgt_len]`, and how many of its last keys the text fills. The keys before
+        are the zeros that memory begins with.
+    """
+    mems = memory_of_text(lm, ids, tgt_len)
+    probs = lm.network.attention_probs(tf.constant(ids[None, -tgt_len:]), mems, layer)
+    return probs[:, 0].numpy(), min(len(ids), probs.shape[-1])
+
+
+def terms_of_text(lm, ids, tgt_len, layer, head):
+    """The four terms of a head's scores, and its probabilities, for the last `tgt_len` ids.
+
+    Returns:
+        float32 `[4, tgt_len, mem_len + tgt_len]`, `[tgt_len, mem_len + tgt_len]`, and how many of the last keys the
+        text fills.
+    """
+    mems, tokens = memory_of_text(lm, ids, tgt_len), tf.constant(ids[None, -tgt_len:])
+    terms = tf.stack([term[head, 0] for term in lm.network.attention_terms(tokens, mems, layer)])
+    probs = lm.network.attention_probs(tokens, mems, layer)[head, 0]
+    terms, probs = (tf.cast(x, tf.float32).numpy() for x in (terms, probs))
+    return terms, probs, min(len(ids), probs.shape[-1])
+
+
+def spread(scores):
+    """Standard deviation over the keys that a query sees, its square averaged over the queries.
+
+    What is equal for all keys of a query does not move the softmax; this is what is left.
+
+    Args:
+        scores: masked array `[T, K]`.
+    """
+    return float(np.mean(np.var(scores, axis=1)) ** 0.5)
+
+
+def draw_attention(probs, labels, layer, head=None):
+    """Figure of the attention of one head, or of all as small multiples.
+
+    Args:
+        probs: `[n_head, tgt_len, mem_len + tgt_len]`.
+        labels: list of str, what the last keys are; the keys before are zeros.
+        layer, head: for the titles; `None` draws all heads.
+    """
+    n_head, qlen, klen = probs.shape
+    mlen, single = klen - qlen, head is not None
+    cell = min(0.14 if single else 0.05, 18 / (1 if single else min(2, n_head)) / klen)  # inches
+    figure, grid, heads = heads_grid(n_head, head, max(klen * cell, 3.5), max(qlen * cell, 1.2))
+    top = max(probs[h].max() for h in heads)
+    future = create_mask(qlen, mlen).numpy() > 0
+    for axes, h in zip(grid.flat, heads, strict=False):
+        image = show_roots(axes, np.ma.masked_array(probs[h], future), top, segment_extent(qlen, klen))
+        to_memory = probs[h][:, :mlen].sum(1).mean()
+        axes.set_title(f"layer {layer}, head {h}: {to_memory:.0%} of attention goes to the memory", fontsize=10)
+        mark_memory(axes, qlen, klen, len(labels))
+        if single and klen <= MAX_LABELS:
+            label_segment(axes, labels, qlen, min(72 * cell * 0.9, 10))
+    for axes in grid[-1]:
+        axes.set_xlabel(about_keys(mlen, klen > len(labels)))
+    for axes in grid[:, 0]:
+        axes.set_ylabel("queries")
+    probability_bar(figure, image, grid, top)
+    return figure
+
+
+def draw_terms(terms, probs, labels, layer, head, same_length=False):
+    """Figure of the terms of one head's scores, each on its own scale, of their sum, and of the probabilities.
+
+    Args:
+        terms: `[4, tgt_len, mem_len + tgt_len]`, (a) to (d).
+        probs: `[tgt_len, mem_len + tgt_len]`.
+        labels: list of str, what the last keys are; the keys before are zeros.
+        layer, head: for the title.
+        same_length: of the model.
+    """
+    _, qlen, klen = terms.shape
+    mlen = klen - qlen
+    masked = create_mask(qlen, mlen, same_length).numpy() > 0
+    cell = min(0.14, 9 / klen)  # inches
+    size = (2 * max(klen * cell, 3.0) + 1.7, 3 * (max(qlen * cell, 1.2) + 0.6) + 0.6)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(3, 2, sharex=True, sharey=True)
+    scores = np.ma.masked_array([*terms, terms.sum(0)], np.broadcast_to(masked, (5, qlen, klen)))
+    extent = segment_extent(qlen, klen)
+    for axes, values, title in zip(grid.flat, scores, (*TERMS, "(a) + (b) + (c) + (d)"), strict=False):
+        most = max(np.abs(values).max(), 1e-9)
+        image = axes.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto", extent=extent)
+        axes.set_title(f"{title}; spread {spread(values):.2g}", fontsize=9)
+        figure.colorbar(image, ax=axes, aspect=12, pad=0.01)
+    probable = show_roots(grid[2, 1], np.ma.masked_array(probs, masked), probs.max(), extent)
+    grid[2, 1].set_title("softmax of the sum: probabilities", fontsize=9)
+    for axes in grid.flat:
+        axes.set_facecolor(GREY)
+        mark_memory(axes, qlen, klen, len(labels))
+        if klen <= MAX_LABELS:
+            label_segment(axes, labels, qlen, min(72 * cell * 0.9, 9))
+    probability_bar(figure, probable, grid[2, 1], probs.max(), shrink=1, aspect=12)
+    figure.suptitle(f"layer {layer}, head {head}; {about_keys(mlen, klen > len(labels))}", fontsize=10)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ encoder-decoders
+
+
+def written_by(model, source):
+    """Ids that an encoder-decoder writes for the ids of a source, the likeliest every time, with what ends them."""
+    most = int(most_symbols(SearchConfig(), len(source), model.max_len))
+    ids = model.generate(source[None], start=START, end=END, max_new_tokens=most)[0][0].numpy()
+    ends = np.flatnonzero((ids == END) | (ids == PADDING))
+    return ids[: ends[0] + 1] if len(ends) else ids
+
+
+def attention_of_pair(model, source, target, which, layer):
+    """Weights of a layer while a target is written.
+
+    Args:
+        model: `Transformer`.
+        source, target: int `[S]` and `[T]`, with their end symbols; the target without its start symbol.
+        which: "encoder", "decoder" or "cross".
+        layer: from 0.
+
+    Returns:
+        float32 `[num_heads, S, S]`, `[num_heads, T, T]` or `[num_heads, T, S]`. Row t of the decoder and of cross is
+        what the model looks at when it writes `target[t]`; keys of the decoder are the start symbol and
+        `target[:-1]`.
+    """
+    _, weights = model.forward((source[None], np.append(START, target[:-1])[None]))
+    return weights[WEIGHTS[which].format(layer)][0].numpy()
+
+
+def draw_pair(weights, queries, keys, which, layer, head=None):
+    """Figure of the attention of one head of an encoder-decoder, or of all as small multiples.
+
+    Args:
+        weights: `[n_head, queries, keys]`.
+        queries, keys: lists of str, their labels.
+        which: "encoder", "decoder" or "cross".
+        layer, head: for the titles; `None` draws all heads.
+    """
+    n_head, qlen, klen = weights.shape
+    single = head is not None
+    cell = min(0.2, 18 / (1 if single else min(2, n_head)) / klen)  # inches
+    figure, grid, heads = heads_grid(n_head, head, max(klen * cell, 2.5), max(qlen * cell, 1.2))
+    top = max(weights[h].max() for h in heads)
+    hidden = np.triu(np.full([qlen, klen], which == "decoder"), 1)
+    for axes, h in zip(grid.flat, heads, strict=False):
+        image = show_roots(axes, np.ma.masked_array(weights[h], hidden), top)
+        axes.set_title(f"layer {layer}, head {h}", fontsize=10)
+        if max(qlen, klen) <= MAX_LABELS:
+            label_axes(axes, range(klen), keys, range(qlen), queries, min(72 * cell * 0.7, 10))
+    for axes in grid[-1]:
+        axes.set_xlabel("target, as read" if which == "decoder" else "source")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("source" if which == "encoder" else "target, as written")
+    probability_bar(figure, image, grid, top)
+    return figure
+
+
+# ----------------------------------------------------------------------------------------------- parts of pictures
+
+
+def heads_grid(n_head, head, width, height):
+    """`(figure, grid of axes, heads)` of one head or of all, two in a row; a cell has these inches."""
+    heads, columns = (range(n_head), min(2, n_head)) if head is None else ([head], 1)
+    rows = -(-len(heads) // columns)
+    figure = Figure(figsize=(width * columns + 1.5, (height + 0.6) * rows + 0.6), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes in grid.flat[len(heads) :]:
+        axes.set_visible(False)
+    return figure, grid, heads
+
+
+def show_roots(axes, probs, top, extent=None):
+    """Draws probabilities by their square roots: most are small, and would all look like 0."""
+    axes.set_facecolor(GREY)
+    return axes.imshow(np.sqrt(probs), cmap="Blues", vmin=0, vmax=top**0.5, aspect="auto", extent=extent)
+
+
+def probability_bar(figure, image, grid, top, shrink=0.8, aspect=30):
+    """The colour bar of `show_roots`."""
+    bar = figure.colorbar(image, ax=grid, shrink=shrink, aspect=aspect, pad=0.01)
+    ticks = [tick for tick in (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1) if tick <= top]
+    bar.set_ticks(np.sqrt(ticks), labels=[f"{tick:g}" for tick in ticks])
+    bar.set_label("probability")
+
+
+def segment_extent(qlen, klen):
+    """Keys count from the segment's first, so that those of the memory are negative."""
+    return qlen - klen - 0.5, qlen - 0.5, qlen - 0.5, -0.5
+
+
+def mark_memory(axes, qlen, klen, n_key):
+    """A line between memory and segment; hatches where the memory is zeros before the text of `n_key` tokens."""
+    axes.axvline(-0.5, color=COLORS[1], lw=2)
+    if klen > n_key:
+        axes.axvspan(qlen - klen - 0.5, qlen - n_key - 0.5, facecolor="none", edgecolor="#888888", hatch="///", lw=0)
+
+
+def about_keys(mlen, hatched):
+    hatched = ", hatched where it is zeros before the text" if hatched else ""
+    return f"keys: {mlen} of memory{hatched}; right of the line the segment"
+
+
+def label_segment(axes, labels, qlen, fontsize):
+    label_axes(axes, range(qlen - len(labels), qlen), labels, range(qlen), labels[-qlen:], fontsize)
+
+
+def label_axes(axes, columns, keys, rows, queries, fontsize):
+    """Writes tokens at an image's columns and rows."""
+    style = {"fontsize": fontsize, "family": "monospace", "parse_math": False}  # a $ is a $
+    axes.set_xticks(columns, keys, rotation=90 if max(map(len, keys)) > 2 else 0, **style)
+    axes.set_yticks(rows, queries, **style)
+    axes.tick_params(length=0, pad=2)

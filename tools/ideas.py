@@ -1,0 +1,187 @@
+"""Pictures of the articles' ideas that need no model. All numbers come from the functions that the models call.
+
+draw_masks          which keys a query sees: without memory, with it, with same_length
+draw_shift          how `rel_shift` moves scores by distance to their keys
+draw_positions      the vanilla Transformer's positions and their products
+draw_wavelengths    how long the waves of positions are, and how far apart that makes positions
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tools.drawing import COLORS, GREY, Figure, colors, write_cells
+from txl_tf.layers.attention import create_mask, rel_shift
+from txl_tf.layers.positions import inverse_frequencies
+
+MAX_WORDS = 24  # columns of a matrix whose numbers are written
+LIGHT = ("#cce3f0", "#f7dfcc", "#ccebe3", "#f5e4ed", "#faecd0", "#ddf0fb")  # COLORS, to write on
+
+
+# ----------------------------------------------------------------------------------------------------------- masks
+
+
+def draw_masks(qlen, mlen):
+    """Figure of three masks of `create_mask`: 1 and grey where a key is masked."""
+    masks = {
+        "(a) causal: no memory": create_mask(qlen, 0),
+        f"(b) with a memory of {mlen}": create_mask(qlen, mlen),
+        f"(c) same_length: {mlen + 1} keys for every query": create_mask(qlen, mlen, same_length=True),
+    }
+    widths = [qlen, mlen + qlen, mlen + qlen]
+    cell = min(0.36, 11 / sum(widths))  # inches
+    figure = Figure(figsize=(sum(widths) * cell + 2, qlen * cell + 1.2), layout="constrained")
+    for axes, (title, mask) in zip(figure.subplots(1, 3, width_ratios=widths), masks.items(), strict=True):
+        mask, before = mask.numpy().astype(int), mask.shape[1] - qlen
+        extent = (-before - 0.5, qlen - 0.5, qlen - 0.5, -0.5)
+        axes.imshow(mask, cmap=flat_colors(LIGHT[0], GREY), vmin=0, vmax=1, aspect="auto", extent=extent)
+        if mask.shape[1] <= MAX_WORDS:
+            write_cells(axes, mask, -before, fontsize=8)
+        if before:
+            axes.axvline(-0.5, color=COLORS[1], lw=2)
+        axes.set_title(title, fontsize=9)
+        axes.set(xlabel="key; negative: memory" if before else "key", ylabel="query")
+        axes.locator_params(integer=True)
+    return figure
+
+
+def flat_colors(*names):
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(names)
+
+
+# ----------------------------------------------------------------------------------------------------------- shift
+
+
+def shift_steps(qlen, mlen):
+    """What `rel_shift` does with the scores of `qlen` queries by distance, which are numbered here, from 1.
+
+    Returns:
+        int arrays: `[T, K]`, row i the scores of query i against the distances K - 1, ..., 0; `[T, K + 1]` with a
+        column of zeros in front; `[K + 1, T]`, the same numbers in shorter rows; `[T, K]`, what `rel_shift` returns:
+        those numbers without the first row. Column j is a key there.
+    """
+    klen = mlen + qlen
+    before = 1 + np.arange(qlen * klen).reshape(qlen, klen)
+    padded = np.pad(before, [[0, 0], [1, 0]])
+    after = rel_shift(tf.constant(before, tf.float32)).numpy().astype(int)
+    return before, padded, padded.reshape(klen + 1, qlen), after
+
+
+def draw_shift(qlen, mlen):
+    """Figure of `shift_steps`: a cell names the distance, its colour the query; grey is masked."""
+    klen = mlen + qlen
+    titles = (
+        "1. by distance",
+        "2. zeros in front",
+        f"3. in rows of {qlen};\nthe first row goes",
+        f"4. in rows of {klen}: by key",
+    )
+    steps = shift_steps(qlen, mlen)
+    future = create_mask(qlen, mlen).numpy() > 0
+    size = (0.36 * sum(step.shape[1] for step in steps) + 3, 0.3 * (klen + 1) + 1.3)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, 4, width_ratios=[step.shape[1] for step in steps])
+    for axes, step, title in zip(panels, steps, titles, strict=True):
+        query, distance = (step - 1) // klen, klen - 1 - (step - 1) % klen
+        words = np.where(step > 0, np.char.add("r", distance.astype(str)), "0")
+        shades = np.where(step > 0, 1 + query % len(LIGHT), 0)
+        if axes is panels[3]:
+            shades[future] = len(LIGHT) + 1
+        axes.imshow(shades, cmap=flat_colors("white", *LIGHT, GREY), vmin=0, vmax=len(LIGHT) + 1)
+        write_cells(axes, words, fontsize=8)
+        if axes is panels[2]:
+            axes.plot([-0.5, qlen - 0.5], [0, 0], color=COLORS[1])
+        axes.set_title(title, fontsize=9)
+        axes.set_xticks([])
+        axes.set_yticks([])
+    for axes in (panels[0], panels[3]):
+        axes.set_yticks(range(qlen), [f"query {i}" for i in range(qlen)], fontsize=8)
+    panels[0].set_xticks(range(klen), range(klen - 1, -1, -1), fontsize=8)
+    panels[0].set_xlabel("distance", fontsize=8)
+    panels[3].set_xticks(range(klen), range(-mlen, qlen), fontsize=8)
+    panels[3].set_xlabel("key; negative: memory", fontsize=8)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------------- positions
+
+
+def rises(products):
+    """Where products by distance, `[n]` from distance 0 on, do not fall.
+
+    Returns:
+        int array: the distances k for which the product at k + 1 is larger than at k.
+    """
+    return np.flatnonzero(np.diff(products) > 0)
+
+
+def draw_positions(table):
+    """Figure of a table of positions `[n, d_model]`: the table, its products, and those by signed distance."""
+    products = table @ table.T
+    middle = len(table) // 2
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    of_table, of_products, by_distance = figure.subplots(1, 3)
+    for axes, values, title, label in (
+        (of_table, table, "PE(pos): sines and cosines in turn", "dimension"),
+        (of_products, products, "PE(pos) . PE(other)", "other position"),
+    ):
+        most = np.abs(values).max()
+        image = axes.imshow(values, cmap="RdBu_r", aspect="auto", vmin=-most, vmax=most, interpolation="nearest")
+        figure.colorbar(image, ax=axes)
+        axes.set(title=title, xlabel=label, ylabel="position")
+    distances = np.arange(len(table)) - middle
+    by_distance.plot(distances, products[middle], color=COLORS[0], label=f"from position {middle}")
+    by_distance.plot(-distances, products[middle], "--", color=COLORS[1], label="the same, mirrored")
+    backwards = products[middle, middle::-1]  # distances 0 ... middle
+    up, title = rises(backwards), "the same forwards and backwards"
+    if len(up):
+        title = f"{title}, not monotone:\n{len(up)} of {middle} steps rise, the first after k = {up[0]}"
+    by_distance.set_title(title, fontsize=9)
+    by_distance.set(xlabel="distance k", ylabel="PE(pos) . PE(pos + k)")
+    by_distance.legend(frameon=False)
+    return figure
+
+
+def wavelengths(d_model):
+    """Periods of the sinusoids, in positions: float64 `[d_model / 2]`, 2 pi to nearly 2 pi * 10000."""
+    return 2 * np.pi / inverse_frequencies(d_model).numpy().astype(np.float64)
+
+
+def gaps(n, d_model):
+    """Distance between the encodings of two positions that are 1, 2, ..., n - 1 apart: float64 `[n - 1]`.
+
+    A pair of sine and cosine goes round a circle: after k of its angles w it is `2 |sin(k w / 2)|` away. No two of n
+    positions are the same where all of these are above 0.
+    """
+    halves = np.pi / wavelengths(d_model) * np.arange(1, n)[:, None]
+    return 2 * np.sqrt(np.sum(np.sin(halves) ** 2, 1))
+
+
+def draw_wavelengths(n, d_model):
+    """Figure of the period of each pair of dimensions, of some of the waves, and of `gaps`, for n positions."""
+    periods = wavelengths(d_model)
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    by_pair, waves, apart = figure.subplots(1, 3)
+    by_pair.semilogy(periods, ".", color=COLORS[0])
+    by_pair.axhline(n, color="black", lw=1)
+    shorter = int(np.sum(periods <= n))
+    by_pair.set_title(f"{shorter} of {len(periods)} waves go round within {n:,} positions (line)", fontsize=10)
+    by_pair.set(xlabel="pair of dimensions", ylabel="period, positions")
+    chosen = np.unique(np.linspace(0, len(periods) - 1, 5).astype(int)[:-1])
+    positions = np.linspace(0, min(n, 100) - 1, 1000)
+    for pair, color in zip(chosen, colors(len(chosen)), strict=True):
+        label = f"pair {pair}: {periods[pair]:,.4g}"
+        waves.plot(positions, np.sin(2 * np.pi * positions / periods[pair]), color=color, label=label)
+    waves.set_title("sines of some pairs, and their periods", fontsize=10)
+    waves.set(xlabel="position")
+    waves.legend(frameon=True, fontsize=8, loc="lower right")
+    found = gaps(n, d_model)
+    nearest = int(np.argmin(found))
+    apart.plot(np.arange(1, n), found, color=COLORS[0], lw=1)
+    apart.plot(nearest + 1, found[nearest], "o", color=COLORS[1])
+    title = f"of {n:,} positions, the nearest two are {nearest + 1} apart: {found[nearest]:.3g}"
+    apart.set_title(title, fontsize=10)
+    apart.set(xlabel="distance k", ylabel="|PE(pos) - PE(pos + k)|")
+    apart.set_ylim(bottom=0)
+    return figure
