@@ -148,6 +148,7 @@ def test_what_a_mask_hides_does_not_count_given_or_handed_on_by_keras(case):
     for name in names:
         handed[name]._keras_mask = tf.constant(mask)
     np.testing.assert_array_equal(first(layer(**handed)), expected)
+    np.testing.assert_array_equal(first(layer(*handed.values(), None)), expected)
 
 
 @all_of(MASKED)

@@ -104,6 +104,11 @@ class Layer(KerasHabits, Dropping, keras.layers.Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
 
+    def __call__(self, *args, **kwargs):
+        while args and args[-1] is None:  # Keras gives its mask a second time where None is given by position
+            args = args[:-1]
+        return super().__call__(*args, **kwargs)
+
 
 def mask_of(x):
     """The mask that Keras's layers hand on with a tensor, or `None`."""
