@@ -342,10 +342,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         if self._called_with is not None:
             return _signature(self._called_with)
         if not hasattr(self.network, "inputs"):  # but a functional model knows them
-            raise ValueError(
-                "export does not know what network is called with: call the tagger once, on any batch, or give "
-                "input_signature"
-            )
+            raise ValueError("export needs to know what network is called with: call the tagger once, on any batch")
         inputs = [(x.name, x.shape, x.dtype) for x in self.network.inputs]
         if len(inputs) == 1 and len(inputs[0][1]) == 2:
             return _signature([(None, [None, None], "int32")])

@@ -30,5 +30,11 @@ class Compiled:
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.optimizer is not None and self.has_all_weights:
-            self.optimizer.build(self.trainable_variables)
+        self.build_optimizer()
+
+    def build_optimizer(self) -> None:
+        """Makes the variables of the optimizer, if those of the model exist: a step that fails would leave a part."""
+        optimizer = getattr(self, "optimizer", None)
+        if optimizer is not None and not optimizer.built and self.has_all_weights:
+            with self.distribute_strategy.scope():  # within a step, some strategies could not
+                optimizer.build(self.trainable_variables)

@@ -283,9 +283,7 @@ class MemoryModel(SingleBatches, Compiled, keras.Model):
         """Builds the optimizer. Raises ValueError where `method` cannot train with what `compile` was given."""
         if self.optimizer is None:
             raise ValueError(f"{method} needs an optimizer, got None: compile with txl_tf.make_optimizer(...)")
-        if not self.optimizer.built:  # within a step, some strategies could not
-            with self.distribute_strategy.scope():
-                self.optimizer.build(self.trainable_variables)
+        self.build_optimizer()
 
     def _check_rows(self, rows, parts):
         replicas = self.distribute_strategy.num_replicas_in_sync

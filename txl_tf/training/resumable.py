@@ -81,11 +81,13 @@ class Resumable(Compiled):
                 `class_weight` are given.
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
+        self.build_optimizer()
         with self._weighing_classes(kwargs.pop("class_weight", None)):
             return super().fit(**kwargs)
 
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
         """One step of training; arguments and errors as of `fit`. Returns what Keras's returns."""
+        self.build_optimizer()
         with self._weighing_classes(class_weight):
             return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
@@ -169,6 +171,8 @@ class Resumable(Compiled):
         """
         if input_signature is None:
             input_signature = [self.input_signature()]
+            if not self.has_all_weights:
+                self(keras.tree.map_structure(_ones, input_signature[0]))
         super().export(filepath, format, verbose, input_signature=input_signature, **kwargs)
 
     # ------------------------------------------------------------------------------------------ stopping and going on
@@ -197,3 +201,8 @@ class Resumable(Compiled):
 
     def set_carried_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Goes on with arrays from `carried_arrays`."""
+
+
+def _ones(spec):
+    """A tensor as small as a `keras.InputSpec` allows."""
+    return tf.ones([1 if size is None else size for size in spec.shape], spec.dtype)

@@ -38,9 +38,8 @@ def checked_weights(sample_weight: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
         weights = weights[:, 0]
     rows, length = kept.shape
     if not any(weights.shape.is_compatible_with(shape) for shape in ([rows], [rows, length])):
-        raise ValueError(
-            f"sample_weight must be [batch={rows}] or [batch={rows}, labels={length}], got {[*weights.shape]}"
-        )
+        shape = f"[batch, labels{'' if length is None else f'={length}'}]"
+        raise ValueError(f"sample_weight must be [batch] or {shape}, got {[*weights.shape]}")
     return weights
 
 
