@@ -303,7 +303,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         key, weights = self.step_key(tf.shape(tags)[0]), self.weights_in_training(tags, weights)
         with tf.GradientTape() as tape:
             emissions, mask, tags, weights = self._elements(inputs, tags, weights, training=True, dropout_key=key)
-            nll, rows = self._sums(emissions, mask, tags, weights)
+            nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
             loss = self.optimizer.scale_loss(_mean(nll, self.over_replicas(rows), weights))
         of_update = self.apply_gradients_of(loss, tape)
         return {**self._log_loss(nll, rows, weights), **of_update}
@@ -312,14 +312,14 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         emissions, mask, tags, weights = self._elements(*self.unpacked(data))
         counts = self.count_spans(self.crf.decode(emissions, mask)[0], tags, mask)
         self.spans.update_state(self.over_replicas(counts))
-        nll, rows = self._sums(emissions, mask, tags, weights)
+        nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
         return {**self._log_loss(nll, rows, weights), **self.spans.result()}
 
     def predict_step(self, data):
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self.decode(inputs)[0]
 
-    def _sums(self, emissions, mask, tags, weights):
+    def _nll_and_rows(self, emissions, mask, tags, weights):
         """Sums over the sentences here: of their nll, and of their weights or, without any, their number."""
         nll = self.crf.nll(emissions, tags, mask)
         if weights is None:
