@@ -1,5 +1,8 @@
 """What every model of the library must do. A new model joins the list in `conforming.py`."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -120,3 +123,83 @@ def test_two_replicas_train_as_one(case, trained, two_replicas):
     losses, expected = trained
     np.testing.assert_allclose(history["loss"], losses, rtol=1e-5)
     assert_all_close(weights(model), expected, **AFTER_ADAM)
+
+
+def assert_frozen(model, optimizer, case):
+    before = model.get_weights()
+    model.compile(optimizer, loss=case.loss)
+    logs = model.fit(repeated(case.make_batch(), 1), verbose=0).history
+    assert np.isfinite(logs["loss"][0]) and logs.get("grad_norm", [0.0]) == [0.0]
+    assert_all_close(model.get_weights(), before, rtol=0, atol=0)
+
+
+@fast_for("language_model")
+def test_a_wholly_frozen_model_is_fitted_without_a_change(case):
+    model = compiled(case)
+    model.trainable = False
+    for optimizer in (model.optimizer, keras.optimizers.SGD(0.1)):  # one that has trained it; one that finds nothing
+        assert_frozen(model, optimizer, case)
+
+
+@fast_for("vanilla_language_model")
+def test_a_wholly_frozen_model_of_two_replicas_is_fitted_without_a_change(case, two_replicas):
+    with two_replicas.scope():
+        model = case.make_random()
+        model.trainable = False
+        optimizer = keras.optimizers.SGD(0.1)
+    assert_frozen(model, optimizer, case)
+
+
+# ---------------------------------------- what trains by Keras's own `fit`, with a loss of its own
+
+
+def fast_of_slow(*fast):
+    """The cases of `SLOW` that have `export`."""
+    of_keras = [param for param in cases(*fast) if param.values[0] in SLOW[1:]]
+    return pytest.mark.parametrize("case", of_keras, indirect=True)
+
+
+@fast_of_slow("transformer", "tener")
+def test_a_loaded_keras_file_goes_on_training_as_the_model_would(case, tmp_path):
+    model, data = compiled(case, run_eagerly=True, steps_per_execution=2), repeated(case.make_batch(), 2)
+    model.fit(data, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert (loaded.run_eagerly, loaded.steps_per_execution, int(loaded.optimizer.iterations)) == (True, 2, 2)
+    assert loaded.fit(data, verbose=0).history == model.fit(data, verbose=0).history
+    assert_all_close(weights(loaded), weights(model), rtol=0, atol=0)
+
+
+IN_ANOTHER_PROCESS = """
+import sys
+import numpy as np, tensorflow as tf
+served, arrays = tf.saved_model.load(sys.argv[1]), np.load(sys.argv[2])
+inputs = {name: tf.constant(arrays[name]) for name in arrays if name != "expected"}
+inputs = (inputs["0"], inputs["1"]) if "0" in inputs else inputs
+np.testing.assert_allclose(served.serve(inputs), arrays["expected"], atol=1e-5)
+assert not [name for name in sys.modules if name.startswith("txl_tf")]
+"""
+
+
+@fast_of_slow("transformer")
+def test_an_export_gives_the_outputs_for_batches_of_any_size_and_length(case, tmp_path):
+    model = case.make_random()
+    model.export(tmp_path / "model", verbose=False)  # never called
+    inputs = case.inputs()
+    short = inputs if case.name == "flat" else keras.tree.map_structure(lambda x: x[:3, :4], inputs)
+    served = tf.saved_model.load(tmp_path / "model")
+    np.testing.assert_allclose(served.serve(keras.tree.map_structure(tf.constant, short)), model(short), atol=1e-5)
+
+
+@pytest.mark.slow
+@fast_of_slow()
+def test_an_export_after_training_works_in_a_process_without_this_library(case, tmp_path):
+    model = compiled(case)
+    model.fit(repeated(case.make_batch(), 1), verbose=0)
+    model.export(tmp_path / "model", verbose=False)
+    inputs = case.inputs()
+    named = inputs if isinstance(inputs, dict) else {str(i): x for i, x in enumerate(inputs)}
+    np.savez(tmp_path / "arrays.npz", **named, expected=outputs(model, inputs)[0])
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, tmp_path / "model", tmp_path / "arrays.npz"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

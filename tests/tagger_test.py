@@ -453,6 +453,9 @@ def test_compile_takes_no_loss_and_no_metrics():
     for options in ({"loss": "mse"}, {"metrics": ["accuracy"]}):
         with pytest.raises(ValueError, match="loss and metrics must be None: the model has its own"):
             tagger.compile(sgd(), **options)
+    for name in ("loss_weights", "weighted_metrics"):
+        with pytest.raises(ValueError, match=f"compile takes no {name}, got"):
+            tagger.compile(sgd(), **{name: ["accuracy"]})
 
 
 @SLOW
@@ -485,6 +488,101 @@ def test_xla_trains_as_a_graph_does(name):
     np.testing.assert_allclose(train(jit_compile=True), train(), rtol=1e-5)
 
 
+# ---------------------------------------- weights
+
+
+class Stepping:
+    """A tagger whose every call trains one batch from the same weights on."""
+
+    def __init__(self, name):
+        self.model, _ = make_tagger(name)
+        self.model.compile(sgd(clip=None, momentum=0.0), run_eagerly=True)
+        self.start = self.model.get_weights()
+
+    def __call__(self, x, y, **weights):
+        self.model.set_weights(self.start)
+        logs = self.model.train_on_batch(x, y, return_dict=True, **weights)
+        return logs, self.model.get_weights()
+
+    def assert_same(self, batch, other):
+        (logs, weights), (expected, expected_weights) = (self(*x[:2], **x[2]) for x in (batch, other))
+        assert logs == pytest.approx(expected, rel=1e-4)
+        for found, array in zip(weights, expected_weights, strict=True):
+            np.testing.assert_allclose(found, array, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", cases("tener", "keras, a mask", of=["tener", "flat", "keras, a mask"]))
+def test_sentences_count_by_their_weights_or_by_the_mean_of_those_of_their_elements(name):
+    """Weights of 0 train nothing; a sentence of weight 2 is the sentence twice. One row is padding alone."""
+    stepping, lengths = Stepping(name), [5, 0, 3, 2]
+    inputs, tags = CASES[name][1](lengths), random_tags(lengths)
+    logs, weights = stepping(inputs, tags, sample_weight=np.zeros(4))
+    assert logs == {"loss": 0, "grad_norm": 0}
+    assert all(np.array_equal(found, array) for found, array in zip(weights, stepping.start, strict=True))
+
+    rows, twice = np.array([1.0, 4.0, 2.0, 0.0]), [0, 2, 2]
+    again = {key: np.take(x, twice, 0) for key, x in inputs.items()}
+    stepping.assert_same((inputs, tags, {"sample_weight": rows}), (again, tags[twice], {}))
+    if name == "keras, a mask":  # elements anywhere in a row
+        inputs, tags = {key: np.roll(x, 2, 1) for key, x in inputs.items()}, np.roll(tags, 2, 1)
+    mask = np.roll(ids(lengths), 2 * (name == "keras, a mask"), 1) != 0
+    elements = np.random.default_rng(0).uniform(0, 2, mask.shape)
+    means = [x[kept].mean() if kept.any() else 7.0 for x, kept in zip(elements, mask, strict=True)]
+    of_elements = {"sample_weight": elements.astype(np.float32)}
+    stepping.assert_same((inputs, tags, of_elements), (inputs, tags, {"sample_weight": np.array(means)}))
+    of_class = np.where(tags == 1, 3.0, np.where(tags == 0, 0.5, 1.0))
+    stepping.assert_same(
+        (inputs, tags, {"class_weight": {1: 3.0, 0: 0.5}}), (inputs, tags, {"sample_weight": of_class})
+    )
+
+
+def test_evaluation_weighs_the_nll_and_counts_entities_as_they_are():
+    tagger, inputs = make_tagger("tener")
+    tagger.compile(sgd(), run_eagerly=True)
+    tags, weights = random_tags(), np.array([0.1, 0.2, 0.0, 0.3], np.float32)
+    tags[2] = tagger.decode(inputs)[0][2]  # which counts, although its weight is 0
+    plain = tagger.evaluate(inputs, tags, verbose=0, return_dict=True)
+    expected = {**plain, "loss": np.average(tagger.nll(inputs, tags), weights=weights)}
+    assert expected["f1"] > 0 and expected["loss"] != pytest.approx(plain["loss"], rel=1e-2)
+    found = tagger.evaluate(inputs, tags, batch_size=3, sample_weight=weights, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, rel=1e-5)
+    triples = tf.data.Dataset.from_tensors((inputs, tags, weights))
+    assert tagger.evaluate(triples, verbose=0, return_dict=True) == pytest.approx(expected, rel=1e-5)
+
+
+def test_bad_weights_and_no_tags_are_one_clear_error():
+    tagger, inputs = make_tagger("tener")
+    tagger.compile(sgd(), run_eagerly=True)
+    for arguments, weights, message in [
+        ((), {}, r"x and y must both be given, as in fit\(inputs, tags\), or a dataset of such pairs: got no y"),
+        ((random_tags(),), {"sample_weight": np.ones([4, 4])}, r"must be \[batch\] or \[batch, labels=5\], got \[4, 4"),
+        ((random_tags(),), {"class_weight": {5: 1.0}}, "class_weight must have ids from 0 to 4, got 5"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            tagger.train_on_batch(inputs, *arguments, **weights)
+            pytest.fail(f"no error: {message}")
+
+
+# ---------------------------------------- export
+
+
+@pytest.mark.parametrize("name", cases("keras", "keras, two inputs", "transformer-xl"))
+def test_an_exported_tagger_gives_its_emissions_for_batches_of_any_size(name, tmp_path):
+    """Before any call, where the network knows its inputs; after one; and loaded from a file."""
+    make, inputs_of = CASES[name]
+    tagger, inputs = txl_tf.Tagger(make(), LABELS), as_tensors(inputs_of([3, 7, 2]))
+    if name == "transformer-xl":
+        with pytest.raises(ValueError, match="export needs to know what network is called with: call the tagger once"):
+            tagger.export(tmp_path / "unknown", verbose=False)
+    if name in ("transformer-xl", "keras, a mask"):
+        tagger(inputs_of())
+        tagger.save(tmp_path / "tagger.keras")
+        tagger = keras.saving.load_model(tmp_path / "tagger.keras")
+    tagger.export(tmp_path / "model", verbose=False)
+    served = tf.saved_model.load(tmp_path / "model")
+    np.testing.assert_allclose(served.serve(inputs), tagger(inputs), atol=1e-5)
+
+
 # ---------------------------------------- saving and half precision
 
 
@@ -499,16 +597,21 @@ def test_a_saved_tagger_gives_identical_emissions(name, tmp_path):
     assert (loaded.labels, loaded.constraints, loaded.output_dropout, loaded.seed) == (LABELS, False, 0.1, 0)
 
 
-@SLOW
-@pytest.mark.parametrize("name", ["flat", "keras"])
-def test_a_saved_tagger_trains_on(name, tmp_path):
-    tagger, inputs = make_tagger(name, output_dropout=0.1)
+@pytest.mark.parametrize("name", cases("keras, a mask", of=["flat", "keras, a mask", "transformer-xl"]))
+def test_a_saved_tagger_trains_on_as_it_would_have(name, tmp_path):
+    """The optimizer's state and the keys of dropout are those of the second epoch."""
+    rates = {} if "keras" in name else {"network": {"dropout": 0.1}}
+    tagger, inputs = make_tagger(name, output_dropout=0.1, **rates)
+    tagger.compile(sgd(momentum=0.9), run_eagerly=True)
+    tagger.fit(batches(name), verbose=0)
     tagger.save(tmp_path / "tagger.keras")
     loaded = keras.saving.load_model(tmp_path / "tagger.keras")
-    for model in (tagger, loaded):
-        model.compile(sgd())
-        model.fit(batches(name), verbose=0)
-    np.testing.assert_allclose(loaded(inputs), tagger(inputs), rtol=1e-5, atol=1e-6)
+    expected = tagger.fit(batches(name), verbose=0).history
+    assert loaded.fit(batches(name), verbose=0).history == expected
+    np.testing.assert_array_equal(loaded(inputs), tagger(inputs))
+    other = keras.saving.load_model(tmp_path / "tagger.keras")
+    other.optimizer.iterations.assign(0)
+    assert other.fit(batches(name), verbose=0).history != expected
 
 
 @pytest.mark.parametrize("name", cases("tener", of=["tener", "flat"]))

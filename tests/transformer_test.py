@@ -1,5 +1,9 @@
-"""The encoder-decoder: padding never counts, dropout is the same on any number of replicas, cached equals uncached."""
+"""The encoder-decoder: padding never counts, dropout is the same on any number of replicas, cached equals uncached.
 
+Training by Keras's methods: both forms of a batch, weights, what is frozen, export.
+"""
+
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -139,6 +143,202 @@ def test_fit_takes_arrays_and_generators_as_keras_does_and_learns():
     assert np.mean(ids[:, :6] == target[:20, 1:]) > 0.9
 
 
+# ---------------------------------------- forms of a batch, and weights
+
+TARGETS = np.array([[1, 5, 4, 7, 2], [1, 3, 2, 0, 0], [1, 6, 6, 2, 0], [1, 8, 2, 0, 0]], np.int32)
+
+
+class Stepping:
+    """A model whose every call trains one batch from the same weights on."""
+
+    def __init__(self, **options):
+        self.model = make(num_layers=1, **options)
+        optimizer = txl_tf.make_optimizer(0.1, optimizer="sgd", schedule="constant", momentum=0.0, clip=None)
+        self.model.compile(optimizer, run_eagerly=True)
+        self.start = self.model.get_weights()
+
+    def __call__(self, x, y, **weights):
+        self.model.set_weights(self.start)
+        logs = self.model.train_on_batch(x, y, return_dict=True, **weights)
+        return logs, self.model.get_weights()
+
+    def assert_same(self, batch, other, rtol=1e-5):
+        (logs, weights), (expected, expected_weights) = (self(*x[:2], **x[2]) for x in (batch, other))
+        assert logs == pytest.approx(expected, rel=rtol)
+        for found, array in zip(weights, expected_weights, strict=True):
+            np.testing.assert_allclose(found, array, rtol=0, atol=rtol)
+
+
+@pytest.fixture(scope="module")
+def stepping():
+    return Stepping(label_smoothing=0.1)
+
+
+def test_a_batch_may_come_as_source_and_target_or_as_source_and_shifted_targets(stepping):
+    source, _ = pairs()
+    shifted = (source, TARGETS[:, :-1]), TARGETS[:, 1:]
+    stepping.assert_same((*shifted, {}), (source, TARGETS, {}), rtol=0)
+    assert np.any(stepping(*shifted)[1][0] != stepping.start[0])
+    model = stepping.model
+    expected = model.evaluate(source, TARGETS, verbose=0)
+    for data in (shifted, (tf.data.Dataset.from_tensors(shifted),), ([source, TARGETS[:, :-1]], TARGETS[:, 1:])):
+        assert model.evaluate(*data, verbose=0) == expected
+    loss = model.fit(*shifted, verbose=0, validation_data=(source, TARGETS)).history["val_loss"]
+    other = model.fit(tf.data.Dataset.from_tensors(shifted), verbose=0, validation_data=shifted).history["val_loss"]
+    assert other < loss < [expected[0]]
+    np.testing.assert_allclose(model.predict((source, TARGETS), verbose=0), model((source, TARGETS)), atol=1e-6)
+
+
+def test_labels_and_rows_count_by_their_weights(stepping):
+    """Weights of 0 train nothing; a row of weight 2 is the row twice; a label of weight 0 is padding."""
+    source, _ = pairs()
+    logs, weights = stepping(source, TARGETS, sample_weight=np.zeros(4))
+    assert logs == {"loss": 0, "accuracy": 0, "grad_norm": 0}
+    assert all(np.array_equal(found, array) for found, array in zip(weights, stepping.start, strict=True))
+
+    rows = np.array([1.0, 2.0, 0.0, 1.0])
+    twice = [0, 1, 1, 3]
+    stepping.assert_same((source, TARGETS, {"sample_weight": rows}), (source[twice], TARGETS[twice], {}))
+    stepping.assert_same(
+        (source, TARGETS, {"sample_weight": rows[:, None]}),
+        (source, TARGETS, {"sample_weight": np.tile(0.1 * rows[:, None], 4)}),
+    )
+    kept = np.array([[1, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
+    x, y = (source, TARGETS[:, :-1]), TARGETS[:, 1:]
+    stepping.assert_same((x, y, {"sample_weight": kept}), (x, y * kept, {}))
+    of_class = np.where(y == 2, 3.0, np.where(y == 6, 0.5, 1.0))
+    classes = {"class_weight": {2: 3, np.int64(6): 0.5, 0: 9}}
+    stepping.assert_same((x, y, classes), (x, y, {"sample_weight": of_class}))
+    stepping.assert_same((source, TARGETS, classes), (x, y, {"sample_weight": of_class}))
+
+
+def test_evaluation_weighs_loss_and_accuracy_alike_over_all_batches(stepping):
+    source, _ = pairs()
+    model, targets = stepping.model, TARGETS.copy()
+    targets[:2, 1] = model((source, targets))[:2, 0].numpy().argmax(-1)  # two are right
+    labels = targets[:, 1:]
+    weights = np.random.default_rng(0).uniform(0, 0.2, labels.shape).astype(np.float32)
+    logits = model((source, targets[:, :-1])).numpy().astype(np.float64)
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    nll = -np.take_along_axis(log_probs, labels[..., None], -1)[..., 0]
+    counted = np.where(labels != 0, weights, 0)
+    expected = [np.average(x, weights=counted) for x in (nll, logits.argmax(-1) == labels)]
+    assert model.evaluate(source, targets, 3, sample_weight=weights, verbose=0) == pytest.approx(expected, rel=1e-5)
+    triples = tf.data.Dataset.from_tensor_slices((source, targets, weights)).batch(3)
+    assert model.evaluate(triples, verbose=0) == pytest.approx(expected, rel=1e-5)
+    assert model.test_on_batch(source, targets, sample_weight=weights) == pytest.approx(expected, rel=1e-5)
+    assert 0 < expected[1] < 1
+
+
+class Rows(keras.utils.PyDataset):
+    def __init__(self, *arrays):
+        super().__init__()
+        self.arrays = arrays
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return tuple(array[2 * i : 2 * i + 2] for array in self.arrays)
+
+
+def test_fit_weighs_classes_of_all_kinds_of_data_and_the_validation_not():
+    source, _ = pairs()
+    model, classes = make(num_layers=1), {2: 3.0}
+    model.compile(keras.optimizers.Adam(0.0))  # the loss says what counted
+    with pytest.raises(ValueError, match="got no y"):  # and leaves nothing behind
+        model.fit(source, verbose=0)
+    of_class = np.where(TARGETS[:, 1:] == 2, 3.0, 1.0)
+
+    def mean(rows, weights=None):
+        nll, _, _, total = model.loss_of((source[rows], TARGETS[rows, :-1]), TARGETS[rows, 1:], weights)
+        return float(nll / total)
+
+    def fit(*data, **options):
+        return model.fit(*data, verbose=0, shuffle=False, **options).history
+
+    plain, weighted = mean(slice(4)), mean(slice(4), of_class)
+    assert weighted != pytest.approx(plain, rel=1e-2)
+    assert fit(source, TARGETS, class_weight=classes)["loss"] == pytest.approx([weighted], rel=1e-5)
+    assert fit(source, TARGETS)["loss"] == pytest.approx([plain], rel=1e-5)  # by another graph
+    model.run_eagerly = True
+    model.make_train_function(force=True)
+    dataset = tf.data.Dataset.from_tensor_slices((source, TARGETS)).batch(2)
+    generator = ((source[i : i + 2], TARGETS[i : i + 2]) for i in (0, 2))
+    for data in (dataset, generator, Rows(source, TARGETS)):
+        assert fit(data, class_weight=classes)["loss"] == pytest.approx([weighted], rel=1e-5)
+    split = fit(source, TARGETS, class_weight=classes, validation_split=0.5)
+    assert split["val_loss"] == pytest.approx([mean(slice(2, 4))], rel=1e-5)
+
+
+BAD_BATCHES = [
+    ((), {}, "x and y must both be given, as in fit.source, target. or fit..source, target_in., target_out., or a"),
+    ((TARGETS,), {"sample_weight": np.ones([4, 5])}, r"must be \[batch\] or \[batch, labels=4\], got \[4, 5\]"),
+    ((TARGETS,), {"sample_weight": np.ones([4, 4, 1])}, r"sample_weight must be \[batch\] or .*, got \[4, 4, 1\]"),
+    ((TARGETS,), {"class_weight": {9: 1.0}}, "class_weight must have ids from 0 to 8, got 9"),
+    ((TARGETS,), {"class_weight": [1.0]}, r"class_weight must be a dictionary of ids and weights, got \[1.0\]"),
+    ((TARGETS,), {"class_weight": {1: "x"}}, "class_weight must have numbers as weights, got 'x' for 1"),
+    ((TARGETS,), {"class_weight": {1: 2.0}, "sample_weight": np.ones(4)}, "class_weight must be None where there is a"),
+]
+
+
+def test_bad_batches_are_one_clear_error(stepping):
+    source, _ = pairs()
+    for arguments, weights, message in BAD_BATCHES:
+        with pytest.raises(ValueError, match=message):
+            stepping.model.train_on_batch(source, *arguments, **weights)
+            pytest.fail(f"no error: {message}")
+    with pytest.raises(ValueError, match=r"y must be int \[batch=4, target=5\], got int32 \[4, 4\]"):
+        stepping.model.fit((source, TARGETS), TARGETS[:, 1:], verbose=0)
+
+
+@pytest.mark.slow
+def test_two_replicas_weigh_as_one(two_replicas):
+    source, _ = pairs()
+    weights = np.array([2.0, 0.0, 0.1, 0.0])  # another sum on each replica, and no row of the second counts in the end
+
+    def train():
+        model = make(num_layers=1)
+        model.compile(txl_tf.make_optimizer(0.1, optimizer="sgd", schedule="constant"))
+        data = tf.data.Dataset.from_tensors((source, TARGETS, weights)).repeat(3)
+        history = model.fit(data, verbose=0).history
+        return history["loss"] + history["accuracy"], [weight.numpy() for weight in model.trainable_variables]
+
+    logs, expected = train()
+    with two_replicas.scope():
+        found_logs, found = train()
+    assert found_logs == pytest.approx(logs, rel=1e-5)
+    for array, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(array, other, atol=1e-5)
+
+
+def test_a_loaded_keras_file_draws_the_dropout_of_the_epoch_that_follows(tmp_path):
+    source, _ = pairs()
+    model = make(num_layers=1, rate=0.2, dropatt=0.1)
+    model.compile(txl_tf.make_optimizer(0.01, train_steps=100), run_eagerly=True)
+    model.fit(source, TARGETS, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded, other = (keras.saving.load_model(tmp_path / "model.keras") for _ in range(2))
+    expected = model.fit(source, TARGETS, shuffle=False, verbose=0).history
+    assert loaded.fit(source, TARGETS, shuffle=False, verbose=0).history == expected
+    assert all(np.array_equal(*both) for both in zip(loaded.get_weights(), model.get_weights(), strict=True))
+    other.optimizer.iterations.assign(0)
+    assert other.fit(source, TARGETS, shuffle=False, verbose=0).history["loss"] != expected["loss"]
+
+
+def test_what_is_frozen_stays_and_the_rest_trains():
+    source, _ = pairs()
+    for part in ("encoder", "target_embedding", "final_layer"):
+        stepping = Stepping()
+        getattr(stepping.model, part).trainable = False
+        stepping.model.compile(stepping.model.optimizer, run_eagerly=True)
+        stepping(source, TARGETS)
+        frozen = {weight.path for weight in getattr(stepping.model, part).weights}
+        for weight, start in zip(stepping.model.weights, stepping.start, strict=True):
+            moved = np.abs(weight.numpy() - start).max() > 0
+            assert moved == (weight.path not in frozen) or weight.path.endswith("wk/bias"), weight.path
+
+
 BAD_ARGUMENTS = [
     ({"source": np.array([3, 4])}, r"source must be integers \[batch, any\], got int64 \[2\]"),
     ({"source": np.array([[3.0]])}, "source must be integers"),
@@ -184,4 +384,7 @@ def test_bad_hyper_parameters_are_named():
 
 def test_a_loss_or_metrics_are_refused():
     with pytest.raises(ValueError, match="loss and metrics must be None: the model has its own"):
-        make(num_layers=1).compile("adam", loss="mse")
+        make(num_layers=1).compile("adam", "mse")
+    for name, value in (("loss_weights", [1.0]), ("weighted_metrics", ["accuracy"])):
+        with pytest.raises(ValueError, match=f"compile takes no {name}, got .*: .*sample_weight weighs"):
+            make(num_layers=1).compile("adam", **{name: value})

@@ -24,6 +24,7 @@ from txl_tf.layers.crf import CRF
 from txl_tf.layers.dropout import dropout, split
 from txl_tf.layers.ops import Linear
 from txl_tf.training.resumable import Resumable
+from txl_tf.training.weighting import weights_of_rows
 
 
 class SpanScores(keras.metrics.Metric):
@@ -73,6 +74,13 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     Returns:
         float32 `[batch, time, labels]`, the emissions: scores of the tags by themselves.
 
+    Training: `fit`, `evaluate` and the rest of Keras take arrays, or datasets of the same:
+        x, y: inputs as above, and tags, int `[batch, time]`, anything at padding.
+        sample_weight: `[batch]`, of sentences; or `[batch, time]`, of elements, whose mean is the weight of a sentence.
+            The loss is the sum over sentences of weight times nll over the sum of the weights of all replicas.
+            Precision, recall and F1 count every entity as one.
+        class_weight: `{id: weight}` of tags, 1 for the others, in training alone: as weights of elements.
+
     Raises:
         ValueError: an argument is out of its range, or `labels` are of no scheme; the message names it.
 
@@ -104,6 +112,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.grad_norm = keras.metrics.Mean("grad_norm")
         self.spans = SpanScores()
 
+        self._called_with = None  # see `_signature`; of networks that do not know it themselves
         if hasattr(network, "mask_of"):
             self.build()
 
@@ -115,9 +124,12 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.built = True
 
     def get_build_config(self):
-        return {"width": self.out_fc.kernel.shape[0]} if self.out_fc.built else None
+        if not self.out_fc.built:
+            return None
+        return {"width": self.out_fc.kernel.shape[0], "called_with": self._called_with}
 
     def build_from_config(self, config):
+        self._called_with = config.get("called_with")  # files of older versions have none
         self._build_rest(config["width"])  # or the weights of a network that knows no sizes would not be loaded
         self.built = True
 
@@ -136,6 +148,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         dropout_key = self.key_of_call(keras.tree.flatten(inputs)[0], training, dropout_key)
         network_key, output_key = split(dropout_key, 2)
         hidden, mask = self._hidden(inputs, training, network_key)
+        if not hasattr(self.network, "mask_of"):
+            self._called_with = _described(inputs)
         self._build_rest(hidden.shape[-1])
         hidden = dropout(hidden, self.output_dropout, output_key)
         return tf.cast(self.out_fc(tf.cast(hidden, self.compute_dtype)), tf.float32), mask
@@ -172,13 +186,15 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             tags: int `[B, T]`, ids of labels.
             **options: of the call.
         """
-        emissions, mask, tags = self._elements(inputs, tags, **options)
+        emissions, mask, tags, _ = self._elements(inputs, tags, **options)
         return self.crf.nll(emissions, tags, mask)
 
-    def _elements(self, inputs, tags, **options):
-        """`(emissions, mask, tags)`, elements first in every row."""
+    def _elements(self, inputs, tags, sample_weight=None, **options):
+        """`(emissions, mask, tags)`, elements first in every row; and weights of the rows, float32 `[B]`, or `None`."""
         emissions, mask = self.emissions(inputs, **options)
-        return self._to_front(mask, emissions, tf.cast(tags, tf.int32))
+        if sample_weight is not None:
+            sample_weight = weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
+        return *self._to_front(mask, emissions, tf.cast(tags, tf.int32)), sample_weight
 
     def decode(self, inputs):
         """`(tags, score)`: the best path, int32 `[B, T]`, 0 at padding; and float32 `[B]`, its score."""
@@ -272,38 +288,69 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     measures = "the nll and the F1 of entities"
 
+    takes = "as in fit(inputs, tags)"
+
     @property
     def own_metrics(self):
         return [self.loss_mean, self.spans]
 
+    @property
+    def n_classes(self):
+        return len(self.labels)
+
     def train_step(self, data):
-        inputs, tags, _ = keras.utils.unpack_x_y_sample_weight(data)
-        key = self.step_key(tf.shape(tags)[0])
+        inputs, tags, weights = self.unpacked(data)
+        key, weights = self.step_key(tf.shape(tags)[0]), self.weights_in_training(tags, weights)
         with tf.GradientTape() as tape:
-            emissions, mask, tags = self._elements(inputs, tags, training=True, dropout_key=key)
-            nll, rows = tf.reduce_sum(self.crf.nll(emissions, tags, mask)), _rows(mask)
-            loss = self.optimizer.scale_loss(nll / tf.maximum(self.over_replicas(rows), 1.0))
+            emissions, mask, tags, weights = self._elements(inputs, tags, weights, training=True, dropout_key=key)
+            nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
+            loss = self.optimizer.scale_loss(_mean(nll, self.over_replicas(rows), weights))
         of_update = self.apply_gradients_of(loss, tape)
-        return {**self._log_loss(nll, rows), **of_update}
+        return {**self._log_loss(nll, rows, weights), **of_update}
 
     def test_step(self, data):
-        inputs, tags, _ = keras.utils.unpack_x_y_sample_weight(data)
-        emissions, mask, tags = self._elements(inputs, tags)
+        emissions, mask, tags, weights = self._elements(*self.unpacked(data))
         counts = self.count_spans(self.crf.decode(emissions, mask)[0], tags, mask)
         self.spans.update_state(self.over_replicas(counts))
-        nll = tf.reduce_sum(self.crf.nll(emissions, tags, mask))
-        return {**self._log_loss(nll, _rows(mask)), **self.spans.result()}
+        nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
+        return {**self._log_loss(nll, rows, weights), **self.spans.result()}
 
     def predict_step(self, data):
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self.decode(inputs)[0]
 
-    def _log_loss(self, nll, rows):
+    def _nll_and_rows(self, emissions, mask, tags, weights):
+        """Sums over the sentences here: of their nll, and of their weights or, without any, their number."""
+        nll = self.crf.nll(emissions, tags, mask)
+        if weights is None:
+            return tf.reduce_sum(nll), tf.reduce_sum(tf.cast(mask[:, 0], tf.float32))  # those that have an element
+        return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
+
+    def _log_loss(self, nll, rows, weights):
         nll, rows = tf.unstack(self.over_replicas(tf.stack([nll, rows])))
-        self.loss_mean.update_state(nll / tf.maximum(rows, 1.0), sample_weight=rows)
+        self.loss_mean.update_state(_mean(nll, rows, weights), sample_weight=rows)
         return {"loss": self.loss_mean.result()}
 
-    # -------------------------------------------------------------------------------------------------------- saving
+    # --------------------------------------------------------------------------------------------- export and saving
+
+    def input_signature(self):
+        if hasattr(self.network, "mask_of"):
+            dims = {**self.network.input_dims}
+            if not self.network.needs_bigrams:
+                del dims["bigrams"]
+            return _signature([(name, [None] * len(of_input.split()), "int32") for name, of_input in dims.items()])
+        if self._called_with is not None:
+            return _signature(self._called_with)
+        if not hasattr(self.network, "inputs"):  # but a functional model knows them
+            raise ValueError("export needs to know what network is called with: call the tagger once, on any batch")
+        inputs = [(x.name, x.shape, x.dtype) for x in self.network.inputs]
+        if len(inputs) == 1 and len(inputs[0][1]) == 2:
+            return _signature([(None, [None, None], "int32")])
+        return _signature([*inputs, ("mask", [None, None], "bool")])
+
+    @property
+    def has_all_weights(self):
+        return self.out_fc.built
 
     def get_config(self):
         names = "labels start_end constraints output_dropout seed"
@@ -315,6 +362,23 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return cls(**{**config, "network": keras.saving.deserialize_keras_object(config["network"])})
 
 
-def _rows(mask):
-    """Number of rows that have an element."""
-    return tf.reduce_sum(tf.cast(mask[:, 0], tf.float32))
+def _mean(nll, rows, weights):
+    """The mean nll of sentences."""
+    return nll / tf.maximum(rows, 1.0) if weights is None else tf.math.divide_no_nan(nll, rows)
+
+
+def _described(inputs):
+    """`(name, shape, dtype)` of every input; one that is given by itself has no name."""
+    named = inputs if isinstance(inputs, dict) else {None: inputs}
+    dtypes = {name: keras.backend.standardize_dtype(x.dtype) for name, x in named.items()}
+    return tuple((name, tuple(x.shape), dtypes[name]) for name, x in named.items())
+
+
+def _signature(described):
+    """What `_described` gives as `keras.InputSpec`, for batches of any size and length; ids are int32."""
+    specs = {}
+    for name, shape, dtype in described:
+        shape = [None if i < 2 else size for i, size in enumerate(shape)]
+        dtype = "int32" if "int" in dtype else dtype
+        specs[name] = keras.InputSpec(shape=shape, dtype=dtype, name=name or "inputs")
+    return specs.get(None, specs)

@@ -5,7 +5,8 @@
     )
     logits = model((source, target))            # int [B, S], [B, T] -> [B, T, V]; 0 is padding
     model.compile(optimizer)
-    model.fit(dataset)                          # batches (source, target), targets with their start and end
+    model.fit(source, target)                   # targets with their start and end, as arrays or in a dataset
+    model.fit((source, target[:, :-1]), target[:, 1:])          # the same
     ids, scores = model.generate(source, beam_size=4)
 
 Shapes:
@@ -25,6 +26,7 @@ from txl_tf.layers.ops import LayerNorm, Linear, cross_entropy, project
 from txl_tf.layers.transformer_layers import EPSILON, DecoderLayer, EncoderLayer
 from txl_tf.models.beam_search import beam_search, check_generation, sample_sequences
 from txl_tf.training.resumable import Resumable
+from txl_tf.training.weighting import weights_of_labels
 
 
 class _Stack(Layer):
@@ -108,6 +110,13 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
 
     Returns:
         float32 logits `[batch, target, target_vocab_size]`: row t is the prediction of what follows `target[:, t]`.
+
+    Training: `fit`, `evaluate` and the rest of Keras take arrays, or datasets of the same:
+        x, y: a source and a target with its start and its end; or `(source, target_in)` and `target_out`, of one shape:
+            the labels without the end and without the start.
+        sample_weight: `[batch]`, or `[batch, labels]`. The loss is the sum over labels of weight times nll over the sum
+            of the weights of all replicas, and the accuracy is weighted in the same way. Padding has no weight.
+        class_weight: `{id: weight}` of labels, 1 for the others, in training alone.
 
     Raises:
         ValueError: an argument is out of its range; the message names it.
@@ -205,50 +214,68 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     # ---------------------------------------------------------------------------------------------------- training
 
     measures = "the mean nll and the accuracy"
+    takes = "as in fit(source, target) or fit((source, target_in), target_out)"
 
     @property
     def own_metrics(self):
         return [self.loss_mean, self.accuracy]
 
-    def loss_of(self, inputs, labels, **options):
+    @property
+    def n_classes(self):
+        return self.target_vocab_size
+
+    def loss_of(self, inputs, labels, sample_weight=None, **options):
         """`(nll, smoothed, right, tokens)`: sums over the labels that are no padding, and their number.
 
         Args:
             inputs: of the call.
             labels: int `[batch, target]`.
+            sample_weight: `[batch]` or `[batch, target]`, by which the sums are weighted; `tokens` is their own sum.
             **options: of the call.
         """
         logits = tf.reshape(self(inputs, **options), [-1, self.target_vocab_size])
+        weights = tf.reshape(_weights(labels, sample_weight), [-1])
         labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
-        kept = tf.cast(labels != PADDING, tf.float32)
         nll = smoothed = cross_entropy(labels, logits)
         if self.label_smoothing:  # (1 - s) nll + s (logsumexp - mean), where nll is logsumexp - that of the label
             of_label = tf.gather(logits, labels, batch_dims=1)
             smoothed = nll + self.label_smoothing * (of_label - tf.reduce_mean(logits, -1))
         right = tf.cast(tf.argmax(logits, -1, output_type=tf.int32) == labels, tf.float32)
-        return tuple(tf.reduce_sum(x * kept) for x in (nll, smoothed, right)) + (tf.reduce_sum(kept),)
+        return tuple(tf.reduce_sum(x * weights) for x in (nll, smoothed, right)) + (tf.reduce_sum(weights),)
+
+    def _batch(self, data):
+        """`((source, target_in), target_out, sample_weight)` of a batch in either form."""
+        x, y, sample_weight = self.unpacked(data)
+        if not isinstance(x, (tuple, list)):
+            return (x, y[:, :-1]), y[:, 1:], sample_weight
+        source, target = self.checked(x)
+        y = as_ids("y", y)
+        check_tensors({}, **{"x[1]": (target, "int batch target"), "y": (y, "int batch target")})
+        return (source, target), y, sample_weight
 
     def train_step(self, data):
-        source, target, _ = keras.utils.unpack_x_y_sample_weight(data)
-        key, labels = self.step_key(tf.shape(source)[0]), target[:, 1:]
-        n_labels = self.over_replicas(tf.reduce_sum(tf.cast(labels != PADDING, tf.float32)))
+        inputs, labels, weights = self._batch(data)
+        weights, key = self.weights_in_training(labels, weights), self.step_key(tf.shape(inputs[0])[0])
+        n_labels = self.over_replicas(tf.reduce_sum(_weights(labels, weights)))
         with tf.GradientTape() as tape:
-            inputs = source, target[:, :-1]
-            nll, smoothed, right, tokens = self.loss_of(inputs, labels, training=True, dropout_key=key)
-            loss = self.optimizer.scale_loss(smoothed / n_labels)
+            nll, smoothed, right, tokens = self.loss_of(inputs, labels, weights, training=True, dropout_key=key)
+            mean = smoothed / n_labels if weights is None else tf.math.divide_no_nan(smoothed, n_labels)
+            loss = self.optimizer.scale_loss(mean)
         of_update = self.apply_gradients_of(loss, tape)
         return {**self._logs(nll, right, tokens), **of_update}
 
     def test_step(self, data):
-        source, target, _ = keras.utils.unpack_x_y_sample_weight(data)
-        nll, _, right, tokens = self.loss_of((source, target[:, :-1]), target[:, 1:])
+        nll, _, right, tokens = self.loss_of(*self._batch(data))
         return self._logs(nll, right, tokens)
 
     def _logs(self, nll, right, tokens):
         nll, right, tokens = tf.unstack(self.over_replicas(tf.stack([nll, right, tokens])))
         for metric, total in ((self.loss_mean, nll), (self.accuracy, right)):
-            metric.update_state(total / tf.maximum(tokens, 1), sample_weight=tokens)
+            metric.update_state(tf.math.divide_no_nan(total, tokens), sample_weight=tokens)
         return {metric.name: metric.result() for metric in (self.loss_mean, self.accuracy)}
+
+    def input_signature(self):
+        return tuple(keras.InputSpec(shape=(None, None), dtype="int32", name=name) for name in ("source", "target"))
 
     # -------------------------------------------------------------------------------------------------- generation
 
@@ -317,3 +344,8 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     def get_config(self):
         names = [*TransformerConfig.names(), "seed"]
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+def _weights(labels, sample_weight):
+    """The weights of labels, float32 `[B, T]`: 1, or `sample_weight`; 0 at padding."""
+    return weights_of_labels(sample_weight, tf.cast(labels != PADDING, tf.float32))

@@ -1,4 +1,4 @@
-"""Arguments of Keras's methods: which of them a model with memory takes, and one sentence for each that cannot work."""
+"""Arguments of Keras's methods: which of them our models take, and one sentence for each that cannot work."""
 
 from __future__ import annotations
 
@@ -35,9 +35,15 @@ def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
     return {**arguments.pop("kwargs", {}), **arguments}
 
 
-def refuse(method: str, arguments: dict[str, Any]) -> None:
-    """Raises ValueError where `method` was given what it cannot take. `None`, 0 and False count as not given."""
-    for name, why in _REFUSED.items():
+def refuse(method: str, arguments: dict[str, Any], reasons: dict[str, str] = _REFUSED) -> None:
+    """Raises ValueError where `method` was given what it cannot take. `None`, 0 and False count as not given.
+
+    Args:
+        method: for the message.
+        arguments: `{name: value}` of those that were given.
+        reasons: `{name: why}` of those that it cannot take, by default those of a model with memory.
+    """
+    for name, why in reasons.items():
         value = arguments.get(name)
         if value is not None and not (isinstance(value, numbers.Number) and not value):
             simple = isinstance(value, numbers.Number | str | dict | list) and len(repr(value)) < 40

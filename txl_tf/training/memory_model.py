@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from txl_tf.config import at_least
 from txl_tf.data.batches import Batches, Segments, check_batches, plain_messages
+from txl_tf.training.compiled import Compiled
 from txl_tf.training.distribution import all_rows, divided, num_workers, rows_of_this_worker, sum_over_replicas
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
 from txl_tf.training.loop import NO_TOTALS, LoopState, make_loop
@@ -23,7 +24,7 @@ from txl_tf.training.single_batches import SingleBatches
 from txl_tf.training.step import apply_gradients, part_by_part, sum_and_count
 
 
-class MemoryModel(SingleBatches, keras.Model):
+class MemoryModel(SingleBatches, Compiled, keras.Model):
     """Keras model that is trained on consecutive segments of text.
 
     A subclass has a `network` with `n_token` and `seed`, and four functions of one replica, see `TransformerXLLM`. For
@@ -86,18 +87,10 @@ class MemoryModel(SingleBatches, keras.Model):
         self.static_shapes = bool(static_shapes)
         self.bin_capacities = bin_capacities
 
-    def get_compile_config(self):
-        if not self.compiled:
-            return None
-        names = "optimizer jit_compile steps_per_execution run_eagerly auto_scale_loss"
-        names += " gradient_accumulation_steps static_shapes bin_capacities"
-        config = {name: getattr(self, name) for name in names.split()}
-        return keras.saving.serialize_keras_object({**config, "metrics": list(self._metric_names)})
-
-    def compile_from_config(self, config):
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.optimizer is not None:
-            self.optimizer.build(self.trainable_variables)
+    def compile_arguments(self):
+        names = "gradient_accumulation_steps static_shapes bin_capacities"
+        own = {name: getattr(self, name) for name in names.split()}
+        return {**super().compile_arguments(), **own, "metrics": list(self._metric_names)}
 
     def fit(self, x=None, *args, **kwargs):
         """Trains on batches of consecutive segments, the memory carried from batch to batch.
@@ -199,6 +192,8 @@ class MemoryModel(SingleBatches, keras.Model):
 
     def _update(self, gradients):
         """Applies the gradients, a replica's share of them; returns their global norm over all replicas."""
+        if not gradients:  # all weights are frozen
+            return tf.constant(0.0)
         step = tf.convert_to_tensor(self.optimizer.iterations)
         optimizer, scale = self.optimizer, 1.0
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -288,9 +283,7 @@ class MemoryModel(SingleBatches, keras.Model):
         """Builds the optimizer. Raises ValueError where `method` cannot train with what `compile` was given."""
         if self.optimizer is None:
             raise ValueError(f"{method} needs an optimizer, got None: compile with txl_tf.make_optimizer(...)")
-        if not self.optimizer.built:  # within a step, some strategies could not
-            with self.distribute_strategy.scope():
-                self.optimizer.build(self.trainable_variables)
+        self.build_optimizer()
 
     def _check_rows(self, rows, parts):
         replicas = self.distribute_strategy.num_replicas_in_sync

@@ -4,39 +4,121 @@ what such models have in common: a loss of their own, dropout by global row, sum
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.training.compiled import Compiled
 from txl_tf.training.distribution import sum_over_replicas
+from txl_tf.training.keras_arguments import by_name, refuse
 from txl_tf.training.step import apply_gradients
+from txl_tf.training.weighting import class_table
+
+_REFUSED = {
+    "loss_weights": "the loss is the model's own; sample_weight weighs rows and labels",
+    "weighted_metrics": "sample_weight weighs loss and metrics alike",
+}
 
 
-class Resumable:
+class Resumable(Compiled):
     """Mixin for Keras models without state between batches; `MemoryModel` has the same of its own.
 
     Attributes:
         stop_requested: set it, as from a signal handler, to stop `fit` after the step that runs.
         measures: what the model measures itself, for a message.
+        takes: what `fit` takes, for a message.
+        n_classes: number of labels.
         own_metrics: its metrics, but for the norm of the gradients.
         seed, grad_norm: set by the model: an int, and a metric.
     """
 
     stop_requested = False
     carried_names = ()  # keys of `carried_arrays`
-    measures = "loss"
+    measures = takes = "loss"
+    auto_scale_loss = True
+    _class_weights = _class_weights_traced = None  # see `class_table`: of the `fit` that runs; of the compiled step
 
     # ------------------------------------------------------------------------------------------------------ training
 
-    def compile(self, optimizer=None, jit_compile=False, **kwargs):
-        """Configures Keras's `fit` and `evaluate`. The loss is the model's own; `kwargs` are of `keras.Model.compile`.
+    def compile(
+        self, optimizer=None, loss=None, loss_weights=None, metrics=None, weighted_metrics=None, run_eagerly=False,
+        steps_per_execution=1, jit_compile=False, auto_scale_loss=True,
+    ):  # fmt: skip
+        """Configures Keras's `fit` and `evaluate`, as `keras.Model.compile`. The loss is the model's own.
+
+        Args:
+            optimizer: from `make_optimizer`, or any Keras optimizer; Adam where it is `None`.
+            loss, loss_weights, metrics, weighted_metrics: none; Keras's names.
+            run_eagerly, steps_per_execution, jit_compile, auto_scale_loss: Keras's.
 
         Raises:
             ValueError: a loss or metrics are given.
         """
-        if kwargs.get("loss") is not None or kwargs.get("metrics"):
+        if loss is not None or metrics:
             raise ValueError(f"loss and metrics must be None: the model has its own, {self.measures}")
-        super().compile(optimizer if optimizer is not None else "adam", jit_compile=jit_compile, **kwargs)
+        refuse("compile", {"loss_weights": loss_weights, "weighted_metrics": weighted_metrics}, _REFUSED)
+        self.auto_scale_loss = auto_scale_loss
+        super().compile(
+            optimizer if optimizer is not None else "adam", run_eagerly=run_eagerly, jit_compile=jit_compile,
+            steps_per_execution=steps_per_execution, auto_scale_loss=auto_scale_loss,
+        )  # fmt: skip
+
+    def fit(self, x=None, y=None, *args, **kwargs):
+        """Trains, as `keras.Model.fit` does; what `x` and `y` are, and what weights do, the model's docstring says.
+
+        Args:
+            x, y: arrays; or `x` alone, what gives batches `(x, y)` or `(x, y, sample_weight)`, such as a dataset.
+            *args, **kwargs: of `keras.Model.fit`, such as `sample_weight` and `class_weight`.
+
+        Returns:
+            The Keras `History`.
+
+        Raises:
+            ValueError: there is no `y`, weights have another shape than labels or rows, or both `sample_weight` and
+                `class_weight` are given.
+        """
+        kwargs = by_name(super().fit, x, y, *args, **kwargs)
+        self.build_optimizer()
+        with self._weighing_classes(kwargs.pop("class_weight", None)):
+            return super().fit(**kwargs)
+
+    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
+        """One step of training; arguments and errors as of `fit`. Returns what Keras's returns."""
+        self.build_optimizer()
+        with self._weighing_classes(class_weight):
+            return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
+
+    @contextlib.contextmanager
+    def _weighing_classes(self, class_weight) -> Iterator[None]:
+        """Steps of training within it weigh labels so. Keras would take the largest id of a row for its class."""
+        self._class_weights = class_table(class_weight, self.n_classes)
+        try:
+            yield
+        finally:
+            self._class_weights = None
+
+    def make_train_function(self, force=False):
+        changed = self._class_weights != self._class_weights_traced  # the weights are constants of the graph
+        self._class_weights_traced = self._class_weights
+        return super().make_train_function(force or changed)
+
+    def unpacked(self, data):
+        """`(x, y, sample_weight)` of a batch with labels."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        if y is None:
+            raise ValueError(f"x and y must both be given, {self.takes}, or a dataset of such pairs: got no y")
+        return x, y, sample_weight
+
+    def weights_in_training(self, labels, sample_weight):
+        """The weights of a batch: those that it has, or of every label that of its class; `None` without any."""
+        if self._class_weights is None:
+            return sample_weight
+        if sample_weight is not None:
+            raise ValueError("class_weight must be None where there is a sample_weight, got both")
+        return tf.gather(tf.constant(self._class_weights), tf.cast(labels, tf.int32))
 
     @property
     def metrics(self):
@@ -56,10 +138,11 @@ class Resumable:
     def apply_gradients_of(self, loss, tape):
         """Updates the weights; returns what the logs say of it."""
         variables = self.trainable_variables
-        apply_gradients(self.optimizer, tape.gradient(loss, variables), variables)
+        if variables:
+            apply_gradients(self.optimizer, tape.gradient(loss, variables), variables)
         if not hasattr(self._inner_optimizer, "gradient_norm"):
             return {}
-        self.grad_norm.update_state(self._inner_optimizer.gradient_norm)
+        self.grad_norm.update_state(self._inner_optimizer.gradient_norm if variables else 0.0)
         return {"grad_norm": self.grad_norm.result()}
 
     @staticmethod
@@ -69,6 +152,28 @@ class Resumable:
         Keras takes the mean of the replicas' results, whatever they weigh: so every replica counts all in its metrics.
         """
         return sum_over_replicas(x)
+
+    # --------------------------------------------------------------------------------------------------------- export
+
+    def input_signature(self):
+        """What the model is called with, a structure of `keras.InputSpec`, for `export`."""
+        raise NotImplementedError
+
+    def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
+        """Writes the call as a SavedModel, which works without this library, as `keras.Model.export` does.
+
+        Args:
+            filepath, format, verbose, **kwargs: Keras's.
+            input_signature: by default, batches of any size and length, each input under its name.
+
+        Raises:
+            ValueError: nobody knows what the model is called with; the message says what to do.
+        """
+        if input_signature is None:
+            input_signature = [self.input_signature()]
+            if not self.has_all_weights:
+                self(keras.tree.map_structure(_ones, input_signature[0]))
+        super().export(filepath, format, verbose, input_signature=input_signature, **kwargs)
 
     # ------------------------------------------------------------------------------------------ stopping and going on
 
@@ -96,3 +201,8 @@ class Resumable:
 
     def set_carried_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Goes on with arrays from `carried_arrays`."""
+
+
+def _ones(spec):
+    """A tensor as small as a `keras.InputSpec` allows."""
+    return tf.ones([1 if size is None else size for size in spec.shape], spec.dtype)

@@ -1,0 +1,74 @@
+"""What `sample_weight` and `class_weight` are worth: one weight for each label that counts, or for each row."""
+
+from __future__ import annotations
+
+import numbers
+
+import tensorflow as tf
+
+from txl_tf.schema import brief
+
+
+def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[float, ...] | None:
+    """The weight of every class, 1 where `class_weight` has none; `None` where there is no `class_weight`.
+
+    Raises:
+        ValueError: it is no dictionary of weights, or has an id that is no class.
+    """
+    if class_weight is None:
+        return None
+    if not isinstance(class_weight, dict):
+        raise ValueError(f"class_weight must be a dictionary of ids and weights, got {brief(class_weight)}")
+    for label, weight in class_weight.items():
+        if not isinstance(label, numbers.Integral) or not 0 <= label < n_classes:
+            raise ValueError(f"class_weight must have ids from 0 to {n_classes - 1}, got {label!r}")
+        if not isinstance(weight, numbers.Real):
+            raise ValueError(f"class_weight must have numbers as weights, got {weight!r} for {label}")
+    return tuple(float(class_weight.get(label, 1.0)) for label in range(n_classes))
+
+
+def checked_weights(sample_weight: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+    """`sample_weight` as float32 `[batch]` or of the shape of `kept`.
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    weights = tf.cast(sample_weight, tf.float32)
+    if weights.shape.rank == 2 and weights.shape[1] == 1:  # as Keras has it, too
+        weights = weights[:, 0]
+    rows, length = kept.shape
+    if not any(weights.shape.is_compatible_with(shape) for shape in ([rows], [rows, length])):
+        shape = f"[batch, labels{'' if length is None else f'={length}'}]"
+        raise ValueError(f"sample_weight must be [batch] or {shape}, got {[*weights.shape]}")
+    return weights
+
+
+def weights_of_labels(sample_weight: tf.Tensor | None, kept: tf.Tensor) -> tf.Tensor:
+    """The weight of each label: that of its own or of its row, 0 where it does not count.
+
+    Args:
+        sample_weight: `[batch]` or `[batch, labels]`; `None` for 1 everywhere.
+        kept: float32 `[batch, labels]`, 1 at labels that count, else 0.
+
+    Returns:
+        float32 `[batch, labels]`.
+    """
+    if sample_weight is None:
+        return kept
+    weights = checked_weights(sample_weight, kept)
+    return kept * (weights[:, None] if weights.shape.rank == 1 else weights)
+
+
+def weights_of_rows(sample_weight: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+    """The weight of each row: its own, or the mean over its labels that count; 0 where it has none.
+
+    Args:
+        sample_weight, kept: see `weights_of_labels`.
+
+    Returns:
+        float32 `[batch]`.
+    """
+    weights, count = checked_weights(sample_weight, kept), tf.reduce_sum(kept, 1)
+    if weights.shape.rank == 1:
+        return tf.where(count > 0, weights, 0.0)
+    return tf.math.divide_no_nan(tf.reduce_sum(weights * kept, 1), count)
