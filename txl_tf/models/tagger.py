@@ -137,6 +137,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         if not self.out_fc.built:
             self.out_fc.build((None, None, width))
             self.crf.build()
+            self.built = True  # `fit` comes here without Keras's call
 
     # ------------------------------------------------------------------------------------------------------- forward
 
