@@ -464,7 +464,7 @@ def test_two_replicas_train_and_evaluate_as_one(name, two_replicas):
     def train():
         tagger, _ = make_tagger(name, output_dropout=0.1, network={"dropout": 0.1, "seed": 1})
         tagger.compile(sgd(clip=1.0))
-        history = tagger.fit(batches(name), epochs=3, verbose=0).history
+        history = tagger.fit(batches(name), epochs=1, verbose=0).history
         scores = tagger.evaluate(batches(name), verbose=0, return_dict=True)
         return history["loss"], scores, [weight.numpy() for weight in tagger.trainable_variables]
 
