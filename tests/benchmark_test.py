@@ -76,6 +76,7 @@ def test_operations_of_training_are_the_products_of_its_graph(contestants):
     assert operations_of(graph) == contestants.training_operations(SHAPE) + zero_keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["training", *(pytest.param(m, marks=SLOW) for m in ("evaluation", "generation"))])
 def test_contestants_do_the_same_work(contestants, mode):
     uniform = math.log(SHAPE["n_token"])  # the loss of small initial weights

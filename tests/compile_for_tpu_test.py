@@ -43,6 +43,7 @@ def nodes_of(function, *arguments):
     return len(graph.node) + sum(len(inner.node_def) for inner in graph.library.function)
 
 
+@pytest.mark.slow
 def test_more_layers_are_hardly_more_graph(monkeypatch):
     monkeypatch.setattr(compile_for_tpu, "lower", nodes_of)
     counts = {}

@@ -112,6 +112,7 @@ def test_two_steps_of_two_replicas_are_those_of_one(two_replicas, of_two_steps):
     assert_same({**run, "evaluation": lm.evaluate(batches(n=1), verbose=0)}, of_two_steps)
 
 
+@pytest.mark.slow
 def test_two_steps_in_parts_are_those_of_whole_batches(of_two_steps):
     assert_same(two_steps(gradient_accumulation_steps=3)[0], of_two_steps)
 

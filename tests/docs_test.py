@@ -208,6 +208,7 @@ def test_the_python_of_the_readme_runs_and_what_it_saves_loads(tmp_path, monkeyp
     np.testing.assert_allclose(classifier(tokens), of_layer["classifier"](tokens), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_python_of_the_layers_page_runs_and_what_it_writes_loads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (code,), names = blocks("python", "layers.md").values(), {}

@@ -202,6 +202,7 @@ def generate_tool():
     yield from program("tools/generate.py")
 
 
+@pytest.mark.slow
 def test_a_text_begins_with_a_document_and_ends_with_it(tmp_path, json_lines, generate_tool, capsys, monkeypatch):
     """In scores of lines and in generation, of a random model."""
     vocab = build_corpus("text", json_lines, level="char").vocab

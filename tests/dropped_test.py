@@ -158,7 +158,7 @@ def collect():
         gc.collect()
 
 
-SLOW = ["FLAT", "recomputed, by an optimizer of Keras", "exported", "vanilla language model"]
+SLOW = ["TENER", "FLAT", "recomputed, by an optimizer of Keras", "exported", "vanilla language model"]
 WITHOUT_GRAPHS = ["exported", "load_run"]  # that are still there when they return
 
 

@@ -366,6 +366,7 @@ def test_what_the_exporter_asks_for_fits_in_any_case(small_lm):
     assert long.max_bytes == long.row_bytes(10**7, 10**7) > 2**29
 
 
+@pytest.mark.slow
 def test_long_rows_are_fewer(small_lm, monkeypatch):
     monkeypatch.setattr(request_module, "REQUEST_BYTES", 1)
     served = ServingSignatures(small_lm(), "float32", 3, 50, 0, text=None, max_rows=6)
@@ -630,6 +631,7 @@ def test_stop_strings_are_spelled_as_in_the_vocabulary(tmp_path, level):
         assert found[:length].tolist() == expected and set(found[length:]) <= {-1}
 
 
+@pytest.mark.slow
 def test_stop_strings_of_subwords_are_bytes(small_lm, tmp_path):
     """The served text ends with the stop string, where the last token goes on."""
     vocab = Subwords()

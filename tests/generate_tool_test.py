@@ -100,6 +100,7 @@ class Pieces(io.StringIO):
         self.flushed.append(self.getvalue())
 
 
+@pytest.mark.slow
 def test_text_is_cut_behind_a_stop_string_within_a_token(tool, small_lm, monkeypatch):
     vocab, lm = Subwords(), small_lm(n_layer=1)
     set_flags(tool, "--model_dir=x")
@@ -123,6 +124,7 @@ def test_text_is_cut_behind_a_stop_string_within_a_token(tool, small_lm, monkeyp
     assert cut == {False, True}
 
 
+@pytest.mark.slow
 def test_several_samples_are_those_of_generate(tool, word_run, capfd):
     folder, vocab, lm = word_run
     arguments = ["--num_return_sequences=3", "--seed=5", "--max_new_tokens=9", "--min_p=0.01"]

@@ -278,6 +278,7 @@ def test_values_of_options_do_not_trace_anew(small_lm, prompt, traced):
     assert traced[1:] == [([3, 16], [1, 0, 0]), ([3, 16], [1, 4, 16])]  # without stop strings, and with room for some
 
 
+@pytest.mark.slow
 def test_several_sequences_of_a_prompt_stand_next_to_each_other(lm, prompt, monkeypatch):
     """Each is what a call of its own would write, with the seed that is derived for it; a prompt is read once."""
     read, read_prompt = [], MemoryReader.read_prompt

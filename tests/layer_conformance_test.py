@@ -13,7 +13,7 @@ from keras.src import testing
 
 KEY = [3, 4, 0]
 DROPPING = [case for case in LAYERS if case.rates]
-FAST = "PositionwiseFF", "EncoderLayer"  # of the tests that need graphs
+FAST = "PositionwiseFF", "TenerLayer"  # of the tests that need graphs
 
 
 def all_of(cases, fast=None):
@@ -57,6 +57,7 @@ def test_training_drops_and_nothing_else_does(case):
     assert np.abs(by_key - expected).max() > 1e-3
 
 
+@pytest.mark.slow
 @all_of(DROPPING)
 def test_every_rate_drops_by_itself_and_none_draws_nothing(case):
     for rate in case.rates:
@@ -111,7 +112,9 @@ def test_output_shapes_are_those_of_the_call_of_symbols_too(case):
 
 
 @all_of(LAYERS)
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "float16"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_bfloat16", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixed_float16", "float16"))]
+)
 def test_half_precision_is_close_and_holds_ids(case, policy):
     layer = case.make(dtype=policy)
     expected, got = made(case, case.make()), made(case, layer)
@@ -293,7 +296,9 @@ def model_with(case, **options):
     return model
 
 
-@all_of(IN_MODELS)
+@all_of(
+    IN_MODELS, fast=("EncoderLayer", "MultiHeadAttention", "TransformerXL", "Tener", "Embeddings", "RelMultiHeadAttn")
+)
 def test_a_configuration_makes_layer_and_model_again(case):
     layer = case.make()
     again = type(layer).from_config(layer.get_config())
@@ -319,7 +324,7 @@ TRAINED = [
 ]
 
 
-@all_of(TRAINED, fast=FAST)
+@all_of(TRAINED, fast=FAST[:1])
 def test_a_model_is_trained_with_dropout_saved_goes_on_and_is_exported(case, tmp_path):
     model = model_with(case)
     model.compile(keras.optimizers.Adam(0.01), loss="mse")

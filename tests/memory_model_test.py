@@ -159,6 +159,7 @@ def plain_run(small_lm, small_batches):
     return losses, weights_of(lm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "k, cardinality",
     [pytest.param(3, "known", marks=SLOW), pytest.param(2, "known", marks=SLOW), (2, "unknown")],
@@ -322,6 +323,7 @@ def check_any_rows(lm, small_batches, numbers):
         np.testing.assert_allclose(lm.evaluate(dataset_of(*batches), verbose=0), expected.mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_model_takes_batches_of_any_number_of_rows(scoring_lm, small_batches):
     check_any_rows(scoring_lm, small_batches, (2, 3))
 
@@ -649,6 +651,7 @@ def test_compile_takes_keras_s_order_and_its_scaling_of_the_loss(small_lm):
 # ---------------------------------------- callbacks of Keras
 
 
+@pytest.mark.slow
 def test_callbacks_of_keras_work(small_lm, small_batches, tmp_path):
     lm, dataset = small_lm(n_layer=1), dataset_of(*small_batches(n=1))
     lm.compile(keras.optimizers.SGD(0.1), metrics=["perplexity"], run_eagerly=True)

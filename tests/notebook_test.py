@@ -176,6 +176,7 @@ def test_its_small_model_writes_is_scored_and_drawn(cells):
     assert all(5 < float(value) < 8 for value in bits) and pictures == 2
 
 
+@pytest.mark.slow
 def test_its_small_model_is_served(cells):
     """Its own asserts hold: what is served equals what `lm.generate` writes and `lm.score` finds."""
     text, _ = cells(2)

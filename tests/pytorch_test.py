@@ -617,6 +617,7 @@ def test_the_reference_vocabulary_to_refuse(reference, case, tmp_path):
     refused(tmp_path, path, "names builtins.exec", corpus=reference / "pytorch" / "refuse" / "evil_vocab" / "vocab.pkl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [pytest.param(1e-5, marks=SLOW), 1e-12])
 def test_a_new_run_on_other_text_starts_from_a_converted_one(case, tmp_path, capsys, epsilon):
     """Fine-tuning: the text in the vocabulary of the run, the weights by warm start, which tells another epsilon."""

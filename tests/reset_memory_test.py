@@ -28,7 +28,7 @@ LENGTHS = [
     {"mem_len": 3, "clamp_len": 4},
     pytest.param({"mem_len": 5, "same_length": True, "untie_r": True}, marks=pytest.mark.slow),
     {"mem_len": 12, "untie_r": True, "cutoffs": [5, 12], "div_val": 2},
-    {"mem_len": 12, "same_length": True, "clamp_len": 4},
+    pytest.param({"mem_len": 12, "same_length": True, "clamp_len": 4}, marks=pytest.mark.slow),
 ]
 EAGER_OR_NOT = pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.slow)])
 
@@ -204,6 +204,7 @@ def test_log_probs_and_memory_are_those_of_each_document_by_itself(pair):
             assert not mem[b, :zeros].numpy().any() and mem[b, zeros:].numpy().any(1).all()
 
 
+@pytest.mark.slow
 def test_half_precision_resets_as_well(pair):
     (lm, without), text = pair(mem_len=5, dtype="mixed_bfloat16"), rows()
     mems, found = None, []
@@ -217,6 +218,7 @@ def test_half_precision_resets_as_well(pair):
     np.testing.assert_allclose(lm.evaluate(dataset(text), verbose=0), expected.mean(), rtol=0, atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_sliding_window_resets_too(pair):
     (lm, without), text = pair(mem_len=3), rows(borders=[(9,)])[0]
     found = sliding_window_nll(lm, text, window=6)
@@ -278,7 +280,7 @@ OF_ANY_LENGTH = [{"mem_len": 9}, {"mem_len": 3, "same_length": True, "clamp_len"
 @pytest.mark.parametrize(
     "options, blocks, in_place",
     [
-        (OF_ANY_LENGTH[0], False, True),
+        pytest.param(OF_ANY_LENGTH[0], False, True, marks=pytest.mark.slow),
         (OF_ANY_LENGTH[1], True, True),
         pytest.param(OF_ANY_LENGTH[0], True, False, marks=pytest.mark.slow),
         pytest.param(OF_ANY_LENGTH[1], False, False, marks=pytest.mark.slow),
@@ -319,6 +321,7 @@ def test_a_state_that_is_not_written_in_place_stays_as_it_is(pair):
 # ---------------------------------------- generation
 
 
+@pytest.mark.slow
 def test_a_prompt_counts_from_its_last_document_on(pair):
     (lm, without), text = pair(mem_len=6, n_layer=1), rows(9, [(2, 5), (5,)])
     padded = np.pad(text, [(0, 0), (0, 3)], constant_values=END)
@@ -370,7 +373,11 @@ def sums_and_gradients(lm, text, cuts=CUTS):
     return total, tape.gradient(total, lm.trainable_variables)
 
 
-@pytest.mark.parametrize("options", [{"mem_len": 3, "clamp_len": 4}, {"mem_len": 7, "same_length": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"mem_len": 3, "clamp_len": 4}, pytest.param({"mem_len": 7, "same_length": True}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_loss_and_gradients_are_the_sums_over_documents(pair, options):
     (lm, without), text = pair(**options), rows()
     total, gradients = sums_and_gradients(lm, text)
@@ -398,7 +405,7 @@ TRAINING = {
     "static and recompute": ({"recompute": True}, {"static_shapes": True}),
     "parts": ({}, {"gradient_accumulation_steps": 2}),
 }
-SLOW = ("static and recompute", "parts", "two replicas", "xla")
+SLOW = ("static", "static and recompute", "parts", "two replicas", "xla")
 
 
 @pytest.fixture(scope="module")
@@ -474,6 +481,7 @@ def test_a_keras_file_and_a_config_keep_it(pair, tmp_path):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_a_served_model_resets(pair):
     (lm, _), text = pair(mem_len=4), rows()
     served = ServingSignatures(lm, "float32", 3, 50, 0, text=None)

@@ -50,7 +50,7 @@ def words():
     return make_lm(vocab), vocab
 
 
-@pytest.fixture(scope="module", params=["word", "char", "byte"])
+@pytest.fixture(scope="module", params=["word", pytest.param("char", marks=pytest.mark.slow), "byte"])
 def model(request):
     vocab = make_vocab(request.param)
     return make_lm(vocab), vocab

@@ -102,6 +102,7 @@ def test_the_penalty_is_for_what_was_read_and_written_in_turns(lm, prompt, after
     assert session.write(1, **options)[0][0, 0] == log_probs.argmax()
 
 
+@pytest.mark.slow
 def test_stop_strings_may_begin_in_one_call_and_end_in_the_next(lm, prompt, after_prompt):
     vocab, stops, ends = Subwords(), ["ab", "bba", "ser", "\n\n"], set()
     options = {"temperature": 1.2, "vocab": vocab, "stop_strings": stops}

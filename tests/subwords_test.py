@@ -395,6 +395,7 @@ def test_lines_are_scored_in_pieces(run):
         assert score.tokens == len(ids) - 1 and score.bytes == len(line.encode()) + 1
 
 
+@pytest.mark.slow
 def test_the_program_continues_a_text(run, monkeypatch, capsys):
     lm, vocab = load_run(str(run[0]))
     text = generate(lm, vocab.encode("The import ")[None], 20, seed=1)[0]

@@ -528,6 +528,7 @@ class Recorder(trackers.Tracker):
         self.results |= results
 
 
+@pytest.mark.slow
 def test_tensorboard_and_the_tracker_get_numbers_and_samples_which_do_not_touch_the_training(
     run_dir, text_file, trained_run, capsys, monkeypatch
 ):

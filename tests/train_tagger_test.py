@@ -89,6 +89,7 @@ def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabularies(made):
     assert (folder / "lexicon.txt").exists() == (folder.name == "flat")
 
 
+@pytest.mark.slow
 def test_results_are_those_of_tagging_every_sentence(made, files, text_tagger):
     _, results = made
     sentences = read_tagged(files["test_path"])

@@ -314,6 +314,7 @@ def test_sampled_text_is_that_of_the_uncached_loop(lm, prompt, options):
     np.testing.assert_array_equal(lm.generate(prompt, 12, **options), uncached(lm, prompt, 12, drawn))
 
 
+@pytest.mark.slow
 def test_prompts_of_unequal_length_give_what_each_gives_alone(lm, prompt):
     lengths = [7, 1, 4]
     for options in ({"temperature": 0}, {"temperature": 1.3, "top_p": 0.9, "seed": 5}):
@@ -334,6 +335,7 @@ def test_a_row_ends_at_the_stop_token_and_the_others_go_on(lm, prompt):
     np.testing.assert_array_equal(lm.generate(prompt, 8, seed=[1, 2, 3], stop_token=stop), expected)
 
 
+@pytest.mark.slow
 def test_many_rows_and_an_unknown_number_of_them_are_what_each_is_alone(lm, prompt):
     many = np.repeat(prompt, 6, 0)  # more than are written out in the graph
     expected = np.repeat(lm.generate(prompt, 8, temperature=0), 6, 0)
@@ -349,6 +351,7 @@ def test_many_rows_and_an_unknown_number_of_them_are_what_each_is_alone(lm, prom
     np.testing.assert_array_equal(served(many), expected)
 
 
+@pytest.mark.slow
 def test_a_session_reads_and_writes_in_one_window(lm, prompt):
     session = Session(lm, batch_size=3)
     pieces = [session.read(prompt)]
@@ -363,6 +366,7 @@ def test_a_session_reads_and_writes_in_one_window(lm, prompt):
             close(nll[:, i], lm.score(window[:, :-1], window[:, 1:])[0][:, -1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", pytest.param("mixed_float16", marks=SLOW)])
 def test_generation_in_half_precision_stays_close(prompt, dtype):
     text = np.concatenate([prompt, prompt], 1)
