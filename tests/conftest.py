@@ -21,7 +21,7 @@ from xdist.scheduler import LoadFileScheduling
 
 MOST_SECONDS = 10  # of a test that is not marked slow
 MOST_MEMORY = 1500  # MB, of a process that runs tests
-GROWN = 1000  # MB, from which on another takes its place
+GROWN = 1250  # MB, from which on another takes its place
 FIRST = "tests/export_test.py"  # takes most memory, so that a new worker gets it
 
 
@@ -129,9 +129,10 @@ class Meter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node, error):
-        if not error and self.scheduler and self.scheduler.workqueue:
+        session = self.config.pluginmanager.get_plugin("dsession")
+        if not error and self.scheduler and self.scheduler.workqueue and not session.shuttingdown:
             node.ensure_teardown()  # or its process would wait for the end
-            self.config.pluginmanager.get_plugin("dsession")._clone_node(node)
+            session._clone_node(node)
         output = getattr(node, "workeroutput", {})
         self.problems += output.get("problems", [])
         self.peaks += [output["peak"]] if "peak" in output else []
