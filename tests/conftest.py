@@ -106,7 +106,7 @@ class Scheduler(LoadFileScheduling):
 
 
 class Meter:
-    """In the process that deals out the tests: the memory of all processes, twice a second, and what workers found."""
+    """In the process that deals out the tests: the memory of all processes, every two seconds, and what workers found."""
 
     def __init__(self, config):
         self.config, self.scheduler = config, None
@@ -114,7 +114,7 @@ class Meter:
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self):
-        while not self.ended.wait(0.5):
+        while not self.ended.wait(2):
             self.most = max(self.most, sum(map(_memory, _tree(os.getpid()))))
 
     @pytest.hookimpl(optionalhook=True)
