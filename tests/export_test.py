@@ -445,19 +445,23 @@ WANTED = {  # row by row
 STOPS = [["w3 w5", "\n"], ["w9", ""], ["<unk> w1", "w2"]]
 
 
-def sequences_of(lm, vocab, prompt, row):
-    """What `lm.generate` writes with the options of a row of `WANTED` and `STOPS`, as a list of lists."""
+def sequences_of(lm, vocab, prompt, row, stops=STOPS):
+    """What `lm.generate` writes with the options of a row of `WANTED` and these stop strings, as a list of lists."""
     options = {name: values[row] for name, values in WANTED.items()}
     options |= {"top_k": options["top_k"] or None, "num_return_sequences": 3}  # one graph for all rows
-    stops = [string for string in STOPS[row] if string]
-    tokens, lengths = generate(lm, [prompt], **options, stop_strings=stops, vocab=vocab, with_lengths=True)
+    strings = [string for string in stops[row] if string]
+    tokens, lengths = generate(lm, [prompt], **options, stop_strings=strings, vocab=vocab, with_lengths=True)
     found = [text[:length] for text, length in zip(tokens.numpy().tolist(), lengths, strict=True)]
     return found[: WANTED["num_return_sequences"][row]]
 
 
 def test_sequences_and_stop_strings_are_those_of_generate(request_of, lm, vocab, text):
+    """The first row ends in the middle; the stop string of the second is no word that it writes."""
+    free = request_of("generate", **WANTED)["sequences"]
+    unwritten = next(word for word in vocab.symbols[2:] if vocab.ids[word] not in free[1])
+    stops = [[vocab.decode(free[0, 0, 8:10]), "\n"], [unwritten, ""], STOPS[2]]
     ids = np.full([3, 2, 2], -1, np.int32)
-    for row, strings in enumerate(STOPS):
+    for row, strings in enumerate(stops):
         for place, string in zip(ids[row], filter(None, strings), strict=False):
             found = vocab.encode(string)
             place[: len(found)] = found
@@ -465,7 +469,7 @@ def test_sequences_and_stop_strings_are_those_of_generate(request_of, lm, vocab,
     assert served["sequences"].shape == (3, 3, 18) and served["sequence_lengths"].shape == (3, 3)
     ended = []
     for row, n in enumerate([6, 2, 3]):
-        expected = sequences_of(lm, vocab, text[row, :n], row)
+        expected = sequences_of(lm, vocab, text[row, :n], row, stops)
         ended += [len(sequence) < n + WANTED["max_new_tokens"][row] for sequence in expected]
         expected += [[]] * (3 - len(expected))
         assert served["sequence_lengths"][row].tolist() == [len(sequence) for sequence in expected]
@@ -633,7 +637,7 @@ def test_stop_strings_are_spelled_as_in_the_vocabulary(tmp_path, level):
 
 @pytest.mark.slow
 def test_stop_strings_of_subwords_are_bytes(small_lm, tmp_path):
-    """The served text ends with the stop string, where the last token goes on."""
+    """The served text ends with the stop string: with a token, where the last token goes on, or where there is none."""
     vocab = Subwords()
 
     class Tokenizer(SubwordTokenizer):
@@ -648,17 +652,20 @@ def test_stop_strings_of_subwords_are_bytes(small_lm, tmp_path):
             pieces = tf.RaggedTensor.from_tensor(tf.gather(tf.constant(vocab.token_bytes), ids), lengths)
             return tf.strings.reduce_join(pieces, -1)
 
-    lm, stops = small_lm(n_layer=1), ["ab", "\n", "ser", "é"]
-    served, n = ServingSignatures(lm, "float32", 3, 50, 0, Tokenizer()), 20
-    options = {name: tf.repeat(values[:1], n) for name, values in {**SAMPLING, **NEUTRAL}.items()}
-    options |= {"max_new_tokens": tf.fill([n], 7), "seed": tf.range(n)}
-    written = served.generate_text(text=tf.fill([n], ""), stop=tf.constant([stops]), **options)["text"].numpy()
-    free = generate(lm, np.zeros([n, 1], int), 7, seed=np.arange(n))[:, 1:]
-    for text, row in zip(written, free.numpy(), strict=True):
+    lm, stops, kinds = small_lm(n_layer=1), ["ab", "\n", "ser", "é"], {}
+    for seed, row in enumerate(generate(lm, np.zeros([300, 1], int), 7, seed=np.arange(300))[:, 1:].numpy()):
         whole = vocab.bytes_of(row)
         ends = [whole.index(stop.encode()) + len(stop.encode()) for stop in stops if stop.encode() in whole]
-        assert text == whole[: min(ends, default=len(whole))]
-    assert len({len(text) for text in written}) > 5
+        end, of_tokens = min(ends, default=len(whole)), np.cumsum([len(vocab.token_bytes[i]) for i in row])
+        kinds.setdefault((end < len(whole), end in of_tokens), []).append((seed, whole[:end]))
+    seeds, expected = zip(*(each for kind in kinds.values() for each in kind[:5]), strict=True)
+    assert len(kinds) == 3 and len(seeds) == 15
+
+    served, n = ServingSignatures(lm, "float32", 3, 50, 0, Tokenizer()), len(seeds)
+    options = {name: tf.repeat(values[:1], n) for name, values in {**SAMPLING, **NEUTRAL}.items()}
+    options |= {"max_new_tokens": tf.fill([n], 7), "seed": tf.constant(seeds)}
+    written = served.generate_text(text=tf.fill([n], ""), stop=tf.constant([stops]), **options)["text"]
+    assert written.numpy().tolist() == list(expected)
 
 
 def write_vocab(folder, texts, **options):

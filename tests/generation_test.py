@@ -78,16 +78,22 @@ def test_greedy_text_is_that_of_the_uncached_loop(make, prompt, options):
     np.testing.assert_array_equal(generate(lm, prompt, 9, temperature=0), uncached_greedy(lm, prompt, 9))
 
 
-def test_penalised_text_is_that_of_the_uncached_loop(lm, prompt):
-    """The window of 4 reaches from the text into the prompt, and then leaves it; 1 is the last token alone."""
-    plain = uncached_greedy(lm, prompt, 9)
-    assert np.any(plain[:, 7:] != uncached_greedy(lm, prompt[:, ::-1], 9)[:, 7:])  # it hangs on the prompt
-    np.testing.assert_array_equal(generate(lm, prompt, 9, temperature=0), plain)
-    for penalty, window in [(3.0, 64), (3.0, 4), (3.0, 1), (0.3, 3)]:
+def test_penalised_text_is_that_of_the_uncached_loop(lm):
+    """The window of 4 reaches from the text into the prompt, and then leaves it; 1 is the last token alone.
+
+    Of many prompts, these are the three on which, and on whose penalties, the text hangs most.
+    """
+    prompts, cases = np.random.default_rng(0).integers(0, 23, [256, 7]), [(3.0, 64), (3.0, 4), (3.0, 1), (0.3, 3)]
+    plain, reverse = (uncached_greedy(lm, given, 9) for given in (prompts, prompts[:, ::-1]))
+    penalised = [uncached_greedy(lm, prompts, 9, *case) for case in cases]
+    hangs = np.array([(text[:, 7:] != plain[:, 7:]).any(1) for text in (reverse, *penalised)])
+    rows = np.argsort(-hangs.sum(0), kind="stable")[:3]
+    assert hangs[:, rows].any(1).all()
+    np.testing.assert_array_equal(generate(lm, prompts[rows], 9, temperature=0), plain[rows])
+    for (penalty, window), expected in zip(cases, penalised, strict=True):
         options = {"temperature": 0, "repetition_penalty": penalty, "repetition_window": window}
-        expected, case = uncached_greedy(lm, prompt, 9, penalty, window), f"{penalty} {window}"
-        np.testing.assert_array_equal(generate(lm, prompt, 9, **options), expected, err_msg=case)
-        assert np.any(expected != plain), case
+        found = generate(lm, prompts[rows], 9, **options)
+        np.testing.assert_array_equal(found, expected[rows], err_msg=f"{penalty} {window}")
 
 
 def test_text_with_all_options_is_that_of_the_uncached_loop(lm, prompt):
@@ -309,11 +315,12 @@ def test_stop_strings_lie_in_new_text_alone(lm, prompt):
 
 
 def test_a_newline_ends_the_line(lm, prompt):
-    vocab = word_vocab()
-    expected = generate(lm, prompt, 20, seed=1, stop_token=vocab.ids["<eos>"])
-    assert np.any(expected[:, -1] == 0)
+    vocab, end = word_vocab(), 0
+    seed = next(seed for seed in range(100) if np.any(generate(lm, prompt, 20, seed=seed)[:, 7:-1] == end))
+    expected = generate(lm, prompt, 20, seed=seed, stop_token=vocab.ids["<eos>"])
+    assert np.any(expected[:, -1] == end)
     for options in ({"stop_at_newline": True}, {"stop_strings": ["\n"]}, {"stop_strings": ["<eos>"]}):
-        np.testing.assert_array_equal(generate(lm, prompt, 20, seed=1, vocab=vocab, **options), expected)
+        np.testing.assert_array_equal(generate(lm, prompt, 20, seed=seed, vocab=vocab, **options), expected)
 
 
 def test_a_new_memory_is_copied_before_it_is_written_to(lm, prompt):

@@ -19,7 +19,7 @@ def read_forked(folder, attempt):
 
     Returns:
         `{file: [what became of it or its ValueError, length of that, size of the file, growth of the peak in bytes,
-        seconds]}`. What ends the process leaves out its file and all after it.
+        seconds of the processor]}`. What ends the process leaves out its file and all after it.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -43,14 +43,14 @@ def _read(path, attempt):
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(20)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before, start = _memory("VmRSS"), time.time()
+    before, start = _memory("VmRSS"), time.process_time()
     try:
         found = attempt(path)
     except (ValueError, OSError) as error:
         found = str(error)
     except BaseException as error:  # which no file may cause
         found = f"not caught:\n{error!r}"
-    seconds, growth = time.time() - start, _memory("VmHWM") - before
+    seconds, growth = time.process_time() - start, _memory("VmHWM") - before
     return [path.name, found[:10_000], len(found), path.stat().st_size, growth, seconds]
 
 

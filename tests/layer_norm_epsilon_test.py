@@ -121,7 +121,7 @@ def test_scores_and_memory_are_those_of_the_plain_port(pair):
         for mem, expected_mem in zip(mems, expected_mems, strict=True):
             close(mem, tf.transpose(expected_mem, [1, 0, 2]))
     other, _ = pair(n_layer=2, layer_norm_epsilon=1e-12)
-    assert np.abs(other.score(TOKENS, LABELS)[0] - lm.score(TOKENS, LABELS)[0]).max() > 0.01
+    assert np.abs(other.score(TOKENS, LABELS)[0] - lm.score(TOKENS, LABELS)[0]).max() > 5e-4  # ten times `close`'s
 
 
 @pytest.mark.parametrize("recompute", [pytest.param(False, marks=pytest.mark.slow), True])

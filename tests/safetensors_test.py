@@ -295,6 +295,6 @@ def test_many_shards_and_names_take_no_long_time(tmp_path):
         safetensors_of(tmp_path / f"{i}.safetensors", json.dumps({f"of {i}": entry([0], [0, 0])}).encode())
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
-    start = time.time()
+    start = time.process_time()
     assert len(read_shards(str(index))) == 63_000
-    assert time.time() - start < 10
+    assert time.process_time() - start < 10

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT, randomise
+from helpers import ROOT, randomise, spread_emissions
 from tensorflow.core.protobuf import saved_model_pb2
 
 import txl_tf
@@ -78,8 +78,10 @@ def vocabs_of(kind):
 def tagger_of(kind, vocabs, **options):
     sizes = {**SIZES, "n_token": len(vocabs[0]), "n_bigram": len(vocabs[1]), **options}
     tagger = txl_tf.Tagger(NETWORKS[kind](**sizes), LABELS)
-    tagger(features([encoder_of(*vocabs).encode("a")], kind == "flat"))
+    inputs = {name: tf.constant(x) for name, x in inputs_of(kind, vocabs, TEXTS).items()}
+    tagger(inputs)
     randomise(tagger, seed=2, scale=0.6)
+    spread_emissions(tagger, inputs)
     return tagger
 
 
