@@ -106,7 +106,7 @@ class Scheduler(LoadFileScheduling):
 
 
 class Meter:
-    """In the process that deals out the tests: the memory of all processes, every two seconds, and what workers found."""
+    """In the process that deals out the tests: the memory of all, every two seconds, and what workers found."""
 
     def __init__(self, config):
         self.config, self.scheduler = config, None
