@@ -104,6 +104,12 @@ class Scheduler(LoadFileScheduling):
         elif node in self.registered_collections:  # which it is not while it starts
             super()._reschedule(node)
 
+    def release(self):
+        """Lets workers end that wait for a next test, where there is none: another had taken it, and crashed."""
+        for node in [node for node in self.nodes if node in self.registered_collections]:
+            if not self.workqueue and not node.shutting_down:
+                node.shutdown()
+
 
 class Meter:
     """In the process that deals out the tests: the memory of all, every two seconds, and what workers found."""
@@ -133,6 +139,8 @@ class Meter:
         if not error and self.scheduler and self.scheduler.workqueue and not session.shuttingdown:
             node.ensure_teardown()  # or its process would wait for the end
             session._clone_node(node)
+        if self.scheduler:
+            self.scheduler.release()
         output = getattr(node, "workeroutput", {})
         self.problems += output.get("problems", [])
         self.peaks += [output["peak"]] if "peak" in output else []
