@@ -106,7 +106,7 @@ def test_the_penalty_is_for_what_was_read_and_written_in_turns(lm, prompt, after
 def test_stop_strings_may_begin_in_one_call_and_end_in_the_next(lm, prompt, after_prompt):
     vocab, stops, ends = Subwords(), ["ab", "bba", "ser", "\n\n"], set()
     options = {"temperature": 1.2, "vocab": vocab, "stop_strings": stops}
-    for seed in range(12):
+    for seed in range(100):
         (expected,), (length,) = generate(lm, prompt[:1], 20, seed=seed, with_lengths=True, **options)
         for pieces in ([1] * 20, [4] * 5, [7, 13], [20]):
             session, written = after_prompt.copy(), []
@@ -124,7 +124,10 @@ def test_stop_strings_may_begin_in_one_call_and_end_in_the_next(lm, prompt, afte
                 assert text.endswith(tuple(stop.encode() for stop in stops))
                 assert not any(stop.encode() in text[:-1] for stop in stops)
         ends.add((len(written), session.excess))
-    assert len(ends) > 3 and any(excess for _, excess in ends)
+        if seed > 10 and len(ends) > 3 and any(excess for _, excess in ends):
+            break
+    else:
+        pytest.fail(f"texts end in too few ways: {ends}")
 
 
 def test_writing_goes_on_behind_a_stop_string_as_if_it_had_not_stopped(lm, prompt, after_prompt):
