@@ -25,7 +25,7 @@ def command(run_dir, text_file):
 
 def own(errors):
     """What a program wrote to the standard error, without what TensorFlow writes at its start."""
-    return "".join(re.findall(r"^(?!WARNING: All log|I0000 ).*\n", errors, re.MULTILINE))
+    return "".join(re.findall(r"^(?!WARNING: All log|[IWE]0000 ).*\n", errors, re.MULTILINE))
 
 
 def run_without_reader(path, *arguments):
