@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf import layers
-from txl_tf.layers.lattice import distinct_pairs
 from txl_tf.layers.positions import tensor2tensor_frequencies
+from txl_tf.layers.taggers.lattice import distinct_pairs
 
 TOLERANCE = 1e-5
 CHECKS = {}  # function: number of its article

@@ -30,7 +30,7 @@ import keras
 import numpy as np
 
 from txl_tf import layers
-from txl_tf.data.dates import make_dates
+from txl_tf.data.pairs.dates import make_dates
 
 D_MODEL, HEADS, DFF, RATE = 64, 4, 128, 0.1
 START, LENGTH, ISO = 1, 40, 10  # the symbol before a target, and most characters of source and target

@@ -31,7 +31,7 @@ import keras
 import numpy as np
 
 import txl_tf
-from txl_tf.data.dates import make_dates
+from txl_tf.data.pairs.dates import make_dates
 
 LABELS = ["O", "B-YEAR", "I-YEAR", "B-MONTH", "I-MONTH"]
 LENGTH = 40  # of the longest date

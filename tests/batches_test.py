@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 from helpers import WatchedTokens, as_lists
 
-from txl_tf.data import batches
-from txl_tf.data.batches import Segments, choose_bin_capacities, num_batches, segments
+from txl_tf.data.text import batches
+from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batches, segments
 from txl_tf.data.token_files import StoredTokens, TokenWriter, open_tokens
 
 

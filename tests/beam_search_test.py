@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import randomise
 
-from txl_tf.models.transformer import Transformer
+from txl_tf.models.vanilla.transformer import Transformer
 
 START, END, MOST, VOCAB = 1, 2, 4, 6  # symbols 3, 4, 5 and the end may be written, and the start
 

@@ -14,7 +14,7 @@ from helpers import ROOT, program
 from reference_model import ReferenceModel
 
 import txl_tf
-from txl_tf.data import corpus
+from txl_tf.data.text import corpus
 
 REFERENCE = "reference float32"
 SHAPE = {

@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 from helpers import SMALL
 
-from txl_tf.models import cache
-from txl_tf.models.cache import (
+from txl_tf.models.transformer_xl.cache import (
     cached_forward,
     initial_state,
     memory_of,
@@ -17,6 +16,7 @@ from txl_tf.models.cache import (
     whole_segments,
     writable_copy,
 )
+from txl_tf.models.transformer_xl.network import cache
 
 
 def tokens(batch, tgt_len, seed=0):

@@ -29,8 +29,8 @@ import tensorflow as tf
 import vanilla_arrays
 
 import txl_tf
-from txl_tf.data.lexicon import Lexicon
-from txl_tf.data.tags import prf, spans_of
+from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.data.tagged.tags import prf, spans_of
 
 
 class Tolerance(NamedTuple):

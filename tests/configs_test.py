@@ -38,7 +38,7 @@ from txl_tf.config import (
     TransformerConfig,
     check_bins,
 )
-from txl_tf.data.datasets import PAPER_DATASETS
+from txl_tf.data.text.datasets import PAPER_DATASETS
 
 ALL = {path.stem: path.read_text() for path in sorted((ROOT / "configs").glob("*.cfg"))}
 OF_PAIRS = {name: text for name, text in ALL.items() if "tools/train_seq2seq.py" in text}

@@ -20,7 +20,7 @@ from helpers import (
 
 import txl_tf
 from txl_tf.convert.original import find_tf1_checkpoint, model_arguments, run_to_tf1, tf1_to_run
-from txl_tf.data import corpus
+from txl_tf.data.text import corpus
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import load_weights

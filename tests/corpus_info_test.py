@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from txl_tf.data import corpus
+from txl_tf.data.text import corpus
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from helpers import ROOT, as_lists, write_splits, write_text
 
-from txl_tf.data import batches, corpus, prepared_folder, text_files
-from txl_tf.data.batches import choose_bin_capacities, num_batches, segments
+from txl_tf.data import text_files
+from txl_tf.data.text import batches, corpus, prepared_folder
+from txl_tf.data.text.batches import choose_bin_capacities, num_batches, segments
 from txl_tf.data.token_files import StoredTokens, TokenWriter
 
 # --------------------------------------------------------------------------------- the original's own numbers
@@ -302,7 +303,8 @@ def test_progress_counts_the_bytes_of_both_passes(tmp_path, monkeypatch):
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from txl_tf.data import corpus, text_files, token_files
+from txl_tf.data import text_files, token_files
+from txl_tf.data.text import corpus
 
 data_path, folder = sys.argv[1:]
 text_files._READ_BYTES = 2000

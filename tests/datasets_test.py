@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from helpers import as_lists, write_splits, write_text
 
-from txl_tf.data import corpus, datasets, text_files
-from txl_tf.data.batches import segments
-from txl_tf.data.download import LM1B_SHARDS
+from txl_tf.data import text_files
+from txl_tf.data.text import corpus, datasets
+from txl_tf.data.text.batches import segments
+from txl_tf.data.text.download import LM1B_SHARDS
 from txl_tf.data.vocabulary import Vocab
 
 # --------------------------------------------------------------------------------------------- text -> tokens

@@ -17,8 +17,8 @@ import tensorflow as tf
 from helpers import ROOT, SMALL, WatchedTokens, free_ports, train_run, word_vocab
 
 import txl_tf
-from txl_tf.data.batches import Segments
-from txl_tf.data.corpus import Corpus
+from txl_tf.data.text.batches import Segments
+from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.runs import train as runs_train
 from txl_tf.training import distribution

@@ -20,9 +20,9 @@ from helpers import (
 )
 
 from txl_tf.config import EvaluationConfig, MachineConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
-from txl_tf.data.batches import Segments
-from txl_tf.data.corpus import build_corpus
-from txl_tf.data.documents import DocumentOrder, Documents, document_ends
+from txl_tf.data.text.batches import Segments
+from txl_tf.data.text.corpus import build_corpus
+from txl_tf.data.text.documents import DocumentOrder, Documents, document_ends
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.data.vocabulary import visible
 from txl_tf.models.language_model import TransformerXLLM

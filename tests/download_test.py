@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from txl_tf.data import corpus, download
+from txl_tf.data.text import corpus, download
 
 LM1B = "1-billion-word-language-modeling-benchmark-r13output"
 

@@ -11,12 +11,12 @@ from conforming import ONE_LAYER, encoder_decoder, tagged_chars, tagged_lattice,
 from helpers import make_run, word_vocab
 
 import txl_tf
-from txl_tf.data.tagged import SentenceEncoder
+from txl_tf.data.tagged.sentences import SentenceEncoder
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.session import Session
-from txl_tf.models.sliding_window import sliding_window_nll
-from txl_tf.models.text_tagger import TextTagger
-from txl_tf.models.translator import Translator
+from txl_tf.models.decoding.session import Session
+from txl_tf.models.taggers.text_tagger import TextTagger
+from txl_tf.models.vanilla.sliding_window import sliding_window_nll
+from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.scoring import Scorer
 
 TEXT = np.random.default_rng(0).integers(1, 23, 200).astype(np.int32)

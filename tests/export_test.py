@@ -17,8 +17,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 import txl_tf
 from txl_tf.config import NetworkConfig
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.generation import generate
-from txl_tf.models.stopping import spell
+from txl_tf.models.decoding.generation import generate
+from txl_tf.models.decoding.stopping import spell
 from txl_tf.runs.folder import RunFolder
 from txl_tf.serving import request as request_module
 from txl_tf.serving.export import export_saved_model, write_warmup

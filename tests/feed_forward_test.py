@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from txl_tf.layers.attention import create_mask
 from txl_tf.layers.feed_forward import PositionwiseFF, positionwise_ff
-from txl_tf.layers.transformer_xl_layer import TransformerXLLayer
+from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 
 
 def randomised(layer, seed=0):

@@ -10,7 +10,7 @@ import pytest
 from helpers import TEXT, assert_variables_equal, read_checkpoint, train_run
 
 import txl_tf
-from txl_tf.data import corpus
+from txl_tf.data.text import corpus
 
 PLACES = 24  # of a file
 CONTINUED_WITH = ("config.json", "vocab.txt", "log.csv", "best/best.json", "ckpt-12.index")

@@ -12,7 +12,7 @@ import pytest
 from helpers import ROOT, Subwords, eagerly, make_run, program, run_program, word_vocab
 
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.generation import generate
+from txl_tf.models.decoding.generation import generate
 
 
 @pytest.fixture(scope="module")

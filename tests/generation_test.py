@@ -5,10 +5,9 @@ import pytest
 import tensorflow as tf
 from helpers import Subwords, word_vocab
 
-from txl_tf.models import generation
-from txl_tf.models.generation import Texts, generate, generate_tokens_static
-from txl_tf.models.memory_reader import MemoryReader
-from txl_tf.models.sampling import (
+from txl_tf.models.decoding import generation
+from txl_tf.models.decoding.generation import Texts, generate, generate_tokens_static
+from txl_tf.models.decoding.sampling import (
     check_sampling,
     no_history,
     of_sequences,
@@ -17,7 +16,8 @@ from txl_tf.models.sampling import (
     sample,
     uniform_draws,
 )
-from txl_tf.models.stopping import check_stops
+from txl_tf.models.decoding.stopping import check_stops
+from txl_tf.models.transformer_xl.memory_reader import MemoryReader
 
 BINS = {"cutoffs": [5, 12], "div_val": 2}
 LM = {**BINS, "n_layer": 1, "clamp_len": 3}

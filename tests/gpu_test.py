@@ -15,7 +15,7 @@ from helpers import SMALL, word_vocab
 from tensorflow.python.framework import kernels
 
 import txl_tf
-from txl_tf.layers.dropout import dropout, split
+from txl_tf.layers.common.dropout import dropout, split
 
 DEMANDING = MODELS[1]  # the one with bins
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 from absl import flags
 
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from txl_tf.data.datasets import PAPER_DATASETS
+from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder

@@ -8,8 +8,8 @@ import tensorflow as tf
 from helpers import assert_round_trips, randomise
 
 from txl_tf.config import FUSIONS
-from txl_tf.layers.flat_layer import FlatLayer, LatticeAttn, LatticeProcess
-from txl_tf.layers.lattice import (
+from txl_tf.layers.taggers.flat import FlatLayer, LatticeAttn, LatticeProcess
+from txl_tf.layers.taggers.lattice import (
     DISTANCES,
     PositionFusion,
     distance_table,

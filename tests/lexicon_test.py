@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import ROOT, write_text
 
-from txl_tf.data.lexicon import Lexicon
+from txl_tf.data.tagged.lexicon import Lexicon
 
 GOLDEN = json.loads((ROOT / "tests/goldens/flat/lexicon/config.json").read_text())["sentences"]
 WORDS = ["南京", "南京市", "京市", "市长", "长江", "长江大桥", "大桥", "江桥"]

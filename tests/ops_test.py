@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_tf.layers.ops import LayerNorm, cross_entropy, layer_norm
+from txl_tf.layers.common.ops import LayerNorm, cross_entropy, layer_norm
 
 
 def random(*shape, seed=0, scale=1.0):

@@ -7,8 +7,8 @@ import pytest
 from helpers import write_text
 
 from txl_tf.config import PairsConfig
-from txl_tf.data.dates import make_dates
-from txl_tf.data.parallel import END, START, PairBatches, Pairs, check_lengths, encode_lines, read_pairs
+from txl_tf.data.pairs.dates import make_dates
+from txl_tf.data.pairs.parallel import END, START, PairBatches, Pairs, check_lengths, encode_lines, read_pairs
 
 LINES = [("abc", "x y"), ("ab", "y"), ("c", "x x x"), ("abc", "y x"), ("bb", "x")]
 VALID = [("cab", "y y")]

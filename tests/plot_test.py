@@ -18,9 +18,9 @@ from txl_tf.layers.positions import (
     positional_encoding,
     relative_positions,
 )
-from txl_tf.models.transformer import Transformer
-from txl_tf.models.transformer_lm import TransformerLM
-from txl_tf.models.translator import Translator
+from txl_tf.models.vanilla.transformer import Transformer
+from txl_tf.models.vanilla.transformer_lm import TransformerLM
+from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.pairs_folder import PairsFolder
 

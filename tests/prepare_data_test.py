@@ -10,7 +10,7 @@ from absl import flags
 from helpers import program, run_program, write_splits
 
 from tools import program as programs
-from txl_tf.data import corpus
+from txl_tf.data.text import corpus
 
 
 @pytest.fixture(

@@ -16,7 +16,7 @@ import txl_tf
 from txl_tf.config import EvaluationConfig
 from txl_tf.convert.pytorch import pytorch_to_run
 from txl_tf.convert.pytorch_vocab import mended, read_vocabulary
-from txl_tf.data.corpus import load_corpus
+from txl_tf.data.text.corpus import load_corpus
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import weights_by_name

@@ -10,12 +10,12 @@ from helpers import SMALL, eagerly, randomise, train_run
 
 import txl_tf
 from txl_tf.layers.attention import create_mask, rel_multihead_attn
-from txl_tf.layers.reset import BEFORE, content_mask, document_starts, mask_far_zeros, of_last_document
-from txl_tf.models import cache
-from txl_tf.models.cache import cached_forward, initial_state, memory_of, precompute, state_of
-from txl_tf.models.session import Session
-from txl_tf.models.sliding_window import sliding_window_nll
-from txl_tf.models.transformer_lm import AbsoluteTransformer
+from txl_tf.layers.transformer_xl.reset import BEFORE, content_mask, document_starts, mask_far_zeros, of_last_document
+from txl_tf.models.decoding.session import Session
+from txl_tf.models.transformer_xl.cache import cached_forward, initial_state, memory_of, precompute, state_of
+from txl_tf.models.transformer_xl.network import cache
+from txl_tf.models.vanilla.sliding_window import sliding_window_nll
+from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer
 from txl_tf.serving.signatures import ServingSignatures
 from txl_tf.serving.writing import DEFAULTS
 

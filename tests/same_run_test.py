@@ -9,7 +9,7 @@ from helpers import TEXT, train_run
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
-from txl_tf.data import corpus
+from txl_tf.data.text import corpus
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 

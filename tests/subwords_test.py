@@ -17,12 +17,12 @@ import tensorflow as tf
 from helpers import program, run_program, train_run, write_text
 
 from txl_tf.config import EvaluationConfig
-from txl_tf.data import corpus
-from txl_tf.data.datasets import choose_cutoffs
 from txl_tf.data.subwords import SubwordVocab, sampled, train_subwords, training_lines
+from txl_tf.data.text import corpus
+from txl_tf.data.text.datasets import choose_cutoffs
 from txl_tf.data.text_files import pydoc_text, read_files
 from txl_tf.data.vocabulary import visible
-from txl_tf.models.generation import generate
+from txl_tf.models.decoding.generation import generate
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.pairs_folder import load_run
@@ -139,8 +139,8 @@ def test_frequent_pieces_come_first_and_texts_are_cut_as_sentencepiece_would(voc
 
 
 def test_cutoffs_are_chosen_from_the_counts_as_those_of_words(vocab, monkeypatch):
-    monkeypatch.setattr("txl_tf.data.datasets.FEWEST_WITH_BINS", 500)
-    monkeypatch.setattr("txl_tf.data.datasets.WHOLE", 10)
+    monkeypatch.setattr("txl_tf.data.text.datasets.FEWEST_WITH_BINS", 500)
+    monkeypatch.setattr("txl_tf.data.text.datasets.WHOLE", 10)
     vocab.counter.clear()
     vocab.count(pydoc_text()[:100_000])
     cutoffs = choose_cutoffs(vocab)

@@ -5,10 +5,10 @@ import pytest
 from helpers import ROOT, write_text
 
 from txl_tf.config import TaggedConfig
-from txl_tf.data.lexicon import Lexicon
-from txl_tf.data.tagged import read_corpus, read_tagged
-from txl_tf.data.tagged_batches import SentenceEncoder, TaggedBatches, TaggedSplit, bigrams_of, features
-from txl_tf.data.tags import spans_of
+from txl_tf.data.tagged.batches import SentenceEncoder, TaggedBatches, TaggedSplit, bigrams_of, features
+from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.data.tagged.sentences import read_corpus, read_tagged
+from txl_tf.data.tagged.tags import spans_of
 from txl_tf.data.vocabulary import Vocab
 
 TRAIN = "长 B-LOC\n江 I-LOC\n大 O\n\n长 O\n桥 B-PER\n"

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 import txl_tf
-from txl_tf.data.tags import allowed_transitions
-from txl_tf.layers.crf import CRF
-from txl_tf.layers.lattice import distance_table
-from txl_tf.layers.tener_layer import two_way_positions, two_way_scores
+from txl_tf.data.tagged.tags import allowed_transitions
+from txl_tf.layers.taggers.crf import CRF
+from txl_tf.layers.taggers.lattice import distance_table
+from txl_tf.layers.taggers.tener import two_way_positions, two_way_scores
 from txl_tf.training.optimization import SGD
 
 NAMES = [  # (name of a weight in the goldens, in txl_tf)

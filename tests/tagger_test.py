@@ -9,9 +9,9 @@ import tensorflow as tf
 from helpers import SMALL, randomise, spread_emissions
 
 import txl_tf
-from txl_tf.data.tags import allowed_transitions, broken_at, prf, spans_of
-from txl_tf.layers.crf import crf_decode, crf_nll
-from txl_tf.models.tagger import SpanScores
+from txl_tf.data.tagged.tags import allowed_transitions, broken_at, prf, spans_of
+from txl_tf.layers.taggers.crf import crf_decode, crf_nll
+from txl_tf.models.taggers.tagger import SpanScores
 
 LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
 N_TOKEN, N_BIGRAM = 9, 7

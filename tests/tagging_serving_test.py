@@ -16,10 +16,10 @@ from helpers import ROOT, randomise, spread_emissions
 from tensorflow.core.protobuf import saved_model_pb2
 
 import txl_tf
-from txl_tf.data.lexicon import Lexicon
-from txl_tf.data.tagged import encoder_of, lexicon_vocab
-from txl_tf.data.tagged_batches import SentenceEncoder, features
-from txl_tf.data.tags import all_labels, spans_of
+from txl_tf.data.tagged.batches import SentenceEncoder, features
+from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.data.tagged.sentences import encoder_of, lexicon_vocab
+from txl_tf.data.tagged.tags import all_labels, spans_of
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.serving import request as request_module
 from txl_tf.serving.tagging import SentenceGraph, SymbolTable, TaggingLimits, TaggingSignatures

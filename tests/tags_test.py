@@ -7,7 +7,7 @@ import pytest
 from helpers import ROOT
 
 from txl_tf.config import TAG_SCHEMES
-from txl_tf.data.tags import (
+from txl_tf.data.tagged.tags import (
     SCHEMES,
     Span,
     all_labels,

@@ -6,7 +6,7 @@ import tensorflow as tf
 from helpers import assert_round_trips, randomise
 
 from txl_tf.layers.positions import tensor2tensor_frequencies
-from txl_tf.layers.tener_layer import (
+from txl_tf.layers.taggers.tener import (
     TenerAttn,
     TenerLayer,
     tener_position_scores,

@@ -10,9 +10,9 @@ import tensorflow as tf
 from helpers import write_text
 
 import txl_tf
-from txl_tf.data import corpus
-from txl_tf.data.text_size import TextMeter, TextSize
-from txl_tf.data.texts import find_files, have_json_lines, read_texts
+from txl_tf.data.text import corpus
+from txl_tf.data.text.text_size import TextMeter, TextSize
+from txl_tf.data.text.texts import find_files, have_json_lines, read_texts
 
 DOCUMENTS = ["the first one\n", "zweites: äöü\n\nmit Absatz", 'quotes " and \\ and \u2028 no line\x85end', "x"]
 JSON = "".join(json.dumps({"id": i, "text": text}, ensure_ascii=i % 2) + "\n" for i, text in enumerate(DOCUMENTS))

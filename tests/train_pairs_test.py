@@ -21,7 +21,7 @@ from txl_tf.config import (
     SearchConfig,
     TransformerConfig,
 )
-from txl_tf.models.translator import Translator
+from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.averaging import average_checkpoints
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.pairs_folder import PairsFolder

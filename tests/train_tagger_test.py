@@ -17,9 +17,9 @@ from txl_tf.config import (
     TaggerTrainingConfig,
     TenerTaggerConfig,
 )
-from txl_tf.data.tagged import encoder_of, read_tagged, read_tagged_as
-from txl_tf.data.tags import prf, spans_of
-from txl_tf.models.text_tagger import TextTagger
+from txl_tf.data.tagged.sentences import encoder_of, read_tagged, read_tagged_as
+from txl_tf.data.tagged.tags import prf, spans_of
+from txl_tf.models.taggers.text_tagger import TextTagger
 from txl_tf.runs import train_tagger as train_tagger_module
 from txl_tf.runs.averaging import average_checkpoints
 from txl_tf.runs.callbacks import RunState

@@ -9,9 +9,9 @@ from helpers import SMALL, assert_round_trips, eagerly, randomise
 import txl_tf
 from txl_tf.config import TransformerLMConfig
 from txl_tf.layers.attention import create_mask
-from txl_tf.layers.transformer_lm_layer import TransformerLMLayer
-from txl_tf.models.generation import generate_tokens
-from txl_tf.models.sampling import (
+from txl_tf.layers.vanilla.language_model_layer import TransformerLMLayer
+from txl_tf.models.decoding.generation import generate_tokens
+from txl_tf.models.decoding.sampling import (
     check_sampling,
     no_history,
     precompute_softmax,
@@ -19,11 +19,11 @@ from txl_tf.models.sampling import (
     sample,
     uniform_draws,
 )
-from txl_tf.models.session import Session
-from txl_tf.models.sliding_window import sliding_window_nll
-from txl_tf.models.stopping import no_stops
-from txl_tf.models.transformer_lm import AbsoluteTransformer
-from txl_tf.models.window import window_start
+from txl_tf.models.decoding.session import Session
+from txl_tf.models.decoding.stopping import no_stops
+from txl_tf.models.vanilla.sliding_window import sliding_window_nll
+from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer
+from txl_tf.models.vanilla.window import window_start
 
 BINS = {"cutoffs": [5, 12], "div_val": 2}
 SLOW = pytest.mark.slow

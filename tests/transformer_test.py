@@ -10,7 +10,7 @@ import tensorflow as tf
 from helpers import randomise
 
 import txl_tf
-from txl_tf.models.transformer import Transformer
+from txl_tf.models.vanilla.transformer import Transformer
 
 SMALL = {
     "num_layers": 2, "d_model": 12, "num_heads": 3, "dff": 20, "input_vocab_size": 9, "target_vocab_size": 9,

@@ -13,8 +13,8 @@ from helpers import ROOT, SMALL, randomise
 
 import txl_tf
 from txl_tf.layers import attention, feed_forward
-from txl_tf.models import transformer_xl
-from txl_tf.models.transformer_xl import cache_mems
+from txl_tf.models.transformer_xl.network import cache_mems
+from txl_tf.models.transformer_xl.network import network as transformer_xl
 
 SLOW = pytest.mark.slow
 

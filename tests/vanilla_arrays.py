@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf import layers
-from txl_tf.layers.transformer_layers import DecoderLayer, EncoderLayer
-from txl_tf.models.transformer import Transformer
+from txl_tf.layers.vanilla.encoder_decoder import DecoderLayer, EncoderLayer
+from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.training.optimization import NoamSchedule
 
 

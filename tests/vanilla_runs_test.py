@@ -9,7 +9,7 @@ from helpers import TEXT, TINY_RUN, log_rows, read_checkpoint, run_program, writ
 
 import txl_tf
 from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
-from txl_tf.models.sliding_window import sliding_window_nll
+from txl_tf.models.vanilla.sliding_window import sliding_window_nll
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import open_corpus

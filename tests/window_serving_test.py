@@ -6,9 +6,9 @@ import tensorflow as tf
 from helpers import SMALL, randomise, word_vocab
 
 import txl_tf
-from txl_tf.models.generation import generate, generate_tokens
-from txl_tf.models.sampling import check_sampling
-from txl_tf.models.stopping import no_stops
+from txl_tf.models.decoding.generation import generate, generate_tokens
+from txl_tf.models.decoding.sampling import check_sampling
+from txl_tf.models.decoding.stopping import no_stops
 from txl_tf.serving.window import WindowSignatures
 
 

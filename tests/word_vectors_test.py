@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from helpers import write_text
 
+from txl_tf.data.tagged.word_vectors import embedding_matrix, read_vectors
 from txl_tf.data.text_files import numbered_lines
-from txl_tf.data.word_vectors import embedding_matrix, read_vectors
 
 LINES = "长 1 -2.5\n江 3e-1 4 \n\u3000 5 6\n\u00a0 7 8\n\u2028x 9 10\n长 0 0\n"
 EXPECTED = {"长": [1, -2.5], "江": [0.3, 4], "\u3000": [5, 6], "\u00a0": [7, 8], "\u2028x": [9, 10]}

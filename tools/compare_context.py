@@ -44,7 +44,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf import TransformerLM, TransformerXLLM, load_run
-from txl_tf.models.sliding_window import sliding_window_nll
+from txl_tf.models.vanilla.sliding_window import sliding_window_nll
 from txl_tf.runs.evaluate import to_metric
 from txl_tf.runs.setup import open_corpus
 from txl_tf.runs.train import train_and_evaluate

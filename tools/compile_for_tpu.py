@@ -66,10 +66,10 @@ import tensorflow as tf
 from tensorflow.compiler.xla.service import hlo_pb2
 
 from txl_tf import make_optimizer
-from txl_tf.data.batches import choose_bin_capacities
-from txl_tf.data.datasets import PAPER_DATASETS
-from txl_tf.models.generation import TextState, next_token, precompute_for
-from txl_tf.models.sampling import check_sampling, no_history
+from txl_tf.data.text.batches import choose_bin_capacities
+from txl_tf.data.text.datasets import PAPER_DATASETS
+from txl_tf.models.decoding.generation import TextState, next_token, precompute_for
+from txl_tf.models.decoding.sampling import check_sampling, no_history
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import open_corpus
 

@@ -105,7 +105,7 @@ def library_step(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
 def continuing_step(shape, dtype):
     """A function that continues one text by `tgt_len` tokens, where `lm.generate` would begin anew."""
     import txl_tf
-    from txl_tf.models.session import Session
+    from txl_tf.models.decoding.session import Session
 
     session = Session(txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype), shape["batch_size"])
     session.read(np.zeros([shape["batch_size"], 1], int))
@@ -136,7 +136,7 @@ def seq2seq_step(mode, shape, make):
 
 def word_pairs(number):
     """Words of Python's manual, and the same backwards: `Pairs` of ids, as long as words are."""
-    from txl_tf.data.parallel import END, Lines, Pairs
+    from txl_tf.data.pairs.parallel import END, Lines, Pairs
     from txl_tf.data.text_files import pydoc_text
 
     words = sorted(word for word in set(pydoc_text().lower().split()) if word.isascii() and word.isalpha())
@@ -148,7 +148,7 @@ def word_pairs(number):
 
 def pairs_step(shape, make, by_length):
     """A function that trains an encoder-decoder on all pairs once, in batches of like lengths or as they come."""
-    from txl_tf.data.parallel import PairBatches
+    from txl_tf.data.pairs.parallel import PairBatches
 
     pairs, size = word_pairs(shape["pairs"]), shape["batch_size"]
     batches = PairBatches(pairs, size, seed=0)
@@ -208,7 +208,7 @@ def library_transformer(dtype="float32", jit_compile=False):
 
 def random_split(shape):
     """Sentences as long as those of Resume, or `tgt_len` characters each, with words in them: `TaggedSplit`."""
-    from txl_tf.data.tagged_batches import Encoded, TaggedSplit
+    from txl_tf.data.tagged.batches import Encoded, TaggedSplit
 
     rng, sentences = np.random.default_rng(0), []
     for _ in range(shape["sentences"]):
@@ -225,7 +225,7 @@ def random_split(shape):
 
 def tagging_step(mode, shape, make, by_length):
     """A function that trains on, or tags, all sentences once, in batches of like lengths or as they come."""
-    from txl_tf.data.tagged_batches import TaggedBatches
+    from txl_tf.data.tagged.batches import TaggedBatches
 
     lattice, size = mode.startswith("flat"), shape["batch_size"]
     batches = TaggedBatches(random_split(shape), lattice, size, seed=0)

@@ -62,9 +62,9 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.data.vocabulary import escape, unescape, visible
-from txl_tf.models.sampling import check_integer, check_sampling, of_sequences
-from txl_tf.models.session import Session
-from txl_tf.models.stopping import check_stops
+from txl_tf.models.decoding.sampling import check_integer, check_sampling, of_sequences
+from txl_tf.models.decoding.session import Session
+from txl_tf.models.decoding.stopping import check_stops
 from txl_tf.runs.folder import RunFolder
 
 READ_AT_ONCE = 512  # tokens of a prompt, so that its length does not matter

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tools.drawing import COLORS, GREY, Figure
 from txl_tf.config import SearchConfig
-from txl_tf.data.parallel import END, PADDING, START
+from txl_tf.data.pairs.parallel import END, PADDING, START
 from txl_tf.layers.attention import create_mask
-from txl_tf.models.translator import most_symbols
+from txl_tf.models.vanilla.translator import most_symbols
 
 MAX_LABELS = 200  # keys that token labels are drawn for
 WEIGHTS = {"encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1", "cross": "decoder_layer{}_block2"}

@@ -98,12 +98,12 @@ from tools.heads import (
     written_by,
 )
 from tools.ideas import draw_masks, draw_positions, draw_shift, draw_wavelengths
-from txl_tf.data.parallel import START, read_lines
+from txl_tf.data.pairs.parallel import START, read_lines
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import escape
 from txl_tf.layers.positions import positional_encoding
 from txl_tf.models.language_model import TransformerXLLM
-from txl_tf.models.translator import Translator
+from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.evaluate import to_metric
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.pairs_folder import PairsFolder, open_folder

@@ -43,12 +43,12 @@ read_flags(__name__)
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.data.parallel import read_lines
-from txl_tf.data.tagged import encoder_of
-from txl_tf.data.tagged_batches import features
+from txl_tf.data.pairs.parallel import read_lines
+from txl_tf.data.tagged.batches import features
+from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
-from txl_tf.layers.tener_layer import two_way_positions
-from txl_tf.models.flat import Flat
+from txl_tf.layers.taggers.tener import two_way_positions
+from txl_tf.models.taggers.flat import Flat
 from txl_tf.runs.tagger_folder import FlatFolder, TenerFolder
 
 try:

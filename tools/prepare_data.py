@@ -39,7 +39,7 @@ flags.mark_flag_as_required("data_dir")
 
 
 def main():
-    from txl_tf.data.corpus import load_corpus, prepare
+    from txl_tf.data.text.corpus import load_corpus, prepare
 
     if FLAGS.verify:
         made = load_corpus(FLAGS.data_dir, verify=True)

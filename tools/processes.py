@@ -205,7 +205,7 @@ def prepare(name, folder):
     The peak includes TensorFlow and Keras for both: the original's program imports TensorFlow, too.
     """
     from tests import reference_data
-    from txl_tf.data import corpus
+    from txl_tf.data.text import corpus
 
     with tempfile.TemporaryDirectory() as temporary:
         output = os.path.join(temporary, "prepared")

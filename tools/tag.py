@@ -40,11 +40,11 @@ read_flags(__name__)
 
 import keras
 
-from txl_tf.data.parallel import read_lines
-from txl_tf.data.tagged import encoder_of, read_tagged_as
+from txl_tf.data.pairs.parallel import read_lines
+from txl_tf.data.tagged.sentences import encoder_of, read_tagged_as
 from txl_tf.data.vocabulary import visible
 from txl_tf.files import check_writable, new_file
-from txl_tf.models.text_tagger import TextTagger
+from txl_tf.models.taggers.text_tagger import TextTagger
 from txl_tf.runs.pairs_folder import open_folder
 from txl_tf.runs.tag_report import confusion, format_confusion, format_scores, score_table
 from txl_tf.runs.tagger_folder import TenerFolder

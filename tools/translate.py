@@ -41,10 +41,10 @@ read_flags(__name__)
 
 import keras
 
-from txl_tf.data.parallel import read_lines, read_sides
+from txl_tf.data.pairs.parallel import read_lines, read_sides
 from txl_tf.data.vocabulary import visible
 from txl_tf.files import check_writable, new_file
-from txl_tf.models.translator import Translator
+from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.error_rates import corpus_scores, error_rates, group_references
 from txl_tf.runs.pairs_folder import PairsFolder
 

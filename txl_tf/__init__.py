@@ -5,15 +5,15 @@ private until 1.0.
 """
 
 from txl_tf import layers
-from txl_tf.data.batches import segments
-from txl_tf.data.corpus import prepare_texts as prepare
-from txl_tf.models.flat import Flat
+from txl_tf.data.text.batches import segments
+from txl_tf.data.text.corpus import prepare_texts as prepare
 from txl_tf.models.language_model import TransformerXLLM
-from txl_tf.models.tagger import Tagger
-from txl_tf.models.tener import Tener
-from txl_tf.models.transformer import Transformer
-from txl_tf.models.transformer_lm import TransformerLM
-from txl_tf.models.transformer_xl import TransformerXL
+from txl_tf.models.taggers.flat import Flat
+from txl_tf.models.taggers.tagger import Tagger
+from txl_tf.models.taggers.tener import Tener
+from txl_tf.models.transformer_xl.network import TransformerXL
+from txl_tf.models.vanilla.transformer import Transformer
+from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.runs.pairs_folder import load_run
 from txl_tf.runs.weights import load_tf1_checkpoint, save_tf1_checkpoint, tf1_variables
 from txl_tf.serving.export import export_saved_model

@@ -25,7 +25,7 @@ from txl_tf.convert.pickles import (
     text,
     texts_of,
 )
-from txl_tf.data.datasets import SPLITS
+from txl_tf.data.text.datasets import SPLITS
 from txl_tf.files import is_remote
 
 MAX_NAME = 100  # characters of a dataset's or dtype's name

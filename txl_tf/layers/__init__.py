@@ -1,6 +1,5 @@
 """Functions and layers under their own names: pure functions for equations, layers that own the weights."""
 
-from txl_tf.layers.absolute import Embeddings, PositionalEncoding
 from txl_tf.layers.adaptive import (
     AdaptiveSoftmax,
     adaptive_log_probs,
@@ -17,8 +16,8 @@ from txl_tf.layers.attention import (
     rel_shift,
     shifted_scores,
 )
-from txl_tf.layers.crf import CRF, crf_decode, crf_marginals, crf_nll
-from txl_tf.layers.dropout import dropout
+from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.ops import LayerNorm, cross_entropy, layer_norm
 from txl_tf.layers.embedding import AdaptiveEmbedding, embedding_lookup, mask_adaptive_embedding_lookup
 from txl_tf.layers.feed_forward import (
     PositionwiseFF,
@@ -26,15 +25,6 @@ from txl_tf.layers.feed_forward import (
     point_wise_feed_forward_network,
     positionwise_ff,
 )
-from txl_tf.layers.flat_layer import FlatLayer, LatticeAttn
-from txl_tf.layers.lattice import PositionFusion
-from txl_tf.layers.multi_head_attention import (
-    MultiHeadAttention,
-    create_look_ahead_mask,
-    create_padding_mask,
-    scaled_dot_product_attention,
-)
-from txl_tf.layers.ops import LayerNorm, cross_entropy, layer_norm
 from txl_tf.layers.positions import (
     get_angles,
     inverse_frequencies,
@@ -42,10 +32,20 @@ from txl_tf.layers.positions import (
     positional_encoding,
     relative_positions,
 )
-from txl_tf.layers.tener_layer import TenerAttn, TenerLayer
-from txl_tf.layers.transformer_layers import DecoderLayer, EncoderLayer
-from txl_tf.layers.transformer_lm_layer import MultiHeadAttn, TransformerLMLayer, multihead_attn
-from txl_tf.layers.transformer_xl_layer import TransformerXLLayer
+from txl_tf.layers.taggers.crf import CRF, crf_decode, crf_marginals, crf_nll
+from txl_tf.layers.taggers.flat import FlatLayer, LatticeAttn
+from txl_tf.layers.taggers.lattice import PositionFusion
+from txl_tf.layers.taggers.tener import TenerAttn, TenerLayer
+from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
+from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding
+from txl_tf.layers.vanilla.encoder_decoder import DecoderLayer, EncoderLayer
+from txl_tf.layers.vanilla.language_model_layer import MultiHeadAttn, TransformerLMLayer, multihead_attn
+from txl_tf.layers.vanilla.multi_head_attention import (
+    MultiHeadAttention,
+    create_look_ahead_mask,
+    create_padding_mask,
+    scaled_dot_product_attention,
+)
 
 __all__ = [
     "AdaptiveEmbedding", "AdaptiveSoftmax", "CRF", "DecoderLayer", "Embeddings", "EncoderLayer", "FlatLayer",

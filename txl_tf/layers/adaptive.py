@@ -10,9 +10,9 @@ import numbers
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.base import check_tensors, found
+from txl_tf.layers.common.base import check_tensors, found
+from txl_tf.layers.common.ops import config_of, cross_entropy
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
-from txl_tf.layers.ops import config_of, cross_entropy
 
 
 def bin_logits(hidden, weight, bias, proj):

@@ -19,10 +19,10 @@ batch, where `[B, H, T, D]` would need one for every row.
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.base import Layer, as_bool, check_sizes, check_tensors, check_width, mask_of, seen_by_article
-from txl_tf.layers.dropout import dropout, split
-from txl_tf.layers.gradients import custom_gradient
-from txl_tf.layers.ops import LayerNorm, config_of, own_initializer, project
+from txl_tf.layers.common.base import Layer, as_bool, check_sizes, check_tensors, check_width, mask_of, seen_by_article
+from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.gradients import custom_gradient
+from txl_tf.layers.common.ops import LayerNorm, config_of, own_initializer, project
 
 # ------------------------------------------------------------------------------------------------------------ core
 
@@ -295,7 +295,7 @@ class RelMultiHeadAttn(Layer):
             or bool, true where a key is seen. `None`: that of `create_mask`.
         mems: `[batch, mem_len, d_model]`; `mem_len` may be 0, and `None` is no memory.
         content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where what is at a key counts as zeros; `None` for none.
-        training, dropout_key: see `txl_tf.layers.base`.
+        training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:
         `[batch, tgt_len, d_model]`.

@@ -19,9 +19,9 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import check_bins
-from txl_tf.layers.base import Layer, as_ids
-from txl_tf.layers.gradients import custom_gradient
-from txl_tf.layers.ops import config_of, own_initializer
+from txl_tf.layers.common.base import Layer, as_ids
+from txl_tf.layers.common.gradients import custom_gradient
+from txl_tf.layers.common.ops import config_of, own_initializer
 
 
 def id_error(name, n_token):

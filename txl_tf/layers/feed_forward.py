@@ -3,9 +3,9 @@
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.base import Layer, check_rows, check_sizes, check_tensors, check_width, width_of
-from txl_tf.layers.dropout import dropout, split
-from txl_tf.layers.ops import LayerNorm, Linear, config_of, own_initializer, project
+from txl_tf.layers.common.base import Layer, check_rows, check_sizes, check_tensors, check_width, width_of
+from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.ops import LayerNorm, Linear, config_of, own_initializer, project
 
 
 def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_key=None, inner_rate=None):
@@ -44,7 +44,7 @@ class PositionwiseFF(Layer):
 
     Call arguments:
         inp: `[batch, tgt_len, d_model]`.
-        training, dropout_key: see `txl_tf.layers.base`.
+        training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:
         `[batch, tgt_len, d_model]`.
@@ -98,7 +98,7 @@ class PositionWiseFFN(Layer):
 
     Call arguments:
         X: `[batch, length, any]`.
-        training, dropout_key: see `txl_tf.layers.base`.
+        training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:
         `[batch, length, ffn_num_outputs]`.

@@ -6,7 +6,8 @@ import tensorflow as tf
 from txl_tf.config import ModelConfig, NetworkConfig
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.embedding import check_ids
-from txl_tf.models.cache import (
+from txl_tf.models.decoding.generation import GenerationGraphs, generate
+from txl_tf.models.transformer_xl.cache import (
     cached_forward,
     initial_state,
     position_keys,
@@ -15,10 +16,9 @@ from txl_tf.models.cache import (
     whole_segments,
     writable_copy,
 )
-from txl_tf.models.first_segment import first_segment
-from txl_tf.models.generation import GenerationGraphs, generate
-from txl_tf.models.memory_reader import MemoryReader
-from txl_tf.models.transformer_xl import TransformerXL, make_initializer
+from txl_tf.models.transformer_xl.first_segment import first_segment
+from txl_tf.models.transformer_xl.memory_reader import MemoryReader
+from txl_tf.models.transformer_xl.network import TransformerXL, make_initializer
 from txl_tf.training.memory_model import MemoryModel
 
 _NO_PREDICT = (
@@ -108,7 +108,7 @@ class LanguageModel(GenerationGraphs, MemoryModel):
             max_new_tokens: tokens to add.
             **options: `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`, `repetition_window`, `seed`;
                 `lengths`, `num_return_sequences`; `stop_token`, `stop_strings`, `stop_at_newline`, `vocab`,
-                `with_lengths`. See `txl_tf.models.generation.generate`.
+                `with_lengths`. See `txl_tf.models.decoding.generation.generate`.
 
         Returns:
             int32 `[batch * num_return_sequences, n + max_new_tokens]`.

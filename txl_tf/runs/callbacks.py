@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import RunConfig
-from txl_tf.data.batches import Segments
+from txl_tf.data.text.batches import Segments
 from txl_tf.files import reading, write_atomic, writing
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.schema import brief

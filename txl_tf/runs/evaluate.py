@@ -14,15 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import EvaluationConfig, MachineConfig, TrainingConfig
-from txl_tf.data.batches import Segments, num_batches
-from txl_tf.data.corpus import Corpus
-from txl_tf.data.datasets import encode_files, is_by_character, measured
-from txl_tf.data.text_size import TextSize
-from txl_tf.data.texts import find_files, have_json_lines
+from txl_tf.data.text.batches import Segments, num_batches
+from txl_tf.data.text.corpus import Corpus
+from txl_tf.data.text.datasets import encode_files, is_by_character, measured
+from txl_tf.data.text.text_size import TextSize
+from txl_tf.data.text.texts import find_files, have_json_lines
 from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.files import check_writable, new_file
 from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.sliding_window import sliding_window_nll
+from txl_tf.models.vanilla.sliding_window import sliding_window_nll
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,

@@ -40,7 +40,7 @@ from txl_tf.data.subwords import empty_vocab, load_vocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import check_writable, lock, read_json, removed_on_error, write_json, writing
 from txl_tf.models.language_model import TransformerXLLM
-from txl_tf.models.transformer_lm import TransformerLM
+from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.runs.weights import CheckpointFolder, load_weights, weight_shapes
 from txl_tf.schema import brief, check_values
 

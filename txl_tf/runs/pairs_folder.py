@@ -10,7 +10,7 @@ import keras
 from txl_tf.config import MachineConfig, OptimizerConfig, PairsConfig, PairsTrainingConfig, TransformerConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import read_json
-from txl_tf.models.transformer import Transformer
+from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.runs.folder import ConfigFile, Family, RunFolder
 from txl_tf.runs.tagger_folder import FlatFolder, TenerFolder
 

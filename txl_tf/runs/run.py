@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import MachineConfig, RunConfig
-from txl_tf.data.batches import Segments
+from txl_tf.data.text.batches import Segments
 from txl_tf.runs import callbacks
 from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
 from txl_tf.runs.checkpoints import RunCheckpoints

@@ -29,7 +29,7 @@ import tensorflow as tf
 from txl_tf.config import ScoringConfig
 from txl_tf.data.vocabulary import Vocab, newline_ids, unescape
 from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.transformer_lm import TransformerLM
+from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.runs.evaluate import to_metric
 
 SEGMENT = 512  # tokens, unless `segment` says otherwise

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from txl_tf.config import MachineConfig
-from txl_tf.data.corpus import Corpus, build_corpus, load_corpus
+from txl_tf.data.text.corpus import Corpus, build_corpus, load_corpus
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from txl_tf.data.tags import Span, prf, spans_of
+from txl_tf.data.tagged.tags import Span, prf, spans_of
 
 ALL = "all"
 NONE = "(none)"  # no entity at this place

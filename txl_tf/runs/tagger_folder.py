@@ -17,9 +17,9 @@ from txl_tf.config import (
     satisfies,
 )
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.flat import Flat
-from txl_tf.models.tagger import Tagger
-from txl_tf.models.tener import Tener
+from txl_tf.models.taggers.flat import Flat
+from txl_tf.models.taggers.tagger import Tagger
+from txl_tf.models.taggers.tener import Tener
 from txl_tf.runs.folder import ConfigFile, Family, RunFolder
 
 

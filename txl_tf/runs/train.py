@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TrainingConfig, check_bins
-from txl_tf.data.batches import Segments, choose_bin_capacities, num_batches
-from txl_tf.data.documents import Documents
+from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batches
+from txl_tf.data.text.documents import Documents
 from txl_tf.data.vocabulary import visible
 from txl_tf.files import check_writable
 from txl_tf.models.language_model import LanguageModel

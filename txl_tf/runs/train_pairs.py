@@ -18,10 +18,10 @@ from txl_tf.config import (
     SearchConfig,
     TransformerConfig,
 )
-from txl_tf.data.parallel import PairBatches, ParallelCorpus, check_lengths, read_pairs
+from txl_tf.data.pairs.parallel import PairBatches, ParallelCorpus, check_lengths, read_pairs
 from txl_tf.data.vocabulary import visible
-from txl_tf.models.transformer import Transformer
-from txl_tf.models.translator import Translator
+from txl_tf.models.vanilla.transformer import Transformer
+from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.error_rates import error_rates, group_references
 from txl_tf.runs.evaluate import to_metric
 from txl_tf.runs.pairs_folder import PairsFolder

@@ -18,8 +18,8 @@ from txl_tf.config import (
     TaggerTrainingConfig,
     TenerTaggerConfig,
 )
-from txl_tf.data.tagged import TaggedCorpus, read_corpus
-from txl_tf.data.tagged_batches import TaggedBatches
+from txl_tf.data.tagged.batches import TaggedBatches
+from txl_tf.data.tagged.sentences import TaggedCorpus, read_corpus
 from txl_tf.runs.run import Run
 from txl_tf.runs.setup import open_machine
 from txl_tf.runs.tagger_folder import TAGGER_FOLDERS, TenerFolder

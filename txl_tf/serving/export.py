@@ -30,9 +30,9 @@ from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import removed_on_error, writing
 from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.tagger import Tagger
-from txl_tf.models.transformer import Transformer
-from txl_tf.models.transformer_lm import TransformerLM
+from txl_tf.models.taggers.tagger import Tagger
+from txl_tf.models.vanilla.transformer import Transformer
+from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.serving.signatures import ServingSignatures, check_arguments
 from txl_tf.serving.subwords import SubwordTokenizer, has_tensorflow_text
 from txl_tf.serving.tagging import SymbolTable, TaggingSignatures, tagger_vocabs

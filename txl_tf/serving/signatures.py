@@ -12,9 +12,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from txl_tf.config import WEIGHT_TYPES, one_of
-from txl_tf.models.cache import CachedState, cached_forward, initial_state, precompute, state_from
+from txl_tf.models.decoding.sampling import check_integer
 from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.sampling import check_integer
+from txl_tf.models.transformer_xl.cache import CachedState, cached_forward, initial_state, precompute, state_from
 from txl_tf.serving.request import RequestLimits, check_ids
 from txl_tf.serving.text import Check, GraphTokenizer, require, require_all
 from txl_tf.serving.writing import DEFAULTS, WritingSignatures

@@ -7,7 +7,7 @@ import importlib.util
 import tensorflow as tf
 
 from txl_tf.data.subwords import SPACE, SubwordVocab
-from txl_tf.models.stopping import NONE
+from txl_tf.models.decoding.stopping import NONE
 
 
 def has_tensorflow_text() -> bool:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from txl_tf.config import WEIGHT_TYPES, one_of
-from txl_tf.data.lexicon import Lexicon
-from txl_tf.data.tagged_batches import END, PADDING, UNKNOWN
+from txl_tf.data.tagged.batches import END, PADDING, UNKNOWN
+from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.flat import Flat
-from txl_tf.models.sampling import check_integer
-from txl_tf.models.tagger import Tagger
-from txl_tf.models.tener import Tener
+from txl_tf.models.decoding.sampling import check_integer
+from txl_tf.models.taggers.flat import Flat
+from txl_tf.models.taggers.tagger import Tagger
+from txl_tf.models.taggers.tener import Tener
 from txl_tf.schema import brief
 from txl_tf.serving.request import RequestLimits, StoredModel, check_ids
 from txl_tf.serving.text import Check, check_utf8, require_all

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.stopping import NONE
+from txl_tf.models.decoding.stopping import NONE
 
 # What str.split takes for white space and tf.strings.split does not.
 UNICODE_SPACE = "[\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
@@ -93,7 +93,7 @@ class GraphTokenizer(tf.Module):
             return symbols.with_flat_values(tf.identity(ids))
 
     def stop_units(self, stop: tf.Tensor, name: str = "stop") -> tuple[tf.Tensor, tf.Tensor]:
-        """The units of stop strings `[B, S]` as `txl_tf.models.stopping.spell` says: int32 `[B, S, L]`.
+        """The units of stop strings `[B, S]` as `txl_tf.models.decoding.stopping.spell` says: int32 `[B, S, L]`.
 
         Returns:
             `(units, lengths)`: filled up with -1, and int32 `[B, S]`; 0 for "", which is no stop string.

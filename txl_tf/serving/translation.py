@@ -11,12 +11,12 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from txl_tf.config import WEIGHT_TYPES, SearchConfig, one_of
-from txl_tf.data.parallel import END, PADDING, START
-from txl_tf.layers.ops import cross_entropy
-from txl_tf.models.beam_search import beam_search, sample_sequences
-from txl_tf.models.sampling import check_integer
-from txl_tf.models.transformer import Transformer
-from txl_tf.models.translator import most_symbols
+from txl_tf.data.pairs.parallel import END, PADDING, START
+from txl_tf.layers.common.ops import cross_entropy
+from txl_tf.models.decoding.beam_search import beam_search, sample_sequences
+from txl_tf.models.decoding.sampling import check_integer
+from txl_tf.models.vanilla.transformer import Transformer
+from txl_tf.models.vanilla.translator import most_symbols
 from txl_tf.serving.request import RequestLimits, StoredModel, check_ids
 from txl_tf.serving.text import Check, GraphTokenizer, require, require_all
 

@@ -1,7 +1,7 @@
 """The signatures of a served vanilla language model: those of Transformer-XL, with a window as their state.
 
 The state is one float32 tensor `[B, X]`: of every row the keys and values of its window, the tokens in it, to be read
-again when it is full, and their number. See `txl_tf.models.window`.
+again when it is full, and their number. See `txl_tf.models.vanilla.window`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 
 import tensorflow as tf
 
-from txl_tf.models.window import WindowState
+from txl_tf.models.vanilla.window import WindowState
 from txl_tf.serving.signatures import ServingSignatures
 from txl_tf.serving.text import Check, require_all
 

@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import REPETITION_WINDOW
-from txl_tf.models.generation import Texts, generate_tokens
-from txl_tf.models.sampling import LONGEST_WINDOW, Sampling, repeated
-from txl_tf.models.stopping import BEFORE, Stops, aligned, token_units
+from txl_tf.models.decoding.generation import Texts, generate_tokens
+from txl_tf.models.decoding.sampling import LONGEST_WINDOW, Sampling, repeated
+from txl_tf.models.decoding.stopping import BEFORE, Stops, aligned, token_units
 from txl_tf.serving.request import StoredModel, check_ids
 from txl_tf.serving.text import Check, require_all
 

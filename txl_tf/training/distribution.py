@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from txl_tf.config import AUTO, PRECISIONS, STRATEGIES, at_least, one_of
-from txl_tf.data.batches import prefetched
+from txl_tf.data.text.batches import prefetched
 
 logger = logging.getLogger("txl_tf")
 
@@ -204,7 +204,7 @@ def sum_over_replicas(tensors: Any) -> Any:
         return tensors
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         return context.all_reduce("SUM", tensors)
-    # What `all_reduce` does, without its `tf.custom_gradient`, which keeps the graph for ever: see layers/gradients.py.
+    # What `all_reduce` does, without its `tf.custom_gradient`, which keeps the graph for ever: see gradients.py.
     flat = tf.nest.flatten(tensors)
     sums = context.merge_call(
         lambda strategy, *flat: strategy.extended.batch_reduce_to("SUM", [(x, x) for x in flat]), flat

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.data.batches import Batches
+from txl_tf.data.text.batches import Batches
 from txl_tf.training.distribution import any_worker
 from txl_tf.training.keras_arguments import METRICS
 

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import at_least
-from txl_tf.data.batches import Batches, Segments, check_batches, plain_messages
+from txl_tf.data.text.batches import Batches, Segments, check_batches, plain_messages
 from txl_tf.training.compiled import Compiled
 from txl_tf.training.distribution import all_rows, divided, num_workers, rows_of_this_worker, sum_over_replicas
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
@@ -101,7 +101,7 @@ class MemoryModel(SingleBatches, Compiled, keras.Model):
         Args:
             x: `tf.data.Dataset` of `(tokens, labels)`, int `[batch, tgt_len]` each, the batch over all replicas; every
                 worker gives the whole of it. `tgt_len` may vary unless shapes are static. Or
-                `txl_tf.data.batches.Segments`, of which every worker reads its own rows alone.
+                `txl_tf.data.text.batches.Segments`, of which every worker reads its own rows alone.
             *args, **kwargs: of `keras.Model.fit`, such as `epochs`, `steps_per_epoch`, `callbacks`, `validation_data`
                 (a dataset of the same kind). Those for samples that are independent of each other are refused.
 

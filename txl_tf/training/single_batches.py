@@ -10,7 +10,7 @@ Each has a memory of its own. A call is one step of the loop that `fit` runs, or
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.data.batches import Batches, check_batch
+from txl_tf.data.text.batches import Batches, check_batch
 from txl_tf.training.keras_arguments import refuse
 from txl_tf.training.loop import LoopState, make_loop
 

@@ -31,7 +31,7 @@ def apply_gradients(optimizer, gradients, variables):
     """`optimizer.apply`, called on every replica.
 
     Keras adds up gradients by `ReplicaContext.all_reduce` where there is one replica, too. That keeps the graph for
-    ever (see `txl_tf.layers.gradients`), so a single replica goes round it where the optimizer does not look for it.
+    ever (see `layers/common/gradients.py`), so a single replica goes round it where the optimizer does not look for it.
     """
     gradients = agree_on_overflow(gradients, optimizer)
     if tf.distribute.has_strategy() or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

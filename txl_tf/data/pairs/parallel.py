@@ -1,0 +1,318 @@
+"""Pairs of lines, sources and targets: from files to ids, and to the batches of an encoder-decoder.
+
+Every line ends with the end symbol, a target begins with the start symbol once it is in a batch. Ids 0, 1 and 2 are
+padding, start and end on both sides. At level "char" the end symbol is the newline, so that a file's text is what is
+encoded.
+
+Shapes:
+    B: batch      S: source      T: target, its start symbol included
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import zlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config import PairsConfig
+from txl_tf.data.pairs.dates import make_dates
+from txl_tf.data.text.batches import prefetched
+from txl_tf.data.text_files import read_files
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.schema import brief
+
+PADDING, START, END = 0, 1, 2
+_NAMES = {"word": ["<pad>", "<s>", "</s>"], "char": ["<pad>", "<s>", "\n"]}
+UNKNOWN = "<unk>"
+
+
+class Lines(NamedTuple):
+    """Lines of ids, one after the other, each with its end symbol."""
+
+    ids: np.ndarray  # int32 [n]
+    ends: np.ndarray  # int64 [lines], where each ends in `ids`, exclusive
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.ends, prepend=0)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.ids[self.ends[i - 1] if i else 0 : self.ends[i]]
+
+
+class Pairs(NamedTuple):
+    """Sources and targets, a line of one for every line of the other."""
+
+    sources: Lines
+    targets: Lines
+
+    def __len__(self) -> int:  # of pairs, not of fields
+        return len(self.sources.ends)
+
+
+@dataclasses.dataclass
+class ParallelCorpus:
+    """Two vocabularies and pairs of ids.
+
+    Attributes:
+        splits: `"train"`, `"valid"` and perhaps `"test"` -> `Pairs`.
+        names: split -> what messages call it: its files.
+    """
+
+    source_vocab: Vocab
+    target_vocab: Vocab
+    splits: dict[str, Pairs]
+    names: dict[str, str]
+
+    @property
+    def vocabs(self) -> list[Vocab]:
+        return [self.source_vocab, self.target_vocab]
+
+    def fingerprint(self, split: str) -> str:
+        """A SHA-256 that tells whether a split has changed."""
+        digest = hashlib.sha256()
+        for lines in self.splits[split]:
+            digest.update(lines.ids.astype("<i4").tobytes())
+        return digest.hexdigest()
+
+
+# -------------------------------------------------------------------------------------------------------- from files
+
+
+def read_pairs(config: PairsConfig) -> ParallelCorpus:
+    """Reads and encodes pairs of lines. The vocabularies are those of the training pairs, unless files give symbols.
+
+    Raises:
+        ValueError: files of different length, an empty line, a symbol that the vocabulary does not have, ...: names
+            file and line, what was found and what is allowed.
+        FileNotFoundError: a file does not exist.
+    """
+    sides, names = _read_splits(config)
+    source, target = (text.lines for text in sides["train"])
+    vocabs = [_make_vocab(config, "source", config.lower_case, source + target * config.share_vocab)]
+    vocabs += vocabs if config.share_vocab else [_make_vocab(config, "target", False, target)]
+    splits = {}
+    for split, texts in sides.items():
+        splits[split] = Pairs(*(encode_lines(vocab, *text) for vocab, text in zip(vocabs, texts, strict=True)))
+    return ParallelCorpus(*vocabs, splits, names)
+
+
+class _Text(NamedTuple):
+    lines: list[str]  # each with its newline
+    name: str
+
+
+def _read_splits(config: PairsConfig) -> tuple[dict, dict]:
+    """`{split: (sources, targets)}`, a `_Text` each, and `{split: name}`."""
+    if config.dataset == "dates":
+        given = [name for name in ("train_path", "valid_path", "test_path") if getattr(config, name)]
+        if given:
+            raise ValueError(f"{given[0]} must be left out for dataset=dates, which makes its pairs itself")
+        made = make_dates(config.n_pairs)
+        names = {split: f"dates, {split}" for split in made}
+        sides = {split: tuple(zip(*pairs, strict=True)) for split, pairs in made.items()}
+        texts = {split: [[f"{line}\n" for line in side] for side in both] for split, both in sides.items()}
+        return {split: tuple(_Text(side, names[split]) for side in both) for split, both in texts.items()}, names
+    if not config.train_path:
+        raise ValueError("no pairs: give train_path, a file of source<TAB>target lines or two files, or dataset=dates")
+    paths = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
+    sides = {split: read_sides(path) for split, path in paths.items() if path}
+    names = {split: " and ".join(dict.fromkeys(text.name for text in both)) for split, both in sides.items()}
+    if "valid" not in sides:
+        sides["train"], sides["valid"] = _hold_out(*sides["train"], config.valid_fraction)
+        names["valid"] = f"{config.valid_fraction:.0%} of {names['train']}"
+    return sides, names
+
+
+def read_sides(path: str | Iterable[str]) -> tuple[_Text, _Text]:
+    """Sources and targets of one file of `source<TAB>target` lines, or of two files.
+
+    Args:
+        path: of the file; or two, as a list or separated by a comma.
+
+    Raises: as `read_pairs`.
+    """
+    paths = path.split(",") if isinstance(path, str) else list(map(str, path))
+    if len(paths) > 2:
+        raise ValueError(f"pairs must be in one file, or in two of sources and targets, got {', '.join(paths)}")
+    texts = [_Text(read_lines(path), path) for path in paths]
+    if len(texts) == 2:
+        counts = [len(text.lines) for text in texts]
+        if counts[0] != counts[1]:
+            raise ValueError(f"{paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}: they must be pairs")
+        return tuple(texts)
+    rows = [line.removesuffix("\n").split("\t") for line in texts[0].lines]
+    for number, row in enumerate(rows, 1):
+        if len(row) != 2:
+            raise ValueError(f"{paths[0]}, line {number} must be source<TAB>target, got {len(row) - 1} tabs")
+    return tuple(_Text([f"{row[side]}\n" for row in rows], paths[0]) for side in (0, 1))
+
+
+def read_lines(path: str) -> list[str]:
+    """The lines of a UTF-8 file, each with its newline; `\\r\\n` ends one too."""
+    lines = []
+    for piece in read_files([path], "line"):
+        lines += piece.replace("\r\n", "\n").split("\n")[:-1]
+    return [f"{line}\n" for line in lines]
+
+
+def _hold_out(sources: _Text, targets: _Text, fraction: float) -> tuple:
+    """`(kept, held out)`. A source is held out by a hash of it, so that all its pairs are on one side."""
+    share = np.array([zlib.crc32(line.encode()) for line in sources.lines]) / 2**32
+    if not 0 < np.sum(share < fraction) < len(share):
+        raise ValueError(
+            f"valid_fraction={fraction} of {len(share)} pairs leaves none to train or validate on: give valid_path"
+        )
+
+    def choose(held_out):
+        chosen = np.flatnonzero((share < fraction) == held_out)
+        return tuple(_Text([text.lines[i] for i in chosen], text.name) for text in (sources, targets))
+
+    return choose(False), choose(True)
+
+
+def _make_vocab(config: PairsConfig, side: str, lower_case: bool, lines: list[str]) -> Vocab:
+    level, path = getattr(config, f"{side}_level"), getattr(config, f"{side}_symbols")
+    has_unknown = bool(config.min_freq or config.max_size)
+    vocab = Vocab(
+        level=level,
+        lower_case=lower_case,
+        special=_NAMES[level] + [UNKNOWN] * has_unknown,
+        unk=UNKNOWN if has_unknown else None,
+        eos="</s>" if level == "word" else None,
+        min_freq=config.min_freq,
+        max_size=config.max_size,
+    )
+    if path:
+        symbols = [line.removesuffix("\n") for line in read_lines(path)]
+        vocab.set_lines(list(dict.fromkeys([*_NAMES[level], *symbols])), path)
+    else:
+        vocab.count(lines)
+        for symbol in _NAMES[level]:  # no part of `max_size`
+            vocab.counter.pop(symbol, None)
+        vocab.build()
+    return vocab
+
+
+def encode_lines(vocab: Vocab, lines: list[str], name: str) -> Lines:
+    """Ids of lines that end with a newline; `name` is what messages call them.
+
+    Raises:
+        ValueError: a line is empty or holds a symbol that the vocabulary does not have or uses itself.
+    """
+    ids = vocab.encode(lines, name=name)
+    ends = np.flatnonzero(ids == END) + 1
+    if len(ends) != len(lines) or np.any(ids < END):
+        number, line = next(
+            (i, line) for i, line in enumerate(lines, 1) if not set(line.split()).isdisjoint(_NAMES["word"])
+        )
+        raise ValueError(
+            f"{name}, line {number} has one of {', '.join(_NAMES['word'])}, which are no text: {brief(line)}"
+        )
+    encoded = Lines(ids, ends)
+    if np.any(encoded.lengths == 1):
+        raise ValueError(f"{name}, line {np.argmin(encoded.lengths) + 1} is empty")
+    return encoded
+
+
+def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
+    """Raises ValueError where a line is longer than the position table."""
+    for split, pairs in corpus.splits.items():
+        for side, lines in zip(("source", "target"), pairs, strict=True):
+            longest = int(np.argmax(lines.lengths))
+            found = lines.lengths[longest]
+            if found > max_len:
+                raise ValueError(
+                    f"{corpus.names[split]}, line {longest + 1}: the {side} has {found:,} symbols, its end included; "
+                    f"at most max_len={max_len} are allowed"
+                )
+
+
+# ----------------------------------------------------------------------------------------------------------- batches
+
+
+class PairBatches:
+    """Batches of pairs of like lengths: which pairs, in which order, epoch after epoch.
+
+    Pairs are sorted by the lengths of source and target, those of the same lengths in a new order every epoch, and cut
+    into batches, which come in a new order every epoch. The lengths of the batches, and so their number, are the same
+    in every epoch: what a step trains on is a function of the seed and its number, and a run can go on anywhere.
+
+    Args:
+        pairs: `Pairs`.
+        batch_size: most pairs of a batch.
+        batch_tokens: most symbols of a batch, `B * (S + T)`; `None` for no limit. A pair that is longer is alone.
+        seed: of the orders; `None` keeps the order by length.
+        multiple: every batch has a multiple of it in rows, filled up with padding: the number of replicas.
+    """
+
+    def __init__(
+        self, pairs: Pairs, batch_size: int, batch_tokens: int | None = None, seed: int | None = None, multiple: int = 1
+    ):
+        self.pairs, self.seed, self.multiple = pairs, seed, multiple
+        self._lengths = np.stack([pairs.sources.lengths, pairs.targets.lengths + 1])  # [2, pairs]
+        self._cuts = self._cut(batch_size, batch_tokens)
+        self._epoch, self._order = -1, None
+
+    def __len__(self) -> int:
+        return len(self._cuts) - 1
+
+    @property
+    def target_symbols(self) -> int:
+        """Number of symbols that an epoch predicts."""
+        return len(self.pairs.targets.ids)
+
+    def _sorted(self, rng: np.random.Generator | None) -> np.ndarray:
+        ties = np.arange(len(self.pairs)) if rng is None else rng.permutation(len(self.pairs))
+        return np.lexsort([ties, self._lengths[1], self._lengths[0]])
+
+    def _cut(self, batch_size: int, batch_tokens: int | None) -> np.ndarray:
+        """Where batches begin and end in the order by length: int `[batches + 1]`."""
+        sources, targets = self._lengths[:, self._sorted(None)]
+        cuts = [0]
+        while cuts[-1] < len(sources):
+            begin, end = cuts[-1], min(cuts[-1] + batch_size, len(sources))
+            if batch_tokens is not None:
+                longest = sources[begin:end] + np.maximum.accumulate(targets[begin:end])
+                tokens = longest * np.arange(1, end - begin + 1)
+                end = begin + max(1, int(np.searchsorted(tokens, batch_tokens, side="right")))
+            cuts.append(end)
+        return np.array(cuts)
+
+    def rows(self, step: int) -> np.ndarray:
+        """Which pairs the batch of a step has, int `[B]`; steps go on from epoch to epoch."""
+        epoch, i = divmod(step, len(self))
+        if epoch != self._epoch:
+            rng = None if self.seed is None else np.random.default_rng([self.seed, epoch])
+            order = self._sorted(rng)
+            batches = np.arange(len(self)) if rng is None else rng.permutation(len(self))
+            self._epoch, self._order = epoch, (order, batches)
+        order, batches = self._order
+        return order[self._cuts[batches[i]] : self._cuts[batches[i] + 1]]
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sources and targets, int32 `[B, S]` and `[B, T]`, 0 at padding."""
+        rows = self.rows(step)
+        n_rows = len(rows) + -len(rows) % self.multiple
+        source, target = (np.full([n_rows, n], PADDING, np.int32) for n in self._lengths[:, rows].max(1))
+        target[: len(rows), 0] = START
+        for lines, places in ((self.pairs.sources, source), (self.pairs.targets, target[:, 1:])):
+            for row, i in zip(places, rows, strict=False):
+                line = lines[i]
+                row[: len(line)] = line
+        return source, target
+
+    def dataset(self, start: int = 0, repeat: bool = False) -> tf.data.Dataset:
+        """`tf.data.Dataset` of `(source, target)`, from the batch of step `start` on; without `repeat`, one epoch."""
+
+        def read(step):
+            source, target = tf.numpy_function(self.batch, [step], [tf.int32, tf.int32])
+            return tf.ensure_shape(source, [None, None]), tf.ensure_shape(target, [None, None])
+
+        steps = tf.data.Dataset.range(start, 2**62 if repeat else len(self))
+        return prefetched(steps.map(read))

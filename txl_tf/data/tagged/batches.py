@@ -1,0 +1,190 @@
+"""Batches of tagged sentences: which ids a sentence becomes, and the batches of an epoch.
+
+The items of a sentence are its characters and then, with a lexicon, the words that it holds. Ids 0 and 1 are padding
+and unknown, in the vocabulary of characters and words and in that of bigrams.
+
+Shapes:
+    B: batch      n: characters of a sentence, w: its words      L: max n      T: max n + w
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.data.text.batches import prefetched
+from txl_tf.data.vocabulary import Vocab
+
+PADDING, UNKNOWN = 0, 1
+SPECIAL = ["<pad>", "<unk>"]
+END = "<eos>"  # second half of a sentence's last bigram, as in TENER's program; in FLAT's it is "<end>"
+_POOL = 50  # batches whose sentences are sorted by length together
+_LATTICE = {"lattice": 2, "bigrams": 2, "seq_len": 1, "lex_num": 1, "pos_s": 2, "pos_e": 2}  # feature -> dimensions
+_CHARS = {"chars": 2, "bigrams": 2}
+
+
+class Encoded(NamedTuple):
+    """The ids of a sentence, all int32."""
+
+    ids: np.ndarray  # [n + w], characters, then words
+    bigrams: np.ndarray  # [n]
+    starts: np.ndarray  # [n + w], first character of each item
+    ends: np.ndarray  # [n + w], last character of each item, inclusive
+    n: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceEncoder:
+    """Turns tokens into ids.
+
+    Args:
+        vocab: of characters and words, "<pad>" and "<unk>" first.
+        bigram_vocab: of pairs of tokens, likewise; `None`: bigrams are 0.
+        lexicon: whose words are found in a sentence; `None`: it has no words.
+    """
+
+    vocab: Vocab
+    bigram_vocab: Vocab | None = None
+    lexicon: Lexicon | None = None
+
+    def encode(self, tokens: Sequence[str]) -> Encoded:
+        """The ids of a sentence of any length, even 0. What a vocabulary does not have is unknown."""
+        matches = self.lexicon.matches(tokens) if self.lexicon else []
+        n, places = len(tokens), range(len(tokens))
+        return Encoded(
+            _look_up(self.vocab, [*tokens, *(match.word for match in matches)]),
+            _look_up(self.bigram_vocab, bigrams_of(tokens)) if self.bigram_vocab else np.zeros([n], np.int32),
+            np.array([*places, *(match.start for match in matches)], np.int32),
+            np.array([*places, *(match.end for match in matches)], np.int32),
+            n,
+        )
+
+
+def bigrams_of(tokens: Sequence[str]) -> list[str]:
+    """Each token joined with the next one, the last one with "<eos>"."""
+    return [first + second for first, second in itertools.pairwise([*tokens, END])]
+
+
+def _look_up(vocab: Vocab, symbols: Sequence[str]) -> np.ndarray:
+    ids = np.fromiter(map(vocab.ids.get, symbols, itertools.repeat(UNKNOWN)), np.int32, len(symbols))
+    return np.maximum(ids, UNKNOWN)  # "<pad>" in a text is no padding
+
+
+def features(encoded: Sequence[Encoded], lattice: bool, multiple: int = 1) -> dict[str, np.ndarray]:
+    """The inputs of a model for some sentences, int32, 0 at padding.
+
+    Args:
+        encoded: the sentences.
+        lattice: whether the words count.
+        multiple: rows of padding are added until B is a multiple of it: the number of replicas.
+
+    Returns:
+        Without `lattice`: `chars` and `bigrams` [B, L]. With it: `lattice` [B, T], the characters of each sentence
+        and directly after them its words; `bigrams` [B, L]; `seq_len`, n, and `lex_num`, w, [B]; `pos_s` and `pos_e`
+        [B, T], first and last character of each item.
+    """
+    if not lattice:
+        chars = _pad([sentence.ids[: sentence.n] for sentence in encoded], multiple)
+        return {"chars": chars, "bigrams": _pad([sentence.bigrams for sentence in encoded], multiple)}
+    lengths = np.array([(sentence.n, len(sentence.ids) - sentence.n) for sentence in encoded], np.int32)
+    lengths = np.pad(lengths.reshape(-1, 2), [(0, -len(encoded) % multiple), (0, 0)])
+    return {
+        "lattice": _pad([sentence.ids for sentence in encoded], multiple),
+        "bigrams": _pad([sentence.bigrams for sentence in encoded], multiple),
+        "seq_len": lengths[:, 0].copy(),
+        "lex_num": lengths[:, 1].copy(),
+        "pos_s": _pad([sentence.starts for sentence in encoded], multiple),
+        "pos_e": _pad([sentence.ends for sentence in encoded], multiple),
+    }
+
+
+def _pad(rows: Sequence[np.ndarray], multiple: int) -> np.ndarray:
+    """Rows side by side, filled up with 0: int32 `[rows rounded up to the multiple, longest row]`."""
+    table = np.zeros([len(rows) + -len(rows) % multiple, max(map(len, rows), default=0)], np.int32)
+    for place, row in zip(table, rows, strict=False):
+        place[: len(row)] = row
+    return table
+
+
+class TaggedSplit(NamedTuple):
+    """Sentences and the ids of their tags."""
+
+    sentences: list[Encoded]
+    tags: list[np.ndarray]  # int32 [n] each
+
+    def __len__(self) -> int:  # of sentences, not of fields
+        return len(self.sentences)
+
+
+class TaggedBatches:
+    """Batches of sentences of like lengths: which sentences, in which order, epoch after epoch.
+
+    With a seed, the sentences of an epoch are shuffled and cut into pools of 50 batches. Each pool is sorted by length
+    and cut into batches, and then the batches of all pools are shuffled. What a step trains on is a function of the
+    seed and its number, and a run can go on anywhere. Without a seed, all sentences are sorted by length.
+
+    Args:
+        split: `TaggedSplit`.
+        lattice: whether the words count, see `features`.
+        batch_size: sentences of a batch; the rest of an epoch is a smaller one.
+        seed: of the orders; `None` keeps the order by length.
+        multiple: every batch has a multiple of it in rows, filled up with padding: the number of replicas.
+    """
+
+    def __init__(self, split: TaggedSplit, lattice: bool, batch_size: int, seed: int | None = None, multiple: int = 1):
+        self.split, self.lattice, self.batch_size, self.seed, self.multiple = split, lattice, batch_size, seed, multiple
+        self._lengths = np.array([len(s.ids) if lattice else s.n for s in split.sentences])
+        self._epoch, self._batches = -1, None
+
+    def __len__(self) -> int:
+        return -(-len(self.split) // self.batch_size)
+
+    def _cut(self, epoch: int) -> list[np.ndarray]:
+        """The rows of each batch of an epoch."""
+        n, size = len(self.split), self.batch_size
+        rng = None if self.seed is None else np.random.default_rng([self.seed, epoch])
+        order, pool = (np.arange(n), n) if rng is None else (rng.permutation(n), _POOL * size)
+        for begin in range(0, n, pool):
+            rows = order[begin : begin + pool]
+            order[begin : begin + pool] = rows[np.argsort(self._lengths[rows], kind="stable")]
+        batches = [order[begin : begin + size] for begin in range(0, n, size)]
+        return batches if rng is None else [batches[i] for i in rng.permutation(len(batches))]
+
+    def rows(self, step: int) -> np.ndarray:
+        """Which sentences the batch of a step has, int `[B]`; steps go on from epoch to epoch."""
+        epoch, i = divmod(step, len(self))
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._cut(epoch)
+        return self._batches[i]
+
+    def batch(self, step: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The `features` of the sentences of a step, and their tags, int32 `[B, L]`, 0 at padding."""
+        rows = self.rows(step)
+        encoded = [self.split.sentences[i] for i in rows]
+        tags = _pad([self.split.tags[i] for i in rows], self.multiple)
+        return features(encoded, self.lattice, self.multiple), tags
+
+    def dataset(self, start: int = 0, repeat: bool = False) -> tf.data.Dataset:
+        """`tf.data.Dataset` of `(features, tags)`, from the batch of step `start` on; without `repeat`, one epoch."""
+        dimensions = _LATTICE if self.lattice else _CHARS
+
+        def flat_batch(step):
+            inputs, tags = self.batch(step)
+            return [*(inputs[name] for name in dimensions), tags]
+
+        def read(step):
+            *arrays, tags = tf.numpy_function(flat_batch, [step], [tf.int32] * (len(dimensions) + 1))
+            inputs = {
+                name: tf.ensure_shape(array, [None] * n)
+                for (name, n), array in zip(dimensions.items(), arrays, strict=True)
+            }
+            return inputs, tf.ensure_shape(tags, [None, None])
+
+        steps = tf.data.Dataset.range(start, 2**62 if repeat else len(self))
+        return prefetched(steps.map(read))

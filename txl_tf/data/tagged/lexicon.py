@@ -1,0 +1,113 @@
+"""A lexicon: which words a sentence of characters holds, overlapping ones too."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from txl_tf.data.tagged.word_vectors import is_header
+from txl_tf.data.text_files import numbered_lines
+from txl_tf.schema import brief
+
+JIEBA = "jieba"
+
+
+class Match(NamedTuple):
+    """A word in a sentence."""
+
+    start: int
+    end: int  # inclusive
+    word: str
+
+
+class Lexicon:
+    """Words of two characters or more.
+
+    Args:
+        words: the words; the second of two equal ones is left out.
+
+    Attributes:
+        words: list of str, in their order.
+
+    Raises:
+        ValueError: a word of one character or none.
+    """
+
+    def __init__(self, words: Iterable[str]):
+        self.words = list(dict.fromkeys(words))
+        short = next((word for word in self.words if len(word) < 2), None)
+        if short is not None:
+            raise ValueError(f"words of a lexicon must have two characters or more, got {brief(short)}")
+        self._is_word = {}  # of words and their beginnings
+        for word in self.words:
+            for end in range(2, len(word)):
+                self._is_word[word[:end]] = False
+        self._is_word.update(dict.fromkeys(self.words, True))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def matches(self, tokens: str | Sequence[str]) -> list[Match]:
+        """Every word from every place, by start, then by end.
+
+        Args:
+            tokens: characters. A token of several characters is one place: a word begins and ends between tokens, and
+                has two of them or more.
+        """
+        text = "".join(tokens)
+        cuts = [0, *itertools.accumulate(map(len, tokens))]
+        found, is_word = [], self._is_word
+        for start in range(len(tokens)):
+            begin = cuts[start]
+            for end in range(start + 1, len(tokens)):
+                piece = text[begin : cuts[end + 1]]
+                known = is_word.get(piece)
+                if known is None:
+                    break
+                if known:
+                    found.append(Match(start, end, piece))
+        return found
+
+    @classmethod
+    def load(cls, path: str, skip_short: bool = False) -> Lexicon:
+        """Reads the words of a file: the first column of each line, which ends at a space or a tab.
+
+        So a list of words, jieba's dict.txt and vectors in word2vec's text format, with or without their header.
+
+        Args:
+            path: of a UTF-8 file; or "jieba", the words of the installed package jieba of two characters or more.
+            skip_short: leave out words of one character.
+
+        Raises:
+            FileNotFoundError: the file does not exist.
+            ValueError: a word of one character, no words, no UTF-8 text, or jieba is not installed. Names the file.
+        """
+        if path == JIEBA:
+            return cls.load(_jieba_words(), skip_short=True)
+        words = []
+        for number, line in numbered_lines(path):
+            word = re.split("[ \t]", line.strip(" \t"), maxsplit=1)[0]
+            if not word or (number == 1 and is_header(line)):
+                continue
+            if len(word) > 1:
+                words.append(word)
+            elif not skip_short:
+                raise ValueError(
+                    f"{path}, line {number}: a word must have two characters or more, got {brief(word)}; "
+                    "--skip_short_words leaves out shorter ones"
+                )
+        if not words:
+            raise ValueError(f"{path} has no words of two characters or more")
+        return cls(words)
+
+
+def _jieba_words() -> str:
+    """The file of the words of the package jieba, which is not imported."""
+    spec = importlib.util.find_spec(JIEBA)
+    if spec is None:
+        raise ValueError("lexicon=jieba needs the package jieba: pip install jieba")
+    return os.path.join(os.path.dirname(spec.origin), "dict.txt")

@@ -1,0 +1,326 @@
+"""Sentences of tagged tokens, from CoNLL files to ids: vocabularies, labels and initial embeddings."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from txl_tf.config import TaggedConfig
+from txl_tf.data.tagged.batches import SPECIAL, SentenceEncoder, TaggedSplit, bigrams_of
+from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.data.tagged.tags import SCHEMES, all_labels, broken_at, convert_tags, detect_scheme, split_tag
+from txl_tf.data.tagged.word_vectors import embedding_matrix, read_vectors
+from txl_tf.data.text_files import numbered_lines
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.schema import brief
+
+logger = logging.getLogger("txl_tf")
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+class TaggedSentence(NamedTuple):
+    """Tokens and a tag for each."""
+
+    tokens: list[str]
+    tags: list[str]
+    line: int  # of the first token in its file
+
+
+def read_tagged(path: str, segment_digits: bool = False) -> list[TaggedSentence]:
+    """Reads a CoNLL file: a token and a tag a line, first and last column, and blank lines between sentences.
+
+    Spaces or tabs part columns, other white space can be a token. Lines that begin with -DOCSTART- are left out.
+
+    Args:
+        path: of a UTF-8 file.
+        segment_digits: each token ends with a digit that is no part of it, as in Weibo's "科0".
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: a line without a tag or with a malformed one, a token without its digit, a file without sentences
+            or that is not UTF-8. Names file and line.
+    """
+    sentences, begins = [], True
+    for number, line in numbered_lines(path):
+        columns = re.split("[ \t]+", line.strip(" \t"))
+        if not columns[0] or columns[0].startswith("-DOCSTART-"):
+            begins = True
+            continue
+        where = f"{path}, line {number}"
+        if len(columns) < 2:
+            raise ValueError(f"{where} must have a token and a tag, parted by a space or a tab, got {brief(line)}")
+        token, tag = columns[0], columns[-1]
+        try:
+            split_tag(tag)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        if segment_digits:
+            token = _without_digit(token, where)
+        if begins:
+            sentences.append(TaggedSentence([], [], number))
+            begins = False
+        sentences[-1].tokens.append(token)
+        sentences[-1].tags.append(tag)
+    if not sentences:
+        raise ValueError(f"{path} has no sentences")
+    return sentences
+
+
+def read_tagged_as(path: str, labels: list[str], segment_digits: bool = False) -> list[TaggedSentence]:
+    """`read_tagged`, in the scheme of a model's labels.
+
+    Raises:
+        ValueError: as there; or a kind of entity is not among the labels. Names file and line.
+    """
+    texts, scheme = _in_one_scheme({"text": read_tagged(path, segment_digits)}, {"text": path}, detect_scheme(labels))
+    kinds = {split_tag(label)[1] for label in labels}
+    for number, tag in _numbered_tags(texts["text"]):
+        if tag not in labels and split_tag(tag)[1] not in kinds:
+            known = ", ".join(sorted(kinds - {""}))
+            raise ValueError(
+                f"{path}, line {number}: {brief(tag)} is of a kind that the model does not have; it has {known}"
+            )
+    return texts["text"]
+
+
+def _without_digit(token: str, where: str) -> str:
+    if len(token) < 2 or token[-1] not in "0123456789":
+        raise ValueError(f"{where}: with segment_digits a token must be text and one digit, as 科0, got {brief(token)}")
+    return token[:-1]
+
+
+# ------------------------------------------------------------------------------------------------------------ corpus
+
+
+@dataclasses.dataclass
+class TaggedCorpus:
+    """Vocabularies, labels and encoded sentences.
+
+    Attributes:
+        vocab: of characters and of the lexicon's words.
+        bigram_vocab: of bigrams.
+        labels: the tags in the order of their ids.
+        lexicon: or `None`.
+        splits: `"train"`, `"valid"` and perhaps `"test"` -> `TaggedSplit`.
+        names: split -> its file.
+        scheme: of the labels: "bio", "bioes" or "bmes".
+        embeddings: `"vocab"` and `"bigram_vocab"` -> initial embeddings, float32 `[symbols, dim]`, where there are
+            vectors.
+    """
+
+    vocab: Vocab
+    bigram_vocab: Vocab
+    labels: list[str]
+    lexicon: Lexicon | None
+    splits: dict[str, TaggedSplit]
+    names: dict[str, str]
+    scheme: str
+    embeddings: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @property
+    def vocabs(self) -> list[Vocab]:
+        """Vocabularies of items and of bigrams and, with a lexicon, that of its words."""
+        return [self.vocab, self.bigram_vocab, *([lexicon_vocab(self.lexicon)] if self.lexicon else [])]
+
+    @property
+    def encoder(self) -> SentenceEncoder:
+        return SentenceEncoder(self.vocab, self.bigram_vocab, self.lexicon)
+
+    def fingerprint(self, split: str) -> str:
+        """A SHA-256 that tells whether a split has changed."""
+        digest = hashlib.sha256()
+        for sentence, tags in zip(*self.splits[split], strict=True):
+            for ids in ([sentence.n, len(sentence.ids)], sentence.ids, tags):
+                digest.update(np.asarray(ids, "<i4").tobytes())
+        return digest.hexdigest()
+
+
+def lexicon_vocab(lexicon: Lexicon) -> Vocab:
+    """The words of a lexicon as a vocabulary, whose file a run keeps."""
+    vocab = Vocab()
+    vocab.set_lines(lexicon.words, "lexicon")
+    return vocab
+
+
+def encoder_of(vocab: Vocab, bigram_vocab: Vocab, lexicon: Vocab | None = None) -> SentenceEncoder:
+    """The encoder of a run's vocabularies, see `TaggedCorpus.vocabs`."""
+    return SentenceEncoder(vocab, bigram_vocab, Lexicon(lexicon.symbols) if lexicon else None)
+
+
+def read_corpus(config: TaggedConfig) -> TaggedCorpus:
+    """Reads and encodes tagged sentences. Symbols and kinds of entities are those of the training sentences.
+
+    What only the other files have gets an id if it has a vector; without one it is unknown.
+
+    Raises:
+        ValueError: a file is missing, a kind of entity that the training sentences do not have, vectors of different
+            widths, ...: names file and line, what was found and what is allowed.
+        FileNotFoundError: a file does not exist.
+    """
+    for split in ("train", "valid"):
+        if not getattr(config, f"{split}_path"):
+            raise ValueError(f"{split}_path must be given: a file with a token and a tag a line")
+    if config.word_vectors and not config.lexicon:
+        raise ValueError("word_vectors are those of a lexicon's words: give lexicon, too")
+    names = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
+    names = {split: path for split, path in names.items() if path}
+    lexicon = Lexicon.load(config.lexicon, config.skip_short_words) if config.lexicon else None
+    if lexicon and not all(word.split() == [word] for word in lexicon.words):  # a vocabulary's file could not hold it
+        lexicon = Lexicon([word for word in lexicon.words if word.split() == [word]])
+    texts = {split: read_tagged(path, config.segment_digits) for split, path in names.items()}
+    texts, scheme = _in_one_scheme(texts, names, config.tag_scheme)
+    labels = _make_labels(texts, names, scheme)
+    vocab, bigram_vocab, embeddings = _make_vocabs(config, texts, lexicon)
+    corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, embeddings)
+    encoder, ids = corpus.encoder, {label: i for i, label in enumerate(labels)}
+    for split, text in texts.items():
+        encoded = [encoder.encode(sentence.tokens) for sentence in text]
+        tags = [np.array([ids[tag] for tag in sentence.tags], np.int32) for sentence in text]
+        corpus.splits[split] = TaggedSplit(encoded, tags)
+    return corpus
+
+
+# -------------------------------------------------------------------------------------------------------------- tags
+
+
+def _in_one_scheme(texts: dict, names: dict, wanted: str | None) -> tuple[dict, str]:
+    """`texts` in the scheme `wanted`, or all in that of the training sentences; and the scheme. Warns of broken tags.
+
+    Raises:
+        ValueError: a file mixes schemes or, without `wanted`, has another one than the training sentences.
+    """
+    schemes = {}
+    for split, text in texts.items():
+        try:
+            schemes[split] = detect_scheme({tag for sentence in text for tag in sentence.tags})
+        except ValueError as error:
+            raise ValueError(f"{names[split]}: {error}") from error
+        if not wanted:
+            schemes[split] = schemes["train"]
+            _check_prefixes(text, names, split, schemes["train"])
+    for split, text in texts.items():
+        _warn_of_broken(text, names[split], schemes[split], bool(wanted))
+    if not wanted:
+        return texts, schemes["train"]
+    converted = {
+        split: [sentence._replace(tags=convert_tags(sentence.tags, wanted)) for sentence in text]
+        for split, text in texts.items()
+    }
+    return converted, wanted
+
+
+def _check_prefixes(text: list[TaggedSentence], names: dict, split: str, scheme: str) -> None:
+    for number, tag in _numbered_tags(text):
+        if split_tag(tag)[0] not in f"O{SCHEMES[scheme]}":
+            raise ValueError(
+                f"{names[split]}, line {number}: {brief(tag)} is not of the scheme {scheme}, as {names['train']} is; "
+                f"tag_scheme={scheme} converts all files to one scheme"
+            )
+
+
+def _numbered_tags(text: list[TaggedSentence]) -> Iterable[tuple[int, str]]:
+    """Every tag with its line."""
+    for sentence in text:
+        yield from enumerate(sentence.tags, sentence.line)
+
+
+def _warn_of_broken(text: list[TaggedSentence], name: str, scheme: str, converted: bool) -> None:
+    broken = [(sentence, i) for sentence in text for i in broken_at(sentence.tags, scheme)]
+    if not broken:
+        return
+    sentence, i = broken[0]
+    done = "all tags are rewritten" if converted else "they are kept, and one that continues no entity begins one"
+    logger.warning(
+        f"{name}: {len(broken):,} tags break the scheme {scheme}, the first on line {sentence.line + i} "
+        f"({brief(sentence.tags[i])}); {done}"
+    )
+
+
+def _make_labels(texts: dict, names: dict, scheme: str) -> list[str]:
+    """The labels of all kinds of the training sentences, kinds in alphabetical order. Other files may have no other."""
+    tags = {split: {tag for sentence in text for tag in sentence.tags} for split, text in texts.items()}
+    kinds = sorted({split_tag(tag)[1] for tag in tags["train"] - {"O"}})
+    labels = all_labels(kinds, scheme, outside=any("O" in found for found in tags.values()))
+    for split, text in texts.items():
+        unknown = tags[split].difference(labels)
+        for number, tag in _numbered_tags(text) if unknown else ():
+            if tag in unknown:
+                raise ValueError(
+                    f"{names[split]}, line {number}: {brief(tag)} is of a kind that {names['train']} does not have; "
+                    f"it has {', '.join(kinds) or 'none'}"
+                )
+    return labels
+
+
+# ---------------------------------------------------------------------------------------------- vocabularies, vectors
+
+
+class _Symbols(NamedTuple):
+    """Symbols that get an id, the vectors of some, and the width of the vectors, `None` without a file of them."""
+
+    symbols: list[str]
+    vectors: dict[str, np.ndarray]
+    dim: int | None
+
+
+def _make_vocabs(config: TaggedConfig, texts: dict, lexicon: Lexicon | None) -> tuple[Vocab, Vocab, dict]:
+    """`(vocab, bigram_vocab, embeddings)`, as `TaggedCorpus` has them."""
+    chars = _choose(texts, list, config.min_freq, "char_vectors", config.char_vectors)
+    bigrams = _choose(texts, bigrams_of, config.min_freq, "bigram_vectors", config.bigram_vectors)
+    words = _Symbols([], {}, None)
+    if lexicon:
+        words = _choose(
+            texts, lambda tokens: [m.word for m in lexicon.matches(tokens)], 0, "word_vectors", config.word_vectors
+        )
+    if chars.dim and words.dim and chars.dim != words.dim:
+        raise ValueError(
+            f"char_vectors {config.char_vectors} have {chars.dim} numbers and word_vectors {config.word_vectors} have "
+            f"{words.dim}: with a lexicon both are in one table and must have the same width"
+        )
+    items = list(dict.fromkeys(chars.symbols + words.symbols))  # a token of several characters may be a word, too
+    both = _Symbols(items, words.vectors | chars.vectors, chars.dim or words.dim)
+    vocabs, embeddings = [], {}
+    for name, table in (("vocab", both), ("bigram_vocab", bigrams)):
+        vocab = Vocab(special=SPECIAL, unk=SPECIAL[1], min_freq=config.min_freq)
+        vocab.set_lines([*SPECIAL, *table.symbols], config.train_path)
+        if table.dim:
+            rng = np.random.default_rng(0)
+            embeddings[name], _ = embedding_matrix(vocab.symbols, table.vectors, table.dim, rng)
+        vocabs.append(vocab)
+    return *vocabs, embeddings
+
+
+def _choose(texts: dict, symbols_of: Callable, min_freq: int, option: str, path: str | None) -> _Symbols:
+    """The symbols of the training sentences by frequency, then those that only other files have and with a vector.
+
+    Args:
+        texts: split -> sentences.
+        symbols_of: tokens of a sentence -> symbols.
+        min_freq: symbols of the training sentences that are rarer are left out.
+        option: what messages call the vectors.
+        path: file of vectors or `None`.
+    """
+    counts = {}
+    for split, text in texts.items():
+        counter = Counter(symbol for sentence in text for symbol in symbols_of(sentence.tokens))
+        # A vocabulary's file has words without white space; a token such as U+3000 is unknown.
+        counts[split] = {s: n for s, n in counter.most_common() if s.split() == [s] and s not in SPECIAL}
+    train = counts.pop("train")
+    others = {symbol: None for counter in counts.values() for symbol in counter if symbol not in train}
+    vectors, dim = read_vectors(path, {SPECIAL[1], *train, *others}) if path else ({}, None)
+    symbols = [symbol for symbol, n in train.items() if n >= min_freq]
+    symbols += [symbol for symbol in others if symbol in vectors]
+    if path:
+        found = sum(symbol in vectors for symbol in symbols)
+        what = {"char_vectors": "characters", "bigram_vectors": "bigrams", "word_vectors": "words"}[option]
+        logger.info(f"{option} {path}: {found:,} of {len(symbols):,} {what} found")
+    return _Symbols(symbols, vectors, dim)

@@ -1,0 +1,1 @@
+"""Running text: data sets, prepared folders, batches of a language model."""

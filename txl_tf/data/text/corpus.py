@@ -1,0 +1,268 @@
+"""Corpora: from text to token arrays, in memory or in a prepared folder.
+
+`prepare` writes a folder that `load_corpus` opens; `build_corpus` keeps a small corpus in memory. Both read the text
+twice, to count its symbols and to encode it, and hold about a megabyte of it at a time.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from txl_tf.config import DATASETS, TextConfig
+from txl_tf.data.subwords import load_vocab
+from txl_tf.data.text import datasets
+from txl_tf.data.text.corpus_info import INFO_FILE, check_sums, read_prepared_info, vocab_name
+from txl_tf.data.text.download import fetch
+from txl_tf.data.text.prepared_folder import check_same, inputs_of, new_files, progress_bar, size_of, write_files
+from txl_tf.data.text.text_size import TextSize
+from txl_tf.data.text.texts import TEXT_FIELD, text_of
+from txl_tf.data.token_files import open_tokens
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.files import is_remote
+
+_SPOOL = "texts.jsonl"  # where `prepare_texts` keeps them
+_QUICK_BYTES = 1 << 30  # of token files, whose checksums take half a second
+
+logger = logging.getLogger("txl_tf")
+
+
+@dataclasses.dataclass
+class Corpus:
+    """A vocabulary and the token arrays of a text.
+
+    Attributes:
+        cutoffs: first ids of the adaptive softmax's bins, without 0 and `len(vocab)`.
+        splits: `"train"`, `"valid"` and perhaps `"test"` -> integer array `[n]`, in memory or on disk.
+        by_character: whether tokens are characters or bytes, not words.
+        checksums: `{split: list of the SHA-256 of its token files}`, where they are known.
+        sizes: `{split: how much text it is}`, where that is known.
+    """
+
+    vocab: Vocab
+    cutoffs: list[int]
+    splits: dict
+    by_character: bool
+    checksums: dict = dataclasses.field(default_factory=dict)
+    sizes: dict[str, TextSize] = dataclasses.field(default_factory=dict)
+
+    @property
+    def vocabs(self) -> list[Vocab]:
+        return [self.vocab]
+
+    def fingerprint(self, split: str) -> str:
+        """A SHA-256 that tells whether a split has changed. A prepared folder and the text itself have different ones.
+
+        It takes no time where checksums are known. Otherwise it reads all tokens.
+        """
+        digest = hashlib.sha256()
+        if split in self.checksums:
+            digest.update("".join(self.checksums[split]).encode())
+            return digest.hexdigest()
+        tokens = self.splits[split]
+        for start in range(0, len(tokens), 1 << 22):
+            digest.update(np.asarray(tokens[start : start + (1 << 22)], "<i4").tobytes())
+        return digest.hexdigest()
+
+
+def build_corpus(dataset: str, data_path: Any = None, **options) -> Corpus:
+    r"""Reads a dataset, makes its vocabulary and encodes its splits, all in memory.
+
+    - `"pydoc"`: the reference manual of the running Python. Splits train, valid.
+    - `"text"`: the UTF-8 file or files `data_path`, also folders, patterns, JSON lines, gzip and zip: see `find_files`
+      and `read_texts`. Splits train, valid.
+    - `"enwik8"`, `"text8"`, `"ptb"`, `"wt2"`, `"wt103"`: train.txt, valid.txt and test.txt in the folder
+      `data_path`, by the original's rules.
+    - `"lm1b"`: 1b_word_vocab.txt, valid.txt (also the test text) and the shards `LM1B_SHARDS` in the folder
+      `data_path`. The sentences of each shard are shuffled.
+
+    The first two take their vocabulary from the whole text and follow `level`, `valid_fraction`, `min_freq`,
+    `max_size` and `lower_case`. Level `"word"` splits text at white space, which includes `\r`, and ends every
+    line, empty ones too, with `<eos>`. Levels `"char"` and `"byte"` keep every character, `\r` too. Symbols that
+    `min_freq` and `max_size` leave out become `<unk>`. Level `"subword"` has SentencePiece make `vocab_size` pieces of
+    the text; it keeps every character. With `documents`, every file or JSON line is ended by `</s>`.
+
+    Args:
+        dataset: one of `DATASETS`.
+        data_path: file or folder; for `"text"` also several files, as a list or separated by commas.
+        **options: the other hyper-parameters of `TextConfig`.
+
+    Raises:
+        ValueError: an argument or the text is wrong.
+        FileNotFoundError: a file does not exist.
+    """
+    recipe = datasets.make_recipe(TextConfig(dataset=dataset, data_path=data_path, **options))
+    datasets.check_files(recipe)
+    vocab, n_counted = datasets.make_vocab(recipe)
+    cutoffs = datasets.make_cutoffs(recipe, vocab)
+    pieces, sizes = collections.defaultdict(list), {}
+    for split, shard, ids, size in datasets.encode(recipe, vocab, n_counted):
+        pieces[split, shard].append(ids)
+        sizes[split] = sizes.get(split, TextSize()) + size
+    splits = {
+        split: np.concatenate([ids for part in sorted(pieces) if part[0] == split for ids in pieces[part]])
+        for split in dict.fromkeys(split for split, _ in pieces)
+    }
+    return Corpus(
+        vocab, cutoffs, splits, datasets.is_by_character(dataset, vocab), sizes=datasets.measured(dataset, sizes)
+    )
+
+
+# ------------------------------------------------------------------------------------------ the prepared folder
+
+
+def prepare(
+    data_dir: str,
+    dataset: str,
+    data_path: Any = None,
+    download: bool = False,
+    download_url: str | None = None,
+    verbose: int = 0,
+    **options,
+) -> Corpus:
+    """Prepares a dataset in `data_dir`: corpus-info.json, vocab.txt and the token files, for `load_corpus`.
+
+    The files appear at the end, corpus-info.json last: an interrupted call leaves nothing that looks finished. A folder
+    that was prepared with the same arguments from files of the same names and sizes is left as it is.
+
+    Args:
+        data_dir: the folder, local or remote; made if it does not exist.
+        dataset, data_path: as in `build_corpus`; by default, the paper's datasets are read from `data_dir` itself.
+        download: whether to fetch the public archive of a paper's dataset if its files are not there.
+        download_url: address of another folder that has the archive.
+        verbose: 0 for silence, 1 for a progress bar.
+        **options: the other hyper-parameters of `TextConfig`.
+
+    Raises:
+        ValueError: as `build_corpus`; or the folder was prepared with other arguments or from other files. Names them.
+        FileNotFoundError: a file does not exist.
+        OSError: the folder cannot be written to, or another process is preparing it.
+    """
+    data_dir = os.fspath(data_dir).rstrip("/")
+    if dataset in datasets.PAPER_DATASETS and not data_path:
+        data_path = data_dir
+    config = TextConfig(dataset=dataset, data_path=data_path, **options)
+    recipe = datasets.make_recipe(config)
+    info = read_prepared_info(data_dir)
+    if info is not None:
+        check_same(data_dir, info, recipe)
+        logger.info("%s is prepared already", data_dir)
+        return load_corpus(data_dir)
+    if download:
+        fetch(dataset, recipe.folder, download_url)
+        recipe = datasets.make_recipe(config)  # finds the files that are there now
+    datasets.check_files(recipe)
+    with new_files(data_dir) as folder:
+        read = recipe.counted + [path for paths in recipe.files.values() for path in paths]
+        progress = progress_bar(sum(map(size_of, read))) if verbose and dataset != "pydoc" else None
+        _write_corpus(folder, recipe, inputs_of(recipe, data_dir), progress)
+    return load_corpus(data_dir)
+
+
+def _write_corpus(folder: str, recipe: datasets.Recipe, inputs: dict, progress: Callable | None = None) -> None:
+    vocab, n_counted = datasets.make_vocab(recipe, progress)
+    cutoffs = datasets.make_cutoffs(recipe, vocab)
+    pieces = datasets.encode(recipe, vocab, n_counted, progress)
+    n_tokens = write_files(folder, recipe.dataset, vocab, cutoffs, pieces, recipe.options, inputs)
+    for split, paths in recipe.files.items():
+        if not n_tokens.get(split):
+            raise ValueError(f"{', '.join(paths)}: no token in the split {split}")
+
+
+def prepare_texts(
+    texts: Iterable, data_dir: str, *, text_field: str = TEXT_FIELD, documents: bool = True, **options
+) -> Corpus:
+    """Prepares a corpus of texts that a program gives one after the other, in bounded memory: `txl_tf.prepare`.
+
+        dataset = datasets.load_dataset("roneneldan/TinyStories", split="train", streaming=True)   # of Hugging Face
+        corpus = txl_tf.prepare(dataset, "data/stories", level="subword", vocab_size=8000)
+        corpus = txl_tf.prepare(tf.data.TextLineDataset("my.txt").as_numpy_iterator(), "data/mine")
+
+    The texts are read once and kept in `data_dir` until the end. A folder that was prepared with the same options is
+    left as it is, and then no text is read: a program that is started again trains on what it has.
+
+    Args:
+        texts: strings, UTF-8 bytes, or dictionaries of which `text_field` is the text.
+        data_dir: as in `prepare`.
+        text_field: key of the text in dictionaries.
+        documents: whether each text is a document, ended by `</s>`.
+        **options: the other hyper-parameters of `TextConfig`, such as `level` and `valid_fraction`.
+
+    Raises:
+        ValueError: a text is empty or is none; or as `prepare`. Names the number of the text, from 1.
+        OSError: the folder cannot be written to, or another process is preparing it.
+    """
+    if isinstance(texts, (str, bytes, Mapping)):
+        raise ValueError(f"texts must be an iterable of texts, got one {type(texts).__name__}: put it in a list")
+    data_dir = os.fspath(data_dir).rstrip("/")
+    recipe = datasets.make_recipe(TextConfig(dataset="text", data_path=_SPOOL, documents=documents, **options))
+    recipe.spooled = True
+    info = read_prepared_info(data_dir)
+    if info is not None:
+        check_same(data_dir, info, recipe)
+        logger.info("%s is prepared already: its texts are not read again", data_dir)
+        return load_corpus(data_dir)
+    with new_files(data_dir) as folder:
+        path = os.path.join(folder, _SPOOL)
+        with open(path, "w", encoding="utf-8") as file:
+            for number, text in enumerate(texts, 1):
+                json.dump({TEXT_FIELD: text_of(text, text_field, f"text {number}")}, file, ensure_ascii=False)
+                file.write("\n")
+        if not os.path.getsize(path):
+            raise ValueError("texts must hold at least one text, got none")
+        recipe.files, recipe.counted = {"train": [path]}, [path]
+        _write_corpus(folder, recipe, inputs={})
+        os.remove(path)
+    return load_corpus(data_dir)
+
+
+def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
+    """Opens a folder that `prepare` made. Tokens stay on disk until they are read.
+
+    Args:
+        verify: whether to check the checksums of the token files, which reads them once. `None`: if they are local and
+            up to a gigabyte. That of the vocabulary is always checked.
+
+    Raises:
+        FileNotFoundError: the folder is not prepared, or a file is missing.
+        ValueError: a file is damaged, or files of the folder do not belong together.
+    """
+    data_dir = os.fspath(data_dir).rstrip("/")
+    info = read_prepared_info(data_dir)
+    if info is None:
+        raise FileNotFoundError(
+            f"there is no {INFO_FILE} of a prepared corpus in {data_dir}: to prepare it, run\n"
+            f"  python tools/prepare_data.py --dataset={{{','.join(DATASETS)}}} --data_dir={data_dir}"
+        )
+    splits = {split: open_tokens([f"{data_dir}/{name}" for name in names]) for split, names in info["files"].items()}
+    for split, tokens in splits.items():
+        if len(tokens) != info["n_tokens"][split]:
+            raise ValueError(
+                f"the split {split} of {data_dir} has {len(tokens)} tokens, but {INFO_FILE} says "
+                f"{info['n_tokens'][split]}"
+            )
+    if verify and "sha256" not in info:
+        raise ValueError(f"{data_dir}/{INFO_FILE} has no checksums to verify: prepare the corpus anew to have them")
+    if verify is None:
+        n_bytes = sum(len(tokens) * tokens.dtype.itemsize for tokens in splits.values())
+        verify = not is_remote(data_dir) and n_bytes <= _QUICK_BYTES
+    vocab = load_vocab(f"{data_dir}/{vocab_name(info)}", **info["vocab"])
+    if len(vocab) != info["vocab_size"]:
+        raise ValueError(
+            f"{data_dir}/{vocab_name(info)} has {len(vocab)} symbols, but {INFO_FILE} says vocab_size "
+            f"{info['vocab_size']}"
+        )
+    check_sums(data_dir, info, verify)
+    sums = info.get("sha256", {})
+    checksums = {split: [sums[name] for name in names] for split, names in info["files"].items()} if sums else {}
+    by_character = datasets.is_by_character(info["dataset"], vocab)
+    sizes = {split: TextSize(*size) for split, size in info.get("sizes", {}).items()}
+    return Corpus(vocab, info["cutoffs"][1:-1], splits, by_character, checksums, sizes)

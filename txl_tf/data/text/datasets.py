@@ -1,0 +1,341 @@
+"""Datasets: which files each has, and how their text becomes a vocabulary and token ids.
+
+`make_recipe` decides what to read and how, `make_vocab` counts symbols in a first pass, `encode` is a second pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config import DATASETS, TextConfig, one_of
+from txl_tf.data.subwords import END, empty_vocab, load_vocab, train_subwords
+from txl_tf.data.text.download import LM1B_SHARDS, LM1B_VOCAB, SPLITS
+from txl_tf.data.text.text_size import TextMeter, TextSize
+from txl_tf.data.text.texts import Text, find_files, have_json_lines, read_texts
+from txl_tf.data.text_files import pydoc_text
+from txl_tf.data.vocabulary import Vocab
+
+PYDOC = "pydoc_data.topics"
+SUBWORDS = 8000  # of a vocabulary of no other size
+FEWEST_WITH_BINS, WHOLE = 20_000, 1000  # symbols of a vocabulary with cutoffs, which are whole thousands
+_AT_ONCE = 1 << 18  # ids of a piece, at least, where texts are shorter
+
+
+class Piece(NamedTuple):
+    """Some ids of a split, and how much text they stand for, where that is known."""
+
+    split: str
+    shard: int
+    ids: np.ndarray
+    size: TextSize | None = None
+
+
+_WORDS = {"level": "word", "special": ["<eos>"], "eos": "<eos>", "unk": "<unk>"}
+
+# The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. enwik8 is byte values and text8 is
+# letters with _ for space; white space separates them, so `Vocab` treats them as words. lm1b has a vocabulary file,
+# training text in shards, and valid.txt is also its test text.
+# name: (options of Vocab, splits whose words are counted, cutoffs)
+PAPER_DATASETS = {
+    "enwik8": ({"level": "word", "lower_case": True}, SPLITS, []),
+    "text8": ({"level": "word", "lower_case": True}, SPLITS, []),
+    "ptb": ({**_WORDS, "lower_case": True}, SPLITS, []),
+    "wt2": (_WORDS, SPLITS, []),
+    "wt103": (_WORDS, ("train",), [20000, 40000, 200000]),
+    "lm1b": ({"level": "word", "bos": "<S>", "eos": "<S>", "unk": "<UNK>"}, (), [60000, 100000, 640000]),
+}
+
+
+@dataclasses.dataclass
+class Recipe:
+    """What a dataset is made of, and how.
+
+    Attributes:
+        vocab_options: arguments of `Vocab`.
+        files: `{split: list of text files}`.
+        counted: text files whose symbols are counted.
+        options: hyper-parameters that decide the result. One's own text has `"valid_fraction"`, the share of train that
+            becomes valid; lm1b has `"num_shuffle"`, the number of random orders to write.
+        folder: folder of a dataset of the paper.
+        vocab_file: the vocabulary, if it is not counted.
+        spooled: whether the only file holds the texts of `prepare_texts`, a JSON line each.
+    """
+
+    dataset: str
+    vocab_options: dict
+    files: dict
+    counted: list
+    options: dict
+    folder: str | None = None
+    vocab_file: str | None = None
+    spooled: bool = False
+
+    def texts(self, paths: Iterable[str], progress: Callable | None = None) -> Iterator[Text]:
+        """Yields the texts of `paths`."""
+        if self.dataset == "pydoc":
+            return iter([Text(PYDOC, [pydoc_text()])])
+        level = "line" if self.vocab_options.get("bos") else self.vocab_options["level"]
+        found = read_texts(paths, level, self.options.get("text_field"), progress)
+        return (Text(f"text {n}", text.pieces) for n, text in enumerate(found, 1)) if self.spooled else found
+
+
+def make_recipe(config: TextConfig) -> Recipe:
+    """Checks what a text is made of; reads none of it."""
+    one_of(DATASETS)("dataset", config.dataset)
+    if config.dataset in PAPER_DATASETS:
+        return _paper_recipe(config)
+    _check_options(config)
+    paths = [PYDOC] if config.dataset == "pydoc" else config.data_path
+    if not paths:
+        raise ValueError("dataset 'text' needs data_path: a UTF-8 text file, or several separated by commas")
+    paths = paths if config.dataset == "pydoc" else find_files(paths)
+    kept = {name: getattr(config, name) for name in ("level", "lower_case", "min_freq", "max_size")}
+    options = {**kept, "valid_fraction": config.valid_fraction, "cutoffs": config.cutoffs and list(config.cutoffs)}
+    if config.text_field is not None:
+        options["text_field"] = config.text_field
+    if config.documents or (config.documents is None and (config.text_field is not None or have_json_lines(paths))):
+        options["documents"] = True
+    if config.level == "subword":
+        options.update(vocab_size=config.vocab_size or SUBWORDS, subword_type=config.subword_type)
+        kept = {"level": "subword"}
+    if config.level == "word":
+        kept.update(special=["<eos>", "<unk>"], eos="<eos>", unk="<unk>")
+    elif config.min_freq > 1 or config.max_size is not None:
+        kept.update(special=["<unk>"], unk="<unk>")
+    if "documents" in options:
+        kept.update(document=END)
+    empty_vocab(**kept)  # checks the options
+    return Recipe(config.dataset, kept, {"train": paths}, paths, options, vocab_file=config.vocab_path)
+
+
+def _check_options(config: TextConfig) -> None:
+    """Raises ValueError where options do not go together."""
+    if config.vocab_path and (config.min_freq or config.max_size is not None or config.vocab_size):
+        raise ValueError(
+            f"min_freq, max_size and vocab_size choose symbols, but vocab_path={config.vocab_path} has them already"
+        )
+    counted = {name: getattr(config, name) for name in ("lower_case", "min_freq", "max_size")}
+    given = [name for name, value in counted.items() if value]
+    if config.level == "subword" and given:
+        raise ValueError(f"{given[0]} is not for level 'subword', got {counted[given[0]]!r}: vocab_size says how many")
+    if config.level != "subword" and config.vocab_size is not None:
+        raise ValueError(
+            f"vocab_size={config.vocab_size} needs level 'subword', got {config.level!r}: max_size limits other symbols"
+        )
+
+
+def _paper_recipe(config: TextConfig) -> Recipe:
+    dataset, data_path = config.dataset, config.data_path
+    vocab_options, counted_splits, _ = PAPER_DATASETS[dataset]
+    own = {"level": config.level == "subword"}
+    own.update({name: getattr(config, name) for name in ("vocab_size", "documents", "text_field")})
+    given = [name for name, value in own.items() if value]
+    if given:
+        raise ValueError(
+            f"{given[0]} is for your own text, got {getattr(config, given[0])!r}: dataset {dataset!r} has the "
+            "original's tokens; dataset 'text' with data_path reads its files as any others"
+        )
+    folders = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path or [])
+    if len(folders) != 1 or not folders[0]:
+        found = f", got {data_path!r}" if data_path else ""
+        raise ValueError(f"dataset {dataset!r} needs data_path: a folder of train.txt, valid.txt, test.txt{found}")
+    folder = os.fspath(folders[0]).rstrip("/")
+    files = {split: [f"{folder}/{split}.txt"] for split in SPLITS}
+    counted = [files[split][0] for split in counted_splits]
+    options = {"cutoffs": config.cutoffs and list(config.cutoffs)}
+    recipe = Recipe(dataset, vocab_options, files, counted, options, folder, config.vocab_path)
+    if dataset == "lm1b":
+        files.update(train=sorted(tf.io.gfile.glob(f"{folder}/{LM1B_SHARDS}")), test=files["valid"])
+        options.update(num_shuffle=config.num_shuffle, seed=config.seed)
+        recipe.vocab_file = config.vocab_path or f"{folder}/{LM1B_VOCAB}"
+    return recipe
+
+
+def all_files(recipe: Recipe) -> list[str]:
+    """The files that a recipe reads, each once."""
+    paths = dict.fromkeys(path for paths in recipe.files.values() for path in paths)
+    return [*paths, *([recipe.vocab_file] if recipe.vocab_file else [])]
+
+
+def check_files(recipe: Recipe) -> None:
+    """Raises FileNotFoundError if a file of the recipe is not there."""
+    if recipe.dataset == "pydoc":
+        return
+    hint = f". Dataset {recipe.dataset!r} needs it; tools/prepare_data.py --download fetches the public archive"
+    hint = hint if recipe.dataset in PAPER_DATASETS else ""
+    for path in all_files(recipe):
+        if not tf.io.gfile.exists(path):
+            raise FileNotFoundError(f"there is no file {path}{hint}")
+    if not recipe.files["train"]:
+        raise FileNotFoundError(f"there is no file {recipe.folder}/{LM1B_SHARDS}{hint}")
+
+
+def make_vocab(recipe: Recipe, progress: Callable | None = None) -> tuple[Vocab, int]:
+    """The vocabulary, and the number of tokens in the counted files."""
+    options, subwords = recipe.vocab_options, recipe.vocab_options["level"] == "subword"
+    if recipe.vocab_file:
+        vocab = load_vocab(recipe.vocab_file, **options)
+        if vocab.unk is not None and vocab.unk not in vocab.ids:
+            raise ValueError(f"unk symbol {vocab.unk!r} is not in vocabulary file {recipe.vocab_file}")
+    elif subwords:
+        lines = (piece for text in recipe.texts(recipe.counted) for piece in text.pieces)
+        vocab = train_subwords(lines, recipe.options["vocab_size"], recipe.options["subword_type"], **options)
+    else:
+        vocab = empty_vocab(**options)
+    n_documents = 0
+
+    def pieces():
+        nonlocal n_documents
+        for text in recipe.texts(recipe.counted, progress):
+            yield from text.pieces
+            n_documents += vocab.document is not None
+
+    n_counted = vocab.count(pieces()) + n_documents
+    if vocab.document is not None:
+        vocab.counter[vocab.document] = n_documents
+    if not (recipe.vocab_file or subwords):
+        vocab.build()
+    return vocab, n_counted
+
+
+def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
+    """The given cutoffs, or else the dataset's own that lie within the vocabulary."""
+    cutoffs = recipe.options["cutoffs"]
+    if cutoffs is None and recipe.dataset in PAPER_DATASETS:
+        return [cutoff for cutoff in PAPER_DATASETS[recipe.dataset][2] if cutoff < len(vocab)]
+    if cutoffs is None:
+        return choose_cutoffs(vocab)
+    if cutoffs and cutoffs[-1] >= len(vocab):
+        raise ValueError(f"cutoffs must be below {len(vocab)}, the size of the vocabulary, got {cutoffs}")
+    return cutoffs
+
+
+def choose_cutoffs(vocab: Vocab) -> list[int]:
+    """Cutoffs of the adaptive softmax from the counts of a built vocabulary; none below 20,000 symbols.
+
+    The first bin holds the most frequent symbols, which make up 90% of the text. The next two reach 95% and 99%, the
+    last holds the rest. Cutoffs are whole thousands.
+    """
+    if len(vocab) < FEWEST_WITH_BINS:
+        return []
+    counts = np.cumsum([vocab.counter[symbol] for symbol in vocab.symbols])
+    ends = [np.searchsorted(counts, share * counts[-1]) + 1 for share in (0.90, 0.95, 0.99)]
+    return [end for end in sorted({math.ceil(end / WHOLE) * WHOLE for end in ends}) if end < len(vocab)]
+
+
+def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
+    """Whether tokens are characters or bytes, even if spelt as words."""
+    return dataset in ("enwik8", "text8") or vocab.level in ("char", "byte")
+
+
+def measured(dataset: str | None, sizes: dict[str, TextSize]) -> dict[str, TextSize]:
+    """How much text the splits are. Files of enwik8 and text8 are not the text, but a list of what it is made of."""
+    return {} if dataset in ("enwik8", "text8") else sizes
+
+
+def encode_files(paths: list[str], vocab: Vocab, text_field: str | None = None) -> tuple[np.ndarray, TextSize]:
+    """Ids of files in the vocabulary of a model, documents ended as it knows them; and their size.
+
+    Raises: as `read_texts` and `Vocab.encode`.
+    """
+    meter, pieces = TextMeter(), []
+    level = "line" if vocab.bos else vocab.level
+    for text, ids, ends_document in _encoded(read_texts(paths, level, text_field), vocab):
+        pieces.append(Piece("", 0, ids, meter.measure(text, ends_document)))
+    sizes = (piece.size for piece in pieces)
+    return np.concatenate([piece.ids for piece in pieces]), sum(sizes, TextSize())
+
+
+def encode(recipe: Recipe, vocab: Vocab, n_counted: int, progress: Callable | None = None) -> Iterator[Piece]:
+    """Yields the pieces of each split in order; the shard is 0 except for shuffled files."""
+    for split, paths in recipe.files.items():
+        if split == "train" and "num_shuffle" in recipe.options:
+            yield from _encode_shuffled(recipe, vocab, progress)
+            continue
+        encoded = _encoded(recipe.texts(paths, progress), vocab)
+        if "valid_fraction" in recipe.options:
+            pieces = _cut_off_valid(encoded, vocab, n_counted, recipe.options["valid_fraction"])
+        else:
+            meter = TextMeter()
+            pieces = (Piece(split, 0, ids, meter.measure(text, ends)) for text, ids, ends in encoded)
+        yield from _joined(pieces)
+
+
+def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes, np.ndarray, bool]]:
+    """Yields each piece of text with its ids, and whether a document ends with it, which then has its end."""
+    end = np.array([vocab.document_id], np.int32) if vocab.document is not None else None
+    for name, pieces in texts:
+        pieces, same = itertools.tee(pieces)
+        for text, ids in zip(same, vocab.encode_stream(pieces, name), strict=True):
+            yield text, ids, False
+        if end is not None:
+            yield "", end, True
+
+
+def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The pieces, those of short texts joined to longer ones."""
+    for (split, shard), same in itertools.groupby(pieces, lambda piece: (piece.split, piece.shard)):
+        waiting, n_waiting, size = [], 0, TextSize()
+        for piece in same:
+            waiting.append(piece.ids)
+            n_waiting, size = n_waiting + len(piece.ids), size + piece.size
+            if n_waiting >= _AT_ONCE:
+                yield Piece(split, shard, np.concatenate(waiting), size)
+                waiting, n_waiting, size = [], 0, TextSize()
+        if n_waiting:
+            yield Piece(split, shard, np.concatenate(waiting), size)
+
+
+def _cut_off_valid(encoded: Iterable, vocab: Vocab, n_tokens: int, valid_fraction: float) -> Iterator[Piece]:
+    """The first tokens are train, the last ones valid. Documents are not cut: that at the border is train."""
+    n_train = int(n_tokens * (1 - valid_fraction))
+    if n_train in (0, n_tokens):
+        raise ValueError(f"a text of {n_tokens} tokens is too short to hold out {valid_fraction} of it")
+    split, position, in_train, train, valid = "train", 0, True, TextMeter(), TextMeter()
+    for text, ids, ends_document in encoded:
+        k = max(n_train - position, 0)
+        position += len(ids)
+        if vocab.document is not None:
+            split, meter = ("train", train) if in_train else ("valid", valid)
+            yield Piece(split, 0, ids, meter.measure(text, ends_document))
+            in_train = in_train and not (ends_document and position >= n_train)
+        elif k >= len(ids):
+            yield Piece("train", 0, ids, train.measure(text))
+        elif k == 0:
+            yield Piece("valid", 0, ids, valid.measure(text))
+        else:
+            before, after = vocab.split(text, ids, k)
+            yield Piece("train", 0, ids[:k], train.measure(before))
+            yield Piece("valid", 0, ids[k:], valid.measure(after))
+    if vocab.document is not None and split == "train":
+        raise ValueError(
+            f"the last document is more than valid_fraction={valid_fraction} of the text of {n_tokens} tokens, and "
+            "documents are not cut: none is left to validate on"
+        )
+
+
+def _encode_shuffled(recipe: Recipe, vocab: Vocab, progress: Callable | None) -> Iterator[Piece]:
+    """The training files of lm1b, the sentences of each in random order; the original's order for the same seed.
+
+    With several shuffles, all files follow in a first order, then all in a second, ...
+    """
+    rng = np.random.RandomState(recipe.options["seed"])
+    paths = recipe.files["train"]
+    for shard, (name, texts) in enumerate(recipe.texts(paths, progress)):
+        pieces, lengths, size, meter = [], [], TextSize(), TextMeter()
+        for text in texts:
+            pieces.append(vocab.encode(text, name=name))
+            lengths.extend(len(line.split()) + 2 for line in text.split("\n")[:-1])  # with both markers
+            size += meter.measure(text)
+        sentences = np.split(np.concatenate(pieces), np.cumsum(lengths)[:-1])
+        for shuffle in range(recipe.options["num_shuffle"]):
+            rng.shuffle(sentences)
+            yield Piece("train", shuffle * len(paths) + shard, np.concatenate(sentences), size)

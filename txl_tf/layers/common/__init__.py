@@ -1,0 +1,1 @@
+"""What every layer is made of: Keras's habits, dropout, gradients, products."""

@@ -1,0 +1,1 @@
+"""The layers of TENER and FLAT, and the conditional random field."""

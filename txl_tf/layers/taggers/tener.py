@@ -1,0 +1,206 @@
+"""TENER: self-attention that knows the direction of a distance (Yan et al. 2019).
+
+    scores = (q_i + u) . k_j + (q_i + v) . R_{j-i} + k_j . R_{i-j}
+
+R are sinusoids as wide as a head, the same for all heads, and not projected. The last term is in the program and not in
+the paper. Where Transformer-XL looks back alone, the table of distances reaches in both directions, `-T ... T - 1`.
+
+The paper's distance is query minus key, `R_{i-j}`. That is the same model: `R_{-d}` is `R_d` with its sines negated,
+and so are the dimensions of q, k, u and v that meet them.
+
+Shapes:
+    B: batch      T: length      H: n_head      D: d_head, E / H      E: d_model
+"""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import ATTN_TYPES
+from txl_tf.layers.attention import attend, attention_probs, join_heads, project_heads, shifted_scores
+from txl_tf.layers.common.base import Layer, as_bool, check_heads, check_sizes, check_tensors, check_width, mask_of
+from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.ops import LayerNorm, Linear, config_of
+from txl_tf.layers.feed_forward import PositionWiseFFN
+from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
+
+EPSILON = 1e-5  # of the layer norms, PyTorch's
+
+
+def two_way_positions(length, d_head):
+    """Sinusoids of the distances `-length ... length - 1`: float32 `[2 * length, d_head]`."""
+    length = tf.cast(length, tf.float32)
+    return positional_embedding(tf.range(-length, length), tensor2tensor_frequencies(d_head))[0]
+
+
+def two_way_scores(q, r):
+    """`q_i . r_{j-i}`: float `[H, B, T, T]`.
+
+    Args:
+        q: `[H, B, T, D]`.
+        r: `[2 * T, D]`, distances from `-T` on.
+    """
+    length = keras.ops.shape(q)[2]
+    return shifted_scores(q[None], r[None], first=length)[0][..., :length]  # heads share the table: one product
+
+
+def tener_position_scores(q, k, v_bias, key_position_term=True):
+    """What positions add to `q.k`: `(q_i + v) . R_{j-i} + k_j . R_{i-j}`.
+
+    Args:
+        q, k: `[H, B, T, D]`.
+        v_bias: `[H, D]`, the program's `r_w_bias`.
+        key_position_term: whether there is the second term; the paper has none.
+
+    Returns:
+        `[H, B, T, T]`.
+    """
+    r = tf.cast(two_way_positions(keras.ops.shape(q)[2], q.shape[-1]), q.dtype)
+    scores = two_way_scores(q + v_bias[:, None, None], r)
+    return scores + tf.linalg.matrix_transpose(two_way_scores(k, r)) if key_position_term else scores
+
+
+def elements(x, mask, d_model):
+    """The mask of a call, bool `[B, T]`, true at elements; `None` where all are. Raises ValueError on other shapes."""
+    mask = mask_of(x) if mask is None else mask
+    mask = None if mask is None else as_bool("mask", mask)
+    check_tensors({"d_model": d_model}, x=(x, "float batch length d_model"), mask=(mask, "bool? batch length"))
+    return mask
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TenerAttn(Layer):
+    """Attention of TENER's program: its `RelativeMultiHeadAttn`, and the `MultiHeadAttn` that it compares with.
+
+    Args:
+        d_model: width.
+        n_head: number of heads.
+        attn_type: "adatrans", direction-aware; or "transformer", without relative positions, its output projected.
+        scale: whether to divide the scores by `sqrt(d_head)`. The paper found it better not to.
+        key_position_term: see `tener_position_scores`.
+        dropatt: dropout rate of the attention probabilities.
+        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+
+    Call arguments:
+        x: `[batch, length, d_model]`.
+        mask: bool, or integers 0 and 1, `[batch, length]`, true where there is something; without one, that which Keras
+            handed on with `x`, or else all are.
+        training, dropout_key: see `txl_tf.layers.common.base`.
+
+    Returns:
+        `[batch, length, d_model]`.
+
+    Raises:
+        ValueError: `n_head` does not divide `d_model`; a tensor or the mask has another shape.
+
+    Reference:
+        Yan et al. 2019, section 3.3.
+    """
+
+    def __init__(
+        self, d_model, n_head, attn_type="adatrans", scale=False, key_position_term=True, dropatt=0.0, seed=None,
+        **kwargs,
+    ):  # fmt: skip
+        super().__init__(**kwargs)
+        check_heads("d_model", d_model, "n_head", n_head)
+        self.start_keys(seed, dropatt=dropatt)
+        if attn_type not in ATTN_TYPES:
+            raise ValueError(f"attn_type must be one of {', '.join(ATTN_TYPES)}, got {attn_type!r}")
+        self.d_model = d_model
+        self.n_head = n_head
+        self.attn_type = attn_type
+        self.scale = scale
+        self.key_position_term = key_position_term
+        self.dropatt = dropatt
+        self.fc = Linear(d_model, dtype=self.dtype_policy, name="fc") if attn_type == "transformer" else None
+
+    def build(self, x_shape=None, **_):
+        check_width("x", x_shape, "d_model", self.d_model)
+        shape = (self.d_model, 3 * self.d_model)
+        self.qkv_kernel = self.add_weight(name="qkv_kernel", shape=shape, initializer="glorot_uniform")
+        if self.fc is not None:
+            self.fc.build((None, None, self.d_model))
+            return
+        for name in ("r_r_bias", "r_w_bias"):  # of content and of position: the program's names are crossed
+            shape = (self.n_head, self.d_model // self.n_head)
+            setattr(self, name, self.add_weight(name=name, shape=shape, initializer="glorot_normal"))
+
+    def call(self, x, mask=None, training=None, dropout_key=None):
+        mask = elements(x, mask, self.d_model)
+        *arguments, v = self.parts(x, mask)
+        q, k, position_scores, visible, scale = arguments
+        dropout_key = self.key_of_call(x, training, dropout_key)
+        vectors = join_heads(attend(q, k, v, position_scores, visible, scale, self.dropatt, dropout_key))
+        return vectors if self.fc is None else self.fc(vectors)
+
+    def parts(self, x, mask):
+        """Arguments of `attention_probs`, then the values: `(q, k, position_scores, visible, scale, v)`."""
+        q, k, v = project_heads(x, tf.cast(self.qkv_kernel, x.dtype), 3, self.n_head)
+        scale = (self.d_model // self.n_head) ** -0.5 if self.scale else 1.0
+        visible = None if mask is None else mask[None, :, None]
+        if self.fc is not None:
+            return q, k, None, visible, scale, v
+        u_bias, v_bias = tf.cast(self.r_r_bias, q.dtype), tf.cast(self.r_w_bias, q.dtype)
+        scores = tener_position_scores(q, k, v_bias, self.key_position_term)
+        return q + u_bias[:, None, None], k, scores, visible, scale, v
+
+    def attention_probs(self, x, mask=None):
+        """The probabilities of the call, without dropout: `[n_head, batch, length, length]`."""
+        mask = elements(x, mask, self.d_model)
+        return attention_probs(*self.parts(tf.cast(x, self.compute_dtype), mask)[:-1])
+
+    def get_config(self):
+        names = "d_model n_head attn_type scale key_position_term dropatt seed"
+        return {**super().get_config(), **config_of(self, names)}
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TenerLayer(Layer):
+    """Attention, then a feed-forward net, each with residual and layer norm (`TransformerLayer` of the program).
+
+    Args:
+        d_model, n_head, d_inner: width, number of heads, width inside the feed-forward net.
+        after_norm: `norm(x + f(x))`; otherwise `x + f(norm(x))`, and no norm after the last layer.
+        dropout: rate after the relu and at the end of the feed-forward net.
+        attn_type, scale, key_position_term, dropatt, seed: see `TenerAttn`.
+
+    Call arguments, returns: those of `TenerAttn`.
+    """
+
+    def __init__(
+        self, d_model, n_head, d_inner, after_norm=True, dropout=0.0, attn_type="adatrans", scale=False,
+        key_position_term=True, dropatt=0.0, seed=None, **kwargs,
+    ):  # fmt: skip
+        super().__init__(**kwargs)
+        check_sizes(d_inner=d_inner)
+        self.start_keys(seed, dropout=dropout, dropatt=dropatt)
+        self.d_inner = d_inner
+        self.after_norm = after_norm
+        self.dropout = dropout
+        options = {"dtype": self.dtype_policy}
+        attention = {"scale": scale, "key_position_term": key_position_term, "dropatt": dropatt, "seed": self.draw_key}
+        self.self_attn = TenerAttn(d_model, n_head, attn_type, **attention, **options, name="self_attn")
+        self.ffn = PositionWiseFFN(d_inner, d_model, dropout, self.draw_key, **options, name="ffn")
+        self.norm1, self.norm2 = (LayerNorm(EPSILON, **options, name=name) for name in ("norm1", "norm2"))
+
+    def build(self, x_shape=None, **_):
+        check_width("x", x_shape, "d_model", self.self_attn.d_model)
+        for layer in (self.self_attn, self.ffn, self.norm1, self.norm2):
+            layer.build((None, None, self.self_attn.d_model))
+
+    def call(self, x, mask=None, training=None, dropout_key=None):
+        mask = elements(x, mask, self.self_attn.d_model)
+        attention_key, inner_key, output_key = split(self.key_of_call(x, training, dropout_key), 3)
+
+        def feed_forward(y):
+            return dropout(self.ffn(y, dropout_key=inner_key), self.dropout, output_key)
+
+        x = self._residual(x, self.norm1, lambda y: self.self_attn(y, mask=mask, dropout_key=attention_key))
+        return self._residual(x, self.norm2, feed_forward)
+
+    def _residual(self, x, norm, sublayer):
+        return norm(x + sublayer(x)) if self.after_norm else x + sublayer(norm(x))
+
+    def get_config(self):
+        names = "d_model n_head attn_type scale key_position_term dropatt"
+        own = config_of(self, "d_inner after_norm dropout seed")
+        return {**super().get_config(), **own, **config_of(self.self_attn, names)}

@@ -1,0 +1,61 @@
+"""One layer of Transformer-XL: relative attention, then a feed-forward net at every position."""
+
+import keras
+
+from txl_tf.layers.attention import RelMultiHeadAttn
+from txl_tf.layers.common.base import Layer, check_width
+from txl_tf.layers.common.dropout import split
+from txl_tf.layers.common.ops import config_of
+from txl_tf.layers.feed_forward import PositionwiseFF
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TransformerXLLayer(Layer):
+    """`RelMultiHeadAttn`, then `PositionwiseFF`.
+
+    Args: those of the two layers. Call arguments and returns: those of `RelMultiHeadAttn`.
+    """
+
+    attention_class = RelMultiHeadAttn
+
+    def __init__(
+        self, d_model, n_head, d_head, d_inner, dropout=0.0, dropatt=0.0,
+        kernel_initializer="glorot_uniform", layer_norm_epsilon=1e-12, seed=None, **kwargs,
+    ):  # fmt: skip
+        super().__init__(**kwargs)
+        self.start_keys(seed, dropout=dropout, dropatt=dropatt)
+        self.d_model = d_model
+        self.n_head = n_head
+        self.d_head = d_head
+        self.d_inner = d_inner
+        self.dropout = dropout
+        self.dropatt = dropatt
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.layer_norm_epsilon = layer_norm_epsilon
+        shared = {
+            "kernel_initializer": self.kernel_initializer,
+            "layer_norm_epsilon": layer_norm_epsilon,
+            "seed": self.draw_key,
+            "dtype": self.dtype_policy,
+        }
+        self.rel_attn = self.attention_class(d_model, n_head, d_head, dropout, dropatt, name="rel_attn", **shared)
+        self.ff = PositionwiseFF(d_model, d_inner, dropout, name="ff", **shared)
+
+    def build(self, w_shape=None, **_):
+        check_width("w", w_shape, "d_model", self.d_model)
+        self.rel_attn.build()
+        self.ff.build()
+
+    def call(
+        self, w, r, r_w_bias, r_r_bias, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None
+    ):
+        attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)
+        output = self.rel_attn(
+            w=w, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias, attn_mask=attn_mask, mems=mems, content_mask=content_mask,
+            dropout_key=attn_key,
+        )  # fmt: skip
+        return self.ff(output, dropout_key=ff_key)
+
+    def get_config(self):
+        names = "d_model n_head d_head d_inner dropout dropatt kernel_initializer layer_norm_epsilon seed"
+        return {**super().get_config(), **config_of(self, names)}

@@ -1,0 +1,136 @@
+"""Word embeddings and absolute positions: what enters a vanilla Transformer (Vaswani et al. 2017, sections 3.4, 3.5).
+
+Shapes:
+    B: batch      T: tokens      E: d_model
+"""
+
+import numbers
+
+import keras
+import tensorflow as tf
+
+from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width
+from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.ops import config_of
+from txl_tf.layers.positions import positional_encoding
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class Embeddings(Layer):
+    """Rows of a table, times `sqrt(d_model)` (Vaswani et al. 2017, section 3.4).
+
+    A lookup is the product of a one-hot vector with the table. The factor keeps the embedding, whose table is also that
+    of the softmax where the two are shared, as large as the positions that are added to it.
+
+    Args:
+        vocab: rows of the table.
+        d_model: width. `Embeddings(d_model, vocab)` is another common order: two arguments by position whose second is
+            the larger are an error. By name any table can be had.
+        embeddings_initializer: of the table; by default a normal distribution of `d_model**-0.5`.
+        mask_zero: whether id 0 is padding, of which the mask that goes on says so, as of Keras's `Embedding`.
+
+    Call arguments:
+        ids: int `[batch, length]`; whole numbers of another type are taken for what they are.
+
+    Returns:
+        `[batch, length, d_model]`.
+
+    Raises:
+        ValueError: `vocab` or `d_model` is not positive, or they seem to be in the other order.
+    """
+
+    def __new__(cls, *args, **kwargs):
+        if len(args) > 1 and all(isinstance(size, numbers.Integral) for size in args[:2]) and args[0] < args[1]:
+            raise ValueError(
+                f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, the larger number: "
+                "write vocab= and d_model="
+            )
+        return super().__new__(cls, *args, **kwargs)
+
+    def __init__(self, vocab, d_model, embeddings_initializer=None, mask_zero=False, **kwargs):
+        super().__init__(**kwargs)
+        self.autocast = False  # half precision does not hold ids
+        check_sizes(vocab=vocab, d_model=d_model)
+        self.mask_zero = mask_zero
+        self.vocab = vocab
+        self.d_model = d_model
+        self.embeddings_initializer = keras.initializers.get(
+            embeddings_initializer or keras.initializers.RandomNormal(stddev=d_model**-0.5)
+        )
+
+    def build(self, ids_shape=None):
+        shape = (self.vocab, self.d_model)
+        self.lut = self.add_weight(name="lut", shape=shape, initializer=self.embeddings_initializer, autocast=False)
+
+    def call(self, ids):
+        return tf.cast(tf.gather(self.lut, as_ids("ids", ids)) * self.d_model**0.5, self.compute_dtype)
+
+    def compute_mask(self, inputs, previous_mask):
+        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
+
+    def compute_output_shape(self, ids_shape):
+        return (*ids_shape, self.d_model)
+
+    def logits(self, hidden):
+        """The product with every row of the table, for a softmax that shares it: `[..., vocab]`, float32."""
+        return tf.cast(tf.matmul(hidden, tf.cast(self.lut, hidden.dtype), transpose_b=True), tf.float32)
+
+    def get_config(self):
+        return {**super().get_config(), **config_of(self, "vocab d_model embeddings_initializer mask_zero")}
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class PositionalEncoding(Layer):
+    """Adds sinusoids of the positions, then drops (Vaswani et al. 2017, section 3.5).
+
+    The table is a constant, no weight. To concatenate a one-hot position before a linear layer is the same as to add an
+    embedding after it.
+
+    Args:
+        d_model: width.
+        max_len: most positions. `(d_model, dropout, max_len)` is another common order: a rate here is an error.
+        rate: of dropout.
+        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+
+    Call arguments:
+        x: `[batch, length, d_model]`.
+        first: int or int scalar tensor, the position of the first element.
+        training, dropout_key: see `txl_tf.layers.common.base`.
+
+    Returns:
+        A tensor like `x`.
+
+    Raises:
+        ValueError: `x` reaches behind the table, where its length and `first` are static; or an argument is out of its
+            range.
+    """
+
+    def __init__(self, d_model, max_len=5000, rate=0.0, seed=None, **kwargs):
+        super().__init__(**kwargs)
+        if isinstance(max_len, numbers.Real) and 0 <= max_len < 1:
+            raise ValueError(
+                f"max_len must be a positive integer, got {max_len}; the order (d_model, dropout, max_len) is written "
+                f"PositionalEncoding({d_model}, rate={max_len}, max_len=...)"
+            )
+        check_sizes(d_model=d_model, max_len=max_len)
+        self.start_keys(seed, rate=rate)
+        self.d_model = d_model
+        self.max_len = max_len
+        self.rate = rate
+        self.pe = positional_encoding(max_len, d_model).numpy()  # not a tensor: it goes into any graph
+
+    def build(self, x_shape=None):
+        check_width("x", x_shape, "d_model", self.d_model)
+
+    def call(self, x, first=0, training=None, dropout_key=None):
+        check_tensors({"d_model": self.d_model}, x=(x, "float batch length d_model"))
+        length, known = keras.ops.shape(x)[1], tf.get_static_value(first)
+        if isinstance(length, int) and length > self.max_len:
+            raise ValueError(f"x must be at most max_len={self.max_len} long, got {length}")
+        if isinstance(length, int) and known is not None and not 0 <= known <= self.max_len - length:
+            raise ValueError(f"first must lie in [0, {self.max_len - length}] for x of length {length}, got {known}")
+        positions = tf.cast(tf.constant(self.pe)[:, first : first + length], x.dtype)
+        return dropout(x + positions, self.rate, self.key_of_call(x, training, dropout_key))
+
+    def get_config(self):
+        return {**super().get_config(), **config_of(self, "d_model max_len rate seed")}

@@ -1,0 +1,244 @@
+"""Encoder and decoder layers of the vanilla Transformer (Vaswani et al. 2017, section 3.1).
+
+    post-norm, as in the paper          x = LayerNorm(x + dropout(sublayer(x)))
+    pre-norm, `norm_first`              x = x + dropout(sublayer(LayerNorm(x)))
+
+Pre-norm trains without a long warm-up. It leaves the last output as it is: the stack of layers normalises it.
+"""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, check_width, mask_of
+from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.ops import LayerNorm, config_of
+from txl_tf.layers.feed_forward import PositionWiseFFN
+from txl_tf.layers.vanilla.multi_head_attention import MultiHeadAttention, seen
+
+EPSILON = 1e-6  # of the article's layer norms: article 2 of docs/articles.md
+
+
+class _TransformerLayer(Layer):
+    """What both layers have: sublayers, each with a layer norm and a dropout."""
+
+    def __init__(
+        self, d_model, num_heads, dff, rate=0.1, norm_first=False, dropatt=0.0, dropact=0.0, seed=None, **kwargs
+    ):
+        super().__init__(**kwargs)
+        check_sizes(d_model=d_model, num_heads=num_heads, dff=dff)
+        self.start_keys(seed, rate=rate, dropatt=dropatt, dropact=dropact)
+        self.d_model = d_model
+        self.num_heads = num_heads
+        self.dff = dff
+        self.rate = rate
+        self.norm_first = norm_first
+        self.dropatt = dropatt
+        self.dropact = dropact
+        self.ffn = PositionWiseFFN(dff, d_model, dropact, self.draw_key, dtype=self.dtype_policy, name="ffn")
+
+    def _attention(self, name):
+        arguments = self.d_model, self.num_heads, self.dropatt, self.draw_key
+        return MultiHeadAttention(*arguments, dtype=self.dtype_policy, name=name)
+
+    def _norm(self, name):
+        return LayerNorm(EPSILON, dtype=self.dtype_policy, name=name)
+
+    def _build(self, x_shape, *layers):
+        check_width("x", x_shape, "d_model", self.d_model)
+        for layer in layers:
+            layer.build((None, None, self.d_model))
+
+    def _residual(self, x, norm, sublayer, dropout_key=None):
+        """`x` after a sublayer, a function of the (normalised) input, its residual, dropout and norm."""
+        output = dropout(sublayer(norm(x) if self.norm_first else x), self.rate, dropout_key)
+        return x + output if self.norm_first else norm(x + output)
+
+    def get_config(self):
+        return {**super().get_config(), **config_of(self, "d_model num_heads dff rate norm_first dropatt dropact seed")}
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class EncoderLayer(_TransformerLayer):
+    """Self-attention, then the feed-forward net.
+
+    Args:
+        d_model, num_heads, dff: width, number of heads, width inside the feed-forward net.
+        rate: dropout rate of both outputs.
+        norm_first: pre-norm; the article's layer is post-norm.
+        dropatt, dropact: dropout rates of the attention weights and after the relu; the article has neither.
+        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+
+    Call arguments:
+        x: `[batch, length, d_model]`.
+        mask: bool, true at what there is, `[batch, length]`, or true where a key is seen, `[batch, length, length]`;
+            without one, that which Keras handed on with `x`. Numbers of four dimensions are the article's, see
+            `forbidden`.
+        attention_mask: bool, true where a key is seen: `[length, length]` or `[batch, length, length]`.
+        forbidden: broadcasts to `[batch, num_heads, length, length]`, 1 where a key is forbidden, as in the article.
+        use_causal_mask: whether a place sees none behind it.
+        return_attention_scores: whether to return the attention weights too.
+        training, dropout_key: see `txl_tf.layers.common.base`.
+
+    Returns:
+        `[batch, length, d_model]`; with `return_attention_scores`, that and `[batch, num_heads, length, length]`.
+
+    Raises:
+        ValueError: an argument is out of its range, a tensor or a mask of another shape; the message names it.
+    """
+
+    def __init__(self, d_model, num_heads, dff, rate=0.1, **kwargs):
+        super().__init__(d_model, num_heads, dff, rate, **kwargs)
+        self.mha = self._attention("mha")
+        self.layernorm1, self.layernorm2 = self._norm("layernorm1"), self._norm("layernorm2")
+
+    def build(self, x_shape=None, **_):
+        self._build(x_shape, self.mha, self.ffn, self.layernorm1, self.layernorm2)
+
+    def call(
+        self, x, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, return_attention_scores=False,
+        training=None, dropout_key=None,
+    ):  # fmt: skip
+        sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
+        check_tensors(sizes, x=(x, "float batch length d_model"))
+        sizes["queries"] = sizes["keys"] = keras.ops.shape(x)[1]
+        mask = mask_of(x) if mask is None else mask
+        visible = seen(sizes, mask, attention_mask, forbidden, use_causal_mask)
+        x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
+        return (x, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else x
+
+    def encode(self, x, visible=None, dropout_key=None):
+        """`(output, weights)`, the weights `[num_heads, batch, length, length]`.
+
+        `visible` is that of `multi_head_attention`. Nothing is checked.
+        """
+        keys, weights = split(dropout_key, 4), []
+
+        def self_attention(y):
+            output, probs = self.mha.attention(y, y, y, visible, keys[0])
+            weights.append(probs)
+            return output
+
+        x = self._residual(x, self.layernorm1, self_attention, keys[1])
+        return self._residual(x, self.layernorm2, lambda y: self.ffn(y, dropout_key=keys[2]), keys[3]), weights[0]
+
+    def compute_output_shape(self, x_shape, return_attention_scores=False, **_):
+        if not return_attention_scores:
+            return x_shape
+        return x_shape, (x_shape[0], self.num_heads, x_shape[1], x_shape[1])
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class DecoderLayer(_TransformerLayer):
+    """Self-attention, attention to the encoder's output, then the feed-forward net.
+
+    Self-attention sees all places unless a mask hides some: give `use_causal_mask=True`, or the article's
+    `look_ahead_mask`, to hide those to come.
+
+    Args: as of `EncoderLayer`.
+
+    Call arguments:
+        x: `[batch, length, d_model]`.
+        enc_output: `[batch, source, d_model]`.
+        look_ahead_mask: of self-attention; broadcasts to `[batch, num_heads, length, length]`, numbers, 1 where
+            forbidden, or bool, true where seen.
+        padding_mask: of the source, bool `[batch, source]`, true at what there is; without one, that which Keras handed
+            on with `enc_output`. Numbers of four dimensions are the article's, 1 where forbidden.
+        mask: of `x`, bool `[batch, length]`, true at what there is; without one, that which Keras handed on with it.
+        use_causal_mask: whether self-attention sees no place behind its own.
+        return_attention_scores: whether to return the weights too; the article's layer does.
+        training, dropout_key: see `txl_tf.layers.common.base`.
+
+    Returns:
+        `(output, attn_weights_block1, attn_weights_block2)`: `[batch, length, d_model]`, and the weights of both
+        attentions, `[batch, num_heads, length, length]` and `[batch, num_heads, length, source]`; or the output alone.
+
+    Raises:
+        ValueError: an argument is out of its range, a tensor or a mask of another shape; the message names it.
+    """
+
+    def __init__(self, d_model, num_heads, dff, rate=0.1, **kwargs):
+        super().__init__(d_model, num_heads, dff, rate, **kwargs)
+        self.mha1, self.mha2 = self._attention("mha1"), self._attention("mha2")
+        self.layernorm1, self.layernorm2, self.layernorm3 = (self._norm(f"layernorm{i}") for i in (1, 2, 3))
+
+    def build(self, x_shape=None, **_):
+        self._build(x_shape, self.mha1, self.mha2, self.ffn, self.layernorm1, self.layernorm2, self.layernorm3)
+
+    def call(
+        self, x, enc_output, look_ahead_mask=None, padding_mask=None, mask=None, use_causal_mask=False,
+        return_attention_scores=True, training=None, dropout_key=None,
+    ):  # fmt: skip
+        sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
+        check_tensors(sizes, x=(x, "float batch length d_model"), enc_output=(enc_output, "float batch source d_model"))
+        length, source = keras.ops.shape(x)[1], keras.ops.shape(enc_output)[1]
+        mask = mask_of(x) if mask is None else mask
+        padding_mask = mask_of(enc_output) if padding_mask is None else padding_mask
+        of_self = {**sizes, "queries": length, "keys": length}
+        own = seen(of_self, mask, None, look_ahead_mask, use_causal_mask, names=("mask", "look_ahead_mask"))
+        cross = seen({**sizes, "queries": length, "keys": source}, padding_mask, names=("padding_mask", ""))
+        x, enc_output = tf.cast(x, self.compute_dtype), tf.cast(enc_output, self.compute_dtype)
+        output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
+        return (
+            (output, *(tf.transpose(probs, [1, 0, 2, 3]) for probs in weights)) if return_attention_scores else output
+        )
+
+    def decode(self, x, enc_output, own=None, cross=None, dropout_key=None):
+        """`(output, weights, weights)`, the weights `[num_heads, batch, length, any]`.
+
+        `own` and `cross` are `visible` of `multi_head_attention`, for both attentions. Nothing is checked.
+        """
+        keys, weights = split(dropout_key, 6), []
+
+        def self_attention(y):
+            output, probs = self.mha1.attention(y, y, y, own, keys[0])
+            weights.append(probs)
+            return output
+
+        def cross_attention(y):
+            output, probs = self.mha2.attention(enc_output, enc_output, y, cross, keys[2])
+            weights.append(probs)
+            return output
+
+        x = self._residual(x, self.layernorm1, self_attention, keys[1])
+        x = self._residual(x, self.layernorm2, cross_attention, keys[3])
+        return self._residual(x, self.layernorm3, lambda y: self.ffn(y, dropout_key=keys[4]), keys[5]), *weights
+
+    def compute_output_shape(self, x_shape, enc_output_shape, return_attention_scores=True, **_):
+        if not return_attention_scores:
+            return x_shape
+        weights = (x_shape[0], self.num_heads, x_shape[1])
+        return x_shape, (*weights, x_shape[1]), (*weights, enc_output_shape[1])
+
+    def step(self, x, place, cache, source, cross=None):
+        """The call for one more element, from the keys and values of those before it.
+
+        Args:
+            x: `[batch, 1, d_model]`.
+            place: int scalar tensor, the number of the element.
+            cache: `(keys, values)`, `[num_heads, batch, most, depth]` each, of the elements before it.
+            source: `(keys, values)` of the encoder's output, see `source_heads`.
+            cross: as of `decode`.
+
+        Returns:
+            `(output, cache)`: `[batch, 1, d_model]`, and the cache with the new element.
+        """
+        most = keras.ops.shape(cache[0])[2]
+        new_cache = []
+
+        def self_attention(y):
+            q, k, v = self.mha1.project(y, self.mha1.wq, self.mha1.wk, self.mha1.wv)
+            here = tf.cast(tf.range(most) == place, y.dtype)[:, None]
+            new_cache.extend(old * (1 - here) + new * here for old, new in zip(cache, (k, v), strict=True))
+            return self.mha1.attend(q, *new_cache, (tf.range(most) <= place)[None])[0]
+
+        def cross_attention(y):
+            (q,) = self.mha2.project(y, self.mha2.wq)
+            return self.mha2.attend(q, *source, cross)[0]
+
+        x = self._residual(x, self.layernorm1, self_attention)
+        x = self._residual(x, self.layernorm2, cross_attention)
+        return self._residual(x, self.layernorm3, self.ffn), tuple(new_cache)
+
+    def source_heads(self, enc_output):
+        """Keys and values of the encoder's output, which are the same at every step."""
+        return tuple(self.mha2.project(enc_output, self.mha2.wk, self.mha2.wv))

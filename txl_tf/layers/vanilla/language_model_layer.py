@@ -1,0 +1,72 @@
+"""One layer of the vanilla language model: attention without relative positions, then a feed-forward net.
+
+It is the layer of Transformer-XL, with neither position scores nor their weights: what it knows of positions is in its
+input. So the two language models differ in nothing else (paper, sections 3.1 and 4.2).
+"""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.layers.attention import RelMultiHeadAttn, attend, attention_probs, project_output, project_segment
+from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
+
+
+def multihead_attn(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0, dropout_key=None):
+    """Attention `softmax(q.k / sqrt(d_head))` with its projections; residual and layer norm are `MultiHeadAttn`'s.
+
+    Args: those of `rel_multihead_attn` that are not about positions, and `n_head`, the number of heads.
+
+    Returns:
+        `[batch, tgt_len, d_model]`.
+    """
+    q, k, v = project_segment(w, mems, qkv_kernel, n_head)
+    scale = q.shape[-1] ** -0.5
+    attn_vec = attend(q, k, v, None, attn_mask == 0, scale, dropatt, dropout_key)
+    return project_output(attn_vec, o_kernel)
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class MultiHeadAttn(RelMultiHeadAttn):
+    """`RelMultiHeadAttn` without relative positions: its `r_kernel` is `None`.
+
+    Args: those of `RelMultiHeadAttn`.
+
+    Call arguments: `w`, `attn_mask`, `mems`, `training` and `dropout_key` of `RelMultiHeadAttn`.
+
+    Returns:
+        `[batch, tgt_len, d_model]`.
+
+    Reference:
+        Vaswani et al. 2017, section 3.2; `MultiHeadAttn` of the original's PyTorch program.
+    """
+
+    relative = False
+
+    def call(self, w, attn_mask=None, mems=None, training=None, dropout_key=None):
+        attn_mask, mems = self.segment_of(w, attn_mask, mems)
+        dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
+        w, mems, *kernels = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
+        attn_out = multihead_attn(w, attn_mask, mems, *kernels, self.n_head, self.dropatt, dropatt_key)
+        return self.layer_norm(w + dropout(attn_out, self.dropout, output_key))
+
+    def attention_probs(self, w, attn_mask, mems):
+        """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
+        w, mems, qkv_kernel = (tf.cast(x, self.compute_dtype) for x in (w, mems, self.qkv_kernel))
+        q, k, _ = project_segment(w, mems, qkv_kernel, self.n_head)
+        return attention_probs(q, k, None, attn_mask == 0, self.d_head**-0.5)
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TransformerLMLayer(TransformerXLLayer):
+    """`MultiHeadAttn`, then `PositionwiseFF`.
+
+    Args: those of the two layers. Call arguments and returns: those of `MultiHeadAttn`.
+    """
+
+    attention_class = MultiHeadAttn
+
+    def call(self, w, attn_mask=None, mems=None, training=None, dropout_key=None):
+        attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)
+        output = self.rel_attn(w=w, attn_mask=attn_mask, mems=mems, dropout_key=attn_key)
+        return self.ff(output, dropout_key=ff_key)

@@ -1,0 +1,265 @@
+"""The vanilla Transformer's attention (Vaswani et al. 2017, section 3.2), on the common core.
+
+Two kinds of masks. Keras's are bool, true where a key is seen: `mask`, `attention_mask`. Those of the articles
+(docs/articles.md) are numbers, 1 where a key is forbidden, and broadcast to `[batch, heads, queries, keys]`:
+`forbidden`, and `mask` where it has all four dimensions. A query whose keys are all forbidden sees all of them alike.
+
+Shapes:
+    B: batch      H: num_heads      T: queries      K: keys      D: depth, the width of a head      E: d_model
+"""
+
+import functools
+
+import keras
+import tensorflow as tf
+
+from txl_tf.layers.attention import attention_probs, head_matmul, join_heads
+from txl_tf.layers.common.base import (
+    Layer,
+    check_heads,
+    check_tensors,
+    check_width,
+    found,
+    mask_of,
+    seen_by_article,
+    seen_by_keras,
+)
+from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.ops import Linear, config_of, project
+
+
+def create_padding_mask(ids, padding=0):
+    """1 where `ids` `[B, K]` are `padding`: float32 `[B, 1, 1, K]`. Of symbols of Keras, a symbol."""
+    return keras.ops.cast(keras.ops.equal(ids, padding), "float32")[:, None, None]
+
+
+def create_look_ahead_mask(size):
+    """1 above the diagonal, where the keys of the future are: float32 `[size, size]`.
+
+    Raises:
+        ValueError: `size` is `None`, as the length of a symbol of Keras is: layers take `use_causal_mask=True` instead.
+    """
+    if size is None:
+        raise ValueError(
+            "size must be an int or a scalar tensor, got None: give the layer use_causal_mask=True instead"
+        )
+    places = tf.range(size)
+    return tf.cast(places[None] > places[:, None], tf.float32)
+
+
+def scaled_dot_product_attention(q, k, v, mask=None):
+    """`softmax(q k^T / sqrt(D)) v`.
+
+    Args:
+        q: `[..., T, D]`.
+        k: `[..., K, D]`.
+        v: `[..., K, any]`.
+        mask: broadcasts to `[..., T, K]`: numbers, 1 where forbidden, or bool, true where seen; `None` for none.
+
+    Returns:
+        `(output, attention_weights)`: `[..., T, any]` and `[..., T, K]`.
+    """
+    if any(keras.backend.is_keras_tensor(x) for x in (q, k, v, mask)):
+        return _ScaledDotProductAttention()(q, k, v, mask)
+    visible = None
+    if mask is not None:
+        mask = tf.convert_to_tensor(mask)
+        visible = mask if mask.dtype.is_bool else mask == 0
+    probs = attention_probs(q[None], k[None], visible=visible, scale=q.shape[-1] ** -0.5)
+    return head_matmul(probs, v[None])[0], probs[0]
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class _ScaledDotProductAttention(keras.layers.Layer):
+    """The function as a layer, for symbols of Keras."""
+
+    def call(self, q, k, v, mask=None):
+        return scaled_dot_product_attention(q, k, v, mask)
+
+
+def seen(sizes, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, names=("mask", "forbidden")):
+    """Which keys the queries see by all masks together, as `attention_probs` wants it; see `MultiHeadAttention`.
+
+    Args:
+        sizes: as of `check_tensors`: `batch` and `num_heads` as far as they are known, `queries` and `keys`, which may
+            be scalar tensors.
+        mask, attention_mask, forbidden, use_causal_mask: those of `MultiHeadAttention`.
+        names: what `mask` and `forbidden` are called, for an error.
+
+    Returns:
+        bool that broadcasts to `[H, B, T, K]`, or `None` where nothing is hidden.
+    """
+    queries, keys = sizes["queries"], sizes["keys"]
+    sizes = {name: size if isinstance(size, int) else None for name, size in sizes.items()}
+    parts = []
+
+    def add_article(name, mask):
+        visible = seen_by_article(name, mask, sizes, ["batch", "num_heads", "queries", "keys"])
+        parts.append(tf.transpose(visible[(None,) * (4 - visible.shape.rank)], [1, 0, 2, 3]))
+
+    if mask is not None and len(mask.shape) == 4:
+        add_article(names[0], mask)
+    elif mask is not None:
+        parts.append(seen_by_keras(names[0], mask, sizes, "batch keys")[None])
+    if attention_mask is not None:
+        parts.append(seen_by_keras("attention_mask", attention_mask, sizes, "queries keys")[None])
+    if forbidden is not None:
+        add_article(names[1], forbidden if names[1] != "forbidden" else tf.cast(forbidden, tf.float32))
+    if use_causal_mask:
+        parts.append(tf.range(queries)[:, None] >= tf.range(keys))
+    return functools.reduce(tf.logical_and, parts) if parts else None
+
+
+def multi_head_attention(q, k, v, visible, o_kernel, o_bias, rate=0.0, dropout_key=None):
+    """Attention of all heads, joined and projected.
+
+    Args:
+        q, k, v: `[H, B, any, D]`, see `heads_of`.
+        visible: bool that broadcasts to `[H, B, T, K]`, true where a key is seen; `None` for all.
+        o_kernel, o_bias: `[H * D, E]` and `[E]`.
+        rate, dropout_key: of the attention weights, see `dropout`.
+
+    Returns:
+        `(output, weights)`: `[B, T, E]`, and the weights before dropout, `[H, B, T, K]`.
+    """
+    probs = attention_probs(q, k, visible=visible, scale=q.shape[-1] ** -0.5)
+    vectors = join_heads(head_matmul(dropout(probs, rate, dropout_key, row_axis=1), v))
+    batch, length, _ = keras.ops.shape(vectors)
+    output = tf.nn.bias_add(project(vectors, o_kernel), o_bias)
+    return tf.reshape(output, [batch, length, o_kernel.shape[1]]), probs
+
+
+def heads_of(x, kernels, biases, num_heads):
+    """The projections of `x` `[B, any, E]` by each kernel `[E, H * D]` and bias, as heads: `[H, B, any, D]` each.
+
+    All of them are one product.
+    """
+    batch, length, _ = keras.ops.shape(x)
+    n, depth = len(kernels), kernels[0].shape[1] // num_heads
+    kernel, bias = (kernels[0], biases[0]) if n == 1 else (tf.concat(kernels, 1), tf.concat(biases, 0))
+    heads = tf.reshape(tf.nn.bias_add(project(x, kernel), bias), [batch, length, n, num_heads, depth])
+    return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class MultiHeadAttention(Layer):
+    """Multi-head attention: projections `wq`, `wk`, `wv` and `dense`, all with biases.
+
+    It is called in the article's order, `(v, k, q)`, or with Keras's names, `(query=, value=, key=)`. Three tensors by
+    position that could be meant in Keras's order are an error.
+
+    Args:
+        d_model: width, a multiple of `num_heads`.
+        num_heads: number of heads. (Keras's layer takes `num_heads` first, then the width of a head.)
+        rate: dropout rate of the attention weights; the article has none.
+        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+
+    Call arguments:
+        v, k: `[batch, keys, d_model]`, in this order.
+        q: `[batch, queries, d_model]`.
+        mask: bool, true where a key is seen: `[batch, keys]` or `[batch, queries, keys]`; without one, that which Keras
+            handed on with `v` or `k`. Numbers of four dimensions are the article's, see `forbidden`.
+        query, value, key: `q`, `v` and `k` by Keras's names; `key` is `value` by default.
+        attention_mask: bool, true where a key is seen: `[queries, keys]` or `[batch, queries, keys]`.
+        forbidden: broadcasts to `[batch, num_heads, queries, keys]`, 1 where a key is forbidden, as in the article.
+        use_causal_mask: whether a query sees no key behind its own place.
+        return_attention_scores: whether to return the weights too; by default with `(v, k, q)`, not with `query=`.
+        training, dropout_key: see `txl_tf.layers.common.base`.
+
+    Returns:
+        `(output, attention_weights)`: `[batch, queries, d_model]` and `[batch, num_heads, queries, keys]`; or the
+        output alone.
+
+    Raises:
+        ValueError: `num_heads` does not divide `d_model`; tensors or masks of other shapes, or in Keras's order.
+    """
+
+    def __init__(self, d_model, num_heads, rate=0.0, seed=None, **kwargs):
+        super().__init__(**kwargs)
+        check_heads("d_model", d_model, "num_heads", num_heads)
+        self.start_keys(seed, rate=rate)
+        self.d_model = d_model
+        self.num_heads = num_heads
+        self.depth = d_model // num_heads
+        self.rate = rate
+        self.wq, self.wk, self.wv, self.dense = (
+            Linear(d_model, dtype=self.dtype_policy, name=name) for name in ("wq", "wk", "wv", "dense")
+        )
+
+    def build(self, v_shape=None, **_):
+        check_width("v", v_shape, "d_model", self.d_model)
+        for layer in (self.wq, self.wk, self.wv, self.dense):
+            layer.build((None, None, self.d_model))
+
+    def __call__(self, *args, query=None, value=None, key=None, **kwargs):
+        if query is not None or value is not None or key is not None:
+            if args or query is None or value is None:
+                raise ValueError("query and value must both be given, by name, and nothing by position")
+            key = value if key is None else key
+            kwargs = {"return_attention_scores": False, **kwargs, "v": value, "k": key, "q": query}
+        elif len(args) > 2:
+            _check_order(*args[:3])
+        return super().__call__(*args, **kwargs)
+
+    def call(
+        self, v, k, q, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False,
+        return_attention_scores=True, training=None, dropout_key=None,
+    ):  # fmt: skip
+        sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
+        check_tensors(sizes, v=(v, "float batch keys d_model"), k=(k, "float batch keys d_model"))
+        check_tensors(sizes, q=(q, "float batch queries d_model"))
+        of_keys = mask_of(v) if mask_of(v) is not None else mask_of(k)
+        sizes |= {"queries": keras.ops.shape(q)[1], "keys": keras.ops.shape(k)[1]}
+        visible = seen(sizes, of_keys if mask is None else mask, attention_mask, forbidden, use_causal_mask)
+        output, weights = self.attention(v, k, q, visible, self.key_of_call(q, training, dropout_key))
+        if mask_of(q) is not None:
+            output._keras_mask = mask_of(q)
+        return (output, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else output
+
+    def attention(self, v, k, q, visible=None, dropout_key=None):
+        """`(output, weights)`, the weights as they are computed, `[num_heads, batch, queries, keys]`.
+
+        `visible` is that of `multi_head_attention`. Nothing is checked.
+        """
+        if q is k and k is v:
+            q, k, v = self.project(q, self.wq, self.wk, self.wv)
+        else:
+            (q,) = self.project(q, self.wq)
+            k, v = self.project(k, self.wk, self.wv) if k is v else self.project(k, self.wk) + self.project(v, self.wv)
+        return self.attend(q, k, v, visible, dropout_key)
+
+    def project(self, x, *layers):
+        """Heads of `x` by some of `wq`, `wk` and `wv`: a list of `[num_heads, batch, any, depth]`."""
+        x = tf.cast(x, self.compute_dtype)
+        kernels = [tf.cast(layer.kernel, x.dtype) for layer in layers]
+        return heads_of(x, kernels, [tf.cast(layer.bias, x.dtype) for layer in layers], self.num_heads)
+
+    def attend(self, q, k, v, visible=None, dropout_key=None):
+        """`(output, weights)` of heads."""
+        o_kernel, o_bias = (tf.cast(w, self.compute_dtype) for w in (self.dense.kernel, self.dense.bias))
+        return multi_head_attention(q, k, v, visible, o_kernel, o_bias, self.rate, dropout_key)
+
+    def compute_mask(self, inputs, previous_mask):
+        return None  # the call hands on that of the queries
+
+    def compute_output_shape(self, v_shape, k_shape=None, q_shape=None, return_attention_scores=True, **_):
+        q_shape = v_shape if q_shape is None else q_shape
+        if not return_attention_scores:
+            return q_shape
+        return q_shape, (q_shape[0], self.num_heads, q_shape[1], v_shape[1])
+
+    def get_config(self):
+        return {**super().get_config(), **config_of(self, "d_model num_heads rate seed")}
+
+
+def _check_order(v, k, q):
+    """Raises ValueError where tensors by position may be meant as `(query, value, key)`."""
+    if v is k:
+        return
+    shapes = [tf.TensorShape(getattr(x, "shape", None)) for x in (v, k, q)]
+    same = [shape[1] if shape.rank == 3 else None for shape in shapes]
+    if k is q or same[0] != same[1] or same[0] == same[2]:
+        raise ValueError(
+            "v, k and q by position must be v and k of one tensor, or of one length that is not the length of q, got "
+            f"{', '.join(map(found, (v, k, q)))}: name them, v=, k=, q= or, as Keras has them, query=, value=, key="
+        )

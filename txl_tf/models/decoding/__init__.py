@@ -1,0 +1,1 @@
+"""From a model's logits to text: sampling, beam search, stop strings."""

@@ -1,0 +1,126 @@
+"""A text that is read and written in turns, in one memory: streaming, and conversations.
+
+    session = Session(lm)
+    session.read(prompt)
+    tokens, _ = session.write(8, temperature=0.8)   # the next 8; write again, or read what somebody answers
+    other = session.copy()                          # goes on from here by itself
+
+Shapes:
+    B: batch_size      n: tokens that are read      m: tokens that are written
+"""
+
+import copy
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.layers.embedding import check_ids
+from txl_tf.models.decoding.generation import TextState, continue_text, precompute_for
+from txl_tf.models.decoding.sampling import check_integer, check_sampling, no_history, remember_segment, uniform_draws
+from txl_tf.models.decoding.stopping import check_stops, tail_of
+from txl_tf.models.transformer_xl.cache import writable_copy
+
+
+class Session:
+    """A text that is read and written in turns. All rows are read and written in step.
+
+    The weights are those of the moment it is made.
+
+    Attributes:
+        ended: whether the last `write` ended at a stop string.
+        excess: how many units, see `txl_tf.models.decoding.stopping`, its last token goes on behind the stop string.
+    """
+
+    def __init__(self, lm, batch_size=1):
+        self.lm = lm
+        self.batch_size = batch_size
+        self.ended, self.excess = False, 0
+        self._reader = reader = lm.reader()
+        self._precomputed = tf.function(precompute_for, autograph=False)(lm, reader)
+        hidden = tf.zeros([batch_size, lm.network.d_model], lm.compute_dtype)
+        self._text = TextState(hidden, reader.initial_state(batch_size), no_history(batch_size, lm.network.n_token))
+        self._empty = True
+        self._drawn = 0
+        self._checked = None  # what ends a text, and its `Stops`
+        self._written = []  # of a single row, since the last `read`
+        self._read = tf.function(self._read_segment, reduce_retracing=True, autograph=False)
+        self._write = tf.function(self._write_tokens, reduce_retracing=True, autograph=False)
+
+    def copy(self):
+        """A session that goes on from here, in a memory of its own."""
+        other = copy.copy(self)
+        other._text = self._text._replace(state=writable_copy(self._text.state))
+        other._written = list(self._written)
+        return other
+
+    def read(self, tokens):
+        """Reads a segment, int `[batch_size, n]`, n at least 1. What was written before it is no part of a stop string.
+
+        Returns:
+            float32 array `[batch_size, n]`, the nll of the tokens in nats; NaN for the first of all.
+        """
+        tokens = np.asarray(tokens)
+        if tokens.ndim != 2 or tokens.shape[0] != self.batch_size or not tokens.size or tokens.dtype.kind not in "iu":
+            raise ValueError(
+                f"tokens must be integers [batch_size={self.batch_size}, n], n at least 1, "
+                f"got {tokens.dtype.name} {list(tokens.shape)}"
+            )
+        check_ids("tokens", tokens, self.lm.network.n_token)
+        nll, self._text = self._read(tf.constant(tokens, tf.int32), self._text)
+        nll = nll.numpy()
+        if self._empty:
+            nll[:, 0] = np.nan
+        self._empty, self._written = False, []
+        return nll
+
+    def write(
+        self, max_new_tokens, *, stop_strings=None, stop_at_newline=False, vocab=None, with_nll=False, **sampling
+    ):
+        """Samples the next tokens, and reads them.
+
+        Arguments as of `generate`; `repetition_window` counts what was read and written. With one seed, writing twice 4
+        tokens gives the same as writing 8. A stop string may begin in one call and end in the next; it needs a
+        `batch_size` of 1.
+
+        Returns:
+            `(tokens, nll)`: int32 and float32 `[batch_size, m]`, nats at temperature 1; without `with_nll`, `None`. m
+            is `max_new_tokens`, or less where a stop string ended the text.
+        """
+        if self._empty:
+            raise ValueError("read a text first: there is nothing to continue")
+        check_integer("max_new_tokens", max_new_tokens, 0)
+        stops = self._stops_of(stop_strings, stop_at_newline, vocab)
+        if stops.strings.shape[1] and self.batch_size > 1:
+            raise ValueError(f"stop_strings need a session of batch_size 1, got {self.batch_size}: rows go in step")
+        stops = stops._replace(tail=tail_of(stops, self._written))
+        numbers = tf.constant(self._drawn), tf.constant(max_new_tokens)
+        sampling = check_sampling(self.batch_size, **sampling)
+        written = self._write(self._precomputed, self._text, *numbers, sampling, stops, with_nll)
+        length = int(written.lengths[0])
+        self._text = written.text
+        self._drawn += length
+        tokens = written.tokens.numpy()[:, :length]
+        if self.batch_size == 1:
+            self._written += tokens[0].tolist()
+        self.ended, self.excess = bool(written.ended[0]), int(written.excess[0])
+        return tokens, written.nll.numpy()[:, :length] if with_nll else None
+
+    def _stops_of(self, stop_strings, *others):
+        """`check_stops`, once for many calls that say the same."""
+        given = (stop_strings if isinstance(stop_strings, str) else tuple(stop_strings or ()), *others)
+        if self._checked is None or self._checked[0] != given:
+            self._checked = given, check_stops(self.lm.network.n_token, None, *given)
+        return self._checked[1]
+
+    def _read_segment(self, tokens, text):
+        new_hidden, state = self._reader.read(tokens, text.state)
+        before = tf.concat([text.hidden[:, None], new_hidden[:, :-1]], 1)
+        nll = self.lm.softmax.nll(before, tokens, self.lm.network.embedding)
+        lengths = tf.fill([self.batch_size], tf.shape(tokens)[1])
+        return nll, TextState(new_hidden[:, -1], state, remember_segment(text.history, tokens, lengths))
+
+    def _write_tokens(self, precomputed, text, first, max_new_tokens, sampling, stops, with_nll):
+        uniform = uniform_draws(sampling.seeds, first, max_new_tokens)
+        return continue_text(
+            self.lm, self._reader, precomputed, text, uniform, max_new_tokens, sampling, stops, with_nll
+        )

@@ -1,0 +1,1 @@
+"""TENER, FLAT and the tagger around them."""

@@ -1,0 +1,162 @@
+"""FLAT: a lattice of characters and words to hidden states of the characters (Li et al. 2020).
+
+The items of a sentence are its characters, then immediately the words that a lexicon finds in it, then padding.
+
+Shapes:
+    B: batch      L: characters of the longest sentence      T: items of the one with the most      E: d_model
+"""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import FlatConfig
+from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.ops import Linear
+from txl_tf.layers.taggers.flat import FlatLayer, LatticeProcess, check_sequence
+from txl_tf.layers.taggers.lattice import PositionFusion, distance_table, distinct_pairs
+from txl_tf.models.taggers.tener import SentenceNetwork
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class Flat(SentenceNetwork):
+    """FLAT's encoder.
+
+    Args:
+        n_token, n_bigram: ids of the lattice's items and of bigrams, 0 at padding, 1 unknown; no bigrams where
+            `n_bigram` is 0.
+        n_layer, d_model, n_head, d_inner: layers, width, attention heads, width inside the feed-forward nets.
+        d_embed, d_bigram: widths of the embeddings.
+        max_seq_len: most characters of a sentence, for data and export, and for `rel_pos_init` 0.
+        fusion: see `PositionFusion`. fusion_shared: whether all layers share one.
+        rel_pos_init: 1, distances are what they are; 0, `max_seq_len` is added to each, as the program does.
+        scale, q_proj, k_proj, v_proj, r_proj, attn_ff: see `LatticeAttn`. The program leaves keys as they are.
+        pre, post, residual, activation: see `FlatLayer`.
+        dropout, dropatt: rates in the feed-forward nets and of the attention probabilities.
+        embed_dropout: rate of the embeddings, of characters and of words.
+        token_dropout: rate at which training takes the unknown id for another.
+        seed: int that dropout derives from where no key is given.
+
+    Call arguments:
+        inputs: dictionary of int tensors:
+            lattice: `[batch, items]`, characters, then words, then 0.
+            bigrams: `[batch, length]`.
+            seq_len, lex_num: `[batch]`, number of characters and of words.
+            pos_s, pos_e: `[batch, items]`, places of the first and of the last character of each item.
+        training, dropout_key: see `txl_tf.layers.common.base`.
+
+    Returns:
+        `[batch, length, d_model]`, of the characters; at padding, anything. It goes on with the mask of the characters
+        as Keras's mask.
+
+    Raises:
+        ValueError: an argument is out of its range, an input is missing or of another shape; the message names it.
+
+    Reference:
+        Li et al. 2020; `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer, V0.
+    """
+
+    config = FlatConfig
+    needs_bigrams = True  # their number is that of the characters
+    input_dims = {
+        "lattice": "batch items", "bigrams": "batch length", "seq_len": "batch", "lex_num": "batch",
+        "pos_s": "batch items", "pos_e": "batch items",
+    }  # fmt: skip
+
+    def __init__(
+        self, *, n_token, n_layer, d_model, n_head, d_inner, n_bigram=FlatConfig.n_bigram, d_embed=FlatConfig.d_embed,
+        d_bigram=FlatConfig.d_bigram, max_seq_len=FlatConfig.max_seq_len, fusion=FlatConfig.fusion,
+        fusion_shared=FlatConfig.fusion_shared, rel_pos_init=FlatConfig.rel_pos_init, scale=FlatConfig.scale,
+        q_proj=FlatConfig.q_proj, k_proj=FlatConfig.k_proj, v_proj=FlatConfig.v_proj, r_proj=FlatConfig.r_proj,
+        attn_ff=FlatConfig.attn_ff, pre=FlatConfig.pre, post=FlatConfig.post, residual=FlatConfig.residual,
+        activation=FlatConfig.activation, dropout=FlatConfig.dropout, dropatt=FlatConfig.dropatt,
+        embed_dropout=FlatConfig.embed_dropout, token_dropout=FlatConfig.token_dropout, seed=None, **kwargs,
+    ):  # fmt: skip
+        arguments = locals()
+        super().__init__(**kwargs)
+        self.keep(arguments)
+        check_sequence("pre", pre)
+        check_sequence("post", post)
+        options = {"dtype": self.dtype_policy}
+        self.char_proj = Linear(d_model, **options, name="char_proj")
+        self.lex_proj = Linear(d_model, **options, name="lex_proj")
+        self.fusions = [
+            PositionFusion(d_model, fusion, **options, name=f"fusion{i}")
+            for i in range(1 if fusion_shared else n_layer)
+        ]
+        names = "scale q_proj k_proj v_proj r_proj attn_ff dropatt"
+        attention = {name: arguments[name] for name in names.split()}
+        self.stacked = [
+            FlatLayer(
+                d_model, n_head, d_inner, pre, post, residual, activation, dropout, attention, self.draw_key, **options,
+                name=f"layer{i}",
+            )
+            for i in range(n_layer)
+        ]  # fmt: skip
+        self.last = LatticeProcess(pre.replace("a", ""), **options, name="last")
+
+    def build(self, *_, **__):
+        self.build_tables()
+        width = (None, None, self.d_model)
+        self.char_proj.build((None, None, self.d_embed + (self.d_bigram if self.n_bigram else 0)))
+        self.lex_proj.build((None, None, self.d_embed))
+        for layer in [*self.fusions, *self.stacked, self.last]:
+            layer.build(width)
+
+    def mask_of(self, inputs):
+        """bool `[batch, length]`, true at characters."""
+        return tf.sequence_mask(inputs["seq_len"], keras.ops.shape(inputs["bigrams"])[1])
+
+    def items_of(self, inputs):
+        """bool `[batch, items]`, true at characters and words."""
+        return tf.sequence_mask(inputs["seq_len"] + inputs["lex_num"], keras.ops.shape(inputs["lattice"])[1])
+
+    def embed(self, inputs, keys=(None,) * 4):
+        """What enters the first layer: `[batch, items, d_model]`, zeros at padding."""
+        item_key, bigram_key, drop_char, drop_word = keys
+        chars, items = self.mask_of(inputs), self.items_of(inputs)
+        found = self.lookup(self.embedding, inputs["lattice"], item_key)
+        length, n_items = keras.ops.shape(chars)[1], keras.ops.shape(items)[1]
+        of_chars = found[:, :length]
+        if self.n_bigram:
+            bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
+            of_chars = tf.concat([of_chars, bigrams], -1)
+        of_chars = self.char_proj(dropout(of_chars, self.embed_dropout, drop_char))
+        of_chars *= tf.cast(chars, of_chars.dtype)[..., None]
+        words = items & ~tf.pad(chars, [[0, 0], [0, n_items - length]])
+        of_words = self.lex_proj(dropout(found, self.embed_dropout, drop_word))
+        of_words *= tf.cast(words, of_words.dtype)[..., None]
+        return of_words + tf.pad(of_chars, [[0, 0], [0, n_items - length], [0, 0]])
+
+    def positions(self, inputs):
+        """`(fused, index)`: for each fusion, vectors `[U, d_model]` of the pairs that differ; and int32 `[batch, items,
+        items]`, which of them each pair has.
+        """
+        pairs = distinct_pairs(inputs["pos_s"], inputs["pos_e"], self.items_of(inputs), self.fusions[0].names)
+        shift = 0 if self.rel_pos_init else self.max_seq_len
+        table = distance_table(pairs.places, self.d_model, shift)
+        return [fusion(pairs, table) for fusion in self.fusions], pairs.index
+
+    def call(self, inputs, training=None, dropout_key=None):
+        inputs = self.checked(inputs)
+        keys = split(self.key_of_call(inputs["lattice"], training, dropout_key), 4 + self.n_layer)
+        x = self.embed(inputs, keys[:4])
+        (fused, index), items = self.positions(inputs), self.items_of(inputs)
+        for i, (layer, key) in enumerate(zip(self.stacked, keys[4:], strict=True)):
+            x = layer(x, fused[i % len(fused)], index, items, dropout_key=key)
+        x = x[:, : keras.ops.shape(inputs["bigrams"])[1]]
+        x = self.last(x, x)
+        x._keras_mask = self.mask_of(inputs)
+        return x
+
+    def compute_output_shape(self, inputs_shape):
+        return (*inputs_shape["bigrams"], self.d_model)
+
+    def attention_probs(self, inputs, layer):
+        """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, items, items]`."""
+        inputs = self.checked(inputs)
+        x, items = self.embed(inputs), self.items_of(inputs)
+        fused, index = self.positions(inputs)
+        for i in range(layer):
+            x = self.stacked[i](x, fused[i % len(fused)], index, items)
+        attended = self.stacked[layer]
+        return attended.attn.attention_probs(attended.preprocess(x, x), fused[layer % len(fused)], index, items)

@@ -1,0 +1,385 @@
+"""A network that reads, and a CRF that tags: named entities and whatever else is one tag an element.
+
+    tagger = txl_tf.Tagger(txl_tf.Tener(n_token=3000, n_layer=2, d_model=256, n_head=4, d_inner=512), labels)
+    tagger.compile(txl_tf.make_optimizer(...))
+    tagger.fit(dataset)                         # batches (inputs of the network, tags [B, T])
+    tagger.evaluate(dataset)                    # nll of a sentence, and precision, recall and F1 of entities
+    tags, score = tagger.decode(inputs)
+
+Shapes:
+    B: batch      T: elements, such as characters      K: labels
+"""
+
+import functools
+import inspect
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config import LabelConfig, check_fields
+from txl_tf.data.tagged.tags import allowed_transitions, continues_table, entity_table, split_tag
+from txl_tf.layers.common.base import Dropping, KerasHabits
+from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.ops import Linear
+from txl_tf.layers.taggers.crf import CRF
+from txl_tf.training.resumable import Resumable
+from txl_tf.training.weighting import weights_of_rows
+
+
+class SpanScores(keras.metrics.Metric):
+    """Precision, recall and F1 of entities, from numbers of right, found and expected ones."""
+
+    def __init__(self, name="spans", **kwargs):
+        super().__init__(name=name, **kwargs)
+        names = "right", "found", "expected"
+        self.counts = [self.add_variable((), "zeros", name=name) for name in names]
+
+    def update_state(self, counts):
+        for variable, count in zip(self.counts, tf.unstack(counts), strict=True):
+            variable.assign_add(count)
+
+    def result(self):
+        right, found, expected = (tf.convert_to_tensor(count) for count in self.counts)
+        return {
+            "precision": tf.math.divide_no_nan(right, found),
+            "recall": tf.math.divide_no_nan(right, expected),
+            "f1": tf.math.divide_no_nan(2 * right, found + expected),
+        }
+
+    def reset_state(self):
+        for variable in self.counts:
+            variable.assign(0.0)
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
+    """A network's hidden states, a linear layer and a CRF.
+
+    Args:
+        network: `Tener`, `Flat`, or any Keras layer or model that gives `[batch, time, any]`, or a tuple that begins
+            with it, as `TransformerXL` does.
+        labels: tags in the order of their ids, such as `["O", "B-PER", "I-PER"]`; schemes: `data/tagged/tags.py`.
+        start_end: whether the CRF has scores for the first and the last tag.
+        constraints: whether decoding takes only paths that the scheme of the labels allows.
+        output_dropout: rate of the hidden states before the linear layer.
+        seed: int that dropout derives from; drawn where it is `None`.
+
+    Call arguments:
+        inputs: those of `Tener` or `Flat`. Of another network: int `[batch, time]`, 0 at padding; or a dictionary with
+            the network's own inputs and `"mask"`, bool `[batch, time]`. A network whose call has an argument
+            `padding_mask` gets the mask. Padding may lie anywhere in a row.
+        training, dropout_key: see `txl_tf.layers.common.base`.
+
+    Returns:
+        float32 `[batch, time, labels]`, the emissions: scores of the tags by themselves.
+
+    Training: `fit`, `evaluate` and the rest of Keras take arrays, or datasets of the same:
+        x, y: inputs as above, and tags, int `[batch, time]`, anything at padding.
+        sample_weight: `[batch]`, of sentences; or `[batch, time]`, of elements, whose mean is the weight of a sentence.
+            The loss is the sum over sentences of weight times nll over the sum of the weights of all replicas.
+            Precision, recall and F1 count every entity as one.
+        class_weight: `{id: weight}` of tags, 1 for the others, in training alone: as weights of elements.
+
+    Raises:
+        ValueError: an argument is out of its range, or `labels` are of no scheme; the message names it.
+
+    Reference:
+        `TENER` of fastnlp/TENER, `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer.
+    """
+
+    def __init__(
+        self, network, labels, start_end=LabelConfig.start_end, constraints=LabelConfig.constraints,
+        output_dropout=LabelConfig.output_dropout, seed=None, **kwargs,
+    ):  # fmt: skip
+        super().__init__(**kwargs)
+        self.network = network
+        self.labels = list(labels)
+        self.start_end = start_end
+        self.constraints = constraints
+        self.output_dropout = output_dropout
+        check_fields(LabelConfig, self)
+        if len(set(self.labels)) < len(self.labels) or not self.labels:
+            raise ValueError(f"labels must be different tags, at least one, got {self.labels}")
+        self.autocast = False  # half precision does not hold ids
+        self.start_keys(seed, always=True, output_dropout=output_dropout)
+        self.out_fc = Linear(len(self.labels), dtype=self.dtype_policy, name="out_fc")
+        allowed = allowed_transitions(self.labels) if constraints else None
+        self.crf = CRF(len(self.labels), start_end, allowed, dtype="float32", name="crf")
+        kinds = [split_tag(label)[1] for label in self.labels]
+        self.kinds = list(dict.fromkeys(kind for kind, inside in zip(kinds, self._entity, strict=True) if inside))
+        self.loss_mean = keras.metrics.Mean("loss")
+        self.grad_norm = keras.metrics.Mean("grad_norm")
+        self.spans = SpanScores()
+
+        self._called_with = None  # see `_signature`; of networks that do not know it themselves
+        if hasattr(network, "mask_of"):
+            self.build()
+
+    def build(self, input_shape=None):
+        if hasattr(self.network, "mask_of"):  # it knows its sizes without inputs
+            if not self.network.built:
+                self.network.build()
+            self._build_rest(self.network.d_model)
+        self.built = True
+
+    def get_build_config(self):
+        if not self.out_fc.built:
+            return None
+        return {"width": self.out_fc.kernel.shape[0], "called_with": self._called_with}
+
+    def build_from_config(self, config):
+        self._called_with = config.get("called_with")  # files of older versions have none
+        self._build_rest(config["width"])  # or the weights of a network that knows no sizes would not be loaded
+        self.built = True
+
+    def _build_rest(self, width):
+        if not self.out_fc.built:
+            self.out_fc.build((None, None, width))
+            self.crf.build()
+            self.built = True  # `fit` comes here without Keras's call
+
+    # ------------------------------------------------------------------------------------------------------- forward
+
+    def call(self, inputs, training=None, dropout_key=None):
+        return self.emissions(inputs, training, dropout_key)[0]
+
+    def emissions(self, inputs, training=None, dropout_key=None):
+        """`(emissions, mask)`: float32 `[B, T, K]`, and bool `[B, T]`, true at elements."""
+        dropout_key = self.key_of_call(keras.tree.flatten(inputs)[0], training, dropout_key)
+        network_key, output_key = split(dropout_key, 2)
+        hidden, mask = self._hidden(inputs, training, network_key)
+        if not hasattr(self.network, "mask_of"):
+            self._called_with = _described(inputs)
+        self._build_rest(hidden.shape[-1])
+        hidden = dropout(hidden, self.output_dropout, output_key)
+        return tf.cast(self.out_fc(tf.cast(hidden, self.compute_dtype)), tf.float32), mask
+
+    def _hidden(self, inputs, training, dropout_key):
+        takes = self._network_arguments
+        options = {"training": training} if "training" in takes else {}
+        if "dropout_key" in takes:
+            options["dropout_key"] = dropout_key
+        if hasattr(self.network, "mask_of"):
+            inputs = self.network.checked(inputs)
+            mask = self.network.mask_of(inputs)
+        elif isinstance(inputs, dict):
+            if "mask" not in inputs:
+                raise ValueError(f"inputs must have mask, bool [batch, time], got {', '.join(inputs)}")
+            mask, inputs = inputs["mask"], {name: x for name, x in inputs.items() if name != "mask"}
+            inputs = next(iter(inputs.values())) if len(inputs) == 1 else inputs
+        else:
+            mask = inputs != 0
+        if "padding_mask" in takes:
+            options["padding_mask"] = mask
+        hidden = self.network(inputs, **options)
+        return hidden[0] if isinstance(hidden, (tuple, list)) else hidden, mask
+
+    @functools.cached_property
+    def _network_arguments(self):
+        return inspect.signature(self.network.call).parameters
+
+    def nll(self, inputs, tags, **options):
+        """Negative log-likelihood of sentences, nats: float32 `[B]`; 0 where a row is all padding.
+
+        Args:
+            inputs: of the call.
+            tags: int `[B, T]`, ids of labels.
+            **options: of the call.
+        """
+        emissions, mask, tags, _ = self._elements(inputs, tags, **options)
+        return self.crf.nll(emissions, tags, mask)
+
+    def _elements(self, inputs, tags, sample_weight=None, **options):
+        """`(emissions, mask, tags)`, elements first in every row; and weights of the rows, float32 `[B]`, or `None`."""
+        emissions, mask = self.emissions(inputs, **options)
+        if sample_weight is not None:
+            sample_weight = weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
+        return *self._to_front(mask, emissions, tf.cast(tags, tf.int32)), sample_weight
+
+    def decode(self, inputs):
+        """`(tags, score)`: the best path, int32 `[B, T]`, 0 at padding; and float32 `[B]`, its score."""
+        emissions, mask = self.emissions(inputs)
+        emissions, front = self._to_front(mask, emissions)
+        tags, score = self.crf.decode(emissions, front)
+        return self._back(mask, tags), score
+
+    def entities(self, inputs):
+        """The entities of the best paths, at their last elements.
+
+        Returns:
+            Dictionary of `[B, T]`: int32 `tags`, the path; bool `ends`, where an entity ends; int32 `starts`, where it
+            began; int32 `kinds`, index in `self.kinds`; and float32 `probs`, the probability that the entity's elements
+            have just these tags, among all allowed paths.
+        """
+        emissions, mask = self.emissions(inputs)
+        if not hasattr(self.network, "mask_of"):
+            raise ValueError("entities needs Tener or Flat as the network: use decode and span_ends")
+        tags, _ = self.crf.decode(emissions, mask)
+        ends, starts = self.span_ends(tags, mask)
+        begin, end = self.crf.piece_log_probs(emissions, tags, mask)
+        probs = tf.exp(tf.minimum(tf.gather(begin, starts, batch_dims=1) + end, 0.0))
+        kinds = tf.gather(tf.constant(self._kind_of), tags)
+        return {"tags": tags, "ends": ends, "starts": starts, "kinds": kinds, "probs": tf.where(ends, probs, 0.0)}
+
+    # Padding that is not at the end of a row, as of a network that takes it anywhere.
+
+    def _to_front(self, mask, *tensors):
+        """`(*tensors, mask)` with elements first in every row; the mask comes second."""
+        if hasattr(self.network, "mask_of"):
+            return tensors[0], mask, *tensors[1:]
+        order = tf.argsort(tf.cast(~mask, tf.int32), stable=True)
+        moved = [tf.gather(x, order, batch_dims=1) for x in (*tensors, mask)]
+        return moved[0], moved[-1], *moved[1:-1]
+
+    def _back(self, mask, tags):
+        """What `_to_front` moved, where it was."""
+        if hasattr(self.network, "mask_of"):
+            return tags
+        places = tf.cumsum(tf.cast(mask, tf.int32), 1, exclusive=True)
+        return tf.where(mask, tf.gather(tags, places, batch_dims=1), 0)
+
+    # ------------------------------------------------------------------------------------------------------ entities
+
+    @functools.cached_property
+    def _entity(self):
+        return entity_table(self.labels)
+
+    @functools.cached_property
+    def _continues(self):
+        return continues_table(self.labels)
+
+    @functools.cached_property
+    def _kind_of(self):
+        """int32 `[K]`: index in `self.kinds` of the kind of each label; 0 for "O"."""
+        kinds = {kind: i for i, kind in enumerate(self.kinds)}
+        return np.array([kinds.get(split_tag(label)[1], 0) for label in self.labels], np.int32)
+
+    def span_ends(self, tags, mask):
+        """Where entities end, and where the one that an element is part of began.
+
+        Args:
+            tags: int32 `[B, T]`, any path, a malformed one too.
+            mask: bool `[B, T]`, elements first.
+
+        Returns:
+            `(ends, starts)`: bool and int32 `[B, T]`; `starts` counts where `ends` is true.
+        """
+        pairs = tags[:, :-1] * len(self.labels) + tags[:, 1:]
+        joined = tf.gather(tf.constant(self._continues.ravel()), pairs) & mask[:, 1:]  # a GPU has no gather_nd of bool
+        inside = tf.gather(tf.constant(self._entity), tags) & mask
+        begins = inside & ~tf.pad(joined, [[0, 0], [1, 0]])
+        ends = inside & ~tf.pad(joined, [[0, 0], [0, 1]])
+        rows, length = tf.unstack(tf.shape(tags))
+        number = tf.cumsum(tf.cast(begins, tf.int32), 1)  # of the entity, from 1 on
+        flat = tf.range(rows)[:, None] * (length + 1) + tf.where(begins, number, 0)
+        places = tf.where(begins, tf.range(length)[None], 0)
+        begun = tf.math.unsorted_segment_sum(tf.reshape(places, [-1]), tf.reshape(flat, [-1]), rows * (length + 1))
+        return ends, tf.gather(tf.reshape(begun, [rows, length + 1]), number, batch_dims=1)
+
+    def count_spans(self, tags, expected, mask):
+        """Numbers of entities that are right, found and expected: float32 `[3]`."""
+        kind_of = tf.constant(self._kind_of)
+        (ends, starts), (own_ends, own_starts) = self.span_ends(tags, mask), self.span_ends(expected, mask)
+        same = (starts == own_starts) & (tf.gather(kind_of, tags) == tf.gather(kind_of, expected))
+        counts = ends & own_ends & same, ends, own_ends
+        return tf.stack([tf.reduce_sum(tf.cast(count, tf.float32)) for count in counts])
+
+    # ------------------------------------------------------------------------------------------------------ training
+
+    measures = "the nll and the F1 of entities"
+
+    takes = "as in fit(inputs, tags)"
+
+    @property
+    def own_metrics(self):
+        return [self.loss_mean, self.spans]
+
+    @property
+    def n_classes(self):
+        return len(self.labels)
+
+    def train_step(self, data):
+        inputs, tags, weights = self.unpacked(data)
+        key, weights = self.step_key(tf.shape(tags)[0]), self.weights_in_training(tags, weights)
+        with tf.GradientTape() as tape:
+            emissions, mask, tags, weights = self._elements(inputs, tags, weights, training=True, dropout_key=key)
+            nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
+            loss = self.optimizer.scale_loss(_mean(nll, self.over_replicas(rows), weights))
+        of_update = self.apply_gradients_of(loss, tape)
+        return {**self._log_loss(nll, rows, weights), **of_update}
+
+    def test_step(self, data):
+        emissions, mask, tags, weights = self._elements(*self.unpacked(data))
+        counts = self.count_spans(self.crf.decode(emissions, mask)[0], tags, mask)
+        self.spans.update_state(self.over_replicas(counts))
+        nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
+        return {**self._log_loss(nll, rows, weights), **self.spans.result()}
+
+    def predict_step(self, data):
+        inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return self.decode(inputs)[0]
+
+    def _nll_and_rows(self, emissions, mask, tags, weights):
+        """Sums over the sentences here: of their nll, and of their weights or, without any, their number."""
+        nll = self.crf.nll(emissions, tags, mask)
+        if weights is None:
+            return tf.reduce_sum(nll), tf.reduce_sum(tf.cast(mask[:, 0], tf.float32))  # those that have an element
+        return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
+
+    def _log_loss(self, nll, rows, weights):
+        nll, rows = tf.unstack(self.over_replicas(tf.stack([nll, rows])))
+        self.loss_mean.update_state(_mean(nll, rows, weights), sample_weight=rows)
+        return {"loss": self.loss_mean.result()}
+
+    # --------------------------------------------------------------------------------------------- export and saving
+
+    def input_signature(self):
+        if hasattr(self.network, "mask_of"):
+            dims = {**self.network.input_dims}
+            if not self.network.needs_bigrams:
+                del dims["bigrams"]
+            return _signature([(name, [None] * len(of_input.split()), "int32") for name, of_input in dims.items()])
+        if self._called_with is not None:
+            return _signature(self._called_with)
+        if not hasattr(self.network, "inputs"):  # but a functional model knows them
+            raise ValueError("export needs to know what network is called with: call the tagger once, on any batch")
+        inputs = [(x.name, x.shape, x.dtype) for x in self.network.inputs]
+        if len(inputs) == 1 and len(inputs[0][1]) == 2:
+            return _signature([(None, [None, None], "int32")])
+        return _signature([*inputs, ("mask", [None, None], "bool")])
+
+    @property
+    def has_all_weights(self):
+        return self.out_fc.built
+
+    def get_config(self):
+        names = "labels start_end constraints output_dropout seed"
+        network = keras.saving.serialize_keras_object(self.network)
+        return {**super().get_config(), "network": network, **{name: getattr(self, name) for name in names.split()}}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**config, "network": keras.saving.deserialize_keras_object(config["network"])})
+
+
+def _mean(nll, rows, weights):
+    """The mean nll of sentences."""
+    return nll / tf.maximum(rows, 1.0) if weights is None else tf.math.divide_no_nan(nll, rows)
+
+
+def _described(inputs):
+    """`(name, shape, dtype)` of every input; one that is given by itself has no name."""
+    named = inputs if isinstance(inputs, dict) else {None: inputs}
+    dtypes = {name: keras.backend.standardize_dtype(x.dtype) for name, x in named.items()}
+    return tuple((name, tuple(x.shape), dtypes[name]) for name, x in named.items())
+
+
+def _signature(described):
+    """What `_described` gives as `keras.InputSpec`, for batches of any size and length; ids are int32."""
+    specs = {}
+    for name, shape, dtype in described:
+        shape = [None if i < 2 else size for i, size in enumerate(shape)]
+        dtype = "int32" if "int" in dtype else dtype
+        specs[name] = keras.InputSpec(shape=shape, dtype=dtype, name=name or "inputs")
+    return specs.get(None, specs)

@@ -1,0 +1,182 @@
+"""TENER: characters and bigrams to hidden states that know what stands before and after them (Yan et al. 2019).
+
+Shapes:
+    B: batch      L: characters      E: d_model
+"""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import TenerConfig, check_fields
+from txl_tf.data.tagged.batches import PADDING, UNKNOWN
+from txl_tf.layers.common.base import Layer, as_ids, check_tensors, found
+from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.ops import Linear
+from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
+from txl_tf.layers.taggers.tener import TenerLayer
+
+
+class SentenceNetwork(Layer):
+    """What `Tener` and `Flat` have in common: inputs by their names, tables of embeddings, keys of dropout."""
+
+    config = None  # the group of its hyper-parameters
+    input_dims = {}  # name of an input: its dimensions, as `check_tensors` takes them
+
+    def keep(self, arguments):
+        """Stores and checks the arguments of `__init__`, each under its own name."""
+        for name in self.config.names():
+            setattr(self, name, arguments[name])
+        check_fields(self.config, self)
+        self.autocast = False  # half precision does not hold ids
+        self.start_keys(arguments["seed"], always=True)
+
+    def build_tables(self):
+        """Adds the tables of embeddings; row 0 is of padding, whose embedding never counts."""
+
+        def table(name, rows, width):
+            bound = (3 / width) ** 0.5  # as fastNLP's
+            initializer = keras.initializers.RandomUniform(-bound, bound)
+            return self.add_weight(name=name, shape=(rows, width), initializer=initializer, autocast=False)
+
+        self.embedding = table("embedding", self.n_token, self.d_embed)
+        self.bigram_embedding = table("bigram_embedding", self.n_bigram, self.d_bigram) if self.n_bigram else None
+
+    def lookup(self, table, ids, dropout_key=None):
+        """Rows of a table; in training, some of the ids are taken for unknown ones."""
+        if dropout_key is not None and self.token_dropout:
+            kept = dropout(tf.ones(keras.ops.shape(ids)), self.token_dropout, dropout_key) > 0
+            ids = tf.where(kept | (ids == PADDING), ids, UNKNOWN)
+        return tf.cast(tf.gather(table, ids), self.compute_dtype)
+
+    def checked(self, inputs):
+        """The inputs by their names, as int32, without those that the network has no use for.
+
+        Raises:
+            ValueError: one is missing or of another shape; the message names it.
+        """
+        names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
+        if not isinstance(inputs, dict) or set(names) - set(inputs):
+            got = f"a dictionary with {', '.join(map(str, inputs))}" if isinstance(inputs, dict) else found(inputs)
+            raise ValueError(f"inputs must be a dictionary with {', '.join(names)}, got {got}")
+        ids_of, sizes = {name: as_ids(f"inputs[{name!r}]", inputs[name]) for name in names}, {}
+        for name, ids in ids_of.items():
+            check_tensors(sizes, **{f"inputs[{name!r}]": (ids, f"int {self.input_dims[name]}")})
+        return ids_of
+
+    @property
+    def needs_bigrams(self):
+        return bool(self.n_bigram)
+
+    def get_config(self):
+        return {**super().get_config(), **{name: getattr(self, name) for name in [*self.config.names(), "seed"]}}
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class Tener(SentenceNetwork):
+    """TENER's encoder.
+
+    Args:
+        n_token, n_bigram: ids of characters and of bigrams, 0 at padding, 1 unknown; no bigrams where `n_bigram` is 0.
+        n_layer, d_model, n_head, d_inner: layers, width, attention heads, width inside the feed-forward nets.
+        d_embed, d_bigram: widths of the embeddings.
+        max_seq_len: most characters of a sentence, for data and export, and for `pos_embed="fix"`.
+        attn_type, scale, key_position_term: see `TenerAttn`.
+        pos_embed: absolute positions to add: "none", "sin" (sinusoids, from position 1 on) or "fix" (learned).
+        after_norm: see `TenerLayer`.
+        dropout, dropatt: rates in the feed-forward nets and of the attention probabilities.
+        embed_dropout: rate of the embeddings.
+        token_dropout: rate at which training takes the unknown id for another.
+        seed: int that dropout derives from where no key is given.
+
+    Call arguments:
+        inputs: `{"chars": int [batch, length], "bigrams": int [batch, length]}`; `bigrams` may be missing where
+            `n_bigram` is 0.
+        training, dropout_key: see `txl_tf.layers.common.base`.
+
+    Returns:
+        `[batch, length, d_model]`; at padding, anything. It goes on with the mask of the characters as Keras's mask.
+
+    Raises:
+        ValueError: an argument is out of its range, an input is missing or of another shape; the message names it.
+
+    Reference:
+        Yan et al. 2019; `TENER` of fastnlp/TENER.
+    """
+
+    config = TenerConfig
+    input_dims = {"chars": "batch length", "bigrams": "batch length"}
+
+    def __init__(
+        self, *, n_token, n_layer, d_model, n_head, d_inner, n_bigram=TenerConfig.n_bigram,
+        d_embed=TenerConfig.d_embed, d_bigram=TenerConfig.d_bigram, max_seq_len=TenerConfig.max_seq_len,
+        attn_type=TenerConfig.attn_type, scale=TenerConfig.scale, key_position_term=TenerConfig.key_position_term,
+        pos_embed=TenerConfig.pos_embed, after_norm=TenerConfig.after_norm, dropout=TenerConfig.dropout,
+        dropatt=TenerConfig.dropatt, embed_dropout=TenerConfig.embed_dropout,
+        token_dropout=TenerConfig.token_dropout, seed=None, **kwargs,
+    ):  # fmt: skip
+        arguments = locals()
+        super().__init__(**kwargs)
+        self.keep(arguments)
+        options = {"dtype": self.dtype_policy, "seed": self.draw_key}
+        self.in_fc = Linear(d_model, dtype=self.dtype_policy, name="in_fc")
+        self.stacked = [
+            TenerLayer(
+                d_model, n_head, d_inner, after_norm=after_norm, dropout=dropout, attn_type=attn_type, scale=scale,
+                key_position_term=key_position_term, dropatt=dropatt, **options, name=f"layer{i}",
+            )
+            for i in range(n_layer)
+        ]  # fmt: skip
+
+    def build(self, *_, **__):
+        self.build_tables()
+        self.in_fc.build((None, None, self.d_embed + (self.d_bigram if self.n_bigram else 0)))
+        self.pos_table = None
+        if self.pos_embed == "fix":
+            shape = (self.max_seq_len + 1, self.d_model)
+            self.pos_table = self.add_weight(name="pos_table", shape=shape, initializer="random_normal")
+        for layer in self.stacked:
+            layer.build((None, None, self.d_model))
+
+    def mask_of(self, inputs):
+        """bool `[batch, length]`, true at characters."""
+        return inputs["chars"] != PADDING
+
+    def embed(self, inputs, keys=(None,) * 4):
+        """What enters the first layer: `[batch, length, d_model]`."""
+        char_key, bigram_key, drop_char, drop_bigram = keys
+        embedded = [dropout(self.lookup(self.embedding, inputs["chars"], char_key), self.embed_dropout, drop_char)]
+        if self.n_bigram:
+            bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
+            embedded.append(dropout(bigrams, self.embed_dropout, drop_bigram))
+        x = self.in_fc(tf.concat(embedded, -1))
+        return x if self.pos_embed == "none" else x + tf.cast(self.absolute_positions(self.mask_of(inputs)), x.dtype)
+
+    def absolute_positions(self, mask):
+        """Embeddings of the positions 1, 2, ...; zeros at padding: float32 `[batch, length, d_model]`."""
+        positions = tf.range(1, keras.ops.shape(mask)[1] + 1)
+        if self.pos_embed == "sin":
+            rows = positional_embedding(tf.cast(positions, tf.float32), tensor2tensor_frequencies(self.d_model))[0]
+        else:
+            rows = tf.gather(tf.cast(self.pos_table, tf.float32), positions)
+        return rows * tf.cast(mask, tf.float32)[..., None]
+
+    def call(self, inputs, training=None, dropout_key=None):
+        inputs = self.checked(inputs)
+        keys = split(self.key_of_call(inputs["chars"], training, dropout_key), 4 + self.n_layer)
+        mask, x = self.mask_of(inputs), self.embed(inputs, keys[:4])
+        for layer, key in zip(self.stacked, keys[4:], strict=True):
+            x = layer(x, mask, dropout_key=key)
+        x._keras_mask = mask
+        return x
+
+    def compute_output_shape(self, inputs_shape):
+        return (*inputs_shape["chars"], self.d_model)
+
+    def attention_probs(self, inputs, layer):
+        """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, length, length]`."""
+        inputs = self.checked(inputs)
+        mask, x = self.mask_of(inputs), self.embed(inputs)
+        for before in self.stacked[:layer]:
+            x = before(x, mask)
+        attended = self.stacked[layer]
+        return attended.self_attn.attention_probs(x if self.after_norm else attended.norm1(x), mask)

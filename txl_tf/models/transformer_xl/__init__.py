@@ -1,0 +1,1 @@
+"""Transformer-XL: the network, and its cached inference."""

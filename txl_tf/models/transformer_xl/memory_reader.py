@@ -1,0 +1,66 @@
+"""How generation reads a text with Transformer-XL: its prompt as one segment, then token by token."""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.models.transformer_xl.cache import (
+    cached_forward,
+    initial_state,
+    memory_of,
+    precompute,
+    state_from,
+    whole_segments,
+    writable_copy,
+)
+
+
+class MemoryReader:
+    """How `decoding/generation.py` reads text with Transformer-XL: every segment with the memory of what came before.
+
+    Args:
+        network: `TransformerXL`.
+        static_shapes: whether `read_prompt` and `read_token` are for XLA.
+    """
+
+    def __init__(self, network, static_shapes=False):
+        self.network = network
+        self.static_shapes = static_shapes
+
+    def precompute(self):
+        """What `read_token` computes from the weights alone."""
+        return precompute(self.network)
+
+    def initial_state(self, batch_size):
+        """The state before a text."""
+        return initial_state(self.network, batch_size)
+
+    def read_prompt(self, prompt, lengths):
+        """Reads the first `lengths[b]` tokens of each row of `prompt`, int32 `[B, n]` and `[B]`, from the start.
+
+        Returns:
+            `(hidden, state)`: `[B, E]` after each row's last token, and a state that `read_token` may write into.
+        """
+        network, static_shapes, (batch, n) = self.network, self.static_shapes, keras.ops.shape(prompt)
+        # All prompts end together, so that a row's first new token is everybody's.
+        shifted = tf.gather(prompt, (tf.range(n) - (n - lengths)[:, None]) % n, batch_dims=1)
+        shifted.set_shape(prompt.shape)
+        max_segment = whole_segments(network.mem_len, n) if static_shapes else n
+        state, weights = initial_state(network, batch, max_segment), precompute(network, max_segment)
+        hidden, state = cached_forward(network, weights, shifted, state, lengths, static_shapes=static_shapes)
+        state = state_from(*memory_of(network, state))
+        return hidden[:, -1], state if static_shapes else writable_copy(state)
+
+    def read(self, tokens, state):
+        """Reads `tokens`, int32 `[B, n]`: hidden states `[B, n, E]`, and a state that `read_token` may write into."""
+        n = tf.shape(tokens)[1]
+        state = state_from(*memory_of(self.network, state), max_segment=n)
+        hidden, state = cached_forward(self.network, precompute(self.network, n), tokens, state)
+        return hidden, writable_copy(state_from(*memory_of(self.network, state)))
+
+    def read_token(self, weights, token, state):
+        """Reads one token a row, int32 `[B]`, and writes into `state`: `[B, E]`, and the state for the next one."""
+        in_place = not self.static_shapes
+        hidden, state = cached_forward(
+            self.network, weights, token[:, None], state, in_place=in_place, static_shapes=self.static_shapes
+        )
+        return hidden[:, 0], state

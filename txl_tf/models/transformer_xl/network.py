@@ -1,0 +1,341 @@
+"""The network: tokens and memory in, hidden states and new memory out (paper, section 3.2)."""
+
+import functools
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import NetworkConfig, at_least, check_fields
+from txl_tf.layers.attention import create_mask
+from txl_tf.layers.common import gradients
+from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors, found
+from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.embedding import AdaptiveEmbedding
+from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
+from txl_tf.layers.transformer_xl.reset import content_mask, document_starts, mask_far_zeros, of_last_document
+from txl_tf.layers.transformer_xl.score_terms import score_terms
+from txl_tf.models.transformer_xl.layer_loop import run_in_loop
+
+
+def cache_mems(hidden, mems, mem_len, lengths=None):
+    """The memory for the next segment: the last `mem_len` of memory and segment, without gradient.
+
+    Args:
+        hidden: `[batch, tgt_len, d_model]`, what the layer was given for this segment.
+        mems: `[batch, any, d_model]`, what it was given as memory.
+        mem_len: positions to keep; 0 keeps none.
+        lengths: int `[batch]`, how many positions of each row's `hidden` count, where what follows is padding; `mems`
+            must then hold `mem_len` positions or more. `None`: all.
+
+    Returns:
+        `[batch, min(any + tgt_len, mem_len), d_model]`.
+    """
+    if mem_len == 0:
+        return hidden[:, :0]
+    if lengths is not None:
+        first = keras.ops.shape(mems)[1] + lengths - mem_len
+        kept = first[:, None] + tf.range(mem_len)
+        return tf.stop_gradient(tf.gather(tf.concat([mems, hidden], 1), kept, batch_dims=1))
+    if hidden.shape[1] is None or hidden.shape[1] < mem_len:
+        hidden = tf.concat([mems, hidden], 1)
+    new_mems = tf.stop_gradient(hidden[:, -mem_len:])
+    if (mems.shape[1] or 0) >= mem_len:
+        new_mems.set_shape([None, mem_len, None])  # known, even where tgt_len is not
+    return new_mems
+
+
+def unknown_zero(tokens, static_shapes):
+    """With static shapes a zero, int32, that no compiler can know: what is computed from it is no constant; else 0.
+
+    A mask or a table of positions is megabytes, which XLA would write out wherever they are used.
+    """
+    return tf.where(tokens[0, 0] < 0, 1, 0) if static_shapes else 0
+
+
+def recomputed(layer, dropout_key):
+    """`layer` with a dropout key, recomputed in the backward pass: the forward pass keeps only its arguments."""
+
+    variables = layer.weights
+
+    def call(zero, *args):
+        weights, (w, *args) = args[: len(variables)], args[len(variables) :]
+        # Masks depend on the key alone: TensorFlow would draw those of all layers at the start and keep them.
+        with tf.control_dependencies([w]):
+            layer_key = dropout_key + tf.cast(zero, dropout_key.dtype)
+        with keras.StatelessScope(list(zip(variables, weights, strict=True))):
+            return layer(w, *args, dropout_key=layer_key)
+
+    return functools.partial(gradients.recompute(call), tf.zeros([]), *map(tf.convert_to_tensor, variables))
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TransformerXL(KerasHabits, Dropping, keras.Model):
+    """Transformer-XL without its softmax, for language models and for reuse in other Keras models.
+
+    Args:
+        n_token: size of the vocabulary.
+        n_layer: number of decoder layers.
+        d_model: width of the hidden states, even.
+        d_embed: width of the embeddings (of their first bin).
+        n_head, d_head: number of attention heads and the width of each.
+        d_inner: width inside the feed-forward layers.
+        dropout: rate on embeddings, position embedding, attention output, in the feed-forward layers and on the
+            final hidden states.
+        dropatt: rate on the attention probabilities.
+        mem_len: positions of memory carried from segment to segment; 0 for none.
+        same_length: every token attends to `mem_len + 1` positions, rather than to all of memory and segment so far.
+        clamp_len: distances beyond it are treated as `clamp_len`; no limit unless positive.
+        untie_r: every layer has its own u and v of equation (6), rather than all the same.
+        reset_token: id of a token before which the memory is reset: it and what follows it get what they would get at
+            the beginning of a text, see `layers/transformer_xl/reset.py`. `None` for none.
+        layer_norm_epsilon: added to the variance in layer norm; the original's 1e-12, or PyTorch's 1e-5.
+        cutoffs, div_val, proj_same_dim: bins of the embedding, see `AdaptiveEmbedding`.
+        init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
+            softmax), or "uniform" in `[-init_range, init_range]`.
+        recompute: in training, keep only every layer's input and compute the rest of it again in the backward pass:
+            less memory for about a third more time, the same gradients.
+        seed: int that dropout derives from; drawn where it is `None`.
+
+    Call arguments:
+        tokens: int `[batch, tgt_len]`, any `tgt_len`; whole numbers of another type are taken for what they are.
+        mems: list of `n_layer` tensors `[batch, any, d_model]`, normally those the segment before returned.
+            `None` starts from `initial_mems`.
+        padding_mask: bool `[batch, tgt_len]`, True at tokens, False at padding, wherever it lies; `mems` must then
+            hold `mem_len` positions or more, as `initial_mems` does. Every row gets what its tokens alone would get:
+            their hidden states and the memory after them, which holds no padding. Ids at padding do not count, and
+            hidden states there are zeros. It goes on with the hidden states as Keras's mask.
+        training: whether to drop; without it, `dropout_key` says so, see `txl_tf.layers.common.base`.
+        dropout_key: int `[3]` that decides the dropout masks: two words of key, and the number of the first row of
+            `tokens` in the global batch (0 if left out). Parts of a batch with one key, each with the number of its
+            first row, get the masks of the whole batch. `None` in training: the network draws a key itself.
+        static_shapes: passed on to `AdaptiveEmbedding`.
+
+    Returns:
+        `(hidden, new_mems)`: `[batch, tgt_len, d_model]`, and the memory for the next segment.
+
+    Raises:
+        ValueError: an argument is out of its range; the message names it.
+
+    Reference:
+        Dai et al. 2019; `transformer` of the original.
+    """
+
+    layer_class = TransformerXLLayer
+
+    def __init__(
+        self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
+        dropout=NetworkConfig.dropout, dropatt=NetworkConfig.dropatt, mem_len=NetworkConfig.mem_len,
+        same_length=NetworkConfig.same_length, clamp_len=NetworkConfig.clamp_len, untie_r=NetworkConfig.untie_r,
+        reset_token=NetworkConfig.reset_token, layer_norm_epsilon=NetworkConfig.layer_norm_epsilon,
+        cutoffs=NetworkConfig.cutoffs, div_val=NetworkConfig.div_val, proj_same_dim=NetworkConfig.proj_same_dim,
+        init=NetworkConfig.init, init_std=NetworkConfig.init_std, proj_init_std=NetworkConfig.proj_init_std,
+        init_range=NetworkConfig.init_range,
+        recompute=False, seed=None, **kwargs,
+    ):  # fmt: skip
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.autocast = False  # half precision does not hold ids
+        arguments = {**locals(), "cutoffs": tuple(cutoffs)}
+        for name in NetworkConfig.names():  # every argument under its own name
+            setattr(self, name, arguments[name])
+        self.recompute = recompute
+        check_fields(NetworkConfig, self)
+        if reset_token is not None:
+            at_least(0, n_token - 1)("reset_token", reset_token)
+
+        self.initializer = make_initializer(init, init_std, init_range)
+        self.embedding = AdaptiveEmbedding(
+            n_token, d_embed, d_model, cutoffs=self.cutoffs, div_val=div_val, proj_same_dim=proj_same_dim,
+            initializer=self.initializer, proj_initializer=make_initializer(init, proj_init_std, init_range),
+            dtype=self.dtype_policy, name="adaptive_embed",
+        )  # fmt: skip
+        sizes = (d_model, n_head, d_head, d_inner, dropout, dropatt, self.initializer, layer_norm_epsilon)
+        self.decoder_layers = [
+            self.layer_class(*sizes, self.draw_key, dtype=self.dtype_policy, name=f"layer_{i}") for i in range(n_layer)
+        ]
+        self.start_keys(seed, always=True)  # behind the layers: initial weights hang on the order of draws
+
+    def build(self, tokens_shape=None, **_):
+        self.r_w_bias, self.r_r_bias = self.build_biases()
+        self.embedding.build()
+        for layer in self.decoder_layers:
+            layer.build()
+
+    def build_biases(self):
+        """Adds the weights `(r_w_bias, r_r_bias)`."""
+        shape = (self.n_head, self.d_head)
+        if self.untie_r:
+            shape = (self.n_layer, *shape)
+        return [
+            self.add_weight(name=name, shape=shape, initializer=self.initializer.clone())
+            for name in ("r_w_bias", "r_r_bias")
+        ]
+
+    def initial_mems(self, batch_size):
+        """The memory before the first segment: `n_layer` zeros `[batch_size, mem_len, d_model]`, attended to."""
+        shape = [batch_size, self.mem_len, self.d_model]
+        return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
+
+    def positions(self, klen, zero=0):
+        """Position embeddings of the distances to `klen` keys, farthest first: float32 `[1, klen, d_model]`."""
+        pos_seq = relative_positions(klen, self.clamp_len) + tf.cast(zero, tf.float32)
+        return positional_embedding(pos_seq, inverse_frequencies(self.d_model))
+
+    def biases(self, i):
+        """`(r_w_bias, r_r_bias)` of layer i, the paper's u and v: `[n_head, d_head]` each."""
+        # As tensors: `gradients.recompute` takes no variables.
+        return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
+
+    def embed(self, tokens, mlen, dropout_keys=(None, None), static_shapes=False):
+        """What enters the first layer, and what enters all layers.
+
+        Returns:
+            `(hidden, pos_emb)`: the embeddings `[batch, tgt_len, d_model]`, and the position embeddings of all keys,
+            `[1, mlen + tgt_len, d_model]`.
+        """
+        embed_key, pos_key = dropout_keys
+        klen = mlen + keras.ops.shape(tokens)[1]
+        pos_emb = tf.cast(self.positions(klen, unknown_zero(tokens, static_shapes)), self.compute_dtype)
+        # One mask for all layers and rows, as in the original.
+        pos_emb = dropout(pos_emb, self.dropout, pos_key, row_axis=None)
+        return dropout(self.embedding(tokens, static_shapes=static_shapes), self.dropout, embed_key), pos_emb
+
+    def positions_of_layer(self, i, pos_emb):
+        """The arguments of layer i that are about positions: `(r, r_w_bias, r_r_bias)` of `TransformerXLLayer`."""
+        return pos_emb, *self.biases(i)
+
+    def masks(self, tokens, mlen, lengths=None, static_shapes=False):
+        """Which keys a query does not see, and which it sees as zeros; of rows whose first `lengths` tokens count.
+
+        Returns:
+            `(attn_mask, starts)`, `[tgt_len, mlen + tgt_len]` and `None`; or, where there is a `reset_token`,
+            `(attn_mask, content_mask, starts)`, see `RelMultiHeadAttn` and `document_starts`.
+        """
+        qlen = keras.ops.shape(tokens)[1]
+        attn_mask = create_mask(qlen, mlen, self.same_length, unknown_zero(tokens, static_shapes))
+        if self.reset_token is None:
+            return attn_mask, None
+        counted = None if lengths is None else tf.range(qlen) < lengths[:, None]
+        starts = document_starts(tokens, self.reset_token, counted)
+        if not self.same_length:  # with which every query sees as many keys
+            attn_mask = mask_far_zeros(attn_mask, starts)
+        return attn_mask, content_mask(starts, mlen), starts
+
+    def call(self, tokens, mems=None, padding_mask=None, training=None, dropout_key=None, static_shapes=False):
+        tokens = as_ids("tokens", tokens)
+        check_tensors({}, tokens=(tokens, "int batch tgt_len"))
+        mems = self.initial_mems(keras.ops.shape(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
+        lengths = None
+        if padding_mask is not None:
+            padding_mask = tf.convert_to_tensor(padding_mask)
+            _check_padding(padding_mask, tokens, mems[0], self.mem_len)
+            lengths = tf.reduce_sum(tf.cast(padding_mask, tf.int32), 1)
+            # Tokens to the front: causality hides what follows them, and their distances to the memory are right.
+            order = tf.argsort(tf.cast(~padding_mask, tf.int32), stable=True)
+            tokens = tf.gather(tf.where(padding_mask, tokens, 0), order, batch_dims=1)
+        qlen, mlen = keras.ops.shape(tokens)[1], keras.ops.shape(mems[0])[1]
+        dropout_key = self.key_of_call(tokens, training, dropout_key)
+        embed_key, pos_key, out_key, *layer_keys = split(dropout_key, 3 + self.n_layer)
+
+        attn_mask, *content, starts = self.masks(tokens, mlen, lengths, static_shapes)
+        output, pos_emb = self.embed(tokens, mlen, (embed_key, pos_key), static_shapes)
+
+        recompute = training and self.recompute
+        arguments = [(*self.positions_of_layer(i, pos_emb), attn_mask, mem, *content) for i, mem in enumerate(mems)]
+        if static_shapes:
+            output, inputs = run_in_loop(self.decoder_layers, output, arguments, layer_keys, recompute)
+        else:
+            inputs = []
+            for layer, layer_key, of_layer in zip(self.decoder_layers, layer_keys, arguments, strict=True):
+                inputs.append(output)
+                decode = recomputed(layer, layer_key) if recompute else functools.partial(layer, dropout_key=layer_key)
+                output = decode(output, *of_layer)
+        new_mems = [cache_mems(hidden, mem, self.mem_len, lengths) for hidden, mem in zip(inputs, mems, strict=True)]
+        if starts is not None:
+            kept = of_last_document(starts, qlen if lengths is None else lengths, keras.ops.shape(new_mems[0])[1])
+            new_mems = [mem * tf.cast(kept, mem.dtype) for mem in new_mems]
+        output = dropout(output, self.dropout, out_key)
+        if padding_mask is not None:  # back to where they were
+            index = tf.cumsum(tf.cast(padding_mask, tf.int32), 1, exclusive=True)
+            output = tf.where(padding_mask[:, :, None], tf.gather(output, index, batch_dims=1), 0)
+            output._keras_mask = padding_mask
+        return output, new_mems
+
+    def check_mems(self, tokens, mems):
+        """`mems` in the dtype of the network. Raises ValueError unless they are a memory of its layers."""
+        given = list(mems) if isinstance(mems, (list, tuple)) else []
+        if len(given) != self.n_layer or not all(hasattr(mem, "shape") for mem in given):
+            got = f"{len(mems)}" if isinstance(mems, (list, tuple)) else found(mems)
+            raise ValueError(f"mems must be a list of n_layer={self.n_layer} tensors, got {got}")
+        sizes = {"batch": tokens.shape[0], "d_model": self.d_model}
+        for i, mem in enumerate(given):
+            check_tensors(sizes, **{f"mems[{i}]": (mem, "float batch mem_len d_model")})
+        return [tf.cast(mem, self.compute_dtype) for mem in given]
+
+    def compute_output_shape(self, tokens_shape, mems=None, **_):
+        kept = tokens_shape[0], self.mem_len, self.d_model
+        return (*tokens_shape, self.d_model), [kept] * self.n_layer
+
+    def attention_probs(self, tokens, mems, layer):
+        """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`.
+
+        Arguments as of the call. Each row of the probabilities sums to 1.
+        """
+        w, arguments = self._into_layer(tokens, mems, layer)
+        return self.decoder_layers[layer].rel_attn.attention_probs(w, *arguments)
+
+    def attention_terms(self, tokens, mems, layer):
+        """The four terms of the scores that `attention_probs` is the softmax of, see `score_terms.py`.
+
+        Returns:
+            `(a, b, c, d)`, each shaped as the probabilities.
+
+        Raises:
+            ValueError: the network has absolute positions, whose scores are one term.
+        """
+        if self.r_w_bias is None:
+            raise ValueError(f"{type(self).__name__} has absolute positions: its scores have no terms u.k and v.r")
+        w, (r, u, v, _, mem, *content) = self._into_layer(tokens, mems, layer)
+        attn = self.decoder_layers[layer].rel_attn
+        return score_terms(*attn.computed(w, r, u, v, mem, attn.qkv_kernel, attn.r_kernel, *content))
+
+    def _into_layer(self, tokens, mems, layer):
+        """What enters a layer in a call without dropout: its input, and the other arguments."""
+        mlen = keras.ops.shape(mems[0])[1]
+        (attn_mask, *content, _), (output, pos_emb) = self.masks(tokens, mlen), self.embed(tokens, mlen)
+        arguments = [(*self.positions_of_layer(i, pos_emb), attn_mask, mem, *content) for i, mem in enumerate(mems)]
+        for i in range(layer):
+            output = self.decoder_layers[i](output, *arguments[i])
+        return output, arguments[layer]
+
+    def export(self, *args, **kwargs):
+        raise NotImplementedError(
+            "export takes models without memory, use instead, with tokens = keras.Input([None], dtype='int32'): "
+            "keras.Model(tokens, network(tokens)[0]).export(path)"
+        )
+
+    def get_config(self):
+        names = [*NetworkConfig.names(), "recompute", "seed"]
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+def _check_padding(padding_mask, tokens, mem, mem_len):
+    """Raises ValueError where `padding_mask` does not fit tokens and memory."""
+    if padding_mask.dtype != tf.bool or not padding_mask.shape.is_compatible_with(tokens.shape):
+        raise ValueError(
+            f"padding_mask must be bool and of the shape of tokens, {list(tokens.shape)}, "
+            f"got {padding_mask.dtype.name} {list(padding_mask.shape)}"
+        )
+    if mem.shape[1] is not None and mem.shape[1] < mem_len:
+        raise ValueError(
+            f"with a padding_mask, mems must hold mem_len={mem_len} positions or more, as initial_mems does, "
+            f"got {mem.shape[1]}"
+        )
+
+
+def make_initializer(init, init_std, init_range):
+    """The original's `--init`: normal with standard deviation `init_std`, or uniform in ±`init_range`."""
+    if init == "uniform":
+        return keras.initializers.RandomUniform(-init_range, init_range)
+    return keras.initializers.RandomNormal(stddev=init_std)

@@ -1,0 +1,1 @@
+"""The vanilla Transformer: encoder-decoder and language model."""

@@ -1,0 +1,351 @@
+"""The vanilla Transformer: encoder-decoder (Vaswani et al. 2017).
+
+    model = txl_tf.Transformer(
+        num_layers=2, d_model=64, num_heads=4, dff=128, input_vocab_size=30, target_vocab_size=20
+    )
+    logits = model((source, target))            # int [B, S], [B, T] -> [B, T, V]; 0 is padding
+    model.compile(optimizer)
+    model.fit(source, target)                   # targets with their start and end, as arrays or in a dataset
+    model.fit((source, target[:, :-1]), target[:, 1:])          # the same
+    ids, scores = model.generate(source, beam_size=4)
+
+Shapes:
+    B: batch      S: source      T: target      E: d_model      V: target_vocab_size
+"""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import TransformerConfig, check_fields
+from txl_tf.data.pairs.parallel import PADDING
+from txl_tf.layers.common.base import Dropping, KerasHabits, Layer, as_ids, check_tensors, found
+from txl_tf.layers.common.dropout import split
+from txl_tf.layers.common.ops import LayerNorm, Linear, cross_entropy, project
+from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding
+from txl_tf.layers.vanilla.encoder_decoder import EPSILON, DecoderLayer, EncoderLayer
+from txl_tf.layers.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
+from txl_tf.models.decoding.beam_search import beam_search, check_generation, sample_sequences
+from txl_tf.training.resumable import Resumable
+from txl_tf.training.weighting import weights_of_labels
+
+
+class _Stack(Layer):
+    """Embedding, positions and layers: encoder or decoder."""
+
+    def __init__(self, layer_class, embedding, num_layers, d_model, max_len, rate, layer_options, seed, **kwargs):
+        super().__init__(**kwargs)
+        self.start_keys(seed, rate=rate, dropatt=layer_options["dropatt"], dropact=layer_options["dropact"])
+        self.norm_first = layer_options["norm_first"]
+        self.embedding = embedding
+        options = {"rate": rate, "seed": self.draw_key, "dtype": self.dtype_policy}
+        self.pos_encoding = PositionalEncoding(d_model, max_len, **options)
+        self.stacked = [layer_class(d_model, **layer_options, **options, name=f"layer{i}") for i in range(num_layers)]
+        self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm") if self.norm_first else None
+
+    def build(self, ids_shape=None, **_):
+        width = (None, None, self.pos_encoding.d_model)
+        if not self.embedding.built:
+            self.embedding.build()
+        for layer in [self.pos_encoding, *self.stacked, *[self.layernorm] * self.norm_first]:
+            layer.build(width)
+
+    def embed(self, ids, first=0, dropout_key=None):
+        return self.pos_encoding(self.embedding(ids), first=first, dropout_key=dropout_key)
+
+    def end(self, x):
+        return self.layernorm(x) if self.norm_first else x
+
+
+class Encoder(_Stack):
+    """Source ids `[B, S]` and their padding mask to `[B, S, E]`, and, if asked for, the attention weights of layers."""
+
+    def call(self, ids, mask=None, return_attention_scores=False, training=None, dropout_key=None):
+        embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
+        x, weights = self.embed(ids, dropout_key=embed_key), {}
+        for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
+            x, weights[f"encoder_layer{i}"] = layer(x, mask, return_attention_scores=True, dropout_key=key)
+        return (self.end(x), weights) if return_attention_scores else self.end(x)
+
+
+class Decoder(_Stack):
+    """Target ids `[B, T]` and the encoder's output to `[B, T, E]`, and the attention weights of every layer."""
+
+    def call(self, ids, enc_output, look_ahead_mask=None, padding_mask=None, training=None, dropout_key=None):
+        embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
+        x, weights = self.embed(ids, dropout_key=embed_key), {}
+        for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
+            x, block1, block2 = layer(x, enc_output, look_ahead_mask, padding_mask, dropout_key=key)
+            weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
+        return self.end(x), weights
+
+    def step(self, ids, place, caches, sources, seen):
+        """The call for one more id of every row, int `[B]`, from cached keys and values: `([B, E], caches)`."""
+        x, new_caches = self.embed(ids[:, None], place), []
+        for layer, cache, source in zip(self.stacked, caches, sources, strict=True):
+            x, cache = layer.step(x, place, cache, source, seen)
+            new_caches.append(cache)
+        return self.end(x)[:, 0], tuple(new_caches)
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
+    """Encoder-decoder Transformer.
+
+    Args:
+        num_layers: layers of the encoder and of the decoder.
+        d_model, num_heads, dff: width, attention heads, width inside the feed-forward nets.
+        input_vocab_size, target_vocab_size: symbols of source and target; id 0 is padding in both.
+        max_len: most symbols of a source or of a target.
+        rate: dropout rate of embeddings and of the output of every sublayer.
+        norm_first: pre-norm; post-norm, as in the documents, otherwise.
+        share_embeddings: source, target and softmax have one table, and the softmax no bias; the vocabularies must be
+            of one size then.
+        label_smoothing: share of the probability that the loss gives to all symbols alike.
+        dropatt, dropact: dropout rates of the attention weights and after the relu.
+        seed: int that dropout derives from; drawn where it is `None`.
+
+    Call arguments:
+        inputs: `(source, target)`, int `[batch, any]` each; the target begins with its start symbol.
+        training, dropout_key: see `txl_tf.layers.common.base`.
+
+    Returns:
+        float32 logits `[batch, target, target_vocab_size]`: row t is the prediction of what follows `target[:, t]`.
+
+    Training: `fit`, `evaluate` and the rest of Keras take arrays, or datasets of the same:
+        x, y: a source and a target with its start and its end; or `(source, target_in)` and `target_out`, of one shape:
+            the labels without the end and without the start.
+        sample_weight: `[batch]`, or `[batch, labels]`. The loss is the sum over labels of weight times nll over the sum
+            of the weights of all replicas, and the accuracy is weighted in the same way. Padding has no weight.
+        class_weight: `{id: weight}` of labels, 1 for the others, in training alone.
+
+    Raises:
+        ValueError: an argument is out of its range; the message names it.
+
+    Reference:
+        Vaswani et al. 2017.
+    """
+
+    def __init__(
+        self, *, num_layers, d_model, num_heads, dff, input_vocab_size, target_vocab_size,
+        max_len=TransformerConfig.max_len, rate=TransformerConfig.rate, norm_first=TransformerConfig.norm_first,
+        share_embeddings=TransformerConfig.share_embeddings, label_smoothing=TransformerConfig.label_smoothing,
+        dropatt=TransformerConfig.dropatt, dropact=TransformerConfig.dropact, seed=None, **kwargs,
+    ):  # fmt: skip
+        given = locals()
+        super().__init__(**kwargs)
+        for name in TransformerConfig.names():  # every argument under its own name
+            setattr(self, name, given[name])
+        check_fields(TransformerConfig, self)
+        if share_embeddings and input_vocab_size != target_vocab_size:
+            raise ValueError(
+                f"share_embeddings needs vocabularies of one size, got input_vocab_size={input_vocab_size} and "
+                f"target_vocab_size={target_vocab_size}"
+            )
+        self.autocast = False  # half precision does not hold ids
+        self.start_keys(seed, always=True)
+        policy = self.dtype_policy
+        self.target_embedding = Embeddings(
+            vocab=target_vocab_size, d_model=d_model, dtype=policy, name="target_embedding"
+        )
+        source_embedding = self.target_embedding
+        if not share_embeddings:
+            source_embedding = Embeddings(
+                vocab=input_vocab_size, d_model=d_model, dtype=policy, name="source_embedding"
+            )
+        names = "num_heads dff norm_first dropatt dropact"
+        options = (num_layers, d_model, max_len, rate, {name: given[name] for name in names.split()}, self.draw_key)
+        self.encoder = Encoder(EncoderLayer, source_embedding, *options, dtype=policy, name="encoder")
+        self.decoder = Decoder(DecoderLayer, self.target_embedding, *options, dtype=policy, name="decoder")
+        self.final_layer = None if share_embeddings else Linear(target_vocab_size, dtype=policy, name="final_layer")
+        self.loss_mean = keras.metrics.Mean("loss")
+        self.accuracy = keras.metrics.Mean("accuracy")
+        self.grad_norm = keras.metrics.Mean("grad_norm")
+        self.build()
+
+    def build(self, input_shape=None):
+        if not self.encoder.built:
+            self.encoder.build()
+            self.decoder.build()
+            if self.final_layer is not None:
+                self.final_layer.build((None, None, self.d_model))
+        self.built = True
+
+    def call(self, inputs, training=None, dropout_key=None):
+        return self.forward(inputs, training, dropout_key)[0]
+
+    def forward(self, inputs, training=None, dropout_key=None):
+        """As the call, and the attention weights of all layers.
+
+        Returns:
+            `(logits, weights)`: weights are a dictionary of `[B, H, any, any]`, queries before keys. `encoder_layer0`
+            is of the source, `decoder_layer0_block1` of the target, `decoder_layer0_block2` of target to source.
+        """
+        source, target = self.checked(inputs)
+        encoder_key, decoder_key = split(self.key_of_call(source, training, dropout_key), 2)
+        padding_mask = create_padding_mask(source)
+        enc_output, of_encoder = self.encoder(
+            source, padding_mask, return_attention_scores=True, dropout_key=encoder_key
+        )
+        ahead = tf.maximum(create_look_ahead_mask(keras.ops.shape(target)[1]), create_padding_mask(target))
+        hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
+        return self.logits(hidden), {**of_encoder, **weights}
+
+    @staticmethod
+    def checked(inputs):
+        """`(source, target)` of a call, int32. Raises ValueError where they are something else."""
+        if not isinstance(inputs, (tuple, list)) or len(inputs) != 2:
+            got = f"{len(inputs)} of them" if isinstance(inputs, (tuple, list)) else found(inputs)
+            raise ValueError(f"inputs must be (source, target), int [batch, any] each, got {got}")
+        source, target = (as_ids(f"inputs[{i}]", ids) for i, ids in enumerate(inputs))
+        check_tensors({}, **{"inputs[0]": (source, "int batch source"), "inputs[1]": (target, "int batch target")})
+        return source, target
+
+    def compute_output_shape(self, inputs_shape, **_):
+        return (*inputs_shape[1], self.target_vocab_size)
+
+    def logits(self, hidden):
+        """Logits of hidden states, `[..., E]` to `[..., V]`, float32."""
+        if self.final_layer is None:
+            return self.target_embedding.logits(hidden)
+        kernel, bias = tf.cast(self.final_layer.kernel, hidden.dtype), self.final_layer.bias
+        shape = [*keras.ops.shape(hidden)[:-1], self.target_vocab_size]
+        return tf.reshape(tf.cast(project(hidden, kernel), tf.float32) + tf.cast(bias, tf.float32), shape)
+
+    # ---------------------------------------------------------------------------------------------------- training
+
+    measures = "the mean nll and the accuracy"
+    takes = "as in fit(source, target) or fit((source, target_in), target_out)"
+
+    @property
+    def own_metrics(self):
+        return [self.loss_mean, self.accuracy]
+
+    @property
+    def n_classes(self):
+        return self.target_vocab_size
+
+    def loss_of(self, inputs, labels, sample_weight=None, **options):
+        """`(nll, smoothed, right, tokens)`: sums over the labels that are no padding, and their number.
+
+        Args:
+            inputs: of the call.
+            labels: int `[batch, target]`.
+            sample_weight: `[batch]` or `[batch, target]`, by which the sums are weighted; `tokens` is their own sum.
+            **options: of the call.
+        """
+        logits = tf.reshape(self(inputs, **options), [-1, self.target_vocab_size])
+        weights = tf.reshape(_weights(labels, sample_weight), [-1])
+        labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
+        nll = smoothed = cross_entropy(labels, logits)
+        if self.label_smoothing:  # (1 - s) nll + s (logsumexp - mean), where nll is logsumexp - that of the label
+            of_label = tf.gather(logits, labels, batch_dims=1)
+            smoothed = nll + self.label_smoothing * (of_label - tf.reduce_mean(logits, -1))
+        right = tf.cast(tf.argmax(logits, -1, output_type=tf.int32) == labels, tf.float32)
+        return tuple(tf.reduce_sum(x * weights) for x in (nll, smoothed, right)) + (tf.reduce_sum(weights),)
+
+    def _batch(self, data):
+        """`((source, target_in), target_out, sample_weight)` of a batch in either form."""
+        x, y, sample_weight = self.unpacked(data)
+        if not isinstance(x, (tuple, list)):
+            return (x, y[:, :-1]), y[:, 1:], sample_weight
+        source, target = self.checked(x)
+        y = as_ids("y", y)
+        check_tensors({}, **{"x[1]": (target, "int batch target"), "y": (y, "int batch target")})
+        return (source, target), y, sample_weight
+
+    def train_step(self, data):
+        inputs, labels, weights = self._batch(data)
+        weights, key = self.weights_in_training(labels, weights), self.step_key(tf.shape(inputs[0])[0])
+        n_labels = self.over_replicas(tf.reduce_sum(_weights(labels, weights)))
+        with tf.GradientTape() as tape:
+            nll, smoothed, right, tokens = self.loss_of(inputs, labels, weights, training=True, dropout_key=key)
+            mean = smoothed / n_labels if weights is None else tf.math.divide_no_nan(smoothed, n_labels)
+            loss = self.optimizer.scale_loss(mean)
+        of_update = self.apply_gradients_of(loss, tape)
+        return {**self._logs(nll, right, tokens), **of_update}
+
+    def test_step(self, data):
+        nll, _, right, tokens = self.loss_of(*self._batch(data))
+        return self._logs(nll, right, tokens)
+
+    def _logs(self, nll, right, tokens):
+        nll, right, tokens = tf.unstack(self.over_replicas(tf.stack([nll, right, tokens])))
+        for metric, total in ((self.loss_mean, nll), (self.accuracy, right)):
+            metric.update_state(tf.math.divide_no_nan(total, tokens), sample_weight=tokens)
+        return {metric.name: metric.result() for metric in (self.loss_mean, self.accuracy)}
+
+    def input_signature(self):
+        return tuple(keras.InputSpec(shape=(None, None), dtype="int32", name=name) for name in ("source", "target"))
+
+    # -------------------------------------------------------------------------------------------------- generation
+
+    def generate(
+        self, source, *, start, end, max_new_tokens=None, beam_size=1, n_best=None, length_penalty=0.6,
+        temperature=0.0, top_k=None, top_p=None, seed=None,
+    ):  # fmt: skip
+        """Writes targets: greedily, by sampling, or by beam search, in one graph with cached keys and values.
+
+        Args:
+            source: int `[batch, any]`, 0 at padding.
+            start, end: ids that targets begin and end with; `end` may be `None`, but for a beam search.
+            max_new_tokens: most symbols to write, the end included; by default 100, or `max_len` if that is less.
+            beam_size: hypotheses that are followed; 1 for none but the one.
+            n_best: how many to return, by default 1; a dimension of the results if it is given.
+            length_penalty: alpha of Wu et al. 2016: scores are divided by `((5 + length) / 6)**alpha`.
+            temperature, top_k, top_p, seed: of sampling, as in `TransformerXLLM.generate`; 0 takes the likeliest.
+
+        Returns:
+            `(ids, scores)`: int32 `[batch, max_new_tokens]` without the start, 0 after the end; and float32 `[batch]`,
+            the log-probability of the target, of beam search divided by the penalty. With `n_best`, `[batch, n_best,
+            max_new_tokens]` and `[batch, n_best]`, the best first.
+
+        Raises:
+            ValueError: an argument is out of its range; the message names it.
+        """
+        max_new_tokens = min(100, self.max_len) if max_new_tokens is None else max_new_tokens
+        source, sampling = check_generation(
+            self, source, start, end, max_new_tokens, beam_size, n_best, length_penalty, temperature, top_k, top_p, seed
+        )
+        most = tf.constant(max_new_tokens)  # as a tensor, it has no graph of its own
+        if beam_size > 1 or n_best is not None:
+            ids, scores = self._beam_search(source, start, end, most, beam_size, length_penalty)
+            ids, scores = ids[:, : n_best or 1], scores[:, : n_best or 1]
+            return (ids, scores) if n_best is not None else (ids[:, 0], scores[:, 0])
+        return self._sample(source, start, -1 if end is None else end, most, sampling)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def _beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty):
+        return beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def _sample(self, source, start, end, max_new_tokens, sampling):
+        return sample_sequences(self, source, start, end, max_new_tokens, sampling)
+
+    def start_decoding(self, source, rows_each, most):
+        """What `decode_step` needs of a source: caches of `most` places, source heads, and what is seen of them.
+
+        With `rows_each` above 1, every row of the source stands for as many rows of targets, one after the other.
+        """
+        padding_mask = create_padding_mask(source)
+        enc_output = self.encoder(source, padding_mask)
+        if rows_each > 1:
+            enc_output, padding_mask = (tf.repeat(x, rows_each, 0) for x in (enc_output, padding_mask))
+        depth = self.d_model // self.num_heads
+        empty = tf.zeros([self.num_heads, tf.shape(enc_output)[0], most, depth], enc_output.dtype)
+        caches = tuple((empty, empty) for _ in self.decoder.stacked)
+        seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])
+        return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), seen
+
+    def decode_step(self, ids, place, caches, sources, seen):
+        """`(log_probs, caches)` of what follows the `ids` `[B]` that stand at `place`: float32 `[B, V]`."""
+        hidden, caches = self.decoder.step(ids, place, caches, sources, seen)
+        return tf.nn.log_softmax(self.logits(hidden)), caches
+
+    def get_config(self):
+        names = [*TransformerConfig.names(), "seed"]
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+def _weights(labels, sample_weight):
+    """The weights of labels, float32 `[B, T]`: 1, or `sample_weight`; 0 at padding."""
+    return weights_of_labels(sample_weight, tf.cast(labels != PADDING, tf.float32))

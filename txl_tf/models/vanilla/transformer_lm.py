@@ -1,0 +1,158 @@
+"""The vanilla language model of the paper's comparison: absolute positions, and normally no memory (section 3.1).
+
+Everything else is as in `TransformerXLLM`: embedding, layers and softmax, fit and evaluation. What differs between the
+results of the two comes from positions and memory.
+"""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import NetworkConfig, TransformerLMConfig
+from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.positions import inverse_frequencies, positional_embedding
+from txl_tf.layers.vanilla.language_model_layer import TransformerLMLayer
+from txl_tf.models.language_model import LanguageModel
+from txl_tf.models.transformer_xl.network import TransformerXL, unknown_zero
+from txl_tf.models.vanilla.window import WindowReader
+
+# Arguments of `TransformerXL` that have no meaning here, and why.
+REFUSED = {
+    **dict.fromkeys(("clamp_len", "untie_r"), "is about distances, of which absolute positions have none"),
+    "reset_token": "resets the memory within a segment, whose absolute positions would go on",
+}
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class AbsoluteTransformer(TransformerXL):
+    """`TransformerXL` with absolute positions: sinusoids of the places in the segment are added to the embeddings.
+
+    The positions of a segment are `0 ... tgt_len - 1`. Its memory holds hidden states that carry the positions of their
+    own segment: a key of the memory and one of the segment may have the same, and nothing tells which is older. That is
+    what relative positions mend.
+
+    Args: those of `TransformerXL`, without `clamp_len`, `untie_r` and `reset_token`. `dropout` drops from the sum of
+        embeddings and positions. Call arguments and returns: those of `TransformerXL`.
+
+    Attributes:
+        r_w_bias, r_r_bias: `None`; there are none.
+
+    Reference:
+        Dai et al. 2019, sections 3.1 and 3.3; Vaswani et al. 2017, section 3.5.
+    """
+
+    layer_class = TransformerLMLayer
+
+    def __init__(self, **arguments):
+        for name, reason in REFUSED.items():
+            if name in arguments:
+                raise ValueError(f"{name} {reason}: leave it out")
+        super().__init__(**arguments)
+
+    def build_biases(self):
+        return None, None
+
+    def positions(self, length, zero=0):
+        """Sinusoids of the positions `0 ... length - 1`: float32 `[1, length, d_model]`."""
+        pos_seq = tf.range(tf.cast(length, tf.float32)) + tf.cast(zero, tf.float32)
+        return positional_embedding(pos_seq, inverse_frequencies(self.d_model))
+
+    def embed(self, tokens, mlen, dropout_keys=(None, None), static_shapes=False):
+        """What enters the first layer, `[batch, tgt_len, d_model]`; and `None`, as nothing enters all layers."""
+        embeddings = self.embedding(tokens, static_shapes=static_shapes)
+        zero = unknown_zero(tokens, static_shapes)
+        pos_emb = tf.cast(self.positions(keras.ops.shape(tokens)[1], zero), self.compute_dtype)
+        return dropout(embeddings + pos_emb, self.dropout, dropout_keys[0]), None
+
+    def positions_of_layer(self, i, pos_emb):
+        return ()
+
+    def get_config(self):
+        return {name: value for name, value in super().get_config().items() if name not in REFUSED}
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TransformerLM(LanguageModel):
+    """Vanilla language model: `AbsoluteTransformer`, and the adaptive softmax that shares its embeddings.
+
+    ```python
+    lm = txl_tf.TransformerLM(n_token=256, n_layer=6, d_model=256, d_embed=256, n_head=4, d_head=64, d_inner=1024)
+    lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000))
+    lm.fit(dataset)                     # batches (tokens, labels), int [batch, tgt_len], each segment by itself
+    nll, _ = lm.score(tokens, labels)   # nats a token
+    lm.generate(prompt, max_new_tokens=100)
+    ```
+
+    It is used as `TransformerXLLM` is. Without memory, `mems` is a list of empty tensors, and every segment is a text
+    of its own: a token sees those before it in the segment. `sliding_window_nll` gives every token a full window.
+
+    The weights exist from construction on.
+
+    Args: those of `TransformerXLLM`, without `clamp_len`, `untie_r` and `reset_token`, and
+        mem_len: positions of memory, normally 0. With more, the memory carries the positions of its own segment, which
+            makes the comparison of the paper's ablation, but no good model.
+        context_len: most tokens that `generate` has in view, at least 2; as many as the segments it is trained on is a
+            good choice. Scores do not depend on it.
+
+    Call arguments and returns: those of `TransformerXLLM`.
+
+    Raises:
+        ValueError: an argument is out of its range; the message names it.
+
+    Reference:
+        Dai et al. 2019, section 3.1; Al-Rfou et al. 2018, without its auxiliary losses.
+    """
+
+    def __init__(
+        self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
+        dropout=TransformerLMConfig.dropout, dropatt=TransformerLMConfig.dropatt, mem_len=TransformerLMConfig.mem_len,
+        same_length=TransformerLMConfig.same_length, layer_norm_epsilon=TransformerLMConfig.layer_norm_epsilon,
+        cutoffs=TransformerLMConfig.cutoffs, div_val=TransformerLMConfig.div_val,
+        proj_same_dim=TransformerLMConfig.proj_same_dim,
+        proj_share_all_but_first=TransformerLMConfig.proj_share_all_but_first,
+        init=TransformerLMConfig.init, init_std=TransformerLMConfig.init_std,
+        proj_init_std=TransformerLMConfig.proj_init_std, init_range=TransformerLMConfig.init_range,
+        context_len=TransformerLMConfig.context_len, recompute=False, seed=None, **kwargs,
+    ):  # fmt: skip
+        given = locals()
+        TransformerLMConfig(**{name: given[name] for name in TransformerLMConfig.names()})  # checks them
+        names = [name for name in NetworkConfig.names() if name not in REFUSED]
+        arguments = {name: given[name] for name in [*names, "recompute", "seed"]}
+        super().__init__(AbsoluteTransformer, arguments, proj_share_all_but_first, **kwargs)
+        self.context_len = context_len
+
+    def reader(self, static_shapes=False):
+        """How `generate` reads a text: window by window, with cached keys and values."""
+        return WindowReader(self.network, self.context_len, static_shapes)
+
+    def get_config(self):
+        return {**super().get_config(), "context_len": self.context_len}
+
+    def generate(self, prompt, max_new_tokens, **options):
+        """Continues texts, token by token, with cached keys and values.
+
+        The model has at most `context_len` tokens in view, at the positions 0, 1, ... When this window is full, its
+        last half is read again as the beginning of a new one, and the text goes on. The next token's probabilities are
+        those that `log_probs` gives after the tokens of the window, see `window.py`. No memory is carried
+        from window to window, whatever `mem_len` is.
+
+        Args:
+            prompt: int `[batch, n]`. Of a longer prompt, the model sees its last window.
+            max_new_tokens: tokens to add.
+            **options: as of `TransformerXLLM.generate`.
+
+        Returns:
+            int32 `[batch * num_return_sequences, n + max_new_tokens]`.
+        """
+        return super().generate(prompt, max_new_tokens, **options)
+
+    def first_nll(self, tokens, labels):
+        """As `TransformerXLLM.first_nll`."""
+        return self.segment_nll(tokens, labels, self.initial_mems(keras.ops.shape(tokens)[0]))[0]
+
+    def start_evaluation(self, batch_size, tgt_len):
+        """What the first segment of an evaluation is given: the memory. There is nothing to keep as keys and values."""
+        return self.initial_mems(batch_size)
+
+    def evaluation_nll(self, tokens, labels, carried):
+        """As `segment_nll`, with the memory of the segment before."""
+        return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes)

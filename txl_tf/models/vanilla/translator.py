@@ -1,0 +1,114 @@
+"""Translation of lines of text by an encoder-decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config import SearchConfig
+from txl_tf.data.pairs.parallel import END, PADDING, START, Lines, encode_lines
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.vanilla.transformer import Transformer
+
+_STEP = 16  # lengths are rounded up to multiples of it, so that a source is searched alike whatever is beside it
+
+
+class Translation(NamedTuple):
+    text: str
+    score: float  # log-probability in nats, of a search divided by the length penalty
+
+
+def most_symbols(search: SearchConfig, longest: int | tf.Tensor, max_len: int) -> int | tf.Tensor:
+    """Most symbols of targets, their ends included, where the longest source has `longest`."""
+    if search.max_new_tokens is not None:
+        return min(search.max_new_tokens, max_len)
+    return tf.minimum(_rounded(longest) + 50, max_len)
+
+
+def _rounded(length):
+    return -(-length // _STEP) * _STEP
+
+
+class Translator:
+    """Sources to targets, as text.
+
+    Args:
+        model: `Transformer`.
+        source_vocab, target_vocab: as of a run.
+        search: `SearchConfig`.
+        batch_size: sources to translate at a time.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        source_vocab: Vocab,
+        target_vocab: Vocab,
+        search: SearchConfig | None = None,
+        batch_size: int = 64,
+    ):
+        self.model, self.source_vocab, self.target_vocab = model, source_vocab, target_vocab
+        self.search, self.batch_size = search or SearchConfig(), batch_size
+
+    def encode(self, sources: list[str], name: str = "source") -> Lines:
+        """Ids of sources. Raises ValueError, which names the line, where one cannot be translated."""
+        lines = encode_lines(self.source_vocab, [f"{line}\n" for line in sources], name)
+        too_long = np.flatnonzero(lines.lengths > self.model.max_len)
+        if len(too_long):
+            raise ValueError(
+                f"{name}, line {too_long[0] + 1} has {lines.lengths[too_long[0]]:,} symbols, its end included; the "
+                f"position table of the model has max_len={self.model.max_len}"
+            )
+        return lines
+
+    def translate(
+        self, sources: list[str], name: str = "source", progress: Callable[[int], None] | None = None
+    ) -> list[list[Translation]]:
+        """The `n_best` translations of every source, the best first.
+
+        Args:
+            sources: lines without newline.
+            name: what messages call them, such as their file.
+            progress: called with the number of sources of every batch that is done.
+
+        Raises:
+            ValueError: a source is empty, too long, or has a symbol that the vocabulary does not have.
+        """
+        lines, results = self.encode(sources, name), [[]] * len(sources)
+        rounded = _rounded(lines.lengths)
+        order = np.argsort(rounded, kind="stable")
+        begin = 0
+        while begin < len(order):
+            rows = order[begin : begin + self.batch_size]
+            rows = rows[rounded[rows] == rounded[rows[0]]]
+            for i, found in zip(rows, self._translate([lines[i] for i in rows]), strict=True):
+                results[i] = found
+            begin += len(rows)
+            if progress:
+                progress(len(rows))
+        return results
+
+    def _translate(self, sources: list[np.ndarray]) -> list[list[Translation]]:
+        search, model = self.search, self.model
+        longest = _rounded(max(map(len, sources)))
+        source = np.full([len(sources), min(longest, model.max_len)], PADDING, np.int32)
+        for row, ids in zip(source, sources, strict=True):
+            row[: len(ids)] = ids
+        most = int(most_symbols(search, longest, model.max_len))
+        searches = {"beam_size": search.beam_size, "n_best": search.n_best, "length_penalty": search.length_penalty}
+        ids, scores = model.generate(
+            source, start=START, end=END, max_new_tokens=most, **(searches if search.beam_size > 1 else {})
+        )
+        ids, scores = ids.numpy().reshape([len(sources), -1, most]), scores.numpy().reshape([len(sources), -1])
+        return [
+            [Translation(self.decode(target), float(score)) for target, score in zip(*found, strict=True)]
+            for found in zip(ids, scores, strict=True)
+        ]
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of a target, up to its end."""
+        ends = np.flatnonzero((ids == END) | (ids == PADDING))
+        return self.target_vocab.decode(ids[: ends[0]] if len(ends) else ids)

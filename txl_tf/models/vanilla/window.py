@@ -1,0 +1,169 @@
+"""Cached inference with absolute positions: the window of a text that the vanilla language model has in view.
+
+A window begins at position 0 and takes `context_len` tokens. When it is full and the text goes on, its last
+`context_len // 2` tokens are read again, as the first ones of a new window: the positions of keys that were cached
+would be wrong there. With a `context_len` of 4:
+
+    tokens              a b c d     the window is full
+    next token e        c d e       c and d are read again, at the positions 0 and 1
+    next token f        c d e f     full again
+
+So a token costs one position most of the time, and `context_len // 2` more every `context_len - context_len // 2`
+tokens. What a window gives is what `lm.log_probs` gives for its tokens alone, without `mems`.
+
+The rows of a batch have windows of their own, which need not be equally full.
+
+Shapes:
+    B: batch      T: tgt_len      H: n_head      D: d_head      E: d_model      W: context_len      K: mem_len + W
+"""
+
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from txl_tf.layers.attention import attend
+from txl_tf.models.transformer_xl.cache import layer_weights, row_by_row, run_layers, writable_copy, write
+
+
+class WindowState(NamedTuple):
+    """The window as keys and values: nothing but tensors, so that it goes in and out of any graph."""
+
+    keys: tuple  # of n_layer tensors [B, H, K, D], behind the mem_len zeros of an empty memory
+    values: tuple  # the same
+    tokens: tf.Tensor  # int32 [B, W], to be read again
+    length: tf.Tensor  # int32 [B], how many there are
+
+
+class WindowWeights(NamedTuple):
+    """What inference computes from the weights alone; stale when the weights change."""
+
+    layers: tuple  # of n_layer LayerWeights
+    positions: tf.Tensor  # [W, E], sinusoids
+
+
+def window_start(length, context_len):
+    """Where the window begins after `length` tokens, int32 `[...]`; all that is between it and the end is in view."""
+    step = context_len - context_len // 2
+    return step * -(tf.minimum(context_len - length, 0) // step)
+
+
+class WindowReader:
+    """How `decoding/generation.py` reads text with absolute positions; the functions are those of `MemoryReader`.
+
+    Args:
+        network: `AbsoluteTransformer`.
+        context_len: tokens of a window, at least 2.
+        static_shapes: as of `MemoryReader`.
+    """
+
+    def __init__(self, network, context_len, static_shapes=False):
+        self.network = network
+        self.context_len = context_len
+        self.static_shapes = static_shapes
+
+    def precompute(self):
+        """`WindowWeights`."""
+        network, dtype = self.network, self.network.compute_dtype
+        layers = tuple(layer_weights(layer, dtype) for layer in network.decoder_layers)
+        return WindowWeights(layers, tf.cast(network.positions(self.context_len)[0], dtype))
+
+    def initial_state(self, batch_size):
+        """The state before a text."""
+        network = self.network
+        shape = [batch_size, network.n_head, network.mem_len + self.context_len, network.d_head]
+        rings = [tuple(tf.zeros(shape, network.compute_dtype) for _ in range(network.n_layer)) for _ in "kv"]
+        return WindowState(*rings, tf.zeros([batch_size, self.context_len], tf.int32), tf.zeros([batch_size], tf.int32))
+
+    def read_prompt(self, prompt, lengths):
+        """As `MemoryReader.read_prompt`; of a prompt that is longer than a window, only the last window is read."""
+        batch, n = keras.ops.shape(prompt)
+        start = window_start(lengths, self.context_len)
+        columns = tf.minimum(start[:, None] + tf.range(tf.minimum(n, self.context_len)), n - 1)
+        # A shorter row ends in some padding, which it does not see. It writes its next tokens there.
+        hidden, state = self.forward(
+            self.precompute(), tf.gather(prompt, columns, batch_dims=1), self.initial_state(batch)
+        )
+        length = lengths - start
+        state = state._replace(length=length)
+        return tf.gather(hidden, length - 1, batch_dims=1), state if self.static_shapes else writable_copy(state)
+
+    def read(self, tokens, state):
+        """As `MemoryReader.read`, window after window."""
+        weights, n = self.precompute(), tf.shape(tokens)[1]
+
+        def read_piece(done, hidden, state):
+            state = self.with_room(weights, state)
+            end = tf.minimum(n, done + self.context_len - tf.reduce_max(state.length))
+            new_hidden, state = self.forward(weights, tokens[:, done:end], state)
+            return end, tf.concat([hidden, new_hidden], 1), state
+
+        hidden = tf.zeros([keras.ops.shape(tokens)[0], 0, self.network.d_model], self.network.compute_dtype)
+        shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, self.network.d_model])
+        _, hidden, state = tf.while_loop(
+            lambda done, *_: done < n,
+            read_piece,
+            (0, hidden, state),
+            shape_invariants=(*shapes, tf.nest.map_structure(lambda tensor: tensor.shape, state)),
+            parallel_iterations=1,
+        )
+        return hidden, writable_copy(state)
+
+    def read_token(self, weights, token, state):
+        """As `MemoryReader.read_token`."""
+        state = self.with_room(weights, state)
+        hidden, state = self.forward(weights, token[:, None], state, in_place=not self.static_shapes)
+        return hidden[:, 0], state
+
+    def with_room(self, weights, state):
+        """The state with a new window, its first tokens read, in every row whose window is full."""
+        full = state.length == self.context_len
+
+        def move_on():
+            again = state.tokens[:, self.context_len - self.context_len // 2 :]
+            _, moved = self.forward(weights, again, self.initial_state(keras.ops.shape(again)[0]))
+            rings = [
+                tuple(tf.where(full[:, None, None, None], new, old) for new, old in zip(*both, strict=True))
+                for both in ((moved.keys, state.keys), (moved.values, state.values))
+            ]
+            tokens = tf.where(full[:, None], moved.tokens, state.tokens)
+            return WindowState(*rings, tokens, tf.where(full, moved.length, state.length))
+
+        return tf.cond(tf.reduce_any(full), move_on, lambda: state)
+
+    def forward(self, weights, tokens, state, in_place=False):
+        """Reads tokens for which every window has room.
+
+        Args:
+            weights: `WindowWeights`.
+            tokens: int32 `[B, T]`; T and the longest window together are not above `context_len`.
+            state: `WindowState`.
+            in_place: write into the keys and values of `state`, which must not be used again.
+
+        Returns:
+            `(hidden, state)`: `[B, T, E]` and the state after the tokens.
+        """
+        network, (batch, tgt_len) = self.network, keras.ops.shape(tokens)
+        places = state.length[:, None] + tf.range(tgt_len)  # [B, T]
+        slots = network.mem_len + places
+        key = tf.range(network.mem_len + self.context_len)
+        visible = key <= slots[..., None]  # [B, T, K]
+        if network.same_length:
+            visible &= key >= places[..., None]
+        of_heads = tf.repeat(slots, network.n_head, 0)
+        new_keys, new_values = [], []
+
+        def attention(i, q, k, v):
+            keys, values = write(state.keys[i], of_heads, k, in_place), write(state.values[i], of_heads, v, in_place)
+            new_keys.append(keys)
+            new_values.append(values)
+            if self.static_shapes:
+                return attend(q, keys, values, None, visible[:, None])
+            return row_by_row(lambda b: attend(q[b], keys[b], values[b], None, visible[b]), q)
+
+        embeddings = network.embedding(tokens, static_shapes=self.static_shapes)
+        hidden = embeddings + tf.gather(weights.positions, places)
+        hidden = run_layers(network, weights.layers, hidden, attention)
+        cells = tf.stack([tf.broadcast_to(tf.range(batch)[:, None], tf.shape(places)), places], -1)
+        seen = tf.tensor_scatter_nd_update(state.tokens, cells, tokens)
+        return hidden, WindowState(tuple(new_keys), tuple(new_values), seen, state.length + tgt_len)
