@@ -8,17 +8,9 @@ import pytest
 import reference_model
 import tensorflow as tf
 
-from txl_tf.layers.attention import (
-    RelMultiHeadAttn,
-    attend,
-    attention_probs,
-    create_mask,
-    pairwise_scores,
-    rel_multihead_attn,
-    rel_shift,
-    shifted_scores,
-)
+from txl_tf.layers.attention import attend, attention_probs, pairwise_scores, rel_shift, shifted_scores
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn, create_mask, rel_multihead_attn
 
 BATCH, QLEN, N_HEAD, D_HEAD, D_MODEL = 2, 4, 2, 3, 8
 # (memory length, same_length): none, shorter than the segment, as long, longer

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from helpers import SMALL
 
+from txl_tf.models.transformer_xl import inference, ring
 from txl_tf.models.transformer_xl.cache import (
     cached_forward,
     initial_state,
@@ -14,9 +15,8 @@ from txl_tf.models.transformer_xl.cache import (
     state_from,
     state_of,
     whole_segments,
-    writable_copy,
 )
-from txl_tf.models.transformer_xl.network import cache
+from txl_tf.models.transformer_xl.inference import writable_copy
 
 
 def tokens(batch, tgt_len, seed=0):
@@ -75,8 +75,8 @@ def test_half_precision_is_as_close_as_the_uncached_network(small_lm):
 
 def test_queries_in_blocks_and_rows_in_a_loop_change_nothing(small_lm, monkeypatch):
     network = small_lm(mem_len=4).network
-    monkeypatch.setattr(cache, "QUERY_BLOCK", 4)
-    monkeypatch.setattr(cache, "MAX_UNROLLED_ROWS", 1)
+    monkeypatch.setattr(ring, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(inference, "MAX_UNROLLED_ROWS", 1)
     weights, state, mems = precompute(network, 11), initial_state(network, 3, 11), network.initial_mems(3)
     structure = (weights, state)
     specs = [tf.TensorSpec([None, None], tf.int64), *map(tf.TensorSpec.from_tensor, tf.nest.flatten(structure))]
@@ -114,9 +114,9 @@ def test_only_in_place_changes_the_state_that_is_given(small_lm):
     assert all(np.all(ring == 0) for ring in start.keys + start.values)
     hidden, in_place = cached_forward(network, weights, segment, start, in_place=True)
     np.testing.assert_array_equal(hidden, expected)
-    for ring, same, other in zip(start.keys, in_place.keys, after.keys, strict=True):
+    for old, same, other in zip(start.keys, in_place.keys, after.keys, strict=True):
         np.testing.assert_array_equal(same, other)
-        np.testing.assert_array_equal(ring, other)
+        np.testing.assert_array_equal(old, other)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_ring_of_whole_segments_is_as_short_as_it_can_be(mem_len, tgt_len, slo
 
 def test_with_static_shapes_queries_in_blocks_and_rows_of_unequal_length_change_nothing(small_lm, monkeypatch):
     network = small_lm(mem_len=5, n_layer=1).network
-    monkeypatch.setattr(cache, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(ring, "QUERY_BLOCK", 4)
     weights, state = precompute(network, whole_segments(5, 10)), initial_state(network, 3, whole_segments(5, 10))
     text, lengths = tokens(3, 10), [10, 1, 7]
     forward = tf.function(cached_forward, jit_compile=True, autograph=False)

@@ -8,8 +8,8 @@ import pytest
 import reference_model
 import tensorflow as tf
 
-from txl_tf.layers.attention import create_mask
 from txl_tf.layers.feed_forward import PositionwiseFF, positionwise_ff
+from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 
 

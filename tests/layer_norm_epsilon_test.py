@@ -11,8 +11,8 @@ from helpers import SMALL, TEXT, TINY_RUN, assert_round_trips, randomise, train_
 
 import txl_tf
 from txl_tf.layers import MultiHeadAttn, PositionwiseFF, RelMultiHeadAttn, TransformerLMLayer, TransformerXLLayer
-from txl_tf.layers.attention import create_mask
 from txl_tf.layers.common.ops import LayerNorm
+from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.models.decoding.session import Session
 from txl_tf.models.transformer_xl.cache import cached_forward, initial_state, precompute
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll

@@ -11,13 +11,13 @@ from helpers import SMALL, program, randomise
 
 from tools import heads, ideas
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.layers.attention import create_mask
 from txl_tf.layers.positions import (
     inverse_frequencies,
     positional_embedding,
     positional_encoding,
     relative_positions,
 )
+from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.models.vanilla.translator import Translator

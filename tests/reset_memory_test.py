@@ -9,11 +9,12 @@ import tensorflow as tf
 from helpers import SMALL, eagerly, randomise, train_run
 
 import txl_tf
-from txl_tf.layers.attention import create_mask, rel_multihead_attn
+from txl_tf.layers.transformer_xl.attention import create_mask, rel_multihead_attn
 from txl_tf.layers.transformer_xl.reset import BEFORE, content_mask, document_starts, mask_far_zeros, of_last_document
 from txl_tf.models.decoding.session import Session
+from txl_tf.models.transformer_xl import inference, ring
 from txl_tf.models.transformer_xl.cache import cached_forward, initial_state, memory_of, precompute, state_of
-from txl_tf.models.transformer_xl.network import cache
+from txl_tf.models.transformer_xl.inference import writable_copy
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll
 from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer
 from txl_tf.serving.signatures import ServingSignatures
@@ -289,11 +290,11 @@ OF_ANY_LENGTH = [{"mem_len": 9}, {"mem_len": 3, "same_length": True, "clamp_len"
 )
 def test_cached_segments_of_any_length_are_those_of_the_network(pair, options, blocks, in_place, monkeypatch):
     if blocks:  # queries in blocks, rows in a loop
-        monkeypatch.setattr(cache, "QUERY_BLOCK", 2)
-        monkeypatch.setattr(cache, "MAX_UNROLLED_ROWS", 1)
+        monkeypatch.setattr(ring, "QUERY_BLOCK", 2)
+        monkeypatch.setattr(inference, "MAX_UNROLLED_ROWS", 1)
     network = pair(**options)[0].network
     text = rows(34, [(0, 6, 8, 9, 17), (5, 11, 12, 19, 22, 33), (7,), ()])
-    weights, state, mems = precompute(network, 6), cache.writable_copy(initial_state(network, 4, 6)), None
+    weights, state, mems = precompute(network, 6), writable_copy(initial_state(network, 4, 6)), None
     forward = tf.function(cached_forward, autograph=False)
     start = 0
     for tgt_len in (5, 1, 6, 1, 4, 2, 1, 1, 1, 6, 6):  # goes round the ring of mem_len + 6 slots

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from helpers import SMALL
 
-from txl_tf.layers.attention import create_mask
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.layers.transformer_xl.score_terms import score_terms
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
 
@@ -49,7 +49,7 @@ def test_the_softmax_of_their_sum_is_the_attention(small_lm, options):
     mems = [tf.constant(np.random.default_rng(i).normal(size=[BATCH, MLEN, D_MODEL]), tf.float32) for i in range(2)]
     terms = network.attention_terms(tokens, mems, layer=1)
     probs = network.attention_probs(tokens, mems, layer=1)
-    mask = network.masks(tokens, MLEN)[0]
+    mask = network.enter(tokens, mems)[2].attn_mask
     np.testing.assert_allclose(tf.nn.softmax(sum(terms) - 1e30 * mask), probs, rtol=1e-4, atol=1e-6)
     if network.reset_token is not None:
         assert not np.any(terms[0][:, :, 1:, :MLEN]) and np.all(terms[1][:, :, 1:, :MLEN])

@@ -8,7 +8,7 @@ from helpers import SMALL, assert_round_trips, eagerly, randomise
 
 import txl_tf
 from txl_tf.config import TransformerLMConfig
-from txl_tf.layers.attention import create_mask
+from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.layers.vanilla.language_model_layer import TransformerLMLayer
 from txl_tf.models.decoding.generation import generate_tokens
 from txl_tf.models.decoding.sampling import (

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tools.drawing import COLORS, GREY, Figure
 from txl_tf.config import SearchConfig
 from txl_tf.data.pairs.parallel import END, PADDING, START
-from txl_tf.layers.attention import create_mask
+from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.models.vanilla.translator import most_symbols
 
 MAX_LABELS = 200  # keys that token labels are drawn for

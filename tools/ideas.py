@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tools.drawing import COLORS, GREY, Figure, colors, write_cells
-from txl_tf.layers.attention import create_mask, rel_shift
+from txl_tf.layers.attention import rel_shift
 from txl_tf.layers.positions import inverse_frequencies
+from txl_tf.layers.transformer_xl.attention import create_mask
 
 MAX_WORDS = 24  # columns of a matrix whose numbers are written
 LIGHT = ("#cce3f0", "#f7dfcc", "#ccebe3", "#f5e4ed", "#faecd0", "#ddf0fb")  # COLORS, to write on

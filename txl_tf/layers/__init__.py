@@ -6,16 +6,7 @@ from txl_tf.layers.adaptive import (
     mask_adaptive_logsoftmax,
     static_adaptive_logsoftmax,
 )
-from txl_tf.layers.attention import (
-    RelMultiHeadAttn,
-    attend,
-    attention_probs,
-    create_mask,
-    pairwise_scores,
-    rel_multihead_attn,
-    rel_shift,
-    shifted_scores,
-)
+from txl_tf.layers.attention import attend, attention_probs, pairwise_scores, rel_shift, shifted_scores
 from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.common.ops import LayerNorm, cross_entropy, layer_norm
 from txl_tf.layers.embedding import AdaptiveEmbedding, embedding_lookup, mask_adaptive_embedding_lookup
@@ -36,6 +27,7 @@ from txl_tf.layers.taggers.crf import CRF, crf_decode, crf_marginals, crf_nll
 from txl_tf.layers.taggers.flat import FlatLayer, LatticeAttn
 from txl_tf.layers.taggers.lattice import PositionFusion
 from txl_tf.layers.taggers.tener import TenerAttn, TenerLayer
+from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn, create_mask, rel_multihead_attn
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding
 from txl_tf.layers.vanilla.encoder_decoder import DecoderLayer, EncoderLayer

@@ -12,11 +12,10 @@ from txl_tf.models.transformer_xl.cache import (
     initial_state,
     position_keys,
     precompute,
-    weights_with,
     whole_segments,
-    writable_copy,
 )
 from txl_tf.models.transformer_xl.first_segment import first_segment
+from txl_tf.models.transformer_xl.inference import weights_with, writable_copy
 from txl_tf.models.transformer_xl.memory_reader import MemoryReader
 from txl_tf.models.transformer_xl.network import TransformerXL, make_initializer
 from txl_tf.training.memory_model import MemoryModel

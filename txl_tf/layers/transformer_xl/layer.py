@@ -2,11 +2,11 @@
 
 import keras
 
-from txl_tf.layers.attention import RelMultiHeadAttn
 from txl_tf.layers.common.base import Layer, check_width
 from txl_tf.layers.common.dropout import split
 from txl_tf.layers.common.ops import config_of
 from txl_tf.layers.feed_forward import PositionwiseFF
+from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn
 
 
 @keras.saving.register_keras_serializable("txl_tf")

@@ -6,18 +6,68 @@ token, in segments of four:
     segment     a a E b | b E c ...        places        0 1 2 3 | 0 1 2
                                            starts        . . 2 2 | . 1 1       . is BEFORE
 
-For a token of a document that begins at place s of its segment, all before s is what it is before a text begins: a
-memory of zeros, which the token attends to. Their distances count, their content is zero, and there are no more of them
-than at the beginning of a text. So a document gets exactly what it would get as a text by itself.
+For a token of a document that begins at place s of its segment, everything before s acts as the initial zero memory,
+which the token attends to: the distances count, the content is zero, and there are no more of these keys than at the
+beginning of a text. So a document gets exactly what it would get as a text by itself.
 
 Shapes:
     B: batch      T: tgt_len, the segment      M: mlen, the memory      K: klen, the keys, M + T
+    H: n_head     D: d_head
 """
+
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
+from txl_tf.layers.attention import head_matmul, masked_softmax
+from txl_tf.layers.common.dropout import dropout
+
 BEFORE = -(1 << 30)  # the place of a document's first token, where that is in an earlier segment
+
+
+class Mask(NamedTuple):
+    """What the queries of a segment see."""
+
+    attn_mask: tf.Tensor  # float [T, K], or [B, T, K] where there are documents: 1 where masked, see `create_mask`
+    content: tf.Tensor | None = None  # float [B, T, K], see `content_mask`; `None` without documents
+    starts: tf.Tensor | None = None  # int32 [B, T], see `document_starts`
+
+    def around(self, mem):
+        """The arguments of a layer's call from `attn_mask` on."""
+        return (self.attn_mask, mem) if self.content is None else (self.attn_mask, mem, self.content)
+
+
+def document_mask(attn_mask, tokens, reset_token, same_length=False, lengths=None):
+    """The `Mask` of a segment with documents.
+
+    Args:
+        attn_mask: float `[T, K]`, see `create_mask`.
+        tokens: int `[B, T]`.
+        reset_token: int, the id of the first token of a document.
+        same_length: whether every query sees as many keys.
+        lengths: int32 `[B]`, of how many tokens each row is. `None`: all.
+    """
+    qlen, klen = keras.ops.shape(attn_mask)
+    counted = None if lengths is None else tf.range(qlen) < lengths[:, None]
+    starts = document_starts(tokens, reset_token, counted)
+    far = attn_mask if same_length else mask_far_zeros(attn_mask, starts)
+    return Mask(far, content_mask(starts, klen - qlen), starts)
+
+
+def attend_documents(q, k, v, position_scores, visible, content, dropatt=0.0, dropout_key=None):
+    """`attend`, where key and value at a distance count as zeros for a query wherever `content` is 0.
+
+    Args: as in `attend`, and
+        content: in the dtype of `q`, 0 or 1, broadcasts to `[H, ..., T, K]`.
+    """
+    probs = dropout(document_probs(q, k, position_scores, visible, content), dropatt, dropout_key, row_axis=1)
+    return head_matmul(probs * content, v)
+
+
+def document_probs(q, k, position_scores, visible, content):
+    """The probabilities of `attend_documents`: `[H, ..., T, K]`."""
+    return masked_softmax(head_matmul(q, k, transpose_b=True) * content + position_scores, visible)
 
 
 def document_starts(tokens, reset_token, counted=None):

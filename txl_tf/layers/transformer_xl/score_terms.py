@@ -12,7 +12,8 @@ for pictures and tests.
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.attention import project_heads, project_segment, shifted_scores
+from txl_tf.layers.attention import project_heads, shifted_scores
+from txl_tf.layers.transformer_xl.attention import project_segment
 
 
 def score_terms(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel, content_mask=None):

@@ -5,17 +5,17 @@ input. So the two language models differ in nothing else (paper, sections 3.1 an
 """
 
 import keras
-import tensorflow as tf
 
-from txl_tf.layers.attention import RelMultiHeadAttn, attend, attention_probs, project_output, project_segment
+from txl_tf.layers.attention import attend, attention_probs, project_output
 from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.transformer_xl.attention import SegmentAttention, project_segment
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 
 
 def multihead_attn(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0, dropout_key=None):
     """Attention `softmax(q.k / sqrt(d_head))` with its projections; residual and layer norm are `MultiHeadAttn`'s.
 
-    Args: those of `rel_multihead_attn` that are not about positions, and `n_head`, the number of heads.
+    Args: as in `rel_multihead_attn`, without positions, and `n_head`, the number of heads.
 
     Returns:
         `[batch, tgt_len, d_model]`.
@@ -27,10 +27,10 @@ def multihead_attn(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class MultiHeadAttn(RelMultiHeadAttn):
-    """`RelMultiHeadAttn` without relative positions: its `r_kernel` is `None`.
+class MultiHeadAttn(SegmentAttention):
+    """`RelMultiHeadAttn` without relative positions: no `r_kernel`, and calls without `r`, `r_w_bias`, `r_r_bias`.
 
-    Args: those of `RelMultiHeadAttn`.
+    Args: as in `RelMultiHeadAttn`.
 
     Call arguments: `w`, `attn_mask`, `mems`, `training` and `dropout_key` of `RelMultiHeadAttn`.
 
@@ -52,8 +52,7 @@ class MultiHeadAttn(RelMultiHeadAttn):
 
     def attention_probs(self, w, attn_mask, mems):
         """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
-        w, mems, qkv_kernel = (tf.cast(x, self.compute_dtype) for x in (w, mems, self.qkv_kernel))
-        q, k, _ = project_segment(w, mems, qkv_kernel, self.n_head)
+        q, k, _ = project_segment(*self.computed(w, mems, self.qkv_kernel), self.n_head)
         return attention_probs(q, k, None, attn_mask == 0, self.d_head**-0.5)
 
 

@@ -18,7 +18,7 @@ from txl_tf.layers.embedding import check_ids
 from txl_tf.models.decoding.generation import TextState, continue_text, precompute_for
 from txl_tf.models.decoding.sampling import check_integer, check_sampling, no_history, remember_segment, uniform_draws
 from txl_tf.models.decoding.stopping import check_stops, tail_of
-from txl_tf.models.transformer_xl.cache import writable_copy
+from txl_tf.models.transformer_xl.inference import writable_copy
 
 
 class Session:

@@ -10,8 +10,8 @@ from txl_tf.models.transformer_xl.cache import (
     precompute,
     state_from,
     whole_segments,
-    writable_copy,
 )
+from txl_tf.models.transformer_xl.inference import writable_copy
 
 
 class MemoryReader:

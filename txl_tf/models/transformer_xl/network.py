@@ -1,21 +1,23 @@
-"""The network: tokens and memory in, hidden states and new memory out (paper, section 3.2)."""
+"""The network: tokens and memory in, hidden states and new memory out (paper, sections 3.2 and 3.3).
 
-import functools
+`TransformerXL.forward` is the paper's model. Around it: `padding.py`, `apply_layers.py` (XLA's loop, recomputation) and
+documents that reset the memory (`layers/transformer_xl/reset.py`).
+"""
 
 import keras
 import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, at_least, check_fields
-from txl_tf.layers.attention import create_mask
-from txl_tf.layers.common import gradients
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors, found
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
-from txl_tf.layers.transformer_xl.reset import content_mask, document_starts, mask_far_zeros, of_last_document
+from txl_tf.layers.transformer_xl.reset import Mask, document_mask, of_last_document
 from txl_tf.layers.transformer_xl.score_terms import score_terms
-from txl_tf.models.transformer_xl.layer_loop import run_in_loop
+from txl_tf.models.transformer_xl.apply_layers import apply_layers
+from txl_tf.models.transformer_xl.padding import check_padding, pack, unpack
 
 
 def cache_mems(hidden, mems, mem_len, lengths=None):
@@ -46,27 +48,11 @@ def cache_mems(hidden, mems, mem_len, lengths=None):
 
 
 def unknown_zero(tokens, static_shapes):
-    """With static shapes a zero, int32, that no compiler can know: what is computed from it is no constant; else 0.
+    """With static shapes a zero, int32, that XLA cannot fold into constants; else 0.
 
-    A mask or a table of positions is megabytes, which XLA would write out wherever they are used.
+    A mask or a table of positions is megabytes, which XLA would write out wherever it is used.
     """
     return tf.where(tokens[0, 0] < 0, 1, 0) if static_shapes else 0
-
-
-def recomputed(layer, dropout_key):
-    """`layer` with a dropout key, recomputed in the backward pass: the forward pass keeps only its arguments."""
-
-    variables = layer.weights
-
-    def call(zero, *args):
-        weights, (w, *args) = args[: len(variables)], args[len(variables) :]
-        # Masks depend on the key alone: TensorFlow would draw those of all layers at the start and keep them.
-        with tf.control_dependencies([w]):
-            layer_key = dropout_key + tf.cast(zero, dropout_key.dtype)
-        with keras.StatelessScope(list(zip(variables, weights, strict=True))):
-            return layer(w, *args, dropout_key=layer_key)
-
-    return functools.partial(gradients.recompute(call), tf.zeros([]), *map(tf.convert_to_tensor, variables))
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -177,90 +163,84 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         shape = [batch_size, self.mem_len, self.d_model]
         return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
 
+    def call(self, tokens, mems=None, padding_mask=None, training=None, dropout_key=None, static_shapes=False):
+        tokens = as_ids("tokens", tokens)
+        check_tensors({}, tokens=(tokens, "int batch tgt_len"))
+        mems = self.initial_mems(keras.ops.shape(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
+        how = {"static_shapes": static_shapes, "recompute": training and self.recompute}
+        if padding_mask is None:
+            return self.forward(tokens, mems, self.key_of_call(tokens, training, dropout_key), **how)
+        padding_mask = tf.convert_to_tensor(padding_mask)
+        check_padding(padding_mask, tokens, mems[0], self.mem_len)
+        tokens, lengths = pack(tokens, padding_mask)
+        dropout_key = self.key_of_call(tokens, training, dropout_key)
+        hidden, new_mems = self.forward(tokens, mems, dropout_key, lengths, **how)
+        return unpack(hidden, padding_mask), new_mems
+
+    def forward(self, tokens, mems, dropout_key=None, lengths=None, static_shapes=False, recompute=False):
+        """The paper's model, of checked tokens and memory:
+
+            h = drop(E[x])    R = drop(sinusoids of the distances)
+            h' = layer(h, R, u, v, mask, mem)    for every layer, by equation (6)
+            new mem = the last mem_len of [mem, h]
+
+        Args:
+            tokens: int `[B, T]`.
+            mems: list of `n_layer` tensors `[B, M, E]`.
+            dropout_key, static_shapes: as in the call.
+            lengths: int32 `[B]`, how many tokens of each row count, where what follows is padding; `None`: all.
+            recompute: see `apply_layers`.
+
+        Returns:
+            `(hidden, new_mems)`, as the call.
+        """
+        embed_key, pos_key, out_key, *layer_keys = split(dropout_key, 3 + self.n_layer)
+        hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes)
+        hidden, inputs = apply_layers(
+            self.decoder_layers, hidden, arguments, layer_keys, as_loop=static_shapes, recompute=recompute
+        )
+        new_mems = [cache_mems(h, mem, self.mem_len, lengths) for h, mem in zip(inputs, mems, strict=True)]
+        if mask.starts is not None:
+            qlen, kept = keras.ops.shape(tokens)[1], keras.ops.shape(new_mems[0])[1]
+            of_document = of_last_document(mask.starts, qlen if lengths is None else lengths, kept)
+            new_mems = [mem * tf.cast(of_document, mem.dtype) for mem in new_mems]
+        return dropout(hidden, self.dropout, out_key), new_mems
+
+    def enter(self, tokens, mems, dropout_keys=(None, None), lengths=None, static_shapes=False):
+        """What enters the layers.
+
+        Returns:
+            `(hidden, arguments, mask)`: `[B, T, E]`; for every layer the tuple of what its call takes besides; `Mask`.
+        """
+        mlen, zero = keras.ops.shape(mems[0])[1], unknown_zero(tokens, static_shapes)
+        hidden, pos_emb = self.embed(tokens, mlen, dropout_keys, static_shapes, zero)
+        mask = Mask(create_mask(keras.ops.shape(tokens)[1], mlen, self.same_length, zero))
+        if self.reset_token is not None:
+            mask = document_mask(mask.attn_mask, tokens, self.reset_token, self.same_length, lengths)
+        positions = [self.positions_of_layer(i, pos_emb) for i in range(self.n_layer)]
+        return hidden, [(*of_layer, *mask.around(mem)) for of_layer, mem in zip(positions, mems, strict=True)], mask
+
+    def embed(self, tokens, mlen, dropout_keys, static_shapes, zero):
+        """The embeddings `[B, T, E]`, and what all layers know of positions: `[1, mlen + T, E]`, farthest key first."""
+        embed_key, pos_key = dropout_keys
+        pos_emb = tf.cast(self.positions(mlen + keras.ops.shape(tokens)[1], zero), self.compute_dtype)
+        # One mask for all layers and rows, as in the original.
+        pos_emb = dropout(pos_emb, self.dropout, pos_key, row_axis=None)
+        return dropout(self.embedding(tokens, static_shapes=static_shapes), self.dropout, embed_key), pos_emb
+
     def positions(self, klen, zero=0):
         """Position embeddings of the distances to `klen` keys, farthest first: float32 `[1, klen, d_model]`."""
         pos_seq = relative_positions(klen, self.clamp_len) + tf.cast(zero, tf.float32)
         return positional_embedding(pos_seq, inverse_frequencies(self.d_model))
 
-    def biases(self, i):
-        """`(r_w_bias, r_r_bias)` of layer i, the paper's u and v: `[n_head, d_head]` each."""
-        # As tensors: `gradients.recompute` takes no variables.
-        return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
-
-    def embed(self, tokens, mlen, dropout_keys=(None, None), static_shapes=False):
-        """What enters the first layer, and what enters all layers.
-
-        Returns:
-            `(hidden, pos_emb)`: the embeddings `[batch, tgt_len, d_model]`, and the position embeddings of all keys,
-            `[1, mlen + tgt_len, d_model]`.
-        """
-        embed_key, pos_key = dropout_keys
-        klen = mlen + keras.ops.shape(tokens)[1]
-        pos_emb = tf.cast(self.positions(klen, unknown_zero(tokens, static_shapes)), self.compute_dtype)
-        # One mask for all layers and rows, as in the original.
-        pos_emb = dropout(pos_emb, self.dropout, pos_key, row_axis=None)
-        return dropout(self.embedding(tokens, static_shapes=static_shapes), self.dropout, embed_key), pos_emb
-
     def positions_of_layer(self, i, pos_emb):
         """The arguments of layer i that are about positions: `(r, r_w_bias, r_r_bias)` of `TransformerXLLayer`."""
         return pos_emb, *self.biases(i)
 
-    def masks(self, tokens, mlen, lengths=None, static_shapes=False):
-        """Which keys a query does not see, and which it sees as zeros; of rows whose first `lengths` tokens count.
-
-        Returns:
-            `(attn_mask, starts)`, `[tgt_len, mlen + tgt_len]` and `None`; or, where there is a `reset_token`,
-            `(attn_mask, content_mask, starts)`, see `RelMultiHeadAttn` and `document_starts`.
-        """
-        qlen = keras.ops.shape(tokens)[1]
-        attn_mask = create_mask(qlen, mlen, self.same_length, unknown_zero(tokens, static_shapes))
-        if self.reset_token is None:
-            return attn_mask, None
-        counted = None if lengths is None else tf.range(qlen) < lengths[:, None]
-        starts = document_starts(tokens, self.reset_token, counted)
-        if not self.same_length:  # with which every query sees as many keys
-            attn_mask = mask_far_zeros(attn_mask, starts)
-        return attn_mask, content_mask(starts, mlen), starts
-
-    def call(self, tokens, mems=None, padding_mask=None, training=None, dropout_key=None, static_shapes=False):
-        tokens = as_ids("tokens", tokens)
-        check_tensors({}, tokens=(tokens, "int batch tgt_len"))
-        mems = self.initial_mems(keras.ops.shape(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
-        lengths = None
-        if padding_mask is not None:
-            padding_mask = tf.convert_to_tensor(padding_mask)
-            _check_padding(padding_mask, tokens, mems[0], self.mem_len)
-            lengths = tf.reduce_sum(tf.cast(padding_mask, tf.int32), 1)
-            # Tokens to the front: causality hides what follows them, and their distances to the memory are right.
-            order = tf.argsort(tf.cast(~padding_mask, tf.int32), stable=True)
-            tokens = tf.gather(tf.where(padding_mask, tokens, 0), order, batch_dims=1)
-        qlen, mlen = keras.ops.shape(tokens)[1], keras.ops.shape(mems[0])[1]
-        dropout_key = self.key_of_call(tokens, training, dropout_key)
-        embed_key, pos_key, out_key, *layer_keys = split(dropout_key, 3 + self.n_layer)
-
-        attn_mask, *content, starts = self.masks(tokens, mlen, lengths, static_shapes)
-        output, pos_emb = self.embed(tokens, mlen, (embed_key, pos_key), static_shapes)
-
-        recompute = training and self.recompute
-        arguments = [(*self.positions_of_layer(i, pos_emb), attn_mask, mem, *content) for i, mem in enumerate(mems)]
-        if static_shapes:
-            output, inputs = run_in_loop(self.decoder_layers, output, arguments, layer_keys, recompute)
-        else:
-            inputs = []
-            for layer, layer_key, of_layer in zip(self.decoder_layers, layer_keys, arguments, strict=True):
-                inputs.append(output)
-                decode = recomputed(layer, layer_key) if recompute else functools.partial(layer, dropout_key=layer_key)
-                output = decode(output, *of_layer)
-        new_mems = [cache_mems(hidden, mem, self.mem_len, lengths) for hidden, mem in zip(inputs, mems, strict=True)]
-        if starts is not None:
-            kept = of_last_document(starts, qlen if lengths is None else lengths, keras.ops.shape(new_mems[0])[1])
-            new_mems = [mem * tf.cast(kept, mem.dtype) for mem in new_mems]
-        output = dropout(output, self.dropout, out_key)
-        if padding_mask is not None:  # back to where they were
-            index = tf.cumsum(tf.cast(padding_mask, tf.int32), 1, exclusive=True)
-            output = tf.where(padding_mask[:, :, None], tf.gather(output, index, batch_dims=1), 0)
-            output._keras_mask = padding_mask
-        return output, new_mems
+    def biases(self, i):
+        """`(r_w_bias, r_r_bias)` of layer i, the paper's u and v: `[n_head, d_head]` each."""
+        # As tensors: `gradients.recompute` takes no variables.
+        return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
 
     def check_mems(self, tokens, mems):
         """`mems` in the dtype of the network. Raises ValueError unless they are a memory of its layers."""
@@ -280,7 +260,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
     def attention_probs(self, tokens, mems, layer):
         """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`.
 
-        Arguments as of the call. Each row of the probabilities sums to 1.
+        `tokens` and `mems` as in the call. Each row of the probabilities sums to 1.
         """
         w, arguments = self._into_layer(tokens, mems, layer)
         return self.decoder_layers[layer].rel_attn.attention_probs(w, *arguments)
@@ -302,12 +282,9 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
 
     def _into_layer(self, tokens, mems, layer):
         """What enters a layer in a call without dropout: its input, and the other arguments."""
-        mlen = keras.ops.shape(mems[0])[1]
-        (attn_mask, *content, _), (output, pos_emb) = self.masks(tokens, mlen), self.embed(tokens, mlen)
-        arguments = [(*self.positions_of_layer(i, pos_emb), attn_mask, mem, *content) for i, mem in enumerate(mems)]
-        for i in range(layer):
-            output = self.decoder_layers[i](output, *arguments[i])
-        return output, arguments[layer]
+        hidden, arguments, _ = self.enter(tokens, mems)
+        hidden, _ = apply_layers(self.decoder_layers[:layer], hidden, arguments[:layer])
+        return hidden, arguments[layer]
 
     def export(self, *args, **kwargs):
         raise NotImplementedError(
@@ -318,20 +295,6 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
     def get_config(self):
         names = [*NetworkConfig.names(), "recompute", "seed"]
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
-
-
-def _check_padding(padding_mask, tokens, mem, mem_len):
-    """Raises ValueError where `padding_mask` does not fit tokens and memory."""
-    if padding_mask.dtype != tf.bool or not padding_mask.shape.is_compatible_with(tokens.shape):
-        raise ValueError(
-            f"padding_mask must be bool and of the shape of tokens, {list(tokens.shape)}, "
-            f"got {padding_mask.dtype.name} {list(padding_mask.shape)}"
-        )
-    if mem.shape[1] is not None and mem.shape[1] < mem_len:
-        raise ValueError(
-            f"with a padding_mask, mems must hold mem_len={mem_len} positions or more, as initial_mems does, "
-            f"got {mem.shape[1]}"
-        )
 
 
 def make_initializer(init, init_std, init_range):

@@ -12,7 +12,7 @@ from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding
 from txl_tf.layers.vanilla.language_model_layer import TransformerLMLayer
 from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.transformer_xl.network import TransformerXL, unknown_zero
+from txl_tf.models.transformer_xl.network import TransformerXL
 from txl_tf.models.vanilla.window import WindowReader
 
 # Arguments of `TransformerXL` that have no meaning here, and why.
@@ -56,11 +56,10 @@ class AbsoluteTransformer(TransformerXL):
         pos_seq = tf.range(tf.cast(length, tf.float32)) + tf.cast(zero, tf.float32)
         return positional_embedding(pos_seq, inverse_frequencies(self.d_model))
 
-    def embed(self, tokens, mlen, dropout_keys=(None, None), static_shapes=False):
-        """What enters the first layer, `[batch, tgt_len, d_model]`; and `None`, as nothing enters all layers."""
-        embeddings = self.embedding(tokens, static_shapes=static_shapes)
-        zero = unknown_zero(tokens, static_shapes)
+    def embed(self, tokens, mlen, dropout_keys, static_shapes, zero):
+        """The sum of embeddings and positions, `[batch, tgt_len, d_model]`; the layers know nothing of positions."""
         pos_emb = tf.cast(self.positions(keras.ops.shape(tokens)[1], zero), self.compute_dtype)
+        embeddings = self.embedding(tokens, static_shapes=static_shapes)
         return dropout(embeddings + pos_emb, self.dropout, dropout_keys[0]), None
 
     def positions_of_layer(self, i, pos_emb):

@@ -23,7 +23,8 @@ import keras
 import tensorflow as tf
 
 from txl_tf.layers.attention import attend
-from txl_tf.models.transformer_xl.cache import layer_weights, row_by_row, run_layers, writable_copy, write
+from txl_tf.models.transformer_xl.inference import layer_weights, row_by_row, run_layers, writable_copy, zero_keys
+from txl_tf.models.transformer_xl.ring import write
 
 
 class WindowState(NamedTuple):
@@ -70,9 +71,8 @@ class WindowReader:
 
     def initial_state(self, batch_size):
         """The state before a text."""
-        network = self.network
-        shape = [batch_size, network.n_head, network.mem_len + self.context_len, network.d_head]
-        rings = [tuple(tf.zeros(shape, network.compute_dtype) for _ in range(network.n_layer)) for _ in "kv"]
+        klen = self.network.mem_len + self.context_len
+        rings = [zero_keys(self.network, batch_size, klen) for _ in "kv"]
         return WindowState(*rings, tf.zeros([batch_size, self.context_len], tf.int32), tf.zeros([batch_size], tf.int32))
 
     def read_prompt(self, prompt, lengths):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from txl_tf import TransformerLM, TransformerXLLM
-from txl_tf.models.transformer_xl.layer_loop import run_in_loop
+from txl_tf.models.transformer_xl.apply_layers import apply_layers
 
 SIZES = {"n_token": 30, "n_layer": 3, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 12}
 MODELS = {
@@ -83,7 +83,7 @@ def test_inputs_are_what_each_layer_was_given():
     network, hidden = lm.network, tf.random.stateless_normal([4, 6, 8], [1, 2])
     pos_emb, mask = network.positions(11), tf.zeros([6, 11])
     arguments = [(pos_emb, *network.biases(i), mask, tf.zeros([4, 5, 8])) for i in range(3)]
-    output, inputs = run_in_loop(network.decoder_layers, hidden, arguments, [None] * 3)
+    output, inputs = apply_layers(network.decoder_layers, hidden, arguments, as_loop=True)
     for layer, given, of_layer in zip(network.decoder_layers, inputs, arguments, strict=True):
         np.testing.assert_allclose(given, hidden, atol=1e-6)
         hidden = layer(hidden, *of_layer)

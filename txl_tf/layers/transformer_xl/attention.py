@@ -1,0 +1,227 @@
+"""Transformer-XL's attention, over memory and segment, by content and by distance (paper, section 3.3).
+
+Equation (6), of a query i and a key j, with the content's key `k_j` and the distance's key `r_(i-j)`:
+
+    score = q_i.k_j + q_i.r_(i-j) + u.k_j + v.r_(i-j)        terms (a), (b), (c), (d)
+          = (q_i + u).k_j + (q_i + v).r_(i-j)                two products, each divided by sqrt(D)
+
+Shapes:
+    B: batch        T: qlen, the queries        M: mlen, the memory        K: klen, the keys, M + T
+    H: n_head       D: d_head                   E: d_model
+"""
+
+import keras
+import tensorflow as tf
+
+from txl_tf.layers.attention import attend, attention_probs, project_heads, project_output, shifted_scores
+from txl_tf.layers.common.base import Layer, as_bool, check_sizes, check_tensors, check_width, mask_of, seen_by_article
+from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.ops import LayerNorm, config_of, own_initializer
+from txl_tf.layers.transformer_xl.reset import attend_documents, document_probs
+
+
+def create_mask(qlen, mlen, same_length=False, first=0):
+    """Which keys a query must not see: 1 where masked, 0 where seen (`_create_mask` of the original).
+
+    The arguments are the original's. Query i sees the keys `0 ... mlen + i`, and with `same_length` only the last
+    `mlen + 1` of them, `i ... mlen + i`. With qlen 3, mlen 2, without and with `same_length`:
+
+        0 0 0 1 1        0 0 0 1 1
+        0 0 0 0 1        1 0 0 0 1
+        0 0 0 0 0        1 1 0 0 0
+
+    Args:
+        qlen, mlen: ints or int scalar tensors, the lengths of segment and memory.
+        same_length: every query sees the same number of keys (the original's evaluation settings).
+        first: number of the first query and of the first key, which the mask does not depend on. A value that is known
+            only at run time keeps the mask, megabytes of it, out of the compiled program.
+
+    Returns:
+        float32 `[qlen, mlen + qlen]`.
+    """
+    query = first + tf.range(qlen)[:, None]
+    key = first + tf.range(mlen + qlen)[None, :]
+    masked = key > query + mlen
+    if same_length:
+        masked |= key < query
+    return tf.cast(masked, tf.float32)
+
+
+def rel_multihead_attn(
+    w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, dropatt=0.0, dropout_key=None,
+    content_mask=None,
+):  # fmt: skip
+    """Relative attention with its projections; residual and layer norm are `RelMultiHeadAttn`'s.
+
+    Batch first: the original's `w` and `mems` are `[T, B, E]` and `[M, B, E]`, its `r` is `[K, 1, E]`. Queries are
+    projected for the segment alone; the original projects the memory's too and throws them away.
+
+    Args: as in the call of `RelMultiHeadAttn`, and
+        qkv_kernel: `[E, 3 * H * D]`, queries, then keys, then values.
+        r_kernel, o_kernel: `[E, H * D]` and `[H * D, E]`.
+        dropatt, dropout_key: of the attention probabilities, see `attend`.
+
+    Returns:
+        `[B, T, E]`.
+    """
+    q, k, v, position_scores = relative_parts(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel)
+    visible = attn_mask == 0
+    if content_mask is None:
+        attn_vec = attend(q, k, v, position_scores, visible, dropatt=dropatt, dropout_key=dropout_key)
+    else:
+        attn_vec = attend_documents(q, k, v, position_scores, visible, content_mask, dropatt, dropout_key)
+    return project_output(attn_vec, o_kernel)
+
+
+def relative_parts(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel):
+    """Arguments of `attend`: the queries q + u, keys, values, and the scores of q + v against the distances.
+
+    Returns:
+        `(q, k, v, position_scores)`: `[H, B, T, D]`, `[H, B, K, D]` twice, `[H, B, T, K]`.
+    """
+    n_head, d_head = r_w_bias.shape
+    q, k, v = project_segment(w, mems, qkv_kernel, n_head)
+    (r_k,) = project_heads(r, r_kernel, 1, n_head)
+
+    scale = d_head**-0.5
+    rw_q = (q + r_w_bias[:, None, None]) * scale
+    rr_q = (q + r_r_bias[:, None, None]) * scale
+    # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
+    r_k = tf.pad(tf.squeeze(r_k, 1), [[0, 0], [1, 0], [0, 0]])
+    return rw_q, k, v, shifted_scores(rr_q, r_k, first=keras.ops.shape(q)[2])
+
+
+def project_segment(w, mems, qkv_kernel, n_head):
+    """Queries of the segment, keys and values of memory and segment: `[H, B, T, D]`, and `[H, B, K, D]` twice."""
+    # Memory and segment by themselves: of the memory no gradient is computed unless somebody asks for it.
+    q, k, v = project_heads(w, qkv_kernel, 3, n_head)
+    mem_k, mem_v = project_heads(mems, tf.slice(qkv_kernel, [0, qkv_kernel.shape[1] // 3], [-1, -1]), 2, n_head)
+    return q, tf.concat([mem_k, k], 2), tf.concat([mem_v, v], 2)
+
+
+class SegmentAttention(Layer):
+    """Attention over memory and segment with its residual and layer norm, with relative positions or without.
+
+    A subclass has the call, and says by `relative` whether there is an `r_kernel`.
+    """
+
+    relative = True
+
+    def __init__(
+        self, d_model, n_head, d_head, dropout=0.0, dropatt=0.0, kernel_initializer="glorot_uniform",
+        layer_norm_epsilon=1e-12, seed=None, **kwargs,
+    ):  # fmt: skip
+        super().__init__(**kwargs)
+        check_sizes(d_model=d_model, n_head=n_head, d_head=d_head)
+        self.start_keys(seed, dropout=dropout, dropatt=dropatt)
+        self.d_model = d_model
+        self.n_head = n_head
+        self.d_head = d_head
+        self.dropout = dropout
+        self.dropatt = dropatt
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.layer_norm_epsilon = layer_norm_epsilon
+        self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
+
+    def build(self, w_shape=None, **_):
+        check_width("w", w_shape, "d_model", self.d_model)
+
+        def kernel(name, shape):
+            return self.add_weight(name=name, shape=shape, initializer=own_initializer(self.kernel_initializer))
+
+        width = self.n_head * self.d_head
+        self.qkv_kernel = kernel("qkv_kernel", (self.d_model, 3 * width))
+        self.r_kernel = kernel("r_kernel", (self.d_model, width)) if self.relative else None
+        self.o_kernel = kernel("o_kernel", (width, self.d_model))
+        self.layer_norm.build((None, None, self.d_model))
+
+    def computed(self, *tensors):
+        """Tensors and weights in the dtype that the layer computes in."""
+        return [tf.cast(x, self.compute_dtype) for x in tensors]
+
+    def segment_of(self, w, attn_mask=None, mems=None, **positions):
+        """`(attn_mask, mems)` of a call, checked: numbers, 1 where masked, and `[batch, mem_len, d_model]`.
+
+        Args:
+            **positions: `r`, `r_w_bias` and `r_r_bias` of the call.
+
+        Raises:
+            ValueError: a tensor or a mask has another shape; the message names it.
+        """
+        sizes = {"d_model": self.d_model, "n_head": self.n_head, "d_head": self.d_head, "1": 1}
+        check_tensors(sizes, w=(w, "float batch tgt_len d_model"), mems=(mems, "float? batch mem_len d_model"))
+        mems = w[:, :0] if mems is None else mems
+        qlen, mlen = keras.ops.shape(w)[1], keras.ops.shape(mems)[1]
+        sizes["keys"] = mlen + qlen if isinstance(mlen + qlen, int) else None
+        shapes = {"r": "float 1 keys d_model", "r_w_bias": "float n_head d_head", "r_r_bias": "float n_head d_head"}
+        check_tensors(sizes, **{name: (x, shapes[name]) for name, x in positions.items()})
+        if attn_mask is None:
+            attn_mask = create_mask(qlen, mlen)
+        else:
+            visible = seen_by_article("attn_mask", attn_mask, sizes, ["batch", "tgt_len", "keys"])
+            if attn_mask.dtype == tf.bool:
+                attn_mask = tf.cast(~visible, tf.float32)
+        if mask_of(w) is not None:
+            padding = tf.cast(~as_bool("mask", mask_of(w)), attn_mask.dtype)
+            attn_mask = tf.maximum(attn_mask, tf.pad(padding, [[0, 0], [mlen, 0]])[:, None])
+        return attn_mask, mems
+
+    def get_config(self):
+        names = "d_model n_head d_head dropout dropatt kernel_initializer layer_norm_epsilon seed"
+        return {**super().get_config(), **config_of(self, names)}
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class RelMultiHeadAttn(SegmentAttention):
+    """Relative multi-head attention with its residual and layer norm: `LayerNorm(w + dropout(attention))`.
+
+    Args:
+        d_model: width of the hidden states.
+        n_head, d_head: number of heads and the width of each.
+        dropout: rate on the attention's output.
+        dropatt: rate on the attention probabilities.
+        kernel_initializer: of the three projections.
+        layer_norm_epsilon: added to the variance in layer norm.
+        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+
+    Call arguments:
+        w: `[batch, tgt_len, d_model]`, the segment. Where Keras handed a mask on with it, that hides keys, too.
+        r: `[1, mem_len + tgt_len, d_model]`, position embeddings, farthest distance first.
+        r_w_bias, r_r_bias: `[n_head, d_head]`, u and v; given by the caller, since layers share them unless `untie_r`.
+        attn_mask: `[tgt_len, mem_len + tgt_len]`, or with a batch in front: numbers, 1 where masked, see `create_mask`;
+            or bool, true where a key is seen. `None`: the mask of `create_mask`.
+        mems: `[batch, mem_len, d_model]`; `mem_len` may be 0, and `None` is no memory.
+        content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where what is at a key counts as zeros; `None` for none.
+        training, dropout_key: see `txl_tf.layers.common.base`.
+
+    Returns:
+        `[batch, tgt_len, d_model]`.
+
+    Raises:
+        ValueError: an argument is out of its range, a tensor or a mask of another shape; the message names it.
+
+    Reference:
+        Dai et al. 2019, section 3.3; `rel_multihead_attn` of the original.
+    """
+
+    def call(
+        self, w, r, r_w_bias, r_r_bias, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None
+    ):
+        attn_mask, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
+        dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
+        w, r, r_w_bias, r_r_bias, mems, *kernels = self.computed(
+            w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel, self.o_kernel
+        )
+        content_mask = None if content_mask is None else tf.cast(content_mask, w.dtype)
+        attn_out = rel_multihead_attn(
+            w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, self.dropatt, dropatt_key, content_mask
+        )
+        return self.layer_norm(w + dropout(attn_out, self.dropout, output_key))
+
+    def attention_probs(self, w, r, r_w_bias, r_r_bias, attn_mask, mems, content_mask=None):
+        """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
+        arguments = self.computed(w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel)
+        q, k, _, position_scores = relative_parts(*arguments)
+        if content_mask is None:
+            return attention_probs(q, k, position_scores, attn_mask == 0)
+        return document_probs(q, k, position_scores, attn_mask == 0, tf.cast(content_mask, q.dtype))
