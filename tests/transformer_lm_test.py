@@ -198,8 +198,9 @@ def test_dropout_drops_from_the_sum_of_embedding_and_position():
     network = AbsoluteTransformer(**{**SMALL, "n_token": 100}, dropout=0.5)
     network.build()
     tokens = tf.constant(np.arange(100)[None])
-    whole, _ = network.embed(tokens, 0)
-    dropped, _ = network.embed(tokens, 0, (tf.constant([1, 2, 0]), None))
+    mems = network.initial_mems(1)
+    whole, *_ = network.enter(tokens, mems)
+    dropped, *_ = network.enter(tokens, mems, (tf.constant([1, 2, 0]), None))
     kept = dropped.numpy() != 0
     assert 0.4 < kept.mean() < 0.6
     close(dropped.numpy()[kept], 2 * whole.numpy()[kept])
