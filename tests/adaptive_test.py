@@ -266,7 +266,7 @@ def test_every_shape_is_static_and_no_id_becomes_a_float(small_lm, small_batches
 @pytest.mark.parametrize("capacities", [[], [8], [8, 8, 8], [8, 0], [8, -1], [8, 8.0]], ids=str)
 def test_capacities_that_are_not_one_a_bin_are_an_error(small_lm, capacities):
     lm = small_lm(cutoffs=[6, 14])
-    message = r"bin_capacities must be one positive integer for each of the 2 bins but the first, got \["
+    message = r"bin_capacities must be one positive integer for each of the 2 clusters but the first, got \["
     with pytest.raises(ValueError, match=message) as error:
         lm.softmax.static_nll(tf.zeros([1, 2, 8]), tf.zeros([1, 2], tf.int32), lm.network.embedding, capacities)
     assert str(capacities) in str(error.value)

@@ -1,7 +1,7 @@
-"""Adaptive softmax over the bins of an adaptive embedding, with tied weights (Grave et al. 2017).
+"""Adaptive softmax over the clusters of an adaptive embedding, with tied weights (Grave et al. 2017).
 
-The softmax first chooses among the words of bin 0 and one *cluster* for every later bin, then, within a cluster, among
-its words. Bins, shapes, tables and projections: see `layers/embedding.py`.
+The softmax first chooses among the words of cluster 0 and one entry for each later cluster, then, within that cluster,
+among its words. Clusters, shapes, tables and projections: see `layers/embedding.py`.
 """
 
 import itertools
@@ -10,6 +10,7 @@ import numbers
 import keras
 import tensorflow as tf
 
+from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import check_tensors, found
 from txl_tf.layers.common.ops import config_of, cross_entropy
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
@@ -24,14 +25,14 @@ def bin_logits(hidden, weight, bias, proj):
 
 
 def split_bins(tables, biases):
-    """The weights of every bin, `[n_i, e_i]` each. One table is split, whose gradient is then one concatenation."""
+    """The weights of every cluster, `[n_i, e_i]` each. One table is split, whose gradient is then one concatenation."""
     if len(tables) == len(biases):
         return [tf.convert_to_tensor(table) for table in tables]
     return tf.split(tables[0], [bias.shape[0] for bias in biases])
 
 
 def head_of(weights, biases, clusters):
-    """Weight and bias of the first softmax: the words of bin 0, then the clusters."""
+    """Weight and bias of the first softmax: the words of cluster 0, then the entries of the later clusters."""
     if clusters is None:
         return weights[0], biases[0]
     cluster_w, cluster_b = clusters
@@ -43,15 +44,15 @@ def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=Non
 
     Batch first. The original's function takes sizes, initializers and `params`, the `ret_params` of the embedding, and
     creates biases, clusters and its own projections; here they are passed in, and there is no `return_mean`. The head's
-    column of bin i is `n_0 + i - 1`, as in the original.
+    column of cluster i is `n_0 + i - 1`, as in the original.
 
     Args:
         hidden: `[B, T, P]`.
         target: int `[B, T]`.
         tables: the embedding's tables.
-        projs: the projection of every bin, or `None`s.
-        biases: one `[n_i]` per bin.
-        clusters: weight `[bins - 1, E]` and bias `[bins - 1]` of the clusters; `None` for a single bin.
+        projs: the projection of every cluster, or `None`s.
+        biases: one `[n_i]` per cluster.
+        clusters: weight `[n, E]` and bias `[n]` of the entries of the n later clusters; `None` where there are none.
 
     Returns:
         float32 `[B, T]`, nats.
@@ -73,20 +74,20 @@ def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=Non
 def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, bin_capacities):
     """`mask_adaptive_logsoftmax` whose shapes, those of the gradient too, do not depend on the data.
 
-    Every bin but the first has a capacity: its first tokens, in order, are predicted, and those past the capacity are
-    left out, from the gradient too. A capacity of `B * T` or more leaves out none.
+    Every cluster but the first has a capacity: its first tokens, in order, are predicted, and those past the capacity
+    are left out, from the gradient too. A capacity of `B * T` or more leaves out none.
 
     Args:
         hidden: `[B, T, P]`, B and T known.
         target: int `[B, T]`; -1 where there is no token.
         tables, projs, biases, clusters: those of `mask_adaptive_logsoftmax`.
-        bin_capacities: list of int, of every bin but the first; see `choose_bin_capacities`.
+        bin_capacities: list of int, of every cluster but the first; see `choose_bin_capacities`.
 
     Returns:
         `(nll, kept)`: float32 `[B, T]`, nats, and bool `[B, T]`, false for the tokens left out, whose nll is 0.
 
     Raises:
-        ValueError: `bin_capacities` are not one positive integer for every bin but the first.
+        ValueError: `bin_capacities` are not one positive integer for every cluster but the first.
     """
     _check_capacities(bin_capacities, len(biases) - 1)
     shape = target.shape
@@ -117,13 +118,13 @@ def _check_capacities(bin_capacities, n):
     integers = all(isinstance(capacity, numbers.Integral) and capacity > 0 for capacity in bin_capacities)
     if len(bin_capacities) != n or not integers:
         raise ValueError(
-            f"bin_capacities must be one positive integer for each of the {n} bins but the first, "
+            f"bin_capacities must be one positive integer for each of the {n} clusters but the first, "
             f"got {list(bin_capacities)}"
         )
 
 
 def _starts(biases):
-    """The first id of every bin."""
+    """The first id of every cluster."""
     return list(itertools.accumulate([bias.shape[0] for bias in biases[:-1]], initial=0))
 
 
@@ -133,7 +134,7 @@ def _flatten(hidden, target):
 
 
 def _head_nll(hidden, target, weights, projs, biases, clusters):
-    """nll of every target's first choice, a word of bin 0 or a cluster, and the bin it is in: `[B * T]` each."""
+    """nll of the first choice of every target, a word of cluster 0 or an entry, and its cluster: `[B * T]` each."""
     bin_of = tf.searchsorted(_starts(biases), target, side="right") - 1
     head_target = tf.where(bin_of == 0, target, biases[0].shape[0] + bin_of - 1)
     logits = bin_logits(hidden, *head_of(weights, biases, clusters), projs[0])
@@ -141,7 +142,7 @@ def _head_nll(hidden, target, weights, projs, biases, clusters):
 
 
 def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
-    """The full distribution over the vocabulary, normalised over all bins.
+    """The full distribution over the vocabulary, normalised over all clusters.
 
     Args: those of `mask_adaptive_logsoftmax`.
 
@@ -160,10 +161,10 @@ def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class AdaptiveSoftmax(AdaptiveBins):
-    """Softmax over the bins of an `AdaptiveEmbedding`, whose tables it shares.
+    """Softmax over the clusters of an `AdaptiveEmbedding`, whose tables it shares.
 
     Args: those of the embedding, and
-        proj_share_all_but_first: every bin but the first uses the embedding's projection too. Otherwise each bin has
+        proj_share_all_but_first: every cluster but the first uses the embedding's projection too. Otherwise each has
             its own. Without cutoffs the single projection is shared in any case, as in the original.
 
     Call arguments:
@@ -177,9 +178,9 @@ class AdaptiveSoftmax(AdaptiveBins):
         Grave et al. 2017; `mask_adaptive_logsoftmax` of the original.
     """
 
+    @stored
     def __init__(self, n_token, d_embed, d_proj, *, proj_share_all_but_first=False, **kwargs):
         super().__init__(n_token, d_embed, d_proj, **kwargs)
-        self.proj_share_all_but_first = proj_share_all_but_first
 
     def shares_projection(self, i):
         return not self.cutoffs or (self.proj_share_all_but_first and i > 0)
@@ -217,7 +218,7 @@ class AdaptiveSoftmax(AdaptiveBins):
         return adaptive_log_probs(hidden, *self.weights_with(embedding))
 
     def check_embedding(self, embedding):
-        """Raises ValueError unless it is a built embedding of the same bins."""
+        """Raises ValueError unless it is a built embedding of the same clusters."""
         names = "n_token d_embed d_proj cutoffs div_val"
         if not isinstance(embedding, AdaptiveEmbedding) or config_of(embedding, names) != config_of(self, names):
             of_self = ", ".join(f"{name}={value}" for name, value in config_of(self, names).items())
@@ -235,6 +236,3 @@ class AdaptiveSoftmax(AdaptiveBins):
     def static_nll(self, hidden, labels, embedding, bin_capacities):
         """`nll` for TPU and XLA: `(nll, kept)`, see `static_adaptive_logsoftmax`."""
         return static_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding), bin_capacities)
-
-    def get_config(self):
-        return {**super().get_config(), **config_of(self, "proj_share_all_but_first")}

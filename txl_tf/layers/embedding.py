@@ -1,27 +1,29 @@
 """Adaptive embedding, whose frequent words are wide and whose rare words are narrow (Baevski and Auli 2019).
 
-The vocabulary, most frequent words first, is cut into bins: bin i holds the ids `ends[i] <= id < ends[i + 1]` where
-`ends = [0, *cutoffs, n_token]`, and its embeddings are `d_embed // div_val**i` wide.
+The vocabulary, most frequent words first, is cut into clusters. Cluster i holds the ids `ends[i] <= id < ends[i + 1]`
+where `ends = [0, *cutoffs, n_token]`, and its embeddings are `d_embed // div_val**i` wide.
 
 Shapes:
-    B, T: batch, tgt_len      N: n_token, n_i: words of bin i      E: d_embed, e_i: width of bin i      P: d_proj
+    B, T: batch, tgt_len    N: n_token, n_i: words of cluster i    E: d_embed, e_i: width of cluster i    P: d_proj
 
 The layers hold the original's variables, one for one. `tables` and `projs` are shared with the softmax
-(`layers/adaptive.py`): `[N, E]` alone where `div_val` is 1, else one `[n_i, e_i]` a bin; a projection is `[e_i, P]`, or
-`None` where the widths agree and nothing is projected.
+(`layers/adaptive.py`): `[N, E]` alone where `div_val` is 1, else one `[n_i, e_i]` for each cluster; a projection is
+`[e_i, P]`, or `None` where the widths agree and nothing is projected.
 
-Tokens are sorted into their bins in one of two ways, with the same weights and results. By default a bin takes as many
-tokens as it has, by `where`, `gather` and `scatter_nd`. TPUs and XLA want shapes that do not depend on the data: there
-the embedding looks up every token in every bin, and the softmax gives every bin but the first a fixed capacity.
+Tokens are sorted into clusters in one of two ways, with the same weights and results. By default a cluster takes as
+many tokens as it has, by `where`, `gather` and `scatter_nd`. TPUs and XLA want shapes that do not depend on the data:
+there the embedding looks up every token in every cluster, and the softmax gives every cluster but the first a fixed
+capacity.
 """
 
 import keras
 import tensorflow as tf
 
 from txl_tf.config import check_bins
+from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids
 from txl_tf.layers.common.gradients import custom_gradient
-from txl_tf.layers.common.ops import config_of, own_initializer
+from txl_tf.layers.common.ops import own_initializer
 
 
 def id_error(name, n_token):
@@ -60,10 +62,10 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
     Args:
         x: int `[B, T]`, token ids.
         tables, projs: lists of weights, see above.
-        cutoffs: ends of the bins but the last.
+        cutoffs: ends of the clusters but the last.
         d_proj: P, width of the result.
         dtype: of the products and the result.
-        static_shapes: look up every token in every bin and keep the right one; rare bins are narrow, so it costs
+        static_shapes: look up every token in every cluster and keep the right one. Rare words are narrow, so it costs
             little.
 
     Returns:
@@ -96,22 +98,19 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
 
 
 class AdaptiveBins(Layer):
-    """What embedding and softmax have in common: the bins, and which of them are projected.
+    """Common to embedding and softmax: the clusters of the vocabulary, and which of them are projected.
 
     The weights have `autocast=False`: the pure functions cast them, only the parts they use.
     """
 
+    @stored
     def __init__(
         self, n_token, d_embed, d_proj, cutoffs=(), div_val=1, proj_same_dim=True, proj_initializer=None, **kwargs
     ):
         super().__init__(**kwargs)
         check_bins(n_token, d_embed, cutoffs, div_val)
-        self.n_token = n_token
-        self.d_embed = d_embed
-        self.d_proj = d_proj
         self.cutoffs = tuple(cutoffs)
-        self.div_val = div_val if cutoffs else 1  # a single bin has nothing to divide
-        self.proj_same_dim = proj_same_dim
+        self.div_val = div_val if cutoffs else 1  # a single cluster has nothing to divide
         self.proj_initializer = keras.initializers.get(proj_initializer or "glorot_uniform")
 
     @property
@@ -123,7 +122,7 @@ class AdaptiveBins(Layer):
         return self.d_embed // self.div_val**i
 
     def is_projected(self, i):
-        """Whether bin i has a projection: where widths differ, and with `proj_same_dim` where `div_val` is above 1."""
+        """Whether cluster i has a projection: where widths differ, or `div_val` is above 1 with `proj_same_dim`."""
         return self.bin_width(i) != self.d_proj or (self.div_val > 1 and self.proj_same_dim)
 
     def add_projection(self, i, name):
@@ -134,10 +133,6 @@ class AdaptiveBins(Layer):
             autocast=False,
         )
 
-    def get_config(self):
-        names = "n_token d_embed d_proj cutoffs div_val proj_same_dim proj_initializer"
-        return {**super().get_config(), **config_of(self, names)}
-
 
 @keras.saving.register_keras_serializable("txl_tf")
 class AdaptiveEmbedding(AdaptiveBins):
@@ -145,27 +140,28 @@ class AdaptiveEmbedding(AdaptiveBins):
 
     Args:
         n_token: size of the vocabulary.
-        d_embed: width of the first bin.
+        d_embed: width of the first cluster.
         d_proj: width of the result.
-        cutoffs: ends of the bins but the last, increasing, between 0 and `n_token`.
-        div_val: bin i is `d_embed // div_val**i` wide.
-        proj_same_dim: whether a bin as wide as `d_proj` is projected all the same (where `div_val` > 1).
+        cutoffs: ends of the clusters but the last, increasing, between 0 and `n_token`.
+        div_val: cluster i is `d_embed // div_val**i` wide.
+        proj_same_dim: whether a cluster as wide as `d_proj` is projected all the same (where `div_val` > 1).
         initializer, proj_initializer: of the tables and of the projections.
 
     Call arguments:
         tokens: int `[batch, tgt_len]`; whole numbers of another type are taken for what they are.
-        static_shapes: whether to look up every token in every bin, for TPU and XLA.
+        static_shapes: whether to look up every token in every cluster, for TPU and XLA.
 
     Returns:
         `[batch, tgt_len, d_proj]`, times `sqrt(d_proj)`.
 
     Raises:
-        ValueError: `cutoffs` do not increase or pass `n_token`, or a bin would be 0 wide.
+        ValueError: `cutoffs` do not increase or pass `n_token`, or a cluster would be 0 wide.
 
     Reference:
         Baevski and Auli 2019; `mask_adaptive_embedding_lookup` of the original.
     """
 
+    @stored
     def __init__(self, n_token, d_embed, d_proj, *, initializer="uniform", **kwargs):
         super().__init__(n_token, d_embed, d_proj, **kwargs)
         self.autocast = False  # half precision does not hold ids
@@ -193,6 +189,3 @@ class AdaptiveEmbedding(AdaptiveBins):
 
     def compute_output_shape(self, tokens_shape, **_):
         return (*tokens_shape, self.d_proj)
-
-    def get_config(self):
-        return {**super().get_config(), **config_of(self, "initializer")}

@@ -3,36 +3,50 @@
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.common.base import Layer, check_rows, check_sizes, check_tensors, check_width, width_of
+from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, check_width, width_of
 from txl_tf.layers.common.dropout import dropout, split
-from txl_tf.layers.common.ops import LayerNorm, Linear, config_of, own_initializer, project
+from txl_tf.layers.common.ops import LayerNorm, Linear, own_initializer, project
 
 
-def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_key=None, inner_rate=None):
+def feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, activation=tf.nn.relu, rate=0.0, dropout_key=None):
+    """`dropout(activation(x kernel_1 + bias_1)) kernel_2 + bias_2`: the net of all layers.
+
+    Args:
+        x: `[..., E]`.
+        kernel_1, bias_1: `[E, F]` and `[F]`.
+        kernel_2, bias_2: `[F, E]` and `[E]`.
+        activation: function of a tensor.
+        rate, dropout_key: see `dropout`.
+
+    Returns:
+        A tensor like `x`.
+    """
+    *rows, _ = keras.ops.shape(x)
+    inner = activation(tf.nn.bias_add(project(x, kernel_1), bias_1))
+    inner = dropout(tf.reshape(inner, [*rows, kernel_1.shape[1]]), rate, dropout_key)
+    return tf.reshape(tf.nn.bias_add(project(inner, kernel_2), bias_2), [*rows, kernel_2.shape[1]])
+
+
+def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_key=None):
     """`relu(inp kernel_1 + bias_1) kernel_2 + bias_2`, with dropout after the relu and at the end.
 
     Args:
-        inp: `[..., E]`.
-        kernel_1, bias_1: `[E, F]` and `[F]`.
-        kernel_2, bias_2: `[F, E]` and `[E]`.
+        inp, kernel_1, bias_1, kernel_2, bias_2: see `feed_forward`.
         rate: of dropout.
         dropout_key: int `[3]`, see `dropout`, or `None` for no dropout.
-        inner_rate: that after the relu; by default the same.
 
     Returns:
         A tensor like `inp`.
     """
-    *rows, _ = keras.ops.shape(inp)
-    key_1, key_2 = split(dropout_key, 2)
-    inner = tf.nn.relu(tf.nn.bias_add(project(inp, kernel_1), bias_1))
-    inner = dropout(tf.reshape(inner, [*rows, kernel_1.shape[1]]), rate if inner_rate is None else inner_rate, key_1)
-    output = tf.nn.bias_add(project(inner, kernel_2), bias_2)
-    return dropout(tf.reshape(output, [*rows, kernel_2.shape[1]]), rate, key_2)
+    inner_key, output_key = split(dropout_key, 2)
+    output = feed_forward(inp, kernel_1, bias_1, kernel_2, bias_2, rate=rate, dropout_key=inner_key)
+    return dropout(output, rate, output_key)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class PositionwiseFF(Layer):
-    """`positionwise_ff` with its residual and layer norm (`positionwise_FF` of the original).
+    """Transformer-XL's: `positionwise_ff` with its residual and layer norm (`positionwise_FF` of the original).
 
     Args:
         d_model: width of input and output.
@@ -50,6 +64,7 @@ class PositionwiseFF(Layer):
         `[batch, tgt_len, d_model]`.
     """
 
+    @stored
     def __init__(
         self, d_model, d_inner, dropout=0.0, kernel_initializer="glorot_uniform", layer_norm_epsilon=1e-12, seed=None,
         **kwargs,
@@ -57,12 +72,8 @@ class PositionwiseFF(Layer):
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, d_inner=d_inner)
         self.start_keys(seed, dropout=dropout)
-        self.d_model = d_model
-        self.d_inner = d_inner
-        self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.initializers = [own_initializer(self.kernel_initializer) for _ in range(2)]
-        self.layer_norm_epsilon = layer_norm_epsilon
         self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
 
     def build(self, inp_shape=None):
@@ -76,19 +87,14 @@ class PositionwiseFF(Layer):
 
     def call(self, inp, training=None, dropout_key=None):
         check_tensors({"d_model": self.d_model}, inp=(inp, "float batch length d_model"))
-        inp = tf.cast(inp, self.compute_dtype)
-        weights = [tf.cast(weight, inp.dtype) for weight in (self.kernel_1, self.bias_1, self.kernel_2, self.bias_2)]
+        inp, *weights = self.computed(inp, self.kernel_1, self.bias_1, self.kernel_2, self.bias_2)
         dropout_key = self.key_of_call(inp, training, dropout_key)
         return self.layer_norm(positionwise_ff(inp, *weights, self.dropout, dropout_key) + inp)
-
-    def get_config(self):
-        names = "d_model d_inner dropout kernel_initializer layer_norm_epsilon seed"
-        return {**super().get_config(), **config_of(self, names)}
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class PositionWiseFFN(Layer):
-    """The feed-forward net alone, without residual and layer norm: `dense2(relu(dense1(X)))`.
+    """The vanilla Transformer's net, without residual and layer norm: `dense2(relu(dense1(X)))`.
 
     Args:
         ffn_num_hiddens: width between the two products.
@@ -104,13 +110,11 @@ class PositionWiseFFN(Layer):
         `[batch, length, ffn_num_outputs]`.
     """
 
+    @stored
     def __init__(self, ffn_num_hiddens, ffn_num_outputs, rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
         check_sizes(ffn_num_hiddens=ffn_num_hiddens, ffn_num_outputs=ffn_num_outputs)
         self.start_keys(seed, rate=rate)
-        self.ffn_num_hiddens = ffn_num_hiddens
-        self.ffn_num_outputs = ffn_num_outputs
-        self.rate = rate
         self.dense1 = Linear(ffn_num_hiddens, dtype=self.dtype_policy, name="dense1")
         self.dense2 = Linear(ffn_num_outputs, dtype=self.dtype_policy, name="dense2")
 
@@ -120,18 +124,13 @@ class PositionWiseFFN(Layer):
         self.dense2.build((*X_shape[:-1], self.ffn_num_hiddens))
 
     def call(self, X, training=None, dropout_key=None):
-        check_rows("X", X, "width", self.dense1.kernel.shape[0])
-        X = tf.cast(X, self.compute_dtype)
-        dropout_key = self.key_of_call(X, training, dropout_key)
-        weights = self.dense1.kernel, self.dense1.bias, self.dense2.kernel, self.dense2.bias
-        weights = [tf.cast(weight, X.dtype) for weight in weights]
-        return positionwise_ff(X, *weights, inner_rate=self.rate, dropout_key=dropout_key)
+        check_tensors({"width": self.dense1.kernel.shape[0]}, X=(X, "float ... width"))
+        X, *weights = self.computed(X, *self.dense1.weights, *self.dense2.weights)
+        inner_key, _ = split(self.key_of_call(X, training, dropout_key), 2)
+        return feed_forward(X, *weights, rate=self.rate, dropout_key=inner_key)
 
     def compute_output_shape(self, X_shape):
         return (*X_shape[:-1], self.ffn_num_outputs)
-
-    def get_config(self):
-        return {**super().get_config(), **config_of(self, "ffn_num_hiddens ffn_num_outputs rate seed")}
 
 
 def point_wise_feed_forward_network(d_model, dff):

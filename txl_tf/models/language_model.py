@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from txl_tf.config import ModelConfig, NetworkConfig
 from txl_tf.layers.adaptive import AdaptiveSoftmax
+from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.decoding.generation import GenerationGraphs, generate
 from txl_tf.models.transformer_xl.cache import (
@@ -27,13 +28,13 @@ _NO_PREDICT = (
 
 
 class LanguageModel(GenerationGraphs, MemoryModel):
-    """A network, and the adaptive softmax that shares its embeddings: what all language models have in common.
+    """Base of language models: a network, and the adaptive softmax that shares its embeddings.
 
     A subclass says which network, how `generate` reads a text (`reader`), and how an evaluation carries the memory.
 
     Args:
         network_class: `TransformerXL`, or a subclass of it.
-        arguments: those of the network, but for dtype and name.
+        arguments: arguments of the network, without dtype and name.
         proj_share_all_but_first: see `AdaptiveSoftmax`.
         **kwargs: of `keras.Model`.
     """
@@ -42,9 +43,10 @@ class LanguageModel(GenerationGraphs, MemoryModel):
         super().__init__(**kwargs)
         self.proj_share_all_but_first = proj_share_all_but_first
         self.network = network = network_class(**arguments, dtype=self.dtype_policy, name="transformer")
-        bins = {name: getattr(network, name) for name in ("n_token", "d_embed", "cutoffs", "div_val", "proj_same_dim")}
+        self.seed = network.seed
         self.softmax = AdaptiveSoftmax(
-            **bins, d_proj=network.d_model, proj_share_all_but_first=proj_share_all_but_first,
+            **values_of(network, "n_token d_embed cutoffs div_val proj_same_dim"), d_proj=network.d_model,
+            proj_share_all_but_first=proj_share_all_but_first,
             proj_initializer=make_initializer(network.init, network.proj_init_std, network.init_range),
             dtype=self.dtype_policy, name="adaptive_softmax",
         )  # fmt: skip
@@ -56,9 +58,8 @@ class LanguageModel(GenerationGraphs, MemoryModel):
             self.softmax.build()
 
     def get_config(self):
-        network = self.network.get_config()
-        own = {**super().get_config(), "proj_share_all_but_first": self.proj_share_all_but_first}
-        return {**network, **own}
+        own = {"proj_share_all_but_first": self.proj_share_all_but_first}
+        return {**self.network.get_config(), **super().get_config(), **own}
 
     # ------------------------------------------------------------------------------------------------- inference
 
@@ -217,33 +218,23 @@ class TransformerXLLM(LanguageModel):
         Dai et al. 2019; `transformer` and `train` of the original.
     """
 
-    def __init__(
-        self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
-        dropout=ModelConfig.dropout, dropatt=ModelConfig.dropatt, mem_len,
-        same_length=ModelConfig.same_length, clamp_len=ModelConfig.clamp_len, untie_r=ModelConfig.untie_r,
-        reset_token=ModelConfig.reset_token,
-        layer_norm_epsilon=ModelConfig.layer_norm_epsilon,
-        cutoffs=ModelConfig.cutoffs, div_val=ModelConfig.div_val, proj_same_dim=ModelConfig.proj_same_dim,
-        proj_share_all_but_first=ModelConfig.proj_share_all_but_first,
-        init=ModelConfig.init, init_std=ModelConfig.init_std, proj_init_std=ModelConfig.proj_init_std,
-        init_range=ModelConfig.init_range, recompute=False, seed=None, **kwargs,
-    ):  # fmt: skip
-        given = locals()
-        arguments = {name: given[name] for name in [*NetworkConfig.names(), "recompute", "seed"]}
-        super().__init__(TransformerXL, arguments, proj_share_all_but_first, **kwargs)
+    @takes(ModelConfig, required=["n_token", "mem_len"])
+    def __init__(self, *, recompute=False, seed=None, **kwargs):
+        arguments = {name: getattr(self, name) for name in [*NetworkConfig.names(), "recompute", "seed"]}
+        super().__init__(TransformerXL, arguments, self.proj_share_all_but_first, **kwargs)
 
     def reader(self, static_shapes=False):
         """How `generate` reads a text: with its memory as keys and values."""
         return MemoryReader(self.network, static_shapes)
 
     def first_nll(self, tokens, labels):
-        """The nll of first segments, as of `score` without `mems`. Tokens and labels are not checked; no token but the
-        first of a row may be `reset_token`.
+        """`score` without `mems`, the nll alone, for first segments. Tokens and labels are not checked; no token but
+        the first of a row may be `reset_token`.
         """
         return self.softmax.nll(first_segment(self.network, tokens), labels, self.network.embedding)
 
     def start_evaluation(self, batch_size, tgt_len):
-        """What the first segment of an evaluation is given: what is precomputed, and the memory as keys and values.
+        """`(precomputed, state)` for the first segment of an evaluation; the state is the memory as keys and values.
 
         XLA copies what goes in and out. With static shapes, that is not the weights, which fill a TPU in training.
         """
@@ -254,7 +245,7 @@ class TransformerXLLM(LanguageModel):
         return precompute(self.network, tgt_len), writable_copy(state)
 
     def evaluation_nll(self, tokens, labels, carried):
-        """As `segment_nll`. `carried` comes from `start_evaluation` or the segment before, and is overwritten."""
+        """`segment_nll` of an evaluation. `carried`, of `start_evaluation` or the segment before, is overwritten."""
         precomputed, state = carried
         weights = weights_with(self.network, precomputed) if self.static_shapes else precomputed
         how = {"static_shapes": self.static_shapes, "in_place": not self.static_shapes}

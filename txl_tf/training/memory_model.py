@@ -1,13 +1,10 @@
-"""`fit` and `evaluate` of a model with memory, on one device and on many.
+"""Keras's `compile`, `fit` and `evaluate` for a model with memory, on one device and on many.
 
-A step takes the memory in and gives it out as tensors, a share of the rows on every replica. So the memory stays on
-its device, and the same step runs in eager mode, under XLA, several times a call and under every strategy of
-`tf.distribute`. The sums that the logs are computed from go the same way.
+    fit -> the loop over steps, training/loop.py -> one step, training/segment_step.py -> segment_nll of the subclass
 
-    fit -> loop (training/loop.py) -> train_step -> segment_nll of the subclass
-
-Rows: the batch is divided among the replicas in order. Replica r of R holds the rows `[r * B / R, (r + 1) * B / R)` of
-every batch, and the memory of these rows.
+This file is the adapter to Keras: it checks what the methods are given, and starts, carries and saves the memory. Rows
+are divided among the replicas in order: replica r of R holds the rows `[r * B / R, (r + 1) * B / R)` of every batch,
+and the memory of these rows.
 """
 
 import keras
@@ -16,36 +13,35 @@ import tensorflow as tf
 
 from txl_tf.config import at_least
 from txl_tf.data.text.batches import Batches, Segments, check_batches, plain_messages
-from txl_tf.training.compiled import Compiled
-from txl_tf.training.distribution import all_rows, divided, num_workers, rows_of_this_worker, sum_over_replicas
+from txl_tf.training.distribution import all_rows, divided, num_workers, rows_of_this_worker
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
 from txl_tf.training.loop import NO_TOTALS, LoopState, make_loop
+from txl_tf.training.segment_step import SegmentStep
 from txl_tf.training.single_batches import SingleBatches
-from txl_tf.training.step import apply_gradients, part_by_part, sum_and_count
+from txl_tf.training.trained_model import TrainedModel
 
 
-class MemoryModel(SingleBatches, Compiled, keras.Model):
+class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
     """Keras model that is trained on consecutive segments of text.
 
-    A subclass has a `network` with `n_token` and `seed`, and four functions of one replica, see `TransformerXLLM`. For
+    A subclass has a `network` with `n_token`, a `seed`, and four functions of one replica, see `TransformerXLLM`. For
     training: `initial_mems` and `segment_nll`. For evaluation, which may carry the memory in another form:
     `start_evaluation` and `evaluation_nll`.
 
     Attributes:
         loop: `LoopState` of what runs; else of the last `fit`.
-        stop_requested: set it (from a signal handler, on any worker) to have all workers agree on a last step.
         stop_agreed: whether the step that just ran should be the last, the same on every worker.
     """
 
-    carried_names = ("mems",)  # keys of `carried_arrays`
+    carried_names = ("mems",)
+    stop_agreed = False
+    gradient_accumulation_steps, static_shapes, bin_capacities = 1, False, None  # see `compile`
+    _metric_names = ()
+    _validation_batches = _test_on_batch = None
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.loop, self._validation_batches = LoopState(), None
-        self.stop_requested = self.stop_agreed = False
-        self.gradient_accumulation_steps, self.static_shapes, self.bin_capacities = 1, False, None
-        self.auto_scale_loss, self._metric_names = True, ()
-        self._compiled_gradients = self._test_on_batch = None
+        self.loop = LoopState()
         self.reset_memory()
 
     def compile(
@@ -168,79 +164,6 @@ class MemoryModel(SingleBatches, Compiled, keras.Model):
         results = [logs[name] for name in self.metrics_names]
         return results if self._metric_names else results[0]
 
-    # ------------------------------------------------------------------------------------------------ one step
-
-    def train_step(self, data, mems):
-        """One step of training on one replica's share of a batch: `((tokens, labels), mems)` -> `(logs, new_mems)`.
-
-        The logs are those of the whole batch, the same on every replica: `loss`, `tokens` (the number that it is the
-        mean of), `grad_norm` and, with static shapes, `overflow`.
-        """
-        tokens, labels = data
-        context = tf.distribute.get_replica_context()
-        first_row = context.replica_id_in_sync_group * keras.ops.shape(tokens)[0]
-        dropout_key = tf.stack([self.network.seed % 2**31, tf.cast(self.optimizer.iterations, tf.int32), first_row])
-        loss_and_gradients = self._compiled_gradients or self._loss_and_gradients
-        sums, gradients, new_mems = loss_and_gradients(tokens, labels, mems, dropout_key)
-        nll, kept = tf.unstack(sum_over_replicas(sums))
-        logs = {"loss": nll / kept, "tokens": kept}
-        if self.static_shapes:
-            n_labels = self._num_labels(labels)
-            logs["overflow"] = n_labels - kept
-            gradients = [gradient * (n_labels / kept) for gradient in gradients]
-        return {**logs, "grad_norm": self._update(gradients)}, new_mems
-
-    def _update(self, gradients):
-        """Applies the gradients, a replica's share of them; returns their global norm over all replicas."""
-        if not gradients:  # all weights are frozen
-            return tf.constant(0.0)
-        step = tf.convert_to_tensor(self.optimizer.iterations)
-        optimizer, scale = self.optimizer, 1.0
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            optimizer, scale = optimizer.inner_optimizer, tf.convert_to_tensor(optimizer.dynamic_scale)
-        norm = None
-        if not hasattr(optimizer, "gradient_norm"):  # Keras's own optimizers do not keep it
-            norm = tf.linalg.global_norm(sum_over_replicas(gradients)) / scale
-        apply_gradients(self.optimizer, gradients, self.trainable_variables)
-        if optimizer is not self.optimizer:  # which skips the update, but not the text, where half precision overflows
-            optimizer.iterations.assign(step + 1)
-        return tf.convert_to_tensor(optimizer.gradient_norm) if norm is None else norm
-
-    def _num_labels(self, labels):
-        """Number of labels of a batch over all replicas, float32."""
-        return tf.cast(tf.size(labels) * self.distribute_strategy.num_replicas_in_sync, tf.float32)
-
-    def _loss_and_gradients(self, tokens, labels, mems, dropout_key):
-        """`[nll, tokens counted]` of the rows here, gradients of their share of the mean loss, and new memory."""
-        n_labels = self._num_labels(labels)
-
-        def part(tokens, labels, mems, dropout_key):
-            with tf.GradientTape() as tape:
-                nll, kept, new_mems = self.segment_nll(
-                    tokens, labels, mems, training=True, dropout_key=dropout_key,
-                    static_shapes=self.static_shapes, bin_capacities=self.bin_capacities,
-                )  # fmt: skip
-                sums = sum_and_count(nll, kept)
-                loss = self.optimizer.scale_loss(sums[0] / n_labels)
-            return sums, tape.gradient(loss, self.trainable_variables), new_mems
-
-        if self.gradient_accumulation_steps == 1:
-            return part(tokens, labels, mems, dropout_key)
-        parts, variables = self.gradient_accumulation_steps, self.trainable_variables
-        return part_by_part(part, parts, variables, tokens, labels, mems, dropout_key)
-
-    def test_step(self, data, carried):
-        """As `train_step`, without training: `((tokens, labels), carried)` -> `(logs, carried)`, see `evaluation_nll`.
-
-        The logs are `loss` and `tokens`.
-        """
-        nll, kept, carried = self.evaluation_nll(*data, carried)
-        return self._test_logs(nll, kept), carried
-
-    def _test_logs(self, nll, kept):
-        nll, kept = tf.unstack(sum_over_replicas(sum_and_count(nll, kept)))
-        return {"loss": nll / kept, "tokens": kept}
-
     # ------------------------------------------------------------------------------------- what Keras calls, and when
 
     def make_train_function(self, force=False):
@@ -294,7 +217,7 @@ class MemoryModel(SingleBatches, Compiled, keras.Model):
             )
 
     def _prepare(self, x, evaluation=False, name="x"):
-        """What `fit` is given, with its batches checked, and of several workers each with its own rows: `Batches`."""
+        """The checked dataset as `Batches`: of several workers, each has its own rows."""
         strategy, parts = self.distribute_strategy, 1 if evaluation else self.gradient_accumulation_steps
         dataset, rows = x, None
         if isinstance(x, Segments):
@@ -353,11 +276,9 @@ class MemoryModel(SingleBatches, Compiled, keras.Model):
         self.loop.mems = [self._to_replicas([share[i] for share in shares], self.compute_dtype) for i in layers]
 
     def carried_arrays(self):
-        """All that goes from batch to batch besides weights and optimizer, for a checkpoint: `{"mems": array}`."""
         return {"mems": self.carried_mems_array()}
 
     def set_carried_arrays(self, arrays):
-        """Goes on with arrays from `carried_arrays`. Call it once `fit` has begun, from a callback."""
         self.set_carried_mems(arrays["mems"])
 
     def _to_replicas(self, arrays, dtype):

@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import OptimizerConfig, TrainingConfig, at_least
+from txl_tf.layers.common.arguments import arguments_of, stored
 from txl_tf.training.distribution import sum_over_replicas
 
 
@@ -131,10 +132,9 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
         Vaswani et al. 2017, section 5.3.
     """
 
+    @stored
     def __init__(self, d_model, warmup_steps=4000, scale=1.0):
-        self.d_model = d_model
-        self.warmup_steps = warmup_steps
-        self.scale = scale
+        super().__init__()
 
     def __call__(self, step):
         step = tf.cast(step, tf.float32)
@@ -142,7 +142,7 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return self.scale * self.d_model**-0.5 * step * slope
 
     def get_config(self):
-        return {"d_model": self.d_model, "warmup_steps": self.warmup_steps, "scale": self.scale}
+        return arguments_of(self)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -152,11 +152,9 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
     The first step has the rate of progress 1 / train_steps, which no warm-up step of rate 0 goes before.
     """
 
+    @stored
     def __init__(self, learning_rate, warmup_steps, train_steps, constant=False):
-        self.learning_rate = learning_rate
-        self.warmup_steps = warmup_steps
-        self.train_steps = train_steps
-        self.constant = constant
+        super().__init__()
 
     def __call__(self, step):
         done = tf.cast(step, tf.float32) + 1
@@ -165,7 +163,7 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return self.learning_rate * tf.where(done < self.warmup_steps, rise, tf.maximum(left, 0.0))
 
     def get_config(self):
-        return {name: getattr(self, name) for name in ("learning_rate", "warmup_steps", "train_steps", "constant")}
+        return arguments_of(self)
 
 
 def make_optimizer(

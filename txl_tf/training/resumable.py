@@ -1,6 +1,4 @@
-"""What a run needs of a model that Keras's own `fit` trains: to stop after a step, and to go on exactly from there; and
-what such models have in common: a loss of their own, dropout by global row, sums over all replicas.
-"""
+"""Models that Keras's own `fit` trains: a loss of their own, weighted labels, export, stop and exact resume."""
 
 from __future__ import annotations
 
@@ -11,10 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.training.compiled import Compiled
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.keras_arguments import by_name, refuse
-from txl_tf.training.step import apply_gradients
+from txl_tf.training.trained_model import TrainedModel, apply_gradients
 from txl_tf.training.weighting import class_table
 
 _REFUSED = {
@@ -23,22 +20,18 @@ _REFUSED = {
 }
 
 
-class Resumable(Compiled):
-    """Mixin for Keras models without state between batches; `MemoryModel` has the same of its own.
+class Resumable(TrainedModel):
+    """Mixin for Keras models without state between batches; for those with memory there is `MemoryModel`.
 
     Attributes:
-        stop_requested: set it, as from a signal handler, to stop `fit` after the step that runs.
         measures: what the model measures itself, for a message.
         takes: what `fit` takes, for a message.
         n_classes: number of labels.
         own_metrics: its metrics, but for the norm of the gradients.
-        seed, grad_norm: set by the model: an int, and a metric.
+        grad_norm: a metric, set by the model.
     """
 
-    stop_requested = False
-    carried_names = ()  # keys of `carried_arrays`
     measures = takes = "loss"
-    auto_scale_loss = True
     _class_weights = _class_weights_traced = None  # see `class_table`: of the `fit` that runs; of the compiled step
 
     # ------------------------------------------------------------------------------------------------------ training
@@ -122,27 +115,16 @@ class Resumable(Compiled):
 
     @property
     def metrics(self):
-        return [*self.own_metrics, *[self.grad_norm] * hasattr(self._inner_optimizer, "gradient_norm")]
-
-    @property
-    def _inner_optimizer(self):
-        """The optimizer itself, where another around it scales the loss."""
-        optimizer = getattr(self, "optimizer", None)
-        return getattr(optimizer, "inner_optimizer", optimizer)
-
-    def step_key(self, rows):
-        """The dropout key of the step that runs, for the `rows` of this replica; see `dropout`."""
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return tf.stack([self.seed % 2**31, tf.cast(self.optimizer.iterations, tf.int32), replica * rows])
+        return [*self.own_metrics, *[self.grad_norm] * hasattr(self.inner_optimizer, "gradient_norm")]
 
     def apply_gradients_of(self, loss, tape):
         """Updates the weights; returns what the logs say of it."""
         variables = self.trainable_variables
         if variables:
             apply_gradients(self.optimizer, tape.gradient(loss, variables), variables)
-        if not hasattr(self._inner_optimizer, "gradient_norm"):
+        if not hasattr(self.inner_optimizer, "gradient_norm"):
             return {}
-        self.grad_norm.update_state(self._inner_optimizer.gradient_norm if variables else 0.0)
+        self.grad_norm.update_state(self.inner_optimizer.gradient_norm if variables else 0.0)
         return {"grad_norm": self.grad_norm.result()}
 
     @staticmethod
@@ -194,13 +176,6 @@ class Resumable(Compiled):
     @property
     def _sums(self) -> list[keras.Variable]:
         return [variable for metric in self.metrics for variable in metric.variables]
-
-    def carried_arrays(self) -> dict[str, np.ndarray]:
-        """What goes from batch to batch besides weights and optimizer, for a checkpoint: nothing."""
-        return {}
-
-    def set_carried_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Goes on with arrays from `carried_arrays`."""
 
 
 def _ones(spec):

@@ -1,10 +1,10 @@
-"""What all layers keep of Keras's habits: keys of dropout that they draw themselves, masks that go on, shapes, checks.
+"""The base of all layers, by Keras's conventions: dropout keys of their own, masks that are passed on, checks.
 
 Dropout has one rule everywhere. `training=True` drops: by the `dropout_key` of the call or, without one, by a key of
-the layer's own `SeedGenerator`. `training=False` never drops. A call that says nothing of `training` drops by the key
-that it is given, and not without one.
+the layer's own `SeedGenerator`. `training=False` never drops. A call without `training` drops where it is given a key.
 """
 
+import inspect
 import random
 
 import keras
@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config.checks import RATE, at_least
+from txl_tf.layers.common.arguments import arguments_of
 from txl_tf.schema import brief
 
 # ----------------------------------------------------------------------------------------------------------- dropout
@@ -22,13 +23,13 @@ class Dropping:
 
     Attributes:
         seed: int that the keys of the layer derive from; `None` where it draws none.
-        seed_generator: its place among those keys. It is saved with the weights.
+        seed_generator: counts the keys drawn. It is saved with the weights.
     """
 
     seed = seed_generator = _draw = None
 
     def start_keys(self, seed, always=False, **rates):
-        """What `__init__` calls before it makes the parts of the layer.
+        """Call it in `__init__`, before the parts of the layer are made. Sets `seed`.
 
         Args:
             seed: int; `None` draws one; or `draw_key` of the layer that this one is a part of.
@@ -40,11 +41,10 @@ class Dropping:
         """
         for name, rate in rates.items():
             RATE(name, rate)
+        self.seed = None if callable(seed) else seed
         if callable(seed):
             self._draw = seed if any(rates.values()) else None
-            return
-        self.seed = seed
-        if always or any(rates.values()):
+        elif always or any(rates.values()):
             self.seed = random.randrange(2**31) if seed is None else seed
             self.seed_generator = keras.random.SeedGenerator(self.seed)
             self._draw = self.draw_key
@@ -83,7 +83,10 @@ class Dropping:
 
 
 class KerasHabits:
-    """Mixin of layers and models: shapes as `call` computes them, and masks that go on."""
+    """Mixin of layers and models: stored arguments in the config, shapes as `call` computes them, masks that go on."""
+
+    def get_config(self):
+        return {**super().get_config(), **arguments_of(self)}
 
     def compute_output_spec(self, *args, **kwargs):
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traces the call, for dtypes and errors
@@ -109,10 +112,15 @@ class Layer(KerasHabits, Dropping, keras.layers.Layer):
             args = args[:-1]
         return super().__call__(*args, **kwargs)
 
+    def computed(self, *tensors):
+        """Tensors and weights in the dtype that the layer computes in."""
+        return [tf.cast(x, self.compute_dtype) for x in tensors]
 
-def mask_of(x):
-    """The mask that Keras's layers hand on with a tensor, or `None`."""
-    return getattr(x, "_keras_mask", None)
+    def build_parts(self, shape, *parts):
+        """Builds layers whose input has the width `d_model`, as the first input of this layer, of the `shape`, must."""
+        check_width(next(iter(inspect.signature(self.call).parameters)), shape, "d_model", self.d_model)
+        for part in parts:
+            part.build((None, None, self.d_model))
 
 
 # ------------------------------------------------------------------------------------------------------------- checks
@@ -155,14 +163,8 @@ def _is_number(dtype):
     return dtype.is_integer or dtype.is_floating
 
 
-def check_rows(name, x, width_name, width):
-    """Raises ValueError unless `x` is float `[..., width]`."""
-    if not hasattr(x, "dtype") or not tf.as_dtype(x.dtype).is_floating or x.shape[-1] not in (None, width):
-        raise ValueError(f"{name} must be float [..., {width_name}={width}], got {found(x)}")
-
-
 def width_of(name, shape):
-    """The width that a layer is built for. Raises ValueError where there is none."""
+    """The last of the dimensions that a layer is built for. Raises ValueError where it is not known."""
     if not isinstance(shape, (tuple, list, tf.TensorShape)) or not len(shape) or not isinstance(shape[-1], int):
         raise ValueError(f"{name} must be float [..., width] of a known width, got {brief(shape)}")
     return shape[-1]
@@ -175,7 +177,7 @@ def check_width(name, shape, width_name, width):
 
 
 def found(value):
-    """What an error says of a value: of a tensor, its type and shape."""
+    """A value as an error shows it: of a tensor, its type and shape."""
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return brief(value)
     shape = tf.TensorShape(value.shape)
@@ -183,12 +185,12 @@ def found(value):
 
 
 def check_tensors(sizes, **tensors):
-    """Raises ValueError unless tensors have their kinds and shapes; what is not known yet fits.
+    """Raises ValueError unless tensors have their kinds and shapes. An unknown dimension fits any size.
 
     Args:
-        sizes: `{name: size}` of dimensions that are known; it is completed.
+        sizes: `{name: size}` of dimensions that are known. Sizes that the tensors show are added to it.
         **tensors: by argument, `(tensor, "float batch length d_model")`: its kind, then the names of its dimensions. A
-            name stands for one size in all of them. With "float?" and so on, it may be `None`.
+            name stands for one size in all of them. "float?" allows `None`; "float ... width" any dimensions in front.
     """
     for name, (tensor, what) in tensors.items():
         kind, *dims = what.split()
@@ -198,11 +200,15 @@ def check_tensors(sizes, **tensors):
         if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
             raise ValueError(f"{name} must be a tensor, {_described(kind, dims, sizes)}, got {found(tensor)}")
         shape, dtype = tf.TensorShape(tensor.shape), tf.as_dtype(tensor.dtype)
+        if dims[0] == "..." and shape.rank:
+            dims = [*["..."] * (shape.rank - len(dims) + 1), *dims[1:]]
         expected = [sizes.get(dim) for dim in dims]
         if not _KINDS[kind](dtype) or not shape.is_compatible_with(expected):
             raise ValueError(f"{name} must be {_described(kind, dims, sizes)}, got {found(tensor)}")
         if shape.rank is not None:
-            sizes.update((dim, size) for dim, size in zip(dims, shape, strict=True) if size is not None)
+            sizes.update(
+                (dim, size) for dim, size in zip(dims, shape, strict=True) if size is not None and dim != "..."
+            )
 
 
 def _described(kind, dims, sizes):
@@ -211,6 +217,17 @@ def _described(kind, dims, sizes):
 
 
 # -------------------------------------------------------------------------------------------------------------- masks
+
+
+def mask_of(x):
+    """The mask that Keras's layers hand on with a tensor, or `None`."""
+    return getattr(x, "_keras_mask", None)
+
+
+def mask_of_call(x, mask):
+    """The mask that a call is given or, without one, that Keras handed on with `x`, as bool; `None` without either."""
+    mask = mask_of(x) if mask is None else mask
+    return None if mask is None else as_bool("mask", mask)
 
 
 def as_bool(name, mask):
@@ -231,7 +248,7 @@ def seen_by_article(name, mask, sizes, dims):
     Args:
         name: of the argument, for the error.
         mask: two or more dimensions.
-        sizes: as of `check_tensors`.
+        sizes: see `check_tensors`.
         dims: names of the dimensions that the mask broadcasts to.
 
     Returns:
@@ -255,7 +272,7 @@ def seen_by_keras(name, mask, sizes, two):
     Args:
         name: of the argument, for the errors.
         mask: bool, of the dimensions `two`, or `[batch, queries, keys]`.
-        sizes: as of `check_tensors`.
+        sizes: see `check_tensors`.
         two: "batch keys" or "queries keys".
 
     Raises:

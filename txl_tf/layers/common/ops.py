@@ -6,7 +6,8 @@ The gradients are written out where TensorFlow's own take more passes over the a
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.common.base import Layer, check_rows, width_of
+from txl_tf.layers.common.arguments import serialized, stored, values_of
+from txl_tf.layers.common.base import Layer, check_tensors, width_of
 from txl_tf.layers.common.gradients import custom_gradient
 
 
@@ -79,6 +80,7 @@ def cross_entropy(labels, logits):
 class LayerNorm(Layer):
     """`layer_norm` with weights `gamma` and `beta` of its own. The epsilon of Transformer-XL's original is 1e-12."""
 
+    @stored
     def __init__(self, epsilon=1e-12, **kwargs):
         super().__init__(**kwargs)
         self.epsilon = float(epsilon)
@@ -89,19 +91,16 @@ class LayerNorm(Layer):
         self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros", autocast=False)
 
     def call(self, inputs):
-        check_rows("inputs", inputs, "width", self.gamma.shape[0])
+        check_tensors({"width": self.gamma.shape[0]}, inputs=(inputs, "float ... width"))
         return layer_norm(inputs, tf.cast(self.gamma, tf.float32), tf.cast(self.beta, tf.float32), self.epsilon)
-
-    def get_config(self):
-        return {**super().get_config(), "epsilon": self.epsilon}
 
 
 class Linear(Layer):
     """`x kernel + bias`. Several of one input may be one product, see `heads_of`."""
 
+    @stored
     def __init__(self, units, **kwargs):
         super().__init__(**kwargs)
-        self.units = units
 
     def build(self, input_shape):
         shape = (width_of("x", input_shape), self.units)
@@ -123,8 +122,4 @@ def own_initializer(initializer):
 
 def config_of(layer, names):
     """`{name: attribute}` of the names in a string, for a layer's `get_config`; initializers are serialized."""
-    values = {name: getattr(layer, name) for name in names.split()}
-    return {
-        name: keras.initializers.serialize(value) if name.endswith("initializer") and callable(value) else value
-        for name, value in values.items()
-    }
+    return serialized(values_of(layer, names))

@@ -14,9 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.layers.common.base import Layer, as_bool, check_sizes, check_tensors, check_width, mask_of
+from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, check_width, mask_of_call
 from txl_tf.layers.common.gradients import custom_gradient
-from txl_tf.layers.common.ops import config_of
 
 FORBIDDEN = -10000.0  # what a forbidden transition costs, as in fastNLP
 
@@ -207,11 +207,10 @@ class CRF(Layer):
         Lafferty et al. 2001; fastNLP 0.5.5, `ConditionalRandomField`.
     """
 
+    @stored
     def __init__(self, n_tag, start_end=True, allowed=None, **kwargs):
         super().__init__(**kwargs)
         check_sizes(n_tag=n_tag)
-        self.n_tag = n_tag
-        self.start_end = start_end
         self.allowed = None if allowed is None else np.asarray(allowed, bool).tolist()
         if allowed is not None and np.shape(allowed) != (n_tag + 2, n_tag + 2):
             raise ValueError(f"allowed must be [{n_tag + 2}, {n_tag + 2}] for n_tag={n_tag}, got {np.shape(allowed)}")
@@ -233,8 +232,7 @@ class CRF(Layer):
         """The mask of a call, bool `[B, T]`. Raises ValueError where shapes do not fit, or without weights."""
         if not self.built:
             self.build()
-        mask = mask_of(emissions) if mask is None else mask
-        mask = None if mask is None else as_bool("mask", mask)
+        mask = mask_of_call(emissions, mask)
         tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool? batch time")}
         check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int? batch time"))
         return tf.fill(tf.shape(emissions)[:2], True) if mask is None else mask
@@ -264,6 +262,3 @@ class CRF(Layer):
         cost = tf.constant(np.where(self.allowed, 0.0, FORBIDDEN), tf.float32)
         n, (start, end) = self.n_tag, (0.0 if x is None else x for x in scores[1:])
         return self.transitions + cost[:n, :n], start + cost[n, :n], end + cost[:n, n + 1]
-
-    def get_config(self):
-        return {**super().get_config(), **config_of(self, "n_tag start_end allowed")}

@@ -6,8 +6,8 @@ program calls them: head and tail in the paper. A pair of items has four distanc
     program     ss = s_i - s_j      se = s_i - e_j      es = e_i - s_j      ee = e_i - e_j
     paper       hh                  ht                  th                  tt
 
-A fusion makes one vector of their sinusoids. What differs is fused, not what is a pair: a batch of sentences has a
-hundred times as many pairs as it has distances of pairs.
+The fusion makes one vector of their sinusoids, `R_ij = relu(W_r [p_hh, p_ht, p_th, p_tt])`. Pairs with the same four
+distances are fused once: a batch of sentences has a hundred times as many pairs as it has different distances.
 
 Shapes:
     B: batch      T: items of the longest sentence      E: d_model      S: places, 1 + the largest e
@@ -19,10 +19,12 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from txl_tf.config import FUSIONS
+from txl_tf.config import FUSIONS, one_of
+from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_sizes, check_tensors
-from txl_tf.layers.common.ops import Linear, config_of
+from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
+from txl_tf.layers.taggers import flat_variants
 
 DISTANCES = ("ss", "se", "es", "ee")
 
@@ -31,8 +33,8 @@ class Pairs(NamedTuple):
     """The pairs of a batch that differ.
 
     Attributes:
-        distances: int32 `[U]` each, of the names that were asked for.
-        index: int32 `[B, T, T]`, which of them each pair is. Pairs with padding are some pair.
+        distances: list of int32 `[U]`, one for each name that was asked for.
+        index: int32 `[B, T, T]`, which of them each pair is. Of pairs with padding it means nothing.
         places: int scalar, S.
     """
 
@@ -52,7 +54,7 @@ def span_distances(pos_s, pos_e):
 
 
 def distinct_pairs(pos_s, pos_e, mask, names=DISTANCES):
-    """The `Pairs` of a batch, told apart by the distances of these names.
+    """The `Pairs` of a batch that differ in the distances of these names.
 
     Args:
         pos_s, pos_e: int `[B, T]`.
@@ -82,8 +84,8 @@ def distance_table(places, d_model, shift=0):
 def fused_sum(pairs, table, kernel):
     """`[p_ss, p_se, ...] kernel`, for every pair that differs: `[U, any]`.
 
-    The product with a distance's part of the kernel is the same wherever the distance occurs: there is one for every
-    distance, and pairs add up rows.
+    The product of a distance with its part of the kernel is the same wherever the distance occurs. So the table of all
+    distances is multiplied once, and each pair adds up rows of the products.
 
     Args:
         pairs: `Pairs`.
@@ -101,9 +103,8 @@ class PositionFusion(Layer):
 
     Args:
         d_model: width of the sinusoids and of the vectors.
-        fusion: "ff", the paper's `relu(W_r [p_hh, p_ht, p_th, p_tt])`, with a bias, as in the program; "ff_two", of hh
-            and tt alone; "ff_linear", without relu; "attn", a sum of the four projected, whose weights a net of two
-            layers gives; "gate", the same with a weight for every component.
+        fusion: "ff", the paper's `relu(W_r [p_hh, p_ht, p_th, p_tt])`, with a bias, as in the program. For the others,
+            "ff_two" (of hh and tt alone), "ff_linear", "attn" and "gate", see `flat_variants.py`.
 
     Call arguments:
         pairs: `Pairs` of the distances in `names`.
@@ -119,54 +120,32 @@ class PositionFusion(Layer):
         Li et al. 2020, section 3.2.
     """
 
+    @stored
     def __init__(self, d_model, fusion="ff", **kwargs):
         super().__init__(**kwargs)
         check_sizes(d_model=d_model)
-        if fusion not in FUSIONS:
-            raise ValueError(f"fusion must be one of {', '.join(FUSIONS)}, got {fusion!r}")
-        self.d_model = d_model
-        self.fusion = fusion
+        one_of(FUSIONS)("fusion", fusion)
         self.names = ("ss", "ee") if fusion == "ff_two" else DISTANCES
-
-        def linear(units, name):
-            return Linear(units, dtype=self.dtype_policy, name=name)
-
-        if fusion.startswith("ff"):
-            self.forward = linear(d_model, "forward")
-        else:
-            self.w_r = linear(d_model, "w_r")
-            self.score_0 = linear((2 if fusion == "gate" else 4) * d_model, "score_0")
-            self.score_2 = linear(4 * (d_model if fusion == "gate" else 1), "score_2")
+        for name, (_, units) in flat_variants.products_of(fusion, d_model).items():  # of "ff", `forward` alone
+            setattr(self, name, Linear(units, dtype=self.dtype_policy, name=name))
 
     def build(self, *_, **__):
-        width = len(self.names) * self.d_model
-        if self.fusion.startswith("ff"):
-            self.forward.build((None, width))
-            return
-        self.w_r.build((None, self.d_model))
-        self.score_0.build((None, width))
-        self.score_2.build((None, self.score_0.units))
+        for name, (width, _) in flat_variants.products_of(self.fusion, self.d_model).items():
+            getattr(self, name).build((None, width))
 
     def call(self, pairs, table):
         check_tensors({"d_model": self.d_model}, table=(table, "float distances d_model"))
         if len(pairs.distances) != len(self.names):
             raise ValueError(f"pairs must have the distances {', '.join(self.names)}, got {len(pairs.distances)}")
         table = tf.cast(table, self.compute_dtype)
-        if self.fusion.startswith("ff"):
-            fused = self._sum(pairs, table, self.forward)
-            return fused if self.fusion == "ff_linear" else tf.nn.relu(fused)
-        projected = self.w_r(table)
-        rows = [tf.gather(projected, distance + pairs.places - 1) for distance in pairs.distances]
-        scores = self.score_2(tf.nn.relu(self._sum(pairs, table, self.score_0)))
-        scores = tf.reshape(scores, [-1, 4, self.d_model if self.fusion == "gate" else 1])
-        return tf.reduce_sum(tf.stack(rows, 1) * tf.nn.softmax(scores, 1), 1)
+        if self.fusion != "ff":
+            return flat_variants.fuse(self, pairs, table)
+        return tf.nn.relu(self.linear_of(self.forward, pairs, table))
+
+    def linear_of(self, linear, pairs, table):
+        """The sinusoids of each pair's distances side by side, through a linear layer: `[U, any]`."""
+        kernel, bias = self.computed(linear.kernel, linear.bias)
+        return tf.nn.bias_add(fused_sum(pairs, table, kernel), bias)
 
     def compute_output_shape(self, *_, **__):
         return None, self.d_model
-
-    def _sum(self, pairs, table, linear):
-        kernel, bias = tf.cast(linear.kernel, table.dtype), tf.cast(linear.bias, table.dtype)
-        return tf.nn.bias_add(fused_sum(pairs, table, kernel), bias)
-
-    def get_config(self):
-        return {**super().get_config(), **config_of(self, "d_model fusion")}

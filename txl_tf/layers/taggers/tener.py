@@ -15,11 +15,12 @@ Shapes:
 import keras
 import tensorflow as tf
 
-from txl_tf.config import ATTN_TYPES
+from txl_tf.config import ATTN_TYPES, one_of
 from txl_tf.layers.attention import attend, attention_probs, join_heads, project_heads, shifted_scores
-from txl_tf.layers.common.base import Layer, as_bool, check_heads, check_sizes, check_tensors, check_width, mask_of
+from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.base import Layer, check_heads, check_sizes, check_tensors, mask_of_call
 from txl_tf.layers.common.dropout import dropout, split
-from txl_tf.layers.common.ops import LayerNorm, Linear, config_of
+from txl_tf.layers.common.ops import LayerNorm, Linear
 from txl_tf.layers.feed_forward import PositionWiseFFN
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
 
@@ -61,8 +62,7 @@ def tener_position_scores(q, k, v_bias, key_position_term=True):
 
 def elements(x, mask, d_model):
     """The mask of a call, bool `[B, T]`, true at elements; `None` where all are. Raises ValueError on other shapes."""
-    mask = mask_of(x) if mask is None else mask
-    mask = None if mask is None else as_bool("mask", mask)
+    mask = mask_of_call(x, mask)
     check_tensors({"d_model": d_model}, x=(x, "float batch length d_model"), mask=(mask, "bool? batch length"))
     return mask
 
@@ -96,6 +96,7 @@ class TenerAttn(Layer):
         Yan et al. 2019, section 3.3.
     """
 
+    @stored
     def __init__(
         self, d_model, n_head, attn_type="adatrans", scale=False, key_position_term=True, dropatt=0.0, seed=None,
         **kwargs,
@@ -103,18 +104,11 @@ class TenerAttn(Layer):
         super().__init__(**kwargs)
         check_heads("d_model", d_model, "n_head", n_head)
         self.start_keys(seed, dropatt=dropatt)
-        if attn_type not in ATTN_TYPES:
-            raise ValueError(f"attn_type must be one of {', '.join(ATTN_TYPES)}, got {attn_type!r}")
-        self.d_model = d_model
-        self.n_head = n_head
-        self.attn_type = attn_type
-        self.scale = scale
-        self.key_position_term = key_position_term
-        self.dropatt = dropatt
+        one_of(ATTN_TYPES)("attn_type", attn_type)
         self.fc = Linear(d_model, dtype=self.dtype_policy, name="fc") if attn_type == "transformer" else None
 
     def build(self, x_shape=None, **_):
-        check_width("x", x_shape, "d_model", self.d_model)
+        self.build_parts(x_shape)
         shape = (self.d_model, 3 * self.d_model)
         self.qkv_kernel = self.add_weight(name="qkv_kernel", shape=shape, initializer="glorot_uniform")
         if self.fc is not None:
@@ -148,10 +142,6 @@ class TenerAttn(Layer):
         mask = elements(x, mask, self.d_model)
         return attention_probs(*self.parts(tf.cast(x, self.compute_dtype), mask)[:-1])
 
-    def get_config(self):
-        names = "d_model n_head attn_type scale key_position_term dropatt seed"
-        return {**super().get_config(), **config_of(self, names)}
-
 
 @keras.saving.register_keras_serializable("txl_tf")
 class TenerLayer(Layer):
@@ -166,6 +156,7 @@ class TenerLayer(Layer):
     Call arguments, returns: those of `TenerAttn`.
     """
 
+    @stored
     def __init__(
         self, d_model, n_head, d_inner, after_norm=True, dropout=0.0, attn_type="adatrans", scale=False,
         key_position_term=True, dropatt=0.0, seed=None, **kwargs,
@@ -173,9 +164,6 @@ class TenerLayer(Layer):
         super().__init__(**kwargs)
         check_sizes(d_inner=d_inner)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)
-        self.d_inner = d_inner
-        self.after_norm = after_norm
-        self.dropout = dropout
         options = {"dtype": self.dtype_policy}
         attention = {"scale": scale, "key_position_term": key_position_term, "dropatt": dropatt, "seed": self.draw_key}
         self.self_attn = TenerAttn(d_model, n_head, attn_type, **attention, **options, name="self_attn")
@@ -183,12 +171,10 @@ class TenerLayer(Layer):
         self.norm1, self.norm2 = (LayerNorm(EPSILON, **options, name=name) for name in ("norm1", "norm2"))
 
     def build(self, x_shape=None, **_):
-        check_width("x", x_shape, "d_model", self.self_attn.d_model)
-        for layer in (self.self_attn, self.ffn, self.norm1, self.norm2):
-            layer.build((None, None, self.self_attn.d_model))
+        self.build_parts(x_shape, self.self_attn, self.ffn, self.norm1, self.norm2)
 
     def call(self, x, mask=None, training=None, dropout_key=None):
-        mask = elements(x, mask, self.self_attn.d_model)
+        mask = elements(x, mask, self.d_model)
         attention_key, inner_key, output_key = split(self.key_of_call(x, training, dropout_key), 3)
 
         def feed_forward(y):
@@ -199,8 +185,3 @@ class TenerLayer(Layer):
 
     def _residual(self, x, norm, sublayer):
         return norm(x + sublayer(x)) if self.after_norm else x + sublayer(norm(x))
-
-    def get_config(self):
-        names = "d_model n_head attn_type scale key_position_term dropatt"
-        own = config_of(self, "d_inner after_norm dropout seed")
-        return {**super().get_config(), **own, **config_of(self.self_attn, names)}

@@ -9,9 +9,9 @@ import numbers
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width
+from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors
 from txl_tf.layers.common.dropout import dropout
-from txl_tf.layers.common.ops import config_of
 from txl_tf.layers.positions import positional_encoding
 
 
@@ -27,7 +27,7 @@ class Embeddings(Layer):
         d_model: width. `Embeddings(d_model, vocab)` is another common order: two arguments by position whose second is
             the larger are an error. By name any table can be had.
         embeddings_initializer: of the table; by default a normal distribution of `d_model**-0.5`.
-        mask_zero: whether id 0 is padding, of which the mask that goes on says so, as of Keras's `Embedding`.
+        mask_zero: whether id 0 is padding, which the mask that is passed on hides, as with Keras's `Embedding`.
 
     Call arguments:
         ids: int `[batch, length]`; whole numbers of another type are taken for what they are.
@@ -47,13 +47,11 @@ class Embeddings(Layer):
             )
         return super().__new__(cls, *args, **kwargs)
 
+    @stored
     def __init__(self, vocab, d_model, embeddings_initializer=None, mask_zero=False, **kwargs):
         super().__init__(**kwargs)
         self.autocast = False  # half precision does not hold ids
         check_sizes(vocab=vocab, d_model=d_model)
-        self.mask_zero = mask_zero
-        self.vocab = vocab
-        self.d_model = d_model
         self.embeddings_initializer = keras.initializers.get(
             embeddings_initializer or keras.initializers.RandomNormal(stddev=d_model**-0.5)
         )
@@ -74,9 +72,6 @@ class Embeddings(Layer):
     def logits(self, hidden):
         """The product with every row of the table, for a softmax that shares it: `[..., vocab]`, float32."""
         return tf.cast(tf.matmul(hidden, tf.cast(self.lut, hidden.dtype), transpose_b=True), tf.float32)
-
-    def get_config(self):
-        return {**super().get_config(), **config_of(self, "vocab d_model embeddings_initializer mask_zero")}
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -101,10 +96,11 @@ class PositionalEncoding(Layer):
         A tensor like `x`.
 
     Raises:
-        ValueError: `x` reaches behind the table, where its length and `first` are static; or an argument is out of its
+        ValueError: `x` is longer than the table from `first` on, where both are static; or an argument is out of its
             range.
     """
 
+    @stored
     def __init__(self, d_model, max_len=5000, rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
         if isinstance(max_len, numbers.Real) and 0 <= max_len < 1:
@@ -114,13 +110,10 @@ class PositionalEncoding(Layer):
             )
         check_sizes(d_model=d_model, max_len=max_len)
         self.start_keys(seed, rate=rate)
-        self.d_model = d_model
-        self.max_len = max_len
-        self.rate = rate
         self.pe = positional_encoding(max_len, d_model).numpy()  # not a tensor: it goes into any graph
 
     def build(self, x_shape=None):
-        check_width("x", x_shape, "d_model", self.d_model)
+        self.build_parts(x_shape)
 
     def call(self, x, first=0, training=None, dropout_key=None):
         check_tensors({"d_model": self.d_model}, x=(x, "float batch length d_model"))
@@ -131,6 +124,3 @@ class PositionalEncoding(Layer):
             raise ValueError(f"first must lie in [0, {self.max_len - length}] for x of length {length}, got {known}")
         positions = tf.cast(tf.constant(self.pe)[:, first : first + length], x.dtype)
         return dropout(x + positions, self.rate, self.key_of_call(x, training, dropout_key))
-
-    def get_config(self):
-        return {**super().get_config(), **config_of(self, "d_model max_len rate seed")}

@@ -9,9 +9,10 @@ Pre-norm trains without a long warm-up. It leaves the last output as it is: the 
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, check_width, mask_of
+from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, mask_of
 from txl_tf.layers.common.dropout import dropout, split
-from txl_tf.layers.common.ops import LayerNorm, config_of
+from txl_tf.layers.common.ops import LayerNorm
 from txl_tf.layers.feed_forward import PositionWiseFFN
 from txl_tf.layers.vanilla.multi_head_attention import MultiHeadAttention, seen
 
@@ -19,42 +20,42 @@ EPSILON = 1e-6  # of the article's layer norms: article 2 of docs/articles.md
 
 
 class _TransformerLayer(Layer):
-    """What both layers have: sublayers, each with a layer norm and a dropout."""
+    """Common to both layers: attentions and a feed-forward net, each with a layer norm and a dropout."""
 
+    attentions = ()  # names of the attentions, in order; `layernorm1`, ... follow them and the net
+
+    @stored
     def __init__(
         self, d_model, num_heads, dff, rate=0.1, norm_first=False, dropatt=0.0, dropact=0.0, seed=None, **kwargs
     ):
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, num_heads=num_heads, dff=dff)
         self.start_keys(seed, rate=rate, dropatt=dropatt, dropact=dropact)
-        self.d_model = d_model
-        self.num_heads = num_heads
-        self.dff = dff
-        self.rate = rate
-        self.norm_first = norm_first
-        self.dropatt = dropatt
-        self.dropact = dropact
-        self.ffn = PositionWiseFFN(dff, d_model, dropact, self.draw_key, dtype=self.dtype_policy, name="ffn")
+        options = {"dtype": self.dtype_policy}
+        self.ffn = PositionWiseFFN(dff, d_model, dropact, self.draw_key, **options, name="ffn")
+        for name in self.attentions:
+            setattr(self, name, MultiHeadAttention(d_model, num_heads, dropatt, self.draw_key, **options, name=name))
+        for name in self._norms():
+            setattr(self, name, LayerNorm(EPSILON, **options, name=name))
 
-    def _attention(self, name):
-        arguments = self.d_model, self.num_heads, self.dropatt, self.draw_key
-        return MultiHeadAttention(*arguments, dtype=self.dtype_policy, name=name)
+    def _norms(self):
+        return [f"layernorm{i + 1}" for i in range(len(self.attentions) + 1)]
 
-    def _norm(self, name):
-        return LayerNorm(EPSILON, dtype=self.dtype_policy, name=name)
-
-    def _build(self, x_shape, *layers):
-        check_width("x", x_shape, "d_model", self.d_model)
-        for layer in layers:
-            layer.build((None, None, self.d_model))
+    def build(self, x_shape=None, **_):
+        attentions, norms = ([getattr(self, name) for name in names] for names in (self.attentions, self._norms()))
+        self.build_parts(x_shape, *attentions, self.ffn, *norms)
 
     def _residual(self, x, norm, sublayer, dropout_key=None):
-        """`x` after a sublayer, a function of the (normalised) input, its residual, dropout and norm."""
-        output = dropout(sublayer(norm(x) if self.norm_first else x), self.rate, dropout_key)
-        return x + output if self.norm_first else norm(x + output)
+        """`x` after a sublayer with its residual, dropout and norm, and whatever else the sublayer gives.
 
-    def get_config(self):
-        return {**super().get_config(), **config_of(self, "d_model num_heads dff rate norm_first dropatt dropact seed")}
+        `sublayer` is a function of the (normalised) input that returns `(output, more)`.
+        """
+        output, more = sublayer(norm(x) if self.norm_first else x)
+        output = dropout(output, self.rate, dropout_key)
+        return (x + output if self.norm_first else norm(x + output)), more
+
+    def _feed_forward(self, x, norm, inner_key=None, output_key=None):
+        return self._residual(x, norm, lambda y: (self.ffn(y, dropout_key=inner_key), None), output_key)[0]
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -75,7 +76,7 @@ class EncoderLayer(_TransformerLayer):
             `forbidden`.
         attention_mask: bool, true where a key is seen: `[length, length]` or `[batch, length, length]`.
         forbidden: broadcasts to `[batch, num_heads, length, length]`, 1 where a key is forbidden, as in the article.
-        use_causal_mask: whether a place sees none behind it.
+        use_causal_mask: whether a position sees none after it.
         return_attention_scores: whether to return the attention weights too.
         training, dropout_key: see `txl_tf.layers.common.base`.
 
@@ -86,13 +87,7 @@ class EncoderLayer(_TransformerLayer):
         ValueError: an argument is out of its range, a tensor or a mask of another shape; the message names it.
     """
 
-    def __init__(self, d_model, num_heads, dff, rate=0.1, **kwargs):
-        super().__init__(d_model, num_heads, dff, rate, **kwargs)
-        self.mha = self._attention("mha")
-        self.layernorm1, self.layernorm2 = self._norm("layernorm1"), self._norm("layernorm2")
-
-    def build(self, x_shape=None, **_):
-        self._build(x_shape, self.mha, self.ffn, self.layernorm1, self.layernorm2)
+    attentions = ("mha",)
 
     def call(
         self, x, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, return_attention_scores=False,
@@ -109,17 +104,13 @@ class EncoderLayer(_TransformerLayer):
     def encode(self, x, visible=None, dropout_key=None):
         """`(output, weights)`, the weights `[num_heads, batch, length, length]`.
 
-        `visible` is that of `multi_head_attention`. Nothing is checked.
+        `visible`: see `multi_head_attention`. Nothing is checked.
         """
-        keys, weights = split(dropout_key, 4), []
-
-        def self_attention(y):
-            output, probs = self.mha.attention(y, y, y, visible, keys[0])
-            weights.append(probs)
-            return output
-
-        x = self._residual(x, self.layernorm1, self_attention, keys[1])
-        return self._residual(x, self.layernorm2, lambda y: self.ffn(y, dropout_key=keys[2]), keys[3]), weights[0]
+        keys = split(dropout_key, 4)
+        x, weights = self._residual(
+            x, self.layernorm1, lambda y: self.mha.attention(y, y, y, visible, keys[0]), keys[1]
+        )
+        return self._feed_forward(x, self.layernorm2, *keys[2:]), weights
 
     def compute_output_shape(self, x_shape, return_attention_scores=False, **_):
         if not return_attention_scores:
@@ -134,7 +125,7 @@ class DecoderLayer(_TransformerLayer):
     Self-attention sees all places unless a mask hides some: give `use_causal_mask=True`, or the article's
     `look_ahead_mask`, to hide those to come.
 
-    Args: as of `EncoderLayer`.
+    Args: see `EncoderLayer`.
 
     Call arguments:
         x: `[batch, length, d_model]`.
@@ -144,7 +135,7 @@ class DecoderLayer(_TransformerLayer):
         padding_mask: of the source, bool `[batch, source]`, true at what there is; without one, that which Keras handed
             on with `enc_output`. Numbers of four dimensions are the article's, 1 where forbidden.
         mask: of `x`, bool `[batch, length]`, true at what there is; without one, that which Keras handed on with it.
-        use_causal_mask: whether self-attention sees no place behind its own.
+        use_causal_mask: whether self-attention sees no position after its own.
         return_attention_scores: whether to return the weights too; the article's layer does.
         training, dropout_key: see `txl_tf.layers.common.base`.
 
@@ -156,13 +147,7 @@ class DecoderLayer(_TransformerLayer):
         ValueError: an argument is out of its range, a tensor or a mask of another shape; the message names it.
     """
 
-    def __init__(self, d_model, num_heads, dff, rate=0.1, **kwargs):
-        super().__init__(d_model, num_heads, dff, rate, **kwargs)
-        self.mha1, self.mha2 = self._attention("mha1"), self._attention("mha2")
-        self.layernorm1, self.layernorm2, self.layernorm3 = (self._norm(f"layernorm{i}") for i in (1, 2, 3))
-
-    def build(self, x_shape=None, **_):
-        self._build(x_shape, self.mha1, self.mha2, self.ffn, self.layernorm1, self.layernorm2, self.layernorm3)
+    attentions = ("mha1", "mha2")
 
     def call(
         self, x, enc_output, look_ahead_mask=None, padding_mask=None, mask=None, use_causal_mask=False,
@@ -185,23 +170,15 @@ class DecoderLayer(_TransformerLayer):
     def decode(self, x, enc_output, own=None, cross=None, dropout_key=None):
         """`(output, weights, weights)`, the weights `[num_heads, batch, length, any]`.
 
-        `own` and `cross` are `visible` of `multi_head_attention`, for both attentions. Nothing is checked.
+        `own` and `cross`: `visible` of `multi_head_attention`, for self-attention and for attention to the source.
+        Nothing is checked.
         """
-        keys, weights = split(dropout_key, 6), []
-
-        def self_attention(y):
-            output, probs = self.mha1.attention(y, y, y, own, keys[0])
-            weights.append(probs)
-            return output
-
-        def cross_attention(y):
-            output, probs = self.mha2.attention(enc_output, enc_output, y, cross, keys[2])
-            weights.append(probs)
-            return output
-
-        x = self._residual(x, self.layernorm1, self_attention, keys[1])
-        x = self._residual(x, self.layernorm2, cross_attention, keys[3])
-        return self._residual(x, self.layernorm3, lambda y: self.ffn(y, dropout_key=keys[4]), keys[5]), *weights
+        keys = split(dropout_key, 6)
+        x, block1 = self._residual(x, self.layernorm1, lambda y: self.mha1.attention(y, y, y, own, keys[0]), keys[1])
+        x, block2 = self._residual(
+            x, self.layernorm2, lambda y: self.mha2.attention(enc_output, enc_output, y, cross, keys[2]), keys[3]
+        )
+        return self._feed_forward(x, self.layernorm3, *keys[4:]), block1, block2
 
     def compute_output_shape(self, x_shape, enc_output_shape, return_attention_scores=True, **_):
         if not return_attention_scores:
@@ -217,27 +194,24 @@ class DecoderLayer(_TransformerLayer):
             place: int scalar tensor, the number of the element.
             cache: `(keys, values)`, `[num_heads, batch, most, depth]` each, of the elements before it.
             source: `(keys, values)` of the encoder's output, see `source_heads`.
-            cross: as of `decode`.
+            cross: see `decode`.
 
         Returns:
             `(output, cache)`: `[batch, 1, d_model]`, and the cache with the new element.
         """
-        most = keras.ops.shape(cache[0])[2]
-        new_cache = []
+        places = tf.range(keras.ops.shape(cache[0])[2])
 
         def self_attention(y):
             q, k, v = self.mha1.project(y, self.mha1.wq, self.mha1.wk, self.mha1.wv)
-            here = tf.cast(tf.range(most) == place, y.dtype)[:, None]
-            new_cache.extend(old * (1 - here) + new * here for old, new in zip(cache, (k, v), strict=True))
-            return self.mha1.attend(q, *new_cache, (tf.range(most) <= place)[None])[0]
+            here = tf.cast(places == place, y.dtype)[:, None]
+            new_cache = tuple(old * (1 - here) + new * here for old, new in zip(cache, (k, v), strict=True))
+            return self.mha1.attend(q, *new_cache, (places <= place)[None])[0], new_cache
 
-        def cross_attention(y):
-            (q,) = self.mha2.project(y, self.mha2.wq)
-            return self.mha2.attend(q, *source, cross)[0]
-
-        x = self._residual(x, self.layernorm1, self_attention)
-        x = self._residual(x, self.layernorm2, cross_attention)
-        return self._residual(x, self.layernorm3, self.ffn), tuple(new_cache)
+        x, new_cache = self._residual(x, self.layernorm1, self_attention)
+        x, _ = self._residual(
+            x, self.layernorm2, lambda y: self.mha2.attend(*self.mha2.project(y, self.mha2.wq), *source, cross)
+        )
+        return self._feed_forward(x, self.layernorm3), new_cache
 
     def source_heads(self, enc_output):
         """Keys and values of the encoder's output, which are the same at every step."""

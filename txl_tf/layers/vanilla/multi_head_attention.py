@@ -14,23 +14,23 @@ import keras
 import tensorflow as tf
 
 from txl_tf.layers.attention import attention_probs, head_matmul, join_heads
+from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import (
     Layer,
     check_heads,
     check_tensors,
-    check_width,
     found,
     mask_of,
     seen_by_article,
     seen_by_keras,
 )
 from txl_tf.layers.common.dropout import dropout
-from txl_tf.layers.common.ops import Linear, config_of, project
+from txl_tf.layers.common.ops import Linear, project
 
 
-def create_padding_mask(ids, padding=0):
-    """1 where `ids` `[B, K]` are `padding`: float32 `[B, 1, 1, K]`. Of symbols of Keras, a symbol."""
-    return keras.ops.cast(keras.ops.equal(ids, padding), "float32")[:, None, None]
+def create_padding_mask(ids):
+    """1 where `ids` `[B, K]` are 0, padding: float32 `[B, 1, 1, K]`. Symbolic inputs of Keras work too."""
+    return keras.ops.cast(keras.ops.equal(ids, 0), "float32")[:, None, None]
 
 
 def create_look_ahead_mask(size):
@@ -78,13 +78,13 @@ class _ScaledDotProductAttention(keras.layers.Layer):
 
 
 def seen(sizes, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, names=("mask", "forbidden")):
-    """Which keys the queries see by all masks together, as `attention_probs` wants it; see `MultiHeadAttention`.
+    """All masks of a call of `MultiHeadAttention` as one, for `attention_probs`.
 
     Args:
-        sizes: as of `check_tensors`: `batch` and `num_heads` as far as they are known, `queries` and `keys`, which may
+        sizes: see `check_tensors`: `batch` and `num_heads` as far as they are known, `queries` and `keys`, which may
             be scalar tensors.
-        mask, attention_mask, forbidden, use_causal_mask: those of `MultiHeadAttention`.
-        names: what `mask` and `forbidden` are called, for an error.
+        mask, attention_mask, forbidden, use_causal_mask: see `MultiHeadAttention`.
+        names: what an error calls `mask` and `forbidden`.
 
     Returns:
         bool that broadcasts to `[H, B, T, K]`, or `None` where nothing is hidden.
@@ -174,22 +174,18 @@ class MultiHeadAttention(Layer):
         ValueError: `num_heads` does not divide `d_model`; tensors or masks of other shapes, or in Keras's order.
     """
 
+    @stored
     def __init__(self, d_model, num_heads, rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
         check_heads("d_model", d_model, "num_heads", num_heads)
         self.start_keys(seed, rate=rate)
-        self.d_model = d_model
-        self.num_heads = num_heads
         self.depth = d_model // num_heads
-        self.rate = rate
         self.wq, self.wk, self.wv, self.dense = (
             Linear(d_model, dtype=self.dtype_policy, name=name) for name in ("wq", "wk", "wv", "dense")
         )
 
     def build(self, v_shape=None, **_):
-        check_width("v", v_shape, "d_model", self.d_model)
-        for layer in (self.wq, self.wk, self.wv, self.dense):
-            layer.build((None, None, self.d_model))
+        self.build_parts(v_shape, self.wq, self.wk, self.wv, self.dense)
 
     def __call__(self, *args, query=None, value=None, key=None, **kwargs):
         if query is not None or value is not None or key is not None:
@@ -230,14 +226,12 @@ class MultiHeadAttention(Layer):
 
     def project(self, x, *layers):
         """Heads of `x` by some of `wq`, `wk` and `wv`: a list of `[num_heads, batch, any, depth]`."""
-        x = tf.cast(x, self.compute_dtype)
-        kernels = [tf.cast(layer.kernel, x.dtype) for layer in layers]
-        return heads_of(x, kernels, [tf.cast(layer.bias, x.dtype) for layer in layers], self.num_heads)
+        (x,), kernels = self.computed(x), self.computed(*(layer.kernel for layer in layers))
+        return heads_of(x, kernels, self.computed(*(layer.bias for layer in layers)), self.num_heads)
 
     def attend(self, q, k, v, visible=None, dropout_key=None):
         """`(output, weights)` of heads."""
-        o_kernel, o_bias = (tf.cast(w, self.compute_dtype) for w in (self.dense.kernel, self.dense.bias))
-        return multi_head_attention(q, k, v, visible, o_kernel, o_bias, self.rate, dropout_key)
+        return multi_head_attention(q, k, v, visible, *self.computed(*self.dense.weights), self.rate, dropout_key)
 
     def compute_mask(self, inputs, previous_mask):
         return None  # the call hands on that of the queries
@@ -247,9 +241,6 @@ class MultiHeadAttention(Layer):
         if not return_attention_scores:
             return q_shape
         return q_shape, (q_shape[0], self.num_heads, q_shape[1], v_shape[1])
-
-    def get_config(self):
-        return {**super().get_config(), **config_of(self, "d_model num_heads rate seed")}
 
 
 def _check_order(v, k, q):

@@ -10,9 +10,11 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import FlatConfig
+from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
-from txl_tf.layers.taggers.flat import FlatLayer, LatticeProcess, check_sequence
+from txl_tf.layers.taggers.flat import FlatLayer
+from txl_tf.layers.taggers.flat_variants import LatticeProcess, check_sequence
 from txl_tf.layers.taggers.lattice import PositionFusion, distance_table, distinct_pairs
 from txl_tf.models.taggers.tener import SentenceNetwork
 
@@ -55,44 +57,30 @@ class Flat(SentenceNetwork):
         Li et al. 2020; `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer, V0.
     """
 
-    config = FlatConfig
     needs_bigrams = True  # their number is that of the characters
     input_dims = {
         "lattice": "batch items", "bigrams": "batch length", "seq_len": "batch", "lex_num": "batch",
         "pos_s": "batch items", "pos_e": "batch items",
     }  # fmt: skip
 
-    def __init__(
-        self, *, n_token, n_layer, d_model, n_head, d_inner, n_bigram=FlatConfig.n_bigram, d_embed=FlatConfig.d_embed,
-        d_bigram=FlatConfig.d_bigram, max_seq_len=FlatConfig.max_seq_len, fusion=FlatConfig.fusion,
-        fusion_shared=FlatConfig.fusion_shared, rel_pos_init=FlatConfig.rel_pos_init, scale=FlatConfig.scale,
-        q_proj=FlatConfig.q_proj, k_proj=FlatConfig.k_proj, v_proj=FlatConfig.v_proj, r_proj=FlatConfig.r_proj,
-        attn_ff=FlatConfig.attn_ff, pre=FlatConfig.pre, post=FlatConfig.post, residual=FlatConfig.residual,
-        activation=FlatConfig.activation, dropout=FlatConfig.dropout, dropatt=FlatConfig.dropatt,
-        embed_dropout=FlatConfig.embed_dropout, token_dropout=FlatConfig.token_dropout, seed=None, **kwargs,
-    ):  # fmt: skip
-        arguments = locals()
-        super().__init__(**kwargs)
-        self.keep(arguments)
-        check_sequence("pre", pre)
-        check_sequence("post", post)
+    @takes(FlatConfig, required=["n_token"])
+    def __init__(self, *, seed=None, **kwargs):
+        super().__init__(seed, **kwargs)
+        check_sequence("pre", self.pre)
+        check_sequence("post", self.post)
         options = {"dtype": self.dtype_policy}
-        self.char_proj = Linear(d_model, **options, name="char_proj")
-        self.lex_proj = Linear(d_model, **options, name="lex_proj")
+        self.char_proj = Linear(self.d_model, **options, name="char_proj")
+        self.lex_proj = Linear(self.d_model, **options, name="lex_proj")
+        n_fusion = 1 if self.fusion_shared else self.n_layer
         self.fusions = [
-            PositionFusion(d_model, fusion, **options, name=f"fusion{i}")
-            for i in range(1 if fusion_shared else n_layer)
+            PositionFusion(self.d_model, self.fusion, **options, name=f"fusion{i}") for i in range(n_fusion)
         ]
-        names = "scale q_proj k_proj v_proj r_proj attn_ff dropatt"
-        attention = {name: arguments[name] for name in names.split()}
+        of_layers = values_of(self, "d_model n_head d_inner pre post residual activation dropout")
+        of_layers["attention"] = values_of(self, "scale q_proj k_proj v_proj r_proj attn_ff dropatt")
         self.stacked = [
-            FlatLayer(
-                d_model, n_head, d_inner, pre, post, residual, activation, dropout, attention, self.draw_key, **options,
-                name=f"layer{i}",
-            )
-            for i in range(n_layer)
-        ]  # fmt: skip
-        self.last = LatticeProcess(pre.replace("a", ""), **options, name="last")
+            FlatLayer(**of_layers, seed=self.draw_key, **options, name=f"layer{i}") for i in range(self.n_layer)
+        ]
+        self.last = LatticeProcess(self.pre.replace("a", ""), **options, name="last")
 
     def build(self, *_, **__):
         self.build_tables()

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from txl_tf.config import LabelConfig, check_fields
 from txl_tf.data.tagged.tags import allowed_transitions, continues_table, entity_table, split_tag
+from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Dropping, KerasHabits
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
@@ -88,16 +89,13 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         `TENER` of fastnlp/TENER, `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer.
     """
 
+    @stored
     def __init__(
         self, network, labels, start_end=LabelConfig.start_end, constraints=LabelConfig.constraints,
         output_dropout=LabelConfig.output_dropout, seed=None, **kwargs,
     ):  # fmt: skip
         super().__init__(**kwargs)
-        self.network = network
         self.labels = list(labels)
-        self.start_end = start_end
-        self.constraints = constraints
-        self.output_dropout = output_dropout
         check_fields(LabelConfig, self)
         if len(set(self.labels)) < len(self.labels) or not self.labels:
             raise ValueError(f"labels must be different tags, at least one, got {self.labels}")
@@ -305,16 +303,16 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         with tf.GradientTape() as tape:
             emissions, mask, tags, weights = self._elements(inputs, tags, weights, training=True, dropout_key=key)
             nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
-            loss = self.optimizer.scale_loss(_mean(nll, self.over_replicas(rows), weights))
+            loss = self.optimizer.scale_loss(tf.math.divide_no_nan(nll, self.over_replicas(rows)))
         of_update = self.apply_gradients_of(loss, tape)
-        return {**self._log_loss(nll, rows, weights), **of_update}
+        return {**self._log_loss(nll, rows), **of_update}
 
     def test_step(self, data):
         emissions, mask, tags, weights = self._elements(*self.unpacked(data))
         counts = self.count_spans(self.crf.decode(emissions, mask)[0], tags, mask)
         self.spans.update_state(self.over_replicas(counts))
         nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
-        return {**self._log_loss(nll, rows, weights), **self.spans.result()}
+        return {**self._log_loss(nll, rows), **self.spans.result()}
 
     def predict_step(self, data):
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -327,9 +325,9 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             return tf.reduce_sum(nll), tf.reduce_sum(tf.cast(mask[:, 0], tf.float32))  # those that have an element
         return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
 
-    def _log_loss(self, nll, rows, weights):
+    def _log_loss(self, nll, rows):
         nll, rows = tf.unstack(self.over_replicas(tf.stack([nll, rows])))
-        self.loss_mean.update_state(_mean(nll, rows, weights), sample_weight=rows)
+        self.loss_mean.update_state(tf.math.divide_no_nan(nll, rows), sample_weight=rows)
         return {"loss": self.loss_mean.result()}
 
     # --------------------------------------------------------------------------------------------- export and saving
@@ -354,18 +352,11 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return self.out_fc.built
 
     def get_config(self):
-        names = "labels start_end constraints output_dropout seed"
-        network = keras.saving.serialize_keras_object(self.network)
-        return {**super().get_config(), "network": network, **{name: getattr(self, name) for name in names.split()}}
+        return {**super().get_config(), "network": keras.saving.serialize_keras_object(self.network)}
 
     @classmethod
     def from_config(cls, config):
         return cls(**{**config, "network": keras.saving.deserialize_keras_object(config["network"])})
-
-
-def _mean(nll, rows, weights):
-    """The mean nll of sentences."""
-    return nll / tf.maximum(rows, 1.0) if weights is None else tf.math.divide_no_nan(nll, rows)
 
 
 def _described(inputs):

@@ -7,8 +7,9 @@ Shapes:
 import keras
 import tensorflow as tf
 
-from txl_tf.config import TenerConfig, check_fields
+from txl_tf.config import TenerConfig
 from txl_tf.data.tagged.batches import PADDING, UNKNOWN
+from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Layer, as_ids, check_tensors, found
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
@@ -17,18 +18,14 @@ from txl_tf.layers.taggers.tener import TenerLayer
 
 
 class SentenceNetwork(Layer):
-    """What `Tener` and `Flat` have in common: inputs by their names, tables of embeddings, keys of dropout."""
+    """Base of `Tener` and `Flat`: inputs by their names, tables of embeddings, keys of dropout."""
 
-    config = None  # the group of its hyper-parameters
     input_dims = {}  # name of an input: its dimensions, as `check_tensors` takes them
 
-    def keep(self, arguments):
-        """Stores and checks the arguments of `__init__`, each under its own name."""
-        for name in self.config.names():
-            setattr(self, name, arguments[name])
-        check_fields(self.config, self)
+    def __init__(self, seed, **kwargs):
+        super().__init__(**kwargs)
         self.autocast = False  # half precision does not hold ids
-        self.start_keys(arguments["seed"], always=True)
+        self.start_keys(seed, always=True)
 
     def build_tables(self):
         """Adds the tables of embeddings; row 0 is of padding, whose embedding never counts."""
@@ -49,7 +46,7 @@ class SentenceNetwork(Layer):
         return tf.cast(tf.gather(table, ids), self.compute_dtype)
 
     def checked(self, inputs):
-        """The inputs by their names, as int32, without those that the network has no use for.
+        """The inputs by their names, as int32, without those that the network does not need.
 
         Raises:
             ValueError: one is missing or of another shape; the message names it.
@@ -66,9 +63,6 @@ class SentenceNetwork(Layer):
     @property
     def needs_bigrams(self):
         return bool(self.n_bigram)
-
-    def get_config(self):
-        return {**super().get_config(), **{name: getattr(self, name) for name in [*self.config.names(), "seed"]}}
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -103,29 +97,15 @@ class Tener(SentenceNetwork):
         Yan et al. 2019; `TENER` of fastnlp/TENER.
     """
 
-    config = TenerConfig
     input_dims = {"chars": "batch length", "bigrams": "batch length"}
 
-    def __init__(
-        self, *, n_token, n_layer, d_model, n_head, d_inner, n_bigram=TenerConfig.n_bigram,
-        d_embed=TenerConfig.d_embed, d_bigram=TenerConfig.d_bigram, max_seq_len=TenerConfig.max_seq_len,
-        attn_type=TenerConfig.attn_type, scale=TenerConfig.scale, key_position_term=TenerConfig.key_position_term,
-        pos_embed=TenerConfig.pos_embed, after_norm=TenerConfig.after_norm, dropout=TenerConfig.dropout,
-        dropatt=TenerConfig.dropatt, embed_dropout=TenerConfig.embed_dropout,
-        token_dropout=TenerConfig.token_dropout, seed=None, **kwargs,
-    ):  # fmt: skip
-        arguments = locals()
-        super().__init__(**kwargs)
-        self.keep(arguments)
-        options = {"dtype": self.dtype_policy, "seed": self.draw_key}
-        self.in_fc = Linear(d_model, dtype=self.dtype_policy, name="in_fc")
-        self.stacked = [
-            TenerLayer(
-                d_model, n_head, d_inner, after_norm=after_norm, dropout=dropout, attn_type=attn_type, scale=scale,
-                key_position_term=key_position_term, dropatt=dropatt, **options, name=f"layer{i}",
-            )
-            for i in range(n_layer)
-        ]  # fmt: skip
+    @takes(TenerConfig, required=["n_token"])
+    def __init__(self, *, seed=None, **kwargs):
+        super().__init__(seed, **kwargs)
+        names = "d_model n_head d_inner after_norm dropout attn_type scale key_position_term dropatt"
+        options = {**values_of(self, names), "dtype": self.dtype_policy, "seed": self.draw_key}
+        self.in_fc = Linear(self.d_model, dtype=self.dtype_policy, name="in_fc")
+        self.stacked = [TenerLayer(**options, name=f"layer{i}") for i in range(self.n_layer)]
 
     def build(self, *_, **__):
         self.build_tables()

@@ -16,8 +16,9 @@ Shapes:
 import keras
 import tensorflow as tf
 
-from txl_tf.config import TransformerConfig, check_fields
+from txl_tf.config import TransformerConfig
 from txl_tf.data.pairs.parallel import PADDING
+from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, Layer, as_ids, check_tensors, found
 from txl_tf.layers.common.dropout import split
 from txl_tf.layers.common.ops import LayerNorm, Linear, cross_entropy, project
@@ -32,22 +33,20 @@ from txl_tf.training.weighting import weights_of_labels
 class _Stack(Layer):
     """Embedding, positions and layers: encoder or decoder."""
 
-    def __init__(self, layer_class, embedding, num_layers, d_model, max_len, rate, layer_options, seed, **kwargs):
+    def __init__(self, layer_class, embedding, num_layers, max_len, rate, of_layers, seed, **kwargs):
         super().__init__(**kwargs)
-        self.start_keys(seed, rate=rate, dropatt=layer_options["dropatt"], dropact=layer_options["dropact"])
-        self.norm_first = layer_options["norm_first"]
+        self.start_keys(seed, rate=rate, dropatt=of_layers["dropatt"], dropact=of_layers["dropact"])
+        self.d_model, self.norm_first = of_layers["d_model"], of_layers["norm_first"]
         self.embedding = embedding
         options = {"rate": rate, "seed": self.draw_key, "dtype": self.dtype_policy}
-        self.pos_encoding = PositionalEncoding(d_model, max_len, **options)
-        self.stacked = [layer_class(d_model, **layer_options, **options, name=f"layer{i}") for i in range(num_layers)]
+        self.pos_encoding = PositionalEncoding(self.d_model, max_len, **options)
+        self.stacked = [layer_class(**of_layers, **options, name=f"layer{i}") for i in range(num_layers)]
         self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm") if self.norm_first else None
 
     def build(self, ids_shape=None, **_):
-        width = (None, None, self.pos_encoding.d_model)
         if not self.embedding.built:
             self.embedding.build()
-        for layer in [self.pos_encoding, *self.stacked, *[self.layernorm] * self.norm_first]:
-            layer.build(width)
+        self.build_parts(None, self.pos_encoding, *self.stacked, *[self.layernorm] * self.norm_first)
 
     def embed(self, ids, first=0, dropout_key=None):
         return self.pos_encoding(self.embedding(ids), first=first, dropout_key=dropout_key)
@@ -125,38 +124,31 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         Vaswani et al. 2017.
     """
 
-    def __init__(
-        self, *, num_layers, d_model, num_heads, dff, input_vocab_size, target_vocab_size,
-        max_len=TransformerConfig.max_len, rate=TransformerConfig.rate, norm_first=TransformerConfig.norm_first,
-        share_embeddings=TransformerConfig.share_embeddings, label_smoothing=TransformerConfig.label_smoothing,
-        dropatt=TransformerConfig.dropatt, dropact=TransformerConfig.dropact, seed=None, **kwargs,
-    ):  # fmt: skip
-        given = locals()
+    @takes(TransformerConfig, required=["input_vocab_size", "target_vocab_size"])
+    def __init__(self, *, seed=None, **kwargs):
         super().__init__(**kwargs)
-        for name in TransformerConfig.names():  # every argument under its own name
-            setattr(self, name, given[name])
-        check_fields(TransformerConfig, self)
-        if share_embeddings and input_vocab_size != target_vocab_size:
+        if self.share_embeddings and self.input_vocab_size != self.target_vocab_size:
             raise ValueError(
-                f"share_embeddings needs vocabularies of one size, got input_vocab_size={input_vocab_size} and "
-                f"target_vocab_size={target_vocab_size}"
+                f"share_embeddings needs vocabularies of one size, got input_vocab_size={self.input_vocab_size} and "
+                f"target_vocab_size={self.target_vocab_size}"
             )
         self.autocast = False  # half precision does not hold ids
         self.start_keys(seed, always=True)
-        policy = self.dtype_policy
-        self.target_embedding = Embeddings(
-            vocab=target_vocab_size, d_model=d_model, dtype=policy, name="target_embedding"
-        )
-        source_embedding = self.target_embedding
-        if not share_embeddings:
-            source_embedding = Embeddings(
-                vocab=input_vocab_size, d_model=d_model, dtype=policy, name="source_embedding"
-            )
-        names = "num_heads dff norm_first dropatt dropact"
-        options = (num_layers, d_model, max_len, rate, {name: given[name] for name in names.split()}, self.draw_key)
-        self.encoder = Encoder(EncoderLayer, source_embedding, *options, dtype=policy, name="encoder")
-        self.decoder = Decoder(DecoderLayer, self.target_embedding, *options, dtype=policy, name="decoder")
-        self.final_layer = None if share_embeddings else Linear(target_vocab_size, dtype=policy, name="final_layer")
+
+        def embeddings(vocab, name):
+            return Embeddings(vocab=vocab, d_model=self.d_model, dtype=self.dtype_policy, name=name)
+
+        self.target_embedding = source_embedding = embeddings(self.target_vocab_size, "target_embedding")
+        if not self.share_embeddings:
+            source_embedding = embeddings(self.input_vocab_size, "source_embedding")
+        sizes = values_of(self, "num_layers max_len rate")
+        options = {**sizes, "of_layers": values_of(self, "d_model num_heads dff norm_first dropatt dropact")}
+        options |= {"seed": self.draw_key, "dtype": self.dtype_policy}
+        self.encoder = Encoder(EncoderLayer, source_embedding, **options, name="encoder")
+        self.decoder = Decoder(DecoderLayer, self.target_embedding, **options, name="decoder")
+        self.final_layer = None
+        if not self.share_embeddings:
+            self.final_layer = Linear(self.target_vocab_size, dtype=self.dtype_policy, name="final_layer")
         self.loss_mean = keras.metrics.Mean("loss")
         self.accuracy = keras.metrics.Mean("accuracy")
         self.grad_norm = keras.metrics.Mean("grad_norm")
@@ -340,10 +332,6 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         """`(log_probs, caches)` of what follows the `ids` `[B]` that stand at `place`: float32 `[B, V]`."""
         hidden, caches = self.decoder.step(ids, place, caches, sources, seen)
         return tf.nn.log_softmax(self.logits(hidden)), caches
-
-    def get_config(self):
-        names = [*TransformerConfig.names(), "seed"]
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 def _weights(labels, sample_weight):

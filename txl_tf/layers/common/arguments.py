@@ -1,0 +1,87 @@
+"""Arguments of constructors, written once: stored under their own names, and returned by `get_config`.
+
+    class Scaled(Layer):
+        @stored
+        def __init__(self, units, rate=0.0, **kwargs):      # self.units and self.rate are set
+            super().__init__(**kwargs)
+
+    class Network(Layer):
+        @takes(NetworkConfig, required=["n_token"])         # n_token, n_layer, ... by name, set and checked
+        def __init__(self, *, seed=None, **kwargs):
+            super().__init__(**kwargs)
+
+`inspect.signature`, and so the help of Jupyter, shows the arguments of the group with their defaults.
+"""
+
+import functools
+import inspect
+
+import keras
+
+from txl_tf.config import check_fields
+
+
+def stored(init):
+    """Decorator of `__init__`: sets an attribute for each argument but `**kwargs`, before the body runs."""
+    return _storing(init, inspect.signature(init))
+
+
+def takes(group, required=()):
+    """Decorator of `__init__`: the fields of `group`, a `Config`, are keyword arguments too; see `stored`.
+
+    They are checked as the fields are. The body gets none of them: it reads the attributes.
+
+    Args:
+        group: subclass of `Config`. A field with a default is optional.
+        required: names of fields that must be given all the same.
+    """
+
+    def decorate(init):
+        *own, rest = inspect.signature(init).parameters.values()
+        defaults = {name: getattr(group, name, inspect.Parameter.empty) for name in group.names()}
+        defaults |= dict.fromkeys(required, inspect.Parameter.empty)
+        fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=x) for name, x in defaults.items()]
+        return _storing(init, inspect.Signature([*own, *fields, rest]), group)
+
+    return decorate
+
+
+def _storing(init, signature, group=None):
+    fields = group.names() if group is not None else []
+    _, *parameters = signature.parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+
+    @functools.wraps(init)
+    def call(self, *args, **kwargs):
+        try:
+            given = signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}: {error}") from None
+        given.apply_defaults()
+        for name in names:
+            setattr(self, name, given.arguments[name])
+        if group is not None:
+            check_fields(group, self)
+        init(self, *args, **{name: value for name, value in kwargs.items() if name not in fields})
+
+    call.__signature__, call.stored = signature, names
+    return call
+
+
+def values_of(x, names):
+    """`{name: attribute}` of the names in a string, separated by spaces."""
+    return {name: getattr(x, name) for name in names.split()}
+
+
+def arguments_of(x):
+    """The stored arguments of a layer or model for its `get_config`: `{name: attribute}`."""
+    names = [name for cls in type(x).__mro__ for name in getattr(vars(cls).get("__init__"), "stored", ())]
+    return serialized({name: getattr(x, name) for name in names})
+
+
+def serialized(values):
+    """`{name: value}` for `get_config`: initializers as Keras saves them, all else as it is."""
+    return {
+        name: keras.initializers.serialize(value) if name.endswith("initializer") and callable(value) else value
+        for name, value in values.items()
+    }

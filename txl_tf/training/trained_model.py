@@ -1,0 +1,110 @@
+"""The base of all models: they train by a loss of their own, stop after a step, and go on exactly from there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.training.distribution import sum_over_replicas
+
+_OF_KERAS = "optimizer run_eagerly steps_per_execution jit_compile auto_scale_loss"
+
+
+class TrainedModel:
+    """Mixin for Keras models with a `compile` of their own, which sets `auto_scale_loss`.
+
+    A saved model has what `compile` was given and the optimizer's state; loaded, it goes on training as if it had never
+    been saved.
+
+    Attributes:
+        seed: int that dropout derives from in training; set by the model.
+        stop_requested: set it, as from a signal handler, to stop `fit` after the step that runs. Of several workers,
+            all stop after the same one.
+        carried_names: keys of `carried_arrays`.
+    """
+
+    stop_requested = False
+    auto_scale_loss = True
+    carried_names = ()
+
+    @property
+    def has_all_weights(self) -> bool:
+        """Whether all weights exist, so that the optimizer can have its own."""
+        return True
+
+    # ------------------------------------------------------------------------------------------- `compile`, saved too
+
+    def compile_arguments(self) -> dict[str, Any]:
+        """The arguments that `compile` was given, by name."""
+        return {name: getattr(self, name) for name in _OF_KERAS.split()}
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        return keras.saving.serialize_keras_object(self.compile_arguments()) if self.compiled else None
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.build_optimizer()
+
+    def build_optimizer(self) -> None:
+        """Makes the variables of the optimizer, if those of the model exist: a step that fails would leave a part."""
+        optimizer = getattr(self, "optimizer", None)
+        if optimizer is not None and not optimizer.built and self.has_all_weights:
+            with self.distribute_strategy.scope():  # within a step, some strategies could not
+                optimizer.build(self.trainable_variables)
+
+    # ------------------------------------------------------------------------------------------------------- one step
+
+    @property
+    def inner_optimizer(self) -> keras.optimizers.Optimizer | None:
+        """The optimizer itself, where Keras's loss-scaling optimizer wraps it."""
+        optimizer = getattr(self, "optimizer", None)
+        return getattr(optimizer, "inner_optimizer", optimizer)
+
+    def step_key(self, rows: Any) -> tf.Tensor:
+        """The dropout key of the step that runs, for the `rows` of this replica; see `dropout`."""
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tf.stack([self.seed % 2**31, tf.cast(self.optimizer.iterations, tf.int32), replica * rows])
+
+    # ----------------------------------------------------------------------- what a checkpoint holds besides weights
+
+    def carried_arrays(self) -> dict[str, np.ndarray]:
+        """The state that goes from batch to batch besides weights and optimizer. All workers must call it together."""
+        return {}
+
+    def set_carried_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Goes on with arrays from `carried_arrays`. Call it once `fit` has begun, from a callback."""
+
+
+# ------------------------------------------------------------------------------------------------------------ updates
+
+
+def agree_on_overflow(gradients, optimizer):
+    """`gradients`, but NaN on every replica where half precision overflowed on any: all of them then skip the step.
+
+    Keras's `LossScaleOptimizer` looks at the gradients of each replica, or of the first, before they are added up.
+    """
+    context = tf.distribute.get_replica_context()
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if not scaled or context.num_replicas_in_sync == 1:
+        return gradients
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+    n_finite = sum_over_replicas(tf.cast(finite, tf.float32))
+    factor = tf.where(n_finite < context.num_replicas_in_sync, float("nan"), 1.0)
+    return [gradient * factor for gradient in gradients]
+
+
+def apply_gradients(optimizer, gradients, variables):
+    """`optimizer.apply`, called on every replica.
+
+    Keras adds up gradients by `ReplicaContext.all_reduce` where there is one replica, too. That keeps the graph for
+    ever (see `layers/common/gradients.py`), so a single replica goes round it where the optimizer does not look for it.
+    """
+    gradients = agree_on_overflow(gradients, optimizer)
+    if tf.distribute.has_strategy() or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer.apply(gradients, variables)
+    else:
+        context = tf.distribute.get_replica_context()
+        context.merge_call(lambda strategy: optimizer.apply(gradients, variables))
