@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from txl_tf.config import ModelConfig, NetworkConfig
 from txl_tf.layers.adaptive import AdaptiveSoftmax
-from txl_tf.layers.common.arguments import takes, values_of
+from txl_tf.layers.common.arguments import arguments_of, takes, values_of
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.decoding.generation import GenerationGraphs, generate
 from txl_tf.models.transformer_xl.cache import (
@@ -58,8 +58,7 @@ class LanguageModel(GenerationGraphs, MemoryModel):
             self.softmax.build()
 
     def get_config(self):
-        own = {"proj_share_all_but_first": self.proj_share_all_but_first}
-        return {**self.network.get_config(), **super().get_config(), **own}
+        return {**self.network.get_config(), **super().get_config(), **arguments_of(self)}
 
     # ------------------------------------------------------------------------------------------------- inference
 

@@ -14,9 +14,10 @@ import keras
 import tensorflow as tf
 
 from txl_tf.layers.attention import attend, attention_probs, project_heads, project_output, shifted_scores
-from txl_tf.layers.common.base import Layer, as_bool, check_sizes, check_tensors, check_width, mask_of, seen_by_article
+from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.base import Layer, as_bool, check_sizes, check_tensors, mask_of, seen_by_article
 from txl_tf.layers.common.dropout import dropout, split
-from txl_tf.layers.common.ops import LayerNorm, config_of, own_initializer
+from txl_tf.layers.common.ops import LayerNorm, own_initializer
 from txl_tf.layers.transformer_xl.reset import attend_documents, document_probs
 
 
@@ -107,6 +108,7 @@ class SegmentAttention(Layer):
 
     relative = True
 
+    @stored
     def __init__(
         self, d_model, n_head, d_head, dropout=0.0, dropatt=0.0, kernel_initializer="glorot_uniform",
         layer_norm_epsilon=1e-12, seed=None, **kwargs,
@@ -114,18 +116,10 @@ class SegmentAttention(Layer):
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, n_head=n_head, d_head=d_head)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)
-        self.d_model = d_model
-        self.n_head = n_head
-        self.d_head = d_head
-        self.dropout = dropout
-        self.dropatt = dropatt
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.layer_norm_epsilon = layer_norm_epsilon
         self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
 
     def build(self, w_shape=None, **_):
-        check_width("w", w_shape, "d_model", self.d_model)
-
         def kernel(name, shape):
             return self.add_weight(name=name, shape=shape, initializer=own_initializer(self.kernel_initializer))
 
@@ -133,11 +127,7 @@ class SegmentAttention(Layer):
         self.qkv_kernel = kernel("qkv_kernel", (self.d_model, 3 * width))
         self.r_kernel = kernel("r_kernel", (self.d_model, width)) if self.relative else None
         self.o_kernel = kernel("o_kernel", (width, self.d_model))
-        self.layer_norm.build((None, None, self.d_model))
-
-    def computed(self, *tensors):
-        """Tensors and weights in the dtype that the layer computes in."""
-        return [tf.cast(x, self.compute_dtype) for x in tensors]
+        self.build_parts(w_shape, self.layer_norm)
 
     def segment_of(self, w, attn_mask=None, mems=None, **positions):
         """`(attn_mask, mems)` of a call, checked: numbers, 1 where masked, and `[batch, mem_len, d_model]`.
@@ -165,10 +155,6 @@ class SegmentAttention(Layer):
             padding = tf.cast(~as_bool("mask", mask_of(w)), attn_mask.dtype)
             attn_mask = tf.maximum(attn_mask, tf.pad(padding, [[0, 0], [mlen, 0]])[:, None])
         return attn_mask, mems
-
-    def get_config(self):
-        names = "d_model n_head d_head dropout dropatt kernel_initializer layer_norm_epsilon seed"
-        return {**super().get_config(), **config_of(self, names)}
 
 
 @keras.saving.register_keras_serializable("txl_tf")

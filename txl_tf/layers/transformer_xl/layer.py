@@ -2,9 +2,9 @@
 
 import keras
 
-from txl_tf.layers.common.base import Layer, check_width
+from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.base import Layer
 from txl_tf.layers.common.dropout import split
-from txl_tf.layers.common.ops import config_of
 from txl_tf.layers.feed_forward import PositionwiseFF
 from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn
 
@@ -13,25 +13,19 @@ from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn
 class TransformerXLLayer(Layer):
     """`RelMultiHeadAttn`, then `PositionwiseFF`.
 
-    Args: those of the two layers. Call arguments and returns: those of `RelMultiHeadAttn`.
+    Args: as in the two layers. Call arguments and returns: as in `RelMultiHeadAttn`.
     """
 
     attention_class = RelMultiHeadAttn
 
+    @stored
     def __init__(
         self, d_model, n_head, d_head, d_inner, dropout=0.0, dropatt=0.0,
         kernel_initializer="glorot_uniform", layer_norm_epsilon=1e-12, seed=None, **kwargs,
     ):  # fmt: skip
         super().__init__(**kwargs)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)
-        self.d_model = d_model
-        self.n_head = n_head
-        self.d_head = d_head
-        self.d_inner = d_inner
-        self.dropout = dropout
-        self.dropatt = dropatt
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.layer_norm_epsilon = layer_norm_epsilon
         shared = {
             "kernel_initializer": self.kernel_initializer,
             "layer_norm_epsilon": layer_norm_epsilon,
@@ -42,9 +36,7 @@ class TransformerXLLayer(Layer):
         self.ff = PositionwiseFF(d_model, d_inner, dropout, name="ff", **shared)
 
     def build(self, w_shape=None, **_):
-        check_width("w", w_shape, "d_model", self.d_model)
-        self.rel_attn.build()
-        self.ff.build()
+        self.build_parts(w_shape, self.rel_attn, self.ff)
 
     def call(
         self, w, r, r_w_bias, r_r_bias, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None
@@ -55,7 +47,3 @@ class TransformerXLLayer(Layer):
             dropout_key=attn_key,
         )  # fmt: skip
         return self.ff(output, dropout_key=ff_key)
-
-    def get_config(self):
-        names = "d_model n_head d_head d_inner dropout dropatt kernel_initializer layer_norm_epsilon seed"
-        return {**super().get_config(), **config_of(self, names)}

@@ -60,7 +60,7 @@ class MultiHeadAttn(SegmentAttention):
 class TransformerLMLayer(TransformerXLLayer):
     """`MultiHeadAttn`, then `PositionwiseFF`.
 
-    Args: those of the two layers. Call arguments and returns: those of `MultiHeadAttn`.
+    Args: as in the two layers. Call arguments and returns: as in `MultiHeadAttn`.
     """
 
     attention_class = MultiHeadAttn

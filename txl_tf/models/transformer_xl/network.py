@@ -7,7 +7,8 @@ documents that reset the memory (`layers/transformer_xl/reset.py`).
 import keras
 import tensorflow as tf
 
-from txl_tf.config import NetworkConfig, at_least, check_fields
+from txl_tf.config import NetworkConfig, at_least
+from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors, found
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.embedding import AdaptiveEmbedding
@@ -109,37 +110,25 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
 
     layer_class = TransformerXLLayer
 
-    def __init__(
-        self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
-        dropout=NetworkConfig.dropout, dropatt=NetworkConfig.dropatt, mem_len=NetworkConfig.mem_len,
-        same_length=NetworkConfig.same_length, clamp_len=NetworkConfig.clamp_len, untie_r=NetworkConfig.untie_r,
-        reset_token=NetworkConfig.reset_token, layer_norm_epsilon=NetworkConfig.layer_norm_epsilon,
-        cutoffs=NetworkConfig.cutoffs, div_val=NetworkConfig.div_val, proj_same_dim=NetworkConfig.proj_same_dim,
-        init=NetworkConfig.init, init_std=NetworkConfig.init_std, proj_init_std=NetworkConfig.proj_init_std,
-        init_range=NetworkConfig.init_range,
-        recompute=False, seed=None, **kwargs,
-    ):  # fmt: skip
+    @takes(NetworkConfig, required=["n_token"])
+    def __init__(self, *, recompute=False, seed=None, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.autocast = False  # half precision does not hold ids
-        arguments = {**locals(), "cutoffs": tuple(cutoffs)}
-        for name in NetworkConfig.names():  # every argument under its own name
-            setattr(self, name, arguments[name])
-        self.recompute = recompute
-        check_fields(NetworkConfig, self)
-        if reset_token is not None:
-            at_least(0, n_token - 1)("reset_token", reset_token)
+        self.cutoffs = tuple(self.cutoffs)
+        if self.reset_token is not None:
+            at_least(0, self.n_token - 1)("reset_token", self.reset_token)
 
-        self.initializer = make_initializer(init, init_std, init_range)
+        self.initializer = make_initializer(self.init, self.init_std, self.init_range)
         self.embedding = AdaptiveEmbedding(
-            n_token, d_embed, d_model, cutoffs=self.cutoffs, div_val=div_val, proj_same_dim=proj_same_dim,
-            initializer=self.initializer, proj_initializer=make_initializer(init, proj_init_std, init_range),
+            **values_of(self, "n_token d_embed cutoffs div_val proj_same_dim"), d_proj=self.d_model,
+            initializer=self.initializer,
+            proj_initializer=make_initializer(self.init, self.proj_init_std, self.init_range),
             dtype=self.dtype_policy, name="adaptive_embed",
         )  # fmt: skip
-        sizes = (d_model, n_head, d_head, d_inner, dropout, dropatt, self.initializer, layer_norm_epsilon)
-        self.decoder_layers = [
-            self.layer_class(*sizes, self.draw_key, dtype=self.dtype_policy, name=f"layer_{i}") for i in range(n_layer)
-        ]
+        of_layers = values_of(self, "d_model n_head d_head d_inner dropout dropatt layer_norm_epsilon")
+        of_layers |= {"kernel_initializer": self.initializer, "seed": self.draw_key, "dtype": self.dtype_policy}
+        self.decoder_layers = [self.layer_class(**of_layers, name=f"layer_{i}") for i in range(self.n_layer)]
         self.start_keys(seed, always=True)  # behind the layers: initial weights hang on the order of draws
 
     def build(self, tokens_shape=None, **_):
@@ -291,10 +280,6 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
             "export takes models without memory, use instead, with tokens = keras.Input([None], dtype='int32'): "
             "keras.Model(tokens, network(tokens)[0]).export(path)"
         )
-
-    def get_config(self):
-        names = [*NetworkConfig.names(), "recompute", "seed"]
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 def make_initializer(init, init_std, init_range):

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, TransformerLMConfig
+from txl_tf.layers.common.arguments import takes
 from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding
 from txl_tf.layers.vanilla.language_model_layer import TransformerLMLayer
@@ -101,30 +102,15 @@ class TransformerLM(LanguageModel):
         Dai et al. 2019, section 3.1; Al-Rfou et al. 2018, without its auxiliary losses.
     """
 
-    def __init__(
-        self, *, n_token, n_layer, d_model, d_embed, n_head, d_head, d_inner,
-        dropout=TransformerLMConfig.dropout, dropatt=TransformerLMConfig.dropatt, mem_len=TransformerLMConfig.mem_len,
-        same_length=TransformerLMConfig.same_length, layer_norm_epsilon=TransformerLMConfig.layer_norm_epsilon,
-        cutoffs=TransformerLMConfig.cutoffs, div_val=TransformerLMConfig.div_val,
-        proj_same_dim=TransformerLMConfig.proj_same_dim,
-        proj_share_all_but_first=TransformerLMConfig.proj_share_all_but_first,
-        init=TransformerLMConfig.init, init_std=TransformerLMConfig.init_std,
-        proj_init_std=TransformerLMConfig.proj_init_std, init_range=TransformerLMConfig.init_range,
-        context_len=TransformerLMConfig.context_len, recompute=False, seed=None, **kwargs,
-    ):  # fmt: skip
-        given = locals()
-        TransformerLMConfig(**{name: given[name] for name in TransformerLMConfig.names()})  # checks them
+    @takes(TransformerLMConfig, required=["n_token"])
+    def __init__(self, *, recompute=False, seed=None, **kwargs):
         names = [name for name in NetworkConfig.names() if name not in REFUSED]
-        arguments = {name: given[name] for name in [*names, "recompute", "seed"]}
-        super().__init__(AbsoluteTransformer, arguments, proj_share_all_but_first, **kwargs)
-        self.context_len = context_len
+        arguments = {name: getattr(self, name) for name in [*names, "recompute", "seed"]}
+        super().__init__(AbsoluteTransformer, arguments, self.proj_share_all_but_first, **kwargs)
 
     def reader(self, static_shapes=False):
         """How `generate` reads a text: window by window, with cached keys and values."""
         return WindowReader(self.network, self.context_len, static_shapes)
-
-    def get_config(self):
-        return {**super().get_config(), "context_len": self.context_len}
 
     def generate(self, prompt, max_new_tokens, **options):
         """Continues texts, token by token, with cached keys and values.
