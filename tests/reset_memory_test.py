@@ -421,7 +421,7 @@ def trained(small_lm, two_replicas):
         with strategy.scope():
             sizes = {"mem_len": 7, "n_layer": 2, "dropout": 0.2, "dropatt": 0.2}
             lm = small_lm(reset_token=END, **sizes, **options)
-            lm.network.seed = 3
+            lm.seed = 3
             lm.compile(keras.optimizers.SGD(0.05), **compiled)
         text = rows(borders=[*BORDERS, (3, 16)])
         losses = []

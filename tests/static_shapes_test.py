@@ -181,7 +181,7 @@ def test_a_step_compiled_as_a_whole_trains_to_the_same_weights(small_lm, small_b
     batches = list(zip(*small_batches(n=5, batch=3, tgt_len=6), strict=True))
     static, dynamic = small_lm(**options), small_lm(**options)
     for lm in (static, dynamic):
-        lm.network.seed = 3  # of dropout; that of `small_lm` is of the weights
+        lm.seed = 3  # of dropout; that of `small_lm` is of the weights
         shapes = {"static_shapes": True, "bin_capacities": [12, 12]} if lm is static else {}
         lm.compile(make_optimizer(3e-3, train_steps=10), **shapes)
         lm.optimizer.build(lm.trainable_variables)

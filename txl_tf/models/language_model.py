@@ -58,7 +58,7 @@ class LanguageModel(GenerationGraphs, MemoryModel):
             self.softmax.build()
 
     def get_config(self):
-        return {**self.network.get_config(), **super().get_config(), **arguments_of(self)}
+        return {**arguments_of(self), **self.network.get_config(), **super().get_config()}
 
     # ------------------------------------------------------------------------------------------------- inference
 
