@@ -29,7 +29,8 @@ _brief.maxstring = _brief.maxother = 200
 
 def brief(value: Any) -> str:
     """`repr` of a value that may come from a stranger: never long, and nothing in it moves a terminal's cursor."""
-    return _brief.repr(value)
+    text = _brief.repr(value)
+    return text if len(text) <= 1000 else f"{text[:1000]}..."
 
 
 def check_values(values: Any, *groups: type, partial: bool = False, prefix: str = "") -> None:

@@ -40,6 +40,20 @@ class SourceCorpus:
     cutoffs: dict
     splits: dict
 
+    def check_size(self, path: str, n_token: int) -> None:
+        """Raises ValueError unless the model of the checkpoint `path` has as many words."""
+        if len(self.vocab) != n_token:
+            raise ValueError(
+                f"the vocabulary {self.path} has {len(self.vocab)} symbols, but {path} is of n_token={n_token}"
+            )
+
+
+def vocab_of(symbols: list[str], path: str, options: dict) -> Vocab:
+    """A vocabulary of the symbols in the file `path`. Python 2 left some white space in words."""
+    vocab = Vocab(**options)
+    vocab.set_lines([symbol.translate(WHITE_SPACE) for symbol in symbols], path)
+    return vocab
+
 
 def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
     """Reads the corpus files of the original or of `run_to_tf1`, or a plain vocabulary.
@@ -75,12 +89,7 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
     options = info["vocab"] if "vocab" in info else dict(PAPER_DATASETS[dataset][0])
     if cache and cache.lower_case is not None:
         options["lower_case"] = cache.lower_case
-    if cache:  # Python 2 left some white space in words
-        lines = [symbol.translate(WHITE_SPACE) for symbol in cache.symbols]
-        vocab = Vocab(**options)
-        vocab.set_lines(lines, path)
-    else:
-        vocab = Vocab.load(path, **options)
+    vocab = vocab_of(cache.symbols, path, options) if cache else Vocab.load(path, **options)
     if info.get("vocab_size", len(vocab)) != len(vocab):
         raise ValueError(f"{path} has {len(vocab)} symbols, but {info_path} says vocab_size {info['vocab_size']}")
     return SourceCorpus(path, dataset, vocab, cutoffs, cache.splits if cache else {})
@@ -103,20 +112,21 @@ def _vocabulary_in(path: str) -> str:
 
 
 @contextlib.contextmanager
-def written_corpus(data_dir: str | None, source: SourceCorpus) -> Iterator[dict]:
-    """`write_corpus`, unless `data_dir` is `None`; gives what `config.json` says of it.
+def written_corpus(data_dir: str | None, source: SourceCorpus, cutoffs: list[int]) -> Iterator[dict]:
+    """Writes the tokens to `data_dir`, unless it is `None`; gives what `config.json` says of the text.
 
     An error that follows leaves the folder as one that is not prepared.
     """
+    data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": cutoffs}
     if not data_dir:
-        yield {}
+        yield data
         return
-    write_corpus(data_dir, source)
+    write_corpus(data_dir, source, cutoffs)
     with removed_on_error(os.path.join(data_dir, INFO_FILE)):
-        yield {"data_dir": os.fspath(data_dir)}
+        yield {**data, "data_dir": os.fspath(data_dir)}
 
 
-def write_corpus(data_dir: str, source: SourceCorpus) -> None:
+def write_corpus(data_dir: str, source: SourceCorpus, cutoffs: list[int]) -> None:
     """Writes the tokens of a cache.pkl as a prepared corpus, for `load_corpus`.
 
     The folder is local and made if it does not exist. It may be that of the cache.pkl.
@@ -136,7 +146,6 @@ def write_corpus(data_dir: str, source: SourceCorpus) -> None:
                 f"{source.path}: the tokens of {split} must be ids of its {len(source.vocab)} symbols, got {wrong[0]}"
             )
     os.makedirs(data_dir, exist_ok=True)
-    cutoffs = next(iter(source.cutoffs.values()), [])
     pieces = ((split, 0, ids) for split, ids in source.splits.items())
     write_files(data_dir, source.dataset, source.vocab, cutoffs, pieces, options={"cutoffs": None}, inputs={})
     load_corpus(data_dir)  # raises if a file is wrong

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import ModelConfig, check_bins
-from txl_tf.convert.original import div_vals
+from txl_tf.convert.original import count_scopes, div_vals
 from txl_tf.convert.pickles import shown
 from txl_tf.convert.pytorch_source import HUGGING_FACE, NORM_EPSILON, NVIDIA, Source, checked
 from txl_tf.convert.tensors import Tensor
@@ -92,11 +92,8 @@ class ModelMapping:
     def _measure(self) -> None:
         """Sizes by the shapes of the tensors."""
         tensors = self.source.tensors
-        layers = [int(match[1]) for match in map(re.compile(r"layers\.(\d{1,6})\.").match, tensors) if match]
-        tables = [
-            int(match[1]) for match in map(re.compile(r"word_emb\.emb_layers\.(\d{1,6})\.").match, tensors) if match
-        ]
-        self.n_layer, self.n_table = max(layers, default=0) + 1, max(tables, default=0) + 1
+        self.n_layer = max(1, count_scopes(tensors, "layers.{}."))
+        self.n_table = max(1, count_scopes(tensors, "word_emb.emb_layers.{}."))
         self.untie_r = "r_w_bias" not in tensors
         bias = self._get("layers.0.dec_attn.r_w_bias" if self.untie_r else "r_w_bias", None, None)
         self.n_head, self.d_head = bias.shape

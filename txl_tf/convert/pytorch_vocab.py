@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_tf.convert.corpus_files import WHITE_SPACE, SourceCorpus, read_corpus
+from txl_tf.convert.corpus_files import SourceCorpus, read_corpus, vocab_of
 from txl_tf.convert.pickles import Named, by_text, is_text, shown, text, texts_of
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import read_torch_file
@@ -48,15 +48,8 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
         return vocabulary_of(read_torch_file(path), path, dataset)
     if name in ("cache.pkl", INFO_FILE) or os.path.isfile(info_file):
         return read_corpus(path, dataset), []
-    options, note = _options(_lines(path), dataset, {})
+    options, note = _options(Vocab.load(path).symbols, dataset, {})
     return SourceCorpus(path, dataset, Vocab.load(path, **options), {}, {}), [note] if note else []
-
-
-def _lines(path: str) -> list[str]:
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"there is no vocabulary file {path}")
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        return [line.split()[0] for line in file if line.split()]
 
 
 def vocabulary_of(found: Any, path: str, dataset: str | None = None, said: Any = None) -> tuple[SourceCorpus, list]:
@@ -84,11 +77,9 @@ def vocabulary_of(found: Any, path: str, dataset: str | None = None, said: Any =
     notes = [f"{n_mended} words of {path} were UTF-8 read as latin1: mended"] if n_mended else []
     dataset = _agreed(dataset, corpus.get("dataset", said), path)
     options, note = _options(symbols, dataset, vocab)
-    made = Vocab(**options)
-    made.set_lines([symbol.translate(WHITE_SPACE) for symbol in symbols], path)
     splits = {split: _tokens(corpus.get(split), path) for split in SPLITS}
     splits = {split: tokens for split, tokens in splits.items() if tokens is not None}
-    return SourceCorpus(path, dataset, made, {}, splits), [*notes, note] if note else notes
+    return SourceCorpus(path, dataset, vocab_of(symbols, path, options), {}, splits), [*notes, note] if note else notes
 
 
 def _attributes(found: Any) -> dict[str, Any]:

@@ -22,7 +22,10 @@ from txl_tf.convert.pickles import (
     StandIn,
     are_sizes,
     by_text,
+    instance,
     is_text,
+    nothing,
+    refusing,
     shown,
     text,
     update,
@@ -35,7 +38,6 @@ from txl_tf.convert.tensors import (
     check_fetched,
     check_packed,
     read_safetensors,
-    refusing,
     unique,
     unpacked,
 )
@@ -244,15 +246,6 @@ def _of_type(function: Any, kind: Any, arguments: Any, *_) -> Any:
     return function(*arguments)
 
 
-def _nothing(*_) -> StandIn:
-    return StandIn()
-
-
-def _instance(kind: Any, *_) -> Any:
-    """An instance in protocols 0 and 1."""
-    return kind() if callable(kind) else StandIn()
-
-
 KNOWN = {
     ("torch._utils", "_rebuild_tensor"): _tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
@@ -260,13 +253,13 @@ KNOWN = {
     ("torch._utils", "_rebuild_parameter_with_state"): _first,
     ("torch._tensor", "_rebuild_from_type_v2"): _of_type,
     ("torch", "Size"): _first,
-    ("collections", "Counter"): _nothing,
+    ("collections", "Counter"): nothing,
     ("argparse", "Namespace"): lambda *_: Named("Namespace"),
-    ("re", "_compile"): _nothing,
-    ("_codecs", "encode"): _nothing,
-    ("copy_reg", "_reconstructor"): _instance,
-    ("copyreg", "_reconstructor"): _instance,
-    **{(module, name): _nothing for module in ("builtins", "__builtin__") for name in BUILTINS},
+    ("re", "_compile"): nothing,
+    ("_codecs", "encode"): nothing,
+    ("copy_reg", "_reconstructor"): instance,
+    ("copyreg", "_reconstructor"): instance,
+    **{(module, name): nothing for module in ("builtins", "__builtin__") for name in BUILTINS},
     **{
         (module, f"{name}Storage"): _StorageClass(dtype)
         for module in ("torch", "torch.cuda")

@@ -253,15 +253,15 @@ def _by_frequency(vocab: SubwordVocab) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def sampled(lines: Iterable[str], most_bytes: int = SAMPLE_BYTES) -> list[str]:
-    """At most so many bytes of the lines, from all over them: always the same ones."""
+def sampled(lines: Iterable[str]) -> list[str]:
+    """At most `SAMPLE_BYTES` of the lines, from all over them: always the same ones."""
     kept, n_bytes, share = [], 0, 1 << 32
     for i, line in enumerate(lines):
         place = zlib.crc32(i.to_bytes(8, "little"))
         if place < share:
             kept.append((place, line))
             n_bytes += len(line.encode())
-        while n_bytes > most_bytes:
+        while n_bytes > SAMPLE_BYTES:
             share //= 2
             kept = [(place, line) for place, line in kept if place < share]
             n_bytes = sum(len(line.encode()) for _, line in kept)

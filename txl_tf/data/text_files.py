@@ -36,12 +36,15 @@ def read_files(paths: Iterable[str], level: str, progress: Callable | None = Non
         ValueError: a file is empty or is not UTF-8 text. Names the file and the byte.
     """
     for path in paths:
-        pieces = blocks_of(path, progress)
-        if level != "byte":
-            pieces = decoded(pieces, path)
-        if level not in ("byte", "char"):
-            pieces = cut_between(pieces, level)
-        yield from pieces
+        yield from pieces_of(blocks_of(path, progress), path, level)
+
+
+def pieces_of(blocks: Iterator[bytes], name: str, level: str) -> Iterator[str | bytes]:
+    """The text of blocks of bytes, in pieces as `read_files` gives them; errors call it `name`."""
+    if level == "byte":
+        return blocks
+    pieces = decoded(blocks, name)
+    return pieces if level == "char" else cut_between(pieces, level)
 
 
 def numbered_lines(path: str) -> Iterator[tuple[int, str]]:

@@ -23,8 +23,7 @@ from txl_tf.data.text import datasets
 from txl_tf.data.text.corpus_info import INFO_FILE, check_sums, read_prepared_info, vocab_name
 from txl_tf.data.text.download import fetch
 from txl_tf.data.text.prepared_folder import check_same, inputs_of, new_files, progress_bar, size_of, write_files
-from txl_tf.data.text.text_size import TextSize
-from txl_tf.data.text.texts import TEXT_FIELD, text_of
+from txl_tf.data.text.texts import TEXT_FIELD, TextSize, text_of
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import is_remote
@@ -151,10 +150,7 @@ def prepare(
         data_path = data_dir
     config = TextConfig(dataset=dataset, data_path=data_path, **options)
     recipe = datasets.make_recipe(config)
-    info = read_prepared_info(data_dir)
-    if info is not None:
-        check_same(data_dir, info, recipe)
-        logger.info("%s is prepared already", data_dir)
+    if _is_prepared(data_dir, recipe):
         return load_corpus(data_dir)
     if download:
         fetch(dataset, recipe.folder, download_url)
@@ -165,6 +161,15 @@ def prepare(
         progress = progress_bar(sum(map(size_of, read))) if verbose and dataset != "pydoc" else None
         _write_corpus(folder, recipe, inputs_of(recipe, data_dir), progress)
     return load_corpus(data_dir)
+
+
+def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
+    """Whether the folder is prepared. Raises ValueError if that was done differently."""
+    info = read_prepared_info(data_dir)
+    if info is not None:
+        check_same(data_dir, info, recipe)
+        logger.info("%s is prepared already", data_dir)
+    return info is not None
 
 
 def _write_corpus(folder: str, recipe: datasets.Recipe, inputs: dict, progress: Callable | None = None) -> None:
@@ -205,10 +210,7 @@ def prepare_texts(
     data_dir = os.fspath(data_dir).rstrip("/")
     recipe = datasets.make_recipe(TextConfig(dataset="text", data_path=_SPOOL, documents=documents, **options))
     recipe.spooled = True
-    info = read_prepared_info(data_dir)
-    if info is not None:
-        check_same(data_dir, info, recipe)
-        logger.info("%s is prepared already: its texts are not read again", data_dir)
+    if _is_prepared(data_dir, recipe):
         return load_corpus(data_dir)
     with new_files(data_dir) as folder:
         path = os.path.join(folder, _SPOOL)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from txl_tf.config import DATASETS, at_least, one_of
 from txl_tf.data.subwords import empty_vocab, vocab_file
-from txl_tf.data.text.text_size import TextSize
+from txl_tf.data.text.texts import TextSize
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import read_json, sha256
 from txl_tf.schema import brief, check_values

@@ -18,8 +18,7 @@ import tensorflow as tf
 from txl_tf.config import DATASETS, TextConfig, one_of
 from txl_tf.data.subwords import END, empty_vocab, load_vocab, train_subwords
 from txl_tf.data.text.download import LM1B_SHARDS, LM1B_VOCAB, SPLITS
-from txl_tf.data.text.text_size import TextMeter, TextSize
-from txl_tf.data.text.texts import Text, find_files, have_json_lines, read_texts
+from txl_tf.data.text.texts import Text, TextMeter, TextSize, find_files, have_json_lines, read_texts
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.vocabulary import Vocab
 

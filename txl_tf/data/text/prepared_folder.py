@@ -16,7 +16,7 @@ import tensorflow as tf
 from txl_tf.data.subwords import vocab_file
 from txl_tf.data.text import datasets
 from txl_tf.data.text.corpus_info import FORMAT, INFO_FILE
-from txl_tf.data.text.text_size import TextSize
+from txl_tf.data.text.texts import TextSize
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.token_files import TokenWriter
 from txl_tf.data.vocabulary import Vocab
