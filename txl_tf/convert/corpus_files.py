@@ -12,10 +12,9 @@ import tensorflow as tf
 from txl_tf.config import DATASETS
 from txl_tf.convert.cache_pkl import read_cache_pkl
 from txl_tf.data.text.corpus import load_corpus
-from txl_tf.data.text.corpus_info import INFO_FILE, VOCAB_FILE, read_info
 from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.text.download import LM1B_VOCAB
-from txl_tf.data.text.prepared_folder import write_files
+from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE, read_info, write_files
 from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.files import is_remote, removed_on_error
 

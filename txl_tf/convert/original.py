@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from txl_tf.config import ModelConfig
 from txl_tf.convert.corpus_files import read_corpus, written_corpus
-from txl_tf.data.text.corpus_info import INFO_FILE, VOCAB_FILE, read_info
+from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE, read_info
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import write_json
 from txl_tf.models.language_model import TransformerXLLM

@@ -36,18 +36,18 @@ GIVEN = [
 ]  # fmt: skip
 IGNORED = r"pos_emb\.inv_freq|crit\.shared_out_projs\.\d+|layers\.\d+\.dec_attn\.r_[wr]_bias"
 FLOATS = ("float32", "float16", "bfloat16", "float64")
-LAYER = {  # variable -> (tensor, transposed), below layer_i/ and layers.i.
-    "rel_attn/qkv/kernel": ("dec_attn.qkv_net.weight", True),
-    "rel_attn/r/kernel": ("dec_attn.r_net.weight", True),
-    "rel_attn/o/kernel": ("dec_attn.o_net.weight", True),
-    "rel_attn/LayerNorm/gamma": ("dec_attn.layer_norm.weight", False),
-    "rel_attn/LayerNorm/beta": ("dec_attn.layer_norm.bias", False),
-    "ff/layer_1/kernel": ("pos_ff.CoreNet.0.weight", True),
-    "ff/layer_1/bias": ("pos_ff.CoreNet.0.bias", False),
-    "ff/layer_2/kernel": ("pos_ff.CoreNet.3.weight", True),
-    "ff/layer_2/bias": ("pos_ff.CoreNet.3.bias", False),
-    "ff/LayerNorm/gamma": ("pos_ff.layer_norm.weight", False),
-    "ff/LayerNorm/beta": ("pos_ff.layer_norm.bias", False),
+LAYER = {  # variable -> tensor, which is transposed, below layer_i/ and layers.i.
+    "rel_attn/qkv/kernel": "dec_attn.qkv_net.weight",
+    "rel_attn/r/kernel": "dec_attn.r_net.weight",
+    "rel_attn/o/kernel": "dec_attn.o_net.weight",
+    "rel_attn/LayerNorm/gamma": "dec_attn.layer_norm.weight",
+    "rel_attn/LayerNorm/beta": "dec_attn.layer_norm.bias",
+    "ff/layer_1/kernel": "pos_ff.CoreNet.0.weight",
+    "ff/layer_1/bias": "pos_ff.CoreNet.0.bias",
+    "ff/layer_2/kernel": "pos_ff.CoreNet.3.weight",
+    "ff/layer_2/bias": "pos_ff.CoreNet.3.bias",
+    "ff/LayerNorm/gamma": "pos_ff.layer_norm.weight",
+    "ff/LayerNorm/beta": "pos_ff.layer_norm.bias",
 }
 
 
@@ -227,7 +227,7 @@ class ModelMapping:
     def _map_embedding(self) -> None:
         for i, table in enumerate(self.tables):
             scope = f"adaptive_embed/cutoff_{i}/" if self.n_table > 1 else "adaptive_embed/"
-            self._weights[f"{scope}lookup_table"] = (table,), _as_is
+            self._weights[f"{scope}lookup_table"] = (table,), np.asarray
             if self.projected:
                 self._weights[f"{scope}proj_W"] = (self.emb_projs[i],), np.transpose
 
@@ -242,13 +242,13 @@ class ModelMapping:
             "pos_ff.CoreNet.3.weight": (width, inner),
         }
         for i in range(self.n_layer):
-            for variable, (name, transposed) in LAYER.items():
+            for variable, name in LAYER.items():
                 tensor = self._get(f"layers.{i}.{name}", *shapes.get(name, (width,)))
-                self._weights[f"layer_{i}/{variable}"] = (tensor,), np.transpose if transposed else _as_is
+                self._weights[f"layer_{i}/{variable}"] = (tensor,), np.transpose
         for name in ("r_w_bias", "r_r_bias"):
             names = [f"layers.{i}.dec_attn.{name}" for i in range(self.n_layer)] if self.untie_r else [name]
             biases = tuple(self._get(name, self.n_head, self.d_head) for name in names)
-            self._weights[name] = biases, _stacked if self.untie_r else _as_is
+            self._weights[name] = biases, (lambda *arrays: np.stack(arrays)) if self.untie_r else np.asarray
 
     def _map_softmax(self) -> None:
         """The softmax, whose own words are the rows of the embedding."""
@@ -257,12 +257,12 @@ class ModelMapping:
         self._check_tied()
         cutoffs = self.model["cutoffs"]
         if not cutoffs:
-            self._weights["adaptive_softmax/bias"] = (biases[0],), _as_is
+            self._weights["adaptive_softmax/bias"] = (biases[0],), np.asarray
             return
         scope, ends = "adaptive_softmax/cutoff_{}/{}", [0, *cutoffs, self.n_token]
         for i, (start, end) in enumerate(itertools.pairwise(ends)):
-            whole = self.n_table > 1
-            self._weights[scope.format(i, "b")] = (biases[i if whole else 0],), _as_is if whole else _rows(start, end)
+            bias, layout = (biases[i], np.asarray) if self.n_table > 1 else (biases[0], _rows(start, end))
+            self._weights[scope.format(i, "b")] = (bias,), layout
             if self.projected and not (self.shares and i > 0) and i < len(self.out_projs):
                 self._weights[scope.format(i, "proj")] = (self.out_projs[i],), np.transpose
         if self.splits_last_word:
@@ -275,7 +275,7 @@ class ModelMapping:
             clusters = (
                 self._get("crit.cluster_weight", n_cluster, self.d_embed), self._get("crit.cluster_bias", n_cluster)
             )  # fmt: skip
-            layout = (_as_is if self.source.kind == HUGGING_FACE else _reversed,) * 2
+            layout = (np.asarray if self.source.kind == HUGGING_FACE else np.flipud,) * 2
         self._weights[scope.format(0, "cluster_W")] = clusters[:1], layout[0]
         self._weights[scope.format(0, "cluster_b")] = clusters[1:], layout[1]
 
@@ -325,18 +325,6 @@ class ModelMapping:
         used = {tensor.dtype for tensors, _ in self._weights.values() for tensor in tensors}
         if used != {"float32"}:
             self.notes.append(f"weights of {', '.join(sorted(used - {'float32'}))} became float32")
-
-
-def _as_is(array: np.ndarray) -> np.ndarray:
-    return array
-
-
-def _reversed(array: np.ndarray) -> np.ndarray:
-    return array[::-1]
-
-
-def _stacked(*arrays: np.ndarray) -> np.ndarray:
-    return np.stack(arrays)
 
 
 def _rows(start: int, end: int) -> Callable[[np.ndarray], np.ndarray]:

@@ -11,8 +11,8 @@ from txl_tf.convert.corpus_files import SourceCorpus, read_corpus, vocab_of
 from txl_tf.convert.pickles import Named, by_text, is_text, shown, text, texts_of
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import read_torch_file
-from txl_tf.data.text.corpus_info import INFO_FILE, VOCAB_FILE
 from txl_tf.data.text.datasets import PAPER_DATASETS, SPLITS
+from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE
 from txl_tf.data.vocabulary import Vocab
 
 FILES = ("vocab.pkl", "vocab.bin", "cache.pt", "cache.pkl", INFO_FILE, VOCAB_FILE)

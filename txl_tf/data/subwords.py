@@ -22,11 +22,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from txl_tf.config import SUBWORD_TYPES, one_of
 from txl_tf.data.vocabulary import Vocab, as_iterable
-from txl_tf.files import reading, write_atomic
+from txl_tf.files import write_atomic
 
 SPACE = "\u2581"  # SentencePiece's mark of a space
 END = "</s>"  # its symbol for the end of a text
@@ -67,6 +66,8 @@ class SubwordVocab(Vocab):
         adds_space: whether the model puts a space before a text, as those of other programs may do.
     """
 
+    level: str = "subword"
+
     def __post_init__(self) -> None:
         options = {name: value for name, value in self.get_config().items() if name not in ("level", "document")}
         given = [name for name, value in options.items() if value not in (None, False, 0, (), [])]
@@ -79,23 +80,12 @@ class SubwordVocab(Vocab):
 
     # ------------------------------------------------------------------------------------------------------ the model
 
-    @classmethod
-    def load(cls, path: str | os.PathLike, **config) -> SubwordVocab:
-        """Reads a SentencePiece model, of `save` or of any other program.
+    def set_data(self, model: bytes, path: str | os.PathLike) -> None:
+        """Takes the pieces of a SentencePiece model, of `save` or of any other program; errors name the file `path`.
 
         Raises:
-            FileNotFoundError: the file does not exist.
             ValueError: it is no SentencePiece model, or sentencepiece is not installed.
         """
-        vocab = cls(**{"level": "subword", **config})
-        if not tf.io.gfile.exists(path):
-            raise FileNotFoundError(f"there is no vocabulary file {path}")
-        with reading(os.fspath(path)), tf.io.gfile.GFile(path, "rb") as file:
-            vocab.set_model(file.read(), path)
-        return vocab
-
-    def set_model(self, model: bytes, path: str | os.PathLike) -> None:
-        """Takes the pieces of a SentencePiece model; errors name the file `path`."""
         package = sentencepiece()
         try:
             processor = package.SentencePieceProcessor(model_proto=model) if model else None
@@ -202,7 +192,7 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
         ValueError: `vocab_size` is more, or less, than the text allows; or sentencepiece is not installed.
     """
     one_of(SUBWORD_TYPES)("subword_type", subword_type)
-    vocab = SubwordVocab(**{"level": "subword", **config})
+    vocab = SubwordVocab(**config)
     package, written, lines = sentencepiece(), io.BytesIO(), sampled(training_lines(lines))
     try:
         package.SentencePieceTrainer.train(
@@ -230,10 +220,10 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
                     f"vocab_size must be at {word} {found[1]} for this text and {subword_type}, got {vocab_size}"
                 ) from error
         raise ValueError(f"SentencePiece makes no {vocab_size} subwords of this text: {error}") from error
-    vocab.set_model(written.getvalue(), "the trained model")
+    vocab.set_data(written.getvalue(), "the trained model")
     vocab.count(lines)
     vocab.counter[vocab.symbols[vocab.separators["\n"][0]]] = len(lines)
-    vocab.set_model(_by_frequency(vocab), "the trained model")
+    vocab.set_data(_by_frequency(vocab), "the trained model")
     vocab.counter.clear()
     return vocab
 

@@ -271,13 +271,16 @@ class Vocab:
         if not tf.io.gfile.exists(path):
             raise FileNotFoundError(f"there is no vocabulary file {path}")
         with reading(os.fspath(path)), tf.io.gfile.GFile(path, "rb") as file:
-            data = file.read()
+            vocab.set_data(file.read(), path)
+        return vocab
+
+    def set_data(self, data: bytes, path: str | os.PathLike) -> None:
+        """Takes the symbols from what the file `path` holds."""
         try:
             lines = data.decode("utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"vocabulary file {path} is not UTF-8 text: see byte {error.start}") from error
-        vocab.set_lines(lines, path)
-        return vocab
+        self.set_lines(lines, path)
 
     def set_lines(self, lines: list[str], path: str | os.PathLike) -> None:
         """Takes the symbols from the lines of a vocabulary file; errors name the file `path`."""

@@ -20,9 +20,19 @@ import numpy as np
 from txl_tf.config import DATASETS, TextConfig
 from txl_tf.data.subwords import load_vocab
 from txl_tf.data.text import datasets
-from txl_tf.data.text.corpus_info import INFO_FILE, check_sums, read_prepared_info, vocab_name
 from txl_tf.data.text.download import fetch
-from txl_tf.data.text.prepared_folder import check_same, inputs_of, new_files, progress_bar, size_of, write_files
+from txl_tf.data.text.prepared_folder import (
+    INFO_FILE,
+    check_same,
+    check_sums,
+    inputs_of,
+    new_files,
+    progress_bar,
+    read_prepared_info,
+    size_of,
+    vocab_name,
+    write_files,
+)
 from txl_tf.data.text.texts import TEXT_FIELD, TextSize, text_of
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
