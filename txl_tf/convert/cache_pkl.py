@@ -36,12 +36,12 @@ INTEGER = "[iu][1248]"  # a dtype's name
 
 @dataclasses.dataclass
 class CachedCorpus:
-    """What a cache.pkl holds, as plain data.
+    """The corpus of a cache.pkl, as plain data.
 
     Attributes:
         symbols: the vocabulary in id order.
         dataset: the original's `--dataset`, if known.
-        cutoffs: first ids of the adaptive softmax's bins, without 0 and the number of symbols, if known.
+        cutoffs: first ids of the adaptive softmax's clusters, without 0 and the size of the vocabulary, if known.
         lower_case: whether text is lower-cased, if known.
         splits: `"train"`, `"valid"` or `"test"` -> int array `[n]`. The file of lm1b has no `"train"`.
     """
@@ -160,7 +160,7 @@ def _stand_ins(size: int) -> dict[tuple[str, str], Any]:
         return characters.encode("latin1")
 
     known = {
-        ("collections", "Counter"): nothing,  # the symbols are in a list too
+        ("collections", "Counter"): nothing,  # the tokens are in a list too
         ("collections", "OrderedDict"): nothing,
         ("numpy", "ndarray"): nothing,
         ("numpy", "dtype"): _Dtype,

@@ -24,12 +24,12 @@ WHITE_SPACE = {c: escape(chr(c)) for c in range(0x3001) if chr(c).isspace()}  # 
 
 @dataclasses.dataclass
 class SourceCorpus:
-    """What the files beside a checkpoint say about its text.
+    """The text of a checkpoint, as the files beside it describe it.
 
     Attributes:
         path: the file that the vocabulary is from.
-        dataset: name, which decides how text becomes symbols.
-        cutoffs: `{file: cutoffs}` of the files that have them, without 0 and the number of symbols.
+        dataset: name, which decides how text becomes tokens.
+        cutoffs: `{file: cutoffs}` of the files that have them, without 0 and the size of the vocabulary.
         splits: `{split: int array [n]}`; empty if the files have no tokens.
     """
 
@@ -48,7 +48,7 @@ class SourceCorpus:
 
 
 def vocab_of(symbols: list[str], path: str, options: dict) -> Vocab:
-    """A vocabulary of the symbols in the file `path`. Python 2 left some white space in words."""
+    """A vocabulary of the tokens in the file `path`. Python 2 left some white space in words."""
     vocab = Vocab(**options)
     vocab.set_lines([symbol.translate(WHITE_SPACE) for symbol in symbols], path)
     return vocab

@@ -102,9 +102,9 @@ def find_tf1_checkpoint(path: str) -> str:
 def model_arguments(path: str, **expected) -> dict:
     """The arguments of `TransformerXLLM` that follow from the shapes of a checkpoint's variables.
 
-    Three arguments may have no effect on the variables and on what the model computes: `div_val` with a single bin or
-    if several values round to the same widths; `proj_same_dim` unless `div_val` is above 1 and a bin is as wide as
-    `d_model`; `proj_share_all_but_first` unless a bin but the first is projected. They then take the value in
+    Three arguments may have no effect on the variables and on what the model computes: `div_val` with a single cluster
+    or if several values round to the same widths; `proj_same_dim` unless `div_val` is above 1 and a cluster is as wide
+    as `d_model`; `proj_share_all_but_first` unless a cluster but the first is projected. They then take the value in
     `expected`, or else the simplest. All other arguments in `expected` must be what the shapes say, or `None`.
 
     Raises:
@@ -167,7 +167,7 @@ def count_scopes(names: Iterable[str], scope: str) -> int:
 
 
 def _bins(found: _Shapes) -> tuple[int, list[int], list[int]]:
-    """`d_embed`, the width of each table and the size of each bin."""
+    """`d_embed`, the width of each table and the size of each cluster."""
     n_table = count_scopes(found, "adaptive_embed/cutoff_{}/")
     n_bin = max(count_scopes(found, "adaptive_softmax/cutoff_{}/"), n_table)
     if n_bin and "adaptive_softmax/bias" not in found:

@@ -79,7 +79,7 @@ class BoundedFile:
 
 
 class StandIn:
-    """What stands for an object of another program. It takes what the pickle says of the object, and keeps none."""
+    """Stands for an object of another program: takes what the pickle tells the object, and keeps nothing of it."""
 
     def set_state(self, state: Any) -> None:
         """Takes what the operation BUILD hands over."""
@@ -318,7 +318,7 @@ def are_sizes(values: Any, most: int) -> bool:
 
 
 def texts_of(symbols: Any) -> list[str]:
-    """The symbols of a vocabulary, in `idx2sym` of an object, as text; each must be there once."""
+    """The tokens of a vocabulary, in `idx2sym` of an object, as text; each must be there once."""
     if type(symbols) is not list or not all(map(is_text, symbols)):
         raise ValueError("there is no corpus with a vocabulary (vocab.idx2sym) in it")
     words: dict[str, None] = {}

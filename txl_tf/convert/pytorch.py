@@ -16,7 +16,7 @@ from txl_tf.runs.folder import RunFolder
 
 @dataclasses.dataclass
 class Conversion:
-    """What `pytorch_to_run` made, and of what.
+    """The run that `pytorch_to_run` made, and what it was made of.
 
     Attributes:
         source: the checkpoint.

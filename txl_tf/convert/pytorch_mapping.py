@@ -7,7 +7,7 @@ The three programs compute the same as `TransformerXLLM` but for these, which ar
 
     clusters       NVIDIA and the original PyTorch program have them in the opposite order
     same_length    Hugging Face and the original PyTorch program see mem_len positions, not mem_len + 1
-    projections    any bin of the softmax may share the embedding's; here all but the first, or none
+    projections    any cluster of the softmax may share the embedding's; here all but the first, or none
     layer norm     its epsilon is 1e-5, that of the TensorFlow program 1e-12
 """
 
@@ -29,7 +29,7 @@ from txl_tf.convert.tensors import Tensor
 
 TENSORS, COMMAND, NOBODY = "the shapes of its tensors", "the command", "nobody, so assumed"
 SHAPES = "n_token n_layer d_model d_embed n_head d_head d_inner untie_r".split()  # what shapes alone decide
-MAX_COPIES = 4  # of all that a file holds; every bin may have a copy of one projection
+MAX_COPIES = 4  # of all that a file holds; every cluster may have a copy of one projection
 GIVEN = [
     *SHAPES, "cutoffs", "div_val", "proj_same_dim", "proj_share_all_but_first", "mem_len", "same_length", "clamp_len",
     "layer_norm_epsilon",
@@ -56,7 +56,8 @@ class ModelMapping:
 
     Attributes:
         model: arguments of `TransformerXLLM`.
-        origins, notes: as in `Conversion`.
+        origins: who said them: a file, "the command", ... -> names.
+        notes: sentences on what was changed or assumed.
     """
 
     def __init__(self, source: Source, given: dict[str, Any]):
@@ -131,7 +132,7 @@ class ModelMapping:
                 raise ValueError(f"{who} says {says}, but by the shapes of its tensors {self.source.path} has {is_so}")
 
     def _told(self, name: str, default: Any) -> Any:
-        """What a file says, or else what was given; both must agree."""
+        """The value that a file says, or else the given one; both must agree."""
         said, given = self.source.said.get(name), self.given.get(name)
         if said is not None and given is not None and said != given:
             raise ValueError(f"{name}={shown(given)} was given, but {self.source.told_by} says {name}={shown(said)}")
@@ -184,7 +185,7 @@ class ModelMapping:
     # ------------------------------------------------------------------------------------------------- projections
 
     def _choose_projections(self, n_bin: int) -> None:
-        """Which projection each bin of the softmax uses, and whether those after the first are the embedding's."""
+        """Which projection each cluster of the softmax uses, and whether those after the first are the embedding's."""
         self.projected = self.n_table > 1 or self.d_embed != self.d_model
         self.splits_last_word, self.shares = False, False
         self.emb_projs: list[Tensor] = []
@@ -209,7 +210,7 @@ class ModelMapping:
             self.notes.append(f"the projections of bins {tied}, shared with the embedding, became copies of their own")
 
     def _out_proj(self, i: int, shared: Tensor) -> Tensor:
-        """The projection of bin i of the softmax, whose embedding has the projection `shared`."""
+        """The projection of cluster i of the softmax, whose embedding has the projection `shared`."""
         name, ties = f"crit.out_projs.{i}", self.source.said.get("tie_projs")
         own = self._get(name, *shared.shape) if name in self.source.tensors else None
         if ties is None:  # NVIDIA's program stores only what is not tied

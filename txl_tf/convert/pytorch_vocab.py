@@ -29,7 +29,7 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
 
     Args:
         path: vocab.pkl, vocab.bin, cache.pt, a corpus file of the original, a list of words, or the folder of one.
-        dataset: as in `read_corpus`. Where nobody says it, the symbols tell how text becomes words.
+        dataset: as in `read_corpus`. Where nobody says it, the tokens tell how text becomes words.
 
     Returns:
         `(source, notes)`: the vocabulary, and what is worth saying of it.
@@ -102,9 +102,9 @@ def _agreed(given: str | None, said: Any, path: str) -> str | None:
 
 
 def mended(symbols: list[str]) -> tuple[list[str], int]:
-    """The symbols, and how many were UTF-8 that had been read as latin1, as all of the hub's vocabulary was.
+    """The tokens, and how many were UTF-8 that had been read as latin1, as all of the hub's vocabulary was.
 
-    Only where it is certain: every symbol is UTF-8 if written as latin1, and no two become one.
+    Only where it is certain: every token is UTF-8 if written as latin1, and no two become one.
     """
     try:
         better = [symbol.encode("latin1").decode("utf-8") for symbol in symbols]
@@ -116,7 +116,7 @@ def mended(symbols: list[str]) -> tuple[list[str], int]:
 
 
 def _options(symbols: list[str], dataset: str | None, stored: dict) -> tuple[dict, str | None]:
-    """Arguments of `Vocab` for symbols of words, and a note where no dataset decides them."""
+    """Arguments of `Vocab` for tokens of words, and a note where no dataset decides them."""
     if dataset is not None:
         options, note = dict(PAPER_DATASETS[dataset][0]), None
     else:

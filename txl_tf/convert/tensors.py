@@ -140,7 +140,7 @@ def check_packed(member: zipfile.ZipInfo) -> None:
 
 @refusing("a .safetensors")
 def read_safetensors(path: str) -> dict[str, Tensor]:
-    """The tensors of a file, by name. Raises: as `read_torch_file`."""
+    """The tensors of a .safetensors, by name."""
     check_fetched(path)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size

@@ -66,7 +66,7 @@ BUILTINS = "set frozenset dict list tuple int float complex object bytearray str
 
 @refusing("a file of PyTorch")
 def read_torch_file(path: str) -> Any:
-    """What is in a file of `torch.save`, zip or as before torch 1.6, or in a pickle, with `Tensor` for tensors.
+    """The contents of a file of `torch.save`, zip or as before torch 1.6, or of a pickle, with `Tensor` for tensors.
 
     Dictionaries, lists, numbers and texts are as they were; an instance of a class is a `Named` with its attributes.
 
@@ -88,7 +88,7 @@ def read_torch_file(path: str) -> Any:
 
 @refusing("an index of shards")
 def read_shards(path: str) -> dict[str, Tensor]:
-    """The tensors of all files that an index names, which lie in its folder. Raises: as `read_torch_file`."""
+    """The tensors of all files that an index names, which lie in its folder, by name."""
     if os.path.getsize(path) > MAX_HEADER:
         raise ValueError(f"it has {os.path.getsize(path)} bytes")
     with open(path, "rb") as file:
@@ -292,7 +292,7 @@ class _TorchUnpickler(PlainUnpickler):
         return Dictionary(*args)
 
     def persistent_load(self, pid: Any) -> Any:
-        """What a pickle of torch.save says of a storage, or of a class with its source."""
+        """A storage that a pickle of torch.save refers to, or a class, which comes with its source."""
         kind, *rest = pid if type(pid) is tuple and pid else (None,)
         kind = text(kind) if is_text(kind) else None
         if kind == "module" and rest:

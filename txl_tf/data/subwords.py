@@ -28,7 +28,7 @@ from txl_tf.data.vocabulary import Vocab, as_iterable
 from txl_tf.files import write_atomic
 
 SPACE = "\u2581"  # SentencePiece's mark of a space
-END = "</s>"  # its symbol for the end of a text
+END = "</s>"  # its token for the end of a text
 # SentencePiece skips lines in training that hold a tab, its space or its sign for what is unknown.
 _RESERVED = re.compile(f"[\n\t{SPACE}\u2585]")
 SAMPLE_BYTES = 50_000_000  # of text that subwords are made from; of a larger one, lines from all over it
@@ -51,12 +51,12 @@ def sentencepiece() -> Any:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SubwordVocab(Vocab):
-    """A SentencePiece model as a `Vocab`: symbols are the names of pieces, such as `▁the`, `ing` or `<0x0A>`.
+    """A SentencePiece model as a `Vocab`: tokens are the names of pieces, such as `▁the`, `ing` or `<0x0A>`.
 
     Args:
         level: `"subword"`.
-        document: symbol that ends each document, the model's own `</s>`, or `None`. The other options of `Vocab` are
-            for symbols that are counted.
+        document: token that ends each document, the model's own `</s>`, or `None`. The other options of `Vocab` are
+            for tokens that are counted.
 
     Attributes:
         model: bytes of the SentencePiece model.
@@ -167,12 +167,12 @@ def empty_vocab(**config) -> Vocab:
 
 
 def load_vocab(path: str | os.PathLike, **config) -> Vocab:
-    """Reads a vocabulary of any level; `config` and errors as of `Vocab.load`."""
+    """Reads the vocabulary of the level that `config`, the arguments of `Vocab`, has."""
     return type(empty_vocab(**config)).load(path, **config)
 
 
 def vocab_file(name: str, level: str | None) -> str:
-    """The name of a vocabulary's file: a text of symbols, or a SentencePiece model."""
+    """The name of a vocabulary's file: a text of tokens, or a SentencePiece model."""
     return f"{name}.model" if level == "subword" else f"{name}.txt"
 
 

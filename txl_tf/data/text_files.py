@@ -1,4 +1,4 @@
-"""Text files, read in pieces that can be split into symbols one by one."""
+"""Text files, read in pieces that can be split into tokens one by one."""
 
 from __future__ import annotations
 

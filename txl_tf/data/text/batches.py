@@ -165,15 +165,15 @@ def num_batches(n_tokens: int, batch_size: int, tgt_len: int, drop_remainder: bo
 
 
 def choose_bin_capacities(tokens: Tokens, batch_size: int, tgt_len: int, cutoffs: list[int]) -> list[int]:
-    """Capacities of all bins but the first of the adaptive softmax, for static shapes.
+    """Capacities of all clusters but the first of the adaptive softmax, for static shapes.
 
-    The original's rule (`get_bin_sizes`): count a bin's tokens in each batch of the training text `tokens`. The
+    The original's rule (`get_bin_sizes`): count a cluster's tokens in each batch of the training text `tokens`. The
     capacity is their mean plus 2.5 standard deviations, rounded to a multiple of 8. `batch_size` is that of a replica.
     """
     tokens = _check_tokens(tokens)
     _check_enough(len(tokens), batch_size, tgt_len, tgt_len)
     n_batch = len(tokens) // batch_size // tgt_len
-    counts = np.zeros([len(cutoffs), n_batch])  # tokens of each bin in each batch
+    counts = np.zeros([len(cutoffs), n_batch])  # tokens of each cluster in each batch
     at_once = max(1, _COUNTED_AT_ONCE // tgt_len)  # batches
     for row, first in itertools.product(range(batch_size), range(0, n_batch, at_once)):
         last = min(first + at_once, n_batch)

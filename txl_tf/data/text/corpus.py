@@ -1,7 +1,7 @@
 """Corpora: from text to token arrays, in memory or in a prepared folder.
 
 `prepare` writes a folder that `load_corpus` opens; `build_corpus` keeps a small corpus in memory. Both read the text
-twice, to count its symbols and to encode it, and hold about a megabyte of it at a time.
+twice, to count its tokens and to encode it, and hold about a megabyte of it at a time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Corpus:
     """A vocabulary and the token arrays of a text.
 
     Attributes:
-        cutoffs: first ids of the adaptive softmax's bins, without 0 and `len(vocab)`.
+        cutoffs: first ids of the adaptive softmax's clusters, without 0 and `len(vocab)`.
         splits: `"train"`, `"valid"` and perhaps `"test"` -> integer array `[n]`, in memory or on disk.
         by_character: whether tokens are characters or bytes, not words.
         checksums: `{split: list of the SHA-256 of its token files}`, where they are known.
@@ -95,7 +95,7 @@ def build_corpus(dataset: str, data_path: Any = None, **options) -> Corpus:
 
     The first two take their vocabulary from the whole text and follow `level`, `valid_fraction`, `min_freq`,
     `max_size` and `lower_case`. Level `"word"` splits text at white space, which includes `\r`, and ends every
-    line, empty ones too, with `<eos>`. Levels `"char"` and `"byte"` keep every character, `\r` too. Symbols that
+    line, empty ones too, with `<eos>`. Levels `"char"` and `"byte"` keep every character, `\r` too. Tokens that
     `min_freq` and `max_size` leave out become `<unk>`. Level `"subword"` has SentencePiece make `vocab_size` pieces of
     the text; it keeps every character. With `documents`, every file or JSON line is ended by `</s>`.
 

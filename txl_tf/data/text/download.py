@@ -162,14 +162,13 @@ def _check_published(path: str, name: str, strict: bool) -> None:
     if name not in CHECKSUMS:
         return
     size, digest = CHECKSUMS[name]
-    with open(path, "rb") as file:
-        found = os.path.getsize(path)
-        if found == size:
+    expected, found, unit = size, os.path.getsize(path), "bytes"
+    if found == size:
+        with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256" if len(digest) == 64 else "md5").hexdigest()
-    if found == digest:
+        expected, unit = digest, "as checksum"
+    if found == expected:
         return
-    expected, found = (size, found) if isinstance(found, int) else (digest, found)
-    unit = "bytes" if isinstance(found, int) else "as checksum"
     text = f"{path} is not the published {name}: it should have {expected} {unit}, and has {found}"
     if strict:
         raise ValueError(f"{text}. Fetch it again, or put the right one into the folder yourself")
