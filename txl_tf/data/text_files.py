@@ -54,12 +54,15 @@ def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
         FileNotFoundError: the file does not exist.
         ValueError: the file is empty or is not UTF-8 text.
     """
-    number = 0
-    for piece in read_files([path], "line"):
-        for line in piece.split("\n")[:-1]:
-            number += 1
-            line = line.removesuffix("\r")
-            yield number, line.removeprefix("\ufeff") if number == 1 else line
+    for number, line in enumerate(lines_of(read_files([path], "line")), 1):
+        line = line.removesuffix("\r")
+        yield number, line.removeprefix("\ufeff") if number == 1 else line
+
+
+def lines_of(pieces: Iterable[str]) -> Iterator[str]:
+    """The lines of pieces that are cut between lines."""
+    for piece in pieces:
+        yield from piece.split("\n")[:-1]
 
 
 def blocks_of(path: str, progress: Callable | None = None) -> Iterator[bytes]:

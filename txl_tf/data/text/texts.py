@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import itertools
 import json
 import os
 import zipfile
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import tensorflow as tf
 
-from txl_tf.data.text_files import blocks_in, blocks_of, cut_between, decoded, pieces_of, with_last_newline
+from txl_tf.data.text_files import blocks_in, blocks_of, cut_between, decoded, lines_of, pieces_of
 from txl_tf.files import reading
 from txl_tf.schema import brief
 
@@ -128,10 +127,7 @@ def read_texts(
 
 def _json_texts(name: str, blocks: Iterator[bytes], field: str) -> Iterator[tuple[str, str]]:
     """Name and text of each of the JSON lines. Empty lines are none."""
-    lines = itertools.chain.from_iterable(
-        piece.split("\n")[:-1] for piece in with_last_newline(cut_between(decoded(blocks, name), "line"))
-    )
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines_of(cut_between(decoded(blocks, name), "line")), 1):
         if line.strip():
             where = f"{name}, line {number}"
             try:
@@ -166,14 +162,6 @@ def text_of(value: Any, field: str, where: str) -> str:
 # -------------------------------------------------------------------------------------------------------- archives
 
 
-@contextlib.contextmanager
-def _archive_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except _UNREADABLE as error:
-        raise ValueError(f"{path} cannot be unpacked: {error}") from error
-
-
 def _files_of(path: str, progress: Callable | None) -> Iterator[tuple[str, Iterator[bytes]]]:
     """Name and blocks of the text files that a file is or holds."""
     if not path.endswith((".gz", ".zip")):
@@ -206,8 +194,11 @@ def _unpacked(path: str, progress: Callable | None) -> Iterator[bytes]:
 def _opened(path: str) -> Iterator[BinaryIO]:
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(f"there is no file {path}")
-    with reading(path), tf.io.gfile.GFile(path, "rb") as file, _archive_errors(path):
-        yield file
+    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+        try:
+            yield file
+        except _UNREADABLE as error:
+            raise ValueError(f"{path} cannot be unpacked: {error}") from error
 
 
 @contextlib.contextmanager
