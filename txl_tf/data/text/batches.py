@@ -100,7 +100,8 @@ class Segments:
         one_length = self.drop_remainder or (n_column - 1) % tgt_len == 0
 
         def segment(i):
-            epoch, begin = i // self._n_batch, i % self._n_batch * tgt_len
+            begin = i % self._n_batch * tgt_len
+            epoch = 0 if self.documents is None else i // self._n_batch  # which decides the order of documents
             window = read_columns(epoch, begin, begin + tgt_len + 1)  # [rows, T + 1]; shorter where the rows end
             window = tf.ensure_shape(window, [len(rows), tgt_len + 1 if one_length else None])
             return window[:, :-1], window[:, 1:]
