@@ -193,6 +193,13 @@ def test_tokens_that_are_no_integers_and_symbols_that_are_no_text_are_errors(tmp
         read_cache_pkl(make_cache(tmp_path / "cache.pkl", monkeypatch, symbols=["the", 3]))
 
 
+def test_a_remote_file(tmp_path, monkeypatch):
+    path = make_cache(tmp_path / "cache.pkl", monkeypatch)
+    assert read_cache_pkl(f"file://{path}").symbols == CACHED_SYMBOLS
+    with pytest.raises(FileNotFoundError, match="there is no file file://.*absent.pkl"):
+        read_cache_pkl(f"file://{tmp_path}/absent.pkl")
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"there is no file {tmp_path}{os.sep}cache.pkl"):
         read_cache_pkl(tmp_path / "cache.pkl")

@@ -41,9 +41,10 @@ def files_in(folder):
 # ----------------------------------------------------------------------------------------- the original's rules
 
 
-def test_enwik8_is_byte_values_with_its_newlines_left(tmp_path):
+def test_enwik8_is_byte_values_with_its_newlines_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "HELD_OUT", 3)
     url = make_zip(tmp_path / "web", "enwik8.zip", {"enwik8": b"a\nb<\xc3\xa9 cd\n"})
-    download.fetch("enwik8", tmp_path / "data", url, num_test_chars=3)
+    download.fetch("enwik8", tmp_path / "data", url)
     assert (tmp_path / "data/train.txt").read_bytes() == b"97 \n 98 60"
     assert (tmp_path / "data/valid.txt").read_bytes() == b"195 169 32"
     assert (tmp_path / "data/test.txt").read_bytes() == b"99 100 \n"
@@ -53,9 +54,10 @@ def test_enwik8_is_byte_values_with_its_newlines_left(tmp_path):
     assert made.by_character
 
 
-def test_text8_is_letters_and_underscores_without_spaces_at_the_ends_of_the_splits(tmp_path):
+def test_text8_is_letters_and_underscores_without_spaces_at_the_ends_of_the_splits(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "HELD_OUT", 4)
     url = make_zip(tmp_path / "web", "text8.zip", {"text8": b" ab c d efg h "})
-    download.fetch("text8", tmp_path / "data", url, num_test_chars=4)
+    download.fetch("text8", tmp_path / "data", url)
     assert (tmp_path / "data/train.txt").read_bytes() == b"a b _ c"
     assert (tmp_path / "data/valid.txt").read_bytes() == b"d _ e f"
     assert (tmp_path / "data/test.txt").read_bytes() == b"g _ h"
@@ -64,10 +66,11 @@ def test_text8_is_letters_and_underscores_without_spaces_at_the_ends_of_the_spli
     assert made.by_character
 
 
-def test_bytes_are_spelt_alike_over_the_blocks(tmp_path):
+def test_bytes_are_spelt_alike_over_the_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "HELD_OUT", 10)
     data = bytes(range(97, 107)) * 250_000
     url = make_zip(tmp_path / "web", "text8.zip", {"text8": data})
-    download.fetch("text8", tmp_path / "data", url, num_test_chars=10)
+    download.fetch("text8", tmp_path / "data", url)
     assert (tmp_path / "data/train.txt").read_bytes().replace(b" ", b"") == data[:-20]
     assert (tmp_path / "data/train.txt").stat().st_size == 2 * (len(data) - 20) - 1
 
@@ -118,13 +121,14 @@ def test_lm1b_takes_the_training_shards_and_the_first_held_out_one(tmp_path):
 # -------------------------------------------------------------------------------------------------- what can go wrong
 
 
-def test_what_is_there_is_not_fetched_again(tmp_path):
+def test_what_is_there_is_not_fetched_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "HELD_OUT", 1)
     data = tmp_path / "data"
     url = make_zip(tmp_path / "web", "enwik8.zip", {"enwik8": b"abcde"})
-    download.fetch("enwik8", data, url, num_test_chars=1)
+    download.fetch("enwik8", data, url)
     (tmp_path / "web/enwik8.zip").unlink()
     (data / "train.txt").unlink()
-    download.fetch("enwik8", data, url, num_test_chars=1)  # the archive is there
+    download.fetch("enwik8", data, url)  # the archive is there
     assert (data / "train.txt").read_bytes() == b"97 98 99"
     (data / "enwik8.zip").unlink()
     download.fetch("enwik8", data, url)  # the text is there
@@ -135,11 +139,12 @@ def test_what_is_there_is_not_fetched_again(tmp_path):
         download.fetch("enwik8", data, url)
 
 
-def test_a_download_that_was_cut_short_is_not_taken_for_the_archive(tmp_path):
+def test_a_download_that_was_cut_short_is_not_taken_for_the_archive(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "HELD_OUT", 1)
     url = make_zip(tmp_path / "web", "enwik8.zip", {"enwik8": b"abcde"})
     (tmp_path / "data").mkdir()
     (tmp_path / "data/enwik8.zip.tmp").write_bytes(b"PK")
-    download.fetch("enwik8", tmp_path / "data", url, num_test_chars=1)
+    download.fetch("enwik8", tmp_path / "data", url)
     assert files_in(tmp_path / "data") == {"enwik8.zip", "train.txt", "valid.txt", "test.txt"}
 
 

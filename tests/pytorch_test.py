@@ -309,7 +309,7 @@ CONTRADICTING = {
     "mem_len": (None, "mem_len is needed: .*config.json does not say it"),
     "model_type": ("gpt2", "config.json: model_type must be transfo-xl, got 'gpt2'"),
     "n_head": ("2", "config.json: n_head must be an integer, got '2'"),
-    "same_length": (1, "config.json: same_length must be true or false, got 1"),
+    "same_length": (1, "config.json: same_length must be True or False, got 1"),
     "dropout": (1.5, "dropout must lie in"),
     "layer_norm_epsilon": (0, "layer_norm_epsilon must be between 0 and 1"),
     "clamp_len": (True, "clamp_len must be an integer, got True"),
@@ -387,7 +387,7 @@ def test_tensors_in_the_same_bytes_make_no_large_model(small_lm, tmp_path):
 
 
 HOSTILE = {
-    "a huge number": ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon must be a number, got [0-9]+ bits"),
+    "a huge number": ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon must be a number, got 10{15,40}"),
     "a huge size": ({"n_layer": 10**30}, "n_layer must be an integer, got 1000000"),
     "many cutoffs": ({"cutoffs": [5] * 50_000}, "says cutoffs=a list of length 50000, but"),
     "a large file": ({"note": "x" * 2_000_000}, "config.json has 2,[0-9,]+ bytes, a configuration about 1,000"),

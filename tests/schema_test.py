@@ -100,6 +100,9 @@ def test_what_a_message_shows_is_short_and_visible():
     nested = [1]
     for _ in range(60):  # written out it would have 2 ** 60 ones
         nested = [nested, nested]
-    for value in ("x" * 10**7, b"x" * 10**7, ["x" * 300] * 10**5, nested, {"x" * 10**6: "y" * 10**6}):
+    broad = 1
+    for _ in range(8):
+        broad = [broad] * 9
+    for value in ("x" * 10**7, b"x" * 10**7, ["x" * 300] * 10**5, nested, broad, {"x" * 10**6: "y" * 10**6}):
         assert len(brief(value)) < 1500
     assert brief("a\x1b[31m\u202e\n") == r"'a\x1b[31m\u202e\n'"

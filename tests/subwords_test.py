@@ -157,13 +157,15 @@ def test_lines_for_training_are_never_skipped():
     assert max(len(line.encode()) for line in lines) <= 4192
 
 
-def test_a_large_text_is_sampled_from_all_over_it():
+def test_a_large_text_is_sampled_from_all_over_it(monkeypatch):
     lines = [f"{i:09}" for i in range(10_000)]
-    kept = sampled(iter(lines), most_bytes=9_000)
-    assert 300 < len(kept) <= 1000 and kept == sampled(iter(lines), most_bytes=9_000)
+    monkeypatch.setattr("txl_tf.data.subwords.SAMPLE_BYTES", 9_000)
+    kept = sampled(iter(lines))
+    assert 300 < len(kept) <= 1000 and kept == sampled(iter(lines))
     counts, _ = np.histogram([int(line) for line in kept], bins=5, range=(0, 10_000))
     assert counts.min() > len(kept) / 10
-    assert sampled(lines, most_bytes=90_000) == lines
+    monkeypatch.setattr("txl_tf.data.subwords.SAMPLE_BYTES", 90_000)
+    assert sampled(lines) == lines
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])

@@ -11,8 +11,7 @@ from helpers import write_text
 
 import txl_tf
 from txl_tf.data.text import corpus
-from txl_tf.data.text.text_size import TextMeter, TextSize
-from txl_tf.data.text.texts import find_files, have_json_lines, read_texts
+from txl_tf.data.text.texts import TextMeter, TextSize, find_files, have_json_lines, read_texts
 
 DOCUMENTS = ["the first one\n", "zweites: äöü\n\nmit Absatz", 'quotes " and \\ and \u2028 no line\x85end', "x"]
 JSON = "".join(json.dumps({"id": i, "text": text}, ensure_ascii=i % 2) + "\n" for i, text in enumerate(DOCUMENTS))

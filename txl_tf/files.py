@@ -58,7 +58,7 @@ def lock(folder: str, refusal: str) -> Iterator[None]:
 def new_file(path: str) -> Iterator[Any]:
     """Opens a file to write text or bytes, atomically: readers see the old file or the new one.
 
-    An error leaves the old one. What is no ordinary file, such as a pipe or /dev/stdout, is written to as it is.
+    An error leaves the old one. Pipes and devices, such as /dev/stdout, are written directly.
 
     Raises:
         OSError: it cannot be written.
@@ -91,7 +91,7 @@ def _is_special(path: str) -> bool:
 
 
 def write_atomic(path: str, text: str | bytes) -> None:
-    """Writes a file, see `new_file`."""
+    """Writes a file atomically: readers see the old one or the new one."""
     with new_file(path) as file:
         file.write(text)
 
@@ -114,10 +114,10 @@ def read_json(path: str, check: Callable[[dict], None]) -> dict:
     """A JSON object from a file, local or remote, without its checksum.
 
     Args:
-        check: raises ValueError where the object is not what it should be, see `txl_tf.schema`.
+        check: raises ValueError where a key or a value is wrong, such as `txl_tf.schema.check_values`.
 
     Raises:
-        ValueError: names the file, the key, what was found and what is allowed; or the checksum is another.
+        ValueError: names the file, the key, what was found and what is allowed; or its checksum does not match.
         OSError: the file cannot be read.
     """
     with reading(path), tf.io.gfile.GFile(path, "rb") as file:
@@ -135,7 +135,7 @@ def read_json(path: str, check: Callable[[dict], None]) -> dict:
         raise ValueError(f"{path}: {error}") from error
     if checksum not in (None, _checksum(values)):
         raise ValueError(
-            f"{path} is not as it was written: its checksum is another. If you changed it on purpose, remove the line "
+            f"{path} is not as it was written: checksum mismatch. If you changed it on purpose, remove the line "
             '"checksum"; if not, it is damaged'
         )
     return values

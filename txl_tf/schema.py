@@ -10,7 +10,6 @@ check_values({"step": 3, "val_loss": "x"}, Best)    # ValueError: val_loss must 
 
 from __future__ import annotations
 
-import collections.abc
 import dataclasses
 import functools
 import numbers
@@ -19,6 +18,7 @@ import os
 import reprlib
 import types
 import typing
+from collections.abc import Callable, Iterable
 from typing import Any
 
 _UNIONS = (typing.Union, types.UnionType)
@@ -29,7 +29,8 @@ _brief.maxstring = _brief.maxother = 200
 
 def brief(value: Any) -> str:
     """`repr` of a value that may come from a stranger: never long, and nothing in it moves a terminal's cursor."""
-    return _brief.repr(value)
+    text = _brief.repr(value)
+    return text if len(text) <= 1000 else f"{text[:1000]}..."
 
 
 def check_values(values: Any, *groups: type, partial: bool = False, prefix: str = "") -> None:
@@ -78,8 +79,10 @@ def check_type(name: str, value: Any, kind: Any) -> None:
         kind = functools.reduce(operator.or_, (kind for kind in kinds if kind is not type(None)))
     if dataclasses.is_dataclass(kind):
         check_values(value, kind, prefix=f"{name}.")
-    elif not _matches(value, kind):
-        raise ValueError(f"{name} must be {_describe(kind)}, got {brief(value)}")
+        return
+    described, is_of = _kind(kind)
+    if not is_of(value):
+        raise ValueError(f"{name} must be {described}, got {brief(value)}")
 
 
 @functools.cache
@@ -87,43 +90,36 @@ def _types(group: type) -> dict[str, Any]:
     return typing.get_type_hints(group)
 
 
-def _matches(value: Any, kind: Any) -> bool:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return True
-    if origin in _UNIONS:
-        return any(_matches(value, argument) for argument in arguments)
-    if origin in (list, collections.abc.Iterable):
-        return isinstance(value, (list, tuple)) and all(_matches(item, arguments[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_matches(item, arguments[1]) for item in value.values())
-    if kind in (int, float) and isinstance(value, numbers.Integral):
-        return not isinstance(value, bool) and abs(int(value)) < 1 << 63
-    if kind is float:
-        return isinstance(value, numbers.Real)
-    if kind is int:
-        return False
-    if kind is str:
-        return isinstance(value, (str, os.PathLike))
-    return isinstance(value, kind)
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and abs(int(value)) < 1 << 63
 
 
-_NAMES = {
-    int: "an integer",
-    float: "a number",
-    bool: "True or False",
-    str: "a string",
-    dict: "a JSON object",
-    types.NoneType: "null",
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) if isinstance(value, numbers.Integral) else isinstance(value, numbers.Real)
+
+
+_KINDS = {
+    Any: ("anything", lambda value: True),
+    int: ("an integer", _is_integer),
+    float: ("a number", _is_number),
+    bool: ("True or False", lambda value: isinstance(value, bool)),
+    str: ("a string", lambda value: isinstance(value, (str, os.PathLike))),
+    dict: ("a JSON object", lambda value: isinstance(value, dict)),
+    types.NoneType: ("null", lambda value: value is None),
 }
 
 
-def _describe(kind: Any) -> str:
+@functools.cache
+def _kind(kind: Any) -> tuple[str, Callable[[Any], bool]]:
+    """How messages describe a type, and a test of its values."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in _UNIONS:
-        return " or ".join(map(_describe, arguments))
-    if origin in (list, collections.abc.Iterable):
-        return f"a list ({_describe(arguments[0])} each)"
+        descriptions, tests = zip(*map(_kind, arguments), strict=True)
+        return " or ".join(descriptions), lambda value: any(is_of(value) for is_of in tests)
+    if origin in (list, Iterable):
+        each, is_of = _kind(arguments[0])
+        return f"a list ({each} each)", lambda value: isinstance(value, (list, tuple)) and all(map(is_of, value))
     if origin is dict:
-        return f"a JSON object ({_describe(arguments[1])} each)"
-    return _NAMES[kind]
+        each, is_of = _kind(arguments[1])
+        return f"a JSON object ({each} each)", lambda value: isinstance(value, dict) and all(map(is_of, value.values()))
+    return _KINDS[kind]

@@ -1,4 +1,4 @@
-"""What the groups of hyper-parameters are made of: checks of values, `option` for a field, and `Config`, their base."""
+"""Groups of hyper-parameters: checks of their values, `option` for a field, and `Config`, the base of all groups."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ EVEN_SIZE = all_of(WIDTH, satisfies(lambda value: value % 2 == 0, "be even (half
 
 
 def check_bins(n_token: int, d_embed: int, cutoffs: Iterable[int], div_val: int) -> None:
-    """Raises ValueError unless `cutoffs` and `div_val` give bins of at least one word and one dimension."""
+    """Raises ValueError unless `cutoffs` and `div_val` give clusters of at least one word and one dimension."""
     at_least(1)("n_token", n_token)
     at_least(1)("div_val", div_val)
     if not all(isinstance(cutoff, numbers.Integral) for cutoff in cutoffs):

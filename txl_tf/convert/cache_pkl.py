@@ -15,12 +15,14 @@ import tensorflow as tf
 
 from txl_tf.convert.pickles import (
     BoundedFile,
-    Instance,
+    Named,
     PlainUnpickler,
-    RefusedError,
     StandIn,
     are_sizes,
-    described,
+    instance,
+    is_text,
+    nothing,
+    refusing,
     shown,
     text,
     texts_of,
@@ -34,12 +36,12 @@ INTEGER = "[iu][1248]"  # a dtype's name
 
 @dataclasses.dataclass
 class CachedCorpus:
-    """What a cache.pkl holds, as plain data.
+    """The corpus of a cache.pkl, as plain data.
 
     Attributes:
         symbols: the vocabulary in id order.
         dataset: the original's `--dataset`, if known.
-        cutoffs: first ids of the adaptive softmax's bins, without 0 and the number of symbols, if known.
+        cutoffs: first ids of the adaptive softmax's clusters, without 0 and the size of the vocabulary, if known.
         lower_case: whether text is lower-cased, if known.
         splits: `"train"`, `"valid"` or `"test"` -> int array `[n]`. The file of lm1b has no `"train"`.
     """
@@ -51,6 +53,7 @@ class CachedCorpus:
     splits: dict
 
 
+@refusing("the original's cache.pkl", remote=True)
 def read_cache_pkl(path: str) -> CachedCorpus:
     """Reads a cache.pkl of Python 2 or 3 and of any pickle protocol as plain data.
 
@@ -61,33 +64,20 @@ def read_cache_pkl(path: str) -> CachedCorpus:
         ValueError: the file is no cache.pkl.
         OSError: it cannot be read.
     """
-    if not tf.io.gfile.exists(path):
-        raise FileNotFoundError(f"there is no file {path}")
-    if is_remote(path):
-        with tf.io.gfile.GFile(path, "rb") as remote:
-            file = io.BytesIO(remote.read())
-    else:
-        file = open(path, "rb")
-    with file:
-        try:
-            bounded = BoundedFile(file)
-            known = _stand_ins(bounded.size)
-            return _plain(PlainUnpickler(bounded, path, known, "no corpus is made of").load(), bounded.size)
-        except RefusedError:
-            raise
-        except Exception as error:  # of any kind, where the bytes are no pickle or no corpus
-            message = f"{path} cannot be read as the original's cache.pkl: {described(error)}"
-    raise ValueError(message)  # here, without the error, whose own message may be as long as the file
+    with io.BytesIO(tf.io.gfile.GFile(path, "rb").read()) if is_remote(path) else open(path, "rb") as file:
+        bounded = BoundedFile(file)
+        unpickler = PlainUnpickler(bounded, path, _stand_ins(bounded.size), "no corpus is made of")
+        return _plain(unpickler.load(), bounded.size)
 
 
 def _plain(corpus: Any, size: int) -> CachedCorpus:
     """The corpus in a file of `size` bytes."""
-    corpus = corpus.attributes if isinstance(corpus, Instance) else {}
+    corpus = corpus.attributes if isinstance(corpus, Named) else {}
     vocab = corpus.get("vocab")
-    vocab = vocab.attributes if isinstance(vocab, Instance) else {}
+    vocab = vocab.attributes if isinstance(vocab, Named) else {}
     symbols = texts_of(vocab.get("idx2sym"))
     dataset, lower_case, cutoffs = corpus.get("dataset"), vocab.get("lower_case"), corpus.get("cutoffs")
-    if type(dataset) in (str, bytes) and len(dataset) > MAX_NAME:
+    if is_text(dataset) and len(dataset) > MAX_NAME:
         raise ValueError(f"dataset must have at most {MAX_NAME} characters, got {shown(dataset)}")
     if cutoffs is not None and not are_sizes(cutoffs, len(symbols)):
         raise ValueError(f"cutoffs must be integers from 0 to the {len(symbols)} symbols, got {shown(cutoffs)}")
@@ -97,7 +87,7 @@ def _plain(corpus: Any, size: int) -> CachedCorpus:
         raise ValueError(f"{n_token} tokens in a file of {size} bytes")
     return CachedCorpus(
         symbols=symbols,
-        dataset=text(dataset) if type(dataset) in (str, bytes) else None,
+        dataset=text(dataset) if is_text(dataset) else None,
         cutoffs=None if cutoffs is None else list(cutoffs[1:-1]),
         lower_case=lower_case if type(lower_case) is bool else None,
         splits={split: array.tokens() for split, array in arrays.items()},
@@ -105,13 +95,6 @@ def _plain(corpus: Any, size: int) -> CachedCorpus:
 
 
 # ------------------------------------------------------------------------------------------------------- stand-ins
-
-
-class _Dict(StandIn):
-    """A `Counter` or `OrderedDict`, of which nothing is kept: the symbols are in a list too."""
-
-    def __init__(self, *_):
-        pass
 
 
 class _Dtype(StandIn):
@@ -151,31 +134,25 @@ class _Array(StandIn):
         return np.frombuffer(self.data, dtype, self.length()).astype(np.int64, copy=False)
 
 
+def _scalar(dtype: Any, data: Any) -> int | None:
+    is_integer = isinstance(dtype, _Dtype) and re.fullmatch(INTEGER, dtype.name)
+    return int(np.frombuffer(data, dtype.name, 1)[0]) if is_integer else None
+
+
+def _from_buffer(data: Any, dtype: Any, shape: Any, *_: Any) -> _Array:
+    array = _Array()
+    array.set_state((1, shape, dtype, False, data))
+    return array
+
+
 def _stand_ins(size: int) -> dict[tuple[str, str], Any]:
     """`{(module, name): stand-in}`, new for each file, which may encode as many characters as it has bytes."""
-    bases = (Instance, _Dict, _Dtype, _Array, object, object)  # the last two are named but never made
-    Corpus, Dict, Dtype, Array, Ndarray, Object = (type(base.__name__, (base,), {}) for base in bases)
     encoded = 0
-
-    def scalar(dtype, data):
-        is_integer = isinstance(dtype, _Dtype) and re.fullmatch(INTEGER, dtype.name)
-        return int(np.frombuffer(data, dtype.name, 1)[0]) if is_integer else None
-
-    def from_buffer(data, dtype, shape, *_):
-        array = Array()
-        array.set_state((1, shape, dtype, False, data))
-        return array
-
-    def reconstruct_instance(cls, *_):
-        """Instances in protocols 0 and 1."""
-        if cls is not Corpus:
-            raise ValueError(f"an instance of {shown(cls)}")
-        return Corpus()
 
     def encode(characters, encoding):
         """Bytes of Python 3 in protocol 2."""
         nonlocal encoded
-        if type(characters) is not str or type(encoding) not in (str, bytes) or encoding not in ("latin1", b"latin1"):
+        if type(characters) is not str or not is_text(encoding) or text(encoding) != "latin1":
             raise ValueError(f"encoding must be latin1, got {shown(encoding)} for {shown(characters)}")
         encoded += len(characters)
         if encoded > size:
@@ -183,25 +160,25 @@ def _stand_ins(size: int) -> dict[tuple[str, str], Any]:
         return characters.encode("latin1")
 
     known = {
-        ("collections", "Counter"): Dict,
-        ("collections", "OrderedDict"): Dict,
-        ("numpy", "ndarray"): Ndarray,
-        ("numpy", "dtype"): Dtype,
+        ("collections", "Counter"): nothing,  # the tokens are in a list too
+        ("collections", "OrderedDict"): nothing,
+        ("numpy", "ndarray"): nothing,
+        ("numpy", "dtype"): _Dtype,
         ("_codecs", "encode"): encode,
     }
     for module in ("data_utils", "vocabulary", "__main__"):
-        known[module, "Corpus"] = known[module, "Vocab"] = Corpus
+        known[module, "Corpus"] = known[module, "Vocab"] = Named
     for module in ("numpy.core", "numpy._core"):
-        known[f"{module}.multiarray", "_reconstruct"] = lambda *_: Array()
-        known[f"{module}.multiarray", "scalar"] = scalar
-        known[f"{module}.numeric", "_frombuffer"] = from_buffer
+        known[f"{module}.multiarray", "_reconstruct"] = lambda *_: _Array()
+        known[f"{module}.multiarray", "scalar"] = _scalar
+        known[f"{module}.numeric", "_frombuffer"] = _from_buffer
     for module, builtins in (("copy_reg", "__builtin__"), ("copyreg", "builtins")):
-        known[module, "_reconstructor"] = reconstruct_instance
-        known[builtins, "object"] = Object
+        known[module, "_reconstructor"] = instance
+        known[builtins, "object"] = nothing
     return known
 
 
 def _short_text(what: str, value: Any) -> str:
-    if type(value) not in (str, bytes) or len(value) > MAX_NAME:
+    if not is_text(value) or len(value) > MAX_NAME:
         raise ValueError(f"{what} must be at most {MAX_NAME} characters, got {shown(value)}")
     return text(value)

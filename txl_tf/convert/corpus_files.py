@@ -12,10 +12,9 @@ import tensorflow as tf
 from txl_tf.config import DATASETS
 from txl_tf.convert.cache_pkl import read_cache_pkl
 from txl_tf.data.text.corpus import load_corpus
-from txl_tf.data.text.corpus_info import INFO_FILE, VOCAB_FILE, read_info
 from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.text.download import LM1B_VOCAB
-from txl_tf.data.text.prepared_folder import write_files
+from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE, read_info, write_files
 from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.files import is_remote, removed_on_error
 
@@ -25,12 +24,12 @@ WHITE_SPACE = {c: escape(chr(c)) for c in range(0x3001) if chr(c).isspace()}  # 
 
 @dataclasses.dataclass
 class SourceCorpus:
-    """What the files beside a checkpoint say about its text.
+    """The text of a checkpoint, as the files beside it describe it.
 
     Attributes:
         path: the file that the vocabulary is from.
-        dataset: name, which decides how text becomes symbols.
-        cutoffs: `{file: cutoffs}` of the files that have them, without 0 and the number of symbols.
+        dataset: name, which decides how text becomes tokens.
+        cutoffs: `{file: cutoffs}` of the files that have them, without 0 and the size of the vocabulary.
         splits: `{split: int array [n]}`; empty if the files have no tokens.
     """
 
@@ -39,6 +38,20 @@ class SourceCorpus:
     vocab: Vocab
     cutoffs: dict
     splits: dict
+
+    def check_size(self, path: str, n_token: int) -> None:
+        """Raises ValueError unless the model of the checkpoint `path` has as many words."""
+        if len(self.vocab) != n_token:
+            raise ValueError(
+                f"the vocabulary {self.path} has {len(self.vocab)} symbols, but {path} is of n_token={n_token}"
+            )
+
+
+def vocab_of(symbols: list[str], path: str, options: dict) -> Vocab:
+    """A vocabulary of the tokens in the file `path`. Python 2 left some white space in words."""
+    vocab = Vocab(**options)
+    vocab.set_lines([symbol.translate(WHITE_SPACE) for symbol in symbols], path)
+    return vocab
 
 
 def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
@@ -75,12 +88,7 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
     options = info["vocab"] if "vocab" in info else dict(PAPER_DATASETS[dataset][0])
     if cache and cache.lower_case is not None:
         options["lower_case"] = cache.lower_case
-    if cache:  # Python 2 left some white space in words
-        lines = [symbol.translate(WHITE_SPACE) for symbol in cache.symbols]
-        vocab = Vocab(**options)
-        vocab.set_lines(lines, path)
-    else:
-        vocab = Vocab.load(path, **options)
+    vocab = vocab_of(cache.symbols, path, options) if cache else Vocab.load(path, **options)
     if info.get("vocab_size", len(vocab)) != len(vocab):
         raise ValueError(f"{path} has {len(vocab)} symbols, but {info_path} says vocab_size {info['vocab_size']}")
     return SourceCorpus(path, dataset, vocab, cutoffs, cache.splits if cache else {})
@@ -103,20 +111,21 @@ def _vocabulary_in(path: str) -> str:
 
 
 @contextlib.contextmanager
-def written_corpus(data_dir: str | None, source: SourceCorpus) -> Iterator[dict]:
-    """`write_corpus`, unless `data_dir` is `None`; gives what `config.json` says of it.
+def written_corpus(data_dir: str | None, source: SourceCorpus, cutoffs: list[int]) -> Iterator[dict]:
+    """Writes the tokens to `data_dir`, unless it is `None`; gives what `config.json` says of the text.
 
     An error that follows leaves the folder as one that is not prepared.
     """
+    data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": cutoffs}
     if not data_dir:
-        yield {}
+        yield data
         return
-    write_corpus(data_dir, source)
+    write_corpus(data_dir, source, cutoffs)
     with removed_on_error(os.path.join(data_dir, INFO_FILE)):
-        yield {"data_dir": os.fspath(data_dir)}
+        yield {**data, "data_dir": os.fspath(data_dir)}
 
 
-def write_corpus(data_dir: str, source: SourceCorpus) -> None:
+def write_corpus(data_dir: str, source: SourceCorpus, cutoffs: list[int]) -> None:
     """Writes the tokens of a cache.pkl as a prepared corpus, for `load_corpus`.
 
     The folder is local and made if it does not exist. It may be that of the cache.pkl.
@@ -136,7 +145,6 @@ def write_corpus(data_dir: str, source: SourceCorpus) -> None:
                 f"{source.path}: the tokens of {split} must be ids of its {len(source.vocab)} symbols, got {wrong[0]}"
             )
     os.makedirs(data_dir, exist_ok=True)
-    cutoffs = next(iter(source.cutoffs.values()), [])
     pieces = ((split, 0, ids) for split, ids in source.splits.items())
     write_files(data_dir, source.dataset, source.vocab, cutoffs, pieces, options={"cutoffs": None}, inputs={})
     load_corpus(data_dir)  # raises if a file is wrong

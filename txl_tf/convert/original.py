@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Iterable
 
 import tensorflow as tf
 
 from txl_tf.config import ModelConfig
-from txl_tf.convert.corpus_files import SourceCorpus, read_corpus, written_corpus
-from txl_tf.data.text.corpus_info import INFO_FILE, VOCAB_FILE, read_info
+from txl_tf.convert.corpus_files import read_corpus, written_corpus
+from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE, read_info
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import write_json
 from txl_tf.models.language_model import TransformerXLLM
@@ -61,27 +62,18 @@ def tf1_to_run(
     memory = {"mem_len": mem_len, "same_length": same_length, "clamp_len": clamp_len}
     model = ModelConfig(**model_arguments(path, **expected), **memory, dropout=0.0, dropatt=0.0).to_dict()
     source = read_corpus(corpus, dataset)
-    _check_corpus(path, model, source)
-    lm = TransformerXLLM(**model)
-    load_weights(lm, path)
-
-    data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": model["cutoffs"]}
-    reader = tf.train.load_checkpoint(path)
-    step = int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else checkpoint_step(path)
-    with written_corpus(data_dir, source) as place:
-        return lm, source.vocab, folder.create({**data, **place}, model, [source.vocab], lm, step)
-
-
-def _check_corpus(path: str, model: dict, source: SourceCorpus) -> None:
-    if len(source.vocab) != model["n_token"]:
-        raise ValueError(
-            f"the vocabulary {source.path} has {len(source.vocab)} symbols, but {path} is of n_token={model['n_token']}"
-        )
+    source.check_size(path, model["n_token"])
     for file, cutoffs in source.cutoffs.items():
         if cutoffs != model["cutoffs"]:
             raise ValueError(
                 f"{file} has cutoffs {cutoffs}, but by the shapes of its variables {path} has {model['cutoffs']}"
             )
+    lm = TransformerXLLM(**model)
+    load_weights(lm, path)
+    reader = tf.train.load_checkpoint(path)
+    step = int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else checkpoint_step(path)
+    with written_corpus(data_dir, source, model["cutoffs"]) as data:
+        return lm, source.vocab, folder.create(data, model, [source.vocab], lm, step)
 
 
 def find_tf1_checkpoint(path: str) -> str:
@@ -110,9 +102,9 @@ def find_tf1_checkpoint(path: str) -> str:
 def model_arguments(path: str, **expected) -> dict:
     """The arguments of `TransformerXLLM` that follow from the shapes of a checkpoint's variables.
 
-    Three arguments may have no effect on the variables and on what the model computes: `div_val` with a single bin or
-    if several values round to the same widths; `proj_same_dim` unless `div_val` is above 1 and a bin is as wide as
-    `d_model`; `proj_share_all_but_first` unless a bin but the first is projected. They then take the value in
+    Three arguments may have no effect on the variables and on what the model computes: `div_val` with a single cluster
+    or if several values round to the same widths; `proj_same_dim` unless `div_val` is above 1 and a cluster is as wide
+    as `d_model`; `proj_share_all_but_first` unless a cluster but the first is projected. They then take the value in
     `expected`, or else the simplest. All other arguments in `expected` must be what the shapes say, or `None`.
 
     Raises:
@@ -134,7 +126,7 @@ def model_arguments(path: str, **expected) -> dict:
 
     arguments = {
         "n_token": sum(sizes),
-        "n_layer": found.count("layer_{}/"),
+        "n_layer": count_scopes(found, "layer_{}/"),
         "d_model": d_model,
         "d_embed": d_embed,
         "n_head": r_w_bias[-2],
@@ -167,16 +159,17 @@ class _Shapes(dict):
     def __missing__(self, name: str) -> list[int]:
         raise ValueError(f"{self.path} does not fit any model: transformer/{name} is missing from the checkpoint")
 
-    def count(self, scope: str) -> int:
-        """The highest number that stands for {} in the scope, plus 1."""
-        pattern = re.escape(scope).replace(r"\{\}", r"(\d+)")
-        return max((int(match[1]) + 1 for match in map(re.compile(pattern).match, self) if match), default=0)
+
+def count_scopes(names: Iterable[str], scope: str) -> int:
+    """The highest number that stands for {} in a scope of `names`, plus 1; 0 if there is none."""
+    pattern = re.compile(re.escape(scope).replace(r"\{\}", r"(\d{1,6})"))
+    return max((int(match[1]) + 1 for match in map(pattern.match, names) if match), default=0)
 
 
 def _bins(found: _Shapes) -> tuple[int, list[int], list[int]]:
-    """`d_embed`, the width of each table and the size of each bin."""
-    n_table = found.count("adaptive_embed/cutoff_{}/")
-    n_bin = max(found.count("adaptive_softmax/cutoff_{}/"), n_table)
+    """`d_embed`, the width of each table and the size of each cluster."""
+    n_table = count_scopes(found, "adaptive_embed/cutoff_{}/")
+    n_bin = max(count_scopes(found, "adaptive_softmax/cutoff_{}/"), n_table)
     if n_bin and "adaptive_softmax/bias" not in found:
         sizes = [found[f"adaptive_softmax/cutoff_{i}/b"][0] for i in range(n_bin)]
     else:

@@ -13,10 +13,15 @@ Such a program can also fill the memory with a few bytes. So what it makes is bo
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO
+
+import tensorflow as tf
+
+from txl_tf.files import is_remote
 
 MAX_MARKS = 100  # lists, tuples and dictionaries that are open at a time; files of our kinds need fewer than 20
 MAX_NAMES = 1000  # of the packages whose names are all known
@@ -31,6 +36,30 @@ class FileError(ValueError):
 
 class RefusedError(FileError):
     """A pickle names something that no file of its kind is made of."""
+
+
+def refusing(what: str, remote: bool = False) -> Callable:
+    """Has a function that reads the file `path` raise one `FileError`, whatever is wrong with the file."""
+
+    def decorate(read):
+        @functools.wraps(read)
+        def reading(path: str | os.PathLike, *args):
+            path = os.fspath(path)
+            if is_remote(path) and not remote:
+                raise ValueError(f"{path} must be a local file, whose parts can be mapped into memory: copy it first")
+            if not (tf.io.gfile.exists(path) if is_remote(path) else os.path.isfile(path)):
+                raise FileNotFoundError(f"there is no file {path}")
+            try:
+                return read(path, *args)
+            except (FileError, OSError):
+                raise
+            except Exception as error:  # of any kind, where the bytes are no such file
+                message = f"{path} cannot be read as {what}: {described(error)}"
+            raise FileError(message)  # here, without the error, whose own message may be as long as the file
+
+        return reading
+
+    return decorate
 
 
 class BoundedFile:
@@ -50,7 +79,7 @@ class BoundedFile:
 
 
 class StandIn:
-    """What stands for an object of another program. It takes what the pickle says of the object, and keeps none."""
+    """Stands for an object of another program: takes what the pickle tells the object, and keeps nothing of it."""
 
     def set_state(self, state: Any) -> None:
         """Takes what the operation BUILD hands over."""
@@ -64,24 +93,32 @@ class StandIn:
     append = extend
 
 
-class Instance(StandIn):
-    """Keeps its attributes."""
+class Named(StandIn):
+    """An instance of a class: the name of the class, and the attributes."""
 
     state: Any = None
+
+    def __init__(self, name: str = ""):
+        self.name = name
 
     def set_state(self, state: Any) -> None:
         self.state = state
 
     @property
     def attributes(self) -> dict[str, Any]:
-        return by_text(self.state)
+        return by_text(self.state)  # not kept: many instances may have one state
 
 
-class Named(Instance):
-    """An object of a class below a package whose names are all known."""
+def nothing(*_: Any) -> StandIn:
+    """Stands for a class or function whose result is not needed."""
+    return StandIn()
 
-    def __init__(self, name: str):
-        self.name = name
+
+def instance(kind: Any, *_: Any) -> Any:
+    """`copyreg._reconstructor`: an instance in protocols 0 and 1."""
+    if not callable(kind):
+        raise ValueError(f"an instance of {shown(kind)}")
+    return kind()
 
 
 class PlainUnpickler(pickle._Unpickler):
@@ -280,20 +317,14 @@ def are_sizes(values: Any, most: int) -> bool:
     return type(values) in (list, tuple) and all(type(value) is int and 0 <= value <= most for value in values)
 
 
-def check_unique(symbols: list) -> None:
-    """Raises ValueError where a symbol of a vocabulary is there twice."""
-    seen = set()
-    for i, symbol in enumerate(symbols):
-        if symbol in seen:
-            raise ValueError(f"vocab.idx2sym holds {shown(symbol)} twice, the second time at {i}")
-        seen.add(symbol)
-
-
 def texts_of(symbols: Any) -> list[str]:
-    """The symbols of a vocabulary, in `idx2sym` of an object, as text."""
+    """The tokens of a vocabulary, in `idx2sym` of an object, as text; each must be there once."""
     if type(symbols) is not list or not all(map(is_text, symbols)):
         raise ValueError("there is no corpus with a vocabulary (vocab.idx2sym) in it")
-    check_unique(symbols)  # before they are decoded: the same bytes many times would be as many texts
-    symbols = list(map(text, symbols))
-    check_unique(symbols)
-    return symbols
+    words: dict[str, None] = {}
+    for i, symbol in enumerate(symbols):  # not all at once: the same bytes many times would be as many texts
+        word = text(symbol)
+        if word in words:
+            raise ValueError(f"vocab.idx2sym holds {shown(symbol)} twice, the second time at {i}")
+        words[word] = None
+    return list(words)

@@ -16,7 +16,7 @@ from txl_tf.runs.folder import RunFolder
 
 @dataclasses.dataclass
 class Conversion:
-    """What `pytorch_to_run` made, and of what.
+    """The run that `pytorch_to_run` made, and what it was made of.
 
     Attributes:
         source: the checkpoint.
@@ -68,18 +68,10 @@ def pytorch_to_run(
     mapping = ModelMapping(source, given)
     words, notes = _vocabulary(source, corpus, dataset)
     model = mapping.model
-    if len(words.vocab) != model["n_token"]:
-        raise ValueError(
-            f"the vocabulary {words.path} has {len(words.vocab)} symbols, but {source.path} is of "
-            f"n_token={model['n_token']}"
-        )
-    data = {"dataset": words.dataset, "data_path": None, "level": words.vocab.level, "cutoffs": model["cutoffs"]}
-    words.cutoffs = {source.path: model["cutoffs"]}
-    with written_corpus(data_dir, words) as place:
+    words.check_size(source.path, model["n_token"])
+    with written_corpus(data_dir, words, model["cutoffs"]) as data:
         weights = mapping.weights()  # no model of this size is made, whose initial weights would be as many once more
-        checkpoint = folder.create(
-            {**data, **place}, model, [words.vocab], weights, source.step, model_class=TransformerXLLM
-        )
+        checkpoint = folder.create(data, model, [words.vocab], weights, source.step, model_class=TransformerXLLM)
     n_parameter = sum(tensor.shape.num_elements() for tensor in weights.values())
     return Conversion(source, model, mapping.origins, n_parameter, words.vocab, checkpoint, mapping.notes + notes)
 

@@ -7,7 +7,7 @@ The three programs compute the same as `TransformerXLLM` but for these, which ar
 
     clusters       NVIDIA and the original PyTorch program have them in the opposite order
     same_length    Hugging Face and the original PyTorch program see mem_len positions, not mem_len + 1
-    projections    any bin of the softmax may share the embedding's; here all but the first, or none
+    projections    any cluster of the softmax may share the embedding's; here all but the first, or none
     layer norm     its epsilon is 1e-5, that of the TensorFlow program 1e-12
 """
 
@@ -22,32 +22,32 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import ModelConfig, check_bins
-from txl_tf.convert.original import div_vals
+from txl_tf.convert.original import count_scopes, div_vals
 from txl_tf.convert.pickles import shown
 from txl_tf.convert.pytorch_source import HUGGING_FACE, NORM_EPSILON, NVIDIA, Source, checked
 from txl_tf.convert.tensors import Tensor
 
 TENSORS, COMMAND, NOBODY = "the shapes of its tensors", "the command", "nobody, so assumed"
 SHAPES = "n_token n_layer d_model d_embed n_head d_head d_inner untie_r".split()  # what shapes alone decide
-MAX_COPIES = 4  # of all that a file holds; every bin may have a copy of one projection
+MAX_COPIES = 4  # of all that a file holds; every cluster may have a copy of one projection
 GIVEN = [
     *SHAPES, "cutoffs", "div_val", "proj_same_dim", "proj_share_all_but_first", "mem_len", "same_length", "clamp_len",
     "layer_norm_epsilon",
 ]  # fmt: skip
 IGNORED = r"pos_emb\.inv_freq|crit\.shared_out_projs\.\d+|layers\.\d+\.dec_attn\.r_[wr]_bias"
 FLOATS = ("float32", "float16", "bfloat16", "float64")
-LAYER = {  # variable -> (tensor, transposed), below layer_i/ and layers.i.
-    "rel_attn/qkv/kernel": ("dec_attn.qkv_net.weight", True),
-    "rel_attn/r/kernel": ("dec_attn.r_net.weight", True),
-    "rel_attn/o/kernel": ("dec_attn.o_net.weight", True),
-    "rel_attn/LayerNorm/gamma": ("dec_attn.layer_norm.weight", False),
-    "rel_attn/LayerNorm/beta": ("dec_attn.layer_norm.bias", False),
-    "ff/layer_1/kernel": ("pos_ff.CoreNet.0.weight", True),
-    "ff/layer_1/bias": ("pos_ff.CoreNet.0.bias", False),
-    "ff/layer_2/kernel": ("pos_ff.CoreNet.3.weight", True),
-    "ff/layer_2/bias": ("pos_ff.CoreNet.3.bias", False),
-    "ff/LayerNorm/gamma": ("pos_ff.layer_norm.weight", False),
-    "ff/LayerNorm/beta": ("pos_ff.layer_norm.bias", False),
+LAYER = {  # variable -> tensor, which is transposed, below layer_i/ and layers.i.
+    "rel_attn/qkv/kernel": "dec_attn.qkv_net.weight",
+    "rel_attn/r/kernel": "dec_attn.r_net.weight",
+    "rel_attn/o/kernel": "dec_attn.o_net.weight",
+    "rel_attn/LayerNorm/gamma": "dec_attn.layer_norm.weight",
+    "rel_attn/LayerNorm/beta": "dec_attn.layer_norm.bias",
+    "ff/layer_1/kernel": "pos_ff.CoreNet.0.weight",
+    "ff/layer_1/bias": "pos_ff.CoreNet.0.bias",
+    "ff/layer_2/kernel": "pos_ff.CoreNet.3.weight",
+    "ff/layer_2/bias": "pos_ff.CoreNet.3.bias",
+    "ff/LayerNorm/gamma": "pos_ff.layer_norm.weight",
+    "ff/LayerNorm/beta": "pos_ff.layer_norm.bias",
 }
 
 
@@ -56,7 +56,8 @@ class ModelMapping:
 
     Attributes:
         model: arguments of `TransformerXLLM`.
-        origins, notes: as in `Conversion`.
+        origins: who said them: a file, "the command", ... -> names.
+        notes: sentences on what was changed or assumed.
     """
 
     def __init__(self, source: Source, given: dict[str, Any]):
@@ -92,11 +93,8 @@ class ModelMapping:
     def _measure(self) -> None:
         """Sizes by the shapes of the tensors."""
         tensors = self.source.tensors
-        layers = [int(match[1]) for match in map(re.compile(r"layers\.(\d{1,6})\.").match, tensors) if match]
-        tables = [
-            int(match[1]) for match in map(re.compile(r"word_emb\.emb_layers\.(\d{1,6})\.").match, tensors) if match
-        ]
-        self.n_layer, self.n_table = max(layers, default=0) + 1, max(tables, default=0) + 1
+        self.n_layer = max(1, count_scopes(tensors, "layers.{}."))
+        self.n_table = max(1, count_scopes(tensors, "word_emb.emb_layers.{}."))
         self.untie_r = "r_w_bias" not in tensors
         bias = self._get("layers.0.dec_attn.r_w_bias" if self.untie_r else "r_w_bias", None, None)
         self.n_head, self.d_head = bias.shape
@@ -134,7 +132,7 @@ class ModelMapping:
                 raise ValueError(f"{who} says {says}, but by the shapes of its tensors {self.source.path} has {is_so}")
 
     def _told(self, name: str, default: Any) -> Any:
-        """What a file says, or else what was given; both must agree."""
+        """The value that a file says, or else the given one; both must agree."""
         said, given = self.source.said.get(name), self.given.get(name)
         if said is not None and given is not None and said != given:
             raise ValueError(f"{name}={shown(given)} was given, but {self.source.told_by} says {name}={shown(said)}")
@@ -187,7 +185,7 @@ class ModelMapping:
     # ------------------------------------------------------------------------------------------------- projections
 
     def _choose_projections(self, n_bin: int) -> None:
-        """Which projection each bin of the softmax uses, and whether those after the first are the embedding's."""
+        """Which projection each cluster of the softmax uses, and whether those after the first are the embedding's."""
         self.projected = self.n_table > 1 or self.d_embed != self.d_model
         self.splits_last_word, self.shares = False, False
         self.emb_projs: list[Tensor] = []
@@ -212,7 +210,7 @@ class ModelMapping:
             self.notes.append(f"the projections of bins {tied}, shared with the embedding, became copies of their own")
 
     def _out_proj(self, i: int, shared: Tensor) -> Tensor:
-        """The projection of bin i of the softmax, whose embedding has the projection `shared`."""
+        """The projection of cluster i of the softmax, whose embedding has the projection `shared`."""
         name, ties = f"crit.out_projs.{i}", self.source.said.get("tie_projs")
         own = self._get(name, *shared.shape) if name in self.source.tensors else None
         if ties is None:  # NVIDIA's program stores only what is not tied
@@ -230,7 +228,7 @@ class ModelMapping:
     def _map_embedding(self) -> None:
         for i, table in enumerate(self.tables):
             scope = f"adaptive_embed/cutoff_{i}/" if self.n_table > 1 else "adaptive_embed/"
-            self._weights[f"{scope}lookup_table"] = (table,), _as_is
+            self._weights[f"{scope}lookup_table"] = (table,), np.asarray
             if self.projected:
                 self._weights[f"{scope}proj_W"] = (self.emb_projs[i],), np.transpose
 
@@ -245,13 +243,13 @@ class ModelMapping:
             "pos_ff.CoreNet.3.weight": (width, inner),
         }
         for i in range(self.n_layer):
-            for variable, (name, transposed) in LAYER.items():
+            for variable, name in LAYER.items():
                 tensor = self._get(f"layers.{i}.{name}", *shapes.get(name, (width,)))
-                self._weights[f"layer_{i}/{variable}"] = (tensor,), np.transpose if transposed else _as_is
+                self._weights[f"layer_{i}/{variable}"] = (tensor,), np.transpose
         for name in ("r_w_bias", "r_r_bias"):
             names = [f"layers.{i}.dec_attn.{name}" for i in range(self.n_layer)] if self.untie_r else [name]
             biases = tuple(self._get(name, self.n_head, self.d_head) for name in names)
-            self._weights[name] = biases, _stacked if self.untie_r else _as_is
+            self._weights[name] = biases, (lambda *arrays: np.stack(arrays)) if self.untie_r else np.asarray
 
     def _map_softmax(self) -> None:
         """The softmax, whose own words are the rows of the embedding."""
@@ -260,12 +258,12 @@ class ModelMapping:
         self._check_tied()
         cutoffs = self.model["cutoffs"]
         if not cutoffs:
-            self._weights["adaptive_softmax/bias"] = (biases[0],), _as_is
+            self._weights["adaptive_softmax/bias"] = (biases[0],), np.asarray
             return
         scope, ends = "adaptive_softmax/cutoff_{}/{}", [0, *cutoffs, self.n_token]
         for i, (start, end) in enumerate(itertools.pairwise(ends)):
-            whole = self.n_table > 1
-            self._weights[scope.format(i, "b")] = (biases[i if whole else 0],), _as_is if whole else _rows(start, end)
+            bias, layout = (biases[i], np.asarray) if self.n_table > 1 else (biases[0], _rows(start, end))
+            self._weights[scope.format(i, "b")] = (bias,), layout
             if self.projected and not (self.shares and i > 0) and i < len(self.out_projs):
                 self._weights[scope.format(i, "proj")] = (self.out_projs[i],), np.transpose
         if self.splits_last_word:
@@ -278,7 +276,7 @@ class ModelMapping:
             clusters = (
                 self._get("crit.cluster_weight", n_cluster, self.d_embed), self._get("crit.cluster_bias", n_cluster)
             )  # fmt: skip
-            layout = (_as_is if self.source.kind == HUGGING_FACE else _reversed,) * 2
+            layout = (np.asarray if self.source.kind == HUGGING_FACE else np.flipud,) * 2
         self._weights[scope.format(0, "cluster_W")] = clusters[:1], layout[0]
         self._weights[scope.format(0, "cluster_b")] = clusters[1:], layout[1]
 
@@ -328,18 +326,6 @@ class ModelMapping:
         used = {tensor.dtype for tensors, _ in self._weights.values() for tensor in tensors}
         if used != {"float32"}:
             self.notes.append(f"weights of {', '.join(sorted(used - {'float32'}))} became float32")
-
-
-def _as_is(array: np.ndarray) -> np.ndarray:
-    return array
-
-
-def _reversed(array: np.ndarray) -> np.ndarray:
-    return array[::-1]
-
-
-def _stacked(*arrays: np.ndarray) -> np.ndarray:
-    return np.stack(arrays)
 
 
 def _rows(start: int, end: int) -> Callable[[np.ndarray], np.ndarray]:

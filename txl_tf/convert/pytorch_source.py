@@ -13,10 +13,11 @@ import dataclasses
 import os
 from typing import Any
 
-from txl_tf.convert.pickles import Named, are_sizes, by_text, shown
+from txl_tf.convert.pickles import Named, by_text, shown
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import members, named_tensors, read_tensors, read_torch_file
 from txl_tf.files import read_json
+from txl_tf.schema import check_type
 
 HUGGING_FACE, NVIDIA, ORIGINAL = "Hugging Face", "NVIDIA", "original PyTorch"
 HF_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -24,15 +25,17 @@ OTHER_FILES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "state_di
 CONFIG_FILE = "config.json"
 NORM_EPSILON = 1e-5  # PyTorch's default
 
-INTEGERS = "n_token n_layer n_head d_head d_model d_embed d_inner div_val mem_len clamp_len ext_len attn_type".split()
 MAX_CONFIG = 1_000_000  # bytes of a config.json, which has about a thousand
 
-KINDS = {  # what a number must be where a file says it
-    **dict.fromkeys(INTEGERS, (int, "an integer")),
-    **dict.fromkeys(("same_length", "untie_r", "pre_lnorm", "tie_weight"), (bool, "true or false")),
-    **dict.fromkeys(("proj_share_all_but_first", "proj_same_dim"), (bool, "true or false")),
-    **dict.fromkeys(("dropout", "dropatt", "layer_norm_epsilon", "sample_softmax"), ((int, float), "a number")),
-    **dict.fromkeys(("cutoffs", "tie_projs"), ((list, tuple), "a list")),
+INTEGERS = "n_token n_layer n_head d_head d_model d_embed d_inner div_val mem_len clamp_len ext_len attn_type".split()
+FLAGS = "same_length untie_r pre_lnorm tie_weight proj_share_all_but_first proj_same_dim".split()
+NUMBERS = "dropout dropatt layer_norm_epsilon sample_softmax".split()
+TYPES = {  # of what a file may say of a model
+    **dict.fromkeys(INTEGERS, int),
+    **dict.fromkeys(FLAGS, bool),
+    **dict.fromkeys(NUMBERS, float),
+    "cutoffs": list[int],
+    "tie_projs": list[bool],
 }
 
 
@@ -61,10 +64,10 @@ class Source:
     step: int = 0
 
     def __post_init__(self):
-        self.said = checked({name: value for name, value in self.said.items() if name in KINDS}, self.told_by)
+        self.said = checked({name: value for name, value in self.said.items() if name in TYPES}, self.told_by)
         cutoffs = self.said.get("cutoffs")
         if cutoffs and cutoffs[-1] == self.said.get("n_token"):
-            cutoffs.pop()
+            self.said["cutoffs"] = cutoffs[:-1]
         self._check_network()
         self.tensors = {name.removeprefix("module."): tensor for name, tensor in self.tensors.items()}
         self.tensors = {name.removeprefix("transformer."): tensor for name, tensor in self.tensors.items()}
@@ -89,18 +92,11 @@ class Source:
 
 
 def checked(values: dict[str, Any], who: str) -> dict[str, Any]:
-    """The numbers of a model that are there. Raises ValueError where one is not of its kind, or too large."""
+    """The numbers of a model that are not `None`. Raises ValueError where one is not of its type."""
     values = {name: value for name, value in values.items() if value is not None}
     for name, value in values.items():
-        types, what = KINDS[name]
-        is_kind = isinstance(value, types) and (type(value) is not bool or types is bool)
-        if not is_kind or (type(value) is int and value.bit_length() > 63):
-            raise ValueError(f"{who}: {name} must be {what}, got {shown(value)}")
-    if "cutoffs" in values:
-        if not are_sizes(values["cutoffs"], 1 << 31):
-            raise ValueError(f"{who}: cutoffs must be integers, got {shown(values['cutoffs'])}")
-        values["cutoffs"] = list(values["cutoffs"])
-    return values
+        check_type(f"{who}: {name}", value, TYPES[name])
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def open_source(path: str | os.PathLike) -> Source:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from txl_tf.convert.corpus_files import WHITE_SPACE, SourceCorpus, read_corpus
+from txl_tf.convert.corpus_files import SourceCorpus, read_corpus, vocab_of
 from txl_tf.convert.pickles import Named, by_text, is_text, shown, text, texts_of
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import read_torch_file
-from txl_tf.data.text.corpus_info import INFO_FILE, VOCAB_FILE
 from txl_tf.data.text.datasets import PAPER_DATASETS, SPLITS
+from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE
 from txl_tf.data.vocabulary import Vocab
 
 FILES = ("vocab.pkl", "vocab.bin", "cache.pt", "cache.pkl", INFO_FILE, VOCAB_FILE)
@@ -29,7 +29,7 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
 
     Args:
         path: vocab.pkl, vocab.bin, cache.pt, a corpus file of the original, a list of words, or the folder of one.
-        dataset: as in `read_corpus`. Where nobody says it, the symbols tell how text becomes words.
+        dataset: as in `read_corpus`. Where nobody says it, the tokens tell how text becomes words.
 
     Returns:
         `(source, notes)`: the vocabulary, and what is worth saying of it.
@@ -48,15 +48,8 @@ def read_vocabulary(path: str, dataset: str | None = None) -> tuple[SourceCorpus
         return vocabulary_of(read_torch_file(path), path, dataset)
     if name in ("cache.pkl", INFO_FILE) or os.path.isfile(info_file):
         return read_corpus(path, dataset), []
-    options, note = _options(_lines(path), dataset, {})
+    options, note = _options(Vocab.load(path).symbols, dataset, {})
     return SourceCorpus(path, dataset, Vocab.load(path, **options), {}, {}), [note] if note else []
-
-
-def _lines(path: str) -> list[str]:
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"there is no vocabulary file {path}")
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        return [line.split()[0] for line in file if line.split()]
 
 
 def vocabulary_of(found: Any, path: str, dataset: str | None = None, said: Any = None) -> tuple[SourceCorpus, list]:
@@ -84,11 +77,9 @@ def vocabulary_of(found: Any, path: str, dataset: str | None = None, said: Any =
     notes = [f"{n_mended} words of {path} were UTF-8 read as latin1: mended"] if n_mended else []
     dataset = _agreed(dataset, corpus.get("dataset", said), path)
     options, note = _options(symbols, dataset, vocab)
-    made = Vocab(**options)
-    made.set_lines([symbol.translate(WHITE_SPACE) for symbol in symbols], path)
     splits = {split: _tokens(corpus.get(split), path) for split in SPLITS}
     splits = {split: tokens for split, tokens in splits.items() if tokens is not None}
-    return SourceCorpus(path, dataset, made, {}, splits), [*notes, note] if note else notes
+    return SourceCorpus(path, dataset, vocab_of(symbols, path, options), {}, splits), [*notes, note] if note else notes
 
 
 def _attributes(found: Any) -> dict[str, Any]:
@@ -111,9 +102,9 @@ def _agreed(given: str | None, said: Any, path: str) -> str | None:
 
 
 def mended(symbols: list[str]) -> tuple[list[str], int]:
-    """The symbols, and how many were UTF-8 that had been read as latin1, as all of the hub's vocabulary was.
+    """The tokens, and how many were UTF-8 that had been read as latin1, as all of the hub's vocabulary was.
 
-    Only where it is certain: every symbol is UTF-8 if written as latin1, and no two become one.
+    Only where it is certain: every token is UTF-8 if written as latin1, and no two become one.
     """
     try:
         better = [symbol.encode("latin1").decode("utf-8") for symbol in symbols]
@@ -125,7 +116,7 @@ def mended(symbols: list[str]) -> tuple[list[str], int]:
 
 
 def _options(symbols: list[str], dataset: str | None, stored: dict) -> tuple[dict, str | None]:
-    """Arguments of `Vocab` for symbols of words, and a note where no dataset decides them."""
+    """Arguments of `Vocab` for tokens of words, and a note where no dataset decides them."""
     if dataset is not None:
         options, note = dict(PAPER_DATASETS[dataset][0]), None
     else:

@@ -6,7 +6,7 @@ The numbers of a `Tensor` are read when they are asked for, and mapped into memo
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 import json
 import math
 import os
@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_tf.convert.pickles import FileError, are_sizes, described, shown
-from txl_tf.files import is_remote
+from txl_tf.convert.pickles import are_sizes, refusing, shown
 
 MAX_RATIO = 20  # of a member of a zip archive, unpacked to packed
 MAX_SMALL = 1 << 16  # bytes more, so that a small tensor may be of zeros
@@ -101,36 +100,12 @@ class Tensor:
         return np.lib.stride_tricks.as_strided(numbers, self.shape, strides, writeable=False)
 
 
-def row_major(shape: tuple) -> tuple:
+def row_major(shape: list[int]) -> tuple[int, ...]:
     """The strides of a tensor whose numbers lie row by row."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
-
-
-def refusing(what: str):
-    """Has a function that reads the file `path` raise one ValueError, whatever is wrong with the file."""
-
-    def decorate(read):
-        @functools.wraps(read)
-        def reading(path: str, *args):
-            path = os.fspath(path)
-            if is_remote(path):
-                raise ValueError(f"{path} must be a local file, whose parts can be mapped into memory: copy it first")
-            if not os.path.isfile(path):
-                raise FileNotFoundError(f"there is no file {path}")
-            try:
-                return read(path, *args)
-            except (FileError, OSError):
-                raise
-            except Exception as error:  # of any kind, where the bytes are no such file
-                message = f"{path} cannot be read as {what}: {described(error)}"
-            raise FileError(message)  # here, without the error, whose own message may be as long as the file
-
-        return reading
-
-    return decorate
 
 
 def check_fetched(path: str) -> None:
@@ -165,7 +140,7 @@ def check_packed(member: zipfile.ZipInfo) -> None:
 
 @refusing("a .safetensors")
 def read_safetensors(path: str) -> dict[str, Tensor]:
-    """The tensors of a file, by name. Raises: as `read_torch_file`."""
+    """The tensors of a .safetensors, by name."""
     check_fetched(path)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -176,16 +151,12 @@ def read_safetensors(path: str) -> dict[str, Tensor]:
     if type(header) is not dict:
         raise ValueError("the header is no dictionary")
     header.pop("__metadata__", None)
-    places = sorted(_place(name, entry, size - 8 - length) for name, entry in header.items())
-    for (_, end, name), (begin, _, other) in zip(places, places[1:], strict=False):
+    start = 8 + length
+    places = sorted(_place(path, name, entry, start, size - start) for name, entry in header.items())
+    for (_, end, name, _), (begin, _, other, _) in itertools.pairwise(places):
         if begin < end:
             raise ValueError(f"{shown(name)} and {shown(other)} lie in the same bytes")
-    tensors = {}
-    for begin, _, name in places:
-        shape = tuple(header[name]["shape"])
-        storage = Storage(path, DTYPES[header[name]["dtype"]], math.prod(shape), 8 + length + begin)
-        tensors[name] = Tensor(storage, 0, shape, row_major(shape))
-    return tensors
+    return {name: tensor for _, _, name, tensor in places}
 
 
 def unique(pairs: list) -> dict:
@@ -195,15 +166,16 @@ def unique(pairs: list) -> dict:
     return found
 
 
-def _place(name: str, entry: Any, n_byte: int) -> tuple[int, int, str]:
-    """First byte and end of a tensor, checked."""
+def _place(path: str, name: str, entry: Any, start: int, n_byte: int) -> tuple[int, int, str, Tensor]:
+    """A tensor, checked: its first byte and its end after the byte `start`, its name, and the tensor itself."""
     entry = entry if type(entry) is dict else {}
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not are_sizes(shape, 1 << 62) or not are_sizes(offsets, n_byte) or len(offsets) != 2 or len(shape) > MAX_RANK:
         raise ValueError(f"{shown(name)} has shape {shown(shape)}, data_offsets {shown(offsets)} of {n_byte} bytes")
     if type(dtype) is not str or dtype not in DTYPES:
         raise ValueError(f"{shown(name)} has dtype {shown(dtype)}, which is none of {', '.join(DTYPES)}")
-    n_needed = math.prod(shape) * Storage("", DTYPES[dtype], 0).raw.itemsize
+    storage = Storage(path, DTYPES[dtype], math.prod(shape), start + offsets[0])
+    n_needed = storage.numel * storage.raw.itemsize
     if offsets[1] - offsets[0] != n_needed:
         raise ValueError(f"{shown(name)} needs {n_needed} bytes and has those from {offsets[0]} to {offsets[1]}")
-    return offsets[0], offsets[1], name
+    return offsets[0], offsets[1], name, Tensor(storage, 0, tuple(shape), row_major(shape))

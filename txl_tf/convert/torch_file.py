@@ -22,7 +22,10 @@ from txl_tf.convert.pickles import (
     StandIn,
     are_sizes,
     by_text,
+    instance,
     is_text,
+    nothing,
+    refusing,
     shown,
     text,
     update,
@@ -35,7 +38,6 @@ from txl_tf.convert.tensors import (
     check_fetched,
     check_packed,
     read_safetensors,
-    refusing,
     unique,
     unpacked,
 )
@@ -64,7 +66,7 @@ BUILTINS = "set frozenset dict list tuple int float complex object bytearray str
 
 @refusing("a file of PyTorch")
 def read_torch_file(path: str) -> Any:
-    """What is in a file of `torch.save`, zip or as before torch 1.6, or in a pickle, with `Tensor` for tensors.
+    """The contents of a file of `torch.save`, zip or as before torch 1.6, or of a pickle, with `Tensor` for tensors.
 
     Dictionaries, lists, numbers and texts are as they were; an instance of a class is a `Named` with its attributes.
 
@@ -86,7 +88,7 @@ def read_torch_file(path: str) -> Any:
 
 @refusing("an index of shards")
 def read_shards(path: str) -> dict[str, Tensor]:
-    """The tensors of all files that an index names, which lie in its folder. Raises: as `read_torch_file`."""
+    """The tensors of all files that an index names, which lie in its folder, by name."""
     if os.path.getsize(path) > MAX_HEADER:
         raise ValueError(f"it has {os.path.getsize(path)} bytes")
     with open(path, "rb") as file:
@@ -244,15 +246,6 @@ def _of_type(function: Any, kind: Any, arguments: Any, *_) -> Any:
     return function(*arguments)
 
 
-def _nothing(*_) -> StandIn:
-    return StandIn()
-
-
-def _instance(kind: Any, *_) -> Any:
-    """An instance in protocols 0 and 1."""
-    return kind() if callable(kind) else StandIn()
-
-
 KNOWN = {
     ("torch._utils", "_rebuild_tensor"): _tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
@@ -260,13 +253,13 @@ KNOWN = {
     ("torch._utils", "_rebuild_parameter_with_state"): _first,
     ("torch._tensor", "_rebuild_from_type_v2"): _of_type,
     ("torch", "Size"): _first,
-    ("collections", "Counter"): _nothing,
+    ("collections", "Counter"): nothing,
     ("argparse", "Namespace"): lambda *_: Named("Namespace"),
-    ("re", "_compile"): _nothing,
-    ("_codecs", "encode"): _nothing,
-    ("copy_reg", "_reconstructor"): _instance,
-    ("copyreg", "_reconstructor"): _instance,
-    **{(module, name): _nothing for module in ("builtins", "__builtin__") for name in BUILTINS},
+    ("re", "_compile"): nothing,
+    ("_codecs", "encode"): nothing,
+    ("copy_reg", "_reconstructor"): instance,
+    ("copyreg", "_reconstructor"): instance,
+    **{(module, name): nothing for module in ("builtins", "__builtin__") for name in BUILTINS},
     **{
         (module, f"{name}Storage"): _StorageClass(dtype)
         for module in ("torch", "torch.cuda")
@@ -299,7 +292,7 @@ class _TorchUnpickler(PlainUnpickler):
         return Dictionary(*args)
 
     def persistent_load(self, pid: Any) -> Any:
-        """What a pickle of torch.save says of a storage, or of a class with its source."""
+        """A storage that a pickle of torch.save refers to, or a class, which comes with its source."""
         kind, *rest = pid if type(pid) is tuple and pid else (None,)
         kind = text(kind) if is_text(kind) else None
         if kind == "module" and rest:

@@ -22,14 +22,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from txl_tf.config import SUBWORD_TYPES, one_of
 from txl_tf.data.vocabulary import Vocab, as_iterable
-from txl_tf.files import reading, write_atomic
+from txl_tf.files import write_atomic
 
 SPACE = "\u2581"  # SentencePiece's mark of a space
-END = "</s>"  # its symbol for the end of a text
+END = "</s>"  # its token for the end of a text
 # SentencePiece skips lines in training that hold a tab, its space or its sign for what is unknown.
 _RESERVED = re.compile(f"[\n\t{SPACE}\u2585]")
 SAMPLE_BYTES = 50_000_000  # of text that subwords are made from; of a larger one, lines from all over it
@@ -52,12 +51,12 @@ def sentencepiece() -> Any:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SubwordVocab(Vocab):
-    """A SentencePiece model as a `Vocab`: symbols are the names of pieces, such as `▁the`, `ing` or `<0x0A>`.
+    """A SentencePiece model as a `Vocab`: tokens are the names of pieces, such as `▁the`, `ing` or `<0x0A>`.
 
     Args:
         level: `"subword"`.
-        document: symbol that ends each document, the model's own `</s>`, or `None`. The other options of `Vocab` are
-            for symbols that are counted.
+        document: token that ends each document, the model's own `</s>`, or `None`. The other options of `Vocab` are
+            for tokens that are counted.
 
     Attributes:
         model: bytes of the SentencePiece model.
@@ -66,6 +65,8 @@ class SubwordVocab(Vocab):
         separators: `{character: ids}` of the characters that never reach SentencePiece.
         adds_space: whether the model puts a space before a text, as those of other programs may do.
     """
+
+    level: str = "subword"
 
     def __post_init__(self) -> None:
         options = {name: value for name, value in self.get_config().items() if name not in ("level", "document")}
@@ -79,23 +80,12 @@ class SubwordVocab(Vocab):
 
     # ------------------------------------------------------------------------------------------------------ the model
 
-    @classmethod
-    def load(cls, path: str | os.PathLike, **config) -> SubwordVocab:
-        """Reads a SentencePiece model, of `save` or of any other program.
+    def set_data(self, model: bytes, path: str | os.PathLike) -> None:
+        """Takes the pieces of a SentencePiece model, of `save` or of any other program; errors name the file `path`.
 
         Raises:
-            FileNotFoundError: the file does not exist.
             ValueError: it is no SentencePiece model, or sentencepiece is not installed.
         """
-        vocab = cls(**{"level": "subword", **config})
-        if not tf.io.gfile.exists(path):
-            raise FileNotFoundError(f"there is no vocabulary file {path}")
-        with reading(os.fspath(path)), tf.io.gfile.GFile(path, "rb") as file:
-            vocab.set_model(file.read(), path)
-        return vocab
-
-    def set_model(self, model: bytes, path: str | os.PathLike) -> None:
-        """Takes the pieces of a SentencePiece model; errors name the file `path`."""
         package = sentencepiece()
         try:
             processor = package.SentencePieceProcessor(model_proto=model) if model else None
@@ -177,12 +167,12 @@ def empty_vocab(**config) -> Vocab:
 
 
 def load_vocab(path: str | os.PathLike, **config) -> Vocab:
-    """Reads a vocabulary of any level; `config` and errors as of `Vocab.load`."""
+    """Reads the vocabulary of the level that `config`, the arguments of `Vocab`, has."""
     return type(empty_vocab(**config)).load(path, **config)
 
 
 def vocab_file(name: str, level: str | None) -> str:
-    """The name of a vocabulary's file: a text of symbols, or a SentencePiece model."""
+    """The name of a vocabulary's file: a text of tokens, or a SentencePiece model."""
     return f"{name}.model" if level == "subword" else f"{name}.txt"
 
 
@@ -202,7 +192,7 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
         ValueError: `vocab_size` is more, or less, than the text allows; or sentencepiece is not installed.
     """
     one_of(SUBWORD_TYPES)("subword_type", subword_type)
-    vocab = SubwordVocab(**{"level": "subword", **config})
+    vocab = SubwordVocab(**config)
     package, written, lines = sentencepiece(), io.BytesIO(), sampled(training_lines(lines))
     try:
         package.SentencePieceTrainer.train(
@@ -230,10 +220,10 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
                     f"vocab_size must be at {word} {found[1]} for this text and {subword_type}, got {vocab_size}"
                 ) from error
         raise ValueError(f"SentencePiece makes no {vocab_size} subwords of this text: {error}") from error
-    vocab.set_model(written.getvalue(), "the trained model")
+    vocab.set_data(written.getvalue(), "the trained model")
     vocab.count(lines)
     vocab.counter[vocab.symbols[vocab.separators["\n"][0]]] = len(lines)
-    vocab.set_model(_by_frequency(vocab), "the trained model")
+    vocab.set_data(_by_frequency(vocab), "the trained model")
     vocab.counter.clear()
     return vocab
 
@@ -253,15 +243,15 @@ def _by_frequency(vocab: SubwordVocab) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def sampled(lines: Iterable[str], most_bytes: int = SAMPLE_BYTES) -> list[str]:
-    """At most so many bytes of the lines, from all over them: always the same ones."""
+def sampled(lines: Iterable[str]) -> list[str]:
+    """At most `SAMPLE_BYTES` of the lines, from all over them: always the same ones."""
     kept, n_bytes, share = [], 0, 1 << 32
     for i, line in enumerate(lines):
         place = zlib.crc32(i.to_bytes(8, "little"))
         if place < share:
             kept.append((place, line))
             n_bytes += len(line.encode())
-        while n_bytes > most_bytes:
+        while n_bytes > SAMPLE_BYTES:
             share //= 2
             kept = [(place, line) for place, line in kept if place < share]
             n_bytes = sum(len(line.encode()) for _, line in kept)

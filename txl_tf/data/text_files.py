@@ -1,4 +1,4 @@
-"""Text files, read in pieces that can be split into symbols one by one."""
+"""Text files, read in pieces that can be split into tokens one by one."""
 
 from __future__ import annotations
 
@@ -36,12 +36,15 @@ def read_files(paths: Iterable[str], level: str, progress: Callable | None = Non
         ValueError: a file is empty or is not UTF-8 text. Names the file and the byte.
     """
     for path in paths:
-        pieces = blocks_of(path, progress)
-        if level != "byte":
-            pieces = decoded(pieces, path)
-        if level not in ("byte", "char"):
-            pieces = cut_between(pieces, level)
-        yield from pieces
+        yield from pieces_of(blocks_of(path, progress), path, level)
+
+
+def pieces_of(blocks: Iterator[bytes], name: str, level: str) -> Iterator[str | bytes]:
+    """The text of blocks of bytes, in pieces as `read_files` gives them; errors call it `name`."""
+    if level == "byte":
+        return blocks
+    pieces = decoded(blocks, name)
+    return pieces if level == "char" else cut_between(pieces, level)
 
 
 def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
@@ -51,12 +54,15 @@ def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
         FileNotFoundError: the file does not exist.
         ValueError: the file is empty or is not UTF-8 text.
     """
-    number = 0
-    for piece in read_files([path], "line"):
-        for line in piece.split("\n")[:-1]:
-            number += 1
-            line = line.removesuffix("\r")
-            yield number, line.removeprefix("\ufeff") if number == 1 else line
+    for number, line in enumerate(lines_of(read_files([path], "line")), 1):
+        line = line.removesuffix("\r")
+        yield number, line.removeprefix("\ufeff") if number == 1 else line
+
+
+def lines_of(pieces: Iterable[str]) -> Iterator[str]:
+    """The lines of pieces that are cut between lines."""
+    for piece in pieces:
+        yield from piece.split("\n")[:-1]
 
 
 def blocks_of(path: str, progress: Callable | None = None) -> Iterator[bytes]:

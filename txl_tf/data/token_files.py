@@ -5,7 +5,7 @@ A token file is an ordinary .npy file of one dimension: `np.load(path, mmap_mode
 
 from __future__ import annotations
 
-import re
+import io
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
@@ -15,12 +15,6 @@ import tensorflow as tf
 from txl_tf.files import is_remote, reading
 
 _HEADER_BYTES = 256  # enough for the header of any one-dimensional array
-# NumPy's own reader evaluates the header as Python, and fails in many ways where it is damaged.
-_HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00(?P<size>..)\{'descr': '(?P<dtype>[<>|][iu][1248])', 'fortran_order': False, "
-    rb"'shape': \((?P<n>\d{1,18}),\), \} *\n",
-    re.DOTALL,
-)
 
 
 class TokenWriter:
@@ -86,15 +80,19 @@ def read_header(path: str) -> tuple[np.dtype, int, int]:
         ValueError: it is no .npy file of one dimension of integers, or its size is another than its header says.
     """
     with reading(path), tf.io.gfile.GFile(path, "rb") as file:
-        header = _HEADER.match(file.read(_HEADER_BYTES))
-    if not header or header.end() != int.from_bytes(header["size"], "little") + 10:
-        raise ValueError(f"{path} is not a whole token file: it does not begin as a .npy file of one row of integers")
-    dtype, n_tokens, start = np.dtype(header["dtype"].decode()), int(header["n"]), header.end()
-    expected, found = start + n_tokens * dtype.itemsize, tf.io.gfile.stat(path).length
+        head = io.BytesIO(file.read(_HEADER_BYTES))
+    not_whole = f"{path} is not a whole token file:"
+    try:
+        np.lib.format.read_magic(head)
+        (n_tokens,), _, dtype = np.lib.format.read_array_header_1_0(head)
+        start, expected = head.tell(), head.tell() + n_tokens * dtype.itemsize
+    except Exception as error:  # of many kinds: NumPy evaluates the header
+        raise ValueError(f"{not_whole} it does not begin as a .npy file of one row") from error
+    if dtype.kind not in "iu":
+        raise ValueError(f"{not_whole} it must hold integers, got {dtype}")
+    found = tf.io.gfile.stat(path).length
     if found != expected:
-        raise ValueError(
-            f"{path} is not a whole token file: {n_tokens} tokens make {expected} bytes, and it has {found}"
-        )
+        raise ValueError(f"{not_whole} {n_tokens} tokens make {expected} bytes, and it has {found}")
     return dtype, n_tokens, start
 
 
@@ -116,13 +114,6 @@ class _RemoteFile:
         return np.frombuffer(data, self.dtype)
 
 
-def _open(path: str) -> np.memmap | _RemoteFile:
-    if is_remote(path):
-        return _RemoteFile(path)
-    dtype, n_tokens, start = read_header(path)
-    return np.memmap(path, dtype, "r", start, (n_tokens,))
-
-
 def open_tokens(paths: Iterable[str]) -> np.memmap | StoredTokens:
     """Opens the token files of one split without reading tokens.
 
@@ -136,5 +127,9 @@ def open_tokens(paths: Iterable[str]) -> np.memmap | StoredTokens:
     for path in paths:
         if not tf.io.gfile.exists(path):
             raise FileNotFoundError(f"there is no token file {path}")
-        parts.append(_open(path))
+        if is_remote(path):
+            parts.append(_RemoteFile(path))
+        else:
+            dtype, n_tokens, start = read_header(path)
+            parts.append(np.memmap(path, dtype, "r", start, (n_tokens,)))
     return parts[0] if len(parts) == 1 and isinstance(parts[0], np.memmap) else StoredTokens(parts)

@@ -1,7 +1,7 @@
-"""Vocabulary: the symbols of a text and their ids, at the level of words, characters or bytes; see also subwords.py.
+"""Vocabulary: the tokens of a text and their ids, at the level of words, characters or bytes; see also subwords.py.
 
-A vocabulary is stored in two parts: a text file with one symbol per line in id order (`save`), and the settings that
-say how text becomes symbols (`get_config`, plain values for config.json):
+A vocabulary is stored in two parts: a text file with one token per line in id order (`save`), and the settings that
+say how text becomes tokens (`get_config`, plain values for config.json):
 
     vocab.save(path)
     same = Vocab.load(path, **vocab.get_config())
@@ -24,37 +24,37 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import COUNTED_LEVELS
+from txl_tf.config import COUNTED_LEVELS, one_of
 from txl_tf.files import reading, write_atomic
 from txl_tf.schema import brief
 
-# The symbols of the bytes; `symbol.encode("utf-8", "surrogateescape")` gives a symbol's bytes at every level.
+# The tokens of the bytes; `symbol.encode("utf-8", "surrogateescape")` gives a token's bytes at every level.
 BYTE_SYMBOLS = [bytes([value]).decode("utf-8", "surrogateescape") for value in range(256)]
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Vocab:
-    r"""Symbols and their ids.
+    r"""Tokens and their ids.
 
-    Ids go to the special symbols first, then to the counted symbols from the most to the least frequent. Symbols of
+    Ids go to the special tokens first, then to the counted tokens from the most to the least frequent. Tokens of
     equal frequency keep the order of their first appearance.
 
     Args:
-        level: what a symbol is: `"word"` (split at white space), `"char"` (every character, newlines too) or `"byte"`
+        level: what a token is: `"word"` (split at white space), `"char"` (every character, newlines too) or `"byte"`
             (of the UTF-8 encoding; the vocabulary is always all 256 values in order).
         lower_case: whether text is lower-cased first.
-        special: symbols that get the first ids, even if they do not occur.
-        unk: symbol that replaces unknown ones. If it is neither special nor in the text, unknown symbols are errors.
-        bos: symbol that begins each line, at level `"word"`. `None`: none.
-        eos: symbol that each newline becomes, at level `"word"`. `None`: none.
-        min_freq: symbols with lower counts are left out.
-        max_size: how many of the most frequent symbols to keep, special ones not included. `None`: all.
-        document: symbol that ends each document, which no text may hold. `None`: none. At level `"byte"` its id is 256.
+        special: tokens that get the first ids, even if they do not occur.
+        unk: token that replaces unknown ones. If it is neither special nor in the text, unknown tokens are errors.
+        bos: token that begins each line, at level `"word"`. `None`: none.
+        eos: token that each newline becomes, at level `"word"`. `None`: none.
+        min_freq: tokens with lower counts are left out.
+        max_size: how many of the most frequent tokens to keep, special ones not included. `None`: all.
+        document: token that ends each document, which no text may hold. `None`: none. At level `"byte"` its id is 256.
 
     Attributes:
-        symbols: list of str, the symbols in id order.
-        ids: dict, symbol -> id.
-        counter: `Counter` of the symbols that `count` has seen.
+        symbols: list of str, the tokens in id order.
+        ids: dict, token -> id.
+        counter: `Counter` of the tokens that `count` has seen.
     """
 
     level: str = "word"
@@ -69,8 +69,7 @@ class Vocab:
 
     def __post_init__(self) -> None:
         level, special, bos, eos, max_size = self.level, list(self.special), self.bos, self.eos, self.max_size
-        if level not in COUNTED_LEVELS:
-            raise ValueError(f"level must be one of {', '.join(COUNTED_LEVELS)}, got {level!r}")
+        one_of(COUNTED_LEVELS)("level", level)
         if level != "word" and (bos or eos):
             raise ValueError(f"bos and eos need level 'word', got {bos!r} and {eos!r} at level {level!r}")
         if level == "byte" and (self.lower_case or special or self.unk or self.min_freq or max_size is not None):
@@ -90,7 +89,7 @@ class Vocab:
 
     @property
     def document_id(self) -> int | None:
-        """Id of the symbol that ends each document; `None` if there is none."""
+        """Id of the token that ends each document; `None` if there is none."""
         return None if self.document is None else self.ids[self.document]
 
     @property
@@ -104,11 +103,11 @@ class Vocab:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def fingerprint(self) -> str:
-        """SHA-256 of the symbols in the order of their ids."""
+        """SHA-256 of the tokens in the order of their ids."""
         return hashlib.sha256(json.dumps(self.symbols).encode()).hexdigest()
 
     def difference(self, other: Vocab) -> str | None:
-        """The first difference of these symbols, "here", from those of `other`, "there"; `None` if there is none."""
+        """The first difference of these tokens, "here", from those of `other`, "there"; `None` if there is none."""
         for i, (here, there) in enumerate(itertools.zip_longest(self.symbols, other.symbols)):
             if here != there:
                 here, there = ("nothing" if symbol is None else brief(symbol) for symbol in (here, there))
@@ -118,7 +117,7 @@ class Vocab:
     # ----------------------------------------------------------------------------------------------- building
 
     def count(self, texts: str | bytes | Iterable[str]) -> int:
-        """Counts the symbols of a string or of several; no symbol may span two. Returns how many ids `encode` makes."""
+        """Counts the tokens of a string or of several; no token may span two. Returns how many ids `encode` makes."""
         n = 0
         for text in as_iterable(texts):
             symbols = self._tokenize(text)
@@ -163,7 +162,7 @@ class Vocab:
             name: what error messages call the text, such as its file.
 
         Raises:
-            ValueError: a symbol is not in the vocabulary, and neither is `unk`. Names the symbol and its line.
+            ValueError: a token is not in the vocabulary, and neither is `unk`. Names the token and its line.
         """
         pieces = list(self.encode_stream(as_iterable(texts), name))
         return np.concatenate(pieces) if pieces else np.zeros([0], np.int32)
@@ -191,12 +190,12 @@ class Vocab:
             first_line += text.count("\n")
 
     def _find(self, text: str, wanted: Callable[[str], bool]) -> tuple[str, int]:
-        """The first symbol of a text that is wanted, and its line, from 0."""
+        """The first token of a text that is wanted, and its line, from 0."""
         lines = enumerate(io.StringIO(text))  # only "\n" ends a line
         return next((symbol, i) for i, line in lines for symbol in self._tokenize(line) if wanted(symbol))
 
     def _tokenize(self, text: str | bytes, mark_lines: bool = False) -> list[str] | str | bytes:
-        """The symbols of a string: a list of words, or the string itself as characters or bytes."""
+        """The tokens of a string: a list of words, or the string itself as characters or bytes."""
         if self.level == "byte":
             return text if isinstance(text, bytes) else text.encode("utf-8")
         if self.lower_case:
@@ -221,7 +220,7 @@ class Vocab:
             return "".join(symbols).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         lines = [[]]
         for symbol in symbols:
-            if symbol == self.bos and not lines[-1]:  # bos and eos may be the same symbol
+            if symbol == self.bos and not lines[-1]:  # bos and eos may be the same token
                 continue
             if symbol == self.eos:
                 lines.append([])
@@ -249,7 +248,7 @@ class Vocab:
     # -------------------------------------------------------------------------------------------------- files
 
     def save(self, path: str | os.PathLike) -> None:
-        r"""Writes the symbols atomically, one per line in id order.
+        r"""Writes the tokens atomically, one per line in id order.
 
         Words are written as they are. Invisible characters and bytes are escaped as in Python (`\n`, `\x20`,
         `\u2028`), and so is the backslash.
@@ -271,16 +270,19 @@ class Vocab:
         if not tf.io.gfile.exists(path):
             raise FileNotFoundError(f"there is no vocabulary file {path}")
         with reading(os.fspath(path)), tf.io.gfile.GFile(path, "rb") as file:
-            data = file.read()
+            vocab.set_data(file.read(), path)
+        return vocab
+
+    def set_data(self, data: bytes, path: str | os.PathLike) -> None:
+        """Takes the tokens from what the file `path` holds."""
         try:
             lines = data.decode("utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"vocabulary file {path} is not UTF-8 text: see byte {error.start}") from error
-        vocab.set_lines(lines, path)
-        return vocab
+        self.set_lines(lines, path)
 
     def set_lines(self, lines: list[str], path: str | os.PathLike) -> None:
-        """Takes the symbols from the lines of a vocabulary file; errors name the file `path`."""
+        """Takes the tokens from the lines of a vocabulary file; errors name the file `path`."""
         by_word = self.level == "word"
         symbols = ["".join(line.split()[:1]) if by_word else unescape(line) for line in lines]
         if self.level == "byte" and symbols != self._byte_symbols():
@@ -296,7 +298,7 @@ class Vocab:
 
 
 def escape(symbol: str) -> str:
-    r"""Makes a symbol visible and fit for one line: newline -> `\n`, space -> `\x20`."""
+    r"""Makes a token visible and fit for one line: newline -> `\n`, space -> `\x20`."""
 
     def escape_character(c):
         if c == " ":
@@ -322,7 +324,7 @@ def unescape(line: str) -> str:
 
 
 def newline_ids(vocab: Vocab) -> list[int]:
-    """The ids of a newline, one or, of subwords, several; none where the vocabulary has no symbol for it."""
+    """The ids of a newline, one or, of subwords, several; none where the vocabulary has no token for it."""
     if vocab.level in ("word", "char"):
         symbol = vocab.eos or "\n"
         return [vocab.ids[symbol]] if symbol in vocab.ids else []

@@ -17,8 +17,7 @@ from txl_tf.config import EvaluationConfig, MachineConfig, TrainingConfig
 from txl_tf.data.text.batches import Segments, num_batches
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.datasets import encode_files, is_by_character, measured
-from txl_tf.data.text.text_size import TextSize
-from txl_tf.data.text.texts import find_files, have_json_lines
+from txl_tf.data.text.texts import TextSize, find_files, have_json_lines
 from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.files import check_writable, new_file
 from txl_tf.models.language_model import LanguageModel

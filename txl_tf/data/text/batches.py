@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.data.text.documents import DocumentOrder, Documents
+from txl_tf.config.checks import POSITIVE
+from txl_tf.data.text.documents import Documents
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.layers.embedding import check_ids, id_error
 
@@ -59,7 +60,7 @@ def segments(
 
 @dataclasses.dataclass(eq=False)
 class Segments:
-    """What `segments` makes a dataset of. Nothing is read yet, so each of several workers can read its own rows alone.
+    """A lazy description of batches: nothing is read yet, so each of several workers can read its own rows alone.
 
     Args:
         tokens, batch_size, tgt_len, start, repeat, drop_remainder: as in `segments`.
@@ -95,25 +96,38 @@ class Segments:
 
     def _make_dataset(self, rows: range) -> tf.data.Dataset:
         tgt_len, n_column = self.tgt_len, len(self.tokens) // self.batch_size  # T, S
-        if self.documents is None:
-            read_columns = _column_reader(self.tokens, rows, n_column)
-        else:
-            read_columns = _shuffled_reader(self.documents, rows, n_column, self._n_batch, tgt_len)
+        read_columns = self._column_reader(rows, n_column)
         one_length = self.drop_remainder or (n_column - 1) % tgt_len == 0
 
         def segment(i):
-            window = read_columns(i * tgt_len, (i + 1) * tgt_len + 1)  # [rows, T + 1]; shorter where the rows end
+            begin = i % self._n_batch * tgt_len
+            epoch = 0 if self.documents is None else i // self._n_batch  # which decides the order of documents
+            window = read_columns(epoch, begin, begin + tgt_len + 1)  # [rows, T + 1]; shorter where the rows end
             window = tf.ensure_shape(window, [len(rows), tgt_len + 1 if one_length else None])
             return window[:, :-1], window[:, 1:]
 
-        if self.documents is not None:  # the batches of all epochs are different
-            order = tf.data.Dataset.range(self.start, self._n_batch)
-            order = tf.data.Dataset.counter(self.start) if self.repeat else order
-        else:
-            order = tf.data.Dataset.range(self.start % self._n_batch if self.repeat else self.start, self._n_batch)
-        if self.repeat and self.documents is None:
-            order = order.concatenate(tf.data.Dataset.range(self._n_batch).repeat())
+        order = tf.data.Dataset.range(self.start, self._n_batch)
+        order = tf.data.Dataset.counter(self.start) if self.repeat else order
         return prefetched((order if self.most is None else order.take(self.most)).map(segment))
+
+    def _column_reader(self, rows: range, n_column: int) -> Callable:
+        """A function of tensors `(epoch, begin, end) -> columns [rows, end - begin]`, int32."""
+        tokens, documents = self.tokens, self.documents
+        if documents is not None:
+            read = _read_ahead(documents.order, rows, n_column)
+        elif isinstance(tokens, StoredTokens):
+            read = _read_ahead(lambda epoch: tokens, rows, n_column)
+        else:
+            table = tokens[rows.start * n_column : rows.stop * n_column].reshape(len(rows), n_column)
+            if not isinstance(table, np.memmap):
+                with tf.device("CPU:0"):
+                    held = tf.convert_to_tensor(table)  # no constant of a graph
+                return lambda epoch, begin, end: tf.cast(held[:, begin:end], tf.int32)
+
+            def read(epoch, begin, end):
+                return table[:, begin:end].astype(np.int32)
+
+        return lambda epoch, begin, end: tf.numpy_function(read, [epoch, begin, end], tf.int32)
 
 
 def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -126,50 +140,19 @@ def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.prefetch(2).with_options(options)
 
 
-def _column_reader(tokens: Tokens, rows: range, n_column: int) -> Callable:
-    """A function of tensors `(begin, end) -> columns [rows, end - begin]`, int32. No array becomes a graph constant."""
-    if isinstance(tokens, StoredTokens):
-        read = _read_ahead(tokens, rows, n_column)
-    else:
-        table = tokens[rows.start * n_column : rows.stop * n_column].reshape(len(rows), n_column)
-        if not isinstance(table, np.memmap):
-            with tf.device("CPU:0"):
-                held = tf.convert_to_tensor(table)
-            return lambda begin, end: tf.cast(held[:, begin:end], tf.int32)
+def _read_ahead(tokens_of: Callable, rows: range, n_column: int) -> Callable:
+    """Reads `_READ_AHEAD` columns of an epoch's tokens at a time and serves the requested columns from them."""
+    current, tokens, first, columns = None, None, 0, np.zeros([len(rows), 0], np.int32)  # current epoch, first column
 
-        def read(begin, end):
-            return table[:, begin:end].astype(np.int32)
-
-    return lambda begin, end: tf.numpy_function(read, [begin, end], tf.int32)
-
-
-def _shuffled_reader(documents: Documents, rows: range, n_column: int, n_batch: int, tgt_len: int) -> Callable:
-    """As `_column_reader`; the columns of epoch e begin at `e * n_batch * tgt_len`."""
-    current = None, None  # epoch, its reader
-
-    def read(begin, end):
-        nonlocal current
-        epoch = int(begin) // (n_batch * tgt_len)
-        if epoch != current[0]:
-            current = epoch, _read_ahead(documents.order(epoch), rows, n_column)
-        before = epoch * n_batch * tgt_len
-        return current[1](int(begin) - before, int(end) - before)
-
-    return lambda begin, end: tf.numpy_function(read, [begin, end], tf.int32)
-
-
-def _read_ahead(tokens: StoredTokens | DocumentOrder, rows: range, n_column: int) -> Callable:
-    """Reads `_READ_AHEAD` columns at a time and serves the requested columns from them."""
-    ahead = 0, np.zeros([len(rows), 0], np.int32)  # first column, columns
-
-    def read(begin, end):
-        nonlocal ahead
-        first, columns = ahead
+    def read(epoch, begin, end):
+        nonlocal current, tokens, first, columns
+        if epoch != current:
+            current, tokens, columns = epoch, tokens_of(epoch), columns[:, :0]
         end = min(end, n_column)
         if begin < first or end > first + columns.shape[1]:
             last = min(n_column, max(end, begin + _READ_AHEAD))
             pieces = [tokens[row * n_column + begin : row * n_column + last] for row in rows]
-            first, columns = ahead = begin, np.stack(pieces).astype(np.int32)
+            first, columns = begin, np.stack(pieces).astype(np.int32)
         return np.ascontiguousarray(columns[:, begin - first : end - first])
 
     return read
@@ -183,15 +166,15 @@ def num_batches(n_tokens: int, batch_size: int, tgt_len: int, drop_remainder: bo
 
 
 def choose_bin_capacities(tokens: Tokens, batch_size: int, tgt_len: int, cutoffs: list[int]) -> list[int]:
-    """Capacities of all bins but the first of the adaptive softmax, for static shapes.
+    """Capacities of all clusters but the first of the adaptive softmax, for static shapes.
 
-    The original's rule (`get_bin_sizes`): count a bin's tokens in each batch of the training text `tokens`. The
+    The original's rule (`get_bin_sizes`): count a cluster's tokens in each batch of the training text `tokens`. The
     capacity is their mean plus 2.5 standard deviations, rounded to a multiple of 8. `batch_size` is that of a replica.
     """
     tokens = _check_tokens(tokens)
     _check_enough(len(tokens), batch_size, tgt_len, tgt_len)
     n_batch = len(tokens) // batch_size // tgt_len
-    counts = np.zeros([len(cutoffs), n_batch])  # tokens of each bin in each batch
+    counts = np.zeros([len(cutoffs), n_batch])  # tokens of each cluster in each batch
     at_once = max(1, _COUNTED_AT_ONCE // tgt_len)  # batches
     for row, first in itertools.product(range(batch_size), range(0, n_batch, at_once)):
         last = min(first + at_once, n_batch)
@@ -214,9 +197,8 @@ def _check_tokens(tokens: Any) -> Tokens:
 
 
 def _check_enough(n_tokens: int, batch_size: int, tgt_len: int, row_tokens: int, name: str = "text") -> None:
-    for argument, value in (("batch_size", batch_size), ("tgt_len", tgt_len)):
-        if value < 1:
-            raise ValueError(f"{argument} must be positive, got {value}")
+    POSITIVE("batch_size", batch_size)
+    POSITIVE("tgt_len", tgt_len)
     if n_tokens < batch_size * row_tokens:
         raise ValueError(
             f"the {name} has {n_tokens} tokens: batch_size={batch_size} and tgt_len={tgt_len} need at least "

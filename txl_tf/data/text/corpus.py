@@ -1,7 +1,7 @@
 """Corpora: from text to token arrays, in memory or in a prepared folder.
 
 `prepare` writes a folder that `load_corpus` opens; `build_corpus` keeps a small corpus in memory. Both read the text
-twice, to count its symbols and to encode it, and hold about a megabyte of it at a time.
+twice, to count its tokens and to encode it, and hold about a megabyte of it at a time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,20 @@ import numpy as np
 from txl_tf.config import DATASETS, TextConfig
 from txl_tf.data.subwords import load_vocab
 from txl_tf.data.text import datasets
-from txl_tf.data.text.corpus_info import INFO_FILE, check_sums, read_prepared_info, vocab_name
 from txl_tf.data.text.download import fetch
-from txl_tf.data.text.prepared_folder import check_same, inputs_of, new_files, progress_bar, size_of, write_files
-from txl_tf.data.text.text_size import TextSize
-from txl_tf.data.text.texts import TEXT_FIELD, text_of
+from txl_tf.data.text.prepared_folder import (
+    INFO_FILE,
+    check_same,
+    check_sums,
+    inputs_of,
+    new_files,
+    progress_bar,
+    read_prepared_info,
+    size_of,
+    vocab_name,
+    write_files,
+)
+from txl_tf.data.text.texts import TEXT_FIELD, TextSize, text_of
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import is_remote
@@ -40,7 +49,7 @@ class Corpus:
     """A vocabulary and the token arrays of a text.
 
     Attributes:
-        cutoffs: first ids of the adaptive softmax's bins, without 0 and `len(vocab)`.
+        cutoffs: first ids of the adaptive softmax's clusters, without 0 and `len(vocab)`.
         splits: `"train"`, `"valid"` and perhaps `"test"` -> integer array `[n]`, in memory or on disk.
         by_character: whether tokens are characters or bytes, not words.
         checksums: `{split: list of the SHA-256 of its token files}`, where they are known.
@@ -86,7 +95,7 @@ def build_corpus(dataset: str, data_path: Any = None, **options) -> Corpus:
 
     The first two take their vocabulary from the whole text and follow `level`, `valid_fraction`, `min_freq`,
     `max_size` and `lower_case`. Level `"word"` splits text at white space, which includes `\r`, and ends every
-    line, empty ones too, with `<eos>`. Levels `"char"` and `"byte"` keep every character, `\r` too. Symbols that
+    line, empty ones too, with `<eos>`. Levels `"char"` and `"byte"` keep every character, `\r` too. Tokens that
     `min_freq` and `max_size` leave out become `<unk>`. Level `"subword"` has SentencePiece make `vocab_size` pieces of
     the text; it keeps every character. With `documents`, every file or JSON line is ended by `</s>`.
 
@@ -151,10 +160,7 @@ def prepare(
         data_path = data_dir
     config = TextConfig(dataset=dataset, data_path=data_path, **options)
     recipe = datasets.make_recipe(config)
-    info = read_prepared_info(data_dir)
-    if info is not None:
-        check_same(data_dir, info, recipe)
-        logger.info("%s is prepared already", data_dir)
+    if _is_prepared(data_dir, recipe):
         return load_corpus(data_dir)
     if download:
         fetch(dataset, recipe.folder, download_url)
@@ -165,6 +171,15 @@ def prepare(
         progress = progress_bar(sum(map(size_of, read))) if verbose and dataset != "pydoc" else None
         _write_corpus(folder, recipe, inputs_of(recipe, data_dir), progress)
     return load_corpus(data_dir)
+
+
+def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
+    """Whether the folder is prepared. Raises ValueError if that was done differently."""
+    info = read_prepared_info(data_dir)
+    if info is not None:
+        check_same(data_dir, info, recipe)
+        logger.info("%s is prepared already", data_dir)
+    return info is not None
 
 
 def _write_corpus(folder: str, recipe: datasets.Recipe, inputs: dict, progress: Callable | None = None) -> None:
@@ -205,10 +220,7 @@ def prepare_texts(
     data_dir = os.fspath(data_dir).rstrip("/")
     recipe = datasets.make_recipe(TextConfig(dataset="text", data_path=_SPOOL, documents=documents, **options))
     recipe.spooled = True
-    info = read_prepared_info(data_dir)
-    if info is not None:
-        check_same(data_dir, info, recipe)
-        logger.info("%s is prepared already: its texts are not read again", data_dir)
+    if _is_prepared(data_dir, recipe):
         return load_corpus(data_dir)
     with new_files(data_dir) as folder:
         path = os.path.join(folder, _SPOOL)

@@ -1,6 +1,6 @@
 """Datasets: which files each has, and how their text becomes a vocabulary and token ids.
 
-`make_recipe` decides what to read and how, `make_vocab` counts symbols in a first pass, `encode` is a second pass.
+`make_recipe` decides what to read and how, `make_vocab` counts tokens in a first pass, `encode` is a second pass.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ import tensorflow as tf
 from txl_tf.config import DATASETS, TextConfig, one_of
 from txl_tf.data.subwords import END, empty_vocab, load_vocab, train_subwords
 from txl_tf.data.text.download import LM1B_SHARDS, LM1B_VOCAB, SPLITS
-from txl_tf.data.text.text_size import TextMeter, TextSize
-from txl_tf.data.text.texts import Text, find_files, have_json_lines, read_texts
+from txl_tf.data.text.texts import Text, TextMeter, TextSize, find_files, have_json_lines, read_texts
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.vocabulary import Vocab
 
 PYDOC = "pydoc_data.topics"
 SUBWORDS = 8000  # of a vocabulary of no other size
-FEWEST_WITH_BINS, WHOLE = 20_000, 1000  # symbols of a vocabulary with cutoffs, which are whole thousands
+FEWEST_WITH_BINS, WHOLE = 20_000, 1000  # size of a vocabulary with cutoffs, which are whole thousands
 _AT_ONCE = 1 << 18  # ids of a piece, at least, where texts are shorter
 
 
@@ -56,12 +55,12 @@ PAPER_DATASETS = {
 
 @dataclasses.dataclass
 class Recipe:
-    """What a dataset is made of, and how.
+    """The files of a dataset, and how they become tokens.
 
     Attributes:
         vocab_options: arguments of `Vocab`.
         files: `{split: list of text files}`.
-        counted: text files whose symbols are counted.
+        counted: text files whose tokens are counted.
         options: hyper-parameters that decide the result. One's own text has `"valid_fraction"`, the share of train that
             becomes valid; lm1b has `"num_shuffle"`, the number of random orders to write.
         folder: folder of a dataset of the paper.
@@ -221,7 +220,7 @@ def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
 def choose_cutoffs(vocab: Vocab) -> list[int]:
     """Cutoffs of the adaptive softmax from the counts of a built vocabulary; none below 20,000 symbols.
 
-    The first bin holds the most frequent symbols, which make up 90% of the text. The next two reach 95% and 99%, the
+    The first cluster holds the most frequent tokens, which make up 90% of the text. The next two reach 95% and 99%, the
     last holds the rest. Cutoffs are whole thousands.
     """
     if len(vocab) < FEWEST_WITH_BINS:

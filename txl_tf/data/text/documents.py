@@ -16,7 +16,7 @@ class Documents:
 
     Args:
         tokens: integer array or `StoredTokens` `[n]`.
-        document_id: id of the symbol that ends each document.
+        document_id: id of the token that ends each document.
         seed: of the orders.
 
     Raises:

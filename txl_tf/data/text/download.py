@@ -75,6 +75,7 @@ _SPELLINGS = {
 
 logger = logging.getLogger("txl_tf")
 
+HELD_OUT = 5_000_000  # bytes of valid.txt and of test.txt, for enwik8 and text8
 _MAX_BYTES = 1 << 31  # of enwik8 or text8, which are held in memory; a small archive may claim far more
 # What the readers of archives raise where one is damaged, encrypted or compressed in a way that Python does not know.
 _UNREADABLE = (
@@ -83,7 +84,7 @@ _UNREADABLE = (
 )  # fmt: skip
 
 
-def fetch(dataset: str, data_dir: str, base_url: str | None = None, num_test_chars: int = 5_000_000) -> None:
+def fetch(dataset: str, data_dir: str, base_url: str | None = None) -> None:
     """Fetches and unpacks a dataset of the paper, as the original's getdata.sh does, unless its text is there.
 
     An archive that is already in `data_dir` is used. If a download or an unpacking is interrupted, nothing that it
@@ -93,7 +94,6 @@ def fetch(dataset: str, data_dir: str, base_url: str | None = None, num_test_cha
         dataset: one of `URLS`.
         data_dir: local folder for the archive and the text.
         base_url: address of another folder that has the archive.
-        num_test_chars: bytes of valid.txt and of test.txt, for enwik8 and text8.
 
     Raises:
         ValueError: an argument or an archive is wrong.
@@ -112,7 +112,7 @@ def fetch(dataset: str, data_dir: str, base_url: str | None = None, num_test_cha
     try:
         os.makedirs(staging)
         if dataset in _SPELLINGS:
-            _unpack_bytes(dataset, archive, staging, num_test_chars)
+            _unpack_bytes(dataset, archive, staging)
         else:
             _unpack_files(dataset, archive, staging)
         files = [path.relative_to(staging) for path in Path(staging).rglob("*") if path.is_file()]
@@ -162,14 +162,13 @@ def _check_published(path: str, name: str, strict: bool) -> None:
     if name not in CHECKSUMS:
         return
     size, digest = CHECKSUMS[name]
-    with open(path, "rb") as file:
-        found = os.path.getsize(path)
-        if found == size:
+    expected, found, unit = size, os.path.getsize(path), "bytes"
+    if found == size:
+        with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256" if len(digest) == 64 else "md5").hexdigest()
-    if found == digest:
+        expected, unit = digest, "as checksum"
+    if found == expected:
         return
-    expected, found = (size, found) if isinstance(found, int) else (digest, found)
-    unit = "bytes" if isinstance(found, int) else "as checksum"
     text = f"{path} is not the published {name}: it should have {expected} {unit}, and has {found}"
     if strict:
         raise ValueError(f"{text}. Fetch it again, or put the right one into the folder yourself")
@@ -230,7 +229,7 @@ def _members(archive: str) -> Iterator[tuple[str, BinaryIO]]:
                 pass
 
 
-def _unpack_bytes(dataset: str, archive: str, folder: str, num_test_chars: int) -> None:
+def _unpack_bytes(dataset: str, archive: str, folder: str) -> None:
     """Splits the one file of enwik8 or text8 and writes each byte as a word."""
     with _reading(archive):
         data = next((file.read(_MAX_BYTES + 1) for name, file in _members(archive) if name == dataset), None)
@@ -238,10 +237,10 @@ def _unpack_bytes(dataset: str, archive: str, folder: str, num_test_chars: int) 
         raise ValueError(f"{archive} has more than {_MAX_BYTES} bytes of text")
     if data is None:
         raise ValueError(f"{archive} is not the archive of dataset {dataset!r}: it lacks {dataset}")
-    n_train = len(data) - 2 * num_test_chars
+    n_train = len(data) - 2 * HELD_OUT
     if n_train <= 0:
-        raise ValueError(f"{archive} has {len(data)} bytes of text, too few to hold out 2 * {num_test_chars}")
-    ends = [0, n_train, n_train + num_test_chars, len(data)]
+        raise ValueError(f"{archive} has {len(data)} bytes of text, too few to hold out 2 * {HELD_OUT}")
+    ends = [0, n_train, n_train + HELD_OUT, len(data)]
     for split, (begin, end) in zip(SPLITS, itertools.pairwise(ends), strict=True):
         part = data[begin:end].strip() if dataset == "text8" else data[begin:end]
         with open(os.path.join(folder, f"{split}.txt"), "wb") as file:

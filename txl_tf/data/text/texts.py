@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import itertools
 import json
 import os
 import zipfile
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import tensorflow as tf
 
-from txl_tf.data.text_files import blocks_in, blocks_of, cut_between, decoded, with_last_newline
+from txl_tf.data.text_files import blocks_in, blocks_of, cut_between, decoded, lines_of, pieces_of
 from txl_tf.files import reading
 from txl_tf.schema import brief
 
@@ -123,16 +122,12 @@ def read_texts(
                 for where, text in _json_texts(name, blocks, text_field or TEXT_FIELD):
                     yield Text(where, cut_between([text], level) if level == "word" else [text])
             else:
-                pieces = blocks if level == "byte" else decoded(blocks, name)
-                yield Text(name, pieces if level in ("byte", "char") else cut_between(pieces, level))
+                yield Text(name, pieces_of(blocks, name, level))
 
 
 def _json_texts(name: str, blocks: Iterator[bytes], field: str) -> Iterator[tuple[str, str]]:
     """Name and text of each of the JSON lines. Empty lines are none."""
-    lines = itertools.chain.from_iterable(
-        piece.split("\n")[:-1] for piece in with_last_newline(cut_between(decoded(blocks, name), "line"))
-    )
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines_of(cut_between(decoded(blocks, name), "line")), 1):
         if line.strip():
             where = f"{name}, line {number}"
             try:
@@ -167,14 +162,6 @@ def text_of(value: Any, field: str, where: str) -> str:
 # -------------------------------------------------------------------------------------------------------- archives
 
 
-@contextlib.contextmanager
-def _archive_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except _UNREADABLE as error:
-        raise ValueError(f"{path} cannot be unpacked: {error}") from error
-
-
 def _files_of(path: str, progress: Callable | None) -> Iterator[tuple[str, Iterator[bytes]]]:
     """Name and blocks of the text files that a file is or holds."""
     if not path.endswith((".gz", ".zip")):
@@ -207,8 +194,11 @@ def _unpacked(path: str, progress: Callable | None) -> Iterator[bytes]:
 def _opened(path: str) -> Iterator[BinaryIO]:
     if not tf.io.gfile.exists(path):
         raise FileNotFoundError(f"there is no file {path}")
-    with reading(path), tf.io.gfile.GFile(path, "rb") as file, _archive_errors(path):
-        yield file
+    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+        try:
+            yield file
+        except _UNREADABLE as error:
+            raise ValueError(f"{path} cannot be unpacked: {error}") from error
 
 
 @contextlib.contextmanager
@@ -222,3 +212,35 @@ def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     members = [member for member in archive.infolist() if not member.is_dir()]
     shown = [m for m in members if not any(part.startswith((".", "__MACOSX")) for part in m.filename.split("/"))]
     return sorted(shown, key=lambda member: member.filename)
+
+
+# ---------------------------------------------------------------------------------------------------- how much there is
+
+
+class TextSize(NamedTuple):
+    """UTF-8 bytes, characters, and words between white space: what losses of different vocabularies compare by."""
+
+    bytes: int = 0
+    characters: int = 0
+    words: int = 0
+
+    def __add__(self, other: TextSize) -> TextSize:
+        return TextSize(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+
+class TextMeter:
+    """Measures a text that comes in pieces: a word that two of them share counts once."""
+
+    def __init__(self):
+        self._within_word = False
+
+    def measure(self, piece: str | bytes, ends_document: bool = False) -> TextSize:
+        """The size of the next piece; bytes that are not UTF-8 are a character each. A document ends its last word."""
+        text = piece.decode("utf-8", "surrogateescape") if isinstance(piece, bytes) else piece
+        n_bytes = len(piece) if isinstance(piece, bytes) or text.isascii() else len(text.encode("utf-8", "replace"))
+        n_words = len(text.split())
+        if text:
+            n_words -= self._within_word and not text[0].isspace()
+            self._within_word = not text[-1].isspace()
+        self._within_word = self._within_word and not ends_document
+        return TextSize(n_bytes, len(text), n_words)

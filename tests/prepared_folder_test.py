@@ -57,7 +57,7 @@ def changed(**changes):
         (changed(vocab_size="5"), "vocab_size must be an integer, got '5'"),
         (changed(dataset="wt4"), "dataset must be one of pydoc, text, .*, got 'wt4'"),
         (changed(sha256={"vocab.txt": "0"}), "sha256 must be of 'vocab.txt', 'train.npy', .*, got 'vocab.txt'"),
-        (changed(options={"level": "char"}), "is not as it was written: its checksum is another"),
+        (changed(options={"level": "char"}), "is not as it was written: checksum mismatch"),
         (lambda path: path.write_text("[]"), "must hold a JSON object, got list"),
     ],
 )  # fmt: skip
