@@ -18,7 +18,7 @@ from tensorflow.python.data.ops import dataset_ops  # noqa: E402
 
 
 def _without_autotuning(dataset):
-    """As `batches.prefetched` does, for the datasets that Keras and tests make: no test waits a minute."""
+    """As `batching.prefetched` does, for the datasets that Keras and tests make: no test waits a minute."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset_ops._OptionsDataset(dataset, options)

@@ -18,7 +18,8 @@ from txl_tf.config import (
     SearchConfig,
     TransformerConfig,
 )
-from txl_tf.data.pairs.parallel import PairBatches, ParallelCorpus, check_lengths, read_pairs
+from txl_tf.data.batching import EpochBatches
+from txl_tf.data.pairs.parallel import ParallelCorpus, check_lengths, pair_batches, read_pairs
 from txl_tf.data.vocabulary import visible
 from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.translator import Translator
@@ -97,9 +98,9 @@ class _PairsRun(Run):
     corpus: ParallelCorpus
     remedy = "Choose another folder to train on these pairs"
 
-    def pair_batches(self, split: str, seed: int | None = None) -> PairBatches:
+    def pair_batches(self, split: str, seed: int | None = None) -> EpochBatches:
         training, multiple = self.training, self.strategy.num_replicas_in_sync
-        return PairBatches(self.corpus.splits[split], training.batch_size, training.batch_tokens, seed, multiple)
+        return pair_batches(self.corpus.splits[split], training.batch_size, training.batch_tokens, seed, multiple)
 
     def config(self, data: PairsConfig, model: TransformerConfig, optimizer: OptimizerConfig) -> dict:
         """`config.json`."""
@@ -127,7 +128,7 @@ class _PairsRun(Run):
         logger.info("model: %s parameters, %s; %d batches an epoch", parameters, type_name, len(self._train_batches))
 
     @functools.cached_property
-    def _train_batches(self) -> PairBatches:
+    def _train_batches(self) -> EpochBatches:
         return self.pair_batches("train", self.training.seed)
 
     def batches(self, start: int) -> tf.data.Dataset:
@@ -137,8 +138,7 @@ class _PairsRun(Run):
         return self.pair_batches("valid").dataset()
 
     def tokens_per_step(self) -> float:
-        batches = self._train_batches
-        return batches.target_symbols / len(batches)
+        return len(self.corpus.splits["train"].targets.ids) / len(self._train_batches)
 
     def finish(self, search: SearchConfig) -> dict[str, dict[str, float]]:
         """Averaged weights, evaluations and a sample, at the end of the training."""

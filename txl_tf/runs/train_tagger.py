@@ -18,7 +18,8 @@ from txl_tf.config import (
     TaggerTrainingConfig,
     TenerTaggerConfig,
 )
-from txl_tf.data.tagged.batches import TaggedBatches
+from txl_tf.data.batching import EpochBatches
+from txl_tf.data.tagged.batches import tagged_batches
 from txl_tf.data.tagged.sentences import TaggedCorpus, read_corpus
 from txl_tf.runs.run import Run
 from txl_tf.runs.setup import open_machine
@@ -103,9 +104,9 @@ class _TaggerRun(Run):
     def lattice(self) -> bool:
         return self.corpus.lexicon is not None
 
-    def sentence_batches(self, split: str, seed: int | None = None) -> TaggedBatches:
+    def sentence_batches(self, split: str, seed: int | None = None) -> EpochBatches:
         multiple = self.strategy.num_replicas_in_sync
-        return TaggedBatches(self.corpus.splits[split], self.lattice, self.training.batch_size, seed, multiple)
+        return tagged_batches(self.corpus.splits[split], self.lattice, self.training.batch_size, seed, multiple)
 
     def complete(self, model: TenerTaggerConfig | FlatTaggerConfig, data: TaggedConfig):
         """The hyper-parameters with those that the data decides. Raises ValueError where a sentence is too long."""
@@ -166,7 +167,7 @@ class _TaggerRun(Run):
         return f"{total:,}", f"{total - embeddings:,}", self.machine.mixed_precision, len(self._train_batches)
 
     @functools.cached_property
-    def _train_batches(self) -> TaggedBatches:
+    def _train_batches(self) -> EpochBatches:
         return self.sentence_batches("train", self.training.seed)
 
     def batches(self, start: int) -> tf.data.Dataset:

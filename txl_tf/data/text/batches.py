@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.data.batching import prefetched
 from txl_tf.data.text.documents import DocumentOrder, Documents
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.layers.embedding import check_ids, id_error
@@ -114,16 +115,6 @@ class Segments:
         if self.repeat and self.documents is None:
             order = order.concatenate(tf.data.Dataset.range(self._n_batch).repeat())
         return prefetched((order if self.most is None else order.take(self.most)).map(segment))
-
-
-def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset whose next two batches are made while a step runs.
-
-    Without tf.data's autotuning: deleting an iterator waits for its thread, which may sleep for a minute.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.prefetch(2).with_options(options)
 
 
 def _column_reader(tokens: Tokens, rows: range, n_column: int) -> Callable:
