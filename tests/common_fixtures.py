@@ -179,7 +179,7 @@ def text_file(tmp_path):
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory):
-    """A trained `TINY_RUN`, for tests that read it: its folder, and what `train_and_evaluate` returned."""
+    """A trained `TINY_RUN`, for tests that read it: its folder, and what `train_run` returned."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "text.txt").write_text(TEXT)
     return folder / "run", train_run(folder / "run", str(folder / "text.txt"))

@@ -16,7 +16,7 @@ from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.models.decoding.session import Session
 from txl_tf.models.transformer_xl.cache import cached_forward, initial_state, precompute
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll
-from txl_tf.runs.averaging import average_checkpoints
+from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import weights_by_name

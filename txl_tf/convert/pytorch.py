@@ -10,7 +10,7 @@ from txl_tf.convert.pytorch_mapping import ModelMapping
 from txl_tf.convert.pytorch_source import Source, open_source
 from txl_tf.convert.pytorch_vocab import FILES, read_vocabulary, vocabulary_beside, vocabulary_of
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.runs.families.record import FAMILIES
 from txl_tf.runs.folder import RunFolder
 
 
@@ -78,7 +78,7 @@ def pytorch_to_run(
     with written_corpus(data_dir, words) as place:
         weights = mapping.weights()  # no model of this size is made, whose initial weights would be as many once more
         checkpoint = folder.create(
-            {**data, **place}, model, [words.vocab], weights, source.step, model_class=TransformerXLLM
+            {**data, **place}, model, [words.vocab], weights, source.step, family=FAMILIES["transformer_xl"]
         )
     n_parameter = sum(tensor.shape.num_elements() for tensor in weights.values())
     return Conversion(source, model, mapping.origins, n_parameter, words.vocab, checkpoint, mapping.notes + notes)

@@ -31,7 +31,7 @@ from txl_tf.data.batching import by_length, padded
 from txl_tf.data.vocabulary import Vocab, newline_ids, unescape
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
-from txl_tf.runs.evaluate import to_metric
+from txl_tf.runs.metrics import to_metric
 
 SEGMENT = 512  # tokens, unless `segment` says otherwise
 BLOCK_LINES = 20_000  # enough to find lines of equal length for every batch
