@@ -225,7 +225,7 @@ def make_case():
             capacities = choose_bin_capacities(text, rows // parts, tgt_len, model["cutoffs"])
         with unallocated():
             optimizer = make_optimizer(**{name: settings[name] for name in (*of_optimizer, "train_steps")})
-            lm = family.model(**model, recompute=FLAGS.recompute, seed=0, dtype=policy)
+            lm = family.make(**model, recompute=FLAGS.recompute, seed=0, dtype=policy)
             lm.compile(optimizer, static_shapes=True, bin_capacities=capacities, gradient_accumulation_steps=parts)
             lm.optimizer.build(lm.trainable_variables)
         return lm

@@ -120,7 +120,8 @@ class Family:
 
 def register(family: Family) -> Family:
     """Makes a family known to all that open, average and export runs."""
-    return FAMILIES.setdefault(family.name, family)
+    FAMILIES[family.name] = family
+    return family
 
 
 def family_in(config: dict, task: str | None = None) -> Family:

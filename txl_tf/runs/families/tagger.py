@@ -128,9 +128,8 @@ class TaggerRun(EpochRun):
 
 def make_tagger(network: type, seed: int | None = None, dtype: str | None = None, **values) -> Tagger:
     """A new tagger of the hyper-parameters `values`, whose network is of the class `network`."""
-    sizes = {name: values[name] for name in network.config.names() if name in values}
-    options = {name: values[name] for name in LabelConfig.names() if name in values}
-    made = network(**sizes, seed=seed, dtype=dtype, name="network")
+    options = {name: values.pop(name) for name in LabelConfig.names() if name in values}
+    made = network(**values, seed=seed, dtype=dtype, name="network")
     return Tagger(made, **options, seed=seed, dtype=dtype)
 
 
