@@ -93,24 +93,24 @@ def model_arguments(group, given_only=False):
 def main():
     from txl_tf.runs.evaluate import evaluate_run
     from txl_tf.runs.folder import RunFolder
-    from txl_tf.runs.train import train_and_evaluate
+    from txl_tf.runs.train import train_run
 
-    folder, machine = RunFolder(FLAGS.model_dir), MachineConfig(**values(MachineConfig))
+    folder, machine = RunFolder(FLAGS.model_dir, "language_model"), MachineConfig(**values(MachineConfig))
     evaluation = values(EvaluationConfig)
     if FLAGS.do_train and not FLAGS.do_eval_only:
-        train_and_evaluate(
+        train_run(
             folder,
             data=data_arguments(),
             model=MODELS[FLAGS.model](**model_arguments(MODELS[FLAGS.model])),
             optimizer=OptimizerConfig(**values(OptimizerConfig)),
             training=TrainingConfig(**values(TrainingConfig)),
-            evaluation=EvaluationConfig(**evaluation),
+            final=EvaluationConfig(**evaluation),
             machine=machine,
         )
     elif FLAGS.do_eval or FLAGS.do_eval_only:
         of_the_run = ("tgt_len", "eval_batch_size", "reset_memory_at_documents")
         of_the_run = [name for name in of_the_run if not FLAGS[name].present]
-        group = folder.family().config if folder.has_config() else ModelConfig
+        group = folder.family.config
         evaluate_run(
             folder,
             data=data_arguments(),

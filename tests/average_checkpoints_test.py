@@ -11,8 +11,7 @@ from absl import flags
 from helpers import SMALL, assert_variables_equal, full_disk, program, randomise, run_program, word_vocab
 
 import txl_tf
-from txl_tf.runs import averaging
-from txl_tf.runs.checkpoints import RunCheckpoints
+from txl_tf.runs.checkpoints import RunCheckpoints, average_checkpoints, average_weights
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import CheckpointFolder
 from txl_tf.training.loop import LoopState
@@ -68,7 +67,7 @@ def mean(weights):
 )
 def test_weights_are_the_mean_and_the_folder_is_a_run(run, tmp_path, arguments, steps):
     folder, weights = run
-    paths = averaging.average_checkpoints(folder.path, tmp_path / "average", **arguments)
+    paths = average_checkpoints(folder.path, tmp_path / "average", **arguments)
     assert [Path(path).name for path in paths] == [f"ckpt-{step}" for step in steps]
     lm, vocab = txl_tf.load_run(tmp_path / "average")
     assert_variables_equal(txl_tf.tf1_variables(lm), mean([weights[step - 1] for step in steps]))
@@ -89,7 +88,7 @@ def test_the_sum_is_not_rounded(run):
     for i, value in enumerate([2.0**24, 1.0, -(2.0**24)]):
         bias.assign(np.full(bias.shape, value))
         paths.append(folder.save_weights(lm, 10 + i))
-    averaging.average_weights(lm, paths)
+    average_weights(lm, paths)
     np.testing.assert_array_equal(bias, np.full(bias.shape, np.float32(1 / 3)))
 
 
@@ -97,7 +96,7 @@ def test_checkpoints_of_other_runs_and_of_the_original_count_too(run, small_lm, 
     folder, weights = run
     other = small_lm(seed=9, cutoffs=[5, 12], div_val=2)
     txl_tf.save_tf1_checkpoint(other, tmp_path / "model.ckpt-8")
-    averaging.average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", str(tmp_path / "model.ckpt-8")])
+    average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", str(tmp_path / "model.ckpt-8")])
     expected = mean([weights[0], txl_tf.tf1_variables(other)])
     assert_variables_equal(txl_tf.tf1_variables(txl_tf.load_run(tmp_path / "average", "ckpt-8")[0]), expected)
 
@@ -110,7 +109,7 @@ def test_weights_of_another_shape_are_named(run, small_lm, tmp_path):
         match=rf"(?s){path} does not fit.*transformer/layer_0/ff/layer_1/kernel is \[8, 9\] in the checkpoint and "
         r"\[8, 12\] in the model",
     ):
-        averaging.average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", path])
+        average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", path])
     assert not (tmp_path / "average").exists()
 
 
@@ -132,7 +131,7 @@ def test_bad_input_is_one_clear_error(run, tmp_path, monkeypatch, arguments, mes
     if "output_dir" in arguments:
         arguments = {**arguments, "output_dir": run[0].path}
     with pytest.raises(ValueError, match=message):
-        averaging.average_checkpoints(**{"model_dir": run[0].path, "output_dir": tmp_path / "average", **arguments})
+        average_checkpoints(**{"model_dir": run[0].path, "output_dir": tmp_path / "average", **arguments})
     assert not (tmp_path / "average").exists()
 
 
@@ -166,15 +165,15 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(run, tmp_path):
     folder, _ = run
     for size in (1, 100, 1000):  # of the vocabulary, of config.json, of the checkpoint
         with full_disk(size), pytest.raises(OSError, match=r"average/\S+ cannot be written: .*File too large"):
-            averaging.average_checkpoints(folder.path, tmp_path / "average", num_last_checkpoints=2)
+            average_checkpoints(folder.path, tmp_path / "average", num_last_checkpoints=2)
         assert not (tmp_path / "average").exists()
     (tmp_path / "average").mkdir()
     with full_disk(1000), pytest.raises(OSError, match="cannot be written"):
-        averaging.average_checkpoints(folder.path, tmp_path / "average", num_last_checkpoints=2)
+        average_checkpoints(folder.path, tmp_path / "average", num_last_checkpoints=2)
     assert not list((tmp_path / "average").iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_named(run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file/average cannot be written: "):
-        averaging.average_checkpoints(run[0].path, tmp_path / "file" / "average", num_last_checkpoints=2)
+        average_checkpoints(run[0].path, tmp_path / "file" / "average", num_last_checkpoints=2)

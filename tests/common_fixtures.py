@@ -18,7 +18,7 @@ from tensorflow.python.data.ops import dataset_ops  # noqa: E402
 
 
 def _without_autotuning(dataset):
-    """As `batches.prefetched` does, for the datasets that Keras and tests make: no test waits a minute."""
+    """As `batching.prefetched` does, for the datasets that Keras and tests make: no test waits a minute."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset_ops._OptionsDataset(dataset, options)
@@ -179,7 +179,7 @@ def text_file(tmp_path):
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory):
-    """A trained `TINY_RUN`, for tests that read it: its folder, and what `train_and_evaluate` returned."""
+    """A trained `TINY_RUN`, for tests that read it: its folder, and what `train_run` returned."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "text.txt").write_text(TEXT)
     return folder / "run", train_run(folder / "run", str(folder / "text.txt"))

@@ -23,6 +23,7 @@ from txl_tf.config import (
     RunConfig,
     ScoringConfig,
     SearchConfig,
+    SentenceConfig,
     TaggedConfig,
     TaggerTrainingConfig,
     TenerConfig,
@@ -42,6 +43,7 @@ REQUIRED = {
     NetworkConfig: SIZES,
     ModelConfig: SIZES,
     TransformerLMConfig: SIZES,
+    SentenceConfig: {"d_model": 8},
     **dict.fromkeys([EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig], ENCODER),
     TransformerConfig: {"num_layers": 2, "d_model": 8, "num_heads": 2, "dff": 12},
 }
@@ -60,7 +62,7 @@ def test_all_groups_are_here():
     named = {NetworkConfig, ModelConfig, TextConfig, OptimizerConfig, TrainingConfig, EvaluationConfig, MachineConfig}
     named |= {ScoringConfig}
     pairs = {TransformerConfig, PairsConfig, PairsTrainingConfig, SearchConfig}
-    tagger = {LabelConfig, EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig}
+    tagger = {LabelConfig, SentenceConfig, EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig}
     tagged = {TaggedConfig, TaggerTrainingConfig}
     assert set(GROUPS) == {*named, *pairs, *tagger, *tagged, TransformerLMConfig, RunConfig}
 
@@ -145,19 +147,19 @@ BAD = [
     (LabelConfig, {"labels": "O"}, "labels must be a list .a string each., got 'O'"),
     (LabelConfig, {"start_end": 1}, "start_end must be True or False, got 1"),
     (LabelConfig, {"output_dropout": 1.0}, r"output_dropout must lie in \[0, 1\), got 1.0"),
-    (EncoderConfig, {"n_token": 0}, "n_token must be at least 1, got 0"),
-    (EncoderConfig, {"n_bigram": -1}, "n_bigram must be at least 0, got -1"),
-    (EncoderConfig, {"d_embed": 0}, "d_embed must be at least 1, got 0"),
-    (EncoderConfig, {"d_bigram": 0}, "d_bigram must be at least 1, got 0"),
+    (SentenceConfig, {"n_token": 0}, "n_token must be at least 1, got 0"),
+    (SentenceConfig, {"n_bigram": -1}, "n_bigram must be at least 0, got -1"),
+    (SentenceConfig, {"d_embed": 0}, "d_embed must be at least 1, got 0"),
+    (SentenceConfig, {"d_bigram": 0}, "d_bigram must be at least 1, got 0"),
     (EncoderConfig, {"n_layer": 0}, "n_layer must be at least 1, got 0"),
-    (EncoderConfig, {"d_model": 7}, "d_model must be even .*got 7"),
+    (SentenceConfig, {"d_model": 7}, "d_model must be even .*got 7"),
     (EncoderConfig, {"n_head": 0}, "n_head must be at least 1, got 0"),
     (EncoderConfig, {"d_inner": 0}, "d_inner must be at least 1, got 0"),
-    (EncoderConfig, {"max_seq_len": 0}, "max_seq_len must be at least 1, got 0"),
+    (SentenceConfig, {"max_seq_len": 0}, "max_seq_len must be at least 1, got 0"),
     (EncoderConfig, {"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
     (EncoderConfig, {"dropatt": -0.1}, r"dropatt must lie in \[0, 1\), got -0.1"),
     (EncoderConfig, {"embed_dropout": 2}, r"embed_dropout must lie in \[0, 1\), got 2"),
-    (EncoderConfig, {"token_dropout": 1.0}, r"token_dropout must lie in \[0, 1\), got 1.0"),
+    (SentenceConfig, {"token_dropout": 1.0}, r"token_dropout must lie in \[0, 1\), got 1.0"),
     (TenerConfig, {"attn_type": "naive"}, "attn_type must be one of adatrans, transformer, got 'naive'"),
     (TenerConfig, {"pos_embed": None}, "pos_embed must be one of none, sin, fix, got None"),
     (FlatConfig, {"fusion": "two"}, "fusion must be one of ff, ff_two, ff_linear, attn, gate, got 'two'"),

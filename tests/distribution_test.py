@@ -20,7 +20,7 @@ import txl_tf
 from txl_tf.data.text.batches import Segments
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.token_files import StoredTokens
-from txl_tf.runs import train as runs_train
+from txl_tf.runs.families import language_model as runs_of_text
 from txl_tf.training import distribution
 
 ROWS, TGT_LEN, STEPS = 6, 5, 20
@@ -242,7 +242,7 @@ def train_by_program(path):
     watched = {split: WatchedTokens(np.arange(n) % 23) for split, n in SPLITS.items()}
     tokens = {split: StoredTokens([part]) for split, part in watched.items()}
     known = {split: [split] for split in SPLITS}  # as if they were checksums of a prepared folder
-    runs_train.open_corpus = lambda data: Corpus(word_vocab(), [], tokens, by_character=False, checksums=known)
+    runs_of_text.open_corpus = lambda data: Corpus(word_vocab(), [], tokens, by_character=False, checksums=known)
     train_run(Path(path).parent / "run", "text", evaluation={"do_eval": True, "eval_split": "test"})
     np.savez(path, **{split: part.reads > 0 for split, part in watched.items()})
 

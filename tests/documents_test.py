@@ -26,12 +26,11 @@ from txl_tf.data.text.documents import DocumentOrder, Documents, document_ends
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.data.vocabulary import visible
 from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.runs import train
 from txl_tf.runs.evaluate import evaluate_run
-from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.pairs_folder import load_run
+from txl_tf.runs.families.language_model import LanguageModelRun
+from txl_tf.runs.folder import RunFolder, load_run
 from txl_tf.runs.scoring import score_lines
-from txl_tf.runs.train import _Run as Training
-from txl_tf.runs.train import train_and_evaluate
 
 END = 0
 TOKENS = np.array([1, 2, 0, 3, 0, 0, 4, 5, 6, 0, 7, 8], np.int32)  # the third document is empty, the last has no end
@@ -118,7 +117,8 @@ def test_a_run_that_shuffles_goes_on_in_its_second_epoch_with_the_batches_of_the
     corpus = build_corpus("text", text, **DATA)
     tokens, options = corpus.splits["train"], {"batch_size": 12, "tgt_len": 8}
     training = TrainingConfig(**{**TINY_RUN["training"], **TRAINING})
-    run = Training(RunFolder(folder), corpus, training, MachineConfig(), strategy=None)
+    run = LanguageModelRun(RunFolder(folder), None, {}, None, None, training, MachineConfig())
+    run.corpus = corpus
     documents, expected = Documents(tokens, corpus.vocab.document_id, training.seed), []
     for epoch in (0, 1):
         expected += as_lists(Segments(documents.order(epoch)[:], **options).dataset())
@@ -188,7 +188,7 @@ def test_a_model_without_memory_has_none_to_reset(tmp_path, json_lines):
     with pytest.raises(
         ValueError, match="reset_memory_at_documents is about memory, which --model=transformer does not"
     ):
-        train_and_evaluate(
+        train.train_run(
             str(tmp_path / "run"),
             data={"dataset": "text", "data_path": json_lines},
             model=TransformerLMConfig(**model),

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from txl_tf.runs.error_rates import corpus_scores, error_rates, group_references
+from txl_tf.runs.metrics import corpus_scores, error_rates, group_references
 
 
 def edits(a, b):

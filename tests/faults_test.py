@@ -117,7 +117,7 @@ def test_sigterm_saves_at_once_and_ends_without_error(run_dir, text_file, whole,
 def test_a_checkpoint_is_restored_on_another_number_of_replicas(whole, two_replicas):
     folder = RunFolder(whole[0])
     with two_replicas.scope():
-        lm = folder.make_model(folder.read_config())
+        lm = folder.family.make(**folder.read_config()["model"])
         lm.compile(txl_tf.make_optimizer(learning_rate=1e-2, train_steps=12))
         lm.optimizer.build(lm.trainable_variables)
     empty = np.zeros([2, 8, 16], np.float32)  # two rows a replica

@@ -11,6 +11,7 @@ import txl_tf
 from txl_tf.config import EvaluationConfig
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.same_run import check_same_config
 
 MODEL = {**SMALL, "mem_len": 4}
 
@@ -104,11 +105,11 @@ def test_a_checkpoint_of_the_original_is_found_too(small_lm, run_dir):
 def test_a_run_of_another_configuration_names_every_change(made):
     folder, _ = made
     config = folder.read_config()
-    folder.check_same_run(config)
-    folder.check_same_run({**config, "training": {"train_steps": 5, "seed": 0}})  # seed 0 is the default
+    check_same_config(folder, config)
+    check_same_config(folder, {**config, "training": {"train_steps": 5, "seed": 0}})  # seed 0 is the default
     changed = {**config, "model": {**config["model"], "d_inner": 9, "n_head": 1}, "training": {"seed": 4}}
     with pytest.raises(ValueError, match=f"model_dir {folder} holds a run of another configuration") as error:
-        folder.check_same_run(changed)
+        check_same_config(folder, changed)
     assert str(error.value).splitlines()[1:] == [
         "  model.n_head: 2 there, 1 now",
         "  model.d_inner: 12 there, 9 now",

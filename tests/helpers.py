@@ -24,8 +24,8 @@ from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, Optimize
 from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.runs import train
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.train import train_and_evaluate
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT.parent / "shared" / "reference"  # larger than a repository should be; not part of a clone
@@ -154,13 +154,13 @@ def train_run(model_dir, text, **changes):
     groups = {"data": {"dataset": "text", "data_path": text}, **TINY_RUN, "machine": {}}
     groups = {name: {**group, **changes.pop(name, {})} for name, group in groups.items()}
     assert not changes
-    return train_and_evaluate(
+    return train.train_run(
         str(model_dir),
         data=groups["data"],
         model=ModelConfig(**groups["model"]),
         optimizer=OptimizerConfig(**groups["optimizer"]),
         training=TrainingConfig(**groups["training"]),
-        evaluation=EvaluationConfig(**groups["evaluation"]),
+        final=EvaluationConfig(**groups["evaluation"]),
         machine=MachineConfig(**groups["machine"]),
     )
 

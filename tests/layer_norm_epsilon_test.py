@@ -16,9 +16,10 @@ from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.models.decoding.session import Session
 from txl_tf.models.transformer_xl.cache import cached_forward, initial_state, precompute
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll
-from txl_tf.runs.averaging import average_checkpoints
+from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.same_run import check_same_config
 from txl_tf.runs.weights import weights_by_name
 from txl_tf.serving.signatures import ServingSignatures
 
@@ -232,9 +233,9 @@ def test_a_run_whose_config_does_not_say_it_has_the_original_s(small_lm, run_dir
     np.testing.assert_array_equal(loaded.score(TOKENS, LABELS)[0], lm.score(TOKENS, LABELS)[0])
 
     config = folder.read_config()
-    folder.check_same_run({**config, "model": {**config["model"], "layer_norm_epsilon": 1e-12}})
+    check_same_config(folder, {**config, "model": {**config["model"], "layer_norm_epsilon": 1e-12}})
     with pytest.raises(ValueError, match="\n  model.layer_norm_epsilon: 1e-12 there, 1e-05 now"):
-        folder.check_same_run({**config, "model": {**config["model"], "layer_norm_epsilon": 1e-5}})
+        check_same_config(folder, {**config, "model": {**config["model"], "layer_norm_epsilon": 1e-5}})
 
 
 @pytest.mark.slow

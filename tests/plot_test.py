@@ -22,7 +22,6 @@ from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.pairs_folder import PairsFolder
 
 LETTERS = "abcdefghijklmnopqrstuv "  # n_token of SMALL
 
@@ -76,7 +75,7 @@ def pairs_run(tmp_path_factory):
     model = Transformer(**PAIRS)
     randomise(model)
     folder = tmp_path_factory.mktemp("plot_pairs") / "run"
-    PairsFolder(folder).create({}, PAIRS, vocabs, model, step=1)
+    RunFolder(folder).create({}, PAIRS, vocabs, model, step=1)
     return folder
 
 
@@ -176,7 +175,7 @@ def test_the_spread_is_over_the_keys_that_a_query_sees():
 
 
 def test_what_is_written_is_what_the_translator_writes(pairs_run):
-    vocabs, model = PairsFolder(pairs_run).load_vocabs(), PairsFolder(pairs_run).load_model()
+    vocabs, model = RunFolder(pairs_run).load_vocabs(), RunFolder(pairs_run).load_model()
     translator = Translator(model, *vocabs)
     for text in ("abc", "b", "cabcab"):
         target = heads.written_by(model, translator.encode([text])[0])
@@ -186,7 +185,7 @@ def test_what_is_written_is_what_the_translator_writes(pairs_run):
 
 def test_the_attention_of_a_pair_is_that_of_every_step_of_writing(pairs_run):
     """Row t of cross-attention is the last row of a call with the start symbol and the t symbols before it."""
-    model = PairsFolder(pairs_run).load_model()
+    model = RunFolder(pairs_run).load_model()
     source, target = np.array([3, 4, 5, 2]), np.array([4, 3, 3, 2])
     cross, decoder, encoder = (
         heads.attention_of_pair(model, source, target, w, 1) for w in ("cross", "decoder", "encoder")

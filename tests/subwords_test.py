@@ -24,8 +24,7 @@ from txl_tf.data.text_files import pydoc_text, read_files
 from txl_tf.data.vocabulary import visible
 from txl_tf.models.decoding.generation import generate
 from txl_tf.runs.evaluate import evaluate_run
-from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.pairs_folder import load_run
+from txl_tf.runs.folder import RunFolder, load_run
 from txl_tf.runs.scoring import score_lines
 from txl_tf.serving import export
 from txl_tf.serving.subwords import SubwordTokenizer

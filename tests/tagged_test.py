@@ -5,7 +5,7 @@ import pytest
 from helpers import ROOT, write_text
 
 from txl_tf.config import TaggedConfig
-from txl_tf.data.tagged.batches import SentenceEncoder, TaggedBatches, TaggedSplit, bigrams_of, features
+from txl_tf.data.tagged.batches import SentenceEncoder, TaggedSplit, bigrams_of, features, tagged_batches
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.sentences import read_corpus, read_tagged
 from txl_tf.data.tagged.tags import spans_of
@@ -328,7 +328,7 @@ def split():
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("lattice", [False, True])
 def test_an_epoch_has_every_sentence_once_in_batches_of_like_lengths(split, seed, lattice):
-    batches = TaggedBatches(split, lattice, 8, seed)
+    batches = tagged_batches(split, lattice, 8, seed)
     assert len(batches) == 88
     seen, kept, size = [], 0, 0
     for step in range(len(batches)):
@@ -348,7 +348,7 @@ def test_an_epoch_has_every_sentence_once_in_batches_of_like_lengths(split, seed
 
 
 def test_batches_are_cut_from_pools_sorted_by_length(split):
-    batches = TaggedBatches(split, False, 2, seed=5)
+    batches = tagged_batches(split, False, 2, seed=5)
     rng = np.random.default_rng([5, 1])
     order, expected = rng.permutation(700), []
     for begin in range(0, 700, 100):
@@ -367,23 +367,23 @@ def as_lists(batches):
 
 @pytest.mark.parametrize("lattice", [False, True])
 def test_a_step_has_the_same_batch_wherever_a_run_begins(split, lattice):
-    batches = TaggedBatches(split, lattice, 32, seed=3)
+    batches = tagged_batches(split, lattice, 32, seed=3)
     n = len(batches)
     whole = as_lists(batches.dataset(repeat=True).take(2 * n + 3))
     for start in (5, n - 1, n, n + 7):
-        later = TaggedBatches(split, lattice, 32, seed=3).dataset(start, repeat=True).take(3)
+        later = tagged_batches(split, lattice, 32, seed=3).dataset(start, repeat=True).take(3)
         assert as_lists(later) == whole[start : start + 3]
     assert whole[:n] != whole[n : 2 * n]
-    other = as_lists(TaggedBatches(split, lattice, 32, seed=4).dataset())
+    other = as_lists(tagged_batches(split, lattice, 32, seed=4).dataset())
     assert other != whole[:n] and len(other) == n
-    assert as_lists(TaggedBatches(split, lattice, 32).dataset()) == as_lists(
-        TaggedBatches(split, lattice, 32).dataset()
+    assert as_lists(tagged_batches(split, lattice, 32).dataset()) == as_lists(
+        tagged_batches(split, lattice, 32).dataset()
     )
 
 
 @pytest.mark.parametrize("lattice", [False, True])
 def test_rows_are_filled_up_for_replicas(split, lattice):
-    batches, even = TaggedBatches(split, lattice, 27, 0), TaggedBatches(split, lattice, 27, 0, multiple=4)
+    batches, even = tagged_batches(split, lattice, 27, 0), tagged_batches(split, lattice, 27, 0, multiple=4)
     for (inputs, tags), (wider, more) in zip(batches.dataset(), even.dataset(), strict=True):
         n = len(tags)
         assert len(more) == n + -n % 4
@@ -394,7 +394,7 @@ def test_rows_are_filled_up_for_replicas(split, lattice):
 
 
 def test_a_dataset_knows_its_dimensions(split):
-    inputs, tags = TaggedBatches(split, True, 8).dataset().element_spec
+    inputs, tags = tagged_batches(split, True, 8).dataset().element_spec
     assert {name: spec.shape.rank for name, spec in inputs.items()} == {
         "lattice": 2, "bigrams": 2, "seq_len": 1, "lex_num": 1, "pos_s": 2, "pos_e": 2,
     }  # fmt: skip

@@ -28,12 +28,10 @@ from txl_tf.config import (
 )
 from txl_tf.files import write_json
 from txl_tf.runs import callbacks, trackers
-from txl_tf.runs import run as runs_run
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.trackers import final
-from txl_tf.runs.train_pairs import train_pairs
-from txl_tf.runs.train_tagger import train_tagger
+from txl_tf.runs.train import train_run as train_family
 
 TRACKED = ("loss", "bpc", "grad_norm", "learning_rate")  # speed differs between lines that are logged again
 SAMPLE = "a sample at temperature 0.8, after 'the cat sat on the mat, and so o'"
@@ -467,7 +465,7 @@ def test_a_tracked_run_that_is_gone_is_an_error_and_leaves_none_open(run_dir, te
 @pytest.mark.slow
 def test_encoder_decoders_are_tracked(tmp_path, mlflow):
     pairs = write_text(tmp_path / "pairs.tsv", "".join(f"{'ab'[i % 2] * (i + 1)}\t{'xy'[i % 2]}\n" for i in range(12)))
-    results = train_pairs(
+    results = train_family(
         str(tmp_path / "run"),
         data=PairsConfig(train_path=pairs, valid_fraction=0.3),
         model=TransformerConfig(num_layers=1, d_model=8, num_heads=2, dff=8, max_len=20),
@@ -490,7 +488,7 @@ def test_encoder_decoders_are_tracked(tmp_path, mlflow):
 @pytest.mark.slow
 def test_taggers_are_tracked(tmp_path, mlflow):
     train, valid = (write_text(tmp_path / f"{seed}.txt", made_up(20, seed)) for seed in (0, 1))
-    results = train_tagger(
+    results = train_family(
         str(tmp_path / "run"),
         data=TaggedConfig(train_path=train, valid_path=valid),
         model=TenerTaggerConfig(n_layer=1, d_model=8, n_head=2, d_inner=8, d_embed=8, d_bigram=8),
@@ -533,7 +531,7 @@ def test_tensorboard_and_the_tracker_get_numbers_and_samples_which_do_not_touch_
     run_dir, text_file, trained_run, capsys, monkeypatch
 ):
     tracker = Recorder()
-    monkeypatch.setattr(runs_run, "make_tracker", lambda *args: tracker)
+    monkeypatch.setattr(trackers, "make_tracker", lambda *args: tracker)
     results = train_run(run_dir, text_file, training={"sample_tokens": 8})
     texts = tensorboard_texts(run_dir)
     assert [(name, step) for name, step, _ in texts] == [("config", 0), ("sample", 6), ("sample", 12)]

@@ -22,10 +22,9 @@ from txl_tf.config import (
     TransformerConfig,
 )
 from txl_tf.models.vanilla.translator import Translator
-from txl_tf.runs.averaging import average_checkpoints
+from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.pairs_folder import PairsFolder
-from txl_tf.runs.train_pairs import train_pairs
+from txl_tf.runs.train import train_run
 from txl_tf.serving.text import GraphTokenizer
 from txl_tf.serving.translation import TranslationSignatures
 
@@ -43,7 +42,7 @@ def pairs_file(tmp_path_factory):
 
 
 def train(model_dir, path, model=(), training=(), data=(), optimizer=(), **options):
-    return train_pairs(
+    return train_run(
         str(model_dir),
         data=PairsConfig(**{"train_path": path, "valid_fraction": 0.2, "target_level": "word", **dict(data)}),
         model=TransformerConfig(**{**MODEL, **dict(model)}),
@@ -151,7 +150,7 @@ def test_runs_open_average_and_change_the_checkpoint(made, tmp_path):
     averaged, _ = txl_tf.load_run(tmp_path / "average")
     weights = [txl_tf.load_run(folder, name)[0].get_weights()[0] for name in ("ckpt-50", "ckpt-60")]
     np.testing.assert_allclose(averaged.get_weights()[0], np.mean(weights, 0), rtol=1e-6)
-    best = PairsFolder(folder).find_best()
+    best = RunFolder(folder).find_best()
     assert best["step"] in (40, 60)
     assert txl_tf.load_run(folder, "best")[0].get_weights()[0].shape == weights[0].shape
 
@@ -251,10 +250,10 @@ def test_a_folder_of_another_family_says_what_it_holds(made, run_dir, text_file,
     with pytest.raises(
         ValueError, match="family must be transformer_xl or transformer_lm, got 'transformer': it is an enc"
     ):
-        RunFolder(folder).read_config()
+        RunFolder(folder, "language_model").read_config()
     (tmp_path / "config.json").write_text('{"data": {}, "model": {}, "vocab": {}}')
     with pytest.raises(ValueError, match="family must be transformer, got 'transformer_xl': it is a language model"):
-        PairsFolder(tmp_path).read_config()
+        RunFolder(tmp_path, "encoder_decoder").read_config()
 
 
 @pytest.mark.parametrize(

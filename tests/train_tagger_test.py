@@ -20,13 +20,12 @@ from txl_tf.config import (
 from txl_tf.data.tagged.sentences import encoder_of, read_tagged, read_tagged_as
 from txl_tf.data.tagged.tags import prf, spans_of
 from txl_tf.models.taggers.text_tagger import TextTagger
-from txl_tf.runs import train_tagger as train_tagger_module
-from txl_tf.runs.averaging import average_checkpoints
 from txl_tf.runs.callbacks import RunState
-from txl_tf.runs.pairs_folder import PairsFolder, open_folder
-from txl_tf.runs.tag_report import confusion, format_confusion, format_scores, score_table
-from txl_tf.runs.tagger_folder import FlatFolder, TenerFolder
-from txl_tf.runs.train_tagger import train_tagger
+from txl_tf.runs.checkpoints import average_checkpoints
+from txl_tf.runs.families.tagger import FLAT, TENER, TaggerRun
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.metrics import confusion, format_confusion, format_scores, score_table
+from txl_tf.runs.train import train_run
 
 MODEL = {"n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16, "max_seq_len": 30, "d_embed": 8, "d_bigram": 8}
 DROPS = {"dropout": 0.1, "dropatt": 0.1, "embed_dropout": 0.1, "token_dropout": 0.05, "output_dropout": 0.1}
@@ -48,7 +47,7 @@ def train(model_dir, files, family="tener", model=(), training=(), data=(), opti
     group = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig}[family]
     files = {name: path for name, path in files.items() if name != "lexicon" or family == "flat"}
     recipe = {"learning_rate": 3e-2, "clip": 5.0, "optimizer": "adam", "schedule": "linear", "warmup_steps": 2}
-    return train_tagger(
+    return train_run(
         str(model_dir),
         data=TaggedConfig(**{**files, **dict(data)}),
         model=group(**{**MODEL, **DROPS, **dict(model)}),
@@ -155,7 +154,7 @@ def begun(monkeypatch):
 
     def begin(folder, files, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(train_tagger_module._TaggerRun, "train", lambda run, state: (run, state))
+            patch.setattr(TaggerRun, "train", lambda run, state: (run, state))
             return train(folder, files, **options)
 
     return begin
@@ -174,7 +173,7 @@ def test_a_run_without_patience_stops_and_stays_stopped(tmp_path, files, begun, 
         run.model.optimizer.iterations.assign(step)
         windows.on_epoch_end(step // 3 - 1, {"val_loss": 1.0, "val_f1": 0.5})
         stopped.append(run.model.stop_training)
-    assert stopped == [False, False, True] and TenerFolder(tmp_path / "run").find_best()["step"] == 3
+    assert stopped == [False, False, True] and RunFolder(tmp_path / "run").find_best()["step"] == 3
     run, state = begun(tmp_path / "run", files, **PATIENT)
     run.fit(state)
     assert "already trained: no better F1 for patience=6 steps, train_steps=60" in capsys.readouterr().out
@@ -186,7 +185,7 @@ def test_a_trained_run_without_patience_stops_and_stays_stopped(tmp_path, files)
     options = {**PATIENT, "optimizer": {"learning_rate": 1e-7}}  # nothing gets better
     results = train(tmp_path / "run", files, **options)
     assert [int(row["step"]) for row in log_rows(tmp_path / "run")] == [3, 6, 9]
-    assert TenerFolder(tmp_path / "run").find_best()["step"] == 3
+    assert RunFolder(tmp_path / "run").find_best()["step"] == 3
     assert train(tmp_path / "run", files, **options) == results
     assert [int(row["step"]) for row in log_rows(tmp_path / "run")] == [3, 6, 9]
 
@@ -204,8 +203,7 @@ def test_three_replicas_train_as_one(tmp_path, files):
 
 def test_runs_open_and_average(made, tmp_path):
     folder, _ = made
-    kind = {"tener": TenerFolder, "flat": FlatFolder}[folder.name]
-    assert type(open_folder(folder)) is kind
+    assert RunFolder(folder).family is {"tener": TENER, "flat": FLAT}[folder.name]
     tagger, vocabs = txl_tf.load_run(folder)
     assert isinstance(tagger.network, {"tener": txl_tf.Tener, "flat": txl_tf.Flat}[folder.name])
     assert len(vocabs) == (3 if folder.name == "flat" else 2) and len(vocabs[0]) == tagger.network.n_token
@@ -332,10 +330,10 @@ def test_a_run_goes_on_with_its_own_sentences_only(made, files, tmp_path):
 def test_folders_of_other_families_say_what_they_hold(made, tmp_path):
     folder, _ = made
     with pytest.raises(ValueError, match=f"family must be transformer, got '{folder.name}': it is a tagger"):
-        PairsFolder(folder).read_config()
+        RunFolder(folder, "encoder_decoder").read_config()
     (tmp_path / "config.json").write_text('{"data": {}, "model": {}, "vocab": {}}')
-    with pytest.raises(ValueError, match="family must be tener, got 'transformer_xl': it is a language model"):
-        TenerFolder(tmp_path).read_config()
+    with pytest.raises(ValueError, match="family must be tener or flat, got 'transformer_xl': it is a language model"):
+        RunFolder(tmp_path, "tagger").read_config()
 
 
 def test_sentences_that_cannot_be_tagged_are_named(made, tmp_path):

@@ -16,9 +16,9 @@ from helpers import ROOT, TEXT, TINY_RUN, log_rows, program, read_checkpoint, ru
 
 from tools import program as programs
 from txl_tf.config import EvaluationConfig
-from txl_tf.runs import train
 from txl_tf.runs.evaluate import evaluate_run
-from txl_tf.runs.train import steps_per_call
+from txl_tf.runs.families import language_model
+from txl_tf.runs.families.language_model import steps_per_call
 
 
 def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabulary(run_dir, text_file, capsys):
@@ -182,7 +182,9 @@ def test_on_a_tpu_calls_of_several_steps_end_at_logs_and_checkpoints(tmp_path, t
     expected = train_run(tmp_path / "plain", text_file, training={**steps, "static_shapes": True})
     taken = []
     monkeypatch.setattr(tf.distribute, "TPUStrategy", tf.distribute.Strategy)
-    monkeypatch.setattr(train, "steps_per_call", lambda *ends: taken.append(steps_per_call(*ends)) or taken[-1])
+    monkeypatch.setattr(
+        language_model, "steps_per_call", lambda *ends: taken.append(steps_per_call(*ends)) or taken[-1]
+    )
     assert train_run(tmp_path / "tpu", text_file, training=steps) == expected
     assert taken == [2]
     evaluated = evaluate_run(tmp_path / "tpu", evaluation=EvaluationConfig(eval_split="valid"))

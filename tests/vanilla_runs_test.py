@@ -13,20 +13,20 @@ from txl_tf.models.vanilla.sliding_window import sliding_window_nll
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import open_corpus
-from txl_tf.runs.train import train_and_evaluate
+from txl_tf.runs.train import train_run
 
 SIZES = {name: value for name, value in TINY_RUN["model"].items() if name != "mem_len"}
 BATCHES = {"eval_batch_size": 2, "max_eval_batch": 10}  # all of one length, so that there is one graph
 
 
 def train(model_dir, text, model=None, **training):
-    return train_and_evaluate(
+    return train_run(
         str(model_dir),
         data={"dataset": "text", "data_path": text},
         model=model or TransformerLMConfig(**SIZES, context_len=16),
         optimizer=OptimizerConfig(**TINY_RUN["optimizer"]),
         training=TrainingConfig(**{**TINY_RUN["training"], **training}),
-        evaluation=EvaluationConfig(**BATCHES),
+        final=EvaluationConfig(**BATCHES),
     )
 
 

@@ -25,7 +25,7 @@ flags.mark_flags_as_required(["model_dir", "output_dir"])
 
 
 def main():
-    from txl_tf.runs.averaging import average_checkpoints
+    from txl_tf.runs.checkpoints import average_checkpoints
 
     paths = average_checkpoints(**values("model_dir output_dir checkpoints num_last_checkpoints"))
     print(f"{flags.FLAGS.output_dir}: the average of {', '.join(paths)}")

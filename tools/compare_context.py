@@ -45,9 +45,9 @@ import tensorflow as tf
 
 from txl_tf import TransformerLM, TransformerXLLM, load_run
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll
-from txl_tf.runs.evaluate import to_metric
+from txl_tf.runs.metrics import to_metric
 from txl_tf.runs.setup import open_corpus
-from txl_tf.runs.train import train_and_evaluate
+from txl_tf.runs.train import train_run
 
 SHAPE = {"n_token": 204, "d_model": 512, "d_embed": 512, "n_head": 8, "d_head": 64, "d_inner": 2048}
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # times faster, on the authors' GPU
@@ -147,13 +147,13 @@ def compare_training():
     rows, curves = [], {}
     for name, model in configs().items():
         folder = os.path.join(FLAGS.output_dir, name.replace(", ", "_"))
-        results = train_and_evaluate(
+        results = train_run(
             folder,
             data=data,
             model=model,
             optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, min_lr_ratio=0.1),
             training=TrainingConfig(**training, save_steps=FLAGS.train_steps),
-            evaluation=EvaluationConfig(**evaluation),
+            final=EvaluationConfig(**evaluation),
         )
         lm, _ = load_run(folder)
         text = open_corpus(data).splits["valid"]

@@ -70,6 +70,7 @@ from txl_tf.data.text.batches import choose_bin_capacities
 from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.models.decoding.generation import TextState, next_token, precompute_for
 from txl_tf.models.decoding.sampling import check_sampling, no_history
+from txl_tf.runs.families.record import family_of_group
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import open_corpus
 
@@ -193,18 +194,18 @@ def make_case():
     `make_lm(rows)` gives the compiled model for so many rows of training on a core; `rows` are those of training and of
     evaluation that a core has.
     """
-    folder, parts, tokens = RunFolder(FLAGS.model_dir), FLAGS.gradient_accumulation_steps, None
+    folder, parts, tokens = RunFolder(FLAGS.model_dir, "language_model"), FLAGS.gradient_accumulation_steps, None
     of_optimizer = [field.name for field in dataclasses.fields(OptimizerConfig)]
     names = " ".join(["tgt_len train_batch_size eval_batch_size train_steps mixed_precision", *of_optimizer])
     settings = values(names)
     if folder.has_config():
-        config, family = folder.read_config(), folder.family()
+        config, family = folder.read_config(), folder.family
         model, settings = config["model"], {**settings, **config["training"], **values(names, given_only=True)}
         tokens = open_corpus(config["data"]).splits["train"] if model["cutoffs"] else None
     elif FLAGS.n_token is None:
         raise ValueError(f"{FLAGS.model_dir} is no run: give n_token, the size of its vocabulary, and cutoffs")
     else:
-        (family,) = (kind for kind in folder.families.values() if kind.config is train.MODELS[FLAGS.model])
+        family = family_of_group(train.MODELS[FLAGS.model])
         cutoffs = [int(cutoff) for cutoff in FLAGS.cutoffs or []]
         model = {**train.model_arguments(family.config), "n_token": FLAGS.n_token, "cutoffs": cutoffs}
     rows, tgt_len = {}, settings["tgt_len"]
@@ -224,7 +225,7 @@ def make_case():
             capacities = choose_bin_capacities(text, rows // parts, tgt_len, model["cutoffs"])
         with unallocated():
             optimizer = make_optimizer(**{name: settings[name] for name in (*of_optimizer, "train_steps")})
-            lm = family.model(**model, recompute=FLAGS.recompute, seed=0, dtype=policy)
+            lm = family.make(**model, recompute=FLAGS.recompute, seed=0, dtype=policy)
             lm.compile(optimizer, static_shapes=True, bin_capacities=capacities, gradient_accumulation_steps=parts)
             lm.optimizer.build(lm.trainable_variables)
         return lm

@@ -148,10 +148,10 @@ def word_pairs(number):
 
 def pairs_step(shape, make, by_length):
     """A function that trains an encoder-decoder on all pairs once, in batches of like lengths or as they come."""
-    from txl_tf.data.pairs.parallel import PairBatches
+    from txl_tf.data.pairs.parallel import pair_batches
 
     pairs, size = word_pairs(shape["pairs"]), shape["batch_size"]
-    batches = PairBatches(pairs, size, seed=0)
+    batches = pair_batches(pairs, size, seed=0)
     if not by_length:
         batches.rows = rows_as_they_come(shape["pairs"], size)
     arrays = [batches.batch(i) for i in range(shape["pairs"] // size)]
@@ -225,10 +225,10 @@ def random_split(shape):
 
 def tagging_step(mode, shape, make, by_length):
     """A function that trains on, or tags, all sentences once, in batches of like lengths or as they come."""
-    from txl_tf.data.tagged.batches import TaggedBatches
+    from txl_tf.data.tagged.batches import tagged_batches
 
     lattice, size = mode.startswith("flat"), shape["batch_size"]
-    batches = TaggedBatches(random_split(shape), lattice, size, seed=0)
+    batches = tagged_batches(random_split(shape), lattice, size, seed=0)
     if not by_length:
         batches.rows = rows_as_they_come(shape["sentences"], size)
     arrays = [batches.batch(i) for i in range(len(batches))]

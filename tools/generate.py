@@ -194,7 +194,7 @@ def encode(vocab, prompt, name="prompt"):
 
 
 def main():
-    folder = RunFolder(FLAGS.model_dir)
+    folder = RunFolder(FLAGS.model_dir, "language_model")
     vocab = folder.load_vocab()
     ends = [vocab.document] if FLAGS.stop_at_document and vocab.document is not None else []
     stops = {"stop_strings": [*map(unescape, FLAGS.stop), *ends], "stop_at_newline": FLAGS.stop_at_newline}

@@ -102,11 +102,10 @@ from txl_tf.data.pairs.parallel import START, read_lines
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import escape
 from txl_tf.layers.positions import positional_encoding
-from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.vanilla.translator import Translator
-from txl_tf.runs.evaluate import to_metric
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.pairs_folder import PairsFolder, open_folder
+from txl_tf.runs.metrics import to_metric
+from txl_tf.runs.same_run import check_text, check_vocab
 from txl_tf.runs.setup import open_corpus
 
 # ------------------------------------------------------------------------------------------------ training curves
@@ -370,21 +369,21 @@ def given_text():
 
 
 def attention():
-    folder = open_folder(only_one(FLAGS.model_dir))
-    if isinstance(folder, PairsFolder):
+    folder = RunFolder(only_one(FLAGS.model_dir))
+    if folder.family.task == "encoder_decoder":
         return attention_of_run_of_pairs(folder)
     if FLAGS.attention is not None:
         raise ValueError(f"attention={FLAGS.attention} is for runs of pairs, which the run in {folder} is not")
-    lm, ids, tgt_len, layer, labels = text_of_run(RunFolder(folder))
+    lm, ids, tgt_len, layer, labels = text_of_run(RunFolder(folder, "language_model"))
     probs, n_key = attention_of_text(lm, ids, tgt_len, layer)
     return draw_attention(probs, labels[-n_key:], layer, FLAGS.head)
 
 
 def terms():
-    folder = RunFolder(only_one(FLAGS.model_dir))
-    config = folder.read_config()
-    if folder.family(config).model is not TransformerXLLM:
-        raise ValueError(f"kind=terms is for relative positions, which family={config['family']} in {folder} has not")
+    folder = RunFolder(only_one(FLAGS.model_dir), "language_model")
+    family = folder.family.name
+    if family != "transformer_xl":
+        raise ValueError(f"kind=terms is for relative positions, which family={family} in {folder} has not")
     if FLAGS.head is None:
         raise ValueError("kind=terms draws one head: give head")
     lm, ids, tgt_len, layer, labels = text_of_run(folder)
@@ -450,7 +449,7 @@ def context():
     model_dirs, step = FLAGS.model_dir, FLAGS.context_step
     if FLAGS.ckpt_path:
         only_one(model_dirs)
-    folders = [RunFolder(model_dir) for model_dir in model_dirs]
+    folders = [RunFolder(model_dir, "language_model") for model_dir in model_dirs]
     configs = [folder.read_config() for folder in folders]
     vocab = folders[0].load_vocab()
     for folder in folders[1:]:
@@ -482,8 +481,8 @@ def held_out(folder, vocab):
     if FLAGS.text_path is not None:
         return vocab.encode(read_files([FLAGS.text_path], vocab.level), name=FLAGS.text_path)
     found = open_corpus(folder.read_config()["data"])
-    folder.check_vocab([found.vocab], "give a text_path")
-    folder.check_text({"valid": found.fingerprint("valid")}, "give a text_path")
+    check_vocab(folder, [found.vocab], "give a text_path")
+    check_text(folder, {"valid": found.fingerprint("valid")}, "give a text_path")
     return np.asarray(found.splits["valid"][: FLAGS.max_tokens])
 
 

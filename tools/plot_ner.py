@@ -49,7 +49,7 @@ from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.layers.taggers.tener import two_way_positions
 from txl_tf.models.taggers.flat import Flat
-from txl_tf.runs.tagger_folder import FlatFolder, TenerFolder
+from txl_tf.runs.folder import RunFolder
 
 try:
     from matplotlib.figure import Figure
@@ -58,9 +58,12 @@ except ImportError:
     Figure = None
 
 
-def open_tagger(model_dir, kind=TenerFolder):
-    """`(tagger, encoder)` of a run."""
-    folder = kind(model_dir)
+def open_tagger(model_dir, family="tener"):
+    """`(tagger, encoder)` of a run of this family."""
+    folder = RunFolder(model_dir, "tagger")
+    found = folder.family.name
+    if found != family:
+        raise ValueError(f"model_dir {folder} must hold a run of family={family}, got family={found}")
     return folder.load_model(FLAGS.ckpt_path), encoder_of(*folder.load_vocabs())
 
 
@@ -167,7 +170,7 @@ def main():
     if FLAGS.kind == "lattice":
         if not FLAGS.text or len(FLAGS.model_dir) > 1:
             raise ValueError("kind=lattice needs --text, and one run")
-        tagger, encoder = open_tagger(FLAGS.model_dir[0], FlatFolder)
+        tagger, encoder = open_tagger(FLAGS.model_dir[0], "flat")
         check(tagger.network)
         figure = draw_lattice(tagger, encoder, FLAGS.text)
     else:

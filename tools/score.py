@@ -127,7 +127,7 @@ def main():
         raise ValueError(f"columns must be of {', '.join(COLUMNS)}, got {','.join(FLAGS.columns)!r}")
     config = ScoringConfig(**values(ScoringConfig))
     check_writable(FLAGS.output)
-    folder = RunFolder(FLAGS.model_dir)
+    folder = RunFolder(FLAGS.model_dir, "language_model")
     lm = folder.load_model(FLAGS.ckpt_path, **values("mem_len clamp_len", given_only=True))
     scorer = Scorer(lm, folder.load_vocab(), config, FLAGS.input or "standard input")
     if config.score_end and not scorer.score_end:

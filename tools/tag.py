@@ -45,9 +45,8 @@ from txl_tf.data.tagged.sentences import encoder_of, read_tagged_as
 from txl_tf.data.vocabulary import visible
 from txl_tf.files import check_writable, new_file
 from txl_tf.models.taggers.text_tagger import TextTagger
-from txl_tf.runs.pairs_folder import open_folder
-from txl_tf.runs.tag_report import confusion, format_confusion, format_scores, score_table
-from txl_tf.runs.tagger_folder import TenerFolder
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.metrics import confusion, format_confusion, format_scores, score_table
 
 
 def line_of(sentence, found):
@@ -85,9 +84,7 @@ def main():
     if FLAGS.tagged and FLAGS.input:
         raise ValueError("--tagged and --input exclude each other")
     check_writable(FLAGS.output)
-    folder = open_folder(FLAGS.model_dir)
-    if not isinstance(folder, TenerFolder):
-        folder = TenerFolder(FLAGS.model_dir)  # says what is wrong
+    folder = RunFolder(FLAGS.model_dir, "tagger")
     vocabs = folder.load_vocabs()
     interactive = not (FLAGS.tagged or FLAGS.input) and sys.stdin.isatty()
     if not interactive:

@@ -52,7 +52,7 @@ flags.mark_flag_as_required("model_dir")
 
 
 def main():
-    from txl_tf.runs.train_tagger import train_tagger
+    from txl_tf.runs.train import train_run
 
     groups = {"data": TaggedConfig, "model": MODELS[FLAGS.model], "optimizer": OptimizerConfig}
     groups |= {"training": TaggerTrainingConfig, "machine": MachineConfig}
@@ -61,7 +61,7 @@ def main():
     stray = [name for group in others for name in values(group, given_only=True) if name not in own]
     if stray:
         raise ValueError(f"--{stray[0]} is no flag of --model={FLAGS.model}")
-    train_tagger(FLAGS.model_dir, **{name: group(**values(group)) for name, group in groups.items()})
+    train_run(FLAGS.model_dir, **{name: group(**values(group)) for name, group in groups.items()})
 
 
 if __name__ == "__main__":

@@ -46,12 +46,12 @@ flags.mark_flag_as_required("model_dir")
 
 
 def main():
-    from txl_tf.runs.train_pairs import train_pairs
+    from txl_tf.runs.train import train_run
 
     groups = {"data": PairsConfig, "model": TransformerConfig, "optimizer": OptimizerConfig}
-    groups |= {"training": PairsTrainingConfig, "search": SearchConfig, "machine": MachineConfig}
+    groups |= {"training": PairsTrainingConfig, "final": SearchConfig, "machine": MachineConfig}
     configs = {name: group(**values(group)) for name, group in groups.items()}
-    train_pairs(FLAGS.model_dir, **configs)
+    train_run(FLAGS.model_dir, **configs)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ from txl_tf.data.pairs.parallel import read_lines, read_sides
 from txl_tf.data.vocabulary import visible
 from txl_tf.files import check_writable, new_file
 from txl_tf.models.vanilla.translator import Translator
-from txl_tf.runs.error_rates import corpus_scores, error_rates, group_references
-from txl_tf.runs.pairs_folder import PairsFolder
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.metrics import corpus_scores, error_rates, group_references
 
 
 def write(translations, file, first=1, raw=True):
@@ -77,7 +77,7 @@ def main():
     if FLAGS.pairs and FLAGS.input:
         raise ValueError("--pairs and --input exclude each other")
     check_writable(FLAGS.output)
-    folder = PairsFolder(FLAGS.model_dir)
+    folder = RunFolder(FLAGS.model_dir, "encoder_decoder")
     vocabs, references = folder.load_vocabs(), None
     interactive = not (FLAGS.pairs or FLAGS.input) and sys.stdin.isatty()
     if FLAGS.pairs:

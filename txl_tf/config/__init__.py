@@ -33,6 +33,7 @@ from txl_tf.config.models import (
     LabelConfig,
     ModelConfig,
     NetworkConfig,
+    SentenceConfig,
     TenerConfig,
     TenerTaggerConfig,
     TransformerConfig,
@@ -62,7 +63,7 @@ __all__ = [
     "PAIR_DATASETS", "PAIR_LEVELS", "POS_EMBEDS", "PRECISIONS", "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES",
     "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "WEIGHT_TYPES", "Config", "EncoderConfig", "EvaluationConfig",
     "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig", "NetworkConfig", "OptimizerConfig",
-    "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig", "SearchConfig", "TaggedConfig",
-    "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig", "TextConfig", "TrainingConfig", "TransformerConfig",
-    "TransformerLMConfig", "at_least", "check_bins", "check_fields", "one_of", "satisfies",
+    "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig", "SearchConfig", "SentenceConfig",
+    "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig", "TextConfig", "TrainingConfig",
+    "TransformerConfig", "TransformerLMConfig", "at_least", "check_bins", "check_fields", "one_of", "satisfies",
 ]  # fmt: skip

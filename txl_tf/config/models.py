@@ -94,23 +94,29 @@ class TransformerConfig(Config):
 
 
 @group
-class EncoderConfig(Config):
-    """What `Tener` and `Flat` have in common. Sizes of vocabularies are `None` until the text is read."""
+class SentenceConfig(Config):
+    """What networks that read sentences have in common. Sizes of vocabularies are `None` until the text is read."""
 
     n_token: int | None = option(None, "Size of the vocabulary: characters, and words of a lattice.", SYMBOLS)
     n_bigram: int = option(0, "Size of the vocabulary of bigrams; 0 for none.", at_least(0, (1 << 31) - 1))
     d_embed: int = option(50, "Width of the embeddings; that of the vectors where they are given.", WIDTH)
     d_bigram: int = option(50, "Width of the embeddings of bigrams.", WIDTH)
-    n_layer: int = option(flag=1, help="Layers.", check=LAYERS)
     d_model: int = option(flag=128, help="Width of the hidden states.", check=EVEN_SIZE)
+    max_seq_len: int = option(512, "Most characters of a sentence.", LENGTH)
+    token_dropout: float = option(0.0, "Rate at which training takes <unk> for a character or a bigram.", RATE)
+
+
+@group
+class EncoderConfig(SentenceConfig):
+    """What `Tener` and `Flat` have in common."""
+
+    n_layer: int = option(flag=1, help="Layers.", check=LAYERS)
     n_head: int = option(flag=8, help="Attention heads.", check=WIDTH)
     d_inner: int = option(flag=384, help="Width inside the feed-forward layers.", check=WIDTH)
-    max_seq_len: int = option(512, "Most characters of a sentence.", LENGTH)
     scale: bool = option(False, "Divide the attention scores by the square root of the width of a head.")
     dropout: float = option(0.0, "Dropout rate inside the feed-forward layers.", RATE)
     dropatt: float = option(0.0, "Dropout rate of the attention probabilities.", RATE)
     embed_dropout: float = option(0.0, "Dropout rate of the embeddings.", RATE)
-    token_dropout: float = option(0.0, "Rate at which training takes <unk> for a character or a bigram.", RATE)
 
 
 @group

@@ -215,7 +215,7 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
     Raises:
         ValueError: the folder is not that of a run, or there is no such checkpoint.
     """
-    folder = RunFolder(model_dir)
+    folder = RunFolder(model_dir, "language_model")
     config, vocab = folder.read_config(), folder.load_vocab()
     ckpt_path = folder.find_checkpoint(ckpt_path)
     path = os.fspath(tf1_checkpoint)

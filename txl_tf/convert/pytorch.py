@@ -10,7 +10,7 @@ from txl_tf.convert.pytorch_mapping import ModelMapping
 from txl_tf.convert.pytorch_source import Source, open_source
 from txl_tf.convert.pytorch_vocab import FILES, read_vocabulary, vocabulary_beside, vocabulary_of
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.runs.families.record import FAMILIES
 from txl_tf.runs.folder import RunFolder
 
 
@@ -71,7 +71,8 @@ def pytorch_to_run(
     words.check_size(source.path, model["n_token"])
     with written_corpus(data_dir, words, model["cutoffs"]) as data:
         weights = mapping.weights()  # no model of this size is made, whose initial weights would be as many once more
-        checkpoint = folder.create(data, model, [words.vocab], weights, source.step, model_class=TransformerXLLM)
+        family = FAMILIES["transformer_xl"]
+        checkpoint = folder.create(data, model, [words.vocab], weights, source.step, family=family)
     n_parameter = sum(tensor.shape.num_elements() for tensor in weights.values())
     return Conversion(source, model, mapping.origins, n_parameter, words.vocab, checkpoint, mapping.notes + notes)
 

@@ -202,7 +202,7 @@ class RunState(keras.callbacks.Callback):
         step = step_of(self.model)
         done = step >= self.training.train_steps
         if "val_loss" in logs:
-            self.checkpoints.save_best(logs[self.checkpoints.folder.monitor])
+            self.checkpoints.save_best(logs[self.checkpoints.folder.family.monitor])
             done = done or self.checkpoints.folder.stops_early(self.training, step)
         if done or self.is_due(step):
             self.save()

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: all that it needs to go on exactly."""
+"""Checkpoints of a training: all that it needs to go on exactly; and the average of several."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from txl_tf.runs.weights import (
     CheckpointFolder,
     check_fits,
     check_whole,
+    checkpoint_step,
     delete_checkpoint,
     reading,
     run_weights,
@@ -119,17 +120,17 @@ class RunCheckpoints:
         Args:
             value: what the folder monitors, such as the loss.
         """
-        monitor, best = self.folder.monitor, self.folder.best
+        family, best = self.folder.family, self.folder.best
         found = self.folder.find_best() or {}
-        rival = found[monitor] if found and found.get("text") in (None, self._text) else None
-        better = rival is None or (value != rival and self.folder.best_of(value, rival) == value)
+        rival = found[family.monitor] if found and found.get("text") in (None, self._text) else None
+        better = rival is None or (value != rival and family.best_of(value, rival) == value)
         if not self.write or not math.isfinite(value) or not better:
             return
         step = int(self._model.optimizer.iterations.numpy())
         with self.naming_last():
             best.save_weights(self._model, step)
             text = {"text": self._text} if self._text else {}
-            write_json(self.folder.best_file, {"step": step, monitor: value, **text})
+            write_json(self.folder.best_file, {"step": step, family.monitor: value, **text})
             for other in best.steps(files="index|data.*"):  # not before the new one is named
                 if other != step:
                     delete_checkpoint(best.checkpoint(other))
@@ -171,3 +172,61 @@ class RunCheckpoints:
         for step in steps[: -self._max_to_keep]:
             delete_checkpoint(self.folder.checkpoint(step))
         self.folder.write_state(steps[-self._max_to_keep :])
+
+
+# ------------------------------------------------------------------------------------------------------ their average
+
+
+def average_checkpoints(
+    model_dir: str, output_dir: str, checkpoints: list[str] | None = None, num_last_checkpoints: int | None = None
+) -> list[str]:
+    """Averages checkpoints of a run into the folder of a new one, which every program opens.
+
+    Args:
+        model_dir: the run's folder, whose configuration and vocabulary are those of the new one.
+        output_dir: the new folder. Its checkpoint bears the highest step of those averaged.
+        checkpoints: list of checkpoints: names in `model_dir`, or paths, also of other runs of the same model.
+        num_last_checkpoints: how many of the run's latest to take; either this or `checkpoints`.
+
+    Returns:
+        list of str, the paths that were averaged.
+
+    Raises:
+        ValueError: a checkpoint is not there, or is of another model: names the variables that differ.
+    """
+    if bool(checkpoints) == (num_last_checkpoints is not None):
+        raise ValueError("either checkpoints or num_last_checkpoints must say what to average")
+    source, output = RunFolder(model_dir), RunFolder(output_dir)
+    config = source.read_config()
+    output.check_new()
+    vocabs = source.load_vocabs()
+    if checkpoints:
+        paths = [source.find_checkpoint(path) for path in checkpoints]
+    else:
+        paths = _last(source, num_last_checkpoints)
+    source.check_size(config["model"], paths[0])
+    model = source.family.make(**config["model"])
+    average_weights(model, paths)
+    step = max(map(checkpoint_step, paths))
+    output.create(config["data"], config["model"], vocabs, model, step, config.get("fingerprints"))
+    return paths
+
+
+def average_weights(model: keras.Model, paths: list[str]) -> None:
+    """Sets the weights to the mean of those in the checkpoints, summed in float64, one variable at a time."""
+    readers = [weights_reader(model, path) for path in paths]
+    for name, variable in weights_by_name(model).items():
+        total = np.zeros(variable.shape)
+        for read in readers:
+            total += read(name)
+        variable.assign((total / len(readers)).astype(variable.dtype))
+
+
+def _last(folder: RunFolder, number: int) -> list[str]:
+    if number < 1:
+        raise ValueError(f"num_last_checkpoints must be at least 1, got {number}")
+    paths = folder.checkpoints()
+    if len(paths) < number:
+        names = ", ".join(map(os.path.basename, paths)) or "none"
+        raise ValueError(f"num_last_checkpoints={number}, but model_dir {folder} holds {len(paths)}: {names}")
+    return paths[-number:]

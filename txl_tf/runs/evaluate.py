@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import os
 import sys
 import time
@@ -23,6 +22,8 @@ from txl_tf.files import check_writable, new_file
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.metrics import to_metric
+from txl_tf.runs.same_run import check_text, check_vocab
 from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,
     check_divides,
@@ -51,7 +52,7 @@ def evaluate_run(
 
     Args:
         folder: `RunFolder`, or its path. Without a `config.json`, `model` must hold all hyper-parameters.
-        data: as in `train_and_evaluate`; if empty, what the run was trained on.
+        data: as in `train_run`; if empty, what the run was trained on.
         model: arguments of `TransformerXLLM` to use instead of the run's own, such as `mem_len`.
         evaluation: `EvaluationConfig`.
         machine: `MachineConfig`.
@@ -63,7 +64,7 @@ def evaluate_run(
         ValueError, OSError: bad input, before any long work; the message says what was found and what is allowed.
     """
     evaluation, machine = evaluation or EvaluationConfig(), machine or MachineConfig()
-    folder = RunFolder(folder)
+    folder = RunFolder(folder, "language_model")
     config = folder.read_config() if folder.has_config() else {"data": {}, "model": {}}
     trained = {"tgt_len": TrainingConfig.tgt_len, **config.get("training", {})}
     evaluation = dataclasses.replace(
@@ -83,14 +84,14 @@ def evaluate_run(
     evaluator.check(split)
     if not (evaluation.eval_path or data):  # the run's own text
         remedy = "name the text, by data_dir, data_path or eval_path, to evaluate what it is now"
-        folder.check_text({split: corpus.fingerprint(split)}, remedy)
-    resets = _resets(evaluation, corpus.vocab, folder.family(config).config)
+        check_text(folder, {split: corpus.fingerprint(split)}, remedy)
+    resets = _resets(evaluation, corpus.vocab, folder.family.config)
     bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
     model = {**bins, **config["model"], **resets, **(model or {})}
     folder.check_size(model, path)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     with strategy.scope():
-        lm = folder.make_model({**config, "model": model}, dtype=machine.dtype_policy)
+        lm = folder.family.make(**model, dtype=machine.dtype_policy)
         lm.compile(static_shapes=on_tpu, steps_per_execution=MOST_STEPS_ON_TPU if on_tpu else 1)
     load_weights(lm, path)
     with worker_of(strategy, folder):
@@ -127,20 +128,13 @@ def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
         raise ValueError("no text to evaluate: give data_dir, dataset with its data_path, or eval_path")
     corpus = open_corpus(data)
     if "vocab" in config:
-        folder.check_vocab([corpus.vocab], "eval_path evaluates a text in the vocabulary of the run")
+        check_vocab(folder, [corpus.vocab], "eval_path evaluates a text in the vocabulary of the run")
     return corpus
 
 
 def metric_of(corpus: Corpus) -> str:
     """`"ppl"`, perplexity, where tokens are words, and `"bpc"`, bits per character (or byte), where they are not."""
     return "bpc" if corpus.by_character else "ppl"
-
-
-def to_metric(nll: float, metric: str) -> float:
-    """A mean nll in nats as `"bpc"` or `"ppl"`."""
-    if metric == "bpc":
-        return nll / math.log(2)
-    return math.exp(min(nll, 700))  # the perplexity of a model that diverged need not be exact
 
 
 class Evaluator:

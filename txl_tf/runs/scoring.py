@@ -27,10 +27,11 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import ScoringConfig
+from txl_tf.data.batching import by_length, padded
 from txl_tf.data.vocabulary import Vocab, newline_ids, unescape
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
-from txl_tf.runs.evaluate import to_metric
+from txl_tf.runs.metrics import to_metric
 
 SEGMENT = 512  # tokens, unless `segment` says otherwise
 BLOCK_LINES = 20_000  # enough to find lines of equal length for every batch
@@ -203,18 +204,16 @@ class Scorer:
 
     def _batches(self, lengths: np.ndarray) -> Iterator[np.ndarray]:
         """The rows of every batch: those of like lengths together, the longest first; nothing of the length 0."""
-        order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths > 0)]
-        while order.size:
-            longest = min(lengths[order[0]], self.segment)
-            rows = max(1, self.batch_tokens // longest)
-            yield order[:rows]
-            order = order[rows:]
+        some = np.flatnonzero(lengths)
+
+        def fitting(left):
+            return self.batch_tokens // min(lengths[some[left[0]]], self.segment)
+
+        return (some[rows] for rows in by_length(-lengths[some], fitting))
 
     def _nll(self, texts: list[np.ndarray]) -> list[np.ndarray]:
         """The nll of every token of the texts but their first ones."""
-        lengths = np.array([len(text) for text in texts])
-        ids = np.zeros([len(texts), lengths.max()], np.int32)
-        ids[np.arange(ids.shape[1]) < lengths[:, None]] = np.concatenate(texts)
+        ids = padded(texts)
         tokens, labels = ids[:, :-1], ids[:, 1:]
         if tokens.shape[1] <= self.segment:
             nll = self._first_nll(tokens, labels).numpy()
@@ -223,7 +222,7 @@ class Scorer:
             starts = range(0, tokens.shape[1], self.segment)
             pieces = [reader(*(x[:, i : i + self.segment] for x in (tokens, labels))) for i in starts]
             nll = np.concatenate(pieces, 1)
-        return [row[: n - 1] for row, n in zip(nll, lengths, strict=True)]
+        return [row[: len(text) - 1] for row, text in zip(nll, texts, strict=True)]
 
     def _reader(self, batch_size: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """A function of tokens and labels `[batch_size, n]` that returns their nll, the memory going on."""

@@ -1,228 +1,338 @@
-"""Training of a run, from text to a folder of checkpoints and logs."""
+"""Training of a run of any family, from what it reads to a folder of checkpoints and logs."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import os
-import sys
+import signal
+from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TrainingConfig, check_bins
-from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batches
-from txl_tf.data.text.documents import Documents
-from txl_tf.data.vocabulary import visible
-from txl_tf.files import check_writable
-from txl_tf.models.language_model import LanguageModel
-from txl_tf.runs.callbacks import step_of
-from txl_tf.runs.evaluate import Evaluator
+from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, RunConfig
+from txl_tf.data.batching import EpochBatches
+from txl_tf.data.text.batches import Segments
+from txl_tf.runs import callbacks, trackers
+from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
+from txl_tf.runs.checkpoints import RunCheckpoints
+from txl_tf.runs.families.record import family_of_group
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.run import Run
-from txl_tf.runs.setup import (
-    MOST_STEPS_ON_TPU,
-    check_divides,
-    check_documents,
-    log_model,
-    name_of,
-    open_corpus,
-    open_machine,
-    reset_token_of,
-    worker_of,
-)
-from txl_tf.runs.trackers import check_tracker
-from txl_tf.runs.weights import check_exists
+from txl_tf.runs.metrics import to_metric
+from txl_tf.runs.same_run import check_same_run
+from txl_tf.runs.setup import open_machine, worker_of
+from txl_tf.runs.weights import check_exists, load_weights
 from txl_tf.training.distribution import broadcast_from_chief, is_chief
 from txl_tf.training.optimization import make_optimizer
 
 logger = logging.getLogger("txl_tf")
 
-_PROMPT = 32  # tokens that a sample follows
 
-
-def train_and_evaluate(
-    folder: RunFolder | str,
+def train_run(
+    folder: RunFolder | str | os.PathLike,
     *,
-    data: dict,
-    model: ModelConfig,
+    data: Config | dict,
+    model: Config,
     optimizer: OptimizerConfig,
-    training: TrainingConfig,
-    evaluation: EvaluationConfig | None = None,
+    training: RunConfig,
+    final: Config | None = None,
     machine: MachineConfig | None = None,
-) -> dict[str, float]:
-    """Trains a language model and evaluates it; everything it leaves behind is in the folder.
+) -> dict:
+    """Trains a model and evaluates it; everything it leaves behind is in the folder.
 
     A folder that holds checkpoints is continued from the newest that is whole, exactly: weights, optimizer, memory,
-    place in the text, dropout and the sums of the window of steps that was under way. Several workers that train
+    place in the data, dropout and the sums of the window of steps that was under way. Several workers that train
     together must see the same folder; only the first writes to it and logs.
 
     Args:
-        folder: `RunFolder`, or its path.
-        data: `data_dir`, a prepared folder; or the arguments of `build_corpus`.
-        model: its class decides the kind of model. Vocabulary and cutoffs are those of the text.
-        evaluation: `"valid"` is evaluated in any case, `eval_split` with `do_eval`.
+        folder: of the run, or its path.
+        data: what is read. Of a language model, `{"data_dir": a prepared folder}` or arguments of `build_corpus`; of
+            other models their group, such as `PairsConfig`.
+        model: its class decides the family. Sizes of vocabularies, cutoffs and labels are those of the data.
+        training: group of the family, such as `TaggerTrainingConfig`.
+        final: how the model is evaluated at the end: `EvaluationConfig` of a language model, whose `eval_split` is
+            evaluated with `do_eval`, besides "valid"; `SearchConfig` of an encoder-decoder.
 
     Returns:
-        dict `{split: mean nll in nats}` of the final evaluations.
+        By split, the mean nll in nats: of a token, for a language model; for others `{"loss": mean nll, ...}` with the
+        shares of `"lines"` and `"symbols"` that are wrong, where they were translated, or with `"precision"`,
+        `"recall"` and `"f1"` of the checkpoint with the best F1 on the sentences to validate on.
 
     Raises:
         ValueError, OSError: bad input, before any long work; the message says what was found and what is allowed. Or
             the training diverged, the disk is full, another worker is gone: the last good checkpoint is named.
         KeyboardInterrupt, SystemExit(0): after Ctrl-C or SIGTERM, once the run is saved.
     """
-    evaluation, machine = evaluation or EvaluationConfig(), machine or MachineConfig()
-    rows = evaluation.eval_batch_size or training.train_batch_size
-    evaluation = dataclasses.replace(evaluation, eval_batch_size=rows, tgt_len=training.tgt_len)
-    strategy, machine = open_machine(machine)
-    if training.static_shapes is None:
-        training = dataclasses.replace(training, static_shapes=isinstance(strategy, tf.distribute.TPUStrategy))
-    if data.get("cutoffs"):
-        check_bins(sys.maxsize, model.d_embed, data["cutoffs"], model.div_val)
-    check_divides(strategy, training.gradient_accumulation_steps, train_batch_size=training.train_batch_size)
-    check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
+    family, machine = family_of_group(type(model)), machine or MachineConfig()
+    if machine.strategy not in family.run.strategies:
+        allowed = ", ".join(family.run.strategies)
+        raise ValueError(f"strategy must be one of {allowed} for {family.run.kind}, got {machine.strategy}")
     if training.warm_start_path:
         check_exists(training.warm_start_path)
-    check_tracker(training.tracker)
-    check_writable(evaluation.token_nll)
+    trackers.check_tracker(training.tracker)
+    strategy, machine = open_machine(machine)
+    folder, chief = RunFolder(folder, family=family), is_chief(strategy)
+    final = final or (family.final and family.final())
+    run = family.run(folder, strategy, data, model, optimizer, training, machine, final)
+    run.prepare()
     with strategy.scope():
         keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())
-    folder, chief = RunFolder(folder), is_chief(strategy)
     with worker_of(strategy, folder), folder.writing() if chief else contextlib.nullcontext():
         keras.utils.set_random_seed(training.seed)
-        run = _Run(folder, open_corpus(data), training, machine, strategy)
-        run.prepare(evaluation)
-        model = run.of_the_text(model)
-        config = run.config(data, model, optimizer)
-        run.check_same_run(config)
-        lm = run.make_lm(model, keras_optimizer)
-        log_model(name_of(data), run.corpus, lm, strategy, machine.mixed_precision)
+        run.read()
+        config = run.config()
+        check_same_run(folder, config, run.corpus.vocabs, training, run.remedy)
+        run.make_model(keras_optimizer)
         state = run.restore()
         if chief:
             folder.describe(config, run.corpus.vocabs)
         return run.train(state)
 
 
-def steps_per_call(most: int, *ends: int) -> int:
-    """The most steps, up to `most`, that a call may take so that a call ends at every multiple of each of `ends`."""
-    return max(k for k in range(1, most + 1) if math.gcd(*ends) % k == 0)
+@dataclasses.dataclass
+class Run:
+    """One training. The subclass of a family says how data are read and batched, how the model is made and evaluated.
 
+    Attributes:
+        corpus: what is read: it has `splits`, `vocabs` and `fingerprint(split)`.
+        metric: name of what the loss is shown as besides nats: "ppl" or "bpc".
+    """
 
-class _Run(Run):
-    """One training of a language model; `train_and_evaluate` calls its methods."""
+    folder: RunFolder
+    strategy: tf.distribute.Strategy
+    data: Config | dict
+    model_config: Config
+    optimizer: OptimizerConfig
+    training: RunConfig
+    machine: MachineConfig
+    final: Config | None = None
 
-    remedy = "Choose another folder to train on this text; eval_path evaluates it in the vocabulary of the run"
+    strategies = STRATEGIES
+    kind = "language models"  # as a message calls it
+    remedy = ""  # ends the message where the vocabulary of the data is another than that of the run
+    metric = "ppl"
+    samples = False  # whether `sample` is called at every validation
+    validated = ()  # what is measured in validation alone
 
-    def prepare(self, evaluation: EvaluationConfig) -> None:
-        if self.training.shuffle_documents:
-            check_documents("shuffle_documents", self.corpus.vocab)
-        self.evaluator = Evaluator(self.corpus, evaluation)
-        self.evaluation, self.metric = evaluation, self.evaluator.metric
-        self.splits = list(dict.fromkeys(["valid"] + [evaluation.eval_split] * evaluation.do_eval))
+    # ------------------------------------------------------------------------------------------- what subclasses say
 
-    def of_the_text(self, model: ModelConfig) -> ModelConfig:
-        """The hyper-parameters with those that come from the text."""
-        vocab = self.corpus.vocab
-        found = {"n_token": len(vocab), "cutoffs": self.corpus.cutoffs}
-        if self.training.reset_memory_at_documents:
-            found["reset_token"] = reset_token_of(vocab, type(model))
-        return dataclasses.replace(model, **found)
+    def prepare(self) -> None:
+        """Completes the settings. Raises ValueError where they do not fit each other, or the machine."""
 
-    def config(self, data: dict, model: ModelConfig, optimizer: OptimizerConfig) -> dict:
+    def open_corpus(self) -> Any:
+        """Reads the data."""
+        raise NotImplementedError
+
+    def from_data(self) -> dict:
+        """The hyper-parameters of the model that the data decides. Raises ValueError where the data does not fit."""
+        raise NotImplementedError
+
+    def options(self) -> tuple[dict, dict]:
+        """Further options of the model and of its `compile`."""
+        return {}, {}
+
+    def start(self) -> None:
+        """Sets initial weights that come from the data, where there are such."""
+
+    def log_model(self) -> None:
+        """Says what is trained, and on what."""
+
+    def batches(self, start: int) -> tf.data.Dataset | Segments:
+        """The batches to train on, from that of step `start` on, forever."""
+        raise NotImplementedError
+
+    def validation(self) -> tf.data.Dataset | Segments:
+        """The batches to validate on."""
+        raise NotImplementedError
+
+    def tokens_per_step(self) -> float:
+        """How many tokens a step predicts, in the mean."""
+        raise NotImplementedError
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of what is measured in training and in validation, besides the loss."""
+        return [self.metric, *(metric.name for metric in self.model.metrics if metric.name == "accuracy")]
+
+    def show(self, logs: dict, prefix: str) -> str:
+        """What was measured, for a line of progress; adds the loss as `metric` to the logs. See `Progress`."""
+        logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
+        line = f"loss {logs[prefix + 'loss']:.4f} | {self.metric} {logs[prefix + self.metric]:.3f}"
+        return line + (f" | {logs[prefix + 'accuracy']:.2%} right" if prefix + "accuracy" in logs else "")
+
+    def sample(self) -> None:
+        """Shows what the model writes as it is, see `show_text`. It must not touch the state of the training."""
+
+    def finish(self) -> dict:
+        """Evaluates at the end of the training; returns what it found, by split."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------------------------- in the order of their calls
+
+    def read(self) -> None:
+        """Reads the data, and completes the hyper-parameters with those that it decides."""
+        self.corpus = self.open_corpus()
+        self.fingerprints = {split: self.corpus.fingerprint(split) for split in self.corpus.splits}
+        self.model_config = dataclasses.replace(self.model_config, **self.from_data())
+
+    def config(self) -> dict:
         """`config.json`."""
-        names = "tgt_len train_batch_size train_steps iterations save_steps static_shapes shuffle_documents seed"
-        training = {name: getattr(self.training, name) for name in names.split()}
-        training["eval_batch_size"] = self.evaluation.eval_batch_size
-        training["mixed_precision"] = self.machine.mixed_precision
-        data = {**data, "by_character": self.corpus.by_character}
+        family, settings = self.folder.family, {}
+        for group in (self.machine, self.final, self.training):
+            settings |= group.to_dict() if group else {}
         return {
-            **self.folder.config(data, model.to_dict(), self.corpus.vocabs, self.model_class(model)),
-            "training": {**training, **optimizer.to_dict()},
+            **family.describe(self.data_config(), self.model_config.to_dict(), self.corpus.vocabs),
+            "training": {**{name: settings[name] for name in family.recorded}, **self.optimizer.to_dict()},
             "fingerprints": self.fingerprints,
         }
 
-    def model_class(self, model: ModelConfig) -> type:
-        (found,) = (family.model for family in self.folder.families.values() if family.config is type(model))
-        return found
+    def data_config(self) -> dict:
+        """What `config.json` says of the data."""
+        return self.data.to_dict()
 
-    def make_lm(self, model: ModelConfig, optimizer: keras.optimizers.Optimizer) -> LanguageModel:
-        """The compiled model, its optimizer built. Checks first that every split is long enough."""
-        for split in self.splits:
-            self.evaluator.check(split)
-        training, text = self.training, self.corpus.splits["train"]
-        rows, static_shapes = training.train_batch_size, training.static_shapes
-        num_batches(len(text), rows, training.tgt_len, static_shapes, name="train split")
-        bin_capacities = self._bin_capacities(model.cutoffs) if static_shapes else None
+    def make_model(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Makes the model, its optimizer built, and prepares its checkpoints."""
+        training, policy = self.training, self.machine.dtype_policy
+        of_model, of_compile = self.options()
         with self.strategy.scope():
-            options = {"recompute": training.recompute, "seed": training.seed, "dtype": self.machine.dtype_policy}
-            lm = self.model_class(model)(**model.to_dict(), **options)
-            lm.compile(
-                optimizer,
-                jit_compile=training.jit_compile,
-                steps_per_execution=training.steps_per_execution or 1,
-                gradient_accumulation_steps=training.gradient_accumulation_steps,
-                static_shapes=static_shapes,
-                bin_capacities=bin_capacities,
-            )
-        self.use(lm)
-        return lm
+            model = self.folder.family.make(**self.model_config.to_dict(), seed=training.seed, dtype=policy, **of_model)
+            steps = training.steps_per_execution or 1
+            model.compile(optimizer, jit_compile=training.jit_compile, steps_per_execution=steps, **of_compile)
+        self.model = model
+        self.start()
+        with self.strategy.scope():
+            model.optimizer.build(model.trainable_variables)  # before it is restored
+        write, text = is_chief(self.strategy), self.fingerprints["valid"]
+        self.checkpoints = RunCheckpoints(model, self.folder, training.max_to_keep, write, text)
+        self.board = callbacks.StepTensorBoard(self.folder.path, self.checkpoints)
+        self.board.set_model(model)
+        self.log_model()
 
-    def _bin_capacities(self, cutoffs: list[int]) -> list[int]:
-        """Of all bins but the first, for static shapes. The chief counts the whole text for all workers."""
-        capacities, parts = [0] * len(cutoffs), self.training.gradient_accumulation_steps
-        if cutoffs and is_chief(self.strategy):
-            rows = self.training.train_batch_size // (self.strategy.num_replicas_in_sync * parts)
-            capacities = choose_bin_capacities(self.corpus.splits["train"], rows, self.training.tgt_len, cutoffs)
-        return [broadcast_from_chief(self.strategy, capacity) for capacity in capacities]
+    def restore(self) -> tuple:
+        """Sets what a checkpoint of the run, or else the warm start, gives; returns the state to go on with."""
+        step = self.checkpoints.newest_whole()
+        step = broadcast_from_chief(self.strategy, -1 if step is None else step)
+        if step >= 0:
+            path = self.folder.checkpoint(step)
+            logger.info("continuing from %s", path)
+            return self.checkpoints.restore(path)
+        if self.checkpoints.write:  # what an earlier run left, whose checkpoints are gone
+            self.checkpoints.remove_best()
+        if self.training.warm_start_path:
+            logger.info("starting from the weights of %s", self.training.warm_start_path)
+            load_weights(self.model, self.training.warm_start_path)
+        return None, None
 
-    def fit(self, state: tuple) -> None:
-        training = self.training
-        if training.steps_per_execution is None and isinstance(self.strategy, tf.distribute.TPUStrategy):
-            ends = training.train_steps, training.iterations, training.save_steps, step_of(self.model)
-            self.model.steps_per_execution = steps_per_call(MOST_STEPS_ON_TPU, *ends)
-        super().fit(state)
-
-    def batches(self, start: int) -> Segments:
-        rows, drop_remainder = self.training.train_batch_size, self.training.static_shapes
-        text, documents = self.corpus.splits["train"], None
-        if self.training.shuffle_documents:
-            documents = Documents(text, self.corpus.vocab.document_id, self.training.seed)
-        tgt_len = self.training.tgt_len
-        return Segments(text, rows, tgt_len, start, repeat=True, drop_remainder=drop_remainder, documents=documents)
-
-    def validation(self) -> Segments:
-        return self.evaluator.batches("valid")
-
-    def tokens_per_step(self) -> float:
-        return self.training.train_batch_size * self.training.tgt_len
-
-    def finish(self) -> dict[str, float]:
-        """Averaged weights, evaluations and a sample, at the end of the training."""
-        lm, chief = self.model, self.checkpoints.write
-        self.save_average()
-        token_nll = self.evaluation.token_nll if chief else self.evaluation.token_nll and os.devnull
-        paths = {split: token_nll if split == self.splits[-1] else None for split in self.splits}
-        results = {split: self.evaluator.run(lm, split, path) for split, path in paths.items()}
-        self.checkpoints.save_best(results["valid"])
-        if self.training.sample_tokens and chief:
-            self.sample()
-        self.log_end()
+    def train(self, state: tuple) -> dict:
+        """`fit(state)`, then the evaluations at the end, whose results it returns; the tracker follows both."""
+        with trackers.make_tracker(self.training, self.checkpoints, step_of(self.model)) as self.tracker:
+            self.fit(state)
+            self.save_average()
+            results = self.finish()
+            folder = self.folder
+            logger.info("the run is in %s: log.csv, checkpoints, curves (tensorboard --logdir=%s)", folder, folder)
+            self.tracker.log_results(trackers.final(results))
         return results
 
-    @property
-    def samples(self) -> bool:
-        """Not with static shapes, where the graph that writes takes long to compile."""
-        return bool(self.training.sample_tokens) and not self.training.static_shapes
+    def show_text(self, name: str, text: str) -> None:
+        """Shows a text in TensorBoard and in the tracker, at the step that is done. Only the chief calls it."""
+        step = step_of(self.model)
+        self.board.log_text(name, text, step)
+        self.tracker.log_text(name, text, step)
 
-    def sample(self) -> None:
-        vocab, prompt = self.corpus.vocab, np.array(self.corpus.splits["valid"][:_PROMPT])
-        number, seed = self.training.sample_tokens, self.training.seed
-        tokens = self.model.generate(prompt[None], number, temperature=0.8, seed=seed)[0]
-        title = f"a sample at temperature 0.8, after {vocab.decode(prompt)!r}:"
-        text = visible(vocab.decode(tokens[len(prompt) :]))
-        logger.info("%s", title)
-        logger.info("%s", text)
-        self.show_text("sample", f"{title}\n{text}")
+    def sample_if_validated(self, epoch: int, logs: dict) -> None:
+        """At the end of a window of steps with a validation."""
+        if "val_loss" in logs:
+            self.sample()
+
+    def fit(self, state: tuple) -> None:
+        """Trains to the last step. A Keras epoch is a window of `iterations` steps, see `RunState`."""
+        model, training, checkpoints = self.model, self.training, self.checkpoints
+        start = step_of(model)
+        stops_early = self.folder.stops_early(training, start // training.save_steps * training.save_steps)
+        if stops_early or start >= training.train_steps:
+            why = f"no better F1 for patience={training.patience} steps" if stops_early else f"{start} steps"
+            logger.info("already trained: %s, train_steps=%d", why, training.train_steps)
+            model.optimizer.finalize_variable_values(model.trainable_variables)  # the average, as at the end of `fit`
+            return
+        if start % model.steps_per_execution:
+            raise ValueError(
+                f"steps_per_execution={model.steps_per_execution} must divide the step to go on from, {start}: "
+                "take one that does"
+            )
+        stop = StopOnSignal(model)
+        followers = [
+            callbacks.CheckFinite(checkpoints),
+            callbacks.Validate(self.validation(), stop, training),
+            callbacks.Progress(training, self.show, self.tokens_per_step()),
+        ]
+        if checkpoints.write:
+            log_file, metrics, validated = self.folder.log_file, self.metrics, self.validated
+            callbacks.cut_log(log_file, start if state[1] is None else start - 1, metrics, validated)
+            if self.samples:
+                followers.append(keras.callbacks.LambdaCallback(on_epoch_end=self.sample_if_validated))
+            csv_logger = callbacks.StepCSVLogger(log_file, metrics, checkpoints, validated)
+            followers += [self.board, csv_logger, self.tracker]
+        run_state = callbacks.RunState(checkpoints, state, training, followers)
+        stopped = False
+        with stop:
+            try:
+                model.fit(
+                    self.batches(start),
+                    initial_epoch=start // training.iterations,
+                    epochs=math.ceil(training.train_steps / training.iterations),
+                    steps_per_epoch=training.iterations,
+                    shuffle=False,
+                    verbose=0,
+                    callbacks=[*followers, run_state],
+                )
+            except Stopped:
+                run_state.save(mid_window=True)
+                stopped = True
+            if stopped or stop.received:  # perhaps after the last step
+                saved = f"step {step_of(model)} is saved as {checkpoints.latest}"
+                logger.info("%s: %s; the same command goes on from there", stop.reason, saved)
+                raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0)
+
+    def save_average(self) -> None:
+        """Writes the moving average of the weights, if there is one; the end of `fit` has put it in their place."""
+        if not getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer).use_ema:
+            return
+        step = step_of(self.model)
+        if self.checkpoints.write:
+            self.folder.ema.save_weights(self.model, step)
+        logger.info("averaged weights: %s (for --eval_ckpt_path)", self.folder.ema.checkpoint(step))
+
+
+class EpochRun(Run):
+    """Training of a model that Keras's own `fit` trains, on one machine, on batches of like lengths."""
+
+    strategies = ("auto", "one", "mirrored")
+
+    def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:
+        """The batches of a split, in an order by the seed or by length."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def train_batches(self) -> EpochBatches:
+        return self.batches_of("train", self.training.seed)
+
+    def batches(self, start: int) -> tf.data.Dataset:
+        return self.train_batches.dataset(start, repeat=True)
+
+    def validation(self) -> tf.data.Dataset:
+        return self.batches_of("valid").dataset()
+
+    def evaluate(self, split: str) -> dict[str, float]:
+        """What the model measures on a split."""
+        found = self.model.evaluate(self.batches_of(split).dataset(), verbose=0, return_dict=True)
+        return {name: float(value) for name, value in found.items()}
+
+    @property
+    def held_out(self) -> list[str]:
+        """The splits to evaluate."""
+        return [split for split in self.corpus.splits if split != "train"]

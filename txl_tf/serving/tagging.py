@@ -20,7 +20,7 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.decoding.sampling import check_integer
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger
-from txl_tf.models.taggers.tener import Tener
+from txl_tf.models.taggers.tener import SentenceNetwork
 from txl_tf.schema import brief
 from txl_tf.serving.request import RequestLimits, StoredModel, check_ids
 from txl_tf.serving.text import Check, check_utf8, require_all
@@ -40,7 +40,7 @@ def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, V
         ValueError: another network, or a vocabulary that is not the model's or that no file of lines can hold.
     """
     network = tagger.network
-    if not isinstance(network, Tener | Flat):
+    if not isinstance(network, SentenceNetwork):
         raise ValueError(f"the network of a tagger must be Tener or Flat, got {type(network).__name__}")
     if vocabs is None:
         return {}

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from txl_tf.config import AUTO, PRECISIONS, STRATEGIES, at_least, one_of
-from txl_tf.data.text.batches import prefetched
+from txl_tf.data.batching import prefetched
 
 logger = logging.getLogger("txl_tf")
 

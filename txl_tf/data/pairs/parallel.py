@@ -17,11 +17,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from txl_tf.config import PairsConfig
+from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
 from txl_tf.data.pairs.dates import make_dates
-from txl_tf.data.text.batches import prefetched
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.schema import brief
@@ -236,83 +235,36 @@ def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
 # ----------------------------------------------------------------------------------------------------------- batches
 
 
-class PairBatches:
-    """Batches of pairs of like lengths: which pairs, in which order, epoch after epoch.
+def pair_batches(
+    pairs: Pairs, batch_size: int, batch_tokens: int | None = None, seed: int | None = None, multiple: int = 1
+) -> EpochBatches:
+    """Batches of pairs of like lengths, `(source, target)`: int32 `[B, S]` and `[B, T]`, 0 at padding.
 
     Pairs are sorted by the lengths of source and target, those of the same lengths in a new order every epoch, and cut
-    into batches, which come in a new order every epoch. The lengths of the batches, and so their number, are the same
-    in every epoch: what a step trains on is a function of the seed and its number, and a run can go on anywhere.
+    into batches, which come in a new order every epoch.
 
     Args:
         pairs: `Pairs`.
         batch_size: most pairs of a batch.
-        batch_tokens: most symbols of a batch, `B * (S + T)`; `None` for no limit. A pair that is longer is alone.
+        batch_tokens: most tokens of a batch, `B * (S + T)`; `None` for no limit. A pair that is longer is alone.
         seed: of the orders; `None` keeps the order by length.
         multiple: every batch has a multiple of it in rows, filled up with padding: the number of replicas.
     """
+    sources, targets = pairs.sources.lengths, pairs.targets.lengths + 1
 
-    def __init__(
-        self, pairs: Pairs, batch_size: int, batch_tokens: int | None = None, seed: int | None = None, multiple: int = 1
-    ):
-        self.pairs, self.seed, self.multiple = pairs, seed, multiple
-        self._lengths = np.stack([pairs.sources.lengths, pairs.targets.lengths + 1])  # [2, pairs]
-        self._cuts = self._cut(batch_size, batch_tokens)
-        self._epoch, self._order = -1, None
+    def fitting(left):
+        left = left[:batch_size]
+        if batch_tokens is None:
+            return len(left)
+        tokens = (sources[left] + np.maximum.accumulate(targets[left])) * np.arange(1, len(left) + 1)
+        return np.searchsorted(tokens, batch_tokens, side="right")
 
-    def __len__(self) -> int:
-        return len(self._cuts) - 1
+    def cut(rng):
+        ties = np.arange(len(pairs)) if rng is None else rng.permutation(len(pairs))
+        return shuffled(list(by_length([sources, targets, ties], fitting)), rng)
 
-    @property
-    def target_symbols(self) -> int:
-        """Number of symbols that an epoch predicts."""
-        return len(self.pairs.targets.ids)
+    def collate(rows):
+        target = padded([np.append(START, pairs.targets[i]) for i in rows], multiple)
+        return padded([pairs.sources[i] for i in rows], multiple), target
 
-    def _sorted(self, rng: np.random.Generator | None) -> np.ndarray:
-        ties = np.arange(len(self.pairs)) if rng is None else rng.permutation(len(self.pairs))
-        return np.lexsort([ties, self._lengths[1], self._lengths[0]])
-
-    def _cut(self, batch_size: int, batch_tokens: int | None) -> np.ndarray:
-        """Where batches begin and end in the order by length: int `[batches + 1]`."""
-        sources, targets = self._lengths[:, self._sorted(None)]
-        cuts = [0]
-        while cuts[-1] < len(sources):
-            begin, end = cuts[-1], min(cuts[-1] + batch_size, len(sources))
-            if batch_tokens is not None:
-                longest = sources[begin:end] + np.maximum.accumulate(targets[begin:end])
-                tokens = longest * np.arange(1, end - begin + 1)
-                end = begin + max(1, int(np.searchsorted(tokens, batch_tokens, side="right")))
-            cuts.append(end)
-        return np.array(cuts)
-
-    def rows(self, step: int) -> np.ndarray:
-        """Which pairs the batch of a step has, int `[B]`; steps go on from epoch to epoch."""
-        epoch, i = divmod(step, len(self))
-        if epoch != self._epoch:
-            rng = None if self.seed is None else np.random.default_rng([self.seed, epoch])
-            order = self._sorted(rng)
-            batches = np.arange(len(self)) if rng is None else rng.permutation(len(self))
-            self._epoch, self._order = epoch, (order, batches)
-        order, batches = self._order
-        return order[self._cuts[batches[i]] : self._cuts[batches[i] + 1]]
-
-    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sources and targets, int32 `[B, S]` and `[B, T]`, 0 at padding."""
-        rows = self.rows(step)
-        n_rows = len(rows) + -len(rows) % self.multiple
-        source, target = (np.full([n_rows, n], PADDING, np.int32) for n in self._lengths[:, rows].max(1))
-        target[: len(rows), 0] = START
-        for lines, places in ((self.pairs.sources, source), (self.pairs.targets, target[:, 1:])):
-            for row, i in zip(places, rows, strict=False):
-                line = lines[i]
-                row[: len(line)] = line
-        return source, target
-
-    def dataset(self, start: int = 0, repeat: bool = False) -> tf.data.Dataset:
-        """`tf.data.Dataset` of `(source, target)`, from the batch of step `start` on; without `repeat`, one epoch."""
-
-        def read(step):
-            source, target = tf.numpy_function(self.batch, [step], [tf.int32, tf.int32])
-            return tf.ensure_shape(source, [None, None]), tf.ensure_shape(target, [None, None])
-
-        steps = tf.data.Dataset.range(start, 2**62 if repeat else len(self))
-        return prefetched(steps.map(read))
+    return EpochBatches(cut, collate, seed)

@@ -15,18 +15,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
+from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
 from txl_tf.data.tagged.lexicon import Lexicon
-from txl_tf.data.text.batches import prefetched
 from txl_tf.data.vocabulary import Vocab
 
 PADDING, UNKNOWN = 0, 1
 SPECIAL = ["<pad>", "<unk>"]
 END = "<eos>"  # second half of a sentence's last bigram, as in TENER's program; in FLAT's it is "<end>"
 _POOL = 50  # batches whose sentences are sorted by length together
-_LATTICE = {"lattice": 2, "bigrams": 2, "seq_len": 1, "lex_num": 1, "pos_s": 2, "pos_e": 2}  # feature -> dimensions
-_CHARS = {"chars": 2, "bigrams": 2}
 
 
 class Encoded(NamedTuple):
@@ -90,26 +87,18 @@ def features(encoded: Sequence[Encoded], lattice: bool, multiple: int = 1) -> di
         [B, T], first and last character of each item.
     """
     if not lattice:
-        chars = _pad([sentence.ids[: sentence.n] for sentence in encoded], multiple)
-        return {"chars": chars, "bigrams": _pad([sentence.bigrams for sentence in encoded], multiple)}
+        chars = padded([sentence.ids[: sentence.n] for sentence in encoded], multiple)
+        return {"chars": chars, "bigrams": padded([sentence.bigrams for sentence in encoded], multiple)}
     lengths = np.array([(sentence.n, len(sentence.ids) - sentence.n) for sentence in encoded], np.int32)
     lengths = np.pad(lengths.reshape(-1, 2), [(0, -len(encoded) % multiple), (0, 0)])
     return {
-        "lattice": _pad([sentence.ids for sentence in encoded], multiple),
-        "bigrams": _pad([sentence.bigrams for sentence in encoded], multiple),
+        "lattice": padded([sentence.ids for sentence in encoded], multiple),
+        "bigrams": padded([sentence.bigrams for sentence in encoded], multiple),
         "seq_len": lengths[:, 0].copy(),
         "lex_num": lengths[:, 1].copy(),
-        "pos_s": _pad([sentence.starts for sentence in encoded], multiple),
-        "pos_e": _pad([sentence.ends for sentence in encoded], multiple),
+        "pos_s": padded([sentence.starts for sentence in encoded], multiple),
+        "pos_e": padded([sentence.ends for sentence in encoded], multiple),
     }
-
-
-def _pad(rows: Sequence[np.ndarray], multiple: int) -> np.ndarray:
-    """Rows side by side, filled up with 0: int32 `[rows rounded up to the multiple, longest row]`."""
-    table = np.zeros([len(rows) + -len(rows) % multiple, max(map(len, rows), default=0)], np.int32)
-    for place, row in zip(table, rows, strict=False):
-        place[: len(row)] = row
-    return table
 
 
 class TaggedSplit(NamedTuple):
@@ -122,12 +111,13 @@ class TaggedSplit(NamedTuple):
         return len(self.sentences)
 
 
-class TaggedBatches:
-    """Batches of sentences of like lengths: which sentences, in which order, epoch after epoch.
+def tagged_batches(
+    split: TaggedSplit, lattice: bool, batch_size: int, seed: int | None = None, multiple: int = 1
+) -> EpochBatches:
+    """Batches of sentences of like lengths, `(features, tags)`; the tags are int32 `[B, L]`, 0 at padding.
 
     With a seed, the sentences of an epoch are shuffled and cut into pools of 50 batches. Each pool is sorted by length
-    and cut into batches, and then the batches of all pools are shuffled. What a step trains on is a function of the
-    seed and its number, and a run can go on anywhere. Without a seed, all sentences are sorted by length.
+    and cut into batches, and then the batches of all pools are shuffled. Without a seed, all are sorted by length.
 
     Args:
         split: `TaggedSplit`.
@@ -136,55 +126,16 @@ class TaggedBatches:
         seed: of the orders; `None` keeps the order by length.
         multiple: every batch has a multiple of it in rows, filled up with padding: the number of replicas.
     """
+    lengths = np.array([len(s.ids) if lattice else s.n for s in split.sentences])
 
-    def __init__(self, split: TaggedSplit, lattice: bool, batch_size: int, seed: int | None = None, multiple: int = 1):
-        self.split, self.lattice, self.batch_size, self.seed, self.multiple = split, lattice, batch_size, seed, multiple
-        self._lengths = np.array([len(s.ids) if lattice else s.n for s in split.sentences])
-        self._epoch, self._batches = -1, None
+    def cut(rng):
+        n = len(split)
+        order, pool = (np.arange(n), n) if rng is None else (rng.permutation(n), _POOL * batch_size)
+        pools = [order[begin : begin + pool] for begin in range(0, n, pool)]
+        return shuffled([rows[i] for rows in pools for i in by_length(lengths[rows], batch_size)], rng)
 
-    def __len__(self) -> int:
-        return -(-len(self.split) // self.batch_size)
+    def collate(rows):
+        tags = padded([split.tags[i] for i in rows], multiple)
+        return features([split.sentences[i] for i in rows], lattice, multiple), tags
 
-    def _cut(self, epoch: int) -> list[np.ndarray]:
-        """The rows of each batch of an epoch."""
-        n, size = len(self.split), self.batch_size
-        rng = None if self.seed is None else np.random.default_rng([self.seed, epoch])
-        order, pool = (np.arange(n), n) if rng is None else (rng.permutation(n), _POOL * size)
-        for begin in range(0, n, pool):
-            rows = order[begin : begin + pool]
-            order[begin : begin + pool] = rows[np.argsort(self._lengths[rows], kind="stable")]
-        batches = [order[begin : begin + size] for begin in range(0, n, size)]
-        return batches if rng is None else [batches[i] for i in rng.permutation(len(batches))]
-
-    def rows(self, step: int) -> np.ndarray:
-        """Which sentences the batch of a step has, int `[B]`; steps go on from epoch to epoch."""
-        epoch, i = divmod(step, len(self))
-        if epoch != self._epoch:
-            self._epoch, self._batches = epoch, self._cut(epoch)
-        return self._batches[i]
-
-    def batch(self, step: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The `features` of the sentences of a step, and their tags, int32 `[B, L]`, 0 at padding."""
-        rows = self.rows(step)
-        encoded = [self.split.sentences[i] for i in rows]
-        tags = _pad([self.split.tags[i] for i in rows], self.multiple)
-        return features(encoded, self.lattice, self.multiple), tags
-
-    def dataset(self, start: int = 0, repeat: bool = False) -> tf.data.Dataset:
-        """`tf.data.Dataset` of `(features, tags)`, from the batch of step `start` on; without `repeat`, one epoch."""
-        dimensions = _LATTICE if self.lattice else _CHARS
-
-        def flat_batch(step):
-            inputs, tags = self.batch(step)
-            return [*(inputs[name] for name in dimensions), tags]
-
-        def read(step):
-            *arrays, tags = tf.numpy_function(flat_batch, [step], [tf.int32] * (len(dimensions) + 1))
-            inputs = {
-                name: tf.ensure_shape(array, [None] * n)
-                for (name, n), array in zip(dimensions.items(), arrays, strict=True)
-            }
-            return inputs, tf.ensure_shape(tags, [None, None])
-
-        steps = tf.data.Dataset.range(start, 2**62 if repeat else len(self))
-        return prefetched(steps.map(read))
+    return EpochBatches(cut, collate, seed)

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config.checks import POSITIVE
+from txl_tf.data.batching import prefetched
 from txl_tf.data.text.documents import Documents
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.layers.embedding import check_ids, id_error
@@ -128,16 +129,6 @@ class Segments:
                 return table[:, begin:end].astype(np.int32)
 
         return lambda epoch, begin, end: tf.numpy_function(read, [epoch, begin, end], tf.int32)
-
-
-def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset whose next two batches are made while a step runs.
-
-    Without tf.data's autotuning: deleting an iterator waits for its thread, which may sleep for a minute.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.prefetch(2).with_options(options)
 
 
 def _read_ahead(tokens_of: Callable, rows: range, n_column: int) -> Callable:

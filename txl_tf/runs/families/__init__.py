@@ -1,0 +1,1 @@
+"""One record a family: all that tells its runs from those of others."""

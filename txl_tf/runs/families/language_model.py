@@ -1,0 +1,214 @@
+"""Language models: Transformer-XL and the vanilla Transformer, trained on text."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config import (
+    EvaluationConfig,
+    MachineConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TextConfig,
+    TrainingConfig,
+    TransformerLMConfig,
+    check_bins,
+)
+from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batches
+from txl_tf.data.text.corpus import Corpus
+from txl_tf.data.text.documents import Documents
+from txl_tf.data.vocabulary import visible
+from txl_tf.files import check_writable
+from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.transformer_xl.network import TransformerXL
+from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer, TransformerLM
+from txl_tf.runs.callbacks import step_of
+from txl_tf.runs.evaluate import Evaluator
+from txl_tf.runs.families.record import Family, register
+from txl_tf.runs.setup import (
+    MOST_STEPS_ON_TPU,
+    check_divides,
+    check_documents,
+    log_model,
+    name_of,
+    open_corpus,
+    reset_token_of,
+)
+from txl_tf.runs.train import Run
+from txl_tf.training.distribution import broadcast_from_chief, is_chief
+
+logger = logging.getLogger("txl_tf")
+
+_PROMPT = 32  # tokens that a sample follows
+
+
+def steps_per_call(most: int, *ends: int) -> int:
+    """The most steps, up to `most`, that a call may take so that a call ends at every multiple of each of `ends`."""
+    return max(k for k in range(1, most + 1) if math.gcd(*ends) % k == 0)
+
+
+class LanguageModelRun(Run):
+    """One training of a language model, on a text; `data` are `{"data_dir": ...}` or arguments of `build_corpus`."""
+
+    remedy = "Choose another folder to train on this text; eval_path evaluates it in the vocabulary of the run"
+
+    def prepare(self) -> None:
+        model, training, final = self.model_config, self.training, self.final
+        if training.static_shapes is None:
+            on_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
+            self.training = dataclasses.replace(training, static_shapes=on_tpu)
+        rows = final.eval_batch_size or training.train_batch_size
+        self.final = dataclasses.replace(final, eval_batch_size=rows, tgt_len=training.tgt_len)
+        self.splits = list(dict.fromkeys(["valid"] + [final.eval_split] * final.do_eval))
+        if self.data.get("cutoffs"):
+            check_bins(sys.maxsize, model.d_embed, self.data["cutoffs"], model.div_val)
+        check_divides(self.strategy, training.gradient_accumulation_steps, train_batch_size=training.train_batch_size)
+        check_divides(self.strategy, eval_batch_size=rows)
+        check_writable(final.token_nll)
+
+    def open_corpus(self) -> Corpus:
+        return open_corpus(self.data)
+
+    def from_data(self) -> dict:
+        vocab = self.corpus.vocab
+        if self.training.shuffle_documents:
+            check_documents("shuffle_documents", vocab)
+        self.evaluator = Evaluator(self.corpus, self.final)
+        self.metric = self.evaluator.metric
+        found = {"n_token": len(vocab), "cutoffs": self.corpus.cutoffs}
+        if self.training.reset_memory_at_documents:
+            found["reset_token"] = reset_token_of(vocab, type(self.model_config))
+        return found
+
+    def data_config(self) -> dict:
+        return {**self.data, "by_character": self.corpus.by_character}
+
+    def options(self) -> tuple[dict, dict]:
+        """Checks first that every split is long enough."""
+        for split in self.splits:
+            self.evaluator.check(split)
+        training, text = self.training, self.corpus.splits["train"]
+        static_shapes = training.static_shapes
+        num_batches(len(text), training.train_batch_size, training.tgt_len, static_shapes, name="train split")
+        of_compile = {
+            "gradient_accumulation_steps": training.gradient_accumulation_steps,
+            "static_shapes": static_shapes,
+            "bin_capacities": self._bin_capacities(self.model_config.cutoffs) if static_shapes else None,
+        }
+        return {"recompute": training.recompute}, of_compile
+
+    def _bin_capacities(self, cutoffs: list[int]) -> list[int]:
+        """Of all bins but the first, for static shapes. The chief counts the whole text for all workers."""
+        capacities, parts = [0] * len(cutoffs), self.training.gradient_accumulation_steps
+        if cutoffs and is_chief(self.strategy):
+            rows = self.training.train_batch_size // (self.strategy.num_replicas_in_sync * parts)
+            capacities = choose_bin_capacities(self.corpus.splits["train"], rows, self.training.tgt_len, cutoffs)
+        return [broadcast_from_chief(self.strategy, capacity) for capacity in capacities]
+
+    def log_model(self) -> None:
+        log_model(name_of(self.data), self.corpus, self.model, self.strategy, self.machine.mixed_precision)
+
+    def fit(self, state: tuple) -> None:
+        training = self.training
+        if training.steps_per_execution is None and isinstance(self.strategy, tf.distribute.TPUStrategy):
+            ends = training.train_steps, training.iterations, training.save_steps, step_of(self.model)
+            self.model.steps_per_execution = steps_per_call(MOST_STEPS_ON_TPU, *ends)
+        super().fit(state)
+
+    def batches(self, start: int) -> Segments:
+        rows, drop_remainder = self.training.train_batch_size, self.training.static_shapes
+        text, documents = self.corpus.splits["train"], None
+        if self.training.shuffle_documents:
+            documents = Documents(text, self.corpus.vocab.document_id, self.training.seed)
+        tgt_len = self.training.tgt_len
+        return Segments(text, rows, tgt_len, start, repeat=True, drop_remainder=drop_remainder, documents=documents)
+
+    def validation(self) -> Segments:
+        return self.evaluator.batches("valid")
+
+    def tokens_per_step(self) -> float:
+        return self.training.train_batch_size * self.training.tgt_len
+
+    def finish(self) -> dict[str, float]:
+        """Evaluations and a sample."""
+        lm, chief = self.model, self.checkpoints.write
+        token_nll = self.final.token_nll if chief else self.final.token_nll and os.devnull
+        paths = {split: token_nll if split == self.splits[-1] else None for split in self.splits}
+        results = {split: self.evaluator.run(lm, split, path) for split, path in paths.items()}
+        self.checkpoints.save_best(results["valid"])
+        if self.training.sample_tokens and chief:
+            self.sample()
+        return results
+
+    @property
+    def samples(self) -> bool:
+        """Not with static shapes, where the graph that writes takes long to compile."""
+        return bool(self.training.sample_tokens) and not self.training.static_shapes
+
+    def sample(self) -> None:
+        vocab, prompt = self.corpus.vocab, np.array(self.corpus.splits["valid"][:_PROMPT])
+        number, seed = self.training.sample_tokens, self.training.seed
+        tokens = self.model.generate(prompt[None], number, temperature=0.8, seed=seed)[0]
+        title = f"a sample at temperature 0.8, after {vocab.decode(prompt)!r}:"
+        text = visible(vocab.decode(tokens[len(prompt) :]))
+        logger.info("%s", title)
+        logger.info("%s", text)
+        self.show_text("sample", f"{title}\n{text}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Data(TextConfig):
+    data_dir: str | None = None
+    by_character: bool = False
+
+
+def least_weights(model: dict) -> int:
+    attention, feed_forward = 4 * model["n_head"] * model["d_head"], 2 * model["d_inner"]
+    first_bin, d_embed = [*model.get("cutoffs", ()), model["n_token"]][0], model["d_embed"]
+    layers = model["n_layer"] * model["d_model"] * (attention + feed_forward)
+    return first_bin * d_embed + layers + (d_embed * model["d_model"] if d_embed != model["d_model"] else 0)
+
+
+TRANSFORMER_XL = register(
+    Family(
+        name="transformer_xl",
+        task="language_model",
+        described="a language model, for train.py, tools/generate.py and others",
+        network=TransformerXL,
+        config=ModelConfig,
+        make=TransformerXLLM,
+        check=lambda model: check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val),
+        least_weights=least_weights,
+        required=("n_token", "mem_len"),
+        vocabs={"vocab": "n_token"},
+        data=_Data,
+        places=("data_path", "data_dir", "vocab_path"),
+        training=(EvaluationConfig, MachineConfig, OptimizerConfig, TrainingConfig),
+        final=EvaluationConfig,
+        recorded=(
+            "tgt_len", "train_batch_size", "train_steps", "iterations", "save_steps", "static_shapes",
+            "shuffle_documents", "seed", "eval_batch_size", "mixed_precision",
+        ),
+        fixed=(
+            "tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema", "static_shapes", "shuffle_documents",
+            "seed",
+        ),
+        run=LanguageModelRun,
+    )
+)  # fmt: skip
+TRANSFORMER_LM = register(
+    dataclasses.replace(
+        TRANSFORMER_XL,
+        name="transformer_lm",
+        network=AbsoluteTransformer,
+        config=TransformerLMConfig,
+        make=TransformerLM,
+    )
+)

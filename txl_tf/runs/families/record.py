@@ -1,0 +1,156 @@
+"""`Family`, what a record holds, and the register of all records."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import keras
+
+from txl_tf.config import Config, at_least, satisfies
+from txl_tf.data.subwords import empty_vocab
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.schema import brief, check_values
+
+FAMILIES: dict[str, Family] = {}  # by name, see `register`
+FIRST = "transformer_xl"  # family of a run whose `config.json` names none, as early ones do
+
+
+@dataclasses.dataclass(kw_only=True)
+class _ConfigFile:
+    """`config.json` of any run, but for its vocabularies. `fingerprints` are of them and of each split."""
+
+    data: dict
+    model: dict
+    training: dict = dataclasses.field(default_factory=dict)
+    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
+    family: str = FIRST
+
+
+def _checked(check: Callable) -> dataclasses.Field:
+    return dataclasses.field(metadata={"check": check})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """A kind of model, and how it is trained, kept in a folder and evaluated.
+
+    Attributes:
+        name: in `config.json`.
+        task: "language_model", "encoder_decoder" or "tagger": which programs open its runs, and how it is served.
+        described: what its runs hold and which programs open them, for messages.
+        network: class of the network, or of the model itself where it has no network apart.
+        config: group of its hyper-parameters.
+        make: function of the hyper-parameters, and of options of Keras such as `dtype`, that gives the model.
+        check: function of the hyper-parameters, a `config`: raises ValueError where they do not fit each other.
+        least_weights: function of the hyper-parameters, a dictionary: about how many weights a model has, at least.
+        required: hyper-parameters that `config.json` must have, though they have a default elsewhere.
+        vocabs: key in `config.json`, and name of a file, of each vocabulary -> hyper-parameter that is its size; `None`
+            where that is not recorded.
+        data: group of what is read.
+        places: what of the data says where it lies, not what it is.
+        final: group of the settings of the evaluation at the end of a training, or `None`.
+        training: the groups whose settings `config.json` may hold; of two with one name, the last counts.
+        recorded: which of the settings it does hold, besides all of the optimizer.
+        fixed: which of the settings a checkpoint depends on. Others may change when a run goes on.
+        monitor, best_of: what tells the best checkpoint, and which of two is better.
+        run: the subclass of `Run` that says how its data are read and batched, and how it is trained and evaluated.
+    """
+
+    name: str
+    task: str
+    described: str
+    network: type
+    config: type[Config]
+    make: Callable[..., keras.Model]
+    check: Callable[[Config], None] = lambda model: None
+    least_weights: Callable[[dict], int]
+    required: tuple[str, ...]
+    vocabs: Mapping[str, str | None]
+    data: type[Config]
+    places: tuple[str, ...]
+    final: type[Config] | None = None
+    training: tuple[type[Config], ...]
+    recorded: tuple[str, ...]
+    fixed: tuple[str, ...]
+    monitor: str = "val_loss"
+    best_of: Callable = min
+    run: type
+
+    def check_config(self, values: dict) -> None:
+        """Raises ValueError unless `values` are a `config.json` of this family."""
+        check_values(values, self._config_file)
+        for key, groups in self.groups.items():
+            check_values(values.get(key, {}), *groups, partial=key != "model", prefix=f"{key}.")
+        missing = [name for name in self.required if values["model"].get(name) is None]
+        if missing:
+            raise ValueError(f"model.{missing[0]} is missing")
+        self.check(self.config(**values["model"]))
+        for name in self.vocabs:
+            empty_vocab(**values[name])  # checks them
+
+    def describe(self, data: dict, model: dict, vocabs: list[Vocab]) -> dict:
+        """What `config.json` says of a run, but for its training."""
+        named = {name: vocab.get_config() for name, vocab in zip(self.vocabs, vocabs, strict=True)}
+        return {"family": self.name, "data": data, "model": model, **named}
+
+    def check_best(self, values: dict) -> None:
+        """Raises ValueError unless `values` are a `best.json` of this family."""
+        check_values(values, self._best_file)
+
+    @functools.cached_property
+    def _config_file(self) -> type:
+        vocabs = [(name, Vocab) for name in self.vocabs]
+        return dataclasses.make_dataclass("config", vocabs, bases=(_ConfigFile,), kw_only=True)
+
+    @functools.cached_property
+    def _best_file(self) -> type:
+        step = ("step", int, _checked(at_least(0)))
+        value = (self.monitor, float, _checked(satisfies(math.isfinite, "be finite")))
+        text = ("text", str | None, None)  # fingerprint of the text that was validated on
+        return dataclasses.make_dataclass("best", [step, value, text])
+
+    @property
+    def groups(self) -> dict[str, tuple[type[Config], ...]]:
+        """Key in `config.json` -> groups of the settings that it holds."""
+        return {"data": (self.data,), "training": self.training, "model": (self.config,)}
+
+
+def register(family: Family) -> Family:
+    """Makes a family known to all that open, average and export runs."""
+    FAMILIES[family.name] = family
+    return family
+
+
+def family_in(config: dict, task: str | None = None) -> Family:
+    """The family that a `config.json` names.
+
+    Raises:
+        ValueError: there is no such family, or it has another task.
+    """
+    name = config.get("family", FIRST)
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None or task not in (None, family.task):
+        allowed = " or ".join(known.name for known in FAMILIES.values() if task in (None, known.task))
+        holds = f": it is {family.described}" if family else ""
+        raise ValueError(f"family must be {allowed}, got {brief(name)}{holds}")
+    return family
+
+
+def family_of(model: keras.Model) -> Family:
+    """The family of a model, by its network. Raises ValueError where it is of none."""
+    network = getattr(model, "network", model)
+    return _one(type(network).__name__, (family for family in FAMILIES.values() if type(network) is family.network))
+
+
+def family_of_group(group: type[Config]) -> Family:
+    """The family of a group of hyper-parameters. Raises ValueError where it is of none."""
+    return _one(group.__name__, (family for family in FAMILIES.values() if family.config is group))
+
+
+def _one(found: str, families: Iterable[Family]) -> Family:
+    for family in families:
+        return family
+    raise ValueError(f"no family has {found}: see txl_tf.runs.families.record.register")

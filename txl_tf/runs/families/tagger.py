@@ -1,0 +1,172 @@
+"""Taggers of sentences: TENER, and FLAT with a lexicon."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+
+import keras
+import numpy as np
+
+from txl_tf.config import (
+    FlatTaggerConfig,
+    LabelConfig,
+    MachineConfig,
+    OptimizerConfig,
+    TaggedConfig,
+    TaggerTrainingConfig,
+    TenerTaggerConfig,
+)
+from txl_tf.data.batching import EpochBatches
+from txl_tf.data.tagged.batches import tagged_batches
+from txl_tf.data.tagged.sentences import TaggedCorpus, read_corpus
+from txl_tf.models.taggers.flat import Flat
+from txl_tf.models.taggers.tagger import Tagger
+from txl_tf.models.taggers.tener import Tener
+from txl_tf.runs.families.record import Family, register
+from txl_tf.runs.train import EpochRun
+from txl_tf.runs.weights import load_weights
+
+logger = logging.getLogger("txl_tf")
+
+_SCORES = ("precision", "recall", "f1")
+
+
+class TaggerRun(EpochRun):
+    """One training of a tagger, on tagged sentences."""
+
+    kind = "taggers"
+    remedy = "Choose another folder to train on these sentences"
+    metrics = ()
+    validated = _SCORES
+
+    @property
+    def takes_words(self) -> bool:
+        return "lexicon" in self.folder.family.vocabs
+
+    def prepare(self) -> None:
+        name, lexicon = self.folder.family.name.upper(), self.data.lexicon
+        if self.takes_words and not lexicon:
+            raise ValueError(f"lexicon must be given for {name}: a file of words, a line each, or jieba")
+        if lexicon and not self.takes_words:
+            raise ValueError(f"lexicon must be left out for {name}, which takes no words, got {lexicon}")
+
+    def open_corpus(self) -> TaggedCorpus:
+        return read_corpus(self.data)
+
+    def from_data(self) -> dict:
+        corpus, most = self.corpus, self.model_config.max_seq_len
+        for split, sentences in corpus.splits.items():
+            lengths = [sentence.n for sentence in sentences.sentences]
+            longest = int(np.argmax(lengths))
+            if lengths[longest] > most:
+                raise ValueError(
+                    f"{corpus.names[split]}, sentence {longest + 1} has {lengths[longest]:,} characters; at most "
+                    f"max_seq_len={most} are allowed"
+                )
+        widths = {"vocab": "d_embed", "bigram_vocab": "d_bigram"}
+        found = {widths[name]: table.shape[1] for name, table in corpus.embeddings.items()}
+        n_bigram = len(corpus.bigram_vocab) if self.data.bigrams else 0
+        return {"n_token": len(corpus.vocab), "n_bigram": n_bigram, "labels": corpus.labels, **found}
+
+    def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:
+        replicas = self.strategy.num_replicas_in_sync
+        return tagged_batches(self.corpus.splits[split], self.takes_words, self.training.batch_size, seed, replicas)
+
+    def tokens_per_step(self) -> float:
+        return sum(sentence.n for sentence in self.corpus.splits["train"].sentences) / len(self.train_batches)
+
+    @property
+    def tables(self) -> dict[str, keras.Variable]:
+        """The embeddings, by vocabulary."""
+        network = self.model.network
+        tables = {"vocab": network.embedding, "bigram_vocab": network.bigram_embedding}
+        return {name: table for name, table in tables.items() if table is not None}
+
+    def start(self) -> None:
+        """The embeddings are those of the vectors that are given."""
+        for name, table in self.tables.items():
+            rows = self.corpus.embeddings.get(name, table.numpy()).copy()
+            if self.data.unit_vectors:
+                rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+            rows[0] = 0  # padding
+            table.assign(rows)
+
+    def log_model(self) -> None:
+        corpus, total = self.corpus, self.model.count_params()
+        sizes = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
+        kinds = ", ".join(self.model.kinds)
+        logger.info("%s: sentences: %s; entities: %s (%s)", corpus.names["train"], sizes, kinds, corpus.scheme)
+        rest = total - sum(int(np.prod(table.shape)) for table in self.tables.values())
+        parameters = f"{total:,} parameters, {rest:,} without embeddings"
+        type_name, n_batches = self.machine.mixed_precision, len(self.train_batches)
+        logger.info("model: %s; %s; %d batches an epoch", parameters, type_name, n_batches)
+
+    def show(self, logs: dict, prefix: str) -> str:
+        line = f"loss {logs[prefix + 'loss']:.4f}"
+        if prefix + "f1" not in logs:
+            return line
+        precision, recall, f1 = (logs[prefix + name] for name in _SCORES)
+        return f"{line} | precision {precision:.2%} recall {recall:.2%} F1 {f1:.2%}"
+
+    def finish(self) -> dict[str, dict[str, float]]:
+        """Evaluations of the last and of the best weights."""
+        self.checkpoints.save_best(self._evaluate("valid", "last")["f1"])
+        if "test" in self.corpus.splits:
+            self._evaluate("test", "last")
+        best = self.folder.find_best()
+        load_weights(self.model, best["path"])
+        return {split: self._evaluate(split, f"best (step {best['step']})") for split in self.held_out}
+
+    def _evaluate(self, split: str, what: str) -> dict[str, float]:
+        measured = self.evaluate(split)
+        found = {name: measured[name] for name in ("loss", *_SCORES)}
+        logger.info("%s, %s: %s", split, what, self.show(found, ""))
+        return found
+
+
+def make_tagger(network: type, seed: int | None = None, dtype: str | None = None, **values) -> Tagger:
+    """A new tagger of the hyper-parameters `values`, whose network is of the class `network`."""
+    options = {name: values.pop(name) for name in LabelConfig.names() if name in values}
+    made = network(**values, seed=seed, dtype=dtype, name="network")
+    return Tagger(made, **options, seed=seed, dtype=dtype)
+
+
+def least_weights(model: dict) -> int:
+    layers = model["n_layer"] * model["d_model"] * (model["d_model"] + 2 * model["d_inner"])
+    return layers + model["n_token"] * model.get("d_embed", 1)
+
+
+TENER = register(
+    Family(
+        name="tener",
+        task="tagger",
+        described="a tagger, for tools/train_ner.py and tools/tag.py",
+        network=Tener,
+        config=TenerTaggerConfig,
+        make=functools.partial(make_tagger, Tener),
+        least_weights=least_weights,
+        required=("n_token", "labels"),
+        vocabs={"vocab": "n_token", "bigram_vocab": None},
+        data=TaggedConfig,
+        places=("train_path", "valid_path", "test_path", "lexicon", "char_vectors", "bigram_vectors", "word_vectors"),
+        training=(MachineConfig, OptimizerConfig, TaggerTrainingConfig),
+        recorded=("batch_size", "patience", "train_steps", "iterations", "save_steps", "seed", "mixed_precision"),
+        fixed=("batch_size", "mixed_precision", "optimizer", "ema", "seed"),
+        monitor="val_f1",
+        best_of=max,
+        run=TaggerRun,
+    )
+)
+FLAT = register(
+    dataclasses.replace(
+        TENER,
+        name="flat",
+        described="a tagger with a lexicon, for tools/train_ner.py and tools/tag.py",
+        network=Flat,
+        config=FlatTaggerConfig,
+        make=functools.partial(make_tagger, Flat),
+        vocabs={**TENER.vocabs, "lexicon": None},
+    )
+)

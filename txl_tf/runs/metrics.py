@@ -1,0 +1,136 @@
+"""What results are reported in: perplexity and bits, error rates of translations, F1 of entities."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.data.tagged.tags import Span, prf, spans_of
+
+ALL = "all"
+NONE = "(none)"  # no entity at this place
+
+
+def to_metric(nll: float, metric: str) -> float:
+    """A mean nll in nats as `"bpc"`, bits (a character or byte, whatever it is the mean over), or `"ppl"`."""
+    if metric == "bpc":
+        return nll / math.log(2)
+    return math.exp(min(nll, 700))  # the perplexity of a model that diverged need not be exact
+
+
+# ------------------------------------------------------------------------------------------------------ translations
+
+
+def group_references(sources: list[str], targets: list[str]) -> dict[str, list[str]]:
+    """`{source: its targets}`: a source may stand on several lines, each with a target that is right."""
+    references = {}
+    for source, target in zip(sources, targets, strict=True):
+        references.setdefault(source, []).append(target)
+    return references
+
+
+def error_rates(translations: list[str], references: list[list[str]], level: str) -> dict[str, float]:
+    """`"lines"` and `"symbols"` that are wrong, as shares.
+
+    A line is right where it equals one of its references. Wrong symbols are the edits to the nearest reference (those
+    that turn the one into the other: to insert, delete, replace), over the symbols of these references.
+
+    Args:
+        translations: a text for every source.
+        references: the right ones of every source, at least one.
+        level: what a symbol is: "word" or "char".
+    """
+    pairs = [(i, text, right) for i, text in enumerate(translations) for right in references[i]]
+    rows, texts, rights = zip(*pairs, strict=True)
+    found, right = ([_symbols(text, level) for text in side] for side in (texts, rights))
+    distances, lengths = _edit_distances(found, right), np.array(list(map(len, right)))
+    order = np.lexsort([lengths, distances, rows])  # the nearest reference of every row first
+    nearest = order[np.unique(np.array(rows)[order], return_index=True)[1]]
+    wrong = np.mean([text not in right for text, right in zip(translations, references, strict=True)])
+    return {"lines": float(wrong), "symbols": float(distances[nearest].sum() / lengths[nearest].sum())}
+
+
+def _symbols(text: str, level: str) -> list[str]:
+    return text.split() if level == "word" else list(text)
+
+
+def _edit_distances(found: list[list[str]], right: list[list[str]]) -> np.ndarray:
+    def sparse(side):
+        symbols = list(itertools.chain.from_iterable(side))
+        return tf.RaggedTensor.from_row_lengths(symbols, list(map(len, side))).to_sparse()
+
+    return tf.edit_distance(sparse(found), sparse(right), normalize=False).numpy()
+
+
+def corpus_scores(translations: list[str], references: list[list[str]]) -> dict[str, str]:
+    """BLEU and chrF by sacrebleu, each as it prints them; empty where it is not installed."""
+    if importlib.util.find_spec("sacrebleu") is None:
+        return {}
+    import sacrebleu  # an extra
+
+    most = max(map(len, references))
+    columns = [[right[i] if i < len(right) else None for right in references] for i in range(most)]
+    scores = sacrebleu.corpus_bleu(translations, columns), sacrebleu.corpus_chrf(translations, columns)
+    return {score.name: score.format(width=2) for score in scores}
+
+
+# ---------------------------------------------------------------------------------------------------------- entities
+
+
+def score_table(found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> list[tuple]:
+    """Rows `(kind, precision, recall, f1, entities)`, kinds in alphabetical order, then all of them together.
+
+    Args:
+        found, expected: tags of every sentence.
+    """
+    right, of_found, of_expected = Counter(), Counter(), Counter()
+    for spans, truth in _spans_of_both(found, expected):
+        of_found.update(span.kind for span in spans)
+        of_expected.update(span.kind for span in truth)
+        right.update(span.kind for span in spans & truth)
+    kinds = sorted({*of_found, *of_expected})
+    counts = [(kind, right[kind], of_found[kind], of_expected[kind]) for kind in kinds]
+    counts.append((ALL, right.total(), of_found.total(), of_expected.total()))
+    return [(kind, *prf(r, f, e), e) for kind, r, f, e in counts]
+
+
+def confusion(found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> dict[tuple[str, str], int]:
+    """`{(expected kind, found kind): number}` of places, first and last element, that either has an entity at.
+
+    A place that only one of the two has is an entity of the kind `NONE` to the other: missed, wrongly cut, or made up.
+    """
+    table = Counter()
+    for spans, truth in _spans_of_both(found, expected):
+        here, there = ({span[1:]: span.kind for span in side} for side in (spans, truth))
+        table.update((there.get(place, NONE), here.get(place, NONE)) for place in {*here, *there})
+    return dict(table)
+
+
+def _spans_of_both(found: Sequence, expected: Sequence) -> list[tuple[set[Span], set[Span]]]:
+    return [({*spans_of(tags)}, {*spans_of(truth)}) for tags, truth in zip(found, expected, strict=True)]
+
+
+def format_scores(rows: list[tuple]) -> str:
+    """`score_table` as text."""
+    width = max(len(kind) for kind, *_ in rows)
+    lines = [f"{'kind':<{width}}  precision  recall      F1  entities"]
+    for kind, precision, recall, f1, number in rows:
+        lines.append(f"{kind:<{width}}  {precision:>9.2%}  {recall:>6.2%}  {f1:>6.2%}  {number:>8,}")
+    return "\n".join(lines)
+
+
+def format_confusion(table: dict[tuple[str, str], int]) -> str:
+    """`confusion` as text: a row for every expected kind, a column for every kind that was found."""
+    kinds = [*sorted({kind for pair in table for kind in pair} - {NONE}), NONE]
+    width = max(map(len, kinds)) + 2
+    lines = [f"{'expected / found':<{max(width, 18)}}" + "".join(f"{kind:>{width}}" for kind in kinds)]
+    for row in kinds:
+        cells = "".join(f"{table.get((row, column), 0) or '.':>{width}}" for column in kinds)
+        lines.append(f"{row:<{max(width, 18)}}{cells}")
+    return "\n".join(lines)

@@ -1,0 +1,107 @@
+"""Whether a training goes on with the run in its folder: the same vocabularies, configuration and text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+
+from txl_tf.config import RunConfig
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.families.record import family_in
+from txl_tf.runs.folder import RunFolder
+
+# A warm start may change them.
+NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "reset_token")
+
+logger = logging.getLogger("txl_tf")
+
+
+def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], training: RunConfig, remedy: str) -> None:
+    """Raises ValueError where the folder holds checkpoints of another vocabulary, configuration or text.
+
+    In a new folder, looks at the run of the warm start instead, whose vocabularies must be the same.
+
+    Args:
+        config: `config.json` of the training.
+        remedy: ends the message about another vocabulary.
+    """
+    if folder.steps():
+        if family_in(folder.read_config()) is family_in(config):
+            check_vocab(folder, vocabs, remedy)
+        check_same_config(folder, config)
+        if not training.allow_other_text:
+            trained_on = {split: config["fingerprints"][split] for split in ("train", "valid")}
+            check_text(folder, trained_on, "choose another folder, or go on with --allow_other_text")
+    elif training.warm_start_path:
+        _check_warm_start(training.warm_start_path, config, vocabs, remedy)
+
+
+def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str) -> None:
+    parent = os.path.dirname(path)
+    if os.path.basename(parent) in ("best", "ema"):
+        parent = os.path.dirname(parent)
+    source = RunFolder(parent, family_in(config).task)
+    if not source.has_config():
+        return
+    check_vocab(source, vocabs, remedy)
+    before, now = source.read_config()["model"], config["model"]
+    names = [name for name in NOT_IN_WEIGHTS if before.get(name, now.get(name)) != now.get(name)]
+    if names:
+        was, has = (", ".join(f"{name}={model[name]}" for name in names) for model in (before, now))
+        logger.warning("%s has %s; this run has %s", parent, was, has)
+
+
+def check_vocab(folder: RunFolder, vocabs: list[Vocab], remedy: str) -> None:
+    """Raises ValueError unless a text has the vocabularies of the run; `remedy` ends the message."""
+    for name, vocab, before in zip(folder.family.vocabs, vocabs, folder.load_vocabs(), strict=True):
+        difference = vocab.difference(before)
+        if difference:
+            what = name.replace("_", " ").replace("vocab", "vocabulary")
+            raise ValueError(
+                f"the text has another {what} ({len(vocab)} symbols) than the run in {folder} ({len(before)} "
+                f"symbols): {difference}. {remedy}"
+            )
+
+
+def check_text(folder: RunFolder, fingerprints: dict[str, str], remedy: str) -> None:
+    """Raises ValueError where a split of the text is not what the run was trained on; `remedy` ends the message.
+
+    Args:
+        fingerprints: of the splits to compare, see `Corpus.fingerprint`.
+    """
+    before = folder.read_config().get("fingerprints", {})
+    changed = [split for split, found in fingerprints.items() if before.get(split, found) != found]
+    if changed:
+        splits = " and ".join(changed)
+        raise ValueError(f"the text of the run in {folder} has changed since it was trained on ({splits}): {remedy}")
+
+
+def check_same_config(folder: RunFolder, config: dict) -> None:
+    """Raises ValueError where the folder holds checkpoints of another configuration, or a damaged best.json."""
+    folder.find_best()
+    changes = _changes(folder.read_config(), json.loads(json.dumps(config)))
+    if changes:
+        raise ValueError(
+            f"model_dir {folder} holds a run of another configuration; choose another folder, or:\n  "
+            + "\n  ".join(changes)
+        )
+
+
+def _changes(before: dict, now: dict) -> list[str]:
+    """What of two `config.json` differs that a checkpoint depends on."""
+    family, there = family_in(now), family_in(before)
+    changes = [] if family is there else [f"family: {there.name!r} there, {family.name!r} now"]
+    prints, old_prints = (some.get("fingerprints", {}) for some in (now, before))
+    same_text = old_prints and all(old_prints.get(split) == prints.get(split) for split in ("train", "valid"))
+    for part in ("data", "model", *family.vocabs, "training"):
+        fields = [field for group in family.groups.get(part, ()) for field in dataclasses.fields(group)]
+        defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+        for name, value in now.get(part, {}).items():
+            old = before.get(part, {}).get(name, defaults.get(name))
+            if same_text and name in family.places:  # the same text by another name
+                continue
+            if old != value and (part != "training" or name in family.fixed):
+                changes.append(f"{part}.{name}: {old!r} there, {value!r} now")
+    return changes
