@@ -39,7 +39,7 @@ class DocumentOrder:
     """A text with its documents in another order, read when it is sliced: `tokens[begin:end]`, `len(tokens)`.
 
     Args:
-        tokens: as of `Documents`.
+        tokens: integer array or `StoredTokens` `[n]`.
         ends: int `[documents]`, where each document ends in `tokens`; it begins where the one before it ends.
         chosen: int `[documents]`, the number of the document in each place.
     """
@@ -59,9 +59,7 @@ class DocumentOrder:
         while place < last:
             end = min(int(self._ends[document]), last)
             before = int(self._ends[document - 1]) if document else 0
-            begin = (
-                int(self._begins[document]) - before
-            )  # of what stands here at place 0, if the document reached so far
+            begin = int(self._begins[document]) - before  # where place 0 would be, if the document reached so far
             pieces.append(self.tokens[begin + place : begin + end])
             place, document = end, document + 1
         return np.concatenate(pieces) if pieces else np.zeros([0], self.dtype)
