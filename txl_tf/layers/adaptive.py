@@ -72,7 +72,7 @@ def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=Non
 
 
 def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, bin_capacities):
-    """`mask_adaptive_logsoftmax` whose shapes, those of the gradient too, do not depend on the data.
+    """`mask_adaptive_logsoftmax` with static shapes: neither they nor those of the gradient depend on the data.
 
     Every cluster but the first has a capacity: its first tokens, in order, are predicted, and those past the capacity
     are left out, from the gradient too. A capacity of `B * T` or more leaves out none.
@@ -80,7 +80,7 @@ def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, 
     Args:
         hidden: `[B, T, P]`, B and T known.
         target: int `[B, T]`; -1 where there is no token.
-        tables, projs, biases, clusters: those of `mask_adaptive_logsoftmax`.
+        tables, projs, biases, clusters: see `mask_adaptive_logsoftmax`.
         bin_capacities: list of int, of every cluster but the first; see `choose_bin_capacities`.
 
     Returns:
@@ -144,7 +144,7 @@ def _head_nll(hidden, target, weights, projs, biases, clusters):
 def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
     """The full distribution over the vocabulary, normalised over all clusters.
 
-    Args: those of `mask_adaptive_logsoftmax`.
+    Args: see `mask_adaptive_logsoftmax`.
 
     Returns:
         float32 `[B, T, N]`, log-probabilities in vocabulary order.
@@ -163,7 +163,7 @@ def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
 class AdaptiveSoftmax(AdaptiveBins):
     """Softmax over the clusters of an `AdaptiveEmbedding`, whose tables it shares.
 
-    Args: those of the embedding, and
+    Args: see `AdaptiveEmbedding`, and
         proj_share_all_but_first: every cluster but the first uses the embedding's projection too. Otherwise each has
             its own. Without cutoffs the single projection is shared in any case, as in the original.
 
