@@ -10,9 +10,9 @@ import numbers
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import stored, values_of
 from txl_tf.layers.common.base import check_tensors, found
-from txl_tf.layers.common.ops import config_of, cross_entropy
+from txl_tf.layers.common.ops import cross_entropy
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
 
 
@@ -220,8 +220,8 @@ class AdaptiveSoftmax(AdaptiveBins):
     def check_embedding(self, embedding):
         """Raises ValueError unless it is a built embedding of the same clusters."""
         names = "n_token d_embed d_proj cutoffs div_val"
-        if not isinstance(embedding, AdaptiveEmbedding) or config_of(embedding, names) != config_of(self, names):
-            of_self = ", ".join(f"{name}={value}" for name, value in config_of(self, names).items())
+        if not isinstance(embedding, AdaptiveEmbedding) or values_of(embedding, names) != values_of(self, names):
+            of_self = ", ".join(f"{name}={value}" for name, value in values_of(self, names).items())
             raise ValueError(f"embedding must be an AdaptiveEmbedding of {of_self}, got {found(embedding)}")
         if not embedding.built:
             embedding.build()
