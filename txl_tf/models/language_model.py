@@ -177,15 +177,7 @@ class LanguageModel(GenerationGraphs, MemoryModel):
     def _check_mems(self, tokens, mems):
         if mems is None:
             return self.initial_mems(keras.ops.shape(tokens)[0])
-        network = self.network
-        shapes = [list(mem.shape) for mem in mems]
-        expected = [tokens.shape[0], *shapes[0][1:2], network.d_model] if shapes else None
-        if len(mems) != network.n_layer or any(shape != expected for shape in shapes):
-            raise ValueError(
-                f"mems must be n_layer={network.n_layer} tensors [batch={tokens.shape[0]}, mem_len, "
-                f"d_model={network.d_model}], got {len(mems)} of shapes {shapes}"
-            )
-        return [tf.cast(mem, self.compute_dtype) for mem in mems]
+        return self.network.check_mems(tokens, mems)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

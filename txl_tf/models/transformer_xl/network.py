@@ -235,7 +235,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         """`mems` in the dtype of the network. Raises ValueError unless they are a memory of its layers."""
         given = list(mems) if isinstance(mems, (list, tuple)) else []
         if len(given) != self.n_layer or not all(hasattr(mem, "shape") for mem in given):
-            got = f"{len(mems)}" if isinstance(mems, (list, tuple)) else found(mems)
+            got = ", ".join(map(found, mems)) if isinstance(mems, (list, tuple)) else found(mems)
             raise ValueError(f"mems must be a list of n_layer={self.n_layer} tensors, got {got}")
         sizes = {"batch": tokens.shape[0], "d_model": self.d_model}
         for i, mem in enumerate(given):
