@@ -273,12 +273,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         inside = tf.gather(tf.constant(self._entity), tags) & mask
         begins = inside & ~tf.pad(joined, [[0, 0], [1, 0]])
         ends = inside & ~tf.pad(joined, [[0, 0], [0, 1]])
-        rows, length = tf.unstack(tf.shape(tags))
-        number = tf.cumsum(tf.cast(begins, tf.int32), 1)  # of the entity, from 1 on
-        flat = tf.range(rows)[:, None] * (length + 1) + tf.where(begins, number, 0)
-        places = tf.where(begins, tf.range(length)[None], 0)
-        begun = tf.math.unsorted_segment_sum(tf.reshape(places, [-1]), tf.reshape(flat, [-1]), rows * (length + 1))
-        return ends, tf.gather(tf.reshape(begun, [rows, length + 1]), number, batch_dims=1)
+        number = tf.cumsum(tf.cast(begins, tf.int32), 1)  # of the entity, from 1 on; it begins where the number is new
+        return ends, tf.searchsorted(number, number)
 
     def count_spans(self, tags, expected, mask):
         """Numbers of entities that are right, found and expected: float32 `[3]`."""
