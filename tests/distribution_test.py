@@ -61,7 +61,7 @@ def make_lm(strategy=None, optimizer=None, **options):
 def left_behind(lm, logs):
     return {
         **{f"weights/{i}": variable.numpy() for i, variable in enumerate(lm.trainable_variables)},
-        "mems": lm.carried_mems_array(),
+        "mems": lm.carried_arrays()["mems"],
         "logs": np.array(logs.rows),
     }
 

@@ -362,18 +362,18 @@ def test_carried_mems_are_those_of_score_and_can_be_set(small_lm, small_batches)
     means, mems = mean_scores(lm, *batches)
     lm.compile(no_learning(), run_eagerly=True)
     fit(lm, dataset_of(*batches))
-    np.testing.assert_allclose(lm.carried_mems_array(), np.stack(mems), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(lm.carried_arrays()["mems"], np.stack(mems), rtol=1e-5, atol=1e-6)
 
     class GoOn(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            self.model.set_carried_mems(np.stack(mems))
+            self.model.set_carried_arrays({"mems": np.stack(mems)})
 
     losses = Losses()
     lm.fit(dataset_of(*batches), verbose=0, callbacks=[GoOn(), losses])
     np.testing.assert_allclose(losses.loss, mean_scores(lm, *batches, mems)[0], rtol=1e-5)
     assert means[0] - losses.loss[0] > 1e-4 * means[0]
     with pytest.raises(ValueError, match=r"\[2, 2, 4, 8\], got \[2, 3, 4, 8\]"):
-        lm.set_carried_mems(np.zeros([2, 3, 4, 8]))
+        lm.set_carried_arrays({"mems": np.zeros([2, 3, 4, 8])})
 
 
 # ---------------------------------------- one batch at a time

@@ -427,7 +427,7 @@ def trained(small_lm, two_replicas):
         losses = []
         record = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
         lm.fit(dataset(text), verbose=0, callbacks=[record])
-        return [v.numpy() for v in lm.trainable_variables], lm.carried_mems_array(), losses
+        return [v.numpy() for v in lm.trainable_variables], lm.carried_arrays()["mems"], losses
 
     expected = train("dynamic")
     return lambda way: (train(way), expected)

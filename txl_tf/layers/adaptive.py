@@ -10,9 +10,9 @@ import numbers
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import stored, values_of
 from txl_tf.layers.common.base import check_tensors, found
-from txl_tf.layers.common.ops import config_of, cross_entropy
+from txl_tf.layers.common.ops import cross_entropy
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
 
 
@@ -72,7 +72,7 @@ def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=Non
 
 
 def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, bin_capacities):
-    """`mask_adaptive_logsoftmax` whose shapes, those of the gradient too, do not depend on the data.
+    """`mask_adaptive_logsoftmax` with static shapes: neither they nor those of the gradient depend on the data.
 
     Every cluster but the first has a capacity: its first tokens, in order, are predicted, and those past the capacity
     are left out, from the gradient too. A capacity of `B * T` or more leaves out none.
@@ -80,7 +80,7 @@ def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, 
     Args:
         hidden: `[B, T, P]`, B and T known.
         target: int `[B, T]`; -1 where there is no token.
-        tables, projs, biases, clusters: those of `mask_adaptive_logsoftmax`.
+        tables, projs, biases, clusters: see `mask_adaptive_logsoftmax`.
         bin_capacities: list of int, of every cluster but the first; see `choose_bin_capacities`.
 
     Returns:
@@ -144,7 +144,7 @@ def _head_nll(hidden, target, weights, projs, biases, clusters):
 def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
     """The full distribution over the vocabulary, normalised over all clusters.
 
-    Args: those of `mask_adaptive_logsoftmax`.
+    Args: see `mask_adaptive_logsoftmax`.
 
     Returns:
         float32 `[B, T, N]`, log-probabilities in vocabulary order.
@@ -163,7 +163,7 @@ def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
 class AdaptiveSoftmax(AdaptiveBins):
     """Softmax over the clusters of an `AdaptiveEmbedding`, whose tables it shares.
 
-    Args: those of the embedding, and
+    Args: see `AdaptiveEmbedding`, and
         proj_share_all_but_first: every cluster but the first uses the embedding's projection too. Otherwise each has
             its own. Without cutoffs the single projection is shared in any case, as in the original.
 
@@ -220,8 +220,8 @@ class AdaptiveSoftmax(AdaptiveBins):
     def check_embedding(self, embedding):
         """Raises ValueError unless it is a built embedding of the same clusters."""
         names = "n_token d_embed d_proj cutoffs div_val"
-        if not isinstance(embedding, AdaptiveEmbedding) or config_of(embedding, names) != config_of(self, names):
-            of_self = ", ".join(f"{name}={value}" for name, value in config_of(self, names).items())
+        if not isinstance(embedding, AdaptiveEmbedding) or values_of(embedding, names) != values_of(self, names):
+            of_self = ", ".join(f"{name}={value}" for name, value in values_of(self, names).items())
             raise ValueError(f"embedding must be an AdaptiveEmbedding of {of_self}, got {found(embedding)}")
         if not embedding.built:
             embedding.build()

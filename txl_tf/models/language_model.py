@@ -90,7 +90,7 @@ class LanguageModel(GenerationGraphs, MemoryModel):
         return self._score(tokens, labels, self._check_mems(tokens, mems))
 
     def log_probs(self, tokens, mems=None):
-        """Log-probability of every word of the vocabulary as the next token; arguments and errors as of `score`.
+        """Log-probability of every word of the vocabulary as the next token. Arguments and errors: see `score`.
 
         Returns:
             `(log_probs, new_mems)`: float32 `[batch, tgt_len, n_token]` in vocabulary order, whose exponentials sum
@@ -135,8 +135,8 @@ class LanguageModel(GenerationGraphs, MemoryModel):
             **training: `training` and `dropout_key` of the network.
 
         Returns:
-            `(nll, kept, new_mems)`: nll as of `score`; bool `[batch, tgt_len]`, which labels count, or `None` where all
-            do; and the memory for the next segment.
+            `(nll, kept, new_mems)`: float32 `[batch, tgt_len]`, nats; bool `[batch, tgt_len]`, which labels count, or
+            `None` where all do; and the memory for the next segment.
         """
         hidden, new_mems = self.network(tokens, mems, static_shapes=static_shapes, **training)
         return *self._nll(hidden, labels, static_shapes, bin_capacities), new_mems
@@ -160,7 +160,7 @@ class LanguageModel(GenerationGraphs, MemoryModel):
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _last_nll(self, tokens, labels):
-        """The nll of `labels`, int `[B, S]`, those of the last S of `tokens`, `[B, T]`: float32 `[B, S]`."""
+        """The nll of `labels`, int `[B, S]`, which follow the last S of `tokens`, `[B, T]`: float32 `[B, S]`."""
         hidden, _ = self.network(tokens)
         return self.softmax.nll(hidden[:, -tf.shape(labels)[1] :], labels, self.network.embedding)
 
@@ -175,7 +175,9 @@ class LanguageModel(GenerationGraphs, MemoryModel):
         return ids
 
     def _check_mems(self, tokens, mems):
-        return self.initial_mems(keras.ops.shape(tokens)[0]) if mems is None else self.network.check_mems(tokens, mems)
+        if mems is None:
+            return self.initial_mems(keras.ops.shape(tokens)[0])
+        return self.network.check_mems(tokens, mems)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -192,7 +194,7 @@ class TransformerXLLM(LanguageModel):
 
     The weights exist from construction on.
 
-    Args: those of `TransformerXL`, of which `mem_len` must be given, and
+    Args: see `TransformerXL`; `mem_len` must be given; and
         proj_share_all_but_first: the softmax shares the embedding's projections but the first, see
             `AdaptiveSoftmax`.
 

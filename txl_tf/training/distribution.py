@@ -74,9 +74,9 @@ def make_strategy(
 
 
 def choose_precision(mixed_precision: str, strategy: tf.distribute.Strategy) -> str:
-    """The type of the products: `"auto"` becomes what the devices are fast in. All workers must call it.
+    """The dtype of matrix products; `"auto"` becomes the one that is fast on the devices. All workers must call it.
 
-    That is `"bfloat16"` on TPUs, on GPUs from compute capability 8.0 on, and on processors with units for it (AMX or
+    It is `"bfloat16"` on TPUs, on GPUs from compute capability 8.0 on, and on processors with units for it (AMX or
     AVX-512); else `"float16"` on GPUs and `"float32"` on processors. The chief chooses for all workers.
     """
     if mixed_precision != AUTO:
@@ -93,7 +93,7 @@ def choose_precision(mixed_precision: str, strategy: tf.distribute.Strategy) -> 
 
 
 def processor_flags() -> set[str]:
-    """What Linux says of the processor; elsewhere nothing is known."""
+    """The processor's features by Linux's `/proc/cpuinfo`; empty on other systems."""
     try:
         with open("/proc/cpuinfo") as file:
             return set(file.read().split())
@@ -258,7 +258,7 @@ def only_chief_logs(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def rows_of_this_worker(strategy: tf.distribute.Strategy, rows: int) -> range:
-    """Those of a batch of `rows` that the replicas of this worker have, consecutive ones."""
+    """Which of a batch's `rows` the replicas of this worker have: consecutive ones."""
     share, index = rows // num_workers(strategy), _worker_index(strategy)
     return range(index * share, (index + 1) * share)
 

@@ -1,4 +1,4 @@
-"""Arguments of Keras's methods: which of them our models take, and one sentence for each that cannot work."""
+"""Arguments of Keras's methods: which of them our models take, and for each that cannot work the reason."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def refuse(method: str, arguments: dict[str, Any], reasons: dict[str, str] = _REFUSED) -> None:
-    """Raises ValueError where `method` was given what it cannot take. `None`, 0 and False count as not given.
+    """Raises ValueError for an argument that `method` cannot take. `None`, 0 and False count as not given.
 
     Args:
         method: for the message.
         arguments: `{name: value}` of those that were given.
-        reasons: `{name: why}` of those that it cannot take, by default those of a model with memory.
+        reasons: `{name: why}` of those that it cannot take, by default for a model with memory.
     """
     for name, why in reasons.items():
         value = arguments.get(name)

@@ -91,7 +91,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
     def fit(self, x=None, *args, **kwargs):
         """Trains on batches of consecutive segments, the memory carried from batch to batch.
 
-        Row r of a batch continues row r of the batch before it. The memory starts from zeros, and goes on at the end
+        Row r of a batch continues row r of the batch before it. The memory starts from zeros, and is kept at the end
         of an epoch, where the text starts again, as in the original.
 
         Args:
@@ -253,33 +253,21 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
         return self.loop.totals.numpy()
 
     def set_metric_totals(self, array):
-        """Goes on with sums from `metric_totals`. Call it once an epoch has begun, from a callback."""
+        """Continues with sums from `metric_totals`. Call it once an epoch has begun, from a callback."""
         self.loop.totals = tf.constant(array, tf.float64)
 
-    def carried_mems_array(self):
-        """The memory that `fit` carries: float32 array `[n_layer, batch, mem_len, d_model]`, rows of all replicas.
-
-        Where there are several workers, all must call it at the same step.
-        """
-        mems = all_rows(self.distribute_strategy, self.loop.mems)
-        return np.stack([tf.cast(mem, tf.float32) for mem in mems])
-
-    def set_carried_mems(self, array):
-        """Goes on with a memory from `carried_mems_array`. Call it once `fit` has begun, from a callback."""
-        shape = self.carried_mems_array().shape
-        if array.shape != shape:
-            raise ValueError(
-                f"array must be [n_layer, batch, mem_len, d_model] = {list(shape)}, got {list(array.shape)}"
-            )
-        shares = np.split(array, self.distribute_strategy.num_replicas_in_sync, axis=1)
-        layers = range(len(array))
-        self.loop.mems = [self._to_replicas([share[i] for share in shares], self.compute_dtype) for i in layers]
-
     def carried_arrays(self):
-        return {"mems": self.carried_mems_array()}
+        """`{"mems": ...}`, the memory: float32 `[n_layer, batch, mem_len, d_model]`, rows of all replicas."""
+        mems = all_rows(self.distribute_strategy, self.loop.mems)
+        return {"mems": np.stack([tf.cast(mem, tf.float32) for mem in mems])}
 
     def set_carried_arrays(self, arrays):
-        self.set_carried_mems(arrays["mems"])
+        mems, shape = arrays["mems"], self.carried_arrays()["mems"].shape
+        if mems.shape != shape:
+            raise ValueError(f"mems must be [n_layer, batch, mem_len, d_model] = {list(shape)}, got {list(mems.shape)}")
+        shares = np.split(mems, self.distribute_strategy.num_replicas_in_sync, axis=1)
+        layers = range(len(mems))
+        self.loop.mems = [self._to_replicas([share[i] for share in shares], self.compute_dtype) for i in layers]
 
     def _to_replicas(self, arrays, dtype):
         """A value of all replicas, of which replica r has `arrays[r]`, on its device."""

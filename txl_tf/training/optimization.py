@@ -194,7 +194,7 @@ def make_optimizer(
             0 for none.
         schedule: "cosine"; "linear" or "constant", see `LinearSchedule`; or "noam", see `NoamSchedule`, which needs a
             warm-up.
-        beta_2: of the optimizer; 0.98 in the vanilla Transformer.
+        beta_2: decay of the second moments; 0.98 in the vanilla Transformer.
         clip_value: the largest absolute value in the gradients; `None` for no limit. It comes before `clip`.
         momentum: of "sgd", see `SGD`.
 

@@ -79,7 +79,7 @@ class Resumable(TrainedModel):
             return super().fit(**kwargs)
 
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
-        """One step of training; arguments and errors as of `fit`. Returns what Keras's returns."""
+        """One step of training. Arguments and errors: see `fit`. Returns what Keras's returns."""
         self.build_optimizer()
         with self._weighing_classes(class_weight):
             return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
@@ -138,7 +138,7 @@ class Resumable(TrainedModel):
     # --------------------------------------------------------------------------------------------------------- export
 
     def input_signature(self):
-        """What the model is called with, a structure of `keras.InputSpec`, for `export`."""
+        """The inputs of the call, a structure of `keras.InputSpec`, for `export`."""
         raise NotImplementedError
 
     def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
@@ -169,7 +169,7 @@ class Resumable(TrainedModel):
         return np.array([keras.ops.convert_to_numpy(variable) for variable in self._sums], np.float64)
 
     def set_metric_totals(self, array: np.ndarray) -> None:
-        """Goes on with sums from `metric_totals`. Call it once an epoch has begun, from a callback."""
+        """Continues with sums from `metric_totals`. Call it once an epoch has begun, from a callback."""
         for variable, value in zip(self._sums, array, strict=True):
             variable.assign(value)
 

@@ -17,7 +17,7 @@ from txl_tf.training.trained_model import apply_gradients
 
 
 class SegmentStep:
-    """Mixin of `MemoryModel`: what its loop calls on every replica."""
+    """Mixin of `MemoryModel`: the steps that its loop calls on every replica."""
 
     _compiled_gradients = None  # `_loss_and_gradients` under XLA, with `jit_compile`
 
@@ -40,7 +40,7 @@ class SegmentStep:
         return {**logs, "grad_norm": self._update(gradients)}, new_mems
 
     def test_step(self, data, carried):
-        """As `train_step`, without training: `((tokens, labels), carried)` -> `(logs, carried)`, see `evaluation_nll`.
+        """One step of evaluation: `((tokens, labels), carried)` -> `(logs, carried)`, see `evaluation_nll`.
 
         The logs are `loss` and `tokens`.
         """

@@ -21,7 +21,7 @@ class SingleBatches:
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
         """One step of training on the next segments of a text.
 
-        The memory starts from zeros and goes on from call to call, until `reset_memory`. It is apart from that of
+        The memory starts from zeros and is carried from call to call, until `reset_memory`. It is apart from that of
         `test_on_batch`, and `fit` and `evaluate` neither use nor change it: after `fit`, the first call starts from
         zeros. One call is one step, whatever `steps_per_execution` is.
 
@@ -44,7 +44,7 @@ class SingleBatches:
         return self._result(logs, return_dict)
 
     def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
-        """The mean nll of the next segments of a text, without training; all else as of `train_on_batch`."""
+        """The mean nll of the next segments of a text, without training; else like `train_on_batch`."""
         self._assert_compile_called("test_on_batch")
         refuse("test_on_batch", {"sample_weight": sample_weight})
         names = tuple(self.metrics_names)
@@ -82,6 +82,6 @@ class SingleBatches:
         return {name: float(value) for name, value in logs.items()}
 
     def _test_on_batch_step(self, data, mems):
-        """As `test_step`, with plain memory: weights may change and lengths may vary from call to call."""
+        """`test_step` with plain memory: weights may change and lengths may vary from call to call."""
         nll, kept, mems = self.segment_nll(*data, mems, static_shapes=self.static_shapes)
         return self._test_logs(nll, kept), mems

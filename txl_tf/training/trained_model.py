@@ -1,4 +1,4 @@
-"""The base of all models: they train by a loss of their own, stop after a step, and go on exactly from there."""
+"""The base of all models: a loss of their own, stopping after a step, exact resume."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TrainedModel:
         self.build_optimizer()
 
     def build_optimizer(self) -> None:
-        """Makes the variables of the optimizer, if those of the model exist: a step that fails would leave a part."""
+        """Makes the variables of the optimizer, if the model has its weights: a failing step would make only some."""
         optimizer = getattr(self, "optimizer", None)
         if optimizer is not None and not optimizer.built and self.has_all_weights:
             with self.distribute_strategy.scope():  # within a step, some strategies could not
@@ -75,7 +75,7 @@ class TrainedModel:
         return {}
 
     def set_carried_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Goes on with arrays from `carried_arrays`. Call it once `fit` has begun, from a callback."""
+        """Continues with arrays from `carried_arrays`. Call it once `fit` has begun, from a callback."""
 
 
 # ------------------------------------------------------------------------------------------------------------ updates

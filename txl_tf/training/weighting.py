@@ -1,4 +1,4 @@
-"""What `sample_weight` and `class_weight` are worth: one weight for each label that counts, or for each row."""
+"""`sample_weight` and `class_weight` as weights of labels, or of rows."""
 
 from __future__ import annotations
 

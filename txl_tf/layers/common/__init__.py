@@ -1,1 +1,1 @@
-"""What every layer is made of: Keras's habits, dropout, gradients, products."""
+"""Shared by all layers: their base, arguments, dropout, gradients, products."""

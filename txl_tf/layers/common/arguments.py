@@ -74,14 +74,8 @@ def values_of(x, names):
 
 
 def arguments_of(x):
-    """The stored arguments of a layer or model for its `get_config`: `{name: attribute}`."""
+    """The stored arguments of a layer or model for its `get_config`: `{name: attribute}`; initializers as Keras's."""
     names = [name for cls in type(x).__mro__ for name in getattr(vars(cls).get("__init__"), "stored", ())]
-    return serialized({name: getattr(x, name) for name in names})
-
-
-def serialized(values):
-    """`{name: value}` for `get_config`: initializers as Keras saves them, all else as it is."""
-    return {
-        name: keras.initializers.serialize(value) if name.endswith("initializer") and callable(value) else value
-        for name, value in values.items()
-    }
+    values = {name: getattr(x, name) for name in names}
+    initializers = {name: value for name, value in values.items() if name.endswith("initializer") and callable(value)}
+    return {**values, **{name: keras.initializers.serialize(value) for name, value in initializers.items()}}

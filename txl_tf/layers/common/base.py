@@ -83,7 +83,7 @@ class Dropping:
 
 
 class KerasHabits:
-    """Mixin of layers and models: stored arguments in the config, shapes as `call` computes them, masks that go on."""
+    """Mixin of layers and models: stored arguments in the config, shapes as `call` computes them, masks passed on."""
 
     def get_config(self):
         return {**super().get_config(), **arguments_of(self)}
@@ -220,12 +220,12 @@ def _described(kind, dims, sizes):
 
 
 def mask_of(x):
-    """The mask that Keras's layers hand on with a tensor, or `None`."""
+    """The mask that Keras's layers pass on with a tensor, or `None`."""
     return getattr(x, "_keras_mask", None)
 
 
 def mask_of_call(x, mask):
-    """The mask that a call is given or, without one, that Keras handed on with `x`, as bool; `None` without either."""
+    """The mask that a call is given or, without one, that Keras passed on with `x`, as bool; `None` without either."""
     mask = mask_of(x) if mask is None else mask
     return None if mask is None else as_bool("mask", mask)
 

@@ -6,7 +6,7 @@ The gradients are written out where TensorFlow's own take more passes over the a
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.common.arguments import serialized, stored, values_of
+from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_tensors, width_of
 from txl_tf.layers.common.gradients import custom_gradient
 
@@ -118,8 +118,3 @@ class Linear(Layer):
 def own_initializer(initializer):
     """A copy of an initializer that draws its own numbers: one of Keras's draws the same every time. Functions stay."""
     return initializer.clone() if isinstance(initializer, keras.initializers.Initializer) else initializer
-
-
-def config_of(layer, names):
-    """`{name: attribute}` of the names in a string, for a layer's `get_config`; initializers are serialized."""
-    return serialized(values_of(layer, names))

@@ -54,7 +54,7 @@ def with_ends(emissions, mask, start=None, end=None):
 
 
 def _path_terms(emissions, tags, mask, transitions):
-    """What each element adds to the score of a path: `[B, T]`."""
+    """The term that each element adds to the score of a path: `[B, T]`."""
     tags = tf.cast(tags, tf.int32)
     own = tf.gather(emissions, tags, batch_dims=2)
     steps = tf.gather_nd(transitions, tf.stack([tags[:, :-1], tags[:, 1:]], -1))
@@ -130,7 +130,7 @@ def _swapped(x):
 def crf_decode(emissions, mask, transitions, start=None, end=None):
     """The best path of every row (Viterbi), and its score.
 
-    Args: those of `crf_nll`.
+    Args: see `crf_nll`.
 
     Returns:
         `(tags, score)`: int32 `[B, T]`, 0 at padding, and float32 `[B]`.
@@ -156,7 +156,7 @@ def crf_decode(emissions, mask, transitions, start=None, end=None):
 
 
 def crf_marginals(emissions, mask, transitions, start=None, end=None):
-    """How probable every tag is at every place: float32 `[B, T, K]`, 0 at padding. Args: those of `crf_nll`."""
+    """The probability of every tag at every place: float32 `[B, T, K]`, 0 at padding. Args: see `crf_nll`."""
     emissions = with_ends(emissions, mask, start, end)
     transitions = tf.cast(transitions, tf.float32)
     alphas = _alphas(emissions, transitions, mask)
@@ -167,7 +167,7 @@ def crf_marginals(emissions, mask, transitions, start=None, end=None):
 def crf_piece_log_probs(emissions, tags, mask, transitions, start=None, end=None):
     """Log-probabilities of pieces of a path: that all tags from place s to place e are those of the path.
 
-    Args: those of `crf_nll`.
+    Args: see `crf_nll`.
 
     Returns:
         `(begins, ends)`, `[B, T]` each: the piece from s to e, e included, has `begins[s] + ends[e]`.
@@ -194,7 +194,7 @@ class CRF(Layer):
 
     Call arguments:
         emissions: `[batch, time, n_tag]`.
-        mask: bool, or integers 0 and 1, `[batch, time]`, see `crf_nll`; without one, that which Keras handed on with
+        mask: bool, or integers 0 and 1, `[batch, time]`, see `crf_nll`; without one, that which Keras passed on with
             `emissions`, or else all are elements.
 
     Returns:
@@ -238,7 +238,7 @@ class CRF(Layer):
         return tf.fill(tf.shape(emissions)[:2], True) if mask is None else mask
 
     def nll(self, emissions, tags, mask=None):
-        """`crf_nll` with the weights of the layer; without a mask, as of the call."""
+        """`crf_nll` with the weights of the layer. `mask`: see the call."""
         mask = self.elements(emissions, mask, tags)
         return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
 

@@ -47,7 +47,7 @@ class LatticeAttn(Layer):
         x: `[batch, items, d_model]`.
         r: `[U, d_model]`, fused positions of the pairs that differ.
         index: int32 `[batch, items, items]`, which of them each pair is.
-        mask: bool, or integers 0 and 1, `[batch, items]`, true at items; without one, that which Keras handed on with
+        mask: bool, or integers 0 and 1, `[batch, items]`, true at items; without one, that which Keras passed on with
             `x`, or else all are.
         training, dropout_key: see `txl_tf.layers.common.base`.
 

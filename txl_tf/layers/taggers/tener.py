@@ -45,7 +45,7 @@ def two_way_scores(q, r):
 
 
 def tener_position_scores(q, k, v_bias, key_position_term=True):
-    """What positions add to `q.k`: `(q_i + v) . R_{j-i} + k_j . R_{i-j}`.
+    """The terms of the scores that hold positions: `(q_i + v) . R_{j-i} + k_j . R_{i-j}`.
 
     Args:
         q, k: `[H, B, T, D]`.
@@ -83,7 +83,7 @@ class TenerAttn(Layer):
     Call arguments:
         x: `[batch, length, d_model]`.
         mask: bool, or integers 0 and 1, `[batch, length]`, true where there is something; without one, that which Keras
-            handed on with `x`, or else all are.
+            passed on with `x`, or else all are.
         training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:

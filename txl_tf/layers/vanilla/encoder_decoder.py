@@ -72,7 +72,7 @@ class EncoderLayer(_TransformerLayer):
     Call arguments:
         x: `[batch, length, d_model]`.
         mask: bool, true at what there is, `[batch, length]`, or true where a key is seen, `[batch, length, length]`;
-            without one, that which Keras handed on with `x`. Numbers of four dimensions are the article's, see
+            without one, that which Keras passed on with `x`. Numbers of four dimensions are the article's, see
             `forbidden`.
         attention_mask: bool, true where a key is seen: `[length, length]` or `[batch, length, length]`.
         forbidden: broadcasts to `[batch, num_heads, length, length]`, 1 where a key is forbidden, as in the article.
@@ -134,7 +134,7 @@ class DecoderLayer(_TransformerLayer):
             forbidden, or bool, true where seen.
         padding_mask: of the source, bool `[batch, source]`, true at what there is; without one, that which Keras handed
             on with `enc_output`. Numbers of four dimensions are the article's, 1 where forbidden.
-        mask: of `x`, bool `[batch, length]`, true at what there is; without one, that which Keras handed on with it.
+        mask: of `x`, bool `[batch, length]`, true at what there is; without one, that which Keras passed on with it.
         use_causal_mask: whether self-attention sees no position after its own.
         return_attention_scores: whether to return the weights too; the article's layer does.
         training, dropout_key: see `txl_tf.layers.common.base`.

@@ -37,7 +37,7 @@ def create_look_ahead_mask(size):
     """1 above the diagonal, where the keys of the future are: float32 `[size, size]`.
 
     Raises:
-        ValueError: `size` is `None`, as the length of a symbol of Keras is: layers take `use_causal_mask=True` instead.
+        ValueError: `size` is `None`, as the length of a symbolic input is: layers take `use_causal_mask=True` instead.
     """
     if size is None:
         raise ValueError(
@@ -71,7 +71,7 @@ def scaled_dot_product_attention(q, k, v, mask=None):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class _ScaledDotProductAttention(keras.layers.Layer):
-    """The function as a layer, for symbols of Keras."""
+    """`scaled_dot_product_attention` as a layer, for symbolic inputs of Keras."""
 
     def call(self, q, k, v, mask=None):
         return scaled_dot_product_attention(q, k, v, mask)
@@ -158,11 +158,11 @@ class MultiHeadAttention(Layer):
         v, k: `[batch, keys, d_model]`, in this order.
         q: `[batch, queries, d_model]`.
         mask: bool, true where a key is seen: `[batch, keys]` or `[batch, queries, keys]`; without one, that which Keras
-            handed on with `v` or `k`. Numbers of four dimensions are the article's, see `forbidden`.
+            passed on with `v` or `k`. Numbers of four dimensions are the article's, see `forbidden`.
         query, value, key: `q`, `v` and `k` by Keras's names; `key` is `value` by default.
         attention_mask: bool, true where a key is seen: `[queries, keys]` or `[batch, queries, keys]`.
         forbidden: broadcasts to `[batch, num_heads, queries, keys]`, 1 where a key is forbidden, as in the article.
-        use_causal_mask: whether a query sees no key behind its own place.
+        use_causal_mask: whether a query sees no key after its own position.
         return_attention_scores: whether to return the weights too; by default with `(v, k, q)`, not with `query=`.
         training, dropout_key: see `txl_tf.layers.common.base`.
 
@@ -234,7 +234,7 @@ class MultiHeadAttention(Layer):
         return multi_head_attention(q, k, v, visible, *self.computed(*self.dense.weights), self.rate, dropout_key)
 
     def compute_mask(self, inputs, previous_mask):
-        return None  # the call hands on that of the queries
+        return None  # the call passes on the mask of the queries
 
     def compute_output_shape(self, v_shape, k_shape=None, q_shape=None, return_attention_scores=True, **_):
         q_shape = v_shape if q_shape is None else q_shape

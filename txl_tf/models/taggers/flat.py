@@ -47,8 +47,7 @@ class Flat(SentenceNetwork):
         training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:
-        `[batch, length, d_model]`, of the characters; at padding, anything. It goes on with the mask of the characters
-        as Keras's mask.
+        `[batch, length, d_model]`, of the characters; at padding, anything. Keras's mask is that of the characters.
 
     Raises:
         ValueError: an argument is out of its range, an input is missing or of another shape; the message names it.
@@ -99,7 +98,7 @@ class Flat(SentenceNetwork):
         return tf.sequence_mask(inputs["seq_len"] + inputs["lex_num"], keras.ops.shape(inputs["lattice"])[1])
 
     def embed(self, inputs, keys=(None,) * 4):
-        """What enters the first layer: `[batch, items, d_model]`, zeros at padding."""
+        """The input of the first layer: `[batch, items, d_model]`, zeros at padding."""
         item_key, bigram_key, drop_char, drop_word = keys
         chars, items = self.mask_of(inputs), self.items_of(inputs)
         found = self.lookup(self.embedding, inputs["lattice"], item_key)

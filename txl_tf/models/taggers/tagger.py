@@ -67,7 +67,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         seed: int that dropout derives from; drawn where it is `None`.
 
     Call arguments:
-        inputs: those of `Tener` or `Flat`. Of another network: int `[batch, time]`, 0 at padding; or a dictionary with
+        inputs: see `Tener` and `Flat`. For another network: int `[batch, time]`, 0 at padding; or a dictionary with
             the network's own inputs and `"mask"`, bool `[batch, time]`. A network whose call has an argument
             `padding_mask` gets the mask. Padding may lie anywhere in a row.
         training, dropout_key: see `txl_tf.layers.common.base`.
@@ -111,11 +111,16 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.spans = SpanScores()
 
         self._called_with = None  # see `_signature`; of networks that do not know it themselves
-        if hasattr(network, "mask_of"):
+        if self._knows_mask:
             self.build()
 
+    @property
+    def _knows_mask(self):
+        """Whether the network says where its elements are, as `Tener` and `Flat` do. It knows its sizes, too."""
+        return hasattr(self.network, "mask_of")
+
     def build(self, input_shape=None):
-        if hasattr(self.network, "mask_of"):  # it knows its sizes without inputs
+        if self._knows_mask:
             if not self.network.built:
                 self.network.build()
             self._build_rest(self.network.d_model)
@@ -147,7 +152,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         dropout_key = self.key_of_call(keras.tree.flatten(inputs)[0], training, dropout_key)
         network_key, output_key = split(dropout_key, 2)
         hidden, mask = self._hidden(inputs, training, network_key)
-        if not hasattr(self.network, "mask_of"):
+        if not self._knows_mask:
             self._called_with = _described(inputs)
         self._build_rest(hidden.shape[-1])
         hidden = dropout(hidden, self.output_dropout, output_key)
@@ -158,7 +163,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         options = {"training": training} if "training" in takes else {}
         if "dropout_key" in takes:
             options["dropout_key"] = dropout_key
-        if hasattr(self.network, "mask_of"):
+        if self._knows_mask:
             inputs = self.network.checked(inputs)
             mask = self.network.mask_of(inputs)
         elif isinstance(inputs, dict):
@@ -193,12 +198,13 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         emissions, mask = self.emissions(inputs, **options)
         if sample_weight is not None:
             sample_weight = weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
-        return *self._to_front(mask, emissions, tf.cast(tags, tf.int32)), sample_weight
+        mask, emissions, tags = self._to_front(mask, emissions, tf.cast(tags, tf.int32))
+        return emissions, mask, tags, sample_weight
 
     def decode(self, inputs):
         """`(tags, score)`: the best path, int32 `[B, T]`, 0 at padding; and float32 `[B]`, its score."""
         emissions, mask = self.emissions(inputs)
-        emissions, front = self._to_front(mask, emissions)
+        front, emissions = self._to_front(mask, emissions)
         tags, score = self.crf.decode(emissions, front)
         return self._back(mask, tags), score
 
@@ -207,11 +213,11 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
         Returns:
             Dictionary of `[B, T]`: int32 `tags`, the path; bool `ends`, where an entity ends; int32 `starts`, where it
-            began; int32 `kinds`, index in `self.kinds`; and float32 `probs`, the probability that the entity's elements
-            have just these tags, among all allowed paths.
+            began; int32 `kinds`, index of the entity type in `self.kinds`; and float32 `probs`, the probability that
+            the entity's elements have exactly these tags, among all allowed paths.
         """
         emissions, mask = self.emissions(inputs)
-        if not hasattr(self.network, "mask_of"):
+        if not self._knows_mask:
             raise ValueError("entities needs Tener or Flat as the network: use decode and span_ends")
         tags, _ = self.crf.decode(emissions, mask)
         ends, starts = self.span_ends(tags, mask)
@@ -220,19 +226,18 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         kinds = tf.gather(tf.constant(self._kind_of), tags)
         return {"tags": tags, "ends": ends, "starts": starts, "kinds": kinds, "probs": tf.where(ends, probs, 0.0)}
 
-    # Padding that is not at the end of a row, as of a network that takes it anywhere.
+    # `Tener` and `Flat` have padding at the end of a row; other networks may have it anywhere.
 
     def _to_front(self, mask, *tensors):
-        """`(*tensors, mask)` with elements first in every row; the mask comes second."""
-        if hasattr(self.network, "mask_of"):
-            return tensors[0], mask, *tensors[1:]
+        """`(mask, *tensors)` with elements first in every row."""
+        if self._knows_mask:
+            return mask, *tensors
         order = tf.argsort(tf.cast(~mask, tf.int32), stable=True)
-        moved = [tf.gather(x, order, batch_dims=1) for x in (*tensors, mask)]
-        return moved[0], moved[-1], *moved[1:-1]
+        return [tf.gather(x, order, batch_dims=1) for x in (mask, *tensors)]
 
     def _back(self, mask, tags):
-        """What `_to_front` moved, where it was."""
-        if hasattr(self.network, "mask_of"):
+        """Undoes `_to_front` for the tags of a path."""
+        if self._knows_mask:
             return tags
         places = tf.cumsum(tf.cast(mask, tf.int32), 1, exclusive=True)
         return tf.where(mask, tf.gather(tags, places, batch_dims=1), 0)
@@ -249,7 +254,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     @functools.cached_property
     def _kind_of(self):
-        """int32 `[K]`: index in `self.kinds` of the kind of each label; 0 for "O"."""
+        """int32 `[K]`: index in `self.kinds` of the entity type of each label; 0 for "O"."""
         kinds = {kind: i for i, kind in enumerate(self.kinds)}
         return np.array([kinds.get(split_tag(label)[1], 0) for label in self.labels], np.int32)
 
@@ -268,12 +273,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         inside = tf.gather(tf.constant(self._entity), tags) & mask
         begins = inside & ~tf.pad(joined, [[0, 0], [1, 0]])
         ends = inside & ~tf.pad(joined, [[0, 0], [0, 1]])
-        rows, length = tf.unstack(tf.shape(tags))
-        number = tf.cumsum(tf.cast(begins, tf.int32), 1)  # of the entity, from 1 on
-        flat = tf.range(rows)[:, None] * (length + 1) + tf.where(begins, number, 0)
-        places = tf.where(begins, tf.range(length)[None], 0)
-        begun = tf.math.unsorted_segment_sum(tf.reshape(places, [-1]), tf.reshape(flat, [-1]), rows * (length + 1))
-        return ends, tf.gather(tf.reshape(begun, [rows, length + 1]), number, batch_dims=1)
+        number = tf.cumsum(tf.cast(begins, tf.int32), 1)  # of the entity, from 1 on; it begins where the number is new
+        return ends, tf.searchsorted(number, number)
 
     def count_spans(self, tags, expected, mask):
         """Numbers of entities that are right, found and expected: float32 `[3]`."""
@@ -333,7 +334,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     # --------------------------------------------------------------------------------------------- export and saving
 
     def input_signature(self):
-        if hasattr(self.network, "mask_of"):
+        if self._knows_mask:
             dims = {**self.network.input_dims}
             if not self.network.needs_bigrams:
                 del dims["bigrams"]
@@ -367,7 +368,7 @@ def _described(inputs):
 
 
 def _signature(described):
-    """What `_described` gives as `keras.InputSpec`, for batches of any size and length; ids are int32."""
+    """Described inputs as `keras.InputSpec`, for batches of any size and length; ids are int32."""
     specs = {}
     for name, shape, dtype in described:
         shape = [None if i < 2 else size for i, size in enumerate(shape)]

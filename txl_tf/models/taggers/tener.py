@@ -88,7 +88,7 @@ class Tener(SentenceNetwork):
         training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:
-        `[batch, length, d_model]`; at padding, anything. It goes on with the mask of the characters as Keras's mask.
+        `[batch, length, d_model]`; at padding, anything. Keras's mask is that of the characters.
 
     Raises:
         ValueError: an argument is out of its range, an input is missing or of another shape; the message names it.
@@ -122,7 +122,7 @@ class Tener(SentenceNetwork):
         return inputs["chars"] != PADDING
 
     def embed(self, inputs, keys=(None,) * 4):
-        """What enters the first layer: `[batch, length, d_model]`."""
+        """The input of the first layer: `[batch, length, d_model]`."""
         char_key, bigram_key, drop_char, drop_bigram = keys
         embedded = [dropout(self.lookup(self.embedding, inputs["chars"], char_key), self.embed_dropout, drop_char)]
         if self.n_bigram:

@@ -233,15 +233,13 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
 
     def check_mems(self, tokens, mems):
         """`mems` in the dtype of the network. Raises ValueError unless they are a memory of its layers."""
-        given = mems if isinstance(mems, (list, tuple)) else [mems]
-        tensors = [mem for mem in given if hasattr(mem, "shape") and tf.as_dtype(mem.dtype).is_floating]
-        shapes = [tf.TensorShape(mem.shape) for mem in tensors]
-        expected = [tokens.shape[0], shapes[0][1] if shapes and shapes[0].rank == 3 else None, self.d_model]
-        if len(given) != self.n_layer or sum(shape.is_compatible_with(expected) for shape in shapes) < len(given):
-            raise ValueError(
-                f"mems must be a list of n_layer={self.n_layer} tensors, float [batch={tokens.shape[0]}, mem_len, "
-                f"d_model={self.d_model}], got {len(given)}: {', '.join(map(found, given))}"
-            )
+        given = list(mems) if isinstance(mems, (list, tuple)) else []
+        if len(given) != self.n_layer or not all(hasattr(mem, "shape") for mem in given):
+            got = ", ".join(map(found, mems)) if isinstance(mems, (list, tuple)) else found(mems)
+            raise ValueError(f"mems must be a list of n_layer={self.n_layer} tensors, got {got}")
+        sizes = {"batch": tokens.shape[0], "d_model": self.d_model}
+        for i, mem in enumerate(given):
+            check_tensors(sizes, **{f"mems[{i}]": (mem, "float batch mem_len d_model")})
         return [tf.cast(mem, self.compute_dtype) for mem in given]
 
     def compute_output_shape(self, tokens_shape, mems=None, **_):

@@ -93,18 +93,18 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     Args:
         num_layers: layers of the encoder and of the decoder.
         d_model, num_heads, dff: width, attention heads, width inside the feed-forward nets.
-        input_vocab_size, target_vocab_size: symbols of source and target; id 0 is padding in both.
-        max_len: most symbols of a source or of a target.
+        input_vocab_size, target_vocab_size: sizes of both vocabularies; id 0 is padding in both.
+        max_len: most tokens of a source or of a target.
         rate: dropout rate of embeddings and of the output of every sublayer.
         norm_first: pre-norm; post-norm, as in the documents, otherwise.
         share_embeddings: source, target and softmax have one table, and the softmax no bias; the vocabularies must be
             of one size then.
-        label_smoothing: share of the probability that the loss gives to all symbols alike.
+        label_smoothing: share of the probability that the loss gives to all tokens alike.
         dropatt, dropact: dropout rates of the attention weights and after the relu.
         seed: int that dropout derives from; drawn where it is `None`.
 
     Call arguments:
-        inputs: `(source, target)`, int `[batch, any]` each; the target begins with its start symbol.
+        inputs: `(source, target)`, int `[batch, any]` each; the target begins with its start token.
         training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:
@@ -166,7 +166,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return self.forward(inputs, training, dropout_key)[0]
 
     def forward(self, inputs, training=None, dropout_key=None):
-        """As the call, and the attention weights of all layers.
+        """The call, and the attention weights of all layers.
 
         Returns:
             `(logits, weights)`: weights are a dictionary of `[B, H, any, any]`, queries before keys. `encoder_layer0`
@@ -280,7 +280,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         Args:
             source: int `[batch, any]`, 0 at padding.
             start, end: ids that targets begin and end with; `end` may be `None`, but for a beam search.
-            max_new_tokens: most symbols to write, the end included; by default 100, or `max_len` if that is less.
+            max_new_tokens: most tokens to write, the end included; by default 100, or `max_len` if that is less.
             beam_size: hypotheses that are followed; 1 for none but the one.
             n_best: how many to return, by default 1; a dimension of the results if it is given.
             length_penalty: alpha of Wu et al. 2016: scores are divided by `((5 + length) / 6)**alpha`.
@@ -314,7 +314,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return sample_sequences(self, source, start, end, max_new_tokens, sampling)
 
     def start_decoding(self, source, rows_each, most):
-        """What `decode_step` needs of a source: caches of `most` places, source heads, and what is seen of them.
+        """The state of `decode_step`: caches of `most` places, keys and values of the source, which of them are seen.
 
         With `rows_each` above 1, every row of the source stands for as many rows of targets, one after the other.
         """

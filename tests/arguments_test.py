@@ -1,0 +1,87 @@
+"""Arguments of constructors: stored before the body runs, checked and shown as those of a group, saved once."""
+
+import inspect
+
+import keras
+import pytest
+
+from txl_tf.config.checks import RATE, WIDTH, Config, group, option
+from txl_tf.layers.common.arguments import arguments_of, stored, takes
+from txl_tf.layers.common.base import Layer
+
+
+@group
+class SomeConfig(Config):
+    """A group of hyper-parameters."""
+
+    n_token: int | None = option(None, "Required by the layer.", WIDTH)
+    width: int = option(flag=8, help="Required by the group.", check=WIDTH)
+    rate: float = option(0.1, "A rate.", RATE)
+
+
+class Scaled(Layer):
+    @stored
+    def __init__(self, units, rate=0.5, kernel_initializer="zeros", **kwargs):
+        super().__init__(**kwargs)
+        self.seen = self.units, self.rate
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+
+
+class More(Scaled):
+    @stored
+    def __init__(self, units, *, factor=2, **kwargs):
+        super().__init__(units, **kwargs)
+
+
+class Network(Layer):
+    @takes(SomeConfig, required=["n_token"])
+    def __init__(self, *, seed=None, **kwargs):
+        super().__init__(**kwargs)
+        self.given = seed, sorted(kwargs)
+
+
+def test_arguments_are_attributes_when_the_body_runs():
+    assert Scaled(3).seen == (3, 0.5) and Scaled(3, 0.2).seen == Scaled(rate=0.2, units=3).seen == (3, 0.2)
+
+
+def test_the_configuration_has_those_of_all_classes_as_they_are_now():
+    layer = More(3, factor=5, name="more", dtype="float64")
+    layer.rate = 0.25
+    config = layer.get_config()
+    assert {name: config[name] for name in ("units", "rate", "factor", "name")} == {
+        "units": 3, "rate": 0.25, "factor": 5, "name": "more",
+    }  # fmt: skip
+    assert config["kernel_initializer"] == keras.initializers.serialize(keras.initializers.get("zeros"))
+    again = More.from_config(config)
+    assert again.get_config() == config and again.dtype == "float64"
+    assert arguments_of(keras.layers.Dense(3)) == {}
+
+
+def test_the_signature_has_the_fields_of_the_group_with_their_defaults():
+    for function in (Network, Network.__init__):
+        taken = {name: p.default for name, p in inspect.signature(function).parameters.items() if name != "self"}
+        empty = inspect.Parameter.empty
+        assert taken == {"seed": None, "n_token": empty, "width": empty, "rate": 0.1, "kwargs": empty}
+
+
+def test_fields_are_attributes_and_the_body_gets_its_own_arguments_alone():
+    network = Network(n_token=9, width=4, seed=7, name="net")
+    assert (network.n_token, network.width, network.rate, network.name) == (9, 4, 0.1, "net")
+    assert network.given == (7, ["name"])
+    again = Network.from_config(network.get_config())
+    assert again.get_config() == network.get_config() and again.seed == 7
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"width": 4}, TypeError, "Network: missing a required.* argument: 'n_token'"),
+        ({"n_token": 9}, TypeError, "Network: missing a required.* argument: 'width'"),
+        ({"n_token": 9, "width": 4, "rates": 0.2}, ValueError, "Network: {'rates': 0.2}"),
+        ({"n_token": 9, "width": 4, "rate": 1.5}, ValueError, r"rate must lie in \[0, 1\), got 1.5"),
+        ({"n_token": 9, "width": "4"}, ValueError, "width must be an integer, got '4'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Network(**arguments)
