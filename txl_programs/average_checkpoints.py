@@ -1,21 +1,14 @@
 """Averages the weights of several checkpoints of a run into the folder of a new one.
 
-    python tools/average_checkpoints.py --model_dir=runs/my --num_last_checkpoints=5 --output_dir=runs/my-average
-    python tools/average_checkpoints.py --model_dir=runs/my --checkpoints=ckpt-900,ckpt-1200 --output_dir=runs/mean
+    txl-average-checkpoints --model_dir=runs/my --num_last_checkpoints=5 --output_dir=runs/my-average
+    txl-average-checkpoints --model_dir=runs/my --checkpoints=ckpt-900,ckpt-1200 --output_dir=runs/mean
 
 Checkpoints may also be paths, of other runs of the same model or of the original program.
 """
 
-import os
-import sys
-from pathlib import Path
-
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import run, values
+from txl_programs.program import run, values
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_list("checkpoints", None, "Checkpoints to average, comma-separated: names in model_dir, or paths.")

@@ -1,12 +1,12 @@
 """Makes the folder of a run, which every program here opens, out of another program's checkpoint; and back.
 
-    python tools/convert_checkpoint.py --tf1_checkpoint=tf_wt103/model --corpus=tf_wt103/data/cache.pkl \
+    txl-convert-checkpoint --tf1_checkpoint=tf_wt103/model --corpus=tf_wt103/data/cache.pkl \\
         --mem_len=1600 --clamp_len=1000 --same_length --model_dir=runs/wt103
-    python tools/convert_checkpoint.py --tf1_checkpoint=my/model.ckpt-1200 --corpus=my/vocab.txt --dataset=wt2 \
+    txl-convert-checkpoint --tf1_checkpoint=my/model.ckpt-1200 --corpus=my/vocab.txt --dataset=wt2 \\
         --mem_len=160 --model_dir=runs/my
-    python tools/convert_checkpoint.py --to_tf1 --model_dir=runs/my --tf1_checkpoint=back
-    python tools/convert_checkpoint.py --pytorch_checkpoint=transfo-xl-wt103 --model_dir=runs/wt103
-    python tools/convert_checkpoint.py --pytorch_checkpoint=LM-TFM-wt103/model.pt --corpus=data/cache.pt \
+    txl-convert-checkpoint --to_tf1 --model_dir=runs/my --tf1_checkpoint=back
+    txl-convert-checkpoint --pytorch_checkpoint=transfo-xl-wt103 --model_dir=runs/wt103
+    txl-convert-checkpoint --pytorch_checkpoint=LM-TFM-wt103/model.pt --corpus=data/cache.pt \\
         --model_dir=runs/mine
 
 A PyTorch checkpoint is a file or folder of Hugging Face (config.json with .safetensors or .bin), of the original's
@@ -17,16 +17,9 @@ compared with it. One of TensorFlow, or the bare state_dict of a PyTorch program
 clamp_len: give --mem_len, and the others if the model was trained or evaluated with them.
 """
 
-import os
-import sys
-from pathlib import Path
-
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, define_flags, read_flags, run, values
+from txl_programs.program import FLAGS, define_flags, read_flags, run, values
 from txl_tf.config import DATASETS, ModelConfig
 
 PAPER_DATASETS = [name for name in DATASETS if name not in ("pydoc", "text")]

@@ -1,23 +1,18 @@
 """Exports a trained model as a SavedModel for TensorFlow Serving.
 
-    python tools/export_saved_model.py --model_dir=runs/my --output=serving/my                  # serving/my/1/
-    python tools/export_saved_model.py --model_dir=runs/my --output=serving/my --version=2 --weights=bfloat16
+    txl-export-saved-model --model_dir=runs/my --output=serving/my                  # serving/my/1/
+    txl-export-saved-model --model_dir=runs/my --output=serving/my --version=2 --weights=bfloat16
 
-    python tools/export_saved_model.py --model_dir=runs/dates --output=serving/dates --beam_size=4 --n_best=2
+    txl-export-saved-model --model_dir=runs/dates --output=serving/dates --beam_size=4 --n_best=2
 
 A server that watches the folder takes up the new version by itself. A version that exists is never overwritten.
 """
 
 import os
-import sys
-from pathlib import Path
 
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, define_flags, run, values
+from txl_programs.program import FLAGS, define_flags, run, values
 from txl_tf.config import WEIGHT_TYPES, SearchConfig
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")

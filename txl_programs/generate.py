@@ -1,11 +1,11 @@
 """Continues a text with a trained model. The text appears as it is written.
 
-    python tools/generate.py --model_dir=runs/quickstart --prompt="The import statement" --temperature=0.8 --seed=1
-    python tools/generate.py --model_dir=runs/wt103 --prompt_file=article.txt --max_new_tokens=500 --top_p=0.95
-    python tools/generate.py --model_dir=runs/my --prompt="Q: " --min_p=0.05 --repetition_penalty=1.2 --stop='\\nQ:'
-    python tools/generate.py --model_dir=runs/my --prompt="The" --num_return_sequences=3 --stop_at_newline
-    echo "Once upon a time" | python tools/generate.py --model_dir=runs/my --greedy
-    python tools/generate.py --model_dir=runs/my --interactive --max_new_tokens=80 --stop_at_newline
+    txl-generate --model_dir=runs/quickstart --prompt="The import statement" --temperature=0.8 --seed=1
+    txl-generate --model_dir=runs/wt103 --prompt_file=article.txt --max_new_tokens=500 --top_p=0.95
+    txl-generate --model_dir=runs/my --prompt="Q: " --min_p=0.05 --repetition_penalty=1.2 --stop='\\nQ:'
+    txl-generate --model_dir=runs/my --prompt="The" --num_return_sequences=3 --stop_at_newline
+    echo "Once upon a time" | txl-generate --model_dir=runs/my --greedy
+    txl-generate --model_dir=runs/my --interactive --max_new_tokens=80 --stop_at_newline
 
 Without --prompt and --prompt_file the prompt comes from the standard input; the newline at its end is no part of it.
 Where the run knows documents, an empty prompt begins one.
@@ -24,10 +24,7 @@ from pathlib import Path
 
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, read_flags, run, values
+from txl_programs.program import FLAGS, read_flags, run, values
 from txl_tf.config import REPETITION_WINDOW
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")

@@ -1,23 +1,16 @@
 """Prepares a corpus: vocabulary, token files and corpus-info.json, from which training reads batches of any size.
 
-    python tools/prepare_data.py --dataset=wt103 --data_dir=data/wikitext-103 --download
-    python tools/prepare_data.py --dataset=text --data_path=a.txt,b.txt --level=word --data_dir=data/mine
-    python tools/prepare_data.py --data_dir=data/mine --verify          (whether its files are as they were written)
+    txl-prepare-data --dataset=wt103 --data_dir=data/wikitext-103 --download
+    txl-prepare-data --dataset=text --data_path=a.txt,b.txt --level=word --data_dir=data/mine
+    txl-prepare-data --data_dir=data/mine --verify          (whether its files are as they were written)
 
 The paper's datasets are read from data_dir itself: train.txt, valid.txt and test.txt, as the original's getdata.sh
 makes them. The flags of the original's data_utils.py are accepted; those about batches have no effect.
 """
 
-import os
-import sys
-from pathlib import Path
-
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, define_flags, run, values
+from txl_programs.program import FLAGS, define_flags, run, values
 from txl_tf.config import TextConfig
 
 flags.DEFINE_string("data_dir", None, "Folder of the prepared corpus, and of the raw text of the paper's datasets.")

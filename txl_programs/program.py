@@ -14,6 +14,7 @@ import sys
 from absl import app, flags
 from absl import logging as absl_logging
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's errors come as exceptions; the rest is noise
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # flags that are defined here are the calling program's in --help
 _parsed = []  # what `read_flags` left over of the command line

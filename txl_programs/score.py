@@ -1,9 +1,9 @@
 """Scores lines of text with a trained language model: how likely each is, to rescore n-best lists or filter a corpus.
 
-    echo "The import statement" | python tools/score.py --model_dir=runs/quickstart
-    python tools/score.py --model_dir=runs/wt103 --input=nbest.txt --output=nll.txt
-    python tools/score.py --model_dir=runs/wt103 --input=corpus.txt --columns=bpb,text | awk -F'\\t' '$1 < 1.5'
-    python tools/score.py --model_dir=runs/wt103 --input=article.txt --carry_memory --format=tokens
+    echo "The import statement" | txl-score --model_dir=runs/quickstart
+    txl-score --model_dir=runs/wt103 --input=nbest.txt --output=nll.txt
+    txl-score --model_dir=runs/wt103 --input=corpus.txt --columns=bpb,text | awk -F'\\t' '$1 < 1.5'
+    txl-score --model_dir=runs/wt103 --input=article.txt --carry_memory --format=tokens
 
 A line of output belongs to a line of input: the --columns, separated by tabs, or with --format=json an object.
 
@@ -27,14 +27,10 @@ import re
 import select
 import sys
 import time
-from pathlib import Path
 
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, define_flags, read_flags, run, values
+from txl_programs.program import FLAGS, define_flags, read_flags, run, values
 from txl_tf.config import ScoringConfig
 
 COLUMNS = {"nll": ".6f", "tokens": "d", "ppl": ".4f", "bpb": ".6f", "bytes": "d", "text": "s"}

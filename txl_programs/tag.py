@@ -1,9 +1,9 @@
-"""Finds named entities in text, with a run of tools/train_ner.py.
+"""Finds named entities in text, with a run of txl-train-ner.
 
-    echo "高勇，男，中国国籍，无境外居留权。" | python tools/tag.py --model_dir=runs/tener_resume
-    python tools/tag.py --model_dir=runs/flat_resume --input=text.txt --output=entities.jsonl
-    python tools/tag.py --model_dir=runs/flat_resume --input=text.txt --format=conll            (characters and tags)
-    python tools/tag.py --model_dir=runs/flat_resume --tagged=test.char.bmes      (precision, recall, F1, confusion)
+    echo "高勇，男，中国国籍，无境外居留权。" | txl-tag --model_dir=runs/tener_resume
+    txl-tag --model_dir=runs/flat_resume --input=text.txt --output=entities.jsonl
+    txl-tag --model_dir=runs/flat_resume --input=text.txt --format=conll            (characters and tags)
+    txl-tag --model_dir=runs/flat_resume --tagged=test.char.bmes      (precision, recall, F1, confusion)
 
 A line of input is a sentence, a line of output its entities as JSON: kind, start, end (in characters, end excluded),
 text, and prob, the probability that its characters have just these tags. Text goes to the standard output, the rest to
@@ -12,16 +12,11 @@ best F1 of the training, unless --ckpt_path says otherwise.
 """
 
 import json
-import os
 import sys
-from pathlib import Path
 
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, answer_lines, read_flags, run, values
+from txl_programs.program import FLAGS, answer_lines, read_flags, run, values
 
 FORMATS = ("json", "conll")
 

@@ -1,9 +1,9 @@
 """Trains and evaluates a language model: Transformer-XL, or with --model=transformer the vanilla Transformer.
 
-    python train.py --flagfile=configs/quickstart.cfg
-    python train.py --dataset=text --data_path=my.txt --level=char --model_dir=runs/my
-    python train.py --data_dir=data/wikitext-103 --model_dir=runs/wt103 ...           (see tools/prepare_data.py)
-    python train.py --model_dir=runs/my --do_train=False --do_eval --eval_path=other.txt
+    txl-train --flagfile=configs/quickstart.cfg
+    txl-train --dataset=text --data_path=my.txt --level=char --model_dir=runs/my
+    txl-train --data_dir=data/wikitext-103 --model_dir=runs/wt103 ...           (see txl-prepare-data)
+    txl-train --model_dir=runs/my --do_train=False --do_eval --eval_path=other.txt
 
 Flags that the original program has keep its names, defaults and meaning. Training continues from the latest checkpoint
 of the folder. Evaluation takes the model from the run's config.json; flags such as --mem_len, --clamp_len and
@@ -20,9 +20,7 @@ import os
 
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-
-from tools.program import FLAGS, define_flags, run, values
+from txl_programs.program import FLAGS, define_flags, run, values
 from txl_tf.config import (
     EvaluationConfig,
     MachineConfig,
@@ -36,7 +34,7 @@ from txl_tf.config import (
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
 flags.DEFINE_string("model_dir", None, "Folder of the run: checkpoints, vocabulary, log.csv, curves. Required.")
-flags.DEFINE_string("data_dir", None, "Folder of a corpus that tools/prepare_data.py prepared.")
+flags.DEFINE_string("data_dir", None, "Folder of a corpus that txl-prepare-data prepared.")
 flags.DEFINE_string("corpus_info_path", None, "The corpus-info.json of a prepared corpus, if it is not in data_dir.")
 flags.DEFINE_enum("model", "transformer_xl", MODELS, "Kind of model: transformer has absolute positions, no memory.")
 flags.DEFINE_bool("do_train", True, "Train.")

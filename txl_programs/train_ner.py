@@ -1,12 +1,12 @@
 """Trains a tagger of named entities: TENER, or FLAT with a lexicon.
 
-    python tools/train_ner.py --flagfile=configs/tener_resume.cfg --train_path=DIR/train.char.bmes ...
-    python tools/train_ner.py --model=flat --lexicon=jieba --train_path=train.txt --valid_path=dev.txt \\
+    txl-train-ner --flagfile=configs/tener_resume.cfg --train_path=DIR/train.char.bmes ...
+    txl-train-ner --model=flat --lexicon=jieba --train_path=train.txt --valid_path=dev.txt \\
         --test_path=test.txt --model_dir=runs/mine
 
 A line of a file is a character and its tag, as B-PER, parted by a space or a tab; an empty line ends a sentence. The
 best weights are those with the highest F1 on valid_path. Training continues from the latest checkpoint of the folder.
-tools/tag.py tags with it, tools/export_saved_model.py makes a served model of it.
+txl-tag tags with it, txl-export-saved-model makes a served model of it.
 
   data          train_path valid_path test_path tag_scheme segment_digits bigrams min_freq lexicon char_vectors ...
   run           model_dir warm_start_path train_steps iterations save_steps patience max_to_keep seed tracker ...
@@ -17,16 +17,9 @@ tools/tag.py tags with it, tools/export_saved_model.py makes a served model of i
   machine       strategy mixed_precision jit_compile steps_per_execution
 """
 
-import os
-import sys
-from pathlib import Path
-
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, define_flags, run, values
+from txl_programs.program import FLAGS, define_flags, run, values
 from txl_tf.config import (
     FlatTaggerConfig,
     MachineConfig,

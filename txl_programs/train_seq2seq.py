@@ -1,12 +1,12 @@
 """Trains a Transformer encoder-decoder on pairs of lines, and translates what was held out.
 
-    python tools/train_seq2seq.py --flagfile=configs/seq2seq_quickstart.cfg
-    python tools/train_seq2seq.py --train_path=pairs.tsv --model_dir=runs/mine              (source<TAB>target lines)
-    python tools/train_seq2seq.py --train_path=train.de,train.en --valid_path=valid.de,valid.en \\
+    txl-train-seq2seq --flagfile=configs/seq2seq_quickstart.cfg
+    txl-train-seq2seq --train_path=pairs.tsv --model_dir=runs/mine              (source<TAB>target lines)
+    txl-train-seq2seq --train_path=train.de,train.en --valid_path=valid.de,valid.en \\
         --source_level=word --target_level=word --min_freq=5 --model_dir=runs/deen
 
-Training continues from the latest checkpoint of the folder. tools/translate.py translates with it,
-tools/export_saved_model.py makes a served model of it, tools/average_checkpoints.py the mean of its checkpoints.
+Training continues from the latest checkpoint of the folder. txl-translate translates with it,
+txl-export-saved-model makes a served model of it, txl-average-checkpoints the mean of its checkpoints.
 
   data          dataset, or train_path with valid_path, test_path, source_level, target_level, source_symbols ...
   run           model_dir warm_start_path train_steps iterations save_steps max_to_keep eval_sources seed tracker ...
@@ -15,16 +15,9 @@ tools/export_saved_model.py makes a served model of it, tools/average_checkpoint
   machine       strategy mixed_precision jit_compile steps_per_execution
 """
 
-import os
-import sys
-from pathlib import Path
-
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, define_flags, run, values
+from txl_programs.program import FLAGS, define_flags, run, values
 from txl_tf.config import (
     MachineConfig,
     OptimizerConfig,

@@ -1,9 +1,9 @@
 """Translates lines with a trained encoder-decoder, and says how right it is where the right targets are given.
 
-    echo "Sat the 21st of Nov 2026" | python tools/translate.py --model_dir=runs/dates
-    python tools/translate.py --model_dir=runs/deen --input=test.de --output=test.out --beam_size=4
-    python tools/translate.py --model_dir=runs/cmudict --pairs=test.tsv --beam_size=8           (error rates)
-    python tools/translate.py --model_dir=runs/deen --pairs=test.de,test.en --output=test.out   (and BLEU, chrF)
+    echo "Sat the 21st of Nov 2026" | txl-translate --model_dir=runs/dates
+    txl-translate --model_dir=runs/deen --input=test.de --output=test.out --beam_size=4
+    txl-translate --model_dir=runs/cmudict --pairs=test.tsv --beam_size=8           (error rates)
+    txl-translate --model_dir=runs/deen --pairs=test.de,test.en --output=test.out   (and BLEU, chrF)
 
 A line of input is a source, a line of output its translation. With --n_best above 1, and with --scores, a line of
 output is number<TAB>score<TAB>translation, n_best lines for every source; a score is the log-probability in nats, of a
@@ -12,16 +12,11 @@ source may stand on several lines: each of its targets is right. BLEU and chrF n
 Control characters are written like \\x1b, unless they go to a file or with --raw.
 """
 
-import os
 import sys
-from pathlib import Path
 
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, answer_lines, define_flags, read_flags, run, values
+from txl_programs.program import FLAGS, answer_lines, define_flags, read_flags, run, values
 from txl_tf.config import SearchConfig
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")

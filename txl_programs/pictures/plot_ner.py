@@ -1,7 +1,7 @@
 """Pictures of taggers: which direction a head looks in, and what FLAT's characters and words attend to.
 
-    python tools/plot_ner.py --kind=direction --model_dir=runs/tener_resume,runs/absolute --output=direction.png
-    python tools/plot_ner.py --kind=lattice --model_dir=runs/flat_resume --text="南京市长江大桥" --head=0 \
+    txl-plot-ner --kind=direction --model_dir=runs/tener_resume,runs/absolute --output=direction.png
+    txl-plot-ner --kind=lattice --model_dir=runs/flat_resume --text="南京市长江大桥" --head=0 \\
         --font=NotoSansCJKsc-Regular.otf --output=lattice.png
 
 direction  what positions add to a head's scores against the distance of the key, key minus query, on average over the
@@ -14,15 +14,10 @@ It needs matplotlib: pip install "txl_tf[plot]"; and Chinese labels need a font 
 """
 
 import os
-import sys
-from pathlib import Path
 
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, read_flags, run
+from txl_programs.program import FLAGS, read_flags, run
 
 KINDS = ("direction", "lattice")
 
