@@ -76,9 +76,9 @@ else:
 """
 
 
-def ask(command, flag):
+def ask(command, *arguments):
     """The status of a command, its output and errors, and its seconds."""
-    line = [sys.executable, "-c", WITHOUT_TENSORFLOW, command, flag]
+    line = [sys.executable, "-c", WITHOUT_TENSORFLOW, command, *arguments]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     *errors, seconds = done.stderr.splitlines()
     return done.returncode, done.stdout, "\n".join(errors), float(seconds)
@@ -121,6 +121,8 @@ def test_stray_arguments_are_refused_and_nothing_is_run(verbosity):
     assert end.value.code == "some.py: unexpected arguments: a b" and not called
     run(lambda: called.append(1))
     assert called
+    status, _, errors, _ = ask("tools/score.py", "--model_dir=a", "b")
+    assert status == 1 and errors == "score.py: unexpected arguments: b"
 
 
 def test_messages_of_the_library_go_to_the_standard_output(verbosity, capsys):
