@@ -22,14 +22,6 @@ PATHS = sorted((ROOT / "txl_tf").rglob("*.py"))
 PROGRAMS = sorted((ROOT / "txl_programs").rglob("*.py"))
 TOOLS = sorted((ROOT / "tools").rglob("*.py"))
 
-# What is known and being put right. An entry that is no longer so fails its test, too: these lists only shrink.
-CROWDED = {"txl_tf/runs"}
-DEEP = {"txl_tf/data/text/download.py: _members"}
-TWICE = {
-    ("txl_tf/runs/train.py", "txl_tf/runs/train_pairs.py"),
-    ("txl_tf/runs/train_pairs.py", "txl_tf/runs/train_tagger.py"),
-}
-
 
 def name_of(path):
     return str(path.relative_to(ROOT))
@@ -111,7 +103,7 @@ def test_every_file_says_what_it_holds(trees):
 def test_a_folder_has_a_dozen_files_at_most():
     """Of the two packages, and without `__init__.py`; tools/ has a file for every program of a clone."""
     sizes = collections.Counter(path.parent for path in (*PATHS, *PROGRAMS) if path.name != "__init__.py")
-    assert {name_of(folder) for folder, size in sizes.items() if size > 12} == CROWDED
+    assert not {name_of(folder): size for folder, size in sizes.items() if size > 12}
 
 
 BLOCKS = ast.If | ast.For | ast.While | ast.With | ast.Try | ast.Match | ast.FunctionDef
@@ -131,7 +123,7 @@ def test_no_function_nests_deeper_than_four_blocks(trees):
     for path, tree in trees.items():
         functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
         found |= {f"{name_of(path)}: {function.name}" for function in functions if depth(function) > 4}
-    assert found == DEEP
+    assert not found
 
 
 CODE = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
@@ -169,7 +161,7 @@ def test_no_two_files_have_the_same_eight_lines(trees):
         lines = lines_of_code(path, tree)
         for start in range(len(lines) - 7):
             files[without_names(lines[start : start + 8])].add(name_of(path))
-    assert {tuple(sorted(some)) for some in files.values() if len(some) > 1} == TWICE
+    assert not {tuple(sorted(some)) for some in files.values() if len(some) > 1}
 
 
 # ------------------------------------------------------------------------------------------------------ the wheel

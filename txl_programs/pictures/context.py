@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_programs.pictures.drawing import METRICS, Figure, FuncFormatter, colors, tidy
-from txl_tf.runs.evaluate import to_metric
+from txl_tf.runs.metrics import to_metric
 
 HARD = (1.0, 0.5, 0.1)  # the paper's r
 THRESHOLD = 0.01  # of the relative gain, the paper's

@@ -95,7 +95,6 @@ from txl_tf.data.text_files import read_files
 from txl_tf.layers.positions import positional_encoding
 from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.metrics import to_metric
 from txl_tf.runs.same_run import check_text, check_vocab
 from txl_tf.runs.setup import open_corpus
 
