@@ -5,6 +5,11 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+# A user of the wheel needs these; the benchmark and what checks the library itself are for a clone.
+PROGRAMS = (
+    "train train-ner train-seq2seq prepare-data generate score translate tag plot plot-ner average-checkpoints "
+    "convert-checkpoint export-saved-model"
+)
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.*)"', (HERE / "txl_tf/__init__.py").read_text()).group(1)
 
@@ -31,7 +36,8 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],
-    packages=find_packages(include=["txl_tf", "txl_tf.*"]),
+    entry_points={"console_scripts": [f"txl-{name} = txl_programs:main" for name in PROGRAMS.split()]},
+    packages=find_packages(include=["txl_tf", "txl_tf.*", "txl_programs", "txl_programs.*"]),
     package_data={"txl_tf": ["py.typed"]},
     python_requires=">=3.11,<3.14",
     install_requires=["tensorflow>=2.21,<2.22", "keras>=3.15,<3.16", "numpy", "absl-py", "tensorboard"],

@@ -8,16 +8,11 @@ classifier is trained with dropout by Keras's `fit`, saved, and exported as a Sa
 on dates never seen, after 47 s of two CPU cores: 0.99.
 """
 
-import os
-import sys
 from pathlib import Path
 
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import read_flags, run, values
+from txl_programs.program import read_flags, run, values
 
 flags.DEFINE_string("output", None, "Folder for classifier.keras and the SavedModel.")
 flags.DEFINE_integer("n_dates", 8000, "Dates to learn from.")

@@ -14,16 +14,9 @@ are, of four sections of the manual (a quarter is chance), after a minute or two
     random weights (--scratch)              0.59          0.60
 """
 
-import os
-import sys
-from pathlib import Path
-
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import read_flags, run, values
+from txl_programs.program import read_flags, run, values
 from txl_tf.config import PRECISIONS
 
 SECTIONS = ("specialnames", "compound", "string-methods", "debugger")

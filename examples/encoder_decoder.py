@@ -7,16 +7,11 @@ exported as a SavedModel that needs no txl_tf. (`txl_tf.Transformer` is the whol
 smoothing, cached generation and beam search.) Right dates of 1,000 never seen, after 140 s of two CPU cores: 0.97.
 """
 
-import os
-import sys
 from pathlib import Path
 
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import read_flags, run, values
+from txl_programs.program import read_flags, run, values
 
 flags.DEFINE_string("output", None, "Folder for model.keras and the SavedModel.")
 flags.DEFINE_integer("n_dates", 20000, "Dates to learn from.")

@@ -7,17 +7,12 @@ tells precision, recall and F1 of the parts. The tagger is saved, and exported a
 of dates never seen, after 20 s of two CPU cores: 1.00.
 """
 
-import os
 import re
-import sys
 from pathlib import Path
 
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import read_flags, run, values
+from txl_programs.program import read_flags, run, values
 
 flags.DEFINE_string("output", None, "Folder for tagger.keras and the SavedModel.")
 flags.DEFINE_integer("n_dates", 4000, "Dates to learn from.")

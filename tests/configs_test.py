@@ -18,8 +18,8 @@ from absl import flags
 from helpers import N_TOKEN, OF_ANY_TEXT, ROOT, bins_of, dataset_of
 from original_scripts import DEFAULTS, EVAL, SCRIPTS, TEST_DATA, TRAIN, TRAIN_DATA
 
-import train
-from tools.program import values
+from txl_programs import find_program, train
+from txl_programs.program import values
 from txl_tf import TransformerXLLM, make_optimizer
 from txl_tf.config import (
     EvaluationConfig,
@@ -96,7 +96,7 @@ def tool_flags():
         own, before = flags.FlagValues(), dict(vars(flags.FLAGS))
         vars(flags.FLAGS).update(vars(own))
         try:
-            runpy.run_path(ROOT / "tools" / name)
+            runpy.run_module(find_program(name).name)
         finally:
             vars(flags.FLAGS).update(before)
         return own

@@ -35,6 +35,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # Programs that tests run take this checkout's packages, also where another checkout is installed.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(config.rootpath), *filter(None, [os.environ.get("PYTHONPATH")])])
     if getattr(config.option, "numprocesses", None):  # this process deals out the tests
         config.pluginmanager.register(Meter(config), "meter")
     else:

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 from absl import flags
 
+from txl_programs import find_program
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.vocabulary import Vocab
@@ -59,12 +60,12 @@ def spread_emissions(tagger, inputs):
 
 
 def program(path):
-    """Yields a program as a module, with flags of its own in place of those that other programs define."""
+    """Yields a program, as `tools/plot.py`, as a module with flags of its own in place of other programs'."""
     own, before = flags.FlagValues(), dict(vars(flags.FLAGS))
     vars(flags.FLAGS).update(vars(own))
     flags.DEFINE_integer("verbosity", -1, "absl's own")
     try:
-        spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+        spec = find_program(path) or importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         yield module

@@ -76,7 +76,7 @@ def train(program, offset, moment, delay, argv):
     sys.argv = [program, *argv]
 
     program = importlib.import_module(program)
-    from tools.program import run
+    from txl_programs.program import run
     from txl_tf.runs import callbacks, checkpoints, weights
 
     start = step = None
@@ -142,11 +142,11 @@ class Session:
     def __init__(self, args, text, folder, kill=None, workers=1):
         files = " ".join(f"--{name}={text.parent / name}" for name in ("train_path", "valid_path", "lexicon"))
         programs = {
-            "pairs": ("tools.train_seq2seq", PAIRS_MODEL),
-            "flat": ("tools.train_ner", f"{FLAT_MODEL} {files}"),
+            "pairs": ("txl_programs.train_seq2seq", PAIRS_MODEL),
+            "flat": ("txl_programs.train_ner", f"{FLAT_MODEL} {files}"),
         }
         data = f"--data_dir={folder}.data" if args.setting == "iterator" else f"--data_path={text}"
-        program, model = programs.get(args.setting, ("train", f"{MODEL} {data}"))
+        program, model = programs.get(args.setting, ("txl_programs.train", f"{MODEL} {data}"))
         flags = f"{model} {STRATEGY[args.setting]} --train_steps={args.steps} --model_dir={folder}"
         self.folder = folder
         self.processes = []

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import re
-import sys
 import tempfile
 import types
 
@@ -11,7 +10,6 @@ import nbformat
 import pytest
 import tensorflow as tf
 from execute_notebook import PATH, checksum, code_cells, execute
-from helpers import ROOT, program
 
 import txl_tf
 from txl_tf.serving import export
@@ -149,9 +147,7 @@ def cells(tmp_path_factory):
             printed[number] = output.getvalue()
         return printed[part], len(plt.get_fignums())
 
-    with pytest.MonkeyPatch.context() as patch, contextlib.closing(program("tools/plot.py")) as plot:
-        patch.setitem(sys.modules, "tools.plot", next(plot))
-        patch.setattr(sys, "path", [*sys.path])
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
         patch.setattr(plt, "show", lambda: None)
         patch.setattr(txl_tf, "export_saved_model", export_saved_model)
@@ -185,11 +181,7 @@ def test_its_small_model_is_served(cells):
 
 
 def execute_copy(folder, changes):
-    """Executes the notebook with other text in its cells: the code cells, with new outputs.
-
-    The folder has what the notebook finds beside it, so that nothing is written into the repository.
-    """
-    (folder / "tools").symlink_to(ROOT / "tools")
+    """Executes the notebook, in a folder of its own, with other text in its cells: the code cells, with new outputs."""
     (folder / "examples").mkdir()
     notebook = nbformat.read(PATH, as_version=4)
     for old, new in changes.items():

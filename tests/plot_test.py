@@ -9,7 +9,7 @@ import tensorflow as tf
 from absl import flags
 from helpers import SMALL, program, randomise
 
-from tools import heads, ideas
+from txl_programs.pictures import context, heads, ideas
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.layers.positions import (
     inverse_frequencies,
@@ -246,13 +246,13 @@ def test_relative_gains_are_the_paper_s_formula(plot):
                 f_short = sum(min(baseline[t], nll[model, c, t]) for t in hardest) / n_hard
                 f_long = sum(min(baseline[t], nll[model, c + 1, t]) for t in hardest) / n_hard
                 expected.append((math.exp(f_short) - math.exp(f_long)) / math.exp(f_short))
-            np.testing.assert_allclose(plot.relative_gains(nll, model, hard), expected, rtol=1e-6)
+            np.testing.assert_allclose(context.relative_gains(nll, model, hard), expected, rtol=1e-6)
 
 
 def test_recl_is_the_first_context_that_more_tokens_do_not_help(plot):
-    assert plot.recl(np.array([0.2, 0.01, 0.009, 0.3]), step=16) == 48
-    assert plot.recl(np.array([0.001, 0.2]), step=16) == 16
-    assert plot.recl(np.array([0.2, 0.1]), step=16) == 48  # at least
+    assert context.recl(np.array([0.2, 0.01, 0.009, 0.3]), step=16) == 48
+    assert context.recl(np.array([0.001, 0.2]), step=16) == 16
+    assert context.recl(np.array([0.2, 0.1]), step=16) == 48  # at least
 
 
 # ---------------------------------------- scaling

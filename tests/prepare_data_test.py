@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 from helpers import program, run_program, write_splits
 
-from tools import program as programs
+from txl_programs import program as programs
 from txl_tf.data.text import corpus
 
 

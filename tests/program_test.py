@@ -1,18 +1,20 @@
 """The frame of all programs: flags out of `txl_tf.config`, their values, and how a program ends."""
 
+import ast
+import concurrent.futures
 import dataclasses
 import logging
 import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from absl import flags
 from helpers import ROOT, run_program
 
-import train  # which defines its flags
-from tools import program
+from txl_programs import find_program, program, train
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TextConfig, TrainingConfig
 
 
@@ -53,24 +55,63 @@ def test_ctrl_c_ends_it_with_130(verbosity, given):
     assert end.value.code == 130
 
 
-PROGRAMS = sorted(
-    str(path.relative_to(ROOT))
-    for path in (ROOT / "train.py", *ROOT.glob("tools/*.py"), *ROOT.glob("examples/*.py"))
-    if re.search("tools.program import .*run", path.read_text())
-)
+# ------------------------------------------------------------------------------------------------------- commands
+
+INSTALLED = ast.literal_eval(re.search(r"PROGRAMS = (\(.*?\))\n", (ROOT / "setup.py").read_text(), re.S)[1]).split()
+OF_A_CLONE = [str(path.relative_to(ROOT)) for path in (ROOT / "train.py", *ROOT.glob("tools/*.py"))]
+EXAMPLES = [str(path.relative_to(ROOT)) for path in ROOT.glob("examples/*.py")]
+
+# Runs a command in a process in which importing TensorFlow is an error, and tells the processor's seconds at its end.
+WITHOUT_TENSORFLOW = """
+import atexit, runpy, sys, time
+atexit.register(lambda: print(time.process_time(), file=sys.stderr))
+sys.modules["tensorflow"] = None
+command = sys.argv[0] = sys.argv.pop(1)
+if command.startswith("txl-"):
+    from txl_programs import main
+    main()
+else:
+    sys.path.insert(0, command.rpartition("/")[0] or ".")
+    runpy.run_path(command, run_name="__main__")
+"""
 
 
-def test_help_of_every_program_needs_no_tensorflow():
-    """Which takes seconds to import: each is asked in a process where importing it is an error."""
-    assert {"train.py", "tools/generate.py", "examples/classify.py"} <= {*PROGRAMS}
-    script = "import runpy, sys; sys.modules['tensorflow'] = None; path = sys.argv.pop(1); sys.argv[0] = path; "
-    script += "sys.path.insert(0, path.rpartition('/')[0] or '.'); runpy.run_path(path, run_name='__main__')"
-    for path in PROGRAMS:
-        asked = [sys.executable, "-c", script, path]
-        found = subprocess.run([*asked, "--help"], cwd=ROOT, capture_output=True, text=True)
-        assert "--" in found.stdout and not found.stderr, (path, found.stderr)
-        found = subprocess.run([*asked, "--no_such_flag"], cwd=ROOT, capture_output=True, text=True)
-        assert found.returncode and "no_such_flag" in found.stderr and "Traceback" not in found.stderr, (path, found)
+def ask(command, *arguments):
+    """The status of a command, its output and errors, and its seconds."""
+    line = [sys.executable, "-c", WITHOUT_TENSORFLOW, command, *arguments]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    *errors, seconds = done.stderr.splitlines()
+    return done.returncode, done.stdout, "\n".join(errors), float(seconds)
+
+
+def test_every_program_is_installed_and_has_its_file_in_a_clone():
+    modules = [path for path in (ROOT / "txl_programs").rglob("*.py") if "\n    run(main)\n" in path.read_text()]
+    assert sorted(path.stem.replace("_", "-") for path in modules) == sorted(INSTALLED)
+    for path in modules:
+        command = f"txl-{path.stem.replace('_', '-')}"
+        in_a_clone = "train.py" if command == "txl-train" else f"tools/{path.name}"
+        assert in_a_clone in OF_A_CLONE
+        assert find_program(f"/usr/bin/{command}").origin == find_program(in_a_clone).origin == str(path)
+
+
+def test_help_of_every_program_takes_less_than_a_second_and_no_tensorflow():
+    """A program is asked by the name that is installed, where it has one, and shows its docstring and its flags."""
+    names = {path: f"txl-{Path(path).stem.replace('_', '-')}" for path in OF_A_CLONE if find_program(path)}
+    assert sorted(names.values()) == sorted(f"txl-{name}" for name in INSTALLED)
+    paths = [*OF_A_CLONE, *EXAMPLES]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        helped = pool.map(ask, [names.get(path, path) for path in paths], ["--help"] * len(paths))
+        refused = pool.map(ask, paths, ["--no_such_flag"] * len(paths))
+    for path, (_, shown, errors, seconds) in zip(paths, helped, strict=True):
+        opening = ast.get_docstring(ast.parse(Path(getattr(find_program(path), "origin", ROOT / path)).read_text()))
+        assert opening.splitlines()[0] in shown and re.search("^  -", shown, re.M), path
+        assert not errors and seconds < 1, (path, errors, seconds)
+    for path, (status, _, errors, seconds) in zip(paths, refused, strict=True):
+        assert status and "no_such_flag" in errors and "Traceback" not in errors, (path, errors)
+        assert seconds < 1, (path, seconds)
+
+
+# ------------------------------------------------------------------------------------------------- errors and output
 
 
 def test_stray_arguments_are_refused_and_nothing_is_run(verbosity):
@@ -80,6 +121,8 @@ def test_stray_arguments_are_refused_and_nothing_is_run(verbosity):
     assert end.value.code == "some.py: unexpected arguments: a b" and not called
     run(lambda: called.append(1))
     assert called
+    status, _, errors, _ = ask("tools/score.py", "--model_dir=a", "b")
+    assert status == 1 and errors == "score.py: unexpected arguments: b"
 
 
 def test_messages_of_the_library_go_to_the_standard_output(verbosity, capsys):

@@ -1,6 +1,7 @@
 """Computes the golden arrays of a PyTorch checkpoint, after a conversion by `tools/convert_checkpoint.py`."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -31,10 +32,11 @@ def convert(checkpoint, model_dir):
         told = case["config"]
         command += [f"--{name}={told[name]}" for name in ("mem_len", "same_length", "clamp_len")]
         command += [f"--cutoffs={','.join(map(str, told['cutoffs']))}"] if told["cutoffs"] else []
-    done = subprocess.run(command, capture_output=True, text=True)
+    options = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONPATH": str(TOOL.parents[1])}}
+    done = subprocess.run(command, **options)
     if "corpus is needed" in done.stderr:
         command += [f"--corpus={checkpoint.parent / 'words.txt'}"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, **options)
     if done.returncode:
         raise ValueError(done.stderr.strip()[-500:])
     return done.stdout

@@ -14,9 +14,9 @@ import tensorflow as tf
 from absl import flags
 from helpers import ROOT, SMALL, bins_of, word_vocab
 
-import train  # noqa: F401, which defines the flags
 from tools.compile_for_tpu import PUBLISHED, unallocated, zipf_text
-from tools.program import values
+from txl_programs import train  # noqa: F401, which defines the flags
+from txl_programs.program import values
 from txl_tf import TransformerLM, TransformerXLLM, make_optimizer
 from txl_tf.config import ModelConfig, OptimizerConfig
 from txl_tf.data.text.batches import choose_bin_capacities

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from helpers import ROOT, TEXT, TINY_RUN, log_rows, program, read_checkpoint, run_program, train_run, write_text
 
-from tools import program as programs
+from txl_programs import program as programs
 from txl_tf.config import EvaluationConfig
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.families import language_model

@@ -1,35 +1,6 @@
-"""Averages the weights of several checkpoints of a run into the folder of a new one.
+"""The program txl-average-checkpoints of this clone: see txl_programs/average_checkpoints.py."""
 
-    python tools/average_checkpoints.py --model_dir=runs/my --num_last_checkpoints=5 --output_dir=runs/my-average
-    python tools/average_checkpoints.py --model_dir=runs/my --checkpoints=ckpt-900,ckpt-1200 --output_dir=runs/mean
-
-Checkpoints may also be paths, of other runs of the same model or of the original program.
-"""
-
-import os
-import sys
-from pathlib import Path
-
-from absl import flags
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import run, values
-
-flags.DEFINE_string("model_dir", None, "Folder of the run.")
-flags.DEFINE_list("checkpoints", None, "Checkpoints to average, comma-separated: names in model_dir, or paths.")
-flags.DEFINE_integer("num_last_checkpoints", None, "Average that many of the latest instead.")
-flags.DEFINE_string("output_dir", None, "New folder for the average.")
-flags.mark_flags_as_required(["model_dir", "output_dir"])
-
-
-def main():
-    from txl_tf.runs.checkpoints import average_checkpoints
-
-    paths = average_checkpoints(**values("model_dir output_dir checkpoints num_last_checkpoints"))
-    print(f"{flags.FLAGS.output_dir}: the average of {', '.join(paths)}")
-
+from txl_programs import main
 
 if __name__ == "__main__":
-    run(main)
+    main()

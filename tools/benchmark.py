@@ -9,7 +9,7 @@
 
 Contestants take turns, so that whatever else the machine does slows all of them alike. Each is a process of its own.
 Tables give the median over the turns, quartiles, and the same of the ratio to the first contestant in the same turn;
-above 1 is better. Every mode has a shape, see `SHAPES` in tools/contestants.py; flags change it.
+above 1 is better. Every mode has a shape, see `SHAPES` in tools/benchmarking/shapes.py; flags change it.
 
     training, training_words,          tokens/s; a turn is as many steps as fill `--seconds`, at least one. With words:
     evaluation, generation             33,278, in three bins. The evaluation has the published shape of enwik8
@@ -44,18 +44,14 @@ import json
 import os
 import re
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from absl import flags, logging
+from benchmarking.shapes import REFERENCE, SHAPES
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, read_flags, run
-from tools.shapes import REFERENCE, SHAPES
+from txl_programs.program import FLAGS, read_flags, run
 
 # A contestant's process lasts for all its turns.
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
@@ -102,9 +98,8 @@ read_flags(__name__)
 
 import numpy as np
 import tensorflow as tf
+from benchmarking import contestants, processes
 
-from tests.helpers import free_ports
-from tools import contestants, processes
 from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
 
 # ------------------------------------------------------------------------------------------------ turns and tables
@@ -209,7 +204,7 @@ def start_workers(shape, n, seconds, stack, bytes_per_pack=None):
     rows = shape["batch_size"] // n
     arguments = {"shape": shape, "rows": rows}
     if bytes_per_pack is not None:
-        cluster = [f"localhost:{port}" for port in free_ports(n)]
+        cluster = [f"localhost:{port}" for port in processes.free_ports(n)]
         arguments |= {"cluster": cluster, "bytes_per_pack": bytes_per_pack}
     begun, *_ = pool.map(lambda i: group[i].call("begin_worker", index=i, **arguments), range(n))
     reduced = begun.pop("reduced_bytes")

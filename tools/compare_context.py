@@ -17,16 +17,11 @@ The tables are Markdown. The picture needs matplotlib (pip install "txl_tf[plot]
 
 import os
 import statistics
-import sys
 import time
-from pathlib import Path
 
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, read_flags, run
+from txl_programs.program import FLAGS, read_flags, run
 from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
 
 flags.DEFINE_enum("part", "both", ["both", "speed", "training"], "What to compare.")
@@ -43,6 +38,7 @@ read_flags(__name__)
 import numpy as np
 import tensorflow as tf
 
+from txl_programs.pictures.context import nll_of_windows
 from txl_tf import TransformerLM, TransformerXLLM, load_run
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll
 from txl_tf.runs.metrics import to_metric
@@ -123,23 +119,18 @@ def configs():
     }
 
 
-def nll_by_context(lm, text, n_windows=256):
+def nll_by_position(lm, text, n_windows=256):
     """Mean nll of the tokens that have 1, 2, ... `CONTEXTS` tokens before them, over windows of the text: float `[n]`.
 
     With memory, a window is read in segments as in training; without, as one.
     """
     starts = np.linspace(0, len(text) - CONTEXTS - 1, n_windows).astype(int)
     windows = np.asarray(text)[starts[:, None] + np.arange(CONTEXTS + 1)].astype(np.int32)
-    length, parts, mems = SEGMENT if lm.network.mem_len else CONTEXTS, [], None
-    for begin in range(0, CONTEXTS, length):
-        tokens, labels = windows[:, begin : begin + length], windows[:, begin + 1 : begin + length + 1]
-        nll, mems = lm.score(tokens, labels, mems)
-        parts.append(nll.numpy())
-    return np.concatenate(parts, 1).mean(0)
+    return nll_of_windows(lm, windows, SEGMENT if lm.network.mem_len else CONTEXTS).mean(0)
 
 
 def compare_training():
-    """`{name: nll by context}`; prints the table."""
+    """`{name: nll by position}`; prints the table."""
     data = {"dataset": "text", "data_path": FLAGS.data_path, "level": "char", "valid_fraction": 0.1}
     data = data if FLAGS.data_path else {"dataset": "pydoc"}
     training = {"tgt_len": SEGMENT, "train_batch_size": 12, "train_steps": FLAGS.train_steps, "iterations": 100}
@@ -157,7 +148,7 @@ def compare_training():
         )
         lm, _ = load_run(folder)
         text = open_corpus(data).splits["valid"]
-        curves[name] = nll_by_context(lm, text)
+        curves[name] = nll_by_position(lm, text)
         full = "" if model.mem_len else f"{sliding_window_nll(lm, text[:20001], SEGMENT, 256).mean():.4f}"
         rows.append((name, lm.count_params(), results["valid"], to_metric(results["valid"], "bpc"), full))
     print("\n| positions, memory | parameters | nats | bpc | nats, a full window before every token |")

@@ -26,13 +26,11 @@ from unittest import mock
 
 from absl import flags
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
 os.environ.update(TPU_SKIP_MDS_QUERY="1", JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
 os.environ.update(TPU_ACCELERATOR_TYPE="v4-8", TPU_WORKER_HOSTNAMES="localhost")  # else it complains of having none
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import train  # defines the flags of a configuration
-from tools.program import FLAGS, read_flags, run, values
+from txl_programs import train  # defines the flags of a configuration
+from txl_programs.program import FLAGS, read_flags, run, values
 from txl_tf.config import AUTO, PRECISIONS, OptimizerConfig, one_of
 
 ROOT = Path(__file__).parents[1]

@@ -1,58 +1,6 @@
-"""Exports a trained model as a SavedModel for TensorFlow Serving.
+"""The program txl-export-saved-model of this clone: see txl_programs/export_saved_model.py."""
 
-    python tools/export_saved_model.py --model_dir=runs/my --output=serving/my                  # serving/my/1/
-    python tools/export_saved_model.py --model_dir=runs/my --output=serving/my --version=2 --weights=bfloat16
-
-    python tools/export_saved_model.py --model_dir=runs/dates --output=serving/dates --beam_size=4 --n_best=2
-
-A server that watches the folder takes up the new version by itself. A version that exists is never overwritten.
-"""
-
-import os
-import sys
-from pathlib import Path
-
-from absl import flags
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, define_flags, run, values
-from txl_tf.config import WEIGHT_TYPES, SearchConfig
-
-flags.DEFINE_string("model_dir", None, "Folder of the run.")
-flags.DEFINE_string("output", None, "Folder of the served model; its last part is the model's name.")
-flags.DEFINE_integer("version", 1, "Version to write, a folder in output.", lower_bound=1)
-flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest.")
-flags.DEFINE_enum("weights", "float32", WEIGHT_TYPES, "Type the weights are stored in.")
-flags.DEFINE_integer("top_n", None, "Tokens that the signature next returns; default: 10.", lower_bound=1)
-flags.DEFINE_integer(
-    "max_tokens",
-    None,
-    "Most tokens of a row of a request, and most new ones; default: 4096, max_len, or max_seq_len.",
-    lower_bound=1,
-)
-flags.DEFINE_integer(
-    "max_rows", None, "Most rows of a request; default: as many as fit 512 MiB, from 1 to 1024.", lower_bound=1
-)
-flags.DEFINE_integer("mem_len", None, "Positions of memory, rather than the run's.")
-flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len, rather than as the run does.")
-flags.DEFINE_bool(
-    "warmup", None, "Write warm-up requests; default: where tensorflow-serving-api, which they need, is installed."
-)
-define_flags(SearchConfig)  # of an encoder-decoder
-flags.mark_flags_as_required(["model_dir", "output"])
-
-
-def main():
-    from txl_tf import export_saved_model, load_run
-
-    directory = os.path.join(FLAGS.output, str(FLAGS.version))
-    model, vocab = load_run(FLAGS.model_dir, FLAGS.ckpt_path, **values("mem_len clamp_len", given_only=True))
-    search = values(SearchConfig, given_only=True) or None
-    export_saved_model(model, directory, vocab, search=search, **values("weights top_n max_tokens max_rows warmup"))
-    print(directory)
-
+from txl_programs import main
 
 if __name__ == "__main__":
-    run(main)
+    main()

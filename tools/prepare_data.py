@@ -1,54 +1,6 @@
-"""Prepares a corpus: vocabulary, token files and corpus-info.json, from which training reads batches of any size.
+"""The program txl-prepare-data of this clone: see txl_programs/prepare_data.py."""
 
-    python tools/prepare_data.py --dataset=wt103 --data_dir=data/wikitext-103 --download
-    python tools/prepare_data.py --dataset=text --data_path=a.txt,b.txt --level=word --data_dir=data/mine
-    python tools/prepare_data.py --data_dir=data/mine --verify          (whether its files are as they were written)
-
-The paper's datasets are read from data_dir itself: train.txt, valid.txt and test.txt, as the original's getdata.sh
-makes them. The flags of the original's data_utils.py are accepted; those about batches have no effect.
-"""
-
-import os
-import sys
-from pathlib import Path
-
-from absl import flags
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tools.program import FLAGS, define_flags, run, values
-from txl_tf.config import TextConfig
-
-flags.DEFINE_string("data_dir", None, "Folder of the prepared corpus, and of the raw text of the paper's datasets.")
-flags.DEFINE_bool("download", False, "Fetch the public archive of a dataset of the paper, unless its text is there.")
-flags.DEFINE_string("download_url", None, "Address of a folder that has the archive, rather than the usual one.")
-flags.DEFINE_bool("verify", False, "Only check a prepared data_dir: every file against its checksum.")
-define_flags(TextConfig, dataset="wt103")
-
-# Flags of the original's data_utils.py that have nothing left to say.
-AT_TRAINING_TIME = "No effect: batch size, tgt_len and devices are chosen at training time."
-for name in "tgt_len per_host_train_bsz per_host_valid_bsz per_host_test_bsz num_core_per_host num_passes".split():
-    flags.DEFINE_integer(name, None, AT_TRAINING_TIME)
-flags.DEFINE_bool("use_tpu", None, AT_TRAINING_TIME)
-flags.DEFINE_integer("num_procs", None, "No effect: one process is fast enough.")
-flags.DEFINE_integer("max_batch", None, "No effect, as in the original.")
-flags.DEFINE_bool("debug", None, "No effect, as in the original.")
-
-flags.mark_flag_as_required("data_dir")
-
-
-def main():
-    from txl_tf.data.text.corpus import load_corpus, prepare
-
-    if FLAGS.verify:
-        made = load_corpus(FLAGS.data_dir, verify=True)
-        print("every file is as it was written")
-    else:
-        made = prepare(**values("data_dir download download_url"), **values(TextConfig), verbose=1)
-    sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in made.splits.items())
-    print(f"{FLAGS.data_dir}: {len(made.vocab):,} symbols, cutoffs {made.cutoffs}; tokens: {sizes}")
-
+from txl_programs import main
 
 if __name__ == "__main__":
-    run(main)
+    main()

@@ -216,15 +216,15 @@ def _members(archive: str) -> Iterator[tuple[str, BinaryIO]]:
     if archive.endswith(".zip"):
         with zipfile.ZipFile(archive) as members:
             for member in members.infolist():
-                if not member.is_dir():
-                    with members.open(member) as file:
-                        yield posixpath.normpath(member.filename), file
+                if member.is_dir():
+                    continue
+                with members.open(member) as file:
+                    yield posixpath.normpath(member.filename), file
     else:
         with gzip.open(archive) as stream:
             with tarfile.open(fileobj=stream, mode="r|") as members:
-                for member in members:
-                    if member.isfile():
-                        yield posixpath.normpath(member.name), members.extractfile(member)
+                for member in filter(tarfile.TarInfo.isfile, members):
+                    yield posixpath.normpath(member.name), members.extractfile(member)
             while stream.read(1 << 20):
                 pass
 

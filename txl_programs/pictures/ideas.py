@@ -9,7 +9,7 @@ draw_wavelengths    how long the waves of positions are, and how far apart that 
 import numpy as np
 import tensorflow as tf
 
-from tools.drawing import COLORS, GREY, Figure, colors, write_cells
+from txl_programs.pictures.drawing import COLORS, GREY, Figure, colors, write_cells
 from txl_tf.layers.attention import rel_shift
 from txl_tf.layers.positions import inverse_frequencies
 from txl_tf.layers.transformer_xl.attention import create_mask

@@ -14,6 +14,7 @@ import sys
 from absl import app, flags
 from absl import logging as absl_logging
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's errors come as exceptions; the rest is noise
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # flags that are defined here are the calling program's in --help
 _parsed = []  # what `read_flags` left over of the command line
@@ -101,6 +102,7 @@ def read_flags(name):
             except OSError as error:  # of --help
                 _close_stdout(error)
                 sys.exit(0)
+            _refuse_stray(_parsed)
 
 
 def run(main):
@@ -225,11 +227,14 @@ def _message_of(error):
     return str(error) if isinstance(error, (ValueError, OSError)) else reason(error)
 
 
-def _run(main, argv):
+def _refuse_stray(argv):
     path, *stray = argv
-    name = os.path.basename(path)
     if stray:
-        sys.exit(f"{name}: unexpected arguments: {' '.join(stray)}")
+        sys.exit(f"{os.path.basename(path)}: unexpected arguments: {' '.join(stray)}")
+
+
+def _run(main, argv):
+    _refuse_stray(argv)
     verbose = FLAGS["verbosity"].present
     if not verbose:
         absl_logging.set_verbosity(absl_logging.WARNING)
@@ -244,6 +249,6 @@ def _run(main, argv):
     except (ValueError, OSError, *_tensorflow_errors()) as error:
         if verbose:
             raise
-        sys.exit(f"{name}: {_visible(_message_of(error))}\n(--verbosity=1 shows where)")
+        sys.exit(f"{os.path.basename(argv[0])}: {_visible(_message_of(error))}\n(--verbosity=1 shows where)")
     except KeyboardInterrupt:
         sys.exit(130)

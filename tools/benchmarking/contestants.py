@@ -4,10 +4,22 @@ The reference is tests/reference_model.py, time-major and without a cache. The l
 `fit`, `evaluate` and `generate` call. It is imported late, so that a process can first choose which checkout's.
 """
 
+import functools
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import tensorflow as tf
+from benchmarking.shapes import EVALUATION, NETWORK, REFERENCE
 
-from tools.shapes import EVALUATION, NETWORK, REFERENCE
+
+@functools.cache
+def port(name):
+    """A plain port of an original program as a module: tests/reference_model.py is `port("reference_model")`."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tests" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def is_tagging(mode):
@@ -49,9 +61,7 @@ def carrying(function, carried):
 
 def reference_step(mode, shape):
     """A function that trains the reference on a batch, or evaluates a segment, or generates one token."""
-    from tests.reference_model import ReferenceModel
-
-    model = ReferenceModel(**model_arguments(shape))
+    model = port("reference_model").ReferenceModel(**model_arguments(shape))
     tokens, labels = map(tf.transpose, random_batch(shape))
     mems = model.initial_mems(shape["batch_size"])
     if is_training(mode):
@@ -72,10 +82,8 @@ def reference_step(mode, shape):
 
 def reference_next(model, tokens, mems):
     """Log-probabilities `[batch, n_token]` of the token after `tokens` `[tgt_len, batch]`, and the new memory."""
-    from tests.reference_model import full_log_probs
-
     hidden, mems = model._hidden(tokens, mems, is_training=False)
-    return full_log_probs(hidden[-1:], **model._softmax_args())[0], mems
+    return port("reference_model").full_log_probs(hidden[-1:], **model._softmax_args())[0], mems
 
 
 def library_step(mode, shape, dtype="float32", jit_compile=False, recompute=False):
@@ -178,11 +186,10 @@ def documents_transformer(dtype="float32", own_attention=False):
     def make(source, target, **arguments):
         import keras
 
-        from tests.reference_transformer import ReferenceTransformer, masked_loss
-
+        reference = port("reference_transformer")
         keras.config.set_dtype_policy(dtype)
-        model = ReferenceTransformer(**arguments, own_attention=own_attention)
-        model.compile(keras.optimizers.Adam(1e-3, 0.9, 0.98, epsilon=1e-9), loss=masked_loss)
+        model = reference.ReferenceTransformer(**arguments, own_attention=own_attention)
+        model.compile(keras.optimizers.Adam(1e-3, 0.9, 0.98, epsilon=1e-9), loss=reference.masked_loss)
         batch = (source, target[:, :-1]), target[:, 1:]
         model.train_on_batch(*batch)  # builds it
         return model, batch, model.greedy
@@ -245,11 +252,11 @@ _TAGGER_SIZES = "n_token n_bigram d_embed d_model n_head d_inner dropout embed_d
 def plain_tagger(lattice, shape):
     import keras
 
-    from tests.reference_tagger import PlainFlat, PlainTagger, PlainTener
-
+    reference = port("reference_tagger")
     sizes = {name: shape[name] for name in _TAGGER_SIZES}
-    network = PlainFlat(**sizes, fusion=shape["fusion"], most=200) if lattice else None
-    model = PlainTagger(network or PlainTener(**sizes, n_layer=shape["n_layer"]), shape["n_tag"], rate=0.3)
+    network = reference.PlainFlat(**sizes, fusion=shape["fusion"], most=200) if lattice else None
+    network = network or reference.PlainTener(**sizes, n_layer=shape["n_layer"])
+    model = reference.PlainTagger(network, shape["n_tag"], rate=0.3)
     model.compile(keras.optimizers.SGD(8e-4, 0.9))
     return model, model.tag
 

@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,14 +20,12 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import tensorflow as tf
+from benchmarking import contestants
 
-from tools import contestants
-
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class Process:
@@ -34,9 +33,10 @@ class Process:
 
     def __init__(self, checkout=ROOT):
         self.errors = tempfile.TemporaryFile("w+")
-        command = [sys.executable, __file__, str(checkout)]
+        command = [sys.executable, "-P", __file__]
+        environment = {**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{ROOT / 'tools'}"}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
-        self.process = subprocess.Popen(command, **pipes, text=True)
+        self.process = subprocess.Popen(command, **pipes, env=environment, text=True)
 
     def call(self, function, **arguments):
         """The figures of `function(**arguments)` there.
@@ -77,6 +77,13 @@ def loopback_bytes():
     """Bytes that this machine has sent to itself so far, whichever program did."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith("lo:"))
+
+
+def free_ports(n):
+    """`n` different ones, held together until all are known."""
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(n)]
+        return [server.getsockname()[1] for server in opened]
 
 
 def seconds_of(step, seconds, least=1):
@@ -204,14 +211,13 @@ def prepare(name, folder):
 
     The peak includes TensorFlow and Keras for both: the original's program imports TensorFlow, too.
     """
-    from tests import reference_data
     from txl_tf.data.text import corpus
 
     with tempfile.TemporaryDirectory() as temporary:
-        output = os.path.join(temporary, "prepared")
+        output, reference = os.path.join(temporary, "prepared"), contestants.port("reference_data")
         started = time.perf_counter()
         if name == "reference":
-            splits = reference_data.prepare(folder, output)
+            splits = reference.prepare(folder, output)
         else:
             splits = corpus.prepare(output, "wt103", data_path=folder).splits
         taken = time.perf_counter() - started
@@ -222,7 +228,6 @@ def prepare(name, folder):
 def export(name, shape, directory):
     """Writes a SavedModel of signatures `initial_state` and `next`: the library's, or the reference's function."""
     import txl_tf
-    from tests.reference_model import ReferenceModel
 
     arguments = contestants.model_arguments(shape)
     if name.startswith("txl_tf"):
@@ -230,7 +235,7 @@ def export(name, shape, directory):
         started = time.perf_counter()
         txl_tf.export_saved_model(lm, directory, weights="bfloat16" if "bfloat16" in name else "float32")
     else:
-        model = ReferenceModel(**arguments)
+        model = contestants.port("reference_model").ReferenceModel(**arguments)
         module = tf.Module()
         module.weights = list(model.weights.values())
 
@@ -306,14 +311,12 @@ def watch_reference(shape, text, checkout=ROOT):
 
 
 def start_reference(shape, text):
-    from tests import reference_data
-    from tests.reference_model import ReferenceModel
-
-    vocab = reference_data.ReferenceVocab(delimiter="")
+    vocab = contestants.port("reference_data").ReferenceVocab(delimiter="")
     vocab.count_file(text)
     vocab.build_vocab()
     ids = vocab.encode_file(text, add_eos=False)
-    model = ReferenceModel(**{**contestants.model_arguments(shape), "n_token": len(vocab.idx2sym)})
+    arguments = {**contestants.model_arguments(shape), "n_token": len(vocab.idx2sym)}
+    model = contestants.port("reference_model").ReferenceModel(**arguments)
     model.compile(learning_rate=1e-3, train_steps=10000)
     tgt_len, rows = shape["tgt_len"], shape["batch_size"]
     columns = ids[: len(ids) // rows * rows].reshape(rows, -1).T.astype(np.int32)
@@ -330,7 +333,6 @@ def import_seconds():
 
 
 if __name__ == "__main__":
-    sys.path[0] = sys.argv[1]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     for request in sys.stdin:

@@ -8,9 +8,10 @@ attention_of_pair, draw_pair            one head, or all of a layer: source, tar
 import numpy as np
 import tensorflow as tf
 
-from tools.drawing import COLORS, GREY, Figure
+from txl_programs.pictures.drawing import COLORS, GREY, Figure
 from txl_tf.config import SearchConfig
 from txl_tf.data.pairs.parallel import END, PADDING, START
+from txl_tf.data.vocabulary import escape
 from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.models.vanilla.translator import most_symbols
 
@@ -241,6 +242,10 @@ def about_keys(mlen, hatched):
 
 def label_segment(axes, labels, qlen, fontsize):
     label_axes(axes, range(qlen - len(labels), qlen), labels, range(qlen), labels[-qlen:], fontsize)
+
+
+def label_of(symbol):
+    return "␣" if symbol == " " else escape(symbol)
 
 
 def label_axes(axes, columns, keys, rows, queries, fontsize):

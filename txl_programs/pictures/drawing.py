@@ -1,4 +1,4 @@
-"""What the pictures of `tools/plot.py` have in common."""
+"""What the pictures have in common: colours, axes, tables of words, files."""
 
 import io
 
@@ -6,11 +6,12 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
     from PIL import Image  # Matplotlib needs it
-except ImportError:  # tools/plot.py says so
+except ImportError:  # txl-plot says so
     Figure = Image = FuncFormatter = MaxNLocator = NullLocator = None
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
 GREY = "#d8d8d8"  # keys that a query must not see
+METRICS = {"bpc": "bits per character", "ppl": "perplexity"}
 
 
 def colors(n):

@@ -1,0 +1,26 @@
+"""The programs: `txl-train`, `txl-generate`, ...; in a clone also `txl-train`, `txl-generate`, ...
+
+Each is a module of this package, and runs as `python -m` runs it: as the main module, whose docstring and flags --help
+shows, and which reads its flags before it imports TensorFlow. `program.py` has what all of them have in common.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def find_program(command):
+    """The spec of the module that a command names, such as txl-train-ner or txl-train-ner; `None` if none is."""
+    name = Path(command).stem.removeprefix("txl-").replace("-", "_")
+    folder = f"{__name__}.pictures" if name.startswith("plot") else __name__
+    return importlib.util.find_spec(f"{folder}.{name}")
+
+
+def main():
+    """Runs the program that the command line names."""
+    spec = find_program(sys.argv[0])
+    if spec is None:
+        sys.exit(f"{sys.argv[0]}: there is no program of this name")
+    module = sys.modules["__main__"] = importlib.util.module_from_spec(spec)
+    module.__name__ = "__main__"
+    exec(spec.loader.get_code(spec.name), vars(module))

@@ -1,0 +1,230 @@
+"""Continues a text with a trained model. The text appears as it is written.
+
+    txl-generate --model_dir=runs/quickstart --prompt="The import statement" --temperature=0.8 --seed=1
+    txl-generate --model_dir=runs/wt103 --prompt_file=article.txt --max_new_tokens=500 --top_p=0.95
+    txl-generate --model_dir=runs/my --prompt="Q: " --min_p=0.05 --repetition_penalty=1.2 --stop='\\nQ:'
+    txl-generate --model_dir=runs/my --prompt="The" --num_return_sequences=3 --stop_at_newline
+    echo "Once upon a time" | txl-generate --model_dir=runs/my --greedy
+    txl-generate --model_dir=runs/my --interactive --max_new_tokens=80 --stop_at_newline
+
+Without --prompt and --prompt_file the prompt comes from the standard input; the newline at its end is no part of it.
+Where the run knows documents, an empty prompt begins one.
+With --interactive every line that is typed is read and answered in the same memory, until Ctrl-D. Several samples come
+one after the other, each behind its number on the standard error. The text ends behind the first stop string, also
+where the last token goes on. --verbose prints a line for every token of prompt and answer, with its nll in nats. Text
+goes to the standard output, the rest to the standard error. Control characters are written like \\x1b, so that no text
+takes over a terminal; --raw writes them as they are.
+"""
+
+import codecs
+import os
+import sys
+import time
+from pathlib import Path
+
+from absl import flags
+
+from txl_programs.program import FLAGS, read_flags, run, values
+from txl_tf.config import REPETITION_WINDOW
+
+flags.DEFINE_string("model_dir", None, "Folder of the run.")
+flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest.")
+flags.DEFINE_string("prompt", None, "Text to continue.")
+flags.DEFINE_string("prompt_file", None, "File that holds it.")
+flags.DEFINE_integer("max_new_tokens", 200, "Tokens to write, after each line where --interactive.", lower_bound=0)
+flags.DEFINE_float("temperature", 1.0, "Below 1, likely tokens become likelier; 0 takes the most likely.")
+flags.DEFINE_integer("top_k", None, "Draw from that many most likely tokens only.")
+flags.DEFINE_float("top_p", None, "Draw from the most likely tokens that hold this share of the probability only.")
+flags.DEFINE_float("min_p", None, "Draw from tokens at least that many times as likely as the likeliest only.")
+flags.DEFINE_float("repetition_penalty", None, "Above 1, what has just been written becomes less likely.")
+flags.DEFINE_integer("repetition_window", REPETITION_WINDOW, "Last tokens that --repetition_penalty is for.")
+flags.DEFINE_integer("num_return_sequences", 1, "Samples to write; the first is the one that there would be alone.")
+flags.DEFINE_integer("seed", None, "The same seed writes the same text; drawn anew by default.")
+flags.DEFINE_bool("greedy", False, "Take the most likely token, as --temperature=0.")
+_STOP = r"Text that ends the sample, such as \nQ: or <eos>, and is its end; may be given several times."
+flags.DEFINE_multi_string("stop", [], _STOP)
+flags.DEFINE_bool("stop_at_newline", False, r"End the text with its line, as --stop='\n'.")
+flags.DEFINE_bool("stop_at_document", True, "End the text with its document, where the run knows documents.")
+flags.DEFINE_bool("interactive", False, "Read lines and answer each, in one memory.")
+flags.DEFINE_bool("verbose", False, "Print every token with its nll.")
+flags.DEFINE_bool("raw", False, "Write control characters as they are.")
+flags.DEFINE_integer("mem_len", None, "Positions of memory, rather than the run's.")
+flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len, rather than as the run does.")
+
+flags.mark_flag_as_required("model_dir")
+
+read_flags(__name__)
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.data.vocabulary import escape, unescape, visible
+from txl_tf.models.decoding.sampling import check_integer, check_sampling, of_sequences
+from txl_tf.models.decoding.session import Session
+from txl_tf.models.decoding.stopping import check_stops
+from txl_tf.runs.folder import RunFolder
+
+READ_AT_ONCE = 512  # tokens of a prompt, so that its length does not matter
+WRITTEN_AT_ONCE = 4  # tokens between two looks at the screen
+
+
+class TextStream:
+    """Ids in, text out as soon as it is complete: a character of several bytes comes with its last one."""
+
+    def __init__(self, vocab):
+        self.vocab = vocab
+        self.last = []
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def copy(self):
+        other = TextStream(self.vocab)
+        other.last = list(self.last)
+        other.decoder.setstate(self.decoder.getstate())
+        return other
+
+    def push(self, ids, excess=0):
+        """The text that `ids` add, less the last `excess` bytes, which are of subwords."""
+        if self.vocab.level == "byte":
+            symbols = "".join(self.vocab.symbols[i] for i in ids)
+            return self.decoder.decode(symbols.encode("utf-8", "surrogateescape"))
+        if self.vocab.level == "subword":
+            added = b"".join(self.vocab.token_bytes[i] for i in ids)
+            return self.decoder.decode(added[: len(added) - excess])
+        shown = self.vocab.decode(self.last)  # a word goes with a space or without, as the one before it says
+        text = self.vocab.decode([*self.last, *ids])
+        self.last = list(ids[-1:]) or self.last
+        return text[len(shown) :]
+
+    def end(self):
+        """What is left: bytes that never became a character."""
+        return self.decoder.decode(b"", final=True)
+
+
+class Writer:
+    """Reads prompts and writes their continuations, to the standard output."""
+
+    def __init__(self, lm, vocab, options):
+        self.session = Session(lm)
+        self.vocab, self.options = vocab, options
+        self.stream = TextStream(vocab)
+        self.echoed = ""
+        self.written = 0
+        self.seconds = 0.0
+
+    def read(self, ids, echo=True):
+        for start in range(0, len(ids), READ_AT_ONCE):
+            piece = ids[start : start + READ_AT_ONCE]
+            text = self.as_shown(piece, self.session.read(piece[None])[0])
+            if echo or FLAGS.verbose:
+                self.show(text)
+                self.echoed += text
+
+    def write(self, number):
+        """Writes so many tokens, or less where a stop string ends the text."""
+        while number > 0:
+            started = time.perf_counter()
+            step = min(WRITTEN_AT_ONCE, number)
+            tokens, nll = self.session.write(step, vocab=self.vocab, with_nll=FLAGS.verbose, **self.options)
+            if self.written:  # the first step compiles the graph
+                self.seconds += time.perf_counter() - started
+            self.written += tokens.shape[1]
+            number -= step
+            self.show(self.as_shown(tokens[0], nll[0] if FLAGS.verbose else None, self.session.excess))
+            if self.session.ended:
+                break
+        self.show(self.stream.end() + ("" if FLAGS.verbose else "\n"))
+
+    def write_samples(self, number, seeds):
+        """One text for each seed, all after what was read so far."""
+        session, stream, prompt = self.session, self.stream, self.echoed
+        for i, seed in enumerate(seeds):
+            if len(seeds) > 1:
+                print(f"--- {i + 1} of {len(seeds)}", file=sys.stderr, flush=True)
+            self.session, self.stream = session.copy(), stream.copy()
+            if i:
+                self.show(prompt)
+            self.options["seed"] = seed
+            self.write(number)
+
+    def as_shown(self, ids, nll, excess=0):
+        text = self.stream.push(ids, excess)
+        if FLAGS.verbose:
+            return "".join(f"{escape(self.vocab.symbols[i])}\t{value:.4f}\n" for i, value in zip(ids, nll, strict=True))
+        return text
+
+    def show(self, text):
+        sys.stdout.write(text if FLAGS.raw else visible(text))
+        sys.stdout.flush()
+
+    def report(self):
+        timed = self.written - WRITTEN_AT_ONCE
+        if timed > 0:
+            print(f"{self.written} tokens, {timed / self.seconds:,.0f} tokens/s", file=sys.stderr)
+
+
+def read_prompt():
+    """The prompt as text or bytes; `None` where there is none to be read."""
+    if FLAGS.prompt is not None and FLAGS.prompt_file is not None:
+        raise ValueError("--prompt and --prompt_file exclude each other")
+    if FLAGS.prompt is not None:
+        return os.fsencode(FLAGS.prompt)
+    if FLAGS.prompt_file is not None:
+        return Path(FLAGS.prompt_file).read_bytes().removesuffix(b"\n")
+    if FLAGS.interactive:
+        return None
+    return sys.stdin.buffer.read().removesuffix(b"\n")
+
+
+def encode(vocab, prompt, name="prompt"):
+    """Ids of bytes in UTF-8, which at byte level may be any bytes."""
+    if vocab.level != "byte":
+        try:
+            prompt = prompt.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name} is not UTF-8 text: see byte {error.start}") from error
+    ids = vocab.encode(prompt, name=name)
+    if not ids.size and vocab.document is not None:
+        return np.array([vocab.document_id], np.int32)
+    if not ids.size:
+        raise ValueError(f"{name} is empty: it must hold at least one token")
+    return ids
+
+
+def main():
+    folder = RunFolder(FLAGS.model_dir, "language_model")
+    vocab = folder.load_vocab()
+    ends = [vocab.document] if FLAGS.stop_at_document and vocab.document is not None else []
+    stops = {"stop_strings": [*map(unescape, FLAGS.stop), *ends], "stop_at_newline": FLAGS.stop_at_newline}
+    options = values("top_k top_p min_p repetition_penalty repetition_window")
+    options["temperature"] = 0.0 if FLAGS.greedy else FLAGS.temperature
+    options["seed"] = int(np.random.default_rng().integers(2**31)) if FLAGS.seed is None else FLAGS.seed
+    # All that can be wrong, before the model is loaded.
+    check_integer("num_return_sequences", FLAGS.num_return_sequences, 1)
+    seeds = of_sequences(check_sampling(1, **options), FLAGS.num_return_sequences).seeds.numpy().tolist()
+    check_stops(len(vocab), None, **stops, vocab=vocab)
+    if FLAGS.interactive and len(seeds) > 1:
+        raise ValueError("--interactive and --num_return_sequences exclude each other")
+    prompt = read_prompt()
+    ids = None if prompt is None else encode(vocab, prompt)
+    changes = values("mem_len clamp_len", given_only=True)
+    writer = Writer(folder.load_model(FLAGS.ckpt_path, **changes), vocab, options | stops)
+    if ids is not None:
+        writer.read(ids, echo=bool(prompt))
+        writer.write_samples(FLAGS.max_new_tokens, seeds)
+    while FLAGS.interactive:
+        print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            break
+        try:
+            writer.read(encode(vocab, line, name="line"), echo=False)
+        except ValueError as error:
+            print(visible(str(error)), file=sys.stderr)
+            continue
+        writer.write(FLAGS.max_new_tokens)
+    writer.report()
+
+
+if __name__ == "__main__":
+    tf.config.threading.set_inter_op_parallelism_threads(1)  # of what a token takes, each waits for the one before
+    run(main)

@@ -1,0 +1,72 @@
+"""The curves of a training, from the log.csv of its run."""
+
+import csv
+import math
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from txl_programs.pictures.drawing import METRICS, Figure, FuncFormatter, colors, tidy
+
+
+def read_log(model_dir):
+    """`log.csv` of a run as `{column: float array}`, NaN where it says NA.
+
+    If a killed run repeated steps, the last row of each step counts.
+
+    Raises:
+        ValueError: there is no log.csv, or nothing in it.
+    """
+    path = os.path.join(model_dir, "log.csv")
+    if not tf.io.gfile.exists(path):
+        raise ValueError(f"model_dir {model_dir} has no curves: {path} does not exist (converted runs have none)")
+    try:
+        with tf.io.gfile.GFile(path) as file:
+            rows = {int(row["step"]): row for row in csv.DictReader(file)}
+        ordered = [rows[step] for step in sorted(rows)]
+        names = ordered[0] if ordered else ()
+        log = {
+            name: np.array([math.nan if row[name] == "NA" else float(row[name]) for row in ordered]) for name in names
+        }
+    except (KeyError, TypeError, ValueError, csv.Error, tf.errors.OpError) as error:
+        raise ValueError(f"{path} is not the log of a training: {type(error).__name__}: {error}") from error
+    if not rows:
+        raise ValueError(f"{path} has no rows: the run has not come to its first line of progress")
+    return log
+
+
+def draw_curves(logs):
+    """Figure of `{name of a run: columns of its log}`.
+
+    Raises:
+        ValueError: one run is measured in bpc and another in ppl.
+    """
+    metrics = {"bpc" if "bpc" in log else "ppl" for log in logs.values()}
+    if len(metrics) > 1:
+        raise ValueError("model_dir has runs in bpc and in ppl, which do not fit one picture")
+    (metric,) = metrics
+    figure = Figure(figsize=(8, 7.5), layout="constrained")
+    loss, rate, norm = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
+    for (name, log), color in zip(logs.items(), colors(len(logs)), strict=True):
+        valid = ~np.isnan(log[f"val_{metric}"])
+        loss.plot(log["step"], log[metric], color=color, alpha=0.6, lw=1.2, label=f"{name}: training")
+        if valid.any():
+            best = np.nanmin(log[f"val_{metric}"])
+            label = f"{name}: validation (best {best:.4g})"
+            loss.plot(log["step"][valid], log[f"val_{metric}"][valid], "o-", color=color, ms=4, lw=2, label=label)
+        rate.plot(log["step"], log["learning_rate"], color=color)
+        norm.plot(log["step"], log["grad_norm"], color=color)
+    if metric == "ppl":
+        loss.set_yscale("log")
+        loss.yaxis.set_major_formatter(FuncFormatter("{:g}".format))
+        loss.yaxis.set_minor_formatter(FuncFormatter("{:g}".format))
+    loss.set_ylabel(METRICS[metric])
+    loss.legend(frameon=False)
+    rate.set_ylabel("learning rate")
+    norm.set_ylabel("gradient norm")
+    norm.set_ylim(bottom=0)
+    norm.set_xlabel("training step")
+    for axes in (loss, rate, norm):
+        tidy(axes)
+    return figure

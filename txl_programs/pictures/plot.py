@@ -1,0 +1,277 @@
+"""Pictures of runs and of what their models are made of, as PNG files.
+
+    txl-plot --kind=curves --model_dir=runs/my,runs/other --output=curves.png
+    txl-plot --kind=attention --model_dir=runs/my --text="once upon a time ..." --layer=3 --head=0 \\
+        --output=attention.png
+    txl-plot --kind=attention --model_dir=runs/dates --text="Sat the 21st of Nov 2026" --output=cross.png
+    txl-plot --kind=terms --model_dir=runs/my --text="once upon a time ..." --layer=3 --head=0 \\
+        --output=terms.png
+    txl-plot --kind=context --model_dir=runs/my --output=context.png
+    txl-plot --kind=scaling --figures=scaling.json --output=scaling.png
+    txl-plot --kind=masks --output=masks.png               (and shift, positions, wavelengths)
+
+curves       loss of training and validation, learning rate and gradient norm, from log.csv.
+attention    how much each of the last tgt_len tokens of a text attends to memory and segment (equation 6), for one
+             head or, without --head, for all heads of the layer. The tokens before fill the memory. Of a run of pairs,
+             what the model looks at in its source while it writes the target; or, by --attention, how the source
+             attends to itself (encoder), or the target to itself (decoder).
+terms        the four terms of the scores of one head of Transformer-XL, (a) to (d) of the paper's section 3.3.
+context      mean nll of a text against the number of tokens the model is given before the one it predicts, and the
+             relative effective context length (RECL) that follows, see `relative_gains` and `recl`: of a run against
+             its own shorter contexts, or of several runs of one vocabulary as the paper's group of models. Segments
+             have context_step tokens and a memory of mem_len, by default what makes as many keys as mem_len and tgt_len
+             of the training did together.
+scaling      the cost of a token against each argument, from `tools/benchmark.py --scaling --json=scaling.json`.
+masks        which keys a query of Transformer-XL sees: without memory, with it, with same_length.
+shift        how Transformer-XL moves scores by distance to their keys (`rel_shift`; paper, appendix B).
+positions    the vanilla Transformer's positions: the table, and the products of its rows, which tell a distance but not
+             its direction.
+wavelengths  the periods of those waves, and how far apart they make any two positions.
+
+It needs matplotlib: pip install "txl_tf[plot]".
+"""
+
+import os
+import sys
+
+from absl import flags
+
+from txl_programs.program import FLAGS, read_flags, run
+
+KINDS = ("curves", "attention", "terms", "context", "scaling", "masks", "shift", "positions", "wavelengths")
+NEEDS = {**dict.fromkeys(("curves", "attention", "terms", "context"), "model_dir"), "scaling": "figures"}
+TGT_LEN = {"attention": 32, "terms": 16, "masks": 5, "shift": 3}
+MEM_LEN = {"masks": 4, "shift": 2}
+MAX_LENGTH = 64  # of masks and shift
+
+flags.DEFINE_enum("kind", "curves", KINDS, "The picture.")
+flags.DEFINE_list("model_dir", None, "Folder(s) of runs, comma-separated.")
+flags.DEFINE_string("output", None, "PNG file to write.")
+flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest; with a single run.")
+flags.DEFINE_string("text", None, "Text of attention and terms; of an encoder-decoder, the source.")
+flags.DEFINE_string("text_path", None, "UTF-8 file: that text, or the text of context; default there: the valid split.")
+flags.DEFINE_enum("attention", None, ("encoder", "decoder", "cross"), "Of an encoder-decoder; default: cross.")
+flags.DEFINE_integer("layer", -1, "Layer of attention and terms, from 0; -1 is the last.")
+flags.DEFINE_integer("head", None, "Head, from 0; attention draws all where it is not given.")
+flags.DEFINE_integer("tgt_len", None, f"Tokens of the segment that is drawn; default: {TGT_LEN}.")
+flags.DEFINE_integer(
+    "mem_len", None, f"Positions of memory; default: {MEM_LEN}, else the run's. For context, see there."
+)
+flags.DEFINE_integer("max_context", None, "Longest context; default: twice the keys that are attended to.")
+flags.DEFINE_integer("context_step", 16, "Tokens from one context length to the next.")
+flags.DEFINE_integer("max_tokens", 20000, "Tokens of the text to measure contexts on.")
+flags.DEFINE_string("figures", None, "JSON file of tools/benchmark.py --scaling; for scaling.")
+flags.DEFINE_integer("positions", 100, "Number of positions; for positions and wavelengths.", lower_bound=2)
+flags.DEFINE_integer("d_model", 128, "Their width; for positions and wavelengths.", lower_bound=2)
+flags.DEFINE_integer("dpi", 150, "Dots an inch.", lower_bound=20, upper_bound=600)
+flags.mark_flag_as_required("output")
+flags.register_multi_flags_validator(
+    ["kind", "model_dir", "figures"],
+    lambda given: bool(given[NEEDS[given["kind"]]]) if given["kind"] in NEEDS else True,
+    "kind=scaling needs --figures; curves, attention, terms and context need --model_dir",
+)
+
+read_flags(__name__)
+
+import numpy as np
+
+from txl_programs.pictures.context import draw_context, nll_by_context
+from txl_programs.pictures.curves import draw_curves, read_log
+from txl_programs.pictures.drawing import Figure, save
+from txl_programs.pictures.heads import (
+    attention_of_pair,
+    attention_of_text,
+    draw_attention,
+    draw_pair,
+    draw_terms,
+    label_of,
+    terms_of_text,
+    written_by,
+)
+from txl_programs.pictures.ideas import draw_masks, draw_positions, draw_shift, draw_wavelengths
+from txl_programs.pictures.scaling import draw_scaling, read_figures
+from txl_tf.data.pairs.parallel import START, read_lines
+from txl_tf.data.text_files import read_files
+from txl_tf.layers.positions import positional_encoding
+from txl_tf.models.vanilla.translator import Translator
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.same_run import check_text, check_vocab
+from txl_tf.runs.setup import open_corpus
+
+
+def names_of(model_dirs):
+    """The folders' last names, or the whole paths where two are the same."""
+    names = [os.path.basename(os.path.normpath(path)) for path in model_dirs]
+    return names if len(set(names)) == len(names) else model_dirs
+
+
+def only_one(model_dirs):
+    if len(model_dirs) > 1:
+        raise ValueError(f"model_dir must be one run here, got {len(model_dirs)}: {', '.join(model_dirs)}")
+    return model_dirs[0]
+
+
+def check_index(name, value, n, lowest=0):
+    if not lowest <= value < n:
+        raise ValueError(f"{name} must lie between {lowest} and {n - 1}, got {value}")
+
+
+def given_text():
+    if (FLAGS.text is None) == (FLAGS.text_path is None):
+        raise ValueError("no text to attend to: give either text or text_path")
+
+
+def attention():
+    folder = RunFolder(only_one(FLAGS.model_dir))
+    if folder.family.task == "encoder_decoder":
+        return attention_of_run_of_pairs(folder)
+    if FLAGS.attention is not None:
+        raise ValueError(f"attention={FLAGS.attention} is for runs of pairs, which the run in {folder} is not")
+    lm, ids, tgt_len, layer, labels = text_of_run(RunFolder(folder, "language_model"))
+    probs, n_key = attention_of_text(lm, ids, tgt_len, layer)
+    return draw_attention(probs, labels[-n_key:], layer, FLAGS.head)
+
+
+def terms():
+    folder = RunFolder(only_one(FLAGS.model_dir), "language_model")
+    family = folder.family.name
+    if family != "transformer_xl":
+        raise ValueError(f"kind=terms is for relative positions, which family={family} in {folder} has not")
+    if FLAGS.head is None:
+        raise ValueError("kind=terms draws one head: give head")
+    lm, ids, tgt_len, layer, labels = text_of_run(folder)
+    parts, probs, n_key = terms_of_text(lm, ids, tgt_len, layer, FLAGS.head)
+    return draw_terms(parts, probs, labels[-n_key:], layer, FLAGS.head, lm.network.same_length)
+
+
+def text_of_run(folder):
+    """Checked flags of a language model's attention: `(lm, ids, tgt_len, layer, a label for every id)`."""
+    given_text()
+    model = folder.read_config()["model"]
+    layer = layer_and_head(model["n_layer"], model["n_head"])
+    vocab = folder.load_vocab()
+    text = [FLAGS.text] if FLAGS.text_path is None else read_files([FLAGS.text_path], vocab.level)
+    ids = vocab.encode(text)
+    tgt_len = TGT_LEN[FLAGS.kind] if FLAGS.tgt_len is None else FLAGS.tgt_len
+    if not 1 <= tgt_len < len(ids) + 1:
+        raise ValueError(f"tgt_len must lie between 1 and the {len(ids)} tokens of the text, got {tgt_len}")
+    changes = {} if FLAGS.mem_len is None else {"mem_len": FLAGS.mem_len}
+    return folder.load_model(FLAGS.ckpt_path, **changes), ids, tgt_len, layer, labels_of(vocab, ids)
+
+
+def attention_of_run_of_pairs(folder):
+    for name in ("tgt_len", "mem_len"):
+        if FLAGS[name].value is not None:
+            raise ValueError(f"{name} is for language models, and the run in {folder} learned from pairs")
+    given_text()
+    model = folder.read_config()["model"]
+    layer = layer_and_head(model["num_layers"], model["num_heads"])
+    name = "text" if FLAGS.text_path is None else FLAGS.text_path
+    lines = FLAGS.text.split("\n") if FLAGS.text_path is None else [x.removesuffix("\n") for x in read_lines(name)]
+    if len(lines) != 1:
+        raise ValueError(f"{name} must be one line, the source, got {len(lines)}")
+    vocabs = folder.load_vocabs()
+    translator = Translator(folder.load_model(FLAGS.ckpt_path), *vocabs)
+    source = translator.encode(lines, name)[0]
+    target = written_by(translator.model, source)
+    which = FLAGS.attention or "cross"
+    weights = attention_of_pair(translator.model, source, target, which, layer)
+    of_source, of_target = (labels_of(vocab, ids) for vocab, ids in zip(vocabs, (source, target), strict=True))
+    queries = of_source if which == "encoder" else of_target
+    keys = [label_of(vocabs[1].symbols[START]), *of_target[:-1]] if which == "decoder" else of_source
+    return draw_pair(weights, queries, keys, which, layer, FLAGS.head)
+
+
+def layer_and_head(n_layer, n_head):
+    """The layer, from 0, of checked flags."""
+    check_index("layer", FLAGS.layer, n_layer, lowest=-1)
+    if FLAGS.head is not None:
+        check_index("head", FLAGS.head, n_head)
+    return FLAGS.layer % n_layer
+
+
+def labels_of(vocab, ids):
+    return [label_of(vocab.symbols[i]) for i in ids]
+
+
+def context():
+    model_dirs, step = FLAGS.model_dir, FLAGS.context_step
+    if FLAGS.ckpt_path:
+        only_one(model_dirs)
+    folders = [RunFolder(model_dir, "language_model") for model_dir in model_dirs]
+    configs = [folder.read_config() for folder in folders]
+    vocab = folders[0].load_vocab()
+    for folder in folders[1:]:
+        difference = vocab.difference(folder.load_vocab())
+        if difference:
+            raise ValueError(f"model_dir {folder} has another vocabulary than {model_dirs[0]}: {difference}")
+    spans = [span_of(config) for config in configs]
+    longest = 2 * max(spans) if FLAGS.max_context is None else FLAGS.max_context
+    if step < 1 or longest < 2 * step:
+        raise ValueError(f"max_context must be two context_step or more, got {longest} and {step}")
+    ids = held_out(folders[0], vocab)[: FLAGS.max_tokens]
+    nll = []
+    for folder, span in zip(folders, spans, strict=True):
+        lm = folder.load_model(FLAGS.ckpt_path, mem_len=max(span - step, 0))
+        nll.append(nll_by_context(lm, ids, step, longest // step))
+    metric = "bpc" if configs[0]["data"].get("by_character", vocab.level != "word") else "ppl"
+    return draw_context(np.stack(nll), names_of(model_dirs), step, spans, metric)
+
+
+def span_of(config):
+    """The most keys a token attends to: of `--mem_len` and a step, or of the memory and segment it was trained with."""
+    if FLAGS.mem_len is not None:
+        return FLAGS.mem_len + FLAGS.context_step
+    return config["model"]["mem_len"] + config.get("training", {}).get("tgt_len", 0)
+
+
+def held_out(folder, vocab):
+    """The ids of `text_path`, or of the run's valid split."""
+    if FLAGS.text_path is not None:
+        return vocab.encode(read_files([FLAGS.text_path], vocab.level), name=FLAGS.text_path)
+    found = open_corpus(folder.read_config()["data"])
+    check_vocab(folder, [found.vocab], "give a text_path")
+    check_text(folder, {"valid": found.fingerprint("valid")}, "give a text_path")
+    return np.asarray(found.splits["valid"][: FLAGS.max_tokens])
+
+
+def lengths():
+    """`(tgt_len, mem_len)` of pictures without a run."""
+    defaults = {"tgt_len": TGT_LEN, "mem_len": MEM_LEN}
+    found = [
+        default[FLAGS.kind] if FLAGS[name].value is None else FLAGS[name].value for name, default in defaults.items()
+    ]
+    for name, value, least in zip(defaults, found, (1, 0), strict=True):
+        if not least <= value <= MAX_LENGTH:
+            raise ValueError(f"{name} must lie between {least} and {MAX_LENGTH}, got {value}")
+    return found
+
+
+def curves():
+    logs = [read_log(model_dir) for model_dir in FLAGS.model_dir]
+    return draw_curves(dict(zip(names_of(FLAGS.model_dir), logs, strict=True)))
+
+
+DRAW = {  # kind: function without arguments that returns the figure
+    "curves": curves,
+    "attention": attention,
+    "terms": terms,
+    "context": context,
+    "scaling": lambda: draw_scaling(read_figures(FLAGS.figures)),
+    "masks": lambda: draw_masks(*lengths()),
+    "shift": lambda: draw_shift(*lengths()),
+    "positions": lambda: draw_positions(positional_encoding(FLAGS.positions, FLAGS.d_model).numpy()[0]),
+    "wavelengths": lambda: draw_wavelengths(FLAGS.positions, FLAGS.d_model),
+}
+
+
+def main():
+    if Figure is None:
+        sys.exit('plot.py: matplotlib is missing: pip install "txl_tf[plot]"')
+    figure = DRAW[FLAGS.kind]()
+    save(figure, FLAGS.output, FLAGS.dpi)
+    print(f"{FLAGS.kind}: {FLAGS.output}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,196 @@
+"""Pictures of taggers: which direction a head looks in, and what FLAT's characters and words attend to.
+
+    txl-plot-ner --kind=direction --model_dir=runs/tener_resume,runs/absolute --output=direction.png
+    txl-plot-ner --kind=lattice --model_dir=runs/flat_resume --text="南京市长江大桥" --head=0 \\
+        --font=NotoSansCJKsc-Regular.otf --output=lattice.png
+
+direction  what positions add to a head's scores against the distance of the key, key minus query, on average over the
+           characters of --text_path. TENER's own runs tell left from right. Absolute sinusoids (a run with
+           --attn_type=transformer --pos_embed=sin) do not: their products, drawn beside, are the same for both. After
+           the learned projections of queries and keys, a head knows a distance only roughly.
+lattice    the attention of each character and word of a sentence to all of them, of one head or of the mean of all.
+
+It needs matplotlib: pip install "txl_tf[plot]"; and Chinese labels need a font that has them, which --font names.
+"""
+
+import os
+
+from absl import flags
+
+from txl_programs.program import FLAGS, read_flags, run
+
+KINDS = ("direction", "lattice")
+
+flags.DEFINE_enum("kind", "direction", KINDS, "The picture.")
+flags.DEFINE_list("model_dir", None, "Folder(s) of runs, comma-separated.")
+flags.DEFINE_string("output", None, "PNG file to write.")
+flags.DEFINE_string("ckpt_path", "best", "Checkpoint to take: a path, a name, or best.")
+flags.DEFINE_string("text", None, "The sentence of lattice.")
+flags.DEFINE_string("text_path", None, "File of sentences, a line each, for direction; default: positions alone.")
+flags.DEFINE_integer("layer", 0, "Layer, from 0.")
+flags.DEFINE_integer("head", None, "Head, from 0; the mean of all where it is not given.")
+flags.DEFINE_integer("distance", 20, "Largest distance.", lower_bound=1)
+flags.DEFINE_string("font", None, "File of a font for the labels.")
+flags.mark_flags_as_required(["model_dir", "output"])
+
+read_flags(__name__)
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.data.pairs.parallel import read_lines
+from txl_tf.data.tagged.batches import features
+from txl_tf.data.tagged.sentences import encoder_of
+from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
+from txl_tf.layers.taggers.tener import two_way_positions
+from txl_tf.models.taggers.flat import Flat
+from txl_tf.runs.folder import RunFolder
+
+try:
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
+except ImportError:
+    Figure = None
+
+
+def open_tagger(model_dir, family="tener"):
+    """`(tagger, encoder)` of a run of this family."""
+    folder = RunFolder(model_dir, "tagger")
+    found = folder.family.name
+    if found != family:
+        raise ValueError(f"model_dir {folder} must hold a run of family={family}, got family={found}")
+    return folder.load_model(FLAGS.ckpt_path), encoder_of(*folder.load_vocabs())
+
+
+# --------------------------------------------------------------------------------------------------------- direction
+
+
+def tener_curves(network, inputs, most):
+    """What positions add to the scores of TENER's heads by distance: `[n_head, 2 * most + 1]`.
+
+    `(q + v) . R_d + k . R_{-d}`, q and k the means over all characters.
+    """
+    attention = network.stacked[FLAGS.layer].self_attn
+    q, k = mean_queries_and_keys(network, inputs)
+    r = two_way_positions(most + 1, q.shape[-1]).numpy()[1:]  # -most ... most
+    scores = (q + attention.r_w_bias.numpy()) @ r.T
+    return scores + k @ r[::-1].T if attention.key_position_term else scores
+
+
+def mean_queries_and_keys(network, inputs):
+    """Means over the characters of the queries and keys of a layer: `[n_head, d_head]` each; 0 without characters."""
+    attention = network.stacked[FLAGS.layer].self_attn
+    if inputs is None:
+        return np.zeros([2, attention.n_head, attention.d_model // attention.n_head])
+    mask, x = network.mask_of(inputs), network.embed(inputs)
+    for before in network.stacked[: FLAGS.layer]:
+        x = before(x, mask)
+    q, k, *_ = attention.parts(x if network.after_norm else network.stacked[FLAGS.layer].norm1(x), mask)
+    bias = 0 if attention.attn_type == "transformer" else attention.r_r_bias.numpy()
+    means = [tf.reduce_mean(tf.boolean_mask(tf.transpose(part, [1, 2, 0, 3]), mask), 0).numpy() for part in (q, k)]
+    return means[0] - bias, means[1]
+
+
+def absolute_curves(network, most):
+    """Products of absolute positions by distance, means over 100 places: of sinusoids, and after each head's
+    projections. `([2 * most + 1], [n_head, 2 * most + 1])`.
+    """
+    attention = network.stacked[FLAGS.layer].self_attn
+    places = np.arange(1, 101 + 2 * most, dtype="float32")
+    p = positional_embedding(places, tensor2tensor_frequencies(network.d_model))[0].numpy()
+    q, k, _ = np.split(p @ attention.qkv_kernel.numpy(), 3, 1)
+    split = [x.reshape(len(p), attention.n_head, -1).transpose(1, 0, 2) for x in (q, k)]
+    tables = [p @ p.T, *(split[0] @ split[1].transpose(0, 2, 1))]
+    queries = np.arange(most, most + 100)
+    curves = [[table[queries, queries + d].mean() for d in range(-most, most + 1)] for table in tables]
+    return np.array(curves[0]), np.array(curves[1:])
+
+
+def draw_direction(runs, most):
+    """Figure of `{name: (tagger, inputs)}`."""
+    figure = Figure(
+        figsize=(5 * (len(runs) + any(is_absolute(t) for t, _ in runs.values())), 3.6), layout="constrained"
+    )
+    panels = []
+    for name, (tagger, inputs) in runs.items():
+        if is_absolute(tagger):
+            plain, projected = absolute_curves(tagger.network, most)
+            panels += [("sinusoids: p(i) . p(i + d)", plain[None]), (f"{name}: after the projections", projected)]
+        else:
+            panels.append((f"{name}: by direction", tener_curves(tagger.network, inputs, most)))
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for head, curve in enumerate(curves):
+            axes.plot(range(-most, most + 1), curve - curve.mean(), label=f"head {head}" if len(curves) > 1 else None)
+        axes.axvline(0, color="0.7", linewidth=0.8)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("distance d, key minus query")
+        axes.set_ylabel("score, less its mean")
+        if len(curves) > 1:
+            axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def is_absolute(tagger):
+    return tagger.network.attn_type == "transformer"
+
+
+# ----------------------------------------------------------------------------------------------------------- lattice
+
+
+def draw_lattice(tagger, encoder, text):
+    """Figure of the attention of the items of a sentence, characters first, then the words."""
+    encoded = encoder.encode(list(text))
+    words = [text[s : e + 1] for s, e in zip(encoded.starts, encoded.ends, strict=True)]
+    inputs = {name: tf.constant(array) for name, array in features([encoded], lattice=True).items()}
+    probs = tagger.network.attention_probs(inputs, FLAGS.layer)[:, 0].numpy()
+    probs = probs.mean(0) if FLAGS.head is None else probs[FLAGS.head]
+    font = FontProperties(fname=FLAGS.font) if FLAGS.font else None
+    size = 1.5 + 0.28 * len(words)
+    figure = Figure(figsize=(size + 0.6, size), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(probs, cmap="Blues", vmin=0)
+    for line in (axes.axhline, axes.axvline):
+        line(len(text) - 0.5, color="0.5", linewidth=0.8)
+    axes.set_xticks(range(len(words)), words, rotation=90, fontproperties=font)
+    axes.set_yticks(range(len(words)), words, fontproperties=font)
+    axes.set_xlabel("attended to: characters, then words")
+    axes.set_ylabel("item that attends")
+    figure.colorbar(image, ax=axes, shrink=0.8)
+    return figure
+
+
+def main():
+    if Figure is None:
+        raise ValueError('pictures need matplotlib: pip install "txl_tf[plot]"')
+    if FLAGS.kind == "lattice":
+        if not FLAGS.text or len(FLAGS.model_dir) > 1:
+            raise ValueError("kind=lattice needs --text, and one run")
+        tagger, encoder = open_tagger(FLAGS.model_dir[0], "flat")
+        check(tagger.network)
+        figure = draw_lattice(tagger, encoder, FLAGS.text)
+    else:
+        runs = {}
+        for model_dir in FLAGS.model_dir:
+            tagger, encoder = open_tagger(model_dir)
+            check(tagger.network)
+            inputs = None
+            if FLAGS.text_path:
+                sentences = [list(line.removesuffix("\n")) for line in read_lines(FLAGS.text_path)]
+                encoded = [encoder.encode(tokens) for tokens in sentences if tokens]
+                arrays = features(encoded, lattice=isinstance(tagger.network, Flat))
+                inputs = {name: tf.constant(array) for name, array in arrays.items()}
+            runs[os.path.basename(os.path.normpath(model_dir))] = tagger, inputs
+        figure = draw_direction(runs, FLAGS.distance)
+    figure.savefig(FLAGS.output, dpi=120)
+    print(FLAGS.output)
+
+
+def check(network):
+    """Raises ValueError where there is no such layer or head."""
+    for name, number in (("layer", network.n_layer), ("head", network.n_head)):
+        if FLAGS[name].value is not None and not 0 <= FLAGS[name].value < number:
+            raise ValueError(f"{name} must lie in [0, {number}), got {FLAGS[name].value}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,50 @@
+"""What a token costs by each argument of a model, as `tools/benchmark.py --scaling` measured it."""
+
+import json
+
+from txl_programs.pictures.drawing import Figure, NullLocator, colors, tidy
+
+LOGARITHMIC = ("n_token", "tokens_before")  # arguments of the benchmark that grow by large factors
+
+
+def read_figures(path):
+    """Rows of the JSON file of `tools/benchmark.py --scaling`: list of dicts.
+
+    Raises:
+        ValueError: it has no such rows.
+    """
+    with open(path) as file:
+        rows = [row for row in json.load(file)["rows"] if "argument" in row]
+    if not rows:
+        raise ValueError(f"{path} has no costs by argument: make it by tools/benchmark.py --scaling --json={path}")
+    return rows
+
+
+def draw_scaling(rows):
+    """Figure of the cost of a token, a panel for each mode and argument, from 0: what does not depend on it is flat."""
+    panels = list(dict.fromkeys((row["mode"], row["argument"]) for row in rows))
+    names = list(dict.fromkeys(row["contestant"] for row in rows))
+    columns = min(3, len(panels))
+    height = -(-len(panels) // columns)
+    figure = Figure(figsize=(4 * columns, 2.9 * height + 0.4), layout="constrained")
+    grid = figure.subplots(height, columns, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (mode, argument) in zip(grid.flat, panels, strict=False):
+        for name, color in zip(names, colors(len(names)), strict=True):
+            chosen = [
+                row for row in rows if (row["mode"], row["argument"], row["contestant"]) == (mode, argument, name)
+            ]
+            values = [row["value"] for row in chosen]
+            axes.plot(values, [row["microseconds_per_token"] for row in chosen], "o-", color=color, ms=4, label=name)
+        tidy(axes)
+        ticks = sorted({row["value"] for row in rows if (row["mode"], row["argument"]) == (mode, argument)})
+        if argument in LOGARITHMIC:
+            axes.set_xscale("log")
+            axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8)
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+        axes.set_xlabel(argument)
+        axes.set_title(f"{mode}: µs a token", fontsize=10)
+    grid[0, 0].legend(frameon=False, fontsize=8)
+    return figure

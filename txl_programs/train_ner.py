@@ -1,0 +1,61 @@
+"""Trains a tagger of named entities: TENER, or FLAT with a lexicon.
+
+    txl-train-ner --flagfile=configs/tener_resume.cfg --train_path=DIR/train.char.bmes ...
+    txl-train-ner --model=flat --lexicon=jieba --train_path=train.txt --valid_path=dev.txt \\
+        --test_path=test.txt --model_dir=runs/mine
+
+A line of a file is a character and its tag, as B-PER, parted by a space or a tab; an empty line ends a sentence. The
+best weights are those with the highest F1 on valid_path. Training continues from the latest checkpoint of the folder.
+txl-tag tags with it, txl-export-saved-model makes a served model of it.
+
+  data          train_path valid_path test_path tag_scheme segment_digits bigrams min_freq lexicon char_vectors ...
+  run           model_dir warm_start_path train_steps iterations save_steps patience max_to_keep seed tracker ...
+  training      learning_rate schedule warmup_steps optimizer momentum clip clip_value batch_size ...
+  model         model n_layer d_model n_head d_inner dropout embed_dropout token_dropout output_dropout max_seq_len ...
+  of TENER      attn_type pos_embed after_norm key_position_term
+  of FLAT       fusion q_proj k_proj v_proj r_proj attn_ff pre post residual rel_pos_init ...
+  machine       strategy mixed_precision jit_compile steps_per_execution
+"""
+
+from absl import flags
+
+from txl_programs.program import FLAGS, define_flags, run, values
+from txl_tf.config import (
+    FlatTaggerConfig,
+    MachineConfig,
+    OptimizerConfig,
+    TaggedConfig,
+    TaggerTrainingConfig,
+    TenerTaggerConfig,
+)
+
+MODELS = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig}
+FROM_DATA = "labels n_token n_bigram"
+
+flags.DEFINE_string("model_dir", None, "Folder of the run: checkpoints, vocabularies, log.csv, curves.")
+flags.DEFINE_enum("model", "tener", MODELS, "The network.")
+define_flags(TaggedConfig)
+define_flags(TaggerTrainingConfig, train_steps=6000, iterations=250, save_steps=250)
+define_flags(OptimizerConfig, learning_rate=1e-3, clip=None, clip_value=5.0, schedule="linear", warmup_steps=60)
+for group in MODELS.values():
+    define_flags(group, leave_out=FROM_DATA)
+define_flags(MachineConfig, leave_out="tpu tpu_zone gcp_project")
+
+flags.mark_flag_as_required("model_dir")
+
+
+def main():
+    from txl_tf.runs.train import train_run
+
+    groups = {"data": TaggedConfig, "model": MODELS[FLAGS.model], "optimizer": OptimizerConfig}
+    groups |= {"training": TaggerTrainingConfig, "machine": MachineConfig}
+    others = [group for name, group in MODELS.items() if name != FLAGS.model]
+    own = set(groups["model"].names())
+    stray = [name for group in others for name in values(group, given_only=True) if name not in own]
+    if stray:
+        raise ValueError(f"--{stray[0]} is no flag of --model={FLAGS.model}")
+    train_run(FLAGS.model_dir, **{name: group(**values(group)) for name, group in groups.items()})
+
+
+if __name__ == "__main__":
+    run(main)
