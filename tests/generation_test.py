@@ -6,7 +6,7 @@ import tensorflow as tf
 from helpers import Subwords, word_vocab
 
 from txl_tf.models.decoding import generation
-from txl_tf.models.decoding.generation import Texts, generate, generate_tokens_static
+from txl_tf.models.decoding.generation import Texts, generate, generate_tokens
 from txl_tf.models.decoding.sampling import (
     check_sampling,
     no_history,
@@ -17,7 +17,7 @@ from txl_tf.models.decoding.sampling import (
     uniform_draws,
 )
 from txl_tf.models.decoding.stopping import check_stops
-from txl_tf.models.transformer_xl.memory_reader import MemoryReader
+from txl_tf.models.transformer_xl.decoding_cache import MemoryCache
 
 BINS = {"cutoffs": [5, 12], "div_val": 2}
 LM = {**BINS, "n_layer": 1, "clamp_len": 3}
@@ -225,10 +225,10 @@ def test_xla_writes_the_same_text(lm, prompt, sampling):
         name: how.pop(name) for name in ("stop_token", "stop_strings", "stop_at_newline", "vocab") if name in how
     }
     options = of_sequences(check_sampling(3, seed=[1, 2, 3], **how), number)
-    ids = tf.constant(np.where(np.arange(7) < lengths[:, None], prompt, 0))
+    ids = tf.constant(np.where(np.arange(7) < lengths[:, None], prompt, 0), tf.int32)
     uniform, limits = uniform_draws(options.seeds, 0, 11), tf.fill([3 * number], 9)
-    write = tf.function(generate_tokens_static, jit_compile=True, autograph=False)
-    found = write(lm, ids, lengths, uniform, limits, options, check_stops(23, **stopping), number)
+    write = tf.function(generate_tokens, jit_compile=True, autograph=False)
+    found = write(lm, ids, lengths, uniform, limits, options, check_stops(23, **stopping), number, True)
     assert found.tokens.shape == [3 * number, 7 + 11]
     np.testing.assert_array_equal(found.tokens[:, : 7 + 9], expected)
     np.testing.assert_array_equal(found.lengths, expected_lengths)
@@ -246,18 +246,13 @@ def traced(monkeypatch):
     """The shapes of the prompts, and of the stop strings, that graphs are made for; they write zeros."""
     shapes = []
 
-    def write(lm, prompt, lengths, room, stops):
+    def write(lm, prompt, lengths, uniform, limits, sampling, stops, number, static_shapes):
         shapes.append((prompt.shape.as_list(), stops.strings.shape.as_list()))
+        assert static_shapes == uniform.shape.is_fully_defined()
+        room = tf.shape(uniform)[0]
         return Texts(tf.pad(prompt, [[0, 0], [0, room]]), lengths + room, lengths)
 
-    def dynamic(lm, prompt, lengths, limits, sampling, stops, number):
-        return write(lm, prompt, lengths, tf.reduce_max(limits), stops)
-
-    def static(lm, prompt, lengths, uniform, limits, sampling, stops, number):
-        return write(lm, prompt, lengths, uniform.shape[0], stops)
-
-    monkeypatch.setattr(generation, "generate_tokens", dynamic)
-    monkeypatch.setattr(generation, "generate_tokens_static", static)
+    monkeypatch.setattr(generation, "generate_tokens", write)
     return shapes
 
 
@@ -287,8 +282,8 @@ def test_values_of_options_do_not_trace_anew(small_lm, prompt, traced):
 @pytest.mark.slow
 def test_several_sequences_of_a_prompt_stand_next_to_each_other(lm, prompt, monkeypatch):
     """Each is what a call of its own would write, with the seed that is derived for it; a prompt is read once."""
-    read, read_prompt = [], MemoryReader.read_prompt
-    monkeypatch.setattr(MemoryReader, "read_prompt", lambda *args: read.append(args[1].shape[0]) or read_prompt(*args))
+    read, read_prompt = [], MemoryCache.read_prompt
+    monkeypatch.setattr(MemoryCache, "read_prompt", lambda *args: read.append(args[1].shape[0]) or read_prompt(*args))
     for options in ({"lengths": [7, 1, 3]}, {"temperature": 0.8, "repetition_penalty": 1.5, "stop_token": 2}):
         seed = np.array([4, 5, -6])
         many, lengths = generate(lm, prompt, 8, seed=seed, num_return_sequences=3, with_lengths=True, **options)

@@ -17,7 +17,7 @@ from txl_tf.models.transformer_xl.cache import cached_forward, initial_state, me
 from txl_tf.models.transformer_xl.inference import writable_copy
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll
 from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer
-from txl_tf.serving.signatures import ServingSignatures
+from txl_tf.serving.language_model import LanguageModelSignatures
 from txl_tf.serving.writing import DEFAULTS
 
 END = 1
@@ -455,14 +455,14 @@ def test_xla_evaluates_and_writes_the_same(pair):
         nll, mems = lm.score(tokens, labels, mems)
         logs, carried = step((tf.constant(tokens), tf.constant(labels)), carried)
         np.testing.assert_allclose(logs["loss"], np.mean(nll), rtol=1e-5)
-    reader = lm.reader(static_shapes=True)
-    read_prompt = tf.function(reader.read_prompt, jit_compile=True, autograph=False)
-    read_token = tf.function(reader.read_token, jit_compile=True, autograph=False)
+    cache = lm.decoding_cache(static_shapes=True)
+    read_prompt = tf.function(cache.read_prompt, jit_compile=True, autograph=False)
+    read_token = tf.function(cache.read_token, jit_compile=True, autograph=False)
     lengths = tf.constant([9, 3, 7])
     hidden, state = read_prompt(tf.constant(text[:, :9]), lengths)
     found, written = [hidden], [7, END, 5, END]
     for i in range(4):
-        hidden, state = read_token(reader.precompute(), tf.fill([3], written[i]), state)
+        hidden, state = read_token(cache.precompute(), tf.fill([3], written[i]), state)
         found.append(hidden)
     for b, length in enumerate(lengths):
         expected, mems = lm.network(text[b : b + 1, :length])
@@ -487,7 +487,7 @@ def test_a_keras_file_and_a_config_keep_it(pair, tmp_path):
 @pytest.mark.slow
 def test_a_served_model_resets(pair):
     (lm, _), text = pair(mem_len=4), rows()
-    served = ServingSignatures(lm, "float32", 3, 50, 0, text=None)
+    served = LanguageModelSignatures(lm, top_n=3, max_tokens=50)
     state, mems = np.zeros([3, 2, 2, 2, 4, 3], np.float32), None
     for a, b in ((0, 5), (5, 6), (6, 7), (7, 16)):
         tokens, labels = text[:, a:b], text[:, a + 1 : b + 1]

@@ -20,7 +20,7 @@ from txl_programs.program import values
 from txl_tf import TransformerLM, TransformerXLLM, make_optimizer
 from txl_tf.config import ModelConfig, OptimizerConfig
 from txl_tf.data.text.batches import choose_bin_capacities
-from txl_tf.models.decoding.generation import TextState, generate_tokens_static, next_token, precompute_for
+from txl_tf.models.decoding.generation import TextState, generate_tokens, next_token, precompute_for
 from txl_tf.models.decoding.sampling import check_sampling, no_history
 from txl_tf.models.decoding.stopping import check_stops, with_room
 
@@ -139,16 +139,16 @@ def test_the_evaluation_step_of_every_configuration_has_static_shapes(name, chan
 @pytest.mark.parametrize("model, options", [(TransformerXLLM, {"mem_len": 5}), (TransformerLM, {"context_len": 6})])
 def test_generation_has_static_shapes(model, options):
     lm = model(**SMALL, cutoffs=[5, 12], div_val=2, **options)
-    reader, sampling, vocab = lm.reader(static_shapes=True), check_sampling(6, seed=1), word_vocab()
+    cache, sampling, vocab = lm.decoding_cache(static_shapes=True), check_sampling(6, seed=1), word_vocab()
     uniform = tf.zeros([16, 6, 2], tf.float64)
-    text = TextState(tf.zeros([6, lm.network.d_model]), reader.initial_state(6), no_history(6, lm.network.n_token))
+    text = TextState(tf.zeros([6, lm.network.d_model]), cache.initial_state(6), no_history(6, lm.network.n_token))
     step = tf.function(next_token, autograph=False).get_concrete_function(
-        reader, precompute_for(lm, reader), text, uniform[0], sampling
+        cache, precompute_for(lm, cache), text, uniform[0], sampling
     )
     prompt, lengths, limits = tf.zeros([3, 16], tf.int32), tf.ones([3], tf.int32), tf.fill([6], 9)
     stops = with_room(check_stops(lm.network.n_token, 3, ["w1\n", "w2"], True, vocab))
-    whole = tf.function(generate_tokens_static, autograph=False).get_concrete_function(
-        lm, prompt, lengths, uniform, limits, sampling, stops, number=2
+    whole = tf.function(generate_tokens, autograph=False).get_concrete_function(
+        lm, prompt, lengths, uniform, limits, sampling, stops, number=2, static_shapes=True
     )
     for function in (step, whole):
         assert not of_unknown_shape(function.graph)

@@ -347,7 +347,8 @@ def test_many_rows_and_an_unknown_number_of_them_are_what_each_is_alone(lm, prom
         batch, n = tf.unstack(tf.shape(prompt))
         options = tf.nest.map_structure(lambda x: tf.repeat(x, batch), check_sampling(1, temperature=0, seed=0))
         stops = no_stops(lm.network.n_token)
-        return generate_tokens(lm, prompt, tf.fill([batch], n), tf.fill([batch], 8), options, stops).tokens
+        uniform, limits = uniform_draws(options.seeds, 0, 8), tf.fill([batch], 8)
+        return generate_tokens(lm, prompt, tf.fill([batch], n), uniform, limits, options, stops).tokens
 
     np.testing.assert_array_equal(served(many), expected)
 

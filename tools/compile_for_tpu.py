@@ -255,18 +255,18 @@ def evaluation(lm, rows, tgt_len):
 
 def generation(lm, rows, tgt_len):
     """One token of `lm.generate` as StableHLO."""
-    reader = lm.reader(static_shapes=True)
+    cache = lm.decoding_cache(static_shapes=True)
     hidden, state, history, weights = stand_ins(
         lambda: (
             tf.zeros([rows, lm.network.d_model], lm.compute_dtype),
-            reader.initial_state(rows),
+            cache.initial_state(rows),
             no_history(rows, lm.network.n_token),
-            precompute_for(lm, reader),
+            precompute_for(lm, cache),
         )
     )
     text = TextState(hidden, state, history)
     arguments = weights, text, tf.zeros([rows, 2], tf.float64), check_sampling(rows, seed=1)
-    return lower(lambda *arguments: next_token(reader, *arguments), *arguments)
+    return lower(lambda *arguments: next_token(cache, *arguments), *arguments)
 
 
 # ------------------------------------------------------------------------------------------------------- the answers

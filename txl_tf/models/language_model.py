@@ -1,5 +1,7 @@
 """The language model: the network, its softmax, and memory carried through `fit` and `evaluate`."""
 
+import functools
+
 import keras
 import tensorflow as tf
 
@@ -7,7 +9,8 @@ from txl_tf.config import ModelConfig, NetworkConfig
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.common.arguments import arguments_of, takes, values_of
 from txl_tf.layers.embedding import check_ids
-from txl_tf.models.decoding.generation import GenerationGraphs, generate
+from txl_tf.models.decoding import generation
+from txl_tf.models.decoding.sampling import uniform_draws
 from txl_tf.models.transformer_xl.cache import (
     cached_forward,
     initial_state,
@@ -15,9 +18,9 @@ from txl_tf.models.transformer_xl.cache import (
     precompute,
     whole_segments,
 )
+from txl_tf.models.transformer_xl.decoding_cache import MemoryCache
 from txl_tf.models.transformer_xl.first_segment import first_segment
 from txl_tf.models.transformer_xl.inference import weights_with, writable_copy
-from txl_tf.models.transformer_xl.memory_reader import MemoryReader
 from txl_tf.models.transformer_xl.network import TransformerXL, make_initializer
 from txl_tf.training.memory_model import MemoryModel
 
@@ -27,10 +30,10 @@ _NO_PREDICT = (
 )
 
 
-class LanguageModel(GenerationGraphs, MemoryModel):
+class LanguageModel(MemoryModel):
     """Base of language models: a network, and the adaptive softmax that shares its embeddings.
 
-    A subclass says which network, how `generate` reads a text (`reader`), and how an evaluation carries the memory.
+    A subclass says which network, how generation reads (`decoding_cache`), and how an evaluation carries the memory.
 
     Args:
         network_class: `TransformerXL`, or a subclass of it.
@@ -99,20 +102,21 @@ class LanguageModel(GenerationGraphs, MemoryModel):
         tokens = self._check_ids("tokens", tokens)
         return self._log_probs(tokens, self._check_mems(tokens, mems))
 
-    def generate(self, prompt, max_new_tokens, **options):
-        """Continues texts, token by token, with cached keys and values.
+    generate = generation.generate
 
-        Args:
-            prompt: int `[batch, n]`.
-            max_new_tokens: tokens to add.
-            **options: `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`, `repetition_window`, `seed`;
-                `lengths`, `num_return_sequences`; `stop_token`, `stop_strings`, `stop_at_newline`, `vocab`,
-                `with_lengths`. See `txl_tf.models.decoding.generation.generate`.
+    @tf.function(autograph=False)
+    def _generate_tokens(self, number, static_shapes, **arguments):
+        """`generate_tokens`; with static shapes on every replica, where a TPU has its weights: all find one text."""
+        write = functools.partial(generation.generate_tokens, self, number=number, static_shapes=static_shapes)
+        if not static_shapes:
+            return write(**arguments)
+        strategy = self.distribute_strategy
+        texts = strategy.run(write, kwargs=arguments)
+        return tf.nest.map_structure(lambda found: strategy.experimental_local_results(found)[0], texts)
 
-        Returns:
-            int32 `[batch * num_return_sequences, n + max_new_tokens]`.
-        """
-        return generate(self, prompt, max_new_tokens, **options)
+    @tf.function(autograph=False)
+    def _uniform_draws(self, seeds, n_tokens):
+        return uniform_draws(seeds, 0, n_tokens)
 
     def predict(self, *args, **kwargs):
         raise NotImplementedError(_NO_PREDICT.format("predict"))
@@ -214,9 +218,9 @@ class TransformerXLLM(LanguageModel):
         arguments = {name: getattr(self, name) for name in [*NetworkConfig.names(), "recompute", "seed"]}
         super().__init__(TransformerXL, arguments, self.proj_share_all_but_first, **kwargs)
 
-    def reader(self, static_shapes=False):
-        """How `generate` reads a text: with its memory as keys and values."""
-        return MemoryReader(self.network, static_shapes)
+    def decoding_cache(self, static_shapes=False):
+        """The cache that `generate` reads a text with: its memory as keys and values."""
+        return MemoryCache(self.network, static_shapes)
 
     def first_nll(self, tokens, labels):
         """`score` without `mems`, the nll alone, for first segments. Tokens and labels are not checked; no token but

@@ -13,7 +13,6 @@ Shapes:
     E: d_model      room: most new tokens
 """
 
-import functools
 from typing import NamedTuple
 
 import keras
@@ -21,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.layers.embedding import check_ids
+from txl_tf.models.decoding.loop import with_column, write_tokens
 from txl_tf.models.decoding.sampling import (
     History,
     check_integer,
@@ -32,49 +32,37 @@ from txl_tf.models.decoding.sampling import (
     remember_segment,
     repeated,
     sample,
-    uniform_draws,
 )
-from txl_tf.models.decoding.stopping import add_token, check_stops, spec_of, with_room
+from txl_tf.models.decoding.stopping import check_stops, spec_of, with_room
 
 
 class TextState(NamedTuple):
-    """Where a text has got to: all that its next token depends on."""
+    """State of decoding: all that the next token of a text depends on."""
 
     hidden: tf.Tensor  # [B, E], after the last token
-    state: tuple  # of the reader
+    state: tuple  # of the decoding cache
     history: History
-
-
-class Continuation(NamedTuple):
-    """What was written."""
-
-    tokens: tf.Tensor  # int32 [B, room], filled up with the stop token, or 0
-    lengths: tf.Tensor  # int32 [B], how many there are
-    ended: tf.Tensor  # bool [B], whether with a stop string
-    excess: tf.Tensor  # int32 [B], units of the last token behind it
-    nll: tf.Tensor | None  # float32 [B, room], nats
-    text: TextState
 
 
 class Texts(NamedTuple):
     """Prompts and what was written after them."""
 
-    tokens: tf.Tensor  # int32 [B, n + room], filled up as those of `Continuation`
+    tokens: tf.Tensor  # int32 [B, n + room], filled up with the stop token, or 0
     lengths: tf.Tensor  # int32 [B], prompt and new tokens
-    excess: tf.Tensor  # as of `Continuation`
+    excess: tf.Tensor  # int32 [B], see `Written`
 
 
-def precompute_for(lm, reader):
-    """What `next_token` computes from the weights alone: that of the reader, and the bins of the softmax."""
-    return reader.precompute(), precompute_softmax(lm)
+def precompute_for(lm, cache):
+    """Values of `next_token` that depend on the weights alone: those of the cache, and the bins of the softmax."""
+    return cache.precompute(), precompute_softmax(lm)
 
 
-def next_token(reader, precomputed, text, uniform, sampling):
+def next_token(cache, precomputed, text, uniform, sampling):
     """The next token of every row, sampled and read: the step of the loop.
 
     Args:
-        reader: `lm.reader()`, with static shapes where this is for XLA.
-        precomputed: `precompute_for(lm, reader)`.
+        cache: `lm.decoding_cache()`, with static shapes where this is for XLA.
+        precomputed: `precompute_for(lm, cache)`.
         text: `TextState`, whose state is written into.
         uniform: float64 `[B, 2]`, of `uniform_draws`.
         sampling: `Sampling`.
@@ -83,94 +71,58 @@ def next_token(reader, precomputed, text, uniform, sampling):
         `(token, text)`: int32 `[B]`, and the `TextState` for the next one.
     """
     weights, bins = precomputed
-    token = sample(bins, text.hidden, uniform, sampling, text.history, reader.static_shapes)
-    hidden, state = reader.read_token(weights, token, text.state)
+    token = sample(bins, text.hidden, uniform, sampling, text.history, cache.static_shapes)
+    hidden, state = cache.read_token(weights, token, text.state)
     return token, TextState(hidden, state, remember(text.history, token))
 
 
-def continue_text(lm, reader, precomputed, text, uniform, limits, sampling, stops, with_nll=False):
+def continue_text(lm, cache, precomputed, text, uniform, limits, sampling, stops, with_nll=False):
     """Samples and reads, token by token, until every row has ended.
 
     Args:
-        reader, precomputed, text, sampling: as of `next_token`.
+        cache, precomputed, text, sampling: see `next_token`.
         uniform: float64 `[room, B, 2]`, the draws of as many tokens as there is room for.
-        limits: int32 `[B]`, or one for all rows: most tokens to write.
+        limits: int32 `[B]`: most tokens to write.
         stops: `Stops`, which end a row sooner.
-        with_nll: whether to compute the nll too.
+        with_nll: whether to compute the nll of the new tokens.
 
     Returns:
-        `Continuation`.
+        `(written, nll)`: `Written`, whose state is a `TextState`; float32 `[B, room]`, nats, or `None`.
     """
     room, batch, _ = keras.ops.shape(uniform)
-    rows, filler = tf.range(batch), tf.maximum(stops.token, 0)
-    has_strings = tf.reduce_any(stops.strings >= 0)
-    tail = tf.broadcast_to(stops.tail, [batch, keras.ops.shape(stops.tail)[1]])
-    zeros = tf.zeros([batch], tf.int32)
+    rows = tf.range(batch)
 
-    def end(token, tail):
-        """As `add_token`."""
-        nothing = zeros > 0, zeros, tail
-        if stops.strings.shape[1] == 0:  # known to have none
-            return nothing
-        return tf.cond(has_strings, lambda: add_token(stops._replace(tail=tail), token), lambda: nothing)
-
-    def body(i, stopped, lengths, ended, excess, tail, tokens, nll, text):
-        hidden = text.hidden
-        token, text = next_token(reader, precomputed, text, uniform[i], sampling)
-        token = tf.where(stopped, filler, token)
-        places = tf.stack([rows, tf.fill([batch], i)], -1)
+    def step(i, stopped, state):
+        text, nll = state
+        token, new_text = next_token(cache, precomputed, text, uniform[i], sampling)
         if with_nll:
-            nll = tf.tensor_scatter_nd_update(nll, places, lm.softmax.nll(hidden, token, lm.network.embedding))
-        tokens = tf.tensor_scatter_nd_update(tokens, places, token)
-        ends, behind, tail = end(token, tail)
-        lengths = tf.where(stopped, lengths, i + 1)
-        ended, excess = tf.where(stopped, ended, ends), tf.where(stopped, excess, behind)
-        stopped |= ends | (token == stops.token) | (lengths >= limits)
-        return i + 1, stopped, lengths, ended, excess, tail, tokens, nll, text
+            nll = with_column(nll, rows, i, lm.softmax.nll(text.hidden, token, lm.network.embedding))
+        return token, (new_text, nll)
 
-    nll = tf.zeros([batch, room if with_nll else 0])
-    first = (0, zeros >= limits, zeros, zeros > 0, zeros, tail, tf.fill([batch, room], filler), nll, text)
-    _, _, lengths, ended, excess, _, tokens, nll, text = tf.while_loop(
-        lambda i, stopped, *_: ~tf.reduce_all(stopped), body, first, parallel_iterations=1
-    )
-    return Continuation(tokens, lengths, ended, excess, nll if with_nll else None, text)
+    state = text, tf.zeros([batch, room if with_nll else 0])
+    written = write_tokens(step, state, room, limits, stops, filler=tf.maximum(stops.token, 0))
+    text, nll = written.state
+    return written._replace(state=text), nll if with_nll else None
 
 
-def generate_tokens(lm, prompt, lengths, limits, sampling, stops, number=1):
-    """`generate` as a graph: all arguments but `lm` are tensors, and none is checked.
+def generate_tokens(lm, prompt, lengths, uniform, limits, sampling, stops, number=1, static_shapes=False):
+    """`generate` as a graph: all arguments but `lm` and `static_shapes` are tensors, and none is checked.
 
     Args:
-        prompt, lengths, sampling: of as many rows as there are prompts.
-        limits: int32 `[B]`: most new tokens of every sequence.
-        stops: `Stops`, of one row for all sequences, or of a row for each.
-        number: sequences for each prompt.
+        prompt, lengths: int32 `[prompts, n]` and `[prompts]`.
+        uniform: float64 `[room, B, 2]`, of `uniform_draws`: an argument, as XLA would draw others.
+        limits, sampling, stops: see `continue_text`; `stops` may have one row for all sequences.
+        number: sequences for each prompt; an int with static shapes.
+        static_shapes: whether this is for XLA.
 
     Returns:
         `Texts`.
     """
-    sampling = of_sequences(sampling, number)
-    uniform = uniform_draws(sampling.seeds, 0, tf.reduce_max(limits))
-    return _continue_prompt(lm, lm.reader(), prompt, lengths, uniform, limits, sampling, stops, number)
-
-
-def generate_tokens_static(lm, prompt, lengths, uniform, limits, sampling, stops, number=1):
-    """`generate_tokens` for XLA, with room for as many new tokens as there are numbers `uniform` to draw them with.
-
-    The numbers are an argument, float64 `[room, B, 2]` of `uniform_draws`, as XLA would draw others. `sampling` and
-    `stops.tail` have a row for each sequence already, or `stops.tail` one for all; `number` is an int.
-    """
-    reader = lm.reader(static_shapes=True)
-    return _continue_prompt(lm, reader, prompt, lengths, uniform, limits, sampling, stops, number)
-
-
-def _continue_prompt(lm, reader, prompt, lengths, uniform, limits, sampling, stops, number):
-    prompt, lengths = tf.cast(prompt, tf.int32), tf.cast(lengths, tf.int32)
-    n, room = keras.ops.shape(prompt)[1], keras.ops.shape(uniform)[0]
+    cache, room, n = lm.decoding_cache(static_shapes), keras.ops.shape(uniform)[0], keras.ops.shape(prompt)[1]
     nothing = no_history(keras.ops.shape(prompt)[0], lm.network.n_token)
-    text = TextState(*reader.read_prompt(prompt, lengths), remember_segment(nothing, prompt, lengths))
+    text = TextState(*cache.read_prompt(prompt, lengths), remember_segment(nothing, prompt, lengths))
     text, prompt, lengths = repeated((text, prompt, lengths), number)
-    precomputed = precompute_for(lm, reader)
-    written = continue_text(lm, reader, precomputed, text, uniform, limits, sampling, stops)
+    written, _ = continue_text(lm, cache, precompute_for(lm, cache), text, uniform, limits, sampling, stops)
     tokens = tf.concat([prompt, written.tokens], 1)
     column, lengths = tf.range(n + room), lengths[:, None]
     source = tf.where(column < lengths, column, column + n - lengths)  # the new tokens follow a shorter prompt directly
@@ -179,57 +131,13 @@ def _continue_prompt(lm, reader, prompt, lengths, uniform, limits, sampling, sto
     return Texts(tf.where(column < ends[:, None], tokens, tf.maximum(stops.token, 0)), ends, written.excess)
 
 
-class GenerationGraphs:
-    """Mixin of language models: the graphs of `generate`, which belong to the model and go with it."""
-
-    @tf.function(autograph=False)
-    def _generate_tokens(self, **arguments):
-        return generate_tokens(self, **arguments)
-
-    @tf.function(autograph=False)
-    def _generate_on_replicas(self, number, **arguments):
-        """`generate_tokens_static` on every replica, where a TPU has its weights; all find the same text."""
-        strategy = self.distribute_strategy
-        write = functools.partial(generate_tokens_static, self, number=number)
-        return tf.nest.map_structure(
-            lambda found: strategy.experimental_local_results(found)[0], strategy.run(write, kwargs=arguments)
-        )
-
-    @tf.function(autograph=False)
-    def _uniform_draws(self, seeds, n_tokens):
-        return uniform_draws(seeds, 0, n_tokens)
-
-
 def _room(n):
-    """The next power of two, 16 at least: prompts and texts of few lengths, each of which is compiled once."""
+    """The next power of two, 16 at least: prompts and texts have few lengths, each of which is compiled once."""
     return max(16, 1 << (n - 1).bit_length())
 
 
-def _generate(lm, max_new_tokens, number, arguments):
-    """`Texts` of checked arguments, by a graph that takes prompts and stop strings of any length."""
-    specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
-    specs["prompt"] = tf.TensorSpec([len(arguments["prompt"]), None], tf.int32)
-    specs["stops"] = spec_of(arguments["stops"])
-    graph = lm._generate_tokens.get_concrete_function(**specs, number=number)
-    return graph(**arguments, number=number)
-
-
-def _generate_with_static_shapes(lm, max_new_tokens, number, arguments):
-    """`Texts` of checked arguments: prompt, new tokens and stop strings get some `_room`."""
-    prompt, sampling = arguments["prompt"], of_sequences(arguments["sampling"], number)
-    n = prompt.shape[1]
-    changed = {
-        "prompt": tf.pad(prompt, [[0, 0], [0, _room(n) - n]]),
-        "uniform": lm._uniform_draws(sampling.seeds, tf.constant(_room(max_new_tokens))),
-        "sampling": sampling,
-        "stops": with_room(arguments["stops"]),
-    }
-    texts = lm._generate_on_replicas(number, **{**arguments, **changed})
-    return texts._replace(tokens=texts.tokens[:, : n + max_new_tokens])
-
-
 def _check_prompt(prompt, lengths, n_token):
-    """`(prompt, lengths)` as arrays, found to be what `generate` says; ids beyond the lengths are 0."""
+    """`(prompt, lengths)` as arrays that `generate` takes, else a ValueError; ids beyond the lengths are 0."""
     prompt = np.asarray(prompt)
     if prompt.ndim != 2 or not np.issubdtype(prompt.dtype, np.integer) or 0 in prompt.shape:
         raise ValueError(
@@ -288,13 +196,31 @@ def generate(
     prompt, lengths = _check_prompt(prompt, lengths, n_token)
     check_integer("max_new_tokens", max_new_tokens, 0)
     check_integer("num_return_sequences", number, 1)
+    sampling = check_sampling(len(prompt), **sampling)
+    stops = check_stops(n_token, stop_token, stop_strings, stop_at_newline, vocab)
+    texts = _write(lm, prompt, lengths, max_new_tokens, sampling, stops, int(number))
+    return (texts.tokens, texts.lengths) if with_lengths else texts.tokens
+
+
+def _write(lm, prompt, lengths, max_new_tokens, sampling, stops, number):
+    """`Texts` of `generate`, whose arguments are checked, by a graph of the model."""
+    (batch, n), room, sampling = prompt.shape, max_new_tokens, of_sequences(sampling, number)
+    if lm.static_shapes:  # few of them, as each is compiled
+        room, stops = _room(room), with_room(stops)
+        prompt = np.pad(prompt, [(0, 0), (0, _room(n) - n)])
     arguments = {
         "prompt": tf.constant(prompt, tf.int32),
         "lengths": tf.constant(lengths, tf.int32),
-        "limits": tf.fill([len(prompt) * number], tf.constant(max_new_tokens, tf.int32)),
-        "sampling": check_sampling(len(prompt), **sampling),
-        "stops": check_stops(n_token, stop_token, stop_strings, stop_at_newline, vocab),
+        "uniform": lm._uniform_draws(sampling.seeds, tf.constant(room)),
+        "limits": tf.fill([batch * number], tf.constant(max_new_tokens, tf.int32)),
+        "sampling": sampling,
+        "stops": stops,
     }
-    write = _generate_with_static_shapes if lm.static_shapes else _generate
-    texts = write(lm, max_new_tokens, int(number), arguments)
-    return (texts.tokens, texts.lengths) if with_lengths else texts.tokens
+    specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
+    if not lm.static_shapes:  # one graph for prompts, texts and stop strings of any length
+        specs["prompt"] = tf.TensorSpec([batch, None], tf.int32)
+        specs["uniform"] = tf.TensorSpec([None, batch * number, 2], tf.float64)
+        specs["stops"] = spec_of(stops)
+    graph = lm._generate_tokens.get_concrete_function(number, lm.static_shapes, **specs)
+    texts = graph(number, lm.static_shapes, **arguments)
+    return texts._replace(tokens=texts.tokens[:, : n + max_new_tokens])

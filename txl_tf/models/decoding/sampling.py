@@ -53,7 +53,7 @@ def remember(history, token):
 def remember_segment(history, tokens, lengths):
     """The `History` after the first `lengths[b]` tokens of each row of `tokens`, int32 `[B]` and `[B, n]`.
 
-    The text goes on at time 0: all that was seen before is moved into the past by as much as its row has grown.
+    The next token has time 0 again: the times of earlier tokens are moved back by as much as their row has grown.
     """
     batch, n = keras.ops.shape(tokens)
     column, lengths = tf.range(n), lengths[:, None]
@@ -75,14 +75,9 @@ def sample_categorical(scores, uniform):
 
 
 def top_k_top_p(scores, top_k, top_p):
-    """Leaves the most likely tokens: the first `top_k`, and of these the fewest that hold `top_p` of the probability.
+    """`scores` of the most likely tokens, the first `top_k`, of these the fewest that hold `top_p` of the probability.
 
-    Args:
-        scores: float `[B, N]`, log-probabilities up to a constant.
-        top_k, top_p: of `Sampling`.
-
-    Returns:
-        `scores`, with -inf for the others.
+    `scores`, float `[B, N]`, are log-probabilities up to a constant; other tokens get -inf.
     """
     batch, n = keras.ops.shape(scores)
     ordered, order = tf.math.top_k(scores, n)
@@ -118,7 +113,7 @@ def is_neutral(sampling):
 
 
 def apply_options(log_probs, sampling, history):
-    """What the options make of the log-probabilities, float `[B, N]`; those that are neutral in all rows cost nothing.
+    """Applies the options to log-probabilities, float `[B, N]`; those that are neutral in all rows cost nothing.
 
     They apply in the order of Hugging Face: the penalty of repetitions, the temperature, `top_k`, `top_p`, `min_p`. As
     the likeliest token always stays, `min_p` leaves the same tokens before the two others as after them, but the share
@@ -140,7 +135,7 @@ def apply_options(log_probs, sampling, history):
 def precompute_softmax(lm):
     """The bins of the softmax in the type they are used in, split and joined once rather than for every token.
 
-    A tuple of `(weight, bias, projection)`, one a bin; the first has the clusters behind its words.
+    A tuple of `(weight, bias, projection)`, one a bin; the first has the clusters after its words.
     """
     tables, projs, biases, clusters = lm.softmax.weights_with(lm.network.embedding)
     weights = split_bins(tables, biases)
@@ -211,7 +206,7 @@ def sample(bins, hidden, uniform, sampling, history, static_shapes=False):
 
 
 def uniform_draws(seeds, first, number):
-    """The numbers behind the tokens `first ... first + number - 1` of every row: float64 `[number, B, 2]` in [0, 1)."""
+    """Random numbers for the tokens `first ... first + number - 1` of every row: float64 `[number, B, 2]` in [0, 1)."""
     batch = tf.shape(seeds)[0]
     place = tf.repeat(tf.range(first, first + number), batch)
     keys = tf.stack([tf.tile(seeds, [number]), place], -1)
@@ -229,11 +224,13 @@ def check_integer(name, value, least, most=2**31 - 1):
         raise ValueError(f"{name} must be an integer from {least} to {most}, got {value!r}")
 
 
-def check_number(name, value, holds, allowed):
-    """Raises ValueError unless `value` is a number for which `holds` is true; `allowed` says which are."""
-    number = np.asarray(value)
-    if number.ndim or number.dtype.kind not in "fiu" or not holds(number):
-        raise ValueError(f"{name} must {allowed}, got {value!r}")
+# What options must be, Python's numbers and tensors alike: `{name: (test, what messages say)}`.
+OPTIONS = {
+    "temperature": (lambda x: (x >= 0) & (x < np.inf), "be 0 or more"),
+    "top_p": (lambda x: (x > 0) & (x <= 1), "lie in (0, 1]"),
+    "min_p": (lambda x: (x >= 0) & (x < 1), "lie in [0, 1)"),
+    "repetition_penalty": (lambda x: (x > 0) & (x < np.inf), "be positive"),
+}
 
 
 def check_sampling(
@@ -247,30 +244,26 @@ def check_sampling(
     repetition_window=REPETITION_WINDOW,
 ):
     """Checks the options of sampling, see `generate`, and makes a `Sampling` of them."""
-    check_number("temperature", temperature, lambda x: 0 <= x < float("inf"), "be 0 or more")
+    floats = {
+        "temperature": temperature,
+        "top_p": 1.0 if top_p is None else top_p,
+        "min_p": 0.0 if min_p is None else min_p,
+        "repetition_penalty": 1.0 if repetition_penalty is None else repetition_penalty,
+    }
+    for name, value in floats.items():
+        (holds, allowed), number = OPTIONS[name], np.asarray(value)
+        if number.ndim or number.dtype.kind not in "fiu" or not holds(number):
+            raise ValueError(f"{name} must {allowed}, got {value!r}")
     if top_k is not None:
         check_integer("top_k", top_k, 1)
-    if top_p is not None:
-        check_number("top_p", top_p, lambda x: 0 < x <= 1, "lie in (0, 1]")
-    if min_p is not None:
-        check_number("min_p", min_p, lambda x: 0 <= x < 1, "lie in [0, 1)")
-    if repetition_penalty is not None:
-        check_number("repetition_penalty", repetition_penalty, lambda x: 0 < x < float("inf"), "be positive")
     check_integer("repetition_window", repetition_window, 1, LONGEST_WINDOW)
     seeds = [random.randrange(2**31) for _ in range(batch)] if seed is None else seed
     seeds = np.broadcast_to(np.asarray(seeds), [batch]) if np.shape(seeds) in ((), (batch,)) else np.zeros(0)
     if seeds.shape != (batch,) or seeds.dtype.kind not in "iu" or seeds.min() < -(2**31) or seeds.max() >= 2**31:
         raise ValueError(f"seed must be an integer of 32 bits, or one for each of the {batch} rows, got {seed!r}")
-
-    def floats(value, neutral):
-        return tf.fill([batch], tf.cast(neutral if value is None else value, tf.float32))
-
     return Sampling(
-        temperature=floats(temperature, 1.0),
-        top_k=tf.fill([batch], 0 if top_k is None else int(top_k)),
-        top_p=floats(top_p, 1.0),
-        min_p=floats(min_p, 0.0),
-        repetition_penalty=floats(repetition_penalty, 1.0),
+        **{name: tf.fill([batch], tf.cast(value, tf.float32)) for name, value in floats.items()},
+        top_k=tf.fill([batch], int(top_k or 0)),
         repetition_window=tf.fill([batch], int(repetition_window)),
         seeds=tf.constant(seeds, tf.int32),
     )

@@ -3,7 +3,7 @@
     session = Session(lm)
     session.read(prompt)
     tokens, _ = session.write(8, temperature=0.8)   # the next 8; write again, or read what somebody answers
-    other = session.copy()                          # goes on from here by itself
+    other = session.copy()                          # continues from here on its own
 
 Shapes:
     B: batch_size      n: tokens that are read      m: tokens that are written
@@ -24,21 +24,21 @@ from txl_tf.models.transformer_xl.inference import writable_copy
 class Session:
     """A text that is read and written in turns. All rows are read and written in step.
 
-    The weights are those of the moment it is made.
+    It keeps the weights that the model has when the session is made.
 
     Attributes:
         ended: whether the last `write` ended at a stop string.
-        excess: how many units, see `txl_tf.models.decoding.stopping`, its last token goes on behind the stop string.
+        excess: units, see `txl_tf.models.decoding.stopping`, of its last token after the stop string.
     """
 
     def __init__(self, lm, batch_size=1):
         self.lm = lm
         self.batch_size = batch_size
         self.ended, self.excess = False, 0
-        self._reader = reader = lm.reader()
-        self._precomputed = tf.function(precompute_for, autograph=False)(lm, reader)
+        self._cache = cache = lm.decoding_cache()
+        self._precomputed = tf.function(precompute_for, autograph=False)(lm, cache)
         hidden = tf.zeros([batch_size, lm.network.d_model], lm.compute_dtype)
-        self._text = TextState(hidden, reader.initial_state(batch_size), no_history(batch_size, lm.network.n_token))
+        self._text = TextState(hidden, cache.initial_state(batch_size), no_history(batch_size, lm.network.n_token))
         self._empty = True
         self._drawn = 0
         self._checked = None  # what ends a text, and its `Stops`
@@ -47,7 +47,7 @@ class Session:
         self._write = tf.function(self._write_tokens, reduce_retracing=True, autograph=False)
 
     def copy(self):
-        """A session that goes on from here, in a memory of its own."""
+        """A session that continues from here, with a memory of its own."""
         other = copy.copy(self)
         other._text = self._text._replace(state=writable_copy(self._text.state))
         other._written = list(self._written)
@@ -78,9 +78,9 @@ class Session:
     ):
         """Samples the next tokens, and reads them.
 
-        Arguments as of `generate`; `repetition_window` counts what was read and written. With one seed, writing twice 4
-        tokens gives the same as writing 8. A stop string may begin in one call and end in the next; it needs a
-        `batch_size` of 1.
+        `generate` describes the arguments; `repetition_window` counts tokens that were read and written. With one seed,
+        writing twice 4 tokens gives the same as writing 8. A stop string may begin in one call and end in the next; it
+        needs a `batch_size` of 1.
 
         Returns:
             `(tokens, nll)`: int32 and float32 `[batch_size, m]`, nats at temperature 1; without `with_nll`, `None`. m
@@ -95,25 +95,25 @@ class Session:
         stops = stops._replace(tail=tail_of(stops, self._written))
         numbers = tf.constant(self._drawn), tf.constant(max_new_tokens)
         sampling = check_sampling(self.batch_size, **sampling)
-        written = self._write(self._precomputed, self._text, *numbers, sampling, stops, with_nll)
+        written, nll = self._write(self._precomputed, self._text, *numbers, sampling, stops, with_nll)
         length = int(written.lengths[0])
-        self._text = written.text
+        self._text = written.state
         self._drawn += length
         tokens = written.tokens.numpy()[:, :length]
         if self.batch_size == 1:
             self._written += tokens[0].tolist()
         self.ended, self.excess = bool(written.ended[0]), int(written.excess[0])
-        return tokens, written.nll.numpy()[:, :length] if with_nll else None
+        return tokens, nll.numpy()[:, :length] if with_nll else None
 
     def _stops_of(self, stop_strings, *others):
-        """`check_stops`, once for many calls that say the same."""
+        """`check_stops`, once for many calls with the same stop strings."""
         given = (stop_strings if isinstance(stop_strings, str) else tuple(stop_strings or ()), *others)
         if self._checked is None or self._checked[0] != given:
             self._checked = given, check_stops(self.lm.network.n_token, None, *given)
         return self._checked[1]
 
     def _read_segment(self, tokens, text):
-        new_hidden, state = self._reader.read(tokens, text.state)
+        new_hidden, state = self._cache.read(tokens, text.state)
         before = tf.concat([text.hidden[:, None], new_hidden[:, :-1]], 1)
         nll = self.lm.softmax.nll(before, tokens, self.lm.network.embedding)
         lengths = tf.fill([self.batch_size], tf.shape(tokens)[1])
@@ -121,6 +121,5 @@ class Session:
 
     def _write_tokens(self, precomputed, text, first, max_new_tokens, sampling, stops, with_nll):
         uniform = uniform_draws(sampling.seeds, first, max_new_tokens)
-        return continue_text(
-            self.lm, self._reader, precomputed, text, uniform, max_new_tokens, sampling, stops, with_nll
-        )
+        limits = tf.fill([self.batch_size], max_new_tokens)
+        return continue_text(self.lm, self._cache, precomputed, text, uniform, limits, sampling, stops, with_nll)

@@ -29,11 +29,11 @@ BEFORE = -2  # a unit of the prompt, which is no part of a stop string
 
 
 class Stops(NamedTuple):
-    """What ends a row, as tensors of int32."""
+    """A stop token and stop strings, as tensors of int32."""
 
     token: tf.Tensor  # scalar: id that ends a row; -1 for none
-    strings: tf.Tensor  # [B, S, L], units of stop strings, NONE in front of shorter ones
-    units: tf.Tensor  # [V, P], units of tokens, NONE behind shorter ones
+    strings: tf.Tensor  # [B, S, L], units of stop strings, NONE before shorter ones
+    units: tf.Tensor  # [V, P], units of tokens, NONE after shorter ones
     tail: tf.Tensor  # [B, L], the last units of the text, BEFORE where there are fewer new ones
 
 
@@ -44,7 +44,7 @@ def no_stops(n_token, token=-1):
 
 
 def aligned(strings, lengths):
-    """Rows `[..., L]` that begin with `lengths` `[...]` units, moved so that they end with them, behind NONE."""
+    """Rows `[..., L]` that begin with `lengths` `[...]` units, moved so that they end with them, NONE before."""
     most = keras.ops.shape(strings)[-1]
     column = tf.range(most) - (most - lengths)[..., None]
     moved = tf.gather(strings, tf.maximum(column, 0), batch_dims=len(strings.shape) - 1, axis=-1)
@@ -55,15 +55,15 @@ def add_token(stops, token):
     """One more token, int32 `[B]`, at the end of every row.
 
     Returns:
-        `(ended, excess, tail)`: bool `[B]`, whether a stop string is complete now; int32 `[B]`, how many units the
-        token goes on behind it; and the next `tail`.
+        `(ended, excess, tail)`: bool `[B]`, whether a stop string is complete now; int32 `[B]`, how many units of the
+        token come after it; and the next `tail`.
     """
     units = tf.gather(stops.units, token)  # [B, P]
     most, length = keras.ops.shape(units)[1], keras.ops.shape(stops.tail)[1]
     count = tf.reduce_sum(tf.cast(units != NONE, tf.int32), -1)
     window = tf.concat([stops.tail, units], 1)
     place, column = tf.range(most), tf.range(length)
-    # What ends with the unit at each place of the token: [B, P, L]
+    # The last L units up to each place of the token: [B, P, L]
     endings = tf.gather(window, place[:, None] + 1 + column, axis=1)
     strings = stops.strings[:, None]  # [B, 1, S, L]
     equal = tf.reduce_all((endings[:, :, None] == strings) | (strings == NONE), -1)
@@ -83,7 +83,7 @@ def token_units(vocab):
 
 
 def filled_up(rows):
-    """Lists of units as an int32 array, NONE behind shorter ones."""
+    """Lists of units as an int32 array, NONE after shorter ones."""
     table = np.full([len(rows), max(map(len, rows), default=0)], NONE, np.int32)
     for row, units in zip(table, rows, strict=True):
         row[: len(units)] = units
@@ -128,7 +128,7 @@ def _spell_bytes(vocab, text):
 
 
 def check_stops(n_token, stop_token=None, stop_strings=None, stop_at_newline=False, vocab=None):
-    """Checks what ends a row, see `generate`, and makes `Stops` of it, of no text so far."""
+    """Checks a stop token and stop strings, see `generate`, and makes `Stops` of them, before any new token."""
     if stop_token is not None:
         check_integer("stop_token", stop_token, 0, n_token - 1)
     if isinstance(stop_strings, str):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.data.batching import by_length, in_order
 from txl_tf.data.tagged.batches import Encoded, SentenceEncoder, features
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger
@@ -17,7 +18,7 @@ class Entity(NamedTuple):
     kind: str
     start: int
     end: int  # exclusive
-    prob: float  # that its elements have just these tags
+    prob: float  # that its characters have exactly these tags
 
 
 class TaggedText(NamedTuple):
@@ -65,24 +66,18 @@ class TextTagger:
             ValueError: a sentence is longer than `max_seq_len`.
         """
         encoded = self.encode(sentences, name)
-        results = [TaggedText([], [])] * len(encoded)
-        order = np.argsort([len(sentence.ids) for sentence in encoded], kind="stable")
-        for begin in range(0, len(order), self.batch_size):
-            rows = order[begin : begin + self.batch_size]
-            full = [i for i in rows if encoded[i].n]
-            for i, found in zip(full, self._tag([encoded[i] for i in full]), strict=True):
-                results[i] = found
-            if progress:
-                progress(len(rows))
-        return results
+        lengths = np.array([len(sentence.ids) for sentence in encoded], int)
+        return in_order(self._tag, encoded, by_length(lengths, self.batch_size), progress)
 
     def _tag(self, encoded: list[Encoded]) -> list[TaggedText]:
-        if not encoded:
-            return []
-        inputs = features(encoded, lattice=isinstance(self.tagger.network, Flat))
+        full = [sentence for sentence in encoded if sentence.n]  # they follow the empty ones, which are shorter
+        empty = [TaggedText([], [])] * (len(encoded) - len(full))
+        if not full:
+            return empty
+        inputs = features(full, lattice=isinstance(self.tagger.network, Flat))
         found = {name: array.numpy() for name, array in self._entities(inputs).items()}
-        rows = zip(encoded, *(found[name] for name in ("tags", "ends", "starts", "kinds", "probs")), strict=True)
-        return [self._read(sentence.n, *arrays) for sentence, *arrays in rows]
+        rows = zip(full, *(found[name] for name in ("tags", "ends", "starts", "kinds", "probs")), strict=True)
+        return empty + [self._read(sentence.n, *arrays) for sentence, *arrays in rows]
 
     def _read(self, n, tags, ends, starts, kinds, probs) -> TaggedText:
         names = self.tagger.kinds

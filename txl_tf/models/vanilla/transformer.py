@@ -25,7 +25,7 @@ from txl_tf.layers.common.ops import LayerNorm, Linear, cross_entropy, project
 from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding
 from txl_tf.layers.vanilla.encoder_decoder import EPSILON, DecoderLayer, EncoderLayer
 from txl_tf.layers.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
-from txl_tf.models.decoding.beam_search import beam_search, check_generation, sample_sequences
+from txl_tf.models.decoding import beam_search
 from txl_tf.training.resumable import Resumable
 from txl_tf.training.weighting import weights_of_labels
 
@@ -271,47 +271,15 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
 
     # -------------------------------------------------------------------------------------------------- generation
 
-    def generate(
-        self, source, *, start, end, max_new_tokens=None, beam_size=1, n_best=None, length_penalty=0.6,
-        temperature=0.0, top_k=None, top_p=None, seed=None,
-    ):  # fmt: skip
-        """Writes targets: greedily, by sampling, or by beam search, in one graph with cached keys and values.
-
-        Args:
-            source: int `[batch, any]`, 0 at padding.
-            start, end: ids that targets begin and end with; `end` may be `None`, but for a beam search.
-            max_new_tokens: most tokens to write, the end included; by default 100, or `max_len` if that is less.
-            beam_size: hypotheses that are followed; 1 for none but the one.
-            n_best: how many to return, by default 1; a dimension of the results if it is given.
-            length_penalty: alpha of Wu et al. 2016: scores are divided by `((5 + length) / 6)**alpha`.
-            temperature, top_k, top_p, seed: of sampling, as in `TransformerXLLM.generate`; 0 takes the likeliest.
-
-        Returns:
-            `(ids, scores)`: int32 `[batch, max_new_tokens]` without the start, 0 after the end; and float32 `[batch]`,
-            the log-probability of the target, of beam search divided by the penalty. With `n_best`, `[batch, n_best,
-            max_new_tokens]` and `[batch, n_best]`, the best first.
-
-        Raises:
-            ValueError: an argument is out of its range; the message names it.
-        """
-        max_new_tokens = min(100, self.max_len) if max_new_tokens is None else max_new_tokens
-        source, sampling = check_generation(
-            self, source, start, end, max_new_tokens, beam_size, n_best, length_penalty, temperature, top_k, top_p, seed
-        )
-        most = tf.constant(max_new_tokens)  # as a tensor, it has no graph of its own
-        if beam_size > 1 or n_best is not None:
-            ids, scores = self._beam_search(source, start, end, most, beam_size, length_penalty)
-            ids, scores = ids[:, : n_best or 1], scores[:, : n_best or 1]
-            return (ids, scores) if n_best is not None else (ids[:, 0], scores[:, 0])
-        return self._sample(source, start, -1 if end is None else end, most, sampling)
+    generate = beam_search.generate
 
     @tf.function(autograph=False, reduce_retracing=True)
     def _beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty):
-        return beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty)
+        return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def _sample(self, source, start, end, max_new_tokens, sampling):
-        return sample_sequences(self, source, start, end, max_new_tokens, sampling)
+        return beam_search.sample_sequences(self, source, start, end, max_new_tokens, sampling)
 
     def start_decoding(self, source, rows_each, most):
         """The state of `decode_step`: caches of `most` places, keys and values of the source, which of them are seen.

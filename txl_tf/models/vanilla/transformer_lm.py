@@ -14,7 +14,7 @@ from txl_tf.layers.positions import inverse_frequencies, positional_embedding
 from txl_tf.layers.vanilla.language_model_layer import TransformerLMLayer
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.transformer_xl.network import TransformerXL
-from txl_tf.models.vanilla.window import WindowReader
+from txl_tf.models.vanilla.window import WindowCache
 
 # Arguments of `TransformerXL` that have no meaning here, and why.
 REFUSED = {
@@ -108,9 +108,9 @@ class TransformerLM(LanguageModel):
         arguments = {name: getattr(self, name) for name in [*names, "recompute", "seed"]}
         super().__init__(AbsoluteTransformer, arguments, self.proj_share_all_but_first, **kwargs)
 
-    def reader(self, static_shapes=False):
-        """How `generate` reads a text: window by window, with cached keys and values."""
-        return WindowReader(self.network, self.context_len, static_shapes)
+    def decoding_cache(self, static_shapes=False):
+        """The cache that `generate` reads a text with: the window as keys and values."""
+        return WindowCache(self.network, self.context_len, static_shapes)
 
     def generate(self, prompt, max_new_tokens, **options):
         """Continues texts, token by token, with cached keys and values.

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import SearchConfig
+from txl_tf.data.batching import by_length, in_order, padded
 from txl_tf.data.pairs.parallel import END, PADDING, START, Lines, encode_lines
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.vanilla.transformer import Transformer
@@ -22,7 +23,7 @@ class Translation(NamedTuple):
 
 
 def most_symbols(search: SearchConfig, longest: int | tf.Tensor, max_len: int) -> int | tf.Tensor:
-    """Most symbols of targets, their ends included, where the longest source has `longest`."""
+    """Most tokens of targets, their ends included, where the longest source has `longest`."""
     if search.max_new_tokens is not None:
         return min(search.max_new_tokens, max_len)
     return tf.minimum(_rounded(longest) + 50, max_len)
@@ -37,7 +38,7 @@ class Translator:
 
     Args:
         model: `Transformer`.
-        source_vocab, target_vocab: as of a run.
+        source_vocab, target_vocab: `Vocab`s of the model.
         search: `SearchConfig`.
         batch_size: sources to translate at a time.
     """
@@ -77,26 +78,18 @@ class Translator:
         Raises:
             ValueError: a source is empty, too long, or has a symbol that the vocabulary does not have.
         """
-        lines, results = self.encode(sources, name), [[]] * len(sources)
-        rounded = _rounded(lines.lengths)
-        order = np.argsort(rounded, kind="stable")
-        begin = 0
-        while begin < len(order):
-            rows = order[begin : begin + self.batch_size]
-            rows = rows[rounded[rows] == rounded[rows[0]]]
-            for i, found in zip(rows, self._translate([lines[i] for i in rows]), strict=True):
-                results[i] = found
-            begin += len(rows)
-            if progress:
-                progress(len(rows))
-        return results
+        lines = self.encode(sources, name)
+        lengths = _rounded(lines.lengths)
+
+        def most(order):
+            return np.count_nonzero(lengths[order[: self.batch_size]] == lengths[order[0]])
+
+        return in_order(self._translate, np.split(lines.ids, lines.ends)[:-1], by_length(lengths, most), progress)
 
     def _translate(self, sources: list[np.ndarray]) -> list[list[Translation]]:
         search, model = self.search, self.model
         longest = _rounded(max(map(len, sources)))
-        source = np.full([len(sources), min(longest, model.max_len)], PADDING, np.int32)
-        for row, ids in zip(source, sources, strict=True):
-            row[: len(ids)] = ids
+        source = padded(sources, width=min(longest, model.max_len))
         most = int(most_symbols(search, longest, model.max_len))
         searches = {"beam_size": search.beam_size, "n_best": search.n_best, "length_penalty": search.length_penalty}
         ids, scores = model.generate(

@@ -49,13 +49,13 @@ def window_start(length, context_len):
     return step * -(tf.minimum(context_len - length, 0) // step)
 
 
-class WindowReader:
-    """How `decoding/generation.py` reads text with absolute positions; the functions are those of `MemoryReader`.
+class WindowCache:
+    """The decoding cache of a vanilla language model, with the functions of `MemoryCache`.
 
     Args:
         network: `AbsoluteTransformer`.
         context_len: tokens of a window, at least 2.
-        static_shapes: as of `MemoryReader`.
+        static_shapes: see `MemoryCache`.
     """
 
     def __init__(self, network, context_len, static_shapes=False):
@@ -76,7 +76,7 @@ class WindowReader:
         return WindowState(*rings, tf.zeros([batch_size, self.context_len], tf.int32), tf.zeros([batch_size], tf.int32))
 
     def read_prompt(self, prompt, lengths):
-        """As `MemoryReader.read_prompt`; of a prompt that is longer than a window, only the last window is read."""
+        """As `MemoryCache.read_prompt`; of a prompt that is longer than a window, only the last window is read."""
         batch, n = keras.ops.shape(prompt)
         start = window_start(lengths, self.context_len)
         columns = tf.minimum(start[:, None] + tf.range(tf.minimum(n, self.context_len)), n - 1)
@@ -89,7 +89,7 @@ class WindowReader:
         return tf.gather(hidden, length - 1, batch_dims=1), state if self.static_shapes else writable_copy(state)
 
     def read(self, tokens, state):
-        """As `MemoryReader.read`, window after window."""
+        """As `MemoryCache.read`, window after window."""
         weights, n = self.precompute(), tf.shape(tokens)[1]
 
         def read_piece(done, hidden, state):
@@ -110,7 +110,7 @@ class WindowReader:
         return hidden, writable_copy(state)
 
     def read_token(self, weights, token, state):
-        """As `MemoryReader.read_token`."""
+        """As `MemoryCache.read_token`."""
         state = self.with_room(weights, state)
         hidden, state = self.forward(weights, token[:, None], state, in_place=not self.static_shapes)
         return hidden[:, 0], state

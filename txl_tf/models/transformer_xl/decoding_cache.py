@@ -1,4 +1,4 @@
-"""How generation reads a text with Transformer-XL: its prompt as one segment, then token by token."""
+"""The decoding cache of Transformer-XL: a prompt is read as one segment, then token by token."""
 
 import keras
 import tensorflow as tf
@@ -14,8 +14,8 @@ from txl_tf.models.transformer_xl.cache import (
 from txl_tf.models.transformer_xl.inference import writable_copy
 
 
-class MemoryReader:
-    """How `decoding/generation.py` reads text with Transformer-XL: every segment with the memory of what came before.
+class MemoryCache:
+    """The decoding cache of Transformer-XL: every segment is read with the memory of the text before it.
 
     Args:
         network: `TransformerXL`.
@@ -27,7 +27,7 @@ class MemoryReader:
         self.static_shapes = static_shapes
 
     def precompute(self):
-        """What `read_token` computes from the weights alone."""
+        """Values that `read_token` needs and that depend on the weights alone."""
         return precompute(self.network)
 
     def initial_state(self, batch_size):
