@@ -22,9 +22,9 @@ from txl_tf.models.decoding.stopping import spell
 from txl_tf.runs.folder import RunFolder
 from txl_tf.serving import request as request_module
 from txl_tf.serving.export import export_saved_model, write_warmup
-from txl_tf.serving.signatures import SegmentLimits, ServingSignatures
+from txl_tf.serving.language_model import LanguageModelSignatures, limits_of
 from txl_tf.serving.subwords import SubwordTokenizer
-from txl_tf.serving.text import GraphTokenizer
+from txl_tf.serving.tables import GraphTokenizer
 
 SEGMENTS = [(0, 6), (6, 7), (7, 14)]  # of the 14 tokens that are read: longer, shorter than the memory of 4, and one
 TEXTS = ["w3 w5\nw1 unheard-of", "", "w7"]
@@ -128,13 +128,13 @@ saved_model_cli.main()
 
 def exporting(patch, *names):
     """Exports of a language model have these signatures alone, as each takes seconds; returns where all are kept."""
-    every, kept = ServingSignatures.signatures, {}
+    every, kept = LanguageModelSignatures.signatures, {}
 
     def signatures(self):
         kept.update(every(self))
         return {name: kept[name] for name in names}
 
-    patch.setattr(ServingSignatures, "signatures", signatures)
+    patch.setattr(LanguageModelSignatures, "signatures", signatures)
     return kept
 
 
@@ -350,18 +350,18 @@ def test_a_c_program_scores_and_survives_bad_requests(lm, text, exported, tmp_pa
 def test_by_default_a_request_has_as_many_rows_as_fit(small_lm, monkeypatch):
     """Keys and values of a place: 2 layers * 2 * 2 heads * 3 numbers * 4 bytes. Logits: 5 words, 2 bins, 11 words."""
     lm = small_lm(mem_len=100_000, cutoffs=[5, 12])
-    limits = SegmentLimits(lm, None, max_tokens=4096)
+    limits = limits_of(lm, None, max_tokens=4096)
     assert limits.row_bytes(3, 7) == 100_000 * 96 + 48 * 23 + 3 * (96 + 4 * (5 + 2 + 11 + 2 * 12)) + 7 * 512
     assert limits.max_rows == 2**29 // limits.row_bytes(1) == 55
     assert limits.max_bytes == 2**29
-    assert SegmentLimits(small_lm(mem_len=0), None, max_tokens=4096).max_rows == 1024
+    assert limits_of(small_lm(mem_len=0), None, max_tokens=4096).max_rows == 1024
     monkeypatch.setattr(request_module, "REQUEST_BYTES", 1)
-    assert SegmentLimits(lm, None, max_tokens=4096).max_rows == 1
+    assert limits_of(lm, None, max_tokens=4096).max_rows == 1
 
 
 def test_what_the_exporter_asks_for_fits_in_any_case(small_lm):
     lm = small_lm(mem_len=100_000, cutoffs=[5, 12])
-    many, long = SegmentLimits(lm, 70, max_tokens=4096), SegmentLimits(lm, None, max_tokens=10**7)
+    many, long = limits_of(lm, 70, max_tokens=4096), limits_of(lm, None, max_tokens=10**7)
     assert many.max_bytes == 70 * many.row_bytes(1) > 2**29
     assert long.max_bytes == long.row_bytes(10**7, 10**7) > 2**29
 
@@ -369,7 +369,7 @@ def test_what_the_exporter_asks_for_fits_in_any_case(small_lm):
 @pytest.mark.slow
 def test_long_rows_are_fewer(small_lm, monkeypatch):
     monkeypatch.setattr(request_module, "REQUEST_BYTES", 1)
-    served = ServingSignatures(small_lm(), "float32", 3, 50, 0, text=None, max_rows=6)
+    served = LanguageModelSignatures(small_lm(), max_tokens=50, max_rows=6)
     limits = served.limits
     fit = {n: limits.max_bytes // limits.row_bytes(n) for n in (1, 20, 50)}
     assert limits.max_bytes == limits.row_bytes(50, 50)
@@ -400,7 +400,7 @@ def test_long_rows_are_fewer(small_lm, monkeypatch):
 def test_the_padded_size_of_texts_counts_and_rows_are_counted_before_tokens(small_lm, tmp_path, monkeypatch):
     monkeypatch.setattr(request_module, "REQUEST_BYTES", 1)
     _, tokenizer = write_vocab(tmp_path, [], level="byte")
-    served = ServingSignatures(small_lm(n_token=256), "float32", 3, 50, 10, tokenizer, max_rows=4)
+    served = LanguageModelSignatures(small_lm(n_token=256), {"vocab": tokenizer}, max_tokens=50, max_rows=4)
     fit = served.limits.max_bytes // served.limits.row_bytes(40)
     assert fit < 3
     assert served.score_text(tf.constant(["a" * 50]))["lengths"].numpy().tolist() == [50]
@@ -661,7 +661,7 @@ def test_stop_strings_of_subwords_are_bytes(small_lm, tmp_path):
     seeds, expected = zip(*(each for kind in kinds.values() for each in kind[:5]), strict=True)
     assert len(kinds) == 3 and len(seeds) == 15
 
-    served, n = ServingSignatures(lm, "float32", 3, 50, 0, Tokenizer()), len(seeds)
+    served, n = LanguageModelSignatures(lm, {"vocab": Tokenizer()}, max_tokens=50), len(seeds)
     options = {name: tf.repeat(values[:1], n) for name, values in {**SAMPLING, **NEUTRAL}.items()}
     options |= {"max_new_tokens": tf.fill([n], 7), "seed": tf.constant(seeds)}
     written = served.generate_text(text=tf.fill([n], ""), stop=tf.constant([stops]), **options)["text"]
@@ -710,7 +710,7 @@ def test_unknown_symbols_are_an_error_where_nothing_stands_for_them(tmp_path):
 def test_bytes_that_are_no_text_come_back(small_lm, tmp_path):
     vocab, served = write_vocab(tmp_path, [], level="byte")
     lm = small_lm(n_token=256, n_layer=1)
-    model = ServingSignatures(lm, "float32", 3, 50, 10, served)
+    model = LanguageModelSignatures(lm, {"vocab": served}, max_tokens=50, start_token=10)
     given = [bytes(range(256))[-20:] + b"\x00\xff", b"\xed\xa0\x80"]
     sampling = {name: tf.constant(values[:2]) for name, values in GENERATE_TEXT.items()}
     written = model.generate_text(text=tf.constant(given), **sampling)["text_bytes"].numpy()
@@ -725,7 +725,7 @@ def test_bytes_that_are_no_text_come_back(small_lm, tmp_path):
 def test_a_session_of_three_requests_is_one_long_text(small_lm, text):
     """Where every token sees as far back as any other; the first of a segment sees less without same_length."""
     lm = small_lm(same_length=True)
-    served, state = ServingSignatures(lm, "float32", 3, 50, 0, text=None), np.zeros([3, 2, 2, 2, 4, 3], np.float32)
+    served, state = LanguageModelSignatures(lm, max_tokens=50), np.zeros([3, 2, 2, 2, 4, 3], np.float32)
     nll = []
     for start, end in SEGMENTS:
         tokens, labels = (tf.constant(text[:, start + i : end + i]) for i in (0, 1))
@@ -793,7 +793,7 @@ def test_warm_up_requests_are_records_of_every_signature_which_answers_them(
     names = WARMUP.keys() if whole else {"initial_state", "score", "generate_texts"}  # which are traced already
     if not whole:
         traced = {name: made.traced[name] for name in names}
-        write_warmup(str(tmp_path / "assets.extra"), traced, ServingSignatures.warmup_values)
+        write_warmup(str(tmp_path / "assets.extra"), traced, LanguageModelSignatures.warmup_values)
     requests = warmup_requests(exported if whole else tmp_path)
     assert requests.keys() == names and (signatures.keys() if whole else made.names) == WARMUP.keys()
     for name, request in requests.items():

@@ -21,7 +21,7 @@ from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.same_run import check_same_config
 from txl_tf.runs.weights import weights_by_name
-from txl_tf.serving.signatures import ServingSignatures
+from txl_tf.serving.language_model import LanguageModelSignatures
 
 EPSILON = 0.01  # the weights of these models are so small that it counts
 IDS = np.random.default_rng(0).integers(0, 23, [2, 16]).astype(np.int32)
@@ -187,7 +187,7 @@ def test_a_sliding_window_has_the_numbers_of_score(pair, of):
 
 def test_a_served_model_has_the_numbers_of_score(pair):
     lm, _ = pair()
-    served = ServingSignatures(lm, "float32", 3, 50, 0, text=None)
+    served = LanguageModelSignatures(lm, top_n=3, max_tokens=50)
     state = served.initial_state(tf.constant(2))["state"]
     answer = served.score(tf.constant(TOKENS), tf.constant(LABELS), tf.constant(state))
     close(answer["nll"], lm.score(TOKENS, LABELS)[0])

@@ -12,8 +12,8 @@ import tensorflow as tf
 from execute_notebook import PATH, checksum, code_cells, execute
 
 import txl_tf
-from txl_tf.serving import export
-from txl_tf.serving.text import GraphTokenizer
+from txl_tf.serving.language_model import LanguageModelSignatures
+from txl_tf.serving.tables import GraphTokenizer
 
 NOTEBOOK = nbformat.read(PATH, as_version=4)
 CODE = code_cells(NOTEBOOK)
@@ -131,8 +131,8 @@ def cells(tmp_path_factory):
 
     def export_saved_model(lm, directory, vocab):
         vocab.save(folder / "vocab.txt")
-        _, serve = export._language_model(lm, vocab, "float32", 10, None, None, None)
-        exported[directory] = serve(GraphTokenizer(vocab, str(folder / "vocab.txt")))
+        table = GraphTokenizer(vocab, str(folder / "vocab.txt"))
+        exported[directory] = LanguageModelSignatures(lm, {"vocab": table}, start_token=vocab.start_id)
 
     def run(part):
         for number in range(len(printed), part + 1):

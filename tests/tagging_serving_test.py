@@ -22,7 +22,8 @@ from txl_tf.data.tagged.sentences import encoder_of, lexicon_vocab
 from txl_tf.data.tagged.tags import all_labels, spans_of
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.serving import request as request_module
-from txl_tf.serving.tagging import SentenceGraph, SymbolTable, TaggingLimits, TaggingSignatures
+from txl_tf.serving.tables import SymbolTable
+from txl_tf.serving.tagging import SentenceGraph, TaggingSignatures, limits_of
 
 LABELS = all_labels(["PER", "LOC"], "bmes")
 CHARS = ["长", "江", "大", "桥", "a", "b", "<", "e", "\u0301", "\U0001f600", "\x00", "\x1b", "\ufeff", "\ufffd"]
@@ -414,14 +415,14 @@ def served_of(folder, kind, vocabs, **options):
     graph = graph_of(folder, kind == "flat", vocabs)
     names = ("vocab", "bigram_vocab", "lexicon")
     tables = dict(zip(names, (x for x in (graph.vocab, graph.bigram_vocab, graph.lexicon) if x), strict=False))
-    return TaggingSignatures(tagger_of(kind, vocabs), "float32", tables=tables, **options)
+    return TaggingSignatures(tagger_of(kind, vocabs), tables, **options)
 
 
 def test_long_rows_are_fewer(tmp_path, monkeypatch):
     monkeypatch.setattr(request_module, "REQUEST_BYTES", 1)
     served = served_of(tmp_path, "tener", vocabs_of("tener"), max_rows=6)
     limits = served.limits
-    assert limits.max_bytes == limits.row_bytes(30) and limits.max_items == 30
+    assert limits.max_bytes == limits.row_bytes(30) and served.max_items == 30
     fit = limits.max_bytes // limits.row_bytes(15)
     assert 1 < fit < 6
     assert served.tag_text(tf.constant(["a" * 15] * fit))["numbers"].shape == (fit,)
@@ -437,7 +438,7 @@ def test_the_words_of_a_text_count(tmp_path, monkeypatch):
     monkeypatch.setattr(request_module, "REQUEST_BYTES", 1)
     vocabs = [vocab_of("ab"), vocab_of(["aa"]), lexicon_vocab(Lexicon(["a" * n for n in range(2, 9)]))]
     served = served_of(tmp_path, "flat", vocabs, max_rows=2)
-    assert served.limits.max_items == 60
+    assert served.max_items == 60
     assert served.tag_text(tf.constant(["a" * 11]))["numbers"].shape == (1,)  # 11 + 10 + ... + 4 items
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"at most 60 characters and words a row, got.*\n.*68"):
         served.tag_text(tf.constant(["a" * 12]))
@@ -446,9 +447,9 @@ def test_the_words_of_a_text_count(tmp_path, monkeypatch):
 
 
 def test_by_default_many_short_texts_fit(made):
-    limits = TaggingLimits(made.tagger, None, 512)
+    limits = limits_of(made.tagger, None, 512)
     assert limits.max_rows == 1024 and limits.max_bytes == 2**29
-    assert TaggingLimits(made.tagger, None, 10**5).max_bytes > 2**29
+    assert limits_of(made.tagger, None, 10**5).max_bytes > 2**29
 
 
 # --------------------------------------------------------------------------------------------------------- exports

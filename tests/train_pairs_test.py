@@ -25,7 +25,7 @@ from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.train import train_run
-from txl_tf.serving.text import GraphTokenizer
+from txl_tf.serving.tables import GraphTokenizer
 from txl_tf.serving.translation import TranslationSignatures
 
 MODEL = {"num_layers": 1, "d_model": 16, "num_heads": 2, "dff": 16, "max_len": 20, "norm_first": True}
@@ -345,9 +345,8 @@ def signatures(request, run, tmp_path_factory):
     folder, (model, vocabs) = tmp_path_factory.mktemp("vocabularies"), run
     for name, vocab in zip("st", vocabs, strict=True):
         vocab.save(folder / name)
-    texts = [GraphTokenizer(vocab, str(folder / name)) for name, vocab in zip("st", vocabs, strict=True)]
-    search = SearchConfig(beam_size=3, n_best=2)
-    served = TranslationSignatures(model, "float32", search, texts=texts, max_rows=8)
+    tables = {name: GraphTokenizer(vocab, str(folder / name)) for name, vocab in zip("st", vocabs, strict=True)}
+    served = TranslationSignatures(model, tables, search=SearchConfig(beam_size=3, n_best=2), max_rows=8)
     return {name: getattr(served, name) for name in ("translate", "score", "translate_text", "score_text")}
 
 
@@ -408,35 +407,25 @@ def test_bad_requests_name_the_argument(signatures, signature, arguments, messag
         signatures[signature](**{name: tf.constant(value) for name, value in arguments.items()})
 
 
-def test_signatures_without_vocabularies_refuse_text_with_a_reason(run):
+def test_without_vocabularies_there_are_signatures_of_ids_alone(run):
     model, vocabs = run
-    served = TranslationSignatures(model, "float32", SearchConfig())
+    served = TranslationSignatures(model)
+    assert served.signatures().keys() == {"translate", "score"} and served.warmup_values.keys() == {"source", "target"}
     found = served.translate(tf.constant([vocabs[0].encode("abc\n")]))
     (((text, score),),) = Translator(model, *vocabs).translate(["abc"])
     ids = found["ids"][0, 0, : int(found["lengths"][0, 0]) - 1]
     assert vocabs[1].decode(ids) == text and found["scores"].numpy() == pytest.approx(score, rel=1e-5)
-    for refused in (
-        lambda: served.translate_text(tf.constant(["a"])),
-        lambda: served.score_text(tf.constant(["a"]), tf.constant(["A"])),
-    ):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="exported without its vocabularies"):
-            refused()
 
 
 @pytest.mark.slow
-def test_without_vocabularies_text_is_refused_with_a_reason(run, tmp_path):
+def test_an_export_without_vocabularies_takes_ids_alone(run, tmp_path):
     model, vocabs = run
-    txl_tf.export_saved_model(model, tmp_path / "1", warmup=False)
+    txl_tf.export_saved_model(model, tmp_path / "1", warmup=importlib.util.find_spec("tensorflow_serving") is not None)
     signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
+    assert {*signatures} == {"translate", "score"}
     source = tf.constant([[*vocabs[0].encode("abc\n")]])
     (((text, _),),) = Translator(model, *vocabs).translate(["abc"])
     assert vocabs[1].decode(signatures["translate"](source=source)["ids"][0, 0, :-1]) == text
-    for signature, arguments in (
-        ("translate_text", {"text": ["a"]}),
-        ("score_text", {"text": ["a"], "target_text": ["A"]}),
-    ):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="exported without its vocabularies"):
-            signatures[signature](**{name: tf.constant(value) for name, value in arguments.items()})
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from helpers import SMALL, randomise, word_vocab
 
 import txl_tf
 from txl_tf.models.decoding.generation import generate, generate_tokens
-from txl_tf.models.decoding.sampling import check_sampling
+from txl_tf.models.decoding.sampling import check_sampling, of_sequences, uniform_draws
 from txl_tf.models.decoding.stopping import no_stops
-from txl_tf.serving.window import WindowSignatures
+from txl_tf.serving.language_model import LanguageModelSignatures
 
 
 @pytest.fixture(scope="module", params=["part", pytest.param("whole", marks=pytest.mark.slow)])
@@ -43,7 +43,7 @@ class Functions(dict):
 @pytest.fixture(scope="module")
 def signatures(lm, whole, tmp_path_factory):
     """Of the whole model, or of one of which two signatures are exported: each takes a second."""
-    folder, every, traced = tmp_path_factory.mktemp("served") / "1", WindowSignatures.signatures, {}
+    folder, every, traced = tmp_path_factory.mktemp("served") / "1", LanguageModelSignatures.signatures, {}
 
     def part(self):
         traced.update(every(self))
@@ -51,7 +51,7 @@ def signatures(lm, whole, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         if not whole:
-            patch.setattr(WindowSignatures, "signatures", part)
+            patch.setattr(LanguageModelSignatures, "signatures", part)
         options = {"top_n": 23, "max_rows": 8, "max_tokens": 50, "warmup": None if whole else False}
         txl_tf.export_saved_model(lm, folder, word_vocab(), **options)
     return Functions(tf.saved_model.load(str(folder)).signatures, traced)
@@ -95,9 +95,10 @@ def test_texts_are_written(lm, signatures, text, whole):
     vectors = {name: tf.constant([value]) for name, value in options.items()}
     vectors |= {"tokens": tf.constant(text[:1, :4]), "lengths": tf.constant([4]), "max_new_tokens": tf.constant([9])}
     number, limits = options["num_return_sequences"], tf.fill([3], 9)
-    sampling = check_sampling(1, **{name: value for name, value in options.items() if name != "num_return_sequences"})
-    prompt = tf.constant(text[:1, :4])
-    free = generate_tokens(lm, prompt, tf.constant([4]), limits, sampling, no_stops(23), number).tokens.numpy()
+    of_prompt = {name: value for name, value in options.items() if name != "num_return_sequences"}
+    sampling = of_sequences(check_sampling(1, **of_prompt), number)
+    prompt, uniform = tf.constant(text[:1, :4]), uniform_draws(sampling.seeds, 0, 9)
+    free = generate_tokens(lm, prompt, tf.constant([4]), uniform, limits, sampling, no_stops(23), number).tokens.numpy()
     served = signatures["generate"](**vectors, stop_ids=tf.zeros([1, 0, 0], tf.int32))
     np.testing.assert_array_equal(served["sequences"][0], free)
     np.testing.assert_array_equal(served["tokens"], free[:1])

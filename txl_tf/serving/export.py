@@ -11,12 +11,12 @@ rows of different sessions can share a batch. Every argument and every result ha
 other.
 
 Shapes:
-    B: batch      T: tokens of a request      L: n_layer      H: n_head      M: mem_len      D: d_head
-    n: top_n      N: tokens of the longest row of a result
+    B: batch      L: n_layer      H: n_head      M: mem_len      D: d_head
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import os
@@ -25,20 +25,19 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from txl_tf.config import SearchConfig
+from txl_tf.config import WEIGHT_TYPES, SearchConfig, one_of
 from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import removed_on_error, writing
+from txl_tf.models.decoding.sampling import check_integer
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.taggers.tagger import Tagger
 from txl_tf.models.vanilla.transformer import Transformer
-from txl_tf.models.vanilla.transformer_lm import TransformerLM
-from txl_tf.serving.signatures import ServingSignatures, check_arguments
+from txl_tf.serving.language_model import LanguageModelSignatures
 from txl_tf.serving.subwords import SubwordTokenizer, has_tensorflow_text
-from txl_tf.serving.tagging import SymbolTable, TaggingSignatures, tagger_vocabs
-from txl_tf.serving.text import GraphTokenizer
+from txl_tf.serving.tables import GraphTokenizer, SymbolTable, named_vocabs
+from txl_tf.serving.tagging import TaggingSignatures, tagger_vocabs
 from txl_tf.serving.translation import TranslationSignatures
-from txl_tf.serving.window import WindowSignatures
 
 WARMUP_FILE = "tf_serving_warmup_requests"
 
@@ -60,8 +59,8 @@ def export_saved_model(
 ) -> None:
     """Writes a SavedModel that scores, predicts and writes, translates, or tags, ids and, with a vocabulary, text.
 
-    `ServingSignatures`, of an encoder-decoder `TranslationSignatures` and of a tagger `TaggingSignatures` say what the
-    signatures take and return. An InvalidArgumentError names the argument that is wrong.
+    `LanguageModelSignatures`, `TranslationSignatures` and `TaggingSignatures` say what the signatures take and return.
+    An InvalidArgumentError names the argument of a request that is wrong.
 
     Args:
         lm: language model, `Transformer`, or `Tagger` of `Tener` or `Flat`.
@@ -81,64 +80,40 @@ def export_saved_model(
         ValueError: an argument is out of range, or `directory` holds something.
         OSError: it cannot be written.
     """
-    table = GraphTokenizer
+    table = SymbolTable if isinstance(lm, Tagger) else GraphTokenizer
     if isinstance(vocab, SubwordVocab):
         table = SubwordTokenizer
         if not has_tensorflow_text():
             logger.warning("%s takes ids and no text: text needs pip install tensorflow-text", directory)
             start_token, vocab = vocab.start_id if start_token is None else start_token, None
-    if isinstance(lm, Transformer):
-        _refuse("an encoder-decoder", top_n=top_n, start_token=start_token)
-        vocabs, serve = _encoder_decoder(lm, vocab, weights, search, max_tokens, max_rows)
-    elif isinstance(lm, Tagger):
-        _refuse("a tagger", top_n=top_n, start_token=start_token, search=search)
-        vocabs, serve = _tagger(lm, vocab, weights, max_tokens, max_rows)
-        table = SymbolTable
-    else:
-        _refuse("a language model", search=search)
-        vocabs, serve = _language_model(lm, vocab, weights, top_n, max_tokens, start_token, max_rows)
+    serve, vocabs, longest = _of_family(lm, vocab, top_n, start_token, search)
+    max_tokens = (longest or 4096) if max_tokens is None else max_tokens
+    check_integer("max_tokens", max_tokens, 1, longest or 2**31 - 1)
+    one_of(WEIGHT_TYPES)("weights", weights)
+    if max_rows is not None:
+        check_integer("max_rows", max_rows, 1)
+    serve = functools.partial(serve, lm, weights=weights, max_tokens=max_tokens, max_rows=max_rows)
     _write(serve, os.fspath(directory), vocabs, table, warmup)
 
 
-# Of each family: `({name: vocabulary}, function)`, the function makes the signatures from the tables of these names.
-
-
-def _language_model(lm, vocab, weights, top_n, max_tokens, start_token, max_rows) -> tuple[dict, Callable]:
-    n_token = lm.network.n_token
-    top_n, max_tokens = 10 if top_n is None else top_n, 4096 if max_tokens is None else max_tokens
+def _of_family(lm, vocab, top_n, start_token, search) -> tuple[Callable, dict[str, Vocab], int | None]:
+    """The signatures of a model, its vocabularies by name, and the longest row that it takes; `None` for any."""
+    if isinstance(lm, Transformer):
+        _refuse("an encoder-decoder", top_n=top_n, start_token=start_token)
+        sizes = {"source_vocab": lm.input_vocab_size, "target_vocab": lm.target_vocab_size}
+        serve = functools.partial(TranslationSignatures, search=SearchConfig(**search or {}))
+        return serve, named_vocabs(vocab, sizes, "Transformer") if vocab is not None else {}, lm.max_len
+    if isinstance(lm, Tagger):
+        _refuse("a tagger", top_n=top_n, start_token=start_token, search=search)
+        return TaggingSignatures, tagger_vocabs(lm, vocab), lm.network.max_seq_len
+    _refuse("a language model", search=search)
+    n_token, top_n = lm.network.n_token, 10 if top_n is None else top_n
     if start_token is None:
         start_token = 0 if vocab is None else vocab.start_id
-    check_arguments(n_token, weights, top_n, max_tokens, start_token, max_rows)
-    kind = WindowSignatures if isinstance(lm, TransformerLM) else ServingSignatures
-
-    def serve(vocab=None):
-        return kind(lm, weights, min(top_n, n_token), max_tokens, start_token, vocab, max_rows)
-
-    return _named(["vocab"], None if vocab is None else [vocab], [n_token]), serve
-
-
-def _encoder_decoder(model, vocabs, weights, search, max_tokens, max_rows) -> tuple[dict, Callable]:
-    search, sizes = SearchConfig(**search or {}), [model.input_vocab_size, model.target_vocab_size]
-
-    def serve(**texts):
-        return TranslationSignatures(model, weights, search, max_tokens, list(texts.values()) or None, max_rows)
-
-    return _named(["source_vocab", "target_vocab"], vocabs, sizes), serve
-
-
-def _tagger(tagger, vocabs, weights, max_tokens, max_rows) -> tuple[dict, Callable]:
-    def serve(**tables):
-        return TaggingSignatures(tagger, weights, max_tokens, tables or None, max_rows)
-
-    return tagger_vocabs(tagger, vocabs), serve
-
-
-def _named(names: list[str], vocabs: Sequence[Vocab] | None, sizes: list[int]) -> dict[str, Vocab]:
-    named = {} if vocabs is None else dict(zip(names, vocabs, strict=True))
-    for (name, vocab), size in zip(named.items(), sizes, strict=False):
-        if len(vocab) != size:
-            raise ValueError(f"{name} must hold the {size} symbols of the model, got {len(vocab)}")
-    return named
+    check_integer("top_n", top_n, 1)
+    check_integer("start_token", start_token, 0, n_token - 1)
+    serve = functools.partial(LanguageModelSignatures, top_n=top_n, start_token=start_token)
+    return serve, named_vocabs([vocab], {"vocab": n_token}, type(lm).__name__) if vocab is not None else {}, None
 
 
 def _refuse(what: str, **arguments) -> None:
@@ -162,7 +137,7 @@ def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], table: typ
             path = os.path.join(folder, vocab_file(name, vocab.level))
             vocab.save(path)
             tables[name] = table(vocab, path)
-        served = serve(**tables)
+        served = serve(tables)
         signatures = served.signatures()
         tf.saved_model.save(served.resources, temporary, signatures=signatures)
         if warmup or (warmup is None and has_serving_api):
@@ -178,8 +153,7 @@ def write_warmup(folder: str, signatures: dict[str, Callable], values: dict) -> 
     """Writes a small request for every signature, which a server runs at its start: a TFRecord of `PredictionLog`s.
 
     Args:
-        values: `{argument: value}`, one for all places; 0 for others. Signatures of an argument of the value `None` get
-            no request.
+        values: `{argument: value}`, one for all places; 0 for others.
     """
     from tensorflow_serving.apis import predict_pb2, prediction_log_pb2  # an extra, and slow to import
 
@@ -188,8 +162,6 @@ def write_warmup(folder: str, signatures: dict[str, Callable], values: dict) -> 
         for signature, function in signatures.items():
             found = tf.nest.flatten(function.get_concrete_function().structured_input_signature)
             specs = {spec.name: spec for spec in found}
-            if any(values.get(name, 0) is None for name in specs):
-                continue
             request = predict_pb2.PredictRequest()
             request.model_spec.signature_name = signature
             for name, spec in specs.items():

@@ -1,4 +1,4 @@
-"""What every served model has: stored weights, signatures whose arguments are checked, bounded requests.
+"""Requests to a served model: checks of their arguments and of their size, and the weights that answer them.
 
 Shapes:
     B: batch, rows of a request      T: tokens of a row
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-
-from txl_tf.serving.text import Check, require, require_all
 
 # What the arrays of a request may take. Several copies of them exist for moments: docs/serving.md has the peak.
 REQUEST_BYTES = 512 * 2**20
@@ -21,20 +20,87 @@ TEXT_BYTES = 64  # rough bytes that go with a byte of text: words and their plac
 LETTERS = {"stop": "BS", "stop_ids": "BSL"}  # of the dimensions of an argument
 
 
+class Check(NamedTuple):
+    """A condition of requests. The message and the value found may be functions, called where it does not hold."""
+
+    condition: tf.Tensor  # bool, of any shape
+    message: str | Callable[[], tf.Tensor]
+    found: tf.Tensor | Callable[[], tf.Tensor]
+
+
+def checked(checks: list[Check], *tensors: Any) -> Any:
+    """`tensors`, for which all checks must hold.
+
+    They fail with an InvalidArgumentError, the message of the first check that does not hold. One condition for all
+    checks costs a good request less than one for each.
+    """
+    held = [tf.reduce_all(check.condition) for check in checks]
+
+    def fail():
+        done = []
+        for holds, check in zip(held, checks, strict=True):
+            message = check.message() if callable(check.message) else check.message
+            found = check.found() if callable(check.found) else check.found
+            with tf.control_dependencies(done):
+                shown = [tf.strings.join([message, ", got"]), tf.strings.as_string(found)]
+                done = [tf.debugging.Assert(holds, shown, summarize=8)]  # a whole shape
+        with tf.control_dependencies(done):
+            return tf.constant(False)
+
+    with tf.control_dependencies([tf.cond(tf.reduce_all(held), lambda: tf.constant(True), fail)]):
+        tensors = tf.nest.map_structure(tf.identity, tensors)
+    return tensors if len(tensors) > 1 else tensors[0]
+
+
+def in_vocabulary(name: str, ids: tf.Tensor, n_token: int, least: int = 0) -> Check:
+    valid = (ids >= least) & (ids < n_token)
+    message = f"{name} must hold ids between {least} and {n_token - 1}"
+    return Check(valid, message, lambda: tf.boolean_mask(ids, ~valid)[:1])
+
+
+def padded_at_the_end(name: str, ids: tf.Tensor) -> Check:
+    padding = tf.cast(ids == 0, tf.int32)
+    gap = tf.reduce_any(padding[:, 1:] < padding[:, :-1])
+    return Check(~gap, f"{name} must have padding, id 0, at the end of a row alone", gap)
+
+
+def same_rows(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
+    found = tf.shape(x)[0]
+    return Check(found == tf.shape(like)[0], f"{name} must have as many rows as {other}", found)
+
+
+def same_shape(name: str, x: tf.Tensor, other: str, like: tf.Tensor) -> Check:
+    found = tf.shape(x)
+    return Check(found == tf.shape(like), f"{name} must have the shape of {other}", found)
+
+
 class RequestLimits:
     """How large a request may be: its rows times the bytes of one, which depend on the tokens of the longest row.
 
-    A subclass has `row_bytes(tokens, new_tokens=0)`: bytes of a row that reads and writes so many, as ints or as int64
-    tensors.
+    Args:
+        row_bytes: function of `(tokens, new_tokens=0)`, ints or int64 tensors: bytes of a row that reads and writes so
+            many.
+        max_rows: most rows; `None` for those that take `REQUEST_BYTES` with a token each, from 1 to `MAX_ROWS`.
+        max_tokens: most tokens of a row, and most new ones.
+        longest: tokens of a row that fits in any case, by default `max_tokens`.
+        row: how messages describe the tokens and the new tokens of a row.
 
     Attributes:
-        max_rows: most rows; by default those that take `REQUEST_BYTES` with a token each, from 1 to `MAX_ROWS`.
-        max_bytes: most bytes. `REQUEST_BYTES`, or more if one row of `max_tokens` or `max_rows` of one token need it.
+        max_bytes: most bytes. `REQUEST_BYTES`, or more if one longest row or `max_rows` of one token need it.
     """
 
-    def __init__(self, max_rows: int | None, max_tokens: int):
-        self.max_rows = max_rows or min(max(1, REQUEST_BYTES // self.row_bytes(1)), MAX_ROWS)
-        self.max_bytes = max(REQUEST_BYTES, self.row_bytes(max_tokens, max_tokens), self.max_rows * self.row_bytes(1))
+    def __init__(
+        self,
+        row_bytes: Callable,
+        max_rows: int | None,
+        max_tokens: int,
+        longest: int | None = None,
+        row: str = "{} tokens and {} new ones",
+    ):
+        self.row_bytes, self.max_tokens, self.row = row_bytes, max_tokens, row
+        self.max_rows = max_rows or min(max(1, REQUEST_BYTES // row_bytes(1)), MAX_ROWS)
+        longest = longest or max_tokens
+        self.max_bytes = max(REQUEST_BYTES, row_bytes(longest, longest), self.max_rows * row_bytes(1))
 
     def check_rows(self, name: str, rows: tf.Tensor) -> list[Check]:
         return [
@@ -46,26 +112,29 @@ class RequestLimits:
         """Checks the whole request; `tokens` is the length of its longest row."""
         tokens, new_tokens = tf.cast(tokens, tf.int64), tf.cast(new_tokens, tf.int64)
         fit = self.max_bytes // self.row_bytes(tokens, new_tokens)
-
-        def message():
-            parts = f"{name} must have at most ", fit, " row(s) of ", *self.describe(tokens, new_tokens)
-            return tf.strings.join([part if isinstance(part, str) else tf.strings.as_string(part) for part in parts])
-
+        template, shown = f"{name} must have at most {{}} row(s) of {self.row}", [fit, tokens, new_tokens]
+        message = lambda: tf.strings.format(template, shown[: template.count("{}")])  # noqa: E731
         return Check(tf.cast(rows, tf.int64) <= fit, message, rows)
 
-    def describe(self, tokens: tf.Tensor, new_tokens: tf.Tensor) -> list[tf.Tensor | str]:
-        """What messages say of the size of a row."""
-        return [tokens, " tokens and ", new_tokens, " new ones"]
+    def check_ids(self, name: str, ids: tf.Tensor, new_tokens: tf.Tensor | int = 0) -> list[Check]:
+        """Checks the size of ids `[B, T]`."""
+        (rows, length), most = tf.unstack(tf.shape(ids)), self.max_tokens
+        return [
+            *self.check_rows(name, rows),
+            Check((length >= 1) & (length <= most), f"{name} must be 1 to {most} a row", length),
+            self.check_size(name, rows, length, new_tokens),
+        ]
 
-    def check_bytes(self, text: tf.Tensor) -> Check:
-        """Checks a text before it becomes tokens."""
+    def checked_text(self, name: str, text: tf.Tensor) -> tf.Tensor:
+        """`text` `[B]`, whose size is checked before it becomes tokens."""
         found, most = tf.reduce_sum(tf.cast(tf.strings.length(text), tf.int64)), self.max_bytes // TEXT_BYTES
-        return Check(found <= most, f"text must have at most {most} bytes in all rows", found)
+        size = Check(found <= most, f"text must have at most {most} bytes in all rows", found)
+        return checked([*self.check_rows(name, tf.shape(text)[0]), size], text)
 
 
 def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """`tensors`, found to have the shapes of `specs`: a server passes on any shape that a client sends."""
-    # As of no known shape: the rank of `tensors` themselves would be a constant of the graph, that of `specs`.
+    """`tensors` of the shapes of `specs`: a server passes on any shape that a client sends."""
+    # Without static shapes: TensorFlow would take the rank of `tensors` from `specs`, not from the request.
     unknown = {name: tf.compat.v1.placeholder_with_default(x, None) for name, x in tensors.items()}
     checks = []
     for name, spec in specs.items():
@@ -74,15 +143,15 @@ def check_shapes(specs: dict[str, tf.TensorSpec], tensors: dict[str, tf.Tensor])
         found, rank = tf.shape(unknown[name]), spec.shape.rank
         sizes = tf.constant([-1 if size is None else size for size in spec.shape], tf.int32)
         valid = tf.size(found) == rank
-        if any(size is not None for size in spec.shape):  # a state, of whose sizes only the first is free
+        if any(size is not None for size in spec.shape):  # a state: only the batch may vary
             valid &= tf.reduce_all((tf.pad(found, [[0, rank]])[:rank] == sizes) | (sizes < 0))
         letters = [
             letter if size is None else str(size)
             for letter, size in zip(LETTERS.get(name, "BTMHDX"), spec.shape, strict=False)
         ]
         checks.append(Check(valid, f"{name} must be [{', '.join(letters)}]", found))
-    with tf.control_dependencies([require_all(checks)] if checks else []):
-        return {name: tf.ensure_shape(x, specs[name].shape) for name, x in unknown.items()}
+    tensors = checked(checks, unknown) if checks else unknown
+    return {name: tf.ensure_shape(x, specs[name].shape) for name, x in tensors.items()}
 
 
 class StoredModel:
@@ -127,11 +196,3 @@ class StoredModel:
             return tf.function(call, autograph=False, input_signature=signature)
 
         return {function.__name__: concrete(function, specs) for function, specs in arguments.items()}
-
-
-def check_ids(name: str, ids: tf.Tensor, n_token: int, least: int = 0) -> tf.Tensor:
-    """`ids`, found to be in the vocabulary."""
-    valid = (ids >= least) & (ids < n_token)
-    message = f"{name} must hold ids between {least} and {n_token - 1}"
-    with tf.control_dependencies([require(valid, message, lambda: tf.boolean_mask(ids, ~valid)[:1])]):
-        return tf.identity(ids)

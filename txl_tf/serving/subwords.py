@@ -16,7 +16,7 @@ def has_tensorflow_text() -> bool:
 
 
 class SubwordTokenizer(tf.Module):
-    """A `SubwordVocab` as a graph; methods as of `GraphTokenizer`.
+    """A `SubwordVocab` as a graph, with the methods of `GraphTokenizer`.
 
     Args:
         vocab: `SubwordVocab`.
@@ -49,7 +49,7 @@ class SubwordTokenizer(tf.Module):
         joined = parts.with_flat_values(tf.concat([pieces, after], 1)).merge_dims(1, 2)
         return joined[:, : -len(ids)]  # none follows the last part
 
-    def stop_units(self, stop: tf.Tensor, name: str = "stop") -> tuple[tf.Tensor, tf.Tensor]:
+    def stop_units(self, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The units of stop strings `[B, S]`, their bytes: see `GraphTokenizer.stop_units`."""
         rows, count = tf.unstack(tf.shape(stop))
         flat = tf.reshape(stop, [-1])

@@ -13,23 +13,30 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from txl_tf.config import WEIGHT_TYPES, one_of
 from txl_tf.data.tagged.batches import END, PADDING, UNKNOWN
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.decoding.sampling import check_integer
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger
 from txl_tf.models.taggers.tener import SentenceNetwork
 from txl_tf.schema import brief
-from txl_tf.serving.request import RequestLimits, StoredModel, check_ids
-from txl_tf.serving.text import Check, check_utf8, require_all
+from txl_tf.serving.request import (
+    Check,
+    RequestLimits,
+    StoredModel,
+    checked,
+    in_vocabulary,
+    padded_at_the_end,
+    same_rows,
+    same_shape,
+)
+from txl_tf.serving.tables import SymbolTable, check_utf8, named_vocabs
 
 ITEMS = 2  # of a lattice, for each character of a text that fits in any case: real text has 1.5 to 1.8
 
 
 def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, Vocab]:
-    """`{name: vocabulary}` of those that the text of `tagger` is read with.
+    """`{name: vocabulary}` of the vocabularies that the text of `tagger` is read with.
 
     Args:
         tagger: `Tagger` of `Tener` or `Flat`.
@@ -39,22 +46,18 @@ def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, V
     Raises:
         ValueError: another network, or a vocabulary that is not the model's or that no file of lines can hold.
     """
-    network = tagger.network
+    network, kind = tagger.network, type(tagger.network).__name__
     if not isinstance(network, SentenceNetwork):
-        raise ValueError(f"the network of a tagger must be Tener or Flat, got {type(network).__name__}")
+        raise ValueError(f"the network of a tagger must be Tener or Flat, got {kind}")
     if vocabs is None:
         return {}
-    names = ["vocab", "bigram_vocab", "lexicon"] if isinstance(network, Flat) else ["vocab", "bigram_vocab"]
-    if not 2 <= len(vocabs) <= len(names):
-        raise ValueError(f"vocab must be [{', '.join(names)}] for {type(network).__name__}, got {len(vocabs)} of them")
-    named = dict(zip(names, vocabs, strict=False))
-    sizes = {"vocab": network.n_token, "bigram_vocab": network.n_bigram}
+    sizes = {"vocab": network.n_token, "bigram_vocab": network.n_bigram or None}
+    if isinstance(network, Flat) and len(vocabs) != 2:
+        sizes["lexicon"] = None
+    named = named_vocabs(vocabs, sizes, kind)
     if not network.n_bigram:
         del named["bigram_vocab"]
     for name, vocab in named.items():
-        size = sizes.get(name, len(vocab))
-        if len(vocab) != size:
-            raise ValueError(f"{name} must hold the {size} symbols of the model, got {len(vocab)}")
         if vocab.level != "word":
             raise ValueError(f"{name} must be of level 'word', got {vocab.level!r}")
         bad = next((symbol for symbol in vocab.symbols if not symbol or re.search("[\r\n]", symbol)), None)
@@ -65,30 +68,6 @@ def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, V
         if not named["lexicon"].symbols:
             raise ValueError("lexicon must have a word, got none")
     return named
-
-
-class SymbolTable(tf.Module):
-    """The ids of a `Vocab` as a graph.
-
-    Args:
-        vocab: `Vocab` of level "word".
-        path: file that it was saved to, which becomes an asset.
-    """
-
-    def __init__(self, vocab: Vocab, path: str):
-        super().__init__()
-        self.vocab = vocab
-        line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
-        rows = tf.lookup.TextFileInitializer(path, tf.string, line, tf.int64, number)
-        self.table = tf.lookup.StaticHashTable(rows, -1)
-
-    def has(self, symbols: tf.Tensor) -> tf.Tensor:
-        """bool: which of the symbols it has."""
-        return self.table.lookup(symbols) >= 0
-
-    def ids(self, symbols: tf.Tensor) -> tf.Tensor:
-        """int64: their ids, that of unknown ones for those that it has not, and for "<pad>"."""
-        return tf.maximum(self.table.lookup(symbols), UNKNOWN)
 
 
 class SentenceGraph(tf.Module):
@@ -162,32 +141,19 @@ def _dense(rows: tf.RaggedTensor) -> tf.Tensor:
     return tf.cast(rows.to_tensor(PADDING), tf.int32)
 
 
-class TaggingLimits(RequestLimits):
-    """`RequestLimits` of a tagger, whose rows are as many items as the longest one: `tokens` are items here.
+def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestLimits:
+    """`RequestLimits` of a tagger. A row has as many items as the longest one; the tokens of `row_bytes` are items."""
+    network, n_label, lattice = tagger.network, len(tagger.labels), isinstance(tagger.network, Flat)
+    # Of FLAT, each pair of items has a position of its own, as wide as the model, and four distances, int64.
+    of_pair = 4 * (network.d_model + 8 * network.n_head + 16) if lattice else 4 * 10 * network.n_head
+    widths = network.d_embed + network.d_bigram + 8 * network.d_model + 2 * network.d_inner + 10 * n_label
 
-    Attributes:
-        max_items: most of them, of a row by itself.
-    """
+    def row_bytes(items, new_tokens=0):
+        return 12 * n_label**2 + items * (4 * widths + items * of_pair)
 
-    def __init__(self, tagger: Tagger, max_rows: int | None, max_tokens: int):
-        network, n_label = tagger.network, len(tagger.labels)
-        self.lattice = isinstance(network, Flat)
-        # Of FLAT, each pair of items has a position of its own, as wide as the model, and four distances, int64.
-        self.pair_bytes = 4 * (network.d_model + 8 * network.n_head + 16) if self.lattice else 4 * 10 * network.n_head
-        widths = network.d_embed + network.d_bigram + 8 * network.d_model + 2 * network.d_inner + 10 * n_label
-        self.item_bytes, self.fresh_bytes = 4 * widths, 12 * n_label**2
-        super().__init__(max_rows, ITEMS * max_tokens if self.lattice else max_tokens)
-        self.max_items = bisect.bisect_right(range(2**31), self.max_bytes, key=self.row_bytes) - 1
-
-    def row_bytes(self, tokens, new_tokens=0):
-        return self.fresh_bytes + tokens * (self.item_bytes + tokens * self.pair_bytes)
-
-    def describe(self, tokens, new_tokens):
-        return [tokens, " characters and words" if self.lattice else " characters"]
-
-    def check_items(self, name: str, rows: tf.Tensor, items: tf.Tensor) -> list[Check]:
-        message = f"{name} must have at most {self.max_items} characters and words a row"
-        return [Check(items <= self.max_items, message, items), self.check_size(name, rows, items)]
+    if lattice:
+        return RequestLimits(row_bytes, max_rows, max_tokens, ITEMS * max_tokens, "{} characters and words")
+    return RequestLimits(row_bytes, max_rows, max_tokens, row="{} characters")
 
 
 class TaggingSignatures(StoredModel):
@@ -203,39 +169,28 @@ class TaggingSignatures(StoredModel):
 
     Args:
         tagger: `Tagger` of `Tener` or `Flat`.
-        weights: type the weights are stored in.
-        max_tokens: most characters of a row; by default the network's `max_seq_len`.
-        tables: `SymbolTable`s by the names of `tagger_vocabs`; `None` for ids alone.
-        max_rows: most rows of a request.
+        tables: `SymbolTable`s by the names of `tagger_vocabs`; nothing for ids alone.
+        weights, max_tokens, max_rows: see `export_saved_model`.
 
-    Raises:
-        ValueError: an argument is out of range.
+    Attributes:
+        max_items: most characters and words of a row by itself.
     """
 
+    warmup_values = {"text": "a", "chars": UNKNOWN, "lattice": UNKNOWN, "bigrams": UNKNOWN, "seq_len": 1}
+
     def __init__(
-        self, tagger: Tagger, weights: str, max_tokens: int | None = None,
-        tables: dict[str, SymbolTable] | None = None, max_rows: int | None = None,
+        self, tagger: Tagger, tables: dict[str, SymbolTable] | None = None, *, weights: str = "float32",
+        max_tokens: int | None = None, max_rows: int | None = None,
     ):  # fmt: skip
-        one_of(WEIGHT_TYPES)("weights", weights)
-        longest = tagger.network.max_seq_len
-        max_tokens = longest if max_tokens is None else max_tokens
-        check_integer("max_tokens", max_tokens, 1, longest)
-        if max_rows is not None:
-            check_integer("max_rows", max_rows, 1)
-        self.network, self.max_tokens = tagger.network, max_tokens
-        self.lattice = isinstance(tagger.network, Flat)
+        self.network, self.lattice = tagger.network, isinstance(tagger.network, Flat)
         self.inputs = self._input_specs()
         if not tagger.out_fc.built:
             tagger({name: tf.zeros([1] * len(spec.shape), tf.int32) for name, spec in self.inputs.items()})
         super().__init__(tagger, weights)
-        self.limits = TaggingLimits(tagger, max_rows, max_tokens)
-        self.graph = SentenceGraph(self.lattice, max_tokens, **tables) if tables else None
+        self.limits = limits_of(tagger, max_rows, max_tokens or tagger.network.max_seq_len)
+        self.max_items = bisect.bisect_right(range(2**31), self.limits.max_bytes, key=self.limits.row_bytes) - 1
+        self.graph = SentenceGraph(self.lattice, self.limits.max_tokens, **tables) if tables else None
         self.resources.graph = self.graph
-
-    @property
-    def warmup_values(self) -> dict:
-        """Of `write_warmup`: a character."""
-        return {"text": "a", "chars": UNKNOWN, "lattice": UNKNOWN, "bigrams": UNKNOWN, "seq_len": 1}
 
     def signatures(self) -> dict[str, Callable]:
         arguments = {self.tag: self.inputs}
@@ -254,14 +209,18 @@ class TaggingSignatures(StoredModel):
     # ------------------------------------------------------------------------------------------------ signatures
 
     def tag(self, **inputs: tf.Tensor) -> dict:
-        checks = self._lattice_checks(**inputs) if self.lattice else self._char_checks(**inputs)
-        with tf.control_dependencies([require_all(checks)]):
-            inputs = {name: tf.identity(x) for name, x in inputs.items()}
+        if self.lattice:  # first what the other checks compare
+            inputs = checked(self._shape_checks(**inputs), inputs)
+            checks = self._lattice_checks(**inputs)
+        else:
+            checks = [*self.limits.check_ids("chars", inputs["chars"]), padded_at_the_end("chars", inputs["chars"])]
+            if "bigrams" in inputs:
+                checks.append(same_shape("bigrams", inputs["bigrams"], "chars", inputs["chars"]))
         name = "lattice" if self.lattice else "chars"
-        inputs[name] = check_ids(name, inputs[name], self.network.n_token)
+        checks.append(in_vocabulary(name, inputs[name], self.network.n_token))
         if self.network.n_bigram:
-            inputs["bigrams"] = check_ids("bigrams", inputs["bigrams"], self.network.n_bigram)
-        return self._entities(inputs)
+            checks.append(in_vocabulary("bigrams", inputs["bigrams"], self.network.n_bigram))
+        return self._entities(checked(checks, inputs))
 
     def tag_text(self, text: tf.Tensor) -> dict:
         found, _ = self._read(text)
@@ -290,24 +249,18 @@ class TaggingSignatures(StoredModel):
 
     def _read(self, text: tf.Tensor) -> tuple[dict, tf.Tensor]:
         """`Tagger.entities` of texts, and their numbers of characters, int32 `[B]`."""
-        name, rows, limits = "text", tf.shape(text)[0], self.limits
-        with tf.control_dependencies([require_all([*limits.check_rows(name, rows), limits.check_bytes(text)])]):
-            text = tf.identity(text)
+        limits, most, rows = self.limits, self.limits.max_tokens, tf.shape(text)[0]
+        text = limits.checked_text("text", text)
         ends = tf.strings.regex_full_match(text, r"(?s).*\n.*")
         of_row = tf.strings.join(["a line end in row ", tf.strings.as_string(tf.where(ends)[:1, 0])])
-        checks = [check_utf8(name, text), Check(~ends, f"{name} must be one line in every row", of_row)]
-        with tf.control_dependencies([require_all(checks)]):
-            chars = tf.strings.unicode_split(tf.identity(text), "UTF-8")
+        text = checked([check_utf8("text", text), Check(~ends, "text must be one line in every row", of_row)], text)
+        chars = tf.strings.unicode_split(text, "UTF-8")
         lengths = tf.cast(chars.row_lengths(), tf.int32)
         longest = tf.reduce_max(lengths)
-        message = f"{name} must be at most {self.max_tokens} characters a row"
-        checks = [Check(longest <= self.max_tokens, message, longest), limits.check_size(name, rows, longest)]
-        with tf.control_dependencies([require_all(checks)]):
-            inputs = self.graph.features(tf.identity(chars))
+        short = Check(longest <= most, f"text must be at most {most} characters a row", longest)
+        inputs = self.graph.features(checked([short, limits.check_size("text", rows, longest)], chars))
         if self.lattice:
-            checks = limits.check_items(name, rows, tf.shape(inputs["lattice"])[1])
-            with tf.control_dependencies([require_all(checks)]):
-                inputs = {name: tf.identity(x) for name, x in inputs.items()}
+            inputs = checked(self._item_checks("text", rows, tf.shape(inputs["lattice"])[1]), inputs)
         return self._entities(inputs), lengths
 
     def _entities(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -319,45 +272,32 @@ class TaggingSignatures(StoredModel):
             padded[name] = tf.pad(x, [[0, 0], [0, tf.maximum(1 - tf.shape(x)[1], 0)]]) if by_place else x
         return {name: x[:, :length] for name, x in self.model.entities(padded).items()}
 
-    def _char_checks(self, chars: tf.Tensor, bigrams: tf.Tensor | None = None) -> list[Check]:
-        rows, length = tf.unstack(tf.shape(chars))
-        padding = tf.cast(chars == PADDING, tf.int32)
-        gap = tf.reduce_any(padding[:, 1:] < padding[:, :-1])
-        checks = [
-            *self.limits.check_rows("chars", rows),
-            Check((length >= 1) & (length <= self.max_tokens), f"chars must be 1 to {self.max_tokens} a row", length),
-            self.limits.check_size("chars", rows, length),
-            Check(~gap, f"chars must have padding, id {PADDING}, at the end of a row alone", gap),
+    def _item_checks(self, name: str, rows: tf.Tensor, items: tf.Tensor) -> list[Check]:
+        message = f"{name} must have at most {self.max_items} characters and words a row"
+        return [Check(items <= self.max_items, message, items), self.limits.check_size(name, rows, items)]
+
+    def _shape_checks(self, lattice, bigrams, seq_len, lex_num, pos_s, pos_e) -> list[Check]:
+        (rows, items), length, most = tf.unstack(tf.shape(lattice)), tf.shape(bigrams)[1], self.limits.max_tokens
+        return [
+            *self.limits.check_rows("lattice", rows),
+            Check((length >= 1) & (length <= most), f"bigrams must be 1 to {most} a row", length),
+            Check(items >= length, "lattice must be at least as long as bigrams", items),
+            *self._item_checks("lattice", rows, items),
+            same_rows("bigrams", bigrams, "lattice", lattice),
+            same_shape("pos_s", pos_s, "lattice", lattice),
+            same_shape("pos_e", pos_e, "lattice", lattice),
+            same_rows("seq_len", seq_len, "lattice", lattice),
+            same_rows("lex_num", lex_num, "lattice", lattice),
         ]
-        return checks if bigrams is None else [*checks, _same_shape("bigrams", bigrams, "chars", chars)]
 
     def _lattice_checks(self, lattice, bigrams, seq_len, lex_num, pos_s, pos_e) -> list[Check]:
-        (rows, items), (n_rows, length) = tf.unstack(tf.shape(lattice)), tf.unstack(tf.shape(bigrams))
-        checks = [
-            *self.limits.check_rows("lattice", rows),
-            Check((length >= 1) & (length <= self.max_tokens), f"bigrams must be 1 to {self.max_tokens} a row", length),
-            Check(items >= length, "lattice must be at least as long as bigrams", items),
-            *self.limits.check_items("lattice", rows, items),
-            Check(n_rows == rows, "bigrams must have as many rows as lattice", n_rows),
-            *(_same_shape(name, x, "lattice", lattice) for name, x in (("pos_s", pos_s), ("pos_e", pos_e))),
-            *(
-                Check(tf.size(x) == rows, f"{name} must have as many rows as lattice", tf.size(x))
-                for name, x in (("seq_len", seq_len), ("lex_num", lex_num))
-            ),
-        ]
-        with tf.control_dependencies([require_all(checks)]):
-            seq_len, pos_s = tf.identity(seq_len), tf.identity(pos_s)
-        most = self.max_tokens - 1
+        items, length, most = tf.shape(lattice)[1], tf.shape(bigrams)[1], self.limits.max_tokens - 1
         return [
             Check((seq_len >= 0) & (seq_len <= length), "seq_len must lie between 0 and that of bigrams", seq_len),
             Check((lex_num >= 0) & (lex_num <= items - seq_len), "seq_len + lex_num must fit into lattice", lex_num),
             Check((pos_e >= 0) & (pos_e <= most), f"pos_e must lie between 0 and {most}", lambda: _extremes(pos_e)),
             Check((pos_s >= 0) & (pos_s <= pos_e), "pos_s must lie between 0 and pos_e", lambda: _extremes(pos_s)),
         ]
-
-
-def _same_shape(name: str, x: tf.Tensor, of: str, like: tf.Tensor) -> Check:
-    return Check(tf.reduce_all(tf.shape(x) == tf.shape(like)), f"{name} must have the shape of {of}", tf.shape(x))
 
 
 def _extremes(x: tf.Tensor) -> tf.Tensor:

@@ -1,52 +1,30 @@
-"""A vocabulary as a graph: text to ids and back, inside of a SavedModel."""
+"""A vocabulary as a table of the graph: text to ids and back, inside of a SavedModel."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import tensorflow as tf
 
+from txl_tf.data.tagged.batches import UNKNOWN
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.decoding.stopping import NONE
+from txl_tf.serving.request import Check, checked
 
 # What str.split takes for white space and tf.strings.split does not.
 UNICODE_SPACE = "[\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 
 
-class Check(NamedTuple):
-    """What a request must be. The message and what was found may be functions, to be called where it is not."""
-
-    condition: tf.Tensor  # bool, of any shape
-    message: str | Callable[[], tf.Tensor]
-    found: tf.Tensor | Callable[[], tf.Tensor]
-
-
-def require_all(checks: list[Check]) -> tf.Tensor:
-    """Fails with an InvalidArgumentError unless all conditions hold: that of the first check that does not.
-
-    One condition for all of them costs a good request less than one for each.
-    """
-    held = [tf.reduce_all(check.condition) for check in checks]
-
-    def fail():
-        done = []
-        for holds, check in zip(held, checks, strict=True):
-            message = check.message() if callable(check.message) else check.message
-            found = check.found() if callable(check.found) else check.found
-            with tf.control_dependencies(done):
-                shown = [tf.strings.join([message, ", got"]), tf.strings.as_string(found)]
-                done = [tf.debugging.Assert(holds, shown, summarize=8)]  # a whole shape
-        with tf.control_dependencies(done):
-            return tf.constant(False)
-
-    return tf.cond(tf.reduce_all(tf.stack(held)), lambda: tf.constant(True), fail)
-
-
-def require(condition: tf.Tensor, message: str, found: tf.Tensor | Callable[[], tf.Tensor]) -> tf.Tensor:
-    """`require_all` of a single check."""
-    return require_all([Check(condition, message, found)])
+def named_vocabs(vocabs: Sequence[Vocab], sizes: dict[str, int | None], model: str) -> dict[str, Vocab]:
+    """`{name: vocabulary}` by `sizes`: `{name: how many symbols the model has}`, `None` for any number."""
+    if len(vocabs) != len(sizes):
+        raise ValueError(f"vocab must be [{', '.join(sizes)}] for {model}, got {len(vocabs)} of them")
+    named = dict(zip(sizes, vocabs, strict=True))
+    for name, vocab in named.items():
+        if sizes[name] not in (None, len(vocab)):
+            raise ValueError(f"{name} must hold the {sizes[name]} symbols of the model, got {len(vocab)}")
+    return named
 
 
 def check_utf8(name: str, text: tf.Tensor) -> Check:
@@ -88,11 +66,13 @@ class GraphTokenizer(tf.Module):
         unk = self.vocab.ids.get(self.vocab.unk)
         if unk is not None:
             return symbols.with_flat_values(tf.where(ids < 0, unk, ids))
-        message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"
-        with tf.control_dependencies([require(ids >= 0, message, lambda: symbols.flat_values[ids < 0][:1])]):
-            return symbols.with_flat_values(tf.identity(ids))
+        return symbols.with_flat_values(checked([self._known(name, ids >= 0, symbols.flat_values)], ids))
 
-    def stop_units(self, stop: tf.Tensor, name: str = "stop") -> tuple[tf.Tensor, tf.Tensor]:
+    def _known(self, name: str, known: tf.Tensor, strings: tf.Tensor) -> Check:
+        message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"
+        return Check(known, message, lambda: strings[~known][:1])
+
+    def stop_units(self, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The units of stop strings `[B, S]` as `txl_tf.models.decoding.stopping.spell` says: int32 `[B, S, L]`.
 
         Returns:
@@ -110,10 +90,9 @@ class GraphTokenizer(tf.Module):
         lengths = tf.where(whole[:, 0] >= 0, 1, tf.cast(ids.row_lengths(), tf.int32))
         unknown = tf.reduce_any(tf.sequence_mask(lengths, most) & (units < 0), 1)
         bad = unknown | ((lengths == 0) & (tf.strings.length(flat) > 0))
-        message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"
-        with tf.control_dependencies([require(~bad, message, lambda: tf.gather(flat, tf.where(bad)[:1, 0]))]):
-            shape = tf.shape(stop)
-            return tf.reshape(units, [*tf.unstack(shape), most]), tf.reshape(lengths, shape)
+        units, lengths = checked([self._known("stop", ~bad, flat)], units, lengths)
+        shape = tf.shape(stop)
+        return tf.reshape(units, [*tf.unstack(shape), most]), tf.reshape(lengths, shape)
 
     def _tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """The symbols of every string: ragged `[B, None]`."""
@@ -149,6 +128,30 @@ class GraphTokenizer(tf.Module):
     def spell(self, ids: tf.Tensor) -> tf.Tensor:
         """The symbols of `ids`, of any shape."""
         return self.symbols.lookup(tf.cast(ids, tf.int64))
+
+
+class SymbolTable(tf.Module):
+    """The ids of a `Vocab` of level "word", of characters, bigrams or words of a lexicon.
+
+    Args:
+        vocab: `Vocab`.
+        path: file that it was saved to, which becomes an asset.
+    """
+
+    def __init__(self, vocab: Vocab, path: str):
+        super().__init__()
+        self.vocab = vocab
+        line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+        rows = tf.lookup.TextFileInitializer(path, tf.string, line, tf.int64, number)
+        self.table = tf.lookup.StaticHashTable(rows, -1)
+
+    def has(self, symbols: tf.Tensor) -> tf.Tensor:
+        """bool: which of the symbols it has."""
+        return self.table.lookup(symbols) >= 0
+
+    def ids(self, symbols: tf.Tensor) -> tf.Tensor:
+        """int64: their ids, the unknown symbol's for "<pad>" and for symbols that it has not."""
+        return tf.maximum(self.table.lookup(symbols), UNKNOWN)
 
 
 def _rewrite(text: str) -> str:

@@ -1,0 +1,111 @@
+"""The state of a served language model as one float32 tensor that goes out with an answer and in with the next request.
+
+Both classes have the same functions: one for a memory, one for a window.
+
+Shapes:
+    B: batch      T: tokens of a request      L: n_layer      H: n_head      M: mem_len      D: d_head
+"""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.transformer_xl.cache import CachedState, cached_forward, initial_state, precompute, state_from
+from txl_tf.models.vanilla.transformer_lm import TransformerLM
+from txl_tf.models.vanilla.window import WindowState
+from txl_tf.serving.request import Check, checked
+
+
+class ServedMemory:
+    """The memory of Transformer-XL as keys and values, the oldest first.
+
+    Attributes:
+        shape: of a row of the state: `[L, 2, H, M, D]`.
+        position_keys: those that a single token needs, stored in the type `weights`, as they would otherwise take the
+            most time.
+    """
+
+    def __init__(self, lm: TransformerXLLM, weights: str):
+        self.network, self.dtype = lm.network, lm.compute_dtype
+        network, klen = lm.network, lm.network.mem_len + 1
+        self.shape = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]
+        self.position_keys = [
+            tf.Variable(tf.cast(layer.position_keys[:, :klen], weights), trainable=False)
+            for layer in precompute(network)
+        ]
+
+    def initial(self, rows: tf.Tensor) -> tf.Tensor:
+        """The state before a text, `[B, ...]`."""
+        return self._pack(initial_state(self.network, rows))
+
+    def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Hidden states `[B, T, d_model]` and the state after the segment."""
+        length = tf.shape(tokens)[1]
+        return self._read(precompute(self.network, length), tokens, state, length)
+
+    def read_token(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """`read` of a single token a row, with the position keys that are stored."""
+        weights = [  # the token goes to the last slot, for which the table need not be rotated, nor be longer
+            layer._replace(position_keys=tf.cast(keys, layer.qkv.dtype))
+            for layer, keys in zip(precompute(self.network), self.position_keys, strict=True)
+        ]
+        return self._read(weights, tf.ensure_shape(tokens, [None, 1]), state, 1)
+
+    def _read(self, weights, tokens, state, length):
+        hidden, cached = cached_forward(self.network, weights, tokens, self._unpack(state, length))
+        return hidden, self._pack(cached)
+
+    def _unpack(self, state: tf.Tensor, max_segment: tf.Tensor | int) -> CachedState:
+        _, n_layer, _, *memory = state.shape
+        state = tf.reshape(tf.cast(state, self.dtype), [tf.shape(state)[0], 2 * n_layer, *memory])
+        rings = tf.unstack(state, axis=1)  # keys and values in turn
+        return state_from(rings[::2], rings[1::2], max_segment)
+
+    def _pack(self, cached: CachedState) -> tf.Tensor:
+        """The inverse of `_unpack`, for a state at slot 0: fresh, or after a segment of `max_segment` tokens."""
+        rings = [ring for pair in zip(cached.keys, cached.values, strict=True) for ring in pair]
+        max_segment = tf.shape(rings[0])[2] - self.network.mem_len
+        state = tf.cast(tf.stack([ring[:, :, max_segment:] for ring in rings], 1), tf.float32)
+        return tf.reshape(state, [tf.shape(state)[0], *self.shape])
+
+
+class ServedWindow:
+    """The window of the vanilla language model, see `txl_tf.models.vanilla.window`.
+
+    A row of the state, `[X]`, has the keys and values of the window, its tokens, which are read again when it is full,
+    and their number.
+    """
+
+    position_keys = ()
+
+    def __init__(self, lm: TransformerLM):
+        self.lm, self.parts = lm, lm.decoding_cache().initial_state(1)
+        self.sizes = [math.prod(part.shape) for part in tf.nest.flatten(self.parts)]
+        self.shape = [sum(self.sizes)]
+
+    def initial(self, rows: tf.Tensor) -> tf.Tensor:
+        return self._pack(self.lm.decoding_cache().initial_state(rows))
+
+    def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        hidden, state = self.lm.decoding_cache().read(tokens, self._unpack(state))
+        return hidden, self._pack(state)
+
+    read_token = read
+
+    def _unpack(self, state: tf.Tensor) -> WindowState:
+        *rings, tokens, length = tf.split(state, self.sizes, 1)
+        message = "state must be one that this model returned"
+        checks = [
+            Check((length >= 0) & (length <= self.lm.context_len), message, length),
+            Check((tokens >= 0) & (tokens < self.lm.network.n_token), message, tokens),
+        ]
+        parts = zip(checked(checks, *rings, tokens, length), tf.nest.flatten(self.parts), strict=True)
+        parts = [tf.reshape(tf.cast(part, like.dtype), [-1, *like.shape[1:]]) for part, like in parts]
+        return tf.nest.pack_sequence_as(self.parts, parts)
+
+    def _pack(self, state: WindowState) -> tf.Tensor:
+        parts, rows = zip(tf.nest.flatten(state), self.sizes, strict=True), tf.shape(state.length)[0]
+        return tf.concat([tf.reshape(tf.cast(part, tf.float32), [rows, size]) for part, size in parts], 1)
