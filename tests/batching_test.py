@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
+from txl_tf.data.batching import EpochBatches, by_length, in_order, padded, shuffled
 
 
 def rows_of(*arguments):
@@ -24,6 +24,24 @@ def test_a_function_says_how_many_rows_fit_and_at_least_one_does():
     lengths = np.array([1, 2, 3, 4, 9])
     found = rows_of(-lengths, lambda left: 6 // lengths[left[0]])
     assert found == [[4], [3], [2, 1], [0]]
+
+
+def test_answers_are_in_the_order_of_the_items():
+    asked, done, items = [], [], ["ccc", "a", "bbb", "", "dd"]
+
+    def upper(batch):
+        asked.append(batch)
+        return [item.upper() for item in batch]
+
+    assert in_order(upper, items, by_length([len(item) for item in items], 2), done.append) == [
+        "CCC",
+        "A",
+        "BBB",
+        "",
+        "DD",
+    ]
+    assert asked == [["", "a"], ["dd", "ccc"], ["bbb"]] and done == [2, 2, 1]
+    assert in_order(upper, [], by_length(np.array([], int), 2), None) == []
 
 
 def test_rows_are_filled_up_with_zeros():

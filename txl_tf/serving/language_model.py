@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from txl_tf.models.decoding.generation import Texts
-from txl_tf.models.decoding.stopping import Stops
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.serving.request import Check, RequestLimits, StoredModel, checked, in_vocabulary, same_rows, same_shape
@@ -131,7 +129,7 @@ class LanguageModelSignatures(StoredModel):
 
     def generate(self, tokens: tf.Tensor, lengths: tf.Tensor, stop_ids: tf.Tensor, **options: tf.Tensor) -> dict:
         stops = stops_of_ids(stop_ids, tf.shape(tokens)[0], self.lm.network.n_token)
-        texts = self._write("tokens", tokens, lengths, stops, options)
+        texts = write(self.lm, self.limits, self.start_token, "tokens", tokens, lengths, stops, options)
         first = {"tokens": texts.tokens[:, 0], "lengths": texts.lengths[:, 0]}
         return {**first, "sequences": texts.tokens, "sequence_lengths": texts.lengths}
 
@@ -158,7 +156,7 @@ class LanguageModelSignatures(StoredModel):
     def _texts(self, text: tf.Tensor, stop: tf.Tensor, **options: tf.Tensor) -> tf.Tensor:
         """Strings `[B, n]`; one that was not asked for is "", and one that ends at a stop string ends with it."""
         stops = stops_of_text(stop, tf.shape(text)[0], self.text)
-        texts = self._write("text", *self._encode(text), stops, options)
+        texts = write(self.lm, self.limits, self.start_token, "text", *self._encode(text), stops, options)
         shape, longest = tf.shape(texts.lengths), tf.shape(texts.tokens)[-1]
         found = self.text.decode(tf.reshape(texts.tokens, [-1, longest]), tf.reshape(texts.lengths, [-1]))
         if self.text.vocab.level == "subword":
@@ -173,9 +171,6 @@ class LanguageModelSignatures(StoredModel):
 
     def _nll(self, hidden: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         return self.lm.softmax.nll(hidden, labels, self.lm.network.embedding)
-
-    def _write(self, given: str, tokens: tf.Tensor, lengths: tf.Tensor, stops: Stops, options: dict) -> Texts:
-        return write(self.lm, self.limits, self.start_token, given, tokens, lengths, stops, options)
 
     def _encode(self, text: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Ids `[B, N]`, filled up with zeros, and lengths `[B]`."""

@@ -6,6 +6,7 @@ Shapes:
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -113,7 +114,7 @@ class RequestLimits:
         tokens, new_tokens = tf.cast(tokens, tf.int64), tf.cast(new_tokens, tf.int64)
         fit = self.max_bytes // self.row_bytes(tokens, new_tokens)
         template, shown = f"{name} must have at most {{}} row(s) of {self.row}", [fit, tokens, new_tokens]
-        message = lambda: tf.strings.format(template, shown[: template.count("{}")])  # noqa: E731
+        message = functools.partial(tf.strings.format, template, shown[: template.count("{}")])
         return Check(tf.cast(rows, tf.int64) <= fit, message, rows)
 
     def check_ids(self, name: str, ids: tf.Tensor, new_tokens: tf.Tensor | int = 0) -> list[Check]:
