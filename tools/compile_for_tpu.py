@@ -68,7 +68,7 @@ from txl_tf.data.text.batches import choose_bin_capacities
 from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.models.decoding.generation import TextState, next_token, precompute_for
 from txl_tf.models.decoding.sampling import check_sampling, no_history
-from txl_tf.runs.families.record import family_of_group
+from txl_tf.runs.families.record import family_of
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import open_corpus
 
@@ -203,7 +203,7 @@ def make_case():
     elif FLAGS.n_token is None:
         raise ValueError(f"{FLAGS.model_dir} is no run: give n_token, the size of its vocabulary, and cutoffs")
     else:
-        family = family_of_group(train.MODELS[FLAGS.model])
+        family = family_of(train.MODELS[FLAGS.model])
         cutoffs = [int(cutoff) for cutoff in FLAGS.cutoffs or []]
         model = {**train.model_arguments(family.config), "n_token": FLAGS.n_token, "cutoffs": cutoffs}
     rows, tgt_len = {}, settings["tgt_len"]

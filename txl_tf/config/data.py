@@ -33,7 +33,7 @@ class TextConfig(Config):
         None, "End every document, a file or a JSON line, with </s>. Default: where there are JSON lines."
     )
     text_field: str | None = option(None, "Field of the text in JSON lines; default: text, in files named .jsonl.")
-    cutoffs: list[int] | None = option(None, "First word of each softmax bin but the first, as 20000,40000.", RISING)
+    cutoffs: list[int] | None = option(None, "First word of each softmax cluster, as 20000,40000.", RISING)
     num_shuffle: int = option(1, "For lm1b: random orders of the sentences to write.", POSITIVE, flag=4)
     seed: int = option(123456, "For lm1b: seed of the random orders.")
 
@@ -48,15 +48,15 @@ class PairsConfig(Config):
     test_path: list[str] | str | None = option(None, "As train_path, to test on.")
     valid_fraction: float = option(0.05, "Share of the sources held out where there is no valid_path.", FRACTION)
     source_level: str = option(
-        "char", "What a symbol of a source is: what white space parts, or a character.", one_of(PAIR_LEVELS)
+        "char", "What a token of a source is: a word between white space, or a character.", one_of(PAIR_LEVELS)
     )
-    target_level: str = option("char", "What a symbol of a target is.", one_of(PAIR_LEVELS))
+    target_level: str = option("char", "What a token of a target is.", one_of(PAIR_LEVELS))
     source_symbols: str | None = option(None, "File of the source's symbols, one a line; default: those of train_path.")
     target_symbols: str | None = option(None, "File of the target's symbols.")
     share_vocab: bool = option(False, "One vocabulary for both sides, as share_embeddings needs it.")
     min_freq: int = option(0, "Symbols that are rarer become <unk>.")
     max_size: int | None = option(None, "Most frequent symbols of a side to keep; others are <unk>.")
-    lower_case: bool = option(False, "Lower-case the sources, and with share_vocab the targets.")
+    lower_case: bool = option(False, "Lower-case the sources and, with share_vocab, the targets too.")
     n_pairs: int = option(20000, "For dates: pairs to make for training.", at_least(1))
 
     def __post_init__(self) -> None:
@@ -76,12 +76,12 @@ class TaggedConfig(Config):
     valid_path: str | None = option(None, "As train_path, to validate on.")
     test_path: str | None = option(None, "As train_path, to test on.")
     tag_scheme: str | None = option(
-        None, "Scheme to write the tags in; default: that of the files.", one_of(TAG_SCHEMES)
+        None, "Scheme to convert the tags to; default: that of the files.", one_of(TAG_SCHEMES)
     )
-    segment_digits: bool = option(False, "Cut the digit off every character, a mark of segmentation as in Weibo.")
+    segment_digits: bool = option(False, "Cut the digit off every character: Weibo's mark of segmentation.")
     bigrams: bool = option(True, "Give the network the bigrams of characters.")
     min_freq: int = option(0, "Characters of train_path that are rarer become <unk>.")
-    lexicon: str | None = option(None, "File of words, a line each, to match; jieba takes that package's.")
+    lexicon: str | None = option(None, "File of words to match, one a line; jieba: the words of that package.")
     skip_short_words: bool = option(False, "Leave out a lexicon's words of one character.")
     char_vectors: str | None = option(None, "Vectors of characters, in word2vec's text format, to start from.")
     bigram_vectors: str | None = option(None, "Vectors of bigrams.")

@@ -32,7 +32,7 @@ class NetworkConfig(Config):
     """Arguments of `TransformerXL`. Vocabulary and cutoffs are `None` and empty until the text is read."""
 
     n_token: int | None = option(None, "Size of the vocabulary.", SYMBOLS)
-    cutoffs: list[int] = option((), "First word of each bin but the first of the adaptive softmax.")
+    cutoffs: list[int] = option((), "First word of each cluster of the adaptive softmax.")
     n_layer: int = option(flag=6, help="Layers.", check=LAYERS)
     d_model: int = option(flag=500, help="Width of the hidden states.", check=EVEN_SIZE)
     d_embed: int = option(flag=500, help="Width of the embeddings.", check=WIDTH)
@@ -47,8 +47,8 @@ class NetworkConfig(Config):
     untie_r: bool = option(False, "Give every layer its own r_w_bias and r_r_bias.")
     reset_token: int | None = option(None, "Token before which the memory is reset.", at_least(0))
     layer_norm_epsilon: float = option(1e-12, "Added to the variance in layer norm.", FRACTION)
-    div_val: int = option(1, "Divide the width of the embeddings by it from bin to bin.", at_least(1))
-    proj_same_dim: bool = option(True, "Project a bin as wide as d_model too.")
+    div_val: int = option(1, "Divide the width of the embeddings by it from cluster to cluster.", at_least(1))
+    proj_same_dim: bool = option(True, "Project a cluster as wide as d_model too.")
     init: str = option("normal", "How weights are initialised.", one_of(("normal", "uniform")))
     init_std: float = option(0.02, "Standard deviation where init is normal.")
     proj_init_std: float = option(0.01, "Standard deviation of the projections where init is normal.")

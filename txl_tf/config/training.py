@@ -46,13 +46,13 @@ class RunConfig(Config):
     save_steps: int = option(10000, "Steps between two checkpoints, each with a validation.", at_least(1))
     max_to_keep: int = option(5, "Checkpoints to keep.", at_least(1))
     warm_start_path: str | None = option(None, "Checkpoint, also of the original, to start a new run from.")
-    allow_other_text: bool = option(False, "Go on with a run though its text has changed; not so its vocabulary.")
+    allow_other_text: bool = option(False, "Resume even if the text changed; the vocabulary must match.")
     steps_per_execution: int | None = option(
         None, "Steps in one call of the compiled graph. Default: 1; on TPUs 20 at most.", at_least(1)
     )
     jit_compile: bool = option(False, "Compile the training step with XLA.")
     seed: int = option(0, "Seed of the initial weights and of dropout.")
-    tracker: str = option("none", "Package that follows the run, besides log.csv and TensorBoard.", one_of(TRACKERS))
+    tracker: str = option("none", "Package that tracks the run, besides log.csv and TensorBoard.", one_of(TRACKERS))
     tracker_project: str | None = option(
         None, "wandb's project or mlflow's experiment. Default: as their environment variables say, or txl_tf."
     )
@@ -72,12 +72,12 @@ class TrainingConfig(RunConfig):
     tgt_len: int = option(70, "Tokens of a segment.", LENGTH)
     train_batch_size: int = option(60, "Rows of a training batch, over all devices.", at_least(1))
     sample_tokens: int = option(0, "Tokens of a sample of text, written at every validation and in the end.")
-    gradient_accumulation_steps: int = option(1, "Parts of a batch to compute one after the other.", at_least(1))
+    gradient_accumulation_steps: int = option(1, "Parts of a batch, for gradient accumulation.", at_least(1))
     shuffle_documents: bool = option(False, "Read the documents of the text in a new order every epoch, by the seed.")
     reset_memory_at_documents: bool = option(False, "Start every document with the memory of a new text.")
-    recompute: bool = option(False, "Compute the layers again in the backward pass: less memory, more time.")
+    recompute: bool = option(False, "Gradient checkpointing: compute layers again in the backward pass.")
     static_shapes: bool | None = option(
-        None, "Fixed shapes; rare words beyond their bins' capacity do not count. Default: on TPUs."
+        None, "Fixed shapes; rare words beyond the capacity of their clusters do not count. Default: on TPUs."
     )
 
 
@@ -86,7 +86,7 @@ class PairsTrainingConfig(RunConfig):
     """How a run of an encoder-decoder is trained."""
 
     batch_size: int = option(64, "Most pairs of a batch, over all devices.", at_least(1))
-    batch_tokens: int | None = option(None, "Most symbols of a batch, padding and both sides counted.", at_least(1))
+    batch_tokens: int | None = option(None, "Most tokens of a batch, padding and both sides counted.", at_least(1))
     eval_sources: int = option(2000, "Sources of valid and of test to translate at the end; -1 for all.")
 
 
@@ -100,12 +100,12 @@ class TaggerTrainingConfig(RunConfig):
 
 @group
 class SearchConfig(Config):
-    """How targets are looked for: arguments of `Translator`."""
+    """Settings of beam search: arguments of `Translator`."""
 
-    beam_size: int = option(1, "Hypotheses to follow; 1 takes the likeliest symbol every time.", at_least(1, 1000))
+    beam_size: int = option(1, "Hypotheses to follow; 1 takes the likeliest token every time.", at_least(1, 1000))
     n_best: int = option(1, "Targets to return for a source, the best first.", at_least(1, 1000))
     length_penalty: float = option(0.6, "Scores of a search are divided by ((5 + length) / 6)**length_penalty.")
-    max_new_tokens: int | None = option(None, "Most symbols of a target; default: 50 more than its source has.", LENGTH)
+    max_new_tokens: int | None = option(None, "Most tokens of a target; default: 50 more than its source has.", LENGTH)
 
     def __post_init__(self) -> None:
         super().__post_init__()

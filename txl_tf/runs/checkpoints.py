@@ -44,7 +44,7 @@ class RunCheckpoints:
         max_to_keep: older checkpoints are deleted.
         write: whether to write at all. Of several workers that train together only the chief does; all must call
             `save` and `save_best`.
-        text: fingerprint of the text that is validated on; losses on another are no rivals of its best.
+        text: fingerprint of the text that is validated on; best losses on another text are ignored.
     """
 
     def __init__(

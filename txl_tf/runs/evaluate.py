@@ -16,7 +16,7 @@ from txl_tf.config import EvaluationConfig, MachineConfig, TrainingConfig
 from txl_tf.data.text.batches import Segments, num_batches
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.datasets import encode_files, is_by_character, measured
-from txl_tf.data.text.texts import TextSize, find_files, have_json_lines
+from txl_tf.data.text.texts import find_files, have_json_lines
 from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.files import check_writable, new_file
 from txl_tf.models.language_model import LanguageModel
@@ -132,21 +132,21 @@ def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
     return corpus
 
 
-def metric_of(corpus: Corpus) -> str:
-    """`"ppl"`, perplexity, where tokens are words, and `"bpc"`, bits per character (or byte), where they are not."""
-    return "bpc" if corpus.by_character else "ppl"
-
-
 class Evaluator:
-    """Evaluates the splits of a corpus, all in the same way; `evaluation` has `tgt_len` and `eval_batch_size`."""
+    """Evaluates the splits of a corpus, all in the same way.
+
+    Args:
+        evaluation: has `tgt_len` and `eval_batch_size`.
+
+    Attributes:
+        metric: `"ppl"`, perplexity, where tokens are words; `"bpc"`, bits per character or byte, where they are not.
+    """
 
     def __init__(self, corpus: Corpus, evaluation: EvaluationConfig):
-        self.corpus = corpus
-        self.batch_size = evaluation.eval_batch_size
-        self.tgt_len = evaluation.tgt_len
-        self.max_batch = evaluation.max_eval_batch
-        self.sliding_window, self.sliding_step = evaluation.sliding_window, evaluation.sliding_step
-        self.metric = metric_of(corpus)
+        self.corpus, self.sliding_window = corpus, evaluation.sliding_window
+        self.batch_size, self.tgt_len = evaluation.eval_batch_size, evaluation.tgt_len
+        self.max_batch, self.sliding_step = evaluation.max_eval_batch, evaluation.sliding_step
+        self.metric = "bpc" if corpus.by_character else "ppl"
 
     def check(self, split: str) -> None:
         """Raises ValueError where the corpus has no such split or it is shorter than a batch."""
@@ -158,15 +158,6 @@ class Evaluator:
         """The batches to evaluate."""
         most = self.max_batch if self.max_batch > 0 else None
         return Segments(self.corpus.splits[split], self.batch_size, self.tgt_len, most=most)
-
-    def num_labels(self, split: str) -> int:
-        """Number of tokens that are predicted."""
-        if self.sliding_window:
-            return len(self._sliding_tokens(split)) - 1
-        labels = len(self.corpus.splits[split]) // self.batch_size - 1
-        if self.max_batch > 0:
-            labels = min(labels, self.max_batch * self.tgt_len)
-        return labels * self.batch_size
 
     def describe(self, lm: LanguageModel) -> str:
         """What is evaluated at a time, for messages."""
@@ -182,30 +173,44 @@ class Evaluator:
         """
         started = time.perf_counter()
         verbose = 1 if sys.stdout.isatty() and logger.isEnabledFor(logging.INFO) else 0
-        if self.sliding_window:
-            nll = self._slide(lm, split, token_nll, verbose)
-        elif token_nll is None:
-            nll = lm.evaluate(self.batches(split), verbose=verbose)
+        if self.sliding_window or token_nll:
+            labels, values = (self._slide if self.sliding_window else self._score)(lm, split, verbose)
+            nll, count = float(values.mean(dtype=np.float64)), len(values)
+            if token_nll:
+                self._write(token_nll, labels, values)
         else:
-            nll = self._write_tokens(lm, split, token_nll, verbose)
-        rate = self.num_labels(split) / (time.perf_counter() - started)
-        tokens = f"{self.num_labels(split):,} tokens | {rate:,.0f} tokens/s"
-        logger.info("%s: %s | %s", split, self.format(nll), tokens)
+            nll, count = lm.evaluate(self.batches(split), verbose=verbose), self._num_labels(split)
+        rate = count / (time.perf_counter() - started)
+        found = f"loss {nll:.6f} nats | {self.metric} {to_metric(nll, self.metric):.4f}"
+        logger.info("%s: %s | %s tokens | %s tokens/s", split, found, f"{count:,}", f"{rate:,.0f}")
         if split in self.corpus.sizes:
-            logger.info("%s: %s", split, self.format_by_text(nll, split))
+            logger.info("%s: %s", split, self._by_text(nll, split))
         return nll
 
-    def _write_tokens(self, lm: LanguageModel, split: str, path: str, verbose: int) -> float:
-        """Scores the split, writes its tokens to `path` and returns the mean nll."""
+    def _num_labels(self, split: str) -> int:
+        """Number of tokens that the batches predict."""
+        labels = len(self.corpus.splits[split]) // self.batch_size - 1
+        return self.batch_size * (min(labels, self.max_batch * self.tgt_len) if self.max_batch > 0 else labels)
+
+    def _score(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
+        """The predicted tokens of a split and the nll of each."""
         dataset, mems, columns = self.batches(split).dataset(), None, []
         progress = keras.utils.Progbar(int(dataset.cardinality()), verbose=verbose)
         for tokens, labels in dataset:
             nll, mems = lm.score(tokens, labels, mems)
             columns.append((labels.numpy(), nll.numpy()))
             progress.add(1)
-        labels, nll = (np.concatenate(parts, 1).ravel() for parts in zip(*columns, strict=True))
-        self._write(path, labels, nll)
-        return float(nll.mean(dtype=np.float64))
+        return tuple(np.concatenate(parts, 1).ravel() for parts in zip(*columns, strict=True))
+
+    def _slide(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `_score`, with a sliding window over the split as one text, of `max_batch` batches' length at most;
+        `batch_size` windows are computed at a time.
+        """
+        most = self.max_batch * self.batch_size * self.tgt_len + 1 if self.max_batch > 0 else None
+        tokens = np.asarray(self.corpus.splits[split][:most])
+        bar = keras.utils.Progbar(len(tokens) - 1, verbose=verbose, unit_name="token")
+        window, step = self.sliding_window, self.sliding_step
+        return tokens[1:], sliding_window_nll(lm, tokens, window, self.batch_size, step, progress=bar.add)
 
     def _write(self, path: str, labels: np.ndarray, nll: np.ndarray) -> None:
         symbols = [escape(symbol) for symbol in self.corpus.vocab.symbols]
@@ -213,33 +218,11 @@ class Evaluator:
             for label, value in zip(labels, nll, strict=True):
                 file.write(f"{symbols[label]}\t{value:.6f}\n")
 
-    def _sliding_tokens(self, split: str) -> np.ndarray:
-        """The tokens that a sliding window reads: as one text, of `max_batch` batches' length at most."""
-        tokens = self.corpus.splits[split]
-        most = self.max_batch * self.batch_size * self.tgt_len + 1 if self.max_batch > 0 else None
-        return np.asarray(tokens[:most])
-
-    def _slide(self, lm: LanguageModel, split: str, path: str | None, verbose: int) -> float:
-        """As `evaluate`, with a sliding window; `batch_size` windows are computed at a time."""
-        tokens = self._sliding_tokens(split)
-        bar = keras.utils.Progbar(len(tokens) - 1, verbose=verbose, unit_name="token")
-        window, step = self.sliding_window, self.sliding_step
-        nll = sliding_window_nll(lm, tokens, window, self.batch_size, step, progress=bar.add)
-        if path:
-            self._write(path, tokens[1:], nll)
-        return float(nll.mean(dtype=np.float64))
-
-    def format(self, nll: float) -> str:
-        return f"loss {nll:.6f} nats | {self.metric} {to_metric(nll, self.metric):.4f}"
-
-    def by_text(self, nll: float, split: str) -> TextSize:
-        """The nll in nats a byte, a character and a word, whatever the tokens are: models of different vocabularies
-        compare by it. Every token counts with the mean `nll`.
+    def _by_text(self, nll: float, split: str) -> str:
+        """Bits a byte and a character, and the perplexity of a word, whatever the tokens are: models of different
+        vocabularies compare by them. Every token counts with the mean `nll`.
         """
-        n_tokens, size = len(self.corpus.splits[split]), self.corpus.sizes[split]
-        return TextSize(*(nll * n_tokens / max(n, 1) for n in size))
-
-    def format_by_text(self, nll: float, split: str) -> str:
-        a_byte, a_character, a_word = self.by_text(nll, split)
+        total = nll * len(self.corpus.splits[split])
+        a_byte, a_character, a_word = (total / max(n, 1) for n in self.corpus.sizes[split])
         bits = f"bits a byte {to_metric(a_byte, 'bpc'):.4f} | bits a character {to_metric(a_character, 'bpc'):.4f}"
         return f"{bits} | ppl of a word {to_metric(a_word, 'ppl'):.2f}"

@@ -218,7 +218,7 @@ class RunFolder(CheckpointFolder):
         A new run can start from its weights, but training cannot go on from it. An error leaves nothing behind.
         """
         self.check_new()
-        family = family or family_of(trained)
+        family = family or family_of(type(getattr(trained, "network", trained)))
         with contextlib.ExitStack() as stack:
             if not tf.io.gfile.isdir(self.path):
                 stack.enter_context(removed_on_error(self.path))

@@ -15,6 +15,9 @@ from txl_tf.runs.folder import RunFolder
 # A warm start may change them.
 NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "reset_token")
 
+# A checkpoint depends on them, and on the `batching` of its family; other settings may change when a run goes on.
+FIXED = ("mixed_precision", "optimizer", "ema", "seed")
+
 logger = logging.getLogger("txl_tf")
 
 
@@ -102,6 +105,6 @@ def _changes(before: dict, now: dict) -> list[str]:
             old = before.get(part, {}).get(name, defaults.get(name))
             if same_text and name in family.places:  # the same text by another name
                 continue
-            if old != value and (part != "training" or name in family.fixed):
+            if old != value and (part != "training" or name in (*FIXED, *family.batching)):
                 changes.append(f"{part}.{name}: {old!r} there, {value!r} now")
     return changes

@@ -72,7 +72,13 @@ class Tracker(keras.callbacks.Callback):
 
 
 class ServiceTracker(Tracker):
-    """What the trackers of both packages do alike.
+    """What the trackers of both packages do alike. The subclass of a package says:
+
+        name, error             of the package, and its exception
+        open(run)               goes on with a tracked run, or begins one; sets `logged` and returns the id
+        log_config(config)      shows `config.json`
+        log(values, step)       shows the numbers of a step
+        close(error_type)       ends the tracked run
 
     Args:
         checkpoints: of the run. Its folder names the tracked run, and holds its id.
@@ -83,8 +89,6 @@ class ServiceTracker(Tracker):
         OSError: the package cannot log, as without a login or a connection.
     """
 
-    name: str
-
     def __init__(self, checkpoints: RunCheckpoints, project: str | None, step: int):
         super().__init__()
         self.package = importlib.import_module(self.name)
@@ -92,25 +96,6 @@ class ServiceTracker(Tracker):
         self.project, self.start = project, step
         self.file = os.path.join(self.folder.path, "tracker.json")
         self.logged = 0  # last step that the tracked run has
-
-    # ------------------------------------------------------------------------------------------- what subclasses say
-
-    error: type[Exception]  # of the package
-
-    def open(self, run: _TrackerFile | None) -> str:
-        """Goes on with a tracked run, or begins one; sets `logged` and returns the id."""
-        raise NotImplementedError
-
-    def log_config(self, config: dict) -> None:
-        raise NotImplementedError
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        raise NotImplementedError
-
-    def close(self, error_type: type[BaseException] | None) -> None:
-        raise NotImplementedError
-
-    # ------------------------------------------------------------------------------------------------------ the rest
 
     @property
     def run_name(self) -> str:

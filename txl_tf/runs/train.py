@@ -9,18 +9,16 @@ import logging
 import math
 import os
 import signal
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, RunConfig
 from txl_tf.data.batching import EpochBatches
-from txl_tf.data.text.batches import Segments
 from txl_tf.runs import callbacks, trackers
 from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
 from txl_tf.runs.checkpoints import RunCheckpoints
-from txl_tf.runs.families.record import family_of_group
+from txl_tf.runs.families.record import family_of
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import to_metric
 from txl_tf.runs.same_run import check_same_run
@@ -28,6 +26,8 @@ from txl_tf.runs.setup import open_machine, worker_of
 from txl_tf.runs.weights import check_exists, load_weights
 from txl_tf.training.distribution import broadcast_from_chief, is_chief
 from txl_tf.training.optimization import make_optimizer
+
+RECORDED = ("train_steps", "iterations", "save_steps", "seed", "mixed_precision")  # in `config.json`, of every family
 
 logger = logging.getLogger("txl_tf")
 
@@ -67,7 +67,7 @@ def train_run(
             the training diverged, the disk is full, another worker is gone: the last good checkpoint is named.
         KeyboardInterrupt, SystemExit(0): after Ctrl-C or SIGTERM, once the run is saved.
     """
-    family, machine = family_of_group(type(model)), machine or MachineConfig()
+    family, machine = family_of(type(model)), machine or MachineConfig()
     if machine.strategy not in family.run.strategies:
         allowed = ", ".join(family.run.strategies)
         raise ValueError(f"strategy must be one of {allowed} for {family.run.kind}, got {machine.strategy}")
@@ -95,11 +95,21 @@ def train_run(
 
 @dataclasses.dataclass
 class Run:
-    """One training. The subclass of a family says how data are read and batched, how the model is made and evaluated.
+    """One training. The subclass of a family says how data are read and batched, and how the model is evaluated:
+
+        open_corpus()       the data: `splits`, `vocabs`, `fingerprint(split)`
+        from_data()         the hyper-parameters that the data decides; ValueError where the data does not fit
+        batches(start)      what `fit` takes: the batches to train on from that of step `start` on, forever
+        validation()        what `evaluate` takes
+        tokens_per_step()   how many tokens a step predicts, in the mean
+        finish()            the evaluations at the end: returns what they found, by split
 
     Attributes:
-        corpus: what is read: it has `splits`, `vocabs` and `fingerprint(split)`.
+        kind: what a message calls the models.
+        remedy: ends the message where the vocabulary of the data is another than that of the run.
         metric: name of what the loss is shown as besides nats: "ppl" or "bpc".
+        samples: whether `sample` is called at every validation.
+        validated: names of what is measured in validation alone.
     """
 
     folder: RunFolder
@@ -111,25 +121,13 @@ class Run:
     machine: MachineConfig
     final: Config | None = None
 
-    strategies = STRATEGIES
-    kind = "language models"  # as a message calls it
-    remedy = ""  # ends the message where the vocabulary of the data is another than that of the run
-    metric = "ppl"
-    samples = False  # whether `sample` is called at every validation
-    validated = ()  # what is measured in validation alone
+    kind, remedy, metric = "language models", "", "ppl"
+    strategies, samples, validated = STRATEGIES, False, ()
 
-    # ------------------------------------------------------------------------------------------- what subclasses say
+    # --------------------------------------------------------------------------------- what subclasses may say, too
 
     def prepare(self) -> None:
         """Completes the settings. Raises ValueError where they do not fit each other, or the machine."""
-
-    def open_corpus(self) -> Any:
-        """Reads the data."""
-        raise NotImplementedError
-
-    def from_data(self) -> dict:
-        """The hyper-parameters of the model that the data decides. Raises ValueError where the data does not fit."""
-        raise NotImplementedError
 
     def options(self) -> tuple[dict, dict]:
         """Further options of the model and of its `compile`."""
@@ -140,18 +138,6 @@ class Run:
 
     def log_model(self) -> None:
         """Says what is trained, and on what."""
-
-    def batches(self, start: int) -> tf.data.Dataset | Segments:
-        """The batches to train on, from that of step `start` on, forever."""
-        raise NotImplementedError
-
-    def validation(self) -> tf.data.Dataset | Segments:
-        """The batches to validate on."""
-        raise NotImplementedError
-
-    def tokens_per_step(self) -> float:
-        """How many tokens a step predicts, in the mean."""
-        raise NotImplementedError
 
     @property
     def metrics(self) -> list[str]:
@@ -167,10 +153,6 @@ class Run:
     def sample(self) -> None:
         """Shows what the model writes as it is, see `show_text`. It must not touch the state of the training."""
 
-    def finish(self) -> dict:
-        """Evaluates at the end of the training; returns what it found, by split."""
-        raise NotImplementedError
-
     # ---------------------------------------------------------------------------------- in the order of their calls
 
     def read(self) -> None:
@@ -184,9 +166,10 @@ class Run:
         family, settings = self.folder.family, {}
         for group in (self.machine, self.final, self.training):
             settings |= group.to_dict() if group else {}
+        recorded = *family.batching, *RECORDED, *family.recorded
         return {
             **family.describe(self.data_config(), self.model_config.to_dict(), self.corpus.vocabs),
-            "training": {**{name: settings[name] for name in family.recorded}, **self.optimizer.to_dict()},
+            "training": {**{name: settings[name] for name in recorded}, **self.optimizer.to_dict()},
             "fingerprints": self.fingerprints,
         }
 
@@ -309,13 +292,12 @@ class Run:
 
 
 class EpochRun(Run):
-    """Training of a model that Keras's own `fit` trains, on one machine, on batches of like lengths."""
+    """Training of a model that Keras's own `fit` trains, on one machine; its batches are `EpochBatches`.
+
+    A subclass has `batches_of(split, seed=None)`, the batches of a split in an order by the seed or by length.
+    """
 
     strategies = ("auto", "one", "mirrored")
-
-    def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:
-        """The batches of a split, in an order by the seed or by length."""
-        raise NotImplementedError
 
     @functools.cached_property
     def train_batches(self) -> EpochBatches:

@@ -94,7 +94,7 @@ def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
 
 
 def load_weights(model: keras.Model, path: str | os.PathLike) -> None:
-    """`load_tf1_checkpoint`, of a checkpoint of a run as well, whose optimizer and memory are left alone."""
+    """As `load_tf1_checkpoint`, for a model of any family, and for the checkpoint of a run too."""
     read = weights_reader(model, path)
     variables = weights_by_name(model)
     arrays = {name: read(name) for name in variables}  # all of them, before the first is set

@@ -114,9 +114,7 @@ def _read_splits(config: PairsConfig) -> tuple[dict, dict]:
             raise ValueError(f"{given[0]} must be left out for dataset=dates, which makes its pairs itself")
         made = make_dates(config.n_pairs)
         names = {split: f"dates, {split}" for split in made}
-        sides = {split: tuple(zip(*pairs, strict=True)) for split, pairs in made.items()}
-        texts = {split: [[f"{line}\n" for line in side] for side in both] for split, both in sides.items()}
-        return {split: tuple(_Text(side, names[split]) for side in both) for split, both in texts.items()}, names
+        return {split: _sides(pairs, names[split]) for split, pairs in made.items()}, names
     if not config.train_path:
         raise ValueError("no pairs: give train_path, a file of source<TAB>target lines or two files, or dataset=dates")
     paths = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
@@ -149,7 +147,11 @@ def read_sides(path: str | Iterable[str]) -> tuple[_Text, _Text]:
     for number, row in enumerate(rows, 1):
         if len(row) != 2:
             raise ValueError(f"{paths[0]}, line {number} must be source<TAB>target, got {len(row) - 1} tabs")
-    return tuple(_Text([f"{row[side]}\n" for row in rows], paths[0]) for side in (0, 1))
+    return _sides(rows, paths[0])
+
+
+def _sides(pairs: list, name: str) -> tuple[_Text, _Text]:
+    return tuple(_Text([f"{pair[side]}\n" for pair in pairs], name) for side in (0, 1))
 
 
 def read_lines(path: str) -> list[str]:

@@ -294,7 +294,7 @@ def _make_vocabs(config: TaggedConfig, texts: dict, lexicon: Lexicon | None) -> 
         vocab.set_lines([*SPECIAL, *table.symbols], config.train_path)
         if table.dim:
             rng = np.random.default_rng(0)
-            embeddings[name], _ = embedding_matrix(vocab.symbols, table.vectors, table.dim, rng)
+            embeddings[name] = embedding_matrix(vocab.symbols, table.vectors, table.dim, rng)
         vocabs.append(vocab)
     return *vocabs, embeddings
 

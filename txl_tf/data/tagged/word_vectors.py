@@ -69,18 +69,16 @@ def _parse(numbers: str, path: str, line_number: int) -> np.ndarray:
 
 def embedding_matrix(
     symbols: Sequence[str], vectors: Mapping[str, np.ndarray], dim: int, rng: np.random.Generator
-) -> tuple[np.ndarray, int]:
-    """Initial embeddings: rows of words with a vector, others uniform in +-sqrt(3 / dim); row 0, padding, is zero.
+) -> np.ndarray:
+    """Initial embeddings, float32 `[len(symbols), dim]`: the vectors of words that have one, others uniform in
+    +-sqrt(3 / dim); row 0, padding, is zero.
 
     What a row without a vector is does not depend on which others have one.
-
-    Returns:
-        `(matrix, n_found)`: float32 `[len(symbols), dim]`, and how many rows have a vector.
     """
     bound = np.sqrt(3 / dim)
     matrix = rng.uniform(-bound, bound, [len(symbols), dim]).astype(np.float32)
     matrix[:1] = 0
-    found = [i for i, symbol in enumerate(symbols) if i and symbol in vectors]
-    for i in found:
-        matrix[i] = vectors[symbols[i]]
-    return matrix, len(found)
+    for i, symbol in enumerate(symbols):
+        if i and symbol in vectors:
+            matrix[i] = vectors[symbol]
+    return matrix

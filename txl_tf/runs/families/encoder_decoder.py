@@ -7,8 +7,6 @@ import logging
 import numpy as np
 
 from txl_tf.config import (
-    MachineConfig,
-    OptimizerConfig,
     PairsConfig,
     PairsTrainingConfig,
     SearchConfig,
@@ -114,10 +112,9 @@ TRANSFORMER = register(
         vocabs={"source_vocab": "input_vocab_size", "target_vocab": "target_vocab_size"},
         data=PairsConfig,
         places=("train_path", "valid_path", "test_path"),
-        training=(MachineConfig, OptimizerConfig, PairsTrainingConfig),
+        training=PairsTrainingConfig,
         final=SearchConfig,
-        recorded=("batch_size", "batch_tokens", "train_steps", "iterations", "save_steps", "seed", "mixed_precision"),
-        fixed=("batch_size", "batch_tokens", "mixed_precision", "optimizer", "ema", "seed"),
+        batching=("batch_size", "batch_tokens"),
         run=PairsRun,
     )
 )

@@ -13,9 +13,7 @@ import tensorflow as tf
 
 from txl_tf.config import (
     EvaluationConfig,
-    MachineConfig,
     ModelConfig,
-    OptimizerConfig,
     TextConfig,
     TrainingConfig,
     TransformerLMConfig,
@@ -105,7 +103,7 @@ class LanguageModelRun(Run):
         return {"recompute": training.recompute}, of_compile
 
     def _bin_capacities(self, cutoffs: list[int]) -> list[int]:
-        """Of all bins but the first, for static shapes. The chief counts the whole text for all workers."""
+        """Of the clusters, for static shapes. The chief counts the whole text for all workers."""
         capacities, parts = [0] * len(cutoffs), self.training.gradient_accumulation_steps
         if cutoffs and is_chief(self.strategy):
             rows = self.training.train_batch_size // (self.strategy.num_replicas_in_sync * parts)
@@ -190,19 +188,13 @@ TRANSFORMER_XL = register(
         vocabs={"vocab": "n_token"},
         data=_Data,
         places=("data_path", "data_dir", "vocab_path"),
-        training=(EvaluationConfig, MachineConfig, OptimizerConfig, TrainingConfig),
+        training=TrainingConfig,
         final=EvaluationConfig,
-        recorded=(
-            "tgt_len", "train_batch_size", "train_steps", "iterations", "save_steps", "static_shapes",
-            "shuffle_documents", "seed", "eval_batch_size", "mixed_precision",
-        ),
-        fixed=(
-            "tgt_len", "train_batch_size", "mixed_precision", "optimizer", "ema", "static_shapes", "shuffle_documents",
-            "seed",
-        ),
+        batching=("tgt_len", "train_batch_size", "static_shapes", "shuffle_documents"),
+        recorded=("eval_batch_size",),
         run=LanguageModelRun,
     )
-)  # fmt: skip
+)
 TRANSFORMER_LM = register(
     dataclasses.replace(
         TRANSFORMER_XL,

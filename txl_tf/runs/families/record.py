@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import keras
 
-from txl_tf.config import Config, at_least, satisfies
+from txl_tf.config import Config, MachineConfig, OptimizerConfig, RunConfig, at_least, satisfies
 from txl_tf.data.subwords import empty_vocab
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.schema import brief, check_values
@@ -27,10 +27,6 @@ class _ConfigFile:
     training: dict = dataclasses.field(default_factory=dict)
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     family: str = FIRST
-
-
-def _checked(check: Callable) -> dataclasses.Field:
-    return dataclasses.field(metadata={"check": check})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,9 +48,9 @@ class Family:
         data: group of what is read.
         places: what of the data says where it lies, not what it is.
         final: group of the settings of the evaluation at the end of a training, or `None`.
-        training: the groups whose settings `config.json` may hold; of two with one name, the last counts.
-        recorded: which of the settings it does hold, besides all of the optimizer.
-        fixed: which of the settings a checkpoint depends on. Others may change when a run goes on.
+        training: group of how it is trained.
+        batching: which settings of the training decide the batches: they are fixed once there is a checkpoint.
+        recorded: which other settings, besides those of every family, `config.json` holds.
         monitor, best_of: what tells the best checkpoint, and which of two is better.
         run: the subclass of `Run` that says how its data are read and batched, and how it is trained and evaluated.
     """
@@ -72,9 +68,9 @@ class Family:
     data: type[Config]
     places: tuple[str, ...]
     final: type[Config] | None = None
-    training: tuple[type[Config], ...]
-    recorded: tuple[str, ...]
-    fixed: tuple[str, ...]
+    training: type[RunConfig]
+    batching: tuple[str, ...]
+    recorded: tuple[str, ...] = ()
     monitor: str = "val_loss"
     best_of: Callable = min
     run: type
@@ -107,15 +103,17 @@ class Family:
 
     @functools.cached_property
     def _best_file(self) -> type:
-        step = ("step", int, _checked(at_least(0)))
-        value = (self.monitor, float, _checked(satisfies(math.isfinite, "be finite")))
+        checks = {"step": at_least(0), self.monitor: satisfies(math.isfinite, "be finite")}
+        types = {"step": int, self.monitor: float}
+        fields = [(name, types[name], dataclasses.field(metadata={"check": check})) for name, check in checks.items()]
         text = ("text", str | None, None)  # fingerprint of the text that was validated on
-        return dataclasses.make_dataclass("best", [step, value, text])
+        return dataclasses.make_dataclass("best", [*fields, text])
 
     @property
     def groups(self) -> dict[str, tuple[type[Config], ...]]:
-        """Key in `config.json` -> groups of the settings that it holds."""
-        return {"data": (self.data,), "training": self.training, "model": (self.config,)}
+        """Key in `config.json` -> groups of the settings that it may hold; of two with one name, the last counts."""
+        training = (self.final or MachineConfig, MachineConfig, OptimizerConfig, self.training)
+        return {"data": (self.data,), "training": training, "model": (self.config,)}
 
 
 def register(family: Family) -> Family:
@@ -139,18 +137,9 @@ def family_in(config: dict, task: str | None = None) -> Family:
     return family
 
 
-def family_of(model: keras.Model) -> Family:
-    """The family of a model, by its network. Raises ValueError where it is of none."""
-    network = getattr(model, "network", model)
-    return _one(type(network).__name__, (family for family in FAMILIES.values() if type(network) is family.network))
-
-
-def family_of_group(group: type[Config]) -> Family:
-    """The family of a group of hyper-parameters. Raises ValueError where it is of none."""
-    return _one(group.__name__, (family for family in FAMILIES.values() if family.config is group))
-
-
-def _one(found: str, families: Iterable[Family]) -> Family:
-    for family in families:
-        return family
-    raise ValueError(f"no family has {found}: see txl_tf.runs.families.record.register")
+def family_of(kind: type) -> Family:
+    """The family of a class, its network or its group of hyper-parameters. Raises ValueError where it is of none."""
+    for family in FAMILIES.values():
+        if kind in (family.network, family.config):
+            return family
+    raise ValueError(f"no family has {kind.__name__}: see txl_tf.runs.families.record.register")
