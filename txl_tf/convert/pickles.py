@@ -204,27 +204,23 @@ class PlainUnpickler(pickle._Unpickler):
 
     def load_build(self) -> None:
         """Hands a stand-in its state. Python's method copies it, and sets attributes of classes too."""
-        state = self.stack.pop()
-        if not isinstance(self.stack[-1], StandIn):
-            raise ValueError(f"attributes of {shown(self.stack[-1])}")
-        self.stack[-1].set_state(state)
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, StandIn):
+            target.set_state(state)
+        elif type(target) is not dict:  # which was an `OrderedDict` with attributes
+            raise ValueError(f"attributes of {shown(target)}")
 
 
 def set_items(target: Any, items: list) -> None:
     """Puts keys and values, in turn, into a dictionary or stand-in."""
     if isinstance(target, StandIn):
         target.set_items(items)
-    elif type(target) is dict:
-        update(target, items)
-    else:
+    elif type(target) is not dict:
         raise ValueError(f"items of {shown(target)}")
-
-
-def update(target: dict, items: list) -> None:
-    """Puts keys and values, in turn, into a dictionary."""
-    if not all(map(is_key, items[::2])):
+    elif not all(map(is_key, items[::2])):
         raise ValueError("the keys of a dictionary must be text or small numbers")  # the hash of others may take long
-    target.update(zip(items[::2], items[1::2], strict=True))
+    else:
+        target.update(zip(items[::2], items[1::2], strict=True))
 
 
 def is_key(value: Any) -> bool:

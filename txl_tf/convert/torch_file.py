@@ -19,16 +19,15 @@ from txl_tf.convert.pickles import (
     BoundedFile,
     Named,
     PlainUnpickler,
-    StandIn,
     are_sizes,
     by_text,
     instance,
     is_text,
     nothing,
     refusing,
+    set_items,
     shown,
     text,
-    update,
 )
 from txl_tf.convert.tensors import (
     MAX_HEADER,
@@ -207,19 +206,6 @@ def _read_pickles(path: str, file: BinaryIO) -> Any:
 # ---------------------------------------------------------------------------------------------------------- unpickling
 
 
-class Dictionary(StandIn, dict):
-    """An `OrderedDict` or `defaultdict`."""
-
-    def __init__(self, *args):
-        pairs = args[0] if args and type(args[0]) in (list, tuple) else []  # as Python 2 writes them
-        if not all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs):
-            raise ValueError("the items of a dictionary are no pairs")
-        self.set_items([value for pair in pairs for value in pair])
-
-    def set_items(self, items: list) -> None:
-        update(self, items)
-
-
 @dataclasses.dataclass(frozen=True)
 class _StorageClass:
     dtype: str
@@ -284,12 +270,20 @@ class _TorchUnpickler(PlainUnpickler):
         self.memo.clear()
         return super().load()
 
-    def _dictionary(self, *args: Any) -> Dictionary:
-        """Copies the pairs that it may be given, so they are counted: the file may name the same ones many times."""
-        self._n_pair += len(args[0]) if args and type(args[0]) in (list, tuple) else 0
+    def _dictionary(self, *args: Any) -> dict:
+        """An `OrderedDict` or `defaultdict`. Python 2 writes it with its pairs.
+
+        They are copied, so they are counted: the file may name the same ones many times.
+        """
+        pairs = args[0] if args and type(args[0]) in (list, tuple) else []
+        self._n_pair += len(pairs)
         if self._n_pair > OBJECTS + self._size // 8:
             raise ValueError(f"more than {OBJECTS + self._size // 8} pairs in a file of {self._size} bytes")
-        return Dictionary(*args)
+        if not all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs):
+            raise ValueError("the items of a dictionary are no pairs")
+        made: dict = {}
+        set_items(made, [value for pair in pairs for value in pair])
+        return made
 
     def persistent_load(self, pid: Any) -> Any:
         """A storage that a pickle of torch.save refers to, or a class, which comes with its source."""

@@ -245,12 +245,9 @@ def encode_files(paths: list[str], vocab: Vocab, text_field: str | None = None) 
 
     Raises: as `read_texts` and `Vocab.encode`.
     """
-    meter, pieces = TextMeter(), []
     level = "line" if vocab.bos else vocab.level
-    for text, ids, ends_document in _encoded(read_texts(paths, level, text_field), vocab):
-        pieces.append(Piece("", 0, ids, meter.measure(text, ends_document)))
-    sizes = (piece.size for piece in pieces)
-    return np.concatenate([piece.ids for piece in pieces]), sum(sizes, TextSize())
+    pieces = list(_pieces("", _encoded(read_texts(paths, level, text_field), vocab)))
+    return np.concatenate([piece.ids for piece in pieces]), sum((piece.size for piece in pieces), TextSize())
 
 
 def encode(recipe: Recipe, vocab: Vocab, n_counted: int, progress: Callable | None = None) -> Iterator[Piece]:
@@ -261,11 +258,9 @@ def encode(recipe: Recipe, vocab: Vocab, n_counted: int, progress: Callable | No
             continue
         encoded = _encoded(recipe.texts(paths, progress), vocab)
         if "valid_fraction" in recipe.options:
-            pieces = _cut_off_valid(encoded, vocab, n_counted, recipe.options["valid_fraction"])
+            yield from _joined(_cut_off_valid(encoded, vocab, n_counted, recipe.options["valid_fraction"]))
         else:
-            meter = TextMeter()
-            pieces = (Piece(split, 0, ids, meter.measure(text, ends)) for text, ids, ends in encoded)
-        yield from _joined(pieces)
+            yield from _joined(_pieces(split, encoded))
 
 
 def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes, np.ndarray, bool]]:
@@ -277,6 +272,11 @@ def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes,
             yield text, ids, False
         if end is not None:
             yield "", end, True
+
+
+def _pieces(split: str, encoded: Iterable) -> Iterator[Piece]:
+    meter = TextMeter()
+    return (Piece(split, 0, ids, meter.measure(text, ends_document)) for text, ids, ends_document in encoded)
 
 
 def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -298,22 +298,16 @@ def _cut_off_valid(encoded: Iterable, vocab: Vocab, n_tokens: int, valid_fractio
     n_train = int(n_tokens * (1 - valid_fraction))
     if n_train in (0, n_tokens):
         raise ValueError(f"a text of {n_tokens} tokens is too short to hold out {valid_fraction} of it")
-    split, position, in_train, train, valid = "train", 0, True, TextMeter(), TextMeter()
+    split, position, at_border, meters = "train", 0, False, {"train": TextMeter(), "valid": TextMeter()}
     for text, ids, ends_document in encoded:
-        k = max(n_train - position, 0)
-        position += len(ids)
-        if vocab.document is not None:
-            split, meter = ("train", train) if in_train else ("valid", valid)
-            yield Piece(split, 0, ids, meter.measure(text, ends_document))
-            in_train = in_train and not (ends_document and position >= n_train)
-        elif k >= len(ids):
-            yield Piece("train", 0, ids, train.measure(text))
-        elif k == 0:
-            yield Piece("valid", 0, ids, valid.measure(text))
-        else:
-            before, after = vocab.split(text, ids, k)
-            yield Piece("train", 0, ids[:k], train.measure(before))
-            yield Piece("valid", 0, ids[k:], valid.measure(after))
+        split = "valid" if at_border else split
+        k, position = n_train - position, position + len(ids)
+        if vocab.document is None and 0 < k < len(ids):
+            before, text = vocab.split(text, ids, k)
+            yield Piece("train", 0, ids[:k], meters["train"].measure(before))
+            split, ids = "valid", ids[k:]
+        yield Piece(split, 0, ids, meters[split].measure(text, ends_document))
+        at_border = position >= n_train and (ends_document or vocab.document is None)
     if vocab.document is not None and split == "train":
         raise ValueError(
             f"the last document is more than valid_fraction={valid_fraction} of the text of {n_tokens} tokens, and "
