@@ -193,7 +193,7 @@ def tener_layer(layer, x, mask):
     """What a layer computes on its way."""
     attention, found = layer.self_attn, {}
     y = x if layer.after_norm else layer.norm1(x)
-    q, k, position_scores, _, scale, _ = attention.parts(y, mask)
+    q, k, _, position_scores = attention.parts(y)
     scores = tf.matmul(q, k, transpose_b=True)
     if position_scores is not None:
         r = two_way_positions(x.shape[1], q.shape[-1])
@@ -202,7 +202,10 @@ def tener_layer(layer, x, mask):
         of_keys = batch_first(tf.linalg.matrix_transpose(two_way_scores(k, r)))
         found["E_shifted"] = of_keys * attention.key_position_term
         scores += position_scores
-    found |= {"scores": batch_first(scores * scale), "probs": batch_first(attention.attention_probs(y, mask))}
+    found |= {
+        "scores": batch_first(scores * attention.score_scale),
+        "probs": batch_first(attention.attention_probs(y, mask)),
+    }
     found["attn_out"] = attention(y, mask)
     if layer.after_norm:
         found["norm1"] = layer.norm1(x + found["attn_out"])
@@ -273,8 +276,8 @@ def flat_arrays(config, golden):
 def flat_layer(layer, x, r, index, mask):
     """What a layer computes on its way."""
     y = layer.preprocess(x, x)
-    q, k, position_scores, _, scale, _ = layer.attn.parts(y, r, index, mask)
-    scores = (tf.matmul(q, k, transpose_b=True) + position_scores) * scale
+    q, k, _, position_scores = layer.attn.parts(y, r, index)
+    scores = (tf.matmul(q, k, transpose_b=True) + position_scores) * layer.attn.score_scale
     found = {"scores": batch_first(scores), "probs": batch_first(layer.attn.attention_probs(y, r, index, mask))}
     found["attn_out"] = y = layer.attn(y, r, index, mask)
     x = layer.postprocess(y, x if layer.residual == "input" else y)

@@ -21,6 +21,7 @@ from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.feed_forward import feed_forward
 from txl_tf.layers.taggers.flat_variants import ACTIVATION, LatticeProcess, heads_of_some
+from txl_tf.layers.taggers.tener import visible_keys
 
 
 def items(x, r, index, mask, d_model):
@@ -69,6 +70,7 @@ class LatticeAttn(Layer):
         super().__init__(**kwargs)
         check_heads("d_model", d_model, "n_head", n_head)
         self.start_keys(seed, dropatt=dropatt)
+        self.score_scale = (d_model // n_head) ** -0.5 if scale else 1.0
 
         def linear(wanted, name):
             return Linear(d_model, dtype=self.dtype_policy, name=name) if wanted else None
@@ -83,27 +85,25 @@ class LatticeAttn(Layer):
         self.u, self.v = (self.add_weight(name=name, shape=shape, initializer="glorot_uniform") for name in ("u", "v"))
 
     def call(self, x, r, index, mask=None, training=None, dropout_key=None):
-        mask = items(x, r, index, mask, self.d_model)
-        *arguments, v = self.parts(x, r, index, mask)
-        q, k, position_scores, visible, scale = arguments
+        visible = visible_keys(items(x, r, index, mask, self.d_model))
+        q, k, v, position_scores = self.parts(x, r, index)
         dropout_key = self.key_of_call(x, training, dropout_key)
-        vectors = join_heads(attend(q, k, v, position_scores, visible, scale, self.dropatt, dropout_key))
+        vectors = join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
         return vectors if self.ff_final is None else self.ff_final(vectors)
 
-    def parts(self, x, r, index, mask):
-        """Arguments of `attention_probs`, then the values: `(q, k, position_scores, visible, scale, v)`."""
+    def parts(self, x, r, index):
+        """`(q + u, k, v, position_scores)`, the arguments of `attend`."""
         q, k, v = heads_of_some(x, (self.w_q, self.w_k, self.w_v), self.n_head)
         u_bias, v_bias = (tf.cast(bias, q.dtype)[:, None, None] for bias in (self.u, self.v))
         r = r if self.w_r is None else self.w_r(r)
         r = tf.reshape(r, [-1, self.n_head, self.d_model // self.n_head])
-        scale = (self.d_model // self.n_head) ** -0.5 if self.scale else 1.0
-        visible = None if mask is None else mask[None, :, None]
-        return q + u_bias, k, pairwise_scores(q + v_bias, r, index), visible, scale, v
+        return q + u_bias, k, v, pairwise_scores(q + v_bias, r, index)
 
     def attention_probs(self, x, r, index, mask=None):
         """The probabilities of the call, without dropout: `[n_head, batch, items, items]`."""
-        mask = items(x, r, index, mask, self.d_model)
-        return attention_probs(*self.parts(*self.computed(x, r), index, mask)[:-1])
+        visible = visible_keys(items(x, r, index, mask, self.d_model))
+        q, k, _, position_scores = self.parts(*self.computed(x, r), index)
+        return attention_probs(q, k, position_scores, visible, self.score_scale)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

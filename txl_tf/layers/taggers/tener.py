@@ -67,6 +67,11 @@ def elements(x, mask, d_model):
     return mask
 
 
+def visible_keys(mask):
+    """The mask of a call, `[B, T]`, as `attend` takes it; `None` for `None`."""
+    return None if mask is None else mask[None, :, None]
+
+
 @keras.saving.register_keras_serializable("txl_tf")
 class TenerAttn(Layer):
     """Attention of TENER's program: its `RelativeMultiHeadAttn`, and the `MultiHeadAttn` that it compares with.
@@ -105,6 +110,7 @@ class TenerAttn(Layer):
         check_heads("d_model", d_model, "n_head", n_head)
         self.start_keys(seed, dropatt=dropatt)
         one_of(ATTN_TYPES)("attn_type", attn_type)
+        self.score_scale = (d_model // n_head) ** -0.5 if scale else 1.0
         self.fc = Linear(d_model, dtype=self.dtype_policy, name="fc") if attn_type == "transformer" else None
 
     def build(self, x_shape=None, **_):
@@ -119,28 +125,25 @@ class TenerAttn(Layer):
             setattr(self, name, self.add_weight(name=name, shape=shape, initializer="glorot_normal"))
 
     def call(self, x, mask=None, training=None, dropout_key=None):
-        mask = elements(x, mask, self.d_model)
-        *arguments, v = self.parts(x, mask)
-        q, k, position_scores, visible, scale = arguments
+        visible = visible_keys(elements(x, mask, self.d_model))
+        q, k, v, position_scores = self.parts(x)
         dropout_key = self.key_of_call(x, training, dropout_key)
-        vectors = join_heads(attend(q, k, v, position_scores, visible, scale, self.dropatt, dropout_key))
+        vectors = join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
         return vectors if self.fc is None else self.fc(vectors)
 
-    def parts(self, x, mask):
-        """Arguments of `attention_probs`, then the values: `(q, k, position_scores, visible, scale, v)`."""
+    def parts(self, x):
+        """`(q + u, k, v, position_scores)`, the arguments of `attend`."""
         q, k, v = project_heads(x, tf.cast(self.qkv_kernel, x.dtype), 3, self.n_head)
-        scale = (self.d_model // self.n_head) ** -0.5 if self.scale else 1.0
-        visible = None if mask is None else mask[None, :, None]
-        if self.fc is not None:
-            return q, k, None, visible, scale, v
+        if self.attn_type == "transformer":
+            return q, k, v, None
         u_bias, v_bias = tf.cast(self.r_r_bias, q.dtype), tf.cast(self.r_w_bias, q.dtype)
-        scores = tener_position_scores(q, k, v_bias, self.key_position_term)
-        return q + u_bias[:, None, None], k, scores, visible, scale, v
+        return q + u_bias[:, None, None], k, v, tener_position_scores(q, k, v_bias, self.key_position_term)
 
     def attention_probs(self, x, mask=None):
         """The probabilities of the call, without dropout: `[n_head, batch, length, length]`."""
-        mask = elements(x, mask, self.d_model)
-        return attention_probs(*self.parts(tf.cast(x, self.compute_dtype), mask)[:-1])
+        visible = visible_keys(elements(x, mask, self.d_model))
+        q, k, _, position_scores = self.parts(tf.cast(x, self.compute_dtype))
+        return attention_probs(q, k, position_scores, visible, self.score_scale)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

@@ -96,7 +96,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         input_vocab_size, target_vocab_size: sizes of both vocabularies; id 0 is padding in both.
         max_len: most tokens of a source or of a target.
         rate: dropout rate of embeddings and of the output of every sublayer.
-        norm_first: pre-norm; post-norm, as in the documents, otherwise.
+        norm_first: pre-norm; otherwise post-norm, as in the paper.
         share_embeddings: source, target and softmax have one table, and the softmax no bias; the vocabularies must be
             of one size then.
         label_smoothing: share of the probability that the loss gives to all tokens alike.
