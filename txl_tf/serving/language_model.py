@@ -139,8 +139,7 @@ class LanguageModelSignatures(StoredModel):
         ids, lengths = self._encode(text)
         n = tf.shape(ids)[1]
         tokens = tf.pad(ids, [[0, 0], [0, tf.maximum(2 - n, 0)]])  # at least one to read and one to predict
-        hidden, _ = self.state.read(tokens[:, :-1], self.state.initial(tf.shape(tokens)[0]))
-        nll = self._nll(hidden, tokens[:, 1:])
+        nll = self._nll(self.state.read_text(tokens[:, :-1]), tokens[:, 1:])
         nll = tf.pad(nll, [[0, 0], [1, 0]])[:, :n]
         inside = tf.sequence_mask(lengths, n)
         symbols = tf.where(inside, self.text.spell(ids), "")

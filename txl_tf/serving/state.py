@@ -41,6 +41,11 @@ class ServedMemory:
         """The state before a text, `[B, ...]`."""
         return self._pack(initial_state(self.network, rows))
 
+    def read_text(self, tokens: tf.Tensor) -> tf.Tensor:
+        """Hidden states `[B, T, d_model]` of whole texts, without copies of an empty state."""
+        network, (rows, length) = self.network, tf.unstack(tf.shape(tokens))
+        return cached_forward(network, precompute(network, length), tokens, initial_state(network, rows, length))[0]
+
     def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Hidden states `[B, T, d_model]` and the state after the segment."""
         length = tf.shape(tokens)[1]
@@ -88,6 +93,10 @@ class ServedWindow:
 
     def initial(self, rows: tf.Tensor) -> tf.Tensor:
         return self._pack(self.lm.decoding_cache().initial_state(rows))
+
+    def read_text(self, tokens: tf.Tensor) -> tf.Tensor:
+        cache = self.lm.decoding_cache()
+        return cache.read(tokens, cache.initial_state(tf.shape(tokens)[0]))[0]
 
     def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         hidden, state = self.lm.decoding_cache().read(tokens, self._unpack(state))
