@@ -1,7 +1,7 @@
 """Every hyper-parameter once: type, default, help and check.
 
-Each dataclass is one group. Flags, networks, `config.json` and the functions of programs take names, defaults, help texts
-and checks from here. To add a hyper-parameter, add a line to its group and use it where it counts.
+Each dataclass is one group. Flags, networks, `config.json` and the functions of programs take names, defaults, help
+texts and checks from here. To add a hyper-parameter, add a line to its group and use it where it counts.
 
 A group checks itself when it is made, and an error names the argument, what was found and what is allowed:
 
