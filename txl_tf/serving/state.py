@@ -71,7 +71,7 @@ class ServedMemory:
 
     def _pack(self, cached: CachedState) -> tf.Tensor:
         """The inverse of `_unpack`, for a state at slot 0: fresh, or after a segment of `max_segment` tokens."""
-        rings = [ring for pair in zip(cached.keys, cached.values, strict=True) for ring in pair]
+        rings = _rings(cached)
         max_segment = tf.shape(rings[0])[2] - self.network.mem_len
         state = tf.cast(tf.stack([ring[:, :, max_segment:] for ring in rings], 1), tf.float32)
         return tf.reshape(state, [tf.shape(state)[0], *self.shape])
@@ -80,15 +80,15 @@ class ServedMemory:
 class ServedWindow:
     """The window of the vanilla language model, see `txl_tf.models.vanilla.window`.
 
-    A row of the state, `[X]`, has the keys and values of the window, its tokens, which are read again when it is full,
-    and their number.
+    A row of the state, `[X]`, has the keys and values of every layer, the tokens of the window, which are read again
+    when it is full, and their number.
     """
 
     position_keys = ()
 
     def __init__(self, lm: TransformerLM):
-        self.lm, self.parts = lm, lm.decoding_cache().initial_state(1)
-        self.sizes = [math.prod(part.shape) for part in tf.nest.flatten(self.parts)]
+        self.lm, self.parts = lm, self._parts(lm.decoding_cache().initial_state(1))
+        self.sizes = [math.prod(part.shape) for part in self.parts]
         self.shape = [sum(self.sizes)]
 
     def initial(self, rows: tf.Tensor) -> tf.Tensor:
@@ -111,10 +111,19 @@ class ServedWindow:
             Check((length >= 0) & (length <= self.lm.context_len), message, length),
             Check((tokens >= 0) & (tokens < self.lm.network.n_token), message, tokens),
         ]
-        parts = zip(checked(checks, *rings, tokens, length), tf.nest.flatten(self.parts), strict=True)
-        parts = [tf.reshape(tf.cast(part, like.dtype), [-1, *like.shape[1:]]) for part, like in parts]
-        return tf.nest.pack_sequence_as(self.parts, parts)
+        parts = zip(checked(checks, *rings, tokens, length), self.parts, strict=True)
+        *rings, tokens, length = (tf.reshape(tf.cast(part, like.dtype), [-1, *like.shape[1:]]) for part, like in parts)
+        return WindowState(tuple(rings[::2]), tuple(rings[1::2]), tokens, length)
 
     def _pack(self, state: WindowState) -> tf.Tensor:
-        parts, rows = zip(tf.nest.flatten(state), self.sizes, strict=True), tf.shape(state.length)[0]
+        parts, rows = zip(self._parts(state), self.sizes, strict=True), tf.shape(state.length)[0]
         return tf.concat([tf.reshape(tf.cast(part, tf.float32), [rows, size]) for part, size in parts], 1)
+
+    def _parts(self, state: WindowState) -> list[tf.Tensor]:
+        """The tensors of a state in the order in which a row has them."""
+        return [*_rings(state), state.tokens, state.length]
+
+
+def _rings(state: CachedState | WindowState) -> list[tf.Tensor]:
+    """Keys and values of a state, layer by layer."""
+    return [ring for pair in zip(state.keys, state.values, strict=True) for ring in pair]
