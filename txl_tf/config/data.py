@@ -1,11 +1,11 @@
-"""What is read, and how it becomes ids."""
+"""Data: what is read, and how it becomes ids."""
 
 from __future__ import annotations
 
 from txl_tf.config.checks import FRACTION, POSITIVE, RISING, SYMBOLS, Config, at_least, group, one_of, option
 
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
-COUNTED_LEVELS = ("word", "char", "byte")  # whose symbols are counted
+COUNTED_LEVELS = ("word", "char", "byte")  # vocabularies that are counted
 LEVELS = (*COUNTED_LEVELS, "subword")
 SUBWORD_TYPES = ("unigram", "bpe")
 PAIR_DATASETS = ("text", "dates")
@@ -15,7 +15,7 @@ TAG_SCHEMES = ("bio", "bioes", "bmes")
 
 @group
 class TextConfig(Config):
-    """What text is read, and how it becomes tokens: arguments of `build_corpus`."""
+    """The text and its tokens: arguments of `build_corpus`."""
 
     dataset: str | None = option(None, "The text: your own (text), Python's manual (pydoc), ...", one_of(DATASETS))
     data_path: list[str] | str | None = option(None, "Its UTF-8 file(s), or the folder of a paper's dataset.")
@@ -40,7 +40,7 @@ class TextConfig(Config):
 
 @group
 class PairsConfig(Config):
-    """What pairs of lines are read, and how they become tokens: arguments of `read_pairs`."""
+    """The pairs of lines and their tokens: arguments of `read_pairs`."""
 
     dataset: str | None = option(None, "The pairs: your own (text), or made-up dates (dates).", one_of(PAIR_DATASETS))
     train_path: list[str] | str | None = option(None, "A file of source<TAB>target lines, or two files: SOURCE,TARGET.")
@@ -70,7 +70,7 @@ class PairsConfig(Config):
 
 @group
 class TaggedConfig(Config):
-    """What tagged sentences are read, and how they become ids: arguments of `read_corpus`."""
+    """The tagged sentences and their ids: arguments of `read_corpus`."""
 
     train_path: str | None = option(None, "File of columns: a character, its tag; an empty line ends a sentence.")
     valid_path: str | None = option(None, "As train_path, to validate on.")

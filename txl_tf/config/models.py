@@ -64,7 +64,7 @@ class ModelConfig(NetworkConfig):
 
 @group
 class TransformerLMConfig(ModelConfig):
-    """Arguments of `TransformerLM`: those of `TransformerXLLM`, without those about distances and resets."""
+    """Arguments of `TransformerLM`, which has neither distances nor resets."""
 
     mem_len: int = option(0, "Positions of memory; with absolute positions, for comparison only.", MEMORY)
     context_len: int = option(512, "Most tokens that generation has in view.", at_least(2, 1 << 20))
@@ -84,18 +84,18 @@ class TransformerConfig(Config):
     d_model: int = option(flag=512, help="Width of the hidden states.", check=EVEN_SIZE)
     num_heads: int = option(flag=8, help="Attention heads.", check=WIDTH)
     dff: int = option(flag=2048, help="Width inside the feed-forward nets.", check=WIDTH)
-    max_len: int = option(1000, "Most symbols of a source or of a target.", LENGTH)
+    max_len: int = option(1000, "Most tokens of a source or of a target.", LENGTH)
     rate: float = option(0.1, "Dropout rate.", RATE)
     norm_first: bool = option(False, "Normalise before every sublayer, not after it.")
     share_embeddings: bool = option(False, "One table for source, target and softmax.")
-    label_smoothing: float = option(0.0, "Share of the probability that the loss gives to all symbols alike.", RATE)
+    label_smoothing: float = option(0.0, "Share of the probability that the loss gives to all tokens alike.", RATE)
     dropatt: float = option(0.0, "Dropout rate of the attention weights.", RATE)
     dropact: float = option(0.0, "Dropout rate after the relu.", RATE)
 
 
 @group
 class SentenceConfig(Config):
-    """What networks that read sentences have in common. Sizes of vocabularies are `None` until the text is read."""
+    """Base of networks that read sentences. Sizes of vocabularies are `None` until the text is read."""
 
     n_token: int | None = option(None, "Size of the vocabulary: characters, and words of a lattice.", SYMBOLS)
     n_bigram: int = option(0, "Size of the vocabulary of bigrams; 0 for none.", at_least(0, (1 << 31) - 1))
@@ -108,7 +108,7 @@ class SentenceConfig(Config):
 
 @group
 class EncoderConfig(SentenceConfig):
-    """What `Tener` and `Flat` have in common."""
+    """Base of `TenerConfig` and `FlatConfig`."""
 
     n_layer: int = option(flag=1, help="Layers.", check=LAYERS)
     n_head: int = option(flag=8, help="Attention heads.", check=WIDTH)

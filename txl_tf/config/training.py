@@ -41,7 +41,7 @@ class OptimizerConfig(Config):
 class RunConfig(Config):
     """How a run of any model is trained."""
 
-    train_steps: int = option(100000, "Training steps in all, those of earlier sessions included.", at_least(1))
+    train_steps: int = option(100000, "Training steps in all, earlier sessions included.", at_least(1))
     iterations: int = option(500, "Steps between two lines of progress, and of log.csv.", at_least(1))
     save_steps: int = option(10000, "Steps between two checkpoints, each with a validation.", at_least(1))
     max_to_keep: int = option(5, "Checkpoints to keep.", at_least(1))
@@ -115,7 +115,7 @@ class SearchConfig(Config):
 
 @group
 class EvaluationConfig(Config):
-    """What is evaluated, and how. `None` stands for what the run was trained with."""
+    """Evaluation. `None` stands for what the run was trained with."""
 
     tgt_len: int | None = option(None, "Tokens of a segment.", LENGTH)
     eval_batch_size: int | None = option(

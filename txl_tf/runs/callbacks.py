@@ -28,7 +28,7 @@ logger = logging.getLogger("txl_tf")
 
 
 def step_of(model: keras.Model) -> int:
-    """Number of training steps done, those of earlier sessions included."""
+    """Number of training steps done, earlier sessions included."""
     return int(model.optimizer.iterations.numpy())
 
 
@@ -327,7 +327,7 @@ def cut_log(filename: str, last_step: int, metrics: list[str], validated: list[s
     """Drops from `log.csv` the lines after step `last_step`, and the last one where it was not finished.
 
     Args:
-        metrics, validated: as of `StepCSVLogger`.
+        metrics, validated: see `StepCSVLogger`.
 
     Raises:
         ValueError: it is not a log of these columns. Names the line.

@@ -140,7 +140,7 @@ class RunCheckpoints:
         remove(self.folder.best.path)
 
     def restore(self, path: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-        """Sets weights and optimizer to those of a checkpoint, or nothing at all if it is not right.
+        """Sets weights and optimizer from a checkpoint, or nothing at all if it does not fit.
 
         Returns:
             `(carried, window)`: `carried_arrays` to go on with, and `metric_totals` of the window in whose middle it
@@ -183,7 +183,7 @@ def average_checkpoints(
     """Averages checkpoints of a run into the folder of a new one, which every program opens.
 
     Args:
-        model_dir: the run's folder, whose configuration and vocabulary are those of the new one.
+        model_dir: the run's folder; the new one has its configuration and vocabulary.
         output_dir: the new folder. Its checkpoint bears the highest step of those averaged.
         checkpoints: list of checkpoints: names in `model_dir`, or paths, also of other runs of the same model.
         num_last_checkpoints: how many of the run's latest to take; either this or `checkpoints`.

@@ -160,7 +160,7 @@ class Evaluator:
         return Segments(self.corpus.splits[split], self.batch_size, self.tgt_len, most=most)
 
     def describe(self, lm: LanguageModel) -> str:
-        """What is evaluated at a time, for messages."""
+        """A few words on how it evaluates, for messages."""
         if self.sliding_window:
             return f"sliding window {self.sliding_window}, step {self.sliding_step}, batch {self.batch_size}"
         return f"tgt_len {self.tgt_len}, mem_len {lm.network.mem_len}, batch {self.batch_size}"

@@ -128,7 +128,7 @@ class RunFolder(CheckpointFolder):
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
     def checkpoints(self) -> list[str]:
-        """Paths of the checkpoints, from oldest to newest; also those of the original program."""
+        """Paths of the checkpoints, from oldest to newest; the original program's too."""
         steps = self.steps()
         if steps:
             return [self.checkpoint(step) for step in steps]
@@ -165,7 +165,7 @@ class RunFolder(CheckpointFolder):
         return best is not None and step - best["step"] >= patience
 
     def load_model(self, ckpt_path: str | None = None, **changes) -> keras.Model:
-        """The model of the run, not compiled; arguments as of `load_run`."""
+        """The model of the run, not compiled; see `load_run` for the arguments."""
         arguments, family = {**self.read_config()["model"], **changes}, self.family
         family.config(**{name: arguments[name] for name in family.config.names() if name in arguments})
         path = self.find_checkpoint(ckpt_path)

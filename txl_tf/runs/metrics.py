@@ -1,4 +1,4 @@
-"""What results are reported in: perplexity and bits, error rates of translations, F1 of entities."""
+"""Metrics: perplexity and bits, error rates of translations, F1 of entities."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def group_references(sources: list[str], targets: list[str]) -> dict[str, list[s
 
 
 def error_rates(translations: list[str], references: list[list[str]], level: str) -> dict[str, float]:
-    """`"lines"` and `"symbols"` that are wrong, as shares.
+    """The shares of `"lines"` and of `"symbols"`, tokens, that are wrong; with characters, the character error rate.
 
-    A line is right where it equals one of its references. Wrong symbols are the edits to the nearest reference (those
-    that turn the one into the other: to insert, delete, replace), over the symbols of these references.
+    A line is right where it equals one of its references. Wrong tokens are the edits (insert, delete, replace) that
+    turn a line into its nearest reference, over the tokens of these references.
 
     Args:
         translations: a text for every source.
         references: the right ones of every source, at least one.
-        level: what a symbol is: "word" or "char".
+        level: what a token is: "word" or "char".
     """
     pairs = [(i, text, right) for i, text in enumerate(translations) for right in references[i]]
     rows, texts, rights = zip(*pairs, strict=True)
@@ -84,7 +84,7 @@ def corpus_scores(translations: list[str], references: list[list[str]]) -> dict[
 
 
 def score_table(found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> list[tuple]:
-    """Rows `(kind, precision, recall, f1, entities)`, kinds in alphabetical order, then all of them together.
+    """Rows `(entity type, precision, recall, f1, entities)`, types in alphabetical order, then all of them together.
 
     Args:
         found, expected: tags of every sentence.
@@ -101,9 +101,9 @@ def score_table(found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]
 
 
 def confusion(found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> dict[tuple[str, str], int]:
-    """`{(expected kind, found kind): number}` of places, first and last element, that either has an entity at.
+    """`{(expected type, found type): number}` of places, first and last element, that either has an entity at.
 
-    A place that only one of the two has is an entity of the kind `NONE` to the other: missed, wrongly cut, or made up.
+    A place that only one of the two has is an entity of the type `NONE` to the other: missed, wrongly cut, or made up.
     """
     table = Counter()
     for spans, truth in _spans_of_both(found, expected):
@@ -126,7 +126,7 @@ def format_scores(rows: list[tuple]) -> str:
 
 
 def format_confusion(table: dict[tuple[str, str], int]) -> str:
-    """`confusion` as text: a row for every expected kind, a column for every kind that was found."""
+    """`confusion` as text: a row for every expected type, a column for every type that was found."""
     kinds = [*sorted({kind for pair in table for kind in pair} - {NONE}), NONE]
     width = max(map(len, kinds)) + 2
     lines = [f"{'expected / found':<{max(width, 18)}}" + "".join(f"{kind:>{width}}" for kind in kinds)]

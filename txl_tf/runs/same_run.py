@@ -93,7 +93,7 @@ def check_same_config(folder: RunFolder, config: dict) -> None:
 
 
 def _changes(before: dict, now: dict) -> list[str]:
-    """What of two `config.json` differs that a checkpoint depends on."""
+    """The differences of two `config.json` that a checkpoint depends on."""
     family, there = family_in(now), family_in(before)
     changes = [] if family is there else [f"family: {there.name!r} there, {family.name!r} now"]
     prints, old_prints = (some.get("fingerprints", {}) for some in (now, before))

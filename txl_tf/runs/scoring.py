@@ -39,7 +39,7 @@ BLOCK_SIZE = 16 << 20  # characters or bytes
 
 
 class LineScore(NamedTuple):
-    """What a model says of a line.
+    """The score of a line.
 
     Attributes:
         text: the line without its newline; bytes that are no text as `surrogateescape` has them.
@@ -144,7 +144,7 @@ class Scorer:
         """The scores of blocks of lines, a list for each: of its own lines or, with `carry_memory`, of those that it
         completes, and of the rest at the end.
 
-        Errors as of `score_lines`, before anything of the block is scored.
+        Raises what `score_lines` raises, before anything of the block is scored.
         """
         blocks = ([self._encode(line) for line in block] for block in blocks)
         return self._as_one_text(blocks) if self.carry_memory else map(self._each_by_itself, blocks)
@@ -203,7 +203,7 @@ class Scorer:
         return [self._result(line, nll[n:], first) for line, nll in zip(lines, found, strict=True)]
 
     def _batches(self, lengths: np.ndarray) -> Iterator[np.ndarray]:
-        """The rows of every batch: those of like lengths together, the longest first; nothing of the length 0."""
+        """The rows of every batch, the longest first; none of the length 0."""
         some = np.flatnonzero(lengths)
 
         def fitting(left):

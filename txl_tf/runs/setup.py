@@ -1,4 +1,4 @@
-"""What training and evaluation set up alike: the corpus, checks of batches and files, and workers."""
+"""Set-up of training and evaluation: corpus, devices, checks of batches, workers."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Tracker(keras.callbacks.Callback):
 
 
 class ServiceTracker(Tracker):
-    """What the trackers of both packages do alike. The subclass of a package says:
+    """Base of the trackers of both packages. The subclass of a package says:
 
         name, error             of the package, and its exception
         open(run)               goes on with a tracked run, or begins one; sets `logged` and returns the id

@@ -52,7 +52,7 @@ def train_run(
         folder: of the run, or its path.
         data: what is read. Of a language model, `{"data_dir": a prepared folder}` or arguments of `build_corpus`; of
             other models their group, such as `PairsConfig`.
-        model: its class decides the family. Sizes of vocabularies, cutoffs and labels are those of the data.
+        model: its class decides the family. Sizes of vocabularies, cutoffs and labels come from the data.
         training: group of the family, such as `TaggerTrainingConfig`.
         final: how the model is evaluated at the end: `EvaluationConfig` of a language model, whose `eval_split` is
             evaluated with `do_eval`, besides "valid"; `SearchConfig` of an encoder-decoder.
@@ -145,7 +145,7 @@ class Run:
         return [self.metric, *(metric.name for metric in self.model.metrics if metric.name == "accuracy")]
 
     def show(self, logs: dict, prefix: str) -> str:
-        """What was measured, for a line of progress; adds the loss as `metric` to the logs. See `Progress`."""
+        """The measurements as a line of progress; adds the loss as `metric` to the logs. See `Progress`."""
         logs[prefix + self.metric] = to_metric(logs[prefix + "loss"], self.metric)
         line = f"loss {logs[prefix + 'loss']:.4f} | {self.metric} {logs[prefix + self.metric]:.3f}"
         return line + (f" | {logs[prefix + 'accuracy']:.2%} right" if prefix + "accuracy" in logs else "")
@@ -174,7 +174,7 @@ class Run:
         }
 
     def data_config(self) -> dict:
-        """What `config.json` says of the data."""
+        """`"data"` of `config.json`."""
         return self.data.to_dict()
 
     def make_model(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -310,7 +310,7 @@ class EpochRun(Run):
         return self.batches_of("valid").dataset()
 
     def evaluate(self, split: str) -> dict[str, float]:
-        """What the model measures on a split."""
+        """The metrics of the model on a split."""
         found = self.model.evaluate(self.batches_of(split).dataset(), verbose=0, return_dict=True)
         return {name: float(value) for name, value in found.items()}
 

@@ -84,7 +84,7 @@ class ParallelCorpus:
 
 
 def read_pairs(config: PairsConfig) -> ParallelCorpus:
-    """Reads and encodes pairs of lines. The vocabularies are those of the training pairs, unless files give symbols.
+    """Reads and encodes pairs of lines. The vocabularies come from the training pairs, unless files give symbols.
 
     Raises:
         ValueError: files of different length, an empty line, a symbol that the vocabulary does not have, ...: names

@@ -79,7 +79,7 @@ def read_tagged_as(path: str, labels: list[str], segment_digits: bool = False) -
     """`read_tagged`, in the scheme of a model's labels.
 
     Raises:
-        ValueError: as there; or a kind of entity is not among the labels. Names file and line.
+        ValueError: as there; or an entity type is not among the labels. Names file and line.
     """
     texts, scheme = _in_one_scheme({"text": read_tagged(path, segment_digits)}, {"text": path}, detect_scheme(labels))
     kinds = {split_tag(label)[1] for label in labels}
@@ -157,12 +157,12 @@ def encoder_of(vocab: Vocab, bigram_vocab: Vocab, lexicon: Vocab | None = None) 
 
 
 def read_corpus(config: TaggedConfig) -> TaggedCorpus:
-    """Reads and encodes tagged sentences. Symbols and kinds of entities are those of the training sentences.
+    """Reads and encodes tagged sentences. Symbols and entity types come from the training sentences.
 
     What only the other files have gets an id if it has a vector; without one it is unknown.
 
     Raises:
-        ValueError: a file is missing, a kind of entity that the training sentences do not have, vectors of different
+        ValueError: a file is missing, an entity type that the training sentences do not have, vectors of different
             widths, ...: names file and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
@@ -246,7 +246,7 @@ def _warn_of_broken(text: list[TaggedSentence], name: str, scheme: str, converte
 
 
 def _make_labels(texts: dict, names: dict, scheme: str) -> list[str]:
-    """The labels of all kinds of the training sentences, kinds in alphabetical order. Other files may have no other."""
+    """The labels of the training sentences, entity types in alphabetical order. Other files may have no other type."""
     tags = {split: {tag for sentence in text for tag in sentence.tags} for split, text in texts.items()}
     kinds = sorted({split_tag(tag)[1] for tag in tags["train"] - {"O"}})
     labels = all_labels(kinds, scheme, outside=any("O" in found for found in tags.values()))

@@ -1,1 +1,1 @@
-"""One record a family: all that tells its runs from those of others."""
+"""One record per family: everything in which its runs differ from others."""

@@ -46,7 +46,7 @@ class Family:
         vocabs: key in `config.json`, and name of a file, of each vocabulary -> hyper-parameter that is its size; `None`
             where that is not recorded.
         data: group of what is read.
-        places: what of the data says where it lies, not what it is.
+        places: settings of the data that say where it lies, not what it is.
         final: group of the settings of the evaluation at the end of a training, or `None`.
         training: group of how it is trained.
         batching: which settings of the training decide the batches: they are fixed once there is a checkpoint.
@@ -88,7 +88,7 @@ class Family:
             empty_vocab(**values[name])  # checks them
 
     def describe(self, data: dict, model: dict, vocabs: list[Vocab]) -> dict:
-        """What `config.json` says of a run, but for its training."""
+        """`config.json` of a run, but for its training."""
         named = {name: vocab.get_config() for name, vocab in zip(self.vocabs, vocabs, strict=True)}
         return {"family": self.name, "data": data, "model": model, **named}
 

@@ -83,7 +83,7 @@ class TaggerRun(EpochRun):
         return {name: table for name, table in tables.items() if table is not None}
 
     def start(self) -> None:
-        """The embeddings are those of the vectors that are given."""
+        """Embeddings start from the vectors that are given."""
         for name, table in self.tables.items():
             rows = self.corpus.embeddings.get(name, table.numpy()).copy()
             if self.data.unit_vectors:
