@@ -204,7 +204,7 @@ class Scorer:
 
     def _batches(self, lengths: np.ndarray) -> Iterator[np.ndarray]:
         """The rows of every batch, the longest first; none of the length 0."""
-        some = np.flatnonzero(lengths)
+        some = np.flatnonzero(lengths > 0)
 
         def fitting(left):
             return self.batch_tokens // min(lengths[some[left[0]]], self.segment)
