@@ -9,6 +9,8 @@ import pytest
 import tensorflow as tf
 from conforming import MODELS, SLOW
 
+from txl_tf.runs.families.record import FAMILIES
+
 
 def cases(*fast):
     """All models as parameters; those that are not named `fast` are slow."""
@@ -203,3 +205,10 @@ def test_an_export_after_training_works_in_a_process_without_this_library(case, 
     command = [sys.executable, "-c", IN_ANOTHER_PROCESS, tmp_path / "model", tmp_path / "arrays.npz"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_every_family_of_the_library_has_a_case():
+    models = [case.make("float32") for case in (*MODELS, *SLOW)]
+    networks = {type(getattr(model, "network", model)) for model in models}
+    families = [family for family in FAMILIES.values() if family.network.__module__.startswith("txl_tf.")]
+    assert len(families) == 5 and {family.network for family in families} <= networks
