@@ -241,6 +241,7 @@ def test_a_large_text_vocabulary_has_cutoffs_unless_told_otherwise(tmp_path):
         ("wiki", {}, "dataset must be one of pydoc, text, .*, lm1b, got 'wiki'"),
         ("wt2", {}, "dataset 'wt2' needs data_path: a folder of train.txt, valid.txt, test.txt"),
         ("text", {}, "dataset 'text' needs data_path: a UTF-8 text file"),
+        ("pydoc", {"data_path": ["my.txt"]}, "'pydoc' .* reads no data_path, got .*my.txt"),
         ("pydoc", {"level": "bpe"}, "level must be one of word, char, byte, subword, got 'bpe'"),
         ("pydoc", {"valid_fraction": 0}, "valid_fraction must be between 0 and 1, both excluded, got 0"),
         ("pydoc", {"valid_fraction": 1.0}, "valid_fraction must be between 0 and 1, both excluded, got 1.0"),

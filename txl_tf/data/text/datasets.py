@@ -117,6 +117,11 @@ def make_recipe(config: TextConfig) -> Recipe:
 
 def _check_options(config: TextConfig) -> None:
     """Raises ValueError where options do not go together."""
+    if config.dataset == "pydoc" and config.data_path:
+        raise ValueError(
+            f"dataset 'pydoc' is Python's own manual and reads no data_path, got {config.data_path}: "
+            "leave dataset out, or give dataset=text, for a text of your own"
+        )
     if config.vocab_path and (config.min_freq or config.max_size is not None or config.vocab_size):
         raise ValueError(
             f"min_freq, max_size and vocab_size choose symbols, but vocab_path={config.vocab_path} has them already"

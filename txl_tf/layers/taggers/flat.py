@@ -1,6 +1,6 @@
 """FLAT: self-attention over a lattice, in which every pair of items has a position of its own (Li et al. 2020).
 
-    scores = (q_i + u) . k_j + (q_i + v) . W_r R_ij             `LatticeAttn`; R_ij: see `lattice.py`
+    scores = (q_i + u) . k_j + (q_i + v) . W_(k,R) R_ij         `LatticeAttn`; R_ij: see `lattice.py`
     x = LayerNorm(x + attention(x))                             `FlatLayer`
     x = LayerNorm(x + feed_forward(x))
 
@@ -114,7 +114,8 @@ class FlatLayer(Layer):
 
     Args:
         d_model, n_head, d_inner: width, number of heads, width inside the feed-forward net.
-        pre, post: `LatticeProcess` before and after each sublayer; "" and "an" are the paper's.
+        pre, post: `LatticeProcess` before and after each sublayer: "a" adds, "n" normalises. "" and "an" are the
+            paper's.
         residual: what "a" of `post` adds: "input", the input of the sublayer, as in the paper; or "own", its output
             again, as in the program, whose layers have no residual connection: "an" is `LN(y + y)`.
         activation: "relu", the paper's, or "leaky".

@@ -1,7 +1,7 @@
 """Variants of FLAT that its program offers and its paper does not have. Goldens of the program need them.
 
 They are the values of `fusion` but "ff", `q_proj`, `k_proj`, `v_proj` or `r_proj` false, `attn_ff`, `pre`, `post` but
-"an", `residual="own"` and `activation="leaky"`. Who reads the paper needs none of this file.
+"an", `residual="own"` and `activation="leaky"`. With their defaults, these functions are what the paper has.
 
 Shapes: see `flat.py` and `lattice.py`.
 """

@@ -1,9 +1,12 @@
 """Transformer-XL's attention, over memory and segment, by content and by distance (paper, section 3.3).
 
-Equation (6), of a query i and a key j, with the content's key `k_j` and the distance's key `r_(i-j)`:
+The scores A^rel of a query i and a key j, with the content's key `k_j` and the distance's key `r_(i-j)`:
 
     score = q_i.k_j + q_i.r_(i-j) + u.k_j + v.r_(i-j)        terms (a), (b), (c), (d)
           = (q_i + u).k_j + (q_i + v).r_(i-j)                two products, each divided by sqrt(D)
+
+u is `r_w_bias` and v is `r_r_bias`, the original's names. W_q, W_(k,E) and W_v are `qkv_kernel`, W_(k,R) is `r_kernel`.
+Absolute positions, A^abs, are in `layers/vanilla/language_model_layer.py`: `q_i.k_j` alone.
 
 Shapes:
     B: batch        T: qlen, the queries        M: mlen, the memory        K: klen, the keys, M + T
@@ -85,8 +88,8 @@ def relative_parts(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel):
     (r_k,) = project_heads(r, r_kernel, 1, n_head)
 
     scale = d_head**-0.5
-    rw_q = (q + r_w_bias[:, None, None]) * scale
-    rr_q = (q + r_r_bias[:, None, None]) * scale
+    rw_q = (q + r_w_bias[:, None, None]) * scale  # (a) + (c), with k
+    rr_q = (q + r_r_bias[:, None, None]) * scale  # (b) + (d), with r_k
     # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
     r_k = tf.pad(tf.squeeze(r_k, 1), [[0, 0], [1, 0], [0, 0]])
     return rw_q, k, v, shifted_scores(rr_q, r_k, first=keras.ops.shape(q)[2])

@@ -37,6 +37,14 @@ class Mask(NamedTuple):
         """The arguments of a layer's call from `attn_mask` on."""
         return (self.attn_mask, mem) if self.content is None else (self.attn_mask, mem, self.content)
 
+    def forget(self, mems, lengths=None):
+        """The memories after the segment, with zeros before each row's last document; see `of_last_document`."""
+        if self.starts is None:
+            return mems
+        lengths = keras.ops.shape(self.starts)[1] if lengths is None else lengths
+        kept = of_last_document(self.starts, lengths, keras.ops.shape(mems[0])[1])
+        return [mem * tf.cast(kept, mem.dtype) for mem in mems]
+
 
 def document_mask(attn_mask, tokens, reset_token, same_length=False, lengths=None):
     """The `Mask` of a segment with documents.

@@ -1,7 +1,7 @@
 """The network: tokens and memory in, hidden states and new memory out (paper, sections 3.2 and 3.3).
 
-`TransformerXL.forward` is the paper's model. Around it: `padding.py`, `apply_layers.py` (XLA's loop, recomputation) and
-documents that reset the memory (`layers/transformer_xl/reset.py`).
+`TransformerXL.forward` is the paper's model. Padding is around it (`padding.py`); loops for XLA and recomputation are
+in `apply_layers.py`, documents that reset the memory in the mask (`layers/transformer_xl/reset.py`).
 """
 
 import keras
@@ -15,7 +15,7 @@ from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
-from txl_tf.layers.transformer_xl.reset import Mask, document_mask, of_last_document
+from txl_tf.layers.transformer_xl.reset import Mask, document_mask
 from txl_tf.layers.transformer_xl.score_terms import score_terms
 from txl_tf.models.transformer_xl.apply_layers import apply_layers
 from txl_tf.models.transformer_xl.padding import check_padding, pack, unpack
@@ -73,7 +73,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         mem_len: positions of memory carried from segment to segment; 0 for none.
         same_length: every token attends to `mem_len + 1` positions, rather than to all of memory and segment so far.
         clamp_len: distances beyond it are treated as `clamp_len`; no limit unless positive.
-        untie_r: every layer has its own u and v of equation (6), rather than all the same.
+        untie_r: every layer has its own u and v, rather than all the same.
         reset_token: id of a token before which the memory is reset: it and what follows it get what they would get at
             the beginning of a text, see `layers/transformer_xl/reset.py`. `None` for none.
         layer_norm_epsilon: added to the variance in layer norm; the original's 1e-12, or PyTorch's 1e-5.
@@ -170,7 +170,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         """The paper's model, of checked tokens and memory:
 
             h = drop(E[x])    R = drop(sinusoids of the distances)
-            h' = layer(h, R, u, v, mask, mem)    for every layer, by equation (6)
+            h' = layer(h, R, u, v, mask, mem)    for every layer
             new mem = the last mem_len of [mem, h]
 
         Args:
@@ -189,11 +189,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
             self.decoder_layers, hidden, arguments, layer_keys, as_loop=static_shapes, recompute=recompute
         )
         new_mems = [cache_mems(h, mem, self.mem_len, lengths) for h, mem in zip(inputs, mems, strict=True)]
-        if mask.starts is not None:
-            qlen, kept = keras.ops.shape(tokens)[1], keras.ops.shape(new_mems[0])[1]
-            of_document = of_last_document(mask.starts, qlen if lengths is None else lengths, kept)
-            new_mems = [mem * tf.cast(of_document, mem.dtype) for mem in new_mems]
-        return dropout(hidden, self.dropout, out_key), new_mems
+        return dropout(hidden, self.dropout, out_key), mask.forget(new_mems, lengths)
 
     def enter(self, tokens, mems, dropout_keys=(None, None), lengths=None, static_shapes=False):
         """What enters the layers.

@@ -35,7 +35,7 @@ class Family:
 
     Attributes:
         name: in `config.json`.
-        task: "language_model", "encoder_decoder" or "tagger": which programs open its runs, and how it is served.
+        task: "language_model", "encoder_decoder" or "tagger": which programs open its runs.
         described: what its runs hold and which programs open them, for messages.
         network: class of the network, or of the model itself where it has no network apart.
         config: group of its hyper-parameters.
