@@ -31,11 +31,11 @@ TAGGERS = [case for case in SLOW if case.name in ("tener", "flat")]
 TRANSFORMERS = [case for case in (*MODELS, *SLOW) if isinstance(case.make("float32"), txl_tf.Transformer)]
 
 # Operations that stay on the host, and why.
-MESSAGES = {"Const", "StringJoin", "AsString"}  # what a refused request is told, of text
+MESSAGES = {"Const", "StringJoin", "AsString", "StringFormat"}  # what a refused request is told, of text
 TEXT = {  # from text to ids and back: TensorFlow has no kernels of text for GPUs
     "StringLength", "StaticRegexReplace", "StringSplitV2", "LookupTableFindV2", "SelectV2", "Reshape", "GatherV2",
-    "Equal", "UnsortedSegmentJoin", "UnicodeDecodeWithOffsets", "UnicodeEncode", "StringLower", "DecodeRaw",
-    "DenseBincount", "RaggedTensorToTensor",  # of the words of each text
+    "Equal", "StridedSlice", "UnsortedSegmentJoin", "UnicodeDecodeWithOffsets", "UnicodeEncode", "StringLower",
+    "DecodeRaw", "DenseBincount", "RaggedTensorToTensor",  # of the words of each text
 }  # fmt: skip
 
 
