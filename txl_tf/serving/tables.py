@@ -35,6 +35,13 @@ def check_utf8(name: str, text: tf.Tensor) -> Check:
     return Check(valid, f"{name} must be UTF-8 in every row", found)
 
 
+def _lines_of(path: str, by_symbol: bool = True) -> tf.lookup.TextFileInitializer:
+    """The lines of a file and their numbers, the symbols and ids of level "word"; or the other way round."""
+    line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+    key, value = ((tf.string, line), (tf.int64, number))[:: 1 if by_symbol else -1]
+    return tf.lookup.TextFileInitializer(path, *key, *value)
+
+
 class GraphTokenizer(tf.Module):
     """A `Vocab` as a graph.
 
@@ -51,10 +58,8 @@ class GraphTokenizer(tf.Module):
         self.symbols = tf.lookup.StaticHashTable(self._initializer(path, by_symbol=False), "")
 
     def _initializer(self, path, by_symbol):
-        line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
         if self.vocab.level == "word":
-            key, value = ((tf.string, line), (tf.int64, number))[:: 1 if by_symbol else -1]
-            return tf.lookup.TextFileInitializer(path, *key, *value)
+            return _lines_of(path, by_symbol)
         symbols = [symbol.encode("utf-8", "surrogateescape") for symbol in self.vocab.symbols]  # newlines among them
         ids = tf.range(len(symbols), dtype=tf.int64)
         return tf.lookup.KeyValueTensorInitializer(*(symbols, ids)[:: 1 if by_symbol else -1])
@@ -141,9 +146,7 @@ class SymbolTable(tf.Module):
     def __init__(self, vocab: Vocab, path: str):
         super().__init__()
         self.vocab = vocab
-        line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
-        rows = tf.lookup.TextFileInitializer(path, tf.string, line, tf.int64, number)
-        self.table = tf.lookup.StaticHashTable(rows, -1)
+        self.table = tf.lookup.StaticHashTable(_lines_of(path), -1)
 
     def has(self, symbols: tf.Tensor) -> tf.Tensor:
         """bool: which of the symbols it has."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from txl_tf.layers.attention import project_heads
 from txl_tf.layers.feed_forward import positionwise_ff
 
 # Rows of a batch whose attention is written out one by one. More of them, or an unknown number, go through a loop.
@@ -56,11 +57,11 @@ def weights_with(network, position_keys):
 
 def projected_positions(network, klen):
     """The keys of the distances `klen - 1, ..., 0` in every layer: a list of `[H, klen, D]`."""
-    pos_emb = tf.cast(network.positions(klen)[0], network.compute_dtype)
+    pos_emb = tf.cast(network.positions(klen), network.compute_dtype)
 
     def of_layer(layer):
-        r_k = tf.matmul(pos_emb, tf.cast(layer.rel_attn.r_kernel, pos_emb.dtype))
-        return tf.transpose(tf.reshape(r_k, [klen, network.n_head, network.d_head]), [1, 0, 2])
+        (r_k,) = project_heads(pos_emb, tf.cast(layer.rel_attn.r_kernel, pos_emb.dtype), 1, network.n_head)
+        return tf.squeeze(r_k, 1)
 
     return [of_layer(layer) for layer in network.decoder_layers]
 

@@ -112,8 +112,8 @@ class Family:
     @property
     def groups(self) -> dict[str, tuple[type[Config], ...]]:
         """Key in `config.json` -> groups of the settings that it may hold; of two with one name, the last counts."""
-        training = (self.final or MachineConfig, MachineConfig, OptimizerConfig, self.training)
-        return {"data": (self.data,), "training": training, "model": (self.config,)}
+        training = (self.final, MachineConfig, OptimizerConfig, self.training)
+        return {"data": (self.data,), "training": tuple(filter(None, training)), "model": (self.config,)}
 
 
 def register(family: Family) -> Family:
