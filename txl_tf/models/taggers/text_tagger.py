@@ -39,6 +39,23 @@ class TextTagger:
         self.tagger, self.encoder, self.batch_size = tagger, encoder, batch_size
         self._entities = tf.function(tagger.entities, reduce_retracing=True, autograph=False)
 
+    def split(self, line: str) -> list[str]:
+        """The tokens of a line of text, as `tag` takes them."""
+        return list(line)
+
+    def describe(self, line: str, found: TaggedText) -> dict:
+        """What `tag` found in a line, for JSON: its text, and its entities by kind, start, end, text and prob.
+
+        Args:
+            line: text.
+            found: of `split(line)`. Its entities count tokens; here `start` and `end` count characters of the line.
+        """
+        entities = [
+            {"kind": kind, "start": start, "end": end, "text": line[start:end], "prob": round(prob, 4)}
+            for kind, start, end, prob in found.entities
+        ]
+        return {"text": line, "entities": entities}
+
     def encode(self, sentences: Sequence[Sequence[str]], name: str = "text") -> list[Encoded]:
         """Ids of sentences. Raises ValueError, which names the line, where one is too long."""
         most = self.tagger.network.max_seq_len
