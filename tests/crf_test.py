@@ -178,3 +178,14 @@ def test_layer_round_trips_and_names_a_wrong_shape():
     assert_round_trips(crf.CRF(2, start_end=False, allowed=np.ones([4, 4], bool)))
     with pytest.raises(ValueError, match=r"allowed must be \[4, 4\] for n_tag=2, got \(2, 2\)"):
         crf.CRF(2, allowed=np.ones([2, 2]))
+
+
+def test_tags_of_elements_must_be_ids():
+    emissions, mask = tf.zeros([2, 3, 4]), tf.constant([[1, 1, 0], [1, 0, 0]])
+    layer = crf.CRF(4)  # not built
+    tags = np.array([[0, 3, -100], [1, 99, -1]])
+    np.testing.assert_allclose(layer.nll(emissions, tags, mask), np.log([16, 4]), rtol=1e-6)
+    with pytest.raises(ValueError, match="tags must lie between 0 and 3 wherever there is an element, .* -100 and 99"):
+        layer.nll(emissions, tags)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="tags must lie between 0 and 3 wherever"):
+        tf.function(layer.nll)(emissions, tags)

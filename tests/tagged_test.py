@@ -1,5 +1,7 @@
 """Tagged sentences: what is read, which ids they become, and the batches of an epoch."""
 
+import re
+
 import numpy as np
 import pytest
 from helpers import ROOT, write_text
@@ -249,6 +251,23 @@ def test_broken_tags_are_rewritten_where_tags_are_converted(tmp_path, caplog):
     assert [corpus.labels[i] for i in corpus.splits["train"].tags[1]] == ["O", "B-LOC", "I-LOC", "B-PER"]
 
 
+def test_tags_that_leave_an_entity_unfinished_are_named(tmp_path, caplog):
+    corpus_of(tmp_path, train="长 O\n江 B-LOC\n大 O\n\n长 B-LOC\n江 E-LOC\n", valid="长 S-LOC\n")
+    assert "train.bio: 1 tags break the scheme bmes, the first on line 2 ('B-LOC')" in caplog.text
+
+
+def test_tokens_of_several_characters_are_a_warning(tmp_path, caplog):
+    corpus_of(tmp_path, train="-DOCSTART- O\n\n长 B-LOC\n江0 I-LOC\n\nBlackburn B-PER\n")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}/train.bio, line 4: '江0' has 2 characters, as have 2 of 3 tokens: text is tagged character by "
+        "character, where none of these occurs. --token_level=word where tokens are words, --segment_digits where each "
+        "ends with a digit of segmentation, as 科0"
+    ]
+    caplog.clear()
+    corpus_of(tmp_path, train="长0 B-LOC\n江1 I-LOC\n", valid="长0 O\n", segment_digits=True)
+    assert not caplog.records
+
+
 OTHER_SCHEME = "'S-PER' is not of the scheme bio, as .*train.bio is; tag_scheme=bio converts all files to one scheme"
 
 
@@ -259,7 +278,10 @@ OTHER_SCHEME = "'S-PER' is not of the scheme bio, as .*train.bio is; tag_scheme=
         ({"valid": "大 B-ORG\n", "tag_scheme": "bmes"}, "dev.bio, line 1: 'S-ORG' is of a kind that"),
         ({"train": "大 O\n"}, "dev.bio, line 1: 'B-LOC' is of a kind that .*train.bio does not have; it has none"),
         ({"valid": "大 O\n江 S-PER\n"}, f"dev.bio, line 2: {OTHER_SCHEME}"),
-        ({"valid": "大 M-LOC\n江 I-LOC\n", "tag_scheme": "bio"}, "dev.bio: no scheme has both 'I-LOC' and 'M-LOC'"),
+        (
+            {"valid": "大 M-LOC\n江 I-LOC\n", "tag_scheme": "bio"},
+            "dev.bio, lines 2 and 1: no scheme has both 'I-LOC' and",
+        ),
         ({"train_path": None}, "train_path must be given: a file with a token and a tag a line"),
         ({"valid_path": None}, "valid_path must be given: a file with a token and a tag a line"),
         ({"word_vectors": "长江 1\n"}, "word_vectors are those of a lexicon's words: give lexicon, too"),
@@ -305,9 +327,10 @@ def test_resume_and_weibo_are_read(ner, caplog):
             found = [[corpus.labels[i] for i in ids] for ids in split.tags]
             assert sum(found, []) == tags
             assert len(spans_of(tags)) <= sum(len(spans_of(sentence)) for sentence in found)
-    broken = [record.getMessage().split("/ner/")[1].split(" (")[0] for record in caplog.records]
-    assert broken == [
+    warnings = [re.split(r" \(|: text", record.getMessage().split("/ner/")[1])[0] for record in caplog.records]
+    assert warnings == [
         "resume/train.char.bmes: 4 tags break the scheme bmes, the first on line 62390",
+        "weibo/weiboNER_2nd_conll.train, line 5873: '\ufffd\ufffd' has 2 characters, as have 284 of 73,778 tokens",
         "weibo/weiboNER_2nd_conll.train: 10 tags break the scheme bio, the first on line 1266",
         "weibo/weiboNER_2nd_conll.test: 4 tags break the scheme bio, the first on line 4450",
     ]

@@ -10,7 +10,7 @@ from helpers import SMALL, randomise, spread_emissions
 
 import txl_tf
 from txl_tf.data.tagged.tags import allowed_transitions, broken_at, prf, spans_of
-from txl_tf.layers.taggers.crf import crf_decode, crf_nll
+from txl_tf.layers.taggers.crf import crf_decode, crf_marginals, crf_nll
 from txl_tf.models.taggers.tagger import SpanScores
 
 LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
@@ -335,10 +335,57 @@ def path_probabilities(tagger, emissions, constraints):
     return {path: np.exp(score - total) for path, score in scores.items()}
 
 
-def test_entities_of_another_network_are_an_error():
+def test_entities_of_another_network_lie_where_its_elements_do():
+    """Padding on both sides of a row moves them, and nothing else."""
     tagger, inputs = make_tagger("keras")
-    with pytest.raises(ValueError, match="entities needs Tener or Flat as the network"):
-        tagger.entities(inputs)
+    plain = {name: x.numpy() for name, x in tagger.entities(inputs).items()}
+    moved = {name: x.numpy() for name, x in tagger.entities(tf.constant(both_ways(inputs.numpy()))).items()}
+    np.testing.assert_array_equal(moved["tags"], both_ways(plain["tags"]) * (both_ways(inputs.numpy()) != 0))
+    for row, length in enumerate(LENGTHS):
+        places = [np.flatnonzero(found["ends"][row]) for found in (plain, moved)]
+        (here, there), before = places, np.flatnonzero(both_ways(inputs.numpy())[row])
+        assert (before[here] == there).all() and here.size <= length
+        np.testing.assert_array_equal(before[plain["starts"][row, here]], moved["starts"][row, there])
+        np.testing.assert_allclose(plain["probs"][row, here], moved["probs"][row, there], rtol=1e-5)
+    assert plain["ends"].sum() > 2
+
+
+def test_of_the_scheme_none_every_element_counts():
+    """Any tag may follow any; precision, recall and F1 are the accuracy; `entities` gives every tag's probability."""
+    labels = ["NOUN", "VERB", "X"]
+    tagger, inputs = make_tagger("keras", labels=labels, scheme="none")
+    emissions, mask = tagger.emissions(inputs)
+    marginals = crf_marginals(emissions, mask, *tagger.crf.constrained())
+    found = {name: x.numpy() for name, x in tagger.entities(inputs).items()}
+    np.testing.assert_array_equal(found["ends"], mask)
+    np.testing.assert_array_equal(found["kinds"], found["tags"])
+    expected = tf.gather(marginals, found["tags"], batch_dims=2).numpy() * mask.numpy()
+    np.testing.assert_allclose(found["probs"], expected, rtol=1e-4, atol=1e-6)
+    tags = np.where(mask, random_tags() % 3, -1)
+    tagger.compile(sgd())
+    measured = tagger.evaluate(inputs, tags, verbose=0, return_dict=True)
+    assert measured.keys() == {"loss", "accuracy", "f1"} and tagger.kinds == labels
+    right = np.mean(found["tags"][mask] == tags[mask])
+    assert measured["accuracy"] == pytest.approx(right) == measured["f1"] and 0 < right < 1
+
+
+def test_tags_at_padding_may_be_anything_but_elements_need_a_label():
+    tagger, inputs = make_tagger("tener")
+    mask, tags = inputs["chars"].numpy() != 0, random_tags()
+    padded = np.where(mask, tags, -100)
+    np.testing.assert_array_equal(tagger.nll(inputs, padded), tagger.nll(inputs, np.where(mask, tags, 0)))
+    taggers = [make_tagger("tener")[0] for _ in range(2)]
+    losses = []
+    for own, y in zip(taggers, (padded, np.where(mask, tags, 0)), strict=True):
+        own.compile(sgd())
+        losses += [own.train_on_batch(inputs, y, class_weight={1: 2.0}), own.evaluate(inputs, y, verbose=0)]
+    assert losses[0] == losses[2] and losses[1] == losses[3] and np.isfinite(losses[0]).all()
+    padded[0, 0] = -100
+    message = r"tags must lie between 0 and \d wherever there is an element, got"
+    with pytest.raises(ValueError, match=f"{message}, at the extremes, -100 and"):
+        tagger.nll(inputs, padded)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        taggers[0].train_on_batch(inputs, padded)
 
 
 # ---------------------------------------- dropout
@@ -644,6 +691,8 @@ BAD = [
     ({"labels": ["O", "X-PER"]}, "a tag must be O, or one of B, I, M, E, S with a kind or alone.*got 'X-PER'"),
     ({"labels": ["O", "I-X", "M-X"]}, "no scheme has both 'I-X' and 'M-X'"),
     ({"output_dropout": 1.0}, r"output_dropout must lie in \[0, 1\), got 1.0"),
+    ({"scheme": "bio"}, "scheme must be one of none, got 'bio'"),
+    ({"token_level": "byte"}, "token_level must be one of char, word, got 'byte'"),
     ({"start_end": "yes"}, "start_end must be True or False, got 'yes'"),
 ]
 

@@ -569,10 +569,23 @@ def test_bad_arguments_of_an_export_are_named(taggers, tmp_path, kind, options, 
     assert not (tmp_path / "1").exists()
 
 
-def test_other_networks_are_refused(tmp_path):
-    tagger = txl_tf.Tagger(keras.layers.Embedding(9, 4), LABELS)
-    with pytest.raises(ValueError, match="the network of a tagger must be Tener or Flat, got Embedding"):
-        txl_tf.export_saved_model(tagger, tmp_path / "1")
+def test_a_tagger_over_another_network_is_served_for_ids(tmp_path):
+    tokens = keras.Input([None], dtype="int32")
+    tagger = txl_tf.Tagger(keras.Model(tokens, keras.layers.Embedding(9, 4)(tokens)), LABELS)
+    ids = np.array([[0, 3, 4, 0, 5], [1, 2, 3, 4, 8]], np.int32)
+    with pytest.raises(ValueError, match="vocab must be None where .* neither Tener nor Flat, but Functional"):
+        txl_tf.export_saved_model(tagger, tmp_path / "1", vocabs_of("tener"))
+    tagger(ids)
+    randomise(tagger, seed=2, scale=0.6)
+    txl_tf.export_saved_model(tagger, tmp_path / "1", max_tokens=6, warmup=False)
+    signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
+    assert list(signatures) == ["tag"]
+    found, expected = run(signatures, "tag", inputs=ids), tagger.entities(ids)
+    assert found.keys() == expected.keys() and found["ends"].any()
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[name], x, rtol=1e-5, err_msg=name)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="inputs must be 1 to 6 a row, got"):
+        run(signatures, "tag", inputs=np.ones([1, 7], np.int32))
 
 
 # -------------------------------------------------------------------------------------------------------- the page

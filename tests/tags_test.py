@@ -8,6 +8,7 @@ from helpers import ROOT
 
 from txl_tf.config import TAG_SCHEMES
 from txl_tf.data.tagged.tags import (
+    NONE,
     SCHEMES,
     Span,
     all_labels,
@@ -17,6 +18,7 @@ from txl_tf.data.tagged.tags import (
     convert_tags,
     detect_scheme,
     entity_table,
+    kind_of,
     prf,
     spans_of,
     split_tag,
@@ -97,7 +99,7 @@ def test_no_scheme_has_i_and_m():
 
 
 def test_labels_of_a_scheme():
-    assert tuple(SCHEMES) == TAG_SCHEMES
+    assert (*SCHEMES, NONE) == TAG_SCHEMES
     assert all_labels(["A", "B"], "bio") == ["O", "B-A", "I-A", "B-B", "I-B"]
     assert all_labels(["A"], "bioes") == ["O", "B-A", "I-A", "E-A", "S-A"]
     assert all_labels(["A"], "bmes", outside=False) == ["B-A", "M-A", "E-A", "S-A"]
@@ -138,7 +140,9 @@ def test_transitions_of_bio_and_bmes():
     [
         ("O B-A I-A O", None, []),
         ("I-A I-A O I-B I-A", None, [0, 3, 4]),
-        ("B-A M-A O E-A B-A", None, [2, 3, 4]),
+        ("B-A M-A O E-A B-A", None, [1, 3, 4]),
+        ("O B-A O", "bmes", [1]),
+        ("S-A M-A S-A", None, [1]),
         ("B-A E-A S-A O", None, []),
         ("B-A", "bmes", [0]),
         ("B-A", None, []),
@@ -152,9 +156,9 @@ def test_tags_that_break_their_scheme_are_found(tags, scheme, places):
     assert broken_at(tags, scheme) == places
     labels = all_labels(["A", "B"], scheme or detect_scheme(tags))
     allowed, ids = allowed_transitions(labels), [labels.index(tag) for tag in tags]
-    first = [allowed[before, after] for before, after in zip([len(labels), *ids], ids, strict=False)]
-    last = [True] * (len(ids) - 1) + [allowed[i, -1] for i in ids[-1:]]
-    assert places == [i for i, both in enumerate(zip(first, last, strict=True)) if not all(both)]
+    steps = zip([len(labels), *ids], [*ids, len(labels) + 1], strict=True)
+    broken = [i for i, step in enumerate(steps) if ids and not allowed[step]]  # from the tag before to tag i
+    assert len(places) <= len(broken) and all(i in broken or i + 1 in broken for i in places)
 
 
 def test_schemes_convert_there_and_back():
@@ -164,6 +168,15 @@ def test_schemes_convert_there_and_back():
     for tags in (bio, bioes, bmes):
         assert [convert_tags(tags, scheme) for scheme in ("bio", "bioes", "bmes")] == [bio, bioes, bmes]
     assert convert_tags(["B", "E", "S"], "bio") == ["B", "I", "B"] and convert_tags([], "bmes") == []
+
+
+def test_of_the_scheme_none_every_token_is_marked_by_itself():
+    tags = ["NOUN", "NOUN", "O", "B-X"]
+    assert spans_of(tags, NONE) == [Span(tag, i, i + 1) for i, tag in enumerate(tags)]
+    assert kind_of("NOUN", NONE) == "NOUN" and kind_of("B-X") == "X" and allowed_transitions(tags, NONE) is None
+    assert not continues_table(tags, NONE).any() and entity_table(tags, NONE).all()
+    with pytest.raises(ValueError, match="got 'NOUN'; other tags, such as parts of speech, are of the scheme none"):
+        kind_of("NOUN")
 
 
 def test_conversion_repairs_tags():

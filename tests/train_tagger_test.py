@@ -299,7 +299,11 @@ def test_tables_of_scores_and_of_confusion():
             "lexicon must be left out for TENER, which takes no words, got words",
         ),
         ("flat", {"data": {"lexicon": None}}, "lexicon must be given for FLAT: a file of words"),
-        ("tener", {"model": {"max_seq_len": 4}}, r"train, sentence \d+ has \d+ characters; at most max_seq_len=4"),
+        (
+            "tener",
+            {"model": {"max_seq_len": 4}},
+            r"train, line \d+: the sentence that begins here has \d+ tokens; at most max_seq_len=4 are allowed",
+        ),
         (
             "tener",
             {"machine": MachineConfig(strategy="tpu")},
@@ -336,10 +340,8 @@ def test_folders_of_other_families_say_what_they_hold(made, tmp_path):
         RunFolder(tmp_path, "tagger").read_config()
 
 
-def test_sentences_that_cannot_be_tagged_are_named(made, tmp_path):
-    tagger, vocabs = txl_tf.load_run(made[0])
-    with pytest.raises(ValueError, match="in.txt, line 2 has 31 characters; the model takes at most max_seq_len=30"):
-        TextTagger(tagger, encoder_of(*vocabs)).tag(["好", "好" * 31], "in.txt")
+def test_sentences_that_cannot_be_compared_are_named(made, tmp_path):
+    tagger, _ = txl_tf.load_run(made[0])
     path = write_text(tmp_path / "test", "我 O\n京 S-ORG\n")
     with pytest.raises(
         ValueError, match="test, line 2: 'S-ORG' is of a kind that the model does not have; it has LOC, PER"

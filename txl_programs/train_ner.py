@@ -4,11 +4,13 @@
     txl-train-ner --model=flat --lexicon=jieba --train_path=train.txt --valid_path=dev.txt \\
         --test_path=test.txt --model_dir=runs/mine
 
-A line of a file is a character and its tag, as B-PER, parted by a space or a tab; an empty line ends a sentence. The
-best weights are those with the highest F1 on valid_path. Training continues from the latest checkpoint of the folder.
+A line of a file is a character and its tag, as B-PER, parted by a space or a tab; an empty line ends a sentence. With
+--token_level=word it is a word and its tag, with any columns between them; --tag_scheme=none takes tags that are no
+entities, such as parts of speech. The best weights are those with the highest F1 on valid_path. Training continues from
+the latest checkpoint of the folder.
 txl-tag tags with it, txl-export-saved-model makes a served model of it.
 
-  data          train_path valid_path test_path tag_scheme segment_digits bigrams min_freq lexicon char_vectors ...
+  data          train_path valid_path test_path token_level tag_scheme segment_digits bigrams min_freq lexicon ...
   run           model_dir warm_start_path train_steps iterations save_steps patience max_to_keep seed tracker ...
   training      learning_rate schedule warmup_steps optimizer momentum clip clip_value batch_size ...
   model         model n_layer d_model n_head d_inner dropout embed_dropout token_dropout output_dropout max_seq_len ...
@@ -30,7 +32,7 @@ from txl_tf.config import (
 )
 
 MODELS = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig}
-FROM_DATA = "labels n_token n_bigram"
+FROM_DATA = "labels scheme n_token n_bigram"
 
 flags.DEFINE_string("model_dir", None, "Folder of the run: checkpoints, vocabularies, log.csv, curves.")
 flags.DEFINE_enum("model", "tener", MODELS, "The network.")

@@ -44,6 +44,7 @@ from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.layers.taggers.tener import two_way_positions
 from txl_tf.models.taggers.flat import Flat
+from txl_tf.models.taggers.text_tagger import TextTagger
 from txl_tf.runs.folder import RunFolder
 
 try:
@@ -175,8 +176,9 @@ def main():
             check(tagger.network)
             inputs = None
             if FLAGS.text_path:
-                sentences = [list(line.removesuffix("\n")) for line in read_lines(FLAGS.text_path)]
-                encoded = [encoder.encode(tokens) for tokens in sentences if tokens]
+                text = TextTagger(tagger, encoder)
+                sentences = [text.split(line.removesuffix("\n")) for line in read_lines(FLAGS.text_path)]
+                encoded = text.encode([tokens for tokens in sentences if tokens])
                 arrays = features(encoded, lattice=isinstance(tagger.network, Flat))
                 inputs = {name: tf.constant(array) for name, array in arrays.items()}
             runs[os.path.basename(os.path.normpath(model_dir))] = tagger, inputs

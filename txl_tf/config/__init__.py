@@ -27,6 +27,7 @@ from txl_tf.config.models import (
     FUSIONS,
     POS_EMBEDS,
     RESIDUALS,
+    TOKEN_LEVELS,
     EncoderConfig,
     FlatConfig,
     FlatTaggerConfig,
@@ -61,9 +62,10 @@ from txl_tf.config.training import (
 __all__ = [
     "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "OPTIMIZERS",
     "PAIR_DATASETS", "PAIR_LEVELS", "POS_EMBEDS", "PRECISIONS", "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES",
-    "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "WEIGHT_TYPES", "Config", "EncoderConfig", "EvaluationConfig",
-    "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig", "NetworkConfig", "OptimizerConfig",
-    "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig", "SearchConfig", "SentenceConfig",
-    "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig", "TextConfig", "TrainingConfig",
-    "TransformerConfig", "TransformerLMConfig", "at_least", "check_bins", "check_fields", "one_of", "satisfies",
+    "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "TOKEN_LEVELS", "WEIGHT_TYPES", "Config", "EncoderConfig",
+    "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig",
+    "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig",
+    "SearchConfig", "SentenceConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig",
+    "TextConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig", "at_least", "check_bins",
+    "check_fields", "one_of", "satisfies",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from txl_tf.config.checks import FRACTION, POSITIVE, RISING, SYMBOLS, Config, at_least, group, one_of, option
+from txl_tf.config.models import TOKEN_LEVELS
 
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
 COUNTED_LEVELS = ("word", "char", "byte")  # vocabularies that are counted
@@ -10,7 +11,7 @@ LEVELS = (*COUNTED_LEVELS, "subword")
 SUBWORD_TYPES = ("unigram", "bpe")
 PAIR_DATASETS = ("text", "dates")
 PAIR_LEVELS = ("word", "char")
-TAG_SCHEMES = ("bio", "bioes", "bmes")
+TAG_SCHEMES = ("bio", "bioes", "bmes", "none")
 
 
 @group
@@ -72,18 +73,41 @@ class PairsConfig(Config):
 class TaggedConfig(Config):
     """The tagged sentences and their ids: arguments of `read_corpus`."""
 
-    train_path: str | None = option(None, "File of columns: a character, its tag; an empty line ends a sentence.")
+    train_path: str | None = option(None, "File of columns: a token, its tag; an empty line ends a sentence.")
     valid_path: str | None = option(None, "As train_path, to validate on.")
     test_path: str | None = option(None, "As train_path, to test on.")
+    token_level: str = option(
+        "char", "What a token is: a character, or a word between white space.", one_of(TOKEN_LEVELS)
+    )
     tag_scheme: str | None = option(
-        None, "Scheme to convert the tags to; default: that of the files.", one_of(TAG_SCHEMES)
+        None,
+        "Scheme to convert the tags to; default: that of the files. none: tags are no entities, but parts of speech.",
+        one_of(TAG_SCHEMES),
     )
     segment_digits: bool = option(False, "Cut the digit off every character: Weibo's mark of segmentation.")
-    bigrams: bool = option(True, "Give the network the bigrams of characters.")
-    min_freq: int = option(0, "Characters of train_path that are rarer become <unk>.")
+    bigrams: bool = option(True, "Give the network the bigrams of characters; of words, capital and last letters.")
+    min_freq: int | None = option(None, "Tokens of train_path that are rarer become <unk>; default: 0, of words 2.")
     lexicon: str | None = option(None, "File of words to match, one a line; jieba: the words of that package.")
     skip_short_words: bool = option(False, "Leave out a lexicon's words of one character.")
     char_vectors: str | None = option(None, "Vectors of characters, in word2vec's text format, to start from.")
     bigram_vectors: str | None = option(None, "Vectors of bigrams.")
-    word_vectors: str | None = option(None, "Vectors of the lexicon's words.")
+    word_vectors: str | None = option(None, "Vectors of the lexicon's words; or of words that are the tokens.")
     unit_vectors: bool = option(False, "Scale the embeddings to length 1 at the start.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_freq is None:
+            object.__setattr__(self, "min_freq", 2 if self.token_level == "word" else 0)
+        if self.token_level == "char":
+            if self.word_vectors and not self.lexicon:
+                raise ValueError("word_vectors are those of a lexicon's words: give lexicon, too")
+            return
+        not_of_words = {
+            "segment_digits": "a word has no digit of segmentation",
+            "lexicon": "its words are found among characters",
+            "char_vectors": "word_vectors are those of the words",
+            "bigram_vectors": "words have no bigrams",
+        }
+        for name, why in not_of_words.items():
+            if getattr(self, name):
+                raise ValueError(f"{name} must be left out with token_level=word, got {getattr(self, name)}: {why}")

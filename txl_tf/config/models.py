@@ -21,6 +21,7 @@ from txl_tf.config.checks import (
 )
 
 ATTN_TYPES = ("adatrans", "transformer")
+TOKEN_LEVELS = ("char", "word")
 POS_EMBEDS = ("none", "sin", "fix")
 FUSIONS = ("ff", "ff_two", "ff_linear", "attn", "gate")
 RESIDUALS = ("input", "own")
@@ -102,7 +103,7 @@ class SentenceConfig(Config):
     d_embed: int = option(50, "Width of the embeddings; that of the vectors where they are given.", WIDTH)
     d_bigram: int = option(50, "Width of the embeddings of bigrams.", WIDTH)
     d_model: int = option(flag=128, help="Width of the hidden states.", check=EVEN_SIZE)
-    max_seq_len: int = option(512, "Most characters of a sentence.", LENGTH)
+    max_seq_len: int = option(512, "Most tokens of a sentence, or of a window of a longer one.", LENGTH)
     token_dropout: float = option(0.0, "Rate at which training takes <unk> for a character or a bigram.", RATE)
 
 
@@ -156,6 +157,8 @@ class LabelConfig(Config):
     """Arguments of `Tagger` besides its network. The labels are `None` until the text is read."""
 
     labels: list[str] | None = option(None, "Tags, in the order of their ids.")
+    scheme: str | None = option(None, "none: the tags are no entities; default: bio, bioes or bmes.", one_of(("none",)))
+    token_level: str = option("char", "What a token of a text is.", one_of(TOKEN_LEVELS))
     start_end: bool = option(True, "Give the CRF scores for the first and the last tag of a sentence.")
     constraints: bool = option(True, "Let decoding take only paths of tags that their scheme allows.")
     output_dropout: float = option(0.0, "Dropout rate of the hidden states before they become scores of tags.", RATE)

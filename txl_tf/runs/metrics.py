@@ -83,14 +83,17 @@ def corpus_scores(translations: list[str], references: list[list[str]]) -> dict[
 # ---------------------------------------------------------------------------------------------------------- entities
 
 
-def score_table(found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> list[tuple]:
+def score_table(
+    found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], scheme: str | None = None
+) -> list[tuple]:
     """Rows `(entity type, precision, recall, f1, entities)`, types in alphabetical order, then all of them together.
 
     Args:
         found, expected: tags of every sentence.
+        scheme: "none" for tags that are no entities: every token counts, and "all" is the accuracy.
     """
     right, of_found, of_expected = Counter(), Counter(), Counter()
-    for spans, truth in _spans_of_both(found, expected):
+    for spans, truth in _spans_of_both(found, expected, scheme):
         of_found.update(span.kind for span in spans)
         of_expected.update(span.kind for span in truth)
         right.update(span.kind for span in spans & truth)
@@ -100,20 +103,23 @@ def score_table(found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]
     return [(kind, *prf(r, f, e), e) for kind, r, f, e in counts]
 
 
-def confusion(found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> dict[tuple[str, str], int]:
+def confusion(
+    found: Sequence[Sequence[str]], expected: Sequence[Sequence[str]], scheme: str | None = None
+) -> dict[tuple[str, str], int]:
     """`{(expected type, found type): number}` of places, first and last element, that either has an entity at.
 
     A place that only one of the two has is an entity of the type `NONE` to the other: missed, wrongly cut, or made up.
     """
     table = Counter()
-    for spans, truth in _spans_of_both(found, expected):
+    for spans, truth in _spans_of_both(found, expected, scheme):
         here, there = ({span[1:]: span.kind for span in side} for side in (spans, truth))
         table.update((there.get(place, NONE), here.get(place, NONE)) for place in {*here, *there})
     return dict(table)
 
 
-def _spans_of_both(found: Sequence, expected: Sequence) -> list[tuple[set[Span], set[Span]]]:
-    return [({*spans_of(tags)}, {*spans_of(truth)}) for tags, truth in zip(found, expected, strict=True)]
+def _spans_of_both(found: Sequence, expected: Sequence, scheme: str | None) -> list[tuple[set[Span], set[Span]]]:
+    pairs = zip(found, expected, strict=True)
+    return [({*spans_of(tags, scheme)}, {*spans_of(truth, scheme)}) for tags, truth in pairs]
 
 
 def format_scores(rows: list[tuple]) -> str:

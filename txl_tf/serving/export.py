@@ -63,11 +63,11 @@ def export_saved_model(
     An InvalidArgumentError names the argument of a request that is wrong.
 
     Args:
-        lm: language model, `Transformer`, or `Tagger` of `Tener` or `Flat`.
+        lm: language model, `Transformer`, or `Tagger`; over another network than `Tener` or `Flat`, for ids alone.
         directory: new or empty folder; it appears whole.
         vocab: `Vocab` of the model; of subwords it needs tensorflow-text, and is left out where that is missing. Of a
-            `Transformer` those of source and target; of a `Tagger` those of characters, with words for `Flat`, of
-            bigrams and, where it has one, of the lexicon. `None` for ids alone.
+            `Transformer` those of source and target; of a `Tagger` those of its run: of tokens, with words for `Flat`,
+            of bigrams or forms and, where it has one, of the lexicon. `None` for ids alone.
         weights: type the weights are stored in, "float32", "float16" or "bfloat16"; computation stays as in `lm`.
         top_n: how many tokens `next` returns, by default 10; all where the vocabulary has fewer.
         max_tokens: most tokens of a row of a request, and most new ones; by default 4096, `max_len`, or `max_seq_len`.
@@ -105,7 +105,7 @@ def _of_family(lm, vocab, top_n, start_token, search) -> tuple[Callable, dict[st
         return serve, named_vocabs(vocab, sizes, "Transformer") if vocab is not None else {}, lm.max_len
     if isinstance(lm, Tagger):
         _refuse("a tagger", top_n=top_n, start_token=start_token, search=search)
-        return TaggingSignatures, tagger_vocabs(lm, vocab), lm.network.max_seq_len
+        return TaggingSignatures, tagger_vocabs(lm, vocab), getattr(lm.network, "max_seq_len", None)
     _refuse("a language model", search=search)
     n_token, top_n = lm.network.n_token, 10 if top_n is None else top_n
     if start_token is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -14,6 +15,7 @@ from txl_tf.serving.request import Check, checked
 
 # What str.split takes for white space and tf.strings.split does not.
 UNICODE_SPACE = "[\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+WHITE_SPACE = UNICODE_SPACE[:-1] + "\t-\r ]"
 
 
 def named_vocabs(vocabs: Sequence[Vocab], sizes: dict[str, int | None], model: str) -> dict[str, Vocab]:
@@ -155,6 +157,43 @@ class SymbolTable(tf.Module):
     def ids(self, symbols: tf.Tensor) -> tf.Tensor:
         """int64: their ids, the unknown symbol's for "<pad>" and for symbols that it has not."""
         return tf.maximum(self.table.lookup(symbols), UNKNOWN)
+
+
+def forms_of(words: tf.Tensor) -> tf.Tensor:
+    """`form_of` of every word, string `[C]`."""
+    first, length = tf.strings.substr(words, 0, 1, "UTF8_CHAR"), tf.strings.length(words, "UTF8_CHAR")
+    last = tf.strings.substr(words, tf.maximum(length - 3, 0), tf.minimum(length, 3), "UTF8_CHAR")
+    capital = tf.where(tf.strings.lower(first, "utf-8") != first, "^", "")
+    return tf.strings.join([capital, tf.strings.regex_replace(last, "[0-9]", "0")])
+
+
+class Tokens(NamedTuple):
+    """The tokens of texts, ragged `[B, None]`: strings, and their places in characters of the text, `ends` excluded."""
+
+    strings: tf.RaggedTensor
+    starts: tf.RaggedTensor
+    ends: tf.RaggedTensor
+
+
+def characters_of(text: tf.Tensor) -> Tokens:
+    """The characters of texts `[B]`."""
+    chars = tf.strings.unicode_split(text, "UTF-8")
+    places = tf.ragged.range(tf.cast(chars.row_lengths(), tf.int32))
+    return Tokens(chars, places, places + 1)
+
+
+def words_of(text: tf.Tensor) -> Tokens:
+    """The words between white space, as `str.split` finds them."""
+    chars, places, after = characters_of(text)
+    rows, flat, places, after = chars.value_rowids(), chars.flat_values, places.flat_values, after.flat_values
+    inside = ~tf.strings.regex_full_match(flat, WHITE_SPACE)
+    begins = inside & ((places == 0) | ~tf.pad(inside[:-1], [[1, 0]]))
+    kept, first = tf.where(inside)[:, 0], tf.where(begins)[:, 0]
+    number, n = tf.gather(tf.cumsum(tf.cast(begins, tf.int32)), kept) - 1, tf.size(first)
+    words = tf.strings.unsorted_segment_join(tf.gather(flat, kept), number, n)
+    ends = tf.math.unsorted_segment_max(tf.gather(after, kept), number, n)
+    found = words, tf.gather(places, first), ends
+    return Tokens(*(tf.RaggedTensor.from_value_rowids(x, tf.gather(rows, first), chars.nrows()) for x in found))
 
 
 def _rewrite(text: str) -> str:

@@ -1,8 +1,8 @@
 """The signatures of a served tagger: text in, named entities out.
 
 Shapes:
-    B: batch      L: characters of the longest text      T: items of a row, its characters and words
-    C: characters of all texts      N: entities of the row with the most
+    B: batch      L: tokens of the longest text      T: items of a row, its characters and words
+    C: tokens of all texts      N: entities of the row with the most
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ from txl_tf.serving.request import (
     same_rows,
     same_shape,
 )
-from txl_tf.serving.tables import SymbolTable, check_utf8, named_vocabs
+from txl_tf.serving.tables import (
+    SymbolTable,
+    Tokens,
+    characters_of,
+    check_utf8,
+    forms_of,
+    named_vocabs,
+    words_of,
+)
 
 ITEMS = 2  # of a lattice, for each character of a text that fits in any case: real text has 1.5 to 1.8
 
@@ -39,18 +47,18 @@ def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, V
     """`{name: vocabulary}` of the vocabularies that the text of `tagger` is read with.
 
     Args:
-        tagger: `Tagger` of `Tener` or `Flat`.
-        vocabs: of characters, with words for `Flat`; of bigrams, not read where the network has none; and perhaps, for
-            `Flat`, of the lexicon's words.
+        tagger: `Tagger`; over another network than `Tener` or `Flat`, there are no vocabularies.
+        vocabs: of characters, with words for `Flat`, or of words; of bigrams, or forms, not read where the network has
+            none; and perhaps, for `Flat`, of the lexicon's words.
 
     Raises:
-        ValueError: another network, or a vocabulary that is not the model's or that no file of lines can hold.
+        ValueError: a vocabulary that is not the model's or that no file of lines can hold.
     """
     network, kind = tagger.network, type(tagger.network).__name__
-    if not isinstance(network, SentenceNetwork):
-        raise ValueError(f"the network of a tagger must be Tener or Flat, got {kind}")
     if vocabs is None:
         return {}
+    if not isinstance(network, SentenceNetwork):
+        raise ValueError(f"vocab must be None where the network of a tagger is neither Tener nor Flat, but {kind}")
     sizes = {"vocab": network.n_token, "bigram_vocab": network.n_bigram or None}
     if isinstance(network, Flat) and len(vocabs) != 2:
         sizes["lexicon"] = None
@@ -71,19 +79,21 @@ def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, V
 
 
 class SentenceGraph(tf.Module):
-    """`SentenceEncoder` and `features` of a text's characters, as a graph.
+    """`SentenceEncoder` and `features` of a text's tokens, as a graph.
 
     Args:
         lattice: whether the network is `Flat`.
-        max_tokens: most characters of a text.
+        max_tokens: most tokens of a text.
         vocab, bigram_vocab, lexicon: `SymbolTable`s, or `None`; without bigrams, all of them are 0.
+        level: what the tokens are, "char" or "word".
     """
 
     def __init__(
         self, lattice: bool, max_tokens: int, vocab: SymbolTable, bigram_vocab: SymbolTable | None = None,
-        lexicon: SymbolTable | None = None,
+        lexicon: SymbolTable | None = None, level: str = "char",
     ):  # fmt: skip
         super().__init__()
+        self.level = level
         self.lattice, self.vocab, self.bigram_vocab, self.lexicon = lattice, vocab, bigram_vocab, lexicon
         found = {len(word) for word in lexicon.vocab.symbols} if lexicon else ()
         self.word_lengths = tuple(sorted(n for n in found if n <= max_tokens))
@@ -92,7 +102,7 @@ class SentenceGraph(tf.Module):
         """The inputs of the network.
 
         Args:
-            chars: string `[B, None]`, the characters of each text.
+            chars: string `[B, None]`, the characters of each text, or its words.
         """
         flat, lengths = chars.flat_values, chars.row_lengths()
         places = tf.ragged.range(lengths).flat_values  # [C], of each character in its row
@@ -101,7 +111,8 @@ class SentenceGraph(tf.Module):
         following = tf.where(rest == 1, END, tf.concat([flat, [END]], 0)[1:])
         bigrams = tf.zeros_like(ids)
         if self.bigram_vocab:
-            bigrams = self.bigram_vocab.ids(tf.strings.join([flat, following]))
+            words = self.level == "word"
+            bigrams = self.bigram_vocab.ids(forms_of(flat) if words else tf.strings.join([flat, following]))
         bigrams = _dense(chars.with_values(bigrams))
         if not self.lattice:
             return {"chars": _dense(chars.with_values(ids)), "bigrams": bigrams}
@@ -142,8 +153,17 @@ def _dense(rows: tf.RaggedTensor) -> tf.Tensor:
 
 
 def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestLimits:
-    """`RequestLimits` of a tagger. A row has as many items as the longest one; the tokens of `row_bytes` are items."""
+    """`RequestLimits` of a tagger. A row has as many items as the longest one; the tokens of `row_bytes` are items.
+
+    Of a network that is neither `Tener` nor `Flat`, only the width of its hidden states is known.
+    """
     network, n_label, lattice = tagger.network, len(tagger.labels), isinstance(tagger.network, Flat)
+    if not isinstance(network, SentenceNetwork):
+        width = tagger.out_fc.kernel.shape[0]
+        return RequestLimits(
+            lambda tokens, _=0: 12 * n_label**2 + tokens * 4 * (8 * width + 10 * n_label), max_rows, max_tokens,
+            row="{} elements",
+        )  # fmt: skip
     # Of FLAT, each pair of items has a position of its own, as wide as the model, and four distances, int64.
     of_pair = 4 * (network.d_model + 8 * network.n_head + 16) if lattice else 4 * 10 * network.n_head
     widths = network.d_embed + network.d_bigram + 8 * network.d_model + 2 * network.d_inner + 10 * n_label
@@ -153,7 +173,9 @@ def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestL
 
     if lattice:
         return RequestLimits(row_bytes, max_rows, max_tokens, ITEMS * max_tokens, "{} characters and words")
-    return RequestLimits(row_bytes, max_rows, max_tokens, row="{} characters")
+    return RequestLimits(
+        row_bytes, max_rows, max_tokens, row="{} words" if tagger.token_level == "word" else "{} characters"
+    )
 
 
 class TaggingSignatures(StoredModel):
@@ -161,14 +183,15 @@ class TaggingSignatures(StoredModel):
 
         tag_text(text [B]) -> kinds, starts, ends, entities, probs [B, N], numbers [B]
         tag_characters(text [B]) -> tags [B, L], lengths [B]
+        tag_words(text [B]) -> words, tags [B, L], lengths [B]       where tokens are words, and no tag_characters
         tag(inputs of the network [B, ...]) -> tags, ends, starts, kinds, probs [B, L]: see `Tagger.entities`
 
-    A text is one line of UTF-8, or empty. `kinds`, `entities` and the tags of characters are strings; `starts` and
-    `ends` count characters, `ends` exclusive; `numbers` says how many entities a row has. Beyond the entities, and
-    characters, of a row are "" and 0. Without vocabularies there is `tag` alone.
+    A text is one line of UTF-8, or empty. `kinds`, `entities`, words and their tags are strings; `starts` and `ends`
+    count characters, `ends` exclusive; `numbers` says how many entities a row has, of the scheme "none" every token.
+    Beyond the entities, and tokens, of a row are "" and 0. Without vocabularies there is `tag` alone.
 
     Args:
-        tagger: `Tagger` of `Tener` or `Flat`.
+        tagger: `Tagger`; over another network than `Tener` or `Flat` with `tag` alone.
         tables: `SymbolTable`s by the names of `tagger_vocabs`; nothing for ids alone.
         weights, max_tokens, max_rows: see `export_saved_model`.
 
@@ -183,32 +206,33 @@ class TaggingSignatures(StoredModel):
         max_tokens: int | None = None, max_rows: int | None = None,
     ):  # fmt: skip
         self.network, self.lattice = tagger.network, isinstance(tagger.network, Flat)
-        self.inputs = self._input_specs()
-        if not tagger.out_fc.built:
-            tagger({name: tf.zeros([1] * len(spec.shape), tf.int32) for name, spec in self.inputs.items()})
+        self.by_words = tagger.token_level == "word"
+        signature = tagger.build_for_export()
+        self.named = isinstance(signature, dict)
+        specs = signature if self.named else {"inputs": signature}
+        self.inputs = {name: tf.TensorSpec(spec.shape, spec.dtype) for name, spec in specs.items()}
         super().__init__(tagger, weights)
         self.limits = limits_of(tagger, max_rows, max_tokens or tagger.network.max_seq_len)
         self.max_items = bisect.bisect_right(range(2**31), self.limits.max_bytes, key=self.limits.row_bytes) - 1
-        self.graph = SentenceGraph(self.lattice, self.limits.max_tokens, **tables) if tables else None
+        self.graph = None
+        if tables:
+            self.graph = SentenceGraph(self.lattice, self.limits.max_tokens, **tables, level=tagger.token_level)
         self.resources.graph = self.graph
 
     def signatures(self) -> dict[str, Callable]:
         arguments = {self.tag: self.inputs}
         if self.graph is not None:
             text = {"text": tf.TensorSpec([None], tf.string)}
-            arguments |= {self.tag_text: text, self.tag_characters: text}
+            arguments |= {self.tag_text: text, self.tag_words if self.by_words else self.tag_characters: text}
         return self.concrete(arguments)
-
-    def _input_specs(self) -> dict[str, tf.TensorSpec]:
-        table, numbers = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)
-        if not self.lattice:
-            return {"chars": table, "bigrams": table} if self.network.n_bigram else {"chars": table}
-        specs = {"lattice": table, "bigrams": table, "seq_len": numbers, "lex_num": numbers}
-        return {**specs, "pos_s": table, "pos_e": table}
 
     # ------------------------------------------------------------------------------------------------ signatures
 
     def tag(self, **inputs: tf.Tensor) -> dict:
+        if not isinstance(self.network, SentenceNetwork):
+            name, first = next(iter(inputs.items()))
+            checked_inputs = checked([*self.limits.check_ids(name, first)], inputs)
+            return self.model.entities(checked_inputs if self.named else checked_inputs[name])
         if self.lattice:  # first what the other checks compare
             inputs = checked(self._shape_checks(**inputs), inputs)
             checks = self._lattice_checks(**inputs)
@@ -223,11 +247,14 @@ class TaggingSignatures(StoredModel):
         return self._entities(checked(checks, inputs))
 
     def tag_text(self, text: tf.Tensor) -> dict:
-        found, _ = self._read(text)
+        found, tokens = self._read(text)
         places = tf.where(found["ends"])  # [entities of all rows, 2]
         rows, (size, _) = places[:, 0], tf.unstack(tf.shape(found["ends"], tf.int64))
         starts, kinds, probs = (tf.gather_nd(found[name], places) for name in ("starts", "kinds", "probs"))
         ends = tf.cast(places[:, 1], tf.int32) + 1
+        if self.by_words:
+            ends = tf.gather_nd(tokens.ends.to_tensor(), places)
+            starts = tf.gather_nd(tokens.starts.to_tensor(), tf.stack([rows, tf.cast(starts, tf.int64)], 1))
         parts = {
             "kinds": tf.gather(tf.constant(self.model.kinds, tf.string), kinds),
             "starts": starts,
@@ -240,28 +267,32 @@ class TaggingSignatures(StoredModel):
         return {**{name: x.to_tensor() for name, x in by_row.items()}, "numbers": numbers}
 
     def tag_characters(self, text: tf.Tensor) -> dict:
-        found, lengths = self._read(text)
+        found, tokens = self._read(text)
+        lengths = tf.cast(tokens.strings.row_lengths(), tf.int32)
         tags = tf.gather(tf.constant(self.model.labels), found["tags"])
         visible = tf.sequence_mask(lengths, tf.shape(tags)[1])
         return {"tags": tf.where(visible, tags, ""), "lengths": lengths}
 
+    def tag_words(self, text: tf.Tensor) -> dict:
+        return {"words": words_of(text).strings.to_tensor(), **self.tag_characters(text)}
+
     # ------------------------------------------------------------------------------------------------- their parts
 
-    def _read(self, text: tf.Tensor) -> tuple[dict, tf.Tensor]:
-        """`Tagger.entities` of texts, and their numbers of characters, int32 `[B]`."""
+    def _read(self, text: tf.Tensor) -> tuple[dict, Tokens]:
+        """`Tagger.entities` of texts, and their tokens."""
         limits, most, rows = self.limits, self.limits.max_tokens, tf.shape(text)[0]
         text = limits.checked_text("text", text)
         ends = tf.strings.regex_full_match(text, r"(?s).*\n.*")
         of_row = tf.strings.join(["a line end in row ", tf.strings.as_string(tf.where(ends)[:1, 0])])
         text = checked([check_utf8("text", text), Check(~ends, "text must be one line in every row", of_row)], text)
-        chars = tf.strings.unicode_split(text, "UTF-8")
-        lengths = tf.cast(chars.row_lengths(), tf.int32)
-        longest = tf.reduce_max(lengths)
-        short = Check(longest <= most, f"text must be at most {most} characters a row", longest)
-        inputs = self.graph.features(checked([short, limits.check_size("text", rows, longest)], chars))
+        tokens = words_of(text) if self.by_words else characters_of(text)
+        longest = tf.reduce_max(tf.cast(tokens.strings.row_lengths(), tf.int32))
+        unit = "words" if self.by_words else "characters"
+        short = Check(longest <= most, f"text must be at most {most} {unit} a row", longest)
+        inputs = self.graph.features(checked([short, limits.check_size("text", rows, longest)], tokens.strings))
         if self.lattice:
             inputs = checked(self._item_checks("text", rows, tf.shape(inputs["lattice"])[1]), inputs)
-        return self._entities(inputs), lengths
+        return self._entities(inputs), tokens
 
     def _entities(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """`Tagger.entities`, which must have a place, of as many as there are, even none."""

@@ -152,10 +152,15 @@ class Resumable(TrainedModel):
             ValueError: nobody knows what the model is called with; the message says what to do.
         """
         if input_signature is None:
-            input_signature = [self.input_signature()]
-            if not self.has_all_weights:
-                self(keras.tree.map_structure(_ones, input_signature[0]))
+            input_signature = [self.build_for_export()]
         super().export(filepath, format, verbose, input_signature=input_signature, **kwargs)
+
+    def build_for_export(self):
+        """`input_signature`, of a model that has its weights then."""
+        signature = self.input_signature()
+        if not self.has_all_weights:
+            self(keras.tree.map_structure(_ones, signature))
+        return signature
 
     # ------------------------------------------------------------------------------------------ stopping and going on
 

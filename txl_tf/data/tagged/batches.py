@@ -3,6 +3,9 @@
 The items of a sentence are its characters and then, with a lexicon, the words that it holds. Ids 0 and 1 are padding
 and unknown, in the vocabulary of characters and words and in that of bigrams.
 
+Where the tokens are words, they stand in the place of the characters, and their forms in that of the bigrams: see
+`form_of`. There is no lexicon then.
+
 Shapes:
     B: batch      n: characters of a sentence, w: its words      L: max n      T: max n + w
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,6 +39,12 @@ class Encoded(NamedTuple):
     ends: np.ndarray  # [n + w], last character of each item, inclusive
     n: int
 
+    def window(self, begin: int, end: int) -> Encoded:
+        """Its characters from `begin` to `end`, excluded, and the words among them. Bigrams stay as they are."""
+        inside = (self.starts >= begin) & (self.ends < end)
+        starts, ends = self.starts[inside] - begin, self.ends[inside] - begin
+        return Encoded(self.ids[inside], self.bigrams[begin:end], starts, ends, end - begin)
+
 
 @dataclasses.dataclass(frozen=True)
 class SentenceEncoder:
@@ -44,11 +54,13 @@ class SentenceEncoder:
         vocab: of characters and words, "<pad>" and "<unk>" first.
         bigram_vocab: of pairs of tokens, likewise; `None`: bigrams are 0.
         lexicon: whose words are found in a sentence; `None`: it has no words.
+        level: what the tokens are, "char" or "word".
     """
 
     vocab: Vocab
     bigram_vocab: Vocab | None = None
     lexicon: Lexicon | None = None
+    level: str = "char"
 
     def encode(self, tokens: Sequence[str]) -> Encoded:
         """The ids of a sentence of any length, even 0. What a vocabulary does not have is unknown."""
@@ -56,7 +68,7 @@ class SentenceEncoder:
         n, places = len(tokens), range(len(tokens))
         return Encoded(
             _look_up(self.vocab, [*tokens, *(match.word for match in matches)]),
-            _look_up(self.bigram_vocab, bigrams_of(tokens)) if self.bigram_vocab else np.zeros([n], np.int32),
+            _look_up(self.bigram_vocab, BESIDES[self.level](tokens)) if self.bigram_vocab else np.zeros([n], np.int32),
             np.array([*places, *(match.start for match in matches)], np.int32),
             np.array([*places, *(match.end for match in matches)], np.int32),
             n,
@@ -66,6 +78,22 @@ class SentenceEncoder:
 def bigrams_of(tokens: Sequence[str]) -> list[str]:
     """Each token joined with the next one, the last one with "<eos>"."""
     return [first + second for first, second in itertools.pairwise([*tokens, END])]
+
+
+def form_of(word: str) -> str:
+    """What tells about a word that is unknown: whether it begins with a capital, and its last three characters.
+
+    Digits are 0. So "Blackburn" is "^urn", "rejects" is "cts" and "1996-08-22" is "-00".
+    """
+    capital = "^" if word[:1].lower() != word[:1] else ""
+    return capital + re.sub("[0-9]", "0", word[-3:])
+
+
+def forms_of(tokens: Sequence[str]) -> list[str]:
+    return list(map(form_of, tokens))
+
+
+BESIDES = {"char": bigrams_of, "word": forms_of}  # level of the tokens -> what their second ids are of
 
 
 def _look_up(vocab: Vocab, symbols: Sequence[str]) -> np.ndarray:

@@ -13,9 +13,18 @@ from typing import NamedTuple
 import numpy as np
 
 from txl_tf.config import TaggedConfig
-from txl_tf.data.tagged.batches import SPECIAL, SentenceEncoder, TaggedSplit, bigrams_of
+from txl_tf.data.tagged.batches import BESIDES, SPECIAL, SentenceEncoder, TaggedSplit
 from txl_tf.data.tagged.lexicon import Lexicon
-from txl_tf.data.tagged.tags import SCHEMES, all_labels, broken_at, convert_tags, detect_scheme, split_tag
+from txl_tf.data.tagged.tags import (
+    NONE,
+    SCHEMES,
+    all_labels,
+    broken_at,
+    convert_tags,
+    detect_scheme,
+    kind_of,
+    split_tag,
+)
 from txl_tf.data.tagged.word_vectors import embedding_matrix, read_vectors
 from txl_tf.data.text_files import numbered_lines
 from txl_tf.data.vocabulary import Vocab
@@ -35,7 +44,7 @@ class TaggedSentence(NamedTuple):
     line: int  # of the first token in its file
 
 
-def read_tagged(path: str, segment_digits: bool = False) -> list[TaggedSentence]:
+def read_tagged(path: str, segment_digits: bool = False, scheme: str | None = None) -> list[TaggedSentence]:
     """Reads a CoNLL file: a token and a tag a line, first and last column, and blank lines between sentences.
 
     Spaces or tabs part columns, other white space can be a token. Lines that begin with -DOCSTART- are left out.
@@ -43,6 +52,7 @@ def read_tagged(path: str, segment_digits: bool = False) -> list[TaggedSentence]
     Args:
         path: of a UTF-8 file.
         segment_digits: each token ends with a digit that is no part of it, as in Weibo's "科0".
+        scheme: "none" takes any text as a tag.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -60,7 +70,7 @@ def read_tagged(path: str, segment_digits: bool = False) -> list[TaggedSentence]
             raise ValueError(f"{where} must have a token and a tag, parted by a space or a tab, got {brief(line)}")
         token, tag = columns[0], columns[-1]
         try:
-            split_tag(tag)
+            kind_of(tag, scheme)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         if segment_digits:
@@ -75,21 +85,38 @@ def read_tagged(path: str, segment_digits: bool = False) -> list[TaggedSentence]
     return sentences
 
 
-def read_tagged_as(path: str, labels: list[str], segment_digits: bool = False) -> list[TaggedSentence]:
+def read_tagged_as(
+    path: str, labels: list[str], segment_digits: bool = False, scheme: str | None = None
+) -> list[TaggedSentence]:
     """`read_tagged`, in the scheme of a model's labels.
 
     Raises:
         ValueError: as there; or an entity type is not among the labels. Names file and line.
     """
-    texts, scheme = _in_one_scheme({"text": read_tagged(path, segment_digits)}, {"text": path}, detect_scheme(labels))
-    kinds = {split_tag(label)[1] for label in labels}
-    for number, tag in _numbered_tags(texts["text"]):
-        if tag not in labels and split_tag(tag)[1] not in kinds:
+    text, own = read_tagged(path, segment_digits, scheme), scheme or detect_scheme(labels)
+    text = _in_one_scheme({"text": text}, {"text": path}, own)[0]["text"]
+    kinds = {kind_of(label, scheme) for label in labels}
+    for number, tag in _numbered_tags(text):
+        if tag not in labels and kind_of(tag, scheme) not in kinds:
             known = ", ".join(sorted(kinds - {""}))
             raise ValueError(
                 f"{path}, line {number}: {brief(tag)} is of a kind that the model does not have; it has {known}"
             )
-    return texts["text"]
+    return text
+
+
+def _warn_of_words(text: list[TaggedSentence], name: str) -> None:
+    """Warns of tokens that a line of text, which is read character by character, never has."""
+    tokens = [(token, number) for s in text for number, token in enumerate(s.tokens, s.line)]
+    long = [(token, number) for token, number in tokens if len(token) > 1]
+    if not long:
+        return
+    token, number = long[0]
+    logger.warning(
+        f"{name}, line {number}: {brief(token)} has {len(token)} characters, as have {len(long):,} of {len(tokens):,} "
+        "tokens: text is tagged character by character, where none of these occurs. --token_level=word where tokens "
+        "are words, --segment_digits where each ends with a digit of segmentation, as 科0"
+    )
 
 
 def _without_digit(token: str, where: str) -> str:
@@ -106,13 +133,15 @@ class TaggedCorpus:
     """Vocabularies, labels and encoded sentences.
 
     Attributes:
-        vocab: of characters and of the lexicon's words.
-        bigram_vocab: of bigrams.
+        vocab: of characters and of the lexicon's words; or of words that are the tokens.
+        bigram_vocab: of bigrams; or of the forms of words, see `form_of`.
         labels: the tags in the order of their ids.
         lexicon: or `None`.
         splits: `"train"`, `"valid"` and perhaps `"test"` -> `TaggedSplit`.
         names: split -> its file.
-        scheme: of the labels: "bio", "bioes" or "bmes".
+        scheme: of the labels: "bio", "bioes", "bmes" or "none".
+        level: of the tokens: "char" or "word".
+        lines: split -> line of the first token of each sentence.
         embeddings: `"vocab"` and `"bigram_vocab"` -> initial embeddings, float32 `[symbols, dim]`, where there are
             vectors.
     """
@@ -125,6 +154,8 @@ class TaggedCorpus:
     names: dict[str, str]
     scheme: str
     embeddings: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    level: str = "char"
+    lines: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
     @property
     def vocabs(self) -> list[Vocab]:
@@ -133,7 +164,7 @@ class TaggedCorpus:
 
     @property
     def encoder(self) -> SentenceEncoder:
-        return SentenceEncoder(self.vocab, self.bigram_vocab, self.lexicon)
+        return SentenceEncoder(self.vocab, self.bigram_vocab, self.lexicon, self.level)
 
     def fingerprint(self, split: str) -> str:
         """A SHA-256 that tells whether a split has changed."""
@@ -151,9 +182,9 @@ def lexicon_vocab(lexicon: Lexicon) -> Vocab:
     return vocab
 
 
-def encoder_of(vocab: Vocab, bigram_vocab: Vocab, lexicon: Vocab | None = None) -> SentenceEncoder:
-    """The encoder of a run's vocabularies, see `TaggedCorpus.vocabs`."""
-    return SentenceEncoder(vocab, bigram_vocab, Lexicon(lexicon.symbols) if lexicon else None)
+def encoder_of(vocab: Vocab, bigram_vocab: Vocab, lexicon: Vocab | None = None, level: str = "char") -> SentenceEncoder:
+    """The encoder of a run's vocabularies, see `TaggedCorpus.vocabs`; `level` is its tagger's `token_level`."""
+    return SentenceEncoder(vocab, bigram_vocab, Lexicon(lexicon.symbols) if lexicon else None, level)
 
 
 def read_corpus(config: TaggedConfig) -> TaggedCorpus:
@@ -169,18 +200,21 @@ def read_corpus(config: TaggedConfig) -> TaggedCorpus:
     for split in ("train", "valid"):
         if not getattr(config, f"{split}_path"):
             raise ValueError(f"{split}_path must be given: a file with a token and a tag a line")
-    if config.word_vectors and not config.lexicon:
-        raise ValueError("word_vectors are those of a lexicon's words: give lexicon, too")
     names = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
     names = {split: path for split, path in names.items() if path}
     lexicon = Lexicon.load(config.lexicon, config.skip_short_words) if config.lexicon else None
     if lexicon and not all(word.split() == [word] for word in lexicon.words):  # a vocabulary's file could not hold it
         lexicon = Lexicon([word for word in lexicon.words if word.split() == [word]])
-    texts = {split: read_tagged(path, config.segment_digits) for split, path in names.items()}
+    texts = {split: read_tagged(path, config.segment_digits, config.tag_scheme) for split, path in names.items()}
+    if config.token_level == "char":
+        _warn_of_words(texts["train"], names["train"])
     texts, scheme = _in_one_scheme(texts, names, config.tag_scheme)
     labels = _make_labels(texts, names, scheme)
     vocab, bigram_vocab, embeddings = _make_vocabs(config, texts, lexicon)
-    corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, embeddings)
+    lines = {split: [sentence.line for sentence in text] for split, text in texts.items()}
+    corpus = TaggedCorpus(
+        vocab, bigram_vocab, labels, lexicon, {}, names, scheme, embeddings, config.token_level, lines
+    )
     encoder, ids = corpus.encoder, {label: i for i, label in enumerate(labels)}
     for split, text in texts.items():
         encoded = [encoder.encode(sentence.tokens) for sentence in text]
@@ -198,12 +232,11 @@ def _in_one_scheme(texts: dict, names: dict, wanted: str | None) -> tuple[dict, 
     Raises:
         ValueError: a file mixes schemes or, without `wanted`, has another one than the training sentences.
     """
+    if wanted == NONE:
+        return texts, NONE
     schemes = {}
     for split, text in texts.items():
-        try:
-            schemes[split] = detect_scheme({tag for sentence in text for tag in sentence.tags})
-        except ValueError as error:
-            raise ValueError(f"{names[split]}: {error}") from error
+        schemes[split] = _scheme_of(text, names[split])
         if not wanted:
             schemes[split] = schemes["train"]
             _check_prefixes(text, names, split, schemes["train"])
@@ -216,6 +249,17 @@ def _in_one_scheme(texts: dict, names: dict, wanted: str | None) -> tuple[dict, 
         for split, text in texts.items()
     }
     return converted, wanted
+
+
+def _scheme_of(text: list[TaggedSentence], name: str) -> str:
+    """`detect_scheme` of a file's tags, whose error names the lines."""
+    first = {}
+    for number, tag in _numbered_tags(text):
+        first.setdefault(split_tag(tag)[0], (number, tag))
+    try:
+        return detect_scheme(tag for _, tag in first.values())
+    except ValueError as error:
+        raise ValueError(f"{name}, lines {first['I'][0]} and {first['M'][0]}: {error}") from error
 
 
 def _check_prefixes(text: list[TaggedSentence], names: dict, split: str, scheme: str) -> None:
@@ -248,8 +292,9 @@ def _warn_of_broken(text: list[TaggedSentence], name: str, scheme: str, converte
 def _make_labels(texts: dict, names: dict, scheme: str) -> list[str]:
     """The labels of the training sentences, entity types in alphabetical order. Other files may have no other type."""
     tags = {split: {tag for sentence in text for tag in sentence.tags} for split, text in texts.items()}
-    kinds = sorted({split_tag(tag)[1] for tag in tags["train"] - {"O"}})
-    labels = all_labels(kinds, scheme, outside=any("O" in found for found in tags.values()))
+    kinds = sorted(tags["train"]) if scheme == NONE else sorted({split_tag(tag)[1] for tag in tags["train"] - {"O"}})
+    has_outside = any("O" in found for found in tags.values())
+    labels = kinds if scheme == NONE else all_labels(kinds, scheme, has_outside)
     for split, text in texts.items():
         unknown = tags[split].difference(labels)
         for number, tag in _numbered_tags(text) if unknown else ():
@@ -274,8 +319,10 @@ class _Symbols(NamedTuple):
 
 def _make_vocabs(config: TaggedConfig, texts: dict, lexicon: Lexicon | None) -> tuple[Vocab, Vocab, dict]:
     """`(vocab, bigram_vocab, embeddings)`, as `TaggedCorpus` has them."""
-    chars = _choose(texts, list, config.min_freq, "char_vectors", config.char_vectors)
-    bigrams = _choose(texts, bigrams_of, config.min_freq, "bigram_vectors", config.bigram_vectors)
+    own = "word_vectors" if config.token_level == "word" else "char_vectors"
+    chars = _choose(texts, list, config.min_freq, own, getattr(config, own))
+    besides = BESIDES[config.token_level]
+    bigrams = _choose(texts, besides, config.min_freq, "bigram_vectors", config.bigram_vectors)
     words = _Symbols([], {}, None)
     if lexicon:
         words = _choose(
@@ -305,7 +352,7 @@ def _choose(texts: dict, symbols_of: Callable, min_freq: int, option: str, path:
     Args:
         texts: split -> sentences.
         symbols_of: tokens of a sentence -> symbols.
-        min_freq: symbols of the training sentences that are rarer are left out.
+        min_freq: symbols of the training sentences that are rarer are left out, but for words with a vector.
         option: what messages call the vectors.
         path: file of vectors or `None`.
     """
@@ -317,7 +364,8 @@ def _choose(texts: dict, symbols_of: Callable, min_freq: int, option: str, path:
     train = counts.pop("train")
     others = {symbol: None for counter in counts.values() for symbol in counter if symbol not in train}
     vectors, dim = read_vectors(path, {SPECIAL[1], *train, *others}) if path else ({}, None)
-    symbols = [symbol for symbol, n in train.items() if n >= min_freq]
+    kept = vectors if option == "word_vectors" else ()
+    symbols = [symbol for symbol, n in train.items() if n >= min_freq or symbol in kept]
     symbols += [symbol for symbol in others if symbol in vectors]
     if path:
         found = sum(symbol in vectors for symbol in symbols)

@@ -1,9 +1,12 @@
-"""Tags of tokens and the entities that they mark: the schemes BIO, BIOES and BMES.
+"""Tags of tokens and the entities that they mark: the schemes BIO, BIOES and BMES, or none.
 
 A tag is "O", outside every entity, or a prefix and a kind, as "B-PER"; tags of segmentation have no kind, as "B". A tag
 continues the entity of the tag before it if both have the same kind, the earlier one is B, I or M and the later one is
 I, M or E. Every other tag but "O" begins an entity. So every sequence marks entities, a malformed one too, and they are
 those of fastNLP's `SpanFPreRecMetric`. (That one lower-cases kinds; here "per" and "PER" differ.)
+
+Of the scheme "none", any text is a tag, such as NOUN: each token is marked by itself, its kind is the tag. What counts
+entities counts tokens then, and precision, recall and F1 are all the share of right tags.
 
 Shapes:
     K: labels
@@ -20,6 +23,7 @@ import numpy as np
 from txl_tf.schema import brief
 
 SCHEMES = {"bio": "BI", "bioes": "BIES", "bmes": "BMES"}  # scheme -> its prefixes, without O
+NONE = "none"
 _INSIDE = {"bio": "I", "bioes": "I", "bmes": "M"}
 _PREFIXES = frozenset("OBIMES")
 _CONTINUED, _CONTINUING = frozenset("BIM"), frozenset("IME")
@@ -44,8 +48,16 @@ def split_tag(tag: str) -> tuple[str, str]:
     """
     prefix, dash, kind = tag.partition("-")
     if prefix not in _PREFIXES or bool(dash) != bool(kind) or (prefix == "O" and kind):
-        raise ValueError(f"a tag must be O, or one of B, I, M, E, S with a kind or alone, as B-PER, got {brief(tag)}")
+        raise ValueError(
+            f"a tag must be O, or one of B, I, M, E, S with a kind or alone, as B-PER, got {brief(tag)}; other tags, "
+            "such as parts of speech, are of the scheme none"
+        )
     return prefix, kind
+
+
+def kind_of(tag: str, scheme: str | None = None) -> str:
+    """The kind of a tag, see `split_tag`; of the scheme "none", the tag itself."""
+    return tag if scheme == NONE else split_tag(tag)[1]
 
 
 def detect_scheme(tags: Iterable[str]) -> str:
@@ -80,19 +92,23 @@ def _continues(previous: tuple[str, str], current: tuple[str, str]) -> bool:
     return previous[0] in _CONTINUED and current[0] in _CONTINUING and previous[1] == current[1]
 
 
-def continues_table(labels: Sequence[str]) -> np.ndarray:
+def continues_table(labels: Sequence[str], scheme: str | None = None) -> np.ndarray:
     """bool `[K, K]`: row `previous`, column `current`, whether `current` continues the entity of `previous`."""
+    if scheme == NONE:
+        return np.zeros([len(labels)] * 2, bool)
     parts = [split_tag(label) for label in labels]
     return np.array([[_continues(previous, current) for current in parts] for previous in parts], bool)
 
 
-def entity_table(labels: Sequence[str]) -> np.ndarray:
+def entity_table(labels: Sequence[str], scheme: str | None = None) -> np.ndarray:
     """bool `[K]`: whether a label is part of an entity."""
-    return np.array([label != "O" for label in labels], bool)
+    return np.array([label != "O" or scheme == NONE for label in labels], bool)
 
 
-def spans_of(tags: Iterable[str]) -> list[Span]:
-    """The entities that tags of any scheme mark, in order."""
+def spans_of(tags: Iterable[str], scheme: str | None = None) -> list[Span]:
+    """The entities that tags of any scheme mark, in order; of the scheme "none", which must be said, every token."""
+    if scheme == NONE:
+        return [Span(tag, i, i + 1) for i, tag in enumerate(tags)]
     spans, previous = [], _OUTSIDE
     for i, tag in enumerate(tags):
         current = split_tag(tag)
@@ -131,11 +147,13 @@ def _may_follow(previous: tuple[str, str], current: tuple[str, str], scheme: str
     return _continues(previous, current) or (ends and current[0] in _BEGINNING)
 
 
-def allowed_transitions(labels: Sequence[str]) -> np.ndarray:
+def allowed_transitions(labels: Sequence[str], scheme: str | None = None) -> np.ndarray | None:
     """bool `[K + 2, K + 2]`: which label may follow which; row K is the start, column K + 1 the end of a sentence.
 
-    The same as fastNLP's `allowed_transitions(..., include_start_end=True)`.
+    The same as fastNLP's `allowed_transitions(..., include_start_end=True)`. `None` for the scheme "none".
     """
+    if scheme == NONE:
+        return None
     scheme, n = detect_scheme(labels), len(labels)
     parts = [*map(split_tag, labels), _OUTSIDE]
     table = np.zeros([n + 2, n + 2], bool)
@@ -146,12 +164,12 @@ def allowed_transitions(labels: Sequence[str]) -> np.ndarray:
 
 
 def broken_at(tags: Sequence[str], scheme: str | None = None) -> list[int]:
-    """Places of the tags that may not follow the tag before them, and of a last tag that may not be the last.
+    """Places of the tags that break their scheme: those that continue no entity, and those that leave one unfinished.
 
     Args:
         scheme: what the tags should follow; `None` for `detect_scheme(tags)`.
     """
     scheme = scheme or detect_scheme(tags)
     parts = [_OUTSIDE, *map(split_tag, tags), _OUTSIDE]
-    broken = [i for i in range(len(parts) - 1) if not _may_follow(parts[i], parts[i + 1], scheme)]
-    return sorted({min(i, len(tags) - 1) for i in broken})
+    breaks = [i for i in range(len(parts) - 1) if not _may_follow(parts[i], parts[i + 1], scheme)]
+    return sorted({i - 1 if parts[i + 1][0] in _BEGINNING else i for i in breaks})  # `parts` has one before the first

@@ -39,6 +39,20 @@ def crf_nll(emissions, tags, mask, transitions, start=None, end=None):
     return log_norm(emissions, transitions, mask) - tf.reduce_sum(_path_terms(emissions, tags, mask, transitions), 1)
 
 
+def checked_tags(tags, mask, n_tag):
+    """`tags` as int32, those at padding 0. Fails where an element has none from 0 to `n_tag - 1`; not under XLA."""
+    tags = tf.where(mask, tf.cast(tags, tf.int32), 0)
+    extremes = [tf.reduce_min(tags), tf.reduce_max(tags)]
+    valid = (extremes[0] >= 0) & (extremes[1] < n_tag)
+    message = f"tags must lie between 0 and {n_tag - 1} wherever there is an element, got, at the extremes,"
+    if tf.executing_eagerly():
+        if not valid:
+            raise ValueError(f"{message} {extremes[0]} and {extremes[1]}")
+        return tags
+    with tf.control_dependencies([tf.debugging.Assert(valid, [message, *extremes])]):
+        return tf.identity(tags)
+
+
 def with_ends(emissions, mask, start=None, end=None):
     """Emissions, float32, with the scores of starts and ends at first and last elements, where they count the same.
 
@@ -55,7 +69,7 @@ def with_ends(emissions, mask, start=None, end=None):
 
 def _path_terms(emissions, tags, mask, transitions):
     """The term that each element adds to the score of a path: `[B, T]`."""
-    tags = tf.cast(tags, tf.int32)
+    tags = tf.where(mask, tf.cast(tags, tf.int32), 0)
     own = tf.gather(emissions, tags, batch_dims=2)
     steps = tf.gather_nd(transitions, tf.stack([tags[:, :-1], tags[:, 1:]], -1))
     return tf.where(mask, own + tf.pad(steps, [[0, 0], [1, 0]]), 0.0)
@@ -238,8 +252,13 @@ class CRF(Layer):
         return tf.fill(tf.shape(emissions)[:2], True) if mask is None else mask
 
     def nll(self, emissions, tags, mask=None):
-        """`crf_nll` with the weights of the layer. `mask`: see the call."""
+        """`crf_nll` with the weights of the layer. `mask`: see the call.
+
+        Raises:
+            ValueError, or of a graph InvalidArgumentError: an element has a tag below 0 or above `n_tag - 1`.
+        """
         mask = self.elements(emissions, mask, tags)
+        tags = checked_tags(tags, mask, self.n_tag)
         return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
 
     def decode(self, emissions, mask=None):

@@ -1,4 +1,4 @@
-"""A network that reads, and a CRF that tags: named entities and whatever else is one tag an element.
+"""A network that reads, and a CRF that tags: named entities, parts of speech, and whatever is one tag an element.
 
     tagger = txl_tf.Tagger(txl_tf.Tener(n_token=3000, n_layer=2, d_model=256, n_head=4, d_inner=512), labels)
     tagger.compile(txl_tf.make_optimizer(...))
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import LabelConfig, check_fields
-from txl_tf.data.tagged.tags import allowed_transitions, continues_table, entity_table, split_tag
+from txl_tf.data.tagged.tags import NONE, allowed_transitions, continues_table, entity_table, kind_of
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Dropping, KerasHabits
 from txl_tf.layers.common.dropout import dropout, split
@@ -29,10 +29,15 @@ from txl_tf.training.weighting import weights_of_rows
 
 
 class SpanScores(keras.metrics.Metric):
-    """Precision, recall and F1 of entities, from numbers of right, found and expected ones."""
+    """Precision, recall and F1 of entities, from numbers of right, found and expected ones.
 
-    def __init__(self, name="spans", **kwargs):
+    Args:
+        single: whether every element counts as one: accuracy then, which is F1.
+    """
+
+    def __init__(self, single=False, name="spans", **kwargs):
         super().__init__(name=name, **kwargs)
+        self.single = single
         names = "right", "found", "expected"
         self.counts = [self.add_variable((), "zeros", name=name) for name in names]
 
@@ -42,11 +47,9 @@ class SpanScores(keras.metrics.Metric):
 
     def result(self):
         right, found, expected = (tf.convert_to_tensor(count) for count in self.counts)
-        return {
-            "precision": tf.math.divide_no_nan(right, found),
-            "recall": tf.math.divide_no_nan(right, expected),
-            "f1": tf.math.divide_no_nan(2 * right, found + expected),
-        }
+        precision, recall = tf.math.divide_no_nan(right, found), tf.math.divide_no_nan(right, expected)
+        shares = {"accuracy": recall} if self.single else {"precision": precision, "recall": recall}
+        return {**shares, "f1": tf.math.divide_no_nan(2 * right, found + expected)}
 
     def reset_state(self):
         for variable in self.counts:
@@ -65,6 +68,9 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         constraints: whether decoding takes only paths that the scheme of the labels allows.
         output_dropout: rate of the hidden states before the linear layer.
         seed: int that dropout derives from; drawn where it is `None`.
+        scheme: "none" where the labels mark no entities, such as `["NOUN", "VERB"]`: every element is one by itself,
+            any tag may follow any, and `evaluate` gives the accuracy. `None` finds the scheme in the labels.
+        token_level: what a token of a text is, "char" or "word", for `TextTagger` and export.
 
     Call arguments:
         inputs: see `Tener` and `Flat`. For another network: int `[batch, time]`, 0 at padding; or a dictionary with
@@ -92,7 +98,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     @stored
     def __init__(
         self, network, labels, start_end=LabelConfig.start_end, constraints=LabelConfig.constraints,
-        output_dropout=LabelConfig.output_dropout, seed=None, **kwargs,
+        output_dropout=LabelConfig.output_dropout, seed=None, scheme=LabelConfig.scheme,
+        token_level=LabelConfig.token_level, **kwargs,
     ):  # fmt: skip
         super().__init__(**kwargs)
         self.labels = list(labels)
@@ -102,13 +109,13 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.autocast = False  # half precision does not hold ids
         self.start_keys(seed, always=True, output_dropout=output_dropout)
         self.out_fc = Linear(len(self.labels), dtype=self.dtype_policy, name="out_fc")
-        allowed = allowed_transitions(self.labels) if constraints else None
+        allowed = allowed_transitions(self.labels, scheme) if constraints else None
         self.crf = CRF(len(self.labels), start_end, allowed, dtype="float32", name="crf")
-        kinds = [split_tag(label)[1] for label in self.labels]
+        kinds = [kind_of(label, scheme) for label in self.labels]
         self.kinds = list(dict.fromkeys(kind for kind, inside in zip(kinds, self._entity, strict=True) if inside))
         self.loss_mean = keras.metrics.Mean("loss")
         self.grad_norm = keras.metrics.Mean("grad_norm")
-        self.spans = SpanScores()
+        self.spans = SpanScores(single=scheme == NONE)
 
         self._called_with = None  # see `_signature`; of networks that do not know it themselves
         if self._knows_mask:
@@ -217,8 +224,15 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             the entity's elements have exactly these tags, among all allowed paths.
         """
         emissions, mask = self.emissions(inputs)
+        places = tf.broadcast_to(tf.range(tf.shape(mask)[1]), tf.shape(mask))
+        front, emissions, places = self._to_front(mask, emissions, places)
+        found = self.entities_of(emissions, front)
         if not self._knows_mask:
-            raise ValueError("entities needs Tener or Flat as the network: use decode and span_ends")
+            found["starts"] = tf.gather(places, found["starts"], batch_dims=1)
+        return {name: self._back(mask, x) for name, x in found.items()}
+
+    def entities_of(self, emissions, mask):
+        """`entities`, of emissions `[B, T, K]` and a mask with elements first: bool `[B, T]`."""
         tags, _ = self.crf.decode(emissions, mask)
         ends, starts = self.span_ends(tags, mask)
         begin, end = self.crf.piece_log_probs(emissions, tags, mask)
@@ -235,28 +249,28 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         order = tf.argsort(tf.cast(~mask, tf.int32), stable=True)
         return [tf.gather(x, order, batch_dims=1) for x in (mask, *tensors)]
 
-    def _back(self, mask, tags):
-        """Undoes `_to_front` for the tags of a path."""
+    def _back(self, mask, x):
+        """Undoes `_to_front`, for the tags of a path or whatever else has one an element; 0 at padding."""
         if self._knows_mask:
-            return tags
+            return x
         places = tf.cumsum(tf.cast(mask, tf.int32), 1, exclusive=True)
-        return tf.where(mask, tf.gather(tags, places, batch_dims=1), 0)
+        return tf.where(mask, tf.gather(x, places, batch_dims=1), tf.zeros_like(x))
 
     # ------------------------------------------------------------------------------------------------------ entities
 
     @functools.cached_property
     def _entity(self):
-        return entity_table(self.labels)
+        return entity_table(self.labels, self.scheme)
 
     @functools.cached_property
     def _continues(self):
-        return continues_table(self.labels)
+        return continues_table(self.labels, self.scheme)
 
     @functools.cached_property
     def _kind_of(self):
         """int32 `[K]`: index in `self.kinds` of the entity type of each label; 0 for "O"."""
         kinds = {kind: i for i, kind in enumerate(self.kinds)}
-        return np.array([kinds.get(split_tag(label)[1], 0) for label in self.labels], np.int32)
+        return np.array([kinds.get(kind_of(label, self.scheme), 0) for label in self.labels], np.int32)
 
     def span_ends(self, tags, mask):
         """Where entities end, and where the one that an element is part of began.
@@ -278,7 +292,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     def count_spans(self, tags, expected, mask):
         """Numbers of entities that are right, found and expected: float32 `[3]`."""
-        kind_of = tf.constant(self._kind_of)
+        kind_of, expected = tf.constant(self._kind_of), self._in_range(expected)
         (ends, starts), (own_ends, own_starts) = self.span_ends(tags, mask), self.span_ends(expected, mask)
         same = (starts == own_starts) & (tf.gather(kind_of, tags) == tf.gather(kind_of, expected))
         counts = ends & own_ends & same, ends, own_ends
@@ -298,9 +312,13 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     def n_classes(self):
         return len(self.labels)
 
+    def _in_range(self, tags):
+        """`tags`, which may be anything at padding, as ids of labels; `CRF.nll` checks those of elements."""
+        return tf.clip_by_value(tf.cast(tags, tf.int32), 0, len(self.labels) - 1)
+
     def train_step(self, data):
         inputs, tags, weights = self.unpacked(data)
-        key, weights = self.step_key(tf.shape(tags)[0]), self.weights_in_training(tags, weights)
+        key, weights = self.step_key(tf.shape(tags)[0]), self.weights_in_training(self._in_range(tags), weights)
         with tf.GradientTape() as tape:
             emissions, mask, tags, weights = self._elements(inputs, tags, weights, training=True, dropout_key=key)
             nll, rows = self._nll_and_rows(emissions, mask, tags, weights)

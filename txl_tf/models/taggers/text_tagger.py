@@ -1,7 +1,14 @@
-"""Named entities in lines of text."""
+"""Lines of text to tags: named entities, parts of speech.
+
+Shapes:
+    B: batch      n: tokens of a sentence      L: most tokens that the network takes      K: labels
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,30 +25,37 @@ class Entity(NamedTuple):
     kind: str
     start: int
     end: int  # exclusive
-    prob: float  # that its characters have exactly these tags
+    prob: float  # that its tokens have exactly these tags
 
 
 class TaggedText(NamedTuple):
     tags: list[str]
-    entities: list[Entity]
+    entities: list[Entity]  # of the scheme "none", every token; their kinds are the tags
 
 
 class TextTagger:
     """Sentences to tags and entities.
 
+    The network reads a sentence of more than `max_seq_len` tokens in overlapping windows. Each token has the emissions
+    of the window in whose middle it stands most nearly, and the CRF tags the sentence as a whole.
+
     Args:
-        tagger: `Tagger` of `Tener` or `Flat`.
+        tagger: `Tagger` of `Tener` or `Flat`. Its `token_level` says what a token is.
         encoder: `SentenceEncoder` of its run, see `encoder_of`.
         batch_size: sentences to tag at a time; those of like lengths are together.
     """
 
     def __init__(self, tagger: Tagger, encoder: SentenceEncoder, batch_size: int = 64):
-        self.tagger, self.encoder, self.batch_size = tagger, encoder, batch_size
-        self._entities = tf.function(tagger.entities, reduce_retracing=True, autograph=False)
+        self.tagger, self.batch_size = tagger, batch_size
+        self.encoder = dataclasses.replace(encoder, level=tagger.token_level)
+        self.most, self.lattice = tagger.network.max_seq_len, isinstance(tagger.network, Flat)
+        functions = tagger.entities, tagger.emissions, tagger.entities_of
+        graphs = [tf.function(function, reduce_retracing=True, autograph=False) for function in functions]
+        self._entities, self._emissions, self._entities_of = graphs
 
     def split(self, line: str) -> list[str]:
-        """The tokens of a line of text, as `tag` takes them."""
-        return list(line)
+        """The tokens of a line of text, as `tag` takes them: its characters, or words between white space."""
+        return line.split() if self.tagger.token_level == "word" else list(line)
 
     def describe(self, line: str, found: TaggedText) -> dict:
         """What `tag` found in a line, for JSON: its text, and its entities by kind, start, end, text and prob.
@@ -50,54 +64,70 @@ class TextTagger:
             line: text.
             found: of `split(line)`. Its entities count tokens; here `start` and `end` count characters of the line.
         """
-        entities = [
-            {"kind": kind, "start": start, "end": end, "text": line[start:end], "prob": round(prob, 4)}
-            for kind, start, end, prob in found.entities
-        ]
-        return {"text": line, "entities": entities}
+        words = self.tagger.token_level == "word"
+        places = [m.span() for m in re.finditer(r"\S+", line)] if words else [(i, i + 1) for i in range(len(line))]
+        rows = []
+        for kind, first, end, prob in found.entities:
+            start, end = places[first][0], places[end - 1][1]
+            rows.append({"kind": kind, "start": start, "end": end, "text": line[start:end], "prob": round(prob, 4)})
+        return {"text": line, "entities": rows}
 
-    def encode(self, sentences: Sequence[Sequence[str]], name: str = "text") -> list[Encoded]:
-        """Ids of sentences. Raises ValueError, which names the line, where one is too long."""
-        most = self.tagger.network.max_seq_len
-        for number, tokens in enumerate(sentences, 1):
-            if len(tokens) > most:
-                raise ValueError(
-                    f"{name}, line {number} has {len(tokens):,} characters; the model takes at most max_seq_len={most}"
-                )
+    def encode(self, sentences: Sequence[Sequence[str]]) -> list[Encoded]:
+        """Ids of sentences, see `tag`."""
         return [self.encoder.encode(tokens) for tokens in sentences]
 
     def tag(
         self,
         sentences: Sequence[Sequence[str]],
-        name: str = "text",
         progress: Callable[[int], None] | None = None,
     ) -> list[TaggedText]:
         """The best tags of every sentence and the entities that they mark.
 
         Args:
-            sentences: strings, or lists of characters. One without any has no tags.
-            name: what messages call them, such as their file.
+            sentences: of tokens, see `split`; of characters, strings will do. One without any has no tags.
             progress: called with the number of sentences of every batch that is done.
-
-        Raises:
-            ValueError: a sentence is longer than `max_seq_len`.
         """
-        encoded = self.encode(sentences, name)
+        encoded = self.encode(sentences)
         lengths = np.array([len(sentence.ids) for sentence in encoded], int)
         return in_order(self._tag, encoded, by_length(lengths, self.batch_size), progress)
 
     def _tag(self, encoded: list[Encoded]) -> list[TaggedText]:
-        full = [sentence for sentence in encoded if sentence.n]  # they follow the empty ones, which are shorter
-        empty = [TaggedText([], [])] * (len(encoded) - len(full))
-        if not full:
-            return empty
-        inputs = features(full, lattice=isinstance(self.tagger.network, Flat))
-        found = {name: array.numpy() for name, array in self._entities(inputs).items()}
-        rows = zip(full, *(found[name] for name in ("tags", "ends", "starts", "kinds", "probs")), strict=True)
-        return empty + [self._read(sentence.n, *arrays) for sentence, *arrays in rows]
+        fitting = [sentence for sentence in encoded if 0 < sentence.n <= self.most]
+        found = iter(self._tag_fitting(fitting) if fitting else [])
+        empty = TaggedText([], [])
+        return [
+            empty if not sentence.n else self._tag_long(sentence) if sentence.n > self.most else next(found)
+            for sentence in encoded
+        ]
 
-    def _read(self, n, tags, ends, starts, kinds, probs) -> TaggedText:
-        names = self.tagger.kinds
-        places = np.flatnonzero(ends)
-        entities = [Entity(names[kinds[i]], int(starts[i]), int(i) + 1, float(probs[i])) for i in places]
-        return TaggedText([self.tagger.labels[tag] for tag in tags[:n]], entities)
+    def _tag_fitting(self, encoded: list[Encoded]) -> list[TaggedText]:
+        found = self._entities(features(encoded, self.lattice))
+        return self._read([sentence.n for sentence in encoded], found)
+
+    def _tag_long(self, sentence: Encoded) -> TaggedText:
+        n, most, rows = sentence.n, self.most, []
+        begins = window_begins(n, most)
+        windows = [sentence.window(begin, begin + most) for begin in begins]
+        for i in range(0, len(windows), self.batch_size):
+            batch = features(windows[i : i + self.batch_size], self.lattice)
+            rows += [*self._emissions(batch)[0].numpy()]
+        cuts = [0, *((left + right + most + 1) // 2 for left, right in itertools.pairwise(begins)), n]
+        pieces = zip(rows, begins, itertools.pairwise(cuts), strict=True)
+        emissions = np.concatenate([row[first - begin : end - begin] for row, begin, (first, end) in pieces])
+        return self._read([n], self._entities_of(emissions[None], np.ones([1, n], bool)))[0]
+
+    def _read(self, lengths: list[int], found: dict[str, tf.Tensor]) -> list[TaggedText]:
+        labels, kinds = self.tagger.labels, self.tagger.kinds
+        names = "tags", "ends", "starts", "kinds", "probs"
+        texts = []
+        for n, tags, ends, starts, kind, probs in zip(lengths, *(found[name].numpy() for name in names), strict=True):
+            places = np.flatnonzero(ends)
+            entities = [Entity(kinds[kind[i]], int(starts[i]), int(i) + 1, float(probs[i])) for i in places]
+            texts.append(TaggedText([labels[tag] for tag in tags[:n]], entities))
+        return texts
+
+
+def window_begins(n: int, most: int) -> list[int]:
+    """Where windows of `most` tokens begin in a sentence of `n`, more than that: each shares half with the next."""
+    steps = -(-(n - most) // max(1, most // 2))
+    return [i * (n - most) // steps for i in range(steps + 1)]

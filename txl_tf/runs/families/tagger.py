@@ -19,6 +19,7 @@ from txl_tf.config import (
 from txl_tf.data.batching import EpochBatches
 from txl_tf.data.tagged.batches import tagged_batches
 from txl_tf.data.tagged.sentences import TaggedCorpus, read_corpus
+from txl_tf.data.tagged.tags import NONE
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger
 from txl_tf.models.taggers.tener import Tener
@@ -29,6 +30,7 @@ from txl_tf.runs.weights import load_weights
 logger = logging.getLogger("txl_tf")
 
 _SCORES = ("precision", "recall", "f1")
+_OF_SINGLE_TOKENS = ("accuracy", "f1")  # of the scheme "none", where both are the same number
 
 
 class TaggerRun(EpochRun):
@@ -37,7 +39,10 @@ class TaggerRun(EpochRun):
     kind = "taggers"
     remedy = "Choose another folder to train on these sentences"
     metrics = ()
-    validated = _SCORES
+
+    @property
+    def validated(self) -> tuple[str, ...]:
+        return _SCORES if self.model_config.scheme is None else _OF_SINGLE_TOKENS
 
     @property
     def takes_words(self) -> bool:
@@ -45,6 +50,8 @@ class TaggerRun(EpochRun):
 
     def prepare(self) -> None:
         name, lexicon = self.folder.family.name.upper(), self.data.lexicon
+        if self.takes_words and self.data.token_level == "word":
+            raise ValueError(f"token_level must be char for {name}, whose lexicon has words of characters, got word")
         if self.takes_words and not lexicon:
             raise ValueError(f"lexicon must be given for {name}: a file of words, a line each, or jieba")
         if lexicon and not self.takes_words:
@@ -55,18 +62,19 @@ class TaggerRun(EpochRun):
 
     def from_data(self) -> dict:
         corpus, most = self.corpus, self.model_config.max_seq_len
-        for split, sentences in corpus.splits.items():
-            lengths = [sentence.n for sentence in sentences.sentences]
-            longest = int(np.argmax(lengths))
-            if lengths[longest] > most:
-                raise ValueError(
-                    f"{corpus.names[split]}, sentence {longest + 1} has {lengths[longest]:,} characters; at most "
-                    f"max_seq_len={most} are allowed"
-                )
+        for split, text in corpus.splits.items():
+            for sentence, line in zip(text.sentences, corpus.lines[split], strict=True):
+                if sentence.n > most:
+                    raise ValueError(
+                        f"{corpus.names[split]}, line {line}: the sentence that begins here has {sentence.n:,} tokens; "
+                        f"at most max_seq_len={most} are allowed in training: an empty line parts it in two"
+                    )
         widths = {"vocab": "d_embed", "bigram_vocab": "d_bigram"}
         found = {widths[name]: table.shape[1] for name, table in corpus.embeddings.items()}
         n_bigram = len(corpus.bigram_vocab) if self.data.bigrams else 0
-        return {"n_token": len(corpus.vocab), "n_bigram": n_bigram, "labels": corpus.labels, **found}
+        of_tags = {"labels": corpus.labels, "scheme": NONE if corpus.scheme == NONE else None}
+        of_tokens = {"n_token": len(corpus.vocab), "n_bigram": n_bigram, "token_level": corpus.level}
+        return {**of_tokens, **of_tags, **found}
 
     def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:
         replicas = self.strategy.num_replicas_in_sync
@@ -94,8 +102,8 @@ class TaggerRun(EpochRun):
     def log_model(self) -> None:
         corpus, total = self.corpus, self.model.count_params()
         sizes = ", ".join(f"{len(split):,} {name}" for name, split in corpus.splits.items())
-        kinds = ", ".join(self.model.kinds)
-        logger.info("%s: sentences: %s; entities: %s (%s)", corpus.names["train"], sizes, kinds, corpus.scheme)
+        kinds, what = ", ".join(self.model.kinds), "tags" if corpus.scheme == NONE else "entities"
+        logger.info("%s: sentences: %s; %s: %s (%s)", corpus.names["train"], sizes, what, kinds, corpus.scheme)
         rest = total - sum(int(np.prod(table.shape)) for table in self.tables.values())
         parameters = f"{total:,} parameters, {rest:,} without embeddings"
         type_name, n_batches = self.machine.mixed_precision, len(self.train_batches)
@@ -103,6 +111,8 @@ class TaggerRun(EpochRun):
 
     def show(self, logs: dict, prefix: str) -> str:
         line = f"loss {logs[prefix + 'loss']:.4f}"
+        if prefix + "accuracy" in logs:
+            return f"{line} | accuracy {logs[prefix + 'accuracy']:.2%}"
         if prefix + "f1" not in logs:
             return line
         precision, recall, f1 = (logs[prefix + name] for name in _SCORES)
@@ -119,7 +129,7 @@ class TaggerRun(EpochRun):
 
     def _evaluate(self, split: str, what: str) -> dict[str, float]:
         measured = self.evaluate(split)
-        found = {name: measured[name] for name in ("loss", *_SCORES)}
+        found = {name: measured[name] for name in ("loss", *self.validated)}
         logger.info("%s, %s: %s", split, what, self.show(found, ""))
         return found
 

@@ -1,0 +1,117 @@
+"""Lines to tags: sentences that are longer than the network takes are read in windows, and tagged as one."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import randomise, spread_emissions
+
+import txl_tf
+from txl_tf.data.tagged.batches import SentenceEncoder, features
+from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.data.tagged.tags import spans_of
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.taggers.text_tagger import TextTagger, window_begins
+
+LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
+SLOW = pytest.mark.slow
+SIZES = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "d_embed": 6, "d_bigram": 4}
+TEXT = "abcdbcacdbaabdcdbacbdcadbbcadcb"
+
+
+def vocab_of(*symbols):
+    vocab = Vocab(special=["<pad>", "<unk>"], unk="<unk>")
+    vocab.set_lines(["<pad>", "<unk>", *symbols], "symbols")
+    return vocab
+
+
+BIGRAMS = vocab_of(*(a + b for a in "abcd" for b in "abcd"))
+ENCODERS = {
+    "tener": SentenceEncoder(vocab_of(*"abcd"), BIGRAMS),
+    "flat": SentenceEncoder(vocab_of(*"abcd", "bc", "acd"), BIGRAMS, Lexicon(["bc", "acd", "da"])),
+}
+
+
+def text_tagger(kind, max_seq_len, **options):
+    """The same weights, whatever `max_seq_len` is."""
+    encoder, network = ENCODERS[kind], {"tener": txl_tf.Tener, "flat": txl_tf.Flat}[kind]
+    sizes = {"n_token": len(encoder.vocab), "n_bigram": len(BIGRAMS), **SIZES}
+    tagger = txl_tf.Tagger(network(max_seq_len=max_seq_len, **sizes), LABELS)
+    randomise(tagger, seed=4, scale=0.8)
+    spread_emissions(tagger, {name: tf.constant(x) for name, x in inputs_of(encoder, [TEXT], kind).items()})
+    return TextTagger(tagger, encoder, **options)
+
+
+def inputs_of(encoder, texts, kind):
+    return features([encoder.encode(text) for text in texts], kind == "flat")
+
+
+@pytest.mark.parametrize(
+    "n, most, begins",
+    [
+        (5, 4, [0, 1]),
+        (6, 4, [0, 2]),
+        (9, 4, [0, 1, 3, 5]),
+        (10, 4, [0, 2, 4, 6]),
+        (3, 1, [0, 1, 2]),
+        (8, 3, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_windows_overlap_by_half_or_more(n, most, begins):
+    assert window_begins(n, most) == begins
+
+
+def test_a_window_has_the_words_that_lie_in_it():
+    whole = ENCODERS["flat"].encode("abcacdacd")
+    assert whole.starts.tolist() == [*range(9), 1, 3, 5, 6]
+    window = whole.window(2, 7)
+    assert window.ids.tolist() == [*whole.ids[2:7], *whole.ids[10:12]] and window.n == 5
+    assert window.starts.tolist() == [0, 1, 2, 3, 4, 1, 3] and window.ends.tolist() == [0, 1, 2, 3, 4, 3, 4]
+    assert window.bigrams.tolist() == whole.bigrams[2:7].tolist()  # the last one knows what follows
+
+
+@pytest.mark.parametrize("kind, most", [("tener", 7), pytest.param("tener", 1, marks=SLOW), ("flat", 8)])
+def test_long_sentences_have_the_emissions_of_the_windows_in_whose_middle_tokens_stand(kind, most):
+    """By a loop over tokens and windows; then one path through the whole sentence, and its probabilities."""
+    tagging = text_tagger(kind, most, batch_size=3)
+    tagger, encoder, n = tagging.tagger, tagging.encoder, len(TEXT)
+    begins, whole = window_begins(n, most), encoder.encode(TEXT)
+    windows = features([whole.window(begin, begin + most) for begin in begins], kind == "flat")
+    of_windows = tagger.emissions(windows)[0].numpy()
+    expected = []
+    for place in range(n):
+
+        def room(i, place=place):  # to the nearer edge of a window, unless it is that of the sentence
+            left = place - begins[i] if begins[i] else n
+            right = begins[i] + most - 1 - place if begins[i] + most < n else n
+            return min(left, right) if begins[i] <= place < begins[i] + most else -1
+
+        best = max(range(len(begins)), key=lambda i: (room(i), -i))
+        expected.append(of_windows[best, place - begins[best]])
+    emissions, mask = tf.constant(expected)[None], tf.ones([1, n], tf.bool)
+    found = {name: x.numpy()[0] for name, x in tagger.entities_of(emissions, mask).items()}
+    (result,) = tagging.tag([TEXT])
+    assert result.tags == [LABELS[i] for i in found["tags"]]
+    assert [(e.kind, e.start, e.end) for e in result.entities] == spans_of(result.tags) != []
+    np.testing.assert_allclose([e.prob for e in result.entities], found["probs"][found["ends"]], rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["tener", pytest.param("flat", marks=SLOW)])
+def test_sentences_that_fit_are_tagged_as_ever_beside_long_ones(kind):
+    short, long = text_tagger(kind, 7), text_tagger(kind, 40)
+    texts = [TEXT[:7], "", TEXT, TEXT[5:9], TEXT[3:20]]
+    found, whole = short.tag(texts), long.tag(texts)
+    for i in (0, 1, 3):
+        assert found[i].tags == whole[i].tags and len(found[i].tags) == len(texts[i])
+        assert [e[:3] for e in found[i].entities] == [e[:3] for e in whole[i].entities]
+        np.testing.assert_allclose(*([e.prob for e in some[i].entities] for some in (found, whole)), rtol=1e-4)
+    assert [len(result.tags) for result in found] == list(map(len, texts))
+
+
+def test_lines_of_characters_are_described_by_place():
+    tagging = text_tagger("tener", 40)
+    (result,) = tagging.tag([tagging.split(TEXT)])
+    found = tagging.describe(TEXT, result)
+    assert found["text"] == TEXT and tagging.split("a b") == ["a", " ", "b"]
+    assert [(e["kind"], e["start"], e["end"], e["text"]) for e in found["entities"]] == [
+        (kind, start, end, TEXT[start:end]) for kind, start, end in spans_of(result.tags)
+    ]
