@@ -300,6 +300,11 @@ def test_tables_of_scores_and_of_confusion():
         ),
         ("flat", {"data": {"lexicon": None}}, "lexicon must be given for FLAT: a file of words"),
         (
+            "flat",
+            {"data": {"lexicon": None, "token_level": "word"}},
+            "token_level must be char for FLAT, whose lexicon has words of characters, got word",
+        ),
+        (
             "tener",
             {"model": {"max_seq_len": 4}},
             r"train, line \d+: the sentence that begins here has \d+ tokens; at most max_seq_len=4 are allowed",
