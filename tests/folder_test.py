@@ -75,6 +75,9 @@ def test_checkpoints_go_from_the_oldest_to_the_newest(trained_run):
     assert folder.checkpoints() == [str(run_dir / "ckpt-6"), str(run_dir / "ckpt-12")]
     assert folder.find_checkpoint() == str(run_dir / "ckpt-12") == tf.train.latest_checkpoint(str(run_dir))
     assert {folder.find_checkpoint(name) for name in ("ckpt-6", str(run_dir / "ckpt-6"))} == {str(run_dir / "ckpt-6")}
+    assert folder.find_checkpoint("latest") == folder.find_checkpoint()
+    paths = folder.find_checkpoint(), folder.find_checkpoint("best"), folder.find_checkpoint("ckpt-6")
+    assert [*map(folder.name_of, paths)] == ["latest, step 12", "best, step 12", str(run_dir / "ckpt-6")]
 
 
 # ----------------------------------------------------------------------------------------------- a run that was made
@@ -98,6 +101,7 @@ def test_a_checkpoint_of_the_original_is_found_too(small_lm, run_dir):
     txl_tf.save_tf1_checkpoint(small_lm(), run_dir / "model.ckpt-3")
     folder = RunFolder(run_dir)
     assert folder.find_checkpoint() == str(run_dir / "model.ckpt-3")
+    assert folder.name_of(folder.find_checkpoint()) == "latest, step 3"
     with pytest.raises(ValueError, match="already holds a run"):
         folder.check_new()
 

@@ -1,6 +1,7 @@
 """The program that continues a text."""
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -9,10 +10,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import ROOT, Subwords, eagerly, make_run, program, run_program, word_vocab
+from helpers import ROOT, Subwords, converse, eagerly, make_run, program, run_here, run_program, word_vocab
 
+import txl_tf
+from txl_tf.data.lines import LineError
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.decoding.generation import generate
+from txl_tf.models.decoding.text_generator import TextStream
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +62,12 @@ def test_text_comes_after_the_prompt_with_its_nll(word_run):
 def test_streamed_words_and_bytes_make_the_whole_text(tool):
     vocab = Vocab(special=["<eos>", "a", "b"], eos="<eos>")
     vocab.build()
-    stream, ids = tool.TextStream(vocab), [1, 2, 0, 1, 0, 0, 2, 1]
+    stream, ids = TextStream(vocab), [1, 2, 0, 1, 0, 0, 2, 1]
     assert "".join(stream.push(ids[i : i + 2]) for i in range(0, 8, 2)) + stream.end() == vocab.decode(ids)
 
     vocab = Vocab(level="byte")
     vocab.build()
-    stream, text = tool.TextStream(vocab), "naïve 日本".encode()
+    stream, text = TextStream(vocab), "naïve 日本".encode()
     pieces = [stream.push([byte]) for byte in text[:-1]]
     assert "".join(pieces) == "naïve 日" and "" in pieces
     assert stream.end() == "\ufffd"
@@ -77,11 +81,11 @@ def test_streamed_subwords_make_the_whole_text_and_no_piece_has_half_a_character
         while len(ids) < 30:  # whole characters of several tokens among others
             ids += [half[:2], half[2:], [int(rng.integers(0, 19))]][rng.integers(3)]
             ids = [i for i in ids if i not in half] if len(ids) > 28 else ids
-        stream, cuts = tool.TextStream(vocab), np.sort(rng.integers(0, 30, 5))
+        stream, cuts = TextStream(vocab), np.sort(rng.integers(0, 30, 5))
         pieces = [stream.push(piece) for piece in np.split(np.array(ids), cuts)]
         assert "\ufffd" not in "".join(pieces) + stream.end()
         assert "".join(pieces) == vocab.bytes_of(ids).decode()
-    stream = tool.TextStream(vocab)
+    stream = TextStream(vocab)
     stream.push(half[:1])
     follower = stream.copy()
     assert follower.push(half[1:2]) == "é" == stream.push(half[1:2])
@@ -202,9 +206,42 @@ def test_lines_are_answered_in_one_memory_and_bad_ones_refused(tool, tmp_path, m
     assert out == answers
 
 
+def test_every_line_is_a_prompt_of_its_own(tool, word_run, tmp_path, capsys):
+    """Its text is that of the same prompt alone; one that cannot be continued keeps its place."""
+    folder, vocab, lm = word_run
+    (tmp_path / "in").write_bytes(b"w3 w5\n\nw1\xff\nw7\nw1 w2 w3 w4\n")
+    arguments = [f"--model_dir={folder}", f"--input={tmp_path / 'in'}", "--max_new_tokens=9", "--seed=4"]
+    output = [f"--output={tmp_path / 'out'}", "--num_return_sequences=2"]
+    assert run_here(tool, *arguments, *output, "--format=json") == 1
+    rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    err = capsys.readouterr().err
+    assert rows[1] == {"prompt": "", "error": "line 2 is empty: it must hold at least one token"}
+    assert rows[2] == {"prompt": "w1\udcff", "error": "line 3 is not UTF-8 text: see its byte 2"}
+    assert "checkpoint: latest, step 1" in err and f"{tmp_path / 'in'}, line 2 is empty" in err
+    ids = vocab.encode("w3 w5")
+    texts = generate(lm, ids[None], 9, seed=4, num_return_sequences=2).numpy()
+    assert rows[0] == {"prompt": "w3 w5", "texts": [vocab.decode(text).removeprefix("w3 w5") for text in texts]}
+    pipe = txl_tf.pipeline(folder)
+    assert pipe.generate_text(["w7", "w1 w2 w3 w4"], 9, seed=4) == [row["texts"][0] for row in rows[3:]]
+    with pytest.raises(ValueError, match="in, line 2 is empty"):
+        run_here(tool, *arguments, "--strict")
+    set_flags(tool, "--model_dir=x", "--input=y", "--num_return_sequences=2")
+    assert tool.line_of(("w1", ["a\nb", "c"])) == "a\\nb\nc\n"
+    assert tool.line_of(LineError(b"", 2, ValueError("text is empty"), "y")) == "\n\n"
+
+
+def test_prompts_are_continued_as_they_come(tool, word_run, monkeypatch):
+    arguments = [f"--model_dir={word_run[0]}", "--input=-", "--max_new_tokens=3", "--seed=1", "--batch_size=1"]
+    first, second, again = converse(monkeypatch, tool, [b"w3\n", b"w5\n", b"w3\n"], *arguments)
+    assert first == again and [text.count(b"\n") for text in (first, second)] == [1, 1]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (["--input=x", "--prompt=w1"], "--input and --prompt exclude each other"),
+        (["--prompt=w1", "--format=json"], "--format is for the lines of --input, which is not given"),
+        (["--input=no-such-file"], "no-such-file"),
         (["--prompt="], "prompt is empty"),
         (["--prompt=w1", "--top_p=0"], "top_p must lie in (0, 1], got 0.0"),
         (["--prompt=w1", "--stop=w1", "--stop=w99"], "of 23 symbols cannot spell the stop string 'w99'"),

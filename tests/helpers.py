@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import io
 import json
+import os
 import pickle
 import re
 import resource
@@ -13,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -77,6 +79,47 @@ def run_program(path, *arguments, **options):
     """Runs a program of this repository in a process of its own, from its root: the finished process, with output."""
     command = [sys.executable, str(ROOT / path), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, **{"cwd": ROOT, "text": True, **options})
+
+
+def run_here(tool, *arguments):
+    """Runs a program of `program` in this process, with nothing left of the command line before; returns its status."""
+    tool.FLAGS.unparse_flags()
+    for name in tool.FLAGS:
+        tool.FLAGS[name].unparse()
+    tool.FLAGS([tool.__name__, *map(str, arguments)])
+    return tool.main()
+
+
+def converse(monkeypatch, tool, lines, *arguments):
+    """Runs a program as `run_here`; a line comes to its standard input once the one before it is answered.
+
+    Returns:
+        What it wrote, as bytes, up to each answer.
+    """
+    reader, writer = os.pipe()
+    rest, written = list(lines), []
+
+    def write(data):
+        written.append(data)
+        if rest:
+            os.write(writer, rest.pop(0))
+        else:
+            os.close(writer)
+
+    os.write(writer, rest.pop(0))
+    late = threading.Timer(30, os._exit, [1])  # it waits for more before it answers
+    late.start()
+    with os.fdopen(reader, "rb") as pipe:
+        stdin = types.SimpleNamespace(buffer=pipe, isatty=lambda: False)
+        stdout = types.SimpleNamespace(
+            buffer=types.SimpleNamespace(write=write), isatty=lambda: False, flush=lambda: None
+        )
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        status = run_here(tool, *arguments)
+    late.cancel()
+    assert not status and not rest
+    return written
 
 
 @contextlib.contextmanager

@@ -178,7 +178,7 @@ def test_what_is_written_is_what_the_translator_writes(pairs_run):
     vocabs, model = RunFolder(pairs_run).load_vocabs(), RunFolder(pairs_run).load_model()
     translator = Translator(model, *vocabs)
     for text in ("abc", "b", "cabcab"):
-        target = heads.written_by(model, translator.encode([text])[0])
+        target = heads.written_by(model, translator.encode(text))
         assert translator.decode(target) == translator.translate([text])[0][0].text
         assert (target[-1] in (0, 2) or len(target) == PAIRS["max_len"]) and not np.isin(target[:-1], (0, 2)).any()
 

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT, full_disk, make_run, program, word_vocab
+from helpers import ROOT, converse, full_disk, make_run, program, run_here, word_vocab
 
 from txl_tf.data.vocabulary import Vocab
 
@@ -31,14 +31,12 @@ def tool():
 def score(tool, word_run, tmp_path, capsysbinary):
     """Runs the program in this process on bytes; returns what it writes to the standard output, as bytes."""
 
-    def run(*arguments, text=TEXT, model_dir=word_run[0], with_errors=False):
+    def run(*arguments, text=TEXT, model_dir=word_run[0], with_errors=None):
         (tmp_path / "input.txt").write_bytes(text)
-        for name in tool.FLAGS:
-            tool.FLAGS[name].unparse()
-        tool.FLAGS(["score.py", f"--model_dir={model_dir}", f"--input={tmp_path / 'input.txt'}", *arguments])
-        tool.main()
+        status = run_here(tool, f"--model_dir={model_dir}", f"--input={tmp_path / 'input.txt'}", *arguments)
         written = capsysbinary.readouterr()
-        return written if with_errors else written.out
+        assert status == with_errors if isinstance(with_errors, int) else not status
+        return written if with_errors is not None else written.out
 
     return run
 
@@ -110,10 +108,29 @@ def test_a_vocabulary_without_newline_says_that_ends_do_not_count(score, tmp_pat
     vocab = Vocab(level="char", special=list("ab"))
     vocab.build()
     make_run(tmp_path / "run", vocab)
-    out, err = score("--columns=tokens", text=b"ab\na", model_dir=tmp_path / "run", with_errors=True)
+    out, err = score("--columns=tokens", text=b"ab\na", model_dir=tmp_path / "run", with_errors=0)
     assert out == b"1\n0\n" and err.count(b"no symbol for the end of a line") == 1
-    with pytest.raises(ValueError, match="input.txt, line 2: 'z' is not in the vocabulary of 2 symbols"):
-        score(text=b"ab\naz\n", model_dir=tmp_path / "run")
+    assert b"checkpoint: latest, step 1\n" in err
+
+
+def test_a_line_that_cannot_be_scored_keeps_its_place(score, tmp_path):
+    vocab = Vocab(level="char", special=list("\nab"))
+    vocab.build()
+    make_run(tmp_path / "run", vocab)
+    options = {"text": b"ab\na\xff\nb\xc3\xa9\n\n", "model_dir": tmp_path / "run"}
+    first, *_, last = score("--columns=nll,text", text=b"ab\n\n", model_dir=tmp_path / "run").split(b"\n")[:-1]
+    out, err = score("--columns=nll,text", with_errors=1, **options)
+    assert out == first + b"\n\n\n" + last + b"\n"
+    assert (
+        b"input.txt, line 2 is not UTF-8 text: see its byte 1\n" in err and b"line 3: '\xc3\xa9' is not in the" in err
+    )
+    assert b"train with min_freq=2" in err and b"lines without an answer: 2;" in err and b"2 lines, 4 tokens" in err
+    out, _ = score("--format=json", with_errors=1, **options)
+    rows = [json.loads(row) for row in out.splitlines()]
+    assert rows[1] == {"text": "a\udcff", "error": "line 2 is not UTF-8 text: see its byte 1"}
+    assert rows[2]["text"] == "bé" and rows[3]["tokens"] == 1
+    with pytest.raises(ValueError, match="input.txt, line 2 is not UTF-8 text: see its byte 1"):
+        score("--strict", **options)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +142,7 @@ def test_a_vocabulary_without_newline_says_that_ends_do_not_count(score, tmp_pat
         (["--output=/no/such/folder/x"], b"w1", "/no/such/folder/x cannot be written"),
         (["--input=/no/such/file"], b"w1", "/no/such/file"),
         (["--ckpt_path=ckpt-9"], b"w1", "no checkpoint at ckpt-9"),
-        ([], b"w1\nw2 \xff\n", "input.txt, line 2 is not UTF-8 text: see its byte 3"),
+        (["--strict"], b"w1\nw2 \xff\n", "input.txt, line 2 is not UTF-8 text: see its byte 3"),
         ([], b"", "input.txt is empty"),
     ],
     ids=str,
@@ -135,6 +152,17 @@ def test_bad_input_is_one_clear_error(score, arguments, text, message):
         score(*arguments, text=text)
 
 
+def test_lines_are_scored_as_they_come(tool, word_run, monkeypatch):
+    _, vocab, lm = word_run
+    lines = ["w1 w2", "", "w7"]
+    arguments = [f"--model_dir={word_run[0]}", "--columns=text,nll"]
+    written = converse(monkeypatch, tool, [f"{line}\n".encode() for line in lines], *arguments)
+    for row, line in zip(written, lines, strict=True):
+        text, nll = row.decode().split("\t")
+        assert text == line and float(nll) == pytest.approx(nll_of(lm, vocab, line).sum(), rel=1e-5)
+
+
+@pytest.mark.slow
 def test_lines_of_the_standard_input_are_answered_while_it_is_open(word_run):
     _, vocab, lm = word_run
     command = [sys.executable, str(ROOT / "tools" / "score.py"), f"--model_dir={word_run[0]}", "--columns=nll,text"]

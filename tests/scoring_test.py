@@ -9,6 +9,7 @@ import pytest
 from helpers import ROOT, SMALL, eagerly, randomise, word_vocab
 
 import txl_tf
+from txl_tf.data import lines as data_lines
 from txl_tf.data.vocabulary import Vocab, newline_ids
 from txl_tf.runs import scoring
 from txl_tf.runs.scoring import Scorer, score_lines
@@ -117,7 +118,7 @@ def test_a_long_line_is_read_in_segments_with_memory(options):
 @pytest.mark.parametrize("segment, block", [(32, 3), (512, 1)])
 def test_with_carried_memory_the_lines_are_one_text(model, segment, block, monkeypatch):
     lm, vocab = model
-    monkeypatch.setattr(scoring, "BLOCK_LINES", block)
+    monkeypatch.setattr(data_lines, "BLOCK_LINES", block)
     scores = list(score_lines(lm, vocab, HOSTILE, carry_memory=True, segment=segment))
     assert [score.text for score in scores] == HOSTILE
     ids = vocab.encode("".join(f"{line}\n" for line in HOSTILE))
@@ -227,16 +228,16 @@ def test_bytes_that_are_no_text_are_scored_by_byte():
 
 @EAGER
 def test_lines_are_taken_block_by_block_and_newlines_at_their_ends_are_theirs(monkeypatch):
-    monkeypatch.setattr(scoring, "BLOCK_LINES", 3)
+    monkeypatch.setattr(data_lines, "BLOCK_LINES", 3)
     vocab, taken = word_vocab(), []
     lm = make_lm(vocab)
     lines = (taken.append(i) or f"w{i}\n" for i in range(8))
     scores = score_lines(lm, vocab, lines)
     assert next(scores).text == "w0" and taken == [0, 1, 2]
     assert [score.text for score in scores] == [f"w{i}" for i in range(1, 8)]
-    assert list(scoring.in_blocks([None, "a", None, None, "b", "c", "d", "e"])) == [["a"], ["b", "c", "d"], ["e"]]
-    monkeypatch.setattr(scoring, "BLOCK_SIZE", 4)
-    assert list(scoring.in_blocks(["ab", "c", "de", "fghij", ""])) == [["ab", "c", "de"], ["fghij"], [""]]
+    assert list(data_lines.in_blocks([None, "a", None, None, "b", "c", "d", "e"])) == [["a"], ["b", "c", "d"], ["e"]]
+    monkeypatch.setattr(data_lines, "BLOCK_SIZE", 4)
+    assert list(data_lines.in_blocks(["ab", "c", "de", "fghij", ""])) == [["ab", "c", "de"], ["fghij"], [""]]
 
 
 @pytest.mark.parametrize(
@@ -253,6 +254,22 @@ def test_a_bad_line_is_named(lines, message):
     vocab.build()
     with pytest.raises(ValueError, match=re.escape(message)):
         list(score_lines(make_lm(vocab), vocab, lines, name="n-best"))
+
+
+@EAGER
+@pytest.mark.parametrize("carry_memory", [False, True])
+def test_a_bad_line_is_in_its_place_and_changes_no_other(carry_memory):
+    vocab = Vocab(level="char", special=list("\nab"))
+    vocab.build()
+    lm, good = make_lm(vocab), ["ab", "a", "bba"]
+    expected = list(score_lines(lm, vocab, good, carry_memory=carry_memory))
+    lines = ["?", b"\xff", *good[:1], "é", *good[1:], b"b\xff"]
+    found = list(score_lines(lm, vocab, lines, "in.txt", strict=False, carry_memory=carry_memory))
+    errors = {i: str(score) for i, score in enumerate(found) if isinstance(score, data_lines.LineError)}
+    assert [*errors] == [0, 1, 3, 6] and errors[1] == "in.txt, line 2 is not UTF-8 text: see its byte 0"
+    assert errors[3].startswith("in.txt, line 4: 'é' is not in the vocabulary of 3 symbols")
+    for score, by_itself in zip([found[2], *found[4:6]], expected, strict=True):
+        assert score.text == by_itself.text and score.nll == pytest.approx(by_itself.nll, rel=1e-6)
 
 
 @EAGER

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import log_rows, read_checkpoint, run_program, write_text
+from helpers import converse, log_rows, program, read_checkpoint, run_here, run_program, write_text
 
 import txl_tf
 from txl_tf.config import (
@@ -206,6 +206,57 @@ def test_the_programs(made, tmp_path):
     pairs = write_text(tmp_path / "pairs.tsv", f"abc\t{lines[0]}\nca\tB B\nca\t{lines[1]}\n")
     done = run_program("tools/translate.py", f"--model_dir={folder}", f"--pairs={pairs}")
     assert done.stdout.splitlines() == lines and "0.00% of 2 lines wrong, 0.00% of the symbols" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def tool():
+    yield from program("tools/translate.py")
+
+
+def test_a_source_that_cannot_be_translated_keeps_its_place(made, tool, tmp_path, capsys):
+    folder, _ = made
+    pipe = txl_tf.pipeline(folder)
+    source = write_text(tmp_path / "in", b"abc\r\n\naxc\nb\xff\n" + b"a" * 20 + b"\ncab\n")
+    abc, cab = pipe(["abc", "cab"])
+    arguments = [f"--model_dir={folder}", f"--input={source}"]
+    assert run_here(tool, *arguments) == 1
+    out, err = capsys.readouterr()
+    assert out == f"{abc.text}\n\n\n\n\n{cab.text}\n" and "checkpoint: latest, step 60\n" in err
+    assert f"{source}, line 2 is empty\n{source}, line 3: 'x' is not in the vocabulary of 6 symbols" in err
+    assert f"{source}, line 4 is not UTF-8 text: see its byte 1\n" in err
+    assert f"{source}, line 5 has 21 symbols, its end included; the position table" in err
+    assert "lines without an answer: 4; --strict stops at the first" in err
+    assert run_here(tool, *arguments, "--scores", f"--output={tmp_path / 'out'}") == 1
+    rows = (tmp_path / "out").read_text().splitlines()
+    assert rows[1:5] == [f"{i}\t\t" for i in (2, 3, 4, 5)] and rows[5] == f"6\t{cab.score:.4f}\t{cab.text}"
+    with pytest.raises(ValueError, match="in, line 2 is empty"):
+        run_here(tool, *arguments, "--strict")
+    with pytest.raises(ValueError, match="source, line 1 must be one line, got 2"):
+        pipe("a\nb")
+
+
+def test_pairs_are_numbered_as_in_their_file_and_what_has_no_translation_is_wrong(made, tool, tmp_path, capsys):
+    folder, _ = made
+    right = txl_tf.pipeline(folder)("abc").text
+    pairs = write_text(tmp_path / "pairs.tsv", f"abc\t{right}\nabc\tB\nabx\tB A\n")
+    assert run_here(tool, f"--model_dir={folder}", f"--pairs={pairs}") == 1
+    out, err = capsys.readouterr()
+    assert out == f"{right}\n\n" and "pairs.tsv, line 3: 'x' is not in" in err and "50.00% of 2 lines wrong" in err
+
+
+def test_sources_are_translated_as_they_come(made, tool, monkeypatch):
+    lines = converse(monkeypatch, tool, [b"abc\n", b"ca\n", b"abc\n"], f"--model_dir={made[0]}", "--scores")
+    first, second, again = (line.decode().split("\t") for line in lines)
+    assert [first[0], second[0], again[0]] == ["1", "2", "3"] and first[1:] == again[1:] != second[1:]
+
+
+def test_a_list_is_translated_to_a_list_and_an_iterator_one_by_one(made, run):
+    model, vocabs = run
+    pipe, taken = txl_tf.pipeline(made[0]), []
+    expected = Translator(model, *vocabs, SearchConfig(beam_size=3, n_best=2)).translate(["abc", "ca"])
+    assert pipe(["abc", "ca"], beam_size=3, n_best=2) == expected and pipe.checkpoint == "latest, step 60"
+    found = pipe(taken.append(i) or ["abc", None][i % 2] for i in range(10**9))
+    assert next(found) == next(found) == pipe("abc") and len(taken) < 5
 
 
 # -------------------------------------------------------------------------------------------------------- bad input

@@ -1,12 +1,23 @@
 """Runs of a tagger: training, resuming, early stopping, tagging; one clear error for each kind of bad input."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import LEXICON, log_rows, made_up, read_checkpoint, run_program, write_text
+from helpers import (
+    LEXICON,
+    converse,
+    log_rows,
+    made_up,
+    program,
+    read_checkpoint,
+    run_here,
+    run_program,
+    write_text,
+)
 
 import txl_tf
 from txl_tf.config import (
@@ -256,6 +267,58 @@ def test_the_programs(made, files, tmp_path, text_tagger):
     assert [len(row.splitlines()) for row in rows] == [5, 0, 5] or rows[0].startswith("我 O\n在 O\n南 B-LOC\n京 E-LOC")
     done = run_program("tools/tag.py", f"--model_dir={folder}", f"--tagged={files['test_path']}")
     assert f"{results['test']['f1']:.2%}" in done.stderr and "expected / found" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def tool():
+    yield from program("tools/tag.py")
+
+
+def test_every_program_opens_the_best_weights_unless_told_otherwise(made):
+    folder = RunFolder(made[0])
+    best = folder.find_best()
+    assert folder.find_checkpoint() == best["path"] and folder.find_checkpoint("latest") == folder.checkpoints()[-1]
+    assert folder.name_of(best["path"]) == f"best, step {best['step']}" == txl_tf.pipeline(made[0]).checkpoint
+    expected = read_checkpoint(best["path"])["weights/crf/transitions"]
+    np.testing.assert_array_equal(txl_tf.load_run(made[0])[0].crf.transitions, expected)
+
+
+def test_lines_are_tagged_in_their_places_and_what_is_written_is_read(made, tool, text_tagger, tmp_path, capsys):
+    """Spaces in a text, too; they are no token of a file."""
+    lines = ["我在南京了", "", "在 南京\t了 "]
+    expected = [text_tagger.describe(*both) for both in zip(lines, text_tagger.tag(lines), strict=True)]
+    source = write_text(tmp_path / "in", "\n".join(lines).encode() + b"\nb\xff\n")
+    arguments = [f"--model_dir={made[0]}", f"--input={source}"]
+    assert run_here(tool, *arguments) == 1
+    out, err = capsys.readouterr()
+    *rows, last = map(json.loads, out.splitlines())
+    assert rows == expected and last == {"text": "b\udcff", "error": "line 4 is not UTF-8 text: see its byte 1"}
+    assert f"{source}, line 4 is not UTF-8 text" in err and "checkpoint: best, step" in err
+    assert run_here(tool, *arguments, "--format=conll", f"--output={tmp_path / 'out'}") == 1
+    written = (tmp_path / "out").read_text()
+    assert re.sub(" .*", "", written) == "我\n在\n南\n京\n了\n\n\n在\n␣\n南\n京\n␣\n了\n␣\n\n\n"
+    capsys.readouterr()
+    run_here(tool, f"--model_dir={made[0]}", f"--tagged={tmp_path / 'out'}", "--format=conll")
+    assert capsys.readouterr().out == written.replace("\n\n\n", "\n\n")
+    with pytest.raises(ValueError, match="in, line 4 is not UTF-8 text: see its byte 1"):
+        run_here(tool, *arguments, "--strict")
+
+
+def test_sentences_are_tagged_as_they_come(made, tool, text_tagger, monkeypatch):
+    lines = ["我在南京了", "他叫北京了", "好"]
+    written = converse(monkeypatch, tool, [f"{line}\n".encode() for line in lines], f"--model_dir={made[0]}")
+    tagged = [text_tagger.describe(*both) for both in zip(lines, text_tagger.tag(lines), strict=True)]
+    assert [*map(json.loads, written)] == tagged
+
+
+def test_a_list_is_tagged_to_a_list_and_an_iterator_one_by_one(made, text_tagger):
+    pipe, lines = txl_tf.pipeline(made[0]), ["我在南京了", "他叫北京了"]
+    for line, found, (tags, entities) in zip(lines, pipe(lines), text_tagger.tag(lines), strict=True):
+        assert (found.text, found.tokens, found.tags) == (line, list(line), tags)
+        assert [(e["kind"], e["start"], e["end"]) for e in found.entities] == [entity[:3] for entity in entities]
+        assert [e["text"] for e in found.entities] == [line[e["start"] : e["end"]] for e in found.entities]
+    found = pipe.tag_lines(["好", None][i % 2] for i in range(10**9))
+    assert next(found) == next(found) == pipe("好")
 
 
 @SLOW

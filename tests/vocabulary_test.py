@@ -145,8 +145,9 @@ def test_unknown_symbols_become_unk_whether_special_or_from_the_text():
 def test_an_unknown_symbol_is_named_with_its_line(level, texts, message):
     config = {"special": ["<eos>"], "eos": "<eos>"} if level == "word" else {"level": level}
     vocab = make_vocab("a b", unk="<unk>", **config)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as raised:
         vocab.encode(texts, name="news.txt")
+    assert "train with min_freq=2" in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("bad", [3, -1])

@@ -12,13 +12,13 @@ import os
 
 from absl import flags
 
-from txl_programs.program import FLAGS, define_flags, run, values
+from txl_programs.program import CKPT_HELP, FLAGS, define_flags, find_checkpoint, run, values
 from txl_tf.config import WEIGHT_TYPES, SearchConfig
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
 flags.DEFINE_string("output", None, "Folder of the served model; its last part is the model's name.")
 flags.DEFINE_integer("version", 1, "Version to write, a folder in output.", lower_bound=1)
-flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest.")
+flags.DEFINE_string("ckpt_path", None, CKPT_HELP)
 flags.DEFINE_enum("weights", "float32", WEIGHT_TYPES, "Type the weights are stored in.")
 flags.DEFINE_integer("top_n", None, "Tokens that the signature next returns; default: 10.", lower_bound=1)
 flags.DEFINE_integer(
@@ -41,9 +41,11 @@ flags.mark_flags_as_required(["model_dir", "output"])
 
 def main():
     from txl_tf import export_saved_model, load_run
+    from txl_tf.runs.folder import RunFolder
 
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
-    model, vocab = load_run(FLAGS.model_dir, FLAGS.ckpt_path, **values("mem_len clamp_len", given_only=True))
+    path = find_checkpoint(RunFolder(FLAGS.model_dir))
+    model, vocab = load_run(FLAGS.model_dir, path, **values("mem_len clamp_len", given_only=True))
     search = values(SearchConfig, given_only=True) or None
     export_saved_model(model, directory, vocab, search=search, **values("weights top_n max_tokens max_rows warmup"))
     print(directory)

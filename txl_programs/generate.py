@@ -6,17 +6,23 @@
     txl-generate --model_dir=runs/my --prompt="The" --num_return_sequences=3 --stop_at_newline
     echo "Once upon a time" | txl-generate --model_dir=runs/my --greedy
     txl-generate --model_dir=runs/my --interactive --max_new_tokens=80 --stop_at_newline
+    txl-generate --model_dir=runs/my --input=prompts.txt --output=texts.jsonl --format=json       (a prompt a line)
 
 Without --prompt and --prompt_file the prompt comes from the standard input; the newline at its end is no part of it.
 Where the run knows documents, an empty prompt begins one.
 With --interactive every line that is typed is read and answered in the same memory, until Ctrl-D. Several samples come
-one after the other, each behind its number on the standard error. The text ends behind the first stop string, also
-where the last token goes on. --verbose prints a line for every token of prompt and answer, with its nll in nats. Text
-goes to the standard output, the rest to the standard error. Control characters are written like \\x1b, so that no text
-takes over a terminal; --raw writes them as they are.
+one after the other, each behind its number on the standard error.
+
+With --input every line is a prompt of its own, many at a time: a line of output, or --num_return_sequences of them, is
+what follows it, with newlines written as \\n; with --format=json it is an object with "prompt" and "texts". A text is
+the one that --prompt gives with the same --seed. A line that cannot be continued has an empty one in its place, or an
+object with "error"; the standard error says why, and the status is 1. --input=- continues lines as they come.
+
+The text ends behind the first stop string, also where the last token goes on. --verbose prints a line for every token
+of prompt and answer, with its nll in nats. Text goes to the standard output, the rest to the standard error. Control
+characters are written like \\x1b, so that no text takes over a terminal; --raw writes them as they are.
 """
 
-import codecs
 import os
 import sys
 import time
@@ -24,13 +30,23 @@ from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import FLAGS, read_flags, run, values
+from txl_programs.program import (
+    FLAGS,
+    define_line_flags,
+    input_lines,
+    load_model,
+    read_flags,
+    run,
+    values,
+    write_answers,
+)
 from txl_tf.config import REPETITION_WINDOW
 
-flags.DEFINE_string("model_dir", None, "Folder of the run.")
-flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest.")
+define_line_flags("prompts", "one prompt, by --prompt, --prompt_file or the standard input")
 flags.DEFINE_string("prompt", None, "Text to continue.")
 flags.DEFINE_string("prompt_file", None, "File that holds it.")
+flags.DEFINE_enum("format", "text", ["text", "json"], "With --input: lines of text, or of JSON.")
+flags.DEFINE_integer("batch_size", 16, "Prompts of --input to continue at a time.", lower_bound=1)
 flags.DEFINE_integer("max_new_tokens", 200, "Tokens to write, after each line where --interactive.", lower_bound=0)
 flags.DEFINE_float("temperature", 1.0, "Below 1, likely tokens become likelier; 0 takes the most likely.")
 flags.DEFINE_integer("top_k", None, "Draw from that many most likely tokens only.")
@@ -51,53 +67,21 @@ flags.DEFINE_bool("raw", False, "Write control characters as they are.")
 flags.DEFINE_integer("mem_len", None, "Positions of memory, rather than the run's.")
 flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len, rather than as the run does.")
 
-flags.mark_flag_as_required("model_dir")
-
 read_flags(__name__)
 
-import numpy as np
 import tensorflow as tf
 
+from txl_tf.data.lines import LineError, as_json
 from txl_tf.data.vocabulary import escape, unescape, visible
+from txl_tf.files import check_writable
 from txl_tf.models.decoding.sampling import check_integer, check_sampling, of_sequences
 from txl_tf.models.decoding.session import Session
 from txl_tf.models.decoding.stopping import check_stops
+from txl_tf.models.decoding.text_generator import TextGenerator, TextStream, encode_prompt, stops_of
 from txl_tf.runs.folder import RunFolder
 
 READ_AT_ONCE = 512  # tokens of a prompt, so that its length does not matter
 WRITTEN_AT_ONCE = 4  # tokens between two looks at the screen
-
-
-class TextStream:
-    """Ids in, text out as soon as it is complete: a character of several bytes comes with its last one."""
-
-    def __init__(self, vocab):
-        self.vocab = vocab
-        self.last = []
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def copy(self):
-        other = TextStream(self.vocab)
-        other.last = list(self.last)
-        other.decoder.setstate(self.decoder.getstate())
-        return other
-
-    def push(self, ids, excess=0):
-        """The text that `ids` add, less the last `excess` bytes, which are of subwords."""
-        if self.vocab.level == "byte":
-            symbols = "".join(self.vocab.symbols[i] for i in ids)
-            return self.decoder.decode(symbols.encode("utf-8", "surrogateescape"))
-        if self.vocab.level == "subword":
-            added = b"".join(self.vocab.token_bytes[i] for i in ids)
-            return self.decoder.decode(added[: len(added) - excess])
-        shown = self.vocab.decode(self.last)  # a word goes with a space or without, as the one before it says
-        text = self.vocab.decode([*self.last, *ids])
-        self.last = list(ids[-1:]) or self.last
-        return text[len(shown) :]
-
-    def end(self):
-        """What is left: bytes that never became a character."""
-        return self.decoder.decode(b"", final=True)
 
 
 class Writer:
@@ -175,54 +159,79 @@ def read_prompt():
     return sys.stdin.buffer.read().removesuffix(b"\n")
 
 
-def encode(vocab, prompt, name="prompt"):
-    """Ids of bytes in UTF-8, which at byte level may be any bytes."""
-    if vocab.level != "byte":
-        try:
-            prompt = prompt.decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{name} is not UTF-8 text: see byte {error.start}") from error
-    ids = vocab.encode(prompt, name=name)
-    if not ids.size and vocab.document is not None:
-        return np.array([vocab.document_id], np.int32)
-    if not ids.size:
-        raise ValueError(f"{name} is empty: it must hold at least one token")
-    return ids
+def line_of(found):
+    """What is written for a prompt of --input: `(prompt, texts)`."""
+    if isinstance(found, LineError):
+        error = {"prompt": found.text, "error": found.reason}
+        return as_json(error) if FLAGS.format == "json" else "\n" * FLAGS.num_return_sequences
+    prompt, texts = found
+    if FLAGS.format == "json":
+        return as_json({"prompt": prompt, "texts": texts})
+    return "".join(text.replace("\n", r"\n") + "\n" for text in texts)
+
+
+def answer_prompts(folder, vocab, options, changes):
+    """Continues every line of --input."""
+    numbers = values("max_new_tokens num_return_sequences batch_size stop_at_document")
+    lines, name = input_lines()
+    writer = TextGenerator(load_model(folder, **changes), vocab, **numbers, **options)
+    return write_answers(writer.generate_lines(lines, name, FLAGS.strict), line_of, FLAGS.raw)
+
+
+def check_flags():
+    """Refuses flags that do not go together."""
+    if FLAGS.input is None:
+        wrong = [name for name in ("output", "format", "strict", "batch_size") if FLAGS[name].present]
+        if wrong:
+            raise ValueError(f"--{wrong[0]} is for the lines of --input, which is not given")
+    else:
+        wrong = [name for name in ("prompt", "prompt_file", "interactive", "verbose") if FLAGS[name].present]
+        if wrong:
+            raise ValueError(f"--input and --{wrong[0]} exclude each other")
+    if FLAGS.interactive and FLAGS.num_return_sequences > 1:
+        raise ValueError("--interactive and --num_return_sequences exclude each other")
 
 
 def main():
+    check_flags()
     folder = RunFolder(FLAGS.model_dir, "language_model")
     vocab = folder.load_vocab()
-    ends = [vocab.document] if FLAGS.stop_at_document and vocab.document is not None else []
-    stops = {"stop_strings": [*map(unescape, FLAGS.stop), *ends], "stop_at_newline": FLAGS.stop_at_newline}
-    options = values("top_k top_p min_p repetition_penalty repetition_window")
+    stops = {"stop_strings": [*map(unescape, FLAGS.stop)], "stop_at_newline": FLAGS.stop_at_newline}
+    options = values("top_k top_p min_p repetition_penalty repetition_window seed")
     options["temperature"] = 0.0 if FLAGS.greedy else FLAGS.temperature
-    options["seed"] = int(np.random.default_rng().integers(2**31)) if FLAGS.seed is None else FLAGS.seed
+    changes = values("mem_len clamp_len", given_only=True)
     # All that can be wrong, before the model is loaded.
     check_integer("num_return_sequences", FLAGS.num_return_sequences, 1)
     seeds = of_sequences(check_sampling(1, **options), FLAGS.num_return_sequences).seeds.numpy().tolist()
-    check_stops(len(vocab), None, **stops, vocab=vocab)
-    if FLAGS.interactive and len(seeds) > 1:
-        raise ValueError("--interactive and --num_return_sequences exclude each other")
+    ends = stops_of(vocab, **stops, stop_at_document=FLAGS.stop_at_document)
+    check_stops(len(vocab), None, **ends, vocab=vocab)
+    check_writable(FLAGS.output)
+    if FLAGS.input is not None:
+        return answer_prompts(folder, vocab, options | stops, changes)
     prompt = read_prompt()
-    ids = None if prompt is None else encode(vocab, prompt)
-    changes = values("mem_len clamp_len", given_only=True)
-    writer = Writer(folder.load_model(FLAGS.ckpt_path, **changes), vocab, options | stops)
+    ids = None if prompt is None else encode_prompt(vocab, prompt, "prompt")
+    writer = Writer(load_model(folder, **changes), vocab, options | ends | {"seed": seeds[0]})
     if ids is not None:
         writer.read(ids, echo=bool(prompt))
         writer.write_samples(FLAGS.max_new_tokens, seeds)
-    while FLAGS.interactive:
+    if FLAGS.interactive:
+        answer_typed(writer)
+    writer.report()
+
+
+def answer_typed(writer):
+    """Reads and answers lines in one memory, until Ctrl-D."""
+    while True:
         print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.buffer.readline()
         if not line:
-            break
+            return
         try:
-            writer.read(encode(vocab, line, name="line"), echo=False)
+            writer.read(encode_prompt(writer.vocab, line, "line"), echo=False)
         except ValueError as error:
             print(visible(str(error)), file=sys.stderr)
             continue
         writer.write(FLAGS.max_new_tokens)
-    writer.report()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import errno
 import functools
 import gc
 import importlib.util
+import itertools
 import logging
 import os
 import signal
@@ -72,6 +73,19 @@ def define_flags(config, leave_out="", **defaults):
             flags.register_validator(field.name, lambda value: all(x.isdigit() for x in value or []), message)
 
 
+CKPT_HELP = "Checkpoint to take: a path, a name, best or latest; default: of a tagger the best, else the latest."
+
+
+def define_line_flags(lines, default="the standard input"):
+    """Defines the flags of a program that answers lines: the run, where lines come from, and where answers go."""
+    flags.DEFINE_string("model_dir", None, "Folder of the run.")
+    flags.DEFINE_string("ckpt_path", None, CKPT_HELP)
+    flags.DEFINE_string("input", None, f"File of {lines}, a line each; - for the standard input. Default: {default}.")
+    flags.DEFINE_string("output", None, "File to write to, rather than the standard output.")
+    flags.DEFINE_bool("strict", False, "Stop at the first line that cannot be answered, rather than answer the others.")
+    flags.mark_flag_as_required("model_dir")
+
+
 def values(names, given_only=False):
     """`{name: value}` of the flags that a string, or a class of `txl_tf.config`, names.
 
@@ -106,7 +120,8 @@ def read_flags(name):
 
 
 def run(main):
-    """Runs a program: reads its flags, if `read_flags` has not, has the library's messages printed, calls `main()`.
+    """Runs a program: reads its flags, if `read_flags` has not, has the library's messages printed, calls `main()`,
+    whose result is the status to end with.
 
     Stray arguments, ValueError and OSError end it with one line and status 1, Ctrl-C with status 130. With --verbosity
     an error comes with its traceback instead. Where the standard output is closed, as by `| head`, it ends in silence
@@ -190,19 +205,81 @@ def _visible(text):
     return visible(text)
 
 
-def answer_lines(answer):
-    """Calls `answer(line, number)` with every line that is typed, numbered from 1. Its ValueErrors are shown."""
-    number = 0
-    while True:
-        print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            return
-        try:
-            number += 1
-            answer(line.removesuffix("\n"), number)
-        except ValueError as error:
-            print(_visible(str(error)), file=sys.stderr)
+def find_checkpoint(folder):
+    """The checkpoint of a run that --ckpt_path names, and a line on the standard error that says which it is."""
+    path = folder.find_checkpoint(FLAGS.ckpt_path)
+    print(f"checkpoint: {folder.name_of(path)}", file=sys.stderr)
+    return path
+
+
+def load_model(folder, **changes):
+    """The model of a run with the weights of `find_checkpoint`."""
+    return folder.load_model(find_checkpoint(folder), **changes)
+
+
+def input_lines():
+    """`(lines, name)` of --input: bytes without newlines, and `None` wherever nothing more comes for the moment.
+
+    A file that cannot be read is an error at once.
+    """
+    from txl_tf.data.lines import arriving, lines_in
+    from txl_tf.data.text_files import read_files
+
+    if FLAGS.input in (None, "-"):
+        prompt = (lambda: print("> ", end="", file=sys.stderr, flush=True)) if sys.stdin.isatty() else None
+        return lines_in(arriving(sys.stdin.buffer, prompt)), "standard input"
+    pieces = read_files([FLAGS.input], "byte")
+    return lines_in(itertools.chain([next(pieces)], pieces)), FLAGS.input
+
+
+def write_answers(answers, line_of, raw=False):
+    """Writes what `line_of` makes of each answer to --output or the standard output, as the answers come.
+
+    Args:
+        answers: an iterator, with a `LineError` for a line that has no answer. That is written to the standard error.
+        line_of: function of an answer, or a `LineError`, that gives what is written in its place.
+        raw: whether control characters go to a terminal as they are.
+
+    Returns:
+        The status to end with: 1 where a line has no answer.
+    """
+    from txl_tf.data.lines import LineError
+
+    missing, notes = 0, {}
+    with _output(raw) as write:
+        for answer in answers:
+            if isinstance(answer, LineError):
+                missing += 1
+                notes |= dict.fromkeys(getattr(answer, "__notes__", []))
+                print(_visible(str(answer)), file=sys.stderr)
+            write(line_of(answer))
+    if missing:
+        ends = f"lines without an answer: {missing:,}; --strict stops at the first"
+        print(*notes, ends, sep="\n", file=sys.stderr)
+    return int(missing > 0)
+
+
+@contextlib.contextmanager
+def _output(raw):
+    """A function that writes text to --output, which appears when it is whole, or to the standard output."""
+    if FLAGS.output:
+        import keras
+
+        from txl_tf.files import new_file
+
+        bar = keras.utils.Progbar(None, verbose=1, unit_name="line") if sys.stdout.isatty() else None
+        with new_file(FLAGS.output) as file:
+            yield lambda text: (file.write(text.encode("utf-8", "surrogateescape")), bar and bar.add(1))
+        return
+
+    def write(text):
+        if sys.stdout.isatty() and not raw:
+            sys.stdout.write(_visible(text))
+        else:
+            sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+        sys.stdout.flush()
+
+    yield write
 
 
 def log_to_stdout():
@@ -224,7 +301,8 @@ def _tensorflow_errors():
 def _message_of(error):
     from txl_tf.files import reason
 
-    return str(error) if isinstance(error, (ValueError, OSError)) else reason(error)
+    message = str(error) if isinstance(error, (ValueError, OSError)) else reason(error)
+    return "\n".join([message, *getattr(error, "__notes__", [])])
 
 
 def _refuse_stray(argv):
@@ -242,7 +320,7 @@ def _run(main, argv):
     load_package()
     gc.freeze()  # collections need not look at what the imports made
     try:
-        main()
+        return main()
     except BrokenPipeError:
         _close_stdout()
         sys.exit(0)

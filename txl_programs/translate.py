@@ -7,60 +7,67 @@
 
 A line of input is a source, a line of output its translation. With --n_best above 1, and with --scores, a line of
 output is number<TAB>score<TAB>translation, n_best lines for every source; a score is the log-probability in nats, of a
-search divided by the length penalty. Text goes to the standard output, the rest to the standard error. In --pairs, a
-source may stand on several lines: each of its targets is right. BLEU and chrF need sacrebleu (pip install sacrebleu).
-Control characters are written like \\x1b, unless they go to a file or with --raw.
+search divided by the length penalty. Lines are translated as they come; a pause of the standard input is enough. A
+line that cannot be translated has an empty one in its place; the standard error says why, and the status is 1. Text
+goes to the standard output, the rest to the standard error. In --pairs, a source may stand on several lines: each of
+its targets is right. BLEU and chrF need sacrebleu (pip install sacrebleu). On a terminal, control characters are
+written like \\x1b, unless --raw is given.
 """
 
+import itertools
 import sys
 
 from absl import flags
 
-from txl_programs.program import FLAGS, answer_lines, define_flags, read_flags, run, values
+from txl_programs.program import (
+    FLAGS,
+    define_flags,
+    define_line_flags,
+    input_lines,
+    load_model,
+    read_flags,
+    run,
+    values,
+    write_answers,
+)
 from txl_tf.config import SearchConfig
 
-flags.DEFINE_string("model_dir", None, "Folder of the run.")
-flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest: a path, a name, or best.")
-flags.DEFINE_string("input", None, "File of sources, a line each; default: the standard input.")
+define_line_flags("sources")
 flags.DEFINE_list("pairs", None, "File of source<TAB>target lines, or two files, to translate and to compare with.")
-flags.DEFINE_string("output", None, "File to write to, rather than the standard output.")
 flags.DEFINE_integer("batch_size", 64, "Sources to translate at a time.", lower_bound=1)
 flags.DEFINE_bool("scores", False, "Write number and score of every translation.")
-flags.DEFINE_bool("raw", False, "Write control characters to the standard output as they are.")
+flags.DEFINE_bool("raw", False, "Write control characters to a terminal as they are.")
 
 define_flags(SearchConfig)
 
-flags.mark_flag_as_required("model_dir")
-
 read_flags(__name__)
 
-import keras
-
-from txl_tf.data.pairs.parallel import read_lines, read_sides
-from txl_tf.data.vocabulary import visible
-from txl_tf.files import check_writable, new_file
-from txl_tf.models.vanilla.translator import Translator
+from txl_tf.data.lines import LineError
+from txl_tf.data.pairs.parallel import read_sides
+from txl_tf.files import check_writable
+from txl_tf.models.vanilla.translator import Translation, Translator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import corpus_scores, error_rates, group_references
 
 
-def write(translations, file, first=1, raw=True):
-    """Writes the translations of sources, numbered from `first`."""
-    for number, found in enumerate(translations, first):
-        for text, score in found:
-            line = f"{number}\t{score:.4f}\t{text}" if FLAGS.scores or FLAGS.n_best > 1 else text
-            file.write((line if raw else visible(line)) + "\n")
-    file.flush()
+def lines_of(number, found):
+    """What is written for the translations of a source."""
+    if not (FLAGS.scores or FLAGS.n_best > 1):
+        return "\n" if isinstance(found, LineError) else f"{found[0].text}\n"
+    if isinstance(found, LineError):
+        return f"{number}\t\t\n" * FLAGS.n_best
+    return "".join(f"{number}\t{score:.4f}\t{text}\n" for text, score in found)
 
 
-def translate(translator, sources, name):
-    bar = keras.utils.Progbar(len(sources), verbose=1) if FLAGS.output and sys.stdout.isatty() else None
-    return translator.translate(sources, name, bar and bar.add)
+def kept(answers, best):
+    """The answers; collects the best of each in the list `best`, without text where there is none."""
+    for found in answers:
+        best.append(Translation("", 0.0) if isinstance(found, LineError) else found[0])
+        yield found
 
 
-def report(translations, references, level):
-    """Prints how right the best translations are."""
-    found = [best.text for best, *_ in translations]
+def report(found, references, level):
+    """Prints how right the best translations are. A source without one counts as wrong."""
     rates = error_rates(found, references, level)
     lines = f"{rates['lines']:.2%} of {len(found):,} lines wrong, {rates['symbols']:.2%} of the symbols"
     scores = corpus_scores(found, references)
@@ -73,29 +80,24 @@ def main():
         raise ValueError("--pairs and --input exclude each other")
     check_writable(FLAGS.output)
     folder = RunFolder(FLAGS.model_dir, "encoder_decoder")
-    vocabs, references = folder.load_vocabs(), None
-    interactive = not (FLAGS.pairs or FLAGS.input) and sys.stdin.isatty()
+    vocabs, references, numbers = folder.load_vocabs(), {}, itertools.count(1)
     if FLAGS.pairs:
         name = " and ".join(FLAGS.pairs)
-        sides = ([line.removesuffix("\n") for line in side.lines] for side in read_sides(FLAGS.pairs))
+        sides = [[line.removesuffix("\n") for line in side.lines] for side in read_sides(FLAGS.pairs)]
         references = group_references(*sides)
-        sources = list(references)
-    elif FLAGS.input:
-        name, sources = FLAGS.input, [line.removesuffix("\n") for line in read_lines(FLAGS.input)]
-    elif not interactive:
-        name, sources = "standard input", sys.stdin.read().removesuffix("\n").split("\n")
-    translator = Translator(folder.load_model(FLAGS.ckpt_path), *vocabs, search, FLAGS.batch_size)
-    if interactive:
-        answer_lines(lambda line, number: write(translator.translate([line], "line"), sys.stdout, number, FLAGS.raw))
-        return
-    translations = translate(translator, sources, name)
-    if FLAGS.output:
-        with new_file(FLAGS.output) as file:
-            write(translations, file)
+        lines = list(references)
+        numbers = {source: number for number, source in reversed([*enumerate(sides[0], 1)])}  # the first of each
+        numbers = [numbers[source] for source in lines]
     else:
-        write(translations, sys.stdout, raw=FLAGS.raw)
+        lines, name = input_lines()
+    translator = Translator(load_model(folder), *vocabs, search, FLAGS.batch_size)
+    best, count = [], itertools.count(1)
+    answers = translator.translate_lines(lines, name, FLAGS.strict, numbers)
+    answers = kept(answers, best) if references else answers
+    status = write_answers(answers, lambda found: lines_of(next(count), found), FLAGS.raw)
     if references:
-        report(translations, list(references.values()), vocabs[1].level)
+        report([found.text for found in best], list(references.values()), vocabs[1].level)
+    return status
 
 
 if __name__ == "__main__":

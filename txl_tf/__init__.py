@@ -14,6 +14,7 @@ from txl_tf.models.taggers.tener import Tener
 from txl_tf.models.transformer_xl.network import TransformerXL
 from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
+from txl_tf.runs.families.pipeline import pipeline
 from txl_tf.runs.folder import load_run
 from txl_tf.runs.weights import load_tf1_checkpoint, save_tf1_checkpoint, tf1_variables
 from txl_tf.serving.export import export_saved_model
@@ -34,6 +35,7 @@ __all__ = [
     "load_run",
     "load_tf1_checkpoint",
     "make_optimizer",
+    "pipeline",
     "prepare",
     "save_tf1_checkpoint",
     "segments",

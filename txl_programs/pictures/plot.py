@@ -36,7 +36,7 @@ import sys
 
 from absl import flags
 
-from txl_programs.program import FLAGS, read_flags, run
+from txl_programs.program import CKPT_HELP, FLAGS, load_model, read_flags, run
 
 KINDS = ("curves", "attention", "terms", "context", "scaling", "masks", "shift", "positions", "wavelengths")
 NEEDS = {**dict.fromkeys(("curves", "attention", "terms", "context"), "model_dir"), "scaling": "figures"}
@@ -47,7 +47,7 @@ MAX_LENGTH = 64  # of masks and shift
 flags.DEFINE_enum("kind", "curves", KINDS, "The picture.")
 flags.DEFINE_list("model_dir", None, "Folder(s) of runs, comma-separated.")
 flags.DEFINE_string("output", None, "PNG file to write.")
-flags.DEFINE_string("ckpt_path", None, "Checkpoint to take, rather than the latest; with a single run.")
+flags.DEFINE_string("ckpt_path", None, f"{CKPT_HELP} With a single run.")
 flags.DEFINE_string("text", None, "Text of attention and terms; of an encoder-decoder, the source.")
 flags.DEFINE_string("text_path", None, "UTF-8 file: that text, or the text of context; default there: the valid split.")
 flags.DEFINE_enum("attention", None, ("encoder", "decoder", "cross"), "Of an encoder-decoder; default: cross.")
@@ -90,6 +90,7 @@ from txl_programs.pictures.heads import (
 )
 from txl_programs.pictures.ideas import draw_masks, draw_positions, draw_shift, draw_wavelengths
 from txl_programs.pictures.scaling import draw_scaling, read_figures
+from txl_tf.data.lines import encoded
 from txl_tf.data.pairs.parallel import START, read_lines
 from txl_tf.data.text_files import read_files
 from txl_tf.layers.positions import positional_encoding
@@ -156,7 +157,7 @@ def text_of_run(folder):
     if not 1 <= tgt_len < len(ids) + 1:
         raise ValueError(f"tgt_len must lie between 1 and the {len(ids)} tokens of the text, got {tgt_len}")
     changes = {} if FLAGS.mem_len is None else {"mem_len": FLAGS.mem_len}
-    return folder.load_model(FLAGS.ckpt_path, **changes), ids, tgt_len, layer, labels_of(vocab, ids)
+    return load_model(folder, **changes), ids, tgt_len, layer, labels_of(vocab, ids)
 
 
 def attention_of_run_of_pairs(folder):
@@ -171,8 +172,8 @@ def attention_of_run_of_pairs(folder):
     if len(lines) != 1:
         raise ValueError(f"{name} must be one line, the source, got {len(lines)}")
     vocabs = folder.load_vocabs()
-    translator = Translator(folder.load_model(FLAGS.ckpt_path), *vocabs)
-    source = translator.encode(lines, name)[0]
+    translator = Translator(load_model(folder), *vocabs)
+    (source,) = encoded(lines, translator.encode, name)
     target = written_by(translator.model, source)
     which = FLAGS.attention or "cross"
     weights = attention_of_pair(translator.model, source, target, which, layer)
@@ -212,7 +213,7 @@ def context():
     ids = held_out(folders[0], vocab)[: FLAGS.max_tokens]
     nll = []
     for folder, span in zip(folders, spans, strict=True):
-        lm = folder.load_model(FLAGS.ckpt_path, mem_len=max(span - step, 0))
+        lm = load_model(folder, mem_len=max(span - step, 0))
         nll.append(nll_by_context(lm, ids, step, longest // step))
     metric = "bpc" if configs[0]["data"].get("by_character", vocab.level != "word") else "ppl"
     return draw_context(np.stack(nll), names_of(model_dirs), step, spans, metric)

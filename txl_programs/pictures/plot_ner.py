@@ -17,14 +17,14 @@ import os
 
 from absl import flags
 
-from txl_programs.program import FLAGS, read_flags, run
+from txl_programs.program import CKPT_HELP, FLAGS, load_model, read_flags, run
 
 KINDS = ("direction", "lattice")
 
 flags.DEFINE_enum("kind", "direction", KINDS, "The picture.")
 flags.DEFINE_list("model_dir", None, "Folder(s) of runs, comma-separated.")
 flags.DEFINE_string("output", None, "PNG file to write.")
-flags.DEFINE_string("ckpt_path", "best", "Checkpoint to take: a path, a name, or best.")
+flags.DEFINE_string("ckpt_path", None, CKPT_HELP)
 flags.DEFINE_string("text", None, "The sentence of lattice.")
 flags.DEFINE_string("text_path", None, "File of sentences, a line each, for direction; default: positions alone.")
 flags.DEFINE_integer("layer", 0, "Layer, from 0.")
@@ -60,7 +60,7 @@ def open_tagger(model_dir, family="tener"):
     found = folder.family.name
     if found != family:
         raise ValueError(f"model_dir {folder} must hold a run of family={family}, got family={found}")
-    return folder.load_model(FLAGS.ckpt_path), encoder_of(*folder.load_vocabs())
+    return load_model(folder), encoder_of(*folder.load_vocabs())
 
 
 # --------------------------------------------------------------------------------------------------------- direction

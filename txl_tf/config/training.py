@@ -123,7 +123,9 @@ class EvaluationConfig(Config):
     )
     eval_split: str = option("valid", "Split to evaluate: train, valid or test.")
     eval_path: str | None = option(None, "Text file to evaluate instead of a split, in the vocabulary of the run.")
-    eval_ckpt_path: str | None = option(None, "Checkpoint to evaluate, rather than the latest: a path, or best.")
+    eval_ckpt_path: str | None = option(
+        None, "Checkpoint to evaluate: a path, a name, best or latest; default: the latest."
+    )
     max_eval_batch: int = option(-1, "Batches to evaluate; -1 for all.")
     sliding_window: int | None = option(
         None, "Predict every token from a window of so many tokens before it, which is read again for each.", LENGTH

@@ -24,20 +24,17 @@ def by_length(lengths: np.ndarray | Sequence[np.ndarray], most: int | Callable) 
         order = order[size:]
 
 
-def in_order(answer: Callable, items: Sequence, batches: Iterator[np.ndarray], progress: Callable | None) -> list:
+def in_order(answer: Callable, items: Sequence, batches: Iterator[np.ndarray]) -> list:
     """The answers to items that are asked for in batches, in the order of the items.
 
     Args:
         answer: function of a list of items that gives a list of answers.
         batches: of `by_length`.
-        progress: called with the number of items of every batch that is done, if it is given.
     """
     answers = [None] * len(items)
     for rows in batches:
         for row, found in zip(rows, answer([items[row] for row in rows]), strict=True):
             answers[row] = found
-        if progress:
-            progress(len(rows))
     return answers
 
 

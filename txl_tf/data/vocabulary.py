@@ -28,6 +28,10 @@ from txl_tf.config import COUNTED_LEVELS, one_of
 from txl_tf.files import reading, write_atomic
 from txl_tf.schema import brief
 
+_NO_UNKNOWN = (
+    "Replace unknown symbols in the text; or train with min_freq=2, which makes rare symbols unknown ones, or train a "
+    "language model with level=byte or level=subword, where no symbol is unknown."
+)
 # The tokens of the bytes; `symbol.encode("utf-8", "surrogateescape")` gives a token's bytes at every level.
 BYTE_SYMBOLS = [bytes([value]).decode("utf-8", "surrogateescape") for value in range(256)]
 
@@ -182,10 +186,12 @@ class Vocab:
                 raise ValueError(f"{name}, line {number}: {self.document} ends documents and must not be in a text")
             if unk_id < 0 and np.any(ids < 0):
                 symbol, line = self._find(text, lambda symbol: symbol not in self.ids)
-                raise ValueError(
+                error = ValueError(
                     f"{name}, line {line + first_line}: {symbol!r} is not in the vocabulary of {len(self)} symbols, "
                     f"and neither is an unknown symbol (unk={self.unk!r})"
                 )
+                error.add_note(_NO_UNKNOWN)
+                raise error
             yield ids
             first_line += text.count("\n")
 

@@ -34,7 +34,8 @@ def load_run(
 
     Args:
         model_dir: the run's folder.
-        ckpt_path: a checkpoint of it by path or name, or `"best"`; by default the latest.
+        ckpt_path: a checkpoint of it by path or name, `"best"` or `"latest"`. By default that of the training's last
+            evaluation: of a tagger the best, where there was a validation; of others the latest.
         **changes: arguments of the model to use instead of the run's own, such as `mem_len`.
 
     Returns:
@@ -136,8 +137,11 @@ class RunFolder(CheckpointFolder):
         return list(state.all_model_checkpoint_paths) if state else []
 
     def find_checkpoint(self, ckpt_path: str | None = None) -> str:
-        """`ckpt_path`, which may also be the name of a checkpoint in the folder, or `"best"`; by default the latest."""
+        """The path of a checkpoint: see `load_run` for what `ckpt_path` may be."""
         if ckpt_path is None:
+            best = self.find_best() if self.family.default_checkpoint == "best" else None
+            return best["path"] if best else self.find_checkpoint("latest")
+        if ckpt_path == "latest":
             if not self.checkpoints():
                 raise ValueError(f"model_dir {self} holds no checkpoint")
             return self.checkpoints()[-1]
@@ -150,6 +154,13 @@ class RunFolder(CheckpointFolder):
             if tf.io.gfile.exists(f"{path}.index"):
                 return path
         raise ValueError(f"no checkpoint at {ckpt_path}, nor in {self}: {ckpt_path}.index does not exist")
+
+    def name_of(self, path: str) -> str:
+        """What a checkpoint is, for messages: "best, step 180"; its path where it is neither best nor latest."""
+        kinds = {"latest": self.checkpoints()[-1:], "best": [best["path"]] if (best := self.find_best()) else []}
+        kind = next((kind for kind, paths in kinds.items() if path in paths), None)
+        step = os.path.basename(path).rpartition("-")[2]
+        return f"{kind}, step {step}" if kind else path
 
     def find_best(self) -> dict | None:
         """`"path"`, `"step"` and what is monitored, such as `"val_loss"`, of the best checkpoint; or `None`."""

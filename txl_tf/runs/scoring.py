@@ -18,6 +18,7 @@ for all lines with `carry_memory`, as one text: s a b n c d n ...
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -28,14 +29,13 @@ import tensorflow as tf
 
 from txl_tf.config import ScoringConfig
 from txl_tf.data.batching import by_length, padded
+from txl_tf.data.lines import LineError, encoded, in_blocks, in_places, text_of
 from txl_tf.data.vocabulary import Vocab, newline_ids, unescape
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.runs.metrics import to_metric
 
 SEGMENT = 512  # tokens, unless `segment` says otherwise
-BLOCK_LINES = 20_000  # enough to find lines of equal length for every batch
-BLOCK_SIZE = 16 << 20  # characters or bytes
 
 
 class LineScore(NamedTuple):
@@ -75,36 +75,23 @@ class _Line(NamedTuple):
 
 
 def score_lines(
-    lm: LanguageModel, vocab: Vocab, lines: Iterable[str | bytes], name: str = "text", **options
-) -> Iterator[LineScore]:
+    lm: LanguageModel, vocab: Vocab, lines: Iterable[str | bytes], name: str = "text", strict: bool = True, **options
+) -> Iterator[LineScore | LineError]:
     """The scores of lines of text, in their order and in bounded memory.
 
     Args:
         lm, vocab: of a run, as `load_run` returns them.
         lines: with newlines at their ends or without; an open file will do.
         name: what error messages call them, such as their file.
+        strict: whether a line that cannot be scored is an error; else a `LineError` is in the place of its score.
         **options: of `ScoringConfig`.
 
     Raises:
-        ValueError: an option is out of its range; or a line is not UTF-8, or has a symbol that the vocabulary does not
-            have, and neither an unknown one: names the line.
+        ValueError: an option is out of its range. With `strict`, a line is not UTF-8, or has a symbol that the
+            vocabulary does not have, and neither an unknown one: names the line.
     """
-    scorer = Scorer(lm, vocab, ScoringConfig(**options), name)
-    return (score for scores in scorer.score(in_blocks(lines)) for score in scores)
-
-
-def in_blocks(lines: Iterable[str | bytes | None]) -> Iterator[list[str | bytes]]:
-    """Lists of as many lines as are scored together; `None` among the lines ends one at once."""
-    block, size = [], 0
-    for line in lines:
-        if line is not None:
-            block.append(line)
-            size += len(line)
-        if block and (line is None or len(block) >= BLOCK_LINES or size >= BLOCK_SIZE):
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
+    scorer = Scorer(lm, vocab, ScoringConfig(**options))
+    return (score for scores in scorer.score(in_blocks(lines), name, strict) for score in scores)
 
 
 class Scorer:
@@ -114,7 +101,6 @@ class Scorer:
         lm: `TransformerXLLM` or `TransformerLM`, with the symbols of `vocab`.
         vocab: `Vocab`.
         config: `ScoringConfig`.
-        name: what error messages call the lines.
 
     Attributes:
         start: int32 array, the tokens before every line; empty where its first token is not scored. Lines of a
@@ -123,31 +109,36 @@ class Scorer:
         segment: most tokens that are read at a time.
     """
 
-    def __init__(self, lm: LanguageModel, vocab: Vocab, config: ScoringConfig | None = None, name: str = "text"):
+    def __init__(self, lm: LanguageModel, vocab: Vocab, config: ScoringConfig | None = None):
         config = config or ScoringConfig()
         if len(vocab) != lm.network.n_token:
             raise ValueError(f"vocab must hold the {lm.network.n_token} symbols of the model, got {len(vocab)}")
         if lm.static_shapes:
             raise ValueError("lm must not be compiled with static_shapes: lines have any length")
-        self.lm, self.vocab, self.name = lm, vocab, name
+        self.lm, self.vocab = lm, vocab
         self.newline = newline_ids(vocab)
         self.start = np.array(self._start_ids(config.start), np.int32)
         self.score_end = config.score_end and bool(self.newline)
         self.carry_memory, self.batch_tokens = config.carry_memory, config.batch_tokens
         self.segment = config.segment or (lm.context_len if isinstance(lm, TransformerLM) else SEGMENT)
-        self._number = 0
         spec = tf.TensorSpec([None, None], tf.int32)
         self._first_nll = tf.function(lm.first_nll, [spec, spec], autograph=False)
         self._next_nll = tf.function(lm.evaluation_nll, autograph=False, reduce_retracing=True)
 
-    def score(self, blocks: Iterable[list[str | bytes]]) -> Iterator[list[LineScore]]:
+    def score(
+        self, blocks: Iterable[list[str | bytes]], name: str = "text", strict: bool = True
+    ) -> Iterator[list[LineScore | LineError]]:
         """The scores of blocks of lines, a list for each: of its own lines or, with `carry_memory`, of those that it
-        completes, and of the rest at the end.
+        completes, and of the rest at the end. A line that cannot be scored is no part of the text.
 
         Raises what `score_lines` raises, before anything of the block is scored.
         """
-        blocks = ([self._encode(line) for line in block] for block in blocks)
-        return self._as_one_text(blocks) if self.carry_memory else map(self._each_by_itself, blocks)
+        numbers = itertools.count(1)
+        blocks = (
+            list(encoded(block, self._encode, name, strict, itertools.islice(numbers, len(block)))) for block in blocks
+        )
+        each = functools.partial(in_places, self._each_by_itself)
+        return self._as_one_text(blocks) if self.carry_memory else map(each, blocks)
 
     # ----------------------------------------------------------------------------------------------- text to tokens
 
@@ -164,23 +155,14 @@ class Scorer:
         return [self.vocab.ids[start]] if start in self.vocab.ids else self.vocab.encode(start, name="start").tolist()
 
     def _encode(self, line: str | bytes) -> _Line:
-        """The text and the tokens of the next line."""
-        self._number += 1
-        where, by_byte = f"{self.name}, line {self._number}", self.vocab.level == "byte"
-        try:
-            data = line.encode("utf-8", "surrogateescape") if isinstance(line, str) else line
-            data = data.removesuffix(b"\n")
-            text = data.decode("utf-8", "surrogateescape" if by_byte else "strict")
-        except UnicodeError as error:
-            raise ValueError(f"{where} is not UTF-8 text: see its byte {error.start}") from error
+        """The text and the tokens of a line."""
+        by_byte = self.vocab.level == "byte"
+        text = text_of(line, "surrogateescape" if by_byte else "strict")
+        data = text.encode("utf-8", "surrogateescape")
         source, newline = (data, b"\n") if by_byte else (text, "\n")
         if self.score_end or (self.carry_memory and self.newline):
             source += newline
-        try:
-            ids = self.vocab.encode(source)
-        except ValueError as error:
-            raise ValueError(f"{where}: {str(error).removeprefix('text, line 1: ')}") from error
-        return _Line(text, len(data) + self.score_end, ids)
+        return _Line(text, len(data) + self.score_end, self.vocab.encode(source))
 
     def _result(self, line: _Line, token_nll: np.ndarray, first: int = 0) -> LineScore:
         """The score of a line from the nll of all its tokens, of which those from `first` on count."""
@@ -235,7 +217,7 @@ class Scorer:
 
         return read
 
-    def _as_one_text(self, blocks: Iterable[list[_Line]]) -> Iterator[list[LineScore]]:
+    def _as_one_text(self, blocks: Iterable[list[_Line | LineError]]) -> Iterator[list[LineScore | LineError]]:
         """As `_each_by_itself`, in segments of the whole text."""
         read, uncounted = self._reader(1), int(not len(self.start))
         start = _Line("", 0, self.start)
@@ -243,14 +225,18 @@ class Scorer:
         text, found = self.start, np.full([1], np.nan, np.float32)  # tokens to read; nll to hand out, of the first none
         for block in itertools.chain(blocks, [None]):
             lines.extend(block or [])
-            text, nll, scores = np.concatenate([text, *(line.ids for line in block or [])]), [found], []
+            new = [line.ids for line in block or [] if not isinstance(line, LineError)]
+            text, nll, scores = np.concatenate([text, *new]), [found], []
             while len(text) > (self.segment if block is not None else 1):
                 segment = text[None, : self.segment + 1]
                 nll.append(read(segment[:, :-1], segment[:, 1:])[0])
                 text = text[segment.size - 1 :]
             found = np.concatenate(nll)
-            while lines and len(lines[0].ids) <= len(found):
+            while lines and (isinstance(lines[0], LineError) or len(lines[0].ids) <= len(found)):
                 line = lines.popleft()
+                if isinstance(line, LineError):
+                    scores.append(line)
+                    continue
                 if line is not start:
                     scores.append(self._result(line, found[: len(line.ids)], uncounted))
                 found = found[len(line.ids) :]

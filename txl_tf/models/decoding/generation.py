@@ -192,14 +192,25 @@ def generate(
     Raises:
         ValueError: an argument out of range, or a stop string that the vocabulary cannot spell. Names the argument.
     """
+    texts = write_texts(
+        lm, prompt, max_new_tokens, lengths=lengths, num_return_sequences=num_return_sequences, stop_token=stop_token,
+        stop_strings=stop_strings, stop_at_newline=stop_at_newline, vocab=vocab, **sampling,
+    )  # fmt: skip
+    return (texts.tokens, texts.lengths) if with_lengths else texts.tokens
+
+
+def write_texts(
+    lm, prompt, max_new_tokens, *, lengths=None, num_return_sequences=1, stop_token=None, stop_strings=None,
+    stop_at_newline=False, vocab=None, **sampling,
+):  # fmt: skip
+    """`Texts` of `generate`, which describes the arguments."""
     n_token, number = lm.network.n_token, num_return_sequences
     prompt, lengths = _check_prompt(prompt, lengths, n_token)
     check_integer("max_new_tokens", max_new_tokens, 0)
     check_integer("num_return_sequences", number, 1)
     sampling = check_sampling(len(prompt), **sampling)
     stops = check_stops(n_token, stop_token, stop_strings, stop_at_newline, vocab)
-    texts = _write(lm, prompt, lengths, max_new_tokens, sampling, stops, int(number))
-    return (texts.tokens, texts.lengths) if with_lengths else texts.tokens
+    return _write(lm, prompt, lengths, max_new_tokens, sampling, stops, int(number))
 
 
 def _write(lm, prompt, lengths, max_new_tokens, sampling, stops, number):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -76,20 +76,15 @@ class TextTagger:
         """Ids of sentences, see `tag`."""
         return [self.encoder.encode(tokens) for tokens in sentences]
 
-    def tag(
-        self,
-        sentences: Sequence[Sequence[str]],
-        progress: Callable[[int], None] | None = None,
-    ) -> list[TaggedText]:
+    def tag(self, sentences: Sequence[Sequence[str]]) -> list[TaggedText]:
         """The best tags of every sentence and the entities that they mark.
 
         Args:
             sentences: of tokens, see `split`; of characters, strings will do. One without any has no tags.
-            progress: called with the number of sentences of every batch that is done.
         """
         encoded = self.encode(sentences)
         lengths = np.array([len(sentence.ids) for sentence in encoded], int)
-        return in_order(self._tag, encoded, by_length(lengths, self.batch_size), progress)
+        return in_order(self._tag, encoded, by_length(lengths, self.batch_size))
 
     def _tag(self, encoded: list[Encoded]) -> list[TaggedText]:
         fitting = [sentence for sentence in encoded if 0 < sentence.n <= self.most]

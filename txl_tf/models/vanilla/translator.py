@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,10 +10,12 @@ import tensorflow as tf
 
 from txl_tf.config import SearchConfig
 from txl_tf.data.batching import by_length, in_order, padded
-from txl_tf.data.pairs.parallel import END, PADDING, START, Lines, encode_lines
+from txl_tf.data.lines import LINE, LineError, answers, encoded, sentence_of
+from txl_tf.data.pairs.parallel import END, PADDING, START, encode_lines
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.vanilla.transformer import Transformer
 
+_POOL = 50  # batches of sources that are read and sorted by length together
 _STEP = 16  # lengths are rounded up to multiples of it, so that a source is searched alike whatever is beside it
 
 
@@ -54,37 +56,46 @@ class Translator:
         self.model, self.source_vocab, self.target_vocab = model, source_vocab, target_vocab
         self.search, self.batch_size = search or SearchConfig(), batch_size
 
-    def encode(self, sources: list[str], name: str = "source") -> Lines:
-        """Ids of sources. Raises ValueError, which names the line, where one cannot be translated."""
-        lines = encode_lines(self.source_vocab, [f"{line}\n" for line in sources], name)
-        too_long = np.flatnonzero(lines.lengths > self.model.max_len)
-        if len(too_long):
+    def encode(self, source: str | bytes) -> np.ndarray:
+        """Ids of a line. Raises ValueError where it cannot be translated."""
+        ids = encode_lines(self.source_vocab, [f"{sentence_of(source)}\n"], "text").ids
+        if len(ids) > self.model.max_len:
             raise ValueError(
-                f"{name}, line {too_long[0] + 1} has {lines.lengths[too_long[0]]:,} symbols, its end included; the "
-                f"position table of the model has max_len={self.model.max_len}"
+                f"{LINE} has {len(ids):,} symbols, its end included; the position table of the model has "
+                f"max_len={self.model.max_len}"
             )
-        return lines
+        return ids
 
-    def translate(
-        self, sources: list[str], name: str = "source", progress: Callable[[int], None] | None = None
-    ) -> list[list[Translation]]:
+    def translate(self, sources: Iterable[str | bytes], name: str = "source") -> list[list[Translation]]:
         """The `n_best` translations of every source, the best first.
 
         Args:
-            sources: lines without newline.
+            sources: lines.
             name: what messages call them, such as their file.
-            progress: called with the number of sources of every batch that is done.
 
         Raises:
-            ValueError: a source is empty, too long, or has a symbol that the vocabulary does not have.
+            ValueError: a source is empty, too long, not UTF-8, or has a symbol that the vocabulary does not have.
         """
-        lines = self.encode(sources, name)
-        lengths = _rounded(lines.lengths)
+        return self._search(list(encoded(sources, self.encode, name)))
+
+    def translate_lines(
+        self,
+        sources: Iterable[str | bytes | None],
+        name: str = "source",
+        strict: bool = True,
+        numbers: Iterable[int] | None = None,
+    ) -> Iterator[list[Translation] | LineError]:
+        """`translate` of lines that come one after the other, see `txl_tf.data.lines`, in bounded memory."""
+        return answers(sources, self.encode, self._search, name, strict, _POOL * self.batch_size, numbers)
+
+    def _search(self, sources: list[np.ndarray]) -> list[list[Translation]]:
+        """The translations of encoded sources, batched by length."""
+        lengths = _rounded(np.array([len(ids) for ids in sources], int))
 
         def most(order):
             return np.count_nonzero(lengths[order[: self.batch_size]] == lengths[order[0]])
 
-        return in_order(self._translate, np.split(lines.ids, lines.ends)[:-1], by_length(lengths, most), progress)
+        return in_order(self._translate, sources, by_length(lengths, most))
 
     def _translate(self, sources: list[np.ndarray]) -> list[list[Translation]]:
         search, model = self.search, self.model

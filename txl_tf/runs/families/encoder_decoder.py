@@ -17,6 +17,7 @@ from txl_tf.data.pairs.parallel import ParallelCorpus, check_lengths, pair_batch
 from txl_tf.data.vocabulary import visible
 from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.translator import Translator
+from txl_tf.runs.families.pipeline import TranslationPipeline
 from txl_tf.runs.families.record import Family, register
 from txl_tf.runs.metrics import error_rates, group_references, to_metric
 from txl_tf.runs.train import EpochRun
@@ -115,6 +116,7 @@ TRANSFORMER = register(
         training=PairsTrainingConfig,
         final=SearchConfig,
         batching=("batch_size", "batch_tokens"),
+        pipeline=TranslationPipeline,
         run=PairsRun,
     )
 )

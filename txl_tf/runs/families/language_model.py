@@ -29,6 +29,7 @@ from txl_tf.models.transformer_xl.network import TransformerXL
 from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer, TransformerLM
 from txl_tf.runs.callbacks import step_of
 from txl_tf.runs.evaluate import Evaluator
+from txl_tf.runs.families.pipeline import LanguagePipeline
 from txl_tf.runs.families.record import Family, register
 from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,
@@ -192,6 +193,7 @@ TRANSFORMER_XL = register(
         final=EvaluationConfig,
         batching=("tgt_len", "train_batch_size", "static_shapes", "shuffle_documents"),
         recorded=("eval_batch_size",),
+        pipeline=LanguagePipeline,
         run=LanguageModelRun,
     )
 )

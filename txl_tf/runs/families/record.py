@@ -52,6 +52,9 @@ class Family:
         batching: which settings of the training decide the batches: they are fixed once there is a checkpoint.
         recorded: which other settings, besides those of every family, `config.json` holds.
         monitor, best_of: what tells the best checkpoint, and which of two is better.
+        default_checkpoint: what is opened where nobody names a checkpoint, as the last evaluation of a training is of
+            its weights: "latest", or "best", which is the latest where there was no validation.
+        pipeline: the subclass of `Pipeline` that turns text into results.
         run: the subclass of `Run` that says how its data are read and batched, and how it is trained and evaluated.
     """
 
@@ -73,6 +76,8 @@ class Family:
     recorded: tuple[str, ...] = ()
     monitor: str = "val_loss"
     best_of: Callable = min
+    default_checkpoint: str = "latest"
+    pipeline: type
     run: type
 
     def check_config(self, values: dict) -> None:

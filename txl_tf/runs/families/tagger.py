@@ -23,6 +23,7 @@ from txl_tf.data.tagged.tags import NONE
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger
 from txl_tf.models.taggers.tener import Tener
+from txl_tf.runs.families.pipeline import TaggingPipeline
 from txl_tf.runs.families.record import Family, register
 from txl_tf.runs.train import EpochRun
 from txl_tf.runs.weights import load_weights
@@ -164,6 +165,8 @@ TENER = register(
         recorded=("patience",),
         monitor="val_f1",
         best_of=max,
+        default_checkpoint="best",
+        pipeline=TaggingPipeline,
         run=TaggerRun,
     )
 )

@@ -1,0 +1,105 @@
+"""Lines that are answered as they come: each in its place, or what is wrong with it."""
+
+import os
+
+import pytest
+
+from txl_programs import program
+from txl_tf.data import lines
+from txl_tf.data.lines import LineError, answers, arriving, as_json, in_blocks, lines_in, sentence_of, text_of
+
+
+def encode(line):
+    if not line:
+        raise ValueError("text, line 1 is empty")
+    if line == "?":
+        raise ValueError("no answer")
+    return int(line)
+
+
+def doubled(items):
+    assert all(isinstance(item, int) for item in items)
+    return [2 * item for item in items]
+
+
+def test_answers_are_in_their_places_beside_what_is_wrong():
+    found = list(answers(["1", "", "3", "?", "text"], encode, doubled, "in.txt", strict=False, most=2))
+    assert [x for x in found if not isinstance(x, LineError)] == [2, 6]
+    errors = found[1], found[3], found[4]
+    assert [(error.number, error.text) for error in errors] == [(2, ""), (4, "?"), (5, "text")]
+    assert [error.reason for error in errors[:2]] == ["line 2 is empty", "line 4: no answer"]
+    assert str(errors[0]) == "in.txt, line 2 is empty" and isinstance(errors[0], ValueError)
+    assert errors[2].reason.startswith("line 5: invalid literal for int()")
+
+
+def test_the_way_out_of_an_error_goes_with_it():
+    def encode(line):
+        error = ValueError("text, line 1: 'é' is not known")
+        error.add_note("Train with min_freq=2.")
+        raise error
+
+    (found,) = answers(["é"], encode, doubled, strict=False)
+    assert program._message_of(found) == "text, line 1: 'é' is not known\nTrain with min_freq=2."
+
+
+def test_strict_stops_at_the_first_and_blocks_before_it_are_answered():
+    found = answers(["1", "2", "", "?"], encode, doubled, strict=True, most=2)
+    assert [next(found), next(found)] == [2, 4]
+    with pytest.raises(LineError, match="^text, line 3 is empty$"):
+        next(found)
+
+
+def test_lines_have_the_numbers_that_are_given():
+    found = list(answers(["", "1", ""], encode, doubled, strict=False, numbers=[3, 7, 9]))
+    assert [found[0].number, found[1], found[2].number] == [3, 2, 9]
+
+
+def test_an_answer_comes_at_a_pause_and_no_line_is_read_before_it_is_needed():
+    read = []
+    given = (read.append(line) or line for line in ["1", None, "2", "3", None, "4"])
+    found = answers(given, encode, doubled, most=2)
+    assert next(found) == 2 and read == ["1", None]
+    assert next(found) == 4 and read[2:] == ["2", "3"]
+    assert list(found) == [6, 8]
+
+
+def test_one_line_is_not_taken_for_many():
+    with pytest.raises(ValueError, match="lines must be a list or an iterator of lines, got one str"):
+        next(in_blocks("abc"))
+
+
+def test_pieces_are_cut_into_lines():
+    assert list(lines_in([b"a\nb", b"c", None, b"\n\n\xff", b""])) == [b"a", None, b"bc", b"", b"\xff"]
+
+
+def test_a_line_is_text_without_its_end():
+    assert [text_of("é\n"), text_of("é\n".encode()), text_of(b"\n"), text_of("\r\n")] == ["é", "é", "", "\r"]
+    assert text_of(b"\xffa", "surrogateescape") == "\udcffa" and sentence_of(b"a b\r\n") == "a b"
+    with pytest.raises(ValueError, match="text is not UTF-8 text: see its byte 2"):
+        text_of(b"ab\xff")
+    with pytest.raises(ValueError, match="text must be one line, got 3"):
+        sentence_of("a\nb\nc")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a pipe says that nothing comes where select can watch it")
+def test_a_pipe_has_a_pause_wherever_nothing_more_comes():
+    reader, writer = os.pipe()
+    turns = []
+    with os.fdopen(reader, "rb") as pipe:
+        found = lines_in(arriving(pipe, lambda: turns.append(1)))
+        os.write(writer, b"a\nb")
+        assert [next(found), next(found)] == [b"a", None]
+        os.write(writer, b"c\nd\n")
+        os.close(writer)
+        assert [line for line in found if line is not None] == [b"bc", b"d"]
+    assert len(turns) == 3
+
+
+def test_json_escapes_what_is_no_text():
+    assert as_json({"é": "\udcff\n"}) == '{"é": "\\udcff\\n"}\n'
+
+
+def test_block_sizes_end_blocks(monkeypatch):
+    monkeypatch.setattr(lines, "BLOCK_SIZE", 4)
+    assert list(in_blocks([b"ab", b"c", b"de", None, b"f"], 2)) == [[b"ab", b"c"], [b"de"], [b"f"]]
+    assert list(in_blocks([b"abcde", b"c"])) == [[b"abcde"], [b"c"]]

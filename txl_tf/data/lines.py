@@ -1,0 +1,159 @@
+"""Lines of text that are answered as they come, block by block: each in its place, or a `LineError` there.
+
+`encode(line)` is what is to be known of a line; its ValueError says why there is no answer. `answer(encoded)` gives the
+answers to a list of them, such as by batches of like lengths:
+
+    for found in answers(lines, encode, answer, strict=False):
+        print(found)  # a `LineError` says "in.txt, line 2 is empty"
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import select
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
+
+_PAUSE = 0.1  # seconds without input after which what has come is answered
+BLOCK_LINES = 20_000  # enough to find lines of equal length for every batch
+BLOCK_SIZE = 16 << 20  # characters or bytes
+LINE = "text"  # what `encode` calls its line in an error, if at all; `Vocab.encode` adds ", line 1"
+
+
+class LineError(ValueError):
+    """A line that cannot be answered, and why. Where the others are answered, it stands in the place of the answer.
+
+    Attributes:
+        number: of the line, from 1.
+        reason: such as "line 2 is empty".
+        text: of the line; bytes that are no text as `surrogateescape` has them.
+    """
+
+    def __init__(self, line: str | bytes, number: int, error: ValueError, name: str):
+        what = str(error)
+        what = what.removeprefix(LINE).removeprefix(", line 1") if what.startswith(LINE) else f": {what}"
+        self.number, self.reason = number, f"line {number}{what}"
+        self.text = (line if isinstance(line, str) else line.decode("utf-8", "surrogateescape")).removesuffix("\n")
+        super().__init__(f"{name}, {self.reason}")
+        for note in getattr(error, "__notes__", []):
+            self.add_note(note)
+
+
+def encoded(
+    lines: Iterable, encode: Callable, name: str = "text", strict: bool = True, numbers: Iterable[int] | None = None
+) -> Iterator:
+    """`encode(line)` of every line, or a `LineError`, which `strict` raises; `name` is what it calls the lines.
+
+    Args:
+        numbers: of the lines; by default they are counted from 1.
+    """
+    for number, line in zip(numbers or itertools.count(1), lines, strict=False):
+        try:
+            found = encode(line)
+        except ValueError as error:
+            found = LineError(line, number, error, name)
+            if strict:
+                raise found from error
+        yield found
+
+
+def in_places(answer: Callable[[list], Iterable], items: Iterable) -> list:
+    """`answer` of those items that are no `LineError`; these stay where they are."""
+    items = list(items)
+    answers = iter(answer([item for item in items if not isinstance(item, LineError)]))
+    return [item if isinstance(item, LineError) else next(answers) for item in items]
+
+
+def answers(
+    lines: Iterable[str | bytes | None],
+    encode: Callable[[str | bytes], Any],
+    answer: Callable[[list], Iterable],
+    name: str = "text",
+    strict: bool = True,
+    most: int | None = None,
+    numbers: Iterable[int] | None = None,
+) -> Iterator:
+    """The answers to lines, in their order and in bounded memory.
+
+    Args:
+        lines: see `in_blocks`.
+        encode, answer: see above.
+        name, strict, numbers: see `encoded`.
+        most: lines that are answered together, see `in_blocks`.
+    """
+    numbers = itertools.count(1) if numbers is None else iter(numbers)
+    for block in in_blocks(lines, most):
+        yield from in_places(answer, encoded(block, encode, name, strict, itertools.islice(numbers, len(block))))
+
+
+def in_blocks(lines: Iterable[str | bytes | None], most: int | None = None) -> Iterator[list[str | bytes]]:
+    """Lists of as many lines as are answered together, `most` or `BLOCK_LINES`; `None` among the lines ends one at
+    once, as where a pipe has no more for the moment.
+    """
+    if isinstance(lines, (str, bytes)):
+        raise ValueError(f"lines must be a list or an iterator of lines, got one {type(lines).__name__}")
+    most = most or BLOCK_LINES
+    block, size = [], 0
+    for line in lines:
+        if line is not None:
+            block.append(line)
+            size += len(line)
+        if block and (line is None or len(block) >= most or size >= BLOCK_SIZE):
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def arriving(file: BinaryIO, before: Callable[[], None] | None = None) -> Iterator[bytes | None]:
+    """What there is to be read in a file, piece by piece, and `None` wherever nothing more comes for a while.
+
+    `before` is called before every reading, such as to tell somebody who types that it is his turn.
+    """
+    while (before and before()) or (piece := file.read1(1 << 20)):
+        yield piece
+        if os.name == "posix" and not select.select([file], [], [], _PAUSE)[0]:
+            yield None
+
+
+def lines_in(pieces: Iterable[bytes | None]) -> Iterator[bytes | None]:
+    """The lines of pieces of bytes, without newlines; `None` where the pieces have one."""
+    rest = b""
+    for piece in pieces:
+        if piece is None:
+            yield None
+            continue
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def as_json(values: dict) -> str:
+    """A line of JSON; what is no Unicode text, as single bytes, is escaped."""
+    line = json.dumps(values, ensure_ascii=False)
+    return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", line) + "\n"
+
+
+def decoded(text: str | bytes, errors: str = "strict", name: str = LINE) -> str:
+    """A text from outside. Raises ValueError where it is not UTF-8, unless `errors` says otherwise."""
+    try:
+        return (text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text).decode("utf-8", errors)
+    except UnicodeError as error:
+        raise ValueError(f"{name} is not UTF-8 text: see its byte {error.start}") from error
+
+
+def text_of(line: str | bytes, errors: str = "strict") -> str:
+    """A line, `decoded`, without the newline at its end."""
+    return decoded(line, errors).removesuffix("\n")
+
+
+def sentence_of(line: str | bytes) -> str:
+    """`text_of` a line that may end as on Windows. Raises ValueError where it is several lines."""
+    text = text_of(line).removesuffix("\r")
+    if "\n" in text:
+        raise ValueError(f"{LINE} must be one line, got {text.count(chr(10)) + 1}")
+    return text
