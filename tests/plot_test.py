@@ -278,7 +278,7 @@ def test_what_context_saves_is_of_the_perplexity_of_all_tokens_and_may_be_less_t
     axes = context.draw_context(nll[None], ["a"], 16, [32], "bpc").axes[1]
     np.testing.assert_allclose(axes.lines[0].get_ydata(), 100 * context.savings(nll), atol=1e-9)
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names[:2] == ["a: saved, mean over all tokens", "a: the paper's gain, hardest 100%: RECL at least 64"]
+    assert names[:2] == ["a: saved, all tokens", "a: the paper's gain, all tokens: RECL at least 64"]
 
 
 def test_places_in_a_segment_are_scored_with_the_memory_of_the_segments_before_and_without(plot, small_lm):
@@ -297,7 +297,7 @@ def test_places_in_a_segment_are_scored_with_the_memory_of_the_segments_before_a
     axes = context.draw_memory(np.stack([without, with_memory]), 6, "ppl").axes[0]
     for line, values in zip(axes.lines, (without, with_memory), strict=True):
         np.testing.assert_allclose(line.get_data(), [range(1, 6), np.exp(values.mean(0))], rtol=1e-6)
-    assert axes.lines[0].get_label() == f"every segment on its own: {np.exp(without.mean()):.3g}"
+    assert axes.lines[0].get_label() == f"every segment on its own: {np.exp(without.mean()):.2f} perplexity"
     with pytest.raises(ValueError, match="the text must hold 21 tokens or more, got 20"):
         context.nll_by_position(lm, ids[:20], tgt_len=5, rows=2)
 

@@ -144,7 +144,7 @@ def draw_context(nll, names, step, spans, metric):
         metric: "bpc" or "ppl".
     """
     contexts = step * (1 + np.arange(nll.shape[1]))
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    figure = Figure(figsize=(11, 5.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for i, color in enumerate(colors(len(names))):
         values = [to_metric(mean, metric) for mean in nll[i].mean(1)]
@@ -157,7 +157,8 @@ def draw_context(nll, names, step, spans, metric):
         for hard, style in zip(HARD, ("-.", "--", ":"), strict=True):
             gains = relative_gains(nll, i, hard)
             more = "" if (gains < THRESHOLD).any() else "at least "
-            label = f"{names[i]}: the paper's gain, hardest {hard:.0%}: RECL {more}{recl(gains, step)}"
+            which = "all tokens" if hard == 1 else f"hardest {hard:.0%}"
+            label = f"{names[i]}: the paper's gain, {which}: RECL {more}{recl(gains, step)}"
             right.plot(contexts[:-1], 100 * gains, style, color=color, lw=1, alpha=0.7, label=label)
     left.set_ylabel(METRICS[metric])
     left.set_title(f"the same {nll.shape[2]:,} tokens, given more and more context", fontsize=10)
@@ -170,7 +171,7 @@ def draw_context(nll, names, step, spans, metric):
     for axes in (left, right):
         tidy(axes)
         axes.set_xlabel(f"context, tokens (from {step - 1} fewer)")
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13))
     return figure
 
 
@@ -218,7 +219,7 @@ def draw_memory(nll, mem_len, metric):
     names = "every segment on its own", f"with a memory of the {mem_len} before"
     for name, values, color in zip(names, nll, COLORS[1::-1], strict=True):
         curves.append([to_metric(values[:, places].mean(), metric) for places in bins])
-        label = f"{name}: {to_metric(values.mean(), metric):.3g}"
+        label = f"{name}: {to_metric(values.mean(), metric):.2f} {METRICS[metric]}"
         axes.plot(places, curves[-1], "o-", color=color, ms=4, label=label)
     axes.fill_between(places, *curves, color=COLORS[2], alpha=0.15, label="what the memory is worth")
     tidy(axes)
