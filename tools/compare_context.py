@@ -177,8 +177,9 @@ def draw(speed, curves):
             for name, nll in curves.items():
                 smooth = nll[: len(nll) // 8 * 8].reshape(-1, 8).mean(1)
                 axes.plot(np.arange(len(smooth)) * 8 + 4.5, smooth, label=name)
-            label = f"segments of training: {SEGMENT}"
-            axes.axvline(SEGMENT, color="gray", linewidth=0.8, linestyle=":", label=label)
+            axes.axvline(SEGMENT, color="gray", linewidth=0.8, linestyle=":")
+            label, transform = f"  {SEGMENT}: the segments of training", axes.get_xaxis_transform()
+            axes.text(SEGMENT, 0.45, label, color="dimgray", fontsize=9, va="center", transform=transform)
             axes.set(xlabel="tokens before the one that is predicted", ylabel="nats a character", ylim=(None, 3))
         axes.grid(alpha=0.25)
         axes.legend(frameon=False)
