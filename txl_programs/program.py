@@ -40,13 +40,13 @@ def _defer_package():
 
 def _import_tensorflow():
     """Imports TensorFlow without the notes about processor and CUDA that it writes to the standard error meanwhile."""
-    if "tensorflow" in sys.modules or os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0":
+    if "tensorflow" in sys.modules or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
         return
     try:
-        stderr = os.dup(2)
-    except OSError:  # it is closed
+        stderr, written = os.dup(2), tempfile.TemporaryFile()
+    except OSError:  # it is closed, or there is no room: the notes are no matter
         return
-    with tempfile.TemporaryFile() as written:
+    with written:
         os.dup2(written.fileno(), 2)
         try:
             importlib.import_module("tensorflow")

@@ -151,9 +151,8 @@ def draw_context(nll, names, step, spans, metric):
         label = f"{names[i]}: {values[-1]:.4g} at {contexts[-1]}"
         left.plot(contexts, values, "o-", color=color, ms=4, label=label)
         left.axvline(spans[i], color=color, ls="--", lw=1, label=f"{names[i]}: {spans[i]} keys of attention")
-        right.plot(
-            contexts[:-1], 100 * savings(nll[i]), "o-", color=color, ms=4, label=f"{names[i]}: saved, all tokens"
-        )
+        saved = 100 * savings(nll[i])
+        right.plot(contexts[:-1], saved, "o-", color=color, ms=4, label=f"{names[i]}: saved, all tokens")
         for hard, style in zip(HARD, ("-.", "--", ":"), strict=True):
             gains = relative_gains(nll, i, hard)
             more = "" if (gains < THRESHOLD).any() else "at least "
@@ -176,7 +175,7 @@ def draw_context(nll, names, step, spans, metric):
 
 
 def nll_by_position(lm, ids, tgt_len, rows=8):
-    """Nll of the same tokens by their place in a segment, read with memory and without.
+    """Nll of tokens by their place in a segment, each segment read as if the text began with it, and with its memory.
 
     The text is read in `rows` rows, each from end to end. The first segment of a row, which has no memory, is left out.
 
@@ -186,7 +185,7 @@ def nll_by_position(lm, ids, tgt_len, rows=8):
         tgt_len: tokens of a segment.
 
     Returns:
-        float64 `[2, segments, tgt_len]`, nats: without memory, with it.
+        float64 `[2, segments, tgt_len]`, nats: as if the text began, and with memory. The tokens are the same.
 
     Raises:
         ValueError: the text is too short.
@@ -197,7 +196,7 @@ def nll_by_position(lm, ids, tgt_len, rows=8):
     starts = segments * tgt_len * np.arange(rows)[:, None]
     with_memory = nll_of_windows(lm, ids[starts + np.arange(segments * tgt_len + 1)], tgt_len)
     starts = (starts + tgt_len * np.arange(1, segments)).reshape(-1, 1)
-    without = nll_of_windows(lm, ids[starts + np.arange(tgt_len + 1)], tgt_len, empty_memory=True)
+    without = nll_of_windows(lm, ids[starts + np.arange(tgt_len + 1)], tgt_len)
     with_memory = with_memory.reshape(rows, segments, tgt_len)[:, 1:].reshape(without.shape)
     return np.stack([without, with_memory]).astype(np.float64)
 

@@ -38,8 +38,8 @@ def read_log(model_dir):
         raise ValueError(f"{path} has no rows: the run has not come to its first line of progress")
     best = RunFolder(model_dir).find_best()
     if best and best["step"] == log["step"][-1] and math.isnan(log["val_loss"][-1]) and "val_loss" in best:
-        for name in {"loss", *METRICS} & log.keys():
-            log[f"val_{name}"][-1] = to_metric(best["val_loss"], name) if name != "loss" else best["val_loss"]
+        for name in METRICS.keys() & log.keys():
+            log[f"val_{name}"][-1] = best["val_loss"] if name == "loss" else to_metric(best["val_loss"], name)
     return log
 
 
