@@ -288,7 +288,7 @@ def test_places_in_a_segment_are_scored_with_the_memory_of_the_segments_before_a
     assert without.shape == with_memory.shape == (4, 5)
     for i, start in enumerate((5, 10, 20, 25)):  # rows of three segments begin at 0 and 15
         window = ids[None, start : start + 6]
-        alone = lm.score(window[:, :-1], window[:, 1:])[0][0]  # as a text begins: its memory is zeros
+        alone = lm.score(window[:, :-1], window[:, 1:], [tf.zeros([1, 0, 8])] * 2)[0][0]
         np.testing.assert_allclose(without[i], alone, rtol=1e-4)
         mems = None
         for before in range(start // 15 * 15, start, 5):
@@ -578,7 +578,7 @@ def test_the_program_draws_ideas_without_a_run(main, tmp_path, capsys, arguments
         (["--kind=masks", "--tgt_len=0"], "tgt_len must lie between 1 and 64, got 0"),
         (["--kind=shift", "--mem_len=-1"], "mem_len must lie between 0 and 64, got -1"),
         (["--kind=wavelengths", "--d_model=7"], "d_model must be even"),
-        (["--kind=terms"], "curves, attention, terms and context need --model_dir"),
+        (["--kind=terms"], "curves, attention, terms, memory and context need --model_dir"),
     ],
     ids=str,
 )

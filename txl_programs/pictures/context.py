@@ -175,7 +175,8 @@ def draw_context(nll, names, step, spans, metric):
 
 
 def nll_by_position(lm, ids, tgt_len, rows=8):
-    """Nll of tokens by their place in a segment, each segment read as if the text began with it, and with its memory.
+    """Nll of the same tokens by their place in a segment, without memory (the zeros a text begins with cost more), and
+    with it.
 
     The text is read in `rows` rows, each from end to end. The first segment of a row, which has no memory, is left out.
 
@@ -185,7 +186,7 @@ def nll_by_position(lm, ids, tgt_len, rows=8):
         tgt_len: tokens of a segment.
 
     Returns:
-        float64 `[2, segments, tgt_len]`, nats: as if the text began, and with memory. The tokens are the same.
+        float64 `[2, segments, tgt_len]`, nats: without memory, with it.
 
     Raises:
         ValueError: the text is too short.
@@ -196,7 +197,7 @@ def nll_by_position(lm, ids, tgt_len, rows=8):
     starts = segments * tgt_len * np.arange(rows)[:, None]
     with_memory = nll_of_windows(lm, ids[starts + np.arange(segments * tgt_len + 1)], tgt_len)
     starts = (starts + tgt_len * np.arange(1, segments)).reshape(-1, 1)
-    without = nll_of_windows(lm, ids[starts + np.arange(tgt_len + 1)], tgt_len)
+    without = nll_of_windows(lm, ids[starts + np.arange(tgt_len + 1)], tgt_len, empty_memory=True)
     with_memory = with_memory.reshape(rows, segments, tgt_len)[:, 1:].reshape(without.shape)
     return np.stack([without, with_memory]).astype(np.float64)
 
