@@ -40,7 +40,7 @@ def use_font(path, text, family="monospace"):
         except (OSError, RuntimeError) as error:
             raise ValueError(f"font {path} cannot be read as a font: {error}") from error
         rcParams[f"font.{family}"] = [font_manager.FontProperties(fname=path).get_name(), *rcParams[f"font.{family}"]]
-    file = path or font_manager.findfont(font_manager.FontProperties(family=family))
+    file = path or font_manager.findfont(font_manager.FontProperties(family=[family]))
     known = font_manager.get_font(file).get_charmap()
     lacking = [character for character in dict.fromkeys(text) if ord(character) not in known]
     if lacking:
