@@ -37,9 +37,14 @@ def read_log(model_dir):
     if not rows:
         raise ValueError(f"{path} has no rows: the run has not come to its first line of progress")
     best = RunFolder(model_dir).find_best()
-    if best and best["step"] == log["step"][-1] and math.isnan(log["val_loss"][-1]) and "val_loss" in best:
-        for name in METRICS.keys() & log.keys():
-            log[f"val_{name}"][-1] = best["val_loss"] if name == "loss" else to_metric(best["val_loss"], name)
+    if best and best["step"] == log["step"][-1] and math.isnan(log["val_loss"][-1]):
+        found = {name: best[name] for name in ("val_loss", "val_f1") if name in best}
+        if "val_loss" in found:
+            found |= {
+                f"val_{metric}": to_metric(best["val_loss"], metric) for metric in ("bpc", "ppl") if metric in log
+            }
+        for name, value in found.items():
+            log[name][-1] = value
     return log
 
 
