@@ -38,13 +38,11 @@ def read_log(model_dir):
         raise ValueError(f"{path} has no rows: the run has not come to its first line of progress")
     best = RunFolder(model_dir).find_best()
     if best and best["step"] == log["step"][-1] and math.isnan(log["val_loss"][-1]):
-        found = {name: best[name] for name in ("val_loss", "val_f1") if name in best}
-        if "val_loss" in found:
-            found |= {
-                f"val_{metric}": to_metric(best["val_loss"], metric) for metric in ("bpc", "ppl") if metric in log
-            }
-        for name, value in found.items():
-            log[name][-1] = value
+        for name in ("val_loss", "val_f1", "val_bpc", "val_ppl"):
+            if name in best:
+                log[name][-1] = best[name]
+            elif name in log and "val_loss" in best:
+                log[name][-1] = to_metric(best["val_loss"], name.removeprefix("val_"))
     return log
 
 
