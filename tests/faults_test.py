@@ -14,7 +14,7 @@ import txl_tf
 from txl_tf.config import EvaluationConfig
 from txl_tf.files import lock, write_atomic
 from txl_tf.runs import setup
-from txl_tf.runs.callbacks import RunState, StepCSVLogger, StopOnSignal, cut_log
+from txl_tf.runs.callbacks import RunState, StepCSVLogger, StopOnSignal, complete_log, cut_log
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
@@ -309,6 +309,16 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path):
     with full_disk(), pytest.raises(OSError, match=r"config.json cannot be written: .*"):
         write_atomic(path, "x" * 2000)
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_last_validation_takes_the_place_of_na_and_of_nothing_else(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_bytes(HEADER + row(3) + row(6))
+    assert complete_log(str(path), 6, {"val_loss": 1.25, "loss": 9.0, "val_f1": 9.0})
+    assert path.read_bytes() == HEADER + row(3) + row(6).replace(b"NA\r", b"1.25\r")
+    for step, found in ((6, {"val_loss": 9.0}), (7, {"val_bpc": 9.0})):  # validated already; another step
+        assert not complete_log(str(path), step, found)
+    assert b"9.0" not in path.read_bytes() and not complete_log(str(tmp_path / "none"), 6, {"val_loss": 1.0})
 
 
 def test_a_full_disk_while_logging_names_the_file_and_the_last_checkpoint(saved, tmp_path):

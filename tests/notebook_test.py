@@ -19,9 +19,9 @@ NOTEBOOK = nbformat.read(PATH, as_version=4)
 CODE = code_cells(NOTEBOOK)
 # What makes the notebook short: two steps of a small model, and less held-out text.
 SMALL = {
-    "STEPS, EVERY = 800, 100": "STEPS, EVERY = 2, 1",
-    "n_layer=4, d_model=192, d_embed=192": "n_layer=1, d_model=16, d_embed=16",
-    "d_inner=768": "d_inner=16",
+    "STEPS, EVERY = 1200, 150": "STEPS, EVERY = 2, 1",
+    "n_layer=4, d_model=128, d_embed=128": "n_layer=1, d_model=16, d_embed=16",
+    "d_inner=512": "d_inner=16",
     'splits["valid"][:]': 'splits["valid"][:2000]',
     "layer=2": "layer=0",
 }

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import tensorflow as tf
 from absl import flags
 from helpers import SMALL, program, randomise
 
-from txl_programs.pictures import context, heads, ideas
+from txl_programs.pictures import context, drawing, heads, ideas
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.layers.positions import (
     inverse_frequencies,
@@ -93,6 +94,26 @@ def test_curves_are_the_log_s_with_repeated_steps_once_and_validations_where_the
     assert rate == [[[10, 0.1], [20, 0.2], [30, 0.1]]] and norm == [[[10, 1.5], [20, 1], [30, 0.5]]]
     names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert names == ["a: training", "a: validation (best 2.5)", "b: training", "b: validation (best 2.5)"]
+
+
+def test_the_validation_after_the_last_step_of_an_old_log_is_that_of_the_best_weights(plot, run, tmp_path):
+    """Logs were written without it until 2026-11-23."""
+    folder = shutil.copytree(run, tmp_path / "old")
+    log = (folder / "log.csv").read_text().replace("2.5,1.5", "NA,NA")
+    (folder / "log.csv").write_text(log)
+    assert np.isnan(plot.read_log(folder)["val_bpc"][-1])
+    (folder / "best").mkdir()
+    (folder / "best" / "best.json").write_text('{"step": 30, "val_loss": 1.4}')
+    assert plot.read_log(folder)["val_loss"].tolist()[1:] == [2.5, 1.4]
+    label = plot.draw_curves({"a": plot.read_log(folder)}).axes[0].get_legend().get_texts()[1].get_text()
+    assert label == f"a: validation (best {1.4 / math.log(2):.4g})"
+
+
+def test_a_tagger_s_best_is_its_f1(plot, run):
+    log = {name: column for name, column in plot.read_log(run).items() if not name.endswith("bpc")}
+    figure = plot.draw_curves({"a": {**log, "val_f1": np.array([np.nan, 0.5, 0.9123])}})
+    assert figure.axes[0].get_legend().get_texts()[1].get_text() == "a: validation (best F1 91.23%)"
+    assert figure.axes[0].get_ylabel() == "loss, nats a sentence"
 
 
 def test_runs_of_different_measures_are_refused(plot, run):
@@ -249,6 +270,38 @@ def test_relative_gains_are_the_paper_s_formula(plot):
             np.testing.assert_allclose(context.relative_gains(nll, model, hard), expected, rtol=1e-6)
 
 
+def test_what_context_saves_is_of_the_perplexity_of_all_tokens_and_may_be_less_than_nothing(plot):
+    """Two tokens trade places: the paper's gain takes the better context of each, though nothing is saved."""
+    nll = np.array([[1.0, 3.0], [3.0, 1.0], [2.0, 1.0], [2.0, 2.0]])
+    np.testing.assert_allclose(context.savings(nll), [0, 1 - math.exp(-0.5), 1 - math.exp(0.5)], atol=1e-12)
+    np.testing.assert_allclose(context.relative_gains(nll[None], 0)[0], 1 - math.exp(-1))
+    axes = context.draw_context(nll[None], ["a"], 16, [32], "bpc").axes[1]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), 100 * context.savings(nll), atol=1e-9)
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names[:2] == ["a: saved, all tokens", "a: the paper's gain, all tokens: RECL 48"]
+
+
+def test_places_in_a_segment_are_scored_with_the_memory_of_the_segments_before_and_without(plot, small_lm):
+    lm = small_lm(mem_len=6)
+    ids = np.random.default_rng(0).integers(0, 23, 32).astype(np.int32)
+    without, with_memory = context.nll_by_position(lm, ids, tgt_len=5, rows=2)
+    assert without.shape == with_memory.shape == (4, 5)
+    for i, start in enumerate((5, 10, 20, 25)):  # rows of three segments begin at 0 and 15
+        window = ids[None, start : start + 6]
+        alone = lm.score(window[:, :-1], window[:, 1:], [tf.zeros([1, 0, 8])] * 2)[0][0]
+        np.testing.assert_allclose(without[i], alone, rtol=1e-4)
+        mems = None
+        for before in range(start // 15 * 15, start, 5):
+            _, mems = lm.score(ids[None, before : before + 5], ids[None, before + 1 : before + 6], mems)
+        np.testing.assert_allclose(with_memory[i], lm.score(window[:, :-1], window[:, 1:], mems)[0][0], rtol=1e-4)
+    axes = context.draw_memory(np.stack([without, with_memory]), 6, "ppl").axes[0]
+    for line, values in zip(axes.lines, (without, with_memory), strict=True):
+        np.testing.assert_allclose(line.get_data(), [range(1, 6), np.exp(values.mean(0))], rtol=1e-6)
+    assert axes.lines[0].get_label() == f"every segment on its own: {np.exp(without.mean()):.2f} perplexity"
+    with pytest.raises(ValueError, match="the text must hold 21 tokens or more, got 20"):
+        context.nll_by_position(lm, ids[:20], tgt_len=5, rows=2)
+
+
 def test_recl_is_the_first_context_that_more_tokens_do_not_help(plot):
     assert context.recl(np.array([0.2, 0.01, 0.009, 0.3]), step=16) == 48
     assert context.recl(np.array([0.001, 0.2]), step=16) == 16
@@ -310,13 +363,14 @@ def test_the_program_draws_the_benchmark_s_figures(main, tmp_path, capsys):
         ["--kind=attention", "--text=a bad cab", "--tgt_len=4", "--layer=0", "--head=1"],
         ["--kind=terms", "--text=a bad cab", "--tgt_len=4", "--layer=0", "--head=1"],
         ["--kind=context", "--context_step=4", "--mem_len=8"],
+        ["--kind=memory", "--tgt_len=8"],
     ],
     ids=str,
 )
 def test_the_program_writes_a_png_file(main, run, tmp_path, capsys, arguments):
     (tmp_path / "text.txt").write_text("a bad cab is a fad " * 10)
     output = tmp_path / "picture.png"
-    if "--kind=context" in arguments:
+    if arguments[0] in ("--kind=context", "--kind=memory"):
         arguments = [*arguments, f"--text_path={tmp_path / 'text.txt'}"]
     main(f"--model_dir={run}", f"--output={output}", *arguments)
     assert output.read_bytes().startswith(b"\x89PNG")
@@ -330,7 +384,7 @@ def test_the_program_writes_a_png_file(main, run, tmp_path, capsys, arguments):
         (["--kind=attention"], "no text to attend to: give either text or text_path"),
         (["--kind=attention", "--text=abc", "--layer=2"], "layer must lie between -1 and 1, got 2"),
         (["--kind=attention", "--text=abc", "--head=-1"], "head must lie between 0 and 1, got -1"),
-        (["--kind=attention", "--text=abc"], "tgt_len must lie between 1 and the 3 tokens of the text, got 32"),
+        (["--kind=attention", "--text=abc", "--tgt_len=4"], "tgt_len must lie between 1 and the 3 tokens of the te"),
         (["--kind=attention", "--text=abc", "--model_dir=a,b"], "model_dir must be one run here, got 2: a, b"),
         (["--kind=attention", "--text_path=no.txt"], "there is no file no.txt"),
         (["--kind=attention", "--text=abc", "--attention=cross"], "attention=cross is for runs of pairs"),
@@ -338,6 +392,9 @@ def test_the_program_writes_a_png_file(main, run, tmp_path, capsys, arguments):
         (["--kind=terms", "--text=abc", "--head=2"], "head must lie between 0 and 1, got 2"),
         (["--kind=terms", "--head=0"], "no text to attend to: give either text or text_path"),
         (["--kind=context", "--max_context=8"], "max_context must be two context_step or more, got 8 and 16"),
+        (["--kind=memory"], "tgt_len must be 1 or more, got None: the run in .* does not say what it was"),
+        (["--kind=memory", "--mem_len=0"], "kind=memory needs a model with memory, got mem_len=0"),
+        (["--kind=attention", "--text=abc", "--font=log.csv"], "font log.csv cannot be read as a font"),
     ],
     ids=str,
 )
@@ -398,9 +455,28 @@ def test_absolute_positions_have_no_terms_to_draw(main, tmp_path):
         main(*arguments)
 
 
+def test_a_text_shorter_than_the_segment_is_all_of_it(plot, run, monkeypatch):
+    """B1: 18 subwords, and an error that asked for 32."""
+    flags.FLAGS.unparse_flags()
+    flags.FLAGS(["plot.py", "--kind=attention", f"--model_dir={run}", "--text=abc", "--output=a.png"])
+    assert plot.text_of_run(RunFolder(run, "language_model"))[2] == 3
+
+
+def test_a_font_without_glyphs_for_a_text_is_refused_rather_than_drawn_as_boxes(tmp_path, monkeypatch):
+    monkeypatch.setitem(drawing.rcParams, "font.monospace", [*drawing.rcParams["font.monospace"]])
+    drawing.use_font(None, "abc ␣é")
+    with pytest.raises(ValueError, match=r"the font DejaVuSans.ttf has no glyphs for '南', '京': name .* by --font"):
+        drawing.use_font(None, "南京南", "sans-serif")
+    file = drawing.font_manager.findfont("DejaVu Serif")
+    drawing.use_font(file, "abc")
+    assert drawing.rcParams["font.monospace"][0] == "DejaVu Serif"
+    with pytest.raises(ValueError, match=r"the font DejaVuSerif.ttf has no glyphs for '南'"):
+        drawing.use_font(file, "南")
+
+
 def test_a_missing_matplotlib_is_named_with_its_extra(main, plot, run, monkeypatch):
     monkeypatch.setattr(plot, "Figure", None)
-    with pytest.raises(SystemExit, match=r'matplotlib is missing: pip install "txl_tf\[plot\]"'):
+    with pytest.raises(ValueError, match=r'pictures need matplotlib: in a clone, pip install -e "\.\[plot\]"'):
         main(f"--model_dir={run}", "--output=picture.png")
 
 
@@ -502,7 +578,7 @@ def test_the_program_draws_ideas_without_a_run(main, tmp_path, capsys, arguments
         (["--kind=masks", "--tgt_len=0"], "tgt_len must lie between 1 and 64, got 0"),
         (["--kind=shift", "--mem_len=-1"], "mem_len must lie between 0 and 64, got -1"),
         (["--kind=wavelengths", "--d_model=7"], "d_model must be even"),
-        (["--kind=terms"], "curves, attention, terms and context need --model_dir"),
+        (["--kind=terms"], "curves, attention, terms, memory and context need --model_dir"),
     ],
     ids=str,
 )

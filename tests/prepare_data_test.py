@@ -62,6 +62,8 @@ def test_text_flags_reach_the_library(tmp_path, run):
         "--level=word", "--lower_case", "--max_size=2", "--min_freq=1", "--valid_fraction=0.3", "--cutoffs=1,2",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+    assert "oneDNN custom operations" not in result.stderr  # a note of TensorFlow's
+    assert result.stdout.count("\n") == 1  # no bar without a terminal
     made = corpus.load_corpus(tmp_path / "made")
     assert made.vocab.symbols == ["<eos>", "<unk>", "b", "c"]
     assert made.cutoffs == [1, 2]

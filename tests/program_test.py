@@ -4,6 +4,7 @@ import ast
 import concurrent.futures
 import dataclasses
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -53,6 +54,25 @@ def test_ctrl_c_ends_it_with_130(verbosity, given):
     with pytest.raises(SystemExit) as end:
         run(lambda: signal.raise_signal(signal.SIGINT))
     assert end.value.code == 130
+
+
+def test_the_notes_of_tensorflow_s_import_are_left_out_and_nothing_else(monkeypatch, capfd):
+    notes = (
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+        "I0000 00:00:1795423401.055763   20069 port.cc:153] oneDNN custom operations are on.\n"
+    )
+
+    def import_module(name):
+        os.write(2, f"{notes}E0000 an error\nsomething of {name}\n".encode())
+
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    monkeypatch.setattr(program.importlib, "import_module", import_module)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    program._import_tensorflow()
+    assert capfd.readouterr().err == "E0000 an error\nsomething of tensorflow\n"
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")  # all of it: TensorFlow is imported where it is needed
+    program._import_tensorflow()
+    assert capfd.readouterr().err == ""
 
 
 # ------------------------------------------------------------------------------------------------------- commands

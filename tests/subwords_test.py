@@ -267,7 +267,8 @@ def test_a_run_resumes_with_its_vocabulary_and_is_evaluated_by_the_byte(run, tmp
     (nll,) = evaluate_run(str(folder), evaluation=evaluation).values()
     found = capsys.readouterr().out
     n_tokens, size = len(vocab.encode(Path(other).read_text())), len(Path(other).read_bytes())
-    assert f"bits a byte {nll * n_tokens / size / math.log(2):.4f}" in found and "| ppl " in found
+    assert f"bits a byte {nll * n_tokens / size / math.log(2):.4f}" in found
+    assert "| ppl " in found and "| ppl of a word " in found
     lines = [line.split("\t") for line in nll_file.read_text().splitlines()]
     assert {"▁", "<0xE6>", "<0x0A>"} <= {symbol for symbol, _ in lines}
     assert np.mean([float(value) for _, value in lines]) == pytest.approx(nll, abs=1e-5)

@@ -12,7 +12,7 @@ training   four models of as many parameters and steps on one text (paper, table
            is no memory, and by the number of tokens before the one that is predicted. What absolute positions lack in
            parameters, they have in d_inner. Runs are in output_dir, where the same command goes on with them.
 
-The tables are Markdown. The picture needs matplotlib (pip install "txl_tf[plot]").
+The tables are Markdown. The picture needs matplotlib: pip install -e ".[plot]".
 """
 
 import os
@@ -178,6 +178,8 @@ def draw(speed, curves):
                 smooth = nll[: len(nll) // 8 * 8].reshape(-1, 8).mean(1)
                 axes.plot(np.arange(len(smooth)) * 8 + 4.5, smooth, label=name)
             axes.axvline(SEGMENT, color="gray", linewidth=0.8, linestyle=":")
+            label, transform = f"  {SEGMENT}: the segments of training", axes.get_xaxis_transform()
+            axes.text(SEGMENT, 0.45, label, color="dimgray", fontsize=9, va="center", transform=transform)
             axes.set(xlabel="tokens before the one that is predicted", ylabel="nats a character", ylim=(None, 3))
         axes.grid(alpha=0.25)
         axes.legend(frameon=False)

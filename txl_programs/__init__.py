@@ -1,4 +1,4 @@
-"""The programs: `txl-train`, `txl-generate`, ...; in a clone also `txl-train`, `txl-generate`, ...
+"""The programs: `txl-train`, `txl-generate`, ...; in a clone also `train.py`, `tools/generate.py`, ...
 
 Each is a module of this package, and runs as `python -m` runs it: as the main module, whose docstring and flags --help
 shows, and which reads its flags before it imports TensorFlow. `program.py` has what all of them have in common.
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def find_program(command):
-    """The spec of the module that a command names, such as txl-train-ner or txl-train-ner; `None` if none is."""
+    """The spec of the module that a command names, such as txl-train-ner or tools/train_ner.py; `None` if none is."""
     name = Path(command).stem.removeprefix("txl-").replace("-", "_")
     folder = f"{__name__}.pictures" if name.startswith("plot") else __name__
     return importlib.util.find_spec(f"{folder}.{name}")

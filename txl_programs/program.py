@@ -9,8 +9,10 @@ import importlib.util
 import itertools
 import logging
 import os
+import re
 import signal
 import sys
+import tempfile
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -35,6 +37,30 @@ def _defer_package():
         return getattr(package, name)
 
     package.__getattr__ = first_name
+
+
+def _import_tensorflow():
+    """Imports TensorFlow without the notes about processor and CUDA that it writes to the standard error meanwhile."""
+    if "tensorflow" in sys.modules or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
+        return
+    try:
+        stderr, written = os.dup(2), tempfile.TemporaryFile()
+    except OSError:  # it is closed, or there is no room: the notes are no matter
+        return
+    with written:
+        os.dup2(written.fileno(), 2)
+        try:
+            importlib.import_module("tensorflow")
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            written.seek(0)
+            others = [line for line in written if not _NOTE.match(line)]
+            with contextlib.suppress(OSError):
+                os.write(2, b"".join(others))
+
+
+_NOTE = re.compile(rb"WARNING: All log messages before absl::InitializeLog|[IW]\d{4} ")
 
 
 def load_package():
@@ -117,6 +143,7 @@ def read_flags(name):
                 _close_stdout(error)
                 sys.exit(0)
             _refuse_stray(_parsed)
+            _import_tensorflow()
 
 
 def run(main):
@@ -317,6 +344,7 @@ def _run(main, argv):
     if not verbose:
         absl_logging.set_verbosity(absl_logging.WARNING)
     log_to_stdout()
+    _import_tensorflow()
     load_package()
     gc.freeze()  # collections need not look at what the imports made
     try:

@@ -1,11 +1,15 @@
-"""How much context a language model makes use of: its nll by the number of tokens before, and what that gains."""
+"""How much context a language model makes use of.
+
+nll_by_context, draw_context        nll by the number of tokens before, what more of them save, and the paper's RECL
+nll_by_position, draw_memory        nll by the place in the segment, with memory and without
+"""
 
 import math
 
 import numpy as np
 import tensorflow as tf
 
-from txl_programs.pictures.drawing import METRICS, Figure, FuncFormatter, colors, tidy
+from txl_programs.pictures.drawing import COLORS, METRICS, Figure, FuncFormatter, colors, tidy
 from txl_tf.runs.metrics import to_metric
 
 HARD = (1.0, 0.5, 0.1)  # the paper's r
@@ -69,8 +73,22 @@ def nll_by_context(lm, ids, step, n_context):
     return np.stack([nll[[b - j for b in blocks], j].ravel() for j in range(n_context)])
 
 
+def savings(nll):
+    """What each context length saves over the one before it, as a share of the perplexity: it may cost, too.
+
+    Args:
+        nll: `[n_context, tokens]`, nats.
+
+    Returns:
+        float64 `[n_context - 1]`.
+    """
+    return 1 - np.exp(np.diff(nll.mean(1)))
+
+
 def relative_gains(nll, model, hard=1.0):
-    """Gain of each context length over the one before it (appendix C of the paper).
+    """The paper's gain of each context length over the one before it (appendix C), which is never negative.
+
+    A token counts with the better of its two contexts, so that noise counts as gain: `savings` are less.
 
     With `l_i(c, t)` the nll of token t under model i given c tokens, and c' the next longer context:
 
@@ -97,7 +115,8 @@ def relative_gains(nll, model, hard=1.0):
 
 
 def recl(gains, step):
-    """Relative effective context length: the context after which `step` more tokens gain less than 1% perplexity.
+    """Relative effective context length: the context after which `step` more tokens gain less than 1% of perplexity
+    in `relative_gains`.
 
     A group of one model is compared with its own shorter contexts. The paper's figures are of the group of all the
     models it compares: a value here compares with others of the same group, text, `step` and r alone.
@@ -115,7 +134,7 @@ def recl(gains, step):
 
 
 def draw_context(nll, names, step, spans, metric):
-    """Figure of nll against context, and of the gains that the RECL is read from.
+    """Figure of nll against context, of what more context saves, and of the paper's gains, with their RECL.
 
     Args:
         nll: `[models, n_context, tokens]`, nats.
@@ -125,27 +144,87 @@ def draw_context(nll, names, step, spans, metric):
         metric: "bpc" or "ppl".
     """
     contexts = step * (1 + np.arange(nll.shape[1]))
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    figure = Figure(figsize=(11, 5.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for i, color in enumerate(colors(len(names))):
         values = [to_metric(mean, metric) for mean in nll[i].mean(1)]
         label = f"{names[i]}: {values[-1]:.4g} at {contexts[-1]}"
         left.plot(contexts, values, "o-", color=color, ms=4, label=label)
         left.axvline(spans[i], color=color, ls="--", lw=1, label=f"{names[i]}: {spans[i]} keys of attention")
-        for hard, style in zip(HARD, ("-", "--", ":"), strict=True):
+        saved = 100 * savings(nll[i])
+        right.plot(contexts[:-1], saved, "o-", color=color, ms=4, label=f"{names[i]}: saved, all tokens")
+        for hard, style in zip(HARD, ("-.", "--", ":"), strict=True):
             gains = relative_gains(nll, i, hard)
             more = "" if (gains < THRESHOLD).any() else "at least "
-            label = f"{names[i]}, hardest {hard:.0%}: RECL {more}{recl(gains, step)}"
-            right.plot(contexts[:-1], 100 * gains, style, color=color, marker="o", ms=3, label=label)
+            which = "all tokens" if hard == 1 else f"hardest {hard:.0%}"
+            label = f"{names[i]}: the paper's gain, {which}: RECL {more}{recl(gains, step)}"
+            right.plot(contexts[:-1], 100 * gains, style, color=color, lw=1, alpha=0.7, label=label)
     left.set_ylabel(METRICS[metric])
     left.set_title(f"the same {nll.shape[2]:,} tokens, given more and more context", fontsize=10)
-    right.axhline(100 * THRESHOLD, color="black", lw=1)
-    right.set_yscale("log")
-    right.set_ylabel(f"gain, % of perplexity (line: {THRESHOLD:.0%})")
+    right.axhline(0, color="black", lw=1)
+    right.axhline(100 * THRESHOLD, color="black", lw=0.8, ls=":", label=f"{THRESHOLD:.0%}: where the RECL ends")
+    right.set_yscale("symlog", linthresh=0.1)
+    right.set_ylabel("% of perplexity")
     right.yaxis.set_major_formatter(FuncFormatter("{:g}".format))
-    right.set_title(f"what {step} tokens more of context gain", fontsize=10)
+    right.set_title(f"what {step} tokens more of context save", fontsize=10)
     for axes in (left, right):
         tidy(axes)
         axes.set_xlabel(f"context, tokens (from {step - 1} fewer)")
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+    return figure
+
+
+def nll_by_position(lm, ids, tgt_len, rows=8):
+    """Nll of the same tokens by their place in a segment, without memory (the zeros a text begins with cost more), and
+    with it.
+
+    The text is read in `rows` rows, each from end to end. The first segment of a row, which has no memory, is left out.
+
+    Args:
+        lm: language model with memory.
+        ids: int `[n]`.
+        tgt_len: tokens of a segment.
+
+    Returns:
+        float64 `[2, segments, tgt_len]`, nats: without memory, with it.
+
+    Raises:
+        ValueError: the text is too short.
+    """
+    segments = (len(ids) - 1) // (rows * tgt_len)  # of a row
+    if segments < 2:
+        raise ValueError(f"the text must hold {2 * rows * tgt_len + 1:,} tokens or more, got {len(ids):,}")
+    starts = segments * tgt_len * np.arange(rows)[:, None]
+    with_memory = nll_of_windows(lm, ids[starts + np.arange(segments * tgt_len + 1)], tgt_len)
+    starts = (starts + tgt_len * np.arange(1, segments)).reshape(-1, 1)
+    without = nll_of_windows(lm, ids[starts + np.arange(tgt_len + 1)], tgt_len, empty_memory=True)
+    with_memory = with_memory.reshape(rows, segments, tgt_len)[:, 1:].reshape(without.shape)
+    return np.stack([without, with_memory]).astype(np.float64)
+
+
+def draw_memory(nll, mem_len, metric):
+    """Figure of `nll_by_position`: what the memory is worth, place by place.
+
+    Args:
+        nll: `[2, segments, tgt_len]`, nats.
+        mem_len: positions of memory.
+        metric: "bpc" or "ppl".
+    """
+    _, segments, length = nll.shape
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots()
+    bins = np.array_split(np.arange(length), min(16, length))
+    places = [1 + places.mean() for places in bins]
+    curves = []
+    names = "every segment on its own", f"with a memory of the {mem_len} before"
+    for name, values, color in zip(names, nll, COLORS[1::-1], strict=True):
+        curves.append([to_metric(values[:, places].mean(), metric) for places in bins])
+        label = f"{name}: {to_metric(values.mean(), metric):.2f} {METRICS[metric]}"
+        axes.plot(places, curves[-1], "o-", color=color, ms=4, label=label)
+    axes.fill_between(places, *curves, color=COLORS[2], alpha=0.15, label="what the memory is worth")
+    tidy(axes)
+    axes.set_xlabel(f"place in a segment of {length} tokens")
+    axes.set_ylabel(f"{METRICS[metric]} (less is better)")
+    axes.set_title(f"how hard the next token is to predict: {segments * length:,} held-out tokens", fontsize=10)
+    axes.legend(frameon=False)
     return figure

@@ -8,12 +8,15 @@ import numpy as np
 import tensorflow as tf
 
 from txl_programs.pictures.drawing import METRICS, Figure, FuncFormatter, colors, tidy
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.metrics import to_metric
 
 
 def read_log(model_dir):
     """`log.csv` of a run as `{column: float array}`, NaN where it says NA.
 
-    If a killed run repeated steps, the last row of each step counts.
+    If a killed run repeated steps, the last row of each step counts. Logs written before 2026-11-23 lack the
+    validation after the last step; where it was the best, it comes from the folder of the best weights.
 
     Raises:
         ValueError: there is no log.csv, or nothing in it.
@@ -33,6 +36,13 @@ def read_log(model_dir):
         raise ValueError(f"{path} is not the log of a training: {type(error).__name__}: {error}") from error
     if not rows:
         raise ValueError(f"{path} has no rows: the run has not come to its first line of progress")
+    best = RunFolder(model_dir).find_best()
+    if best and best["step"] == log["step"][-1] and math.isnan(log["val_loss"][-1]):
+        for name in ("val_loss", "val_f1", "val_bpc", "val_ppl"):
+            if name in best:
+                log[name][-1] = best[name]
+            elif name in log and "val_loss" in best:
+                log[name][-1] = to_metric(best["val_loss"], name.removeprefix("val_"))
     return log
 
 
@@ -42,9 +52,9 @@ def draw_curves(logs):
     Raises:
         ValueError: one run is measured in bpc and another in ppl.
     """
-    metrics = {"bpc" if "bpc" in log else "ppl" for log in logs.values()}
+    metrics = {next(name for name in METRICS if name in log) for log in logs.values()}
     if len(metrics) > 1:
-        raise ValueError("model_dir has runs in bpc and in ppl, which do not fit one picture")
+        raise ValueError(f"model_dir has runs in {' and in '.join(sorted(metrics))}, which do not fit one picture")
     (metric,) = metrics
     figure = Figure(figsize=(8, 7.5), layout="constrained")
     loss, rate, norm = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
@@ -52,8 +62,10 @@ def draw_curves(logs):
         valid = ~np.isnan(log[f"val_{metric}"])
         loss.plot(log["step"], log[metric], color=color, alpha=0.6, lw=1.2, label=f"{name}: training")
         if valid.any():
-            best = np.nanmin(log[f"val_{metric}"])
-            label = f"{name}: validation (best {best:.4g})"
+            best = f"{np.nanmin(log[f'val_{metric}']):.4g}"
+            if "val_f1" in log:
+                best = f"F1 {np.nanmax(log['val_f1']):.2%}"
+            label = f"{name}: validation (best {best})"
             loss.plot(log["step"][valid], log[f"val_{metric}"][valid], "o-", color=color, ms=4, lw=2, label=label)
         rate.plot(log["step"], log["learning_rate"], color=color)
         norm.plot(log["step"], log["grad_norm"], color=color)

@@ -1,17 +1,20 @@
 """What the pictures have in common: colours, axes, tables of words, files."""
 
 import io
+import os
 
 try:
+    from matplotlib import font_manager, rcParams
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
     from PIL import Image  # Matplotlib needs it
 except ImportError:  # txl-plot says so
-    Figure = Image = FuncFormatter = MaxNLocator = NullLocator = None
+    Figure = Image = FuncFormatter = MaxNLocator = NullLocator = font_manager = rcParams = None
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
+MISSING = 'pictures need matplotlib: in a clone, pip install -e ".[plot]"'
 GREY = "#d8d8d8"  # keys that a query must not see
-METRICS = {"bpc": "bits per character", "ppl": "perplexity"}
+METRICS = {"bpc": "bits per character", "ppl": "perplexity", "loss": "loss, nats a sentence"}  # the last of taggers
 
 
 def colors(n):
@@ -23,6 +26,29 @@ def tidy(axes):
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.margins(x=0.02)
+
+
+def use_font(path, text, family="monospace"):
+    """Has labels of a family written in the font of a file, if one is named, and checks that it can write a text.
+
+    Raises:
+        ValueError: the file is no font, or the font lacks a character, which would be drawn as a box.
+    """
+    if path is not None:
+        try:
+            font_manager.fontManager.addfont(path)
+        except (OSError, RuntimeError) as error:
+            raise ValueError(f"font {path} cannot be read as a font: {error}") from error
+        rcParams[f"font.{family}"] = [font_manager.FontProperties(fname=path).get_name(), *rcParams[f"font.{family}"]]
+    file = path or font_manager.findfont(font_manager.FontProperties(family=[family]))
+    known = font_manager.get_font(file).get_charmap()
+    lacking = [character for character in dict.fromkeys(text) if ord(character) not in known]
+    if lacking:
+        some = ", ".join(map(repr, lacking[:5])) + ", ..." * (len(lacking) > 5)
+        raise ValueError(
+            f"the font {os.path.basename(file)} has no glyphs for {some}: name the file of one that has, by --font, as "
+            "--font=NotoSansCJKsc-Regular.otf for Chinese"
+        )
 
 
 def write_cells(axes, words, x=0, **style):

@@ -125,7 +125,7 @@ def draw_terms(terms, probs, labels, layer, head, same_length=False):
         most = max(np.abs(values).max(), 1e-9)
         image = axes.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto", extent=extent)
         axes.set_title(f"{title}; spread {spread(values):.2g}", fontsize=9)
-        figure.colorbar(image, ax=axes, aspect=12, pad=0.01)
+        figure.colorbar(image, ax=axes, aspect=12, pad=0.01, label="score")
     probable = show_roots(grid[2, 1], np.ma.masked_array(probs, masked), probs.max(), extent)
     grid[2, 1].set_title("softmax of the sum: probabilities", fontsize=9)
     for axes in grid.flat:
@@ -133,8 +133,12 @@ def draw_terms(terms, probs, labels, layer, head, same_length=False):
         mark_memory(axes, qlen, klen, len(labels))
         if klen <= MAX_LABELS:
             label_segment(axes, labels, qlen, min(72 * cell * 0.9, 9))
+    for axes in grid[-1]:
+        axes.set_xlabel(about_keys(mlen, klen > len(labels)))
+    for axes in grid[:, 0]:
+        axes.set_ylabel("queries")
     probability_bar(figure, probable, grid[2, 1], probs.max(), shrink=1, aspect=12)
-    figure.suptitle(f"layer {layer}, head {head}; {about_keys(mlen, klen > len(labels))}", fontsize=10)
+    figure.suptitle(f"layer {layer}, head {head}: scores of keys by term, and what they sum to", fontsize=10)
     return figure
 
 

@@ -140,7 +140,8 @@ def draw_positions(table):
         title = f"{title}, not monotone:\n{len(up)} of {middle} steps rise, the first after k = {up[0]}"
     by_distance.set_title(title, fontsize=9)
     by_distance.set(xlabel="distance k", ylabel="PE(pos) . PE(pos + k)")
-    by_distance.legend(frameon=False)
+    by_distance.margins(y=0.22)  # room for the legend
+    by_distance.legend(frameon=False, loc="upper right", fontsize=8)
     return figure
 
 
@@ -175,8 +176,8 @@ def draw_wavelengths(n, d_model):
         label = f"pair {pair}: {periods[pair]:,.4g}"
         waves.plot(positions, np.sin(2 * np.pi * positions / periods[pair]), color=color, label=label)
     waves.set_title("sines of some pairs, and their periods", fontsize=10)
-    waves.set(xlabel="position")
-    waves.legend(frameon=True, fontsize=8, loc="lower right")
+    waves.set(xlabel="position", ylabel="sine", ylim=(-1.1, 1.75))
+    waves.legend(frameon=False, fontsize=8, loc="upper center", ncols=2)
     found = gaps(n, d_model)
     nearest = int(np.argmin(found))
     apart.plot(np.arange(1, n), found, color=COLORS[0], lw=1)

@@ -6,7 +6,7 @@
     txl-plot --kind=attention --model_dir=runs/dates --text="Sat the 21st of Nov 2026" --output=cross.png
     txl-plot --kind=terms --model_dir=runs/my --text="once upon a time ..." --layer=3 --head=0 \\
         --output=terms.png
-    txl-plot --kind=context --model_dir=runs/my --output=context.png
+    txl-plot --kind=memory --model_dir=runs/my --output=memory.png              (and context)
     txl-plot --kind=scaling --figures=scaling.json --output=scaling.png
     txl-plot --kind=masks --output=masks.png               (and shift, positions, wavelengths)
 
@@ -16,8 +16,10 @@ attention    how much each of the last tgt_len tokens of a text attends to memor
              what the model looks at in its source while it writes the target; or, by --attention, how the source
              attends to itself (encoder), or the target to itself (decoder).
 terms        the four terms of the scores of one head of Transformer-XL, (a) to (d) of the paper's section 3.3.
-context      mean nll of a text against the number of tokens the model is given before the one it predicts, and the
-             relative effective context length (RECL) that follows, see `relative_gains` and `recl`: of a run against
+memory       what the memory is worth: mean nll of a text by the place in its segment, with memory and without.
+context      mean nll of a text against the number of tokens the model is given before the one it predicts; what more of
+             them save; and the paper's gain, which takes the better of two contexts for every token, with the relative
+             effective context length (RECL) that follows, see `relative_gains` and `recl`: of a run against
              its own shorter contexts, or of several runs of one vocabulary as the paper's group of models. Segments
              have context_step tokens and a memory of mem_len, by default what makes as many keys as mem_len and tgt_len
              of the training did together.
@@ -28,18 +30,18 @@ positions    the vanilla Transformer's positions: the table, and the products of
              its direction.
 wavelengths  the periods of those waves, and how far apart they make any two positions.
 
-It needs matplotlib: pip install "txl_tf[plot]".
+It needs matplotlib: in a clone, pip install -e ".[plot]".
 """
 
 import os
-import sys
 
 from absl import flags
 
 from txl_programs.program import CKPT_HELP, FLAGS, load_model, read_flags, run
 
-KINDS = ("curves", "attention", "terms", "context", "scaling", "masks", "shift", "positions", "wavelengths")
-NEEDS = {**dict.fromkeys(("curves", "attention", "terms", "context"), "model_dir"), "scaling": "figures"}
+OF_RUNS = ("curves", "attention", "terms", "memory", "context")
+KINDS = (*OF_RUNS, "scaling", "masks", "shift", "positions", "wavelengths")
+NEEDS = {**dict.fromkeys(OF_RUNS, "model_dir"), "scaling": "figures"}
 TGT_LEN = {"attention": 32, "terms": 16, "masks": 5, "shift": 3}
 MEM_LEN = {"masks": 4, "shift": 2}
 MAX_LENGTH = 64  # of masks and shift
@@ -49,35 +51,40 @@ flags.DEFINE_list("model_dir", None, "Folder(s) of runs, comma-separated.")
 flags.DEFINE_string("output", None, "PNG file to write.")
 flags.DEFINE_string("ckpt_path", None, f"{CKPT_HELP} With a single run.")
 flags.DEFINE_string("text", None, "Text of attention and terms; of an encoder-decoder, the source.")
-flags.DEFINE_string("text_path", None, "UTF-8 file: that text, or the text of context; default there: the valid split.")
+flags.DEFINE_string(
+    "text_path", None, "UTF-8 file: that text, or the text of memory and context; default there: the valid split."
+)
 flags.DEFINE_enum("attention", None, ("encoder", "decoder", "cross"), "Of an encoder-decoder; default: cross.")
 flags.DEFINE_integer("layer", -1, "Layer of attention and terms, from 0; -1 is the last.")
 flags.DEFINE_integer("head", None, "Head, from 0; attention draws all where it is not given.")
-flags.DEFINE_integer("tgt_len", None, f"Tokens of the segment that is drawn; default: {TGT_LEN}.")
+flags.DEFINE_integer(
+    "tgt_len", None, f"Tokens of a segment; default: {TGT_LEN}, or of a shorter text all; for memory the training's."
+)
 flags.DEFINE_integer(
     "mem_len", None, f"Positions of memory; default: {MEM_LEN}, else the run's. For context, see there."
 )
 flags.DEFINE_integer("max_context", None, "Longest context; default: twice the keys that are attended to.")
 flags.DEFINE_integer("context_step", 16, "Tokens from one context length to the next.")
-flags.DEFINE_integer("max_tokens", 20000, "Tokens of the text to measure contexts on.")
+flags.DEFINE_integer("max_tokens", 20000, "Most tokens of the text of memory and context.")
 flags.DEFINE_string("figures", None, "JSON file of tools/benchmark.py --scaling; for scaling.")
 flags.DEFINE_integer("positions", 100, "Number of positions; for positions and wavelengths.", lower_bound=2)
 flags.DEFINE_integer("d_model", 128, "Their width; for positions and wavelengths.", lower_bound=2)
+flags.DEFINE_string("font", None, "File of a font for the labels of attention and terms.")
 flags.DEFINE_integer("dpi", 150, "Dots an inch.", lower_bound=20, upper_bound=600)
 flags.mark_flag_as_required("output")
 flags.register_multi_flags_validator(
     ["kind", "model_dir", "figures"],
     lambda given: bool(given[NEEDS[given["kind"]]]) if given["kind"] in NEEDS else True,
-    "kind=scaling needs --figures; curves, attention, terms and context need --model_dir",
+    "kind=scaling needs --figures; curves, attention, terms, memory and context need --model_dir",
 )
 
 read_flags(__name__)
 
 import numpy as np
 
-from txl_programs.pictures.context import draw_context, nll_by_context
+from txl_programs.pictures.context import draw_context, draw_memory, nll_by_context, nll_by_position
 from txl_programs.pictures.curves import draw_curves, read_log
-from txl_programs.pictures.drawing import Figure, save
+from txl_programs.pictures.drawing import MISSING, Figure, save, use_font
 from txl_programs.pictures.heads import (
     attention_of_pair,
     attention_of_text,
@@ -153,7 +160,7 @@ def text_of_run(folder):
     vocab = folder.load_vocab()
     text = [FLAGS.text] if FLAGS.text_path is None else read_files([FLAGS.text_path], vocab.level)
     ids = vocab.encode(text)
-    tgt_len = TGT_LEN[FLAGS.kind] if FLAGS.tgt_len is None else FLAGS.tgt_len
+    tgt_len = min(TGT_LEN[FLAGS.kind], len(ids)) if FLAGS.tgt_len is None else FLAGS.tgt_len
     if not 1 <= tgt_len < len(ids) + 1:
         raise ValueError(f"tgt_len must lie between 1 and the {len(ids)} tokens of the text, got {tgt_len}")
     changes = {} if FLAGS.mem_len is None else {"mem_len": FLAGS.mem_len}
@@ -192,7 +199,28 @@ def layer_and_head(n_layer, n_head):
 
 
 def labels_of(vocab, ids):
-    return [label_of(vocab.symbols[i]) for i in ids]
+    labels = [label_of(vocab.symbols[i]) for i in ids]
+    use_font(FLAGS.font, "".join(labels))
+    return labels
+
+
+def memory():
+    folder = RunFolder(only_one(FLAGS.model_dir), "language_model")
+    config, vocab = folder.read_config(), folder.load_vocab()
+    changes = {} if FLAGS.mem_len is None else {"mem_len": FLAGS.mem_len}
+    mem_len = {**config["model"], **changes}["mem_len"]
+    tgt_len = FLAGS.tgt_len or config.get("training", {}).get("tgt_len")
+    if mem_len < 1:
+        raise ValueError(f"kind=memory needs a model with memory, got mem_len={mem_len} in {folder}")
+    if tgt_len is None or tgt_len < 1:
+        raise ValueError(f"tgt_len must be 1 or more, got {tgt_len}: the run in {folder} does not say what it was")
+    ids = held_out(folder, vocab)[: FLAGS.max_tokens]
+    nll = nll_by_position(folder.load_model(FLAGS.ckpt_path, **changes), ids, tgt_len)
+    return draw_memory(nll, mem_len, metric_of(config, vocab))
+
+
+def metric_of(config, vocab):
+    return "bpc" if config["data"].get("by_character", vocab.level != "word") else "ppl"
 
 
 def context():
@@ -215,8 +243,7 @@ def context():
     for folder, span in zip(folders, spans, strict=True):
         lm = load_model(folder, mem_len=max(span - step, 0))
         nll.append(nll_by_context(lm, ids, step, longest // step))
-    metric = "bpc" if configs[0]["data"].get("by_character", vocab.level != "word") else "ppl"
-    return draw_context(np.stack(nll), names_of(model_dirs), step, spans, metric)
+    return draw_context(np.stack(nll), names_of(model_dirs), step, spans, metric_of(configs[0], vocab))
 
 
 def span_of(config):
@@ -257,6 +284,7 @@ DRAW = {  # kind: function without arguments that returns the figure
     "curves": curves,
     "attention": attention,
     "terms": terms,
+    "memory": memory,
     "context": context,
     "scaling": lambda: draw_scaling(read_figures(FLAGS.figures)),
     "masks": lambda: draw_masks(*lengths()),
@@ -268,7 +296,7 @@ DRAW = {  # kind: function without arguments that returns the figure
 
 def main():
     if Figure is None:
-        sys.exit('plot.py: matplotlib is missing: pip install "txl_tf[plot]"')
+        raise ValueError(MISSING)
     figure = DRAW[FLAGS.kind]()
     save(figure, FLAGS.output, FLAGS.dpi)
     print(f"{FLAGS.kind}: {FLAGS.output}")

@@ -10,7 +10,8 @@ direction  what positions add to a head's scores against the distance of the key
            the learned projections of queries and keys, a head knows a distance only roughly.
 lattice    the attention of each character and word of a sentence to all of them, of one head or of the mean of all.
 
-It needs matplotlib: pip install "txl_tf[plot]"; and Chinese labels need a font that has them, which --font names.
+It needs matplotlib: in a clone, pip install -e ".[plot]"; and Chinese labels need a font that has them, which --font
+names.
 """
 
 import os
@@ -38,6 +39,7 @@ read_flags(__name__)
 import numpy as np
 import tensorflow as tf
 
+from txl_programs.pictures.drawing import MISSING, Figure, use_font
 from txl_tf.data.pairs.parallel import read_lines
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
@@ -46,12 +48,6 @@ from txl_tf.layers.taggers.tener import two_way_positions
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.text_tagger import TextTagger
 from txl_tf.runs.folder import RunFolder
-
-try:
-    from matplotlib.figure import Figure
-    from matplotlib.font_manager import FontProperties
-except ImportError:
-    Figure = None
 
 
 def open_tagger(model_dir, family="tener"):
@@ -143,17 +139,17 @@ def draw_lattice(tagger, encoder, text):
     encoded = encoder.encode(list(text))
     words = [text[s : e + 1] for s, e in zip(encoded.starts, encoded.ends, strict=True)]
     inputs = {name: tf.constant(array) for name, array in features([encoded], lattice=True).items()}
+    use_font(FLAGS.font, text, "sans-serif")
     probs = tagger.network.attention_probs(inputs, FLAGS.layer)[:, 0].numpy()
     probs = probs.mean(0) if FLAGS.head is None else probs[FLAGS.head]
-    font = FontProperties(fname=FLAGS.font) if FLAGS.font else None
     size = 1.5 + 0.28 * len(words)
     figure = Figure(figsize=(size + 0.6, size), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(probs, cmap="Blues", vmin=0)
     for line in (axes.axhline, axes.axvline):
         line(len(text) - 0.5, color="0.5", linewidth=0.8)
-    axes.set_xticks(range(len(words)), words, rotation=90, fontproperties=font)
-    axes.set_yticks(range(len(words)), words, fontproperties=font)
+    axes.set_xticks(range(len(words)), words, rotation=90)
+    axes.set_yticks(range(len(words)), words)
     axes.set_xlabel("attended to: characters, then words")
     axes.set_ylabel("item that attends")
     figure.colorbar(image, ax=axes, shrink=0.8)
@@ -162,7 +158,7 @@ def draw_lattice(tagger, encoder, text):
 
 def main():
     if Figure is None:
-        raise ValueError('pictures need matplotlib: pip install "txl_tf[plot]"')
+        raise ValueError(MISSING)
     if FLAGS.kind == "lattice":
         if not FLAGS.text or len(FLAGS.model_dir) > 1:
             raise ValueError("kind=lattice needs --text, and one run")

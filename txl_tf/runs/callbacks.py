@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import datetime
+import io
 import json
 import logging
 import math
@@ -354,6 +355,30 @@ def cut_log(filename: str, last_step: int, metrics: list[str], validated: list[s
             kept.append(line)
     if b"".join(kept) != data:
         write_atomic(filename, b"".join(kept))
+
+
+def complete_log(filename: str, step: int, found: dict) -> bool:
+    """Writes the validation at the end of a training into the line of its last step in `log.csv`, where it says "NA".
+
+    Args:
+        found: `{column: value}`.
+
+    Returns:
+        Whether there was such a line.
+    """
+    if not tf.io.gfile.exists(filename):
+        return False
+    with reading(filename), tf.io.gfile.GFile(filename) as file:
+        *before, last = list(csv.DictReader(file)) or [{}]
+    empty = {name: value for name, value in found.items() if last.get(name) == "NA"}
+    if last.get("step") != str(step) or not empty:
+        return False
+    with io.StringIO(newline="") as text:
+        writer = csv.DictWriter(text, last)
+        writer.writeheader()
+        writer.writerows([*before, {**last, **empty}])
+        write_atomic(filename, text.getvalue().encode())
+    return True
 
 
 _COLUMNS = ("epoch", "step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "val_loss")

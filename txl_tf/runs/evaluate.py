@@ -219,10 +219,10 @@ class Evaluator:
                 file.write(f"{symbols[label]}\t{value:.6f}\n")
 
     def _by_text(self, nll: float, split: str) -> str:
-        """Bits a byte and a character, and the perplexity of a word, whatever the tokens are: models of different
-        vocabularies compare by them. Every token counts with the mean `nll`.
+        """Bits a byte and a character, whatever the tokens are: models of different vocabularies compare by them. Where
+        tokens are no characters, also the perplexity of a word. Every token counts with the mean `nll`.
         """
         total = nll * len(self.corpus.splits[split])
         a_byte, a_character, a_word = (total / max(n, 1) for n in self.corpus.sizes[split])
         bits = f"bits a byte {to_metric(a_byte, 'bpc'):.4f} | bits a character {to_metric(a_character, 'bpc'):.4f}"
-        return f"{bits} | ppl of a word {to_metric(a_word, 'ppl'):.2f}"
+        return bits if self.corpus.by_character else f"{bits} | ppl of a word {to_metric(a_word, 'ppl'):.2f}"

@@ -39,7 +39,7 @@ def check_tracker(name: str) -> None:
         return
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:  # wandb's folder of logs, ./wandb, looks like a package
-        raise ValueError(f'tracker={name} needs the package {name}: pip install "txl_tf[{name}]"')
+        raise ValueError(f'tracker={name} needs the package {name}: in a clone, pip install -e ".[{name}]"')
 
 
 @dataclasses.dataclass

@@ -281,6 +281,21 @@ class Run:
                 logger.info("%s: %s; the same command goes on from there", stop.reason, saved)
                 raise KeyboardInterrupt if stop.received == signal.SIGINT else SystemExit(0)
 
+    def record_validation(self, found: dict[str, float]) -> None:
+        """Adds the validation after the last step to the curves, and keeps the weights if it is the best.
+
+        Args:
+            found: what `evaluate` of the model returned.
+        """
+        logs = {f"val_{name}": value for name, value in found.items()}
+        self.show(logs, "val_")
+        if self.checkpoints.write:
+            with self.checkpoints.naming_last():
+                missing = callbacks.complete_log(self.folder.log_file, step_of(self.model), logs)
+            if missing:
+                self.board.on_epoch_end(None, logs)
+        self.checkpoints.save_best(logs[self.folder.family.monitor])
+
     def save_average(self) -> None:
         """Writes the moving average of the weights, if there is one; the end of `fit` has put it in their place."""
         if not getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer).use_ema:

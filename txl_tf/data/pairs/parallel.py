@@ -28,6 +28,7 @@ from txl_tf.schema import brief
 PADDING, START, END = 0, 1, 2
 _NAMES = {"word": ["<pad>", "<s>", "</s>"], "char": ["<pad>", "<s>", "\n"]}
 UNKNOWN = "<unk>"
+_SIDES = ("source", "target")
 
 
 class Lines(NamedTuple):
@@ -42,6 +43,10 @@ class Lines(NamedTuple):
 
     def __getitem__(self, i: int) -> np.ndarray:
         return self.ids[self.ends[i - 1] if i else 0 : self.ends[i]]
+
+    def take(self, chosen: np.ndarray) -> Lines:
+        """The lines where the bool array `[lines]` says so."""
+        return Lines(self.ids[np.repeat(chosen, self.lengths)], np.cumsum(self.lengths[chosen]))
 
 
 class Pairs(NamedTuple):
@@ -61,12 +66,14 @@ class ParallelCorpus:
     Attributes:
         splits: `"train"`, `"valid"` and perhaps `"test"` -> `Pairs`.
         names: split -> what messages call it: its files.
+        numbers: split -> the line of every pair in its files, from 1, where a split has not all of their lines.
     """
 
     source_vocab: Vocab
     target_vocab: Vocab
     splits: dict[str, Pairs]
     names: dict[str, str]
+    numbers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def vocabs(self) -> list[Vocab]:
@@ -92,18 +99,29 @@ def read_pairs(config: PairsConfig) -> ParallelCorpus:
         FileNotFoundError: a file does not exist.
     """
     sides, names = _read_splits(config)
-    source, target = (text.lines for text in sides["train"])
+    held_out, numbers, source, target = None, {}, *(text.lines for text in sides["train"])
+    if "valid" not in sides:
+        held_out = _hold_out(source, config.valid_fraction)
+        source, target = (
+            [line for line, out in zip(lines, held_out, strict=True) if not out] for lines in (source, target)
+        )
     vocabs = [_make_vocab(config, "source", config.lower_case, source + target * config.share_vocab)]
     vocabs += vocabs if config.share_vocab else [_make_vocab(config, "target", False, target)]
     splits = {}
     for split, texts in sides.items():
         splits[split] = Pairs(*(encode_lines(vocab, *text) for vocab, text in zip(vocabs, texts, strict=True)))
-    return ParallelCorpus(*vocabs, splits, names)
+    if held_out is not None:  # after encoding, so that messages have the lines' own numbers
+        whole, names["valid"] = splits["train"], f"{config.valid_fraction:.0%} of {names['train']}"
+        for split, chosen in (("train", ~held_out), ("valid", held_out)):
+            splits[split] = Pairs(*(lines.take(chosen) for lines in whole))
+            numbers[split] = np.flatnonzero(chosen) + 1
+    return ParallelCorpus(*vocabs, splits, names, numbers)
 
 
 class _Text(NamedTuple):
     lines: list[str]  # each with its newline
     name: str
+    side: str
 
 
 def _read_splits(config: PairsConfig) -> tuple[dict, dict]:
@@ -120,9 +138,6 @@ def _read_splits(config: PairsConfig) -> tuple[dict, dict]:
     paths = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
     sides = {split: read_sides(path) for split, path in paths.items() if path}
     names = {split: " and ".join(dict.fromkeys(text.name for text in both)) for split, both in sides.items()}
-    if "valid" not in sides:
-        sides["train"], sides["valid"] = _hold_out(*sides["train"], config.valid_fraction)
-        names["valid"] = f"{config.valid_fraction:.0%} of {names['train']}"
     return sides, names
 
 
@@ -137,7 +152,7 @@ def read_sides(path: str | Iterable[str]) -> tuple[_Text, _Text]:
     paths = path.split(",") if isinstance(path, str) else list(map(str, path))
     if len(paths) > 2:
         raise ValueError(f"pairs must be in one file, or in two of sources and targets, got {', '.join(paths)}")
-    texts = [_Text(read_lines(path), path) for path in paths]
+    texts = [_Text(read_lines(path), path, side) for path, side in zip(paths, _SIDES, strict=False)]
     if len(texts) == 2:
         counts = [len(text.lines) for text in texts]
         if counts[0] != counts[1]:
@@ -151,7 +166,7 @@ def read_sides(path: str | Iterable[str]) -> tuple[_Text, _Text]:
 
 
 def _sides(pairs: list, name: str) -> tuple[_Text, _Text]:
-    return tuple(_Text([f"{pair[side]}\n" for pair in pairs], name) for side in (0, 1))
+    return tuple(_Text([f"{pair[i]}\n" for pair in pairs], name, side) for i, side in enumerate(_SIDES))
 
 
 def read_lines(path: str) -> list[str]:
@@ -162,19 +177,14 @@ def read_lines(path: str) -> list[str]:
     return [f"{line}\n" for line in lines]
 
 
-def _hold_out(sources: _Text, targets: _Text, fraction: float) -> tuple:
-    """`(kept, held out)`. A source is held out by a hash of it, so that all its pairs are on one side."""
-    share = np.array([zlib.crc32(line.encode()) for line in sources.lines]) / 2**32
+def _hold_out(sources: list[str], fraction: float) -> np.ndarray:
+    """Which pairs are held out, bool. A hash of the source decides, so that all its pairs are on one side."""
+    share = np.array([zlib.crc32(line.encode()) for line in sources]) / 2**32
     if not 0 < np.sum(share < fraction) < len(share):
         raise ValueError(
             f"valid_fraction={fraction} of {len(share)} pairs leaves none to train or validate on: give valid_path"
         )
-
-    def choose(held_out):
-        chosen = np.flatnonzero((share < fraction) == held_out)
-        return tuple(_Text([text.lines[i] for i in chosen], text.name) for text in (sources, targets))
-
-    return choose(False), choose(True)
+    return share < fraction
 
 
 def _make_vocab(config: PairsConfig, side: str, lower_case: bool, lines: list[str]) -> Vocab:
@@ -200,8 +210,8 @@ def _make_vocab(config: PairsConfig, side: str, lower_case: bool, lines: list[st
     return vocab
 
 
-def encode_lines(vocab: Vocab, lines: list[str], name: str) -> Lines:
-    """Ids of lines that end with a newline; `name` is what messages call them.
+def encode_lines(vocab: Vocab, lines: list[str], name: str, side: str | None = None) -> Lines:
+    """Ids of lines that end with a newline; `name` is what messages call them, `side` the "source" or the "target".
 
     Raises:
         ValueError: a line is empty or holds a symbol that the vocabulary does not have or uses itself.
@@ -217,20 +227,22 @@ def encode_lines(vocab: Vocab, lines: list[str], name: str) -> Lines:
         )
     encoded = Lines(ids, ends)
     if np.any(encoded.lengths == 1):
-        raise ValueError(f"{name}, line {np.argmin(encoded.lengths) + 1} is empty")
+        raise ValueError(f"{name}, line {np.argmin(encoded.lengths) + 1}{f': the {side}' if side else ''} is empty")
     return encoded
 
 
 def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
     """Raises ValueError where a line is longer than the position table."""
     for split, pairs in corpus.splits.items():
-        for side, lines in zip(("source", "target"), pairs, strict=True):
+        for side, lines in zip(_SIDES, pairs, strict=True):
             longest = int(np.argmax(lines.lengths))
-            found = lines.lengths[longest]
+            found, name, number = lines.lengths[longest], corpus.names[split], longest + 1
+            if split in corpus.numbers:
+                name, number = corpus.names["train"], corpus.numbers[split][longest]
             if found > max_len:
                 raise ValueError(
-                    f"{corpus.names[split]}, line {longest + 1}: the {side} has {found:,} symbols, its end included; "
-                    f"at most max_len={max_len} are allowed"
+                    f"{name}, line {number}: the {side} has {found:,} symbols, its end included; at most "
+                    f"max_len={max_len} are allowed"
                 )
 
 

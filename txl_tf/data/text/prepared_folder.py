@@ -182,8 +182,8 @@ def inputs_of(recipe: datasets.Recipe, data_dir: str) -> dict[str, int | None]:
 
 
 def progress_bar(n_bytes: int) -> Callable[[int], None]:
-    """A function to call with the number of bytes of each piece that is done."""
-    bar = keras.utils.Progbar(math.ceil(n_bytes / 1e6), unit_name="MB", verbose=1 if sys.stdout.isatty() else 2)
+    """A function to call with the number of bytes of each piece that is done. It draws on terminals alone."""
+    bar = keras.utils.Progbar(math.ceil(n_bytes / 1e6), unit_name="MB", verbose=int(sys.stdout.isatty()))
     done = shown = 0
 
     def progress(n):

@@ -62,12 +62,13 @@ class PairsRun(EpochRun):
         results = {}
         for split in self.held_out:
             found = self.evaluate(split)
+            if split == "valid":
+                self.record_validation(found)
             results[split] = {"loss": found["loss"]}
             line = f"loss {found['loss']:.6f} nats | ppl {to_metric(found['loss'], 'ppl'):.4f}"
             logger.info("%s: %s | %s of the symbols right", split, line, f"{found['accuracy']:.2%}")
             if self.training.eval_sources:
                 results[split] |= self._translate(split, self.final)
-        self.checkpoints.save_best(results["valid"]["loss"])
         return results
 
     def _translate(self, split: str, search: SearchConfig) -> dict[str, float]:

@@ -141,7 +141,7 @@ class LanguageModelRun(Run):
         token_nll = self.final.token_nll if chief else self.final.token_nll and os.devnull
         paths = {split: token_nll if split == self.splits[-1] else None for split in self.splits}
         results = {split: self.evaluator.run(lm, split, path) for split, path in paths.items()}
-        self.checkpoints.save_best(results["valid"])
+        self.record_validation({"loss": results["valid"]})
         if self.training.sample_tokens and chief:
             self.sample()
         return results

@@ -121,7 +121,7 @@ class TaggerRun(EpochRun):
 
     def finish(self) -> dict[str, dict[str, float]]:
         """Evaluations of the last and of the best weights."""
-        self.checkpoints.save_best(self._evaluate("valid", "last")["f1"])
+        self.record_validation(self._evaluate("valid", "last"))
         if "test" in self.corpus.splits:
             self._evaluate("test", "last")
         best = self.folder.find_best()
