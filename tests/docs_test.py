@@ -33,6 +33,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import txl_tf
 from txl_tf.data.text_files import pydoc_text
+from txl_tf.runs.scoring import score_lines
 
 PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 BLOCKS = {  # (page, language, number): code
@@ -533,13 +534,37 @@ def test_the_grpc_client(grpc_address, workplace, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_saved_model_without_a_server(exported, workplace, monkeypatch):
+def test_the_saved_model_without_a_server(exported, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
-    (code,) = (code for code in blocks("python", "serving.md").values() if "grpc" not in code)
-    names = {}
-    exec(code, names)
+    names = run_python_of("serving/quickstart", capsys)
+    assert names["printed"].startswith("The import statement")
+    texts, scored, lm_and_vocab = names["texts"].numpy(), names["scored"], txl_tf.load_run("runs/quickstart")
+    assert texts.shape == (2, 2) and all(text.startswith(b"The import") for text in texts[0])
+    assert scored["lengths"].numpy().tolist() == [5, 2]
+    expected = [line.nll for line in score_lines(*lm_and_vocab, ["if x", "i"])]
+    np.testing.assert_allclose(tf.reduce_sum(scored["nll"], 1), expected, rtol=1e-5)
+    assert names["ids"].shape == (2, 7) and names["nll"].shape == (1, 1)
     assert names["state"].shape == names["answer"]["state"].shape == STATE
     assert names["answer"]["ids"].shape == (1, 3)
+
+
+def run_python_of(served, capsys):
+    """The names of the block of docs/serving.md that loads a served model; `printed` is what it prints."""
+    (code,) = (code for code in blocks("python", "serving.md").values() if f'load("{served}' in code)
+    names = {}
+    exec(code, names)
+    return {**names, "printed": capsys.readouterr().out}
+
+
+@pytest.mark.slow
+def test_the_encoder_decoder_of_the_serving_page(workplace, monkeypatch, capsys):
+    (commands,) = (code for code in blocks("bash", "serving.md").values() if "seq2seq" in code)
+    assert run_bash(commands, workplace).endswith("serving/dates/1\n")
+    monkeypatch.chdir(workplace)
+    names = run_python_of("serving/dates", capsys)
+    assert names["found"]["text"].shape == names["found"]["scores"].shape == (1, 2)
+    assert names["scored"]["lengths"].numpy().tolist() == [11]
+    assert names["ids"]["ids"].shape[:2] == (2, 2) and names["nll"].shape == (1, 2)
 
 
 @pytest.mark.slow
