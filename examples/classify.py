@@ -15,6 +15,8 @@ of the manual (a quarter is chance), after a minute or two on two CPU cores:
                                   network frozen    fine-tuned
     the quickstart's run                    0.51          0.84
     random weights (--scratch)              0.59          0.60
+
+Of the 242 sentences of --rows=manual that are held out, 0.58 and 0.80; 0.36 are of the most frequent section.
 """
 
 from absl import flags
