@@ -33,6 +33,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import txl_tf
 from txl_tf.data.text_files import pydoc_text
+from txl_tf.runs.scoring import score_lines
 
 PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 BLOCKS = {  # (page, language, number): code
@@ -541,11 +542,46 @@ def test_the_grpc_client(grpc_address, workplace, monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_saved_model_without_a_server(exported, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
-    (code,) = (code for code in blocks("python", "serving.md").values() if "grpc" not in code)
-    names = {}
-    exec(code, names)
-    assert names["state"].shape == names["answer"]["state"].shape == STATE
-    assert names["answer"]["ids"].shape == (1, 3)
+    printed, found = run_python_of(
+        "serving/quickstart", texts='texts', nll='scored["nll"]', lengths='scored["lengths"]', ids="ids", score="nll",
+        state='answer["state"]', next='answer["ids"]',
+    )  # fmt: skip
+    assert printed.startswith("The import statement")
+    assert found["texts"].shape == (2, 2) and all(text.startswith(b"The import") for text in found["texts"][0])
+    assert found["lengths"].tolist() == [5, 2]
+    expected = [line.nll for line in score_lines(*txl_tf.load_run("runs/quickstart"), ["if x", "i"])]
+    np.testing.assert_allclose(found["nll"].sum(1), expected, rtol=1e-5)
+    assert found["ids"].shape == (2, 7) and found["score"].shape == (1, 1)
+    assert found["state"].shape == STATE and found["next"].shape == (1, 3)
+
+
+def run_python_of(served, **expressions):
+    """Runs the block of docs/serving.md that loads a served model, in a process of its own.
+
+    Returns:
+        `(output, found)`: what it prints; `{name: array}` of `{name: expression}`.
+    """
+    (code,) = (code for code in blocks("python", "serving.md").values() if f'load("{served}' in code)
+    found = ", ".join(f"{name}={expression}.numpy()" for name, expression in expressions.items())
+    save = "**{name: x.astype('S') if x.dtype == object else x for name, x in found.items()}"
+    code += f"\nimport numpy as np\nfound = dict({found})\nnp.savez('found.npz', {save})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, dict(np.load("found.npz"))
+
+
+@pytest.mark.slow
+def test_the_encoder_decoder_of_the_serving_page(workplace, monkeypatch):
+    (commands,) = (code for code in blocks("bash", "serving.md").values() if "seq2seq" in code)
+    assert run_bash(commands, workplace).endswith("serving/dates/1\n")
+    monkeypatch.chdir(workplace)
+    _, found = run_python_of(
+        "serving/dates", text='found["text"]', scores='found["scores"]', lengths='scored["lengths"]', ids='ids["ids"]',
+        nll="nll",
+    )  # fmt: skip
+    assert found["text"].shape == found["scores"].shape == (1, 2)
+    assert found["lengths"].tolist() == [11]
+    assert found["ids"].shape[:2] == (2, 2) and found["nll"].shape == (1, 2)
 
 
 @pytest.mark.slow

@@ -1,5 +1,9 @@
-"""The examples of models of one's own: each is trained, saved, exported, and loaded where there is no txl_tf."""
+"""The examples of models of one's own: each is trained, saved, exported, and loaded where there is no txl_tf.
 
+And examples/classify.py with labelled rows; keras_reuse_test.py has its passages.
+"""
+
+import re
 import subprocess
 import sys
 
@@ -7,7 +11,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import program
+from helpers import SMALL, program
+
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.folder import RunFolder
 
 # Opens a SavedModel as a server does, and writes what it answers.
 CLIENT = """
@@ -62,3 +69,98 @@ def test_the_mask_of_the_classifier_leaves_padding_out():
         classifier, rows = module.make_classifier(), module.to_ids(["1/2/1999", "Nov 21, 2026"])
         alone = classifier(rows[:1, :8])
         np.testing.assert_allclose(classifier(tf.constant(rows))[:1], alone, rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------- rows with their labels
+
+LETTERS = "abcdefghijklmnopqrstu \n"  # 23 symbols, as `small_lm` has
+
+
+@pytest.fixture(scope="module")
+def classify():
+    yield from program("examples/classify.py")
+
+
+@pytest.fixture
+def vocab():
+    vocab = Vocab(level="char", special=list(LETTERS))
+    vocab.build()
+    return vocab
+
+
+def write_rows(path, rows, end="\n"):
+    path.write_text("".join(f"{label}\t{text}{end}" for label, text in rows))
+    return str(path)
+
+
+ROWS = [("good", "a" * n) for n in range(1, 11)] + [("bad", "b" * n) for n in range(5, 0, -1)]
+
+
+def test_labelled_rows_are_filled_up_and_every_fifth_of_a_label_is_held_out(classify, vocab, tmp_path, capsys):
+    path = write_rows(tmp_path / "rows.tsv", ROWS, "\r\n")
+    names, (tokens, labels), (held_out, held_out_labels) = classify.labelled(vocab, [path], 7)
+    assert names == ["good", "bad"]
+    assert labels.tolist() == [0] * 8 + [1] * 4 and held_out_labels.tolist() == [0, 0, 1]
+    assert tokens[:2].tolist() == [[0, 22, -1, -1, -1, -1, -1], [0, 0, 22, -1, -1, -1, -1]]
+    assert held_out.tolist() == [[0] * 5 + [22, -1], [0] * 7, [1, 22] + [-1] * 5]
+    assert f"{path}: 4 of 15 rows have more than 7 tokens; the rest of them is left out" in capsys.readouterr().out
+
+    second = write_rows(tmp_path / "test.tsv", [("bad", "ab")])
+    _, (tokens, _), (held_out, held_out_labels) = classify.labelled(vocab, [path, second], 20)
+    assert tokens.shape == (15, 11) and held_out.tolist() == [[0, 1, 22]] and held_out_labels.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        (["good\tab", "bad ab"], "rows.tsv, line 2 must be label<TAB>text, neither empty, got 'bad ab'"),
+        (["good\t "], "rows.tsv, line 1 must be label<TAB>text"),
+        (["good\tab"] * 6, "rows.tsv must have two labels of five rows or more, got 6 of 'good'"),
+        (["good\tab"] * 6 + ["bad\tb"] * 4, "rows.tsv must have two labels of five rows or more, got 4 of 'bad'"),
+        (
+            ["good\tab"] * 6 + ["bad\tb"] * 4 + ["bad\tX"],
+            "rows.tsv, line 11: 'X' is not in the vocabulary",
+        ),
+        ([""], "rows.tsv, line 1 must be label<TAB>text"),
+    ],
+)
+def test_bad_rows_are_named(classify, vocab, tmp_path, rows, message):
+    (tmp_path / "rows.tsv").write_text("".join(f"{row}\n" for row in rows))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        classify.labelled(vocab, [str(tmp_path / "rows.tsv")], 10)
+
+
+def test_a_label_that_is_held_out_alone_is_refused(classify, vocab, tmp_path):
+    paths = [write_rows(tmp_path / "rows.tsv", ROWS), write_rows(tmp_path / "test.tsv", [("new", "ab")])]
+    with pytest.raises(ValueError, match="test.tsv must have labels of .*rows.tsv alone, got 'new'"):
+        classify.labelled(vocab, paths, 10)
+    with pytest.raises(ValueError, match="rows must name one file or two, got 3"):
+        classify.labelled(vocab, [*paths, paths[0]], 10)
+
+
+def test_the_sentences_of_the_manual_are_rows(classify):
+    rows = classify.read_rows("manual")
+    assert {label for label, _ in rows} == {*classify.SECTIONS}
+    assert len({len(text) for _, text in rows}) > 50 and min(len(text) for _, text in rows) == 30
+
+
+def test_padding_does_not_change_what_a_row_is_taken_for(classify, small_lm):
+    classifier = classify.make_classifier(small_lm().network, 3)
+    row = np.array([[3, 1, 4, 1, 5]], np.int32)
+    longer = np.pad(row, [[0, 0], [0, 4]], constant_values=classify.PADDING)
+    np.testing.assert_allclose(classifier(longer), classifier(row), rtol=1e-5, atol=1e-6)
+    assert np.abs(classifier(longer) - classifier(row[:, :4])).max() > 1e-4
+
+
+@pytest.mark.slow
+def test_the_program_learns_from_rows(classify, vocab, small_lm, tmp_path, capsys):
+    RunFolder(tmp_path / "run").create({}, {**SMALL, "mem_len": 4}, [vocab], small_lm(), step=1)
+    letters = {"up": LETTERS, "down": LETTERS[20::-1]}
+    rows = [(label, text[:n]) for n in range(2, 12) for label, text in letters.items()]
+    path, output = write_rows(tmp_path / "rows.tsv", rows * 5), tmp_path / "classifier.keras"
+    classify.classify(str(tmp_path / "run"), None, [path], str(output), 20, 8, 0.01, "float32", False, 0)
+    printed = capsys.readouterr().out
+    assert "fine-tuned 1.000" in printed and "always taking the most frequent class would be right for 0.500" in printed
+    assert "up, taken for up: 'ab" in printed and "down, taken for down: 'ut" in printed
+    logits = keras.saving.load_model(output)(np.array([[0, 1, 2, 22, -1], [20, 19, 18, 17, 22]], np.int32))
+    assert np.argmax(logits, 1).tolist() == [0, 1]

@@ -17,9 +17,11 @@ from tensorflow.core.protobuf import saved_model_pb2
 import txl_tf
 from txl_tf.config import NetworkConfig
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.decoding.generation import generate
+from txl_tf.models.decoding.generation import Texts, generate
 from txl_tf.models.decoding.stopping import spell
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.scoring import score_lines
+from txl_tf.serving import language_model
 from txl_tf.serving import request as request_module
 from txl_tf.serving.export import export_saved_model, write_warmup
 from txl_tf.serving.language_model import LanguageModelSignatures, limits_of
@@ -36,6 +38,13 @@ SAMPLING = {
     "seed": np.array([3, 4, 5], np.int32),
 }
 # What a request to a server may leave out; in Python, a signature wants everything.
+PLAIN = {
+    "max_new_tokens": np.int32([64]),
+    "temperature": np.float32([1]),
+    "top_k": np.int32([0]),
+    "top_p": np.float32([1]),
+    "seed": np.int32([0]),
+}
 NEUTRAL = {
     "min_p": np.float32([0]),
     "repetition_penalty": np.float32([1]),
@@ -213,7 +222,12 @@ def exported(made):
 
 
 @pytest.fixture(scope="module")
-def signatures(made):
+def loaded(exported):
+    return tf.saved_model.load(str(exported))
+
+
+@pytest.fixture(scope="module")
+def signatures(made, loaded):
     """Functions of all signatures: loaded, or, of those that were not exported, traced when they are asked for."""
 
     class Functions(dict):
@@ -221,7 +235,7 @@ def signatures(made):
             self[name] = made.traced[name].get_concrete_function()
             return self[name]
 
-    return Functions(tf.saved_model.load(str(made.path)).signatures)
+    return Functions(loaded.signatures)
 
 
 def empty_state(lm, rows):
@@ -240,6 +254,7 @@ def request_of(signatures, lm, text):
             "next": {"tokens": text[:, :6], "state": state},
             "generate": {"tokens": text[:, :6], "lengths": np.array([6, 2, 3], np.int32), **GENERATE},
             "score_text": {"text": np.array(TEXTS, object)},
+            "score_lines": {"text": np.array(TEXTS, object)},
             "generate_text": {"text": np.array(TEXTS, object), **GENERATE_TEXT},
             "generate_texts": {"text": np.array(TEXTS, object), **GENERATE_TEXT, **ONE},
         }[signature]
@@ -279,7 +294,8 @@ def test_a_request_to_a_server_may_leave_out_what_has_a_default(exported, whole)
     """The signature's own table, which servers take values from; a TF 1 session takes them from the graph."""
     model = saved_model_pb2.SavedModel.FromString((exported / "saved_model.pb").read_bytes())
     signatures = model.meta_graphs[0].signature_def
-    expected = {"generate": {**NEUTRAL, **ONE, **NO_IDS}, "generate_text": {**NEUTRAL, **NO_TEXT}}
+    neutral = {**PLAIN, **NEUTRAL}
+    expected = {"generate": {**neutral, **ONE, **NO_IDS}, "generate_text": {**neutral, **NO_TEXT}}
     expected["generate_texts"] = {**expected["generate_text"], **ONE}
     assert signatures.keys() >= (WARMUP.keys() if whole else {*PART})
     for name, signature in signatures.items():
@@ -288,6 +304,75 @@ def test_a_request_to_a_server_may_leave_out_what_has_a_default(exported, whole)
         for key, value in found.items():
             assert value.dtype == expected[name][key].dtype and value.shape == expected[name][key].shape
             assert np.all(value == (b"" if key == "stop" else expected[name][key]))
+
+
+def test_the_functions_of_a_loaded_model_have_these_defaults(loaded, request_of, text, whole):
+    """And take lists, as its signatures do not."""
+    tokens, lengths = text[:, :6], [6, 2, 3]
+    plain = {name: np.resize(values, 3) for name, values in PLAIN.items()}
+    for given in ({}, {"max_new_tokens": [5, 9, 0], "seed": [3, 4, 5], "top_k": [3], "temperature": [2]}):
+        written = loaded.generate(tokens.tolist(), lengths, **given)
+        types = {name: np.resize(np.array(value, PLAIN[name].dtype), 3) for name, value in given.items()}
+        for key, value in request_of("generate", **{**plain, **types}).items():
+            np.testing.assert_array_equal(written[key], value, err_msg=key)
+    state = loaded.initial_state(3)["state"]
+    np.testing.assert_array_equal(loaded.next(tokens, state)["ids"], request_of("next")["ids"])
+    np.testing.assert_array_equal(loaded.score_text(TEXTS)["nll"], request_of("score_text")["nll"])
+    with pytest.raises(TypeError, match="missing a required argument: 'lengths'"):
+        loaded.generate(tokens)
+    if whole:
+        given = {"text": np.array(TEXTS, object), "stop": np.array([["w3", "\n"]], object)}
+        sent = request_of("generate_text", **given, **{**plain, "seed": np.int32([7] * 3)})["text"]
+        assert loaded.generate_text(TEXTS, seed=[7], stop=[["w3", "\n"]])["text"].numpy().tolist() == sent.tolist()
+
+
+def test_what_signatures_have_in_common_is_one_graph(small_lm, tmp_path, monkeypatch):
+    made = []
+
+    def write(lm, start_token, tokens, lengths, options, stops):
+        made.append(lm)
+        return Texts(tokens[:, None], lengths[:, None], lengths[:, None])
+
+    monkeypatch.setattr(language_model, "write", write)
+    _, tokenizer = write_vocab(tmp_path, [], level="byte")
+    served = LanguageModelSignatures(small_lm(n_token=256, n_layer=1), {"vocab": tokenizer}).signatures()
+    graphs = [served[name].get_concrete_function() for name in ("generate", "generate_text", "generate_texts")]
+    assert len(graphs) == 3 and len(made) == 1
+
+
+LINES = ["ab ba", "", "b\na", "a\n"]  # with a line end or without
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"special": ["<eos>"], "eos": "<eos>", "unk": "<eos>"},
+        {"special": ["<S>"], "eos": "<S>", "bos": "<S>"},
+        {"level": "char"},
+        {"level": "char", "special": [" "], "document": "</s>"},
+        {"level": "byte", "document": "</s>"},
+        {"level": "char", "texts": ["ab "], "lines": ["ab ba", "a\n", ""]},
+    ],
+    ids=str,
+)
+def test_served_lines_are_scored_as_the_program_scores_lines(small_lm, tmp_path, options):
+    """Token by token; NaN, of a token that does not count, is 0."""
+    options = dict(options)
+    lines, texts = options.pop("lines", LINES), options.pop("texts", ["ab ba\na b"])
+    vocab, tokenizer = write_vocab(tmp_path, texts, **options)
+    lm = small_lm(n_token=len(vocab), n_layer=1, mem_len=4)
+    served = LanguageModelSignatures(lm, {"vocab": tokenizer}, max_tokens=50).score_lines(tf.constant(lines))
+    symbols = served["symbols_bytes" if vocab.level == "byte" else "symbols"].numpy()
+    for row, score in enumerate(score_lines(lm, vocab, lines)):
+        n = len(score.ids)
+        assert served["lengths"][row] == n and [*map(vocab.ids.get, decoded_symbols(symbols[row, :n]))] == [*score.ids]
+        np.testing.assert_allclose(served["nll"][row, :n], np.nan_to_num(score.token_nll), rtol=1e-5, atol=1e-6)
+        assert float(tf.reduce_sum(served["nll"][row])) == pytest.approx(score.nll, rel=1e-5)
+        assert not np.any(served["nll"][row, n:])
+
+
+def decoded_symbols(symbols):
+    return [symbol.decode("utf-8", "surrogateescape") for symbol in symbols]
 
 
 @pytest.mark.slow
@@ -771,6 +856,7 @@ WARMUP = {
         "stop_ids": ([1, 1, 1], tf.int32),
     },
     "score_text": {"text": ([1], tf.string)},
+    "score_lines": {"text": ([1], tf.string)},
     "generate_text": {"text": ([1], tf.string), **SAMPLING_INPUTS, **STOP_INPUT},
     "generate_texts": {"text": ([1], tf.string), **SAMPLING_INPUTS, **STOP_INPUT, **NUMBER_INPUT},
 }  # fmt: skip
@@ -793,7 +879,9 @@ def test_warm_up_requests_are_records_of_every_signature_which_answers_them(
     names = WARMUP.keys() if whole else {"initial_state", "score", "generate_texts"}  # which are traced already
     if not whole:
         traced = {name: made.traced[name] for name in names}
+        graphs = {name: function.experimental_get_tracing_count() for name, function in traced.items()}
         write_warmup(str(tmp_path / "assets.extra"), traced, LanguageModelSignatures.warmup_values)
+        assert graphs == {name: function.experimental_get_tracing_count() for name, function in traced.items()}
     requests = warmup_requests(exported if whole else tmp_path)
     assert requests.keys() == names and (signatures.keys() if whole else made.names) == WARMUP.keys()
     for name, request in requests.items():

@@ -97,16 +97,16 @@ def test_the_program_fine_tunes_a_run_on_files(classify, run, tmp_path, capsys):
     for path, text in zip(files, (LETTERS, LETTERS[::-1]), strict=True):
         (tmp_path / path).write_text(text * 20)
     output = str(tmp_path / "classifier.keras")
-    classify.classify(run, files, output, 10, 1, 0.01, "bfloat16", False, 0)
+    classify.classify(run, files, None, output, 10, 1, 0.01, "bfloat16", False, 0)
     printed = capsys.readouterr().out
-    assert "accuracy on held-out passages: network frozen" in printed and f"{files[1]}, taken for {tmp_path}" in printed
+    assert "accuracy on what is held out: network frozen" in printed and f"{files[1]}, taken for {tmp_path}" in printed
     network = keras.saving.load_model(output).get_layer("transformer")
     assert network.dtype_policy.name == "mixed_bfloat16" and network.mem_len == 0
 
     with pytest.raises(ValueError, match="data_path must name two files or more, one for each class, got .*up.txt"):
-        classify.classify(run, files[:1], None, 10, 1, 0.01, "float32", False, 0)
+        classify.classify(run, files[:1], None, None, 10, 1, 0.01, "float32", False, 0)
     with pytest.raises(ValueError, match="up.txt must hold five passages of 100 tokens or more, got 460 tokens"):
-        classify.classify(run, files, None, 100, 1, 0.01, "float32", False, 0)
+        classify.classify(run, files, None, None, 100, 1, 0.01, "float32", False, 0)
 
 
 # ---------------------------------------- padding

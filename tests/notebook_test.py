@@ -103,23 +103,9 @@ def test_what_it_shows_is_what_its_text_claims():
 SMALLER = SMALL | {
     'splits["valid"][:]': 'splits["valid"][:1924]',  # segments of one length
     "max_new_tokens=200": "max_new_tokens=20",
-    '"max_new_tokens": [200]': '"max_new_tokens": [20]',
+    "max_new_tokens=[200]": "max_new_tokens=[20]",
 }
 PARTS = [("imports", "curve"), ("write", "picture"), ("export", "score-text")]
-
-
-class Signatures(dict):
-    """Those of a model that is not written, as of one that is: each is a graph once it is asked for."""
-
-    def __getitem__(self, name):
-        graph = super().__getitem__(name).get_concrete_function()
-        specs, _ = graph.structured_input_signature
-
-        def call(**arguments):
-            return graph(*(arguments[spec.name] for spec in specs))
-
-        call.structured_input_signature = (), {spec.name: spec for spec in specs}
-        return call
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +118,8 @@ def cells(tmp_path_factory):
     def export_saved_model(lm, directory, vocab):
         vocab.save(folder / "vocab.txt")
         table = GraphTokenizer(vocab, str(folder / "vocab.txt"))
-        exported[directory] = LanguageModelSignatures(lm, {"vocab": table}, start_token=vocab.start_id)
+        functions = LanguageModelSignatures(lm, {"vocab": table}, start_token=vocab.start_id).signatures()
+        exported[directory] = types.SimpleNamespace(signatures=functions, **functions)
 
     def run(part):
         for number in range(len(printed), part + 1):
@@ -151,8 +138,7 @@ def cells(tmp_path_factory):
         patch.setattr(tempfile, "tempdir", str(folder))
         patch.setattr(plt, "show", lambda: None)
         patch.setattr(txl_tf, "export_saved_model", export_saved_model)
-        load = lambda directory: types.SimpleNamespace(signatures=Signatures(exported[directory].signatures()))  # noqa: E731
-        patch.setattr(tf.saved_model, "load", load)
+        patch.setattr(tf.saved_model, "load", exported.__getitem__)
         level = tf.get_logger().level
         yield run
         tf.get_logger().setLevel(level)

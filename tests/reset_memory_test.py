@@ -502,8 +502,8 @@ def test_a_served_model_resets(pair):
         np.testing.assert_allclose(found["state"], scored["state"], rtol=0, atol=1e-5)
         state = scored["state"].numpy()
     given = {"max_new_tokens": np.int32(9), "temperature": np.float32(1), "top_k": np.int32(0), "top_p": np.float32(1)}
-    options = {name: tf.fill([3], value) for name, value in {**given, "seed": np.int32(5)}.items()}
-    options |= {name: tf.constant(value) for name, value in DEFAULTS.items() if name != "stop"}
+    options = {name: tf.constant(value) for name, value in DEFAULTS.items() if name != "stop"}
+    options |= {name: tf.fill([3], value) for name, value in {**given, "seed": np.int32(5)}.items()}
     lengths = np.array([7, 9, 3], np.int32)
     found = served.generate(tokens=tf.constant(text[:, :9]), lengths=tf.constant(lengths), **options)
     np.testing.assert_array_equal(found["tokens"], lm.generate(text[:, :9], 9, seed=[5] * 3, lengths=lengths))

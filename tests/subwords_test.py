@@ -339,10 +339,15 @@ print(json.dumps({"nll": scored["nll"].numpy().tolist(), "text": [text.decode() 
 
 
 @pytest.mark.slow
-def test_a_served_model_takes_and_gives_text_where_the_library_is_not(run, tmp_path):
+def test_a_served_model_takes_and_gives_text_where_the_library_is_not(run, tmp_path, capsys):
     lm, vocab = load_run(str(run[0]))
     export.export_saved_model(lm, str(tmp_path / "served"), vocab)
     assert (tmp_path / "served" / "assets" / "vocab.model").read_bytes() == vocab.model
+    said = f"{tmp_path / 'served'}: to load it in Python, import tensorflow_text first. Servers have it"
+    assert said in capsys.readouterr().out
+    code = STRANGER.replace("import tensorflow_text\n", "")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "served")], capture_output=True, text=True)
+    assert done.returncode and "Op type not registered 'SentencepieceOp'" in done.stderr  # docs/serving.md has it
     texts = ["The import statement\n", "日本 \u2581 x"]
     whole = generate(lm, vocab.encode(texts[0])[None], 12, temperature=0.8, seed=0)[0]
     written = vocab.decode(whole)[len(texts[0]) :].replace("\ufffd", "?")
@@ -375,6 +380,10 @@ def test_without_tensorflow_text_the_model_has_signatures_of_ids_alone_and_that_
     assert directory == "served" and vocabs == {}
     signatures = serve().signatures()
     assert "score" in signatures and "score_text" not in signatures
+
+    monkeypatch.setattr(export, "has_tensorflow_text", lambda: True)
+    export.export_saved_model(lm, "served", vocab)
+    assert "served: to load it in Python, import tensorflow_text first" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -337,5 +337,16 @@ def newline_ids(vocab: Vocab) -> list[int]:
     return vocab.encode("\n").tolist()
 
 
+def line_start_ids(vocab: Vocab) -> list[int]:
+    """The ids that a line by itself is scored after: the end of a document, or else of a line.
+
+    None where a line begins with a symbol of its own, `bos`, or the vocabulary has neither: nothing then predicts the
+    first token.
+    """
+    if vocab.document is not None:
+        return [vocab.document_id]
+    return [] if vocab.level == "word" and vocab.bos else newline_ids(vocab)
+
+
 def as_iterable(texts: str | bytes | Iterable[str]) -> Iterable[str | bytes]:
     return [texts] if isinstance(texts, (str, bytes)) else texts

@@ -30,7 +30,7 @@ import tensorflow as tf
 from txl_tf.config import ScoringConfig
 from txl_tf.data.batching import by_length, padded
 from txl_tf.data.lines import LineError, encoded, in_blocks, in_places, text_of
-from txl_tf.data.vocabulary import Vocab, newline_ids, unescape
+from txl_tf.data.vocabulary import Vocab, line_start_ids, newline_ids, unescape
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.runs.metrics import to_metric
@@ -144,9 +144,7 @@ class Scorer:
 
     def _start_ids(self, start: str | None) -> list[int]:
         if start is None:
-            if self.vocab.document is not None:
-                return [self.vocab.document_id]
-            return [] if self.vocab.level == "word" and self.vocab.bos else self.newline
+            return line_start_ids(self.vocab)
         start = unescape(start)
         if start == "none":
             return []

@@ -1,9 +1,10 @@
 """A SavedModel that scores, predicts and writes, translates or tags, ids or text, and runs without this library.
 
     export_saved_model(lm, "serving/my/1", vocab)       # TensorFlow Serving wants <name>/<version>/
-    serve = tf.saved_model.load("serving/my/1").signatures
-    state = serve["initial_state"](batch_size=tf.constant(2))["state"]
-    serve["score"](tokens=tokens, labels=labels, state=state)           # {"nll": ..., "state": ...}
+    served = tf.saved_model.load("serving/my/1")
+    served.generate_text(["The import"], temperature=[0.7])             # {"text": ...}; the rest has default values
+    state = served.initial_state(2)["state"]
+    served.score(tokens, labels, state)                                 # {"nll": ..., "state": ...}
 
 The memory is an argument and a result, so that a server keeps nothing between requests: what one returns continues the
 text in the next. It is one float32 tensor `state` `[B, L, 2, H, M, D]`, keys and values in the order of time, in which
@@ -86,6 +87,8 @@ def export_saved_model(
         if not has_tensorflow_text():
             logger.warning("%s takes ids and no text: text needs pip install tensorflow-text", directory)
             start_token, vocab = vocab.start_id if start_token is None else start_token, None
+        else:
+            logger.info("%s: to load it in Python, import tensorflow_text first. Servers have it", directory)
     serve, vocabs, longest = _of_family(lm, vocab, top_n, start_token, search)
     max_tokens = (longest or 4096) if max_tokens is None else max_tokens
     check_integer("max_tokens", max_tokens, 1, longest or 2**31 - 1)
@@ -139,6 +142,8 @@ def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], table: typ
             tables[name] = table(vocab, path)
         served = serve(tables)
         signatures = served.signatures()
+        for name, function in signatures.items():  # which Python calls, with default values: signatures have none there
+            setattr(served.resources, name, function)
         tf.saved_model.save(served.resources, temporary, signatures=signatures)
         if warmup or (warmup is None and has_serving_api):
             write_warmup(os.path.join(temporary, "assets.extra"), signatures, served.warmup_values)
@@ -160,14 +165,12 @@ def write_warmup(folder: str, signatures: dict[str, Callable], values: dict) -> 
     tf.io.gfile.makedirs(folder)
     with tf.io.TFRecordWriter(os.path.join(folder, WARMUP_FILE)) as writer:
         for signature, function in signatures.items():
-            found = tf.nest.flatten(function.get_concrete_function().structured_input_signature)
-            specs = {spec.name: spec for spec in found}
             request = predict_pb2.PredictRequest()
             request.model_spec.signature_name = signature
-            for name, spec in specs.items():
+            for spec in function.input_signature:  # of which no graph is made again
                 shape = [1 if size is None else size for size in spec.shape] if spec.shape.rank else []
-                proto = tf.make_tensor_proto(values.get(name, 0), spec.dtype)
+                proto = tf.make_tensor_proto(values.get(spec.name, 0), spec.dtype)
                 proto.tensor_shape.CopyFrom(tf.TensorShape(shape).as_proto())
-                request.inputs[name].CopyFrom(proto)
+                request.inputs[spec.name].CopyFrom(proto)
             log = prediction_log_pb2.PredictionLog(predict_log=prediction_log_pb2.PredictLog(request=request))
             writer.write(log.SerializeToString())

@@ -7,16 +7,28 @@ Shapes:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
+from txl_tf.data.vocabulary import line_start_ids, newline_ids
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.serving.request import Check, RequestLimits, StoredModel, checked, in_vocabulary, same_rows, same_shape
 from txl_tf.serving.state import ServedMemory, ServedWindow
 from txl_tf.serving.tables import GraphTokenizer
-from txl_tf.serving.writing import DEFAULTS, NUMBER, OPTIONS, stops_of_ids, stops_of_text, write
+from txl_tf.serving.writing import (
+    DEFAULTS,
+    NUMBER,
+    OPTIONS,
+    WRITTEN,
+    checked_options,
+    stops_of_ids,
+    stops_of_text,
+    write,
+)
 
 # Rough bytes that go with an array of this many numbers: what `sample` computes from the scores, with the history, and
 # a new token's random numbers.
@@ -47,20 +59,22 @@ class LanguageModelSignatures(StoredModel):
         generate(tokens [B, T]; lengths, sampling, num_return_sequences [B]; stop_ids [B, S, L])
             -> tokens [B, N], lengths [B], sequences [B, n, N], sequence_lengths [B, n]
         score_text(text [B]) -> nll [B, N], symbols [B, N], lengths [B]
+        score_lines(text [B]) -> the same, of lines as tools/score.py scores them
         generate_text(text, sampling [B]; stop [B, S]) -> text [B]
         generate_texts(text, sampling, num_return_sequences [B]; stop [B, S]) -> texts [B, n]
 
     where sampling stands for max_new_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty and
-    repetition_window. The last three, `num_return_sequences`, `stop` and `stop_ids` have default values, which a server
-    takes where a request leaves them out; a single row of them stands for all rows.
+    repetition_window. They, `num_return_sequences`, `stop` and `stop_ids` have default values, which a server takes
+    where a request leaves them out; a single row of them stands for all rows.
 
     Ids and numbers are int32; nll and log-probabilities float32, nats. `generate` does what `lm.generate` does, row by
     row, `top_k` 0 for all, with zeros beyond `lengths`; a row of length 0 continues `start_token`, which is no part of
     the result. The first of a row's `sequences` is `tokens`; those that it did not ask for have length 0. Stop strings
-    are filled up with "", and with -1 behind the ids of shorter ones; a text ends with its stop string. The nll of a
-    text's first token, which nothing predicts, is 0. Strings are bytes; at byte level, where they need not be UTF-8,
-    the results are called `text_bytes`, `texts_bytes` and `symbols_bytes`, which makes TensorFlow Serving encode them
-    in base64.
+    are filled up with "", and with -1 behind the ids of shorter ones; a text ends with its stop string. For
+    `score_text` nothing predicts a text's first token, and its nll is 0; for `score_lines` what `line_start_ids` says
+    comes before it, and the end of the line counts, where the vocabulary has one. Strings are bytes; at byte level,
+    where they need not be UTF-8, the results are called `text_bytes`, `texts_bytes` and `symbols_bytes`, which makes
+    TensorFlow Serving encode them in base64.
 
     Args:
         lm: language model.
@@ -78,12 +92,16 @@ class LanguageModelSignatures(StoredModel):
         self.limits = limits_of(lm, max_rows, max_tokens)
         self.state = ServedWindow(lm) if isinstance(lm, TransformerLM) else ServedMemory(lm, weights)
         self.resources.text, self.resources.position_keys = self.text, self.state.position_keys
+        table, state = self.specs = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None, *self.state.shape])
+        self._read = self.shared(self.state.read, table, state)
+        self._write = self.shared(functools.partial(write, lm, start_token), *WRITTEN)
+        self._nll_of_texts = self.shared(self._next_nll, table)
 
     warmup_values = {"max_new_tokens": 1, "top_p": 1, "batch_size": 1, "text": "", "stop": "", "stop_ids": -1}
     warmup_values |= {"repetition_penalty": 1, "repetition_window": 1, "num_return_sequences": 1}
 
     def signatures(self) -> dict[str, Callable]:
-        tokens, state = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None, *self.state.shape], tf.float32)
+        tokens, state = self.specs
         lengths, stop_ids = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, None, None], tf.int32)
         arguments = {
             self.initial_state: {"batch_size": tf.TensorSpec(None, tf.int32)},
@@ -95,10 +113,12 @@ class LanguageModelSignatures(StoredModel):
             text, stop = {"text": tf.TensorSpec([None], tf.string)}, {"stop": tf.TensorSpec([None, None], tf.string)}
             arguments |= {
                 self.score_text: text,
-                self.generate_text: {**text, **stop, **OPTIONS},
-                self.generate_texts: {**text, **stop, **OPTIONS, **NUMBER},
+                self.score_lines: text,
+                self.generate_text: {**text, **OPTIONS, **stop},
+                self.generate_texts: {**text, **OPTIONS, **NUMBER, **stop},
             }
-        return self.concrete(arguments, {name: tf.constant(value) for name, value in DEFAULTS.items()})
+        few = {"max_new_tokens": np.minimum(DEFAULTS["max_new_tokens"], self.limits.max_tokens)}
+        return self.concrete(arguments, {name: tf.constant(value) for name, value in (DEFAULTS | few).items()})
 
     # --------------------------------------------------------------------------------------------------------- ids
 
@@ -113,7 +133,7 @@ class LanguageModelSignatures(StoredModel):
         same = same_shape("labels", labels, "tokens", tokens)
         checks = [*self._segment_checks(tokens, state, same), in_vocabulary("labels", labels, self.lm.network.n_token)]
         tokens, labels, state = checked(checks, tokens, labels, state)
-        hidden, state = self.state.read(tokens, state)
+        hidden, state = self._read(tokens, state)
         return {"nll": self._nll(hidden, labels), "state": state}
 
     def next(self, tokens: tf.Tensor, state: tf.Tensor) -> dict:
@@ -121,7 +141,7 @@ class LanguageModelSignatures(StoredModel):
         hidden, state = tf.cond(
             tf.shape(tokens)[1] == 1,
             lambda: self.state.read_token(tokens, state),
-            lambda: self.state.read(tokens, state),
+            lambda: self._read(tokens, state),
         )
         log_probs = self.lm.softmax(hidden[:, -1:], embedding=self.lm.network.embedding)
         top = tf.math.top_k(log_probs[:, 0], self.top_n)
@@ -129,18 +149,28 @@ class LanguageModelSignatures(StoredModel):
 
     def generate(self, tokens: tf.Tensor, lengths: tf.Tensor, stop_ids: tf.Tensor, **options: tf.Tensor) -> dict:
         stops = stops_of_ids(stop_ids, tf.shape(tokens)[0], self.lm.network.n_token)
-        texts = write(self.lm, self.limits, self.start_token, "tokens", tokens, lengths, stops, options)
+        texts = self._write(*checked_options(self.limits, "tokens", tokens, lengths, options), stops)
         first = {"tokens": texts.tokens[:, 0], "lengths": texts.lengths[:, 0]}
         return {**first, "sequences": texts.tokens, "sequence_lengths": texts.lengths}
 
     # -------------------------------------------------------------------------------------------------------- text
 
     def score_text(self, text: tf.Tensor) -> dict:
-        ids, lengths = self._encode(text)
-        n = tf.shape(ids)[1]
-        tokens = tf.pad(ids, [[0, 0], [0, tf.maximum(2 - n, 0)]])  # at least one to read and one to predict
-        nll = self._nll(self.state.read_text(tokens[:, :-1]), tokens[:, 1:])
-        nll = tf.pad(nll, [[0, 0], [1, 0]])[:, :n]
+        return self._scores(*self._encode(text), [])
+
+    def score_lines(self, text: tf.Tensor) -> dict:
+        vocab, size = self.text.vocab, tf.strings.length(text)
+        ended = tf.strings.substr(text, tf.maximum(size - 1, 0), tf.ones_like(size)) == "\n"
+        line = tf.strings.substr(text, tf.zeros_like(size), size - tf.cast(ended, tf.int32))
+        line = tf.strings.join([line, "\n"]) if newline_ids(vocab) else line
+        return self._scores(*self._encode(line), line_start_ids(vocab))
+
+    def _scores(self, ids: tf.Tensor, lengths: tf.Tensor, start: list[int]) -> dict:
+        """The results of texts `[B, N]` and of their lengths, after the tokens `start`."""
+        batch, n = tf.unstack(tf.shape(ids))
+        tokens = tf.concat([tf.tile(tf.constant([start], tf.int32), [batch, 1]), ids], 1)
+        missing = tf.maximum(2 - len(start) - n, 0)  # at least one to read and one to predict
+        nll = self._nll_of_texts(tf.pad(tokens, [[0, 0], [0, missing]]))[:, len(start) :][:, :n]
         inside = tf.sequence_mask(lengths, n)
         symbols = tf.where(inside, self.text.spell(ids), "")
         return {"nll": tf.where(inside, nll, 0), self._named("symbols"): symbols, "lengths": lengths}
@@ -155,7 +185,7 @@ class LanguageModelSignatures(StoredModel):
     def _texts(self, text: tf.Tensor, stop: tf.Tensor, **options: tf.Tensor) -> tf.Tensor:
         """Strings `[B, n]`; one that was not asked for is "", and one that ends at a stop string ends with it."""
         stops = stops_of_text(stop, tf.shape(text)[0], self.text)
-        texts = write(self.lm, self.limits, self.start_token, "text", *self._encode(text), stops, options)
+        texts = self._write(*checked_options(self.limits, "text", *self._encode(text), options), stops)
         shape, longest = tf.shape(texts.lengths), tf.shape(texts.tokens)[-1]
         found = self.text.decode(tf.reshape(texts.tokens, [-1, longest]), tf.reshape(texts.lengths, [-1]))
         if self.text.vocab.level == "subword":
@@ -167,6 +197,10 @@ class LanguageModelSignatures(StoredModel):
 
     def _named(self, result: str) -> str:
         return f"{result}_bytes" if self.text.vocab.level == "byte" else result
+
+    def _next_nll(self, tokens: tf.Tensor) -> tf.Tensor:
+        """The nll of whole texts `[B, T]`, 0 for their first tokens."""
+        return tf.pad(self._nll(self.state.read_text(tokens[:, :-1]), tokens[:, 1:]), [[0, 0], [1, 0]])
 
     def _nll(self, hidden: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         return self.lm.softmax.nll(hidden, labels, self.lm.network.embedding)

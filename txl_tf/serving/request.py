@@ -173,12 +173,21 @@ class StoredModel:
         pairs = zip(self.model.weights, self.stored, strict=True)
         return keras.StatelessScope([(weight, tf.cast(stored, weight.dtype)) for weight, stored in pairs])
 
+    def shared(self, function: Callable, *specs: Any) -> Callable:
+        """`function` of tensors like `specs` as one graph, which signatures call: made, saved and loaded once."""
+
+        def call(*tensors):
+            with self._as_stored():
+                return function(*tensors)
+
+        return tf.function(call, autograph=False, input_signature=specs)
+
     def concrete(self, arguments: dict[Callable, dict[str, tf.TensorSpec]], defaults=None) -> dict[str, Callable]:
         """`{name: graph}` of functions, whose arguments are checked to have the shapes of their specs.
 
         Args:
             arguments: `{function: {argument: spec}}`.
-            defaults: `{argument: tensor}` of arguments that a request to a server may leave out.
+            defaults: `{argument: tensor}` of arguments that a request to a server, or a call in Python, may leave out.
         """
         defaults = defaults or {}
 

@@ -68,12 +68,15 @@ class TranslationSignatures(StoredModel):
         self.search, self.texts = search or SearchConfig(), list((tables or {}).values())
         self.limits = limits_of(model, self.search.beam_size, max_rows, max_tokens or model.max_len)
         self.resources.texts = self.texts
+        self.specs = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.string)
+        self._found = self.shared(lambda source: self._search(source), self.specs[0])
+        self._nll_of_pairs = self.shared(self._nll, self.specs[0], self.specs[0])
         self.warmup_values = {"source": END, "target": END}
         for name, text in zip(("text", "target_text"), self.texts, strict=False):
             self.warmup_values[name] = text.vocab.symbols[END + 1]  # the first that is text
 
     def signatures(self) -> dict[str, Callable]:
-        ids, text = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.string)
+        ids, text = self.specs
         arguments = {self.translate: {"source": ids}, self.score: {"source": ids, "target": ids}}
         if self.texts:
             arguments |= {self.translate_text: {"text": text}, self.score_text: {"text": text, "target_text": text}}
@@ -82,7 +85,7 @@ class TranslationSignatures(StoredModel):
     # ------------------------------------------------------------------------------------------------- signatures
 
     def translate(self, source: tf.Tensor) -> dict:
-        ids, scores = self._search(checked(self._id_checks("source", source, self.model.input_vocab_size), source))
+        ids, scores = self._found(checked(self._id_checks("source", source, self.model.input_vocab_size), source))
         lengths = tf.reduce_sum(tf.cast(ids != PADDING, tf.int32), -1)
         longest = tf.reduce_max(tf.pad(tf.reshape(lengths, [-1]), [[0, 1]]))
         return {"ids": ids[..., :longest], "scores": scores, "lengths": lengths}
@@ -93,10 +96,10 @@ class TranslationSignatures(StoredModel):
             *self._id_checks("source", source, self.model.input_vocab_size),
             *self._id_checks("target", target, self.model.target_vocab_size),
         ]
-        return {"nll": self._nll(*checked(checks, source, target))}
+        return {"nll": self._nll_of_pairs(*checked(checks, source, target))}
 
     def translate_text(self, text: tf.Tensor) -> dict:
-        ids, scores = self._search(self._encode("text", text, self.texts[0]))
+        ids, scores = self._found(self._encode("text", text, self.texts[0]))
         ends = tf.cast((ids == END) | (ids == PADDING), tf.int32)
         lengths = tf.reduce_sum(tf.cast(tf.cumsum(ends, -1) == 0, tf.int32), -1)
         n_best, longest = tf.unstack(tf.shape(ids)[1:])
@@ -109,7 +112,7 @@ class TranslationSignatures(StoredModel):
         labels = self._encode("target_text", target_text, self.texts[1])
         symbols = tf.where(labels == PADDING, "", self.texts[1].spell(labels))
         lengths = tf.reduce_sum(tf.cast(labels != PADDING, tf.int32), 1)
-        return {"nll": self._nll(source, labels), "symbols": symbols, "lengths": lengths}
+        return {"nll": self._nll_of_pairs(source, labels), "symbols": symbols, "lengths": lengths}
 
     # ------------------------------------------------------------------------------------------------- their parts
 

@@ -27,6 +27,11 @@ OPTIONS |= {"min_p": _FLOATS, "repetition_penalty": _FLOATS, "repetition_window"
 NUMBER = {"num_return_sequences": _INTS}
 # What a request may leave out, as a server then fills it in. One row stands for all.
 DEFAULTS = {
+    "max_new_tokens": np.int32([64]),
+    "temperature": np.float32([1]),
+    "top_k": np.int32([0]),
+    "top_p": np.float32([1]),
+    "seed": np.int32([0]),
     "min_p": np.float32([0]),
     "repetition_penalty": np.float32([1]),
     "repetition_window": np.int32([REPETITION_WINDOW]),
@@ -34,6 +39,8 @@ DEFAULTS = {
     "stop_ids": np.zeros([1, 0, 0], np.int32),
     "stop": np.array([[""]]),
 }
+_TABLE, _TABLES = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None, None, None], tf.int32)
+WRITTEN = _TABLE, _INTS, OPTIONS | NUMBER, Stops(tf.TensorSpec([], tf.int32), _TABLES, _TABLE, _TABLE)
 _RANGES = {
     **RANGES,
     "top_k": (lambda x: x >= 0, "be 1 or more, or 0 for all"),
@@ -77,23 +84,33 @@ def _check_stops(name: str, stops: tf.Tensor, batch: tf.Tensor) -> list[Check]:
     ]
 
 
+def checked_options(
+    limits: RequestLimits, given: str, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor]
+) -> tuple:
+    """`(tokens, lengths, options)` of a request, which gave the tokens `[B, T]` as `given`.
+
+    Args:
+        options: those of `OPTIONS` and `NUMBER`.
+    """
+    batch, n = tf.unstack(tf.shape(tokens))
+    checks = _option_checks(limits, given, batch, n, {"lengths": lengths, **options})
+    return checked(checks, tokens, lengths, options)
+
+
 def write(
-    lm: LanguageModel, limits: RequestLimits, start_token: int, given: str, tokens: tf.Tensor, lengths: tf.Tensor,
-    stops: Stops, options: dict[str, tf.Tensor],
+    lm: LanguageModel, start_token: int, tokens: tf.Tensor, lengths: tf.Tensor, options: dict[str, tf.Tensor],
+    stops: Stops,
 ) -> Texts:  # fmt: skip
-    """Writes after `tokens` `[B, T]`, which a request gave as `given`.
+    """Writes after `tokens` `[B, T]`, as checked options say; all tensors are like `WRITTEN`.
 
     Args:
         start_token: what a row of length 0 continues.
         stops: of the rows of the request.
-        options: those of `OPTIONS` and `NUMBER`.
 
     Returns:
         `Texts` whose tensors have sequences: `[B, n, N]` and `[B, n]`.
     """
     batch, n = tf.unstack(tf.shape(tokens))
-    checks = _option_checks(limits, given, batch, n, {"lengths": lengths, **options})
-    tokens, lengths, options = checked(checks, tokens, lengths, options)
     options = {name: tf.broadcast_to(vector, [batch]) for name, vector in options.items()}
     prompt = tf.where(tf.sequence_mask(lengths, n), tokens, 0)
     prompt = checked([in_vocabulary("tokens", prompt, lm.network.n_token)], prompt)
