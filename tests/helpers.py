@@ -97,28 +97,24 @@ def converse(monkeypatch, tool, lines, *arguments):
         What it wrote, as bytes, up to each answer.
     """
     reader, writer = os.pipe()
-    rest, written = list(lines), []
+    feed, rest, written = os.fdopen(writer, "wb", buffering=0), list(lines), []
 
     def write(data):
         written.append(data)
-        if rest:
-            os.write(writer, rest.pop(0))
-        else:
-            os.close(writer)
+        feed.write(rest.pop(0)) if rest else feed.close()
 
-    os.write(writer, rest.pop(0))
-    late = threading.Timer(30, os._exit, [1])  # it waits for more before it answers
-    late.start()
-    with os.fdopen(reader, "rb") as pipe:
-        stdin = types.SimpleNamespace(buffer=pipe, isatty=lambda: False)
-        stdout = types.SimpleNamespace(
-            buffer=types.SimpleNamespace(write=write), isatty=lambda: False, flush=lambda: None
-        )
-        monkeypatch.setattr(sys, "stdin", stdin)
-        monkeypatch.setattr(sys, "stdout", stdout)
-        status = run_here(tool, *arguments)
-    late.cancel()
-    assert not status and not rest
+    late = threading.Timer(60, feed.close)  # it waits for more before it answers
+    stdout = types.SimpleNamespace(buffer=types.SimpleNamespace(write=write), isatty=lambda: False, flush=lambda: None)
+    with os.fdopen(reader, "rb") as pipe, feed, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", types.SimpleNamespace(buffer=pipe, isatty=lambda: False))
+        patch.setattr(sys, "stdout", stdout)
+        feed.write(rest.pop(0))
+        late.start()
+        try:
+            assert not run_here(tool, *arguments)
+        finally:
+            late.cancel()
+    assert not rest, f"{len(written)} answers before the end of the input"
     return written
 
 
