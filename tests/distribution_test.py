@@ -423,5 +423,40 @@ def test_the_chief_has_the_first_rows_and_every_worker_its_own(monkeypatch, work
     assert distribution.is_chief(strategy) == (rows.start == 0)
 
 
+def test_what_every_worker_gives_is_summed_once_a_worker_and_its_rows_stand_in_order(two_replicas):
+    """The graphs of several workers, on the two replicas of one."""
+    assert int(distribution._sum_function(two_replicas)(tf.constant(5, tf.int64))) == 5
+    shares = iter(distribution.divided(tf.data.Dataset.range(12).batch(4), two_replicas, 4))
+    for first in (0, 4, 8):
+        share = next(shares)
+        assert [part.numpy().tolist() for part in two_replicas.experimental_local_results(share)] == [
+            [first, first + 1],
+            [first + 2, first + 3],
+        ]
+        (rows,) = distribution._gather_function(two_replicas)([share])
+        assert rows.numpy().tolist() == list(range(first, first + 4))
+    endless = distribution.divided(tf.data.Dataset.range(4).batch(4).repeat(), two_replicas, 4)
+    assert [next(iter(endless)).values[1].numpy().tolist() for _ in range(2)] == [[2, 3], [2, 3]]
+
+
+def test_workers_other_than_the_chief_log_warnings_alone(monkeypatch, caplog):
+    for chief, expected in ((False, ["warning"]), (True, ["warning", "line"])):
+        monkeypatch.setattr(distribution, "_worker_index", lambda strategy, chief=chief: int(not chief))
+        caplog.clear()
+        with caplog.at_level("INFO", "txl_tf"), distribution.only_chief_logs(None):
+            distribution.logger.warning("warning")
+            distribution.logger.info("line")
+        assert [record.message for record in caplog.records] == expected
+
+
+def test_a_tpu_that_does_not_answer_is_named_with_its_place(monkeypatch):
+    def not_found(tpu, zone, project):
+        raise LookupError(f"no {tpu} with these attrs: many")
+
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", not_found)
+    with pytest.raises(ConnectionError, match="^the TPU node-1, zone eu, project p cannot be reached: no node-1$"):
+        distribution.make_strategy("tpu", "node-1", "eu", "p")
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](sys.argv[2])

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ import tensorflow as tf
 from helpers import ROOT, TEXT, TINY_RUN, log_rows, program, read_checkpoint, run_program, train_run, write_text
 
 from txl_programs import program as programs
-from txl_tf.config import EvaluationConfig
+from txl_tf.config import EvaluationConfig, TrainingConfig
+from txl_tf.data.text.batches import choose_bin_capacities
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.families import language_model
 from txl_tf.runs.families.language_model import steps_per_call
@@ -176,6 +178,41 @@ def test_bad_input_is_one_clear_error(run_dir, text_file, changes, message):
 )
 def test_calls_take_as_many_steps_as_divide_all_ends(ends, expected):
     assert steps_per_call(20, *ends) == expected
+
+
+def run_of_text(text, **training):
+    """What a run of a language model knows of its text, without a model."""
+    run = object.__new__(language_model.LanguageModelRun)
+    vocab = types.SimpleNamespace(decode=lambda ids: "".join("ab\x1bd"[i] for i in ids))
+    run.corpus = types.SimpleNamespace(splits={"train": text, "valid": text}, vocab=vocab)
+    run.training = TrainingConfig(**training)
+    run.strategy = tf.distribute.get_strategy()
+    return run
+
+
+def test_clusters_get_room_for_the_rows_of_a_replica_and_of_a_part_of_the_batch():
+    text = np.random.default_rng(0).integers(0, 30, 4000).astype(np.int32)
+    run = run_of_text(text, train_batch_size=8, tgt_len=16, gradient_accumulation_steps=2)
+    assert run._bin_capacities([10, 20]) == choose_bin_capacities(text, 4, 16, [10, 20])
+    assert run._bin_capacities([10, 20]) != choose_bin_capacities(text, 8, 16, [10, 20])
+    assert run._bin_capacities([]) == []
+
+
+def test_a_sample_goes_on_from_the_validation_text_and_moves_no_cursor(caplog):
+    run, shown = run_of_text(np.zeros(100, np.int32), sample_tokens=4, seed=7), []
+    prompt = np.zeros([1, language_model._PROMPT], np.int32)
+
+    def generate(tokens, number, temperature, seed):
+        assert (tokens == prompt).all() and tokens.shape == prompt.shape and (number, seed) == (4, 7)
+        return np.concatenate([tokens, [[1, 2, 3, 0]]], 1)
+
+    run.model, run.show_text = types.SimpleNamespace(generate=generate), lambda *found: shown.append(found)
+    assert run.samples
+    with caplog.at_level("INFO", "txl_tf"):
+        run.sample()
+    title = f"a sample at temperature 0.8, after {'a' * prompt.size!r}:"
+    assert [record.message for record in caplog.records] == [title, r"b\x1bda"]
+    assert shown == [("sample", f"{title}\n" + r"b\x1bda")]
 
 
 @pytest.mark.slow
