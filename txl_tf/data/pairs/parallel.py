@@ -83,8 +83,12 @@ class ParallelCorpus:
 # -------------------------------------------------------------------------------------------------------- from files
 
 
-def read_pairs(config: PairsConfig) -> ParallelCorpus:
+def read_pairs(config: PairsConfig, vocabs: list[Vocab] | None = None) -> ParallelCorpus:
     """Reads and encodes pairs of lines. The vocabularies come from the training pairs, unless files give symbols.
+
+    Args:
+        config: what to read.
+        vocabs: of sources and of targets, instead of new ones.
 
     Raises:
         ValueError: files of different length, an empty line, a symbol that the vocabulary does not have, ...: names
@@ -93,8 +97,11 @@ def read_pairs(config: PairsConfig) -> ParallelCorpus:
     """
     sides, names = _read_splits(config)
     source, target = (text.lines for text in sides["train"])
-    vocabs = [_make_vocab(config, "source", config.lower_case, source + target * config.share_vocab)]
-    vocabs += vocabs if config.share_vocab else [_make_vocab(config, "target", False, target)]
+    if vocabs:
+        _check_vocabs(config, vocabs)
+    else:
+        vocabs = [_make_vocab(config, "source", config.lower_case, source + target * config.share_vocab)]
+        vocabs += vocabs if config.share_vocab else [_make_vocab(config, "target", False, target)]
     splits = {}
     for split, texts in sides.items():
         splits[split] = Pairs(*(encode_lines(vocab, *text) for vocab, text in zip(vocabs, texts, strict=True)))
@@ -175,6 +182,18 @@ def _hold_out(sources: _Text, targets: _Text, fraction: float) -> tuple:
         return tuple(_Text([text.lines[i] for i in chosen], text.name) for text in (sources, targets))
 
     return choose(False), choose(True)
+
+
+def _check_vocabs(config: PairsConfig, vocabs: list[Vocab]) -> None:
+    """Raises ValueError where options choose other symbols, or are not those of the vocabularies to use."""
+    for name in ("min_freq", "max_size", "source_symbols", "target_symbols"):
+        if getattr(config, name):
+            raise ValueError(f"{name} must be left out, got {getattr(config, name)}: the symbols are known")
+    source, target = vocabs
+    known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
+    for name, value in known.items():
+        if getattr(config, name) != value:
+            raise ValueError(f"{name} must be {value!r}, as the vocabularies to use, got {getattr(config, name)!r}")
 
 
 def _make_vocab(config: PairsConfig, side: str, lower_case: bool, lines: list[str]) -> Vocab:
