@@ -12,9 +12,11 @@ from helpers import TEXT, TINY_RUN, log_rows, make_run, program, read_checkpoint
 from txl_tf.config import ModelConfig, TrainingConfig
 from txl_tf.data.text.corpus import build_corpus, prepare
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.origin import Origin
+from txl_tf.runs.setup import corpus_of
 
 OTHER = "and the cat, so the mat, and so on\n" * 60  # other text of the same symbols, in another order
 STEPS = {"train_steps": 4, "iterations": 2, "save_steps": 2}
@@ -57,6 +59,8 @@ def test_a_run_starts_from_the_weights_and_goes_on_without_the_other_run(trained
     for name, array in read_checkpoint(run_dir / "ckpt-4").items():
         np.testing.assert_array_equal(array, found[name], err_msg=name)
     assert evaluate_run(run_dir)["valid"] == pytest.approx(results["valid"], rel=1e-5)
+    average_checkpoints(str(run_dir), str(tmp_path / "mean"), num_last_checkpoints=2)
+    assert corpus_of(RunFolder(tmp_path / "mean")).vocab.symbols == symbols
     settings = Origin(folder, source).settings
     assert settings["model"] == folder.read_config()["model"] and settings["training"]["train_steps"] == 4
 
