@@ -172,14 +172,14 @@ def test_train_py_takes_the_model_from_the_run_and_the_steps_from_the_text(train
 def test_own_text_takes_a_preset_that_its_size_and_the_machine_decide(run_dir, text, settings_of, capsys, monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    _, model, training, optimizer = settings_of(run_dir, f"--data_path={text}", "--dropatt=0.3", "--train_steps=50")
+    _, model, training, optimizer = settings_of(run_dir, f"--data_path={text}", "--dropatt=0.3", "--train_steps=15")
     assert (model.n_layer, model.d_model, model.dropatt, model.mem_len) == (4, 192, 0.3, 96)
-    assert (training.tgt_len, training.train_batch_size, training.train_steps) == (96, 2, 50)
-    assert (optimizer["learning_rate"], optimizer["warmup_steps"]) == (2e-3, 5)
+    assert (training.tgt_len, training.train_batch_size, training.train_steps) == (96, 2, 15)
+    assert (optimizer["learning_rate"], optimizer["warmup_steps"]) == (2e-3, 1)
     assert capsys.readouterr().out.splitlines() == [
         "preset tiny: 1.9 M parameters besides the embeddings, because the text has 2 kB and there is no GPU, but 2 "
         "cores; --preset=base for 13.5 M parameters",
-        "warmup_steps=100, the default, is not below train_steps=50: 5 instead",
+        "warmup_steps=20, the default, is not below train_steps=15: 1 instead",
     ]
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
     assert settings_of(run_dir, f"--data_path={text}", "--preset=small")[1].d_model == 256

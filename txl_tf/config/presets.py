@@ -2,8 +2,8 @@
 
 | preset | weights of the layers | tokens of a step | steps |
 |---|---|---|---|
-| tiny | 1.9 M | 1,536 | 6 times the text, 200 to 4,000 |
-| small | 5.1 M | 4,096 | 8 times the text, 500 to 10,000 |
+| tiny | 1.9 M | 1,536 | 6 times the text, 500 to 4,000; 16 times a text under 48,000 tokens |
+| small | 5.1 M | 4,096 | 8 times the text, 500 to 10,000; the same |
 | base | 13.5 M | 4,200 | 100,000: the defaults of the flags |
 | paper | 40.9 M; words 41.0 M | 12,288; 9,000 | 400,000: the published set-up of enwik8; of WikiText-103 |
 """
@@ -19,7 +19,7 @@ PRESETS = ("tiny", "small", "base", "paper")
 SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner")
 
 BYTES = dict(zip(LEVELS, (6, 1, 1, 4), strict=True))  # level -> bytes of a token, about
-_LATER = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1, "warmup_steps": 100}
+_LATER = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
 _PAPER = {"dropatt": 0.0, "untie_r": True, "train_steps": 400_000, "iterations": 200, "save_steps": 4000}
 
 
@@ -64,11 +64,13 @@ def preset_settings(preset: str, level: str, n_tokens: float) -> dict[str, Any]:
     segment = recipe["tgt_len"]
     recipe["train_batch_size"] = rows = int(max(1, min(recipe["train_batch_size"], n_tokens // (8 * segment))))
     recipe["eval_batch_size"] = int(max(1, min(16, n_tokens // (40 * segment))))  # of a twentieth of the text
-    epochs, least, most = (6, 200, 4000) if preset == "tiny" else (8, 500, 10_000)
-    return recipe | schedule_for(n_tokens / (rows * segment), epochs, least, most)
+    epoch = n_tokens / (rows * segment)
+    least = max(100, min(500, 16 * epoch))  # more than 16 times a small text makes it worse
+    schedule = schedule_for(epoch, *((6, least, 4000) if preset == "tiny" else (8, least, 10_000)))
+    return recipe | schedule | {"warmup_steps": min(100, schedule["train_steps"] // 5)}
 
 
-def schedule_for(epoch_steps: float, epochs: int = 3, least: int = 100, most: int = 4000) -> dict[str, int]:
+def schedule_for(epoch_steps: float, epochs: int = 3, least: float = 100, most: int = 4000) -> dict[str, int]:
     """Steps that read a text `epochs` times, within bounds, with lines of progress and checkpoints to match.
 
     Args:
