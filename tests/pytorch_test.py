@@ -19,6 +19,7 @@ from txl_tf.convert.pytorch_vocab import mended, read_vocabulary
 from txl_tf.data.text.corpus import load_corpus
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.origin import Origin
 from txl_tf.runs.weights import weights_by_name
 
 SLOW = pytest.mark.slow
@@ -644,6 +645,31 @@ def test_a_new_run_on_other_text_starts_from_a_converted_one(case, tmp_path, cap
     for name, array in txl_tf.tf1_variables(tuned).items():
         np.testing.assert_allclose(array, expected[name], atol=1e-5)
     assert any(np.any(array != expected[name]) for name, array in txl_tf.tf1_variables(tuned).items())
+
+
+@pytest.mark.slow
+def test_a_converted_run_is_fine_tuned_on_other_text(case, tmp_path, capsys):
+    """By `init_from` alone: its model, its vocabulary, its weights."""
+    lm, path = case("hf", {**WIDE, "n_layer": 1})
+    pytorch_to_run(path, tmp_path / "run")
+    (tmp_path / "text.txt").write_text("w3 w1 w4 new w5\nw2 w20\n" * 60)
+    settings = Origin(RunFolder(tmp_path / "tuned"), tmp_path / "run").settings
+    assert settings["data"] == {"level": "word", "lower_case": False} and settings["training"] == {}
+    train_run(
+        tmp_path / "tuned",
+        text=str(tmp_path / "text.txt"),
+        data=settings["data"],
+        model={**settings["model"], "dropout": 0.0, "mem_len": 5},
+        optimizer={"learning_rate": 1e-6},
+        training={"init_from": str(tmp_path / "run"), "train_steps": 3},
+    )
+    said = capsys.readouterr().out
+    assert "11.11% of the text is <unk>" in said  # "new", of five words, two and two ends
+    assert f"init_from {tmp_path}/run: step 0, latest; changed: dropout 0.2 -> 0.0, mem_len 4 -> 5\n" in said
+    tuned, vocab = txl_tf.load_run(tmp_path / "tuned")
+    assert vocab.symbols == WORDS and tuned.network.layer_norm_epsilon == 1e-5
+    for name, array in txl_tf.tf1_variables(tuned).items():
+        np.testing.assert_allclose(array, txl_tf.tf1_variables(lm)[name], atol=1e-5)
 
 
 @pytest.mark.slow

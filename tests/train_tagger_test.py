@@ -399,6 +399,42 @@ def test_a_run_goes_on_with_its_own_sentences_only(made, files, tmp_path):
         train(folder, files, folder.name, training=LEARNING, model={"d_inner": 17})
 
 
+@SLOW
+def test_a_new_run_starts_from_another_with_its_labels_or_with_a_new_head(made, files, tmp_path, capsys):
+    """Where the types of entities are known, the labels stay, and their scheme; else only the network is taken."""
+    folder, _ = made
+    config = RunFolder(folder).read_config()
+    few = write_text(tmp_path / "few", re.sub(".-PER", "O", made_up(20, 5)))
+    new = write_text(tmp_path / "new", Path(few).read_text().replace("LOC", "PLACE"))
+    model = {name: value for name, value in config["model"].items() if name not in ("n_token", "labels")}
+    options = {
+        "family": folder.name,
+        "model": {**model, "dropout": 0.2},
+        "optimizer": {"learning_rate": 1e-9, "warmup_steps": 0},
+    }
+    training = {"train_steps": 2, "iterations": 2, "save_steps": 2, "init_from": str(folder)}
+    before = read_checkpoint(RunFolder(folder).find_checkpoint())
+    for path in (few, new):
+        run_dir = tmp_path / f"run_{Path(path).name}"
+        train(
+            run_dir, {**files, "train_path": path, "valid_path": path, "test_path": None}, training=training, **options
+        )
+        after = read_checkpoint(run_dir / "ckpt-2")
+        names = [name for name in after if name.startswith("weights/")]
+        kept = {name for name in names if np.array_equal(after[name].shape, before[name].shape)}
+        kept = {name for name in kept if np.allclose(after[name], before[name], atol=1e-6)}
+        network = {name for name in names if name.startswith("weights/network")}
+        labels = RunFolder(run_dir).read_config()["model"]["labels"]
+        assert kept == (set(names) if path == few else network)
+        assert (labels == config["model"]["labels"]) == (path == few)
+    said = capsys.readouterr().out
+    assert "changed: dropout 0.1 -> 0.2\n" in said
+    assert "changed: dropout 0.1 -> 0.2, labels 9 -> 5; new weights: out_fc/, crf/\n" in said
+    wrong = {**files, "char_vectors": "x"} if folder.name == "tener" else {**files, "lexicon": "x"}
+    with pytest.raises(ValueError, match="lexicon must be .*whose words|char_vectors must be left out"):
+        train(tmp_path / "no", wrong, training=training, **options)
+
+
 def test_folders_of_other_families_say_what_they_hold(made, tmp_path):
     folder, _ = made
     with pytest.raises(ValueError, match=f"family must be transformer, got '{folder.name}': it is a tagger"):

@@ -70,7 +70,7 @@ from txl_tf.models.decoding.generation import TextState, next_token, precompute_
 from txl_tf.models.decoding.sampling import check_sampling, no_history
 from txl_tf.runs.families.record import family_of
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.setup import open_corpus
+from txl_tf.runs.setup import corpus_of
 
 
 @dataclasses.dataclass
@@ -199,7 +199,7 @@ def make_case():
     if folder.has_config():
         config, family = folder.read_config(), folder.family
         model, settings = config["model"], {**settings, **config["training"], **values(names, given_only=True)}
-        tokens = open_corpus(config["data"]).splits["train"] if model["cutoffs"] else None
+        tokens = corpus_of(folder).splits["train"] if model["cutoffs"] else None
     elif FLAGS.n_token is None:
         raise ValueError(f"{FLAGS.model_dir} is no run: give n_token, the size of its vocabulary, and cutoffs")
     else:

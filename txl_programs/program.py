@@ -129,6 +129,33 @@ def values(names, given_only=False):
     return {name: [int(x) for x in value] if name in numbers and value else value for name, value in found.items()}
 
 
+def completed(config, instead):
+    """`values(config)`, with those of the dictionary `instead` where the command line gives none."""
+    known = {name: value for name, value in instead.items() if name in config.names()}
+    return {**values(config), **known, **values(config, given_only=True)}
+
+
+def optimizer_arguments(config, training, instead=()):
+    """Those of the group `config`. A warm-up that nobody gave, and that is as long as the training, becomes a tenth."""
+    found = completed(config, dict(instead))
+    steps, warmup = training.train_steps, found["warmup_steps"]
+    if warmup >= steps and found["schedule"] != "noam" and not FLAGS["warmup_steps"].present:
+        found["warmup_steps"] = steps // 10
+        message = "warmup_steps=%d, the default, is not below train_steps=%d: %d instead"
+        logging.getLogger("txl_tf").info(message, warmup, steps, steps // 10)
+    return found
+
+
+def origin_of(folder, task):
+    """The run that --init_from names, or `None`; and its `settings`."""
+    if not FLAGS.init_from:
+        return None, {"data": {}, "model": {}, "training": {}}
+    from txl_tf.runs.origin import Origin
+
+    origin = Origin(folder, FLAGS.init_from, task)
+    return origin, origin.settings
+
+
 def read_flags(name):
     """Reads the flags of a program whose module is `name`, if it runs. A program calls it before it imports the rest.
 

@@ -1,7 +1,8 @@
 """Trains and evaluates a language model: Transformer-XL, or with --model=transformer the vanilla Transformer.
 
     txl-train --flagfile=configs/quickstart.cfg
-    txl-train --dataset=text --data_path=my.txt --level=char --model_dir=runs/my
+    txl-train --data_path=my.txt --level=char --model_dir=runs/my
+    txl-train --data_path=more.txt --init_from=runs/my --model_dir=runs/tuned
     txl-train --data_dir=data/wikitext-103 --model_dir=runs/wt103 ...           (see txl-prepare-data)
     txl-train --model_dir=runs/my --do_train=False --do_eval --eval_path=other.txt
 
@@ -10,17 +11,18 @@ of the folder. Evaluation takes the model from the run's config.json; flags such
 --same_length override it.
 
   data          data_dir, or dataset with data_path, level, valid_fraction, min_freq, max_size, lower_case, cutoffs
-  run           model_dir do_train do_eval eval_split eval_path eval_ckpt_path token_nll warm_start_path tracker ...
+  run           model_dir init_from do_train do_eval eval_split eval_path eval_ckpt_path token_nll tracker ...
   training      learning_rate warmup_steps min_lr_ratio clip optimizer train_steps train_batch_size save_steps ...
-  model         model n_layer d_model d_embed n_head d_head d_inner dropout dropatt tgt_len mem_len untie_r div_val ...
+  model         preset model n_layer d_model d_embed n_head d_head d_inner dropout dropatt tgt_len mem_len untie_r ...
   machine       strategy tpu mixed_precision jit_compile steps_per_execution gradient_accumulation_steps recompute ...
 """
 
+import logging
 import os
 
 from absl import flags
 
-from txl_programs.program import FLAGS, define_flags, run, values
+from txl_programs.program import FLAGS, completed, define_flags, optimizer_arguments, origin_of, run, values
 from txl_tf.config import (
     EvaluationConfig,
     MachineConfig,
@@ -30,6 +32,15 @@ from txl_tf.config import (
     TrainingConfig,
     TransformerLMConfig,
 )
+from txl_tf.config.presets import (
+    BYTES,
+    PRESETS,
+    SIZES,
+    choose_preset,
+    layer_weights,
+    preset_settings,
+    schedule_for,
+)
 
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
@@ -37,6 +48,7 @@ flags.DEFINE_string("model_dir", None, "Folder of the run: checkpoints, vocabula
 flags.DEFINE_string("data_dir", None, "Folder of a corpus that txl-prepare-data prepared.")
 flags.DEFINE_string("corpus_info_path", None, "The corpus-info.json of a prepared corpus, if it is not in data_dir.")
 flags.DEFINE_enum("model", "transformer_xl", MODELS, "Kind of model: transformer has absolute positions, no memory.")
+flags.DEFINE_enum("preset", None, PRESETS, "Size and recipe. Default for your own text: by its size and the machine.")
 flags.DEFINE_bool("do_train", True, "Train.")
 flags.DEFINE_bool("do_eval_only", False, "Evaluate without training, as --do_train=False --do_eval.")
 define_flags(TextConfig, leave_out="num_shuffle seed")
@@ -62,9 +74,13 @@ flags.DEFINE_alias("num_host", "num_hosts")  # as some of the original's scripts
 flags.mark_flag_as_required("model_dir")
 
 
-def data_arguments():
-    """The corpus that the flags name: `data_dir` alone, or the arguments of `build_corpus`; empty if they name none."""
-    text = {name: value for name, value in values(TextConfig).items() if name != "seed"}  # that of the weights
+def data_arguments(instead=()):
+    """The corpus that the flags name: `data_dir` alone, or the arguments of `build_corpus`; empty if they name none.
+
+    `instead` has values of flags that are not given.
+    """
+    text = completed(TextConfig, dict(instead))
+    text.pop("seed", None)  # that of the weights
     folder = os.path.dirname(FLAGS.corpus_info_path or "") or FLAGS.data_dir
     if folder:
         given = [name for name in text if FLAGS[name].present]
@@ -76,16 +92,88 @@ def data_arguments():
     return {**text, "dataset": FLAGS.dataset or "text"}
 
 
-def model_arguments(group, given_only=False):
-    """`{hyper-parameter: value}` of the kind of model whose `group` it is, but for what comes from the text."""
-    given = values(group, given_only)
+def model_arguments(group, given_only=False, instead=()):
+    """`{hyper-parameter: value}` of the kind of model whose `group` it is, but for what comes from the text.
+
+    `instead` has values of flags that are not given.
+    """
+    given = values(group, given_only) if given_only else completed(group, dict(instead))
     if group is TransformerLMConfig:
         refused = [name for name in ("clamp_len", "untie_r") if FLAGS[name].present]
         if refused:
             raise ValueError(f"{refused[0]} is about distances, which --model=transformer does not have: leave it out")
         if not FLAGS["mem_len"].present:  # whose default is Transformer-XL's
-            given.pop("mem_len", None)
+            given = {name: value for name, value in given.items() if name != "mem_len"}
+            given |= {name: value for name, value in dict(instead).items() if name == "mem_len"}
     return {name: value for name, value in given.items() if name != "cutoffs"}
+
+
+def size_of_text(data):
+    """`(level, bytes, tokens)` of the text that `data_arguments` name; bytes as they are on disk, tokens about."""
+    from txl_tf.data.text.corpus import load_corpus
+    from txl_tf.data.text.datasets import check_files, make_recipe
+    from txl_tf.data.text.prepared_folder import size_of
+
+    if data.get("data_dir"):
+        corpus = load_corpus(data["data_dir"])
+        level, n_tokens = corpus.vocab.level, len(corpus.splits["train"])
+        return level, n_tokens * BYTES[level], n_tokens
+    recipe = make_recipe(TextConfig(**data))
+    check_files(recipe)
+    level = "char" if data["dataset"] in ("enwik8", "text8") else recipe.vocab_options["level"]
+    n_bytes = sum(size_of(path) * (3 if path.endswith((".gz", ".zip")) else 1) for path in recipe.files["train"])
+    return level, n_bytes, n_bytes / BYTES[level]
+
+
+def settings_of(folder):
+    """The group of the model; and values for flags that are not given, by group: of a run to start from, or a preset.
+
+    A run that is there keeps its own.
+    """
+    origin, settings = origin_of(folder, "language_model")
+    group = origin.family.config if origin and not FLAGS["model"].present else MODELS[FLAGS.model]
+    if FLAGS.preset and origin:
+        raise ValueError(f"preset must be left out with init_from={FLAGS.init_from}, whose model is taken")
+    data = data_arguments(settings["data"])
+    own_text = data.get("dataset") == "text" and not any(FLAGS[name].present for name in SIZES)
+    if origin and not origin.goes_on:
+        rows, length = (completed(TrainingConfig, settings["training"])[n] for n in ("train_batch_size", "tgt_len"))
+        schedule = schedule_for(size_of_text(data)[-1] / (rows * length))
+        schedule["warmup_steps"] = schedule["train_steps"] // 10
+        settings["training"] |= schedule
+        if not FLAGS["train_steps"].present:
+            chosen = " ".join(f"--{name}={value}" for name, value in schedule.items())
+            logging.getLogger("txl_tf").info("by the size of the text: %s", chosen)
+    elif not origin and data and (FLAGS.preset or own_text):
+        steps = folder.steps()
+        chosen = choose_settings(data, bool(steps)) if FLAGS.preset or not steps else {}
+        kept = {"model": {}, "training": {}, **(folder.read_config() if steps else {})}
+        sizes = SIZES if steps else chosen
+        settings["model"] = {**kept["model"], **{name: chosen[name] for name in sizes if name in chosen}}
+        settings["training"] = {**chosen, **kept["training"]}
+    if group is TransformerLMConfig and not origin:
+        settings["model"].pop("mem_len", None)
+    return group, settings
+
+
+def choose_settings(data, is_there):
+    """The values of --preset, or of that which suits text and machine; says which, unless a run `is_there`."""
+    import tensorflow as tf
+
+    level, n_bytes, n_tokens = size_of_text(data)
+    n_gpus, n_cores = len(tf.config.list_physical_devices("GPU")) + (FLAGS.strategy == "tpu"), os.cpu_count()
+    preset = FLAGS.preset or choose_preset(n_bytes, n_gpus, n_cores)
+    found = preset_settings(preset, level, n_tokens)
+    machine = "there is a GPU or a TPU" if n_gpus else f"there is no GPU, but {n_cores} cores"
+    size = f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.0f} kB"
+    why = "" if FLAGS.preset else f", because the text has {size} and {machine}; --preset=base for {{base}}"
+    if not is_there:
+        weights, base = (f"{layer_weights(values) / 1e6:.1f} M parameters" for values in (found, {}))
+        says = [f"preset {preset}: {weights} besides the embeddings"]
+        if "train_steps" in found and not FLAGS["train_steps"].present:
+            says.append(f"{found['train_steps']:,} steps")
+        logging.getLogger("txl_tf").info(", ".join(says) + why.format(base=base))
+    return found
 
 
 def main():
@@ -96,13 +184,15 @@ def main():
     folder, machine = RunFolder(FLAGS.model_dir, "language_model"), MachineConfig(**values(MachineConfig))
     evaluation = values(EvaluationConfig)
     if FLAGS.do_train and not FLAGS.do_eval_only:
+        group, settings = settings_of(folder)
+        training = TrainingConfig(**completed(TrainingConfig, settings["training"]))
         train_run(
             folder,
-            data=data_arguments(),
-            model=MODELS[FLAGS.model](**model_arguments(MODELS[FLAGS.model])),
-            optimizer=OptimizerConfig(**values(OptimizerConfig)),
-            training=TrainingConfig(**values(TrainingConfig)),
-            final=EvaluationConfig(**evaluation),
+            data=data_arguments(settings["data"]),
+            model=group(**model_arguments(group, instead=settings["model"])),
+            optimizer=OptimizerConfig(**optimizer_arguments(OptimizerConfig, training, settings["training"])),
+            training=training,
+            final=EvaluationConfig(**completed(EvaluationConfig, settings["training"])),
             machine=machine,
         )
     elif FLAGS.do_eval or FLAGS.do_eval_only:

@@ -11,7 +11,7 @@ the latest checkpoint of the folder.
 txl-tag tags with it, txl-export-saved-model makes a served model of it.
 
   data          train_path valid_path test_path token_level tag_scheme segment_digits bigrams min_freq lexicon ...
-  run           model_dir warm_start_path train_steps iterations save_steps patience max_to_keep seed tracker ...
+  run           model_dir init_from train_steps iterations save_steps patience max_to_keep seed tracker ...
   training      learning_rate schedule warmup_steps optimizer momentum clip clip_value batch_size ...
   model         model n_layer d_model n_head d_inner dropout embed_dropout token_dropout output_dropout max_seq_len ...
   of TENER      attn_type pos_embed after_norm key_position_term
@@ -21,7 +21,7 @@ txl-tag tags with it, txl-export-saved-model makes a served model of it.
 
 from absl import flags
 
-from txl_programs.program import FLAGS, define_flags, run, values
+from txl_programs.program import FLAGS, completed, define_flags, optimizer_arguments, origin_of, run, values
 from txl_tf.config import (
     FlatTaggerConfig,
     MachineConfig,
@@ -47,16 +47,25 @@ flags.mark_flag_as_required("model_dir")
 
 
 def main():
+    from txl_tf.runs.folder import RunFolder
     from txl_tf.runs.train import train_run
 
-    groups = {"data": TaggedConfig, "model": MODELS[FLAGS.model], "optimizer": OptimizerConfig}
-    groups |= {"training": TaggerTrainingConfig, "machine": MachineConfig}
-    others = [group for name, group in MODELS.items() if name != FLAGS.model]
-    own = set(groups["model"].names())
-    stray = [name for group in others for name in values(group, given_only=True) if name not in own]
+    origin, settings = origin_of(RunFolder(FLAGS.model_dir), "tagger")
+    kind = origin.family.name if origin and not FLAGS["model"].present else FLAGS.model
+    model = MODELS[kind]
+    given = [name for group in MODELS.values() for name in values(group, given_only=True)]
+    stray = [name for name in given if name not in model.names()]
     if stray:
-        raise ValueError(f"--{stray[0]} is no flag of --model={FLAGS.model}")
-    train_run(FLAGS.model_dir, **{name: group(**values(group)) for name, group in groups.items()})
+        raise ValueError(f"--{stray[0]} is no flag of --model={kind}")
+    training = TaggerTrainingConfig(**completed(TaggerTrainingConfig, settings["training"]))
+    train_run(
+        FLAGS.model_dir,
+        data=TaggedConfig(**completed(TaggedConfig, settings["data"])),
+        model=model(**completed(model, settings["model"])),
+        optimizer=OptimizerConfig(**optimizer_arguments(OptimizerConfig, training, settings["training"])),
+        training=training,
+        machine=MachineConfig(**values(MachineConfig)),
+    )
 
 
 if __name__ == "__main__":

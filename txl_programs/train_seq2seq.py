@@ -9,7 +9,7 @@ Training continues from the latest checkpoint of the folder. txl-translate trans
 txl-export-saved-model makes a served model of it, txl-average-checkpoints the mean of its checkpoints.
 
   data          dataset, or train_path with valid_path, test_path, source_level, target_level, source_symbols ...
-  run           model_dir warm_start_path train_steps iterations save_steps max_to_keep eval_sources seed tracker ...
+  run           model_dir init_from train_steps iterations save_steps max_to_keep eval_sources seed tracker ...
   training      learning_rate schedule warmup_steps optimizer beta_2 clip batch_size batch_tokens ...
   model         num_layers d_model num_heads dff max_len rate norm_first share_embeddings label_smoothing ...
   machine       strategy mixed_precision jit_compile steps_per_execution
@@ -17,7 +17,7 @@ txl-export-saved-model makes a served model of it, txl-average-checkpoints the m
 
 from absl import flags
 
-from txl_programs.program import FLAGS, define_flags, run, values
+from txl_programs.program import FLAGS, completed, define_flags, optimizer_arguments, origin_of, run, values
 from txl_tf.config import (
     MachineConfig,
     OptimizerConfig,
@@ -39,12 +39,20 @@ flags.mark_flag_as_required("model_dir")
 
 
 def main():
+    from txl_tf.runs.folder import RunFolder
     from txl_tf.runs.train import train_run
 
-    groups = {"data": PairsConfig, "model": TransformerConfig, "optimizer": OptimizerConfig}
-    groups |= {"training": PairsTrainingConfig, "final": SearchConfig, "machine": MachineConfig}
-    configs = {name: group(**values(group)) for name, group in groups.items()}
-    train_run(FLAGS.model_dir, **configs)
+    _, settings = origin_of(RunFolder(FLAGS.model_dir), "encoder_decoder")
+    training = PairsTrainingConfig(**completed(PairsTrainingConfig, settings["training"]))
+    train_run(
+        FLAGS.model_dir,
+        data=PairsConfig(**completed(PairsConfig, settings["data"])),
+        model=TransformerConfig(**completed(TransformerConfig, settings["model"])),
+        optimizer=OptimizerConfig(**optimizer_arguments(OptimizerConfig, training, settings["training"])),
+        training=training,
+        final=SearchConfig(**values(SearchConfig)),
+        machine=MachineConfig(**values(MachineConfig)),
+    )
 
 
 if __name__ == "__main__":

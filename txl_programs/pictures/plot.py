@@ -104,7 +104,7 @@ from txl_tf.layers.positions import positional_encoding
 from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.same_run import check_text, check_vocab
-from txl_tf.runs.setup import open_corpus
+from txl_tf.runs.setup import corpus_of
 
 
 def names_of(model_dirs):
@@ -257,7 +257,7 @@ def held_out(folder, vocab):
     """The ids of `text_path`, or of the run's valid split."""
     if FLAGS.text_path is not None:
         return vocab.encode(read_files([FLAGS.text_path], vocab.level), name=FLAGS.text_path)
-    found = open_corpus(folder.read_config()["data"])
+    found = corpus_of(folder)
     check_vocab(folder, [found.vocab], "give a text_path")
     check_text(folder, {"valid": found.fingerprint("valid")}, "give a text_path")
     return np.asarray(found.splits["valid"][: FLAGS.max_tokens])

@@ -93,12 +93,15 @@ _REQUIRED = dataclasses.MISSING
 group = dataclasses.dataclass(frozen=True, kw_only=True)
 
 
-def option(default: Any = _REQUIRED, help: str = "", check: Callable | None = None, flag: Any = _REQUIRED) -> Any:
+def option(
+    default: Any = _REQUIRED, help: str = "", check: Callable | None = None, flag: Any = _REQUIRED, free: bool = False
+) -> Any:
     """A hyper-parameter: its default (else it is required), the flag's help text, a check that is called with name and
-    value (but not for a default of `None`), and the flag's default where the original program has another.
+    value (but not for a default of `None`), the flag's default where the original program has another, and whether a
+    trained model is `free` to change it, since its weights fit every value.
     """
     flag = (None if default is _REQUIRED else default) if flag is _REQUIRED else flag
-    return dataclasses.field(default=default, metadata={"help": help, "check": check, "flag": flag})
+    return dataclasses.field(default=default, metadata={"help": help, "check": check, "flag": flag, "free": free})
 
 
 def check_fields(group: type[Config], values: Any) -> None:

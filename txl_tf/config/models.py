@@ -40,20 +40,20 @@ class NetworkConfig(Config):
     n_head: int = option(flag=10, help="Attention heads.", check=WIDTH)
     d_head: int = option(flag=50, help="Width of a head.", check=WIDTH)
     d_inner: int = option(flag=1000, help="Width inside the feed-forward layers.", check=WIDTH)
-    dropout: float = option(0.1, "Dropout rate.", RATE)
-    dropatt: float = option(0.0, "Dropout rate of the attention probabilities.", RATE, flag=0.1)
-    mem_len: int = option(0, "Positions of memory.", MEMORY, flag=70)
-    same_length: bool = option(False, "Let every token attend to mem_len + 1 positions, not to all it can.")
-    clamp_len: int = option(-1, "Treat distances beyond it as clamp_len; -1 for no limit.")
+    dropout: float = option(0.1, "Dropout rate.", RATE, free=True)
+    dropatt: float = option(0.0, "Dropout rate of the attention probabilities.", RATE, flag=0.1, free=True)
+    mem_len: int = option(0, "Positions of memory.", MEMORY, flag=70, free=True)
+    same_length: bool = option(False, "Let every token attend to mem_len + 1 positions, not to all it can.", free=True)
+    clamp_len: int = option(-1, "Treat distances beyond it as clamp_len; -1 for no limit.", free=True)
     untie_r: bool = option(False, "Give every layer its own r_w_bias and r_r_bias.")
-    reset_token: int | None = option(None, "Token before which the memory is reset.", at_least(0))
-    layer_norm_epsilon: float = option(1e-12, "Added to the variance in layer norm.", FRACTION)
+    reset_token: int | None = option(None, "Token before which the memory is reset.", at_least(0), free=True)
+    layer_norm_epsilon: float = option(1e-12, "Added to the variance in layer norm.", FRACTION, free=True)
     div_val: int = option(1, "Divide the width of the embeddings by it from cluster to cluster.", at_least(1))
     proj_same_dim: bool = option(True, "Project a cluster as wide as d_model too.")
-    init: str = option("normal", "How weights are initialised.", one_of(("normal", "uniform")))
-    init_std: float = option(0.02, "Standard deviation where init is normal.")
-    proj_init_std: float = option(0.01, "Standard deviation of the projections where init is normal.")
-    init_range: float = option(0.1, "Range where init is uniform.")
+    init: str = option("normal", "How weights are initialised.", one_of(("normal", "uniform")), free=True)
+    init_std: float = option(0.02, "Standard deviation where init is normal.", free=True)
+    proj_init_std: float = option(0.01, "Standard deviation of the projections where init is normal.", free=True)
+    init_range: float = option(0.1, "Range where init is uniform.", free=True)
 
 
 @group
@@ -67,8 +67,8 @@ class ModelConfig(NetworkConfig):
 class TransformerLMConfig(ModelConfig):
     """Arguments of `TransformerLM`, which has neither distances nor resets."""
 
-    mem_len: int = option(0, "Positions of memory; with absolute positions, for comparison only.", MEMORY)
-    context_len: int = option(512, "Most tokens that generation has in view.", at_least(2, 1 << 20))
+    mem_len: int = option(0, "Positions of memory; with absolute positions, for comparison only.", MEMORY, free=True)
+    context_len: int = option(512, "Most tokens that generation has in view.", at_least(2, 1 << 20), free=True)
 
     clamp_len: ClassVar[int] = -1  # no fields any more
     untie_r: ClassVar[bool] = False
@@ -85,13 +85,15 @@ class TransformerConfig(Config):
     d_model: int = option(flag=512, help="Width of the hidden states.", check=EVEN_SIZE)
     num_heads: int = option(flag=8, help="Attention heads.", check=WIDTH)
     dff: int = option(flag=2048, help="Width inside the feed-forward nets.", check=WIDTH)
-    max_len: int = option(1000, "Most tokens of a source or of a target.", LENGTH)
-    rate: float = option(0.1, "Dropout rate.", RATE)
+    max_len: int = option(1000, "Most tokens of a source or of a target.", LENGTH, free=True)
+    rate: float = option(0.1, "Dropout rate.", RATE, free=True)
     norm_first: bool = option(False, "Normalise before every sublayer, not after it.")
     share_embeddings: bool = option(False, "One table for source, target and softmax.")
-    label_smoothing: float = option(0.0, "Share of the probability that the loss gives to all tokens alike.", RATE)
-    dropatt: float = option(0.0, "Dropout rate of the attention weights.", RATE)
-    dropact: float = option(0.0, "Dropout rate after the relu.", RATE)
+    label_smoothing: float = option(
+        0.0, "Share of the probability that the loss gives to all tokens alike.", RATE, free=True
+    )
+    dropatt: float = option(0.0, "Dropout rate of the attention weights.", RATE, free=True)
+    dropact: float = option(0.0, "Dropout rate after the relu.", RATE, free=True)
 
 
 @group
@@ -103,8 +105,10 @@ class SentenceConfig(Config):
     d_embed: int = option(50, "Width of the embeddings; that of the vectors where they are given.", WIDTH)
     d_bigram: int = option(50, "Width of the embeddings of bigrams.", WIDTH)
     d_model: int = option(flag=128, help="Width of the hidden states.", check=EVEN_SIZE)
-    max_seq_len: int = option(512, "Most tokens of a sentence, or of a window of a longer one.", LENGTH)
-    token_dropout: float = option(0.0, "Rate at which training takes <unk> for a character or a bigram.", RATE)
+    max_seq_len: int = option(512, "Most tokens of a sentence, or of a window of a longer one.", LENGTH, free=True)
+    token_dropout: float = option(
+        0.0, "Rate at which training takes <unk> for a character or a bigram.", RATE, free=True
+    )
 
 
 @group
@@ -115,9 +119,9 @@ class EncoderConfig(SentenceConfig):
     n_head: int = option(flag=8, help="Attention heads.", check=WIDTH)
     d_inner: int = option(flag=384, help="Width inside the feed-forward layers.", check=WIDTH)
     scale: bool = option(False, "Divide the attention scores by the square root of the width of a head.")
-    dropout: float = option(0.0, "Dropout rate inside the feed-forward layers.", RATE)
-    dropatt: float = option(0.0, "Dropout rate of the attention probabilities.", RATE)
-    embed_dropout: float = option(0.0, "Dropout rate of the embeddings.", RATE)
+    dropout: float = option(0.0, "Dropout rate inside the feed-forward layers.", RATE, free=True)
+    dropatt: float = option(0.0, "Dropout rate of the attention probabilities.", RATE, free=True)
+    embed_dropout: float = option(0.0, "Dropout rate of the embeddings.", RATE, free=True)
 
 
 @group
@@ -160,8 +164,10 @@ class LabelConfig(Config):
     scheme: str | None = option(None, "none: the tags are no entities; default: bio, bioes or bmes.", one_of(("none",)))
     token_level: str = option("char", "What a token of a text is.", one_of(TOKEN_LEVELS))
     start_end: bool = option(True, "Give the CRF scores for the first and the last tag of a sentence.")
-    constraints: bool = option(True, "Let decoding take only paths of tags that their scheme allows.")
-    output_dropout: float = option(0.0, "Dropout rate of the hidden states before they become scores of tags.", RATE)
+    constraints: bool = option(True, "Let decoding take only paths of tags that their scheme allows.", free=True)
+    output_dropout: float = option(
+        0.0, "Dropout rate of the hidden states before they become scores of tags.", RATE, free=True
+    )
 
 
 @group

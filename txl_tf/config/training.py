@@ -45,6 +45,9 @@ class RunConfig(Config):
     iterations: int = option(500, "Steps between two lines of progress, and of log.csv.", at_least(1))
     save_steps: int = option(10000, "Steps between two checkpoints, each with a validation.", at_least(1))
     max_to_keep: int = option(5, "Checkpoints to keep.", at_least(1))
+    init_from: str | None = option(
+        None, "Folder of a run to start a new one from: with its model, vocabulary and weights. Flags change the rest."
+    )
     warm_start_path: str | None = option(None, "Checkpoint, also of the original, to start a new run from.")
     allow_other_text: bool = option(False, "Resume even if the text changed; the vocabulary must match.")
     steps_per_execution: int | None = option(

@@ -36,6 +36,10 @@ _NO_UNKNOWN = (
 BYTE_SYMBOLS = [bytes([value]).decode("utf-8", "surrogateescape") for value in range(256)]
 
 
+class UnknownSymbol(ValueError):
+    """A text holds a symbol that the vocabulary does not have."""
+
+
 @dataclasses.dataclass(eq=False, repr=False)
 class Vocab:
     r"""Tokens and their ids.
@@ -186,7 +190,7 @@ class Vocab:
                 raise ValueError(f"{name}, line {number}: {self.document} ends documents and must not be in a text")
             if unk_id < 0 and np.any(ids < 0):
                 symbol, line = self._find(text, lambda symbol: symbol not in self.ids)
-                error = ValueError(
+                error = UnknownSymbol(
                     f"{name}, line {line + first_line}: {symbol!r} is not in the vocabulary of {len(self)} symbols, "
                     f"and neither is an unknown symbol (unk={self.unk!r})"
                 )

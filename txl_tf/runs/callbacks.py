@@ -223,7 +223,8 @@ class RunState(keras.callbacks.Callback):
 
 
 class Progress(keras.callbacks.Callback):
-    """A line of progress at the end of every Keras epoch, which is a window of `iterations` steps.
+    """A line of progress at the end of every Keras epoch, which is a window of `iterations` steps; one after the
+    first steps of a session, with their speed.
 
     Adds to the epoch's logs, for the loggers after it: `step`, `learning_rate` of the last step and
     `tokens_per_second` of training alone, from the mean number of tokens of a step.
@@ -235,10 +236,10 @@ class Progress(keras.callbacks.Callback):
 
     def __init__(self, training: RunConfig, show: Callable[[dict, str], str], tokens_per_step: float):
         super().__init__()
-        self.train_steps = training.train_steps
+        self.train_steps, self.iterations = training.train_steps, training.iterations
         self.tokens_per_step = tokens_per_step
         self.show = show
-        self.traced = False
+        self.calls = 0
 
     def on_train_begin(self, logs=None):
         logger.info("tracing the training step")
@@ -248,23 +249,37 @@ class Progress(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.end = (step_of(self.model), time.perf_counter())
-        if not self.traced:  # the first call was spent on tracing
-            self.traced = True
+        self.calls += 1
+        if self.calls == 1:  # it was spent on tracing
             self.begin = self.end
+        step = self.end[0]
+        if self.calls == 3 and step % self.iterations and step < self.train_steps:  # where no line comes anyway
+            seconds = self.step_seconds()
+            speed = f"{1 / seconds:.3g} steps/s" if seconds < 1 else f"{seconds:.3g} s a step"
+            logger.info(" | ".join([self.place(step), f"loss {logs['loss']:.4f}", speed, self.left(step, seconds)]))
+
+    def step_seconds(self):
+        """Seconds a step, of those since the window, or the first step, began; NaN where there was none."""
+        (first, started), (step, ended) = self.begin, self.end
+        return (ended - started) / (step - first) if step > first else float("nan")
+
+    def place(self, step):
+        return f"step {step:>{len(str(self.train_steps))}}/{self.train_steps}"
+
+    def left(self, step, seconds):
+        return f"{datetime.timedelta(seconds=round((self.train_steps - step) * seconds))} left"
 
     def on_epoch_end(self, epoch, logs=None):
-        (first, started), (step, ended) = self.begin, self.end
-        seconds = (ended - started) / (step - first) if step > first else float("nan")
+        step, seconds = self.end[0], self.step_seconds()
         optimizer = self.model.optimizer
         schedule = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
         logs["step"] = step
         logs["learning_rate"] = float(schedule(step - 1) if callable(schedule) else optimizer.learning_rate)
         logs["tokens_per_second"] = self.tokens_per_step / seconds
-        line = [f"step {step:>{len(str(self.train_steps))}}/{self.train_steps}", self.show(logs, "")]
+        line = [self.place(step), self.show(logs, "")]
         line += [f"lr {logs['learning_rate']:.3g}", f"grad norm {logs['grad_norm']:.2f}"]
         if seconds == seconds:
-            left = datetime.timedelta(seconds=round((self.train_steps - step) * seconds))
-            line += [f"{logs['tokens_per_second']:,.0f} tokens/s", f"{left} left"]
+            line += [f"{logs['tokens_per_second']:,.0f} tokens/s", self.left(step, seconds)]
         if logs.get("overflow"):
             line.append(f"{logs['overflow']:,.0f} token{'s' if logs['overflow'] > 1 else ''} left out")
         if "val_loss" in logs:

@@ -208,7 +208,8 @@ def average_checkpoints(
     model = source.family.make(**config["model"])
     average_weights(model, paths)
     step = max(map(checkpoint_step, paths))
-    output.create(config["data"], config["model"], vocabs, model, step, config.get("fingerprints"))
+    others = {name: config.get(name) for name in ("fingerprints", "init_from")}
+    output.create(config["data"], config["model"], vocabs, model, step, **others)
     return paths
 
 

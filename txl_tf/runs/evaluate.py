@@ -126,7 +126,8 @@ def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
     data = data or config["data"]
     if not (data.get("data_dir") or data.get("data_path") or data.get("dataset") == "pydoc"):
         raise ValueError("no text to evaluate: give data_dir, dataset with its data_path, or eval_path")
-    corpus = open_corpus(data)
+    started = config.get("init_from")  # and so has its vocabulary from another run
+    corpus = open_corpus(data, folder.load_vocab() if started else None)
     if "vocab" in config:
         check_vocab(folder, [corpus.vocab], "eval_path evaluates a text in the vocabulary of the run")
     return corpus

@@ -221,7 +221,7 @@ class RunFolder(CheckpointFolder):
 
     def create(
         self, data: dict, model: dict, vocabs: list[Vocab], trained: keras.Model | dict[str, tf.Tensor], step: int,
-        fingerprints: dict | None = None, family: Family | None = None,
+        fingerprints: dict | None = None, family: Family | None = None, init_from: dict | None = None,
     ) -> str:  # fmt: skip
         """Writes a run that was not trained here, in a new folder; returns the path of its checkpoint.
 
@@ -239,5 +239,6 @@ class RunFolder(CheckpointFolder):
             with writing(self.path):
                 tf.io.gfile.makedirs(self.path)
             config = family.describe(data, model, vocabs)
-            self.describe({**config, "fingerprints": fingerprints or {}}, vocabs)
+            started = {"init_from": init_from} if init_from else {}
+            self.describe({**config, "fingerprints": fingerprints or {}, **started}, vocabs)
             return self.save_weights(trained, step)

@@ -11,6 +11,7 @@ from txl_tf.config import RunConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.runs.families.record import family_in
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.origin import check_origin
 
 # A warm start may change them.
 NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "reset_token")
@@ -30,6 +31,7 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
         config: `config.json` of the training.
         remedy: ends the message about another vocabulary.
     """
+    check_origin(folder, training.init_from)
     if folder.steps():
         if family_in(folder.read_config()) is family_in(config):
             check_vocab(folder, vocabs, remedy)
@@ -37,7 +39,7 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
         if not training.allow_other_text:
             trained_on = {split: config["fingerprints"][split] for split in ("train", "valid")}
             check_text(folder, trained_on, "choose another folder, or go on with --allow_other_text")
-    elif training.warm_start_path:
+    elif training.warm_start_path and not training.init_from:
         _check_warm_start(training.warm_start_path, config, vocabs, remedy)
 
 

@@ -37,13 +37,20 @@ def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, Machin
     return strategy, dataclasses.replace(machine, mixed_precision=choose_precision(machine.mixed_precision, strategy))
 
 
-def open_corpus(data: dict) -> Corpus:
+def open_corpus(data: dict, vocab: Vocab | None = None) -> Corpus:
     """The corpus of `config.json`'s `"data"`: a prepared folder, `data_dir`, or the arguments of `build_corpus`."""
     if not data:
         raise ValueError("no corpus: give data_dir, a folder that tools/prepare_data.py prepared, or dataset")
     if data.get("data_dir"):
         return load_corpus(data["data_dir"])
-    return build_corpus(**{name: value for name, value in data.items() if name not in ("by_character", "data_dir")})
+    options = {name: value for name, value in data.items() if name not in ("by_character", "data_dir")}
+    return build_corpus(**options, vocab=vocab)
+
+
+def corpus_of(folder: RunFolder) -> Corpus:
+    """The corpus that a run was trained on, read as it is now."""
+    config = folder.read_config()
+    return open_corpus(config["data"], folder.load_vocab() if config.get("init_from") else None)
 
 
 def name_of(data: dict) -> str:

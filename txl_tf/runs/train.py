@@ -15,12 +15,14 @@ import tensorflow as tf
 
 from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, RunConfig
 from txl_tf.data.batching import EpochBatches
+from txl_tf.data.vocabulary import UnknownSymbol
 from txl_tf.runs import callbacks, trackers
 from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.families.record import family_of
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import to_metric
+from txl_tf.runs.origin import Origin
 from txl_tf.runs.same_run import check_same_run
 from txl_tf.runs.setup import open_machine, worker_of
 from txl_tf.runs.weights import check_exists, load_weights
@@ -53,7 +55,8 @@ def train_run(
         data: what is read. Of a language model, `{"data_dir": a prepared folder}` or arguments of `build_corpus`; of
             other models their group, such as `PairsConfig`.
         model: its class decides the family. Sizes of vocabularies, cutoffs and labels come from the data.
-        training: group of the family, such as `TaggerTrainingConfig`.
+        training: group of the family, such as `TaggerTrainingConfig`. With `init_from`, `model` must be that of the
+            other run, up to what its weights leave `free`, and text is read in its vocabularies.
         final: how the model is evaluated at the end: `EvaluationConfig` of a language model, whose `eval_split` is
             evaluated with `do_eval`, besides "valid"; `SearchConfig` of an encoder-decoder.
 
@@ -71,13 +74,16 @@ def train_run(
     if machine.strategy not in family.run.strategies:
         allowed = ", ".join(family.run.strategies)
         raise ValueError(f"strategy must be one of {allowed} for {family.run.kind}, got {machine.strategy}")
-    if training.warm_start_path:
+    if training.warm_start_path and not training.init_from:
         check_exists(training.warm_start_path)
     trackers.check_tracker(training.tracker)
     strategy, machine = open_machine(machine)
     folder, chief = RunFolder(folder, family=family), is_chief(strategy)
     final = final or (family.final and family.final())
-    run = family.run(folder, strategy, data, model, optimizer, training, machine, final)
+    origin = Origin(folder, training.init_from) if training.init_from else None
+    run = family.run(folder, strategy, data, model, optimizer, training, machine, final, origin)
+    if origin:
+        origin.check(family, model)
     run.prepare()
     with strategy.scope():
         keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())
@@ -120,6 +126,7 @@ class Run:
     training: RunConfig
     machine: MachineConfig
     final: Config | None = None
+    origin: Origin | None = None
 
     kind, remedy, metric = "language models", "", "ppl"
     strategies, samples, validated = STRATEGIES, False, ()
@@ -132,6 +139,11 @@ class Run:
     def options(self) -> tuple[dict, dict]:
         """Further options of the model and of its `compile`."""
         return {}, {}
+
+    @property
+    def anew(self) -> tuple[str, ...]:
+        """How the names of those weights begin that are not taken from the run that this one starts from."""
+        return ()
 
     def start(self) -> None:
         """Sets initial weights that come from the data, where there are such."""
@@ -157,7 +169,15 @@ class Run:
 
     def read(self) -> None:
         """Reads the data, and completes the hyper-parameters with those that it decides."""
-        self.corpus = self.open_corpus()
+        try:
+            self.corpus = self.open_corpus()
+        except UnknownSymbol as error:
+            if not self.origin:
+                raise
+            raise ValueError(
+                f"{error}: it is that of init_from={self.origin.path}. Leave such symbols out of the text, or start "
+                "from a run with an unknown symbol, as min_freq=2 gives it"
+            ) from error
         self.fingerprints = {split: self.corpus.fingerprint(split) for split in self.corpus.splits}
         self.model_config = dataclasses.replace(self.model_config, **self.from_data())
 
@@ -171,6 +191,7 @@ class Run:
             **family.describe(self.data_config(), self.model_config.to_dict(), self.corpus.vocabs),
             "training": {**{name: settings[name] for name in recorded}, **self.optimizer.to_dict()},
             "fingerprints": self.fingerprints,
+            **({"init_from": self.origin.record(self.training)} if self.origin else {}),
         }
 
     def data_config(self) -> dict:
@@ -205,7 +226,9 @@ class Run:
             return self.checkpoints.restore(path)
         if self.checkpoints.write:  # what an earlier run left, whose checkpoints are gone
             self.checkpoints.remove_best()
-        if self.training.warm_start_path:
+        if self.origin:
+            self.origin.load(self.model, self.model_config, self.training, self.anew)
+        elif self.training.warm_start_path:
             logger.info("starting from the weights of %s", self.training.warm_start_path)
             load_weights(self.model, self.training.warm_start_path)
         return None, None

@@ -93,23 +93,32 @@ def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     load_weights(lm, path)
 
 
-def load_weights(model: keras.Model, path: str | os.PathLike) -> None:
-    """As `load_tf1_checkpoint`, for a model of any family, and for the checkpoint of a run too."""
-    read = weights_reader(model, path)
-    variables = weights_by_name(model)
+def load_weights(model: keras.Model, path: str | os.PathLike, leave_out: tuple[str, ...] = ()) -> None:
+    """As `load_tf1_checkpoint`, for a model of any family, and for the checkpoint of a run too.
+
+    Weights whose names begin with one of `leave_out` stay as they are.
+    """
+    read = weights_reader(model, path, leave_out)
+    variables = _others(weights_by_name(model), leave_out)
     arrays = {name: read(name) for name in variables}  # all of them, before the first is set
     for name, variable in variables.items():
         variable.assign(arrays[name])
 
 
-def weights_reader(model: keras.Model, path: str | os.PathLike) -> Callable[[str], np.ndarray]:
+def _others(weights: dict, leave_out: tuple[str, ...]) -> dict:
+    return {name: weight for name, weight in weights.items() if not name.startswith(leave_out)}
+
+
+def weights_reader(
+    model: keras.Model, path: str | os.PathLike, leave_out: tuple[str, ...] = ()
+) -> Callable[[str], np.ndarray]:
     """Checks that a checkpoint fits a model, and returns a function that reads one array by its name.
 
     Raises: as `load_tf1_checkpoint`.
     """
     path = os.fspath(path)
     keys, shapes = _weights_in(path)
-    check_fits(path, shapes, weights_by_name(model))
+    check_fits(path, _others(shapes, leave_out), _others(weights_by_name(model), leave_out))
     reader = tf.train.load_checkpoint(path)
 
     def read(name):

@@ -117,7 +117,10 @@ def make_schedule(
     """Linear warm-up from 0 to `learning_rate`, then a cosine: the original's schedule to 1e-7."""
     at_least(1)("train_steps", train_steps)
     if not 0 <= warmup_steps < train_steps:
-        raise ValueError(f"warmup_steps must lie in [0, train_steps={train_steps}), got {warmup_steps}")
+        raise ValueError(
+            f"warmup_steps must lie in [0, train_steps={train_steps}), got {warmup_steps}: give a shorter one, such as "
+            f"warmup_steps={train_steps // 10}, or a larger train_steps"
+        )
     decay = {"decay_steps": train_steps - warmup_steps, "alpha": min_lr_ratio}
     if warmup_steps == 0:
         return keras.optimizers.schedules.CosineDecay(learning_rate, **decay)

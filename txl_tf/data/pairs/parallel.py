@@ -90,8 +90,12 @@ class ParallelCorpus:
 # -------------------------------------------------------------------------------------------------------- from files
 
 
-def read_pairs(config: PairsConfig) -> ParallelCorpus:
+def read_pairs(config: PairsConfig, vocabs: list[Vocab] | None = None) -> ParallelCorpus:
     """Reads and encodes pairs of lines. The vocabularies come from the training pairs, unless files give symbols.
+
+    Args:
+        config: what to read.
+        vocabs: of sources and of targets, instead of new ones.
 
     Raises:
         ValueError: files of different length, an empty line, a symbol that the vocabulary does not have, ...: names
@@ -105,8 +109,11 @@ def read_pairs(config: PairsConfig) -> ParallelCorpus:
         source, target = (
             [line for line, out in zip(lines, held_out, strict=True) if not out] for lines in (source, target)
         )
-    vocabs = [_make_vocab(config, "source", config.lower_case, source + target * config.share_vocab)]
-    vocabs += vocabs if config.share_vocab else [_make_vocab(config, "target", False, target)]
+    if vocabs:
+        _check_vocabs(config, vocabs)
+    else:
+        vocabs = [_make_vocab(config, "source", config.lower_case, source + target * config.share_vocab)]
+        vocabs += vocabs if config.share_vocab else [_make_vocab(config, "target", False, target)]
     splits = {}
     for split, texts in sides.items():
         splits[split] = Pairs(*(encode_lines(vocab, *text) for vocab, text in zip(vocabs, texts, strict=True)))
@@ -185,6 +192,18 @@ def _hold_out(sources: list[str], fraction: float) -> np.ndarray:
             f"valid_fraction={fraction} of {len(share)} pairs leaves none to train or validate on: give valid_path"
         )
     return share < fraction
+
+
+def _check_vocabs(config: PairsConfig, vocabs: list[Vocab]) -> None:
+    """Raises ValueError where options choose other symbols, or are not those of the vocabularies to use."""
+    for name in ("min_freq", "max_size", "source_symbols", "target_symbols"):
+        if getattr(config, name):
+            raise ValueError(f"{name} must be left out, got {getattr(config, name)}: the symbols are known")
+    source, target = vocabs
+    known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
+    for name, value in known.items():
+        if getattr(config, name) != value:
+            raise ValueError(f"{name} must be {value!r}, as the vocabularies to use, got {getattr(config, name)!r}")
 
 
 def _make_vocab(config: PairsConfig, side: str, lower_case: bool, lines: list[str]) -> Vocab:

@@ -186,10 +186,17 @@ def encoder_of(vocab: Vocab, bigram_vocab: Vocab, lexicon: Vocab | None = None, 
     return SentenceEncoder(vocab, bigram_vocab, Lexicon(lexicon.symbols) if lexicon else None, level)
 
 
-def read_corpus(config: TaggedConfig) -> TaggedCorpus:
+def read_corpus(
+    config: TaggedConfig, vocabs: list[Vocab] | None = None, labels: list[str] | None = None
+) -> TaggedCorpus:
     """Reads and encodes tagged sentences. Symbols and entity types come from the training sentences.
 
     What only the other files have gets an id if it has a vector; without one it is unknown.
+
+    Args:
+        config: what to read.
+        vocabs: see `TaggedCorpus.vocabs`, instead of new ones.
+        labels: those of a model. They are kept, and with them their scheme, where they have all types of entities.
 
     Raises:
         ValueError: a file is missing, an entity type that the training sentences do not have, vectors of different
@@ -201,6 +208,8 @@ def read_corpus(config: TaggedConfig) -> TaggedCorpus:
             raise ValueError(f"{split}_path must be given: a file with a token and a tag a line")
     names = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
     names = {split: path for split, path in names.items() if path}
+    if vocabs:
+        return _read_with(config, names, vocabs, labels or [])
     lexicon = Lexicon.load(config.lexicon, config.skip_short_words) if config.lexicon else None
     if lexicon and not all(word.split() == [word] for word in lexicon.words):  # a vocabulary's file could not hold it
         lexicon = Lexicon([word for word in lexicon.words if word.split() == [word]])
@@ -210,11 +219,40 @@ def read_corpus(config: TaggedConfig) -> TaggedCorpus:
     texts, scheme = _in_one_scheme(texts, names, config.tag_scheme)
     labels = _make_labels(texts, names, scheme)
     vocab, bigram_vocab, embeddings = make_vocabs(config, texts, lexicon)
-    lines = {split: [sentence.line for sentence in text] for split, text in texts.items()}
-    corpus = TaggedCorpus(
-        vocab, bigram_vocab, labels, lexicon, {}, names, scheme, embeddings, config.token_level, lines
-    )
-    encoder, ids = corpus.encoder, {label: i for i, label in enumerate(labels)}
+    corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, embeddings, config.token_level)
+    return _encoded(corpus, texts)
+
+
+def _read_with(config: TaggedConfig, names: dict, vocabs: list[Vocab], known: list[str]) -> TaggedCorpus:
+    """The corpus in vocabularies that are there already."""
+    for name in ("min_freq", "char_vectors", "bigram_vectors", "word_vectors"):
+        if getattr(config, name):
+            raise ValueError(f"{name} must be left out, got {getattr(config, name)}: the symbols are known")
+    texts, wanted = {}, config.tag_scheme
+    for split, path in names.items():
+        texts[split] = read_tagged(path, config.segment_digits, wanted)
+    if not wanted and _kinds(_tags_of(texts)) <= _kinds(known):
+        wanted = detect_scheme(known)
+    texts, scheme = _in_one_scheme(texts, names, wanted)
+    labels = known if _tags_of(texts) <= set(known) else _make_labels(texts, names, scheme)
+    vocab, bigram_vocab, *words = vocabs
+    lexicon = Lexicon(words[0].symbols) if words else None
+    corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, level=config.token_level)
+    return _encoded(corpus, texts)
+
+
+def _tags_of(texts: dict) -> set[str]:
+    return {tag for text in texts.values() for sentence in text for tag in sentence.tags}
+
+
+def _kinds(tags: Iterable[str]) -> set[str]:
+    return {split_tag(tag)[1] for tag in tags}
+
+
+def _encoded(corpus: TaggedCorpus, texts: dict) -> TaggedCorpus:
+    """A corpus with its sentences."""
+    encoder, ids = corpus.encoder, {label: i for i, label in enumerate(corpus.labels)}
+    corpus.lines |= {split: [sentence.line for sentence in text] for split, text in texts.items()}
     for split, text in texts.items():
         encoded = [encoder.encode(sentence.tokens) for sentence in text]
         tags = [np.array([ids[tag] for tag in sentence.tags], np.int32) for sentence in text]

@@ -82,7 +82,7 @@ class Corpus:
         return digest.hexdigest()
 
 
-def build_corpus(dataset: str, data_path: Any = None, **options) -> Corpus:
+def build_corpus(dataset: str, data_path: Any = None, vocab: Vocab | None = None, **options) -> Corpus:
     r"""Reads a dataset, makes its vocabulary and encodes its splits, all in memory.
 
     - `"pydoc"`: the reference manual of the running Python. Splits train, valid.
@@ -102,6 +102,7 @@ def build_corpus(dataset: str, data_path: Any = None, **options) -> Corpus:
     Args:
         dataset: one of `DATASETS`.
         data_path: file or folder; for `"text"` also several files, as a list or separated by commas.
+        vocab: symbols and rules to encode the text with, instead of those that the text and the options give.
         **options: the other hyper-parameters of `TextConfig`.
 
     Raises:
@@ -109,6 +110,8 @@ def build_corpus(dataset: str, data_path: Any = None, **options) -> Corpus:
         FileNotFoundError: a file does not exist.
     """
     recipe = datasets.make_recipe(TextConfig(dataset=dataset, data_path=data_path, **options))
+    if vocab:
+        datasets.take_vocab(recipe, vocab)
     datasets.check_files(recipe)
     vocab, n_counted = datasets.make_vocab(recipe)
     cutoffs = datasets.make_cutoffs(recipe, vocab)

@@ -65,6 +65,7 @@ class Recipe:
             becomes valid; lm1b has `"num_shuffle"`, the number of random orders to write.
         folder: folder of a dataset of the paper.
         vocab_file: the vocabulary, if it is not counted.
+        vocab: the same, where it is there already.
         spooled: whether the only file holds the texts of `prepare_texts`, a JSON line each.
     """
 
@@ -75,6 +76,7 @@ class Recipe:
     options: dict
     folder: str | None = None
     vocab_file: str | None = None
+    vocab: Vocab | None = None
     spooled: bool = False
 
     def texts(self, paths: Iterable[str], progress: Callable | None = None) -> Iterator[Text]:
@@ -163,6 +165,29 @@ def _paper_recipe(config: TextConfig) -> Recipe:
     return recipe
 
 
+def take_vocab(recipe: Recipe, vocab: Vocab) -> None:
+    """Has a text encoded in a vocabulary that is there already, such as a run's, by its rules.
+
+    Raises:
+        ValueError: options choose symbols, or tokens or documents are not those of the vocabulary.
+    """
+    config, chosen = recipe.options, recipe.vocab_options
+    given = [name for name in ("min_freq", "max_size") if config.get(name)]
+    if given or (recipe.vocab_file and recipe.dataset != "lm1b"):
+        name = given[0] if given else "vocab_path"
+        raise ValueError(f"{name} must be left out, got {config.get(name, recipe.vocab_file)}: the symbols are known")
+    for name in ("level", "lower_case") if recipe.dataset not in PAPER_DATASETS else ("level",):
+        found, known = chosen.get(name, False), getattr(vocab, name)
+        if found != known:
+            raise ValueError(f"{name} must be {known!r}, as that of the vocabulary to use, got {found!r}")
+    if ("documents" in config) != (vocab.document is not None):
+        has = "has" if vocab.document is not None else "has no"
+        raise ValueError(
+            f"documents must be {vocab.document is not None}: the vocabulary to use {has} end of a document"
+        )
+    recipe.vocab, recipe.vocab_options, recipe.vocab_file = vocab, vocab.get_config(), None
+
+
 def all_files(recipe: Recipe) -> list[str]:
     """The files that a recipe reads, each once."""
     paths = dict.fromkeys(path for paths in recipe.files.values() for path in paths)
@@ -185,7 +210,9 @@ def check_files(recipe: Recipe) -> None:
 def make_vocab(recipe: Recipe, progress: Callable | None = None) -> tuple[Vocab, int]:
     """The vocabulary, and the number of tokens in the counted files."""
     options, subwords = recipe.vocab_options, recipe.vocab_options["level"] == "subword"
-    if recipe.vocab_file:
+    if recipe.vocab:
+        vocab = recipe.vocab
+    elif recipe.vocab_file:
         vocab = load_vocab(recipe.vocab_file, **options)
         if vocab.unk is not None and vocab.unk not in vocab.ids:
             raise ValueError(f"unk symbol {vocab.unk!r} is not in vocabulary file {recipe.vocab_file}")
@@ -205,7 +232,7 @@ def make_vocab(recipe: Recipe, progress: Callable | None = None) -> tuple[Vocab,
     n_counted = vocab.count(pieces()) + n_documents
     if vocab.document is not None:
         vocab.counter[vocab.document] = n_documents
-    if not (recipe.vocab_file or subwords):
+    if not (recipe.vocab or recipe.vocab_file or subwords):
         vocab.build()
     return vocab, n_counted
 

@@ -36,7 +36,7 @@ class PairsRun(EpochRun):
             raise ValueError("share_embeddings needs share_vocab, got share_vocab=False")
 
     def open_corpus(self) -> ParallelCorpus:
-        return read_pairs(self.data)
+        return read_pairs(self.data, self.origin.vocabs if self.origin else None)
 
     def from_data(self) -> dict:
         check_lengths(self.corpus, self.model_config.max_len)
@@ -114,6 +114,7 @@ TRANSFORMER = register(
         vocabs={"source_vocab": "input_vocab_size", "target_vocab": "target_vocab_size"},
         data=PairsConfig,
         places=("train_path", "valid_path", "test_path"),
+        reading=("source_level", "target_level", "share_vocab", "lower_case"),
         training=PairsTrainingConfig,
         final=SearchConfig,
         batching=("batch_size", "batch_tokens"),

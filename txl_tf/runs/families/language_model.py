@@ -19,6 +19,7 @@ from txl_tf.config import (
     TransformerLMConfig,
     check_bins,
 )
+from txl_tf.data.subwords import vocab_file
 from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batches
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.documents import Documents
@@ -73,7 +74,31 @@ class LanguageModelRun(Run):
         check_writable(final.token_nll)
 
     def open_corpus(self) -> Corpus:
-        return open_corpus(self.data)
+        if not self.origin:
+            return open_corpus(self.data)
+        (vocab,), bins = self.origin.vocabs, list(self.origin.model.cutoffs)
+        if self.data.get("cutoffs") not in (None, bins):
+            raise ValueError(f"cutoffs must be {bins}, as in {self.origin.path}, got {self.data['cutoffs']}")
+        if not self.data.get("data_dir"):
+            documents = self.data.get("documents")  # by default, as the vocabulary has them
+            documents = vocab.document is not None if documents is None else documents
+            self.data = {**self.data, "cutoffs": bins, "documents": documents}
+        corpus = open_corpus(self.data, vocab)
+        corpus.cutoffs, difference = bins, corpus.vocab.difference(vocab)
+        if difference:
+            raise ValueError(
+                f"{name_of(self.data)} has another vocabulary than init_from={self.origin.path}: {difference}. Prepare "
+                f"it with vocab_path={self.origin.path}/{vocab_file('vocab', vocab.level)}"
+            )
+        self._say_unknown(corpus)
+        return corpus
+
+    def _say_unknown(self, corpus: Corpus) -> None:
+        """How much of the text, up to its first million tokens, the vocabulary of another run does not have."""
+        vocab, tokens = corpus.vocab, np.asarray(corpus.splits["train"][:1_000_000])
+        share = np.mean(tokens == vocab.ids[vocab.unk]) if vocab.unk in vocab.ids else 0
+        if share:
+            logger.info("%.2f%% of the text is %s", 100 * share, vocab.unk)
 
     def from_data(self) -> dict:
         vocab = self.corpus.vocab
@@ -189,6 +214,7 @@ TRANSFORMER_XL = register(
         vocabs={"vocab": "n_token"},
         data=_Data,
         places=("data_path", "data_dir", "vocab_path"),
+        reading=("level", "lower_case"),
         training=TrainingConfig,
         final=EvaluationConfig,
         batching=("tgt_len", "train_batch_size", "static_shapes", "shuffle_documents"),

@@ -27,6 +27,15 @@ class _ConfigFile:
     training: dict = dataclasses.field(default_factory=dict)
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     family: str = FIRST
+    init_from: dict | None = None
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Origin:
+    """`"init_from"` of `config.json`: the folder of the run that another started from, and the name of a checkpoint."""
+
+    model_dir: str
+    checkpoint: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +56,7 @@ class Family:
             where that is not recorded.
         data: group of what is read.
         places: settings of the data that say where it lies, not what it is.
+        reading: settings of the data, or of the vocabulary, that a run takes with the vocabularies of another.
         final: group of the settings of the evaluation at the end of a training, or `None`.
         training: group of how it is trained.
         batching: which settings of the training decide the batches: they are fixed once there is a checkpoint.
@@ -70,6 +80,7 @@ class Family:
     vocabs: Mapping[str, str | None]
     data: type[Config]
     places: tuple[str, ...]
+    reading: tuple[str, ...] = ()
     final: type[Config] | None = None
     training: type[RunConfig]
     batching: tuple[str, ...]
@@ -89,6 +100,8 @@ class Family:
         if missing:
             raise ValueError(f"model.{missing[0]} is missing")
         self.check(self.config(**values["model"]))
+        if values.get("init_from") is not None:
+            check_values(values["init_from"], _Origin, prefix="init_from.")
         for name in self.vocabs:
             empty_vocab(**values[name])  # checks them
 

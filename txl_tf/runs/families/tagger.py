@@ -59,7 +59,12 @@ class TaggerRun(EpochRun):
             raise ValueError(f"lexicon must be left out for {name}, which takes no words, got {lexicon}")
 
     def open_corpus(self) -> TaggedCorpus:
-        return read_corpus(self.data)
+        if not self.origin:
+            return read_corpus(self.data)
+        lexicon = self.origin.settings["data"].get("lexicon")
+        if self.data.lexicon != lexicon:
+            raise ValueError(f"lexicon must be {lexicon}, whose words {self.origin.path} has, got {self.data.lexicon}")
+        return read_corpus(self.data, self.origin.vocabs, self.origin.model.labels)
 
     def from_data(self) -> dict:
         corpus, most = self.corpus, self.model_config.max_seq_len
@@ -76,6 +81,11 @@ class TaggerRun(EpochRun):
         of_tags = {"labels": corpus.labels, "scheme": NONE if corpus.scheme == NONE else None}
         of_tokens = {"n_token": len(corpus.vocab), "n_bigram": n_bigram, "token_level": corpus.level}
         return {**of_tokens, **of_tags, **found}
+
+    @property
+    def anew(self) -> tuple[str, ...]:
+        """Other labels have other scores."""
+        return () if self.model.labels == self.origin.model.labels else ("out_fc/", "crf/")
 
     def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:
         replicas = self.strategy.num_replicas_in_sync
@@ -160,6 +170,7 @@ TENER = register(
         vocabs={"vocab": "n_token", "bigram_vocab": None},
         data=TaggedConfig,
         places=("train_path", "valid_path", "test_path", "lexicon", "char_vectors", "bigram_vectors", "word_vectors"),
+        reading=("bigrams", "lexicon", "skip_short_words"),
         training=TaggerTrainingConfig,
         batching=("batch_size",),
         recorded=("patience",),

@@ -1,0 +1,214 @@
+"""A new run that starts from another one: its model, its vocabulary, its weights; and what cannot start from it."""
+
+import contextlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import TEXT, TINY_RUN, log_rows, make_run, program, read_checkpoint, train_run
+
+from txl_tf.config import ModelConfig, TrainingConfig
+from txl_tf.data.text.corpus import build_corpus, prepare
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.checkpoints import average_checkpoints
+from txl_tf.runs.evaluate import evaluate_run
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.origin import Origin
+from txl_tf.runs.setup import corpus_of
+
+OTHER = "and the cat, so the mat, and so on\n" * 60  # other text of the same symbols, in another order
+STEPS = {"train_steps": 4, "iterations": 2, "save_steps": 2}
+SLOWLY = {"optimizer": {"learning_rate": 1e-9}, "model": {"dropout": 0.0, "mem_len": 4}}
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "other.txt"
+    path.write_text(OTHER)
+    return str(path)
+
+
+def tune(run_dir, text, source, training=(), **changes):
+    return train_run(run_dir, text, training={**STEPS, "init_from": str(source), **dict(training)}, **changes)
+
+
+def test_a_run_starts_from_the_weights_and_goes_on_without_the_other_run(trained_run, run_dir, text, tmp_path, capsys):
+    """With a fresh optimizer and from step 0; then bit for bit as without a stop, and the other folder may be gone."""
+    source = tmp_path / "source"
+    shutil.copytree(trained_run[0], source)
+    tune(run_dir, text, source, **SLOWLY)
+    said = capsys.readouterr().out
+    assert f"init_from {source}: step 12, latest; changed: dropout 0.1 -> 0.0, mem_len 8 -> 4\n" in said
+    found, started, after = (
+        read_checkpoint(path) for path in (run_dir / "ckpt-4", source / "ckpt-12", run_dir / "ckpt-2")
+    )
+    for name in (name for name in after if name.startswith("weights/")):
+        np.testing.assert_allclose(after[name], started[name], atol=1e-6, err_msg=name)
+    assert [int(row["step"]) for row in log_rows(run_dir)] == [2, 4]
+    folder = RunFolder(run_dir)
+    assert folder.read_config()["init_from"] == {"model_dir": str(source), "checkpoint": "ckpt-12"}
+    symbols = folder.load_vocab().symbols
+    assert symbols == RunFolder(source).load_vocab().symbols != build_corpus("text", text).vocab.symbols
+    for path in run_dir.glob("ckpt-4.*"):
+        path.unlink()
+    shutil.rmtree(source)
+    results = tune(run_dir, text, source, **SLOWLY)
+    assert f"continuing from {run_dir}/ckpt-2\n" in capsys.readouterr().out
+    for name, array in read_checkpoint(run_dir / "ckpt-4").items():
+        np.testing.assert_array_equal(array, found[name], err_msg=name)
+    assert evaluate_run(run_dir)["valid"] == pytest.approx(results["valid"], rel=1e-5)
+    average_checkpoints(str(run_dir), str(tmp_path / "mean"), num_last_checkpoints=2)
+    assert corpus_of(RunFolder(tmp_path / "mean")).vocab.symbols == symbols
+    settings = Origin(folder, source).settings
+    assert settings["model"] == folder.read_config()["model"] and settings["training"]["train_steps"] == 4
+
+
+@pytest.mark.slow
+def test_a_first_start_that_left_no_checkpoint_starts_again(trained_run, run_dir, text, capsys):
+    tune(run_dir, text, trained_run[0])
+    expected = read_checkpoint(run_dir / "ckpt-4")
+    for path in run_dir.glob("ckpt-*"):
+        path.unlink()
+    tune(run_dir, text, trained_run[0])
+    assert capsys.readouterr().out.count("init_from") == 2
+    found = read_checkpoint(run_dir / "ckpt-4")
+    assert all(np.array_equal(array, expected[name]) for name, array in found.items())
+
+
+def test_the_folder_must_be_another_and_its_origin_stays(trained_run, run_dir, text, text_file):
+    source = trained_run[0]
+    with pytest.raises(ValueError, match="model_dir must be another folder than init_from="):
+        tune(source, text, f"{source}/../{source.name}")
+    with pytest.raises(ValueError, match="init_from must be the folder of a run, got .*nowhere: it has no config.json"):
+        tune(run_dir, text, run_dir / "nowhere")
+    assert not run_dir.exists()
+    with pytest.raises(ValueError, match="holds a run that did not start from another, got init_from"):
+        tune(source, text_file, run_dir)
+    shutil.copytree(source, run_dir)
+    config = json.loads((run_dir / "config.json").read_text())
+    del config["checksum"]
+    config["init_from"] = {"model_dir": str(source), "checkpoint": "ckpt-12"}
+    (run_dir / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"the run in .* started from another: go on with init_from={source}"):
+        train_run(run_dir, text_file)
+    with pytest.raises(ValueError, match=f"holds a run that started from {source}, got init_from=elsewhere"):
+        tune(run_dir, text, "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model": {"n_layer": 2}},
+            "n_layer must be 1, as in .*, got 2: its weights fit no other. init_from can",
+        ),
+        ({"model": {"untie_r": True}}, "untie_r must be False, as in .*, got True"),
+        ({"model": {"n_head": 4, "d_head": 4}}, "n_head must be 2, as in .*, got 4"),
+        ({"data": {"level": "word"}}, "level must be 'char', as that of the vocabulary to use, got 'word'"),
+        ({"data": {"min_freq": 2}}, "min_freq must be left out, got 2: the symbols are known"),
+        ({"data": {"cutoffs": [3]}}, r"cutoffs must be \[\], as in .*, got \[3\]"),
+        ({"data": {"documents": True}}, "documents must be False: the vocabulary to use has no end of a document"),
+    ],
+)
+def test_what_does_not_fit_is_one_error_before_the_folder_has_a_run(trained_run, run_dir, text, changes, message):
+    with pytest.raises(ValueError, match=message):
+        tune(run_dir, text, trained_run[0], **changes)
+    assert not (run_dir / "config.json").exists()
+
+
+def test_symbols_that_the_vocabulary_lacks_are_an_error_that_says_what_to_do(run_dir, tmp_path):
+    vocab = Vocab(level="char")
+    vocab.count("the catnmosd,.\n")
+    vocab.build()
+    make_run(tmp_path / "source", vocab)
+    (tmp_path / "new.txt").write_text(f"the dog\n{TEXT}")
+    model = RunFolder(tmp_path / "source").read_config()["model"]
+    message = "line 1: 'g' is not in .*init_from=.*Leave such symbols out of the text, or start from a run with"
+    with pytest.raises(ValueError, match=message):
+        tune(run_dir, str(tmp_path / "new.txt"), tmp_path / "source", model=model)
+
+
+def test_a_prepared_text_needs_the_same_vocabulary(trained_run, run_dir, text, tmp_path):
+    data = {"data_dir": str(tmp_path / "other"), "dataset": None, "data_path": None}
+    prepare(tmp_path / "other", "text", text)
+    with pytest.raises(ValueError, match="other has another vocabulary than init_from=.*Prepare it with vocab_path="):
+        tune(run_dir, None, trained_run[0], data=data)
+
+
+# ---------------------------------------------------------------------------------------------------------- train.py
+
+
+@pytest.fixture
+def settings_of():
+    """Of a command line of train.py: the group of the model, and the settings for flags that are not given."""
+    with contextlib.closing(program("train.py")) as loaded:
+        train_py = next(loaded)
+
+        def settings_of(run_dir, *line):
+            train_py.FLAGS.unparse_flags()
+            train_py.FLAGS(["train.py", f"--model_dir={run_dir}", *line])
+            group, settings = train_py.settings_of(RunFolder(run_dir))
+            training = TrainingConfig(**train_py.completed(TrainingConfig, settings["training"]))
+            model = group(**train_py.model_arguments(group, instead=settings["model"]))
+            optimizer = train_py.optimizer_arguments(train_py.OptimizerConfig, training, settings["training"])
+            return train_py.data_arguments(settings["data"]), model, training, optimizer
+
+        yield settings_of
+
+
+def test_train_py_takes_the_model_from_the_run_and_the_steps_from_the_text(trained_run, run_dir, text, settings_of):
+    line = [f"--init_from={trained_run[0]}", f"--data_path={text}", "--dropout=0.2"]
+    data, model, training, optimizer = settings_of(run_dir, *line)
+    sizes = {**TINY_RUN["model"], "dropout": 0.2}
+    assert {name: getattr(model, name) for name in sizes} == sizes and data["level"] == "char"
+    assert (training.tgt_len, training.train_batch_size) == (8, 4)
+    assert training.train_steps == 100 * (3 * len(OTHER) // 32 // 100) and optimizer["warmup_steps"] == 10
+    with pytest.raises(ValueError, match="preset must be left out with init_from"):
+        settings_of(run_dir, *line, "--preset=tiny")
+
+
+def test_own_text_takes_a_preset_that_its_size_and_the_machine_decide(run_dir, text, settings_of, capsys, monkeypatch):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [])
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    _, model, training, optimizer = settings_of(run_dir, f"--data_path={text}", "--dropatt=0.3", "--train_steps=15")
+    assert (model.n_layer, model.d_model, model.dropatt, model.mem_len) == (4, 192, 0.3, 96)
+    assert (training.tgt_len, training.train_batch_size, training.train_steps) == (96, 2, 15)
+    assert (optimizer["learning_rate"], optimizer["warmup_steps"]) == (2e-3, 1)
+    assert capsys.readouterr().out.splitlines() == [
+        "preset tiny: 1.9 M parameters besides the embeddings, because the text has 2 kB and there is no GPU, but 2 "
+        "cores; --preset=base for 13.5 M parameters",
+        "warmup_steps=20, the default, is not below train_steps=15: 1 instead",
+    ]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
+    assert settings_of(run_dir, f"--data_path={text}", "--preset=small")[1].d_model == 256
+    as_before = (
+        f"--data_path={text} --n_layer=2",
+        f"--data_path={text} --preset=base",
+        "--dataset=pydoc",
+        "--data_dir=x",
+    )
+    for line in as_before:
+        _, model, training, optimizer = settings_of(run_dir, *line.split())
+        assert (model.d_model, model.mem_len, training.train_steps) == (500, 70, 100000), line
+        assert optimizer["warmup_steps"] == 0
+
+
+def test_a_run_that_is_there_keeps_its_settings(trained_run, settings_of, capsys):
+    """Without a word of sizes, whatever they are."""
+    config = RunFolder(trained_run[0]).read_config()
+    line = [f"--data_path={config['data']['data_path']}"]
+    _, model, training, optimizer = settings_of(trained_run[0], *line)
+    assert model == ModelConfig(**{**config["model"], "cutoffs": ()})  # which the text decides
+    assert (training.train_steps, training.save_steps, optimizer["warmup_steps"]) == (12, 6, 2)
+    assert capsys.readouterr().out == ""
+    sizes = {"n_layer": 4, "d_model": 192, "d_embed": 192, "n_head": 4, "d_head": 48, "d_inner": 768}
+    model = settings_of(trained_run[0], *line, "--preset=tiny")[1]
+    assert model == ModelConfig(**{**config["model"], **sizes, "cutoffs": ()})
+
+
+def test_a_warm_up_that_was_given_is_an_error_that_names_both(run_dir, text):
+    message = r"warmup_steps must lie in \[0, train_steps=4\), got 9: give a shorter one, such as warmup_steps=0"
+    with pytest.raises(ValueError, match=message):
+        train_run(run_dir, text, training=STEPS, optimizer={"warmup_steps": 9})

@@ -1,0 +1,90 @@
+"""Set-ups of `train.py` for a text of one's own, by name or by the size of the text and the machine.
+
+| preset | weights of the layers | tokens of a step | steps |
+|---|---|---|---|
+| tiny | 1.9 M | 1,536 | 6 times the text, 500 to 4,000; 16 times a text under 48,000 tokens |
+| small | 5.1 M | 4,096 | 8 times the text, 500 to 10,000; the same |
+| base | 13.5 M | 4,200 | 100,000: the defaults of the flags |
+| paper | 40.9 M; words 41.0 M | 12,288; 9,000 | 400,000: the published set-up of enwik8; of WikiText-103 |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txl_tf.config.data import LEVELS
+from txl_tf.config.models import ModelConfig
+
+PRESETS = ("tiny", "small", "base", "paper")
+SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner")
+
+BYTES = dict(zip(LEVELS, (6, 1, 1, 4), strict=True))  # level -> bytes of a token, about
+_LATER = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
+_PAPER = {"dropatt": 0.0, "untie_r": True, "train_steps": 400_000, "iterations": 200, "save_steps": 4000}
+
+
+def _sized(*sizes: int, segment: int, rows: int, **others: Any) -> dict[str, Any]:
+    lengths = {"tgt_len": segment, "mem_len": segment, "train_batch_size": rows, "eval_batch_size": rows}
+    return {**dict(zip(SIZES, sizes, strict=True)), **lengths, **others}
+
+
+def _recipe(preset: str, level: str) -> dict[str, Any]:
+    by_word = level in ("word", "subword")
+    rate = 2e-3 if level in ("char", "subword") else 1e-3  # with which bytes do not learn, and words learn less
+    if preset == "tiny":
+        segment, rows = (64, 24) if by_word else (96, 16)
+        tiny = _sized(4, 192, 192, 4, 48, 768, segment=segment, rows=rows, learning_rate=rate, dropout=0.0, **_LATER)
+        return tiny | ({"d_embed": 96, "div_val": 2} if level == "word" else {})
+    if preset == "small":
+        small = _sized(6, 256, 256, 4, 64, 1024, segment=128, rows=32, learning_rate=1e-3, dropout=0.1, **_LATER)
+        return small | ({"d_embed": 128, "div_val": 2} if level == "word" else {})
+    if preset == "paper" and by_word:
+        return _sized(16, 410, 410, 10, 41, 2100, segment=150, rows=60, proj_share_all_but_first=True, **_PAPER)
+    return _sized(12, 512, 512, 8, 64, 2048, segment=512, rows=24, **_PAPER) if preset == "paper" else {}
+
+
+def choose_preset(n_bytes: float, n_gpus: int, n_cores: int) -> str:
+    """The preset for a text of `n_bytes`: on processors, one that trains in minutes."""
+    if n_gpus:
+        return "tiny" if n_bytes < 1e6 else "small" if n_bytes < 30e6 else "base"
+    return "small" if n_bytes >= 30e6 and n_cores >= 16 else "tiny"
+
+
+def preset_settings(preset: str, level: str, n_tokens: float) -> dict[str, Any]:
+    """`{hyper-parameter: value}` of a preset, of model, optimizer, training and evaluation; empty for the defaults.
+
+    Args:
+        preset: one of `PRESETS`.
+        level: of the tokens.
+        n_tokens: of the text, about.
+    """
+    recipe = _recipe(preset, level)
+    if preset in ("base", "paper"):
+        return recipe
+    segment = recipe["tgt_len"]
+    recipe["train_batch_size"] = rows = int(max(1, min(recipe["train_batch_size"], n_tokens // (8 * segment))))
+    recipe["eval_batch_size"] = int(max(1, min(16, n_tokens // (40 * segment))))  # of a twentieth of the text
+    epoch = n_tokens / (rows * segment)
+    least = max(100, min(500, 16 * epoch))  # more than 16 times a small text makes it worse
+    schedule = schedule_for(epoch, *((6, least, 4000) if preset == "tiny" else (8, least, 10_000)))
+    return recipe | schedule | {"warmup_steps": min(100, schedule["train_steps"] // 5)}
+
+
+def schedule_for(epoch_steps: float, epochs: int = 3, least: float = 100, most: int = 4000) -> dict[str, int]:
+    """Steps that read a text `epochs` times, within bounds, with lines of progress and checkpoints to match.
+
+    Args:
+        epoch_steps: steps that read it once.
+    """
+    steps = int(min(most, max(least, epochs * epoch_steps))) // 100 * 100
+    return {"train_steps": steps, "iterations": 50 if steps <= 2000 else 100, "save_steps": steps // 4}
+
+
+def layer_weights(values: dict[str, Any]) -> int:
+    """How many weights the layers of a Transformer-XL have, biases and layer norms left out."""
+    sizes = {field: values.get(field, _DEFAULTS[field]) for field in SIZES}
+    heads, model = sizes["n_head"] * sizes["d_head"], sizes["d_model"]
+    return sizes["n_layer"] * model * (5 * heads + 2 * sizes["d_inner"])
+
+
+_DEFAULTS = {name: field.metadata["flag"] for name, field in ModelConfig.__dataclass_fields__.items()}

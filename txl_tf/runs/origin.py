@@ -1,0 +1,153 @@
+"""Where a new run starts from: model, vocabularies and weights of another run (`init_from`).
+
+A run that has checkpoints goes on from them. Its own folder then stands for the other one, which may be gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+
+import keras
+
+from txl_tf.config import Config, RunConfig
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.runs.families.record import Family
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.weights import checkpoint_step, load_weights
+from txl_tf.schema import brief
+
+logger = logging.getLogger("txl_tf")
+
+
+class Origin:
+    """What a training takes from the run that it starts from.
+
+    Args:
+        folder: of the run that is trained.
+        init_from: path of the other run's.
+        task: what its model must be for, see `Family`.
+
+    Attributes:
+        source: `RunFolder` to take everything from.
+        config: its `config.json`.
+        family, model: its record, and its hyper-parameters.
+        goes_on: whether `folder` has checkpoints, and is `source`.
+
+    Raises:
+        ValueError: the folders are one, there is no run in the other, or `folder` holds a run of another origin.
+    """
+
+    def __init__(self, folder: RunFolder, init_from: str | os.PathLike, task: str | None = None):
+        self.path = os.fspath(init_from)
+        if _same(self.path, folder.path):
+            raise ValueError(f"model_dir must be another folder than init_from={self.path}, whose run stays as it is")
+        check_origin(folder, self.path)
+        self.goes_on = bool(folder.steps())
+        self.source = RunFolder(folder.path if self.goes_on else self.path, task)
+        if not self.source.has_config():
+            raise ValueError(f"init_from must be the folder of a run, got {self.path}: it has no config.json")
+        self.config, self.family = self.source.read_config(), self.source.family
+        self.model = self.family.config(**self.config["model"])
+
+    @functools.cached_property
+    def vocabs(self) -> list[Vocab]:
+        return self.source.load_vocabs()
+
+    @property
+    def settings(self) -> dict[str, dict]:
+        """Group -> settings that the run has unless it is told otherwise: all of its own where it goes on.
+
+        A new run takes the model, how text is read, and of the training what decides the batches.
+        """
+        config, family = self.config, self.family
+        known = {**config["data"], **config.get("vocab", {})}
+        training = config.get("training", {})
+        if not self.goes_on:  # static shapes are the machine's
+            taken = [name for name in family.batching if name != "static_shapes"]
+            training = {name: training[name] for name in taken if name in training}
+        return {
+            "data": {name: known[name] for name in family.reading if name in known},
+            "model": config["model"],
+            "training": training,
+        }
+
+    def check(self, family: Family, model: Config) -> None:
+        """Raises ValueError where the weights would not fit a model of these hyper-parameters."""
+        if family is not self.family:
+            raise ValueError(
+                f"init_from {self.path} holds {self.family.described}, of the family {self.family.name}, got "
+                f"{family.name} to train"
+            )
+        for name, (before, now) in self._changes(model.to_dict()).items():
+            if name not in self._free:
+                raise ValueError(
+                    f"{name} must be {brief(before)}, as in {self.path}, got {brief(now)}: its weights fit no other. "
+                    f"init_from can change {', '.join(self._free)}"
+                )
+
+    @property
+    def _free(self) -> list[str]:
+        return [field.name for field in dataclasses.fields(self.family.config) if field.metadata["free"]]
+
+    def _changes(self, model: dict) -> dict[str, tuple]:
+        """Hyper-parameter -> its values before and now, where they differ; not where the data will decide it."""
+        before = self.model.to_dict()
+        found = {name: (before[name], now) for name, now in model.items() if _plain(now) != _plain(before[name])}
+        unknown = ("n_bigram",) + tuple(name for name in model if model[name] is None or model[name] == ())
+        return {name: pair for name, pair in found.items() if name in self._free or name not in unknown}
+
+    def checkpoint(self, training: RunConfig) -> str:
+        """Path of the checkpoint whose weights are taken: `warm_start_path`, or else the run's default."""
+        return self.source.find_checkpoint(training.warm_start_path)
+
+    def record(self, training: RunConfig) -> dict:
+        """`"init_from"` of `config.json`."""
+        if self.goes_on:
+            return self.config["init_from"]
+        return {"model_dir": self.path, "checkpoint": self._name(self.checkpoint(training))}
+
+    def _name(self, path: str) -> str:
+        return path.removeprefix(f"{self.source.path.rstrip('/')}/")
+
+    def load(self, model: keras.Model, config: Config, training: RunConfig, anew: tuple[str, ...] = ()) -> None:
+        """Sets the weights, but for those whose names begin with one of `anew`; says what was taken and changed."""
+        path = self.checkpoint(training)
+        load_weights(model, path, leave_out=anew)
+        changes = self._changes(config.to_dict())
+        for name, before in self.settings["training"].items():
+            if getattr(training, name) != before:
+                changes[name] = (before, getattr(training, name))
+        shown = [f"{name} {_shown(before)} -> {_shown(now)}" for name, (before, now) in changes.items()]
+        said = [f"step {checkpoint_step(path):,}, {os.path.dirname(self._name(path)) or 'latest'}"]
+        said += [f"changed: {', '.join(shown)}"] * bool(shown)
+        said += [f"new weights: {', '.join(anew)}"] * bool(anew)
+        logger.info("init_from %s: %s", self.path, "; ".join(said))
+
+
+def check_origin(folder: RunFolder, init_from: str | None) -> None:
+    """Raises ValueError where a folder has checkpoints of a run that started from something else than `init_from`."""
+    if not folder.steps():
+        return
+    found = (folder.read_config() if folder.has_config() else {}).get("init_from")
+    if found and not init_from:
+        raise ValueError(f"the run in {folder} started from another: go on with init_from={found['model_dir']}")
+    if init_from and not (found and _same(found["model_dir"], init_from)):
+        started = f"started from {found['model_dir']}" if found else "did not start from another"
+        raise ValueError(
+            f"model_dir {folder} holds a run that {started}, got init_from={init_from}: choose a new folder"
+        )
+
+
+def _same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _plain(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value):
+    return f"{len(value)}" if isinstance(value, list) else value
