@@ -472,14 +472,6 @@ def _(tmp_path):
     assert tf.train.load_checkpoint(prefix).get_tensor("a/b") == [3]
 
 
-@hook("tf.types.experimental.ConcreteFunction.structured_input_signature")
-def _(tmp_path):
-    function = tf.function(lambda **inputs: inputs).get_concrete_function(x=tf.TensorSpec([None], tf.int32, "x"))
-    positional, keywords = function.structured_input_signature
-    assert not positional
-    assert keywords["x"].dtype == tf.int32
-
-
 @hook("tf.autograph.experimental.do_not_convert")
 def _(tmp_path):
     @tf.function
