@@ -91,7 +91,7 @@ def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabularies(made):
     assert [int(row["step"]) for row in rows] == [30, 60, 90]
     # It falls to a fifth, and F1 is 0.6 to 1.0 with other seeds: what a training reaches depends on the processor.
     assert float(rows[0]["loss"]) > 2 * float(rows[-1]["loss"]) and results["test"]["f1"] > 0.3
-    assert [row["val_f1"] == "NA" for row in rows] == [True, False, True]
+    assert [row["val_f1"] == "NA" for row in rows] == [True, False, False]  # the last: of the evaluation at the end
     best = json.loads((folder / "best" / "best.json").read_text())
     assert best["val_f1"] == results["valid"]["f1"] >= float(rows[1]["val_f1"])
     config = json.loads((folder / "config.json").read_text())
