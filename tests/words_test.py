@@ -135,6 +135,8 @@ def test_a_run_of_words_tags_names_that_it_never_saw(made, text_tagger):
         ("PROPN", "Zorklin", 2, 9), ("VERB", "met", 10, 13),
     ]  # fmt: skip
     assert all(line[r["start"] : r["end"]] == r["text"] and 0.5 < r["prob"] <= 1 for r in rows)
+    by_line = txl_tf.pipeline(folder)(line)
+    assert (by_line.tokens, by_line.tags, by_line.entities) == (line.split(), result.tags, rows)
 
 
 def test_served_words_are_those_of_lines(text_tagger, tmp_path):
