@@ -46,7 +46,7 @@ def test_an_example_learns_and_what_it_writes_is_loaded(example, tmp_path, capsy
     model = keras.saving.load_model(tmp_path / FILES[name])
     rows = np.random.default_rng(0).integers(32, 127, [3, 12]).astype(np.int32)
     rows[1, 7:] = 0
-    inputs = {"classifier": {"tokens": rows}, "own_tagger": {"chars": rows}}.get(name)
+    inputs = {"classifier": {"tokens": rows}, "own_tagger": {"inputs": rows}}.get(name)
     inputs = inputs or {"source": rows, "target": rows[:, :4]}
     expected = model(list(inputs.values()) if len(inputs) > 1 else rows)
 

@@ -1,11 +1,12 @@
 """Words as tokens, and tags that are no entities: read, trained, tagged from lines, served."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import log_rows, write_text
+from helpers import log_rows, program, write_text
 
 import txl_tf
 from txl_tf.config import OptimizerConfig, TaggedConfig, TaggerTrainingConfig, TenerTaggerConfig
@@ -84,7 +85,7 @@ def test_tags_of_the_scheme_none_are_labels_as_they_are(tmp_path):
 
 @pytest.mark.parametrize("name", ["segment_digits", "lexicon", "char_vectors", "bigram_vectors"])
 def test_what_words_do_not_have_is_refused(name):
-    with pytest.raises(ValueError, match=f"{name} must be left out with token_level=word, got "):
+    with pytest.raises(ValueError, match=f"{name} must be left out, got .*: with token_level=word, "):
         TaggedConfig(token_level="word", **{name: True if name == "segment_digits" else "file"})
 
 
@@ -117,6 +118,23 @@ def made(tmp_path_factory):
 def text_tagger(made):
     tagger, vocabs = txl_tf.load_run(made[0], "best")
     return TextTagger(tagger, encoder_of(*vocabs))
+
+
+def test_a_run_of_words_starts_from_another(made, tmp_path, capsys):
+    paths = {f"{split}_path": write_text(tmp_path / split, pos(20, 7)) for split in ("train", "valid")}
+    for module in program("tools/train_ner.py"):
+        module.FLAGS.unparse_flags()
+        flags = [f"--{name}={value}" for name, value in {**paths, "model_dir": tmp_path / "run"}.items()]
+        flags += [f"--init_from={made[0]}", "--train_steps=2", "--iterations=1", "--save_steps=2", "--warmup_steps=0"]
+        module.FLAGS(["train_ner.py", *flags])
+        module.main()
+    assert re.search(rf"init_from {made[0]}: step \d+, best\n", capsys.readouterr().out)
+    before, after = (json.loads((path / "config.json").read_text()) for path in (made[0], tmp_path / "run"))
+    assert after["model"] == before["model"] and after["data"]["token_level"] == "word"
+    assert txl_tf.load_run(tmp_path / "run")[1][0].symbols == txl_tf.load_run(made[0])[1][0].symbols
+    vocabs = txl_tf.load_run(made[0])[1]
+    with pytest.raises(ValueError, match="min_freq must be left out, got 3: the symbols are known"):
+        read_corpus(TaggedConfig(**paths, token_level="word", tag_scheme="none", min_freq=3), vocabs)
 
 
 def test_a_run_of_words_tags_names_that_it_never_saw(made, text_tagger):

@@ -33,6 +33,13 @@ def brief(value: Any) -> str:
     return text if len(text) <= 1000 else f"{text[:1000]}..."
 
 
+def check_left_out(values: dict[str, Any], why: str) -> None:
+    """Raises ValueError for the first of `values`, `{name: value}`, that is given."""
+    for name, value in values.items():
+        if value:
+            raise ValueError(f"{name} must be left out, got {brief(value)}: {why}")
+
+
 def check_values(values: Any, *groups: type, partial: bool = False, prefix: str = "") -> None:
     """Checks the keys and values of a JSON object.
 

@@ -13,6 +13,7 @@ from txl_tf.config.data import (
     COUNTED_LEVELS,
     DATASETS,
     LEVELS,
+    MIN_FREQ,
     PAIR_DATASETS,
     PAIR_LEVELS,
     SUBWORD_TYPES,
@@ -60,7 +61,7 @@ from txl_tf.config.training import (
 )
 
 __all__ = [
-    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "OPTIMIZERS",
+    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MIN_FREQ", "OPTIMIZERS",
     "PAIR_DATASETS", "PAIR_LEVELS", "POS_EMBEDS", "PRECISIONS", "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES",
     "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "TOKEN_LEVELS", "WEIGHT_TYPES", "Config", "EncoderConfig",
     "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from txl_tf.config.checks import FRACTION, POSITIVE, RISING, SYMBOLS, Config, at_least, group, one_of, option
 from txl_tf.config.models import TOKEN_LEVELS
+from txl_tf.schema import check_left_out
 
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
 COUNTED_LEVELS = ("word", "char", "byte")  # vocabularies that are counted
@@ -12,6 +13,7 @@ SUBWORD_TYPES = ("unigram", "bpe")
 PAIR_DATASETS = ("text", "dates")
 PAIR_LEVELS = ("word", "char")
 TAG_SCHEMES = ("bio", "bioes", "bmes", "none")
+MIN_FREQ = {"char": 0, "word": 2}  # of tagged tokens, by token_level
 
 
 @group
@@ -97,7 +99,7 @@ class TaggedConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_freq is None:
-            object.__setattr__(self, "min_freq", 2 if self.token_level == "word" else 0)
+            object.__setattr__(self, "min_freq", MIN_FREQ[self.token_level])
         if self.token_level == "char":
             if self.word_vectors and not self.lexicon:
                 raise ValueError("word_vectors are those of a lexicon's words: give lexicon, too")
@@ -109,5 +111,4 @@ class TaggedConfig(Config):
             "bigram_vectors": "words have no bigrams",
         }
         for name, why in not_of_words.items():
-            if getattr(self, name):
-                raise ValueError(f"{name} must be left out with token_level=word, got {getattr(self, name)}: {why}")
+            check_left_out({name: getattr(self, name)}, f"with token_level=word, {why}")

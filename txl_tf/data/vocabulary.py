@@ -35,6 +35,8 @@ _NO_UNKNOWN = (
 # The tokens of the bytes; `symbol.encode("utf-8", "surrogateescape")` gives a token's bytes at every level.
 BYTE_SYMBOLS = [bytes([value]).decode("utf-8", "surrogateescape") for value in range(256)]
 
+KNOWN_SYMBOLS = "the symbols are known"  # why options that choose some are refused where a vocabulary is there
+
 
 class UnknownSymbol(ValueError):
     """A text holds a symbol that the vocabulary does not have."""

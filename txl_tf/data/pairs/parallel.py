@@ -22,8 +22,8 @@ from txl_tf.config import PairsConfig
 from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
 from txl_tf.data.pairs.dates import make_dates
 from txl_tf.data.text_files import read_files
-from txl_tf.data.vocabulary import Vocab
-from txl_tf.schema import brief
+from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
+from txl_tf.schema import brief, check_left_out
 
 PADDING, START, END = 0, 1, 2
 _NAMES = {"word": ["<pad>", "<s>", "</s>"], "char": ["<pad>", "<s>", "\n"]}
@@ -196,9 +196,8 @@ def _hold_out(sources: list[str], fraction: float) -> np.ndarray:
 
 def _check_vocabs(config: PairsConfig, vocabs: list[Vocab]) -> None:
     """Raises ValueError where options choose other symbols, or are not those of the vocabularies to use."""
-    for name in ("min_freq", "max_size", "source_symbols", "target_symbols"):
-        if getattr(config, name):
-            raise ValueError(f"{name} must be left out, got {getattr(config, name)}: the symbols are known")
+    chosen = ("min_freq", "max_size", "source_symbols", "target_symbols")
+    check_left_out({name: getattr(config, name) for name in chosen}, KNOWN_SYMBOLS)
     source, target = vocabs
     known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
     for name, value in known.items():

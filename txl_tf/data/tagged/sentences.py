@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from txl_tf.config import TaggedConfig
+from txl_tf.config import MIN_FREQ, TaggedConfig
 from txl_tf.data.tagged.batches import SentenceEncoder, TaggedSplit
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.symbols import make_vocabs
@@ -26,8 +26,8 @@ from txl_tf.data.tagged.tags import (
     split_tag,
 )
 from txl_tf.data.text_files import numbered_lines
-from txl_tf.data.vocabulary import Vocab
-from txl_tf.schema import brief
+from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
+from txl_tf.schema import brief, check_left_out
 
 logger = logging.getLogger("txl_tf")
 
@@ -225,9 +225,11 @@ def read_corpus(
 
 def _read_with(config: TaggedConfig, names: dict, vocabs: list[Vocab], known: list[str]) -> TaggedCorpus:
     """The corpus in vocabularies that are there already."""
-    for name in ("min_freq", "char_vectors", "bigram_vectors", "word_vectors"):
-        if getattr(config, name):
-            raise ValueError(f"{name} must be left out, got {getattr(config, name)}: the symbols are known")
+    check_left_out(
+        {name: getattr(config, name) for name in ("char_vectors", "bigram_vectors", "word_vectors")}, KNOWN_SYMBOLS
+    )
+    if config.min_freq != MIN_FREQ[config.token_level]:
+        check_left_out({"min_freq": config.min_freq}, KNOWN_SYMBOLS)
     texts, wanted = {}, config.tag_scheme
     for split, path in names.items():
         texts[split] = read_tagged(path, config.segment_digits, wanted)

@@ -20,7 +20,8 @@ from txl_tf.data.subwords import END, empty_vocab, load_vocab, train_subwords
 from txl_tf.data.text.download import LM1B_SHARDS, LM1B_VOCAB, SPLITS
 from txl_tf.data.text.texts import Text, TextMeter, TextSize, find_files, have_json_lines, read_texts
 from txl_tf.data.text_files import pydoc_text
-from txl_tf.data.vocabulary import Vocab
+from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
+from txl_tf.schema import check_left_out
 
 PYDOC = "pydoc_data.topics"
 SUBWORDS = 8000  # of a vocabulary of no other size
@@ -172,10 +173,9 @@ def take_vocab(recipe: Recipe, vocab: Vocab) -> None:
         ValueError: options choose symbols, or tokens or documents are not those of the vocabulary.
     """
     config, chosen = recipe.options, recipe.vocab_options
-    given = [name for name in ("min_freq", "max_size") if config.get(name)]
-    if given or (recipe.vocab_file and recipe.dataset != "lm1b"):
-        name = given[0] if given else "vocab_path"
-        raise ValueError(f"{name} must be left out, got {config.get(name, recipe.vocab_file)}: the symbols are known")
+    check_left_out({name: config.get(name) for name in ("min_freq", "max_size")}, KNOWN_SYMBOLS)
+    if recipe.dataset != "lm1b":
+        check_left_out({"vocab_path": recipe.vocab_file}, KNOWN_SYMBOLS)
     for name in ("level", "lower_case") if recipe.dataset not in PAPER_DATASETS else ("level",):
         found, known = chosen.get(name, False), getattr(vocab, name)
         if found != known:
