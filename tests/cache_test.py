@@ -126,7 +126,7 @@ def test_only_in_place_changes_the_state_that_is_given(small_lm):
         pytest.param(
             {"mem_len": 8, "same_length": True, "clamp_len": 5, "n_layer": 1}, 4, True, marks=pytest.mark.slow
         ),
-        ({"mem_len": 3}, 5, False),  # the segment is longer than the memory
+        pytest.param({"mem_len": 3}, 5, False, marks=pytest.mark.slow),  # the segment is longer than the memory
         ({"mem_len": 3, "n_layer": 1}, 1, True),  # one token: all four slots are seen
         ({"mem_len": 0}, 4, False),
     ],

@@ -69,6 +69,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker(skip)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Has fast tests run graphs as they are traced: Grappler takes longer to rewrite a small one than that runs.
+
+    Slow tests run them as users do, --grappler has all tests do so.
+    """
+    rewritten = item.config.getoption("grappler") or item.get_closest_marker("slow") is not None
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not rewritten})
+
+
 @pytest.fixture(scope="session", autouse=True)
 def other_draws(request):
     """With --seed-offset, NumPy's generators that tests make draw other numbers; those of the library do not."""

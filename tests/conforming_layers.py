@@ -1,7 +1,8 @@
 """The layers of `layer_conformance_test.py`. A new one joins `LAYERS` by one line and gets all checks."""
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -23,7 +24,8 @@ def ids(*shape, high=20, low=1):
     return np.random.default_rng(sum(shape)).integers(low, high, shape).astype(np.int32)
 
 
-class Layer(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class Layer:
     """A layer under test.
 
     make: `make(**options)` -> the layer; options are dtype and, where it drops, one of its `rates`.
@@ -37,9 +39,9 @@ class Layer(NamedTuple):
     inputs: dict
     rates: tuple = ()
     masked: bool = False
-    more: dict = {}
+    more: dict = dataclasses.field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def name(self):
         return type(self.make()).__name__
 

@@ -32,6 +32,7 @@ def pytest_addoption(parser):
         default=0,
         help="added to the seeds of the tests' random data, which no test may hang on",
     )
+    parser.addoption("--grappler", action="store_true", help="have TensorFlow rewrite the graphs of fast tests, too")
 
 
 def pytest_configure(config):

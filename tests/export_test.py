@@ -185,11 +185,8 @@ PART = ("initial_state", "next", "generate", "score_text")
 
 @pytest.fixture(scope="module", params=["part", pytest.param("whole", marks=pytest.mark.slow)])
 def whole(request):
-    """Whether all is exported. If not, TensorFlow does not optimise the graphs: they run a few times only."""
-    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before or request.param == "part"})
-    yield request.param == "whole"
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+    """Whether all is exported."""
+    return request.param == "whole"
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import ROOT, Subwords, converse, eagerly, make_run, program, run_here, run_program, word_vocab
+from helpers import ROOT, Subwords, converse, eagerly, make_run, program, run_here, word_vocab
 
 import txl_tf
 from txl_tf.data.lines import LineError
@@ -39,12 +39,13 @@ def word_run(tmp_path_factory):
     return folder, vocab, make_run(folder, vocab, n_layer=1)
 
 
-def test_text_comes_after_the_prompt_with_its_nll(word_run):
+def test_text_comes_after_the_prompt_with_its_nll(tool, word_run, monkeypatch, capsys):
     folder, vocab, lm = word_run
     arguments = [f"--model_dir={folder}", "--greedy", "--max_new_tokens=6", "--verbose"]
-    result = run_program("tools/generate.py", *arguments, input="w3 unheard-of\nw5\n")
-    assert result.returncode == 0, result.stderr
-    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"w3 unheard-of\nw5\n")))
+    run_here(tool, *arguments)
+    printed = capsys.readouterr()
+    lines = [line.split("\t") for line in printed.out.splitlines()]
     prompt = vocab.encode("w3 unheard-of\nw5")
     ids = np.array([[vocab.ids[symbol] for symbol, _ in lines]])
     np.testing.assert_array_equal(ids[0, :4], prompt)
@@ -56,7 +57,7 @@ def test_text_comes_after_the_prompt_with_its_nll(word_run):
             log_probs.append(after[0, 0].numpy())
     nll = [-after[i] for after, i in zip(log_probs, ids[0, 1:], strict=True)]
     np.testing.assert_allclose([float(value) for _, value in lines[1:]], nll, atol=1e-4)
-    assert "6 tokens" in result.stderr
+    assert "6 tokens" in printed.err
 
 
 def test_streamed_words_and_bytes_make_the_whole_text(tool):

@@ -28,7 +28,7 @@ LENGTHS = [
     pytest.param({"mem_len": 0}, marks=pytest.mark.slow),
     {"mem_len": 3, "clamp_len": 4},
     pytest.param({"mem_len": 5, "same_length": True, "untie_r": True}, marks=pytest.mark.slow),
-    {"mem_len": 12, "untie_r": True, "cutoffs": [5, 12], "div_val": 2},
+    pytest.param({"mem_len": 12, "untie_r": True, "cutoffs": [5, 12], "div_val": 2}, marks=pytest.mark.slow),
     pytest.param({"mem_len": 12, "same_length": True, "clamp_len": 4}, marks=pytest.mark.slow),
 ]
 EAGER_OR_NOT = pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.slow)])

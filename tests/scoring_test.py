@@ -51,7 +51,9 @@ def words():
     return make_lm(vocab), vocab
 
 
-@pytest.fixture(scope="module", params=["word", pytest.param("char", marks=pytest.mark.slow), "byte"])
+@pytest.fixture(
+    scope="module", params=["word", *(pytest.param(level, marks=pytest.mark.slow) for level in ("char", "byte"))]
+)
 def model(request):
     vocab = make_vocab(request.param)
     return make_lm(vocab), vocab
@@ -100,7 +102,11 @@ def test_the_model_that_has_no_memory_reads_lines_too():
 
 
 @EAGER
-@pytest.mark.parametrize("options", [{"mem_len": 0}, {"mem_len": 9, "same_length": True, "clamp_len": 5}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"mem_len": 0}, marks=pytest.mark.slow), {"mem_len": 9, "same_length": True, "clamp_len": 5}],
+    ids=str,
+)
 def test_a_long_line_is_read_in_segments_with_memory(options):
     vocab = word_vocab()
     lm = make_lm(vocab, **options)

@@ -25,7 +25,7 @@ def text_with(vocab, text, **options):
     return vocab
 
 
-@pytest.mark.parametrize("room", [False, True])
+@pytest.mark.parametrize("room", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_stop_strings_are_found_where_a_search_finds_them(room):
     """Token by token in 20 rows, each of which goes on behind its stop strings."""
     vocab, rng = Subwords(), np.random.default_rng(0)

@@ -151,11 +151,8 @@ WHOLE = [pytest.param(f"whole {kind}", marks=pytest.mark.slow) for kind in NETWO
 
 @pytest.fixture(scope="module", params=[*FAST, *WHOLE])
 def made(request, tmp_path_factory):
-    """One at a time. If not whole, TensorFlow does not optimise the graphs: they run a few times only."""
-    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before or request.param in FAST})
-    yield Made(request.param.split()[-1], tmp_path_factory.mktemp("made"), FAST.get(request.param, EVERY))
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+    """One at a time."""
+    return Made(request.param.split()[-1], tmp_path_factory.mktemp("made"), FAST.get(request.param, EVERY))
 
 
 def of(*names):

@@ -297,25 +297,40 @@ def test_a_run_goes_on_with_its_own_pairs_only(made, pairs_file, tmp_path):
         train(folder, pairs_file, training=LEARNING, model={"dff": 17})
 
 
-def test_a_new_run_starts_from_another(made, pairs_file, tmp_path, capsys):
+SLOWLY = {"learning_rate": 1e-9, "warmup_steps": 0}
+
+
+@pytest.fixture
+def other_lines(pairs_file):
+    return "".join(Path(pairs_file).read_text().splitlines(keepends=True)[::-1][:100])
+
+
+@pytest.mark.slow
+def test_a_new_run_starts_from_another(made, other_lines, tmp_path, capsys):
     folder, _ = made
-    lines = Path(pairs_file).read_text().splitlines(keepends=True)[::-1][:100]
-    other = write_text(tmp_path / "other.tsv", "".join(lines))
+    other = write_text(tmp_path / "other.tsv", other_lines)
     training = {"init_from": str(folder), "train_steps": 2, "iterations": 2, "save_steps": 2}
-    slowly = {"learning_rate": 1e-9, "warmup_steps": 0}
-    train(tmp_path / "new", other, training=training, model={"rate": 0.2}, optimizer=slowly)
+    train(tmp_path / "new", other, training=training, model={"rate": 0.2}, optimizer=SLOWLY)
     assert f"init_from {folder}: step 60, latest; changed: rate 0.1 -> 0.2" in capsys.readouterr().out
     before, after = (read_checkpoint(path / f"ckpt-{n}") for path, n in ((folder, 60), (tmp_path / "new", 2)))
     for name in after:
         if name.startswith("weights/"):
             np.testing.assert_allclose(after[name], before[name], atol=1e-6, err_msg=name)
-    strange = write_text(tmp_path / "strange.tsv", "abd\tB A\n" + "".join(lines))
-    with pytest.raises(ValueError, match="'d' is not in the vocabulary.*Leave such symbols out"):
-        train(tmp_path / "no", strange, training=training, optimizer=slowly)
-    with pytest.raises(ValueError, match="source_level must be 'char', as the vocabularies to use, got 'word'"):
-        train(tmp_path / "no", other, training=training, optimizer=slowly, data={"source_level": "word"})
-    with pytest.raises(ValueError, match="norm_first must be True, as in .*, got False"):
-        train(tmp_path / "no", other, training=training, optimizer=slowly, model={"norm_first": False})
+
+
+@pytest.mark.parametrize(
+    "first, changes, message",
+    [
+        ("abd\tB A\n", {}, "'d' is not in the vocabulary.*Leave such symbols out"),
+        ("", {"data": {"source_level": "word"}}, "source_level must be 'char', as the vocabularies to use, got 'word'"),
+        ("", {"data": {"min_freq": 2}}, "min_freq must be left out, got 2: the symbols are known"),
+        ("", {"model": {"norm_first": False}}, "norm_first must be True, as in .*, got False"),
+    ],
+)
+def test_a_new_run_refuses_what_the_other_does_not_have(made, other_lines, tmp_path, first, changes, message):
+    path = write_text(tmp_path / "other.tsv", first + other_lines)
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path / "no", path, training={"init_from": str(made[0])}, optimizer=SLOWLY, **changes)
 
 
 def test_a_folder_of_another_family_says_what_it_holds(made, run_dir, text_file, tmp_path):

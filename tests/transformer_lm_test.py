@@ -175,7 +175,11 @@ def plainly_trained(small_batches):
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param({"gradient_accumulation_steps": 2}, marks=SLOW), {"static_shapes": True}, {"recompute": True}],
+    [
+        pytest.param({"gradient_accumulation_steps": 2}, marks=SLOW),
+        {"static_shapes": True},
+        pytest.param({"recompute": True}, marks=SLOW),
+    ],
     ids=str,
 )
 def test_training_is_the_same_in_parts_with_static_shapes_and_recomputed(small_batches, plainly_trained, options):
@@ -280,7 +284,7 @@ def lm():
         pytest.param({"context_len": 32}, marks=SLOW),
         {"context_len": 5, **BINS},
         pytest.param({"context_len": 2}, marks=SLOW),
-        {"context_len": 6, "mem_len": 3, "same_length": True},
+        pytest.param({"context_len": 6, "mem_len": 3, "same_length": True}, marks=SLOW),
     ],
     ids=str,
 )
@@ -379,7 +383,7 @@ def test_generation_in_half_precision_stays_close(prompt, dtype):
 # ---------------------------------------- sliding window
 
 
-@pytest.mark.parametrize("window, step, n", [(5, 2, 17), (4, 4, 14), (6, 3, 5), (1, 1, 6)])
+@pytest.mark.parametrize("window, step, n", [(5, 2, 17), pytest.param(4, 4, 14, marks=SLOW), (6, 3, 5), (1, 1, 6)])
 def test_sliding_window_is_a_loop_of_score(window, step, n):
     lm = make(**BINS)
     tokens = np.random.default_rng(1).integers(0, 23, [n])
