@@ -218,6 +218,7 @@ class TaggingSignatures(StoredModel):
         if tables:
             self.graph = SentenceGraph(self.lattice, self.limits.max_tokens, **tables, level=tagger.token_level)
         self.resources.graph = self.graph
+        self._entities = self.shared(self._found_in, self.inputs)
 
     def signatures(self) -> dict[str, Callable]:
         arguments = {self.tag: self.inputs}
@@ -292,9 +293,9 @@ class TaggingSignatures(StoredModel):
         inputs = self.graph.features(checked([short, limits.check_size("text", rows, longest)], tokens.strings))
         if self.lattice:
             inputs = checked(self._item_checks("text", rows, tf.shape(inputs["lattice"])[1]), inputs)
-        return self._entities(inputs), tokens
+        return self._entities({name: inputs[name] for name in self.inputs}), tokens
 
-    def _entities(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def _found_in(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """`Tagger.entities`, which must have a place, of as many as there are, even none."""
         length = tf.shape(inputs["bigrams" if self.lattice else "chars"])[1]
         padded = {}
