@@ -70,7 +70,7 @@ def of_whole(whole, run_dir, last):
         file.write("1,3.14")  # of a line that was being written
 
 
-def test_a_run_goes_on_in_the_middle_of_a_window_is_stopped_in_a_validation_and_goes_on_again(
+def test_a_run_goes_on_in_the_middle_of_an_interval_is_stopped_in_a_validation_and_goes_on_again(
     run_dir, text_file, whole, monkeypatch, capfd
 ):
     of_whole(whole, run_dir, last=9)
@@ -86,7 +86,7 @@ def test_a_run_goes_on_in_the_middle_of_a_window_is_stopped_in_a_validation_and_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [[8], [2, 10]], ids=str)
-def test_a_killed_run_goes_on_in_the_middle_of_a_window(run_dir, text_file, whole, monkeypatch, steps):
+def test_a_killed_run_goes_on_in_the_middle_of_an_interval(run_dir, text_file, whole, monkeypatch, steps):
     for step in steps:
         with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
             at_step(patch, RunState, "on_epoch_end" if step == 10 else "on_train_batch_end", step, die)
@@ -122,9 +122,9 @@ def test_a_checkpoint_is_restored_on_another_number_of_replicas(whole, two_repli
         lm.optimizer.build(lm.trainable_variables)
     empty = np.zeros([2, 8, 16], np.float32)  # two rows a replica
     lm.loop = LoopState(mems=[lm._to_replicas([empty, empty], tf.float32)])
-    carried, window = RunCheckpoints(lm, folder).restore(folder.checkpoint(9))
+    carried, sums = RunCheckpoints(lm, folder).restore(folder.checkpoint(9))
     expected = read_checkpoint(whole[0] / "ckpt-9")
-    np.testing.assert_array_equal(window, expected["window"])
+    np.testing.assert_array_equal(sums, expected["window"])
     lm.set_carried_arrays(carried)
     np.testing.assert_array_equal(lm.carried_arrays()["mems"], expected["mems"])
     for name, array in txl_tf.tf1_variables(lm).items():

@@ -120,10 +120,10 @@ class CheckFinite(keras.callbacks.Callback):
 
 
 class Validate(keras.callbacks.Callback):
-    """Evaluates at the end of every window of steps in which a checkpoint is due, but the last of the training.
+    """Evaluates at the end of every interval of steps in which a checkpoint is due, but the last of the training.
 
     Adds `val_loss`, and `val_` of the model's other metrics, to the epoch's logs. Keras's own validation would be
-    missing for a window whose steps ended in an earlier session.
+    missing for an interval whose steps ended in an earlier session.
     """
 
     def __init__(self, batches: tf.data.Dataset | Segments, stop: StopOnSignal, training: RunConfig):
@@ -140,10 +140,10 @@ class Validate(keras.callbacks.Callback):
 
 
 class RunState(keras.callbacks.Callback):
-    """Windows, checkpoints and the end of the training.
+    """Intervals, checkpoints and the end of the training.
 
-    A window is `iterations` steps, and a line of `log.csv`. To Keras it is an epoch: its callbacks write a line at the
-    end of an epoch. A resumed run may begin in the middle of a window, so the number of the step ends the epoch, not
+    An interval is `iterations` steps, and a line of `log.csv`. To Keras it is an epoch: its callbacks write a line at
+    the end of one. A resumed run may begin in the middle of an interval, so the number of the step ends the epoch, not
     the number of steps in it. With `iterations` 50, a run that was stopped after step 130 goes on like this:
 
         epoch (from 0)     2             3             4
@@ -154,18 +154,18 @@ class RunState(keras.callbacks.Callback):
     checkpoint holds. After step 150, `on_train_batch_end` sets `stop_training`, which ends Keras's epoch early;
     `on_epoch_end` takes that back unless the training is done.
 
-    Checkpoints in the middle of a window are written after the step, those at its end after the validation and the
-    loggers: `log.csv` has the lines of all windows before a checkpoint.
+    Checkpoints in the middle of an interval are written after the step, those at its end after the validation and the
+    loggers: `log.csv` has the lines of all intervals before a checkpoint.
 
     Args:
-        state: `(carried, window)` of `RunCheckpoints.restore`, or `(None, None)`.
+        state: `(carried, sums)` of `RunCheckpoints.restore`, or `(None, None)`.
         others: the callbacks that come before it.
     """
 
     def __init__(self, checkpoints: RunCheckpoints, state: tuple, training: RunConfig, others: list):
         super().__init__()
         self.checkpoints = checkpoints
-        self.carried, self.window = state
+        self.carried, self.sums = state
         self.training = training
         self.others = others
 
@@ -173,11 +173,11 @@ class RunState(keras.callbacks.Callback):
         self.saved_step = step = step_of(self.model)
         if self.carried is not None:
             self.model.set_carried_arrays(self.carried)
-        if self.window is not None and step % self.training.iterations == 0:
-            self.finish_window(step)
+        if self.sums is not None and step % self.training.iterations == 0:
+            self.finish_interval(step)
 
-    def finish_window(self, step):
-        """Ends a window whose steps have all been done by a session that was stopped in the validation."""
+    def finish_interval(self, step):
+        """Ends an interval whose steps have all been done by a session that was stopped in the validation."""
         epoch = step // self.training.iterations - 1
         for callback in [*self.others, self]:
             callback.on_epoch_begin(epoch)
@@ -186,16 +186,16 @@ class RunState(keras.callbacks.Callback):
             callback.on_epoch_end(epoch, logs)
 
     def on_epoch_begin(self, epoch, logs=None):
-        if self.window is not None:
-            self.model.set_metric_totals(self.window)
-            self.window = None
+        if self.sums is not None:
+            self.model.set_metric_totals(self.sums)
+            self.sums = None
 
     def on_train_batch_end(self, batch, logs=None):
         step = step_of(self.model)
         if step >= self.training.train_steps or step % self.training.iterations == 0:
             self.model.stop_training = True  # that is, the epoch: see on_epoch_end
         elif self.is_due(step):
-            self.save(mid_window=True)
+            self.save(mid_interval=True)
         if self.model.stop_agreed and step < self.training.train_steps:
             raise Stopped
 
@@ -214,16 +214,16 @@ class RunState(keras.callbacks.Callback):
     def is_due(self, step):
         return step // self.training.save_steps > self.saved_step // self.training.save_steps
 
-    def save(self, mid_window=False):
+    def save(self, mid_interval=False):
         """Writes a checkpoint, unless there is one of this step."""
         step = step_of(self.model)
         if step > self.saved_step:
-            self.checkpoints.save(mid_window)
+            self.checkpoints.save(mid_interval)
             self.saved_step = step
 
 
 class Progress(keras.callbacks.Callback):
-    """A line of progress at the end of every Keras epoch, which is a window of `iterations` steps; one after the
+    """A line of progress at the end of every Keras epoch, which is an interval of `iterations` steps; one after the
     first steps of a session, with their speed.
 
     Adds to the epoch's logs, for the loggers after it: `step`, `learning_rate` of the last step and
@@ -259,7 +259,7 @@ class Progress(keras.callbacks.Callback):
             logger.info(" | ".join([self.place(step), f"loss {logs['loss']:.4f}", speed, self.left(step, seconds)]))
 
     def step_seconds(self):
-        """Seconds a step, of those since the window, or the first step, began; NaN where there was none."""
+        """Seconds a step, of those since the interval, or the first step, began; NaN where there was none."""
         (first, started), (step, ended) = self.begin, self.end
         return (ended - started) / (step - first) if step > first else float("nan")
 

@@ -30,6 +30,7 @@ from txl_tf.runs.weights import (
 )
 
 logger = logging.getLogger("txl_tf")
+SUMS = "window"  # the key, in a checkpoint, of the sums since the last line of `log.csv`
 
 
 class RunCheckpoints:
@@ -37,7 +38,7 @@ class RunCheckpoints:
 
     They hold the weights (a language model's by the original's names), the optimizer's variables and the memory, if the
     model has one. The memory is one array of all replicas' rows, so that another number of replicas can continue. A
-    checkpoint in the middle of a window of steps also holds the sums behind the window's line in `log.csv`.
+    checkpoint in the middle of an interval of steps also holds the sums behind the interval's line in `log.csv`.
 
     Args:
         model: `MemoryModel` or `Resumable`, compiled, its optimizer built.
@@ -98,19 +99,19 @@ class RunCheckpoints:
             raise ValueError(f"no checkpoint in {self.folder} can be read:\n  " + "\n  ".join(problems))
         return None
 
-    def save(self, mid_window: bool = False) -> str:
+    def save(self, mid_interval: bool = False) -> str:
         """Writes a checkpoint of the present state and returns its path.
 
         Args:
-            mid_window: whether steps have been done since the last line of `log.csv`, which the next will count.
+            mid_interval: whether steps have been done since the last line of `log.csv`, which the next will count.
         """
         step = int(self._model.optimizer.iterations.numpy())
         path = self.folder.checkpoint(step)
         carried = self._model.carried_arrays()  # of all workers
         if self.write:
-            window = {"window": self._model.metric_totals} if mid_window else {}
+            sums = {SUMS: self._model.metric_totals} if mid_interval else {}
             with self.naming_last():
-                write_checkpoint(path, {**run_weights(self._model), **self._optimizer(), **carried, **window})
+                write_checkpoint(path, {**run_weights(self._model), **self._optimizer(), **carried, **sums})
                 self._sweep(step)
         return path
 
@@ -143,7 +144,7 @@ class RunCheckpoints:
         """Sets weights and optimizer from a checkpoint, or nothing at all if it does not fit.
 
         Returns:
-            `(carried, window)`: `carried_arrays` to go on with, and `metric_totals` of the window in whose middle it
+            `(carried, sums)`: `carried_arrays` to go on with, and `metric_totals` of the interval in whose middle it
             was saved, or `None`.
         """
         read = weights_reader(self._model, path)
@@ -157,11 +158,11 @@ class RunCheckpoints:
                 )
             check_fits(path, optimizer, self._optimizer())
             arrays = {name: read(name) for name in weights_by_name(self._model)}
-            others = [*optimizer, *self._model.carried_names, *({"window"} & shapes.keys())]
+            others = [*optimizer, *self._model.carried_names, *({SUMS} & shapes.keys())]
             arrays |= {key: reader.get_tensor(key) for key in others}
         for key, variable in {**weights_by_name(self._model), **self._optimizer()}.items():
             variable.assign(arrays[key])
-        return {name: arrays[name] for name in self._model.carried_names}, arrays.get("window")
+        return {name: arrays[name] for name in self._model.carried_names}, arrays.get(SUMS)
 
     def _optimizer(self) -> dict[str, Any]:
         return {f"optimizer/{i}": variable for i, variable in enumerate(self._model.optimizer.variables)}

@@ -54,8 +54,8 @@ class _TrackerFile:
 class Tracker(keras.callbacks.Callback):
     """Tracks nothing. `WandbTracker` and `MlflowTracker` follow a run.
 
-    As a callback it logs every window of steps. As a context manager around the training and the evaluations after it,
-    it opens the tracked run, and closes it as finished, as stopped by a signal, or as failed.
+    As a callback it logs every interval of steps. As a context manager around the training and the evaluations after
+    it, it opens the tracked run, and closes it as finished, as stopped by a signal, or as failed.
     """
 
     def __enter__(self) -> Tracker:
@@ -134,7 +134,7 @@ class ServiceTracker(Tracker):
                 self._log(logs, logs["step"])
 
     def _log(self, values: dict[str, float], step: int) -> None:
-        """Logs the finite numbers: the first window has no tokens_per_second, where it is a single step."""
+        """Logs the finite numbers: the first interval has no tokens_per_second, where it is a single step."""
         finite = {name: float(value) for name, value in values.items() if math.isfinite(value) and name != "step"}
         self.log(finite, step)
         self.logged = step

@@ -47,7 +47,7 @@ def train_run(
     """Trains a model and evaluates it; everything it leaves behind is in the folder.
 
     A folder that holds checkpoints is continued from the newest that is whole, exactly: weights, optimizer, memory,
-    place in the data, dropout and the sums of the window of steps that was under way. Several workers that train
+    place in the data, dropout and the sums of the interval of steps that was under way. Several workers that train
     together must see the same folder; only the first writes to it and logs.
 
     Args:
@@ -251,12 +251,12 @@ class Run:
         self.tracker.log_text(name, text, step)
 
     def sample_if_validated(self, epoch: int, logs: dict) -> None:
-        """At the end of a window of steps with a validation."""
+        """At the end of an interval of steps with a validation."""
         if "val_loss" in logs:
             self.sample()
 
     def fit(self, state: tuple) -> None:
-        """Trains to the last step. A Keras epoch is a window of `iterations` steps, see `RunState`."""
+        """Trains to the last step. A Keras epoch is an interval of `iterations` steps, see `RunState`."""
         model, training, checkpoints = self.model, self.training, self.checkpoints
         start = step_of(model)
         stops_early = self.folder.stops_early(training, start // training.save_steps * training.save_steps)
@@ -297,7 +297,7 @@ class Run:
                     callbacks=[*followers, run_state],
                 )
             except Stopped:
-                run_state.save(mid_window=True)
+                run_state.save(mid_interval=True)
                 stopped = True
             if stopped or stop.received:  # perhaps after the last step
                 saved = f"step {step_of(model)} is saved as {checkpoints.latest}"

@@ -103,9 +103,9 @@ class Segments:
         def segment(i):
             begin = i % self._n_batch * tgt_len
             epoch = 0 if self.documents is None else i // self._n_batch  # which decides the order of documents
-            window = read_columns(epoch, begin, begin + tgt_len + 1)  # [rows, T + 1]; shorter where the rows end
-            window = tf.ensure_shape(window, [len(rows), tgt_len + 1 if one_length else None])
-            return window[:, :-1], window[:, 1:]
+            read = read_columns(epoch, begin, begin + tgt_len + 1)  # [rows, T + 1]; shorter where the rows end
+            read = tf.ensure_shape(read, [len(rows), tgt_len + 1 if one_length else None])
+            return read[:, :-1], read[:, 1:]
 
         order = tf.data.Dataset.range(self.start, self._n_batch)
         order = tf.data.Dataset.counter(self.start) if self.repeat else order

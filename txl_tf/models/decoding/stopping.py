@@ -61,16 +61,16 @@ def add_token(stops, token):
     units = tf.gather(stops.units, token)  # [B, P]
     most, length = keras.ops.shape(units)[1], keras.ops.shape(stops.tail)[1]
     count = tf.reduce_sum(tf.cast(units != NONE, tf.int32), -1)
-    window = tf.concat([stops.tail, units], 1)
+    recent = tf.concat([stops.tail, units], 1)
     place, column = tf.range(most), tf.range(length)
     # The last L units up to each place of the token: [B, P, L]
-    endings = tf.gather(window, place[:, None] + 1 + column, axis=1)
+    endings = tf.gather(recent, place[:, None] + 1 + column, axis=1)
     strings = stops.strings[:, None]  # [B, 1, S, L]
     equal = tf.reduce_all((endings[:, :, None] == strings) | (strings == NONE), -1)
     complete = tf.reduce_any(equal & tf.reduce_any(strings != NONE, -1), -1) & (place < count[:, None])  # [B, P]
     first = tf.reduce_min(tf.where(complete, place, most), 1)
     ended = tf.reduce_any(complete, 1)
-    tail = tf.gather(window, count[:, None] + column, batch_dims=1)
+    tail = tf.gather(recent, count[:, None] + column, batch_dims=1)
     return ended, tf.where(ended, count - first - 1, 0), tail
 
 
