@@ -102,7 +102,11 @@ def test_the_register_tells_gpus_from_processors():
 
 @pytest.mark.parametrize("case", CASES)
 def test_training_runs_on_the_gpu(case, graph_of):
-    assert not on_host(graph_of(case))
+    """Taggers check their tags; what they would say of wrong ones is text, and on the host."""
+    graph = graph_of(case)
+    on_host_types = [types_of(node, "dtype") for node in nodes(graph) if node.op == "Const" and not runs_on_gpu(node)]
+    assert set(on_host(graph)) <= ({"Const"} if case in TAGGERS else set())
+    assert all(types == {tf.string.as_datatype_enum} for types in on_host_types)
 
 
 @pytest.mark.parametrize(
