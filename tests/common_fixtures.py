@@ -69,14 +69,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker(skip)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item):
-    """Has fast tests run graphs as they are traced: Grappler takes longer to rewrite a small one than that runs.
+def pytest_collection_finish(session):
+    """Has the fast suite run graphs as they are traced: Grappler takes longer to rewrite a small one than that runs.
 
-    Slow tests run them as users do, --grappler has all tests do so.
+    One way for all tests of a process, as bits may differ. With slow tests, or --grappler, it is that of users.
     """
-    rewritten = item.config.getoption("grappler") or item.get_closest_marker("slow") is not None
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not rewritten})
+    alone = not any(item.get_closest_marker("slow") for item in session.items)
+    without = alone and not session.config.getoption("grappler")
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": without})
 
 
 @pytest.fixture(scope="session", autouse=True)
