@@ -216,7 +216,7 @@ def test_a_text_begins_with_a_document_and_ends_with_it(tmp_path, json_lines, ge
     assert score.nll == pytest.approx(float(np.sum(nll)), rel=1e-5)
 
     monkeypatch.setattr(RunFolder, "load_model", lambda *args: lm)  # whose graphs are made once
-    assert generate_tool.encode(vocab, b"").tolist() == [end]
+    assert generate_tool.encode_prompt(vocab, b"", "prompt").tolist() == [end]
     shown = []
     for more in ("--stop_at_document", "--nostop_at_document"):
         flags = [f"--model_dir={tmp_path / 'run'}", "--prompt=", "--max_new_tokens=100", "--seed=3", more]

@@ -38,7 +38,11 @@ def run_without_reader(path, *arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_hundreds_of_signals_save_once_and_do_not_change_the_status(run_dir, command, number, status):
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def hang_up():  # as at a terminal, also where the tests run under nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hang_up)
     for line in iter(process.stdout.readline, ""):
         if line.startswith("step"):
             break
