@@ -15,6 +15,14 @@ from txl_tf.runs.callbacks import RunState, StopOnSignal
 from txl_tf.runs.folder import RunFolder
 
 
+@pytest.fixture(autouse=True)
+def as_at_a_terminal():
+    """Programs inherit SIGHUP, which nohup has ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def command(run_dir, text_file):
     options = {name: value for group in TINY_RUN.values() for name, value in group.items()}
@@ -38,11 +46,7 @@ def run_without_reader(path, *arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_hundreds_of_signals_save_once_and_do_not_change_the_status(run_dir, command, number, status):
-    def hang_up():  # as at a terminal, also where the tests run under nohup
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=hang_up)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for line in iter(process.stdout.readline, ""):
         if line.startswith("step"):
             break
