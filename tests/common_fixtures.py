@@ -79,11 +79,6 @@ def pytest_collection_finish(session):
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": without})
 
 
-def pytest_runtest_setup():
-    """Keeps the collectives of a test's strategies apart from those before, as TensorFlow's own tests do."""
-    tf.distribute.MirroredStrategy._collective_key_base += 100
-
-
 @pytest.fixture(scope="session", autouse=True)
 def other_draws(request):
     """With --seed-offset, NumPy's generators that tests make draw other numbers; those of the library do not."""

@@ -517,6 +517,21 @@ def _(tmp_path):
     assert callable(tf.tpu.experimental.initialize_tpu_system)  # needs a TPU
 
 
+@hook("tf.distribute.MirroredStrategy._collective_key_base")
+def _(tmp_path):
+    """Sums of another shape, over the same devices: with the same keys, TensorFlow refuses the second."""
+    for n in (3, 4):
+        tf.distribute.MirroredStrategy._collective_key_base += 100
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+        def total(n=n):
+            return tf.distribute.get_replica_context().all_reduce("sum", tf.ones([n]))
+
+        found = tf.function(lambda strategy=strategy, total=total: strategy.run(total))()
+        for value in strategy.experimental_local_results(found):
+            np.testing.assert_array_equal(value, np.full(n, 2.0))
+
+
 @hook("tf.distribute.Strategy.experimental_local_results")
 def _(tmp_path):
     assert tf.distribute.get_strategy().experimental_local_results(3) == (3,)

@@ -69,6 +69,8 @@ def make_strategy(
         devices = gpus or tf.config.list_logical_devices("CPU")
         if len(devices) == 1:
             logger.info("strategy=mirrored: there is one device, %s; training on it alone", devices[0].name)
+        # Or TensorFlow takes the sums of a second training in this process for those of the first.
+        tf.distribute.MirroredStrategy._collective_key_base += 100
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     return tf.distribute.get_strategy()
 
