@@ -1,4 +1,4 @@
-"""Measures the memory that stays of models that are made, used as in dropped_test.py, and dropped.
+"""Measures the memory that stays of models that are made, used as in dropping.py, and dropped.
 
     python tests/memory_left.py TENER --models=30
     python tests/memory_left.py "a model of Keras"
@@ -19,7 +19,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
-from dropped_test import TOKENS, USES
+from dropping import TOKENS, USES
 from tensorflow.python.eager import context
 
 
