@@ -135,6 +135,11 @@ def completed(config, instead):
     return {**values(config), **known, **values(config, given_only=True)}
 
 
+def config_of(group, instead=()):
+    """The config of a group's flags, with those of the dictionary `instead` where the command line gives none."""
+    return group(**completed(group, dict(instead)))
+
+
 def optimizer_arguments(config, training, instead=()):
     """Those of the group `config`. A warm-up that nobody gave, and that is as long as the training, becomes a tenth."""
     found = completed(config, dict(instead))

@@ -30,6 +30,7 @@ from absl import flags
 
 from txl_programs.program import (
     FLAGS,
+    config_of,
     define_flags,
     define_line_flags,
     input_lines,
@@ -94,7 +95,7 @@ def summed(scores, sums):
 def main():
     if not FLAGS.columns or set(FLAGS.columns) - set(COLUMNS):
         raise ValueError(f"columns must be of {', '.join(COLUMNS)}, got {','.join(FLAGS.columns)!r}")
-    config = ScoringConfig(**values(ScoringConfig))
+    config = config_of(ScoringConfig)
     check_writable(FLAGS.output)
     folder = RunFolder(FLAGS.model_dir, "language_model")
     lines, name = input_lines()

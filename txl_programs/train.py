@@ -22,7 +22,7 @@ import os
 
 from absl import flags
 
-from txl_programs.program import FLAGS, completed, define_flags, optimizer_arguments, origin_of, run, values
+from txl_programs.program import FLAGS, completed, config_of, define_flags, optimizer_arguments, origin_of, run, values
 from txl_tf.config import (
     EvaluationConfig,
     MachineConfig,
@@ -181,18 +181,18 @@ def main():
     from txl_tf.runs.folder import RunFolder
     from txl_tf.runs.train import train_run
 
-    folder, machine = RunFolder(FLAGS.model_dir, "language_model"), MachineConfig(**values(MachineConfig))
+    folder, machine = RunFolder(FLAGS.model_dir, "language_model"), config_of(MachineConfig)
     evaluation = values(EvaluationConfig)
     if FLAGS.do_train and not FLAGS.do_eval_only:
         group, settings = settings_of(folder)
-        training = TrainingConfig(**completed(TrainingConfig, settings["training"]))
+        training = config_of(TrainingConfig, settings["training"])
         train_run(
             folder,
             data=data_arguments(settings["data"]),
             model=group(**model_arguments(group, instead=settings["model"])),
             optimizer=OptimizerConfig(**optimizer_arguments(OptimizerConfig, training, settings["training"])),
             training=training,
-            final=EvaluationConfig(**completed(EvaluationConfig, settings["training"])),
+            final=config_of(EvaluationConfig, settings["training"]),
             machine=machine,
         )
     elif FLAGS.do_eval or FLAGS.do_eval_only:

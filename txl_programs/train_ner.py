@@ -21,7 +21,7 @@ txl-tag tags with it, txl-export-saved-model makes a served model of it.
 
 from absl import flags
 
-from txl_programs.program import FLAGS, completed, define_flags, optimizer_arguments, origin_of, run, values
+from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of, run, values
 from txl_tf.config import (
     FlatTaggerConfig,
     MachineConfig,
@@ -57,14 +57,14 @@ def main():
     stray = [name for name in given if name not in model.names()]
     if stray:
         raise ValueError(f"--{stray[0]} is no flag of --model={kind}")
-    training = TaggerTrainingConfig(**completed(TaggerTrainingConfig, settings["training"]))
+    training = config_of(TaggerTrainingConfig, settings["training"])
     train_run(
         FLAGS.model_dir,
-        data=TaggedConfig(**completed(TaggedConfig, settings["data"])),
-        model=model(**completed(model, settings["model"])),
+        data=config_of(TaggedConfig, settings["data"]),
+        model=config_of(model, settings["model"]),
         optimizer=OptimizerConfig(**optimizer_arguments(OptimizerConfig, training, settings["training"])),
         training=training,
-        machine=MachineConfig(**values(MachineConfig)),
+        machine=config_of(MachineConfig),
     )
 
 

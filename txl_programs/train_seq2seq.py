@@ -17,7 +17,7 @@ txl-export-saved-model makes a served model of it, txl-average-checkpoints the m
 
 from absl import flags
 
-from txl_programs.program import FLAGS, completed, define_flags, optimizer_arguments, origin_of, run, values
+from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of, run
 from txl_tf.config import (
     MachineConfig,
     OptimizerConfig,
@@ -43,15 +43,15 @@ def main():
     from txl_tf.runs.train import train_run
 
     _, settings = origin_of(RunFolder(FLAGS.model_dir), "encoder_decoder")
-    training = PairsTrainingConfig(**completed(PairsTrainingConfig, settings["training"]))
+    training = config_of(PairsTrainingConfig, settings["training"])
     train_run(
         FLAGS.model_dir,
-        data=PairsConfig(**completed(PairsConfig, settings["data"])),
-        model=TransformerConfig(**completed(TransformerConfig, settings["model"])),
+        data=config_of(PairsConfig, settings["data"]),
+        model=config_of(TransformerConfig, settings["model"]),
         optimizer=OptimizerConfig(**optimizer_arguments(OptimizerConfig, training, settings["training"])),
         training=training,
-        final=SearchConfig(**values(SearchConfig)),
-        machine=MachineConfig(**values(MachineConfig)),
+        final=config_of(SearchConfig),
+        machine=config_of(MachineConfig),
     )
 
 

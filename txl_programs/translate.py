@@ -21,13 +21,13 @@ from absl import flags
 
 from txl_programs.program import (
     FLAGS,
+    config_of,
     define_flags,
     define_line_flags,
     input_lines,
     load_model,
     read_flags,
     run,
-    values,
     write_answers,
 )
 from txl_tf.config import SearchConfig
@@ -75,7 +75,7 @@ def report(found, references, level):
 
 
 def main():
-    search = SearchConfig(**values(SearchConfig))
+    search = config_of(SearchConfig)
     if FLAGS.pairs and FLAGS.input:
         raise ValueError("--pairs and --input exclude each other")
     check_writable(FLAGS.output)

@@ -233,18 +233,18 @@ def _read_with(config: TaggedConfig, names: dict, vocabs: list[Vocab], known: li
     texts, wanted = {}, config.tag_scheme
     for split, path in names.items():
         texts[split] = read_tagged(path, config.segment_digits, wanted)
-    if not wanted and _kinds(_tags_of(texts)) <= _kinds(known):
+    if not wanted and _kinds(_tags_of(*texts.values())) <= _kinds(known):
         wanted = detect_scheme(known)
     texts, scheme = _in_one_scheme(texts, names, wanted)
-    labels = known if _tags_of(texts) <= set(known) else _make_labels(texts, names, scheme)
+    labels = known if _tags_of(*texts.values()) <= set(known) else _make_labels(texts, names, scheme)
     vocab, bigram_vocab, *words = vocabs
     lexicon = Lexicon(words[0].symbols) if words else None
     corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, level=config.token_level)
     return _encoded(corpus, texts)
 
 
-def _tags_of(texts: dict) -> set[str]:
-    return {tag for text in texts.values() for sentence in text for tag in sentence.tags}
+def _tags_of(*texts: list[TaggedSentence]) -> set[str]:
+    return {tag for text in texts for sentence in text for tag in sentence.tags}
 
 
 def _kinds(tags: Iterable[str]) -> set[str]:
@@ -330,7 +330,7 @@ def _warn_of_broken(text: list[TaggedSentence], name: str, scheme: str, converte
 
 def _make_labels(texts: dict, names: dict, scheme: str) -> list[str]:
     """The labels of the training sentences, entity types in alphabetical order. Other files may have no other type."""
-    tags = {split: {tag for sentence in text for tag in sentence.tags} for split, text in texts.items()}
+    tags = {split: _tags_of(text) for split, text in texts.items()}
     kinds = sorted(tags["train"]) if scheme == NONE else sorted({split_tag(tag)[1] for tag in tags["train"] - {"O"}})
     has_outside = any("O" in found for found in tags.values())
     labels = kinds if scheme == NONE else all_labels(kinds, scheme, has_outside)
