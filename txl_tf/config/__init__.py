@@ -9,6 +9,7 @@ A group checks itself when it is made, and an error names the argument, what was
 """
 
 from txl_tf.config.checks import Config, at_least, check_bins, check_fields, one_of, satisfies
+from txl_tf.config.cluster import ClusterConfig, TrainingClusterConfig
 from txl_tf.config.data import (
     COUNTED_LEVELS,
     DATASETS,
@@ -61,12 +62,12 @@ from txl_tf.config.training import (
 )
 
 __all__ = [
-    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MIN_FREQ", "OPTIMIZERS",
-    "PAIR_DATASETS", "PAIR_LEVELS", "POS_EMBEDS", "PRECISIONS", "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES",
-    "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "TOKEN_LEVELS", "WEIGHT_TYPES", "Config", "EncoderConfig",
-    "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig",
-    "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig",
-    "SearchConfig", "SentenceConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig",
-    "TextConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig", "at_least", "check_bins",
-    "check_fields", "one_of", "satisfies",
+    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MIN_FREQ",
+    "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POS_EMBEDS", "PRECISIONS", "REPETITION_WINDOW", "RESIDUALS",
+    "SCHEDULES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "TOKEN_LEVELS", "WEIGHT_TYPES", "ClusterConfig",
+    "Config", "EncoderConfig", "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig",
+    "ModelConfig", "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig",
+    "ScoringConfig", "SearchConfig", "SentenceConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig",
+    "TenerTaggerConfig", "TextConfig", "TrainingClusterConfig", "TrainingConfig", "TransformerConfig",
+    "TransformerLMConfig", "at_least", "check_bins", "check_fields", "one_of", "satisfies",
 ]  # fmt: skip

@@ -1,0 +1,27 @@
+"""A Ray cluster of this machine: several raylets, as several machines have them."""
+
+import contextlib
+import logging
+
+import pytest
+
+
+@contextlib.contextmanager
+def raylets(number, cpus=1):
+    """A cluster of so many nodes of `cpus` cores each, to which this process is connected.
+
+    Yields the `ray.cluster_utils.Cluster`: it has an `address`, `add_node`, `remove_node`. Without Ray, the test skips.
+    """
+    ray = pytest.importorskip("ray", reason="the extra cluster is not installed")
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": cpus, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        for _ in range(number - 1):
+            cluster.add_node(**{name: value for name, value in node.items() if name != "include_dashboard"})
+        ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()

@@ -1,0 +1,70 @@
+"""The connection to a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from types import ModuleType
+
+_SECONDS_TO_REACH = 20
+
+
+def ray_package() -> ModuleType:
+    """Ray, which the extra `cluster` installs. Raises ValueError where it is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns that this will be so
+    try:
+        import ray
+    except ImportError as error:
+        raise ValueError(
+            'ray_address and ray_workers need the package ray, which is not installed: pip install "ray[data,train]"'
+        ) from error
+    return ray
+
+
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[ModuleType]:
+    """Connects this process to a Ray cluster, unless it is connected already.
+
+    Args:
+        address: `"auto"`, `"host:port"`, or `"local"` for a cluster of this machine alone, which ends with the block.
+            `None` is the cluster of the environment variable `RAY_ADDRESS`, else local.
+
+    Yields:
+        The package.
+
+    Raises:
+        ValueError: Ray is not installed, or the address is none.
+        ConnectionError: no cluster is there.
+    """
+    ray = ray_package()
+    if ray.is_initialized():
+        yield ray
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address not in ("auto", "local"):
+        _check_reachable(address)
+    options = {"include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, RuntimeError, SystemExit) as error:  # SystemExit is what its C++ part ends with
+        what = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConnectionError(f"the Ray cluster ray_address={address} cannot be reached: {what}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raises ConnectionError where nobody listens at `host:port`; Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit()) or "/" in host:
+        raise ValueError(f"ray_address must be auto, local or host:port, got {address}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_REACH).close()
+    except OSError as error:
+        raise ConnectionError(f"the Ray cluster ray_address={address} cannot be reached: {error}") from error

@@ -1,0 +1,51 @@
+"""A Ray cluster, and how much of it a program takes."""
+
+from __future__ import annotations
+
+from txl_tf.config.checks import Config, at_least, group, option
+
+
+@group
+class ClusterConfig(Config):
+    """Where a program runs on a cluster, and on how much of it: see docs/scale.md."""
+
+    ray_address: str | None = option(
+        None, "Ray cluster to run on: auto, host:port, or local, which starts one on this machine."
+    )
+    ray_workers: int | None = option(
+        None, "Workers to run on, each a process of its own. Default: as many as there is room for.", at_least(1)
+    )
+    ray_cpus: int = option(1, "Processor cores of a worker, as Ray counts them.", at_least(0))
+    ray_gpus: int = option(0, "GPUs of a worker.", at_least(0))
+
+    @property
+    def given(self) -> bool:
+        """Whether the program is to run on a cluster."""
+        return bool(self.ray_address or self.ray_workers)
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """Those of a worker, in Ray's names."""
+        return {"CPU": self.ray_cpus, "GPU": self.ray_gpus}
+
+
+@group
+class TrainingClusterConfig(ClusterConfig):
+    """A cluster to train on."""
+
+    ray_workers: int | None = option(None, "Workers to train on, each a process of its own, on a Ray cluster.")
+    ray_min_workers: int | None = option(
+        None, "Go on with so few workers where there is no room for ray_workers. Default: wait for room.", at_least(1)
+    )
+    ray_restarts: int = option(10, "How often workers that are gone are replaced.", at_least(0))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ray_workers:  # 0 is what a worker itself is started with
+            at_least(1)("ray_workers", self.ray_workers)
+        elif self.given or self.ray_min_workers:
+            raise ValueError("ray_address and ray_min_workers go with ray_workers, the number of workers to train on")
+        if self.ray_min_workers and self.ray_min_workers > self.ray_workers:
+            raise ValueError(
+                f"ray_min_workers must be at most ray_workers={self.ray_workers}, got {self.ray_min_workers}"
+            )
