@@ -182,9 +182,10 @@ def run(main):
     """Runs a program: reads its flags, if `read_flags` has not, has the library's messages printed, calls `main()`,
     whose result is the status to end with.
 
-    Stray arguments, ValueError and OSError end it with one line and status 1, Ctrl-C with status 130. With --verbosity
-    an error comes with its traceback instead. Where the standard output is closed, as by `| head`, it ends in silence
-    with status 0; where its disk is full, with one line and status 1. A training saves first.
+    Stray arguments, ValueError and OSError end it with one line and status 1, or the error's `status`; Ctrl-C with
+    status 130. With --verbosity an error comes with its traceback instead. Where the standard output is closed, as by
+    `| head`, it ends in silence with status 0; where its disk is full, with one line and status 1. A training saves
+    first.
     """
     with _ending():
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a shell's background job
@@ -387,6 +388,11 @@ def _run(main, argv):
     except (ValueError, OSError, *_tensorflow_errors()) as error:
         if verbose:
             raise
-        sys.exit(f"{os.path.basename(argv[0])}: {_visible(_message_of(error))}\n(--verbosity=1 shows where)")
+        message = f"{os.path.basename(argv[0])}: {_visible(_message_of(error))}\n(--verbosity=1 shows where)"
+        status = getattr(error, "status", None)
+        if status is None:
+            sys.exit(message)
+        print(message, file=sys.stderr)
+        sys.exit(status)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -15,6 +15,7 @@ of the folder. Evaluation takes the model from the run's config.json; flags such
   training      learning_rate warmup_steps min_lr_ratio clip optimizer train_steps train_batch_size save_steps ...
   model         preset model n_layer d_model d_embed n_head d_head d_inner dropout dropatt tgt_len mem_len untie_r ...
   machine       strategy tpu mixed_precision jit_compile steps_per_execution gradient_accumulation_steps recompute ...
+  cluster       ray_workers ray_address ray_cpus ray_gpus ray_min_workers ray_restarts       (docs/scale.md)
 """
 
 import logging
@@ -22,13 +23,15 @@ import os
 
 from absl import flags
 
-from txl_programs.program import FLAGS, completed, config_of, define_flags, optimizer_arguments, origin_of, run, values
+from txl_programs.program import FLAGS, completed, config_of, define_flags, optimizer_arguments, origin_of, values
+from txl_programs.workers import run_training
 from txl_tf.config import (
     EvaluationConfig,
     MachineConfig,
     ModelConfig,
     OptimizerConfig,
     TextConfig,
+    TrainingClusterConfig,
     TrainingConfig,
     TransformerLMConfig,
 )
@@ -58,6 +61,7 @@ define_flags(OptimizerConfig)
 define_flags(ModelConfig, leave_out="n_token reset_token")
 define_flags(TransformerLMConfig, leave_out="n_token")
 define_flags(MachineConfig)
+define_flags(TrainingClusterConfig)
 
 # Flags of the original's programs that have nothing left to say.
 flags.DEFINE_string("record_info_dir", None, "No effect: the prepared corpus says it.")
@@ -176,6 +180,14 @@ def choose_settings(data, is_there):
     return found
 
 
+def rows_to_divide():
+    """Of a batch, what the workers that are left with --ray_min_workers must divide."""
+    if not FLAGS["train_batch_size"].present:
+        raise ValueError("ray_min_workers needs train_batch_size: as many workers go on as divide it")
+    rows = FLAGS.train_batch_size
+    return [rows // FLAGS.gradient_accumulation_steps, FLAGS.eval_batch_size or rows]
+
+
 def main():
     from txl_tf.runs.evaluate import evaluate_run
     from txl_tf.runs.folder import RunFolder
@@ -211,4 +223,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)
+    run_training(main, rows_to_divide)

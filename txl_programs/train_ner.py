@@ -17,11 +17,13 @@ txl-tag tags with it, txl-export-saved-model makes a served model of it.
   of TENER      attn_type pos_embed after_norm key_position_term
   of FLAT       fusion q_proj k_proj v_proj r_proj attn_ff pre post residual rel_pos_init ...
   machine       strategy mixed_precision jit_compile steps_per_execution
+  cluster       ray_workers ray_address ray_cpus ray_gpus ray_min_workers ray_restarts       (docs/scale.md)
 """
 
 from absl import flags
 
-from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of, run, values
+from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of, values
+from txl_programs.workers import run_training
 from txl_tf.config import (
     FlatTaggerConfig,
     MachineConfig,
@@ -29,6 +31,7 @@ from txl_tf.config import (
     TaggedConfig,
     TaggerTrainingConfig,
     TenerTaggerConfig,
+    TrainingClusterConfig,
 )
 
 MODELS = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig}
@@ -42,6 +45,7 @@ define_flags(OptimizerConfig, learning_rate=1e-3, clip=None, clip_value=5.0, sch
 for group in MODELS.values():
     define_flags(group, leave_out=FROM_DATA)
 define_flags(MachineConfig, leave_out="tpu tpu_zone gcp_project")
+define_flags(TrainingClusterConfig)
 
 flags.mark_flag_as_required("model_dir")
 
@@ -69,4 +73,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)
+    run_training(main)

@@ -13,17 +13,20 @@ txl-export-saved-model makes a served model of it, txl-average-checkpoints the m
   training      learning_rate schedule warmup_steps optimizer beta_2 clip batch_size batch_tokens ...
   model         num_layers d_model num_heads dff max_len rate norm_first share_embeddings label_smoothing ...
   machine       strategy mixed_precision jit_compile steps_per_execution
+  cluster       ray_workers ray_address ray_cpus ray_gpus ray_min_workers ray_restarts       (docs/scale.md)
 """
 
 from absl import flags
 
-from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of, run
+from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of
+from txl_programs.workers import run_training
 from txl_tf.config import (
     MachineConfig,
     OptimizerConfig,
     PairsConfig,
     PairsTrainingConfig,
     SearchConfig,
+    TrainingClusterConfig,
     TransformerConfig,
 )
 
@@ -34,6 +37,7 @@ define_flags(OptimizerConfig, learning_rate=1e-3, clip=1.0, warmup_steps=1000, b
 define_flags(TransformerConfig, leave_out="input_vocab_size target_vocab_size", norm_first=True, label_smoothing=0.1)
 define_flags(SearchConfig)
 define_flags(MachineConfig, leave_out="tpu tpu_zone gcp_project")
+define_flags(TrainingClusterConfig)
 
 flags.mark_flag_as_required("model_dir")
 
@@ -56,4 +60,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)
+    run_training(main)

@@ -15,7 +15,6 @@ _SECONDS_TO_REACH = 20
 def ray_package() -> ModuleType:
     """Ray, which the extra `cluster` installs. Raises ValueError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns that this will be so
     try:
         import ray
     except ImportError as error:

@@ -91,6 +91,12 @@ def log_model(
     logger.info("model: %s parameters, %s, %d replica%s", f"{lm.count_params():,}", mixed_precision, replicas, plural)
 
 
+class WorkerGone(OSError):
+    """Another worker is gone. Programs end with its `status`, EX_TEMPFAIL of sysexits.h: to start again helps."""
+
+    status = 75
+
+
 @contextlib.contextmanager
 def worker_of(strategy: tf.distribute.Strategy, folder: RunFolder) -> Iterator[None]:
     """Of several workers, only the chief logs; a worker that is gone ends the others with a message that says so."""
@@ -101,7 +107,7 @@ def worker_of(strategy: tf.distribute.Strategy, folder: RunFolder) -> Iterator[N
             if num_workers(strategy) == 1:
                 raise
             saved = folder.checkpoints()
-            raise OSError(
+            raise WorkerGone(
                 f"another worker is gone ({type(error).__name__}): start all {num_workers(strategy)} again, or as many "
                 f"as the batch divides among; they go on from {saved[-1] if saved else 'the beginning'}"
             ) from error

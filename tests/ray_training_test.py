@@ -1,0 +1,257 @@
+"""Training on a Ray cluster: what a worker is told, how workers end and are replaced, and that numbers stay."""
+
+import functools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from clusters import raylets
+from helpers import ROOT, TEXT, free_ports, program, run_here, run_program
+from kills import final_state
+
+from txl_tf.cluster import connection
+from txl_tf.cluster.training import Desk, run_workers, worker_environment
+from txl_tf.config import TrainingClusterConfig
+
+MODEL = (
+    "--level=char --n_layer=1 --d_model=16 --d_embed=16 --n_head=2 --d_head=8 --d_inner=16 --tgt_len=8 --mem_len=8 "
+    "--train_batch_size=12 --eval_batch_size=12 --max_eval_batch=2 --learning_rate=0.01 --warmup_steps=2 --iterations=7"
+).split()
+
+
+def environment_of(index, workers, rows=()):
+    """`worker_environment` of one of `workers`; its TF_CONFIG is parsed."""
+    config = {"cluster": {"worker": [f"host{i}:1" for i in range(workers)]}, "task": {"type": "worker", "index": index}}
+    found = worker_environment({"TF_CONFIG": json.dumps(config), "TF_USE_LEGACY_KERAS": "1", "HOME": "/root"}, rows)
+    return found and {**found, "TF_CONFIG": json.loads(found["TF_CONFIG"])}
+
+
+def test_a_worker_gets_rays_cluster_but_not_its_keras():
+    config = {"cluster": {"worker": ["host0:1", "host1:1"]}, "task": {"type": "worker", "index": 1}}
+    assert environment_of(1, 2) == {"TF_CONFIG": config, "HOME": "/root"}
+
+
+def test_as_many_workers_work_as_divide_the_rows():
+    found = [environment_of(index, 5, rows=[12, 16]) for index in range(5)]
+    workers = [f"host{i}:1" for i in range(4)]
+    assert [each and each["TF_CONFIG"]["cluster"]["worker"] for each in found] == [workers] * 4 + [None]
+    assert environment_of(0, 3, rows=[7])["TF_CONFIG"]["cluster"]["worker"] == ["host0:1"]
+
+
+def test_the_first_failure_is_told_and_ends_the_others():
+    desk = Desk()
+    for rank in (0, 1, 2):
+        desk.started(rank)
+    desk.ended(2, -9, "", "worker 2 of 3 is gone (killed by SIGKILL)")
+    desk.ended(0, 75, "another worker is gone", "worker 0 of 3 is gone (another worker is gone)")
+    assert desk.wanted() is None and desk.read() == (b"", 1, "worker 0 of 3 is gone (another worker is gone)")
+    desk.ended(1, 1, "no such file", "")
+    assert desk.wanted() == signal.SIGKILL and desk.result()[:2] == (1, "no such file")
+    assert not desk.stop(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--ray_address=auto", "ray_address and ray_min_workers go with ray_workers, the number of workers to train"),
+        ("--ray_workers=2 --ray_min_workers=3", "ray_min_workers must be at most ray_workers=2, got 3"),
+        ("--ray_workers=-1", "ray_workers must be at least 1, got -1"),
+        ("--ray_workers=2 --strategy=mirrored", "strategy must be auto or multi_worker with ray_workers, got mirrored"),
+        ("--ray_workers=2 --ray_min_workers=1", "ray_min_workers needs train_batch_size: as many workers go on as div"),
+        ("--ray_workers=2 --ray_address=here", "ray_address must be auto, local or host:port, got here"),
+        ("--ray_workers=2 --ray_address=127.0.0.1:{port}", "the Ray cluster ray_address=127.0.0.1:{port} cannot be re"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(monkeypatch, tmp_path, flags, message):
+    from txl_programs import workers
+
+    port = free_ports(1)[0]
+    for tool in program("train.py"):
+        monkeypatch.setattr(tool, "main", functools.partial(workers._train, None, tool.rows_to_divide))
+        with pytest.raises((ValueError, ConnectionError), match=f"^{re.escape(message.format(port=port))}"):
+            run_here(tool, f"--model_dir={tmp_path}/run", *flags.format(port=port).split())
+    assert not os.listdir(tmp_path)
+
+
+def test_without_ray_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r'need the package ray, which is not installed: pip install "ray\[data,train'):
+        connection.ray_package()
+
+
+# ------------------------------------------------------------------------------------------- programs on a cluster
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with raylets(2) as cluster:
+        yield cluster
+
+
+PROGRAM = """
+import json, os, pathlib, signal, sys
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+print("worker", index, sys.argv[1:], os.getcwd(), flush=True)
+{}
+"""
+
+
+def on_two_workers(code, restarts=10):
+    """What `run_workers` returns, and what the first worker wrote."""
+    written = []
+    config = TrainingClusterConfig(ray_workers=2, ray_restarts=restarts)
+    found = run_workers(["-c", PROGRAM.format(code), "--flag"], config, written.append)
+    return *found, b"".join(written).decode()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_replaced_with_all_others(cluster, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    die_once = "try:\n    pathlib.Path(f'died{index}').touch(exist_ok=False)\nexcept FileExistsError: sys.exit()\n"
+    status, errors, written = on_two_workers(die_once + "if index: os.kill(os.getpid(), signal.SIGKILL)\nelse: input()")
+    assert (status, errors) == (0, "")
+    assert written == f"worker 0 ['--flag'] {tmp_path}\n" * 2
+    assert "worker 1 of 2 is gone (killed by SIGKILL): all start again, restart 1 of 10" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_error_of_a_program_is_told_and_not_tried_again(cluster):
+    status, errors, written = on_two_workers("if index: sys.exit('no such file')\nelse: input()")
+    assert (status, errors) == (1, "no such file\n") and written.count("worker 0") <= 1
+
+
+@pytest.mark.slow
+def test_too_many_deaths_end_it(cluster):
+    with pytest.raises(OSError, match=r"^workers were gone more than ray_restarts=1 times, at last worker 1 of 2 is g"):
+        on_two_workers("os.kill(os.getpid(), signal.SIGKILL) if index else input()", restarts=1)
+
+
+# ------------------------------------------------------------------------------------------------------- training
+
+
+def flags_of(folder, text, *more):
+    return [*MODEL, f"--data_path={text}", f"--model_dir={folder}", *more]
+
+
+def start(cluster, folder, text, *more):
+    """A training on the cluster, as a program of its own."""
+    command = [sys.executable, "train.py", *flags_of(folder, text, f"--ray_address={cluster.address}", *more)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def workers_of(folder):
+    """Process ids of the programs that train in a folder."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = open(f"/proc/{pid}/cmdline").read().split("\0")
+        except OSError:  # it is gone
+            continue
+        if f"--model_dir={folder}" in words and "--ray_workers=0" in words:
+            found.append(int(pid))
+    return sorted(found)
+
+
+def wait_for(test, seconds=240):
+    end = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT * 40)
+    return path
+
+
+def of_two_by_hand(folder, text, *more):
+    """Two processes that TF_CONFIG names."""
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    threads = []
+    for index in range(2):
+        config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        environment = {**os.environ, "TF_CONFIG": json.dumps(config)}
+        options = {"args": ("train.py", *flags_of(folder, text, *more)), "kwargs": {"env": environment}}
+        threads.append(threading.Thread(target=run_program, **options))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+
+
+def kill_one(driver, folder, checkpoint, worker):
+    """Kills a worker once the checkpoint is there and both train, and waits until it is gone."""
+    wait_for(lambda: (folder / f"{checkpoint}.index").exists() or driver.poll() is not None)
+    wait_for(lambda: len(workers_of(folder)) == 2 or driver.poll() is not None)
+    before = workers_of(folder)
+    os.kill(before[worker], signal.SIGKILL)
+    wait_for(lambda: not set(before) & set(workers_of(folder)))
+
+
+@pytest.mark.slow
+def test_workers_killed_twice_end_by_themselves_with_the_weights_of_undisturbed_ones(cluster, tmp_path, text):
+    steps = "--train_steps=120", "--save_steps=10", "--dropout=0.1"
+    of_two_by_hand(tmp_path / "peace", text, *steps)
+    folder = tmp_path / "run"
+    driver = start(cluster, folder, text, "--ray_workers=2", *steps)
+    kill_one(driver, folder, "ckpt-20", 0)
+    kill_one(driver, folder, "ckpt-60", 1)
+    output, _ = driver.communicate(timeout=300)
+    assert driver.returncode == 0, output
+    assert re.findall(r"all start again, restart (\d) of 10", output) == ["1", "2"], output
+    assert final_state(folder, 120) == final_state(tmp_path / "peace", 120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_to_the_driver_saves_and_ends_all(cluster, tmp_path, text, number, status):
+    driver = start(cluster, tmp_path / "run", text, "--ray_workers=2", "--train_steps=100000", "--save_steps=100000")
+    for line in driver.stdout:
+        if line.startswith("step "):
+            break
+    driver.send_signal(number)
+    output, _ = driver.communicate(timeout=120)
+    assert driver.returncode == status, output
+    assert re.search(r"ed: step \d+ is saved as .*; the same command goes on from there", output)
+    assert not workers_of(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_wrong_flag_ends_it_with_the_programs_message(cluster, tmp_path, text):
+    driver = start(cluster, tmp_path / "run", text, "--ray_workers=2", "--train_batch_size=7")
+    output, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 1
+    assert "train.py: train_batch_size must be a multiple of 2, for 2 replicas, got 7" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_with_fewer_workers_and_waits_for_room(tmp_path, text):
+    """Three of 12 rows, then two; and none, until there is a second node again."""
+    with raylets(3) as cluster:
+        folder, saving = tmp_path / "run", "--save_steps=5"
+        flags = "--ray_workers=3", "--ray_min_workers=2", "--train_steps=5000", saving
+        driver = start(cluster, folder, text, *flags)
+        wait_for(lambda: (folder / "ckpt-10.index").exists() or driver.poll() is not None)
+        assert len(workers_of(folder)) == 3
+        cluster.remove_node(cluster.worker_nodes.copy().pop())
+        wait_for(lambda: len(workers_of(folder)) == 2 or driver.poll() is not None)
+        driver.send_signal(signal.SIGTERM)
+        output, _ = driver.communicate(timeout=240)
+        assert "restart 1 of 10" in output, output
+
+        waiting = start(cluster, tmp_path / "waits", text, "--ray_workers=3", "--train_steps=60", saving)
+        for line in waiting.stdout:
+            if line.startswith("waiting for room"):
+                break
+        assert line == "waiting for room for 3 workers, 3 CPU, 0 GPU: the cluster has 2 CPU, 0 GPU in all\n"
+        cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+        output, _ = waiting.communicate(timeout=300)
+        assert waiting.returncode == 0, output
