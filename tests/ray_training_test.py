@@ -114,7 +114,9 @@ def on_two_workers(code, restarts=10):
 def test_a_worker_that_is_killed_is_replaced_with_all_others(cluster, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     die_once = "try:\n    pathlib.Path(f'died{index}').touch(exist_ok=False)\nexcept FileExistsError: sys.exit()\n"
-    status, errors, written = on_two_workers(die_once + "if index: os.kill(os.getpid(), signal.SIGKILL)\nelse: input()")
+    status, errors, written = on_two_workers(
+        die_once + "if index: os.kill(os.getpid(), signal.SIGKILL)\nelse: signal.pause()"
+    )
     assert (status, errors) == (0, "")
     assert written == f"worker 0 ['--flag'] {tmp_path}\n" * 2
     assert "worker 1 of 2 is gone (killed by SIGKILL): all start again, restart 1 of 10" in capsys.readouterr().out
@@ -122,14 +124,14 @@ def test_a_worker_that_is_killed_is_replaced_with_all_others(cluster, tmp_path, 
 
 @pytest.mark.slow
 def test_an_error_of_a_program_is_told_and_not_tried_again(cluster):
-    status, errors, written = on_two_workers("if index: sys.exit('no such file')\nelse: input()")
+    status, errors, written = on_two_workers("if index: sys.exit('no such file')\nelse: signal.pause()")
     assert (status, errors) == (1, "no such file\n") and written.count("worker 0") <= 1
 
 
 @pytest.mark.slow
 def test_too_many_deaths_end_it(cluster):
     with pytest.raises(OSError, match=r"^workers were gone more than ray_restarts=1 times, at last worker 1 of 2 is g"):
-        on_two_workers("os.kill(os.getpid(), signal.SIGKILL) if index else input()", restarts=1)
+        on_two_workers("os.kill(os.getpid(), signal.SIGKILL) if index else signal.pause()", restarts=1)
 
 
 # ------------------------------------------------------------------------------------------------------- training
@@ -251,7 +253,7 @@ def test_a_training_goes_on_with_fewer_workers_and_waits_for_room(tmp_path, text
         for line in waiting.stdout:
             if line.startswith("waiting for room"):
                 break
-        assert line == "waiting for room for 3 workers, 3 CPU, 0 GPU: the cluster has 2 CPU, 0 GPU in all\n"
+        assert line == "waiting for room for 3 workers, 3 CPU, 0 GPU: the cluster has 2 CPU, 0 GPU free\n"
         cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
         output, _ = waiting.communicate(timeout=300)
         assert waiting.returncode == 0, output

@@ -30,7 +30,7 @@ from txl_tf.runs.setup import WorkerGone
 
 logger = logging.getLogger("txl_tf")
 
-_SECONDS_TO_SAY_WAITING = 10
+_SECONDS_TO_START = 60
 _PAUSE = 0.2  # seconds between two looks at the desk
 
 
@@ -159,7 +159,8 @@ def _follow(desk, fit: _Thread, write: Callable, cluster: TrainingClusterConfig)
     """Shows what the first worker writes until `fit` ends. What ends this process meanwhile ends the workers first."""
     import ray
 
-    begun, starts, waited, ending = time.monotonic(), 0, False, None
+    in_words, there = _needed(cluster, ray.available_resources())
+    latest, starts, waited, ending = time.monotonic() + there * _SECONDS_TO_START, 0, False, None
     with _signals_raised():
         while True:
             try:
@@ -168,9 +169,9 @@ def _follow(desk, fit: _Thread, write: Callable, cluster: TrainingClusterConfig)
                 if now > max(starts, 1):
                     logger.info("%s: all start again, restart %d of %d", gone, now - 1, cluster.ray_restarts)
                 starts = now
-                if not (starts or waited) and time.monotonic() - begun > _SECONDS_TO_SAY_WAITING:
+                if not (starts or waited) and time.monotonic() > latest:
                     waited = True
-                    _say_waiting(cluster, ray.cluster_resources())
+                    logger.info("waiting for room for %s", in_words)
                 if written and not isinstance(ending, OSError):
                     write(written)
                 if not alive:
@@ -185,13 +186,13 @@ def _follow(desk, fit: _Thread, write: Callable, cluster: TrainingClusterConfig)
         raise ending
 
 
-def _say_waiting(cluster: TrainingClusterConfig, there: dict[str, float]) -> None:
+def _needed(cluster: TrainingClusterConfig, free: dict[str, float]) -> tuple[str, bool]:
+    """What the workers need, in words, and whether it is free, on whatever machines."""
     workers = cluster.ray_min_workers or cluster.ray_workers
-    needed, found = (
-        ", ".join(f"{amounts.get(name, 0):g} {name}" for name in cluster.resources)
-        for amounts in ({name: each * workers for name, each in cluster.resources.items()}, there)
-    )
-    logger.info("waiting for room for %d workers, %s: the cluster has %s in all", workers, needed, found)
+    needed = {name: each * workers for name, each in cluster.resources.items()}
+    enough = all(free.get(name, 0) >= amount for name, amount in needed.items())
+    amounts, found = (", ".join(f"{some.get(name, 0):g} {name}" for name in needed) for some in (needed, free))
+    return f"{workers} workers, {amounts}: the cluster has {found} free", enough
 
 
 @contextlib.contextmanager
@@ -227,6 +228,7 @@ def _work(config: dict) -> None:
         command,
         cwd=config["directory"],
         env=environment,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         preexec_fn=_end_with_parent,
