@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from benchmarking import failing
 from helpers import program, run_here
 
 
@@ -13,18 +14,20 @@ def tool():
     yield from program("tools/simulate_training.py")
 
 
-def test_a_step_is_its_tokens_and_a_ring_of_sums(tool):
+def test_a_step_is_its_tokens_and_a_ring_of_sums():
     """Four workers send 3/2 of 4 MB, at 1 MB/s 6 s, in 6 messages of 0.5 s."""
     sizes = dict(tokens=1000, tokens_per_second=50, parameters=1e6, gigabits=8e-3, message_seconds=0.5)
-    assert tool.step_seconds(4, **sizes) == (5, 6 + 3)
-    assert tool.step_seconds(1, **sizes) == (20, 0)
-    assert tool.step_seconds(4, **sizes, shared=True) == (20, 9)
+    assert failing.step_seconds(4, **sizes) == (5, 6 + 3)
+    assert failing.step_seconds(1, **sizes) == (20, 0)
+    assert failing.step_seconds(4, **sizes, shared=True) == (20, 9)
 
 
-def test_the_time_of_a_training_is_that_of_the_formula(tool):
+def test_the_time_of_a_training_is_that_of_the_formula():
     """Failures without memory: an interval of w seconds takes (mtbf + restart) (exp(w / mtbf) - 1) in the mean."""
     step, save_steps, save, restart, mtbf = 2.0, 30, 5.0, 20.0, 100.0
-    runs = [tool.train(3000, step, save_steps, save, restart, mtbf, np.random.default_rng(seed)) for seed in range(40)]
+    runs = [
+        failing.train(3000, step, save_steps, save, restart, mtbf, np.random.default_rng(seed)) for seed in range(40)
+    ]
     seconds = np.mean([sum(run.values()) - run["failures"] for run in runs])
     expected = 100 * (mtbf + restart) * (math.exp((save_steps * step + save) / mtbf) - 1)
     assert seconds == pytest.approx(expected, rel=0.03)
@@ -32,10 +35,10 @@ def test_the_time_of_a_training_is_that_of_the_formula(tool):
     assert all(run["starting"] == 20 * run["failures"] for run in runs)
 
 
-def test_youngs_interval_is_about_the_best(tool):
+def test_youngs_interval_is_about_the_best():
     """No other of half or double its length takes less time."""
     step, save, restart, mtbf = 1.0, 4.0, 10.0, 5000.0
-    best = tool.best_save_steps(step, save, mtbf)
+    best = failing.best_save_steps(step, save, mtbf)
     assert best == 200
 
     def seconds(k):
@@ -44,9 +47,9 @@ def test_youngs_interval_is_about_the_best(tool):
     assert seconds(best) < min(seconds(best // 2), seconds(2 * best))
 
 
-def test_a_training_that_never_ends_is_an_error(tool):
+def test_a_training_that_never_ends_is_an_error():
     with pytest.raises(ValueError, match="^a failure every 1 s lets hardly any 1e\\+03 s between checkpoints pass"):
-        tool.train(1000, 1.0, 1000, 0.0, 0.0, 1.0, np.random.default_rng(0))
+        failing.train(1000, 1.0, 1000, 0.0, 0.0, 1.0, np.random.default_rng(0))
 
 
 def test_the_table_has_a_line_for_every_number_of_workers(tool, capsys):

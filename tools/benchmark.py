@@ -28,14 +28,18 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/benchmarking/sh
     workers                            training by 1, 2 and 4 processes of one thread, which divide a batch and sum up
                                        gradients over the loopback: in one bucket, as train.py does, and in several.
                                        Against as many processes at a time, each alone with its share of the rows
+    ray                                the programs on a Ray cluster of this machine, each beside itself without Ray:
+                                       preparation by 1, 2 and 4 workers, training by 2, scoring by 1 and 2
+    ray_failures                       training by 2, 3 and 4 workers of which one is killed now and then, beside what
+                                       tools/simulate_training.py says of the same failures
     scoring                            lines of words to their nll, as tools/score.py, against `lm.score` line by line;
                                        and the evaluation of a text in segments, for comparison
 
 From the preparation to lm1b, every turn is a new process. `of peak` is the time of the matrix products of training,
 at the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process,
-TensorFlow included. `--against` has no preparation, no export, no workers, no scoring, no seq2seq and no taggers; both
-checkouts have processes of their own, so that the other may be of any age. `--scaling` has two layers unless
-`--n_layer` says otherwise.
+TensorFlow included. `--against` has no preparation, no export, no workers, no Ray, no scoring, no seq2seq and no
+taggers; both checkouts have processes of their own, so that the other may be of any age. `--scaling` has two layers
+unless `--n_layer` says otherwise.
 """
 
 import concurrent.futures
@@ -57,6 +61,7 @@ from txl_programs.program import FLAGS, read_flags, run
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
 TAGGING = ("tener", "tener_tagging", "flat", "flat_tagging", "flat_long")
 LASTING = ("training", "training_words", "evaluation", "generation", "workers", "scoring", *PAIRS, *TAGGING)
+ON_RAY = ("ray", "ray_failures")
 WORKERS = (1, 2, 4)
 BUCKETS = {"one bucket": 0, "4 MB buckets": 4 << 20, "1 MB buckets": 1 << 20}  # name: bytes
 SCALING = {
@@ -70,7 +75,7 @@ SCALING = {
 CUTOFFS = {33278: [2000, 10000], 267735: [20000, 40000, 200000]}  # of the vocabularies in SCALING
 COLUMNS = {  # of the tables: heading and format
     "tokens_per_second": ("tokens/s", "{:,.0f}"), "words_per_second": ("words/s", "{:,.0f}"),
-    "seconds": ("first step after", "{:.2f} s"), "quartiles": ("quartiles", None),
+    "lines_per_second": ("lines/s", "{:,.0f}"), "seconds": ("command", "{:.2f} s"), "quartiles": ("quartiles", None),
     "ratio": ("ratio", "{:.3f}"), "ratio_quartiles": ("quartiles", "{:.2f}"),
     "milliseconds_per_step": ("step", "{:,.1f} ms"), "first_request_seconds": ("first", "{:.1f} s"),
     "export_seconds": ("export", "{:.1f} s"), "megabytes": ("on disk", "{:.0f} MB"),
@@ -98,7 +103,7 @@ read_flags(__name__)
 
 import numpy as np
 import tensorflow as tf
-from benchmarking import contestants, processes
+from benchmarking import cluster, contestants, processes
 
 from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
 
@@ -226,6 +231,26 @@ def start_workers(shape, n, seconds, stack, bytes_per_pack=None):
         }  # fmt: skip
 
     return turn
+
+
+def compare_ray(shape, rounds):
+    """Measures programs with Ray and without it, prints their tables and returns their rows."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, cluster.started(cores=4) as address:
+        write_texts("ray", shape, folder)
+        for task, figure, turns in cluster.tasks(folder, address):
+            rows += rows_of(f"ray {task}", figure, take_turns(turns, rounds))
+            print_table(f"ray {task}: {describe(shape)}", [row for row in rows if row["mode"] == f"ray {task}"])
+    return rows
+
+
+def compare_failures(shape):
+    """Measures trainings that fail, prints their table beside the simulation, and returns its rows."""
+    with tempfile.TemporaryDirectory() as folder, cluster.started(cores=4) as address:
+        write_texts("ray_failures", shape, folder)
+        rows = [cluster.failures(folder, address, workers) for workers in (2, 3, 4)]
+    print_table(f"ray_failures: {describe(shape)}", rows)
+    return rows
 
 
 def groups_of(mode):
@@ -408,6 +433,10 @@ def rows_of_mode(mode, shape, peaks):
     rounds = FLAGS.rounds or (many if mode in LASTING else few)
     if mode == "workers":
         return compare_workers(shape, rounds, seconds)
+    if mode == "ray":
+        return compare_ray(shape, FLAGS.rounds or few)
+    if mode == "ray_failures":
+        return compare_failures(shape)
     if not FLAGS.scaling:
         return compare(mode, shape, rounds, seconds, peaks)
     makers = {name: make for name, make in contestants.make_contestants(mode).items() if "recompute" not in name}
@@ -419,9 +448,9 @@ def rows_of_mode(mode, shape, peaks):
 
 
 def main():
-    left_out = ("preparation", "export", "workers", "scoring", *PAIRS, *TAGGING) if FLAGS.against else ()
+    left_out = ("preparation", "export", "workers", *ON_RAY, "scoring", *PAIRS, *TAGGING) if FLAGS.against else ()
     known = SCALING if FLAGS.scaling else [mode for mode in SHAPES if mode not in left_out]
-    extra = ("softmax_wt103", "softmax_lm1b", "workers", "scoring", *PAIRS, *TAGGING)
+    extra = ("softmax_wt103", "softmax_lm1b", "workers", *ON_RAY, "scoring", *PAIRS, *TAGGING)
     modes = FLAGS.mode or [mode for mode in known if mode not in extra]
     if unknown := set(modes) - set(known):
         raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")

@@ -1,0 +1,39 @@
+"""A training on workers that fail, in time: pure functions of `tools/simulate_training.py`."""
+
+import math
+
+MOST_FAILURES = 100_000  # of a training that comes to an end
+
+
+def step_seconds(workers, tokens, tokens_per_second, parameters, gigabits, message_seconds, shared=False):
+    """`(seconds of the tokens, seconds of the sum of the gradients)` of one step."""
+    compute = tokens / (tokens_per_second * (1 if shared else workers))
+    sent = 2 * (workers - 1) / workers * 4 * parameters
+    return compute, sent * 8 / (gigabits * 1e9) + 2 * (workers - 1) * message_seconds
+
+
+def best_save_steps(step, save_seconds, mtbf):
+    """Young's interval in steps, where all workers together fail every `mtbf` seconds."""
+    return max(1, round(math.sqrt(2 * save_seconds * mtbf) / step))
+
+
+def train(steps, step, save_steps, save_seconds, restart_seconds, mtbf, rng):
+    """One training, interval by interval: seconds of `useful`, `repeated`, `saving`, `starting`, and `failures`."""
+    spent = dict.fromkeys(["useful", "repeated", "saving", "starting", "failures"], 0)
+    done, until_failure = 0, rng.exponential(mtbf)
+    while done < steps:
+        interval = min(save_steps, steps - done)
+        whole = interval * step + save_seconds
+        if until_failure >= whole:
+            until_failure -= whole
+            done += interval
+            spent["useful"] += interval * step
+            spent["saving"] += save_seconds
+        else:
+            spent["repeated"] += until_failure
+            spent["starting"] += restart_seconds
+            spent["failures"] += 1
+            until_failure = rng.exponential(mtbf)
+            if spent["failures"] > MOST_FAILURES:
+                raise ValueError(f"a failure every {mtbf:.3g} s lets hardly any {whole:.3g} s between checkpoints pass")
+    return spent
