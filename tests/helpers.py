@@ -140,6 +140,20 @@ def free_ports(n):
     return ports
 
 
+def tasks_of_srun(n):
+    """What `srun` sets in each of `n` tasks on this machine: dictionaries, of a job whose ports are free."""
+    job = next(job for job in range(1, 1000) if all(map(is_free, range(10_000 + 20 * job, 10_000 + 20 * job + n))))
+    step = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(n)}
+    step |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": str(n), "SLURMD_NODENAME": "localhost"}
+    return [{**step, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(n)]
+
+
+def is_free(port):
+    """Whether nobody listens at a port of this machine."""
+    with socket.socket() as tried:
+        return tried.connect_ex(("localhost", port)) != 0
+
+
 # ---------------------------------------------------------------------------------------------------- checkpoints
 
 GOLDENS = ROOT / "tests" / "goldens" / "model"

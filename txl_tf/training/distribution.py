@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from txl_tf.config import AUTO, PRECISIONS, STRATEGIES, at_least, one_of
 from txl_tf.data.batching import prefetched
+from txl_tf.training import slurm
 
 logger = logging.getLogger("txl_tf")
 
@@ -38,16 +39,17 @@ def make_strategy(
             - `"one"`: one device.
             - `"mirrored"`: all GPUs of the machine, or all logical CPUs where there is no GPU.
             - `"multi_worker"`: all GPUs (or the processor) of all machines that the environment variable `TF_CONFIG`
-              names, the same program on each.
+              names, the same program on each. Where `srun` of Slurm started several tasks, it is set to name them.
             - `"tpu"`: the TPU named `tpu`.
-            - `"auto"`: `"multi_worker"` where `TF_CONFIG` names several machines, `"mirrored"` where there are several
-              GPUs, else `"one"`.
+            - `"auto"`: `"multi_worker"` where `TF_CONFIG` or `srun` names several machines, `"mirrored"` where there
+              are several GPUs, else `"one"`.
         tpu: name or `grpc://` address of the TPU; `"local"` for that of this machine.
         tpu_zone, gcp_project: where to look the name up; by default where this machine is.
         logical_cpus: number of logical CPU devices to create, to try `"mirrored"` without GPUs.
 
     Raises:
-        ValueError: the name is not known, `TF_CONFIG` is missing or malformed, or TPU arguments do not fit.
+        ValueError: the name is not known, `TF_CONFIG` is missing or malformed, or so are Slurm's variables, or TPU
+            arguments do not fit.
         ConnectionError: the TPU cannot be reached.
     """
     one_of(STRATEGIES)("strategy", strategy)
@@ -59,6 +61,8 @@ def make_strategy(
         at_least(1)("logical_cpus", logical_cpus)
         (cpu,) = tf.config.list_physical_devices("CPU")
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical_cpus)
+    if strategy in ("auto", "multi_worker") and not os.environ.get("TF_CONFIG") and slurm.several_tasks():
+        os.environ["TF_CONFIG"] = slurm.tf_config()
     if strategy == "multi_worker" or (strategy == "auto" and len(_workers(required=False)) > 1):
         workers = _workers(required=True)
         if len(workers) > 1:
@@ -108,7 +112,10 @@ def _workers(required: bool) -> list[str]:
     text = os.environ.get("TF_CONFIG")
     if not text:
         if required:
-            raise ValueError(f"strategy=multi_worker needs the environment variable TF_CONFIG, such as {_EXAMPLE}")
+            raise ValueError(
+                f"strategy=multi_worker needs the environment variable TF_CONFIG, such as {_EXAMPLE}, or several tasks "
+                "of srun"
+            )
         return []
     try:
         config = json.loads(text)
