@@ -51,7 +51,7 @@ setup(
         "wandb": ["wandb"],
         "mlflow": ["mlflow"],
         "notebook": ["matplotlib", "nbclient", "ipykernel"],
-        "cluster": ["ray[data,train]>=2.50,<3"],
+        "cluster": ["ray[data,default,train]>=2.50,<3"],
         "tpu-check": ["jax[tpu]>=0.10.2,<0.11"],
         "test": [
             "pytest",
@@ -69,7 +69,8 @@ setup(
             "mlflow-skinny",  # mlflow without its server and user interface; with the next two for its local store
             "sqlalchemy",
             "alembic",
-            "ray[data,train]>=2.50,<3",
+            "ray[data,default,train]>=2.50,<3",
+            "pyyaml",
         ],
     },
 )
