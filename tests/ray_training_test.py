@@ -1,5 +1,6 @@
 """Training on a Ray cluster: what a worker is told, how workers end and are replaced, and that numbers stay."""
 
+import contextlib
 import functools
 import json
 import os
@@ -141,10 +142,17 @@ def flags_of(folder, text, *more):
     return [*MODEL, f"--data_path={text}", f"--model_dir={folder}", *more]
 
 
-def start(cluster, folder, text, *more):
-    """A training on the cluster, as a program of its own."""
+@contextlib.contextmanager
+def driving(cluster, folder, text, *more):
+    """A training on the cluster, as a program of its own; nothing of it is left."""
     command = [sys.executable, "train.py", *flags_of(folder, text, f"--ray_address={cluster.address}", *more)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as driver:
+        try:
+            yield driver
+        finally:
+            driver.kill()
+    wait_for(lambda: not workers_of(folder))
 
 
 def workers_of(folder):
@@ -202,10 +210,10 @@ def test_workers_killed_twice_end_by_themselves_with_the_weights_of_undisturbed_
     steps = "--train_steps=120", "--save_steps=10", "--dropout=0.1"
     of_two_by_hand(tmp_path / "peace", text, *steps)
     folder = tmp_path / "run"
-    driver = start(cluster, folder, text, "--ray_workers=2", *steps)
-    kill_one(driver, folder, "ckpt-20", 0)
-    kill_one(driver, folder, "ckpt-60", 1)
-    output, _ = driver.communicate(timeout=300)
+    with driving(cluster, folder, text, "--ray_workers=2", *steps) as driver:
+        kill_one(driver, folder, "ckpt-20", 0)
+        kill_one(driver, folder, "ckpt-60", 1)
+        output, _ = driver.communicate(timeout=300)
     assert driver.returncode == 0, output
     assert re.findall(r"all start again, restart (\d) of 10", output) == ["1", "2"], output
     assert final_state(folder, 120) == final_state(tmp_path / "peace", 120)
@@ -214,21 +222,21 @@ def test_workers_killed_twice_end_by_themselves_with_the_weights_of_undisturbed_
 @pytest.mark.slow
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_signal_to_the_driver_saves_and_ends_all(cluster, tmp_path, text, number, status):
-    driver = start(cluster, tmp_path / "run", text, "--ray_workers=2", "--train_steps=100000", "--save_steps=100000")
-    for line in driver.stdout:
-        if line.startswith("step "):
-            break
-    driver.send_signal(number)
-    output, _ = driver.communicate(timeout=120)
+    flags = "--ray_workers=2", "--train_steps=100000", "--save_steps=100000"
+    with driving(cluster, tmp_path / "run", text, *flags) as driver:
+        for line in driver.stdout:
+            if line.startswith("step "):
+                break
+        driver.send_signal(number)
+        output, _ = driver.communicate(timeout=120)
     assert driver.returncode == status, output
     assert re.search(r"ed: step \d+ is saved as .*; the same command goes on from there", output)
-    assert not workers_of(tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_a_wrong_flag_ends_it_with_the_programs_message(cluster, tmp_path, text):
-    driver = start(cluster, tmp_path / "run", text, "--ray_workers=2", "--train_batch_size=7")
-    output, _ = driver.communicate(timeout=120)
+    with driving(cluster, tmp_path / "run", text, "--ray_workers=2", "--train_batch_size=7") as driver:
+        output, _ = driver.communicate(timeout=120)
     assert driver.returncode == 1
     assert "train.py: train_batch_size must be a multiple of 2, for 2 replicas, got 7" in output
     assert "Traceback" not in output
@@ -240,20 +248,21 @@ def test_a_training_goes_on_with_fewer_workers_and_waits_for_room(tmp_path, text
     with raylets(3) as cluster:
         folder, saving = tmp_path / "run", "--save_steps=5"
         flags = "--ray_workers=3", "--ray_min_workers=2", "--train_steps=5000", saving
-        driver = start(cluster, folder, text, *flags)
-        wait_for(lambda: (folder / "ckpt-10.index").exists() or driver.poll() is not None)
-        assert len(workers_of(folder)) == 3
-        cluster.remove_node(cluster.worker_nodes.copy().pop())
-        wait_for(lambda: len(workers_of(folder)) == 2 or driver.poll() is not None)
-        driver.send_signal(signal.SIGTERM)
-        output, _ = driver.communicate(timeout=240)
+        with driving(cluster, folder, text, *flags) as driver:
+            wait_for(lambda: (folder / "ckpt-10.index").exists() or driver.poll() is not None)
+            assert len(workers_of(folder)) == 3
+            cluster.remove_node(next(iter(cluster.worker_nodes)))
+            wait_for(lambda: len(workers_of(folder)) == 2 or driver.poll() is not None)
+            driver.send_signal(signal.SIGTERM)
+            output, _ = driver.communicate(timeout=240)
         assert "restart 1 of 10" in output, output
 
-        waiting = start(cluster, tmp_path / "waits", text, "--ray_workers=3", "--train_steps=60", saving)
-        for line in waiting.stdout:
-            if line.startswith("waiting for room"):
-                break
-        assert line == "waiting for room for 3 workers, 3 CPU, 0 GPU: the cluster has 2 CPU, 0 GPU free\n"
-        cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
-        output, _ = waiting.communicate(timeout=300)
-        assert waiting.returncode == 0, output
+        flags = "--ray_workers=3", "--train_steps=60", saving
+        with driving(cluster, tmp_path / "waits", text, *flags) as driver:
+            for line in driver.stdout:
+                if line.startswith("waiting for room"):
+                    break
+            assert line == "waiting for room for 3 workers, 3 CPU, 0 GPU: the cluster has 2 CPU, 0 GPU free\n"
+            cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+            output, _ = driver.communicate(timeout=300)
+        assert driver.returncode == 0, output

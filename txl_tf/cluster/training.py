@@ -141,11 +141,14 @@ class Desk:
 
 
 class _Thread(threading.Thread):
-    """Calls a function in a thread that does not keep the process; has its `error`."""
+    """Calls a function in a thread that does not keep the process; has its `error` once it is `done`.
+
+    `join` does not serve: a signal amid it makes Python 3.11 take the thread for ended.
+    """
 
     def __init__(self, function: Callable):
         super().__init__(daemon=True)
-        self.function, self.error = function, None
+        self.function, self.error, self.done = function, None, threading.Event()
         self.start()
 
     def run(self):
@@ -153,6 +156,8 @@ class _Thread(threading.Thread):
             self.function()
         except Exception as error:
             self.error = error
+        finally:
+            self.done.set()
 
 
 def _follow(desk, fit: _Thread, write: Callable, cluster: TrainingClusterConfig) -> None:
@@ -164,7 +169,7 @@ def _follow(desk, fit: _Thread, write: Callable, cluster: TrainingClusterConfig)
     with _signals_raised():
         while True:
             try:
-                alive = fit.is_alive()  # before the last look
+                done = fit.done.is_set()  # before the last look
                 written, now, gone = ray.get(desk.read.remote())
                 if now > max(starts, 1):
                     logger.info("%s: all start again, restart %d of %d", gone, now - 1, cluster.ray_restarts)
@@ -174,9 +179,9 @@ def _follow(desk, fit: _Thread, write: Callable, cluster: TrainingClusterConfig)
                     logger.info("waiting for room for %s", in_words)
                 if written and not isinstance(ending, OSError):
                     write(written)
-                if not alive:
+                if done:
                     break
-                fit.join(_PAUSE)
+                fit.done.wait(_PAUSE)
             except (KeyboardInterrupt, SystemExit, OSError) as error:
                 number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
                 if ending or not ray.get(desk.stop.remote(number)):
@@ -231,7 +236,7 @@ def _work(config: dict) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        preexec_fn=_end_with_parent,
+        preexec_fn=_own_signals,
     )
     errors = []
     readers = [_Thread(lambda: errors.append(program.stderr.read().decode(errors="replace")))]
@@ -245,7 +250,7 @@ def _work(config: dict) -> None:
             program.send_signal(wanted)
             told = wanted
     for reader in readers:
-        reader.join()
+        reader.done.wait()
     status, lost = program.returncode, ""
     if not told and (status < 0 or status == WorkerGone.status):
         how = "another worker is gone" if status == WorkerGone.status else f"killed by {signal.Signals(-status).name}"
@@ -281,7 +286,10 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 
-def _end_with_parent() -> None:
-    """Has the kernel kill the program when Ray's process is gone: its place is another's then."""
+def _own_signals() -> None:
+    """Has Ctrl-C reach a program, which Ray's processes keep from it; and the kernel kill it when Ray's process is
+    gone: its place is another's then.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
