@@ -11,7 +11,7 @@ from helpers import write_text
 
 import txl_tf
 from txl_tf.data.text import corpus
-from txl_tf.data.text.texts import TextMeter, TextSize, find_files, have_json_lines, read_texts
+from txl_tf.data.text.texts import TextMeter, TextSize, find_files, find_named_files, have_json_lines, read_texts
 
 DOCUMENTS = ["the first one\n", "zweites: äöü\n\nmit Absatz", 'quotes " and \\ and \u2028 no line\x85end', "x"]
 JSON = "".join(json.dumps({"id": i, "text": text}, ensure_ascii=i % 2) + "\n" for i, text in enumerate(DOCUMENTS))
@@ -51,6 +51,9 @@ def test_a_folder_a_pattern_and_a_list_stand_for_their_files_in_order(tmp_path):
     assert names(f"{tmp_path}/nowhere.txt") == ["nowhere.txt"]  # its reader says so
     write_text(tmp_path / "really[1].txt", "x")
     assert names(f"{tmp_path}/really[1].txt") == ["really[1].txt"]
+    named = find_named_files(f"{tmp_path},{tmp_path}/s*/*.txt,{tmp_path}/a.txt,file://{tmp_path}/sub/")
+    assert [name for _, name in named[-3:]] == ["sub/d.txt", "a.txt", "d.txt"] and named[3][1] == "really[1].txt"
+    assert named[4] == (f"{tmp_path}/sub/d.txt", "sub/d.txt") == named[5]
     with pytest.raises(FileNotFoundError, match="no file in the pattern .*/[*].json"):
         find_files(f"{tmp_path}/*.json")
     (tmp_path / "empty").mkdir()

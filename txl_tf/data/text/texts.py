@@ -11,6 +11,7 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,20 +55,27 @@ def find_files(data_path: Any) -> list[str]:
     Raises:
         FileNotFoundError: a pattern or a folder has no file. A path that does not exist is left for its reader.
     """
+    return [path for path, _ in find_named_files(data_path)]
+
+
+def find_named_files(data_path: Any) -> list[tuple[str, str]]:
+    """`find_files`, and the name of each below the folder that was named; of a pattern, below the last folder before
+    its first wildcard.
+    """
     paths = data_path.split(",") if isinstance(data_path, str) else data_path
     paths = [paths] if isinstance(paths, os.PathLike) else list(paths)
     found = []
     for path in (os.fspath(path).strip() for path in paths):
         if tf.io.gfile.isdir(path):
-            files, what = _files_in(path), "folder"
+            files, what, root = _files_in(path), "folder", path
         elif any(c in path for c in "*?[") and not tf.io.gfile.exists(path):
-            matches = sorted(tf.io.gfile.glob(path))
+            matches, root = sorted(tf.io.gfile.glob(path)), os.path.dirname(re.split(r"[*?[]", path)[0])
             files, what = [file for match in matches for file in find_files([match])], "pattern"
         else:
-            files, what = [path], "file"
+            files, what, root = [path], "file", os.path.dirname(path)
         if not files:
             raise FileNotFoundError(f"there is no file in the {what} {path}")
-        found += files
+        found += [(file, os.path.relpath(file, root or ".")) for file in files]
     return found
 
 
