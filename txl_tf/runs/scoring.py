@@ -126,14 +126,18 @@ class Scorer:
         self._next_nll = tf.function(lm.evaluation_nll, autograph=False, reduce_retracing=True)
 
     def score(
-        self, blocks: Iterable[list[str | bytes]], name: str = "text", strict: bool = True
+        self,
+        blocks: Iterable[list[str | bytes]],
+        name: str = "text",
+        strict: bool = True,
+        numbers: Iterable[int] | None = None,
     ) -> Iterator[list[LineScore | LineError]]:
         """The scores of blocks of lines, a list for each: of its own lines or, with `carry_memory`, of those that it
         completes, and of the rest at the end. A line that cannot be scored is no part of the text.
 
-        Raises what `score_lines` raises, before anything of the block is scored.
+        Raises what `score_lines` raises, before anything of the block is scored. `numbers`: see `encoded`.
         """
-        numbers = itertools.count(1)
+        numbers = itertools.count(1) if numbers is None else iter(numbers)
         blocks = (
             list(encoded(block, self._encode, name, strict, itertools.islice(numbers, len(block)))) for block in blocks
         )

@@ -10,7 +10,7 @@ from txl_tf.models.decoding.generation import write_texts
 from txl_tf.models.decoding.sampling import check_integer, check_sampling
 from txl_tf.models.decoding.stopping import check_stops
 
-_POOL = 8  # batches of prompts that are read and sorted by length together
+POOL = 8  # batches of prompts that are read and sorted by length together
 
 
 class TextStream:
@@ -90,7 +90,7 @@ class TextGenerator:
         self.lm, self.vocab, self.sampling = lm, vocab, sampling
         self.max_new_tokens, self.number, self.batch_size = max_new_tokens, num_return_sequences, batch_size
 
-    def generate_lines(self, prompts, name="prompts", strict=True):
+    def generate_lines(self, prompts, name="prompts", strict=True, numbers=None):
         """Yields `(prompt, texts)` for every prompt, in order and in bounded memory: its text, and the
         `num_return_sequences` texts that follow it.
 
@@ -98,8 +98,9 @@ class TextGenerator:
             prompts: strings or bytes, see `txl_tf.data.lines`.
             name: what messages call the prompts, such as their file.
             strict: whether a prompt that cannot be read is an error; else a `LineError` is in its place.
+            numbers: of the lines, for messages; by default they are counted from 1.
         """
-        return answers(prompts, self._encode, self._continue, name, strict, _POOL * self.batch_size)
+        return answers(prompts, self._encode, self._continue, name, strict, POOL * self.batch_size, numbers)
 
     def _encode(self, line):
         prompt = text_of(line, "surrogateescape" if self.vocab.level == "byte" else "strict")

@@ -15,7 +15,7 @@ from txl_tf.data.pairs.parallel import END, PADDING, START, encode_lines
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.vanilla.transformer import Transformer
 
-_POOL = 50  # batches of sources that are read and sorted by length together
+POOL = 50  # batches of sources that are read and sorted by length together
 _STEP = 16  # lengths are rounded up to multiples of it, so that a source is searched alike whatever is beside it
 
 
@@ -86,7 +86,7 @@ class Translator:
         numbers: Iterable[int] | None = None,
     ) -> Iterator[list[Translation] | LineError]:
         """`translate` of lines that come one after the other, see `txl_tf.data.lines`, in bounded memory."""
-        return answers(sources, self.encode, self._search, name, strict, _POOL * self.batch_size, numbers)
+        return answers(sources, self.encode, self._search, name, strict, POOL * self.batch_size, numbers)
 
     def _search(self, sources: list[np.ndarray]) -> list[list[Translation]]:
         """The translations of encoded sources, batched by length."""

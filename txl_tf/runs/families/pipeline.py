@@ -25,7 +25,7 @@ from txl_tf.models.vanilla.translator import Translation, Translator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import LineScore, Scorer
 
-_POOL = 50  # batches of sentences to tag that are read and sorted by length together
+POOL = 50  # batches of sentences to tag that are read and sorted by length together
 Lines = Iterable[str | bytes | None]  # see `txl_tf.data.lines`
 
 
@@ -161,7 +161,12 @@ class TaggingPipeline(Pipeline):
     """Named entities in lines."""
 
     def tag_lines(
-        self, lines: Lines, name: str = "text", strict: bool = True, batch_size: int = 64
+        self,
+        lines: Lines,
+        name: str = "text",
+        strict: bool = True,
+        batch_size: int = 64,
+        numbers: Iterable[int] | None = None,
     ) -> Iterator[TaggedLine | LineError]:
         """The tags and the entities of each line. An empty one has none.
 
@@ -170,6 +175,7 @@ class TaggingPipeline(Pipeline):
             name: what messages call them.
             strict: see `pipeline`.
             batch_size: sentences to tag at a time.
+            numbers: of the lines, for messages; by default they are counted from 1.
         """
         tagger = self._tagger
         tagger.batch_size = batch_size
@@ -182,7 +188,7 @@ class TaggingPipeline(Pipeline):
             texts, tokens = zip(*sentences, strict=True) if sentences else ([], [])
             return map(functools.partial(TaggedLine.of, tagger), texts, tokens, tagger.tag(tokens))
 
-        return answers(lines, encode, answer, name, strict, _POOL * batch_size)
+        return answers(lines, encode, answer, name, strict, POOL * batch_size, numbers)
 
     lines = tag_lines
 
