@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import os
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +27,14 @@ def raylets(number, cpus=1):
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def children(pid=None):
+    """The processes below one, by default this one: `{pid: what it is called}`."""
+    pid, found = pid or os.getpid(), {}
+    with contextlib.suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found[int(child)] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
+                found |= children(int(child))
+    return found

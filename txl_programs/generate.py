@@ -7,6 +7,7 @@
     echo "Once upon a time" | txl-generate --model_dir=runs/my --greedy
     txl-generate --model_dir=runs/my --interactive --max_new_tokens=80 --stop_at_newline
     txl-generate --model_dir=runs/my --input=prompts.txt --output=texts.jsonl --format=json       (a prompt a line)
+    txl-generate --model_dir=runs/my --input=prompts/ --output=texts/                 (many files, see docs/scale.md)
 
 Without --prompt and --prompt_file the prompt comes from the standard input; the newline at its end is no part of it.
 Where the run knows documents, an empty prompt begins one.
@@ -30,17 +31,8 @@ from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import (
-    FLAGS,
-    define_line_flags,
-    input_lines,
-    load_model,
-    read_flags,
-    run,
-    values,
-    write_answers,
-)
-from txl_tf.config import REPETITION_WINDOW
+from txl_programs.program import FLAGS, define_line_flags, load_model, read_flags, run, values
+from txl_tf.config import REPETITION_WINDOW, ClusterConfig
 
 define_line_flags("prompts", "one prompt, by --prompt, --prompt_file or the standard input")
 flags.DEFINE_string("prompt", None, "Text to continue.")
@@ -71,13 +63,14 @@ read_flags(__name__)
 
 import tensorflow as tf
 
+from txl_programs.answering.files import answer_input
+from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json
 from txl_tf.data.vocabulary import escape, unescape, visible
-from txl_tf.files import check_writable
 from txl_tf.models.decoding.sampling import check_integer, check_sampling, of_sequences
 from txl_tf.models.decoding.session import Session
 from txl_tf.models.decoding.stopping import check_stops
-from txl_tf.models.decoding.text_generator import TextGenerator, TextStream, encode_prompt, stops_of
+from txl_tf.models.decoding.text_generator import POOL, TextGenerator, TextStream, encode_prompt, stops_of
 from txl_tf.runs.folder import RunFolder
 
 READ_AT_ONCE = 512  # tokens of a prompt, so that its length does not matter
@@ -159,7 +152,7 @@ def read_prompt():
     return sys.stdin.buffer.read().removesuffix(b"\n")
 
 
-def line_of(found):
+def line_of(found, number=None):
     """What is written for a prompt of --input: `(prompt, texts)`."""
     if isinstance(found, LineError):
         error = {"prompt": found.text, "error": found.reason}
@@ -170,18 +163,34 @@ def line_of(found):
     return "".join(text.replace("\n", r"\n") + "\n" for text in texts)
 
 
-def answer_prompts(folder, vocab, options, changes):
-    """Continues every line of --input."""
+def of_model():
+    """What is other than in the run, of the model."""
+    return values("mem_len clamp_len", given_only=True)
+
+
+def of_sampling():
+    """How tokens are drawn, but for what ends a text."""
+    options = values("top_k top_p min_p repetition_penalty repetition_window seed")
+    return options | {"temperature": 0.0 if FLAGS.greedy else FLAGS.temperature}
+
+
+def of_ends():
+    """What ends a text."""
+    return {"stop_strings": [*map(unescape, FLAGS.stop)], "stop_at_newline": FLAGS.stop_at_newline}
+
+
+def make_answering(folder, path):
+    """What continues every line of --input, by the flags, with the weights of a checkpoint."""
     numbers = values("max_new_tokens num_return_sequences batch_size stop_at_document")
-    lines, name = input_lines()
-    writer = TextGenerator(load_model(folder, **changes), vocab, **numbers, **options)
-    return write_answers(writer.generate_lines(lines, name, FLAGS.strict), line_of, FLAGS.raw)
+    lm, options = folder.load_model(path, **of_model()), {**numbers, **of_sampling(), **of_ends()}
+    return Answering(TextGenerator(lm, folder.load_vocab(), **options).generate_lines, line_of)
 
 
 def check_flags():
     """Refuses flags that do not go together."""
     if FLAGS.input is None:
-        wrong = [name for name in ("output", "format", "strict", "batch_size") if FLAGS[name].present]
+        wrong = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
+        wrong = [name for name in wrong if FLAGS[name].present]
         if wrong:
             raise ValueError(f"--{wrong[0]} is for the lines of --input, which is not given")
     else:
@@ -195,22 +204,18 @@ def check_flags():
 def main():
     check_flags()
     folder = RunFolder(FLAGS.model_dir, "language_model")
-    vocab = folder.load_vocab()
-    stops = {"stop_strings": [*map(unescape, FLAGS.stop)], "stop_at_newline": FLAGS.stop_at_newline}
-    options = values("top_k top_p min_p repetition_penalty repetition_window seed")
-    options["temperature"] = 0.0 if FLAGS.greedy else FLAGS.temperature
-    changes = values("mem_len clamp_len", given_only=True)
+    vocab, options = folder.load_vocab(), of_sampling()
     # All that can be wrong, before the model is loaded.
     check_integer("num_return_sequences", FLAGS.num_return_sequences, 1)
     seeds = of_sequences(check_sampling(1, **options), FLAGS.num_return_sequences).seeds.numpy().tolist()
-    ends = stops_of(vocab, **stops, stop_at_document=FLAGS.stop_at_document)
+    ends = stops_of(vocab, **of_ends(), stop_at_document=FLAGS.stop_at_document)
     check_stops(len(vocab), None, **ends, vocab=vocab)
-    check_writable(FLAGS.output)
     if FLAGS.input is not None:
-        return answer_prompts(folder, vocab, options | stops, changes)
+        tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size, FLAGS.raw)
+        return int(tally.missing > 0)
     prompt = read_prompt()
     ids = None if prompt is None else encode_prompt(vocab, prompt, "prompt")
-    writer = Writer(load_model(folder, **changes), vocab, options | ends | {"seed": seeds[0]})
+    writer = Writer(load_model(folder, **of_model()), vocab, options | ends | {"seed": seeds[0]})
     if ids is not None:
         writer.read(ids, echo=bool(prompt))
         writer.write_samples(FLAGS.max_new_tokens, seeds)

@@ -6,13 +6,11 @@ import errno
 import functools
 import gc
 import importlib.util
-import itertools
 import logging
 import os
 import re
 import signal
 import sys
-import tempfile
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -43,21 +41,10 @@ def _import_tensorflow():
     """Imports TensorFlow without the notes about processor and CUDA that it writes to the standard error meanwhile."""
     if "tensorflow" in sys.modules or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
         return
-    try:
-        stderr, written = os.dup(2), tempfile.TemporaryFile()
-    except OSError:  # it is closed, or there is no room: the notes are no matter
-        return
-    with written:
-        os.dup2(written.fileno(), 2)
-        try:
-            importlib.import_module("tensorflow")
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            written.seek(0)
-            others = [line for line in written if not _NOTE.match(line)]
-            with contextlib.suppress(OSError):
-                os.write(2, b"".join(others))
+    from txl_tf.stderr import without_notes
+
+    with without_notes(_NOTE):
+        importlib.import_module("tensorflow")
 
 
 _NOTE = re.compile(rb"WARNING: All log messages before absl::InitializeLog|[IW]\d{4} ")
@@ -104,12 +91,17 @@ CKPT_HELP = "Checkpoint to take: a path, a name, best or latest; default: of a t
 
 def define_line_flags(lines, default="the standard input"):
     """Defines the flags of a program that answers lines: the run, where lines come from, and where answers go."""
+    from txl_tf.config import ClusterConfig
+
+    several = "Several files, folders and patterns: separated by commas"
+    source = f"File of {lines}, a line each; - for the standard input. {several}. Default: {default}."
     flags.DEFINE_string("model_dir", None, "Folder of the run.")
     flags.DEFINE_string("ckpt_path", None, CKPT_HELP)
-    flags.DEFINE_string("input", None, f"File of {lines}, a line each; - for the standard input. Default: {default}.")
-    flags.DEFINE_string("output", None, "File to write to, rather than the standard output.")
+    flags.DEFINE_string("input", None, source)
+    flags.DEFINE_string("output", None, "File to write to, rather than the standard output; of several files a folder.")
     flags.DEFINE_bool("strict", False, "Stop at the first line that cannot be answered, rather than answer the others.")
     flags.mark_flag_as_required("model_dir")
+    define_flags(ClusterConfig)
 
 
 def values(names, given_only=False):
@@ -275,71 +267,6 @@ def find_checkpoint(folder):
 def load_model(folder, **changes):
     """The model of a run with the weights of `find_checkpoint`."""
     return folder.load_model(find_checkpoint(folder), **changes)
-
-
-def input_lines():
-    """`(lines, name)` of --input: bytes without newlines, and `None` wherever nothing more comes for the moment.
-
-    A file that cannot be read is an error at once.
-    """
-    from txl_tf.data.lines import arriving, lines_in
-    from txl_tf.data.text_files import read_files
-
-    if FLAGS.input in (None, "-"):
-        prompt = (lambda: print("> ", end="", file=sys.stderr, flush=True)) if sys.stdin.isatty() else None
-        return lines_in(arriving(sys.stdin.buffer, prompt)), "standard input"
-    pieces = read_files([FLAGS.input], "byte")
-    return lines_in(itertools.chain([next(pieces)], pieces)), FLAGS.input
-
-
-def write_answers(answers, line_of, raw=False):
-    """Writes what `line_of` makes of each answer to --output or the standard output, as the answers come.
-
-    Args:
-        answers: an iterator, with a `LineError` for a line that has no answer. That is written to the standard error.
-        line_of: function of an answer, or a `LineError`, that gives what is written in its place.
-        raw: whether control characters go to a terminal as they are.
-
-    Returns:
-        The status to end with: 1 where a line has no answer.
-    """
-    from txl_tf.data.lines import LineError
-
-    missing, notes = 0, {}
-    with _output(raw) as write:
-        for answer in answers:
-            if isinstance(answer, LineError):
-                missing += 1
-                notes |= dict.fromkeys(getattr(answer, "__notes__", []))
-                print(_visible(str(answer)), file=sys.stderr)
-            write(line_of(answer))
-    if missing:
-        ends = f"lines without an answer: {missing:,}; --strict stops at the first"
-        print(*notes, ends, sep="\n", file=sys.stderr)
-    return int(missing > 0)
-
-
-@contextlib.contextmanager
-def _output(raw):
-    """A function that writes text to --output, which appears when it is whole, or to the standard output."""
-    if FLAGS.output:
-        import keras
-
-        from txl_tf.files import new_file
-
-        bar = keras.utils.Progbar(None, verbose=1, unit_name="line") if sys.stdout.isatty() else None
-        with new_file(FLAGS.output) as file:
-            yield lambda text: (file.write(text.encode("utf-8", "surrogateescape")), bar and bar.add(1))
-        return
-
-    def write(text):
-        if sys.stdout.isatty() and not raw:
-            sys.stdout.write(_visible(text))
-        else:
-            sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-        sys.stdout.flush()
-
-    yield write
 
 
 def log_to_stdout():

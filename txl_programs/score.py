@@ -4,6 +4,7 @@
     txl-score --model_dir=runs/wt103 --input=nbest.txt --output=nll.txt
     txl-score --model_dir=runs/wt103 --input=corpus.txt --columns=bpb,text | awk -F'\\t' '$1 < 1.5'
     txl-score --model_dir=runs/wt103 --input=article.txt --carry_memory --format=tokens
+    txl-score --model_dir=runs/wt103 --input=corpus/ --output=scores/               (many files, see docs/scale.md)
 
 A line of output belongs to a line of input: the --columns, separated by tabs, or with --format=json an object.
 
@@ -22,24 +23,14 @@ Text goes to the standard output, the rest to the standard error; on a terminal,
 \\x1b.
 """
 
+import functools
+import itertools
 import math
 import sys
-import time
 
 from absl import flags
 
-from txl_programs.program import (
-    FLAGS,
-    config_of,
-    define_flags,
-    define_line_flags,
-    input_lines,
-    load_model,
-    read_flags,
-    run,
-    values,
-    write_answers,
-)
+from txl_programs.program import FLAGS, config_of, define_flags, define_line_flags, read_flags, run, values
 from txl_tf.config import ScoringConfig
 
 COLUMNS = {"nll": ".6f", "tokens": "d", "ppl": ".4f", "bpb": ".6f", "bytes": "d", "text": "s"}
@@ -54,20 +45,24 @@ define_flags(ScoringConfig)
 
 read_flags(__name__)
 
+from txl_programs.answering.files import answer_input
+from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json, in_blocks
-from txl_tf.files import check_writable
+from txl_tf.data.vocabulary import newline_ids
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import Scorer
 
+TOGETHER = 2000  # lines of a file that are scored together, where there are several files
 
-def as_columns(score):
+
+def as_columns(score, number=None):
     """A line of columns, empty where there is no score."""
     if isinstance(score, LineError):
         return "\n"
     return "\t".join(format(getattr(score, name), COLUMNS[name]) for name in FLAGS.columns) + "\n"
 
 
-def as_object(score, symbols):
+def as_object(score, number=None, *, symbols):
     """A line of JSON."""
     if isinstance(score, LineError):
         return as_json({"text": score.text, "error": score.reason})
@@ -84,40 +79,41 @@ def _rounded(value):
     return round(value, 6) if math.isfinite(value) else None
 
 
-def summed(scores, sums):
-    """The scores; adds up nll, tokens, bytes and lines in the list `sums`."""
-    for score in scores:
-        if not isinstance(score, LineError):
-            sums[:] = (total + x for total, x in zip(sums, (score.nll, score.tokens, score.bytes, 1), strict=True))
-        yield score
+def summands(score):
+    """What adds up over all lines, as `report` takes it."""
+    return score.nll, score.tokens, score.bytes, 1
+
+
+def make_answering(folder, path):
+    """What scores lines, by the flags, with the weights of a checkpoint."""
+    lm = folder.load_model(path, **values("mem_len clamp_len", given_only=True))
+    scorer = Scorer(lm, folder.load_vocab(), config_of(ScoringConfig))
+
+    def answers(lines, name, strict, numbers):
+        return itertools.chain.from_iterable(scorer.score(in_blocks(lines), name, strict, numbers))
+
+    text = as_columns if FLAGS.format == "tsv" else functools.partial(as_object, symbols=scorer.vocab.symbols)
+    return Answering(answers, text, summands)
 
 
 def main():
     if not FLAGS.columns or set(FLAGS.columns) - set(COLUMNS):
         raise ValueError(f"columns must be of {', '.join(COLUMNS)}, got {','.join(FLAGS.columns)!r}")
-    config = config_of(ScoringConfig)
-    check_writable(FLAGS.output)
-    folder = RunFolder(FLAGS.model_dir, "language_model")
-    lines, name = input_lines()
-    lm = load_model(folder, **values("mem_len clamp_len", given_only=True))
-    scorer, sums = Scorer(lm, folder.load_vocab(), config), [0.0, 0, 0, 0]
-    if config.score_end and not scorer.score_end:
+    config, folder = config_of(ScoringConfig), RunFolder(FLAGS.model_dir, "language_model")
+    if config.score_end and not newline_ids(folder.load_vocab()):
         print("the vocabulary has no symbol for the end of a line: ends do not count", file=sys.stderr)
-    started = time.perf_counter()
-    scores = (score for scores in scorer.score(in_blocks(lines), name, FLAGS.strict) for score in scores)
-    symbols = scorer.vocab.symbols
-    line_of = as_columns if FLAGS.format == "tsv" else lambda score: as_object(score, symbols)
-    status = write_answers(summed(scores, sums), line_of)
-    report(*sums, time.perf_counter() - started)
-    return status
+    together = None if config.carry_memory else TOGETHER
+    tally, seconds = answer_input(folder, make_answering, __spec__.name, together)
+    report(*tally.sums or (0.0, 0, 0, 0), seconds)
+    return int(tally.missing > 0)
 
 
 def report(nll, tokens, size, lines, seconds):
-    """Says on the standard error what the text is as a whole."""
+    """Says on the standard error what the text is as a whole; `seconds` is `None` where they were not all for it."""
     whole = f"{lines:,} lines, {tokens:,} tokens"
     if tokens:
         whole += f": ppl {math.exp(min(nll / tokens, 700)):.4f}, {nll / math.log(2) / size:.4f} bits per byte"
-    print(f"{whole} | {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
+    print(f"{whole} | {tokens / seconds:,.0f} tokens/s" if seconds else whole, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     echo "高勇，男，中国国籍，无境外居留权。" | txl-tag --model_dir=runs/tener_resume
     txl-tag --model_dir=runs/flat_resume --input=text.txt --output=entities.jsonl
     txl-tag --model_dir=runs/flat_resume --input=text.txt --format=conll            (characters and tags)
+    txl-tag --model_dir=runs/flat_resume --input=texts/ --output=found/             (many files, see docs/scale.md)
     txl-tag --model_dir=runs/flat_resume --tagged=test.char.bmes      (precision, recall, F1, confusion)
 
 A line of input is a sentence, a line of output its entities as JSON: kind, start, end (in characters, end excluded),
@@ -15,20 +16,12 @@ error. --tagged takes a file of tokens and tags instead, and compares. The weigh
 training, unless --ckpt_path says otherwise.
 """
 
+import functools
 import sys
 
 from absl import flags
 
-from txl_programs.program import (
-    FLAGS,
-    define_line_flags,
-    input_lines,
-    load_model,
-    read_flags,
-    run,
-    values,
-    write_answers,
-)
+from txl_programs.program import FLAGS, define_line_flags, load_model, read_flags, run, values
 
 FORMATS = ("json", "conll")
 
@@ -40,18 +33,22 @@ flags.DEFINE_integer("batch_size", 64, "Sentences to tag at a time.", lower_boun
 
 read_flags(__name__)
 
+from txl_programs.answering.files import answer_input
+from txl_programs.answering.lines import write_answers
+from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json
 from txl_tf.data.tagged.sentences import encoder_of, read_tagged_as
 from txl_tf.files import check_writable
 from txl_tf.models.taggers.text_tagger import TextTagger
-from txl_tf.runs.families.pipeline import TaggedLine, TaggingPipeline
+from txl_tf.runs.families.pipeline import POOL, TaggedLine, TaggingPipeline
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import confusion, format_confusion, format_scores, score_table
+from txl_tf.schema import check_left_out
 
 BLANK = str.maketrans(" \t", "␣␣")  # such a token would end its column
 
 
-def lines_of(found):
+def lines_of(found, number=None):
     """What is written for a sentence, a `TaggedLine`."""
     if FLAGS.format == "json":
         error = {"error": found.reason} if isinstance(found, LineError) else {"entities": found.entities}
@@ -80,18 +77,25 @@ def compare(sentences, model, vocabs):
     print(f"\n{format_confusion(confusion(found, tags, model.scheme))}", file=sys.stderr)
 
 
+def make_answering(folder, path):
+    """What tags lines, by the flags, with the weights of a checkpoint."""
+    model = folder.load_model(path, **values("constraints", given_only=True))
+    pipeline = TaggingPipeline(model, *folder.load_vocabs())
+    return Answering(functools.partial(pipeline.tag_lines, batch_size=FLAGS.batch_size), lines_of)
+
+
 def main():
     if FLAGS.tagged and FLAGS.input:
         raise ValueError("--tagged and --input exclude each other")
-    check_writable(FLAGS.output)
     folder = RunFolder(FLAGS.model_dir, "tagger")
     vocabs = folder.load_vocabs()
-    lines, name = (read_tagged(folder), FLAGS.tagged) if FLAGS.tagged else input_lines()
-    model = load_model(folder, **values("constraints", given_only=True))
     if FLAGS.tagged:
-        return compare(lines, model, vocabs)
-    found = TaggingPipeline(model, *vocabs).tag_lines(lines, name, FLAGS.strict, FLAGS.batch_size)
-    return write_answers(found, lines_of)
+        check_left_out(values("ray_address ray_workers"), "--tagged is for one machine")
+        check_writable(FLAGS.output)
+        sentences = read_tagged(folder)
+        return compare(sentences, load_model(folder, **values("constraints", given_only=True)), vocabs)
+    tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size)
+    return int(tally.missing > 0)
 
 
 if __name__ == "__main__":

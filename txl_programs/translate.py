@@ -2,6 +2,7 @@
 
     echo "Sat the 21st of Nov 2026" | txl-translate --model_dir=runs/dates
     txl-translate --model_dir=runs/deen --input=test.de --output=test.out --beam_size=4
+    txl-translate --model_dir=runs/deen --input='de/*.txt' --output=en/             (many files, see docs/scale.md)
     txl-translate --model_dir=runs/cmudict --pairs=test.tsv --beam_size=8           (error rates)
     txl-translate --model_dir=runs/deen --pairs=test.de,test.en --output=test.out   (and BLEU, chrF)
 
@@ -14,7 +15,6 @@ its targets is right. BLEU and chrF need sacrebleu (pip install sacrebleu). On a
 written like \\x1b, unless --raw is given.
 """
 
-import itertools
 import sys
 
 from absl import flags
@@ -24,11 +24,10 @@ from txl_programs.program import (
     config_of,
     define_flags,
     define_line_flags,
-    input_lines,
-    load_model,
+    find_checkpoint,
     read_flags,
     run,
-    write_answers,
+    values,
 )
 from txl_tf.config import SearchConfig
 
@@ -42,15 +41,19 @@ define_flags(SearchConfig)
 
 read_flags(__name__)
 
+from txl_programs.answering.files import answer_input
+from txl_programs.answering.lines import write_answers
+from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError
 from txl_tf.data.pairs.parallel import read_sides
 from txl_tf.files import check_writable
-from txl_tf.models.vanilla.translator import Translation, Translator
+from txl_tf.models.vanilla.translator import POOL, Translation, Translator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import corpus_scores, error_rates, group_references
+from txl_tf.schema import check_left_out
 
 
-def lines_of(number, found):
+def lines_of(found, number):
     """What is written for the translations of a source."""
     if not (FLAGS.scores or FLAGS.n_best > 1):
         return "\n" if isinstance(found, LineError) else f"{found[0].text}\n"
@@ -74,30 +77,38 @@ def report(found, references, level):
     print(lines, *scores.values() or ["(pip install sacrebleu for BLEU and chrF)"], sep="\n", file=sys.stderr)
 
 
+def make_answering(folder, path):
+    """What translates lines, by the flags, with the weights of a checkpoint."""
+    model, search = folder.load_model(path), config_of(SearchConfig)
+    return Answering(Translator(model, *folder.load_vocabs(), search, FLAGS.batch_size).translate_lines, lines_of)
+
+
+def compare(folder):
+    """Translates the sources of --pairs, and says how right the translations are."""
+    check_left_out(values("ray_address ray_workers"), "--pairs is for one machine")
+    check_writable(FLAGS.output)
+    sides = [[line.removesuffix("\n") for line in side.lines] for side in read_sides(FLAGS.pairs)]
+    references = group_references(*sides)
+    first = {source: number for number, source in reversed([*enumerate(sides[0], 1)])}
+    numbers, best = [first[source] for source in references], []
+    answering = make_answering(folder, find_checkpoint(folder))
+    answers = answering.answers(references, " and ".join(FLAGS.pairs), FLAGS.strict, numbers=numbers)
+    tally = write_answers(kept(answers, best), answering.text, raw=FLAGS.raw)
+    report([found.text for found in best], list(references.values()), folder.load_vocabs()[1].level)
+    return tally
+
+
 def main():
-    search = config_of(SearchConfig)
+    config_of(SearchConfig)  # checks it
     if FLAGS.pairs and FLAGS.input:
         raise ValueError("--pairs and --input exclude each other")
-    check_writable(FLAGS.output)
     folder = RunFolder(FLAGS.model_dir, "encoder_decoder")
-    vocabs, references, numbers = folder.load_vocabs(), {}, itertools.count(1)
+    folder.load_vocabs()
     if FLAGS.pairs:
-        name = " and ".join(FLAGS.pairs)
-        sides = [[line.removesuffix("\n") for line in side.lines] for side in read_sides(FLAGS.pairs)]
-        references = group_references(*sides)
-        lines = list(references)
-        numbers = {source: number for number, source in reversed([*enumerate(sides[0], 1)])}  # the first of each
-        numbers = [numbers[source] for source in lines]
+        tally = compare(folder)
     else:
-        lines, name = input_lines()
-    translator = Translator(load_model(folder), *vocabs, search, FLAGS.batch_size)
-    best, count = [], itertools.count(1)
-    answers = translator.translate_lines(lines, name, FLAGS.strict, numbers)
-    answers = kept(answers, best) if references else answers
-    status = write_answers(answers, lambda found: lines_of(next(count), found), FLAGS.raw)
-    if references:
-        report([found.text for found in best], list(references.values()), vocabs[1].level)
-    return status
+        tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size, FLAGS.raw)
+    return int(tally.missing > 0)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,11 @@ def is_remote(path: str | os.PathLike) -> bool:
     return "://" in os.fspath(path)
 
 
+def absolute(path: str) -> str:
+    """A path that means the same in every process, whatever its working directory."""
+    return path if is_remote(path) else os.path.abspath(path)
+
+
 @contextlib.contextmanager
 def lock(folder: str, refusal: str) -> Iterator[None]:
     """Keeps other processes out of a local folder. The lock ends with the process, however that ends.

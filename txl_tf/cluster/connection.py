@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 from collections.abc import Iterator
 from types import ModuleType
 
+from txl_tf.stderr import without_notes
+
 _SECONDS_TO_REACH = 20
+_NOTE = re.compile(rb"\[.*Set ray log level from environment variable")
 
 
 def ray_package() -> ModuleType:
     """Ray, which the extra `cluster` installs. Raises ValueError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what is wrong comes as an exception
     try:
         import ray
     except ImportError as error:
@@ -48,7 +53,8 @@ def connected(address: str | None) -> Iterator[ModuleType]:
         _check_reachable(address)
     options = {"include_dashboard": False} if address == "local" else {}
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        with without_notes(_NOTE):
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, SystemExit) as error:  # SystemExit is what its C++ part ends with
         what = (str(error) or type(error).__name__).splitlines()[0]
         raise ConnectionError(f"the Ray cluster ray_address={address} cannot be reached: {what}") from error

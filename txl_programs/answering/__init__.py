@@ -1,0 +1,1 @@
+"""What programs that answer lines have in common: `score`, `tag`, `translate` and `generate`."""

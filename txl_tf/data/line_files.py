@@ -1,0 +1,266 @@
+"""Files of lines, answered block by block into files of the same names: by one process or by many, and not twice.
+
+    files = [LineFile(path, name, "answers", key) for path, name in find_named_files("corpus")]
+    plan = Plan(files, most=2000)
+    for tally in plan.answer(run):       # `run(blocks)` has each block answered by `answer_block`, wherever
+        print(*tally.messages)           # in the order of the lines
+
+What is there of the answers, in the folder of the output files:
+
+    .answers/<name>/<fingerprint>/<block>.txt    the answers to a block
+    .answers/<name>/<fingerprint>/<block>.json   written after them, so that they are whole: what they add up to
+    .answers/<name>/done.json                    the output file is whole, and the parts are removed
+
+The fingerprint is that of the input and of all that answers depend on. What has another one is not used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from txl_tf.data.lines import LineError, in_blocks, lines_in
+from txl_tf.data.text_files import read_files
+from txl_tf.files import absolute, new_file, read_json, reading, remove, write_atomic, write_json, writing
+from txl_tf.schema import check_values
+
+STATE = ".answers"
+_READ_BYTES = 1 << 20
+
+
+def nothing(answer: Any) -> tuple:
+    """Of an answer of which nothing is added up."""
+    return ()
+
+
+class Answering(NamedTuple):
+    """What answers lines.
+
+    Attributes:
+        answers: function of lines, their name, `strict` and, by keyword, `numbers`, as `txl_tf.data.lines.answers` has
+            them: an iterator of answers, with a `LineError` for a line that has none.
+        text: function of an answer, or a `LineError`, and its number: what is written in its place.
+        numbers: function of an answer: numbers to add up over all lines.
+    """
+
+    answers: Callable
+    text: Callable
+    numbers: Callable = nothing
+
+
+@dataclasses.dataclass(kw_only=True)
+class Tally:
+    """What answers add up to.
+
+    Attributes:
+        lines: how many.
+        missing: how many of them have no answer.
+        sums: of what `Answering.numbers` gives.
+        messages: why lines have no answer, in their order.
+        notes: what can be done about it, each once.
+    """
+
+    lines: int = 0
+    missing: int = 0
+    sums: list[float] = dataclasses.field(default_factory=list)
+    messages: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def count(self, answer: Any, numbers: Callable) -> None:
+        """Adds one answer."""
+        self.lines += 1
+        if isinstance(answer, LineError):
+            self.add(Tally(missing=1, messages=[str(answer)], notes=getattr(answer, "__notes__", [])))
+        else:
+            self._add_numbers(numbers(answer))
+
+    def add(self, other: Tally) -> None:
+        """Adds the answers of another."""
+        self.lines, self.missing = self.lines + other.lines, self.missing + other.missing
+        self._add_numbers(other.sums)
+        self.messages += other.messages
+        self.notes += [note for note in other.notes if note not in self.notes]
+
+    def _add_numbers(self, numbers):
+        if self.sums and numbers:
+            self.sums = [total + number for total, number in zip(self.sums, numbers, strict=True)]
+        else:
+            self.sums = [*self.sums, *numbers]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Done(Tally):
+    """That of an output file, of so many bytes, without messages."""
+
+    fingerprint: str
+    size: int
+
+
+class Block(NamedTuple):
+    """Whole lines of a file."""
+
+    path: str
+    name: str  # of the file, for messages
+    start: int  # its place in the file, in bytes
+    length: int
+    first: int  # number of its first line
+    lines: int
+    part: str  # its answers are in <part>.txt, and <part>.json says that they are whole
+
+    @property
+    def tally(self) -> str:
+        return f"{self.part}.json"
+
+    @property
+    def answers(self) -> str:
+        return f"{self.part}.txt"
+
+
+def answer_block(answering: Answering, block: Block) -> None:
+    """Writes the answers to a block, and then its `Tally`."""
+    tally, texts = Tally(), []
+    found = answering.answers(lines_in(_pieces(block)), block.name, False, numbers=itertools.count(block.first))
+    for number, answer in enumerate(found, block.first):
+        texts.append(answering.text(answer, number))
+        tally.count(answer, answering.numbers)
+    write_atomic(block.answers, "".join(texts).encode("utf-8", "surrogateescape"))
+    write_json(block.tally, dataclasses.asdict(tally))
+
+
+def _pieces(block: Block) -> Iterator[bytes]:
+    left = block.length
+    with reading(block.path), tf.io.gfile.GFile(block.path, "rb") as file:
+        file.seek(block.start)
+        while left > 0 and (piece := file.read(min(left, _READ_BYTES))):
+            left -= len(piece)
+            yield piece
+
+
+class LineFile:
+    """A file of lines and the file of its answers.
+
+    Args:
+        path: of the file.
+        name: of the file of answers, below `folder`.
+        folder: of the answers to all files.
+        key: what answers depend on besides the file, for JSON.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+
+    def __init__(self, path: str, name: str, folder: str, key: Any):
+        self.path, self.output = path, os.path.join(folder, name)
+        self.state, self.key = os.path.join(folder, STATE, name), key
+        self.fingerprint = self._fingerprint()
+        self.parts, self.done_file = os.path.join(self.state, self.fingerprint), os.path.join(self.state, "done.json")
+
+    def _fingerprint(self) -> str:
+        with reading(self.path):
+            found = tf.io.gfile.stat(self.path)
+        described = json.dumps([self.key, found.length, found.mtime_nsec], sort_keys=True)
+        return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+    def done(self) -> Done | None:
+        """The tally of the output file, if it is there and of this fingerprint."""
+        if not (tf.io.gfile.exists(self.done_file) and tf.io.gfile.exists(self.output)):
+            return None
+        done = Done(**read_json(self.done_file, lambda values: check_values(values, Done)))
+        found = (self.fingerprint, tf.io.gfile.stat(self.output).length)
+        return done if found == (done.fingerprint, done.size) else None
+
+    def blocks(self, most: int | None) -> list[Block]:
+        """The file in blocks of so many lines, or fewer where they are long; as one where `most` is `None`.
+
+        Raises:
+            ValueError: the file is empty.
+        """
+        sizes = [
+            (sum(map(len, lines)) + len(lines), len(lines))
+            for lines in in_blocks(lines_in(read_files([self.path], "byte")), most)
+        ]
+        sizes = [tuple(map(sum, zip(*sizes, strict=True)))] if most is None else sizes
+        found, start, first = [], 0, 1
+        for i, (length, lines) in enumerate(sizes):
+            part = os.path.join(absolute(self.parts), f"{i:06}")
+            found.append(Block(absolute(self.path), self.path, start, length, first, lines, part))
+            start, first = start + length, first + lines
+        return found
+
+    def missing(self, blocks: list[Block]) -> list[Block]:
+        """Those of its blocks that have no answers."""
+        there = set(tf.io.gfile.listdir(self.parts)) if tf.io.gfile.isdir(self.parts) else set()
+        return [block for block in blocks if os.path.basename(block.tally) not in there]
+
+    def join(self, blocks: list[Block], tally: Tally) -> None:
+        """Makes the output file of the answers to all blocks, and removes these. Raises OSError where the file itself
+        is not as it was.
+        """
+        if self._fingerprint() != self.fingerprint:
+            raise OSError(f"{self.path} has changed while it was answered: start again")
+        joined = os.path.join(self.state, "joined")
+        with new_file(joined) as file:
+            for block in blocks:
+                for piece in _pieces(block._replace(path=block.answers, start=0, length=1 << 62)):
+                    file.write(piece)
+        with writing(self.output):
+            size = tf.io.gfile.stat(joined).length
+            tf.io.gfile.makedirs(os.path.dirname(self.output))
+            tf.io.gfile.rename(joined, self.output, overwrite=True)
+        write_json(self.done_file, {**dataclasses.asdict(tally), "fingerprint": self.fingerprint, "size": size})
+        for name in tf.io.gfile.listdir(self.state):
+            path = os.path.join(self.state, name.rstrip("/"))
+            if path != self.done_file:
+                remove(path)
+
+
+class Plan:
+    """What is to be done of files.
+
+    Args:
+        files: `LineFile`s.
+        most: lines of a block, see `LineFile.blocks`.
+
+    Attributes:
+        missing: `Block`s without answers.
+        before: lines that have answers.
+    """
+
+    def __init__(self, files: Iterable[LineFile], most: int | None):
+        self.work = [(file, done, [] if done else file.blocks(most)) for file in files for done in [file.done()]]
+        self.missing = [block for file, _, blocks in self.work for block in file.missing(blocks)]
+        lines = sum(done.lines if done else sum(block.lines for block in blocks) for _, done, blocks in self.work)
+        self.before = lines - sum(block.lines for block in self.missing)
+
+    def answer(self, run: Callable[[list[Block]], Generator[str]]) -> Iterator[Tally]:
+        """Yields the tally of each block, in order, as soon as it is there; of a file that was done, the whole. An
+        output file appears when all of its blocks have answers.
+
+        Args:
+            run: has blocks answered, and yields their parts in any order.
+        """
+        for parts in {os.path.dirname(block.part) for block in self.missing}:
+            with writing(parts):
+                tf.io.gfile.makedirs(parts)
+        waiting = {block.part for block in self.missing}
+        with contextlib.closing(run(self.missing)) as answered:
+            for file, done, blocks in self.work:
+                whole = done or Tally()
+                for block in blocks:
+                    while block.part in waiting:
+                        waiting.remove(next(answered))
+                    tally = Tally(**read_json(block.tally, lambda values: check_values(values, Tally)))
+                    whole.add(dataclasses.replace(tally, messages=[]))
+                    yield tally
+                if done:
+                    yield done
+                else:
+                    file.join(blocks, whole)
