@@ -615,7 +615,7 @@ def foreign_names():
     nodes = [node for tree in trees for node in ast.walk(tree)]
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     own |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
-    own |= {"_replace", "_fields"}  # of named tuples
+    own |= {"_replace", "_fields", "_asdict"}  # of named tuples
     found = set()
     for node in nodes:
         if isinstance(node, ast.Attribute):
