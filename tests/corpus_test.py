@@ -307,7 +307,7 @@ from txl_tf.data import text_files, token_files
 from txl_tf.data.text import corpus
 
 data_path, folder = sys.argv[1:]
-text_files._READ_BYTES = 2000
+text_files.BLOCK_BYTES = 2000
 moments = 0
 
 def killed_at(moment, function):
@@ -349,7 +349,7 @@ class Killed(BaseException):
 def test_a_run_that_ends_at_any_moment_looks_unfinished_and_the_next_one_succeeds(tmp_path, monkeypatch):
     """As `kill -9` leaves it: the folder of new files is not removed."""
     path, folder = write_text(tmp_path / "a.txt", TEXT), tmp_path / "made"
-    monkeypatch.setattr(text_files, "_READ_BYTES", 2000)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 2000)
 
     def run(moment):
         moments, removals = iter(range(1, 1000)), iter(range(1000))

@@ -108,7 +108,7 @@ def test_pieces_of_a_file_join_to_the_whole(tmp_path, monkeypatch, level):
     path = write_text(tmp_path / "a.txt", text)
     whole = corpus.build_corpus("text", path, level=level)
     for size in (1, 2, 3, 5, 8):
-        monkeypatch.setattr(text_files, "_READ_BYTES", size)
+        monkeypatch.setattr(text_files, "BLOCK_BYTES", size)
         pieces = corpus.build_corpus("text", path, level=level)
         assert pieces.vocab.symbols == whole.vocab.symbols
         np.testing.assert_array_equal(pieces.splits["train"], whole.splits["train"])
@@ -119,7 +119,7 @@ def test_pieces_of_a_file_join_to_the_whole(tmp_path, monkeypatch, level):
 def test_words_are_cut_at_any_white_space(tmp_path, monkeypatch, separator):
     path = write_text(tmp_path / "a.txt", separator.join(["one", "two", "three", "four"] * 5))
     whole = corpus.build_corpus("text", path, level="word")
-    monkeypatch.setattr(text_files, "_READ_BYTES", 7)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 7)
     assert max(map(len, text_files.read_files([path], "word"))) < 30
     pieces = corpus.build_corpus("text", path, level="word")
     assert pieces.vocab.symbols == whole.vocab.symbols
@@ -264,7 +264,7 @@ def test_bad_arguments_are_refused(dataset, options, message):
 )
 @pytest.mark.parametrize("read_bytes", [1, 1 << 20])
 def test_bad_files_are_refused(tmp_path, monkeypatch, content, message, read_bytes):
-    monkeypatch.setattr(text_files, "_READ_BYTES", read_bytes)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", read_bytes)
     with pytest.raises(ValueError, match=message):
         corpus.build_corpus("text", write_text(tmp_path / "a.txt", content))
 

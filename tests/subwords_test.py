@@ -17,7 +17,7 @@ import tensorflow as tf
 from helpers import program, run_program, train_run, write_text
 
 from txl_tf.config import EvaluationConfig
-from txl_tf.data.subwords import SubwordVocab, sampled, train_subwords, training_lines
+from txl_tf.data.subwords import Sample, SubwordVocab, train_subwords, training_lines
 from txl_tf.data.text import corpus
 from txl_tf.data.text.datasets import choose_cutoffs
 from txl_tf.data.text_files import pydoc_text, read_files
@@ -89,7 +89,7 @@ def test_pieces_are_sentencepieces_own(vocab):
 
 def test_a_text_in_pieces_is_encoded_as_the_whole(vocab, tmp_path, monkeypatch):
     text = "".join(f"{word}\n{word} \u2581 x  " for word in made_up_texts(50))
-    monkeypatch.setattr("txl_tf.data.text_files._READ_BYTES", 64)
+    monkeypatch.setattr("txl_tf.data.text_files.BLOCK_BYTES", 64)
     path = write_text(tmp_path / "a.txt", text.replace("\0", ""))
     pieces = list(read_files([path], "subword"))
     assert len(pieces) > 20 and "".join(pieces) == text.replace("\0", "")
@@ -159,12 +159,12 @@ def test_lines_for_training_are_never_skipped():
 def test_a_large_text_is_sampled_from_all_over_it(monkeypatch):
     lines = [f"{i:09}" for i in range(10_000)]
     monkeypatch.setattr("txl_tf.data.subwords.SAMPLE_BYTES", 9_000)
-    kept = sampled(iter(lines))
-    assert 300 < len(kept) <= 1000 and kept == sampled(iter(lines))
+    kept = Sample.of(iter(lines)).lines
+    assert 300 < len(kept) <= 1000 and kept == Sample.of(iter(lines)).lines
     counts, _ = np.histogram([int(line) for line in kept], bins=5, range=(0, 10_000))
     assert counts.min() > len(kept) / 10
     monkeypatch.setattr("txl_tf.data.subwords.SAMPLE_BYTES", 90_000)
-    assert sampled(lines) == lines
+    assert Sample.of(lines).lines == lines
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])

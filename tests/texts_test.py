@@ -11,7 +11,8 @@ from helpers import write_text
 
 import txl_tf
 from txl_tf.data.text import corpus
-from txl_tf.data.text.texts import TextMeter, TextSize, find_files, find_named_files, have_json_lines, read_texts
+from txl_tf.data.text.sizes import END_OF_DOCUMENT, Extent, TextSize, extent_of
+from txl_tf.data.text.texts import FilePart, find_files, find_named_files, have_documents, read_texts
 
 DOCUMENTS = ["the first one\n", "zweites: äöü\n\nmit Absatz", 'quotes " and \\ and \u2028 no line\x85end', "x"]
 JSON = "".join(json.dumps({"id": i, "text": text}, ensure_ascii=i % 2) + "\n" for i, text in enumerate(DOCUMENTS))
@@ -32,7 +33,7 @@ def write_zip(path, **files):
 def texts_of(path, level="char", text_field=None):
     return [
         (text.name, "".join(piece.decode() if isinstance(piece, bytes) else piece for piece in text.pieces))
-        for text in read_texts(find_files(path), level, text_field)
+        for text in read_texts(map(FilePart, find_files(path)), level, text_field)
     ]
 
 
@@ -78,7 +79,7 @@ def test_texts_come_back_as_they_are_from_every_kind_of_file(tmp_path, kind, lev
         json_path, other = path.split(",")
         expected = [*((f"{json_path}, line {i}", text) for i, text in enumerate(DOCUMENTS, 1)), (other, "two\r\n")]
     assert texts_of(path, level) == expected
-    assert have_json_lines(find_files(path))
+    assert have_documents(find_files(path))
 
 
 def test_words_get_their_last_newline_in_every_text(tmp_path):
@@ -89,7 +90,7 @@ def test_words_get_their_last_newline_in_every_text(tmp_path):
 def test_a_field_can_be_named_and_makes_any_file_json_lines(tmp_path):
     path = write_text(tmp_path / "a.txt", '{"body": "one", "text": "no"}\n\n  \n{"body": "two"}')
     assert texts_of(path, text_field="body") == [(f"{path}, line 1", "one"), (f"{path}, line 4", "two")]
-    assert not have_json_lines([path])
+    assert not have_documents([path])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_damaged_archives_are_errors_that_name_the_file(tmp_path):
 def test_progress_ends_with_the_bytes_of_the_files(tmp_path):
     done = []
     paths = [write_gzip(tmp_path / "a.gz", JSON * 1000), write_text(tmp_path / "b.txt", JSON)]
-    for text in read_texts(paths, "char", progress=done.append):
+    for text in read_texts(map(FilePart, paths), "char", progress=done.append):
         list(text.pieces)
     assert sum(done) == sum(tf.io.gfile.stat(path).length for path in paths)
 
@@ -184,10 +185,11 @@ def test_bad_documents_are_errors(tmp_path):
 def test_sizes_are_those_of_the_whole_text_wherever_it_is_cut():
     text = "Ein Wörtchen \t mehr\u2003oder\n\nweniger: 日本 🎉 "
     for cut in range(len(text) + 1):
-        meter = TextMeter()
         pieces = [text[:cut], "", text[cut:]]
-        assert sum(map(meter.measure, pieces), TextSize()) == TextSize(len(text.encode()), len(text), 7)
-    assert TextMeter().measure(b"a\xff b") == TextSize(4, 4, 2)
+        whole = sum(map(extent_of, pieces), Extent())
+        assert whole.size == TextSize(len(text.encode()), len(text), 7)
+    assert extent_of(b"a\xff b").size == TextSize(4, 4, 2)
+    assert sum([extent_of("a"), END_OF_DOCUMENT, extent_of("b")], Extent()).size.words == 2
 
 
 @pytest.mark.parametrize("level", ["char", "byte", "word"])

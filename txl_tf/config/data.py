@@ -33,7 +33,7 @@ class TextConfig(Config):
         None, "File of the symbols, one a line, such as a run's vocab.txt, or a SentencePiece .model; default: count."
     )
     documents: bool | None = option(
-        None, "End every document, a file or a JSON line, with </s>. Default: where there are JSON lines."
+        None, "End every document, a file, JSON line or row, with </s>. Default: where there are JSON lines or Parquet."
     )
     text_field: str | None = option(None, "Field of the text in JSON lines; default: text, in files named .jsonl.")
     cutoffs: list[int] | None = option(None, "First word of each softmax cluster, as 20000,40000.", RISING)

@@ -142,7 +142,7 @@ class SubwordVocab(Vocab):
         before = b"".join(self.token_bytes[i] for i in ids[:k])
         return before, text.encode()[len(before) :]
 
-    def encode_stream(self, texts: Iterable[str], name: str = "text") -> Iterator[np.ndarray]:
+    def encode_stream(self, texts: Iterable[str], name: str = "text", first_line: int = 1) -> Iterator[np.ndarray]:
         """Yields the ids of each string of an iterable in turn. A string must not end within a word."""
         cut = re.compile(f"([{''.join(self.separators)}])") if self.separators else re.compile("(?!)()")
         for text in texts:
@@ -183,7 +183,7 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
     """Has SentencePiece make a vocabulary of the pieces that occur in lines of text.
 
     Args:
-        lines: strings; newlines in them end lines too. A sample of `SAMPLE_BYTES` counts.
+        lines: strings; newlines in them end lines too. A `Sample` of them counts.
         vocab_size: number of pieces, among them 256 bytes, `<unk>` (never used) and `</s>`. The frequent come first.
         subword_type: `"unigram"` or `"bpe"`.
         **config: of `SubwordVocab`.
@@ -192,8 +192,14 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
         ValueError: `vocab_size` is more, or less, than the text allows; or sentencepiece is not installed.
     """
     one_of(SUBWORD_TYPES)("subword_type", subword_type)
+    sentencepiece()  # or else says so before it reads the text
+    return train_on_lines(Sample.of(training_lines(lines)).lines, vocab_size, subword_type, **config)
+
+
+def train_on_lines(lines: list[str], vocab_size: int, subword_type: str, **config) -> SubwordVocab:
+    """As `train_subwords`, of all of the lines, which are those of `training_lines`."""
     vocab = SubwordVocab(**config)
-    package, written, lines = sentencepiece(), io.BytesIO(), sampled(training_lines(lines))
+    package, written = sentencepiece(), io.BytesIO()
     try:
         package.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
@@ -243,19 +249,50 @@ def _by_frequency(vocab: SubwordVocab) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def sampled(lines: Iterable[str]) -> list[str]:
-    """At most `SAMPLE_BYTES` of the lines, from all over them: always the same ones."""
-    kept, n_bytes, share = [], 0, 1 << 32
-    for i, line in enumerate(lines):
-        place = zlib.crc32(i.to_bytes(8, "little"))
-        if place < share:
-            kept.append((place, line))
-            n_bytes += len(line.encode())
-        while n_bytes > SAMPLE_BYTES:
-            share //= 2
-            kept = [(place, line) for place, line in kept if place < share]
-            n_bytes = sum(len(line.encode()) for _, line in kept)
-    return [line for _, line in kept]
+class Sample:
+    """Some of the lines of a text, at most `SAMPLE_BYTES`, from all over it.
+
+    They are always the same ones: a line stays if a hash of its number is below a share, which is halved until the
+    lines are few enough. So samples of the parts of a text join to that of the whole text.
+
+    Args:
+        share: what the hashes, of 32 bits, must be below at least.
+    """
+
+    def __init__(self, share: int = 1 << 32):
+        self.share, self._kept, self._n_bytes = share, [], 0
+
+    @classmethod
+    def of(cls, lines: Iterable[str], first: int = 0, share: int = 1 << 32) -> Sample:
+        """The sample of lines of which the first one has the number `first` in the text."""
+        sample = cls(share)
+        for number, line in enumerate(lines, first):
+            sample._add(zlib.crc32(number.to_bytes(8, "little")), line)
+        return sample
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for _, line in self._kept]
+
+    def join(self, other: Sample) -> None:
+        """Adds that of the part that follows."""
+        self._take_below(min(self.share, other.share))
+        for place, line in other._kept:
+            self._add(place, line)
+
+    def _add(self, place: int, line: str) -> None:
+        if place >= self.share:
+            return
+        self._kept.append((place, line))
+        self._n_bytes += len(line.encode())
+        while self._n_bytes > SAMPLE_BYTES:
+            self._take_below(self.share // 2)
+
+    def _take_below(self, share: int) -> None:
+        if share < self.share:
+            self.share = share
+            self._kept = [(place, line) for place, line in self._kept if place < share]
+            self._n_bytes = sum(len(line.encode()) for _, line in self._kept)
 
 
 def training_lines(texts: Iterable[str]) -> Iterator[str]:

@@ -5,8 +5,9 @@ A token file is an ordinary .npy file of one dimension: `np.load(path, mmap_mode
 
 from __future__ import annotations
 
+import hashlib
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -15,6 +16,11 @@ import tensorflow as tf
 from txl_tf.files import is_remote, reading
 
 _HEADER_BYTES = 256  # enough for the header of any one-dimensional array
+
+
+def token_type(n_symbols: int) -> np.dtype:
+    """The smallest type that holds the ids of a vocabulary."""
+    return np.dtype(np.uint8 if n_symbols <= 1 << 8 else np.uint16 if n_symbols <= 1 << 16 else np.int32)
 
 
 class TokenWriter:
@@ -26,7 +32,7 @@ class TokenWriter:
 
     def __init__(self, path: str, n_symbols: int):
         self.path = path
-        self.dtype = np.dtype(np.uint8 if n_symbols <= 1 << 8 else np.uint16 if n_symbols <= 1 << 16 else np.int32)
+        self.dtype = token_type(n_symbols)
         self.n_tokens = 0
         with open(path, "wb") as file:
             self.header_bytes = self._write_header(file)
@@ -42,9 +48,60 @@ class TokenWriter:
                 raise RuntimeError(f"the header of {self.path} does not fit its place")
 
     def _write_header(self, file: BinaryIO) -> int:
-        shape = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.n_tokens,)}
-        np.lib.format.write_array_header_1_0(file, shape)
+        file.write(_header(self.dtype, self.n_tokens))
         return file.tell()
+
+
+def _header(dtype: np.dtype, n_tokens: int) -> bytes:
+    file = io.BytesIO()
+    shape = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (n_tokens,)}
+    np.lib.format.write_array_header_1_0(file, shape)
+    return file.getvalue()
+
+
+class TokenFiles:
+    """Appends token ids to one new file after the other, each a `TokenWriter`'s.
+
+    Args:
+        paths: those that the files may have.
+        n_symbols: size of the vocabulary.
+        most: tokens of a file; `None`: all of them are in the first one.
+
+    Attributes:
+        files: `TokenWriter`s, the last one open.
+    """
+
+    def __init__(self, paths: Iterator[str], n_symbols: int, most: int | None = None):
+        self._paths, self._n_symbols, self._most = paths, n_symbols, most
+        self.files = [TokenWriter(next(paths), n_symbols)]
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(file.n_tokens for file in self.files)
+
+    def add(self, ids: np.ndarray) -> None:
+        while self._most and len(ids) > (room := self._most - self.files[-1].n_tokens):
+            self.files[-1].add(ids[:room])
+            self.close()
+            self.files.append(TokenWriter(next(self._paths), self._n_symbols))
+            ids = ids[room:]
+        self.files[-1].add(ids)
+
+    def close(self) -> None:
+        self.files[-1].close()
+
+
+def joined_sha256(paths: Iterable[str]) -> str:
+    """The checksum of the one local token file that the tokens of several would make."""
+    headers = {path: read_header(path) for path in paths}
+    ((dtype, *_), *_) = headers.values()
+    digest = hashlib.sha256(_header(dtype, sum(n_tokens for _, n_tokens, _ in headers.values())))
+    for path, (_, _, start) in headers.items():
+        with open(path, "rb") as file:
+            file.seek(start)
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 class StoredTokens:

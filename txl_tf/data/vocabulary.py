@@ -177,10 +177,9 @@ class Vocab:
         pieces = list(self.encode_stream(as_iterable(texts), name))
         return np.concatenate(pieces) if pieces else np.zeros([0], np.int32)
 
-    def encode_stream(self, texts: Iterable[str], name: str = "text") -> Iterator[np.ndarray]:
+    def encode_stream(self, texts: Iterable[str], name: str = "text", first_line: int = 1) -> Iterator[np.ndarray]:
         """Yields the ids of each string of an iterable in turn: `encode`, in bounded memory."""
         unk_id = self.ids.get(self.unk, -1)
-        first_line = 1
         for text in texts:
             symbols = self._tokenize(text, mark_lines=True)
             if self.level == "byte":

@@ -15,8 +15,9 @@ import tensorflow as tf
 from txl_tf.config import EvaluationConfig, MachineConfig, TrainingConfig
 from txl_tf.data.text.batches import Segments, num_batches
 from txl_tf.data.text.corpus import Corpus
-from txl_tf.data.text.datasets import encode_files, is_by_character, measured
-from txl_tf.data.text.texts import find_files, have_json_lines
+from txl_tf.data.text.datasets import is_by_character, measured
+from txl_tf.data.text.encoding import encode_files
+from txl_tf.data.text.texts import find_files, have_documents
 from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.files import check_writable, new_file
 from txl_tf.models.language_model import LanguageModel
@@ -115,7 +116,7 @@ def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str) -> Corpus:
         raise ValueError(f"eval_path needs the vocabulary of a run: {folder.config_file} does not exist")
     vocab, data = folder.load_vocab(), config["data"]
     paths = find_files(eval_path)
-    tokens, size = encode_files(paths, vocab, data.get("text_field") if have_json_lines(paths) else None)
+    tokens, size = encode_files(paths, vocab, data.get("text_field") if have_documents(paths) else None)
     by_character = data.get("by_character", is_by_character(data.get("dataset"), vocab))
     sizes = measured(data.get("dataset"), {eval_path: size})
     return Corpus(vocab, config["model"]["cutoffs"], {eval_path: tokens}, by_character, sizes=sizes)

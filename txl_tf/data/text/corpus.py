@@ -7,6 +7,7 @@ twice, to count its tokens and to encode it, and hold about a megabyte of it at 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -17,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from txl_tf.config import DATASETS, TextConfig
+from txl_tf.config import DATASETS, TextConfig, at_least
 from txl_tf.data.subwords import load_vocab
-from txl_tf.data.text import datasets
+from txl_tf.data.text import datasets, encoding
 from txl_tf.data.text.download import fetch
+from txl_tf.data.text.portions import THIS_PROCESS
 from txl_tf.data.text.prepared_folder import (
     INFO_FILE,
     check_same,
@@ -33,7 +35,8 @@ from txl_tf.data.text.prepared_folder import (
     vocab_name,
     write_files,
 )
-from txl_tf.data.text.texts import TEXT_FIELD, TextSize, text_of
+from txl_tf.data.text.sizes import Extent, TextSize
+from txl_tf.data.text.texts import TEXT_FIELD, text_of
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import is_remote
@@ -52,7 +55,8 @@ class Corpus:
         cutoffs: first ids of the adaptive softmax's clusters, without 0 and `len(vocab)`.
         splits: `"train"`, `"valid"` and perhaps `"test"` -> integer array `[n]`, in memory or on disk.
         by_character: whether tokens are characters or bytes, not words.
-        checksums: `{split: list of the SHA-256 of its token files}`, where they are known.
+        checksums: `{split: list of the SHA-256 of its token files}`, where they are known; of shards, that of the one
+            file that they would make.
         sizes: `{split: how much text it is}`, where that is known.
     """
 
@@ -113,19 +117,18 @@ def build_corpus(dataset: str, data_path: Any = None, vocab: Vocab | None = None
     if vocab:
         datasets.take_vocab(recipe, vocab)
     datasets.check_files(recipe)
-    vocab, n_counted = datasets.make_vocab(recipe)
+    vocab, counts = encoding.make_vocab(recipe)
     cutoffs = datasets.make_cutoffs(recipe, vocab)
-    pieces, sizes = collections.defaultdict(list), {}
-    for split, shard, ids, size in datasets.encode(recipe, vocab, n_counted):
+    pieces, extents = collections.defaultdict(list), {}
+    for split, shard, ids, extent in encoding.encode(recipe, vocab, counts):
         pieces[split, shard].append(ids)
-        sizes[split] = sizes.get(split, TextSize()) + size
-    splits = {
-        split: np.concatenate([ids for part in sorted(pieces) if part[0] == split for ids in pieces[part]])
-        for split in dict.fromkeys(split for split, _ in pieces)
-    }
-    return Corpus(
-        vocab, cutoffs, splits, datasets.is_by_character(dataset, vocab), sizes=datasets.measured(dataset, sizes)
-    )
+        extents[split] = extents.get(split, Extent()) + extent
+    splits = {}
+    for split in dict.fromkeys(split for split, _ in pieces):
+        parts = [ids for part in sorted(pieces) if part[0] == split for ids in pieces[part]]
+        splits[split] = np.concatenate(parts, dtype=np.int32)
+    sizes = datasets.measured(dataset, {split: extent.size for split, extent in extents.items()})
+    return Corpus(vocab, cutoffs, splits, datasets.is_by_character(dataset, vocab), sizes=sizes)
 
 
 # ------------------------------------------------------------------------------------------ the prepared folder
@@ -138,6 +141,8 @@ def prepare(
     download: bool = False,
     download_url: str | None = None,
     verbose: int = 0,
+    shard_tokens: int | None = None,
+    workers: Any = THIS_PROCESS,
     **options,
 ) -> Corpus:
     """Prepares a dataset in `data_dir`: corpus-info.json, vocab.txt and the token files, for `load_corpus`.
@@ -151,6 +156,8 @@ def prepare(
         download: whether to fetch the public archive of a paper's dataset if its files are not there.
         download_url: address of another folder that has the archive.
         verbose: 0 for silence, 1 for a progress bar.
+        shard_tokens: most tokens of a file; `None`: each split is one file. The fingerprints are the same.
+        workers: who does the work, see `portions.py`; by default this process.
         **options: the other hyper-parameters of `TextConfig`.
 
     Raises:
@@ -163,6 +170,7 @@ def prepare(
         data_path = data_dir
     config = TextConfig(dataset=dataset, data_path=data_path, **options)
     recipe = datasets.make_recipe(config)
+    _check_shards(recipe, shard_tokens)
     if _is_prepared(data_dir, recipe):
         return load_corpus(data_dir)
     if download:
@@ -172,7 +180,7 @@ def prepare(
     with new_files(data_dir) as folder:
         read = recipe.counted + [path for paths in recipe.files.values() for path in paths]
         progress = progress_bar(sum(map(size_of, read))) if verbose and dataset != "pydoc" else None
-        _write_corpus(folder, recipe, inputs_of(recipe, data_dir), progress)
+        _write_corpus(folder, recipe, inputs_of(recipe, data_dir), shard_tokens, workers, progress)
     return load_corpus(data_dir)
 
 
@@ -185,18 +193,40 @@ def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
     return info is not None
 
 
-def _write_corpus(folder: str, recipe: datasets.Recipe, inputs: dict, progress: Callable | None = None) -> None:
-    vocab, n_counted = datasets.make_vocab(recipe, progress)
+def _check_shards(recipe: datasets.Recipe, shard_tokens: int | None) -> None:
+    if shard_tokens is None:
+        return
+    at_least(1)("shard_tokens", shard_tokens)
+    if "num_shuffle" in recipe.options:
+        raise ValueError(f"shard_tokens={shard_tokens} is not for {recipe.dataset}: each of its own shards is a file")
+
+
+def _write_corpus(
+    folder: str,
+    recipe: datasets.Recipe,
+    inputs: dict,
+    shard_tokens: int | None,
+    workers: Any,
+    progress: Callable | None = None,
+) -> None:
+    vocab, counts = encoding.make_vocab(recipe, workers, progress)
     cutoffs = datasets.make_cutoffs(recipe, vocab)
-    pieces = datasets.encode(recipe, vocab, n_counted, progress)
-    n_tokens = write_files(folder, recipe.dataset, vocab, cutoffs, pieces, recipe.options, inputs)
+    pieces = encoding.encode(recipe, vocab, counts, workers, progress)
+    n_tokens = write_files(folder, recipe.dataset, vocab, cutoffs, pieces, recipe.options, inputs, shard_tokens)
     for split, paths in recipe.files.items():
         if not n_tokens.get(split):
             raise ValueError(f"{', '.join(paths)}: no token in the split {split}")
 
 
 def prepare_texts(
-    texts: Iterable, data_dir: str, *, text_field: str = TEXT_FIELD, documents: bool = True, **options
+    texts: Iterable | None,
+    data_dir: str,
+    *,
+    text_field: str = TEXT_FIELD,
+    documents: bool = True,
+    shard_tokens: int | None = None,
+    workers: Any = THIS_PROCESS,
+    **options,
 ) -> Corpus:
     """Prepares a corpus of texts that a program gives one after the other, in bounded memory: `txl_tf.prepare`.
 
@@ -208,10 +238,11 @@ def prepare_texts(
     left as it is, and then no text is read: a program that is started again trains on what it has.
 
     Args:
-        texts: strings, UTF-8 bytes, or dictionaries of which `text_field` is the text.
+        texts: strings, UTF-8 bytes, or dictionaries of which `text_field` is the text. `None`: the workers have them.
         data_dir: as in `prepare`.
         text_field: key of the text in dictionaries.
         documents: whether each text is a document, ended by `</s>`.
+        shard_tokens, workers: as in `prepare`.
         **options: the other hyper-parameters of `TextConfig`, such as `level` and `valid_fraction`.
 
     Raises:
@@ -223,20 +254,27 @@ def prepare_texts(
     data_dir = os.fspath(data_dir).rstrip("/")
     recipe = datasets.make_recipe(TextConfig(dataset="text", data_path=_SPOOL, documents=documents, **options))
     recipe.spooled = True
+    _check_shards(recipe, shard_tokens)
     if _is_prepared(data_dir, recipe):
         return load_corpus(data_dir)
-    with new_files(data_dir) as folder:
-        path = os.path.join(folder, _SPOOL)
-        with open(path, "w", encoding="utf-8") as file:
-            for number, text in enumerate(texts, 1):
-                json.dump({TEXT_FIELD: text_of(text, text_field, f"text {number}")}, file, ensure_ascii=False)
-                file.write("\n")
-        if not os.path.getsize(path):
-            raise ValueError("texts must hold at least one text, got none")
-        recipe.files, recipe.counted = {"train": [path]}, [path]
-        _write_corpus(folder, recipe, inputs={})
-        os.remove(path)
+    with new_files(data_dir) as folder, contextlib.ExitStack() as stack:
+        if texts is not None:
+            path = os.path.join(folder, _SPOOL)
+            _write_texts(path, texts, text_field)
+            recipe.files, recipe.counted = {"train": [path]}, [path]
+            stack.callback(os.remove, path)
+        _write_corpus(folder, recipe, {}, shard_tokens, workers)
     return load_corpus(data_dir)
+
+
+def _write_texts(path: str, texts: Iterable, text_field: str) -> None:
+    """Writes texts as JSON lines. Raises ValueError if there are none."""
+    with open(path, "w", encoding="utf-8") as file:
+        for number, text in enumerate(texts, 1):
+            json.dump({TEXT_FIELD: text_of(text, text_field, f"text {number}")}, file, ensure_ascii=False)
+            file.write("\n")
+    if not os.path.getsize(path):
+        raise ValueError("texts must hold at least one text, got none")
 
 
 def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
@@ -278,6 +316,7 @@ def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
     check_sums(data_dir, info, verify)
     sums = info.get("sha256", {})
     checksums = {split: [sums[name] for name in names] for split, names in info["files"].items()} if sums else {}
+    checksums.update({split: [joined] for split, joined in info.get("joined_sha256", {}).items()})
     by_character = datasets.is_by_character(info["dataset"], vocab)
     sizes = {split: TextSize(*size) for split, size in info.get("sizes", {}).items()}
     return Corpus(vocab, info["cutoffs"][1:-1], splits, by_character, checksums, sizes)

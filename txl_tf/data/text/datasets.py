@@ -1,24 +1,22 @@
-"""Datasets: which files each has, and how their text becomes a vocabulary and token ids.
-
-`make_recipe` decides what to read and how, `make_vocab` counts tokens in a first pass, `encode` is a second pass.
-"""
+"""Datasets: which files each has, and what becomes of their text: `make_recipe` decides; `encoding.py` does it."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import DATASETS, TextConfig, one_of
-from txl_tf.data.subwords import END, empty_vocab, load_vocab, train_subwords
+from txl_tf.data import inputs
+from txl_tf.data.subwords import END, empty_vocab
 from txl_tf.data.text.download import LM1B_SHARDS, LM1B_VOCAB, SPLITS
-from txl_tf.data.text.texts import Text, TextMeter, TextSize, find_files, have_json_lines, read_texts
+from txl_tf.data.text.parquet import Rows, table_rows
+from txl_tf.data.text.sizes import TextSize
+from txl_tf.data.text.texts import FilePart, Text, find_files, have_documents, read_texts, texts_of_rows
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
 from txl_tf.schema import check_left_out
@@ -26,17 +24,6 @@ from txl_tf.schema import check_left_out
 PYDOC = "pydoc_data.topics"
 SUBWORDS = 8000  # of a vocabulary of no other size
 FEWEST_WITH_BINS, WHOLE = 20_000, 1000  # size of a vocabulary with cutoffs, which are whole thousands
-_AT_ONCE = 1 << 18  # ids of a piece, at least, where texts are shorter
-
-
-class Piece(NamedTuple):
-    """Some ids of a split, and how much text they stand for, where that is known."""
-
-    split: str
-    shard: int
-    ids: np.ndarray
-    size: TextSize | None = None
-
 
 _WORDS = {"level": "word", "special": ["<eos>"], "eos": "<eos>", "unk": "<unk>"}
 
@@ -80,13 +67,19 @@ class Recipe:
     vocab: Vocab | None = None
     spooled: bool = False
 
-    def texts(self, paths: Iterable[str], progress: Callable | None = None) -> Iterator[Text]:
-        """Yields the texts of `paths`."""
+    def read(
+        self, portion: list[FilePart] | Rows, progress: Callable | None = None, numbered: bool = True
+    ) -> Iterator[Text]:
+        """Yields the texts of a portion; `progress` and `numbered` as in `read_texts`."""
         if self.dataset == "pydoc":
             return iter([Text(PYDOC, [pydoc_text()])])
         level = "line" if self.vocab_options.get("bos") else self.vocab_options["level"]
-        found = read_texts(paths, level, self.options.get("text_field"), progress)
-        return (Text(f"text {n}", text.pieces) for n, text in enumerate(found, 1)) if self.spooled else found
+        if isinstance(portion, Rows):
+            return texts_of_rows(table_rows(portion), level, portion.field)
+        found = read_texts(portion, level, self.options.get("text_field"), progress, numbered)
+        if self.spooled:
+            return (text._replace(name=f"text {text.name.rpartition(' ')[2]}") for text in found)  # its line's number
+        return found
 
 
 def make_recipe(config: TextConfig) -> Recipe:
@@ -103,7 +96,7 @@ def make_recipe(config: TextConfig) -> Recipe:
     options = {**kept, "valid_fraction": config.valid_fraction, "cutoffs": config.cutoffs and list(config.cutoffs)}
     if config.text_field is not None:
         options["text_field"] = config.text_field
-    if config.documents or (config.documents is None and (config.text_field is not None or have_json_lines(paths))):
+    if config.documents or (config.documents is None and (config.text_field is not None or have_documents(paths))):
         options["documents"] = True
     if config.level == "subword":
         options.update(vocab_size=config.vocab_size or SUBWORDS, subword_type=config.subword_type)
@@ -201,40 +194,10 @@ def check_files(recipe: Recipe) -> None:
     hint = f". Dataset {recipe.dataset!r} needs it; tools/prepare_data.py --download fetches the public archive"
     hint = hint if recipe.dataset in PAPER_DATASETS else ""
     for path in all_files(recipe):
-        if not tf.io.gfile.exists(path):
+        if not inputs.exists(path):
             raise FileNotFoundError(f"there is no file {path}{hint}")
     if not recipe.files["train"]:
         raise FileNotFoundError(f"there is no file {recipe.folder}/{LM1B_SHARDS}{hint}")
-
-
-def make_vocab(recipe: Recipe, progress: Callable | None = None) -> tuple[Vocab, int]:
-    """The vocabulary, and the number of tokens in the counted files."""
-    options, subwords = recipe.vocab_options, recipe.vocab_options["level"] == "subword"
-    if recipe.vocab:
-        vocab = recipe.vocab
-    elif recipe.vocab_file:
-        vocab = load_vocab(recipe.vocab_file, **options)
-        if vocab.unk is not None and vocab.unk not in vocab.ids:
-            raise ValueError(f"unk symbol {vocab.unk!r} is not in vocabulary file {recipe.vocab_file}")
-    elif subwords:
-        lines = (piece for text in recipe.texts(recipe.counted) for piece in text.pieces)
-        vocab = train_subwords(lines, recipe.options["vocab_size"], recipe.options["subword_type"], **options)
-    else:
-        vocab = empty_vocab(**options)
-    n_documents = 0
-
-    def pieces():
-        nonlocal n_documents
-        for text in recipe.texts(recipe.counted, progress):
-            yield from text.pieces
-            n_documents += vocab.document is not None
-
-    n_counted = vocab.count(pieces()) + n_documents
-    if vocab.document is not None:
-        vocab.counter[vocab.document] = n_documents
-    if not (recipe.vocab or recipe.vocab_file or subwords):
-        vocab.build()
-    return vocab, n_counted
 
 
 def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
@@ -270,97 +233,3 @@ def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
 def measured(dataset: str | None, sizes: dict[str, TextSize]) -> dict[str, TextSize]:
     """How much text the splits are. Files of enwik8 and text8 are not the text, but a list of what it is made of."""
     return {} if dataset in ("enwik8", "text8") else sizes
-
-
-def encode_files(paths: list[str], vocab: Vocab, text_field: str | None = None) -> tuple[np.ndarray, TextSize]:
-    """Ids of files in the vocabulary of a model, documents ended as it knows them; and their size.
-
-    Raises: as `read_texts` and `Vocab.encode`.
-    """
-    level = "line" if vocab.bos else vocab.level
-    pieces = list(_pieces("", _encoded(read_texts(paths, level, text_field), vocab)))
-    return np.concatenate([piece.ids for piece in pieces]), sum((piece.size for piece in pieces), TextSize())
-
-
-def encode(recipe: Recipe, vocab: Vocab, n_counted: int, progress: Callable | None = None) -> Iterator[Piece]:
-    """Yields the pieces of each split in order; the shard is 0 except for shuffled files."""
-    for split, paths in recipe.files.items():
-        if split == "train" and "num_shuffle" in recipe.options:
-            yield from _encode_shuffled(recipe, vocab, progress)
-            continue
-        encoded = _encoded(recipe.texts(paths, progress), vocab)
-        if "valid_fraction" in recipe.options:
-            yield from _joined(_cut_off_valid(encoded, vocab, n_counted, recipe.options["valid_fraction"]))
-        else:
-            yield from _joined(_pieces(split, encoded))
-
-
-def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes, np.ndarray, bool]]:
-    """Yields each piece of text with its ids, and whether a document ends with it, which then has its end."""
-    end = np.array([vocab.document_id], np.int32) if vocab.document is not None else None
-    for name, pieces in texts:
-        pieces, same = itertools.tee(pieces)
-        for text, ids in zip(same, vocab.encode_stream(pieces, name), strict=True):
-            yield text, ids, False
-        if end is not None:
-            yield "", end, True
-
-
-def _pieces(split: str, encoded: Iterable) -> Iterator[Piece]:
-    meter = TextMeter()
-    return (Piece(split, 0, ids, meter.measure(text, ends_document)) for text, ids, ends_document in encoded)
-
-
-def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The pieces, those of short texts joined to longer ones."""
-    for (split, shard), same in itertools.groupby(pieces, lambda piece: (piece.split, piece.shard)):
-        waiting, n_waiting, size = [], 0, TextSize()
-        for piece in same:
-            waiting.append(piece.ids)
-            n_waiting, size = n_waiting + len(piece.ids), size + piece.size
-            if n_waiting >= _AT_ONCE:
-                yield Piece(split, shard, np.concatenate(waiting), size)
-                waiting, n_waiting, size = [], 0, TextSize()
-        if n_waiting:
-            yield Piece(split, shard, np.concatenate(waiting), size)
-
-
-def _cut_off_valid(encoded: Iterable, vocab: Vocab, n_tokens: int, valid_fraction: float) -> Iterator[Piece]:
-    """The first tokens are train, the last ones valid. Documents are not cut: that at the border is train."""
-    n_train = int(n_tokens * (1 - valid_fraction))
-    if n_train in (0, n_tokens):
-        raise ValueError(f"a text of {n_tokens} tokens is too short to hold out {valid_fraction} of it")
-    split, position, at_border, meters = "train", 0, False, {"train": TextMeter(), "valid": TextMeter()}
-    for text, ids, ends_document in encoded:
-        split = "valid" if at_border else split
-        k, position = n_train - position, position + len(ids)
-        if vocab.document is None and 0 < k < len(ids):
-            before, text = vocab.split(text, ids, k)
-            yield Piece("train", 0, ids[:k], meters["train"].measure(before))
-            split, ids = "valid", ids[k:]
-        yield Piece(split, 0, ids, meters[split].measure(text, ends_document))
-        at_border = position >= n_train and (ends_document or vocab.document is None)
-    if vocab.document is not None and split == "train":
-        raise ValueError(
-            f"the last document is more than valid_fraction={valid_fraction} of the text of {n_tokens} tokens, and "
-            "documents are not cut: none is left to validate on"
-        )
-
-
-def _encode_shuffled(recipe: Recipe, vocab: Vocab, progress: Callable | None) -> Iterator[Piece]:
-    """The training files of lm1b, the sentences of each in random order; the original's order for the same seed.
-
-    With several shuffles, all files follow in a first order, then all in a second, ...
-    """
-    rng = np.random.RandomState(recipe.options["seed"])
-    paths = recipe.files["train"]
-    for shard, (name, texts) in enumerate(recipe.texts(paths, progress)):
-        pieces, lengths, size, meter = [], [], TextSize(), TextMeter()
-        for text in texts:
-            pieces.append(vocab.encode(text, name=name))
-            lengths.extend(len(line.split()) + 2 for line in text.split("\n")[:-1])  # with both markers
-            size += meter.measure(text)
-        sentences = np.split(np.concatenate(pieces), np.cumsum(lengths)[:-1])
-        for shuffle in range(recipe.options["num_shuffle"]):
-            rng.shuffle(sentences)
-            yield Piece("train", shuffle * len(paths) + shard, np.concatenate(sentences), size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import math
 import os
@@ -16,11 +17,13 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import DATASETS, at_least, one_of
+from txl_tf.data.inputs import exists, size
 from txl_tf.data.subwords import empty_vocab, vocab_file
 from txl_tf.data.text import datasets
-from txl_tf.data.text.texts import TextSize
+from txl_tf.data.text.encoding import Piece
+from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text_files import pydoc_text
-from txl_tf.data.token_files import TokenWriter
+from txl_tf.data.token_files import TokenFiles, joined_sha256
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import is_remote, lock, read_json, sha256, write_json
 from txl_tf.schema import brief, check_values
@@ -60,6 +63,7 @@ class _Info:
     inputs: dict[str, int | None]
     sizes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     sha256: dict[str, str] = dataclasses.field(default_factory=dict)
+    joined_sha256: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def _check_info(info: dict) -> None:
@@ -122,7 +126,14 @@ def check_sums(data_dir: str, info: dict, tokens_too: bool) -> None:
 
 
 def write_files(
-    folder: str, dataset: str, vocab: Vocab, cutoffs: list[int], pieces: Iterable, options: dict, inputs: dict
+    folder: str,
+    dataset: str,
+    vocab: Vocab,
+    cutoffs: list[int],
+    pieces: Iterable,
+    options: dict,
+    inputs: dict,
+    shard_tokens: int | None = None,
 ) -> dict[str, int]:
     """Writes the files of a prepared corpus to a local folder; returns the number of tokens of each split.
 
@@ -130,21 +141,23 @@ def write_files(
         pieces: `(split, shard, ids)`, the pieces of each shard in order.
         options: hyper-parameters that decided the result; with `"num_shuffle"`, each shard of train is a file.
         inputs: `{file: size in bytes}` of the text, to recognise it.
+        shard_tokens: most tokens of a file, if a split may have several.
     """
     vocab.save(f"{folder}/{vocab_file('vocab', vocab.level)}")
-    writers, sizes = {}, {}
-    for split, shard, ids, size in (datasets.Piece(*piece) for piece in pieces):
+    writers, extents = {}, {}
+    for split, shard, ids, extent in (Piece(*piece) for piece in pieces):
         if (split, shard) not in writers:
-            name = f"{split}-{shard:03d}.npy" if split == "train" and "num_shuffle" in options else f"{split}.npy"
-            writers[split, shard] = TokenWriter(f"{folder}/{name}", len(vocab))
+            numbered = shard_tokens or (split == "train" and "num_shuffle" in options)
+            paths = _paths(f"{folder}/{split}", shard if numbered else None)
+            writers[split, shard] = TokenFiles(paths, len(vocab), shard_tokens)
         writers[split, shard].add(ids)
-        if size is not None:
-            sizes[split] = sizes.get(split, TextSize()) + size
+        if extent is not None:
+            extents[split] = extents.get(split, Extent()) + extent
     files, n_tokens = {}, {}
     for split, shard in sorted(writers, key=lambda key: key[1]):  # the splits stay in order
         writer = writers[split, shard]
         writer.close()
-        files.setdefault(split, []).append(os.path.basename(writer.path))
+        files.setdefault(split, []).extend(os.path.basename(file.path) for file in writer.files)
         n_tokens[split] = n_tokens.get(split, 0) + writer.n_tokens
     names = [vocab_file("vocab", vocab.level), *(name for names in files.values() for name in names)]
     info = {
@@ -157,18 +170,27 @@ def write_files(
         "vocab": vocab.get_config(),
         "options": options,
         "inputs": inputs,
-        "sizes": datasets.measured(dataset, sizes),
+        "sizes": datasets.measured(dataset, {split: extent.size for split, extent in extents.items()}),
         "sha256": {name: sha256(f"{folder}/{name}") for name in names},
     }
+    if shard_tokens:  # the fingerprints of the text do not hang on how many files it is in
+        info["joined_sha256"] = {
+            split: joined_sha256([f"{folder}/{name}" for name in names]) for split, names in files.items()
+        }
     write_json(f"{folder}/{INFO_FILE}", info)
     return n_tokens
+
+
+def _paths(start: str, number: int | None) -> Iterator[str]:
+    """`train.npy`; or, from a number on, `train-000.npy`, `train-001.npy`, ..."""
+    return iter([f"{start}.npy"]) if number is None else (f"{start}-{i:03d}.npy" for i in itertools.count(number))
 
 
 def size_of(path: str) -> int | None:
     """Size of an input in bytes, of the manual in characters; `None` if it does not exist."""
     if path == datasets.PYDOC:
         return len(pydoc_text())
-    return tf.io.gfile.stat(path).length if tf.io.gfile.exists(path) else None
+    return size(path) if exists(path) else None
 
 
 def inputs_of(recipe: datasets.Recipe, data_dir: str) -> dict[str, int | None]:

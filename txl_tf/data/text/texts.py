@@ -1,7 +1,7 @@
-"""Texts as they come: files, folders and patterns, JSON lines, gzip and zip. A text may be a document of its own.
+"""Texts as they come: files, folders and patterns, JSON lines, Parquet, gzip and zip. A text may be a document.
 
 paths = find_files("corpus/*.jsonl.gz,more/")           # in a fixed order
-for text in read_texts(paths, "char"):                  # Text("corpus/a.jsonl.gz, line 1", <pieces>), ...
+for text in read_texts(map(FilePart, paths), "char"):   # Text("corpus/a.jsonl.gz, line 1", <pieces>), ...
     for piece in text.pieces: ...
 """
 
@@ -19,7 +19,19 @@ from typing import Any, BinaryIO, NamedTuple
 
 import tensorflow as tf
 
-from txl_tf.data.text_files import blocks_in, blocks_of, cut_between, decoded, lines_of, pieces_of
+from txl_tf.data import inputs
+from txl_tf.data.text.parquet import is_parquet, parquet_rows
+from txl_tf.data.text_files import (
+    blocks_in,
+    blocks_of,
+    cut_between,
+    decoded,
+    line_start,
+    lines_before,
+    lines_of,
+    pieces_of,
+    whole_lines,
+)
 from txl_tf.files import reading
 from txl_tf.schema import brief
 
@@ -36,11 +48,26 @@ _UNREADABLE = (
 )
 
 
+class FilePart(NamedTuple):
+    """A file, or a part of it that can be read by itself.
+
+    Attributes:
+        begin, end: from where to where: near which bytes of a plain file, which are cut between lines; which files of a
+            zip archive, in the order of their names; which row groups of a Parquet file. `None`: to the end.
+    """
+
+    path: str
+    begin: int = 0
+    end: int | None = None
+
+
 class Text(NamedTuple):
-    """A text that is read in pieces, once."""
+    """A text, or a part of it, that is read in pieces, once."""
 
     name: str  # what messages call it
     pieces: Iterable[str | bytes]  # at level "byte" of a file bytes, of a JSON line a string
+    first_line: int = 1  # number of the line that the pieces begin with
+    is_last: bool = True  # whether the text ends with them
 
 
 # ---------------------------------------------------------------------------------------------------- which files
@@ -66,10 +93,10 @@ def find_named_files(data_path: Any) -> list[tuple[str, str]]:
     paths = [paths] if isinstance(paths, os.PathLike) else list(paths)
     found = []
     for path in (os.fspath(path).strip() for path in paths):
-        if tf.io.gfile.isdir(path):
+        if inputs.is_folder(path):
             files, what, root = _files_in(path), "folder", path
-        elif any(c in path for c in "*?[") and not tf.io.gfile.exists(path):
-            matches, root = sorted(tf.io.gfile.glob(path)), os.path.dirname(re.split(r"[*?[]", path)[0])
+        elif any(c in path for c in "*?[") and not inputs.exists(path):
+            matches, root = inputs.matching(path), os.path.dirname(re.split(r"[*?[]", path)[0])
             files, what = [file for match in matches for file in find_files([match])], "pattern"
         else:
             files, what, root = [path], "file", os.path.dirname(path)
@@ -81,16 +108,16 @@ def find_named_files(data_path: Any) -> list[tuple[str, str]]:
 
 def _files_in(folder: str) -> list[str]:
     found = []
-    for parent, folders, names in tf.io.gfile.walk(folder):
+    for parent, folders, names in inputs.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         hidden = any(part.startswith(".") for part in parent.removeprefix(folder).split("/"))
         found += [os.path.join(parent, name) for name in names if not name.startswith(".") and not hidden]
     return sorted(found)
 
 
-def have_json_lines(paths: Iterable[str]) -> bool:
-    """Whether a file, or a file in a zip archive, is JSON lines by its name."""
-    return any(_is_json_lines(name) for path in paths for name in _names_in(path))
+def have_documents(paths: Iterable[str]) -> bool:
+    """Whether a file, or a file in a zip archive, is one of documents by its name: JSON lines or Parquet."""
+    return any(_is_json_lines(name) or is_parquet(name) for path in paths for name in _names_in(path))
 
 
 def _is_json_lines(name: str) -> bool:
@@ -98,7 +125,7 @@ def _is_json_lines(name: str) -> bool:
 
 
 def _names_in(path: str) -> list[str]:
-    if not path.endswith(".zip") or not tf.io.gfile.exists(path):
+    if not path.endswith(".zip") or not inputs.exists(path):
         return [path]
     with _open_zip(path) as archive:
         return [member.filename for member in _members(archive)]
@@ -108,41 +135,58 @@ def _names_in(path: str) -> list[str]:
 
 
 def read_texts(
-    paths: Iterable[str], level: str, text_field: str | None = None, progress: Callable | None = None
+    parts: Iterable[FilePart],
+    level: str,
+    text_field: str | None = None,
+    progress: Callable | None = None,
+    numbered: bool = True,
 ) -> Iterator[Text]:
-    """Yields the texts of files in turn: each line of JSON lines, each other file, each file in a zip archive.
+    """Yields the texts of files in turn: each JSON line, each row of Parquet, each other file, each file in an archive.
 
     Args:
-        paths: local or remote files; those that end in .gz or .zip are unpacked as they are read.
+        parts: local or remote files; those that end in .gz or .zip are unpacked as they are read.
         level: of the vocabulary, which says where pieces are cut, see `read_files`.
-        text_field: the field of JSON lines that holds the text. If it is given, all files are JSON lines. By default,
-            those whose names say so are, and the field is `text`.
+        text_field: the field of JSON lines that holds the text. If it is given, all files but Parquet are JSON lines.
+            By default, those whose names say so are, and the field is `text`.
         progress: called with the number of bytes of each piece, as it is in the file.
+        numbered: whether to count the lines before a part of a file, as an error needs them.
 
     Raises:
         FileNotFoundError: a file does not exist.
         ValueError: a text is empty or is not UTF-8, a line is not JSON or has no such field, an archive is damaged.
             Names file and line.
     """
-    for path in paths:
-        for name, blocks in _files_of(path, progress):
-            if text_field is not None or _is_json_lines(name):
-                for where, text in _json_texts(name, blocks, text_field or TEXT_FIELD):
-                    yield Text(where, cut_between([text], level) if level == "word" else [text])
+    for part in parts:
+        if is_parquet(part.path):
+            rows = parquet_rows(part.path, text_field or TEXT_FIELD, part.begin, part.end, progress)
+            yield from texts_of_rows(rows, level, text_field or TEXT_FIELD)
+            continue
+        for stream in _streams_of(part, progress, numbered):
+            if text_field is not None or _is_json_lines(stream.name):
+                yield from texts_of_rows(_json_lines(stream), level, text_field or TEXT_FIELD)
             else:
-                yield Text(name, pieces_of(blocks, name, level))
+                pieces = pieces_of(stream.blocks, stream.name, level, stream.first_byte)
+                yield Text(stream.name, pieces, stream.first_line, stream.is_last)
 
 
-def _json_texts(name: str, blocks: Iterator[bytes], field: str) -> Iterator[tuple[str, str]]:
-    """Name and text of each of the JSON lines. Empty lines are none."""
-    for number, line in enumerate(lines_of(cut_between(decoded(blocks, name), "line")), 1):
+def texts_of_rows(rows: Iterable[tuple[str, Any]], level: str, field: str) -> Iterator[Text]:
+    """The texts of rows, `(name, row)`, which are what `text_of` takes."""
+    for name, row in rows:
+        text = text_of(row, field, name)
+        yield Text(name, cut_between([text], level) if level == "word" else [text])
+
+
+def _json_lines(stream: _Stream) -> Iterator[tuple[str, Any]]:
+    """Name and value of each of the JSON lines. Empty lines are none."""
+    lines = lines_of(cut_between(decoded(stream.blocks, stream.name, stream.first_byte), "line"))
+    for number, line in enumerate(lines, stream.first_line):
         if line.strip():
-            where = f"{name}, line {number}"
+            where = f"{stream.name}, line {number}"
             try:
                 value = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{where} is not JSON: {error}") from error
-            yield where, text_of(value, field, where)
+            yield where, value
 
 
 def text_of(value: Any, field: str, where: str) -> str:
@@ -170,22 +214,47 @@ def text_of(value: Any, field: str, where: str) -> str:
 # -------------------------------------------------------------------------------------------------------- archives
 
 
-def _files_of(path: str, progress: Callable | None) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Name and blocks of the text files that a file is or holds."""
-    if not path.endswith((".gz", ".zip")):
-        yield path, blocks_of(path, progress)
-    elif path.endswith(".gz"):
-        yield path, _unpacked(path, progress)
+class _Stream(NamedTuple):
+    """A text file, a part of it, or a file in an archive."""
+
+    name: str
+    blocks: Iterator[bytes]
+    first_byte: int = 0
+    first_line: int = 1
+    is_last: bool = True
+
+
+def _streams_of(part: FilePart, progress: Callable | None, numbered: bool) -> Iterator[_Stream]:
+    """The text files that a file is or holds."""
+    if part.path.endswith(".zip"):
+        for name, blocks in _in_archive(part, progress):
+            yield _Stream(name, whole_lines(blocks))
+    elif part.path.endswith(".gz"):
+        yield _Stream(part.path, whole_lines(_unpacked(part.path, progress)))
     else:
-        with _open_zip(path) as archive:
-            members = _members(archive)
-            if not members:
-                raise ValueError(f"{path} holds no file")
-            for member in members:
-                with archive.open(member) as file:
-                    yield f"{path}/{member.filename}", blocks_in(file, f"{path}/{member.filename}")
-                if progress:
-                    progress(member.compress_size)
+        begin = line_start(part.path, part.begin)
+        end = line_start(part.path, part.end) if part.end is not None else None
+        first_line = 1 + lines_before(part.path, begin) if numbered else 1
+        blocks = whole_lines(blocks_of(part.path, progress, begin, end))
+        yield _Stream(part.path, blocks, begin, first_line, is_last=end is None)
+
+
+def _in_archive(part: FilePart, progress: Callable | None) -> Iterator[tuple[str, Iterator[bytes]]]:
+    with _open_zip(part.path) as archive:
+        members = _members(archive)
+        if not members:
+            raise ValueError(f"{part.path} holds no file")
+        for member in members[part.begin : part.end]:
+            with archive.open(member) as file:
+                yield f"{part.path}/{member.filename}", blocks_in(file, f"{part.path}/{member.filename}")
+            if progress:
+                progress(member.compress_size)
+
+
+def sizes_in_zip(path: str) -> list[int]:
+    """How many bytes of an archive each of its files takes."""
+    with _open_zip(path) as archive:
+        return [member.compress_size for member in _members(archive)]
 
 
 def _unpacked(path: str, progress: Callable | None) -> Iterator[bytes]:
@@ -200,9 +269,9 @@ def _unpacked(path: str, progress: Callable | None) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[BinaryIO]:
-    if not tf.io.gfile.exists(path):
+    if not inputs.exists(path):
         raise FileNotFoundError(f"there is no file {path}")
-    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+    with reading(path), inputs.opened(path) as file:
         try:
             yield file
         except _UNREADABLE as error:
@@ -220,35 +289,3 @@ def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     members = [member for member in archive.infolist() if not member.is_dir()]
     shown = [m for m in members if not any(part.startswith((".", "__MACOSX")) for part in m.filename.split("/"))]
     return sorted(shown, key=lambda member: member.filename)
-
-
-# ---------------------------------------------------------------------------------------------------- how much there is
-
-
-class TextSize(NamedTuple):
-    """UTF-8 bytes, characters, and words between white space: what losses of different vocabularies compare by."""
-
-    bytes: int = 0
-    characters: int = 0
-    words: int = 0
-
-    def __add__(self, other: TextSize) -> TextSize:
-        return TextSize(*(mine + its for mine, its in zip(self, other, strict=True)))
-
-
-class TextMeter:
-    """Measures a text that comes in pieces: a word that two of them share counts once."""
-
-    def __init__(self):
-        self._within_word = False
-
-    def measure(self, piece: str | bytes, ends_document: bool = False) -> TextSize:
-        """The size of the next piece; bytes that are not UTF-8 are a character each. A document ends its last word."""
-        text = piece.decode("utf-8", "surrogateescape") if isinstance(piece, bytes) else piece
-        n_bytes = len(piece) if isinstance(piece, bytes) or text.isascii() else len(text.encode("utf-8", "replace"))
-        n_words = len(text.split())
-        if text:
-            n_words -= self._within_word and not text[0].isspace()
-            self._within_word = not text[-1].isspace()
-        self._within_word = self._within_word and not ends_document
-        return TextSize(n_bytes, len(text), n_words)

@@ -1,0 +1,95 @@
+"""Files to read, wherever they are: all that `tf.io.gfile` knows, such as gs://, and s3:// by pyarrow.
+
+Programs read texts from here. What they write goes by `txl_tf.files`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import tensorflow as tf
+
+from txl_tf.files import is_remote
+
+_PYARROW = "s3://"  # TensorFlow has no such file system without tensorflow-io
+
+
+def exists(path: str) -> bool:
+    return _info(path).type.name != "NotFound" if _is_pyarrows(path) else tf.io.gfile.exists(path)
+
+
+def is_folder(path: str) -> bool:
+    return _info(path).type.name == "Directory" if _is_pyarrows(path) else tf.io.gfile.isdir(path)
+
+
+def size(path: str) -> int:
+    """Bytes of a file that exists."""
+    return _info(path).size if _is_pyarrows(path) else tf.io.gfile.stat(path).length
+
+
+def opened(path: str) -> BinaryIO:
+    """A file to read bytes from: `read(n)`, `seek(place)`, `tell()`, `close()`."""
+    return opened_by_pyarrow(path) if _is_pyarrows(path) else tf.io.gfile.GFile(path, "rb")
+
+
+def opened_by_pyarrow(path: str) -> Any:
+    """A `pyarrow.NativeFile`, of a local file or of any file system that pyarrow knows."""
+    file_system, place = _file_system(path if is_remote(path) else os.path.abspath(path))
+    return file_system.open_input_file(place)
+
+
+def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`(folder, folders in it, files in it)` of a folder and those in it; what is removed from a list is left out."""
+    if not _is_pyarrows(folder):
+        yield from tf.io.gfile.walk(folder)
+        return
+    found = _entries(folder)
+    folders = [name for name, info in found.items() if info.type.name == "Directory"]
+    yield folder, folders, [name for name in found if name not in folders]
+    for name in folders:
+        yield from walk(os.path.join(folder, name))
+
+
+def matching(pattern: str) -> list[str]:
+    """The files and folders that a pattern such as `shards/*.txt` stands for, by name."""
+    if not _is_pyarrows(pattern):
+        return sorted(tf.io.gfile.glob(pattern))
+    folder, _, names = pattern.rpartition("/")
+    if any(c in folder for c in "*?["):
+        raise ValueError(f"a pattern of s3:// must be of names in one folder, got {pattern}")
+    return [os.path.join(folder, name) for name in sorted(fnmatch.filter(_entries(folder), names))]
+
+
+def _entries(folder: str) -> dict[str, Any]:
+    """`{name: pyarrow.fs.FileInfo}` of what is in a folder."""
+    from pyarrow.fs import FileSelector
+
+    file_system, place = _file_system(folder)
+    return {info.base_name: info for info in file_system.get_file_info(FileSelector(place))}
+
+
+def _info(path: str) -> Any:
+    file_system, place = _file_system(path)
+    return file_system.get_file_info(place)
+
+
+def _is_pyarrows(path: str) -> bool:
+    return os.fspath(path).startswith(_PYARROW)
+
+
+def _file_system(path: str) -> tuple[Any, str]:
+    """`(pyarrow.fs.FileSystem, path in it)`. Keys and region are those of the environment, as pyarrow reads them."""
+    return pyarrow(f"{_PYARROW} paths").fs.FileSystem.from_uri(path)
+
+
+def pyarrow(user: str) -> Any:
+    """The package, for what `user` names. Raises ValueError where it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.fs
+    except ImportError as error:
+        raise ValueError(f"{user} need the package pyarrow, which is not installed: pip install pyarrow") from error
+    return pyarrow

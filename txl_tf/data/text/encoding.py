@@ -1,0 +1,281 @@
+"""From texts to tokens: `make_vocab` counts them in a first pass, `encode` is a second pass.
+
+What is done with a portion of the text is a pure function of it: `count`, `take_sample`, `encode_portion`. `workers`,
+see `portions.py`, call it for all portions and give the results in order. However the text is cut into portions, the
+tokens are the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from txl_tf.data.subwords import Sample, empty_vocab, load_vocab, sentencepiece, train_on_lines, training_lines
+from txl_tf.data.text.datasets import Recipe
+from txl_tf.data.text.parquet import Rows
+from txl_tf.data.text.portions import THIS_PROCESS
+from txl_tf.data.text.sizes import END_OF_DOCUMENT, Extent, TextSize, extent_of
+from txl_tf.data.text.texts import FilePart, Text, read_texts
+from txl_tf.data.token_files import token_type
+from txl_tf.data.vocabulary import Vocab
+
+_AT_ONCE = 1 << 18  # ids of a piece, at least, where texts are shorter
+
+Portion = list[FilePart] | Rows
+
+
+class Piece(NamedTuple):
+    """Some ids of a split, and how much text they stand for, where that is known."""
+
+    split: str
+    shard: int
+    ids: np.ndarray
+    extent: Extent | None = None
+
+
+class Counted(NamedTuple):
+    """What was counted in a portion.
+
+    Attributes:
+        counter: how often it has each token, in the order in which they come.
+        n_tokens: how many ids it becomes, with the ends of documents.
+        n_documents: how many documents end in it.
+        in_documents: how many of the ids are those up to the last end of a document.
+    """
+
+    counter: Counter
+    n_tokens: int
+    n_documents: int = 0
+    in_documents: int = 0
+
+
+def _portions(recipe: Recipe, paths: list[str], workers: Any) -> list[Portion]:
+    return [paths] if recipe.dataset == "pydoc" else workers.portions(paths)
+
+
+def _pieces(texts: Iterable[Text]) -> Iterator[str | bytes]:
+    return itertools.chain.from_iterable(text.pieces for text in texts)
+
+
+def _uncounted(vocab: Vocab) -> Vocab:
+    """The vocabulary with a counter of its own."""
+    vocab = copy.copy(vocab)
+    vocab.counter = Counter()
+    return vocab
+
+
+# -------------------------------------------------------------------------------------------------------- counting
+
+
+def make_vocab(
+    recipe: Recipe, workers: Any = THIS_PROCESS, progress: Callable | None = None
+) -> tuple[Vocab, list[Counted]]:
+    """The vocabulary, and the numbers of tokens in the portions of the counted files."""
+    options, subwords = recipe.vocab_options, recipe.vocab_options["level"] == "subword"
+    portions = _portions(recipe, recipe.counted, workers)
+    if recipe.vocab:
+        vocab = recipe.vocab
+    elif recipe.vocab_file:
+        vocab = load_vocab(recipe.vocab_file, **options)
+        if vocab.unk is not None and vocab.unk not in vocab.ids:
+            raise ValueError(f"unk symbol {vocab.unk!r} is not in vocabulary file {recipe.vocab_file}")
+    elif subwords:
+        vocab = _make_subwords(recipe, portions, workers)
+    else:
+        vocab = empty_vocab(**options)
+    counts, function = [], functools.partial(count, recipe, _uncounted(vocab))
+    for counted in workers.each(function, zip(portions), progress):
+        vocab.counter.update(counted.counter)  # tokens stay in the order of their first appearance
+        counts.append(counted._replace(counter=None))
+    if vocab.document is not None:
+        vocab.counter[vocab.document] = sum(counted.n_documents for counted in counts)
+    if not (recipe.vocab or recipe.vocab_file or subwords):
+        vocab.build()
+    return vocab, counts
+
+
+def count(recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any) -> Iterator[Counted]:
+    """Counts the tokens of a portion."""
+    vocab, n_tokens, n_documents, in_documents = _uncounted(vocab), 0, 0, 0
+
+    def pieces(texts):
+        nonlocal n_documents
+        for text in texts:
+            yield from text.pieces
+            n_documents += vocab.document is not None and text.is_last
+
+    for is_last, texts in itertools.groupby(recipe.read(portion, **reading), lambda text: text.is_last):
+        n_tokens += vocab.count(pieces(texts))
+        in_documents = n_tokens + n_documents if is_last else in_documents
+    yield Counted(vocab.counter, n_tokens + n_documents, n_documents, in_documents)
+
+
+def _make_subwords(recipe: Recipe, portions: list[Portion], workers: Any) -> Vocab:
+    """Has subwords made of the sample that the whole text gives."""
+    sentencepiece()  # or else says so before the text is read
+    sample, firsts = Sample(), [0]
+    if len(portions) > 1:
+        firsts = itertools.accumulate(workers.each(functools.partial(count_lines, recipe), zip(portions)), initial=0)
+    # The share of lines to keep falls as the sample grows: a portion is asked for those alone that may stay.
+    calls = ((portion, first, sample.share) for portion, first in zip(portions, firsts, strict=False))
+    for part in workers.each(functools.partial(take_sample, recipe), calls):
+        sample.join(part)
+    options = {name: recipe.options[name] for name in ("vocab_size", "subword_type")}
+    (vocab,) = workers.each(functools.partial(_train, **options, **recipe.vocab_options), [(sample.lines,)])
+    return vocab
+
+
+def count_lines(recipe: Recipe, portion: Portion, **reading: Any) -> Iterator[int]:
+    """How many lines a portion has for the training of subwords."""
+    yield sum(1 for _ in training_lines(_pieces(recipe.read(portion, **reading))))
+
+
+def take_sample(recipe: Recipe, portion: Portion, first: int, share: int, **reading: Any) -> Iterator[Sample]:
+    """The lines of a portion, of which the text has `first` before it, that are in the sample of the whole text."""
+    yield Sample.of(training_lines(_pieces(recipe.read(portion, **reading))), first, share)
+
+
+def _train(
+    lines: list[str], progress: Callable | None = None, numbered: bool = True, **options: Any
+) -> Iterator[Vocab]:
+    yield train_on_lines(lines, **options)
+
+
+# -------------------------------------------------------------------------------------------------------- encoding
+
+
+def encode(
+    recipe: Recipe,
+    vocab: Vocab,
+    counts: list[Counted],
+    workers: Any = THIS_PROCESS,
+    progress: Callable | None = None,
+) -> Iterator[Piece]:
+    """Yields the pieces of each split in order; the shard is 0 except for shuffled files."""
+    vocab = _uncounted(vocab)
+    for split, paths in recipe.files.items():
+        if split == "train" and "num_shuffle" in recipe.options:
+            yield from _encode_shuffled(recipe, vocab, workers, progress)
+            continue
+        portions, places, found = _portions(recipe, paths, workers), itertools.repeat((split, math.inf)), set()
+        if "valid_fraction" in recipe.options:
+            places = _places(counts, vocab.document is not None, recipe.options["valid_fraction"])
+        calls = ((portion, *place) for portion, place in zip(portions, places, strict=False))
+        for piece in workers.each(functools.partial(encode_portion, recipe, vocab), calls, progress):
+            found.add(piece.split)
+            yield piece
+        if "valid_fraction" in recipe.options and "valid" not in found:
+            raise ValueError(
+                f"the last document is more than valid_fraction={recipe.options['valid_fraction']} of the text of "
+                f"{sum(counted.n_tokens for counted in counts)} tokens, and documents are not cut: none is left to "
+                "validate on"
+            )
+
+
+def _places(counts: list[Counted], by_document: bool, valid_fraction: float) -> Iterator[tuple[str, float]]:
+    """Of each portion, the split that it begins in, and after how many of its tokens valid begins, if it does so there.
+
+    The first tokens are train, the last ones valid. Documents are not cut: that at the border is train.
+    """
+    n_tokens = sum(counted.n_tokens for counted in counts)
+    n_train = int(n_tokens * (1 - valid_fraction))
+    if n_train in (0, n_tokens):
+        raise ValueError(f"a text of {n_tokens} tokens is too short to hold out {valid_fraction} of it")
+    split, position = "train", 0
+    for counted in counts:
+        last = counted.in_documents if by_document else counted.n_tokens  # the last place where it can be cut
+        has_border = split == "train" and last and position + last >= n_train
+        yield split, n_train - position if has_border else math.inf
+        split, position = "valid" if has_border else split, position + counted.n_tokens
+
+
+def encode_portion(
+    recipe: Recipe, vocab: Vocab, portion: Portion, split: str, n_train: float, **reading: Any
+) -> Iterator[Piece]:
+    """The pieces of a portion: of `split`, and of valid behind its first `n_train` tokens and the document there."""
+    encoded = _encoded(recipe.read(portion, **reading), vocab)
+    yield from _joined(_cut_off_valid(encoded, vocab, split, n_train), token_type(len(vocab)))
+
+
+def encode_files(paths: list[str], vocab: Vocab, text_field: str | None = None) -> tuple[np.ndarray, TextSize]:
+    """Ids of files in the vocabulary of a model, documents ended as it knows them; and their size.
+
+    Raises: as `read_texts` and `Vocab.encode`.
+    """
+    texts = read_texts(map(FilePart, paths), "line" if vocab.bos else vocab.level, text_field)
+    pieces = list(_cut_off_valid(_encoded(texts, vocab), vocab, "", math.inf))
+    return np.concatenate([piece.ids for piece in pieces]), sum((piece.extent for piece in pieces), Extent()).size
+
+
+def _encoded(texts: Iterable[Text], vocab: Vocab) -> Iterator[tuple[str | bytes, np.ndarray, bool]]:
+    """Yields each piece of text with its ids, and whether a document ends with it, which then has its end."""
+    end = np.array([vocab.document_id], np.int32) if vocab.document is not None else None
+    for text in texts:
+        pieces, same = itertools.tee(text.pieces)
+        for piece, ids in zip(same, vocab.encode_stream(pieces, text.name, text.first_line), strict=True):
+            yield piece, ids, False
+        if end is not None and text.is_last:
+            yield "", end, True
+
+
+def _cut_off_valid(encoded: Iterable, vocab: Vocab, split: str, n_train: float) -> Iterator[Piece]:
+    """Pieces of `split`, and from `n_train` tokens on, or the end of the document there, of valid."""
+    position, at_border = 0, False
+    for text, ids, ends_document in encoded:
+        split = "valid" if at_border else split
+        k, position = n_train - position, position + len(ids)
+        if vocab.document is None and 0 < k < len(ids):
+            before, text = vocab.split(text, ids, k)
+            yield Piece(split, 0, ids[:k], extent_of(before))
+            split, ids = "valid", ids[k:]
+        yield Piece(split, 0, ids, END_OF_DOCUMENT if ends_document else extent_of(text))
+        at_border = position >= n_train and (ends_document or vocab.document is None)
+
+
+def _joined(pieces: Iterable[Piece], dtype: np.dtype) -> Iterator[Piece]:
+    """The pieces, those of short texts joined to longer ones, with ids of a type."""
+    for (split, shard), same in itertools.groupby(pieces, lambda piece: (piece.split, piece.shard)):
+        waiting, n_waiting, extent = [], 0, Extent()
+        for piece in same:
+            waiting.append(piece.ids)
+            n_waiting, extent = n_waiting + len(piece.ids), extent + piece.extent
+            if n_waiting >= _AT_ONCE:
+                yield Piece(split, shard, np.concatenate(waiting, dtype=dtype, casting="unsafe"), extent)
+                waiting, n_waiting, extent = [], 0, Extent()
+        if waiting:
+            yield Piece(split, shard, np.concatenate(waiting, dtype=dtype, casting="unsafe"), extent)
+
+
+def _encode_shuffled(recipe: Recipe, vocab: Vocab, workers: Any, progress: Callable | None) -> Iterator[Piece]:
+    """The training files of lm1b, the sentences of each in random order; the original's order for the same seed.
+
+    With several shuffles, all files follow in a first order, then all in a second, ...
+    """
+    rng = np.random.RandomState(recipe.options["seed"])
+    calls = [([FilePart(path)],) for path in recipe.files["train"]]
+    encoded = workers.each(functools.partial(encode_sentences, recipe, vocab), calls, progress)
+    for shard, (ids, lengths, extent) in enumerate(encoded):
+        sentences = np.split(ids, np.cumsum(lengths)[:-1])
+        for shuffle in range(recipe.options["num_shuffle"]):
+            rng.shuffle(sentences)
+            yield Piece("train", shuffle * len(calls) + shard, np.concatenate(sentences), extent)
+
+
+def encode_sentences(
+    recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any
+) -> Iterator[tuple[np.ndarray, list[int], Extent]]:
+    """The ids of a file of sentences, the length of each with both markers, and its extent."""
+    pieces, lengths, extent = [], [], Extent()
+    for name, texts, *_ in recipe.read(portion, **reading):
+        for text in texts:
+            pieces.append(vocab.encode(text, name=name))
+            lengths.extend(len(line.split()) + 2 for line in text.split("\n")[:-1])
+            extent += extent_of(text)
+    yield np.concatenate(pieces), lengths, extent

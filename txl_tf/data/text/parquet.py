@@ -1,0 +1,92 @@
+"""Texts in a column: Parquet files, and tables of Apache Arrow, which Ray's data sets consist of."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from txl_tf.data import inputs
+from txl_tf.files import reading, reason
+from txl_tf.schema import brief
+
+_ROWS_AT_ONCE = 100
+
+
+class Rows(NamedTuple):
+    """Rows of a data set, to be read by themselves.
+
+    Attributes:
+        table: `pyarrow.Table`.
+        field: its column of texts.
+        first: number of the first one in the data set, from 1.
+    """
+
+    table: Any
+    field: str
+    first: int
+
+
+def is_parquet(path: str) -> bool:
+    return path.endswith(".parquet")
+
+
+def row_groups(path: str) -> list[int]:
+    """How many bytes each row group of a Parquet file has, unpacked."""
+    with _opened(path) as file:
+        return [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
+
+
+def parquet_rows(
+    path: str, field: str, begin: int = 0, end: int | None = None, progress: Callable | None = None
+) -> Iterator[tuple[str, dict]]:
+    """Name and `{field: value}` of each row of the row groups from `begin` to `end`.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: it is no Parquet file, or has no such column; or pyarrow is not installed.
+    """
+    with _opened(path) as file:
+        _check_column(file.schema_arrow.names, field, path)
+        number = 1 + sum(file.metadata.row_group(i).num_rows for i in range(begin))
+        shares = [inputs.size(path) * i // file.num_row_groups for i in range(file.num_row_groups + 1)]
+        for group in range(file.num_row_groups)[begin:end]:
+            batches = file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[field])
+            for row in _rows(batches, field):
+                yield f"{path}, row {number}", row
+                number += 1
+            if progress:
+                progress(shares[group + 1] - shares[group])
+
+
+def table_rows(rows: Rows) -> Iterator[tuple[str, dict]]:
+    """Name and `{field: value}` of each row of a table. Raises ValueError if it has no such column."""
+    _check_column(rows.table.column_names, rows.field, "the data set")
+    batches = rows.table.select([rows.field]).to_batches(_ROWS_AT_ONCE)
+    for number, row in enumerate(_rows(batches, rows.field), rows.first):
+        yield f"text {number}", row
+
+
+def _rows(batches: Iterable[Any], field: str) -> Iterator[dict]:
+    for batch in batches:
+        yield from ({field: value} for value in batch.column(0).to_pylist())
+
+
+def _check_column(names: list[str], field: str, where: str) -> None:
+    if field not in names:
+        raise ValueError(f"{where} has no column {field!r}; it has {', '.join(map(brief, names)) or 'none'}")
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile`."""
+    pyarrow = inputs.pyarrow("Parquet files")
+    from pyarrow.parquet import ParquetFile
+
+    if not inputs.exists(path):
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with reading(path), inputs.opened_by_pyarrow(path) as file, ParquetFile(file) as opened:
+            yield opened
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {reason(error)}") from error
