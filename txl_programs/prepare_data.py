@@ -3,6 +3,7 @@
     txl-prepare-data --dataset=wt103 --data_dir=data/wikitext-103 --download
     txl-prepare-data --dataset=text --data_path=a.txt,b.txt --level=word --data_dir=data/mine
     txl-prepare-data --data_dir=data/mine --verify          (whether its files are as they were written)
+    txl-prepare-data --dataset=text --data_path=gs://bucket/texts/ --data_dir=data/mine --ray_address=auto
 
 The paper's datasets are read from data_dir itself: train.txt, valid.txt and test.txt, as the original's getdata.sh
 makes them. The flags of the original's data_utils.py are accepted; those about batches have no effect.
@@ -10,14 +11,16 @@ makes them. The flags of the original's data_utils.py are accepted; those about 
 
 from absl import flags
 
-from txl_programs.program import FLAGS, define_flags, run, values
-from txl_tf.config import TextConfig
+from txl_programs.program import FLAGS, config_of, define_flags, run, values
+from txl_tf.config import ClusterConfig, TextConfig
 
 flags.DEFINE_string("data_dir", None, "Folder of the prepared corpus, and of the raw text of the paper's datasets.")
 flags.DEFINE_bool("download", False, "Fetch the public archive of a dataset of the paper, unless its text is there.")
 flags.DEFINE_string("download_url", None, "Address of a folder that has the archive, rather than the usual one.")
 flags.DEFINE_bool("verify", False, "Only check a prepared data_dir: every file against its checksum.")
+flags.DEFINE_integer("shard_tokens", None, "Most tokens of a file; default: each split is one file.", lower_bound=1)
 define_flags(TextConfig, dataset="wt103")
+define_flags(ClusterConfig, leave_out="ray_gpus")
 
 # Flags of the original's data_utils.py that have nothing left to say.
 AT_TRAINING_TIME = "No effect: batch size, tgt_len and devices are chosen at training time."
@@ -32,13 +35,16 @@ flags.mark_flag_as_required("data_dir")
 
 
 def main():
-    from txl_tf.data.text.corpus import load_corpus, prepare
+    import txl_tf
+    from txl_tf.data.text.corpus import load_corpus
 
     if FLAGS.verify:
         made = load_corpus(FLAGS.data_dir, verify=True)
         print("every file is as it was written")
     else:
-        made = prepare(**values("data_dir download download_url"), **values(TextConfig), verbose=1)
+        cluster = config_of(ClusterConfig)
+        arguments = {**values("data_dir download download_url shard_tokens"), **values(TextConfig)}
+        made = txl_tf.prepare(**arguments, verbose=1, ray=cluster if cluster.given else None)
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in made.splits.items())
     print(f"{FLAGS.data_dir}: {len(made.vocab):,} symbols, cutoffs {made.cutoffs}; tokens: {sizes}")
 

@@ -5,8 +5,8 @@ private until 1.0.
 """
 
 from txl_tf import layers
+from txl_tf.cluster.preparation import prepare
 from txl_tf.data.text.batches import segments
-from txl_tf.data.text.corpus import prepare_texts as prepare
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger

@@ -20,6 +20,7 @@ def ray_package() -> ModuleType:
     """Ray, which the extra `cluster` installs. Raises ValueError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what is wrong comes as an exception
+    os.environ.setdefault("RAY_task_oom_retries", "3")  # without end, by default
     try:
         import ray
     except ImportError as error:
@@ -58,6 +59,7 @@ def connected(address: str | None) -> Iterator[ModuleType]:
     except (ConnectionError, RuntimeError, SystemExit) as error:  # SystemExit is what its C++ part ends with
         what = (str(error) or type(error).__name__).splitlines()[0]
         raise ConnectionError(f"the Ray cluster ray_address={address} cannot be reached: {what}") from error
+    ray._private.worker._worker_logs_enabled = False  # what machines say that run out of memory, or die
     try:
         yield ray
     finally:

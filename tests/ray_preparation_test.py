@@ -1,0 +1,137 @@
+"""A text that a Ray cluster prepares gives the tokens and the vocabulary that one process gives, also if machines die.
+
+That portions of a text give what the whole gives is tested in tests/portions_test.py, without Ray.
+"""
+
+import itertools
+import json
+import os
+import signal
+
+import pytest
+from clusters import raylets
+from helpers import ROOT, write_text
+
+import txl_tf
+from txl_tf.cluster.preparation import ClusterWorkers
+from txl_tf.config import ClusterConfig
+from txl_tf.data.text import corpus
+
+WIKITEXT = ROOT.parent / "shared" / "data" / "wikitext-2"
+LINES = "".join(f"line {i} of {i % 7} words\n" for i in range(100_000))  # 2.2 MB
+
+
+@pytest.fixture(scope="module")
+def machines():
+    with raylets(3) as cluster:
+        yield cluster
+
+
+def info_of(folder):
+    """What is in a prepared folder: `corpus-info.json`, which has checksums of all else."""
+    return json.loads((folder / "corpus-info.json").read_text())
+
+
+def prepare_here(folder, data_path, **options):
+    corpus.prepare(folder, "text", data_path, **options)
+    return info_of(folder)
+
+
+def prepare_there(folder, data_path, ray_workers=None, **options):
+    with ClusterWorkers(ClusterConfig(ray_workers=ray_workers), portion_megabytes=1) as workers:
+        corpus.prepare(folder, "text", data_path, workers=workers, **options)
+    return info_of(folder)
+
+
+def test_a_cluster_prepares_what_one_process_prepares(tmp_path, machines):
+    path = write_text(tmp_path / "a.txt", LINES)
+    expected = prepare_here(tmp_path / "here", path, level="word", shard_tokens=200_000)
+    assert prepare_there(tmp_path / "there", path, level="word", shard_tokens=200_000) == expected
+    assert expected["files"]["train"] == ["train-000.npy", "train-001.npy", "train-002.npy"]
+
+
+def test_texts_without_a_cluster_or_a_place_are_refused(tmp_path):
+    for arguments, message in (
+        ({"texts": ["a"]}, "data_dir must be the folder to prepare, got None"),
+        ({"data_dir": tmp_path}, "either texts or data_path must be given, got neither"),
+        ({"texts": ["a"], "data_path": "a.txt", "data_dir": tmp_path}, "must be given, got both"),
+        ({"data_path": "a.txt", "data_dir": tmp_path, "ray": "here"}, "there is no file a.txt"),
+    ):
+        with pytest.raises((ValueError, OSError), match=message):
+            txl_tf.prepare(**arguments)
+        assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_errors_are_those_of_one_process_and_leave_nothing(tmp_path, machines):
+    bad = write_text(tmp_path / "bad.jsonl", '{"text": "good"}\n' * 150_000 + '{"text": 3}\n')
+    with pytest.raises(ValueError, match="bad.jsonl, line 150001, field 'text', must be a string, got 3"):
+        prepare_there(tmp_path / "made", bad)
+    assert os.listdir(tmp_path / "made") == []
+    config = ClusterConfig(ray_cpus=64)
+    with pytest.raises(OSError, match="no room for a worker of ray_cpus=64: its largest machine has 1$"):
+        txl_tf.prepare(data_dir=tmp_path / "made", data_path=bad, ray=config)
+    assert os.listdir(tmp_path / "made") == []
+
+
+@pytest.mark.slow
+def test_a_data_set_of_ray_gives_what_its_texts_give(tmp_path, machines):
+    import ray
+
+    texts = [f"{line}\n" * (i % 4 + 1) for i, line in enumerate(LINES.split("\n")[:2000])]
+    txl_tf.prepare(texts, tmp_path / "here", level="word")
+    rows = [{"id": i, "body": text} for i, text in enumerate(texts)]
+    dataset = ray.data.from_items(rows, override_num_blocks=7).map(lambda row: {**row, "more": 1})
+    made = txl_tf.prepare(dataset, tmp_path / "there", ray=True, text_field="body", level="word")
+    assert info_of(tmp_path / "there") == info_of(tmp_path / "here") and made.vocab.document == "</s>"
+    with pytest.raises(ValueError, match="texts are a ray.data.Dataset, which needs ray=True"):
+        txl_tf.prepare(dataset, tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="the data set has no column 'text'; it has 'id', 'body', 'more'"):
+        txl_tf.prepare(dataset, tmp_path / "nowhere", ray=True)
+    for bad, message in ((["a", ""], "text 2, field 'text', is empty"), ([], "at least one text, got none")):
+        dataset = ray.data.from_items([{"text": text} for text in bad])
+        with pytest.raises(ValueError, match=message):
+            txl_tf.prepare(dataset, tmp_path / "nowhere", ray=True)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_its_portion_alone(tmp_path, machines):
+    def numbers(portion, progress, numbered):
+        with open(tmp_path / f"{portion}", "a") as begun:
+            begun.write("x")
+        for i in range(4):
+            if (portion, i) == (3, 2) and os.path.getsize(tmp_path / "3") == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            progress(10)
+            yield 10 * portion + i
+
+    read = []
+    with ClusterWorkers(ClusterConfig(ray_workers=2)) as workers:
+        found = list(workers.each(numbers, zip(range(8)), read.append))
+    assert found == [10 * portion + i for portion, i in itertools.product(range(8), range(4))]
+    assert sum(read) == 8 * 4 * 10
+    assert [os.path.getsize(tmp_path / f"{portion}") for portion in range(8)] == [1, 1, 1, 2, 1, 1, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"level": "word"}, {"level": "subword", "vocab_size": 2000}], ids=str)
+def test_wikitext_on_three_machines_of_which_one_dies(tmp_path, monkeypatch, machines, options):
+    if not WIKITEXT.is_dir():
+        pytest.skip(f"no text at {WIKITEXT}")
+    expected = prepare_here(tmp_path / "here", WIKITEXT, **options)
+    often = [WIKITEXT / name for name in ("valid.txt", "test.txt")] * 4
+    expected_often = prepare_here(tmp_path / "here, often", often, **options)
+    for n in (1, 2, 3):
+        assert prepare_there(tmp_path / str(n), WIKITEXT, ray_workers=n, **options) == expected
+    results, next_result = [], ClusterWorkers._next_result
+
+    def next_result_and_death(*arguments):
+        results.append(next_result(*arguments))
+        if len(results) == 12:
+            machines.remove_node([*machines.worker_nodes][0], allow_graceful=False)
+        return results[-1]
+
+    monkeypatch.setattr(ClusterWorkers, "_next_result", next_result_and_death)
+    assert prepare_there(tmp_path / "killed", often, **options) == expected_often
+    assert len(machines.worker_nodes) == 1 and len(results) > 24
+    machines.add_node(num_cpus=1)

@@ -1,0 +1,211 @@
+"""Preparation of a text on a Ray cluster: portions of it are counted, sampled and encoded at the same time.
+
+    corpus = txl_tf.prepare(data_dir="data/mine", data_path="gs://bucket/texts/*.jsonl.gz", ray=True)
+
+The machines of the cluster read the text. The driver, the program that asks for it, adds up what they count, puts their
+tokens in order and writes the folder, as it does by itself: tokens and vocabulary are the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+from txl_tf.cluster.connection import connected
+from txl_tf.config import ClusterConfig
+from txl_tf.data.text import corpus
+from txl_tf.data.text.parquet import Rows
+from txl_tf.data.text.portions import cut_in_portions
+from txl_tf.data.text.texts import TEXT_FIELD, FilePart
+from txl_tf.files import reason
+
+PORTION_MEGABYTES = 16  # of a text file: what is done again where a worker dies
+_AHEAD = 2  # portions for every worker that are begun, or done and wait for those before them
+_RETRIES = 10  # of a portion whose worker died
+
+logger = logging.getLogger("txl_tf")
+
+
+def prepare(
+    texts: Any = None, data_dir: str | None = None, *, ray: bool | str | ClusterConfig | None = None, **options: Any
+) -> corpus.Corpus:
+    """Prepares a corpus in a folder, in bounded memory, for `train.py --data_dir` and `txl_tf.segments`.
+
+        corpus = txl_tf.prepare(["a text", "another"], "data/mine", level="subword", vocab_size=8000)
+        corpus = txl_tf.prepare(data_dir="data/crawl", data_path="crawl/*.jsonl.gz", level="byte", ray=True)
+        corpus = txl_tf.prepare(ray.data.read_parquet("s3://bucket/texts"), "data/texts", ray=True)
+
+    Args:
+        texts: an iterable of texts, see `prepare_texts`; with `ray`, also a `ray.data.Dataset` with a column
+            `text_field`. Without texts, `data_path` says where they are, as for the program: see `corpus.prepare`.
+        data_dir: the folder. A folder that was prepared with the same options is left as it is.
+        ray: whether to work on a Ray cluster: `True` for the one that this process is connected to, or else that of
+            `RAY_ADDRESS`, or else one of this machine alone; an address; or a `ClusterConfig`.
+        **options: those of `prepare_texts`, or of `corpus.prepare`, such as `level` and `valid_fraction`.
+
+    Raises:
+        ValueError: an argument or a text is wrong.
+        OSError: the folder cannot be written to, or the cluster cannot be reached or has no room for a worker.
+    """
+    if data_dir is None:
+        raise ValueError("data_dir must be the folder to prepare, got None")
+    has_path = bool(options.get("data_path") or options.get("dataset"))
+    if (texts is not None) == has_path:
+        raise ValueError(f"either texts or data_path must be given, got {'both' if has_path else 'neither'}")
+    is_dataset = type(texts).__module__ == "ray.data.dataset"
+    if is_dataset and not ray:
+        raise ValueError("texts are a ray.data.Dataset, which needs ray=True")
+    with contextlib.ExitStack() as stack:
+        if ray:
+            config = ray if isinstance(ray, ClusterConfig) else ClusterConfig(ray_address=None if ray is True else ray)
+            dataset = (texts, options.get("text_field", TEXT_FIELD)) if is_dataset else None
+            options["workers"] = stack.enter_context(ClusterWorkers(config, dataset))
+        if has_path:
+            return corpus.prepare(data_dir, **{"dataset": "text", **options})
+        return corpus.prepare_texts(None if is_dataset else texts, data_dir, **options)
+
+
+class ClusterWorkers(contextlib.ExitStack):
+    """Workers on portions of a text, as `ThisProcess`, on the machines of a Ray cluster. To be entered.
+
+    It is connected to the cluster when a text is read, and until it is left.
+
+    Args:
+        config: the cluster, and how much of it to take.
+        dataset: a `ray.data.Dataset` to read in place of files, and its column of texts.
+        portion_megabytes: size of a portion.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        dataset: tuple[Any, str] | None = None,
+        portion_megabytes: int = PORTION_MEGABYTES,
+    ):
+        super().__init__()
+        self._config, self._dataset, self._portion_megabytes = config, dataset, portion_megabytes
+
+    @functools.cached_property
+    def _ray(self) -> ModuleType:
+        """The package, connected.
+
+        Raises:
+            ValueError: it is not installed, or the address is none.
+            OSError: the cluster cannot be reached, or none of its machines is large enough for a worker.
+        """
+        ray = self.enter_context(connected(self._config.ray_address))
+        cpus = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+        if cpus < self._config.ray_cpus:
+            raise OSError(
+                f"the Ray cluster has no room for a worker of ray_cpus={self._config.ray_cpus}: "
+                f"its largest machine has {cpus:g}"
+            )
+        if ray.available_resources().get("CPU", 0) < self._config.ray_cpus:
+            logger.info("the Ray cluster is busy: waiting for room for a worker")
+        return ray
+
+    # ------------------------------------------------------------------------------------------------- portions
+
+    def portions(self, paths: Iterable[str]) -> list[list[FilePart] | Rows]:
+        return self._rows if self._dataset else cut_in_portions(paths, self._portion_megabytes)
+
+    @functools.cached_property
+    def _rows(self) -> list[Rows]:
+        """The blocks of the data set, which is read once and then kept by the cluster."""
+        dataset, field = self._dataset
+        dataset.context.execution_options.preserve_order = True
+        tables = dataset.to_arrow_refs()
+        n_rows = self._ray.get([self._ray.remote(_n_rows).remote(table) for table in tables])
+        firsts = itertools.accumulate(n_rows, initial=1)
+        rows = [Rows(table, field, first) for table, first, n in zip(tables, firsts, n_rows, strict=False) if n]
+        if not rows:
+            raise ValueError("texts must hold at least one text, got none")
+        return rows
+
+    # ---------------------------------------------------------------------------------------------------- tasks
+
+    def each(self, function: Callable, calls: Iterable[tuple], progress: Callable | None = None) -> Iterator[Any]:
+        """What a generator function yields for each tuple of arguments, in order, as `ThisProcess.each`."""
+        options = {"num_cpus": self._config.ray_cpus, "num_returns": "streaming", "max_retries": _RETRIES}
+        work = self._ray.remote(scheduling_strategy="SPREAD", **options)(_work)
+        begin = functools.partial(work.remote, os.getcwd(), self._ray.put(function))
+        calls, tasks = iter(calls), collections.deque()  # tasks whose results are not all taken
+        try:
+            while True:
+                n_workers = self._n_workers()
+                room = min(n_workers - len(self._unfinished(tasks)), _AHEAD * n_workers - len(tasks))
+                tasks.extend(begin(*call) for call in itertools.islice(calls, max(room, 0)))
+                if not tasks:
+                    return
+                ready, _ = self._ray.wait([tasks[0], *self._unfinished(tasks)], num_returns=1, fetch_local=False)
+                if tasks[0] not in ready:
+                    continue
+                result, n_bytes = self._next_result(tasks)
+                if progress:
+                    progress(n_bytes)
+                if result is not None:
+                    yield result
+        finally:
+            for task in tasks:
+                self._ray.cancel(task)
+
+    def _n_workers(self) -> int:
+        cpus = (node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"])
+        return self._config.ray_workers or max(1, sum(int(n // max(self._config.ray_cpus, 1)) for n in cpus))
+
+    def _unfinished(self, tasks: Iterable) -> list[Any]:
+        """A reference for each task that has not ended, which is there when it has."""
+        ends = [task.completed() for task in tasks]
+        return self._ray.wait(ends, num_returns=len(ends), timeout=0, fetch_local=False)[1] if ends else []
+
+    def _next_result(self, tasks: collections.deque) -> tuple[Any, int]:
+        """What the first task yields next, and how many bytes it has read for it; at its end, the task is removed."""
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(next(tasks[0]))
+        except StopIteration:
+            tasks.popleft()
+            return None, 0
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, FileNotFoundError):
+                error.cause.add_note("Every machine of the cluster must have it, under the same path.")
+            if isinstance(error.cause, (ValueError, OSError)):
+                raise error.cause from error
+            raise
+        except errors.RayError as error:
+            raise OSError(f"the Ray cluster has lost a portion of the text: {reason(error)}") from error
+
+
+def _n_rows(table: Any) -> int:
+    return table.num_rows
+
+
+def _work(folder: str, function: Callable, *call: Any) -> Iterator[tuple[Any, int]]:
+    """In a worker: what a function yields, each with the number of bytes that were read for it."""
+    import ray
+
+    if os.path.isdir(folder):
+        os.chdir(folder)  # the driver's, for paths that are relative
+    call = [value._replace(table=ray.get(value.table)) if isinstance(value, Rows) else value for value in call]
+    n_bytes = 0
+
+    def progress(n):
+        nonlocal n_bytes
+        n_bytes += n
+
+    try:
+        for result in function(*call, progress=progress, numbered=False):
+            yield result, n_bytes
+            n_bytes = 0
+    except ValueError:
+        for _ in function(*call, numbered=True):
+            pass  # raises the same, but with the number of the line in the whole file
+        raise
+    yield None, n_bytes
