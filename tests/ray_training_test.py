@@ -16,6 +16,7 @@ from clusters import raylets
 from helpers import ROOT, TEXT, free_ports, program, run_here, run_program
 from kills import final_state
 
+from txl_programs.program import _train_on_workers
 from txl_tf.cluster import connection
 from txl_tf.cluster.training import Desk, run_workers, worker_environment
 from txl_tf.config import TrainingClusterConfig
@@ -70,11 +71,9 @@ def test_the_first_failure_is_told_and_ends_the_others():
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(monkeypatch, tmp_path, flags, message):
-    from txl_programs import workers
-
     port = free_ports(1)[0]
     for tool in program("train.py"):
-        monkeypatch.setattr(tool, "main", functools.partial(workers._train, None, tool.rows_to_divide))
+        monkeypatch.setattr(tool, "main", functools.partial(_train_on_workers, None, tool.rows_to_divide))
         with pytest.raises((ValueError, ConnectionError), match=f"^{re.escape(message.format(port=port))}"):
             run_here(tool, f"--model_dir={tmp_path}/run", *flags.format(port=port).split())
     assert not os.listdir(tmp_path)

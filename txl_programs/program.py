@@ -190,6 +190,39 @@ def run(main):
                 signal.signal(number, signal.SIG_IGN)
 
 
+def run_training(main, rows_to_divide=list):
+    """Runs a program, as `run`, on the workers that its flags ask for.
+
+    Args:
+        main: what trains, here or on a worker.
+        rows_to_divide: function without arguments that gives the numbers of rows that the workers must divide.
+    """
+    run(functools.partial(_train_on_workers, main, rows_to_divide))
+
+
+def _train_on_workers(main, rows_to_divide):
+    if FLAGS.ray_workers == 0:  # this is a worker
+        return main()
+    from txl_tf.config import TrainingClusterConfig
+
+    cluster = config_of(TrainingClusterConfig)
+    if not cluster.given:
+        return main()
+    if FLAGS.strategy not in ("auto", "multi_worker"):
+        raise ValueError(f"strategy must be auto or multi_worker with ray_workers, got {FLAGS.strategy}")
+    from txl_tf.cluster.training import run_workers
+
+    rows = rows_to_divide() if cluster.ray_min_workers else []
+    status, errors = run_workers([*sys.argv, "--ray_workers=0"], cluster, _write_out, rows)
+    sys.stderr.write(errors)
+    return status
+
+
+def _write_out(data):
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+
+
 @contextlib.contextmanager
 def _ending():
     """What is left to do where a program may end: its output is written, or said to be lost."""

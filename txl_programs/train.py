@@ -23,8 +23,16 @@ import os
 
 from absl import flags
 
-from txl_programs.program import FLAGS, completed, config_of, define_flags, optimizer_arguments, origin_of, values
-from txl_programs.workers import run_training
+from txl_programs.program import (
+    FLAGS,
+    completed,
+    config_of,
+    define_flags,
+    optimizer_arguments,
+    origin_of,
+    run_training,
+    values,
+)
 from txl_tf.config import (
     EvaluationConfig,
     MachineConfig,

@@ -22,8 +22,7 @@ txl-tag tags with it, txl-export-saved-model makes a served model of it.
 
 from absl import flags
 
-from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of, values
-from txl_programs.workers import run_training
+from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of, run_training, values
 from txl_tf.config import (
     FlatTaggerConfig,
     MachineConfig,

@@ -18,8 +18,7 @@ txl-export-saved-model makes a served model of it, txl-average-checkpoints the m
 
 from absl import flags
 
-from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of
-from txl_programs.workers import run_training
+from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of, run_training
 from txl_tf.config import (
     MachineConfig,
     OptimizerConfig,

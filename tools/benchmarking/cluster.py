@@ -165,16 +165,21 @@ class Watched:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen(self.command, env=environment_of(), **pipes) as process:
             for line in process.stdout:
-                step = re.match(r"step +(\d+)/", line)
-                if step:
-                    self.steps.append((int(step[1]), time.perf_counter()))
-                    if len(self.starts) == len(self.kills):  # the first after a start
-                        self.starts.append(self.steps[-1])
-                        if len(self.starts) <= len(self.lasts):
-                            threading.Timer(self.lasts[len(self.starts) - 1], self.kill).start()
+                self.look_at(line)
             if process.wait():
                 raise RuntimeError(f"{self.command} failed: {process.stderr.read()[-3000:]}")
         return self
+
+    def look_at(self, line):
+        """Notes when a step was done; after the first one of a start, sets the next failure."""
+        step = re.match(r"step +(\d+)/", line)
+        if not step:
+            return
+        self.steps.append((int(step[1]), time.perf_counter()))
+        if len(self.starts) == len(self.kills):
+            self.starts.append(self.steps[-1])
+            if len(self.starts) <= len(self.lasts):
+                threading.Timer(self.lasts[len(self.starts) - 1], self.kill).start()
 
     def kill(self):
         """Kills one of the programs, whichever comes first."""
