@@ -105,7 +105,8 @@ def ask(command, *arguments):
 
 
 def test_every_program_is_installed_and_has_its_file_in_a_clone():
-    modules = [path for path in (ROOT / "txl_programs").rglob("*.py") if "\n    run(main)\n" in path.read_text()]
+    files = (ROOT / "txl_programs").rglob("*.py")
+    modules = [path for path in files if '\nif __name__ == "__main__":\n' in path.read_text()]
     assert sorted(path.stem.replace("_", "-") for path in modules) == sorted(INSTALLED)
     for path in modules:
         command = f"txl-{path.stem.replace('_', '-')}"
