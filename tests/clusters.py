@@ -9,24 +9,35 @@ import pytest
 
 
 @contextlib.contextmanager
-def raylets(number, cpus=1):
-    """A cluster of so many nodes of `cpus` cores each, to which this process is connected.
+def nodes(number, cpus=1):
+    """A cluster of so many nodes of `cpus` cores each; without Ray, the test skips.
 
-    Yields the `ray.cluster_utils.Cluster`: it has an `address`, `add_node`, `remove_node`. Without Ray, the test skips.
+    Yields the `ray.cluster_utils.Cluster`: it has an `address`, `add_node`, `remove_node`.
     """
-    ray = pytest.importorskip("ray", reason="the extra cluster is not installed")
+    pytest.importorskip("ray", reason="the extra cluster is not installed")
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": cpus, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
+    node = {"num_cpus": cpus, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:
         for _ in range(number - 1):
-            cluster.add_node(**{name: value for name, value in node.items() if name != "include_dashboard"})
-        ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+            cluster.add_node(**node)
         yield cluster
     finally:
-        ray.shutdown()
         cluster.shutdown()
+
+
+@contextlib.contextmanager
+def raylets(number, cpus=1):
+    """`nodes`, to which this process is connected."""
+    with nodes(number, cpus) as cluster:
+        import ray
+
+        ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            yield cluster
+        finally:
+            ray.shutdown()
 
 
 def children(pid=None):

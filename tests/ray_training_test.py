@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from clusters import raylets
+from clusters import nodes, raylets
 from helpers import ROOT, TEXT, free_ports, program, run_here, run_program
 from kills import final_state
 
@@ -244,7 +244,7 @@ def test_a_wrong_flag_ends_it_with_the_programs_message(cluster, tmp_path, text)
 @pytest.mark.slow
 def test_a_training_goes_on_with_fewer_workers_and_waits_for_room(tmp_path, text):
     """Three of 12 rows, then two; and none, until there is a second node again."""
-    with raylets(3) as cluster:
+    with nodes(3) as cluster:
         folder, saving = tmp_path / "run", "--save_steps=5"
         flags = "--ray_workers=3", "--ray_min_workers=2", "--train_steps=5000", saving
         with driving(cluster, folder, text, *flags) as driver:
