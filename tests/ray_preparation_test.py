@@ -43,10 +43,11 @@ def prepare_there(folder, data_path, ray_workers=None, **options):
     return info_of(folder)
 
 
-def test_a_cluster_prepares_what_one_process_prepares(tmp_path, machines):
+def test_a_cluster_prepares_what_one_process_prepares(tmp_path):
     path = write_text(tmp_path / "a.txt", LINES)
     expected = prepare_here(tmp_path / "here", path, level="word", shard_tokens=200_000)
-    assert prepare_there(tmp_path / "there", path, level="word", shard_tokens=200_000) == expected
+    with raylets(1):
+        assert prepare_there(tmp_path / "there", path, level="word", shard_tokens=200_000) == expected
     assert expected["files"]["train"] == ["train-000.npy", "train-001.npy", "train-002.npy"]
 
 
@@ -68,6 +69,18 @@ def test_errors_are_those_of_one_process_and_leave_nothing(tmp_path, machines):
     with pytest.raises(ValueError, match="bad.jsonl, line 150001, field 'text', must be a string, got 3"):
         prepare_there(tmp_path / "made", bad)
     assert os.listdir(tmp_path / "made") == []
+
+    def fails(error, progress, numbered):
+        yield 1
+        raise error
+
+    with ClusterWorkers(ClusterConfig()) as workers:
+        with pytest.raises(FileNotFoundError, match="^no file there\nEvery machine of the cluster must have it, under"):
+            list(workers.each(fails, [(FileNotFoundError("no file there"),)]))
+        with pytest.raises(OSError, match="^the Ray cluster fails at a portion of the text: No module named 'here'$"):
+            list(workers.each(fails, [(ImportError("No module named 'here'"),)]))
+        with pytest.raises(ZeroDivisionError):
+            list(workers.each(fails, [(ZeroDivisionError("a mistake"),)]))
     config = ClusterConfig(ray_cpus=64)
     with pytest.raises(OSError, match="no room for a worker of ray_cpus=64: its largest machine has 1$"):
         txl_tf.prepare(data_dir=tmp_path / "made", data_path=bad, ray=config)

@@ -173,14 +173,15 @@ class ClusterWorkers(contextlib.ExitStack):
         except StopIteration:
             tasks.popleft()
             return None, 0
-        except errors.RayTaskError as error:
-            if isinstance(error.cause, FileNotFoundError):
-                error.cause.add_note("Every machine of the cluster must have it, under the same path.")
-            if isinstance(error.cause, (ValueError, OSError)):
-                raise error.cause from error
-            raise
         except errors.RayError as error:
-            raise OSError(f"the Ray cluster has lost a portion of the text: {reason(error)}") from error
+            cause = error.cause if isinstance(error, errors.RayTaskError) else error
+            if isinstance(cause, FileNotFoundError):
+                cause.add_note("Every machine of the cluster must have it, under the same path.")
+            if isinstance(cause, (ValueError, OSError)):
+                raise cause from error
+            if isinstance(cause, (errors.RayError, ImportError, RuntimeError)):
+                raise OSError(f"the Ray cluster fails at a portion of the text: {reason(cause)}") from error
+            raise
 
 
 def _n_rows(table: Any) -> int:
