@@ -11,8 +11,8 @@ from helpers import write_text
 
 from txl_tf.data import inputs, text_files
 from txl_tf.data.subwords import Sample
-from txl_tf.data.text import corpus
-from txl_tf.data.text.portions import ThisProcess, cut_in_portions
+from txl_tf.data.text import corpus, portions
+from txl_tf.data.text.portions import ThisProcess
 from txl_tf.data.text.texts import FilePart, find_files, read_texts
 
 BLOCK = 100  # bytes
@@ -25,7 +25,14 @@ class InPortions(ThisProcess):
         self.n_blocks = n_blocks
 
     def portions(self, paths):
-        return cut_in_portions(paths, self.n_blocks)
+        return cut(paths, self.n_blocks)
+
+
+def cut(paths, n_blocks):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(portions, "_MOST_BLOCKS", n_blocks)
+        patch.setattr(portions, "_PORTIONS_OF_WORKER", 1e-3)
+        return portions.cut_in_portions(paths, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +133,7 @@ def test_parts_of_a_file_have_each_of_its_lines_once(tmp_path):
         for level in ("char", "byte", "subword"):
             whole = [piece for read in read_texts([FilePart(path)], level) for piece in read.pieces]
             for n_blocks in (1, 2, 3):
-                parts = sum(cut_in_portions([path], n_blocks), [])
+                parts = sum(cut([path], n_blocks), [])
                 texts = [list(read.pieces) for part in parts for read in read_texts([part], level)]
                 pieces = [piece for pieces in texts for piece in pieces]
                 assert [piece for piece in pieces if piece] == [piece for piece in whole if piece]
@@ -134,7 +141,7 @@ def test_parts_of_a_file_have_each_of_its_lines_once(tmp_path):
 
 def test_small_files_share_a_portion_and_large_ones_are_cut(tmp_path):
     paths = [write_text(tmp_path / f"{i}.txt", "x" * size) for i, size in enumerate((60, 60, 60, 450, 0))]
-    assert cut_in_portions(paths, 2) == [
+    assert cut(paths, 2) == [
         [FilePart(paths[0]), FilePart(paths[1]), FilePart(paths[2])],
         [FilePart(paths[3], 0, 200)],
         [FilePart(paths[3], 200, 400)],
@@ -193,8 +200,8 @@ def test_rows_of_parquet_are_what_json_lines_are(tmp_path, scheme):
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     expected = corpus.build_corpus("text", write_text(tmp_path / "a.jsonl", lines), level="word")
     path = scheme + write_parquet(tmp_path / "a.parquet", texts)
-    assert cut_in_portions([path], 1) == [[FilePart(path, i, i + 1)] for i in range(3)]
-    assert cut_in_portions([path], 1000) == [[FilePart(path)]]
+    assert cut([path], 1) == [[FilePart(path, i, i + 1)] for i in range(3)]
+    assert cut([path], 1000) == [[FilePart(path)]]
     for name, workers in (("whole", ThisProcess()), ("portions", InPortions(1))):
         made, _ = prepared(tmp_path / name, "text", path, level="word", workers=workers)
         assert made.vocab.symbols == expected.vocab.symbols and made.vocab.document == "</s>"

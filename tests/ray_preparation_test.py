@@ -38,7 +38,7 @@ def prepare_here(folder, data_path, **options):
 
 
 def prepare_there(folder, data_path, ray_workers=None, **options):
-    with ClusterWorkers(ClusterConfig(ray_workers=ray_workers), portion_megabytes=1) as workers:
+    with ClusterWorkers(ClusterConfig(ray_workers=ray_workers)) as workers:
         corpus.prepare(folder, "text", data_path, workers=workers, **options)
     return info_of(folder)
 

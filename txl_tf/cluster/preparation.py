@@ -26,7 +26,6 @@ from txl_tf.data.text.portions import cut_in_portions
 from txl_tf.data.text.texts import TEXT_FIELD, FilePart
 from txl_tf.files import reason
 
-PORTION_MEGABYTES = 16  # of a text file: what is done again where a worker dies
 _AHEAD = 2  # portions for every worker that are begun, or done and wait for those before them
 _RETRIES = 10  # of a portion whose worker died
 
@@ -80,17 +79,11 @@ class ClusterWorkers(contextlib.ExitStack):
     Args:
         config: the cluster, and how much of it to take.
         dataset: a `ray.data.Dataset` to read in place of files, and its column of texts.
-        portion_megabytes: size of a portion.
     """
 
-    def __init__(
-        self,
-        config: ClusterConfig,
-        dataset: tuple[Any, str] | None = None,
-        portion_megabytes: int = PORTION_MEGABYTES,
-    ):
+    def __init__(self, config: ClusterConfig, dataset: tuple[Any, str] | None = None):
         super().__init__()
-        self._config, self._dataset, self._portion_megabytes = config, dataset, portion_megabytes
+        self._config, self._dataset = config, dataset
 
     @functools.cached_property
     def _ray(self) -> ModuleType:
@@ -114,7 +107,7 @@ class ClusterWorkers(contextlib.ExitStack):
     # ------------------------------------------------------------------------------------------------- portions
 
     def portions(self, paths: Iterable[str]) -> list[list[FilePart] | Rows]:
-        return self._rows if self._dataset else cut_in_portions(paths, self._portion_megabytes)
+        return self._rows if self._dataset else cut_in_portions(paths, self._n_workers())
 
     @functools.cached_property
     def _rows(self) -> list[Rows]:

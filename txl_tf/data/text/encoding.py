@@ -56,6 +56,9 @@ class Counted(NamedTuple):
     in_documents: int = 0
 
 
+Counts = list[tuple[Portion, Counted]]
+
+
 def _portions(recipe: Recipe, paths: list[str], workers: Any) -> list[Portion]:
     return [paths] if recipe.dataset == "pydoc" else workers.portions(paths)
 
@@ -74,10 +77,8 @@ def _uncounted(vocab: Vocab) -> Vocab:
 # -------------------------------------------------------------------------------------------------------- counting
 
 
-def make_vocab(
-    recipe: Recipe, workers: Any = THIS_PROCESS, progress: Callable | None = None
-) -> tuple[Vocab, list[Counted]]:
-    """The vocabulary, and the numbers of tokens in the portions of the counted files."""
+def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Callable | None = None) -> tuple[Vocab, Counts]:
+    """The vocabulary, and the portions of the counted files with their numbers of tokens."""
     options, subwords = recipe.vocab_options, recipe.vocab_options["level"] == "subword"
     portions = _portions(recipe, recipe.counted, workers)
     if recipe.vocab:
@@ -91,11 +92,11 @@ def make_vocab(
     else:
         vocab = empty_vocab(**options)
     counts, function = [], functools.partial(count, recipe, _uncounted(vocab))
-    for counted in workers.each(function, zip(portions), progress):
+    for portion, counted in zip(portions, workers.each(function, zip(portions), progress), strict=True):
         vocab.counter.update(counted.counter)  # tokens stay in the order of their first appearance
-        counts.append(counted._replace(counter=None))
+        counts.append((portion, counted._replace(counter=None)))
     if vocab.document is not None:
-        vocab.counter[vocab.document] = sum(counted.n_documents for counted in counts)
+        vocab.counter[vocab.document] = sum(counted.n_documents for _, counted in counts)
     if not (recipe.vocab or recipe.vocab_file or subwords):
         vocab.build()
     return vocab, counts
@@ -154,7 +155,7 @@ def _train(
 def encode(
     recipe: Recipe,
     vocab: Vocab,
-    counts: list[Counted],
+    counts: Counts,
     workers: Any = THIS_PROCESS,
     progress: Callable | None = None,
 ) -> Iterator[Piece]:
@@ -164,35 +165,36 @@ def encode(
         if split == "train" and "num_shuffle" in recipe.options:
             yield from _encode_shuffled(recipe, vocab, workers, progress)
             continue
-        portions, places, found = _portions(recipe, paths, workers), itertools.repeat((split, math.inf)), set()
         if "valid_fraction" in recipe.options:
-            places = _places(counts, vocab.document is not None, recipe.options["valid_fraction"])
-        calls = ((portion, *place) for portion, place in zip(portions, places, strict=False))
+            calls = _train_and_valid(counts, vocab.document is not None, recipe.options["valid_fraction"])
+        else:
+            calls = ((portion, split, math.inf) for portion in _portions(recipe, paths, workers))
+        found = set()
         for piece in workers.each(functools.partial(encode_portion, recipe, vocab), calls, progress):
             found.add(piece.split)
             yield piece
         if "valid_fraction" in recipe.options and "valid" not in found:
             raise ValueError(
                 f"the last document is more than valid_fraction={recipe.options['valid_fraction']} of the text of "
-                f"{sum(counted.n_tokens for counted in counts)} tokens, and documents are not cut: none is left to "
+                f"{sum(counted.n_tokens for _, counted in counts)} tokens, and documents are not cut: none is left to "
                 "validate on"
             )
 
 
-def _places(counts: list[Counted], by_document: bool, valid_fraction: float) -> Iterator[tuple[str, float]]:
-    """Of each portion, the split that it begins in, and after how many of its tokens valid begins, if it does so there.
+def _train_and_valid(counts: Counts, by_document: bool, valid_fraction: float) -> Iterator[tuple[Portion, str, float]]:
+    """Each portion, the split that it begins in, and after how many of its tokens valid begins, if it does so there.
 
     The first tokens are train, the last ones valid. Documents are not cut: that at the border is train.
     """
-    n_tokens = sum(counted.n_tokens for counted in counts)
+    n_tokens = sum(counted.n_tokens for _, counted in counts)
     n_train = int(n_tokens * (1 - valid_fraction))
     if n_train in (0, n_tokens):
         raise ValueError(f"a text of {n_tokens} tokens is too short to hold out {valid_fraction} of it")
     split, position = "train", 0
-    for counted in counts:
+    for portion, counted in counts:
         last = counted.in_documents if by_document else counted.n_tokens  # the last place where it can be cut
         has_border = split == "train" and last and position + last >= n_train
-        yield split, n_train - position if has_border else math.inf
+        yield portion, split, n_train - position if has_border else math.inf
         split, position = "valid" if has_border else split, position + counted.n_tokens
 
 

@@ -6,12 +6,16 @@ for the whole text; in `txl_tf/cluster/preparation.py`, the machines of a cluste
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from txl_tf.data import inputs, text_files
 from txl_tf.data.text.parquet import is_parquet, row_groups
 from txl_tf.data.text.texts import FilePart, sizes_in_zip
+
+_PORTIONS_OF_WORKER = 8  # at least, so that no worker waits long for the others at the end
+_MOST_BLOCKS = 64  # of a portion, which is what is lost where a worker dies
 
 
 class ThisProcess:
@@ -34,14 +38,17 @@ class ThisProcess:
 THIS_PROCESS = ThisProcess()
 
 
-def cut_in_portions(paths: Iterable[str], n_blocks: int) -> list[list[FilePart]]:
-    """The parts of files, in order, in portions of about `n_blocks` megabytes.
+def cut_in_portions(paths: Iterable[str], n_workers: int) -> list[list[FilePart]]:
+    """The parts of files, in order, in portions of 1 to 64 megabytes: where that can be, eight for each worker or more.
 
     Small files share a portion. Large ones are cut: text between lines, a zip archive between its files, Parquet
     between its row groups. What gzip has packed can only be read as a whole.
     """
-    portions, most, n_bytes = [], n_blocks * text_files.BLOCK_BYTES, 0
-    for part, size in (sized for path in paths for sized in _parts_of(path, most)):
+    files = [(path, inputs.size(path)) for path in paths]
+    n_blocks = sum(size for _, size in files) // (_PORTIONS_OF_WORKER * n_workers * text_files.BLOCK_BYTES)
+    most = min(max(n_blocks, 1), _MOST_BLOCKS) * text_files.BLOCK_BYTES
+    portions, n_bytes = [], 0
+    for part, size in itertools.chain.from_iterable(_parts_of(*file, most) for file in files):
         if not portions or n_bytes + size > most:
             portions.append([])
             n_bytes = 0
@@ -50,9 +57,8 @@ def cut_in_portions(paths: Iterable[str], n_blocks: int) -> list[list[FilePart]]
     return portions
 
 
-def _parts_of(path: str, most: int) -> list[tuple[FilePart, int]]:
+def _parts_of(path: str, size: int, most: int) -> list[tuple[FilePart, int]]:
     """The parts of a file, and the size of each: `most` bytes, or as little as can be read by itself."""
-    size = inputs.size(path)
     if size <= most or path.endswith(".gz"):
         return [(FilePart(path), min(size, most))]
     if path.endswith(".zip") or is_parquet(path):
