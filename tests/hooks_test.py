@@ -587,6 +587,22 @@ def _(tmp_path):
         assert bool(written.getvalue()) == enabled
 
 
+# ------------------------------------------------------------------------------------------------------------ Ray
+
+
+@hook("ray._private.worker._worker_logs_enabled")
+def _(tmp_path):
+    pytest.importorskip("ray", reason="the extra cluster is not installed")
+    from ray._private import worker
+
+    message, shown = {"lines": ["a machine has died"], "pid": "raylet", "ip": "here", "job": None}, io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        for enabled in (False, True):
+            patch.setattr(worker, "_worker_logs_enabled", enabled)
+            worker.print_worker_logs(message, shown)
+            assert ("has died" in shown.getvalue()) == enabled
+
+
 # ------------------------------------------------------------------------------------------------------- the tests
 
 
