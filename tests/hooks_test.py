@@ -575,18 +575,6 @@ def _(tmp_path):
     assert pickle._Unpickler.dispatch[pickle.BUILD[0]].__name__ == "load_build"
 
 
-@hook("ray._private.worker._worker_logs_enabled")
-def _(tmp_path):
-    """Where it is False, nothing is printed."""
-    worker, written = pytest.importorskip("ray._private.worker"), io.StringIO()
-    message = {"lines": ["a worker died"], "pid": "raylet", "is_err": False}
-    for enabled in (False, True):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(worker, "_worker_logs_enabled", enabled)
-            worker.print_worker_logs(message, written)
-        assert bool(written.getvalue()) == enabled
-
-
 # ------------------------------------------------------------------------------------------------------------ Ray
 
 

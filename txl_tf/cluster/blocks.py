@@ -77,11 +77,10 @@ def count_workers(ray: ModuleType, cluster: ClusterConfig) -> int:
 
 
 def _be_quiet(ray: ModuleType) -> None:
-    """Has Ray show neither progress bars nor messages: what counts comes as an exception."""
+    """Has Ray Data show neither progress bars nor messages: what counts comes as an exception."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    ray._private.worker._worker_logs_enabled = False  # or every worker that dies, or is ended, is a line
 
 
 def _environment() -> dict[str, str]:
