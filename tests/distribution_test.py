@@ -418,25 +418,30 @@ def test_the_chief_has_the_first_rows_and_every_worker_its_own(monkeypatch, work
     cluster = tf.train.ClusterSpec(workers)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type=task[0], task_id=task[1])
     monkeypatch.setattr(distribution, "num_workers", lambda strategy: 3)
-    strategy = types.SimpleNamespace(cluster_resolver=resolver)
+    strategy = types.SimpleNamespace(cluster_resolver=resolver, num_replicas_in_sync=3)
     assert distribution.rows_of_this_worker(strategy, 12) == rows
+    batches = tf.data.Dataset.from_tensor_slices([12, 3]).map(lambda n: (tf.range(n), tf.ones([n, 2])))
+    (large, of_large), (small, of_small) = distribution.own_rows(batches, strategy)
+    assert large.numpy().tolist() == [*rows] and small.numpy().tolist() == [rows.start // 4]
+    assert (of_large.shape, of_small.shape) == ([4, 2], [1, 2])
     assert distribution.is_chief(strategy) == (rows.start == 0)
 
 
 def test_what_every_worker_gives_is_summed_once_a_worker_and_its_rows_stand_in_order(two_replicas):
     """The graphs of several workers, on the two replicas of one."""
     assert int(distribution._sum_function(two_replicas)(tf.constant(5, tf.int64))) == 5
-    shares = iter(distribution.divided(tf.data.Dataset.range(12).batch(4), two_replicas, 4))
+    numbers = tf.data.Dataset.range(12)
+    shares = iter(distribution.divided(tf.data.Dataset.zip((numbers.batch(4), numbers.batch(4))), two_replicas))
     for first in (0, 4, 8):
-        share = next(shares)
+        share, _ = next(shares)
         assert [part.numpy().tolist() for part in two_replicas.experimental_local_results(share)] == [
             [first, first + 1],
             [first + 2, first + 3],
         ]
         (rows,) = distribution._gather_function(two_replicas)([share])
         assert rows.numpy().tolist() == list(range(first, first + 4))
-    endless = distribution.divided(tf.data.Dataset.range(4).batch(4).repeat(), two_replicas, 4)
-    assert [next(iter(endless)).values[1].numpy().tolist() for _ in range(2)] == [[2, 3], [2, 3]]
+    endless = distribution.divided(tf.data.Dataset.zip((numbers.batch(4).take(1),)).repeat(), two_replicas)
+    assert [next(iter(endless))[0].values[1].numpy().tolist() for _ in range(2)] == [[2, 3], [2, 3]]
 
 
 def test_workers_other_than_the_chief_log_warnings_alone(monkeypatch, caplog):

@@ -232,6 +232,22 @@ def _(tmp_path):
     assert variable.aggregation == "only_first_replica"
 
 
+@hook("keras.metrics.Metric.add_variable(aggregation)")
+def _(tmp_path):
+    """`keras.metrics.Mean` makes its variables by it. They are read without asking other replicas."""
+
+    class First(keras.metrics.Mean):
+        def add_variable(self, *args, **kwargs):
+            return super().add_variable(*args, **{**kwargs, "aggregation": "only_first_replica"})
+
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
+        metrics = First(), keras.metrics.Mean()
+    for metric in metrics:
+        for value in metric.total.value.values:
+            value.assign(3.0)
+    assert [keras.ops.convert_to_numpy(metric.total) for metric in metrics] == [3.0, 6.0]
+
+
 @hook("keras.optimizers.Optimizer.variables")
 def _(tmp_path):
     """Checkpoints number them, so their order must stay."""

@@ -269,7 +269,18 @@ def test_a_list_is_translated_to_a_list_and_an_iterator_one_by_one(made, run):
         ({"model": {"max_len": 4}}, r"pairs.tsv.*, line \d+: the source has \d symbols, .* at most max_len=4"),
         ({"model": {"share_embeddings": True}}, "share_embeddings needs share_vocab, got share_vocab=False"),
         ({"training": {"warm_start_path": "nowhere"}}, "no checkpoint at nowhere"),
-        ({"machine": MachineConfig(strategy="multi_worker")}, "strategy must be one of auto, one, mirrored for pairs"),
+        (
+            {"machine": MachineConfig(strategy="tpu")},
+            "strategy must be one of auto, one, mirrored, multi_worker for pairs, got tpu",
+        ),
+        (
+            {"machine": MachineConfig(strategy="mirrored"), "training": {"jit_compile": True}},
+            "jit_compile must be left out for pairs on several devices, got 3",
+        ),
+        (
+            {"machine": MachineConfig(strategy="mirrored"), "training": {"steps_per_execution": 3}},
+            "steps_per_execution must be left out for pairs on several devices, got 3",
+        ),
         ({"optimizer": {"schedule": "noam", "warmup_steps": 0}}, "warmup_steps must be at least 1, got 0"),
         ({"data": {"target_symbols": "nowhere.txt"}}, "there is no file nowhere.txt"),
     ],

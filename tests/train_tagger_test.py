@@ -31,6 +31,7 @@ from txl_tf.config import (
 from txl_tf.data.tagged.sentences import encoder_of, read_tagged, read_tagged_as
 from txl_tf.data.tagged.tags import prf, spans_of
 from txl_tf.models.taggers.text_tagger import TextTagger
+from txl_tf.runs import checkpoints
 from txl_tf.runs.callbacks import RunState
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.families.tagger import FLAT, TENER, TaggerRun
@@ -189,6 +190,16 @@ def test_a_run_without_patience_stops_and_stays_stopped(tmp_path, files, begun, 
     run.fit(state)
     assert "already trained: no better F1 for patience=6 steps, train_steps=60" in capsys.readouterr().out
     assert run.model.optimizer.iterations.numpy() == 9
+
+
+def test_the_chief_tells_when_to_stop_and_which_weights_are_best(made, monkeypatch):
+    best, (tagger, _) = RunFolder(made[0]).find_best(), txl_tf.load_run(made[0], "latest")
+    worker = checkpoints.RunCheckpoints(tagger, RunFolder(made[0]), write=False)
+    monkeypatch.setattr(RunFolder, "find_best", None)  # a worker may not see it yet
+    monkeypatch.setattr(checkpoints, "broadcast_from_chief", lambda strategy, number: best["step"])
+    assert worker.stops_early(None, 0) and worker.load_best() == best["step"]
+    expected = read_checkpoint(best["path"])["weights/crf/transitions"]
+    np.testing.assert_array_equal(tagger.crf.transitions, expected)
 
 
 @SLOW
@@ -375,7 +386,7 @@ def test_tables_of_scores_and_of_confusion():
         (
             "tener",
             {"machine": MachineConfig(strategy="tpu")},
-            "strategy must be one of auto, one, mirrored for taggers",
+            "strategy must be one of auto, one, mirrored, multi_worker for taggers, got tpu",
         ),
         ("tener", {"training": {"warm_start_path": "nowhere"}}, "no checkpoint at nowhere"),
         ("tener", {"data": {"valid_path": None}}, "valid_path must be given: a file with a token and a tag a line"),

@@ -168,7 +168,9 @@ class ScoringConfig(Config):
 class MachineConfig(Config):
     """Where a run is trained or evaluated: arguments of `make_strategy`, and the type of the products."""
 
-    strategy: str = option("auto", "Devices to use; auto takes all GPUs there are.", one_of(STRATEGIES))
+    strategy: str = option(
+        "auto", "Devices to use; auto takes all GPUs there are, of all machines in TF_CONFIG.", one_of(STRATEGIES)
+    )
     tpu: str | None = option(None, "Name or grpc:// address of the TPU, or local; with --strategy=tpu.")
     tpu_zone: str | None = option(None, "Zone of the TPU, if it is another than this machine's.")
     gcp_project: str | None = option(None, "Project of the TPU, if it is another than this machine's.")

@@ -204,7 +204,7 @@ class RunState(keras.callbacks.Callback):
         done = step >= self.training.train_steps
         if "val_loss" in logs:
             self.checkpoints.save_best(logs[self.checkpoints.folder.family.monitor])
-            done = done or self.checkpoints.folder.stops_early(self.training, step)
+            done = done or self.checkpoints.stops_early(self.training, step)
         if done or self.is_due(step):
             self.save()
         if self.model.stop_agreed:

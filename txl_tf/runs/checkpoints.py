@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config import RunConfig
 from txl_tf.files import remove, write_json
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import (
@@ -22,12 +23,14 @@ from txl_tf.runs.weights import (
     check_whole,
     checkpoint_step,
     delete_checkpoint,
+    load_weights,
     reading,
     run_weights,
     weights_by_name,
     weights_reader,
     write_checkpoint,
 )
+from txl_tf.training.distribution import broadcast_from_chief
 
 logger = logging.getLogger("txl_tf")
 SUMS = "window"  # the key, in a checkpoint, of the sums since the last line of `log.csv`
@@ -139,6 +142,21 @@ class RunCheckpoints:
 
     def remove_best(self) -> None:
         remove(self.folder.best.path)
+
+    # What the chief writes, others may read too early: it reads for all workers, who must all call these.
+
+    def load_best(self) -> int:
+        """Sets the weights to those with the best validation; returns their step."""
+        step = self._from_chief(self.folder.find_best()["step"] if self.write else 0)
+        load_weights(self._model, self.folder.best.checkpoint(step))
+        return step
+
+    def stops_early(self, training: RunConfig, step: int) -> bool:
+        """`RunFolder.stops_early`."""
+        return bool(self._from_chief(int(self.write and self.folder.stops_early(training, step))))
+
+    def _from_chief(self, number: int) -> int:
+        return broadcast_from_chief(self._model.distribute_strategy, number)
 
     def restore(self, path: str) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
         """Sets weights and optimizer from a checkpoint, or nothing at all if it does not fit.

@@ -26,7 +26,7 @@ from txl_tf.runs.origin import Origin
 from txl_tf.runs.same_run import check_same_run
 from txl_tf.runs.setup import open_machine, worker_of
 from txl_tf.runs.weights import check_exists, load_weights
-from txl_tf.training.distribution import broadcast_from_chief, is_chief
+from txl_tf.training.distribution import broadcast_from_chief, is_chief, num_workers
 from txl_tf.training.optimization import make_optimizer
 
 RECORDED = ("train_steps", "iterations", "save_steps", "seed", "mixed_precision")  # in `config.json`, of every family
@@ -245,7 +245,9 @@ class Run:
         return results
 
     def show_text(self, name: str, text: str) -> None:
-        """Shows a text in TensorBoard and in the tracker, at the step that is done. Only the chief calls it."""
+        """Shows a text in TensorBoard and in the tracker, at the step that is done. Only the chief does so."""
+        if not self.checkpoints.write:
+            return
         step = step_of(self.model)
         self.board.log_text(name, text, step)
         self.tracker.log_text(name, text, step)
@@ -259,7 +261,7 @@ class Run:
         """Trains to the last step. A Keras epoch is an interval of `iterations` steps, see `RunState`."""
         model, training, checkpoints = self.model, self.training, self.checkpoints
         start = step_of(model)
-        stops_early = self.folder.stops_early(training, start // training.save_steps * training.save_steps)
+        stops_early = checkpoints.stops_early(training, start // training.save_steps * training.save_steps)
         if stops_early or start >= training.train_steps:
             why = f"no better F1 for patience={training.patience} steps" if stops_early else f"{start} steps"
             logger.info("already trained: %s, train_steps=%d", why, training.train_steps)
@@ -330,12 +332,22 @@ class Run:
 
 
 class EpochRun(Run):
-    """Training of a model that Keras's own `fit` trains, on one machine; its batches are `EpochBatches`.
+    """Training of a model that Keras's own `fit` trains; its batches are `EpochBatches`.
 
-    A subclass has `batches_of(split, seed=None)`, the batches of a split in an order by the seed or by length.
+    A subclass has `batches_of(split, seed=None)`, the batches of a split in an order by the seed or by length. Each of
+    several workers makes whole batches, of which the model takes the worker's rows.
     """
 
-    strategies = ("auto", "one", "mirrored")
+    strategies = ("auto", "one", "mirrored", "multi_worker")
+
+    def prepare(self) -> None:
+        """Raises ValueError for what fails on several devices: XLA; of one machine, several steps a call."""
+        replicas, training = self.strategy.num_replicas_in_sync, self.training
+        where = f"for {self.kind} on several devices, got {replicas}"
+        if replicas > 1 and training.jit_compile:
+            raise ValueError(f"jit_compile must be left out {where}")
+        if replicas > 1 == num_workers(self.strategy) and (training.steps_per_execution or 1) > 1:
+            raise ValueError(f"steps_per_execution must be left out {where}")
 
     @functools.cached_property
     def train_batches(self) -> EpochBatches:

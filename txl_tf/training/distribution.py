@@ -272,17 +272,33 @@ def rows_of_this_worker(strategy: tf.distribute.Strategy, rows: int) -> range:
     return range(index * share, (index + 1) * share)
 
 
-def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, rows: int):
-    """Distributes a dataset of this worker's `rows`: each of its replicas gets its contiguous share.
+def own_rows(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> tf.data.Dataset:
+    """Of the batches of a dataset, tuples of tensors, the rows that the replicas of this worker have."""
+    replicas, workers, index = strategy.num_replicas_in_sync, num_workers(strategy), _worker_index(strategy)
+
+    def own(x):
+        rows = tf.shape(x)[0]
+        text = ["the batch must divide by the number of replicas, got", rows, "rows on", replicas, "replicas"]
+        with tf.control_dependencies([tf.debugging.Assert(rows % replicas == 0, text)]):
+            return tf.split(x, workers)[index]
+
+    return dataset.map(lambda *batch: tf.nest.map_structure(own, batch))
+
+
+def divided(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy):
+    """Distributes a dataset of this worker's rows: each of its replicas gets its contiguous share of every batch.
 
     `experimental_distribute_dataset` would give worker w the shares w, w + workers, ... of whole batches instead.
     """
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
+    def split(x):
+        return tf.stack(tf.split(x, replicas))
+
     def shares_of(context):
         shares = dataset
         if replicas > 1:
-            shares = shares.unbatch().batch(rows // replicas, drop_remainder=True)
+            shares = shares.map(lambda *batch: tf.nest.map_structure(split, batch)).unbatch()
             if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:  # else every step asks all workers for the end
                 shares = shares.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
         return prefetched(shares)

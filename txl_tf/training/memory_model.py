@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from txl_tf.config import at_least
 from txl_tf.data.text.batches import Batches, Segments, check_batches, plain_messages
-from txl_tf.training.distribution import all_rows, divided, num_workers, rows_of_this_worker
+from txl_tf.training.distribution import all_rows, divided, num_workers, own_rows, rows_of_this_worker
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
 from txl_tf.training.loop import NO_TOTALS, LoopState, make_loop
 from txl_tf.training.segment_step import SegmentStep
@@ -114,7 +114,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
         kwargs = {"steps_per_epoch": None, **by_name(super().fit, x, *args, **kwargs)}
         batches = self._prepare(kwargs.pop("x", None))
         refuse("fit", kwargs)
-        self._check_steps(kwargs["steps_per_epoch"])
+        self.check_steps(kwargs["steps_per_epoch"])
         self._ready_to_train("fit")
         self.loop = LoopState(self._log_names(), batches, self._on_replicas(self.initial_mems, batches))
         if batches.repeated:
@@ -195,13 +195,6 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
 
     # ---------------------------------------------------------------------------------------- before the first step
 
-    def _check_steps(self, steps_per_epoch):
-        if (steps_per_epoch or 0) % self.steps_per_execution:
-            raise ValueError(
-                f"steps_per_epoch must be a multiple of steps_per_execution={self.steps_per_execution}, "
-                f"got {steps_per_epoch}"
-            )
-
     def _ready_to_train(self, method):
         """Builds the optimizer. Raises ValueError where `method` cannot train with what `compile` was given."""
         if self.optimizer is None:
@@ -232,10 +225,8 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
             return batches
         if batches.count == tf.data.UNKNOWN_CARDINALITY:
             raise ValueError(f"{name} must be of a known number of batches where several workers train together")
-        here, mine = rows_of_this_worker(strategy, rows), batches.dataset.repeat()
-        if dataset is x:  # whole batches
-            mine = mine.map(lambda tokens, labels: (tokens[here.start : here.stop], labels[here.start : here.stop]))
-        return Batches(divided(mine, strategy, len(here)), rows, batches.tgt_len, batches.count, batches.count > 0)
+        mine = own_rows(batches.dataset, strategy) if dataset is x else batches.dataset
+        return Batches(divided(mine.repeat(), strategy), rows, batches.tgt_len, batches.count, batches.count > 0)
 
     def _on_replicas(self, function, batches, *args):
         """`function(rows, *args)` on every replica, for its share of the rows."""

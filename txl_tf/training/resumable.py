@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.data.text.batches import plain_messages
+from txl_tf.training.among_workers import AmongWorkers
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.keras_arguments import by_name, refuse
 from txl_tf.training.trained_model import TrainedModel, apply_gradients
@@ -20,7 +22,18 @@ _REFUSED = {
 }
 
 
-class Resumable(TrainedModel):
+class OnEveryReplica:
+    """Mixin for Keras metrics of which every replica counts all: any of them has the result, without asking others."""
+
+    def add_variable(self, *args, **kwargs):
+        return super().add_variable(*args, **{**kwargs, "aggregation": "only_first_replica"})
+
+
+class Mean(OnEveryReplica, keras.metrics.Mean):
+    """`keras.metrics.Mean` that every replica counts, see `Resumable.over_replicas`."""
+
+
+class Resumable(AmongWorkers, TrainedModel):
     """Mixin for Keras models without state between batches; for those with memory there is `MemoryModel`.
 
     Attributes:
@@ -63,7 +76,8 @@ class Resumable(TrainedModel):
         """Trains, as `keras.Model.fit` does; what `x` and `y` are, and what weights do, the model's docstring says.
 
         Args:
-            x, y: arrays; or `x` alone, what gives batches `(x, y)` or `(x, y, sample_weight)`, such as a dataset.
+            x, y: arrays; or `x` alone, what gives batches `(x, y)` or `(x, y, sample_weight)`, such as a dataset. Where
+                several workers train together, a `tf.data.Dataset` of whole batches, the same on every worker.
             *args, **kwargs: of `keras.Model.fit`, such as `sample_weight` and `class_weight`.
 
         Returns:
@@ -75,8 +89,22 @@ class Resumable(TrainedModel):
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
         self.build_optimizer()
-        with self._weighing_classes(kwargs.pop("class_weight", None)):
+        if self.several_workers:
+            self.own_batches(kwargs, "x", "steps_per_epoch")
+            self.check_steps(kwargs["steps_per_epoch"])
+            if kwargs.get("validation_data") is not None:
+                self.own_batches(kwargs, "validation_data", "validation_steps")
+        with self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
             return super().fit(**kwargs)
+
+    def evaluate(self, x=None, y=None, *args, **kwargs):
+        """Loss and metrics, as `keras.Model.evaluate` returns them; for `x` and `y` see `fit`."""
+        kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
+        if self.several_workers:
+            self.own_batches(kwargs, "x", "steps")
+            self.steps_left = kwargs["steps"]
+        with plain_messages():
+            return super().evaluate(**kwargs)
 
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
         """One step of training. Arguments and errors: see `fit`. Returns what Keras's returns."""
@@ -163,10 +191,6 @@ class Resumable(TrainedModel):
         return signature
 
     # ------------------------------------------------------------------------------------------ stopping and going on
-
-    @property
-    def stop_agreed(self) -> bool:
-        return self.stop_requested
 
     @property
     def metric_totals(self) -> np.ndarray:

@@ -55,6 +55,14 @@ class TrainedModel:
             with self.distribute_strategy.scope():  # within a step, some strategies could not
                 optimizer.build(self.trainable_variables)
 
+    def check_steps(self, steps_per_epoch: int | None) -> None:
+        """Raises ValueError where calls of `steps_per_execution` steps would go past the end of an epoch."""
+        if (steps_per_epoch or 0) % self.steps_per_execution:
+            raise ValueError(
+                f"steps_per_epoch must be a multiple of steps_per_execution={self.steps_per_execution}, "
+                f"got {steps_per_epoch}"
+            )
+
     # ------------------------------------------------------------------------------------------------------- one step
 
     @property

@@ -24,11 +24,11 @@ from txl_tf.layers.common.base import Dropping, KerasHabits
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.taggers.crf import CRF
-from txl_tf.training.resumable import Resumable
+from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
 from txl_tf.training.weighting import weights_of_rows
 
 
-class SpanScores(keras.metrics.Metric):
+class SpanScores(OnEveryReplica, keras.metrics.Metric):
     """Precision, recall and F1 of entities, from numbers of right, found and expected ones.
 
     Args:
@@ -113,8 +113,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.crf = CRF(len(self.labels), start_end, allowed, dtype="float32", name="crf")
         kinds = [kind_of(label, scheme) for label in self.labels]
         self.kinds = list(dict.fromkeys(kind for kind, inside in zip(kinds, self._entity, strict=True) if inside))
-        self.loss_mean = keras.metrics.Mean("loss")
-        self.grad_norm = keras.metrics.Mean("grad_norm")
+        self.loss_mean = Mean("loss")
+        self.grad_norm = Mean("grad_norm")
         self.spans = SpanScores(single=scheme == NONE)
 
         self._called_with = None  # see `_signature`; of networks that do not know it themselves

@@ -26,7 +26,7 @@ from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding
 from txl_tf.layers.vanilla.encoder_decoder import EPSILON, DecoderLayer, EncoderLayer
 from txl_tf.layers.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
 from txl_tf.models.decoding import beam_search
-from txl_tf.training.resumable import Resumable
+from txl_tf.training.resumable import Mean, Resumable
 from txl_tf.training.weighting import weights_of_labels
 
 
@@ -149,9 +149,9 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         self.final_layer = None
         if not self.share_embeddings:
             self.final_layer = Linear(self.target_vocab_size, dtype=self.dtype_policy, name="final_layer")
-        self.loss_mean = keras.metrics.Mean("loss")
-        self.accuracy = keras.metrics.Mean("accuracy")
-        self.grad_norm = keras.metrics.Mean("grad_norm")
+        self.loss_mean = Mean("loss")
+        self.accuracy = Mean("accuracy")
+        self.grad_norm = Mean("grad_norm")
         self.build()
 
     def build(self, input_shape=None):

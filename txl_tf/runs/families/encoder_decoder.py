@@ -32,6 +32,7 @@ class PairsRun(EpochRun):
     remedy = "Choose another folder to train on these pairs"
 
     def prepare(self) -> None:
+        super().prepare()
         if self.model_config.share_embeddings and not self.data.share_vocab:
             raise ValueError("share_embeddings needs share_vocab, got share_vocab=False")
 

@@ -26,7 +26,6 @@ from txl_tf.models.taggers.tener import Tener
 from txl_tf.runs.families.pipeline import TaggingPipeline
 from txl_tf.runs.families.record import Family, register
 from txl_tf.runs.train import EpochRun
-from txl_tf.runs.weights import load_weights
 
 logger = logging.getLogger("txl_tf")
 
@@ -50,6 +49,7 @@ class TaggerRun(EpochRun):
         return "lexicon" in self.folder.family.vocabs
 
     def prepare(self) -> None:
+        super().prepare()
         name, lexicon = self.folder.family.name.upper(), self.data.lexicon
         if self.takes_words and self.data.token_level == "word":
             raise ValueError(f"token_level must be char for {name}, whose lexicon has words of characters, got word")
@@ -134,9 +134,8 @@ class TaggerRun(EpochRun):
         self.record_validation(self._evaluate("valid", "last"))
         if "test" in self.corpus.splits:
             self._evaluate("test", "last")
-        best = self.folder.find_best()
-        load_weights(self.model, best["path"])
-        return {split: self._evaluate(split, f"best (step {best['step']})") for split in self.held_out}
+        best = f"best (step {self.checkpoints.load_best()})"
+        return {split: self._evaluate(split, best) for split in self.held_out}
 
     def _evaluate(self, split: str, what: str) -> dict[str, float]:
         measured = self.evaluate(split)

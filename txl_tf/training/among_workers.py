@@ -1,0 +1,117 @@
+"""What Keras's `fit` and `evaluate` lack where several workers train together, each in a process of its own.
+
+    fit -> own_batches, this worker's rows of every batch -> the loop over steps -> train_step, on every replica here
+
+Every worker calls the same methods, and gives them the same dataset of whole batches. A single worker trains as Keras
+has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from txl_tf.training.distribution import any_worker, divided, num_workers, own_rows
+
+
+class AmongWorkers:
+    """Mixin for Keras models whose `train_step` and `test_step` give the same logs on every replica.
+
+    Every batch must divide by the number of replicas, whatever its rows B are: replica r of R has the rows
+    `[r * B / R, (r + 1) * B / R)`.
+
+    Attributes:
+        steps_left: of the evaluation that runs, how many steps are to come.
+    """
+
+    steps_left = 0
+    _stop_agreed = False
+
+    @property
+    def several_workers(self) -> bool:
+        return num_workers(self.distribute_strategy) > 1
+
+    @property
+    def stop_agreed(self) -> bool:
+        """Whether the step that just ran should be the last, the same on every worker."""
+        return self._stop_agreed if self.several_workers else self.stop_requested
+
+    def own_batches(self, arguments: dict[str, Any], name: str, steps: str) -> None:
+        """Puts this worker's rows of the dataset `name` in its place.
+
+        The dataset repeats forever, or all workers would agree at every step on whether it has ended. So the argument
+        `steps` gets its number of batches, where it has no other value.
+
+        Raises:
+            ValueError: it is no dataset, or of an unknown number of batches; or the model has no weights yet.
+        """
+        dataset = arguments.get(name)
+        if isinstance(dataset, tf.distribute.DistributedDataset):  # the validation_data of `fit`
+            return
+        if not isinstance(dataset, tf.data.Dataset):
+            raise ValueError(
+                f"{name} must be a tf.data.Dataset of whole batches where several workers train together, "
+                f"got {type(dataset).__name__}"
+            )
+        arguments[steps] = arguments.get(steps) or int(dataset.cardinality())
+        if arguments[steps] < 1:
+            raise ValueError(
+                f"{name} must be of a known number of batches where several workers train together, or {steps} given"
+            )
+        if not self.has_all_weights:
+            raise ValueError("the model must have its weights where several workers train together: call it on a batch")
+        strategy = self.distribute_strategy
+        arguments[name] = divided(own_rows(dataset, strategy).repeat(), strategy)
+
+    # ------------------------------------------------------------------------------------- what Keras calls, and when
+
+    def make_train_function(self, force=False):
+        if not self.several_workers:
+            super().make_train_function(force)
+        elif self.train_function is None or force:
+            self.train_function = self._loop(self.train_step, lambda: self.steps_per_execution)
+
+    def make_test_function(self, force=False):
+        if not self.several_workers:
+            super().make_test_function(force)
+        elif self.test_function is None or force:
+            self.test_function = self._loop(self.test_step, self._next_steps)
+
+    def _next_steps(self) -> int:
+        """Number of steps of the next call of an evaluation."""
+        steps = min(self.steps_per_execution, self.steps_left)
+        self.steps_left -= steps
+        return steps
+
+    def _loop(self, step: Callable, next_steps: Callable[[], int]) -> Callable:
+        """The function that Keras calls for the next steps, with an iterator of distributed batches."""
+        strategy = self.distribute_strategy
+
+        def one_step(iterator):
+            logs = strategy.run(tf.autograph.experimental.do_not_convert(step), args=(next(iterator),))
+            return {name: strategy.experimental_local_results(value)[0] for name, value in logs.items()}
+
+        def several_steps(n, iterator):
+            logs = one_step(iterator)
+            for _ in tf.range(n - 1):
+                tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+                logs = one_step(iterator)
+            return logs
+
+        if not self.run_eagerly:
+            one_step, several_steps = tf.function(one_step), tf.function(several_steps)
+
+        def function(iterator):
+            if not isinstance(iterator, tf.distribute.DistributedIterator):  # one batch
+                raise ValueError("several workers train together by fit and evaluate, with a tf.data.Dataset")
+            self._stop_agreed, n = any_worker(strategy, self.stop_requested), next_steps()
+            return one_step(iterator) if n == 1 else several_steps(tf.constant(n), iterator)
+
+        return function
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """Keras's own, which fails under several workers: their models are built."""
+        if not self.several_workers:
+            super()._maybe_symbolic_build(iterator, data_batch)
