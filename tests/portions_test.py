@@ -12,6 +12,7 @@ from helpers import write_text
 from txl_tf.data import inputs, text_files
 from txl_tf.data.subwords import Sample
 from txl_tf.data.text import corpus, portions
+from txl_tf.data.text.download import LM1B_SHARDS, LM1B_VOCAB
 from txl_tf.data.text.portions import ThisProcess
 from txl_tf.data.text.texts import FilePart, find_files, read_texts
 
@@ -108,11 +109,18 @@ def test_portions_of_json_lines_give_what_the_whole_gives(tmp_path, options, n_b
     assert found == expected and ("</s>" == expected["vocab"]["document"]) == (options["level"] == "word")
 
 
-def test_the_papers_datasets_in_portions(tmp_path):
+@pytest.mark.parametrize(("dataset", "options"), [("wt2", {}), ("lm1b", {"num_shuffle": 2}), ("pydoc", {})])
+def test_other_datasets_in_portions(tmp_path, dataset, options):
     for split, seed in (("train", 1), ("valid", 2), ("test", 3)):
         write_text(tmp_path / f"{split}.txt", make_text(seed))
-    _, expected = prepared(tmp_path / "whole", "wt2", tmp_path)
-    _, found = prepared(tmp_path / "portions", "wt2", tmp_path, workers=InPortions(1))
+    for i in range(2):
+        path = tmp_path / LM1B_SHARDS.replace("*", f"0000{i}-of-00100")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, make_text(i))
+    write_text(tmp_path / LM1B_VOCAB, "<S>\n<UNK>\nthe\ncat\n")
+    options["data_path"] = tmp_path if dataset != "pydoc" else None
+    _, expected = prepared(tmp_path / "whole", dataset, **options)
+    _, found = prepared(tmp_path / "portions", dataset, workers=InPortions(1), **options)
     assert found == expected
 
 
