@@ -9,6 +9,7 @@ import pytest
 import txl_tf
 from txl_tf import config
 from txl_tf.config import (
+    ClusterConfig,
     EncoderConfig,
     EvaluationConfig,
     FlatConfig,
@@ -29,6 +30,7 @@ from txl_tf.config import (
     TenerConfig,
     TenerTaggerConfig,
     TextConfig,
+    TrainingClusterConfig,
     TrainingConfig,
     TransformerConfig,
     TransformerLMConfig,
@@ -60,7 +62,7 @@ def make(group, **values):
 
 def test_all_groups_are_here():
     named = {NetworkConfig, ModelConfig, TextConfig, OptimizerConfig, TrainingConfig, EvaluationConfig, MachineConfig}
-    named |= {ScoringConfig}
+    named |= {ScoringConfig, ClusterConfig, TrainingClusterConfig}
     pairs = {TransformerConfig, PairsConfig, PairsTrainingConfig, SearchConfig}
     tagger = {LabelConfig, SentenceConfig, EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig}
     tagged = {TaggedConfig, TaggerTrainingConfig}
@@ -103,6 +105,8 @@ def test_every_hyper_parameter_has_a_help_text_and_a_default_that_its_check_pass
         (EvaluationConfig, {"eval_split": "test", "eval_ckpt_path": "best"}),
         (ScoringConfig, {"start": "none", "score_end": False, "carry_memory": True, "segment": 64}),
         (MachineConfig, {"strategy": "mirrored", "logical_cpus": 2, "mixed_precision": "bfloat16"}),
+        (ClusterConfig, {"ray_address": "auto", "ray_workers": 3, "ray_cpus": 0, "ray_gpus": 1}),
+        (TrainingClusterConfig, {"ray_workers": 3, "ray_min_workers": 2, "ray_restarts": 0}),
     ],
 )
 def test_a_group_round_trips_through_a_dictionary_and_json(group, values):
@@ -236,6 +240,14 @@ BAD = [
     (MachineConfig, {"strategy": "all"}, "strategy must be one of auto, one, mirrored, multi_worker, tpu, got 'all'"),
     (MachineConfig, {"logical_cpus": 0}, "logical_cpus must be at least 1, got 0"),
     (MachineConfig, {"logical_cpus": 0.5}, "logical_cpus must be an integer, got 0.5"),
+    (ClusterConfig, {"ray_workers": 0}, "ray_workers must be at least 1, got 0"),
+    (ClusterConfig, {"ray_cpus": -1}, "ray_cpus must be at least 0, got -1"),
+    (ClusterConfig, {"ray_gpus": 0.5}, "ray_gpus must be an integer, got 0.5"),
+    (TrainingClusterConfig, {"ray_workers": -1}, "ray_workers must be at least 1, got -1"),
+    (TrainingClusterConfig, {"ray_workers": 2, "ray_restarts": -1}, "ray_restarts must be at least 0, got -1"),
+    (TrainingClusterConfig, {"ray_workers": 2, "ray_min_workers": 0}, "ray_min_workers must be at least 1, got 0"),
+    (TrainingClusterConfig, {"ray_workers": 2, "ray_min_workers": 3}, "ray_min_workers must be at most ray_workers=2"),
+    (TrainingClusterConfig, {"ray_address": "auto"}, "ray_address and ray_min_workers go with ray_workers"),
     (
         MachineConfig,
         {"mixed_precision": "float8"},
