@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import socket
+import threading
 import uuid
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -21,6 +22,8 @@ from txl_tf.files import reading, write_atomic
 
 logger = logging.getLogger("txl_tf")
 _TRIES = 3  # of a block that workers die of
+_PATIENCE = 180  # seconds
+_LATE = "nothing is answered after %d s: workers wait for room or for memory, or a block takes long (`ray status`)"
 
 
 def answer_on_cluster(blocks: list[Block], make: Callable[[], Answering], cluster: ClusterConfig) -> Generator[str]:
@@ -50,13 +53,19 @@ def answer_on_cluster(blocks: list[Block], make: Callable[[], Answering], cluste
             num_gpus=cluster.ray_gpus,
             runtime_env={"env_vars": _environment()},
         )
+        late = threading.Timer(_PATIENCE, logger.info, [_LATE, _PATIENCE])
+        late.daemon = True
+        late.start()
         try:
             for row in answered.iter_rows():
+                late.cancel()
                 if row["error"]:
                     raise pickle.loads(row["error"])
                 yield row["part"]
         except ray.exceptions.RayActorError as error:
             raise OSError(f"workers of the Ray cluster do not start: {str(error).splitlines()[-1]}") from error
+        finally:
+            late.cancel()
 
 
 def count_workers(ray: ModuleType, cluster: ClusterConfig) -> int:
@@ -80,6 +89,7 @@ def _be_quiet(ray: ModuleType) -> None:
     """Has Ray Data show neither progress bars nor messages: what counts comes as an exception."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
+    context.execution_no_progress_timeout_s = -1  # a block may take hours
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
 
