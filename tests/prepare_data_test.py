@@ -60,6 +60,7 @@ def test_text_flags_reach_the_library(tmp_path, run):
     result = run(
         f"--data_path={tmp_path}/a.txt,{tmp_path}/b.txt", f"--data_dir={tmp_path}/made", "--dataset=text",
         "--level=word", "--lower_case", "--max_size=2", "--min_freq=1", "--valid_fraction=0.3", "--cutoffs=1,2",
+        "--shard_tokens=4",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "oneDNN custom operations" not in result.stderr  # a note of TensorFlow's
@@ -69,6 +70,7 @@ def test_text_flags_reach_the_library(tmp_path, run):
     assert made.cutoffs == [1, 2]
     np.testing.assert_array_equal(made.splits["train"], [2, 2, 3, 0, 1, 2, 0])
     np.testing.assert_array_equal(made.splits["valid"], [2, 2, 0])
+    assert len(np.load(tmp_path / "made" / "train-001.npy")) == 3
 
 
 def test_verify_checks_every_file_and_changes_nothing(tmp_path, run):

@@ -6,7 +6,11 @@ That portions of a text give what the whole gives is tested in tests/portions_te
 import itertools
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from clusters import raylets
@@ -61,6 +65,30 @@ def test_texts_without_a_cluster_or_a_place_are_refused(tmp_path):
         with pytest.raises((ValueError, OSError), match=message):
             txl_tf.prepare(**arguments)
         assert os.listdir(tmp_path) == []
+
+
+def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):
+    path = write_text(tmp_path / "a.txt", LINES)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r'ray.* not installed: pip install "ray\[data,train\]"'):
+        txl_tf.prepare(data_dir=tmp_path / "made", data_path=path, ray=True)
+    assert os.listdir(tmp_path / "made") == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_program_and_its_cluster_and_leaves_nothing(tmp_path):
+    pytest.importorskip("ray", reason="the extra cluster is not installed")
+    path, made = write_text(tmp_path / "a.txt", LINES * 30), tmp_path / "made"
+    command = [sys.executable, str(ROOT / "tools/prepare_data.py"), "--dataset=text", f"--data_path={path}"]
+    command += ["--level=word", f"--data_dir={made}", "--ray_address=local"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as program:
+        while program.poll() is None and not (made / "prepare.tmp").is_dir():
+            time.sleep(0.1)
+        time.sleep(8)  # the cluster starts, or works already
+        program.send_signal(signal.SIGINT)
+        output, _ = program.communicate(timeout=60)
+    assert program.returncode == 130 and not re.search("Traceback|ray", output), output
+    assert os.listdir(made) == []
 
 
 @pytest.mark.slow
