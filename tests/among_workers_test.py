@@ -66,7 +66,7 @@ def train(task, strategy=None, **options):
     ids=str,
 )
 def test_workers_train_and_evaluate_as_one_device(two_replicas, replicas_as_workers, task, options):
-    """Two steps a call, too, of which the last one of the three of an evaluation has one."""
+    """With two steps a call, the last call of an evaluation has one step."""
     numbers, weights = train(task, run_eagerly=options.get("run_eagerly", False))
     found, found_weights = train(task, two_replicas, **options)
     assert found.keys() == numbers.keys() and {"val_loss", "grad_norm", "evaluated_loss"} < found.keys()

@@ -354,6 +354,7 @@ def test_what_does_not_go_with_a_cluster_is_said(name, flags, message, tmp_path_
             run_here(case.tool, case.flags[0], "--ray_address=auto", *flags)
 
 
+@pytest.mark.slow
 def test_workers_of_a_cluster_answer_as_this_process(scoring, small_blocks, tmp_path, capsys):
     small_blocks(scoring.tool)
     scoring.write(a=8, b=4)

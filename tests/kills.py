@@ -73,7 +73,9 @@ STRATEGY = {
     # On the workers that TF_CONFIG names, or on one device. Adam would turn rounding errors into steps of full length.
     "elastic": "--train_batch_size=12 --eval_batch_size=12",
     "pairs_elastic": "--batch_tokens=300 --ema=0.5 --optimizer=sgd --learning_rate=0.1",
-    "flat_elastic": "--clip=1.0 --optimizer=sgd --learning_rate=0.01",
+    "flat_elastic": (
+        "--clip=1.0 --optimizer=sgd --momentum=0.5 --learning_rate=0.02 --iterations=6 --steps_per_execution=2"
+    ),
 }
 
 

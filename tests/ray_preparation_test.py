@@ -47,6 +47,7 @@ def prepare_there(folder, data_path, ray_workers=None, **options):
     return info_of(folder)
 
 
+@pytest.mark.slow
 def test_a_cluster_prepares_what_one_process_prepares(tmp_path):
     path = write_text(tmp_path / "a.txt", LINES)
     expected = prepare_here(tmp_path / "here", path, level="word", shard_tokens=200_000)

@@ -93,21 +93,16 @@ class AmongWorkers:
             logs = strategy.run(tf.autograph.experimental.do_not_convert(step), args=(next(iterator),))
             return {name: strategy.experimental_local_results(value)[0] for name, value in logs.items()}
 
-        def several_steps(n, iterator):
-            logs = one_step(iterator)
-            for _ in tf.range(n - 1):
-                tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-                logs = one_step(iterator)
-            return logs
-
         if not self.run_eagerly:
-            one_step, several_steps = tf.function(one_step), tf.function(several_steps)
+            one_step = tf.function(one_step)
 
         def function(iterator):
             if not isinstance(iterator, tf.distribute.DistributedIterator):  # one batch
                 raise ValueError("several workers train together by fit and evaluate, with a tf.data.Dataset")
-            self._stop_agreed, n = any_worker(strategy, self.stop_requested), next_steps()
-            return one_step(iterator) if n == 1 else several_steps(tf.constant(n), iterator)
+            self._stop_agreed = any_worker(strategy, self.stop_requested)
+            for _ in range(next_steps()):  # in one graph, a sum over workers would have one shape in all steps
+                logs = one_step(iterator)
+            return logs
 
         return function
 
