@@ -59,7 +59,7 @@ def train(task, strategy=None, **options):
     return {**history, **{f"evaluated_{name}": value for name, value in found.items()}, **totals}, model.get_weights()
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [pytest.param(encoder_decoder, marks=pytest.mark.slow), tagger])
 @pytest.mark.parametrize(
     "options",
     [{"run_eagerly": True}, *(pytest.param({"steps_per_execution": k}, marks=pytest.mark.slow) for k in (1, 2))],

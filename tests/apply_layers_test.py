@@ -51,7 +51,10 @@ def check(name, mode, recompute, trainings=(False, True), segments=2, **changes)
         assert all(np.abs(gradient).max() > 1e-3 for gradient in found[2])
 
 
-@pytest.mark.parametrize("name, recompute", [("shared biases", False), ("absolute", True), ("bins", True)])
+@pytest.mark.parametrize(
+    "name, recompute",
+    [("shared biases", False), *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("absolute", "bins"))],
+)
 def test_a_loop_in_eager_mode_gives_what_the_layers_give_one_after_the_other(name, recompute):
     check(name, "eager", recompute, segments=1)
 

@@ -106,7 +106,10 @@ def case_of(name, tmp_path_factory):
         yield Case(name, tool, tmp_path_factory.mktemp(name))
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module",
+    params=["score", "tag", *(pytest.param(name, marks=pytest.mark.slow) for name in ("translate", "generate"))],
+)
 def case(request, tmp_path_factory):
     yield from case_of(request.param, tmp_path_factory)
 

@@ -33,7 +33,7 @@ def assert_memory_is(network, state, mems, atol=1e-5):
 @pytest.mark.parametrize(
     "options",
     [
-        {"mem_len": 9},
+        pytest.param({"mem_len": 9}, marks=pytest.mark.slow),
         {"mem_len": 3, "same_length": True, "clamp_len": 2, "untie_r": True},
         {"mem_len": 4, "clamp_len": 5, "cutoffs": [5, 12], "div_val": 2},
         {"mem_len": 8, "same_length": True, "untie_r": True, "cutoffs": [5, 12], "proj_share_all_but_first": True},
@@ -127,7 +127,9 @@ def test_only_in_place_changes_the_state_that_is_given(small_lm):
             {"mem_len": 8, "same_length": True, "clamp_len": 5, "n_layer": 1}, 4, True, marks=pytest.mark.slow
         ),
         pytest.param({"mem_len": 3}, 5, False, marks=pytest.mark.slow),  # the segment is longer than the memory
-        ({"mem_len": 3, "n_layer": 1}, 1, True),  # one token: all four slots are seen
+        pytest.param(
+            {"mem_len": 3, "n_layer": 1}, 1, True, marks=pytest.mark.slow
+        ),  # one token: all four slots are seen
         ({"mem_len": 0}, 4, False),
     ],
     ids=str,

@@ -28,7 +28,7 @@ def cases(names, fast):
     return [name if name in fast else pytest.param(name, marks=SLOW) for name in names]
 
 
-@pytest.fixture(params=cases(CASES, ["char_tied", "wt103_large"]), scope="module")
+@pytest.fixture(params=cases(CASES, ["wt103_large"]), scope="module")
 def folder(request):
     return GOLDENS / request.param
 

@@ -117,7 +117,7 @@ def test_half_precision_is_close_to_single(case, policy, tolerance):
     assert np.abs(got[0] - expected[0]).max() > 0  # it was not float32 after all
 
 
-@fast_for("language_model")
+@fast_for()
 def test_two_replicas_train_as_one(case, trained, two_replicas):
     with two_replicas.scope():
         model = compiled(case)
@@ -143,7 +143,7 @@ def test_a_wholly_frozen_model_is_fitted_without_a_change(case):
         assert_frozen(model, optimizer, case)
 
 
-@fast_for("vanilla_language_model")
+@fast_for()
 def test_a_wholly_frozen_model_of_two_replicas_is_fitted_without_a_change(case, two_replicas):
     with two_replicas.scope():
         model = case.make_random()
@@ -161,7 +161,7 @@ def fast_of_slow(*fast):
     return pytest.mark.parametrize("case", of_keras, indirect=True)
 
 
-@fast_of_slow("transformer", "tener")
+@fast_of_slow("tener")
 def test_a_loaded_keras_file_goes_on_training_as_the_model_would(case, tmp_path):
     model, data = compiled(case, run_eagerly=True, steps_per_execution=2), repeated(case.make_batch(), 2)
     model.fit(data, verbose=0)

@@ -31,7 +31,9 @@ def collect():
         gc.collect()
 
 
-SLOW = ["TENER", "FLAT", "recomputed, by an optimizer of Keras", "exported", "vanilla language model"]
+SLOW = [
+    "TENER", "FLAT", "recomputed, by an optimizer of Keras", "exported", "vanilla language model", "static shapes",
+]  # fmt: skip
 WITHOUT_GRAPHS = ["exported", "load_run"]  # that are still there when they return
 
 

@@ -344,10 +344,10 @@ LINES = ["ab ba", "", "b\na", "a\n"]  # with a line end or without
     "options",
     [
         {"special": ["<eos>"], "eos": "<eos>", "unk": "<eos>"},
-        {"special": ["<S>"], "eos": "<S>", "bos": "<S>"},
-        {"level": "char"},
+        pytest.param({"special": ["<S>"], "eos": "<S>", "bos": "<S>"}, marks=pytest.mark.slow),
+        pytest.param({"level": "char"}, marks=pytest.mark.slow),
         {"level": "char", "special": [" "], "document": "</s>"},
-        {"level": "byte", "document": "</s>"},
+        pytest.param({"level": "byte", "document": "</s>"}, marks=pytest.mark.slow),
         {"level": "char", "texts": ["ab "], "lines": ["ab ba", "a\n", ""]},
     ],
     ids=str,

@@ -153,7 +153,8 @@ def test_several_samples_are_those_of_generate(tool, word_run, capfd):
 
 
 @pytest.mark.parametrize(
-    "stop", ["--stop_at_newline", pytest.param(r"--stop=\n", marks=pytest.mark.slow), "--stop=<eos>"]
+    "stop",
+    [*(pytest.param(flag, marks=pytest.mark.slow) for flag in ("--stop_at_newline", r"--stop=\n")), "--stop=<eos>"],
 )
 def test_text_ends_with_its_line(tool, word_run, capfd, stop):
     folder, vocab, lm = word_run

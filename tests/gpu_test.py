@@ -141,8 +141,9 @@ def test_dropout_runs_on_the_gpu(row_axis, dtype):
     assert not on_host(drop.get_concrete_function(x, key))
 
 
-@pytest.mark.parametrize("static_shapes", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("static_shapes", [False, True])
 @pytest.mark.parametrize("case", LANGUAGE_MODELS)
+@pytest.mark.slow
 def test_evaluation_runs_on_the_gpu(case, static_shapes):
     lm, batch = case.compile(case.make_random(), static_shapes=static_shapes), map(tf.constant, case.make_batch())
     carried = lm.start_evaluation(4, 5)

@@ -155,6 +155,7 @@ def test_cached_segments_are_those_of_the_network(pair):
         close(hidden, expected)
 
 
+@pytest.mark.slow
 def test_evaluate_is_the_mean_of_score(pair, small_batches):
     lm, (tokens, labels) = pair()[0], small_batches(n=3)
     nll, mems = [], None
@@ -185,6 +186,7 @@ def test_a_sliding_window_has_the_numbers_of_score(pair, of):
     close(sliding_window_nll(lm, IDS[0], window=6), expected)
 
 
+@pytest.mark.slow
 def test_a_served_model_has_the_numbers_of_score(pair):
     lm, _ = pair()
     served = LanguageModelSignatures(lm, top_n=3, max_tokens=50)

@@ -201,7 +201,7 @@ def test_steps_per_epoch_that_steps_per_execution_would_exceed_is_an_error(small
     "compile_options",
     [
         pytest.param({"jit_compile": True}, marks=SLOW),
-        {"run_eagerly": True},
+        pytest.param({"run_eagerly": True}, marks=SLOW),
         {"run_eagerly": True, "gradient_accumulation_steps": 2},
     ],
     ids=str,

@@ -34,6 +34,7 @@ def tune(run_dir, text, source, training=(), **changes):
     return train_run(run_dir, text, training={**STEPS, "init_from": str(source), **dict(training)}, **changes)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_and_goes_on_without_the_other_run(trained_run, run_dir, text, tmp_path, capsys):
     """With a fresh optimizer and from step 0; then bit for bit as without a stop, and the other folder may be gone."""
     source = tmp_path / "source"

@@ -360,7 +360,9 @@ def test_the_program_draws_the_benchmark_s_figures(main, tmp_path, capsys):
     [
         ["--kind=curves"],
         pytest.param(["--kind=attention", "--text=a bad cab", "--tgt_len=4"], marks=pytest.mark.slow),
-        ["--kind=attention", "--text=a bad cab", "--tgt_len=4", "--layer=0", "--head=1"],
+        pytest.param(
+            ["--kind=attention", "--text=a bad cab", "--tgt_len=4", "--layer=0", "--head=1"], marks=pytest.mark.slow
+        ),
         ["--kind=terms", "--text=a bad cab", "--tgt_len=4", "--layer=0", "--head=1"],
         ["--kind=context", "--context_step=4", "--mem_len=8"],
         ["--kind=memory", "--tgt_len=8"],
@@ -405,7 +407,13 @@ def test_bad_input_is_one_clear_error(main, run, tmp_path, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "which", [[], ["--attention=decoder", "--head=1"], ["--attention=encoder", "--layer=0"]], ids=str
+    "which",
+    [
+        [],
+        pytest.param(["--attention=decoder", "--head=1"], marks=pytest.mark.slow),
+        pytest.param(["--attention=encoder", "--layer=0"], marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_the_program_draws_runs_of_pairs(main, pairs_run, tmp_path, which):
     output = tmp_path / "picture.png"

@@ -1,6 +1,7 @@
 """A text that a Ray cluster prepares gives the tokens and the vocabulary that one process gives, also if machines die.
 
-That portions of a text give what the whole gives is tested in tests/portions_test.py, without Ray.
+That portions of a text give what the whole gives is tested in tests/portions_test.py, without Ray; and that a cluster
+prepares what one process does, in tests/cluster_test.py.
 """
 
 import itertools
@@ -45,15 +46,6 @@ def prepare_there(folder, data_path, ray_workers=None, **options):
     with ClusterWorkers(ClusterConfig(ray_workers=ray_workers)) as workers:
         corpus.prepare(folder, "text", data_path, workers=workers, **options)
     return info_of(folder)
-
-
-@pytest.mark.slow
-def test_a_cluster_prepares_what_one_process_prepares(tmp_path):
-    path = write_text(tmp_path / "a.txt", LINES)
-    expected = prepare_here(tmp_path / "here", path, level="word", shard_tokens=200_000)
-    with raylets(1):
-        assert prepare_there(tmp_path / "there", path, level="word", shard_tokens=200_000) == expected
-    assert expected["files"]["train"] == ["train-000.npy", "train-001.npy", "train-002.npy"]
 
 
 def test_texts_without_a_cluster_or_a_place_are_refused(tmp_path):

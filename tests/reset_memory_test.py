@@ -408,7 +408,7 @@ TRAINING = {
     "static and recompute": ({"recompute": True}, {"static_shapes": True}),
     "parts": ({}, {"gradient_accumulation_steps": 2}),
 }
-SLOW = ("static", "static and recompute", "parts", "two replicas", "xla")
+SLOW = ("static", "static and recompute", "parts", "two replicas", "xla", "recompute")
 
 
 @pytest.fixture(scope="module")

@@ -121,7 +121,7 @@ def test_a_long_line_is_read_in_segments_with_memory(options):
         np.testing.assert_allclose(score.token_nll, nll, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("segment, block", [(32, 3), (512, 1)])
+@pytest.mark.parametrize("segment, block", [pytest.param(32, 3, marks=pytest.mark.slow), (512, 1)])
 def test_with_carried_memory_the_lines_are_one_text(model, segment, block, monkeypatch):
     lm, vocab = model
     monkeypatch.setattr(data_lines, "BLOCK_LINES", block)

@@ -136,7 +136,10 @@ def test_the_evaluation_step_of_every_configuration_has_static_shapes(name, chan
     check_evaluation(name, n_layer=2, **changes)
 
 
-@pytest.mark.parametrize("model, options", [(TransformerXLLM, {"mem_len": 5}), (TransformerLM, {"context_len": 6})])
+@pytest.mark.parametrize(
+    "model, options",
+    [(TransformerXLLM, {"mem_len": 5}), pytest.param(TransformerLM, {"context_len": 6}, marks=pytest.mark.slow)],
+)
 def test_generation_has_static_shapes(model, options):
     lm = model(**SMALL, cutoffs=[5, 12], div_val=2, **options)
     cache, sampling, vocab = lm.decoding_cache(static_shapes=True), check_sampling(6, seed=1), word_vocab()

@@ -257,6 +257,7 @@ def run(tmp_path_factory):
     return folder / "run", text
 
 
+@pytest.mark.slow
 def test_a_run_resumes_with_its_vocabulary_and_is_evaluated_by_the_byte(run, tmp_path, capsys):
     folder, text = run
     lm, vocab = load_run(str(folder))

@@ -177,7 +177,7 @@ def plainly_trained(small_batches):
     "options",
     [
         pytest.param({"gradient_accumulation_steps": 2}, marks=SLOW),
-        {"static_shapes": True},
+        pytest.param({"static_shapes": True}, marks=SLOW),
         pytest.param({"recompute": True}, marks=SLOW),
     ],
     ids=str,
@@ -300,8 +300,8 @@ def test_greedy_text_is_that_of_the_uncached_loop(prompt, options):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"temperature": 1.5, "top_k": 9, "top_p": 0.9},
+        pytest.param({}, marks=SLOW),
+        pytest.param({"temperature": 1.5, "top_k": 9, "top_p": 0.9}, marks=SLOW),
         {"temperature": 0, "repetition_penalty": 4.0, "repetition_window": 2},  # a window has 3 tokens at least
         {"temperature": 1.2, "min_p": 0.1, "repetition_penalty": 0.4, "repetition_window": 3},
     ],
@@ -383,7 +383,9 @@ def test_generation_in_half_precision_stays_close(prompt, dtype):
 # ---------------------------------------- sliding window
 
 
-@pytest.mark.parametrize("window, step, n", [(5, 2, 17), pytest.param(4, 4, 14, marks=SLOW), (6, 3, 5), (1, 1, 6)])
+@pytest.mark.parametrize("window, step, n", [
+    (5, 2, 17), pytest.param(4, 4, 14, marks=SLOW), (6, 3, 5), pytest.param(1, 1, 6, marks=SLOW)
+])  # fmt: skip
 def test_sliding_window_is_a_loop_of_score(window, step, n):
     lm = make(**BINS)
     tokens = np.random.default_rng(1).integers(0, 23, [n])

@@ -88,7 +88,7 @@ def greedy(model, source, start, end, most):
     return targets[:, 1:], scores
 
 
-@pytest.mark.parametrize("options", [*OPTIONS, {}], ids=str)
+@pytest.mark.parametrize("options", [*OPTIONS, pytest.param({}, marks=pytest.mark.slow)], ids=str)
 def test_cached_greedy_decoding_is_the_uncached_one(options):
     model, (source, _) = make(**options), pairs(rows=5)
     source[1, 3:] = 0

@@ -86,6 +86,7 @@ def test_scores_and_predictions_go_on_from_the_state(lm, signatures, text, eager
     np.testing.assert_allclose(predicted["log_probs"][:, 0], tf.reduce_max(log_probs[:, -1], -1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_texts_are_written(lm, signatures, text, whole):
     options = {"temperature": 0.9, "top_k": 15, "top_p": 0.9, "seed": 4, "num_return_sequences": 3}
     options |= {"min_p": 0.01, "repetition_penalty": 1.5, "repetition_window": 6}

@@ -120,6 +120,7 @@ def text_tagger(made):
     return TextTagger(tagger, encoder_of(*vocabs))
 
 
+@pytest.mark.slow
 def test_a_run_of_words_starts_from_another(made, tmp_path, capsys):
     paths = {f"{split}_path": write_text(tmp_path / split, pos(20, 7)) for split in ("train", "valid")}
     for module in program("tools/train_ner.py"):

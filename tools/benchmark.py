@@ -84,6 +84,9 @@ COLUMNS = {  # of the tables: heading and format
     "speedup": ("speed", "{:.2f}"), "collectives": ("collectives", "{:.0f}"),
     "reduced_bytes": ("bytes all-reduced", "{:,.0f}"), "loopback_mb": ("loopback", "{:,.1f} MB"),
     "share_of_peak": ("of peak", "{:.0%}"), "peak_memory_mb": ("peak MB", "{:,.0f}"),
+    "worker_peak_mb": ("worker's peak MB", "{:,.0f}"), "failures": ("failures", "{:.0f}"), "step": ("step", "{:.3f} s"),
+    "saving": ("saving", "{:.3f} s"), "starting": ("starting", "{:.1f} s"), "real": ("all", "{:.1f} s"),
+    "simulated": ("simulated", "{:.1f} s"),
 }  # fmt: skip
 
 flags.DEFINE_list("mode", None, f"What to measure, of {', '.join(SHAPES)}; default: all before softmax_wt103.")

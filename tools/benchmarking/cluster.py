@@ -14,8 +14,10 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +53,35 @@ def environment_of(**variables):
     return {**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
 
 
-def run(program, **flags):
-    """Runs a program to its end; returns the seconds that it took."""
-    begun = time.perf_counter()
-    done = subprocess.run(command_of(program, **flags), env=environment_of(), capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{program} failed: {done.stderr[-3000:]}")
-    return time.perf_counter() - begun
+def run(program, variables=(), **flags):
+    """Runs a program to its end: seconds that it took, peak memory in MB of its process and of Ray's largest worker."""
+    begun, peaks = (
+        time.perf_counter(),
+        {"peak_memory_mb": 0, **({"worker_peak_mb": 0} if "ray_address" in flags else {})},
+    )
+    with tempfile.TemporaryFile("w+") as errors:
+        command = command_of(program, **flags)
+        environment = environment_of(**dict(variables))
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+        while process.poll() is None:
+            for figure in peaks:
+                for pid in [process.pid] if figure == "peak_memory_mb" else ray_workers():
+                    with contextlib.suppress(OSError, StopIteration):  # it has ended
+                        peaks[figure] = max(peaks[figure], processes.peak_memory(pid))
+            time.sleep(0.5)
+        seconds = time.perf_counter() - begun
+        if process.returncode:
+            errors.seek(0)
+            raise RuntimeError(f"{command} failed: {errors.read()[-3000:]}")
+    return {"seconds": seconds, **peaks}
+
+
+def ray_workers():
+    """Ids of Ray's processes that do what programs asked for."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().startswith(b"ray::") and b"IDLE" not in path.read_bytes():
+                yield int(path.parent.name)
 
 
 def by_ray(address, workers):
@@ -91,8 +115,8 @@ def preparation(folder, address, workers, words):
     """A turn of a preparation by so many workers, 0 for the program without Ray: seconds and words a second."""
     data_dir = f"{folder}/prepared-{time.monotonic_ns()}"
     flags = {"dataset": "text", "data_path": f"{folder}/train.txt", "level": "word", "data_dir": data_dir}
-    seconds = run("tools/prepare_data.py", **flags, **by_ray(address, workers))
-    return {"words_per_second": words / seconds, "seconds": seconds}
+    found = run("tools/prepare_data.py", **flags, **by_ray(address, workers))
+    return {"words_per_second": words / found["seconds"], **found}
 
 
 # -------------------------------------------------------------------------------------------------------- training
@@ -104,11 +128,11 @@ def tokens_per_second(model_dir):
         return statistics.median(float(row["tokens_per_second"]) for row in list(csv.DictReader(file))[1:])
 
 
-def training(folder, address, steps=60):
+def training(folder, address, steps=200):
     """A turn of a training by two workers: by Ray, or without an address by hand. Tokens a second of its steps."""
     model_dir = f"{folder}/run-{time.monotonic_ns()}"
     flags = {
-        **MODEL, "data_path": f"{folder}/valid.txt", "model_dir": model_dir, "train_steps": steps, "iterations": 10,
+        **MODEL, "data_path": f"{folder}/valid.txt", "model_dir": model_dir, "train_steps": steps, "iterations": 20,
         "save_steps": steps,
     }  # fmt: skip
     begun = time.perf_counter()
@@ -117,10 +141,8 @@ def training(folder, address, steps=60):
     else:
         workers = [f"localhost:{port}" for port in processes.free_ports(2)]
         configs = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in range(2)]
-        command = command_of("train.py", **flags)
-        started = [subprocess.Popen(command, env=environment_of(TF_CONFIG=json.dumps(config))) for config in configs]
-        if any([process.wait() for process in started]):
-            raise RuntimeError(f"{command} failed")
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda config: run("train.py", {"TF_CONFIG": json.dumps(config)}, **flags), configs))
     return {"tokens_per_second": tokens_per_second(model_dir), "seconds": time.perf_counter() - begun}
 
 
@@ -138,8 +160,8 @@ def scoring(folder, address, workers, lines):
     if workers:
         output.mkdir()
     flags = {"model_dir": f"{folder}/run", "input": f"{folder}/lines.txt", "output": output}
-    seconds = run("tools/score.py", **flags, **by_ray(address, workers))
-    return {"lines_per_second": lines / seconds, "seconds": seconds}
+    found = run("tools/score.py", **flags, **by_ray(address, workers))
+    return {"lines_per_second": lines / found["seconds"], **found}
 
 
 # -------------------------------------------------------------------------------------------- a training that fails
@@ -162,12 +184,14 @@ class Watched:
         self.lasts, self.steps, self.starts, self.kills = list(lasts), [], [], []  # steps: (number, time)
 
     def run(self):
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        with subprocess.Popen(self.command, env=environment_of(), **pipes) as process:
-            for line in process.stdout:
-                self.look_at(line)
-            if process.wait():
-                raise RuntimeError(f"{self.command} failed: {process.stderr.read()[-3000:]}")
+        with tempfile.TemporaryFile("w+") as errors:
+            pipes = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
+            with subprocess.Popen(self.command, env=environment_of(), **pipes) as process:
+                for line in process.stdout:
+                    self.look_at(line)
+            if process.returncode:
+                errors.seek(0)
+                raise RuntimeError(f"{self.command} failed: {errors.read()[-3000:]}")
         return self
 
     def look_at(self, line):

@@ -42,7 +42,7 @@ SHAPES = {
         "n_token": 793471, "cutoffs": [60000, 100000, 640000], "div_val": 4,
     },
     "workers": {**NETWORK, **_SEGMENT},
-    "ray": {"n_token": 50000, "megabytes": 30},
+    "ray": {"n_token": 50000, "megabytes": 100},
     "ray_failures": {"n_token": 5000, "megabytes": 0.5},
     "scoring": {
         **NETWORK, **_SEGMENT, "n_layer": 4, "d_model": 192, "d_head": 48, "d_inner": 768, "batch_size": 16,

@@ -31,7 +31,7 @@ from txl_tf.runs.setup import WorkerGone
 logger = logging.getLogger("txl_tf")
 
 _SECONDS_TO_START = 60
-_PAUSE = 0.2  # seconds between two looks at the desk
+_PAUSE = 0.5  # seconds between two looks of the driver at the desk; workers take twice as long
 
 
 def run_workers(
@@ -242,9 +242,8 @@ def _work(config: dict) -> None:
     readers = [_Thread(lambda: errors.append(program.stderr.read().decode(errors="replace")))]
     if rank == 0:
         readers.append(_Thread(lambda: _pass_on(program.stdout, desk)))
-    told = None
-    while program.poll() is None:
-        time.sleep(_PAUSE)
+    ended, told = _Thread(program.wait), None
+    while not ended.done.wait(2 * _PAUSE):
         wanted = ray.get(desk.wanted.remote())
         if wanted and wanted != told:
             program.send_signal(wanted)
