@@ -1,4 +1,7 @@
-"""What a Ray cluster does, one fast test of each kind. The others are slow: `ray_*_test.py`, `bulk_test.py`."""
+"""What a Ray cluster does, one short test of each kind; `ray_*_test.py` and `bulk_test.py` have the others.
+
+They take half a minute, but 2 GB beside those of the fast suite, which has 3 GB.
+"""
 
 import json
 import os
@@ -11,6 +14,8 @@ from helpers import make_run, program, run_here, word_vocab, write_text
 import txl_tf
 from txl_tf.cluster.training import run_workers
 from txl_tf.config import TrainingClusterConfig
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -55,25 +55,27 @@ def environment_of(**variables):
 
 def run(program, variables=(), **flags):
     """Runs a program to its end: seconds that it took, peak memory in MB of its process and of Ray's largest worker."""
-    begun, peaks = (
-        time.perf_counter(),
-        {"peak_memory_mb": 0, **({"worker_peak_mb": 0} if "ray_address" in flags else {})},
-    )
+    begun, peaks = time.perf_counter(), {}
     with tempfile.TemporaryFile("w+") as errors:
         command = command_of(program, **flags)
         environment = environment_of(**dict(variables))
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
         while process.poll() is None:
-            for figure in peaks:
-                for pid in [process.pid] if figure == "peak_memory_mb" else ray_workers():
-                    with contextlib.suppress(OSError, StopIteration):  # it has ended
-                        peaks[figure] = max(peaks[figure], processes.peak_memory(pid))
+            note_peak(peaks, "peak_memory_mb", [process.pid])
+            if "ray_address" in flags:
+                note_peak(peaks, "worker_peak_mb", ray_workers())
             time.sleep(0.5)
         seconds = time.perf_counter() - begun
         if process.returncode:
             errors.seek(0)
             raise RuntimeError(f"{command} failed: {errors.read()[-3000:]}")
     return {"seconds": seconds, **peaks}
+
+
+def note_peak(peaks, name, pids):
+    for pid in pids:
+        with contextlib.suppress(OSError, StopIteration):  # it has ended
+            peaks[name] = max(peaks.get(name, 0), processes.peak_memory(pid))
 
 
 def ray_workers():
