@@ -18,7 +18,7 @@ from kills import final_state
 
 from txl_programs.program import _train_on_workers
 from txl_tf.cluster import connection
-from txl_tf.cluster.training import Desk, run_workers, worker_environment
+from txl_tf.cluster.training import Desk, _why, run_workers, worker_environment
 from txl_tf.config import TrainingClusterConfig
 
 MODEL = (
@@ -132,6 +132,23 @@ def test_an_error_of_a_program_is_told_and_not_tried_again(cluster):
 def test_too_many_deaths_end_it(cluster):
     with pytest.raises(OSError, match=r"^workers were gone more than ray_restarts=1 times, at last worker 1 of 2 is g"):
         on_two_workers("os.kill(os.getpid(), signal.SIGKILL) if index else signal.pause()", restarts=1)
+
+
+@pytest.mark.slow
+def test_a_worker_whose_process_of_ray_is_killed_takes_its_program_along(cluster):
+    """As Ray does where memory is short."""
+    message = r"^workers were gone more than ray_restarts=0 times, at last worker 1: The actor died[^\n]*$"
+    with pytest.raises(OSError, match=message):
+        on_two_workers("os.kill(os.getppid(), signal.SIGKILL) if index else signal.pause()", restarts=0)
+
+
+def test_why_a_worker_is_gone_is_one_line():
+    exceptions = pytest.importorskip("ray.exceptions", reason="the extra cluster is not installed")
+    from ray.train import WorkerGroupError
+
+    memory = exceptions.OutOfMemoryError("Task was killed due to the node running low on memory.\nMemory on the node")
+    error = WorkerGroupError("", {2: ValueError("other"), 1: memory})
+    assert _why(error) == "worker 1: Task was killed due to the node running low on memory"
 
 
 # ------------------------------------------------------------------------------------------------------- training

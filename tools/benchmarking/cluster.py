@@ -6,7 +6,6 @@ what Ray costs is the ratio to the same number of processes without it, not to o
 
 import contextlib
 import csv
-import itertools
 import json
 import os
 import re
@@ -23,13 +22,13 @@ from pathlib import Path
 import numpy as np
 from benchmarking import processes
 from benchmarking.failing import train
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 MODEL = {
     "n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "d_inner": 512, "tgt_len": 64,
     "mem_len": 64, "train_batch_size": 24, "eval_batch_size": 24, "max_eval_batch": 2, "level": "char",
 }  # fmt: skip
 LINES = 4000  # to score
-SMALL = {**MODEL, "n_layer": 2, "d_model": 64, "d_embed": 64, "d_head": 16, "d_inner": 128}
 
 
 @contextlib.contextmanager
@@ -62,7 +61,7 @@ def run(program, variables=(), **flags):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
         while process.poll() is None:
             note_peak(peaks, "peak_memory_mb", [process.pid])
-            if "ray_address" in flags:
+            if "ray_address" in flags and program != "train.py":  # whose workers' memory is not Ray's
                 note_peak(peaks, "worker_peak_mb", ray_workers())
             time.sleep(0.5)
         seconds = time.perf_counter() - begun
@@ -103,6 +102,9 @@ def tasks(folder, address):
     yield "preparation", "words_per_second", turns
     turns = {"2 by hand": lambda: training(folder, None), "2 on Ray": lambda: training(folder, address)}
     yield "training", "tokens_per_second", turns
+    with on_core(1), started(2) as other:
+        turns = {"2 by hand": lambda: training(folder, None, 0), "2 on Ray": lambda: training(folder, other, 0)}
+        yield "training on one core, Ray on the other", "tokens_per_second", turns
     lines = [line for line in text.splitlines() if line.strip()][:LINES]
     Path(f"{folder}/lines.txt").write_text("\n".join(lines) + "\n")
     train_to_score(folder)
@@ -130,8 +132,41 @@ def tokens_per_second(model_dir):
         return statistics.median(float(row["tokens_per_second"]) for row in list(csv.DictReader(file))[1:])
 
 
-def training(folder, address, steps=200):
-    """A turn of a training by two workers: by Ray, or without an address by hand. Tokens a second of its steps."""
+@contextlib.contextmanager
+def on_core(core):
+    """What is started meanwhile runs on this core alone; `None` is all cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before if core is None else {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def programs_in(model_dir):
+    """Ids of the processes that train there as workers of Ray."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = path.read_text().split("\0")
+            if f"--model_dir={model_dir}" in words and "--ray_workers=0" in words:
+                yield int(path.parent.name)
+
+
+def keep_on_core(model_dir, core, ended):
+    """Moves the programs that train in a folder to a core, until an event."""
+    while not ended.wait(0.5):
+        for pid in programs_in(model_dir):
+            with contextlib.suppress(OSError):  # it has ended
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    os.sched_setaffinity(int(task.name), {core})
+
+
+def training(folder, address, core=None, steps=200):
+    """A turn of a training by two workers: by Ray, or without an address by hand. Tokens a second of its steps.
+
+    Args:
+        core: what trains has this one alone; default: all.
+    """
     model_dir = f"{folder}/run-{time.monotonic_ns()}"
     flags = {
         **MODEL, "data_path": f"{folder}/valid.txt", "model_dir": model_dir, "train_steps": steps, "iterations": 20,
@@ -139,11 +174,17 @@ def training(folder, address, steps=200):
     }  # fmt: skip
     begun = time.perf_counter()
     if address:
-        run("train.py", **flags, **by_ray(address, 2))
+        ended = threading.Event()
+        if core is not None:
+            threading.Thread(target=keep_on_core, args=(model_dir, core, ended)).start()
+        try:
+            run("train.py", **flags, **by_ray(address, 2))
+        finally:
+            ended.set()
     else:
         workers = [f"localhost:{port}" for port in processes.free_ports(2)]
         configs = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in range(2)]
-        with ThreadPoolExecutor() as pool:
+        with on_core(core), ThreadPoolExecutor() as pool:
             list(pool.map(lambda config: run("train.py", {"TF_CONFIG": json.dumps(config)}, **flags), configs))
     return {"tokens_per_second": tokens_per_second(model_dir), "seconds": time.perf_counter() - begun}
 
@@ -179,11 +220,11 @@ class Watched:
     def __init__(self, folder, address, workers, steps, save_steps, lasts):
         self.model_dir = f"{folder}/failing-{workers}"
         flags = {
-            **SMALL, "data_path": f"{folder}/valid.txt", "model_dir": self.model_dir, "train_steps": steps,
+            **MODEL, "data_path": f"{folder}/valid.txt", "model_dir": self.model_dir, "train_steps": steps,
             "iterations": 1, "save_steps": save_steps,
         }  # fmt: skip
         self.command = command_of("train.py", **flags, **by_ray(address, workers))
-        self.lasts, self.steps, self.starts, self.kills = list(lasts), [], [], []  # steps: (number, time)
+        self.lasts, self.started, self.kills = list(lasts), False, []
 
     def run(self):
         with tempfile.TemporaryFile("w+") as errors:
@@ -197,51 +238,46 @@ class Watched:
         return self
 
     def look_at(self, line):
-        """Notes when a step was done; after the first one of a start, sets the next failure."""
-        step = re.match(r"step +(\d+)/", line)
-        if not step:
-            return
-        self.steps.append((int(step[1]), time.perf_counter()))
-        if len(self.starts) == len(self.kills):
-            self.starts.append(self.steps[-1])
-            if len(self.starts) <= len(self.lasts):
-                threading.Timer(self.lasts[len(self.starts) - 1], self.kill).start()
+        """After the first step of a start, sets the next failure."""
+        if "all start again" in line:
+            self.started = False
+        elif re.match(r"step +\d+/", line) and not self.started and len(self.kills) < len(self.lasts):
+            self.started = True
+            threading.Timer(self.lasts[len(self.kills)], self.kill).start()
 
     def kill(self):
         """Kills one of the programs, whichever comes first."""
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                words = path.read_text().split("\0")
-                if f"--model_dir={self.model_dir}" in words and "--ray_workers=0" in words:
-                    os.kill(int(path.parent.name), signal.SIGKILL)
-                    self.kills.append(time.perf_counter())
-                    return
-
-    def lasted(self):
-        """Seconds from the first step of each start to its failure."""
-        return [kill - start[1] for kill, start in zip(self.kills, self.starts, strict=False)]
+        for pid in programs_in(self.model_dir):
+            with contextlib.suppress(OSError):  # it has ended
+                os.kill(pid, signal.SIGKILL)
+                self.kills.append(time.time())
+                return
 
     def figures(self, save_steps):
-        """Seconds in the mean of a step, of saving, from a failure to the first step; and in all."""
-        pairs = [(n, later - sooner) for (m, sooner), (n, later) in itertools.pairwise(self.steps) if n == m + 1]
-        step = statistics.median(seconds for n, seconds in pairs if (n - 1) % save_steps)
-        saving = statistics.mean(seconds for n, seconds in pairs if not (n - 1) % save_steps) - step
-        starting = [start[1] - kill for kill, start in zip(self.kills, self.starts[1:], strict=True)]
-        whole = self.steps[-1][1] - self.steps[0][1]
-        return {"step": step, "saving": saving, "starting": np.mean(starting) if starting else 0.0, "real": whole}
+        """Seconds of a step, of saving, from a failure to the first step, in all; and how long starts lasted."""
+        starts = [times for times in map(times_of, sorted(Path(self.model_dir, "train").glob("*.v2"))) if times]
+        steps = np.concatenate([np.diff(times) for times in starts])
+        first, last = np.array([times[0] for times in starts]), starts[-1][-1]
+        return {
+            "step": np.median(steps), "saving": (np.mean(steps) - np.median(steps)) * save_steps,
+            "starting": np.mean(first[1:] - self.kills), "real": last - first[0],
+        }, np.array(self.kills) - first[:-1]  # fmt: skip
 
 
-def failures(folder, address, workers, steps=400, save_steps=40, failing=3):
+def times_of(path):
+    """When the steps were done that a file of TensorBoard has."""
+    events = EventFileLoader(str(path)).Load()
+    return [event.wall_time for event in events if any(value.tag == "epoch_step" for value in event.summary.value)]
+
+
+def failures(folder, address, workers, steps=150, save_steps=15, failing=3):
     """A row: a training that fails, and what the simulation makes of steps, savings and starts of the same length."""
-    lasts = np.random.default_rng(workers).uniform(2, 8, failing)
-    found = Watched(folder, address, workers, steps, save_steps, lasts).run()
-    measured = found.figures(save_steps)
-    taken = train(
-        steps, measured["step"], save_steps, measured["saving"], measured["starting"], 1.0, Given(found.lasted())
-    )
+    lasts = np.random.default_rng(workers).uniform(4, 12, failing)
+    measured, lasted = Watched(folder, address, workers, steps, save_steps, lasts).run().figures(save_steps)
+    taken = train(steps, measured["step"], save_steps, measured["saving"], measured["starting"], 1.0, Given(lasted))
     simulated = sum(taken.values()) - taken["failures"]
     row = {"mode": "ray_failures", "contestant": f"{workers} workers", "failures": taken["failures"]}
-    return {**row, **measured, "simulated": simulated}
+    return {**row, **{name: float(value) for name, value in measured.items()}, "simulated": float(simulated)}
 
 
 class Given:

@@ -90,9 +90,10 @@ def run_workers(
         _follow(desk, fit, write, cluster)
         status, errors, gone = ray.get(desk.result.remote())
         if fit.error and not status:
+            last = gone or _why(fit.error)
             raise OSError(
-                f"workers were gone more than ray_restarts={cluster.ray_restarts} times, at last {gone or fit.error}: "
-                "the same command goes on from the newest checkpoint"
+                f"workers were gone more than ray_restarts={cluster.ray_restarts} times, at last {last}: the same "
+                "command goes on from the newest checkpoint"
             ) from fit.error
         return status, errors
 
@@ -138,6 +139,14 @@ class Desk:
 
     def result(self) -> tuple[int, str, str]:
         return *self.failure, self.gone
+
+
+def _why(error: Exception) -> str:
+    """What Ray Train says of the first worker that failed, such as that memory was short: the first line of many."""
+    failures = getattr(error, "worker_failures", None) or {0: error}
+    rank = min(failures)
+    failure = getattr(failures[rank], "health_check_failure", failures[rank])
+    return f"worker {rank}: {str(failure).splitlines()[0].rstrip('.')}"
 
 
 class _Thread(threading.Thread):
