@@ -21,7 +21,7 @@ from xdist.scheduler import LoadFileScheduling
 
 MOST_SECONDS = 10  # of a test that is not marked slow
 MOST_MEMORY = 1500  # MB, of a process that runs tests
-GROWN = 1330  # MB, from which on another takes its place
+GROWN = 1300  # MB, from which on another takes its place
 FIRST = "tests/export_test.py"  # takes most memory, so that a new worker gets it
 
 
