@@ -357,13 +357,18 @@ def test_what_does_not_go_with_a_cluster_is_said(name, flags, message, tmp_path_
             run_here(case.tool, case.flags[0], "--ray_address=auto", *flags)
 
 
+@pytest.fixture(scope="module")
+def cluster():
+    with raylets(3) as found:
+        yield found
+
+
 @pytest.mark.slow
-def test_workers_of_a_cluster_answer_as_this_process(scoring, small_blocks, tmp_path, capsys):
+def test_workers_of_a_cluster_answer_as_this_process(scoring, cluster, small_blocks, tmp_path, capsys):
     small_blocks(scoring.tool)
     scoring.write(a=8, b=4)
-    with raylets(1):
-        capsys.readouterr()
-        assert scoring.run("--ray_workers=1", output=tmp_path / "there") == 1
+    capsys.readouterr()
+    assert scoring.run("--ray_workers=1", output=tmp_path / "there") == 1
     said = capsys.readouterr().err
     assert scoring.run(output=tmp_path / "here") == 1
     without_rate = re.compile(r" \| .*tokens/s")
@@ -371,12 +376,6 @@ def test_workers_of_a_cluster_answer_as_this_process(scoring, small_blocks, tmp_
     there, here = scoring.answers(tmp_path / "there"), scoring.answers(tmp_path / "here")
     for name in ("a.txt", "b.txt"):
         assert_alike("score", there[name], here[name])
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with raylets(3) as found:
-        yield found
 
 
 @pytest.mark.slow
