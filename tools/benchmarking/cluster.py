@@ -52,22 +52,28 @@ def environment_of(**variables):
     return {**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
 
 
+@contextlib.contextmanager
+def running(command, stdout=subprocess.DEVNULL, **variables):
+    """The process of a command, for which it waits. Raises RuntimeError with the end of its errors, where it fails."""
+    with tempfile.TemporaryFile("w+") as errors:
+        pipes = {"stdout": stdout, "stderr": errors, "text": True}
+        with subprocess.Popen(command, env=environment_of(**variables), **pipes) as process:
+            yield process
+        if process.returncode:
+            errors.seek(0)
+            raise RuntimeError(f"{command} failed: {errors.read()[-3000:]}")
+
+
 def run(program, variables=(), **flags):
     """Runs a program to its end: seconds that it took, peak memory in MB of its process and of Ray's largest worker."""
     begun, peaks = time.perf_counter(), {}
-    with tempfile.TemporaryFile("w+") as errors:
-        command = command_of(program, **flags)
-        environment = environment_of(**dict(variables))
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+    with running(command_of(program, **flags), **dict(variables)) as process:
         while process.poll() is None:
             note_peak(peaks, "peak_memory_mb", [process.pid])
             if "ray_address" in flags and program != "train.py":  # whose workers' memory is not Ray's
                 note_peak(peaks, "worker_peak_mb", ray_workers())
             time.sleep(0.5)
         seconds = time.perf_counter() - begun
-        if process.returncode:
-            errors.seek(0)
-            raise RuntimeError(f"{command} failed: {errors.read()[-3000:]}")
     return {"seconds": seconds, **peaks}
 
 
@@ -77,12 +83,16 @@ def note_peak(peaks, name, pids):
             peaks[name] = max(peaks.get(name, 0), processes.peak_memory(pid))
 
 
+def commands():
+    """`(id, list of words)` of every process of this machine."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            yield int(path.parent.name), path.read_text().split("\0")
+
+
 def ray_workers():
     """Ids of Ray's processes that do what programs asked for."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if path.read_bytes().startswith(b"ray::") and b"IDLE" not in path.read_bytes():
-                yield int(path.parent.name)
+    return (pid for pid, words in commands() if words[0].startswith("ray::") and "IDLE" not in words[0])
 
 
 def by_ray(address, workers):
@@ -145,20 +155,27 @@ def on_core(core):
 
 def programs_in(model_dir):
     """Ids of the processes that train there as workers of Ray."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended
-            words = path.read_text().split("\0")
-            if f"--model_dir={model_dir}" in words and "--ray_workers=0" in words:
-                yield int(path.parent.name)
+    return (pid for pid, words in commands() if f"--model_dir={model_dir}" in words and "--ray_workers=0" in words)
 
 
-def keep_on_core(model_dir, core, ended):
-    """Moves the programs that train in a folder to a core, until an event."""
-    while not ended.wait(0.5):
-        for pid in programs_in(model_dir):
-            with contextlib.suppress(OSError):  # it has ended
-                for task in Path(f"/proc/{pid}/task").iterdir():
-                    os.sched_setaffinity(int(task.name), {core})
+@contextlib.contextmanager
+def kept_on_core(model_dir, core):
+    """Meanwhile, the workers of Ray that train in a folder are moved to a core; `None` moves none."""
+    ended = threading.Event()
+
+    def keep():
+        while not ended.wait(0.5):
+            for pid in programs_in(model_dir):
+                with contextlib.suppress(OSError):  # it has ended
+                    for task in Path(f"/proc/{pid}/task").iterdir():
+                        os.sched_setaffinity(int(task.name), {core})
+
+    if core is not None:
+        threading.Thread(target=keep).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def training(folder, address, core=None, steps=200):
@@ -174,13 +191,8 @@ def training(folder, address, core=None, steps=200):
     }  # fmt: skip
     begun = time.perf_counter()
     if address:
-        ended = threading.Event()
-        if core is not None:
-            threading.Thread(target=keep_on_core, args=(model_dir, core, ended)).start()
-        try:
+        with kept_on_core(model_dir, core):
             run("train.py", **flags, **by_ray(address, 2))
-        finally:
-            ended.set()
     else:
         workers = [f"localhost:{port}" for port in processes.free_ports(2)]
         configs = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in range(2)]
@@ -227,14 +239,9 @@ class Watched:
         self.lasts, self.started, self.kills = list(lasts), False, []
 
     def run(self):
-        with tempfile.TemporaryFile("w+") as errors:
-            pipes = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
-            with subprocess.Popen(self.command, env=environment_of(), **pipes) as process:
-                for line in process.stdout:
-                    self.look_at(line)
-            if process.returncode:
-                errors.seek(0)
-                raise RuntimeError(f"{self.command} failed: {errors.read()[-3000:]}")
+        with running(self.command, subprocess.PIPE) as process:
+            for line in process.stdout:
+                self.look_at(line)
         return self
 
     def look_at(self, line):
