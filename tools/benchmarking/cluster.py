@@ -158,6 +158,13 @@ def programs_in(model_dir):
     return (pid for pid, words in commands() if f"--model_dir={model_dir}" in words and "--ray_workers=0" in words)
 
 
+def move(pid, core):
+    """Has every thread of a process run on a core."""
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {core})
+
+
 @contextlib.contextmanager
 def kept_on_core(model_dir, core):
     """Meanwhile, the workers of Ray that train in a folder are moved to a core; `None` moves none."""
@@ -166,9 +173,7 @@ def kept_on_core(model_dir, core):
     def keep():
         while not ended.wait(0.5):
             for pid in programs_in(model_dir):
-                with contextlib.suppress(OSError):  # it has ended
-                    for task in Path(f"/proc/{pid}/task").iterdir():
-                        os.sched_setaffinity(int(task.name), {core})
+                move(pid, core)
 
     if core is not None:
         threading.Thread(target=keep).start()
