@@ -43,6 +43,7 @@ import tensorflow as tf
 from helpers import LEXICON, ROOT, TEXT, free_ports, log_rows, made_up, read_checkpoint
 
 import txl_tf
+from txl_tf.runs.setup import WorkerGone
 
 CHIEF_MOMENTS = ["any", "step", "write", "written", "rename", "renamed", "row", "best", "validation"]
 WORKER_MOMENTS = ["any", "step", "validation"]  # it writes nothing
@@ -222,6 +223,12 @@ def message_of(output):
     return output.strip().splitlines()[-2 if "verbosity" in output else -1]
 
 
+def lost_another(result):
+    """Whether a program ended as it should that lost another worker."""
+    code, output = result
+    return code == WorkerGone.status and "another worker is gone" in output
+
+
 def random_kill(rng, setting, steps, kills):
     """`((worker, offset, moment, delay in seconds), whether all workers are killed)`."""
     worker = rng.randrange(workers_of(setting))
@@ -262,13 +269,12 @@ def train_with_kills(args, text, folder):
         others = ""
         fine &= code == -signal.SIGKILL and at is not None
         if len(results) > 1:
-            other_code, other = results[1 - worker]
-            others = "killed too" if kill_all else message_of(other)[:110]
-            fine &= kill_all or (other_code == 1 and "another worker is gone" in other)
+            others = "killed too" if kill_all else message_of(results[1 - worker][1])[:110]
+            fine &= kill_all or lost_another(results[1 - worker])
         at = at[1] if at else f"exit code {code}"
         print(f"{kills:>4}  {worker:>6}  {moment:10}  {at:>7}  {resumed:12}  {others}", flush=True)
         if not fine:
-            print(*(output for _, output in results), sep="\n---\n")
+            print(*(f"exit code {code}\n{output}" for code, output in results), sep="\n---\n")
             return results, kills, fine
 
 
@@ -282,7 +288,7 @@ def train_with_fewer(args, text, folder):
     lost = rng.randrange(4)
     four = Session(args, text, folder, (lost, rng.randint(8, args.steps // 2), "step", 0), workers=4).wait()
     code, output = four.pop(lost)
-    fine = code == -signal.SIGKILL and all(code == 1 and "another worker is gone" in other for code, other in four)
+    fine = code == -signal.SIGKILL and all(map(lost_another, four))
     at = re.search(r"killed at step (\d+)", output)
     print(f"4 workers  worker {lost} killed at step {at and at[1]}; the others: {message_of(four[0][1])}", flush=True)
     five = Session(args, text, folder, workers=5).wait() if args.setting == "elastic" else []
@@ -343,7 +349,7 @@ def main(args):
         results, kills, fine = train_with_kills(args, text, killed)
         in_peace = reference.wait()
         if not fine or any(code for code, _ in in_peace):
-            print(*(output for _, output in in_peace), sep="\n---\n")
+            print(*(f"exit code {code}\n{output}" for code, output in in_peace), sep="\n---\n")
             sys.exit("FAILED: a session did not end as it should")
         states = [final_state(run, args.steps) for run in (whole, killed)]
         for state, (_, output) in zip(states, (in_peace[0], results[0]), strict=True):
