@@ -9,6 +9,8 @@ import pytest
 import txl_tf
 from txl_tf import config
 from txl_tf.config import (
+    BiLSTMConfig,
+    BiLSTMTaggerConfig,
     ClusterConfig,
     EncoderConfig,
     EvaluationConfig,
@@ -46,6 +48,7 @@ REQUIRED = {
     ModelConfig: SIZES,
     TransformerLMConfig: SIZES,
     SentenceConfig: {"d_model": 8},
+    **dict.fromkeys([BiLSTMConfig, BiLSTMTaggerConfig], {"n_layer": 2, "d_model": 8}),
     **dict.fromkeys([EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig], ENCODER),
     TransformerConfig: {"num_layers": 2, "d_model": 8, "num_heads": 2, "dff": 12},
 }
@@ -65,6 +68,7 @@ def test_all_groups_are_here():
     named |= {ScoringConfig, ClusterConfig, TrainingClusterConfig}
     pairs = {TransformerConfig, PairsConfig, PairsTrainingConfig, SearchConfig}
     tagger = {LabelConfig, SentenceConfig, EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig}
+    tagger |= {BiLSTMConfig, BiLSTMTaggerConfig}
     tagged = {TaggedConfig, TaggerTrainingConfig}
     assert set(GROUPS) == {*named, *pairs, *tagger, *tagged, TransformerLMConfig, RunConfig}
 
@@ -87,6 +91,7 @@ def test_every_hyper_parameter_has_a_help_text_and_a_default_that_its_check_pass
         (TransformerConfig, {"input_vocab_size": 9, "target_vocab_size": 8, "norm_first": True, "rate": 0.0}),
         (TextConfig, {"dataset": "text", "data_path": ["a.txt", "b.txt"], "cutoffs": [5, 12], "max_size": 100}),
         (EncoderConfig, {"n_token": 9, "n_bigram": 0, "d_bigram": 7, "token_dropout": 0.01}),
+        (BiLSTMConfig, {"n_layer": 3, "d_model": 16, "embed_dropout": 0.5}),
         (TenerConfig, {"attn_type": "transformer", "pos_embed": "sin", "after_norm": False, "scale": True}),
         (FlatConfig, {"fusion": "ff_two", "rel_pos_init": 0, "k_proj": False, "residual": "own", "pre": "n"}),
         (LabelConfig, {"labels": ["O", "B-LOC"], "start_end": False, "output_dropout": 0.3}),
@@ -164,6 +169,8 @@ BAD = [
     (EncoderConfig, {"dropatt": -0.1}, r"dropatt must lie in \[0, 1\), got -0.1"),
     (EncoderConfig, {"embed_dropout": 2}, r"embed_dropout must lie in \[0, 1\), got 2"),
     (SentenceConfig, {"token_dropout": 1.0}, r"token_dropout must lie in \[0, 1\), got 1.0"),
+    (BiLSTMConfig, {"n_layer": 0}, "n_layer must be at least 1, got 0"),
+    (BiLSTMConfig, {"embed_dropout": 1.0}, r"embed_dropout must lie in \[0, 1\), got 1.0"),
     (TenerConfig, {"attn_type": "naive"}, "attn_type must be one of adatrans, transformer, got 'naive'"),
     (TenerConfig, {"pos_embed": None}, "pos_embed must be one of none, sin, fix, got None"),
     (FlatConfig, {"fusion": "two"}, "fusion must be one of ff, ff_two, ff_linear, attn, gate, got 'two'"),
@@ -171,6 +178,10 @@ BAD = [
     (FlatConfig, {"residual": "both"}, "residual must be one of input, own, got 'both'"),
     (FlatConfig, {"activation": "gelu"}, "activation must be one of relu, leaky, got 'gelu'"),
     (TaggedConfig, {"tag_scheme": "iob1"}, "tag_scheme must be one of bio, bioes, bmes, none, got 'iob1'"),
+    (TaggedConfig, {"dataset": "msra"}, "dataset must be one of text, towns, got 'msra'"),
+    (TaggedConfig, {"n_sentences": 0}, "n_sentences must be at least 1, got 0"),
+    (TaggedConfig, {"dataset": "towns", "token_level": "word"}, "token_level must be char for dataset=towns, got word"),
+    (TaggedConfig, {"dataset": "towns", "valid_path": "a.txt"}, "valid_path must be left out, got 'a.txt': dataset=to"),
     (TaggedConfig, {"token_level": "byte"}, "token_level must be one of char, word, got 'byte'"),
     (LabelConfig, {"token_level": "byte"}, "token_level must be one of char, word, got 'byte'"),
     (LabelConfig, {"scheme": "bio"}, "scheme must be one of none, got 'bio'"),
@@ -349,6 +360,7 @@ def assert_defaults_are_of(group, defaults, other_than=()):
         (txl_tf.TransformerLM, TransformerLMConfig, ["n_token"], ["recompute"]),
         (txl_tf.Tener, TenerConfig, ["n_token"], []),
         (txl_tf.Flat, FlatConfig, ["n_token"], []),
+        (txl_tf.BiLSTM, BiLSTMConfig, ["n_token"], []),
         (txl_tf.Tagger, LabelConfig, ["labels"], ["network"]),
     ],
 )
@@ -373,9 +385,11 @@ def test_a_network_and_a_language_model_hold_the_values_of_their_group():
     assert make(ModelConfig, n_token=23).to_dict() == {name: lm.get_config()[name] for name in ModelConfig.names()}
 
 
-@pytest.mark.parametrize("network, group", [(txl_tf.Tener, TenerConfig), (txl_tf.Flat, FlatConfig)])
+@pytest.mark.parametrize(
+    "network, group", [(txl_tf.Tener, TenerConfig), (txl_tf.Flat, FlatConfig), (txl_tf.BiLSTM, BiLSTMConfig)]
+)
 def test_an_encoder_holds_the_values_of_its_group(network, group):
-    given = make(group, n_token=9, d_embed=6, dropatt=0.2).to_dict()
+    given = make(group, n_token=9, d_embed=6, embed_dropout=0.2).to_dict()
     assert {name: network(**given).get_config()[name] for name in group.names()} == given
 
 

@@ -22,6 +22,7 @@ from txl_programs import find_program, train
 from txl_programs.program import values
 from txl_tf import TransformerXLLM, make_optimizer
 from txl_tf.config import (
+    BiLSTMTaggerConfig,
     EvaluationConfig,
     FlatTaggerConfig,
     MachineConfig,
@@ -216,14 +217,18 @@ def test_a_configuration_of_pairs_passes_the_checks_and_says_its_commands(name, 
 @pytest.mark.parametrize("name", OF_TAGS)
 def test_a_configuration_of_a_tagger_passes_the_checks_and_says_its_command(name, tool_flags, monkeypatch):
     monkeypatch.chdir(ROOT)
-    (command,) = commands_of(name)
+    command, *others = commands_of(name)
     assert command[:2] == ["tools/train_ner.py", f"--flagfile=configs/{name}.cfg"]
     given = tool_flags(*command)
-    model = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig}[given["model"]]
+    model = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig, "bilstm": BiLSTMTaggerConfig}[given["model"]]
     for group in (TaggedConfig, TaggerTrainingConfig, OptimizerConfig, model, MachineConfig):
         group(**{name: given[name] for name in group.names() if name in given})
-    assert given["train_path"] and given["valid_path"] and given["test_path"]
-    assert bool(given["lexicon"]) == (given["model"] == "flat") and given["model_dir"] == f"runs/{name}"
+    made_up = given["dataset"] == "towns"
+    assert all(bool(given[f"{split}_path"]) != made_up for split in ("train", "valid", "test"))
+    assert bool(given["lexicon"]) == (given["model"] == "flat")
+    assert given["model_dir"] == f"runs/{'towns' if made_up else name}"
+    for program, *line in others:
+        assert tool_flags(program, *line)["model_dir"] == given["model_dir"]
     assert given["train_steps"] % given["iterations"] == given["save_steps"] % given["iterations"] == 0
     epochs, steps = map(int, re.search(r": (\d+) epochs of (\d+) steps", OF_TAGS[name]).groups())
     assert epochs * steps == given["train_steps"] and given["save_steps"] % steps == 0

@@ -94,6 +94,11 @@ def tagger(network, **options):
     return make
 
 
+def bilstm(dtype):
+    sizes = {"n_token": 23, "n_bigram": 9, "d_embed": 6, "d_bigram": 4, "d_model": 8}
+    return txl_tf.Tagger(txl_tf.BiLSTM(**sizes, n_layer=2, dtype=dtype), LABELS, dtype=dtype)
+
+
 def tagged_chars():
     rng = np.random.default_rng(0)
     chars, bigrams = rng.integers(1, [[[23]], [[9]]], [2, 4, 5]).astype(np.int32)
@@ -143,4 +148,5 @@ SLOW = [
     ),
     Conforming("tener", tagger(txl_tf.Tener, scale=True), tagged_chars),
     Conforming("flat", tagger(txl_tf.Flat, scale=True), tagged_lattice),
+    Conforming("bilstm", bilstm, tagged_chars),
 ]

@@ -13,6 +13,7 @@ from txl_tf.layers.taggers.lattice import Pairs
 
 B, T, E = 4, 5, 8  # batch, length, width
 NETWORK = {"n_token": 20, "n_layer": 2, "d_model": E, "d_embed": E, "n_head": 2, "d_head": 4, "d_inner": 16}
+READING = {"n_token": 20, "n_bigram": 9, "n_layer": 1, "d_model": E}
 TAGGING = {"n_token": 20, "n_bigram": 9, "n_layer": 1, "d_model": E, "n_head": 2, "d_inner": 16}
 
 
@@ -107,6 +108,7 @@ LAYERS = [
     Layer(network(txl_tf.TransformerXL, {**NETWORK, "mem_len": 3, "init_std": 0.3}), {"tokens": ids(B, T)}, BOTH),
     Layer(network(txl_tf.Tener, TAGGING), {"inputs": CHARS}, BOTH),
     Layer(network(txl_tf.Flat, TAGGING), {"inputs": ITEMS}, BOTH),
+    Layer(lambda **options: txl_tf.BiLSTM(**READING, **options), {"inputs": CHARS}, ("embed_dropout",)),
 ]  # fmt: skip
 
 

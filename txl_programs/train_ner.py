@@ -1,5 +1,6 @@
-"""Trains a tagger of named entities: TENER, or FLAT with a lexicon.
+"""Trains a tagger of named entities: TENER, FLAT with a lexicon, or the baseline of both, a BiLSTM.
 
+    txl-train-ner --flagfile=configs/ner_quickstart.cfg                 (made-up sentences, in two minutes)
     txl-train-ner --flagfile=configs/tener_resume.cfg --train_path=DIR/train.char.bmes ...
     txl-train-ner --model=flat --lexicon=jieba --train_path=train.txt --valid_path=dev.txt \\
         --test_path=test.txt --model_dir=runs/mine
@@ -10,7 +11,7 @@ entities, such as parts of speech. The best weights are those with the highest F
 the latest checkpoint of the folder.
 txl-tag tags with it, txl-export-saved-model makes a served model of it.
 
-  data          train_path valid_path test_path token_level tag_scheme segment_digits bigrams min_freq lexicon ...
+  data          dataset, or train_path valid_path test_path token_level tag_scheme segment_digits bigrams lexicon ...
   run           model_dir init_from train_steps iterations save_steps patience max_to_keep seed tracker ...
   training      learning_rate schedule warmup_steps optimizer momentum clip clip_value batch_size ...
   model         model n_layer d_model n_head d_inner dropout embed_dropout token_dropout output_dropout max_seq_len ...
@@ -24,6 +25,7 @@ from absl import flags
 
 from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of, run_training, values
 from txl_tf.config import (
+    BiLSTMTaggerConfig,
     FlatTaggerConfig,
     MachineConfig,
     OptimizerConfig,
@@ -33,7 +35,7 @@ from txl_tf.config import (
     TrainingClusterConfig,
 )
 
-MODELS = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig}
+MODELS = {"tener": TenerTaggerConfig, "flat": FlatTaggerConfig, "bilstm": BiLSTMTaggerConfig}
 FROM_DATA = "labels scheme n_token n_bigram"
 
 flags.DEFINE_string("model_dir", None, "Folder of the run: checkpoints, vocabularies, log.csv, curves.")

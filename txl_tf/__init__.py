@@ -8,6 +8,7 @@ from txl_tf import layers
 from txl_tf.cluster.preparation import prepare
 from txl_tf.data.text.batches import segments
 from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.taggers.bilstm import BiLSTM
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger
 from txl_tf.models.taggers.tener import Tener
@@ -23,6 +24,7 @@ from txl_tf.training.optimization import make_optimizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "BiLSTM",
     "Flat",
     "Tagger",
     "Tener",

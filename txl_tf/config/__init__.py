@@ -30,6 +30,8 @@ from txl_tf.config.models import (
     POS_EMBEDS,
     RESIDUALS,
     TOKEN_LEVELS,
+    BiLSTMConfig,
+    BiLSTMTaggerConfig,
     EncoderConfig,
     FlatConfig,
     FlatTaggerConfig,
@@ -64,7 +66,8 @@ from txl_tf.config.training import (
 __all__ = [
     "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MIN_FREQ",
     "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POS_EMBEDS", "PRECISIONS", "REPETITION_WINDOW", "RESIDUALS",
-    "SCHEDULES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "TOKEN_LEVELS", "WEIGHT_TYPES", "ClusterConfig",
+    "SCHEDULES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "TOKEN_LEVELS", "WEIGHT_TYPES", "BiLSTMConfig",
+    "BiLSTMTaggerConfig", "ClusterConfig",
     "Config", "EncoderConfig", "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig",
     "ModelConfig", "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig",
     "ScoringConfig", "SearchConfig", "SentenceConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig",

@@ -12,6 +12,7 @@ LEVELS = (*COUNTED_LEVELS, "subword")
 SUBWORD_TYPES = ("unigram", "bpe")
 PAIR_DATASETS = ("text", "dates")
 PAIR_LEVELS = ("word", "char")
+TAGGED_DATASETS = ("text", "towns")
 TAG_SCHEMES = ("bio", "bioes", "bmes", "none")
 MIN_FREQ = {"char": 0, "word": 2}  # of tagged tokens, by token_level
 
@@ -75,6 +76,9 @@ class PairsConfig(Config):
 class TaggedConfig(Config):
     """The tagged sentences and their ids: arguments of `read_corpus`."""
 
+    dataset: str | None = option(
+        None, "The sentences: your own (text), or made-up ones of people and towns (towns).", one_of(TAGGED_DATASETS)
+    )
     train_path: str | None = option(None, "File of columns: a token, its tag; an empty line ends a sentence.")
     valid_path: str | None = option(None, "As train_path, to validate on.")
     test_path: str | None = option(None, "As train_path, to test on.")
@@ -89,17 +93,23 @@ class TaggedConfig(Config):
     segment_digits: bool = option(False, "Cut the digit off every character: Weibo's mark of segmentation.")
     bigrams: bool = option(True, "Give the network the bigrams of characters; of words, capital and last letters.")
     min_freq: int | None = option(None, "Tokens of train_path that are rarer become <unk>; default: 0, of words 2.")
-    lexicon: str | None = option(None, "File of words to match, one a line; jieba: the words of that package.")
+    lexicon: str | None = option(None, "File of words to match, one a line; jieba, towns: of that package or dataset.")
     skip_short_words: bool = option(False, "Leave out a lexicon's words of one character.")
     char_vectors: str | None = option(None, "Vectors of characters, in word2vec's text format, to start from.")
     bigram_vectors: str | None = option(None, "Vectors of bigrams.")
     word_vectors: str | None = option(None, "Vectors of the lexicon's words; or of words that are the tokens.")
     unit_vectors: bool = option(False, "Scale the embeddings to length 1 at the start.")
+    n_sentences: int = option(4000, "For towns: sentences to make for training.", at_least(1))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_freq is None:
             object.__setattr__(self, "min_freq", MIN_FREQ[self.token_level])
+        if self.dataset == "towns":
+            of_files = ("train_path", "valid_path", "test_path", "segment_digits")
+            check_left_out({name: getattr(self, name) for name in of_files}, "dataset=towns makes its sentences itself")
+            if self.token_level != "char":
+                raise ValueError(f"token_level must be char for dataset=towns, got {self.token_level}")
         if self.token_level == "char":
             if self.word_vectors and not self.lexicon:
                 raise ValueError("word_vectors are those of a lexicon's words: give lexicon, too")

@@ -157,6 +157,14 @@ class FlatConfig(EncoderConfig):
 
 
 @group
+class BiLSTMConfig(SentenceConfig):
+    """Arguments of `BiLSTM`."""
+
+    n_layer: int = option(flag=1, help="Layers.", check=LAYERS)
+    embed_dropout: float = option(0.0, "Dropout rate of the embeddings.", RATE, free=True)
+
+
+@group
 class LabelConfig(Config):
     """Arguments of `Tagger` besides its network. The labels are `None` until the text is read."""
 
@@ -178,3 +186,8 @@ class TenerTaggerConfig(LabelConfig, TenerConfig):
 @group
 class FlatTaggerConfig(LabelConfig, FlatConfig):
     """Arguments of a `Tagger` and of the `Flat` in it."""
+
+
+@group
+class BiLSTMTaggerConfig(LabelConfig, BiLSTMConfig):
+    """Arguments of a `Tagger` and of the `BiLSTM` in it."""

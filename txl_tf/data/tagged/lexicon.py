@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from txl_tf.data.tagged import towns
 from txl_tf.data.tagged.word_vectors import is_header
 from txl_tf.data.text_files import numbered_lines
 from txl_tf.schema import brief
 
-JIEBA = "jieba"
+JIEBA, TOWNS = "jieba", "towns"
 
 
 class Match(NamedTuple):
@@ -79,7 +80,8 @@ class Lexicon:
         So a list of words, jieba's dict.txt and vectors in word2vec's text format, with or without their header.
 
         Args:
-            path: of a UTF-8 file; or "jieba", the words of the installed package jieba of two characters or more.
+            path: of a UTF-8 file; or "jieba", the words of the installed package jieba of two characters or more; or
+                "towns", those of the made-up sentences.
             skip_short: leave out words of one character.
 
         Raises:
@@ -88,6 +90,8 @@ class Lexicon:
         """
         if path == JIEBA:
             return cls.load(_jieba_words(), skip_short=True)
+        if path == TOWNS:
+            return cls(towns.lexicon())
         words = []
         for number, line in numbered_lines(path):
             word = re.split("[ \t]", line.strip(" \t"), maxsplit=1)[0]

@@ -13,7 +13,7 @@ import numpy as np
 
 from txl_tf.config import MIN_FREQ, TaggedConfig
 from txl_tf.data.tagged.batches import SentenceEncoder, TaggedSplit
-from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.data.tagged.lexicon import TOWNS, Lexicon
 from txl_tf.data.tagged.symbols import make_vocabs
 from txl_tf.data.tagged.tags import (
     NONE,
@@ -25,6 +25,7 @@ from txl_tf.data.tagged.tags import (
     kind_of,
     split_tag,
 )
+from txl_tf.data.tagged.towns import make_sentences
 from txl_tf.data.text_files import numbered_lines
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
 from txl_tf.schema import brief, check_left_out
@@ -203,17 +204,12 @@ def read_corpus(
             widths, ...: names file and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
-    for split in ("train", "valid"):
-        if not getattr(config, f"{split}_path"):
-            raise ValueError(f"{split}_path must be given: a file with a token and a tag a line")
-    names = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
-    names = {split: path for split, path in names.items() if path}
+    texts, names = _read_splits(config)
     if vocabs:
-        return _read_with(config, names, vocabs, labels or [])
+        return _read_with(config, texts, names, vocabs, labels or [])
     lexicon = Lexicon.load(config.lexicon, config.skip_short_words) if config.lexicon else None
     if lexicon and not all(word.split() == [word] for word in lexicon.words):  # a vocabulary's file could not hold it
         lexicon = Lexicon([word for word in lexicon.words if word.split() == [word]])
-    texts = {split: read_tagged(path, config.segment_digits, config.tag_scheme) for split, path in names.items()}
     if config.token_level == "char":
         _warn_of_words(texts["train"], names["train"])
     texts, scheme = _in_one_scheme(texts, names, config.tag_scheme)
@@ -223,16 +219,29 @@ def read_corpus(
     return _encoded(corpus, texts)
 
 
-def _read_with(config: TaggedConfig, names: dict, vocabs: list[Vocab], known: list[str]) -> TaggedCorpus:
+def _read_splits(config: TaggedConfig) -> tuple[dict, dict]:
+    """`{split: sentences}` and `{split: name}`."""
+    paths = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
+    if config.dataset == TOWNS:
+        made = make_sentences(config.n_sentences)
+        texts = {split: [TaggedSentence(*rows[i], i + 1) for i in range(len(rows))] for split, rows in made.items()}
+        return texts, {split: f"towns, {split}" for split in made}
+    for split in ("train", "valid"):
+        if not paths[split]:
+            raise ValueError(f"{split}_path must be given: a file with a token and a tag a line; or dataset=towns")
+    names = {split: path for split, path in paths.items() if path}
+    texts = {split: read_tagged(path, config.segment_digits, config.tag_scheme) for split, path in names.items()}
+    return texts, names
+
+
+def _read_with(config: TaggedConfig, texts: dict, names: dict, vocabs: list[Vocab], known: list[str]) -> TaggedCorpus:
     """The corpus in vocabularies that are there already."""
     check_left_out(
         {name: getattr(config, name) for name in ("char_vectors", "bigram_vectors", "word_vectors")}, KNOWN_SYMBOLS
     )
     if config.min_freq != MIN_FREQ[config.token_level]:
         check_left_out({"min_freq": config.min_freq}, KNOWN_SYMBOLS)
-    texts, wanted = {}, config.tag_scheme
-    for split, path in names.items():
-        texts[split] = read_tagged(path, config.segment_digits, wanted)
+    wanted = config.tag_scheme
     if not wanted and _kinds(_tags_of(*texts.values())) <= _kinds(known):
         wanted = detect_scheme(known)
     texts, scheme = _in_one_scheme(texts, names, wanted)

@@ -47,7 +47,7 @@ def make_vocabs(config: TaggedConfig, texts: dict, lexicon: Lexicon | None) -> t
     vocabs, embeddings = [], {}
     for name, table in (("vocab", both), ("bigram_vocab", bigrams)):
         vocab = Vocab(special=SPECIAL, unk=SPECIAL[1], min_freq=config.min_freq)
-        vocab.set_lines([*SPECIAL, *table.symbols], config.train_path)
+        vocab.set_lines([*SPECIAL, *table.symbols], config.train_path or config.dataset)
         if table.dim:
             rng = np.random.default_rng(0)
             embeddings[name] = embedding_matrix(vocab.symbols, table.vectors, table.dim, rng)

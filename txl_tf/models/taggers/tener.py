@@ -18,7 +18,7 @@ from txl_tf.layers.taggers.tener import TenerLayer
 
 
 class SentenceNetwork(Layer):
-    """Base of `Tener` and `Flat`: inputs by their names, tables of embeddings, keys of dropout."""
+    """Base of `Tener`, `Flat` and `BiLSTM`: inputs by their names, tables of embeddings, keys of dropout."""
 
     input_dims = {}  # name of an input: its dimensions, as `check_tensors` takes them
 
@@ -59,6 +59,15 @@ class SentenceNetwork(Layer):
         for name, ids in ids_of.items():
             check_tensors(sizes, **{f"inputs[{name!r}]": (ids, f"int {self.input_dims[name]}")})
         return ids_of
+
+    def embed_tokens(self, inputs, keys):
+        """Embeddings of tokens and bigrams, side by side: `[batch, length, d_embed + d_bigram]`."""
+        char_key, bigram_key, drop_char, drop_bigram = keys
+        embedded = [dropout(self.lookup(self.embedding, inputs["chars"], char_key), self.embed_dropout, drop_char)]
+        if self.n_bigram:
+            bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
+            embedded.append(dropout(bigrams, self.embed_dropout, drop_bigram))
+        return tf.concat(embedded, -1)
 
     @property
     def needs_bigrams(self):
@@ -123,12 +132,7 @@ class Tener(SentenceNetwork):
 
     def embed(self, inputs, keys=(None,) * 4):
         """The input of the first layer: `[batch, length, d_model]`."""
-        char_key, bigram_key, drop_char, drop_bigram = keys
-        embedded = [dropout(self.lookup(self.embedding, inputs["chars"], char_key), self.embed_dropout, drop_char)]
-        if self.n_bigram:
-            bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
-            embedded.append(dropout(bigrams, self.embed_dropout, drop_bigram))
-        x = self.in_fc(tf.concat(embedded, -1))
+        x = self.in_fc(self.embed_tokens(inputs, keys))
         return x if self.pos_embed == "none" else x + tf.cast(self.absolute_positions(self.mask_of(inputs)), x.dtype)
 
     def absolute_positions(self, mask):

@@ -1,4 +1,4 @@
-"""Taggers of sentences: TENER, and FLAT with a lexicon."""
+"""Taggers of sentences: TENER, FLAT with a lexicon, and the baseline of both, LSTMs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from txl_tf.config import (
+    BiLSTMTaggerConfig,
     FlatTaggerConfig,
     LabelConfig,
     TaggedConfig,
@@ -20,6 +21,7 @@ from txl_tf.data.batching import EpochBatches
 from txl_tf.data.tagged.batches import tagged_batches
 from txl_tf.data.tagged.sentences import TaggedCorpus, read_corpus
 from txl_tf.data.tagged.tags import NONE
+from txl_tf.models.taggers.bilstm import BiLSTM
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger
 from txl_tf.models.taggers.tener import Tener
@@ -189,5 +191,16 @@ FLAT = register(
         config=FlatTaggerConfig,
         make=functools.partial(make_tagger, Flat),
         vocabs={**TENER.vocabs, "lexicon": None},
+    )
+)
+BILSTM = register(
+    dataclasses.replace(
+        TENER,
+        name="bilstm",
+        described="a tagger of LSTMs, for tools/train_ner.py and tools/tag.py",
+        network=BiLSTM,
+        config=BiLSTMTaggerConfig,
+        make=functools.partial(make_tagger, BiLSTM),
+        least_weights=lambda model: model["n_token"] * model["d_embed"] + model["n_layer"] * model["d_model"] ** 2,
     )
 )

@@ -1,0 +1,94 @@
+"""Sentences of people and places in which direction and words decide: to learn from where there is no file at hand.
+
+    高山昨天在听说白石住。       高山 is a person and 白石 a place: of two names, the one after 在 is the place
+    在银星高山散步的其实是明月。 银星 is a place, 高山 no name: the word next to 在 is one; 明月, after 是, is a person
+    金龙市长江大桥通车了。       a town, 金龙市, and a bridge, 长江大桥
+    金龙市长江大桥生病了。       a town, 金龙, its mayor (市长), and a person, 江大桥
+
+Any word may be a person, a place or no name, and words are made of few characters. So what a word is, only its side of
+在 and 是 tells, across what stands between; and where it ends, only a list of words.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+CHARACTERS = "山水林木云雨风月星花草石玉金银龙凤马春夏秋冬东西南北安高明白黄青红"
+SURNAMES, GIVEN = "江河沙城海湖", ("大桥", "大海", "平原", "高原", "天路", "宽街")  # 长江, 长城, ...: places, too
+BETWEEN = ("", "", "昨天", "也许", "听说", "其实", "好像又", "不一会儿")
+VERBS = ("住", "散步", "唱歌", "睡觉", "看书", "画画")
+OF_THINGS, OF_PEOPLE = ("通车了", "很宽", "修好了", "没有灯"), ("说话了", "很忙", "生病了", "没有钱")
+N_WORDS, N_SEEN = 600, 400
+
+Piece = tuple[str, str]  # a text and the kind of entity that it is, "" for none
+
+
+def words() -> list[str]:
+    """`N_WORDS` words of two or three characters, the first `N_SEEN` of which training sentences have."""
+    rng, found = random.Random(0), {}
+    while len(found) < N_WORDS:
+        found["".join(rng.sample(CHARACTERS, rng.choice((2, 3))))] = None
+    return list(found)
+
+
+def lexicon() -> list[str]:
+    """The words, the towns, as 金龙市, the bridges, as 长江大桥, and the parts of both; what is said of them."""
+    rivers = [f"长{name}" for name in SURNAMES]
+    bridges = [river + given for river in rivers for given in GIVEN]
+    towns = [f"{word}市" for word in words()]
+    plain = [text for text in dict.fromkeys(BETWEEN + VERBS) if len(text) > 1]
+    return [*words(), *towns, "市长", *rivers, *GIVEN, *bridges, *plain]
+
+
+def _name(known: Sequence[str], kind: str, rng: random.Random) -> list[Piece]:
+    """A name, behind another word in one of two cases, and what stands between it and the cue on its right."""
+    other = rng.choice(known) if rng.random() < 0.5 else ""
+    return [(other, ""), (rng.choice(known), kind), (rng.choice(BETWEEN), "")]
+
+
+def _clause(known: Sequence[str], rng: random.Random) -> list[Piece]:
+    def left_of_cue(kind: str) -> list[Piece]:
+        return _name(known, kind, rng)
+
+    def right_of_cue(kind: str) -> list[Piece]:
+        return _name(known, kind, rng)[::-1]
+
+    def said(texts: Sequence[str]) -> list[Piece]:
+        return [(rng.choice(BETWEEN) + rng.choice(texts), "")]
+
+    form, bridge = rng.randrange(4), rng.choice(SURNAMES) + rng.choice(GIVEN)
+    if form == 0:
+        return [*left_of_cue("PER"), ("在", ""), *right_of_cue("LOC"), (rng.choice(VERBS), "")]
+    if form == 1:
+        return [("在", ""), *right_of_cue("LOC"), (f"{rng.choice(VERBS)}的", ""), ("是", ""), *right_of_cue("PER")]
+    if form == 2:
+        return [*left_of_cue(""), ("是", ""), *right_of_cue("PER"), (rng.choice(("画的", "送的")), "")]
+    town = rng.choice(known)
+    if rng.random() < 0.5:
+        return [(f"{town}市", "LOC"), (f"长{bridge}", "LOC"), *said(OF_THINGS)]
+    return [(town, "LOC"), ("市长", ""), (bridge, "PER"), *said(OF_PEOPLE)]
+
+
+def _tags(text: str, kind: str) -> list[str]:
+    if not kind:
+        return ["O"] * len(text)
+    return [f"{prefix}-{kind}" for prefix in ("B" + "M" * (len(text) - 2) + "E")]
+
+
+def make_sentences(n_sentences: int, seed: int = 0) -> dict[str, list[tuple[list[str], list[str]]]]:
+    """Sentences `(characters, tags)` by split: `n_sentences` to train, and 500 each for `"valid"` and `"test"`.
+
+    Tags are BMES. Of the words of the last two splits, a third is in no sentence of the first.
+    """
+    rng, made = random.Random(seed), {}
+    for split, number, known in (
+        ("train", n_sentences, words()[:N_SEEN]), ("valid", 500, words()), ("test", 500, words())
+    ):  # fmt: skip
+        made[split] = []
+        for _ in range(number):
+            clauses = [_clause(known, rng) for _ in range(rng.choice((1, 2)))]
+            pieces = [piece for clause in clauses for piece in [*clause, ("，", "")]][:-1] + [("。", "")]
+            characters = [character for text, _ in pieces for character in text]
+            made[split].append((characters, [tag for piece in pieces for tag in _tags(*piece)]))
+    return made

@@ -1,0 +1,63 @@
+"""The baseline of both papers: characters and bigrams, read by LSTMs from both sides (Huang et al. 2015).
+
+Shapes:
+    B: batch      L: characters      E: d_model
+"""
+
+import keras
+
+from txl_tf.config import BiLSTMConfig
+from txl_tf.data.tagged.batches import PADDING
+from txl_tf.layers.common.arguments import takes
+from txl_tf.layers.common.dropout import split
+from txl_tf.models.taggers.tener import SentenceNetwork
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class BiLSTM(SentenceNetwork):
+    """Keras's bidirectional LSTMs over the embeddings of `Tener`.
+
+    Args:
+        n_token, n_bigram, d_embed, d_bigram, max_seq_len, embed_dropout, token_dropout, seed: as of `Tener`.
+        n_layer, d_model: layers, and their width: half of it for each direction.
+
+    Call arguments, returns, raises: as of `Tener`.
+
+    Reference:
+        Huang et al. 2015 (arXiv 1508.01991), with a CRF on top; the baseline of Yan et al. 2019 and of Li et al. 2020.
+    """
+
+    input_dims = {"chars": "batch length", "bigrams": "batch length"}
+    n_head = d_inner = 0  # a served model reckons with them what memory a request takes
+
+    @takes(BiLSTMConfig, required=["n_token"])
+    def __init__(self, *, seed=None, **kwargs):
+        super().__init__(seed, **kwargs)
+        policy = {"dtype": self.dtype_policy}
+        self.stacked = []
+        for i in range(self.n_layer):
+            lstm = keras.layers.LSTM(self.d_model // 2, return_sequences=True, **policy, name="lstm")
+            self.stacked.append(keras.layers.Bidirectional(lstm, **policy, name=f"layer{i}"))
+
+    def build(self, *_, **__):
+        self.build_tables()
+        width = self.d_embed + (self.d_bigram if self.n_bigram else 0)
+        for layer in self.stacked:
+            layer.build((None, None, width))
+            width = self.d_model
+
+    def mask_of(self, inputs):
+        """bool `[batch, length]`, true at characters."""
+        return inputs["chars"] != PADDING
+
+    def call(self, inputs, training=None, dropout_key=None):
+        inputs = self.checked(inputs)
+        mask = self.mask_of(inputs)
+        x = self.embed_tokens(inputs, split(self.key_of_call(inputs["chars"], training, dropout_key), 4))
+        for layer in self.stacked:
+            x = layer(x, mask=mask)
+        x._keras_mask = mask
+        return x
+
+    def compute_output_shape(self, inputs_shape):
+        return (*inputs_shape["chars"], self.d_model)
