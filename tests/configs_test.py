@@ -57,7 +57,7 @@ KNOWN_SIZES = {
     "lm1b_large": (838e6, 0.5e6),
 }
 
-PROGRAMS = ("prepare_data.py", "convert_checkpoint.py", "train_seq2seq.py", "translate.py", "train_ner.py")
+PROGRAMS = ("prepare_data.py", "convert_checkpoint.py", "train_seq2seq.py", "tag.py", "translate.py", "train_ner.py")
 
 # Flags of an evaluation that name folders and devices, or have another name here.
 NOT_COMPARED = set(
