@@ -151,6 +151,8 @@ BAD = [
     (NetworkConfig, {"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon must be between 0 and 1, .* got nan"),
     (TransformerLMConfig, {"layer_norm_epsilon": "1e-5"}, "layer_norm_epsilon must be a number, got '1e-5'"),
     (NetworkConfig, {"init": "xavier"}, "init must be one of normal, uniform, got 'xavier'"),
+    (TransformerLMConfig, {"pos_embed": "fix"}, "pos_embed must be one of sin, learned, got 'fix'"),
+    (TransformerConfig, {"pos_embed": "none"}, "pos_embed must be one of sin, learned, got 'none'"),
     (TransformerLMConfig, {"context_len": 1}, "context_len must be at least 2, got 1"),
     (ModelConfig, {"n_layer": 2.5}, "n_layer must be an integer, got 2.5"),
     (LabelConfig, {"labels": "O"}, "labels must be a list .a string each., got 'O'"),

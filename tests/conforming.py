@@ -136,13 +136,20 @@ MODELS = [
 SLOW = [
     Conforming(
         "adaptive_vanilla_language_model",
-        language_model(txl_tf.TransformerLM, cutoffs=[8], div_val=2, proj_share_all_but_first=True, same_length=True),
+        language_model(
+            txl_tf.TransformerLM,
+            cutoffs=[8],
+            div_val=2,
+            proj_share_all_but_first=True,
+            same_length=True,
+            pos_embed="learned",
+        ),  # fmt: skip
         segment,
     ),
     Conforming("transformer", encoder_decoder(), pairs, takes=lambda batch: batch),
     Conforming(
         "transformer_pre_norm",
-        encoder_decoder(norm_first=True, share_embeddings=True, label_smoothing=0.1),
+        encoder_decoder(norm_first=True, share_embeddings=True, label_smoothing=0.1, pos_embed="learned"),
         pairs,
         takes=lambda batch: batch,
     ),

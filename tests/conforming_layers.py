@@ -82,6 +82,7 @@ LAYERS = [
     case(layers.Embeddings, 20, E, inputs={"ids": ids(B, T)}),
     case(layers.AdaptiveEmbedding, 20, E, E, inputs={"tokens": ids(B, T)}),
     case(layers.PositionalEncoding, E, 9, rates=("rate",)),
+    case(layers.PositionEmbedding, E, 9, rates=("rate",)),
     case(layers.PositionWiseFFN, 16, E, inputs={"X": floats(B, T, E)}, rates=("rate",)),
     case(layers.PositionwiseFF, E, 16, inputs={"inp": floats(B, T, E)}, rates=("dropout",)),
     case(layers.LayerNorm, inputs={"inputs": floats(B, T, E)}),

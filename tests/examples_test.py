@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from helpers import SMALL, program
 
+import txl_tf
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.runs.folder import RunFolder
 
@@ -69,6 +70,40 @@ def test_the_mask_of_the_classifier_leaves_padding_out():
         classifier, rows = module.make_classifier(), module.to_ids(["1/2/1999", "Nov 21, 2026"])
         alone = classifier(rows[:1, :8])
         np.testing.assert_allclose(classifier(tf.constant(rows))[:1], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_with_one_bias_scores_places_by_that_of_content():
+    for module in program("examples/claims.py"):
+        lm = module.tied(txl_tf.TransformerXLLM(**SMALL, mem_len=4))
+        u, tokens = lm.network.r_w_bias, np.random.default_rng(0).integers(0, 23, [2, 6])
+        assert sum(weight.path.endswith("_bias") for weight in lm.network.trainable_weights) == 1
+        u.assign(tf.random.stateless_normal(u.shape, [0, 1]))
+        other = txl_tf.TransformerXLLM(**SMALL, mem_len=4)
+        other.set_weights(lm.get_weights())
+        other.network.r_r_bias.assign(u)
+        np.testing.assert_array_equal(lm.log_probs(tokens)[0], other.log_probs(tokens)[0])
+
+
+def test_a_table_of_claims_has_the_mean_and_the_extremes_over_the_seeds(capsys):
+    for module in program("examples/claims.py"):
+        module.print_table("biases", [{"u = v": {"nats": nll}} for nll in (1.5, 1.25, 1.3)])
+        assert capsys.readouterr().out.splitlines()[1:] == [
+            "| biases | nats |", "|---|---|", "| u = v | 1.350 (1.250 to 1.500) |"
+        ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_claims_are_tried_and_make_tables(tmp_path, capsys):
+    for module in program("examples/claims.py"):
+        text = tmp_path / "text.txt"
+        text.write_bytes(np.random.default_rng(0).integers(97, 101, 30_000).astype(np.uint8).tobytes())
+        module.FLAGS(["claims.py", f"--data_path={text}", "--train_steps=40", "--seeds=0"])
+        module.main()
+        rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|") and "(" in line]
+        names = ["sinusoids", "learned", "u and v", "u = v", "0 in training", "64 in training"]
+        assert [row.split("|")[1].strip() for row in rows] == names
+        found = [float(number) for row in rows for number in re.findall(r"\d+\.\d+", row)]
+        assert min(found) > 1.35 and max(found) < 3  # of four letters by chance: 1.386 nats at best
 
 
 # ------------------------------------------------------------------------------------------- rows with their labels

@@ -77,7 +77,8 @@ def in_loops(lm, tokens, mems):
     """One row: log-probabilities `[T, N]`, and what each layer was given."""
     net, epsilon = lm.network, lm.network.layer_norm_epsilon
     table = array(net.embedding.tables[0])
-    x = np.array([table[token] * np.sqrt(8) + sinusoids(position) for position, token in enumerate(tokens)])
+    position = sinusoids if net.pos_table is None else array(net.pos_table).__getitem__
+    x = np.array([table[token] * np.sqrt(8) + position(place) for place, token in enumerate(tokens)])
     given = []
     for layer, mem in zip(net.decoder_layers, mems, strict=True):
         given.append(x)
@@ -93,7 +94,13 @@ def in_loops(lm, tokens, mems):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"mem_len": 3}, {"mem_len": 7, "same_length": True}, {"layer_norm_epsilon": 0.01}],
+    [
+        {},
+        {"mem_len": 3},
+        {"mem_len": 7, "same_length": True},
+        {"layer_norm_epsilon": 0.01},
+        {"pos_embed": "learned", "context_len": 5},
+    ],  # fmt: skip
     ids=str,
 )
 def test_scores_are_those_of_loops_over_the_equations(small_batches, options):
@@ -285,6 +292,7 @@ def lm():
         {"context_len": 5, **BINS},
         pytest.param({"context_len": 2}, marks=SLOW),
         pytest.param({"context_len": 6, "mem_len": 3, "same_length": True}, marks=SLOW),
+        pytest.param({"context_len": 5, "pos_embed": "learned"}, marks=SLOW),
     ],
     ids=str,
 )
@@ -426,6 +434,7 @@ def test_sliding_window_of_step_1_gives_every_token_a_full_window(small_lm):
         ({"untie_r": True}, "untie_r"),
         ({"clamp_len": 5}, "clamp_len"),
         ({"reset_token": 1}, "reset_token"),
+        ({"pos_embed": "none"}, "pos_embed must be one of sin, learned, got 'none'"),
     ],
     ids=str,
 )
@@ -437,6 +446,13 @@ def test_bad_arguments_are_named(options, message):
 def test_the_network_refuses_what_is_about_distances():
     with pytest.raises(ValueError, match="clamp_len is about distances"):
         AbsoluteTransformer(**SMALL, clamp_len=4)
+
+
+def test_no_segment_is_longer_than_the_learned_positions(small_batches):
+    lm, tokens = make(pos_embed="learned", context_len=4), small_batches(n=1)[0][0]
+    assert lm.network.pos_table.shape == (4, 8)
+    with pytest.raises(ValueError, match="a segment must have at most n_position=4 tokens, got 5"):
+        lm.network(tokens)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ SMALL = {
     "num_layers": 2, "d_model": 12, "num_heads": 3, "dff": 20, "input_vocab_size": 9, "target_vocab_size": 9,
     "max_len": 30, "rate": 0.0,
 }  # fmt: skip
-ALL = {"norm_first": True, "share_embeddings": True}
+ALL = {"norm_first": True, "share_embeddings": True, "pos_embed": "learned"}
 OPTIONS = [
     ALL,
     *(pytest.param(one, marks=pytest.mark.slow) for one in ({"norm_first": True}, {"share_embeddings": True})),

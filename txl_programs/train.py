@@ -53,6 +53,7 @@ from txl_tf.config.presets import (
     schedule_for,
 )
 
+OF_DISTANCES, OF_PLACES = ("clamp_len", "untie_r"), ("context_len", "pos_embed")  # flags of one kind of model
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
 flags.DEFINE_string("model_dir", None, "Folder of the run: checkpoints, vocabulary, log.csv, curves. Required.")
@@ -110,10 +111,12 @@ def model_arguments(group, given_only=False, instead=()):
     `instead` has values of flags that are not given.
     """
     given = values(group, given_only) if given_only else completed(group, dict(instead))
-    if group is TransformerLMConfig:
-        refused = [name for name in ("clamp_len", "untie_r") if FLAGS[name].present]
-        if refused:
-            raise ValueError(f"{refused[0]} is about distances, which --model=transformer does not have: leave it out")
+    absolute = group is TransformerLMConfig
+    refused = [name for name in (OF_DISTANCES if absolute else OF_PLACES) if FLAGS[name].present]
+    if refused:
+        what, kind = ("distances", "transformer") if absolute else ("places in a segment", "transformer_xl")
+        raise ValueError(f"{refused[0]} is about {what}, which --model={kind} does not have: leave it out")
+    if absolute:
         if not FLAGS["mem_len"].present:  # whose default is Transformer-XL's
             given = {name: value for name, value in given.items() if name != "mem_len"}
             given |= {name: value for name, value in dict(instead).items() if name == "mem_len"}

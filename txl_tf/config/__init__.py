@@ -28,6 +28,7 @@ from txl_tf.config.models import (
     ATTN_TYPES,
     FUSIONS,
     POS_EMBEDS,
+    POSITIONS,
     RESIDUALS,
     TOKEN_LEVELS,
     BiLSTMConfig,
@@ -65,12 +66,12 @@ from txl_tf.config.training import (
 
 __all__ = [
     "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MIN_FREQ",
-    "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POS_EMBEDS", "PRECISIONS", "REPETITION_WINDOW", "RESIDUALS",
-    "SCHEDULES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "TOKEN_LEVELS", "WEIGHT_TYPES", "BiLSTMConfig",
-    "BiLSTMTaggerConfig", "ClusterConfig",
-    "Config", "EncoderConfig", "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig",
-    "ModelConfig", "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig",
-    "ScoringConfig", "SearchConfig", "SentenceConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig",
-    "TenerTaggerConfig", "TextConfig", "TrainingClusterConfig", "TrainingConfig", "TransformerConfig",
-    "TransformerLMConfig", "at_least", "check_bins", "check_fields", "one_of", "satisfies",
+    "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POSITIONS", "POS_EMBEDS", "PRECISIONS", "REPETITION_WINDOW",
+    "RESIDUALS", "SCHEDULES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "TOKEN_LEVELS", "WEIGHT_TYPES",
+    "BiLSTMConfig", "BiLSTMTaggerConfig", "ClusterConfig", "Config", "EncoderConfig", "EvaluationConfig",
+    "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig", "NetworkConfig",
+    "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig", "SearchConfig",
+    "SentenceConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig", "TextConfig",
+    "TrainingClusterConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig", "at_least", "check_bins",
+    "check_fields", "one_of", "satisfies",
 ]  # fmt: skip

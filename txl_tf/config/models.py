@@ -23,6 +23,7 @@ from txl_tf.config.checks import (
 ATTN_TYPES = ("adatrans", "transformer")
 TOKEN_LEVELS = ("char", "word")
 POS_EMBEDS = ("none", "sin", "fix")
+POSITIONS = ("sin", "learned")
 FUSIONS = ("ff", "ff_two", "ff_linear", "attn", "gate")
 RESIDUALS = ("input", "own")
 ACTIVATIONS = ("relu", "leaky")
@@ -69,6 +70,7 @@ class TransformerLMConfig(ModelConfig):
 
     mem_len: int = option(0, "Positions of memory; with absolute positions, for comparison only.", MEMORY, free=True)
     context_len: int = option(512, "Most tokens that generation has in view.", at_least(2, 1 << 20), free=True)
+    pos_embed: str = option("sin", "Positions: sinusoids, or a learned table of context_len rows.", one_of(POSITIONS))
 
     clamp_len: ClassVar[int] = -1  # no fields any more
     untie_r: ClassVar[bool] = False
@@ -86,6 +88,7 @@ class TransformerConfig(Config):
     num_heads: int = option(flag=8, help="Attention heads.", check=WIDTH)
     dff: int = option(flag=2048, help="Width inside the feed-forward nets.", check=WIDTH)
     max_len: int = option(1000, "Most tokens of a source or of a target.", LENGTH, free=True)
+    pos_embed: str = option("sin", "Positions: sinusoids, or a learned table of max_len rows.", one_of(POSITIONS))
     rate: float = option(0.1, "Dropout rate.", RATE, free=True)
     norm_first: bool = option(False, "Normalise before every sublayer, not after it.")
     share_embeddings: bool = option(False, "One table for source, target and softmax.")

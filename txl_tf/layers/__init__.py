@@ -29,7 +29,7 @@ from txl_tf.layers.taggers.lattice import PositionFusion
 from txl_tf.layers.taggers.tener import TenerAttn, TenerLayer
 from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn, create_mask, rel_multihead_attn
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
-from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding
+from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding, PositionEmbedding
 from txl_tf.layers.vanilla.encoder_decoder import DecoderLayer, EncoderLayer
 from txl_tf.layers.vanilla.language_model_layer import MultiHeadAttn, TransformerLMLayer, multihead_attn
 from txl_tf.layers.vanilla.multi_head_attention import (
@@ -42,7 +42,7 @@ from txl_tf.layers.vanilla.multi_head_attention import (
 __all__ = [
     "AdaptiveEmbedding", "AdaptiveSoftmax", "CRF", "DecoderLayer", "Embeddings", "EncoderLayer", "FlatLayer",
     "LatticeAttn", "LayerNorm", "MultiHeadAttention", "MultiHeadAttn", "PositionFusion", "PositionWiseFFN",
-    "PositionalEncoding", "PositionwiseFF", "RelMultiHeadAttn", "TenerAttn", "TenerLayer",
+    "PositionEmbedding", "PositionalEncoding", "PositionwiseFF", "RelMultiHeadAttn", "TenerAttn", "TenerLayer",
     "TransformerLMLayer", "TransformerXLLayer", "adaptive_log_probs", "attend", "attention_probs",
     "create_look_ahead_mask", "create_mask", "create_padding_mask", "crf_decode", "crf_marginals", "crf_nll",
     "cross_entropy", "dropout", "embedding_lookup", "get_angles", "inverse_frequencies", "layer_norm",

@@ -28,6 +28,7 @@ from txl_tf.runs.same_run import check_text, check_vocab
 from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,
     check_divides,
+    check_places,
     log_model,
     name_of,
     open_corpus,
@@ -89,6 +90,7 @@ def evaluate_run(
     resets = _resets(evaluation, corpus.vocab, folder.family.config)
     bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
     model = {**bins, **config["model"], **resets, **(model or {})}
+    check_places(model, evaluation.tgt_len)
     folder.check_size(model, path)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     with strategy.scope():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from txl_tf.config import MachineConfig
+from txl_tf.config import MachineConfig, TransformerLMConfig
 from txl_tf.data.text.corpus import Corpus, build_corpus, load_corpus
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.language_model import TransformerXLLM
@@ -70,6 +70,13 @@ def reset_token_of(vocab: Vocab, group: type) -> int:
     if "reset_token" not in group.names():
         raise ValueError(f"{name} is about memory, which --model=transformer does not have: leave it out")
     return vocab.document_id
+
+
+def check_places(model: dict, tgt_len: int) -> None:
+    """Raises ValueError where a segment is longer than the learned positions of a model, of these hyper-parameters."""
+    most = model.get("context_len", TransformerLMConfig.context_len)
+    if model.get("pos_embed") == "learned" and tgt_len > most:
+        raise ValueError(f"tgt_len must be at most context_len={most}, as many positions are learned, got {tgt_len}")
 
 
 def check_divides(strategy: tf.distribute.Strategy, parts: int = 1, **batch_size: int) -> None:

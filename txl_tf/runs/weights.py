@@ -36,7 +36,7 @@ def weights_by_name(model: keras.Model) -> dict[str, Any]:
 def _original_names(lm: LanguageModel) -> dict[str, Any]:
     """`{variable name of the original: Keras variable}`."""
     network, softmax = lm.network, lm.softmax
-    variables = {"r_w_bias": network.r_w_bias, "r_r_bias": network.r_r_bias}
+    variables = {"r_w_bias": network.r_w_bias, "r_r_bias": network.r_r_bias, "pos_table": network.pos_table}
 
     scope = "adaptive_embed/cutoff_{}/" if network.embedding.div_val > 1 else "adaptive_embed/"
     for i, (table, proj) in enumerate(zip(network.embedding.tables, network.embedding.projs, strict=True)):

@@ -110,7 +110,11 @@ class PositionalEncoding(Layer):
             )
         check_sizes(d_model=d_model, max_len=max_len)
         self.start_keys(seed, rate=rate)
-        self.pe = positional_encoding(max_len, d_model).numpy()  # not a tensor: it goes into any graph
+        self.pe = self.make_table()
+
+    def make_table(self):
+        """The rows, `[1, max_len, d_model]`."""
+        return positional_encoding(self.max_len, self.d_model).numpy()  # not a tensor: it goes into any graph
 
     def build(self, x_shape=None):
         self.build_parts(x_shape)
@@ -122,5 +126,20 @@ class PositionalEncoding(Layer):
             raise ValueError(f"x must be at most max_len={self.max_len} long, got {length}")
         if isinstance(length, int) and known is not None and not 0 <= known <= self.max_len - length:
             raise ValueError(f"first must lie in [0, {self.max_len - length}] for x of length {length}, got {known}")
-        positions = tf.cast(tf.constant(self.pe)[:, first : first + length], x.dtype)
+        positions = tf.cast(tf.convert_to_tensor(self.pe)[:, first : first + length], x.dtype)
         return dropout(x + positions, self.rate, self.key_of_call(x, training, dropout_key))
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class PositionEmbedding(PositionalEncoding):
+    """Adds a learned row for every position, then drops (Vaswani et al. 2017, table 3, row E).
+
+    No position beyond `max_len` has a row, and one that training never reached has a row of noise.
+
+    Args, call arguments, returns, raises: as of `PositionalEncoding`.
+    """
+
+    def make_table(self):
+        shape = (1, self.max_len, self.d_model)
+        initializer = keras.initializers.RandomNormal(stddev=self.d_model**-0.5)
+        return self.add_weight(name="pe", shape=shape, initializer=initializer, autocast=False)

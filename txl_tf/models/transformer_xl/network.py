@@ -109,6 +109,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
     """
 
     layer_class = TransformerXLLayer
+    pos_table = None  # learned positions, which only a network with absolute ones has
 
     @takes(NetworkConfig, required=["n_token"])
     def __init__(self, *, recompute=False, seed=None, **kwargs):

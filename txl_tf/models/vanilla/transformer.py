@@ -22,7 +22,7 @@ from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, Layer, as_ids, check_tensors, found
 from txl_tf.layers.common.dropout import split
 from txl_tf.layers.common.ops import LayerNorm, Linear, cross_entropy, project
-from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding
+from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding, PositionEmbedding
 from txl_tf.layers.vanilla.encoder_decoder import EPSILON, DecoderLayer, EncoderLayer
 from txl_tf.layers.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
 from txl_tf.models.decoding import beam_search
@@ -33,13 +33,14 @@ from txl_tf.training.weighting import weights_of_labels
 class _Stack(Layer):
     """Embedding, positions and layers: encoder or decoder."""
 
-    def __init__(self, layer_class, embedding, num_layers, max_len, rate, of_layers, seed, **kwargs):
+    def __init__(self, layer_class, embedding, num_layers, max_len, pos_embed, rate, of_layers, seed, **kwargs):
         super().__init__(**kwargs)
         self.start_keys(seed, rate=rate, dropatt=of_layers["dropatt"], dropact=of_layers["dropact"])
         self.d_model, self.norm_first = of_layers["d_model"], of_layers["norm_first"]
         self.embedding = embedding
         options = {"rate": rate, "seed": self.draw_key, "dtype": self.dtype_policy}
-        self.pos_encoding = PositionalEncoding(self.d_model, max_len, **options)
+        positions = PositionEmbedding if pos_embed == "learned" else PositionalEncoding
+        self.pos_encoding = positions(self.d_model, max_len, **options, name="positional_encoding")
         self.stacked = [layer_class(**of_layers, **options, name=f"layer{i}") for i in range(num_layers)]
         self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm") if self.norm_first else None
 
@@ -95,6 +96,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         d_model, num_heads, dff: width, attention heads, width inside the feed-forward nets.
         input_vocab_size, target_vocab_size: sizes of both vocabularies; id 0 is padding in both.
         max_len: most tokens of a source or of a target.
+        pos_embed: "sin", sinusoids of the positions, or "learned", a table of `max_len` rows for each side.
         rate: dropout rate of embeddings and of the output of every sublayer.
         norm_first: pre-norm; otherwise post-norm, as in the paper.
         share_embeddings: source, target and softmax have one table, and the softmax no bias; the vocabularies must be
@@ -141,7 +143,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         self.target_embedding = source_embedding = embeddings(self.target_vocab_size, "target_embedding")
         if not self.share_embeddings:
             source_embedding = embeddings(self.input_vocab_size, "source_embedding")
-        sizes = values_of(self, "num_layers max_len rate")
+        sizes = values_of(self, "num_layers max_len pos_embed rate")
         options = {**sizes, "of_layers": values_of(self, "d_model num_heads dff norm_first dropatt dropact")}
         options |= {"seed": self.draw_key, "dtype": self.dtype_policy}
         self.encoder = Encoder(EncoderLayer, source_embedding, **options, name="encoder")

@@ -7,7 +7,7 @@ results of the two comes from positions and memory.
 import keras
 import tensorflow as tf
 
-from txl_tf.config import NetworkConfig, TransformerLMConfig
+from txl_tf.config import NetworkConfig, TransformerLMConfig, at_least
 from txl_tf.layers.common.arguments import takes
 from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding
@@ -31,11 +31,13 @@ class AbsoluteTransformer(TransformerXL):
     own segment: a key of the memory and one of the segment may have the same, and nothing tells which is older. That is
     what relative positions mend.
 
-    Args: those of `TransformerXL`, without `clamp_len`, `untie_r` and `reset_token`. `dropout` drops from the sum of
-        embeddings and positions. Call arguments and returns: those of `TransformerXL`.
+    Args: those of `TransformerXL`, without `clamp_len`, `untie_r` and `reset_token`, and
+        n_position: rows of a learned table of positions, the most tokens of a segment then; 0 for sinusoids.
+        `dropout` drops from the sum of embeddings and positions. Call arguments and returns: those of `TransformerXL`.
 
     Attributes:
         r_w_bias, r_r_bias: `None`; there are none.
+        pos_table: learned positions `[n_position, d_model]`, or `None`.
 
     Reference:
         Dai et al. 2019, sections 3.1 and 3.3; Vaswani et al. 2017, section 3.5.
@@ -43,17 +45,30 @@ class AbsoluteTransformer(TransformerXL):
 
     layer_class = TransformerLMLayer
 
-    def __init__(self, **arguments):
+    def __init__(self, n_position=0, **arguments):
         for name, reason in REFUSED.items():
             if name in arguments:
                 raise ValueError(f"{name} {reason}: leave it out")
         super().__init__(**arguments)
+        at_least(0)("n_position", n_position)
+        self.n_position = n_position
 
     def build_biases(self):
+        if self.n_position:
+            shape = (self.n_position, self.d_model)
+            self.pos_table = self.add_weight(name="pos_table", shape=shape, initializer=self.initializer.clone())
         return None, None
 
     def positions(self, length, zero=0):
-        """Sinusoids of the positions `0 ... length - 1`: float32 `[1, length, d_model]`."""
+        """Rows of the positions `0 ... length - 1`: float32 `[1, length, d_model]`.
+
+        Raises:
+            ValueError: the learned table has fewer.
+        """
+        if self.n_position:
+            if isinstance(length, int) and length > self.n_position:
+                raise ValueError(f"a segment must have at most n_position={self.n_position} tokens, got {length}")
+            return tf.cast(tf.convert_to_tensor(self.pos_table)[None, :length], tf.float32)
         pos_seq = tf.range(tf.cast(length, tf.float32)) + tf.cast(zero, tf.float32)
         return positional_embedding(pos_seq, inverse_frequencies(self.d_model))
 
@@ -67,7 +82,8 @@ class AbsoluteTransformer(TransformerXL):
         return ()
 
     def get_config(self):
-        return {name: value for name, value in super().get_config().items() if name not in REFUSED}
+        config = {name: value for name, value in super().get_config().items() if name not in REFUSED}
+        return {**config, "n_position": self.n_position}
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -92,6 +108,8 @@ class TransformerLM(LanguageModel):
             makes the comparison of the paper's ablation, but no good model.
         context_len: most tokens that `generate` has in view, at least 2; as many as the segments it is trained on is a
             good choice. Scores do not depend on it.
+        pos_embed: "sin", sinusoids of the positions, or "learned", a table of `context_len` rows, which no segment may
+            exceed.
 
     Call arguments and returns: those of `TransformerXLLM`.
 
@@ -106,7 +124,13 @@ class TransformerLM(LanguageModel):
     def __init__(self, *, recompute=False, seed=None, **kwargs):
         names = [name for name in NetworkConfig.names() if name not in REFUSED]
         arguments = {name: getattr(self, name) for name in [*names, "recompute", "seed"]}
+        arguments["n_position"] = self.context_len if self.pos_embed == "learned" else 0
         super().__init__(AbsoluteTransformer, arguments, self.proj_share_all_but_first, **kwargs)
+
+    def get_config(self):
+        config = super().get_config()
+        del config["n_position"]  # follows from pos_embed
+        return config
 
     def decoding_cache(self, static_shapes=False):
         """The cache that `generate` reads a text with: the window as keys and values."""

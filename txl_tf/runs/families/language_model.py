@@ -36,6 +36,7 @@ from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,
     check_divides,
     check_documents,
+    check_places,
     log_model,
     name_of,
     open_corpus,
@@ -71,6 +72,7 @@ class LanguageModelRun(Run):
             check_bins(sys.maxsize, model.d_embed, self.data["cutoffs"], model.div_val)
         check_divides(self.strategy, training.gradient_accumulation_steps, train_batch_size=training.train_batch_size)
         check_divides(self.strategy, eval_batch_size=rows)
+        check_places(model.to_dict(), training.tgt_len)
         check_writable(final.token_nll)
 
     def open_corpus(self) -> Corpus:

@@ -1,0 +1,131 @@
+"""What the articles claim about positions and memory, tried out: short trainings, each with several seeds, and a table.
+
+    python examples/claims.py --data_path=tinyshakespeare.txt                     all of them
+    python examples/claims.py --data_path=tinyshakespeare.txt --claim=memory      one
+
+positions  sinusoids and learned positions of the vanilla language model do alike, also beyond the length of training
+biases     the scores of Transformer-XL need two biases, u for content and v for positions
+memory     a memory is worth what it was trained with: of no positions or of some, in training and in evaluation
+
+The models have 4 layers of width 128 and read characters (bytes) in segments of 64; figures are nats a character of the
+last tenth of the text, mean and extremes over the seeds. The default text is Python's reference manual.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from txl_programs.program import FLAGS, read_flags, run
+
+flags.DEFINE_string("data_path", None, "Text file; default: Python's reference manual.")
+flags.DEFINE_enum("claim", "all", ["all", "positions", "biases", "memory"], "What to try.")
+flags.DEFINE_integer("train_steps", 2000, "Steps of each training.", lower_bound=1)
+flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each training.")
+
+read_flags(__name__)
+
+import numpy as np
+
+import txl_tf
+from txl_tf.data.text_files import pydoc_text
+
+SIZES = {
+    "n_token": 256, "n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "d_inner": 512,
+    "dropout": 0.0,
+}  # fmt: skip
+ROWS, SEGMENT = 12, 64
+LONGEST = 3 * SEGMENT  # that is read without a break
+
+
+def read_text():
+    """Bytes to train and to validate on."""
+    text = Path(FLAGS.data_path).read_bytes() if FLAGS.data_path else pydoc_text().encode()
+    return np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
+
+
+def trained(lm, text):
+    """The model, after its training."""
+    steps = FLAGS.train_steps
+    optimizer = txl_tf.make_optimizer(learning_rate=1e-3, warmup_steps=steps // 20, train_steps=steps, min_lr_ratio=0.1)
+    lm.compile(optimizer)
+    lm.fit(txl_tf.segments(text, ROWS, SEGMENT, repeat=True), steps_per_epoch=steps, verbose=0)
+    return lm
+
+
+def nll(lm, text, mem_len=None):
+    """Mean nll of a text, with the memory of training or with one of another length."""
+    if mem_len is not None:
+        weights, lm = lm.get_weights(), txl_tf.TransformerXLLM(**SIZES, mem_len=mem_len)
+        lm.set_weights(weights)
+        lm.compile()
+    return lm.evaluate(txl_tf.segments(text, 4, SEGMENT), verbose=0)
+
+
+def tied(lm):
+    """The model with one bias in place of two: u = v. Position scores take that of content; the other one rests."""
+    lm.network.r_r_bias.trainable = False
+    lm.network.r_r_bias = lm.network.r_w_bias
+    return lm
+
+
+def nll_by_length(lm, text, n_windows=256):
+    """Mean nll of the first `SEGMENT` characters of windows of a text, of as many more, and of those behind."""
+    starts = np.linspace(0, len(text) - LONGEST - 1, n_windows).astype(int)
+    windows = text[starts[:, None] + np.arange(LONGEST + 1)]
+    found, _ = lm.score(windows[:, :-1], windows[:, 1:])
+    return found.numpy().reshape(n_windows, 3, SEGMENT).mean((0, 2))
+
+
+def positions(train, valid, seed):
+    """Rows of a table: `{what: {column: nats}}`."""
+    rows = {}
+    for name, pos_embed in (("sinusoids", "sin"), ("learned", "learned")):
+        lm = trained(txl_tf.TransformerLM(**SIZES, pos_embed=pos_embed, context_len=LONGEST, seed=seed), train)
+        places = (f"characters {i * SEGMENT + 1} to {(i + 1) * SEGMENT}" for i in range(3))
+        rows[name] = {"segments": nll(lm, valid), **dict(zip(places, nll_by_length(lm, valid), strict=True))}
+    return rows
+
+
+def biases(train, valid, seed):
+    models = {name: txl_tf.TransformerXLLM(**SIZES, mem_len=SEGMENT, seed=seed) for name in ("u and v", "u = v")}
+    tied(models["u = v"])
+    return {name: {"nats": nll(trained(lm, train), valid)} for name, lm in models.items()}
+
+
+def memory(train, valid, seed):
+    rows = {}
+    for mem_len in (0, SEGMENT):
+        lm = trained(txl_tf.TransformerXLLM(**SIZES, mem_len=mem_len, seed=seed), train)
+        columns = {f"{length} in evaluation": nll(lm, valid, length) for length in (0, SEGMENT, 4 * SEGMENT)}
+        rows[f"{mem_len} in training"] = columns
+    return rows
+
+
+def print_table(title, by_seed):
+    """A Markdown table of the means over the seeds, with the smallest and the largest."""
+    first = by_seed[0]
+    columns = list(next(iter(first.values())))
+    print(f"\n| {title} | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}", flush=True)
+    for row in first:
+        cells = []
+        for column in columns:
+            found = [rows[row][column] for rows in by_seed]
+            cells.append(f"{np.mean(found):.3f} ({min(found):.3f} to {max(found):.3f})")
+        print(f"| {row} | {' | '.join(cells)} |", flush=True)
+
+
+def main():
+    import keras
+
+    train, valid = read_text()
+    for claim in (positions, biases, memory):
+        if FLAGS.claim in ("all", claim.__name__):
+            by_seed = []
+            for seed in map(int, FLAGS.seeds):
+                keras.utils.set_random_seed(seed)
+                by_seed.append(claim(train, valid, seed))
+            print_table(claim.__name__, by_seed)
+
+
+if __name__ == "__main__":
+    run(main)
