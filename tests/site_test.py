@@ -68,6 +68,11 @@ def test_links_to_lines_of_code():
     assert found == '<a href="../a/b.py/#__span-0-12">x</a><a href="../LICENSE/">y</a>'
 
 
+def test_flags_stay_in_one_line():
+    found = links.with_whole_flags("<code>--mem_len</code> <code>a --b</code>")
+    assert found == '<code class="flag">--mem_len</code> <code>a --b</code>'
+
+
 def test_names_in_running_text_lead_to_the_reference():
     name, code = "<code>rel_shift</code>", '<a class="name" href="r#s"><code>rel_shift</code></a>'
     left_alone = f"<pre>{name}</pre><h2>{name}</h2><a href='x'>{name}</a><code>rel_shift(x)</code>"
@@ -152,6 +157,8 @@ def test_every_public_name_is_in_the_reference(pages):
         assert len(places) == 1, f"{name}: {places}"
         folder = places[0].removeprefix("reference/").removesuffix("index.html")
         assert f"{folder}#{name}" in pages["reference/index.html"].links, name
+    anchors = {anchor for page in of_reference.values() for anchor in page.anchors if anchor}
+    assert not [anchor for anchor in anchors if re.match(r"txl_tf\..*\._", anchor)]
 
 
 @pytest.mark.slow

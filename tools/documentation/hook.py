@@ -36,8 +36,8 @@ def with_reference(config, entry):
 def on_files(files, config):
     root = Path(config.config_file_path).parent
     PLACES.clear()
-    PLACES.update({f"docs/{file.src_uri}": file.src_uri for file in files})
     PLACES.update({path: uri for uri, path in config.extra["included"].items()})
+    PLACES.update({f"docs/{file.src_uri}": file.src_uri for file in files})
 
     pages = [path for path, uri in PLACES.items() if uri.endswith(".md")]
     texts = {path: notebook.to_markdown(root / path) for path in pages if path.endswith(".ipynb")}
@@ -81,5 +81,6 @@ def on_page_content(html, page, files, **kwargs):
 
     if page.file.src_uri.startswith("source/"):
         return html
+    html = links.with_whole_flags(html)
     html = links.with_sources(html, lambda path: url(sources.src_uri(path)))
     return links.names_linked(html, {name: f"{url(uri)}#{anchor}" for name, (uri, anchor) in NAMES.items()})

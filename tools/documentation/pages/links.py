@@ -60,6 +60,11 @@ def with_sources(html, address):
     return re.sub(r'href="source:([^"#]+)(?:#L(\d+))?"', link, html)
 
 
+def with_whole_flags(html):
+    """HTML whose flags have a class, so that no line breaks after their dashes."""
+    return re.sub(r"<code>(--[\w=.,-]{1,40})</code>", r'<code class="flag">\1</code>', html)
+
+
 def names_linked(html, addresses):
     """HTML whose code in running text links to the reference where it is a public name.
 

@@ -18,6 +18,12 @@ Below them is what lies behind it, module by module.
 """
 
 PRIVATE = "Classes and functions of the modules behind this page. They may change until version 1.0.\n"
+PUBLIC = """::: {name}
+    options:
+      toc_label: {label}
+      members: {members}
+      inherited_members: {any}
+"""
 INSIDE = """::: {path}
     options:
       heading_level: 4
@@ -110,6 +116,11 @@ def pages(config, pkg):
     return pages
 
 
+def file_of(module):
+    """The file of a module, as the docs name it, in code."""
+    return f"`{module.relative_package_filepath.relative_to(module.package.name)}`"
+
+
 def members_of(cls, elsewhere):
     """The documented members of a class: its own, then those that it inherits, but not from classes `elsewhere`."""
     found = []
@@ -124,13 +135,14 @@ def page(pkg, shown, topic, names, others):
     lines = [f"# {topic.title}", ""]
     for name in names:
         member = pkg[name.removeprefix(f"{pkg.path}.")].final_target
-        lines += [f"::: {name}", "    options:", f"      toc_label: {name.rpartition('.')[2]}"]
-        lines += [f"      members: {members_of(member, shown)}" if member.is_class else "", ""]
+        members = members_of(member, shown) if member.is_class else []
+        lines += [
+            PUBLIC.format(name=name, label=name.rpartition(".")[2], members=members or "false", any=bool(members))
+        ]
     if others:
         lines += ["## Behind it", "", PRIVATE] if names else [PRIVATE]
     for module, paths in others.items():
-        file = module.relative_package_filepath.relative_to(pkg.name)
-        lines += [f"{'###' if names else '##'} {file} {{ .module }}", "", module.docstring.value, ""]
+        lines += [f"{'###' if names else '##'} {file_of(module)} {{ .module }}", "", module.docstring.value, ""]
         lines += [INSIDE.format(path=path) for path in paths]
     return "\n".join(lines)
 
@@ -157,10 +169,11 @@ def overview(config, pkg, found):
     lines = [INTRO]
     for section in config.extra["reference"]:
         lines += [f"## {section}", ""]
-        for topic, names, _ in found.values():
+        for topic, names, others in found.values():
             if topic.section == section:
                 relative = topic.src_uri.removeprefix("reference/")
                 lines += [f"### [{topic.title}]({relative})", "", *rows(pkg, names), ""]
+                lines += [] if names else [f"No public names, but {', '.join(map(file_of, others))}.", ""]
     return "\n".join(lines)
 
 
