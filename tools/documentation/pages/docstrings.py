@@ -188,8 +188,9 @@ def known_sections(text):
     is returned are paragraphs, where Griffe looks for a type in each line.
     """
     text = re.sub(r"^Call arguments:$", "Other Args: Call arguments:", text, flags=re.M)
-    text = re.sub(r"^(Args|Returns|Raises): (.*, and|.*; and)\n(?= )", r"**\1:** \2\n\n\1:\n", text, flags=re.M)
-    text = re.sub(r"^(Args|Returns|Raises|Call arguments, returns): (?=\S)", r"**\1:** ", text, flags=re.M)
+    text = re.sub(r"^Args: (.*, and|.*; and)\n(?= )", r"**Parameters:** \1\n\nArgs:\n", text, flags=re.M)
+    text = re.sub(r"^Args: (?=\S)", "**Parameters:** ", text, flags=re.M)
+    text = re.sub(r"^(Returns|Raises|Call arguments, returns): (?=\S)", r"**\1:** ", text, flags=re.M)
     text = re.sub(r"^(Shapes):\n(?=    )", r"\1:\n\n", text, flags=re.M)  # a table of letters, in lines
     return re.sub(r"^(Returns|Yields):\n((?:(?:    .*)?(?:\n|$))+)", as_prose, text, flags=re.M)
 
