@@ -52,6 +52,14 @@ setup(
         "mlflow": ["mlflow"],
         "notebook": ["matplotlib", "nbclient", "ipykernel"],
         "cluster": ["ray[data,default,train]>=2.50,<3"],
+        "docs": [
+            "mkdocs>=1.6,<2",
+            "mkdocs-material>=9.7,<10",
+            "mkdocstrings-python>=2,<3",
+            "black",  # it formats signatures
+            "jieba==0.42.1",  # finds the words of the Chinese page
+            "selenium",  # for the site's tests in a browser
+        ],
         "tpu-check": ["jax[tpu]>=0.10.2,<0.11"],
         "test": [
             "pytest",

@@ -1,11 +1,13 @@
 """Checks of values that come from people and from files, by the fields of a dataclass: their names and types.
 
+```python
 @dataclasses.dataclass
 class Best:
     step: int
     val_loss: float
 
 check_values({"step": 3, "val_loss": "x"}, Best)    # ValueError: val_loss must be a number, got 'x'
+```
 """
 
 from __future__ import annotations

@@ -64,7 +64,9 @@ RISING = satisfies(
 )
 
 # No model comes near these. They keep a wrong number in a file from taking all memory.
-LAYERS, WIDTH, SYMBOLS = at_least(1, 10_000), at_least(1, 1 << 18), at_least(1, (1 << 31) - 1)
+LAYERS = at_least(1, 10_000)
+WIDTH = at_least(1, 1 << 18)
+SYMBOLS = at_least(1, (1 << 31) - 1)
 LENGTH = at_least(1, 1 << 20)
 MEMORY = at_least(0, 1 << 20)
 EVEN_SIZE = all_of(WIDTH, satisfies(lambda value: value % 2 == 0, "be even (half sines, half cosines)"))

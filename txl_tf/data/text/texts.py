@@ -1,8 +1,10 @@
 """Texts as they come: files, folders and patterns, JSON lines, Parquet, gzip and zip. A text may be a document.
 
+```python
 paths = find_files("corpus/*.jsonl.gz,more/")           # in a fixed order
 for text in read_texts(map(FilePart, paths), "char"):   # Text("corpus/a.jsonl.gz, line 1", <pieces>), ...
     for piece in text.pieces: ...
+```
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Text in, result out, with a run of any family:
 
+```python
 tagger = txl_tf.pipeline("runs/tener_resume")
 tagger("高勇，男，中国国籍").entities              # a string: its result; a list: a list
 for found in tagger.tag_lines(open("text.txt")):  # any iterator of lines: results as they come, in bounded memory
     print(found.text, found.entities)
+```
 """
 
 from __future__ import annotations

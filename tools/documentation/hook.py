@@ -1,0 +1,86 @@
+"""A hook of MkDocs: the pages of the site that are no files of docs/, and links that leave docs/.
+
+- Pages that lie elsewhere in the repository, such as the README, which is the front page (`extra.included`).
+- The API reference (`pages/reference.py`).
+- The gallery: every picture of the pages, with its command (`pages/gallery.py`).
+- The text of every file of the library, and of every file that a page links to (`pages/sources.py`).
+"""
+
+from pathlib import Path
+
+from mkdocs.structure.files import File
+from pages import gallery, links, notebook, reference, sources
+
+STYLE = Path(__file__).with_name("site.css")
+NAMES = {}  # of this build: `{name in code: (page of the reference, anchor)}`
+PLACES = {}  # of this build: `{path in the repository: path on the site}`, see `links.rewritten`
+
+
+def on_config(config):
+    config.nav = [with_reference(config, entry) for entry in config.nav]
+    if config.extra["repository"]:
+        config.extra["social"] = [{"icon": "material/git", "link": config.extra["repository"], "name": "Repository"}]
+    return config
+
+
+def with_reference(config, entry):
+    """The entry of the navigation, the reference's with its sections."""
+    if entry != {"Reference": ["reference/index.md"]}:
+        return entry
+    sections = {}
+    for topic in reference.topics(config):
+        sections.setdefault(topic.section, []).append({topic.title: topic.src_uri})
+    return {"Reference": ["reference/index.md", *({section: found} for section, found in sections.items())]}
+
+
+def on_files(files, config):
+    root = Path(config.config_file_path).parent
+    PLACES.clear()
+    PLACES.update({path: uri for uri, path in config.extra["included"].items()})
+    PLACES.update({f"docs/{file.src_uri}": file.src_uri for file in files})
+
+    pages = [path for path, uri in PLACES.items() if uri.endswith(".md")]
+    texts = {path: notebook.to_markdown(root / path) for path in pages if path.endswith(".ipynb")}
+    texts |= {path: (root / path).read_text() for path in pages if path not in texts}
+    generated = {uri: texts[path] for uri, path in config.extra["included"].items()}
+    generated["gallery.md"] = gallery.page(texts, PLACES)
+    generated["assets/site.css"] = STYLE.read_text()
+    generated |= reference_pages(config, root)
+
+    linked = {path for origin, text in texts.items() for path in links.targets(text, origin)}
+    for path in sources.paths(root, config.extra["package"], linked - {*PLACES}):
+        PLACES[path] = f"source:{path}"
+        generated[sources.src_uri(path)] = sources.page(root, path)
+    for uri, content in generated.items():
+        files.append(File.generated(config, uri, content=content))
+    return files
+
+
+def reference_pages(config, root):
+    """`{path on the site: Markdown}` of the reference. The names that it has become NAMES."""
+    pkg = reference.package(config.extra["package"], root)
+    found = reference.pages(config, pkg)
+    NAMES.clear()
+    NAMES.update(reference.names_in_code(found))
+    apart = {*reference.public(config, pkg), *config.extra["bases"]}
+    pages = {uri: reference.page(pkg, apart, *page) for uri, page in found.items()}
+    return pages | {"reference/index.md": reference.overview(config, pkg, found)}
+
+
+def on_page_markdown(markdown, page, **kwargs):
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]
+    origins = {uri: path for path, uri in PLACES.items()}
+    uri = page.file.src_uri
+    return links.rewritten(markdown, origins[uri], uri, PLACES) if uri in origins else markdown
+
+
+def on_page_content(html, page, files, **kwargs):
+    def url(uri):
+        return files.get_file_from_path(uri).url_relative_to(page.file)
+
+    if page.file.src_uri.startswith("source/"):
+        return html
+    html = links.with_whole_flags(html)
+    html = links.with_sources(html, lambda path: url(sources.src_uri(path)))
+    return links.names_linked(html, {name: f"{url(uri)}#{anchor}" for name, (uri, anchor) in NAMES.items()})

@@ -1,0 +1,199 @@
+"""A Griffe extension: what the library writes once, by its own means, where the API reference can read it.
+
+- Arguments of constructors from a group of hyper-parameters (`@takes(NetworkConfig)`), with their defaults.
+- The fields of such a group: their help texts, defaults and checks.
+- Methods that are functions of another module (`generate = generation.generate`).
+- Sections of docstrings that Griffe does not know, such as "Call arguments:"; what is returned is prose.
+"""
+
+import ast
+import copy
+import re
+import textwrap
+
+import griffe
+
+UNBOUND = griffe.ParameterKind.var_keyword
+
+
+class Docstrings(griffe.Extension):
+    """Griffe calls it once it has read the package."""
+
+    def on_package(self, *, pkg, **kwargs):
+        objects = list(objects_of(pkg))
+        classes = [found for found in objects if found.is_class]
+        for cls in classes:
+            take_over_functions(pkg, cls)
+        for cls in classes:
+            add_arguments(pkg, cls)
+        for cls in classes:
+            describe_fields(pkg, cls)
+        for found in objects:
+            if found.is_module and found.docstring:
+                found.docstring.value = ast.get_docstring(ast.parse(found.source), clean=False).strip()
+            if found.docstring:
+                found.docstring.value = known_sections(found.docstring.value)
+
+
+def objects_of(parent):
+    """All modules, classes, functions and attributes of a package, without what files import."""
+    for member in parent.members.values():
+        if member.is_alias:
+            continue
+        yield member
+        if member.is_module or member.is_class:
+            yield from objects_of(member)
+
+
+def in_package(pkg, path):
+    """The object of a dotted path, behind all imports; None where the package has none, as of a value's attribute."""
+    if not path.startswith(f"{pkg.path}."):
+        return None
+    try:
+        found = pkg[path.removeprefix(f"{pkg.path}.")]
+    except KeyError:
+        return None
+    return found.final_target if found.is_alias else found
+
+
+def take_over_functions(pkg, cls):
+    """Attributes of a class whose values are functions become methods."""
+    for name, member in list(cls.members.items()):
+        if member.is_attribute and isinstance(member.value, griffe.ExprName | griffe.ExprAttribute):
+            function = in_package(pkg, member.value.canonical_path)
+            if function is not None and function.is_function:
+                method = copy.copy(function)
+                method.parameters = griffe.Parameters(griffe.Parameter("self"), *list(function.parameters)[1:])
+                cls.set_member(name, griffe.Alias(name, method, parent=cls, lineno=member.lineno))
+
+
+# ------------------------------------------------------------------------------------------------------- arguments
+
+
+def add_arguments(pkg, cls):
+    """The arguments that `@takes(Group, required=[...])` of `__init__` stands for, before its `**kwargs`."""
+    init = cls.members.get("__init__")
+    decorators = [decorator.value for decorator in getattr(init, "decorators", [])]
+    takes = [call for call in decorators if isinstance(call, griffe.ExprCall) and str(call.function) == "takes"]
+    if not takes:
+        return
+    group = in_package(pkg, takes[0].arguments[0].canonical_path)
+    required = ast.literal_eval(str(takes[0].arguments[1].value))
+    fields = [parameter_of(field, field.name in required) for field in fields_of(group).values()]
+    own = list(init.parameters)
+    names = {parameter.name for parameter in own}
+    ends = [parameter for parameter in own if parameter.kind is UNBOUND]
+    starts = [parameter for parameter in own if parameter.kind is not UNBOUND]
+    init.parameters = griffe.Parameters(*starts, *(field for field in fields if field.name not in names), *ends)
+
+
+def parameter_of(field, required):
+    default = None if required else options_of(field)["default"]
+    return griffe.Parameter(
+        field.name, annotation=field.annotation, kind=griffe.ParameterKind.keyword_only, default=default
+    )
+
+
+# ---------------------------------------------------------------------------------------- groups of hyper-parameters
+
+
+def fields_of(group):
+    """`{name: attribute}` of a group and of those it inherits from; what a subclass takes back is not there."""
+    found = {}
+    for cls in [*reversed(group.mro()), group]:
+        for name, member in cls.members.items():
+            found.pop(name, None)
+            if member.is_attribute and str(getattr(member.value, "function", "")) == "option":
+                found[name] = member
+    return found
+
+
+def options_of(field):
+    """The arguments of `option(...)`, as expressions; None for those that are not given."""
+    names = iter(["default", "help", "check", "flag", "free"])
+    found = dict.fromkeys(["default", "help", "check", "flag", "free"])
+    for argument in field.value.arguments:
+        if isinstance(argument, griffe.ExprKeyword):
+            found[argument.name] = argument.value
+        else:
+            found[next(names)] = argument
+    return found
+
+
+def describe_fields(pkg, cls):
+    """A section "Attributes:" in the docstring of a group: help, default, what is allowed."""
+    if cls.docstring is None or "group" not in [str(decorator.value) for decorator in cls.decorators]:
+        return
+    lines = [f"    {field.name}: {description(pkg, field)}" for field in fields_of(cls).values()]
+    if lines:
+        cls.docstring.value += "\n\nAttributes:\n" + "\n".join(lines)
+
+
+def description(pkg, field):
+    options = options_of(field)
+    said = [ast.literal_eval(str(options["help"])).replace("<", "&lt;")]
+    if options["default"] is None:
+        said.append("Required.")
+    elif "Default:" not in said[0]:
+        said.append(f"Default: `{options['default']}`.")
+    if options["flag"] is not None:
+        said.append(f"The flag's default: `{options['flag']}`.")
+    if options["check"] is not None:
+        said.append(f"It must {allowed(pkg, options['check'])}.")
+    return " ".join(said)
+
+
+def allowed(pkg, check):
+    """What a check of `txl_tf.config.checks` asks for, in words."""
+    if isinstance(check, griffe.ExprName):
+        return allowed(pkg, in_package(pkg, check.canonical_path).value)
+    name, arguments = str(check.function), check.arguments
+    if name == "all_of":
+        return ", and ".join(allowed(pkg, argument) for argument in arguments)
+    if name == "satisfies":
+        return ast.literal_eval(str(arguments[1]))
+    if name == "one_of":
+        return "be one of " + ", ".join(f"`{choice}`" for choice in choices(pkg, arguments[0]))
+    least, *most = (number(argument) for argument in arguments)
+    return f"be at least {least}" + "".join(f" and at most {bound}" for bound in most)
+
+
+def choices(pkg, expression):
+    """The strings of a tuple, a list or the keys of a dictionary, or of the constant that a name stands for."""
+    if isinstance(expression, griffe.ExprName):
+        return choices(pkg, in_package(pkg, expression.canonical_path).value)
+    if isinstance(expression, griffe.ExprVarPositional):
+        return choices(pkg, expression.value)
+    if isinstance(expression, griffe.ExprDict):
+        return [ast.literal_eval(key) for key in expression.keys]
+    if isinstance(expression, griffe.ExprTuple | griffe.ExprList):
+        return [choice for element in expression.elements for choice in choices(pkg, element)]
+    return [ast.literal_eval(str(expression))]
+
+
+def number(expression):
+    """`10_000`, `1 << 20` and `(1 << 31) - 1` in figures, with commas."""
+    text = re.sub(r"\(?1 << (\d+)\)?", lambda power: str(2 ** int(power.group(1))), str(expression)).replace("_", "")
+    first, _, rest = text.partition(" - ")
+    return f"{int(first) - int(rest or 0):,}"
+
+
+# -------------------------------------------------------------------------------------------------------- docstrings
+
+
+def known_sections(text):
+    """A docstring whose sections Griffe all knows.
+
+    A section "Other Args" with a title is a list of arguments under that title. "Args: see ..." is a sentence, and what
+    is returned are paragraphs, where Griffe looks for a type in each line.
+    """
+    text = re.sub(r"^Call arguments:$", "Other Args: Call arguments:", text, flags=re.M)
+    text = re.sub(r"^Args: (.*, and|.*; and)\n(?= )", r"**Parameters:** \1\n\nArgs:\n", text, flags=re.M)
+    text = re.sub(r"^Args: (?=\S)", "**Parameters:** ", text, flags=re.M)
+    text = re.sub(r"^(Returns|Raises|Call arguments, returns): (?=\S)", r"**\1:** ", text, flags=re.M)
+    text = re.sub(r"^(Shapes):\n(?=    )", r"\1:\n\n", text, flags=re.M)  # a table of letters, in lines
+    return re.sub(r"^(Returns|Yields):\n((?:(?:    .*)?(?:\n|$))+)", as_prose, text, flags=re.M)
+
+
+def as_prose(section):
+    return f"**{section[1]}:**\n\n{textwrap.dedent(section[2])}\n"

@@ -1,0 +1,65 @@
+"""The gallery: every picture of the pages with the command that makes it, gathered from where they stand."""
+
+import posixpath
+import re
+
+from pages import links
+
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+\.png)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.M)
+INTRO = """# Gallery
+
+Every picture of these pages, with the command that makes it, from the page that explains it.
+"""
+
+
+def page(texts, places):
+    """The Markdown of the gallery.
+
+    Args:
+        texts: `{path in the repository: Markdown}`.
+        places: `{path in the repository: path on the site}`.
+
+    Raises:
+        ValueError: no page has a command for a picture.
+    """
+    cards, seen = [], set()
+    for origin, text in texts.items():
+        for picture in PICTURE.finditer(text):
+            path = links.path_from(origin, picture[2])
+            if path in places and path not in seen:
+                seen.add(path)
+                alt = " ".join(picture[1].split())
+                headings = HEADING.findall(text, 0, picture.start())
+                command = command_of(posixpath.basename(path), texts.values())
+                cards.append(card(alt, places[path], headings, places[origin], command))
+    return INTRO + "\n" + "\n".join(cards)
+
+
+def command_of(name, texts):
+    """The command with `--output=name`, in a block of bash or in running text."""
+    for text in texts:
+        for pattern in (r"^(\S*python (?:[^\\\n]|\\\n)*--output={})$", r"`(python [^`]*--output={})`"):
+            found = re.search(pattern.replace("{}", re.escape(name)), text, re.M)
+            if found:
+                return folded(found[1])
+    raise ValueError(f"no page has a command with --output={name}")
+
+
+def folded(command, width=88):
+    """The command in lines that begin with a flag."""
+    first, *flags = re.split(r" (?:\\\n +)?(?=--)", command)
+    lines = [first]
+    for flag in flags:
+        if len(lines[-1]) + len(flag) < width:
+            lines[-1] += f" {flag}"
+        else:
+            lines.append(f"  {flag}")
+    return " \\\n".join(lines)
+
+
+def card(alt, picture, headings, page, command):
+    title, heading = headings[0], headings[-1]
+    slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    place = f"{page}#{slug}"
+    return f"## {heading}\n\n[![{alt}]({picture})]({place})\n\n{alt}: [{title}]({place}).\n\n```bash\n{command}\n```\n"

@@ -1,0 +1,30 @@
+"""A notebook with its outputs, as a page."""
+
+import json
+import re
+
+ANSI = re.compile(r"\x1b\[[\d;]*m")
+
+
+def to_markdown(path):
+    """The Markdown of a notebook: its text, its code, what was printed, and its pictures inside the page."""
+    cells = json.loads(path.read_text())["cells"]
+    return "\n\n".join(part for cell in cells for part in parts_of(cell)) + "\n"
+
+
+def parts_of(cell):
+    text = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return [text]
+    return [f"```python\n{text}\n```", *(output_of(output) for output in cell["outputs"])]
+
+
+def output_of(output):
+    if output["output_type"] == "stream":
+        text = ANSI.sub("", "".join(output["text"])).rstrip("\n")
+        return f"```text\n{text}\n```"
+    data = output["data"]
+    if "image/png" in data:
+        image = "".join(data["image/png"]).replace("\n", "")
+        return f'<img alt="Picture of the code above" src="data:image/png;base64,{image}">'
+    return "```text\n" + "".join(data["text/plain"]) + "\n```"

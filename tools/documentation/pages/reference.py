@@ -1,0 +1,190 @@
+"""The pages of the API reference: which names each has, found by reading the library without importing it.
+
+Public are the names in `__all__` of the packages that `extra.public` of mkdocs.yml lists. Every page shows those of its
+modules first, then what else these modules have with a docstring.
+"""
+
+import re
+from typing import NamedTuple
+
+import griffe
+from pages.docstrings import Docstrings
+
+INTRO = """# Reference
+
+The public interface, by topic: `txl_tf.__all__`, `txl_tf.layers` with the originals' functions and layers, and
+`txl_tf.config` with the hyper-parameters. The pages have these names first, with arguments, shapes, errors and papers.
+Below them is what lies behind it, module by module.
+"""
+
+PRIVATE = "Classes and functions of the modules behind this page. They may change until version 1.0.\n"
+PUBLIC = """::: {name}
+    options:
+      toc_label: {label}
+      members: {members}
+      inherited_members: {any}
+"""
+INSIDE = """::: {path}
+    options:
+      heading_level: 4
+      show_root_full_path: false
+      inherited_members: false
+"""
+
+
+class Topic(NamedTuple):
+    """A page: its section and title in the navigation, and the modules whose names it has."""
+
+    section: str
+    title: str
+    modules: list
+
+    @property
+    def src_uri(self):
+        return (
+            "/".join(["reference", *(re.sub(r"\W+", "-", name.lower()) for name in (self.section, self.title))]) + ".md"
+        )
+
+
+def topics(config):
+    """The topics of `extra.reference` of mkdocs.yml."""
+    sections = config.extra["reference"].items()
+    return [Topic(section, title, modules) for section, pages in sections for title, modules in pages.items()]
+
+
+def package(name, root):
+    """The package as Griffe reads it."""
+    return griffe.load(
+        name, search_paths=[root], extensions=griffe.load_extensions(Docstrings()), docstring_parser="google"
+    )
+
+
+def public(config, pkg):
+    """`{path in the package: path of the public name}`, by kind and in the order of `__all__`."""
+    found = {}
+    for path in config.extra["public"]:
+        module = pkg if path == pkg.path else pkg[path.removeprefix(f"{pkg.path}.")]
+        for name in module.exports:
+            if not module[name].is_module:
+                found[module[name].canonical_path] = f"{path}.{name}"
+    return dict(sorted(found.items(), key=lambda paths: kind_of(pkg, paths[0])))
+
+
+def kind_of(pkg, path):
+    """Classes come first, then functions, then constants."""
+    member = pkg[path.removeprefix(f"{pkg.path}.")]
+    return 0 if member.is_class else 1 if member.is_function else 2
+
+
+def modules_of(pkg):
+    """All modules, `pkg` first."""
+    yield pkg
+    for module in pkg.modules.values():
+        if not module.is_alias:
+            yield from modules_of(module)
+
+
+def topic_of(path, found):
+    """The topic with the longest module that `path` lies in."""
+    lengths = {len(module): topic for topic in found for module in topic.modules if f"{path}.".startswith(f"{module}.")}
+    if not lengths:
+        raise ValueError(f"{path} belongs to no page of extra.reference in mkdocs.yml")
+    return lengths[max(lengths)]
+
+
+def inside(module, names):
+    """The documented classes and functions of a module that are neither private nor in `names`."""
+    members = [member for member in module.members.values() if not member.is_alias]
+    return [
+        member.path
+        for member in members
+        if (member.is_class or member.is_function) and member.docstring and not member.name.startswith("_")
+        if member.path not in names
+    ]
+
+
+def pages(config, pkg):
+    """`{topic: (public names, {module: other names})}` of all topics."""
+    found, names = topics(config), public(config, pkg)
+    pages = {topic.src_uri: (topic, [], {}) for topic in found}
+    for path, name in names.items():
+        pages[topic_of(path, found).src_uri][1].append(name)
+    for module in modules_of(pkg):
+        others = inside(module, names)
+        if others:
+            pages[topic_of(module.path, found).src_uri][2][module] = others
+    return pages
+
+
+def file_of(module):
+    """The file of a module, as the docs name it, in code."""
+    return f"`{module.relative_package_filepath.relative_to(module.package.name)}`"
+
+
+def members_of(cls, elsewhere):
+    """The documented members of a class: its own, then those that it inherits, but not from classes `elsewhere`."""
+    found = []
+    for base in [cls, *cls.mro()]:
+        if base is cls or base.path not in elsewhere:
+            found += [name for name, member in base.members.items() if member.docstring and not name.startswith("_")]
+    return list(dict.fromkeys(found))
+
+
+def page(pkg, shown, topic, names, others):
+    """The Markdown of a page; `shown` are the paths of all public names, whose members no other class repeats."""
+    lines = [f"# {topic.title}", ""]
+    for name in names:
+        member = pkg[name.removeprefix(f"{pkg.path}.")].final_target
+        members = members_of(member, shown) if member.is_class else []
+        lines += [
+            PUBLIC.format(name=name, label=name.rpartition(".")[2], members=members or "false", any=bool(members))
+        ]
+    if others:
+        lines += ["## Behind it", "", PRIVATE] if names else [PRIVATE]
+    for module, paths in others.items():
+        lines += [f"{'###' if names else '##'} {file_of(module)} {{ .module }}", "", module.docstring.value, ""]
+        lines += [INSIDE.format(path=path) for path in paths]
+    return "\n".join(lines)
+
+
+def names_in_code(found):
+    """`{name in code: (page, anchor)}`: names in full, and alone where that is unmistakable.
+
+    `dropout` is an argument more often than the function, and `History` may be Keras's.
+    """
+    paths = [(path, uri) for uri, (_, _, others) in found.items() for paths in others.values() for path in paths]
+    names = [(name, uri) for uri, (_, names, _) in found.items() for name in names]
+    behind = {}
+    for path, uri in paths:
+        last = path.rpartition(".")[2]
+        behind[last] = None if last in behind else (uri, path)  # two of one name: neither
+    alone = {name: place for name, place in behind.items() if place and re.search(r"_|[A-Z].*[a-z].*[A-Z]", name)}
+    last = {name.rpartition(".")[2]: (uri, name) for name, uri in names}
+    alone |= {name: place for name, place in last.items() if "_" in name or name != name.lower()}
+    return alone | {name: (uri, name) for name, uri in paths + names}
+
+
+def overview(config, pkg, found):
+    """The first page: all public names with the first lines of their docstrings, by topic."""
+    lines = [INTRO]
+    for section in config.extra["reference"]:
+        lines += [f"## {section}", ""]
+        for topic, names, others in found.values():
+            if topic.section == section:
+                relative = topic.src_uri.removeprefix("reference/")
+                lines += [f"### [{topic.title}]({relative})", "", *rows(pkg, names), ""]
+                lines += [] if names else [f"No public names, but {', '.join(map(file_of, others))}.", ""]
+    return "\n".join(lines)
+
+
+def rows(pkg, names):
+    """A table of names and what they are."""
+    if not names:
+        return []
+    found = ["| name | what it is |", "|---|---|"]
+    for name in names:
+        member = pkg[name.removeprefix(f"{pkg.path}.")]
+        docstring = member.docstring.value if member.docstring else f"`{member.final_target.value}`"
+        text = docstring.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+        found.append(f"| [`{name}`][{name}] | {text} |")
+    return found
