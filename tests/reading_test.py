@@ -60,7 +60,9 @@ def test_looking_back_is_the_attention_of_the_token_before_and_its_nll_with_less
 
 
 def test_nll_along_a_text_with_some_of_its_memory_is_that_of_looking_back_at_each_token(lm):
-    nll = nll_by_memory(lm, IDS, 5, kept=[0, 2, 4])
+    starts, nll = zip(*nll_by_memory(lm, IDS, 5, kept=[0, 2, 4]), strict=True)
+    assert starts == (1, 6, 11)
+    nll = np.concatenate(nll, 1)
     places = 5, 6, 11  # the last of a segment, the first, the last of all
     expected = np.stack([look_back(lm, IDS, place, 5).nll for place in places], 1)
     np.testing.assert_allclose(nll[:, [place - 1 for place in places]], expected, rtol=1e-4)
@@ -97,7 +99,7 @@ def test_attention_of_all_layers_is_that_of_each_and_its_memory_that_of_the_call
     (lambda lm: next(read_text(lm, IDS, 5, 24)), "number must be an integer from 1 to 23, got 24"),
     (lambda lm: look_back(lm, IDS, 12, 5), "place must be an integer from 1 to 11, got 12"),
     (lambda lm: look_back(lm, IDS, 0, 5), "place must be an integer from 1 to 11, got 0"),
-    (lambda lm: nll_by_memory(lm, IDS, 5, [5]), "kept must be an integer from 0 to 4, got 5"),
+    (lambda lm: next(nll_by_memory(lm, IDS, 5, [5])), "kept must be an integer from 0 to 4, got 5"),
 ])  # fmt: skip
 def test_what_is_out_of_range_is_named(lm, call, message):
     with pytest.raises(ValueError, match=message):

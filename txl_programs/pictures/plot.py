@@ -33,11 +33,9 @@ wavelengths  the periods of those waves, and how far apart they make any two pos
 It needs matplotlib: in a clone, pip install -e ".[plot]".
 """
 
-import os
-
 from absl import flags
 
-from txl_programs.program import CKPT_HELP, FLAGS, load_model, read_flags, run
+from txl_programs.program import CKPT_HELP, FLAGS, load_model, names_of, read_flags, run
 
 OF_RUNS = ("curves", "attention", "terms", "memory", "context")
 KINDS = (*OF_RUNS, "scaling", "masks", "shift", "positions", "wavelengths")
@@ -105,12 +103,6 @@ from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.same_run import check_text, check_vocab
 from txl_tf.runs.setup import corpus_of
-
-
-def names_of(model_dirs):
-    """The folders' last names, or the whole paths where two are the same."""
-    names = [os.path.basename(os.path.normpath(path)) for path in model_dirs]
-    return names if len(set(names)) == len(names) else model_dirs
 
 
 def only_one(model_dirs):

@@ -3,7 +3,7 @@
     for reading in read_text(lm, ids, tgt_len=64):      # how likely each token was, and what else could stand there
         reading.nll, reading.ids, reading.log_probs
     look_back(lm, ids, place=100, tgt_len=64)           # where each head looked before token 100; what memory is worth
-    nll_by_memory(lm, ids, 64, kept=[0, 32, 64])        # the same text, given less and less of its memory
+    for start, nll in nll_by_memory(lm, ids, 64, kept=[0, 32, 64]): ...         # given none, half and all of its memory
 
 Shapes:
     n: tokens of a text      T: tokens of a segment      K: keys, of memory and segment
@@ -95,8 +95,10 @@ def look_back(lm: LanguageModel, ids: np.ndarray, place: int, tgt_len: int) -> L
     return LookBack(probs[:, :, 0, -1].numpy(), start - mem_len, start, kept, nll)
 
 
-def nll_by_memory(lm: LanguageModel, ids: np.ndarray, tgt_len: int, kept: Sequence[int]) -> np.ndarray:
-    """Nll of a text whose segments see only the last positions of their memory.
+def nll_by_memory(
+    lm: LanguageModel, ids: np.ndarray, tgt_len: int, kept: Sequence[int]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Nll of a text whose segments see only the last positions of their memory, segment by segment.
 
     The memory itself is that of the whole text before: what is left out here is what a segment attends to.
 
@@ -104,8 +106,9 @@ def nll_by_memory(lm: LanguageModel, ids: np.ndarray, tgt_len: int, kept: Sequen
         lm, ids, tgt_len: see `read_text`.
         kept: numbers of positions, each from 0 to `mem_len`.
 
-    Returns:
-        float32 `[len(kept), n - 1]`, nats, of all tokens but the first.
+    Yields:
+        `(start, nll)`: the place of the first of the tokens, and float32 `[len(kept), T]`, nats. No token but the first
+        of the text is left out.
 
     Raises:
         ValueError: an argument is out of its range; the message names it.
@@ -113,11 +116,10 @@ def nll_by_memory(lm: LanguageModel, ids: np.ndarray, tgt_len: int, kept: Sequen
     mem_len = lm.network.mem_len
     for number in kept:
         check_integer("kept", number, 0, mem_len)
-    columns, mems = [], lm.initial_mems(1)
-    for _, tokens, labels in _segments(ids, tgt_len):
-        columns.append([lm.score(tokens, labels, last_of(mems, k))[0].numpy()[0] for k in kept])
+    mems = lm.initial_mems(1)
+    for start, tokens, labels in _segments(ids, tgt_len):
+        yield start + 1, np.stack([lm.score(tokens, labels, last_of(mems, k))[0].numpy()[0] for k in kept])
         _, mems = lm.score(tokens, labels, mems)
-    return np.concatenate(columns, 1)
 
 
 def memory_after(lm: LanguageModel, ids: np.ndarray, tgt_len: int) -> list[tf.Tensor]:
