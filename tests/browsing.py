@@ -4,13 +4,16 @@ Chromium and its driver come from the system (Debian: apt-get install chromium c
 """
 
 import contextlib
+import http.client
 import json
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -84,8 +87,22 @@ class Visitor:
 
     def __init__(self, driver, address):
         self.driver, self.address = driver, address
-        driver.get(address)
-        self.wait(".gradio-container button")
+        self.open()
+
+    def open(self):
+        """Opens the page anew."""
+        self.driver.get(self.address)
+        self._listen()
+
+    def _listen(self):
+        self.wait("button.primary")
+        time.sleep(0.5)  # its buttons hear a moment after they are to be seen
+
+    def another(self, name):
+        """Opens the page in one more tab, by a name of this machine of its own: six connections go to a name."""
+        self.driver.switch_to.new_window("tab")
+        self.driver.get(re.sub(r"//[^:/]+", f"//{name}.localhost", self.address))
+        self._listen()
 
     def all(self, css):
         """The elements of a CSS selector that are to be seen."""
@@ -110,6 +127,11 @@ class Visitor:
         """The first element of a selector that is to be seen, and whose text holds `text`, once there is one."""
         holds = lambda: next((found for found in self.all(css) if text in found.text), None)  # noqa: E731
         return self.until(holds, f"{css} with {text!r}")
+
+    def contents(self, css):
+        """The texts of the elements of a selector, as they stand in the page."""
+        script = "return [...document.querySelectorAll(arguments[0])].map(found => found.textContent)"
+        return self.driver.execute_script(script, css)
 
     def text(self):
         return self.driver.execute_script("return document.body.innerText")
@@ -144,6 +166,17 @@ class Visitor:
         )
         time.sleep(0.3)
 
+    def fill(self, name, number):
+        """Has a number in the number box of a slider."""
+        box = self.wait(f"#{name} input[type=number]")
+        self.driver.execute_script(
+            "const box = arguments[0]; box.focus(); box.value = arguments[1];"
+            "for (const kind of ['input', 'change', 'blur']) box.dispatchEvent(new Event(kind, {bubbles: true}));",
+            box,
+            str(number),
+        )
+        time.sleep(0.3)
+
     def pick(self, css, number=0):
         """Clicks one of the elements of a selector."""
         self._click(self.until(lambda: (self.all(css)[number : number + 1] or [None])[0], f"{css} number {number}"))
@@ -163,10 +196,9 @@ class Visitor:
 def is_here(address):
     """Whether a request stays on this machine."""
     parts = urlsplit(address)
-    return parts.scheme in ("data", "blob", "about", "chrome", "devtools") or parts.hostname in (
-        "127.0.0.1",
-        "localhost",
-    )
+    if parts.scheme in ("data", "blob", "about", "chrome"):
+        return True
+    return parts.hostname == "127.0.0.1" or parts.hostname.split(".")[-1] == "localhost"
 
 
 def memory(process):
@@ -174,3 +206,57 @@ def memory(process):
     pids = [process.pid, *map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())]
     found = [re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text()) for pid in pids]
     return sum(int(match[1]) for match in found if match) / 1024
+
+
+class Api:
+    """A visitor without a browser, who asks as the page's own JavaScript does.
+
+    Args:
+        address: of the page.
+    """
+
+    def __init__(self, address):
+        self.host, self.address = urlsplit(address).netloc, f"{address}/gradio_api/queue"
+        self.session = secrets.token_hex(8)
+        with urllib.request.urlopen(f"{address}/config", timeout=PATIENCE) as answer:
+            config = json.load(answer)
+        names = {component["id"]: component["props"].get("elem_id") for component in config["components"]}
+        self.functions = {
+            (names.get(target), event): dependency["id"]
+            for dependency in config["dependencies"]
+            for target, event in dependency["targets"]
+        }
+
+    def status(self, path, size):
+        """The status of the answer to a POST request that announces a body of `size` bytes."""
+        connection = http.client.HTTPConnection(self.host, timeout=PATIENCE)
+        with contextlib.closing(connection):
+            connection.putrequest("POST", path)
+            connection.putheader("Content-Length", str(size))
+            connection.endheaders()
+            return connection.getresponse().status
+
+    def ask(self, name, data, event="click", event_data=None, expect_failure=False):
+        """What the page shows after a click on the component of an id: the first output of its handler.
+
+        Args:
+            name: id of the component.
+            data: values of the handler's inputs; `None` for a state.
+            event_data: of a click in a picture, such as `{"pick": "3", "run": "0"}`.
+            expect_failure: whether `None` is the answer where Gradio itself refuses the request.
+        """
+        request = {"data": data, "fn_index": self.functions[name, event], "session_hash": self.session}
+        body = json.dumps({**request, "event_data": event_data, "trigger_id": None}).encode()
+        headers = {"Content-Type": "application/json"}
+        urllib.request.urlopen(urllib.request.Request(f"{self.address}/join", body, headers), timeout=PATIENCE).close()
+        with urllib.request.urlopen(f"{self.address}/data?session_hash={self.session}", timeout=PATIENCE) as stream:
+            for line in stream:
+                if not line.startswith(b"data:"):
+                    continue
+                message = json.loads(line.removeprefix(b"data:"))
+                if message["msg"] == "process_completed":
+                    if expect_failure and not message["success"]:
+                        return None
+                    assert message["success"], message
+                    return message["output"]["data"][0]
+        raise RuntimeError("the page ended its answer without a result")

@@ -231,6 +231,9 @@ def test_a_translator_knows_what_its_attention_is_between(pairs_run):
         assert (found.queries, found.keys) == (queries, keys)
         expected = [heads.attention_of_pair(model, np.array([3, 5, 2]), np.array([4, 2]), which, i) for i in (0, 1)]
         np.testing.assert_allclose(found.weights, expected, rtol=1e-6)
+    empty = translator.attention("ac", "")
+    assert empty.queries == ["\n"]
+    np.testing.assert_allclose(empty.weights, translator.attention("ac", "B").weights[:, :, :1], rtol=1e-4)
     with pytest.raises(ValueError, match="target must have at most max_len=12 symbols, got 13"):
         translator.attention("a", 12 * "B")
 

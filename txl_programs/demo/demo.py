@@ -20,6 +20,7 @@ It needs gradio: in a clone, pip install -e ".[demo]".
 """
 
 import importlib.util
+import os
 
 from absl import flags
 
@@ -33,6 +34,8 @@ flags.DEFINE_integer("max_new_tokens", 500, "Most tokens to write at a time.", l
 flags.DEFINE_integer("max_rows", 4, "Most samples to write at a time.", lower_bound=1, upper_bound=64)
 flags.DEFINE_integer("visitors", 4, "Requests that are answered at a time; others wait.", lower_bound=1, upper_bound=64)
 flags.mark_flag_as_required("model_dir")
+
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN keeps memory for every length of a text: 1 MB a request
 
 read_flags(__name__)
 

@@ -65,7 +65,8 @@ class LanguageModelPage(Board):
         limits = self.limits
         prompt = gr.Textbox(self.spelled(PROMPT), label="Prompt", lines=3, max_lines=12, elem_id="prompt")
         with gr.Row():
-            number = gr.Slider(1, limits.max_new_tokens, min(200, limits.max_new_tokens), step=1, label="New tokens")
+            most = limits.max_new_tokens
+            number = gr.Slider(1, most, min(200, most), step=1, label="New tokens", elem_id="new-tokens")
             rows = gr.Slider(1, limits.max_rows, 1, step=1, label="Samples", visible=limits.max_rows > 1)
             temperature = gr.Slider(0, 2, 0.8, step=0.05, label="Temperature", info="0 takes the most likely token")
         with gr.Accordion("More options", open=False):
@@ -74,7 +75,7 @@ class LanguageModelPage(Board):
             write = gr.Button("Write", variant="primary", min_width=80, scale=0, elem_id="write")
             go_on = gr.Button("Continue", min_width=80, scale=0, elem_id="continue")
             stop = gr.Row(scale=0)
-        key, shown = gr.State(""), pictures()
+        key, shown = gr.State(""), pictures("written")
         options = [number, temperature, *more]
         outputs = [shown, key]
         events = [
@@ -154,8 +155,7 @@ class LanguageModelPage(Board):
             button = gr.Button("Read", variant="primary", min_width=80, scale=0, elem_id=name)
             stop = gr.Row(scale=0)
         asked = gr.State(Asked())
-        shown = pictures()
-        detail = pictures()
+        shown, detail = pictures(f"{name}-shown"), pictures(f"{name}-detail")
         event = button.click(read, [names, text], [shown, asked]).then(lambda: "", None, detail)
         with stop:
             stop_button(f"{name}-stop", event)

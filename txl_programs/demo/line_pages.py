@@ -31,7 +31,7 @@ class EncoderDecoderPage(Board):
             n_best = gr.Slider(1, max(BEAMS), 3, step=1, label="Targets")
             penalty = gr.Slider(0, 2, 0.6, step=0.1, label="Length penalty")
         button = gr.Button("Translate", variant="primary", min_width=80, scale=0, elem_id="translate")
-        asked, shown, detail = gr.State(Asked()), pictures(), pictures()
+        asked, shown, detail = gr.State(Asked()), pictures("targets"), pictures("cross")
         inputs, outputs = [names, source, beams, n_best, penalty], [shown, asked]
         for event in (button.click, source.submit):
             event(self.translate, inputs, outputs).then(lambda: "", None, detail)
@@ -82,7 +82,7 @@ class TaggerPage(Board):
         level = next(iter(self.views.values())).run.model.token_level
         text = gr.Textbox(SENTENCES[level], label="Sentence", elem_id="sentence")
         button = gr.Button("Tag", variant="primary", min_width=80, scale=0, elem_id="tag")
-        asked, shown = gr.State(Asked()), pictures()
+        asked, shown = gr.State(Asked()), pictures("tagged")
         for event in (button.click, text.submit):
             event(self.tag, [names, text], [shown, asked])
         shown.click(self.look, asked, [shown, asked])

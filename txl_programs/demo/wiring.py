@@ -65,12 +65,12 @@ class Board:
         return places[number], pick
 
 
-def pictures() -> gr.HTML:
+def pictures(name: str) -> gr.HTML:
     """A place for pieces, which hears of clicks.
 
     Its template must stay "${value}": text that gets into a template by another way is run as JavaScript.
     """
-    return gr.HTML("", html_template="${value}", js_on_load=CLICKS, elem_classes="pictures")
+    return gr.HTML("", html_template="${value}", js_on_load=CLICKS, elem_id=name, elem_classes="pictures")
 
 
 def room_of(names: Collection[str]) -> int:

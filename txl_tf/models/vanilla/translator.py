@@ -106,7 +106,7 @@ class Translator:
 
         Args:
             source: a line.
-            target: a line, such as the text of a `Translation`.
+            target: a line, such as the text of a `Translation`; an empty one is its end alone.
             which: see `Transformer.attention`.
 
         Returns:
@@ -118,7 +118,7 @@ class Translator:
                 word.
         """
         source = self.encode(source)
-        target = encode_lines(self.target_vocab, [f"{sentence_of(target)}\n"], "target").ids
+        target = encode_lines(self.target_vocab, [f"{target}\n"], "target").ids if target else np.array([END])
         if len(target) > self.model.max_len:
             raise ValueError(f"target must have at most max_len={self.model.max_len} symbols, got {len(target):,}")
         read = np.append(START, target[:-1])
