@@ -19,7 +19,7 @@ from txl_tf.layers.positions import (
     relative_positions,
 )
 from txl_tf.layers.transformer_xl.attention import create_mask
-from txl_tf.models.reading import memory_after
+from txl_tf.models.reading import memory_after, nll_by_memory
 from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.models.vanilla.translator import Translator
@@ -612,3 +612,19 @@ def test_bad_flags_of_ideas_are_named(main, tmp_path, arguments, message):
     with pytest.raises((ValueError, flags.IllegalFlagValueError), match=message):
         main(*arguments, f"--output={tmp_path / 'picture.png'}")
     assert not (tmp_path / "picture.png").exists()
+
+
+def test_the_picture_along_a_text_has_none_half_and_all_of_the_memory(main, run, plot, tmp_path, monkeypatch):
+    text, drawn = "abc def ghi", []
+    monkeypatch.setattr(plot, "save", lambda figure, path, dpi: drawn.append(figure))
+    main("--kind=memory", f"--model_dir={run}", f"--text={text}", "--tgt_len=5", f"--output={tmp_path / 'a.png'}")
+    lm, ids = RunFolder(run).load_model(), RunFolder(run).load_vocab().encode(text)
+    expected = np.concatenate([nll for _, nll in nll_by_memory(lm, ids, 5, (0, 2, 4))], 1) / math.log(2)
+    (axes,) = drawn[0].axes
+    lines, starts = axes.lines[:3], axes.lines[3:]
+    for line, values in zip(lines, expected, strict=True):
+        np.testing.assert_allclose(line.get_data(), [range(1, 11), values], rtol=1e-4)
+    assert [line.get_xdata()[0] for line in starts] == [0.5, 5.5]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [*"bc␣def␣ghi"]
+    with pytest.raises(ValueError, match="text must have 2 to 400 tokens for kind=memory, got 1"):
+        main("--kind=memory", f"--model_dir={run}", "--text=a", "--tgt_len=5", f"--output={tmp_path / 'a.png'}")

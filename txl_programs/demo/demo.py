@@ -35,7 +35,8 @@ flags.DEFINE_integer("max_rows", 4, "Most samples to write at a time.", lower_bo
 flags.DEFINE_integer("visitors", 4, "Requests that are answered at a time; others wait.", lower_bound=1, upper_bound=64)
 flags.mark_flag_as_required("model_dir")
 
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN keeps memory for every length of a text: 1 MB a request
+if __name__ == "__main__":
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN keeps memory for every length of a text
 
 read_flags(__name__)
 
