@@ -72,6 +72,8 @@ setup(
             "alembic",
             "ray[data,default,train]>=2.50,<3",
             "pyyaml",
+            "gradio>=6.31,<7",
+            "selenium",  # with Chromium from the system, for tests of the page
         ],
     },
 )

@@ -73,7 +73,7 @@ class LanguageModelPage(Board):
             more = self._build_options()
         with gr.Row():
             write = gr.Button("Write", variant="primary", min_width=80, scale=0, elem_id="write")
-            go_on = gr.Button("Continue", min_width=80, scale=0, elem_id="continue")
+            go_on = gr.Button("Continue", min_width=110, scale=0, elem_id="continue")
             stop = gr.Row(scale=0)
         key, shown = gr.State(""), pictures("written")
         options = [number, temperature, *more]

@@ -78,8 +78,10 @@ def make_app(page: gr.Blocks, limits: Limits) -> fastapi.FastAPI:
     app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard)
     fonts = {"font": [gr.themes.Font("sans-serif")], "font_mono": [gr.themes.Font("monospace")]}
+    greys = {"block_info_text_color": "*neutral_500", "block_info_text_color_dark": "*neutral_400"}
+    theme = gr.themes.Base(primary_hue="blue", **fonts).set(**greys)
     return gr.mount_gradio_app(
-        app, page, path="/", theme=gr.themes.Base(primary_hue="blue", **fonts), css=CSS, footer_links=[],
+        app, page, path="/", theme=theme, css=CSS, footer_links=[],
         run_history=False, show_error=False, ssr_mode=False, mcp_server=False, pwa=False, enable_monitoring=False,
         allowed_paths=[], max_file_size=1,
     )  # fmt: skip

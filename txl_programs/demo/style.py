@@ -3,7 +3,7 @@
 CSS = """
 .gradio-container { --hot: #d55e00; --cool: #0072b2; --help: #009e73; --harm: #cc79a7;
   --line: var(--border-color-primary); --soft: color-mix(in srgb, var(--body-text-color) 68%, transparent);
-  max-width: 1180px !important; margin: 0 auto !important; }
+  width: 100%; max-width: 1180px !important; margin: 0 auto !important; }
 .dark .gradio-container, .gradio-container.dark { --hot: #ff8c42; --cool: #56b4e9; --help: #2bc49a; --harm: #e59ac3; }
 .pictures { overflow: visible !important; }
 .pictures h3 { margin: 0 0 .5rem; font-size: 1.05rem; font-weight: 600; }
@@ -73,7 +73,8 @@ CSS = """
 .chip:hover, .chip.chosen { border-color: var(--cool); }
 .chip.chosen { background: color-mix(in srgb, var(--cool) 25%, transparent); }
 
-.targets { border-collapse: collapse; min-width: 24rem; }
+.targets { border-collapse: collapse; min-width: 24rem; border: 0 !important; }
+.targets tr { border: 0 !important; }
 .targets th, .targets td { text-align: left; padding: .3rem .9rem; border: 0 !important;
   border-bottom: 1px solid var(--line) !important; }
 .targets .target { font-family: var(--font-mono); white-space: pre-wrap; overflow-wrap: anywhere; }
