@@ -156,15 +156,19 @@ class Visitor:
         return True
 
     def type(self, name, text):
-        """Has a text in a text box, as if it were pasted."""
-        box = self.wait(f"#{name} textarea, #{name} input")
-        self.driver.execute_script(
-            "const box = arguments[0]; box.focus(); box.value = arguments[1];"
-            "box.dispatchEvent(new Event('input', {bubbles: true}));",
-            box,
-            text,
-        )
-        time.sleep(0.3)
+        """Has a text in a text box, as if it were pasted. A box that has just appeared may put its own text back."""
+        script = """
+            const box = arguments[0]; box.focus(); box.value = arguments[1];
+            box.dispatchEvent(new Event('input', {bubbles: true}));
+        """
+
+        def paste():
+            box = self.wait(f"#{name} textarea, #{name} input")
+            self.driver.execute_script(script, box, text)
+            time.sleep(0.5)
+            return self.driver.execute_script("return arguments[0].value === arguments[1]", box, text)
+
+        self.until(paste, f"box {name} that takes a text")
 
     def fill(self, name, number):
         """Has a number in the number box of a slider."""

@@ -108,7 +108,8 @@ class LanguageModelView:
             goes_on = writing and not sample.ended
             cursor = element("span", class_="cursor") if goes_on else Markup("")
             said = f"{sample.tokens} tokens, seed {sample.seed}" + (", ended" if sample.ended else "")
-            text = element("div", element("span", prompt, class_="prompt"), sample.text, cursor, class_="written")
+            written = sample.text if goes_on else sample.text + sample.stream.copy().end()
+            text = element("div", element("span", prompt, class_="prompt"), written, cursor, class_="written")
             head = f"Sample {i + 1}: {said}" if len(samples) > 1 else said
             blocks.append(element("div", element("p", head, class_="note"), text))
         return element("div", *blocks, class_="samples")
