@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browsing import Api, is_here, memory, missing, page, visitor
-from helpers import make_run, randomise, spread_emissions
+from helpers import make_run, randomise, run_program, spread_emissions
 
 import txl_tf
 from txl_tf.data.tagged.batches import features
@@ -329,6 +329,13 @@ def test_requests_out_of_bounds_and_made_up_clicks_get_a_sentence(address):
             shown = api.ask(name, [None], event_data={"pick": pick, "run": "0"})
             assert 'class="notice' in shown, (name, pick)
     assert "Choose one run" in api.ask("read", [[], TEXT])
+
+
+def test_a_port_that_is_taken_is_one_sentence(address, runs):
+    port = address.rpartition(":")[2]
+    done = run_program("tools/demo.py", f"--model_dir={runs['lm']}", f"--port={port}")
+    assert done.returncode == 1 and not done.stdout
+    assert f"demo.py: host and port must be free to listen at, got 127.0.0.1 and {port}: " in done.stderr
 
 
 def test_files_and_large_requests_are_refused(address):

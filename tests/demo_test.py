@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers import make_run, word_vocab
+from helpers import SMALL, make_run, program, randomise, run_here, word_vocab
 from markupsafe import Markup
 
 from txl_programs.demo import pieces
@@ -17,6 +17,8 @@ from txl_programs.demo.pieces import Place, Span, element
 from txl_programs.demo.runs import OpenRun, picked
 from txl_programs.demo.tagger import changed
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.vanilla.transformer_lm import TransformerLM
+from txl_tf.runs.folder import RunFolder
 
 HOSTILE = "<script>alert(1)</script>\"'&\x00\x1b[31m\u202eabc"
 SAFE = "&lt;script&gt;alert(1)&lt;/script&gt;&#34;&#39;&amp;\\x00\\x1b[31m\\u202eabc"
@@ -138,6 +140,16 @@ def test_a_click_is_whole_numbers():
             picked(wrong, 1, 3)
 
 
+# ----------------------------------------------------------------------------------------------------------- program
+
+
+def test_without_gradio_the_program_says_what_to_install(monkeypatch):
+    for tool in program("tools/demo.py"):
+        monkeypatch.setattr(tool.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(ValueError, match=r'the page needs gradio: in a clone, pip install -e ".\[demo\]"'):
+            run_here(tool, "--model_dir=nowhere")
+
+
 # ------------------------------------------------------------------------------------------------------------- views
 
 
@@ -215,3 +227,27 @@ def test_reading_shows_the_nll_of_score_by_segments(view):
     np.testing.assert_allclose(shown, expected, atol=6e-4)
     mean = float(re.search(r"<b>([\d.]+)</b> nats a token", drawn)[1])
     assert mean == pytest.approx(np.mean(expected), abs=6e-5)
+
+
+@pytest.mark.slow
+def test_a_model_of_words_without_memory_is_read_and_says_that_it_has_none(tmp_path):
+    vocab = word_vocab()
+    sizes = {**SMALL, "n_token": len(vocab), "mem_len": 0}
+    lm = TransformerLM(**sizes)
+    randomise(lm)
+    RunFolder(tmp_path / "run").create({"dataset": "text"}, sizes, [vocab], lm, step=1)
+    view = LanguageModelView(OpenRun(tmp_path / "run", "run"), Limits())
+    text = "w1 w2 <b> w3"
+    *_, (_, _, drawn) = view.read(text)
+    assert "perplexity" in drawn and ">&lt;unk&gt; </span>" in drawn
+    *_, (_, _, drawn) = view.remember(text)
+    assert "<b>no</b> memory of this model" in drawn and "without memory" not in drawn
+    nll, _ = lm.score(vocab.encode(text)[None, :-1], vocab.encode(text)[None, 1:])
+    assert f"<b>{np.exp(nll.numpy().mean()):.3f}</b> perplexity" in drawn
+    looked = view.look(text, "2")
+    assert "This model has no memory." in looked
+    assert len(re.findall("layer . head .</text>", looked)) == 4
+    samples = view.start("w1 w2", 1, {"sampling": {"seed": 1}, "stops": {}})
+    list(view.write(samples, 5, {"sampling": {"seed": 1}, "stops": {}}))
+    expected = lm.generate(vocab.encode("w1 w2")[None], 5, seed=1).numpy()[0]
+    assert "w1 w2" + samples[0].text == vocab.decode(expected)

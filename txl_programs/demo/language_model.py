@@ -159,7 +159,7 @@ class LanguageModelView:
         scale = legend("expected", f"a surprise of {WORST:.0f} bits or more")
         return element("div", facts(**said), tokens(places), scale)
 
-    def alternatives(self, text: str, pick: str, room: int = ROOM) -> Markup:
+    def alternatives(self, text: str, pick: str) -> Markup:
         """The likeliest tokens for the place that was clicked, and the one that stands there."""
         ids, (place,) = self.encode_two(text), picked(pick, 1)
         self._check_place(place, ids)

@@ -180,13 +180,16 @@ class LanguageModelPage(Board):
     def show_alternatives(self, asked, data: gr.EventData):
         """What could stand at the place that was clicked."""
         asked = self._pick(asked, data)
-        yield self._details(asked, "alternatives"), asked
+        found = {name: self.views[name].alternatives(asked.text, pick) for name, pick in asked.of_runs.items()}
+        yield side_by_side(found, asked.names), asked
 
     @answered
     def show_look(self, asked, data: gr.EventData):
         """Where heads look from the place that was clicked."""
         asked = self._pick(asked, data)
-        yield self._details(asked, "look"), asked
+        room = room_of(asked.of_runs)
+        found = {name: self.views[name].look(asked.text, pick, room) for name, pick in asked.of_runs.items()}
+        yield side_by_side(found, asked.names), asked
 
     def _pick(self, asked, data):
         """The click in its run, and in the others that have the same tokens at the same places."""
@@ -196,8 +199,3 @@ class LanguageModelPage(Board):
         vocab = self.views[name].vocab
         alike = [other for other in asked.names if vocab.difference(self.views[other].vocab) is None]
         return asked._replace(of_runs=dict.fromkeys(alike, pick))
-
-    def _details(self, asked, method):
-        room, of_runs = room_of(asked.of_runs), asked.of_runs
-        found = {name: getattr(self.views[name], method)(asked.text, of_runs[name], room) for name in of_runs}
-        return side_by_side(found, asked.names)
