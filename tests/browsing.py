@@ -231,12 +231,13 @@ class Api:
             for target, event in dependency["targets"]
         }
 
-    def status(self, path, size):
-        """The status of the answer to a POST request that announces a body of `size` bytes."""
+    def status(self, path, size, method="POST"):
+        """The status of the answer to a request that announces a body of `size` bytes."""
         connection = http.client.HTTPConnection(self.host, timeout=PATIENCE)
         with contextlib.closing(connection):
-            connection.putrequest("POST", path)
-            connection.putheader("Content-Length", str(size))
+            connection.putrequest(method, path)
+            if size:
+                connection.putheader("Content-Length", str(size))
             connection.endheaders()
             return connection.getresponse().status
 

@@ -326,9 +326,13 @@ def test_requests_out_of_bounds_and_made_up_clicks_get_a_sentence(address):
     assert "There is nothing to continue" in api.ask("continue", ["guessed", 5, *options])
     for pick in ("9" * 50, "1:2", "-1", "x", {"a": 1}, None):
         for name in ("read-shown", "remember-detail", "targets", "tagged"):
-            shown = api.ask(name, [None], event_data={"pick": pick, "run": "0"})
-            assert 'class="notice' in shown, (name, pick)
+            for click in ({"pick": pick, "run": "0"}, {"pick": "1", "run": pick}, [pick], pick):
+                shown = api.ask(name, [None], event_data=click)
+                assert 'class="notice' in shown, (name, click)
     assert "Choose one run" in api.ask("read", [[], TEXT])
+    api.ask("read", [["lm"], TEXT])  # now there is something to click
+    for pick in ("9" * 50, "1:2", "-1", "0", "x", "out:x", {"a": 1}, None):
+        assert 'class="notice' in api.ask("read-shown", [None], event_data={"pick": pick, "run": "0"}), pick
 
 
 def test_a_port_that_is_taken_is_one_sentence(address, runs):
@@ -341,6 +345,8 @@ def test_a_port_that_is_taken_is_one_sentence(address, runs):
 def test_files_and_large_requests_are_refused(address):
     api = Api(address)
     assert api.status("/gradio_api/upload", 10) == 413
+    assert api.status("/upload", 10) in (404, 405)
+    assert Api(address).status("/", 0, "HEAD") == 200
     assert api.status("/gradio_api/queue/join", 5 * 2**20) == 413
 
 

@@ -28,6 +28,7 @@ POLICY = (
 )
 MOST_BYTES = 4 * 2**20  # of a request
 TOO_MUCH = f"A request has at most {MOST_BYTES:,} bytes, and no files."
+WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")
 REFUSED = ("/gradio_api/upload",)  # the page takes no files
 
 
@@ -41,7 +42,7 @@ class Guard:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         headers = dict(scope["headers"])
-        length = headers.get(b"content-length", b"0" if scope["method"] == "GET" else b"unknown")
+        length = headers.get(b"content-length", b"0" if scope["method"] in WITHOUT_BODY else b"unknown")
         if not length.isdigit() or int(length) > MOST_BYTES or scope["path"].startswith(REFUSED):
             refuse = fastapi.responses.PlainTextResponse(TOO_MUCH, status_code=413)
             return await refuse(scope, receive, send)

@@ -58,11 +58,11 @@ class Board:
 
     def clicked(self, asked: Asked, data: gr.EventData) -> tuple[str, str]:
         """`(name, pick)`: in which run a visitor clicked, and on what."""
-        number, pick = (data._data or {}).get("run"), (data._data or {}).get("pick")
-        places = {str(i): name for i, name in enumerate(asked.names)}
-        if number not in places or not isinstance(pick, str):
+        said = data._data if isinstance(data._data, dict) else {}
+        places, pick = {str(i): name for i, name in enumerate(asked.names)}, said.get("pick")
+        if str(said.get("run")) not in places or not isinstance(pick, str):
             raise ValueError("Nothing has been asked yet, or this click is of another page.")
-        return places[number], pick
+        return places[str(said["run"])], pick
 
 
 def pictures(name: str) -> gr.HTML:
