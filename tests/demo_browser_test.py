@@ -145,6 +145,22 @@ def test_text_is_written_as_the_library_writes_it_and_goes_on(look, runs):
         look.press("continue")
 
 
+def test_the_other_options_reach_the_library_too(look, runs):
+    """And boxes that are left empty, now that they are to be seen, change nothing."""
+    look.pick("#more button")
+    for name, text in (("seed", "7"), ("top-k", "")):
+        look.type(name, text)
+    for options in ({"seed": 7}, {"seed": 7, "top_k": 3}):
+        look.type("top-k", str(options.get("top_k", "")))
+        look.type("prompt", TEXT)
+        look.press("write")
+        expected = txl_tf.pipeline(runs["lm"]).generate_text(TEXT, NEW, temperature=0.8, **options)
+        look.until(lambda: look.contents("#written .written")[:1] == [visible(TEXT + expected)], f"text of {options}")  # noqa: B023
+    look.type("top-k", "many")
+    look.press("write")
+    look.wait("#written .notice", "top_k must be a whole number, or empty, got 'many'")
+
+
 def test_what_is_written_can_be_stopped(runs):
     with page(runs["lm"], max_new_tokens=20_000) as (found, _), visitor(found) as look:
         look.fill("new-tokens", 20_000)

@@ -18,6 +18,7 @@ from txl_programs.demo.wiring import (
 )
 from txl_tf.config import REPETITION_WINDOW
 from txl_tf.data.vocabulary import unescape
+from txl_tf.schema import brief
 
 SECONDS = 0.05  # between two looks at a text that is written
 SAMPLING = "temperature top_k top_p min_p repetition_penalty repetition_window seed".split()
@@ -29,6 +30,16 @@ PASSAGE = (
     'raises an exception. A "with" statement with more than one context manager is the same as several "with" '
     "statements, one in the other. The context manager of the first one is left last."
 )  # fmt: skip
+
+
+def whole_or_nothing(name: str, text: str | None) -> int | None:
+    """The whole number of a text box; `None` where it is empty. A number box of Gradio's would make it 0."""
+    if not (text or "").strip():
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a whole number, or empty, got {brief(text)}") from error
 
 
 class LanguageModelPage(Board):
@@ -69,7 +80,7 @@ class LanguageModelPage(Board):
             number = gr.Slider(1, most, min(200, most), step=1, label="New tokens", elem_id="new-tokens")
             rows = gr.Slider(1, limits.max_rows, 1, step=1, label="Samples", visible=limits.max_rows > 1)
             temperature = gr.Slider(0, 2, 0.8, step=0.05, label="Temperature", info="0 takes the most likely token")
-        with gr.Accordion("More options", open=False):
+        with gr.Accordion("More options", open=False, elem_id="more"):
             more = self._build_options()
         with gr.Row():
             write = gr.Button("Write", variant="primary", min_width=80, scale=0, elem_id="write")
@@ -89,13 +100,13 @@ class LanguageModelPage(Board):
     def _build_options(self):
         """The components of the other options, in the order of `_options`."""
         with gr.Row():
-            top_k = gr.Number(None, label="Top k", precision=0, info="likeliest tokens; empty: all")
+            top_k = gr.Textbox("", label="Top k", info="likeliest tokens; empty: all", elem_id="top-k")
             top_p = gr.Slider(0.01, 1, 1, step=0.01, label="Top p", info="share of the probability")
             min_p = gr.Slider(0, 0.99, 0, step=0.01, label="Min p", info="times the likeliest one's")
         with gr.Row():
             penalty = gr.Slider(0.5, 3, 1, step=0.05, label="Repetition penalty", info="above 1: fewer")
             window = gr.Number(REPETITION_WINDOW, label="Repetition window", precision=0, info="last tokens")
-            seed = gr.Number(None, label="Seed", precision=0, info="empty: drawn anew")
+            seed = gr.Textbox("", label="Seed", info="empty: drawn anew", elem_id="seed")
         with gr.Row():
             stop = gr.Textbox("", label="Stop strings", lines=2, info=r"one a line; \n is a newline")
             newline = gr.Checkbox(False, label="Stop at the end of a line")
@@ -106,6 +117,7 @@ class LanguageModelPage(Board):
         """Options of a `LanguageModelView` from what the components say."""
         *sampling, stop, newline, document = values
         given = dict(zip(SAMPLING, sampling, strict=True))
+        given |= {name: whole_or_nothing(name, given[name]) for name in ("top_k", "seed")}
         ends = [unescape(line) for line in (stop or "").split("\n") if line]
         stops = {"stop_strings": ends, "stop_at_newline": bool(newline), "stop_at_document": bool(document)}
         return {"sampling": {name: value for name, value in given.items() if value is not None}, "stops": stops}
