@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 # A user of the wheel needs these; the benchmark and what checks the library itself are for a clone.
 PROGRAMS = (
     "train train-ner train-seq2seq prepare-data generate score translate tag plot plot-ner average-checkpoints "
-    "convert-checkpoint export-saved-model"
+    "convert-checkpoint export-saved-model demo"
 )
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.*)"', (HERE / "txl_tf/__init__.py").read_text()).group(1)
@@ -60,6 +60,7 @@ setup(
             "jieba==0.42.1",  # finds the words of the Chinese page
             "selenium",  # for the site's tests in a browser
         ],
+        "demo": ["gradio>=6.31,<7"],
         "tpu-check": ["jax[tpu]>=0.10.2,<0.11"],
         "test": [
             "pytest",
@@ -79,6 +80,8 @@ setup(
             "alembic",
             "ray[data,default,train]>=2.50,<3",
             "pyyaml",
+            "gradio>=6.31,<7",
+            "selenium",  # with Chromium from the system, for tests of the page
         ],
     },
 )

@@ -216,7 +216,7 @@ def test_the_programs_of_the_wheel_run(installed, tmp_path):
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     scripts = sorted(path.name for path in folder.glob("bin/*"))
-    assert len(scripts) == 13
+    assert len(scripts) == 14
     for name in scripts:
         helped = run(name, "--help")
         assert f"    {name} --" in helped.stdout and not helped.stderr, (name, helped)

@@ -49,6 +49,8 @@ NOT_RUN = {
     "wt103": "needs the text or the published model",
     "--scaling": "takes ten minutes",
     "mkdocs": "serves until it is stopped; site_test.py builds the same site",
+    "tools/demo.py": "serves until it is stopped; tests/demo_browser_test.py has it",
+    "demo_screenshots": "needs a browser and trained runs",
 }
 # What becomes of a training in a command: the same model after a few steps.
 FEW_STEPS = "--train_steps=4 --iterations=2 --save_steps=2 --warmup_steps=1 --sample_tokens=20 --max_eval_batch=3"

@@ -19,6 +19,7 @@ from txl_tf.layers.positions import (
     relative_positions,
 )
 from txl_tf.layers.transformer_xl.attention import create_mask
+from txl_tf.models.reading import memory_after, nll_by_memory
 from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.models.vanilla.translator import Translator
@@ -172,7 +173,7 @@ def test_the_picture_of_the_terms_is_the_terms_their_sum_and_its_softmax(small_l
     lm = small_lm(same_length=same_length)
     ids = np.random.default_rng(0).integers(0, 23, 9).astype(np.int32)
     terms, probs, n_key = heads.terms_of_text(lm, ids, tgt_len=3, layer=1, head=1)
-    mems = heads.memory_of_text(lm, ids, 3)
+    mems = memory_after(lm, ids[:-3], 3)
     expected = [term[1, 0] for term in lm.network.attention_terms(ids[None, -3:], mems, 1)]
     np.testing.assert_allclose(terms, expected, rtol=1e-5)
     mask = create_mask(3, 4, same_length).numpy()
@@ -218,6 +219,23 @@ def test_the_attention_of_a_pair_is_that_of_every_step_of_writing(pairs_run):
         np.testing.assert_allclose(decoder[:, t, : t + 1], weights["decoder_layer1_block1"][0, :, -1], rtol=1e-4)
         np.testing.assert_allclose(encoder, weights["encoder_layer1"][0], rtol=1e-4)
     assert not np.triu(decoder, 1).any()
+
+
+def test_a_translator_knows_what_its_attention_is_between(pairs_run):
+    model, vocabs = RunFolder(pairs_run).load_model(), RunFolder(pairs_run).load_vocabs()
+    translator = Translator(model, *vocabs)
+    symbols = {"cross": (["B", "\n"], ["a", "c", "\n"]), "decoder": (["B", "\n"], ["<s>", "B"])}
+    symbols["encoder"] = (["a", "c", "\n"],) * 2
+    for which, (queries, keys) in symbols.items():
+        found = translator.attention("ac", "B", which)
+        assert (found.queries, found.keys) == (queries, keys)
+        expected = [heads.attention_of_pair(model, np.array([3, 5, 2]), np.array([4, 2]), which, i) for i in (0, 1)]
+        np.testing.assert_allclose(found.weights, expected, rtol=1e-6)
+    empty = translator.attention("ac", "")
+    assert empty.queries == ["\n"]
+    np.testing.assert_allclose(empty.weights, translator.attention("ac", "B").weights[:, :, :1], rtol=1e-4)
+    with pytest.raises(ValueError, match="target must have at most max_len=12 symbols, got 13"):
+        translator.attention("a", 12 * "B")
 
 
 @pytest.mark.parametrize("which, keys, queries", [
@@ -594,3 +612,19 @@ def test_bad_flags_of_ideas_are_named(main, tmp_path, arguments, message):
     with pytest.raises((ValueError, flags.IllegalFlagValueError), match=message):
         main(*arguments, f"--output={tmp_path / 'picture.png'}")
     assert not (tmp_path / "picture.png").exists()
+
+
+def test_the_picture_along_a_text_has_none_half_and_all_of_the_memory(main, run, plot, tmp_path, monkeypatch):
+    text, drawn = "abc def ghi", []
+    monkeypatch.setattr(plot, "save", lambda figure, path, dpi: drawn.append(figure))
+    main("--kind=memory", f"--model_dir={run}", f"--text={text}", "--tgt_len=5", f"--output={tmp_path / 'a.png'}")
+    lm, ids = RunFolder(run).load_model(), RunFolder(run).load_vocab().encode(text)
+    expected = np.concatenate([nll for _, nll in nll_by_memory(lm, ids, 5, (0, 2, 4))], 1) / math.log(2)
+    (axes,) = drawn[0].axes
+    lines, starts = axes.lines[:3], axes.lines[3:]
+    for line, values in zip(lines, expected, strict=True):
+        np.testing.assert_allclose(line.get_data(), [range(1, 11), values], rtol=1e-4)
+    assert [line.get_xdata()[0] for line in starts] == [0.5, 5.5]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [*"bc␣def␣ghi"]
+    with pytest.raises(ValueError, match="text must have 2 to 400 tokens for kind=memory, got 1"):
+        main("--kind=memory", f"--model_dir={run}", "--text=a", "--tgt_len=5", f"--output={tmp_path / 'a.png'}")

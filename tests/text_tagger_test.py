@@ -115,3 +115,34 @@ def test_lines_of_characters_are_described_by_place():
     assert [(e["kind"], e["start"], e["end"], e["text"]) for e in found["entities"]] == [
         (kind, start, end, TEXT[start:end]) for kind, start, end in spans_of(result.tags)
     ]
+
+
+@pytest.mark.parametrize("kind", ["tener", "flat"])
+def test_attention_of_a_sentence_is_that_of_the_network_by_layer(kind):
+    tagging = text_tagger(kind, 40)
+    items, probs = tagging.attention("abcacdb")
+    words = [("bc", 1, 3), ("acd", 3, 6)] if kind == "flat" else []
+    assert [(item.text, item.start, item.end) for item in items] == [
+        *((letter, i, i + 1) for i, letter in enumerate("abcacdb")),
+        *words,
+    ]
+    inputs = {name: tf.constant(x) for name, x in inputs_of(tagging.encoder, ["abcacdb"], kind).items()}
+    assert probs.shape == (1, 2, len(items), len(items))
+    np.testing.assert_allclose(probs[0], tagging.tagger.network.attention_probs(inputs, 0)[:, 0], rtol=1e-5)
+
+
+def test_a_word_that_is_left_out_is_as_one_that_the_lexicon_has_not():
+    tagging, text = text_tagger("flat", 40), "abcacdb"
+    encoder = SentenceEncoder(ENCODERS["flat"].vocab, BIGRAMS, Lexicon(["bc", "da"]))
+    left_out = {"acd"}
+    for mine, expected in zip(tagging.encoder.encode(text, left_out), encoder.encode(text), strict=True):
+        np.testing.assert_array_equal(mine, expected)
+    assert [item.text for item in tagging.attention(text, left_out).items] == [*text, "bc"]
+    without = TextTagger(tagging.tagger, encoder).tag([text])
+    assert tagging.tag([text], left_out) == without != tagging.tag([text])
+
+
+@pytest.mark.parametrize("tokens", ["", "abcdabcd"])
+def test_attention_is_of_a_sentence_that_the_network_takes(tokens):
+    with pytest.raises(ValueError, match=f"tokens must be 1 to max_seq_len=7 for a picture, got {len(tokens)}"):
+        text_tagger("tener", 7).attention(tokens)

@@ -46,6 +46,19 @@ def test_padding_never_changes_a_result(options):
     np.testing.assert_allclose(padded[:, :5], expected, atol=2e-5)
 
 
+def test_attention_of_all_layers_is_that_of_the_call_by_name():
+    model, (source, target) = make(), pairs()
+    _, weights = model.forward((source, target))
+    names = {"cross": "decoder_layer{}_block2", "encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1"}
+    for which, name in names.items():
+        found = model.attention(source, target, which)
+        for layer in range(2):
+            expected = np.swapaxes(weights[name.format(layer)], 0, 1)
+            np.testing.assert_allclose(found[layer], expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="which must be one of cross, encoder, decoder, got '?both"):
+        model.attention(source, target, "both")
+
+
 def test_a_row_is_what_it_is_alone_and_the_future_does_not_count():
     model, (source, target) = make(), pairs()
     whole = model((source, target)).numpy()

@@ -8,12 +8,14 @@ import importlib.util
 import sys
 from pathlib import Path
 
+FOLDERS = {"plot": "pictures", "demo": "demo"}  # first word of a program's name -> where it is, with what it draws
+
 
 def find_program(command):
     """The spec of the module that a command names, such as txl-train-ner or tools/train_ner.py; `None` if none is."""
     name = Path(command).stem.removeprefix("txl-").replace("-", "_")
-    folder = f"{__name__}.pictures" if name.startswith("plot") else __name__
-    return importlib.util.find_spec(f"{folder}.{name}")
+    folder = FOLDERS.get(name.partition("_")[0])
+    return importlib.util.find_spec(".".join(filter(None, [__name__, folder, name])))
 
 
 def main():

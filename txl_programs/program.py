@@ -290,6 +290,12 @@ def _visible(text):
     return visible(text)
 
 
+def names_of(model_dirs):
+    """The last names of folders, or the whole paths where two are the same."""
+    names = [os.path.basename(os.path.normpath(path)) for path in model_dirs]
+    return names if len(set(names)) == len(names) else model_dirs
+
+
 def find_checkpoint(folder):
     """The checkpoint of a run that --ckpt_path names, and a line on the standard error that says which it is."""
     path = folder.find_checkpoint(FLAGS.ckpt_path)

@@ -2,6 +2,7 @@
 
 nll_by_context, draw_context        nll by the number of tokens before, what more of them save, and the paper's RECL
 nll_by_position, draw_memory        nll by the place in the segment, with memory and without
+draw_memory_along                   nll along one text, with none, half and all of the memory
 """
 
 import math
@@ -227,4 +228,36 @@ def draw_memory(nll, mem_len, metric):
     axes.set_ylabel(f"{METRICS[metric]} (less is better)")
     axes.set_title(f"how hard the next token is to predict: {segments * length:,} held-out tokens", fontsize=10)
     axes.legend(frameon=False)
+    return figure
+
+
+def draw_memory_along(nll, labels, kept, tgt_len, a_row=100):
+    """Figure of the nll along a text with less and less of its memory, in rows of `a_row` tokens.
+
+    Args:
+        nll: `[3, n - 1]`, nats: with none, half and all of the memory.
+        labels: of the n tokens.
+        kept: positions of memory of each.
+        tgt_len: tokens of a segment; a line is where one begins.
+    """
+    bits, n = nll / math.log(2), len(labels)
+    rows = -(-(n - 1) // a_row)
+    figure = Figure(figsize=(14, 1.9 * rows + 0.6), layout="constrained")
+    panels = figure.subplots(rows, 1, squeeze=False, sharey=True)[:, 0]
+    for axes, first in zip(panels, range(1, n, a_row), strict=True):
+        places = np.arange(first, min(first + a_row, n))
+        for values, number, color in zip(bits, kept, (COLORS[1], COLORS[4], COLORS[0]), strict=True):
+            mean = values.mean()
+            label = f"{number} positions of memory: {mean:.2f} bits a token" if first == 1 else None
+            axes.plot(places, values[places - 1], "o-", color=color, ms=2.5, lw=1, label=label)
+        axes.fill_between(places, bits[0, places - 1], bits[-1, places - 1], color=COLORS[2], alpha=0.2)
+        for start in range(1, n, tgt_len):
+            if start in places:
+                axes.axvline(start - 0.5, color="0.6", lw=1)
+        axes.set_xlim(first - 1, first + a_row)
+        axes.set_xticks(places, [labels[i] for i in places], fontsize=7, family="monospace", parse_math=False)
+        axes.tick_params(axis="x", length=0, rotation=0 if max(map(len, labels)) <= 2 else 90)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_ylabel("bits")
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=3)
     return figure

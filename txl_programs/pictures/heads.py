@@ -13,10 +13,10 @@ from txl_tf.config import SearchConfig
 from txl_tf.data.pairs.parallel import END, PADDING, START
 from txl_tf.data.vocabulary import escape
 from txl_tf.layers.transformer_xl.attention import create_mask
+from txl_tf.models.reading import memory_after
 from txl_tf.models.vanilla.translator import most_symbols
 
 MAX_LABELS = 200  # keys that token labels are drawn for
-WEIGHTS = {"encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1", "cross": "decoder_layer{}_block2"}
 TERMS = (
     "(a) q·k: content",
     "(b) q·r: distance, by content of the query",
@@ -28,14 +28,6 @@ TERMS = (
 # ------------------------------------------------------------------------------------------------- language models
 
 
-def memory_of_text(lm, ids, tgt_len):
-    """The memory before the last `tgt_len` ids."""
-    mems, memory = lm.initial_mems(1), ids[:-tgt_len]
-    for start in range(0, len(memory), tgt_len):
-        _, mems = lm.network(memory[None, start : start + tgt_len], mems)
-    return mems
-
-
 def attention_of_text(lm, ids, tgt_len, layer):
     """Probabilities of a layer for the last `tgt_len` ids, those before them given as memory.
 
@@ -43,9 +35,8 @@ def attention_of_text(lm, ids, tgt_len, layer):
         float32 `[n_head, tgt_len, mem_len + tgt_len]`, and how many of its last keys the text fills. The keys before
         are the zeros that memory begins with.
     """
-    mems = memory_of_text(lm, ids, tgt_len)
-    probs = lm.network.attention_probs(tf.constant(ids[None, -tgt_len:]), mems, layer)
-    return probs[:, 0].numpy(), min(len(ids), probs.shape[-1])
+    probs, _ = lm.attention(ids[None, -tgt_len:], memory_after(lm, ids[:-tgt_len], tgt_len))
+    return probs[layer, :, 0].numpy(), min(len(ids), probs.shape[-1])
 
 
 def terms_of_text(lm, ids, tgt_len, layer, head):
@@ -55,7 +46,7 @@ def terms_of_text(lm, ids, tgt_len, layer, head):
         float32 `[4, tgt_len, mem_len + tgt_len]`, `[tgt_len, mem_len + tgt_len]`, and how many of the last keys the
         text fills.
     """
-    mems, tokens = memory_of_text(lm, ids, tgt_len), tf.constant(ids[None, -tgt_len:])
+    mems, tokens = memory_after(lm, ids[:-tgt_len], tgt_len), tf.constant(ids[None, -tgt_len:])
     terms = tf.stack([term[head, 0] for term in lm.network.attention_terms(tokens, mems, layer)])
     probs = lm.network.attention_probs(tokens, mems, layer)[head, 0]
     terms, probs = (tf.cast(x, tf.float32).numpy() for x in (terms, probs))
@@ -167,8 +158,7 @@ def attention_of_pair(model, source, target, which, layer):
         what the model looks at when it writes `target[t]`; keys of the decoder are the start symbol and
         `target[:-1]`.
     """
-    _, weights = model.forward((source[None], np.append(START, target[:-1])[None]))
-    return weights[WEIGHTS[which].format(layer)][0].numpy()
+    return model.attention(source[None], np.append(START, target[:-1])[None], which)[layer, :, 0].numpy()
 
 
 def draw_pair(weights, queries, keys, which, layer, head=None):

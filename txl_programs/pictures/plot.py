@@ -7,6 +7,7 @@
     txl-plot --kind=terms --model_dir=runs/my --text="once upon a time ..." --layer=3 --head=0 \\
         --output=terms.png
     txl-plot --kind=memory --model_dir=runs/my --output=memory.png              (and context)
+    txl-plot --kind=memory --model_dir=runs/my --text="once upon a time ..." --output=along.png
     txl-plot --kind=scaling --figures=scaling.json --output=scaling.png
     txl-plot --kind=masks --output=masks.png               (and shift, positions, wavelengths)
 
@@ -16,7 +17,8 @@ attention    how much each of the last tgt_len tokens of a text attends to memor
              what the model looks at in its source while it writes the target; or, by --attention, how the source
              attends to itself (encoder), or the target to itself (decoder).
 terms        the four terms of the scores of one head of Transformer-XL, (a) to (d) of the paper's section 3.3.
-memory       what the memory is worth: mean nll of a text by the place in its segment, with memory and without.
+memory       what the memory is worth: mean nll of a text by the place in its segment, with memory and without. With
+             --text, nll along that text with none, half and all of the memory, token by token.
 context      mean nll of a text against the number of tokens the model is given before the one it predicts; what more of
              them save; and the paper's gain, which takes the better of two contexts for every token, with the relative
              effective context length (RECL) that follows, see `relative_gains` and `recl`: of a run against
@@ -33,11 +35,9 @@ wavelengths  the periods of those waves, and how far apart they make any two pos
 It needs matplotlib: in a clone, pip install -e ".[plot]".
 """
 
-import os
-
 from absl import flags
 
-from txl_programs.program import CKPT_HELP, FLAGS, load_model, read_flags, run
+from txl_programs.program import CKPT_HELP, FLAGS, load_model, names_of, read_flags, run
 
 OF_RUNS = ("curves", "attention", "terms", "memory", "context")
 KINDS = (*OF_RUNS, "scaling", "masks", "shift", "positions", "wavelengths")
@@ -45,12 +45,13 @@ NEEDS = {**dict.fromkeys(OF_RUNS, "model_dir"), "scaling": "figures"}
 TGT_LEN = {"attention": 32, "terms": 16, "masks": 5, "shift": 3}
 MEM_LEN = {"masks": 4, "shift": 2}
 MAX_LENGTH = 64  # of masks and shift
+MOST_ALONG = 400  # tokens of a text whose memory is drawn token by token
 
 flags.DEFINE_enum("kind", "curves", KINDS, "The picture.")
 flags.DEFINE_list("model_dir", None, "Folder(s) of runs, comma-separated.")
 flags.DEFINE_string("output", None, "PNG file to write.")
 flags.DEFINE_string("ckpt_path", None, f"{CKPT_HELP} With a single run.")
-flags.DEFINE_string("text", None, "Text of attention and terms; of an encoder-decoder, the source.")
+flags.DEFINE_string("text", None, "Text of attention, terms and memory; of an encoder-decoder, the source.")
 flags.DEFINE_string(
     "text_path", None, "UTF-8 file: that text, or the text of memory and context; default there: the valid split."
 )
@@ -82,7 +83,13 @@ read_flags(__name__)
 
 import numpy as np
 
-from txl_programs.pictures.context import draw_context, draw_memory, nll_by_context, nll_by_position
+from txl_programs.pictures.context import (
+    draw_context,
+    draw_memory,
+    draw_memory_along,
+    nll_by_context,
+    nll_by_position,
+)
 from txl_programs.pictures.curves import draw_curves, read_log
 from txl_programs.pictures.drawing import MISSING, Figure, save, use_font
 from txl_programs.pictures.heads import (
@@ -101,16 +108,11 @@ from txl_tf.data.lines import encoded
 from txl_tf.data.pairs.parallel import START, read_lines
 from txl_tf.data.text_files import read_files
 from txl_tf.layers.positions import positional_encoding
+from txl_tf.models.reading import nll_by_memory
 from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.same_run import check_text, check_vocab
 from txl_tf.runs.setup import corpus_of
-
-
-def names_of(model_dirs):
-    """The folders' last names, or the whole paths where two are the same."""
-    names = [os.path.basename(os.path.normpath(path)) for path in model_dirs]
-    return names if len(set(names)) == len(names) else model_dirs
 
 
 def only_one(model_dirs):
@@ -214,9 +216,23 @@ def memory():
         raise ValueError(f"kind=memory needs a model with memory, got mem_len={mem_len} in {folder}")
     if tgt_len is None or tgt_len < 1:
         raise ValueError(f"tgt_len must be 1 or more, got {tgt_len}: the run in {folder} does not say what it was")
+    if FLAGS.text is not None:
+        return memory_along(folder, vocab, mem_len, tgt_len, changes)
     ids = held_out(folder, vocab)[: FLAGS.max_tokens]
     nll = nll_by_position(folder.load_model(FLAGS.ckpt_path, **changes), ids, tgt_len)
     return draw_memory(nll, mem_len, metric_of(config, vocab))
+
+
+def memory_along(folder, vocab, mem_len, tgt_len, changes):
+    """The picture of one short text, token by token."""
+    if FLAGS.text_path is not None:
+        raise ValueError("text and text_path exclude each other")
+    ids, kept = vocab.encode(FLAGS.text), (0, mem_len // 2, mem_len)
+    if not 2 <= len(ids) <= MOST_ALONG:
+        raise ValueError(f"text must have 2 to {MOST_ALONG} tokens for kind=memory, got {len(ids):,}")
+    lm, labels = load_model(folder, **changes), labels_of(vocab, ids)
+    nll = np.concatenate([some for _, some in nll_by_memory(lm, ids, tgt_len, kept)], 1)
+    return draw_memory_along(nll, labels, kept, tgt_len)
 
 
 def metric_of(config, vocab):

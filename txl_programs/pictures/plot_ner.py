@@ -136,12 +136,10 @@ def is_absolute(tagger):
 
 def draw_lattice(tagger, encoder, text):
     """Figure of the attention of the items of a sentence, characters first, then the words."""
-    encoded = encoder.encode(list(text))
-    words = [text[s : e + 1] for s, e in zip(encoded.starts, encoded.ends, strict=True)]
-    inputs = {name: tf.constant(array) for name, array in features([encoded], lattice=True).items()}
+    items, probs = TextTagger(tagger, encoder).attention(list(text))
+    words = [item.text for item in items]
     use_font(FLAGS.font, text, "sans-serif")
-    probs = tagger.network.attention_probs(inputs, FLAGS.layer)[:, 0].numpy()
-    probs = probs.mean(0) if FLAGS.head is None else probs[FLAGS.head]
+    probs = probs[FLAGS.layer].mean(0) if FLAGS.head is None else probs[FLAGS.layer, FLAGS.head]
     size = 1.5 + 0.28 * len(words)
     figure = Figure(figsize=(size + 0.6, size), layout="constrained")
     axes = figure.subplots()

@@ -10,7 +10,7 @@ from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.common.arguments import arguments_of, takes, values_of
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.decoding import generation
-from txl_tf.models.decoding.sampling import uniform_draws
+from txl_tf.models.decoding.sampling import check_integer, uniform_draws
 from txl_tf.models.transformer_xl.cache import (
     cached_forward,
     initial_state,
@@ -102,6 +102,34 @@ class LanguageModel(MemoryModel):
         tokens = self._check_ids("tokens", tokens)
         return self._log_probs(tokens, self._check_mems(tokens, mems))
 
+    def alternatives(self, tokens, number, mems=None):
+        """The likeliest next tokens after every token.
+
+        Args:
+            tokens, mems: see `score`.
+            number: how many, from 1 to `n_token`.
+
+        Returns:
+            `(ids, log_probs, new_mems)`: int32 and float32 `[batch, tgt_len, number]`, the likeliest first; and the
+            memory for the next segment.
+
+        Raises:
+            ValueError: as `score`, or `number` is out of its range.
+        """
+        tokens = self._check_ids("tokens", tokens)
+        check_integer("number", number, 1, self.network.n_token)
+        return self._alternatives(tokens, tf.constant(number), self._check_mems(tokens, mems))
+
+    def attention(self, tokens, mems=None):
+        """Where every layer and head looks while it reads a segment. Arguments and errors: see `score`.
+
+        Returns:
+            `(probs, new_mems)`: float32 `[n_layer, n_head, batch, tgt_len, keys]`, keys being the positions of `mems`
+            and then those of the segment; they sum to 1 over the keys. And the memory for the next segment.
+        """
+        tokens = self._check_ids("tokens", tokens)
+        return self._attention(tokens, self._check_mems(tokens, mems))
+
     generate = generation.generate
 
     @tf.function(autograph=False)
@@ -161,6 +189,17 @@ class LanguageModel(MemoryModel):
     @tf.function(reduce_retracing=True)
     def _log_probs(self, tokens, mems):
         return self(tokens, mems)
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _alternatives(self, tokens, number, mems):
+        log_probs, new_mems = self(tokens, mems)
+        log_probs, ids = tf.math.top_k(log_probs, number)
+        return ids, log_probs, new_mems
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _attention(self, tokens, mems):
+        probs, new_mems = self.network.attention(tokens, mems)
+        return tf.cast(probs, tf.float32), new_mems
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _last_nll(self, tokens, labels):

@@ -37,10 +37,18 @@ def page(texts, places):
 
 
 def command_of(name, texts):
-    """The command with `--output=name`, in a block of bash or in running text."""
+    """The command with `--output=name`, in a block of bash or in running text; or, of `demo-read.png` and all others
+    of that page, that of `demo_screenshots.py`.
+    """
+    output, page = re.escape(f"--output={name}"), re.escape(name.partition("-")[0])
+    patterns = (
+        rf"^(\S*python (?:[^\\\n]|\\\n)*{output})$",
+        rf"`(python [^`]*{output})`",
+        rf"^(\S*python \S*{page}_screenshots\.py .*)$",
+    )
     for text in texts:
-        for pattern in (r"^(\S*python (?:[^\\\n]|\\\n)*--output={})$", r"`(python [^`]*--output={})`"):
-            found = re.search(pattern.replace("{}", re.escape(name)), text, re.M)
+        for pattern in patterns:
+            found = re.search(pattern, text, re.M)
             if found:
                 return folded(found[1])
     raise ValueError(f"no page has a command with --output={name}")

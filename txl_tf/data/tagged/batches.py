@@ -15,13 +15,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
-from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.data.tagged.lexicon import Lexicon, Match
 from txl_tf.data.vocabulary import Vocab
 
 PADDING, UNKNOWN = 0, 1
@@ -62,9 +62,17 @@ class SentenceEncoder:
     lexicon: Lexicon | None = None
     level: str = "char"
 
-    def encode(self, tokens: Sequence[str]) -> Encoded:
-        """The ids of a sentence of any length, even 0. What a vocabulary does not have is unknown."""
-        matches = self.lexicon.matches(tokens) if self.lexicon else []
+    def matches(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> list[Match]:
+        """The words of the lexicon in a sentence, without those that are left out."""
+        found = self.lexicon.matches(tokens) if self.lexicon else []
+        return [match for match in found if match.word not in left_out]
+
+    def encode(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> Encoded:
+        """The ids of a sentence of any length, even 0. What a vocabulary does not have is unknown.
+
+        Words that are left out are not found, as if the lexicon had not got them.
+        """
+        matches = self.matches(tokens, left_out)
         n, places = len(tokens), range(len(tokens))
         return Encoded(
             _look_up(self.vocab, [*tokens, *(match.word for match in matches)]),

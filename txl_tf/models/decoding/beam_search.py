@@ -69,6 +69,7 @@ def generate(
     source, most = tf.constant(source, tf.int32), tf.constant(most)  # as a tensor, it has no graph of its own
     if not searches:
         return model._sample(source, start, -1 if end is None else end, most, sampling if temperature else None)
+    length_penalty = tf.constant(length_penalty, tf.float32)  # as a tensor, again
     ids, scores = model._beam_search(source, start, end, most, beam_size, length_penalty)
     return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,26 @@ class Entity(NamedTuple):
 class TaggedText(NamedTuple):
     tags: list[str]
     entities: list[Entity]  # of the scheme "none", every token; their kinds are the tags
+
+
+class Item(NamedTuple):
+    """A token of a sentence, or a word that the lexicon finds in it."""
+
+    start: int
+    end: int  # exclusive, in tokens
+    text: str
+
+
+class SentenceAttention(NamedTuple):
+    """Where a network looks in a sentence.
+
+    Attributes:
+        items: the tokens, then the words of the lattice.
+        probs: float32 `[n_layer, n_head, items, items]`, from queries to keys; they sum to 1 over the keys.
+    """
+
+    items: list[Item]
+    probs: np.ndarray
 
 
 class TextTagger:
@@ -72,19 +92,38 @@ class TextTagger:
             rows.append({"kind": kind, "start": start, "end": end, "text": line[start:end], "prob": round(prob, 4)})
         return {"text": line, "entities": rows}
 
-    def encode(self, sentences: Sequence[Sequence[str]]) -> list[Encoded]:
+    def encode(self, sentences: Sequence[Sequence[str]], left_out: Collection[str] = ()) -> list[Encoded]:
         """Ids of sentences, see `tag`."""
-        return [self.encoder.encode(tokens) for tokens in sentences]
+        return [self.encoder.encode(tokens, left_out) for tokens in sentences]
 
-    def tag(self, sentences: Sequence[Sequence[str]]) -> list[TaggedText]:
+    def tag(self, sentences: Sequence[Sequence[str]], left_out: Collection[str] = ()) -> list[TaggedText]:
         """The best tags of every sentence and the entities that they mark.
 
         Args:
             sentences: of tokens, see `split`; of characters, strings will do. One without any has no tags.
+            left_out: words to take out of the lexicon, for FLAT.
         """
-        encoded = self.encode(sentences)
+        encoded = self.encode(sentences, left_out)
         lengths = np.array([len(sentence.ids) for sentence in encoded], int)
         return in_order(self._tag, encoded, by_length(lengths, self.batch_size))
+
+    def attention(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> SentenceAttention:
+        """Where every layer and head looks in one sentence. Arguments: see `tag`.
+
+        Raises:
+            ValueError: the sentence is empty, or longer than the network takes at a time.
+        """
+        if not 0 < len(tokens) <= self.most:
+            raise ValueError(f"tokens must be 1 to max_seq_len={self.most} for a picture, got {len(tokens):,}")
+        encoded = self.encoder.encode(tokens, left_out)
+        places = list(zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True))
+        inputs = {name: tf.constant(array) for name, array in features([encoded], self.lattice).items()}
+        if not self.lattice:
+            places = places[: encoded.n]
+        layers = range(self.tagger.network.n_layer)
+        probs = [self.tagger.network.attention_probs(inputs, layer)[:, 0] for layer in layers]
+        items = [Item(first, last + 1, "".join(tokens[first : last + 1])) for first, last in places]
+        return SentenceAttention(items, tf.cast(tf.stack(probs), tf.float32).numpy())
 
     def _tag(self, encoded: list[Encoded]) -> list[TaggedText]:
         fitting = [sentence for sentence in encoded if 0 < sentence.n <= self.most]

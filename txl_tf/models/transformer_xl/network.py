@@ -266,6 +266,21 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         attn = self.decoder_layers[layer].rel_attn
         return score_terms(*attn.computed(w, r, u, v, mem, attn.qkv_kernel, attn.r_kernel, *content))
 
+    def attention(self, tokens, mems):
+        """`attention_probs` of all layers in one pass, and the memory for the next segment.
+
+        Returns:
+            `(probs, new_mems)`: `[n_layer, n_head, batch, tgt_len, mem_len + tgt_len]`, and as the call.
+        """
+        hidden, arguments, mask = self.enter(tokens, mems)
+        probs, inputs = [], []
+        for layer, of_layer in zip(self.decoder_layers, arguments, strict=True):
+            probs.append(layer.rel_attn.attention_probs(hidden, *of_layer))
+            inputs.append(hidden)
+            hidden, _ = apply_layers([layer], hidden, [of_layer])
+        new_mems = [cache_mems(h, mem, self.mem_len) for h, mem in zip(inputs, mems, strict=True)]
+        return tf.stack(probs), mask.forget(new_mems)
+
     def _into_layer(self, tokens, mems, layer):
         """What enters a layer in a call without dropout: its input, and the other arguments."""
         hidden, arguments, _ = self.enter(tokens, mems)

@@ -16,7 +16,7 @@ Shapes:
 import keras
 import tensorflow as tf
 
-from txl_tf.config import TransformerConfig
+from txl_tf.config import TransformerConfig, one_of
 from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, Layer, as_ids, check_tensors, found
@@ -28,6 +28,9 @@ from txl_tf.layers.vanilla.multi_head_attention import create_look_ahead_mask, c
 from txl_tf.models.decoding import beam_search
 from txl_tf.training.resumable import Mean, Resumable
 from txl_tf.training.weighting import weights_of_labels
+
+# What attends to what, and the names of its weights in `Transformer.forward`.
+ATTENTION = {"cross": "decoder_layer{}_block2", "encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1"}
 
 
 class _Stack(Layer):
@@ -183,6 +186,24 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         ahead = tf.maximum(create_look_ahead_mask(keras.ops.shape(target)[1]), create_padding_mask(target))
         hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
         return self.logits(hidden), {**of_encoder, **weights}
+
+    def attention(self, source, target, which="cross"):
+        """The attention weights of all layers and heads, without dropout.
+
+        Args:
+            source, target: int `[batch, any]`, see the call.
+            which: "cross", target to source; "encoder", source to itself; or "decoder", target to itself.
+
+        Returns:
+            float32 `[num_layers, num_heads, batch, queries, keys]`; they sum to 1 over the keys.
+
+        Raises:
+            ValueError: `which` is another word, or an input is of another shape.
+        """
+        one_of(ATTENTION)("which", which)
+        _, weights = self.forward((source, target))
+        found = [weights[ATTENTION[which].format(i)] for i in range(self.num_layers)]
+        return tf.cast(tf.transpose(tf.stack(found), [0, 2, 1, 3, 4]), tf.float32)
 
     @staticmethod
     def checked(inputs):

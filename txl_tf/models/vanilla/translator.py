@@ -24,6 +24,19 @@ class Translation(NamedTuple):
     score: float  # log-probability in nats, of a search divided by the length penalty
 
 
+class PairAttention(NamedTuple):
+    """What attends to what while a target is written.
+
+    Attributes:
+        queries, keys: lists of str, the symbols that attend and those that are attended to.
+        weights: float32 `[num_layers, num_heads, queries, keys]`.
+    """
+
+    queries: list[str]
+    keys: list[str]
+    weights: np.ndarray
+
+
 def most_symbols(search: SearchConfig, longest: int | tf.Tensor, max_len: int) -> int | tf.Tensor:
     """Most tokens of targets, their ends included, where the longest source has `longest`."""
     if search.max_new_tokens is not None:
@@ -87,6 +100,33 @@ class Translator:
     ) -> Iterator[list[Translation] | LineError]:
         """`translate` of lines that come one after the other, see `txl_tf.data.lines`, in bounded memory."""
         return answers(sources, self.encode, self._search, name, strict, POOL * self.batch_size, numbers)
+
+    def attention(self, source: str | bytes, target: str, which: str = "cross") -> PairAttention:
+        """Where the model looks in a source while it writes a target, one of its own or any other.
+
+        Args:
+            source: a line.
+            target: a line, such as the text of a `Translation`; an empty one is its end alone.
+            which: see `Transformer.attention`.
+
+        Returns:
+            `PairAttention`: a query of "cross" and "decoder" is the symbol that is written, the end symbol included; a
+            key of "decoder" is the start symbol or one that was written before.
+
+        Raises:
+            ValueError: a line is too long or has a symbol that its vocabulary does not have, or `which` is another
+                word.
+        """
+        source = self.encode(source)
+        target = encode_lines(self.target_vocab, [f"{target}\n"], "target").ids if target else np.array([END])
+        if len(target) > self.model.max_len:
+            raise ValueError(f"target must have at most max_len={self.model.max_len} symbols, got {len(target):,}")
+        read = np.append(START, target[:-1])
+        weights = self.model.attention(source[None], read[None], which)[:, :, 0].numpy()
+        of_source = [self.source_vocab.symbols[i] for i in source]
+        written, before = ([self.target_vocab.symbols[i] for i in ids] for ids in (target, read))
+        queries, keys = {"cross": (written, of_source), "decoder": (written, before)}.get(which, (of_source,) * 2)
+        return PairAttention(queries, keys, weights)
 
     def _search(self, sources: list[np.ndarray]) -> list[list[Translation]]:
         """The translations of encoded sources, batched by length."""

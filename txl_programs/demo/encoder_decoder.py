@@ -1,0 +1,71 @@
+"""What an encoder-decoder writes for a source, and where it looks meanwhile, as HTML."""
+
+from markupsafe import Markup
+
+from txl_programs.demo.limits import Limits
+from txl_programs.demo.pieces import ROOM, Place, choices, element, figure, matrix, short
+from txl_programs.demo.runs import OpenRun, picked
+from txl_tf.config import SearchConfig
+from txl_tf.models.vanilla.translator import Translation, Translator
+
+BEAMS = (1, 2, 4, 8)  # each has a graph of its own
+
+
+class EncoderDecoderView:
+    """A run of an encoder-decoder.
+
+    Args:
+        run: `OpenRun`.
+        limits: `Limits`.
+    """
+
+    def __init__(self, run: OpenRun, limits: Limits):
+        self.run, self.limits, self.model = run, limits, run.model
+        self.reader = Translator(self.model, *run.vocabs)
+
+    def translate(self, source: str, beam_size: int, n_best: int, length_penalty: float) -> list[Translation]:
+        """The best targets of a line. Raises ValueError with a sentence for the page."""
+        source = self.limits.check_text(source, "The source").strip("\n")
+        if beam_size not in BEAMS:
+            raise ValueError(f"Beams must be one of {', '.join(map(str, BEAMS))}, got {beam_size!r}.")
+        if "\n" in source:
+            raise ValueError("The source has several lines: this page translates one.")
+        search = SearchConfig(beam_size=beam_size, n_best=min(n_best, beam_size), length_penalty=length_penalty)
+        with self.run.lock:
+            return Translator(self.model, *self.run.vocabs, search).translate([source], "The source")[0]
+
+    def show(self, found: list[Translation]) -> Markup:
+        """The targets with their scores, the best first; a click on one is for `look`."""
+        rows = [
+            element(
+                "tr", element("td", i + 1), element("td", target.text, class_="target"),
+                element("td", f"{target.score:.3g}"), data_pick=str(i), tabindex=0, role="button",
+            )
+            for i, target in enumerate(found)
+        ]  # fmt: skip
+        head = element("tr", *(element("th", name) for name in ("", "target", "score, nats")))
+        note = "The score is the log-probability; of a search, divided by the length penalty. Click a target."
+        return element("div", element("table", head, *rows, class_="targets"), element("p", note, class_="note"))
+
+    def look(self, source: str, target: str, pick: str) -> Markup:
+        """Cross-attention of a head as a matrix, the source above, the target at the left.
+
+        Args:
+            source, target: lines.
+            pick: "i" or "i:layer:head": i is handed on to the buttons; by default the last layer's first head.
+        """
+        i, *of_head = picked(pick, 1, 3)
+        n_layer, n_head = self.model.num_layers, self.model.num_heads
+        layer, head = of_head or (n_layer - 1, 0)
+        if not (layer < n_layer and head < n_head):
+            raise ValueError("This click is of another model: translate anew.")
+        with self.run.lock:
+            found = self.reader.attention(source.strip("\n"), target)
+        heads = [
+            choices(f"Layer {m}, head", [(str(h), f"{i}:{m}:{h}") for h in range(n_head)], f"{i}:{layer}:{head}")
+            for m in range(n_layer)
+        ]
+        rows, columns = [Place(short(symbol)) for symbol in found.queries], [short(symbol) for symbol in found.keys]
+        drawn = matrix(found.weights[layer, head], rows, columns, ROOM)
+        note = "A row is a symbol that is written; a column, one of the source. Rows sum to 1; colours are roots."
+        return figure(f"Layer {layer}, head {head}: where it looks to write “{target}”", *heads, drawn, note=note)

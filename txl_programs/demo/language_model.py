@@ -1,0 +1,300 @@
+"""What a language model writes, reads and remembers, as HTML: the page of its family without its buttons.
+
+Every token of the text but the first has a pick, its place, for `alternatives` and `look`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from markupsafe import Markup
+
+from txl_programs.demo.limits import Limits
+from txl_programs.demo.pieces import ROOM, Place, bars, choices, element, facts, figure, legend, matrix, short, tokens
+from txl_programs.demo.runs import OpenRun, picked
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.decoding.sampling import check_sampling, of_sequences
+from txl_tf.models.decoding.session import Session
+from txl_tf.models.decoding.stopping import check_stops
+from txl_tf.models.decoding.text_generator import TextStream, encode_prompt, stops_of
+from txl_tf.models.reading import look_back, nll_by_memory, read_text
+from txl_tf.runs.metrics import to_metric
+
+READ_AT_ONCE = 512  # tokens of a prompt
+ALTERNATIVES = 10
+WORST = 8.0  # bits of the strongest colour
+MOST_HELP = 4.0  # bits that memory saves, of the strongest colour
+MOST_ROWS = 48  # heads of a picture; of a larger model those of one layer
+SEGMENT = 64  # tokens, where a run does not say what it was trained with
+
+
+@dataclasses.dataclass
+class Sample:
+    """A text that is written, and may go on."""
+
+    session: Session
+    stream: TextStream
+    seed: int
+    text: str = ""
+    tokens: int = 0
+    ended: bool = False
+
+
+class LanguageModelView:
+    """A run of a language model.
+
+    Args:
+        run: `OpenRun`.
+        limits: `Limits`.
+    """
+
+    def __init__(self, run: OpenRun, limits: Limits):
+        self.run, self.limits, self.lm = run, limits, run.model
+        (self.vocab,) = run.vocabs
+        self.mem_len = self.lm.network.mem_len
+        self.tgt_len = run.config.get("training", {}).get("tgt_len") or SEGMENT
+        self.new_session = Session(self.lm)  # copies share its graphs
+        self.metric = "bpc" if self.vocab.level in ("char", "byte") else "ppl"
+
+    # --------------------------------------------------------------------------------------------------------- write
+
+    def start(self, prompt: str, rows: int, options: dict) -> list[Sample]:
+        """Reads a prompt and returns the samples to `write`, which have written nothing yet.
+
+        Args:
+            prompt: text.
+            rows: number of samples.
+            options: "sampling" and "stops", arguments of `check_sampling` and `stops_of`. With a seed, the samples are
+                those of `lm.generate`.
+        """
+        ids = self.encode(prompt, "The prompt")
+        self.check(options)
+        seeds = of_sequences(check_sampling(1, **options["sampling"]), rows).seeds.numpy().tolist()
+        session, stream = self.new_session.copy(), TextStream(self.vocab)
+        with self.run.lock:
+            for start in range(0, len(ids), READ_AT_ONCE):
+                session.read(ids[None, start : start + READ_AT_ONCE])
+        stream.push(ids)
+        return [Sample(session.copy(), stream.copy(), seed) for seed in seeds]
+
+    def check(self, options: dict) -> None:
+        """Raises ValueError where an option is out of its range, or the vocabulary cannot spell a stop string."""
+        check_sampling(1, **options["sampling"])
+        check_stops(len(self.vocab), None, **stops_of(self.vocab, **options["stops"]), vocab=self.vocab)
+
+    def write(self, samples: list[Sample], number: int, options: dict) -> Iterator[None]:
+        """Writes so many more tokens of every sample, less where one ends; yields after each token."""
+        stops = stops_of(self.vocab, **options["stops"])
+        for _ in range(number):
+            for sample in samples:
+                if not sample.ended:
+                    self._write_one(sample, {**options["sampling"], **stops, "seed": sample.seed})
+            if all(sample.ended for sample in samples):
+                return
+            yield
+
+    def _write_one(self, sample, options):
+        with self.run.lock:
+            ids, _ = sample.session.write(1, vocab=self.vocab, **options)
+        sample.text += sample.stream.push(ids[0], sample.session.excess)
+        sample.tokens += ids.shape[1]
+        sample.ended = sample.session.ended
+
+    def show_written(self, prompt: str, samples: list[Sample], writing: bool = False) -> Markup:
+        """The samples below each other, each after its prompt."""
+        blocks = []
+        for i, sample in enumerate(samples):
+            goes_on = writing and not sample.ended
+            cursor = element("span", class_="cursor") if goes_on else Markup("")
+            said = f"{sample.tokens} tokens, seed {sample.seed}" + (", ended" if sample.ended else "")
+            written = sample.text if goes_on else sample.text + sample.stream.copy().end()
+            text = element("div", element("span", prompt, class_="prompt"), written, cursor, class_="written")
+            head = f"Sample {i + 1}: {said}" if len(samples) > 1 else said
+            blocks.append(element("div", element("p", head, class_="note"), text))
+        return element("div", *blocks, class_="samples")
+
+    # ---------------------------------------------------------------------------------------------------------- read
+
+    def encode(self, text: str, name: str = "The text") -> np.ndarray:
+        """Ids of a text that is not too long: int32 `[n]`."""
+        ids = encode_prompt(self.vocab, self.limits.check_text(text, name), name)
+        self.limits.check_tokens(len(ids), name)
+        return ids
+
+    def encode_two(self, text: str) -> np.ndarray:
+        """`encode`, of a text with something to predict."""
+        ids = self.encode(text)
+        if len(ids) < 2:
+            raise ValueError("The text has one token: nothing comes before it that could predict it.")
+        return ids
+
+    def read(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
+        """Reads a text: yields `(tokens read, tokens, None)`, and at the end the picture, coloured by nll."""
+        ids, nll = self.encode_two(text), []
+        readings = read_text(self.lm, ids, self.tgt_len, 1)
+        for reading in self._locked(readings):
+            nll.append(reading.nll)
+            yield reading.start + len(reading.nll), len(ids), None
+        yield len(ids), len(ids), self._show_read(ids, np.concatenate(nll))
+
+    def _locked(self, steps):
+        """The steps of a computation, each under the lock of the run: those of other visitors come between."""
+        while True:
+            with self.run.lock:
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+
+    def _show_read(self, ids, nll):
+        first, *labels = self._labels(ids)
+        places = [Place(first, look="first", title="nothing predicts the first token")]
+        for i, (label, value) in enumerate(zip(labels, nll, strict=True), 1):
+            bits = to_metric(value, "bpc")
+            title = f"{short(label)}: {value:.3f} nats, probability {math.exp(-value):.3g}"
+            places.append(Place(label, bits / WORST, title, str(i)))
+        mean = float(nll.mean(dtype=np.float64))
+        said = {"tokens": f"{len(nll):,}", "nats_a_token": f"{mean:.4f}", self._unit(): self._in_units(mean)}
+        scale = legend("expected", f"a surprise of {WORST:.0f} bits or more")
+        return element("div", facts(**said), tokens(places), scale)
+
+    def alternatives(self, text: str, pick: str) -> Markup:
+        """The likeliest tokens for the place that was clicked, and the one that stands there."""
+        ids, (place,) = self.encode_two(text), picked(pick, 1)
+        self._check_place(place, ids)
+        number = min(ALTERNATIVES, self.lm.network.n_token)
+        *_, reading = self._locked(read_text(self.lm, ids[: place + 1], self.tgt_len, number))
+        likeliest, probs = reading.ids[-1].tolist(), np.exp(reading.log_probs[-1]).tolist()
+        if ids[place] not in likeliest:
+            likeliest, probs = [*likeliest, int(ids[place])], [*probs, math.exp(-reading.nll[-1])]
+        names = map(short, self._labels(likeliest))
+        rows = [(name, prob, f"{prob:.3f}") for name, prob in zip(names, probs, strict=True)]
+        chosen = likeliest.index(ids[place])
+        title = f"What could stand in the place of token {place}"
+        return figure(title, bars(rows, chosen=chosen), note="Probabilities; the token of the text is set off.")
+
+    def _check_place(self, place, ids):
+        if not 1 <= place < len(ids):
+            raise ValueError("This click is of another text: read the text anew.")
+
+    # ------------------------------------------------------------------------------------------------------ remember
+
+    @property
+    def kept(self) -> tuple[int, int, int]:
+        """Positions of memory: none, half, all."""
+        return 0, self.mem_len // 2, self.mem_len
+
+    def remember(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
+        """As `read`; the picture is coloured by what the memory saves at each token."""
+        ids, found = self.encode_two(text), []
+        for start, nll in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, self.kept)):
+            found.append(nll)
+            yield start + nll.shape[1], len(ids), None
+        yield len(ids), len(ids), self._show_remembered(ids, np.concatenate(found, 1))
+
+    def _show_remembered(self, ids, nll):
+        places = []
+        for i, label in enumerate(self._labels(ids)):
+            look = "first" if i == 0 else ""
+            saved = to_metric(nll[0, i - 1] - nll[2, i - 1], "bpc") if i else 0.0
+            look += " segment" if i and (i - 1) % self.tgt_len == 0 else ""
+            look += " help" if saved > 0 else " harm"
+            title = f"{short(label)}: memory saves {saved:.2f} bits" if i else None
+            places.append(Place(label, abs(saved) / MOST_HELP, title, str(i) if i else None, look))
+        means = [float(row.mean(dtype=np.float64)) for row in nll]
+        names = ("without memory", f"with {self.kept[1]} positions", f"with all {self.kept[2]}")
+        said = {f"{self._unit()} {name}": self._in_units(mean) for name, mean in zip(names, means, strict=True)}
+        if not self.mem_len:
+            said = {self._unit(): self._in_units(means[0]), "memory_of_this_model": "no"}
+        note = f"A stroke begins a segment of {self.tgt_len} tokens: what stands before it is memory."
+        saves, costs = legend("memory saves 0", f"{MOST_HELP:.0f} bits or more", "help"), legend("costs", "", "harm")
+        scale = element("div", saves, costs, class_="legends")
+        return element("div", facts(**said), tokens(places), scale, element("p", note, class_="note"))
+
+    def look(self, text: str, pick: str, room: int = ROOM) -> Markup:
+        """Where heads look to predict the token that was clicked, and its nll with less memory.
+
+        Args:
+            text: what was read.
+            pick: "place", for the mean of all heads, or "place:layer:head".
+            room: pixels of the picture.
+        """
+        ids, (place, *of_head) = self.encode_two(text), picked(pick, 1, 3)
+        layer, head = of_head or (None, None)
+        self._check_place(place, ids)
+        if of_head and not (layer < self.lm.network.n_layer and head < self.lm.network.n_head):
+            raise ValueError("This click is of another model: read the text anew.")
+        with self.run.lock:
+            back = look_back(self.lm, ids, place, self.tgt_len)
+        labels = self._labels(ids)
+        title = f"Token {place}, {short(labels[place])}: where the model looks to predict it"
+        parts = [self._show_worth(back), self._show_looks(labels, place, back, layer, head)]
+        return figure(title, *parts, self._show_heads(labels, place, back, layer, head, room))
+
+    def _show_worth(self, back):
+        if not self.mem_len:
+            return element("p", "This model has no memory.", class_="note")
+        worst = max(WORST * math.log(2), float(back.nll.max()))
+        names = "no memory", f"half of it, {back.kept[1]}", f"all of it, {back.kept[2]}"
+        rows = [(name, nll / worst, f"{nll:.3f} nats") for name, nll in zip(names, back.nll.tolist(), strict=True)]
+        return bars(rows, "help")
+
+    def _show_looks(self, labels, place, back, layer, head):
+        """The text that the token sees, coloured by where one head or the mean of all looks."""
+        probs = back.probs.mean((0, 1)) if layer is None else back.probs[layer, head]
+        zeros = max(0, -back.first_key)
+        of_memory = float(probs[: back.segment - back.first_key].sum())
+        places = []
+        for i in range(max(0, back.first_key), place):
+            prob = float(probs[i - back.first_key])
+            look = "memory" if i < back.segment else "segment" if i == back.segment else ""
+            title = f"{short(labels[i])}: {prob:.3f} of the attention, {place - i} back"
+            places.append(Place(labels[i], prob**0.5, title, None, look))
+        places.append(Place(labels[place], look="asked"))
+        which = "the mean of all heads" if layer is None else f"layer {layer}, head {head}"
+        said = f"{which}: {of_memory:.0%} of the attention goes to the memory, which is underlined"
+        if zeros:
+            said += f"; {float(probs[:zeros].sum()):.0%} of it to the zeros before the text"
+        return element("div", tokens(places), element("p", said, class_="note"))
+
+    def _show_heads(self, labels, place, back, layer, head, room):
+        """All heads by keys, or those of one layer where there are many; a click on a name shows its text."""
+        n_layer, n_head, n_key = back.probs.shape
+        layers = range(n_layer) if n_layer * n_head <= MOST_ROWS else [layer or 0]
+        first = max(0, -back.first_key)
+        rows = [
+            Place(f"layer {i} head {j}", pick=f"{place}:{i}:{j}", look="chosen" if (i, j) == (layer, head) else "")
+            for i in layers for j in range(n_head)
+        ]  # fmt: skip
+        values = [back.probs[i, j, first:] for i in layers for j in range(n_head)]
+        columns = [short(label) for label in labels[max(0, back.first_key) : place]]
+        bar = back.segment - max(0, back.first_key)
+        parts = [matrix(values, rows, columns, room, bar if 0 < bar < n_key - first else None)]
+        if len(layers) < n_layer:
+            picks = [(str(i), f"{place}:{i}:0") for i in range(n_layer)]
+            parts.insert(0, choices("Layer", picks, f"{place}:{layers[0]}:0"))
+        picks = [("mean of all heads", str(place))]
+        parts.insert(0, choices("Shown above:", picks, str(place) if layer is None else ""))
+        return element("div", *parts)
+
+    # --------------------------------------------------------------------------------------------------------- units
+
+    def _unit(self):
+        return {"bpc": "bits_a_token", "ppl": "perplexity"}[self.metric]
+
+    def _in_units(self, nll):
+        return f"{to_metric(nll, self.metric):.3f}"
+
+    def _labels(self, ids):
+        return labels_of(self.vocab, ids)
+
+
+def labels_of(vocab: Vocab, ids: np.ndarray) -> list[str]:
+    """What the page writes for tokens: their text, the end of a line as a newline, a word with a space behind it."""
+    if vocab.level == "subword":
+        return [vocab.token_bytes[i].decode("utf-8", "backslashreplace") or vocab.symbols[i] for i in ids]
+    symbols = [vocab.symbols[i].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for i in ids]
+    if vocab.level != "word":
+        return symbols
+    return ["\n" if symbol == vocab.eos else f"{symbol} " for symbol in symbols]

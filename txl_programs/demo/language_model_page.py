@@ -1,0 +1,213 @@
+"""The page of language models: Write, Read, Remember."""
+
+import time
+
+import gradio as gr
+
+from txl_programs.demo.language_model import LanguageModelView
+from txl_programs.demo.limits import Limits, Shelf
+from txl_programs.demo.pieces import side_by_side
+from txl_programs.demo.wiring import (
+    Asked,
+    Board,
+    answered,
+    in_turns,
+    pictures,
+    room_of,
+    stop_button,
+)
+from txl_tf.config import REPETITION_WINDOW
+from txl_tf.data.vocabulary import unescape
+from txl_tf.schema import brief
+
+SECONDS = 0.05  # between two looks at a text that is written
+SAMPLING = "temperature top_k top_p min_p repetition_penalty repetition_window seed".split()
+# To begin with; left out where a run cannot spell it.
+PROMPT = "The import statement"
+PASSAGE = (
+    'The "with" statement is used to wrap the execution of a block with methods defined by a context manager. The '
+    'context manager is entered before the block is executed, and it is left after the block, also where the block '
+    'raises an exception. A "with" statement with more than one context manager is the same as several "with" '
+    "statements, one in the other. The context manager of the first one is left last."
+)  # fmt: skip
+
+
+def whole_or_nothing(name: str, text: str | None) -> int | None:
+    """The whole number of a text box; `None` where it is empty. A number box of Gradio's would make it 0."""
+    if not (text or "").strip():
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a whole number, or empty, got {brief(text)}") from error
+
+
+class LanguageModelPage(Board):
+    """The page of the language models among the runs."""
+
+    def __init__(self, runs: list, limits: Limits):
+        super().__init__({run.name: LanguageModelView(run, limits) for run in runs}, limits)
+        self.shelf = Shelf(2 * limits.visitors)
+
+    def build(self) -> None:
+        """Adds the components."""
+        names = self.choose()
+        with gr.Tab("Write"):
+            self._build_write(names)
+        with gr.Tab("Read"):
+            gr.Markdown("How likely the model finds each token of a text. Click one: what else could stand there.")
+            self._build_reading(names, self.read, self.show_alternatives, "read")
+        with gr.Tab("Remember"):
+            gr.Markdown("What the memory is worth at each token. Click one: where every layer and head looks.")
+            self._build_reading(names, self.remember, self.show_look, "remember")
+
+    def spelled(self, text: str) -> str:
+        """A text to begin with, or nothing where one of the runs cannot spell it."""
+        try:
+            for view in self.views.values():
+                view.encode(text)
+        except ValueError:
+            return ""
+        return text
+
+    # --------------------------------------------------------------------------------------------------------- write
+
+    def _build_write(self, names):
+        limits = self.limits
+        prompt = gr.Textbox(self.spelled(PROMPT), label="Prompt", lines=3, max_lines=12, elem_id="prompt")
+        with gr.Row():
+            most = limits.max_new_tokens
+            number = gr.Slider(1, most, min(200, most), step=1, label="New tokens", elem_id="new-tokens")
+            rows = gr.Slider(1, limits.max_rows, 1, step=1, label="Samples", visible=limits.max_rows > 1)
+            temperature = gr.Slider(0, 2, 0.8, step=0.05, label="Temperature", info="0 takes the most likely token")
+        with gr.Accordion("More options", open=False, elem_id="more"):
+            more = self._build_options()
+        with gr.Row():
+            write = gr.Button("Write", variant="primary", min_width=80, scale=0, elem_id="write")
+            go_on = gr.Button("Continue", min_width=110, scale=0, elem_id="continue")
+            stop = gr.Row(scale=0)
+        key, shown = gr.State(""), pictures("written")
+        options = [number, temperature, *more]
+        outputs = [shown, key]
+        events = [
+            write.click(self.write, [names, prompt, rows, *options], outputs),
+            prompt.submit(self.write, [names, prompt, rows, *options], outputs),
+            go_on.click(self.go_on, [key, *options], outputs),
+        ]
+        with stop:
+            stop_button("stop", *events)
+
+    def _build_options(self):
+        """The components of the other options, in the order of `_options`."""
+        with gr.Row():
+            top_k = gr.Textbox("", label="Top k", info="likeliest tokens; empty: all", elem_id="top-k")
+            top_p = gr.Slider(0.01, 1, 1, step=0.01, label="Top p", info="share of the probability")
+            min_p = gr.Slider(0, 0.99, 0, step=0.01, label="Min p", info="times the likeliest one's")
+        with gr.Row():
+            penalty = gr.Slider(0.5, 3, 1, step=0.05, label="Repetition penalty", info="above 1: fewer")
+            window = gr.Number(REPETITION_WINDOW, label="Repetition window", precision=0, info="last tokens")
+            seed = gr.Textbox("", label="Seed", info="empty: drawn anew", elem_id="seed")
+        with gr.Row():
+            stop = gr.Textbox("", label="Stop strings", lines=2, info=r"one a line; \n is a newline")
+            newline = gr.Checkbox(False, label="Stop at the end of a line")
+            document = gr.Checkbox(True, label="Stop at the end of a document")
+        return [top_k, top_p, min_p, penalty, window, seed, stop, newline, document]
+
+    def _options(self, *values):
+        """Options of a `LanguageModelView` from what the components say."""
+        *sampling, stop, newline, document = values
+        given = dict(zip(SAMPLING, sampling, strict=True))
+        given |= {name: whole_or_nothing(name, given[name]) for name in ("top_k", "seed")}
+        ends = [unescape(line) for line in (stop or "").split("\n") if line]
+        stops = {"stop_strings": ends, "stop_at_newline": bool(newline), "stop_at_document": bool(document)}
+        return {"sampling": {name: value for name, value in given.items() if value is not None}, "stops": stops}
+
+    @answered
+    def write(self, names, prompt, rows, number, *values):
+        """Writes samples of the chosen runs: yields pictures, and the key to continue them with."""
+        views, options = self.chosen(names), self._options(*values)
+        number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
+        rows = self.limits.check_number("Samples", rows, self.limits.max_rows)
+        texts = {name: view.start(prompt, rows, options) for name, view in views.items()}
+        key = self.shelf.put((prompt, texts))
+        yield from self._write(prompt, texts, number, options, key)
+
+    @answered
+    def go_on(self, key, number, *values):
+        """Continues what `write` has written."""
+        kept, options = self.shelf.get(key), self._options(*values)
+        if kept is None:
+            raise ValueError("There is nothing to continue, or it has been forgotten: write a text first.")
+        prompt, texts = kept
+        number = self.limits.check_number("New tokens", number, self.limits.max_new_tokens)
+        for name in texts:
+            self.views[name].check(options)
+        yield from self._write(prompt, texts, number, options, key)
+
+    def _write(self, prompt, texts, number, options, key):
+        def show(writing):
+            shown = {name: self.views[name].show_written(prompt, some, writing) for name, some in texts.items()}
+            return side_by_side(shown, list(texts)), key
+
+        yield show(True)
+        steps = [self.views[name].write(some, number, options) for name, some in texts.items()]
+        seen = time.monotonic()
+        while steps:
+            steps = [step for step in steps if next(step, "ended") is None]
+            if time.monotonic() > seen + SECONDS:
+                yield show(True)
+                seen = time.monotonic()
+        yield show(False)
+
+    # --------------------------------------------------------------------------------------------- read and remember
+
+    def _build_reading(self, names, read, look, name):
+        text = gr.Textbox(self.spelled(PASSAGE), label="Text", lines=4, max_lines=20, elem_id=f"{name}-text")
+        with gr.Row():
+            button = gr.Button("Read", variant="primary", min_width=80, scale=0, elem_id=name)
+            stop = gr.Row(scale=0)
+        asked = gr.State(Asked())
+        shown, detail = pictures(f"{name}-shown"), pictures(f"{name}-detail")
+        event = button.click(read, [names, text], [shown, asked]).then(lambda: "", None, detail)
+        with stop:
+            stop_button(f"{name}-stop", event)
+        for place in (shown, detail):
+            place.click(look, asked, [detail, asked])
+
+    @answered
+    def read(self, names, text):
+        """A text coloured by nll."""
+        views = self.chosen(names)
+        for shown in in_turns({name: view.read(text) for name, view in views.items()}):
+            yield shown, Asked(text, tuple(views), {})
+
+    @answered
+    def remember(self, names, text):
+        """A text coloured by what the memory saves."""
+        views = self.chosen(names)
+        for shown in in_turns({name: view.remember(text) for name, view in views.items()}):
+            yield shown, Asked(text, tuple(views), {})
+
+    @answered
+    def show_alternatives(self, asked, data: gr.EventData):
+        """What could stand at the place that was clicked."""
+        asked = self._pick(asked, data)
+        found = {name: self.views[name].alternatives(asked.text, pick) for name, pick in asked.of_runs.items()}
+        yield side_by_side(found, asked.names), asked
+
+    @answered
+    def show_look(self, asked, data: gr.EventData):
+        """Where heads look from the place that was clicked."""
+        asked = self._pick(asked, data)
+        room = room_of(asked.of_runs)
+        found = {name: self.views[name].look(asked.text, pick, room) for name, pick in asked.of_runs.items()}
+        yield side_by_side(found, asked.names), asked
+
+    def _pick(self, asked, data):
+        """The click in its run, and in the others that have the same tokens at the same places."""
+        name, pick = self.clicked(asked, data)
+        if ":" in pick:
+            return asked._replace(of_runs={**asked.of_runs, name: pick})
+        vocab = self.views[name].vocab
+        alike = [other for other in asked.names if vocab.difference(self.views[other].vocab) is None]
+        return asked._replace(of_runs=dict.fromkeys(alike, pick))

@@ -1,0 +1,66 @@
+"""What a visitor of the page may ask for, and what is kept of visitors."""
+
+import collections
+import dataclasses
+import secrets
+import threading
+from typing import Any
+
+CHARACTERS_OF_A_TOKEN = 20  # a text of more characters than this for every token is not even cut into tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Bounds of a request. Each raises ValueError with a sentence for the page."""
+
+    max_tokens: int = 2000  # of a text that is read
+    max_new_tokens: int = 500  # of a text that is written
+    max_rows: int = 4  # samples of a text
+    visitors: int = 4  # that are answered at a time
+
+    @property
+    def waiting(self) -> int:
+        """Requests that may wait; who comes after them is told so."""
+        return 8 * self.visitors
+
+    def check_text(self, text: Any, name: str = "The text") -> str:
+        """A text of few enough characters, and of at least one."""
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{name} is empty: type or paste something.")
+        most = CHARACTERS_OF_A_TOKEN * self.max_tokens
+        if len(text) > most:
+            raise ValueError(f"{name} has {len(text):,} characters; this page takes at most {most:,}.")
+        return text
+
+    def check_tokens(self, number: int, name: str = "The text") -> None:
+        if number > self.max_tokens:
+            raise ValueError(f"{name} has {number:,} tokens; this page takes at most {self.max_tokens:,}.")
+
+    def check_number(self, name: str, value: Any, most: int) -> int:
+        """A whole number from 1 to `most`, which may come as a float."""
+        if not isinstance(value, (int, float)) or not float(value).is_integer() or not 1 <= value <= most:
+            raise ValueError(f"{name} must be a whole number from 1 to {most:,}, got {value!r}.")
+        return int(value)
+
+
+class Shelf:
+    """A few things that visitors come back for, by keys that nobody guesses; the oldest one is forgotten."""
+
+    def __init__(self, most: int):
+        self.most, self._things, self._lock = most, collections.OrderedDict(), threading.Lock()
+
+    def put(self, thing: Any) -> str:
+        """Keeps a thing: its key."""
+        key = secrets.token_urlsafe(16)
+        with self._lock:
+            self._things[key] = thing
+            while len(self._things) > self.most:
+                self._things.popitem(last=False)
+        return key
+
+    def get(self, key: Any) -> Any:
+        """What was put under a key; `None` where it is forgotten."""
+        with self._lock:
+            if key in self._things:
+                self._things.move_to_end(key)
+            return self._things.get(key)

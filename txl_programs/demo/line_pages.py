@@ -1,0 +1,113 @@
+"""The pages of what answers a line: encoder-decoders and taggers."""
+
+import gradio as gr
+
+from txl_programs.demo.encoder_decoder import BEAMS, EncoderDecoderView
+from txl_programs.demo.limits import Limits
+from txl_programs.demo.pieces import side_by_side
+from txl_programs.demo.tagger import TaggerView
+from txl_programs.demo.wiring import Asked, Board, answered, pictures, room_of
+
+SOURCE = "Sat the 21st of Nov 2026"
+SENTENCES = {
+    "char": "高勇：男，中国国籍，中国科技会堂专家委员会专家，大学本科学历，工程师。",
+    "word": "John Smith lives in New York .",
+}
+
+
+class EncoderDecoderPage(Board):
+    """The page of the encoder-decoders among the runs."""
+
+    def __init__(self, runs: list, limits: Limits):
+        super().__init__({run.name: EncoderDecoderView(run, limits) for run in runs}, limits)
+
+    def build(self) -> None:
+        """Adds the components."""
+        gr.Markdown("The best targets for a source. Click one: where each head looks while it is written.")
+        names = self.choose()
+        source = gr.Textbox(self.spelled(SOURCE), label="Source", elem_id="source")
+        with gr.Row():
+            beams = gr.Radio(BEAMS, value=BEAMS[-2], label="Beams")
+            n_best = gr.Slider(1, max(BEAMS), 3, step=1, label="Targets")
+            penalty = gr.Slider(0, 2, 0.6, step=0.1, label="Length penalty")
+        button = gr.Button("Translate", variant="primary", min_width=80, scale=0, elem_id="translate")
+        asked, shown, detail = gr.State(Asked()), pictures("targets"), pictures("cross")
+        inputs, outputs = [names, source, beams, n_best, penalty], [shown, asked]
+        for event in (button.click, source.submit):
+            event(self.translate, inputs, outputs).then(lambda: "", None, detail)
+        for place in (shown, detail):
+            place.click(self.look, asked, [detail, asked])
+
+    def spelled(self, text: str) -> str:
+        """A text to begin with, or nothing where one of the runs cannot spell it."""
+        try:
+            for view in self.views.values():
+                view.reader.encode(text)
+        except ValueError:
+            return ""
+        return text
+
+    @answered
+    def translate(self, names, source, beams, n_best, penalty):
+        """The best targets of every chosen run."""
+        views = self.chosen(names)
+        n_best = self.limits.check_number("Targets", n_best, max(BEAMS))
+        found = {name: view.translate(source, beams, n_best, penalty) for name, view in views.items()}
+        targets = {name: [target.text for target in some] for name, some in found.items()}
+        shown = {name: views[name].show(some) for name, some in found.items()}
+        yield side_by_side(shown, list(views)), Asked(source, tuple(views), targets)
+
+    @answered
+    def look(self, asked, data: gr.EventData):
+        """Cross-attention of the target that was clicked."""
+        name, pick = self.clicked(asked, data)
+        targets = asked.of_runs[name]
+        i = pick.partition(":")[0]
+        if not (i.isascii() and i.isdigit() and int(i) < len(targets)):
+            raise ValueError("This click is of another source: translate anew.")
+        shown = {name: self.views[name].look(asked.text, targets[int(i)], pick)}
+        yield side_by_side(shown, asked.names), asked
+
+
+class TaggerPage(Board):
+    """The page of the taggers among the runs."""
+
+    def __init__(self, runs: list, limits: Limits):
+        super().__init__({run.name: TaggerView(run, limits) for run in runs}, limits)
+
+    def build(self) -> None:
+        """Adds the components."""
+        gr.Markdown("The entities of a sentence, with types and probabilities, and what the network looks at.")
+        names = self.choose()
+        level = next(iter(self.views.values())).run.model.token_level
+        text = gr.Textbox(SENTENCES[level], label="Sentence", elem_id="sentence")
+        button = gr.Button("Tag", variant="primary", min_width=80, scale=0, elem_id="tag")
+        asked, shown = gr.State(Asked()), pictures("tagged")
+        for event in (button.click, text.submit):
+            event(self.tag, [names, text], [shown, asked])
+        shown.click(self.look, asked, [shown, asked])
+
+    @answered
+    def tag(self, names, text):
+        """The entities of every chosen run."""
+        asked = Asked(text, tuple(self.chosen(names)), {})
+        yield self._show(asked), asked
+
+    @answered
+    def look(self, asked, data: gr.EventData):
+        """What the clicked item attends to; or the sentence without a word, or with it again."""
+        name, pick = self.clicked(asked, data)
+        left_out, before = asked.of_runs.get(name, (frozenset(), ""))
+        if pick.startswith(("out:", "in:")):
+            now = self.views[name].toggled(asked.text, left_out, pick), before
+        else:
+            now = left_out, pick
+        asked = asked._replace(of_runs={**asked.of_runs, name: now})
+        yield self._show(asked), asked
+
+    def _show(self, asked):
+        shown, room = {}, room_of(asked.names)
+        for name in asked.names:
+            left_out, pick = asked.of_runs.get(name, (frozenset(), ""))
+            shown[name] = self.views[name].show(asked.text, left_out, pick, room)
+        return side_by_side(shown, asked.names)

@@ -1,0 +1,232 @@
+"""HTML pieces of the page.
+
+`element` is the only place where text becomes HTML: what is not `Markup` is escaped there, and control characters are
+written like \\x1b. Colours are shares from 0 to 1, which style.py mixes with the page's own colours, light or dark.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup, escape
+
+from txl_tf.data.vocabulary import visible
+
+ROOM = 1080  # pixels of a picture that has the page to itself
+CELL, LEAST_CELL, ROW = 18, 6.5, 18  # pixels of a matrix
+ITEM, LEAST_ITEM = 34, 22  # pixels of a character in a lattice
+LETTER = 7.3  # pixels of a character in its labels
+LONGEST = 14  # characters of a label
+SEEN = 0.004  # least probability that is drawn
+
+
+class Span(NamedTuple):
+    """An entity in a text."""
+
+    start: int
+    end: int  # exclusive
+    kind: str
+    prob: float
+
+
+class Place(NamedTuple):
+    """A token or a word of a picture: what it reads, how strongly it is coloured, what a click on it says."""
+
+    text: str
+    share: float = 0.0
+    title: str | None = None
+    pick: str | None = None
+    look: str = ""  # classes of style.py
+
+
+def element(name: str, *children: object, **attributes: object) -> Markup:
+    """An element. Children and values that are no `Markup` are text; attributes that are `None` are left out.
+
+    `class_` is written as class, `data_pick` as data-pick.
+    """
+    inner = Markup("").join(map(_safe, children))
+    given = {key.strip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    pairs = Markup("").join(Markup(' {}="{}"').format(key, _safe(value)) for key, value in given.items())
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(name), pairs, inner)
+
+
+def _safe(value):
+    return value if isinstance(value, Markup) else escape(visible(str(value)))
+
+
+def notice(text: str, look: str = "error") -> Markup:
+    """A sentence to the visitor."""
+    return element("p", text, class_=f"notice {look}")
+
+
+def side_by_side(sections: dict[str, Markup], names: Sequence[str]) -> Markup:
+    """What some of the runs of these names answer, each below its name, which is left out where there is one run.
+
+    A click in a section says the place of its run among the names.
+    """
+    columns = []
+    for name, body in sections.items():
+        head = [element("h3", name)] if len(names) > 1 else []
+        columns.append(element("section", *head, body, data_run=names.index(name)))
+    return element("div", *columns, class_="answer sides" if len(columns) > 1 else "answer")
+
+
+def figure(title: str, *body: Markup, note: str = "") -> Markup:
+    """A picture below its title, and a note on how to read it."""
+    notes = [element("p", note, class_="note")] if note else []
+    return element("div", element("h4", title), *body, *notes, class_="figure")
+
+
+def facts(**values: str) -> Markup:
+    """Names and numbers in one line; `_` is a space in a name."""
+    return element(
+        "p", *(element("span", element("b", v), f" {k.replace('_', ' ')}") for k, v in values.items()), class_="facts"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ texts
+
+
+def tokens(places: Iterable[Place]) -> Markup:
+    """A text token by token, each on its colour. A newline is shown, and begins a line."""
+    return element("div", *map(_token, places), class_="tokens")
+
+
+def _token(place):
+    shown = place.text.replace("\n", "↵").replace("\t", "⇥")
+    span = element(
+        "span", shown, class_=f"token {place.look}".strip(), style=f"--a:{min(1, place.share):.3f}", title=place.title,
+        data_pick=place.pick, tabindex=0 if place.pick else None, role="button" if place.pick else None,
+    )  # fmt: skip
+    return span + Markup("<br>") * place.text.count("\n")
+
+
+def legend(low: str, high: str, look: str = "hot") -> Markup:
+    """What the colours mean, from nothing to the strongest."""
+    return element("p", low, element("span", class_=f"scale {look}"), high, class_="legend")
+
+
+def bars(rows: Iterable[tuple[str, float, str]], look: str = "cool", chosen: int | None = None) -> Markup:
+    """Rows of a name, a share from 0 to 1 and what it says."""
+    lines = [
+        element(
+            "div", element("span", name, class_="name"),
+            element("span", element("span", class_=look, style=f"width:{100 * share:.1f}%"), class_="bar"),
+            element("span", said, class_="said"), class_="line chosen" if i == chosen else "line",
+        )
+        for i, (name, share, said) in enumerate(rows)
+    ]  # fmt: skip
+    return element("div", *lines, class_="bars")
+
+
+def marked(text: str, spans: Sequence[Span], kinds: Sequence[str]) -> Markup:
+    """A text with its entities, which do not overlap, their types and probabilities; a type has a colour."""
+    parts, end = [], 0
+    for span in spans:
+        name = element("small", f"{span.kind} {span.prob:.2f}")
+        parts += [text[end : span.start]]
+        parts += [element("mark", text[span.start : span.end], name, class_=f"kind{kinds.index(span.kind) % 6}")]
+        end = span.end
+    return element("p", *parts, text[end:], class_="marked")
+
+
+def choices(name: str, options: Iterable[tuple[str, str]], chosen: str) -> Markup:
+    """Small buttons, each a text and what a click on it says."""
+    buttons = [
+        element("button", text, data_pick=pick, class_="chip chosen" if pick == chosen else "chip", type="button")
+        for text, pick in options
+    ]
+    return element("p", element("span", name), *buttons, class_="chips")
+
+
+# --------------------------------------------------------------------------------------------------------- pictures
+
+
+def short(label: str) -> str:
+    """A label that fits beside a picture: a space and a newline are shown, the rest of a long one is left out."""
+    label = label.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+    return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
+
+
+def matrix(
+    values: Sequence[Sequence[float]], rows: Sequence[Place], columns: Sequence[str], room: int, bar: int | None = None
+) -> Markup:
+    """A picture of probabilities, from rows to columns, coloured by their roots: most are small.
+
+    Args:
+        values: `[rows, columns]`.
+        rows: labels at the left; a click on one says its pick.
+        columns: labels above, upright where they are single characters.
+        room: pixels that it should fit into, if they are not far too few.
+        bar: a line is drawn left of this column.
+    """
+    upright = max(map(len, columns), default=0) <= 1
+    left = 10 + LETTER * max((len(row.text) for row in rows), default=0)
+    top = 18 if upright else 10 + LETTER * max(map(len, columns), default=0)
+    cell = min(CELL, max(LEAST_CELL, (room - left) / max(1, len(columns))))
+    parts = [_column_label(name, left + cell * (j + 0.5), top - 5, upright, cell) for j, name in enumerate(columns)]
+    for i, row in enumerate(rows):
+        y, look = top + ROW * i, f"label {row.look}".strip()
+        label = {"x": left - 6, "y": y + 13, "text_anchor": "end", "data_pick": row.pick, "class_": look}
+        parts.append(element("text", row.text, **label))
+        parts += _cells(values[i], left, y, cell, f"{row.text} → ", columns)
+    width, height = left + cell * len(columns) + 4, top + ROW * len(rows) + 4
+    if bar is not None:
+        x = left + cell * bar
+        parts.append(element("line", x1=x, x2=x, y1=top - 2, y2=height - 2, class_="memory"))
+    return picture(width, height, *parts)
+
+
+def _cells(values, left, y, cell, title, columns):
+    size = {"width": round(cell - min(1, cell / 10), 2), "height": ROW - 1, "class_": "hot"}
+    return [
+        element(
+            "rect", element("title", f"{title}{columns[j]}: {value:.3f}"), x=round(left + cell * j, 2), y=y,
+            style=f"--a:{value**0.5:.3f}", **size,
+        )
+        for j, value in enumerate(values)
+        if value >= SEEN
+    ]  # fmt: skip
+
+
+def _column_label(name, x, y, upright, cell):
+    size = {"class_": "column", "style": f"--size:{min(12, 1.45 * cell):.1f}px"}
+    if upright:
+        return element("text", name, x=round(x, 2), y=y, text_anchor="middle", **size)
+    return element("text", name, x=x, y=y + 4, transform=f"rotate(-90 {x} {y})", **size)
+
+
+def picture(width: float, height: float, *parts: Markup) -> Markup:
+    """An SVG picture of its own size, which scrolls where the page is narrower."""
+    drawn = element("svg", *parts, width=f"{width:.0f}", height=f"{height:.0f}", role="img")
+    return element("div", drawn, class_="picture")
+
+
+def lattice(characters: Sequence[Place], words: Sequence[tuple[int, int, Place]], wide: float) -> Markup:
+    """The characters of a sentence in a row, and below them the words of the lexicon, each under what it spans.
+
+    Args:
+        characters: in their order.
+        words: first character, last one (exclusive), and what the word looks like.
+        wide: pixels of a character.
+    """
+    parts, tall = [], 30
+    for i, place in enumerate(characters):
+        parts += _item(place, wide * i, 0, wide, tall)
+    levels = []  # where the last word of each row ends
+    for start, end, place in words:
+        level = next((i for i, last in enumerate(levels) if last <= start), len(levels))
+        levels[level : level + 1] = [end]
+        parts += _item(place, wide * start, (tall + 6) * (level + 1) + 6, wide * (end - start), tall)
+    height = (tall + 6) * (len(levels) + 1) + 6
+    return picture(wide * len(characters) + 2, height, *parts)
+
+
+def _item(place, x, y, width, height):
+    """A box with its text, which is taken by a click as a whole."""
+    box = element(
+        "rect", x=x + 1, y=y + 1, width=width - 3, height=height - 2, rx=6, class_=f"item {place.look}".strip(),
+        style=f"--a:{min(1, place.share):.3f}",
+    )  # fmt: skip
+    text = element("text", short(place.text), x=x + width / 2, y=y + height / 2 + 6, text_anchor="middle")
+    title = [element("title", place.title)] if place.title else []
+    return [element("g", *title, box, text, data_pick=place.pick, class_="pick" if place.pick else None)]

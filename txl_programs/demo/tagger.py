@@ -1,0 +1,153 @@
+"""What a tagger finds in a sentence, its lattice, where characters look, and what a word of the lexicon changes."""
+
+from collections.abc import Collection
+
+import numpy as np
+from markupsafe import Markup
+
+from txl_programs.demo.limits import Limits
+from txl_programs.demo.pieces import (
+    ITEM,
+    LEAST_ITEM,
+    ROOM,
+    Place,
+    Span,
+    choices,
+    element,
+    figure,
+    lattice,
+    legend,
+    marked,
+)
+from txl_programs.demo.runs import OpenRun, picked
+from txl_tf.data.tagged.sentences import encoder_of
+from txl_tf.models.taggers.text_tagger import TextTagger
+
+MOST_DRAWN = 200  # tokens of a picture
+WORD = 90  # pixels of a token that is a word
+
+
+class TaggerView:
+    """A run of a tagger.
+
+    Args:
+        run: `OpenRun`.
+        limits: `Limits`.
+    """
+
+    def __init__(self, run: OpenRun, limits: Limits):
+        self.run, self.limits = run, limits
+        self.tagger = TextTagger(run.model, encoder_of(*run.vocabs))
+        self.network = run.model.network
+
+    def split(self, text: str) -> list[str]:
+        """The tokens of a sentence. Raises ValueError with a sentence for the page."""
+        text = self.limits.check_text(text, "The sentence").strip("\n")
+        if "\n" in text:
+            raise ValueError("The sentence has several lines: this page tags one.")
+        tokens = self.tagger.split(text)
+        if not tokens:
+            raise ValueError("The sentence is empty: type or paste something.")
+        self.limits.check_tokens(len(tokens), "The sentence")
+        return tokens
+
+    def entities(self, text: str, left_out: Collection[str] = ()) -> list[Span]:
+        """The entities of a sentence by characters, without words of the lexicon that are left out."""
+        tokens = self.split(text)
+        with self.run.lock:
+            (found,) = self.tagger.tag([tokens], left_out)
+        rows = self.tagger.describe(text.strip("\n"), found)["entities"]
+        return [Span(row["start"], row["end"], row["kind"], row["prob"]) for row in rows]
+
+    def show(self, text: str, left_out: Collection[str] = (), pick: str = "", room: int = ROOM) -> Markup:
+        """The entities, and the sentence as the network has it: characters, and words of the lattice.
+
+        Args:
+            text: a sentence.
+            left_out: words to take out of the lexicon; the entities with all words are shown, too.
+            pick: "item", for the mean of all heads, or "item:layer:head": what that item attends to is coloured.
+            room: pixels of the picture.
+        """
+        spans, kinds = self.entities(text), self.run.model.kinds
+        parts = [figure("Entities", marked(text.strip("\n"), spans, kinds))]
+        if left_out:
+            without = self.entities(text, left_out)
+            title = f"Without {', '.join(sorted(left_out))}: {changed(spans, without)}"
+            parts.append(figure(title, marked(text.strip("\n"), without, kinds)))
+        return element("div", *parts, self._show_items(text, left_out, pick, room))
+
+    def _show_items(self, text, left_out, pick, room):
+        """The characters, the words of the lattice and what is attended to."""
+        tokens = self.split(text)
+        most = min(MOST_DRAWN, self.tagger.most)
+        if len(tokens) > most:
+            said = f"No picture: the sentence has {len(tokens):,} tokens, and a picture at most {most}."
+            return element("p", said, class_="note")
+        with self.run.lock:
+            items, probs = self.tagger.attention(tokens, left_out)
+        item, layer, head = self._picked(pick, len(items))
+        shares = np.zeros([len(items)])
+        if item is not None:
+            shares = (probs.mean((0, 1)) if layer is None else probs[layer, head])[item]
+        places = [
+            Place(found.text, float(shares[i]) ** 0.5, f"{found.text}: {shares[i]:.3f} of the attention", str(i),
+                  "asked" if i == item else "hot")
+            for i, found in enumerate(items)
+        ]  # fmt: skip
+        n = len(tokens)
+        words = [(found.start, found.end, place) for found, place in zip(items[n:], places[n:], strict=True)]
+        wide = min(ITEM, max(LEAST_ITEM, room / n)) if self.run.model.token_level == "char" else WORD
+        drawn = [lattice(places[:n], words, wide), *self._heads(item, layer, head)]
+        title = "The lattice: characters, and the words that the lexicon finds" if words else "What the network reads"
+        note = "Click a character or a word: what it attends to is coloured."
+        return figure(title, *drawn, self._words(tokens, left_out), note=note)
+
+    def _picked(self, pick, number):
+        """`(item, layer, head)` of a click; `None` where it does not say."""
+        if not pick:
+            return None, None, None
+        item, *of_head = picked(pick, 1, 3)
+        layer, head = of_head or (None, None)
+        if item >= number:  # of a lattice with more words
+            return None, None, None
+        if of_head and not (layer < self.network.n_layer and head < self.network.n_head):
+            raise ValueError("This click is of another model: tag the sentence anew.")
+        return item, layer, head
+
+    def _heads(self, item, layer, head):
+        """Buttons for the mean of all heads and for each of them."""
+        if item is None:
+            return []
+        chosen = str(item) if layer is None else f"{item}:{layer}:{head}"
+        heads = [
+            choices(f"Layer {m}, head", [(str(h), f"{item}:{m}:{h}") for h in range(self.network.n_head)], chosen)
+            for m in range(self.network.n_layer)
+        ]
+        mean = choices("Attention", [("mean of all heads", str(item))], chosen)
+        return [legend("none", "most of the attention"), mean, *heads]
+
+    def _words(self, tokens, left_out):
+        """Buttons that take words out of the lexicon, and put them back."""
+        words = list(dict.fromkeys(match.word for match in self.tagger.encoder.matches(tokens)))
+        if not words:
+            return Markup("")
+        inside = [(f"{word} ✕", f"out:{word}") for word in words if word not in left_out]
+        outside = [(f"{word} ↺", f"in:{word}") for word in words if word in left_out]
+        rows = [choices("Take out of the lexicon", inside, "")] if inside else []
+        return element("div", *rows, *([choices("Put back", outside, "")] if outside else []))
+
+    def toggled(self, text: str, left_out: frozenset, pick: str) -> frozenset:
+        """The words that are left out after a click on "out:word" or "in:word"; only words of the sentence count."""
+        action, _, word = pick.partition(":")
+        known = {match.word for match in self.tagger.encoder.matches(self.split(text))}
+        return left_out & known | {word} & known if action == "out" else left_out & known - {word}
+
+
+def changed(before: list[Span], after: list[Span]) -> str:
+    """What is other in the entities of a sentence, in words."""
+    (old, new) = ({(span.start, span.end, span.kind): span.prob for span in spans} for spans in (before, after))
+    if set(old) != set(new):
+        gone, come = len(set(old) - set(new)), len(set(new) - set(old))
+        return f"{gone} of {len(old)} entities go, {come} come"
+    most = max((abs(old[key] - new[key]) for key in old), default=0.0)
+    return f"the same entities, probabilities change by at most {most:.3f}"

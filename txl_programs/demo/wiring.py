@@ -1,0 +1,117 @@
+"""What the pages of all tasks share: which runs answer, clicks in a picture, sentences where something is wrong."""
+
+import functools
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import gradio as gr
+from markupsafe import Markup
+
+from txl_programs.demo.limits import Limits
+from txl_programs.demo.pieces import ROOM, element, notice, side_by_side
+
+MOST_RUNS = 2  # side by side
+# A click on what has `data-pick` says so, and in which of the runs' columns; by keyboard, too.
+CLICKS = """
+const say = event => {
+  const target = event.target.closest('[data-pick]');
+  if (!target || !element.contains(target)) return;
+  const run = target.closest('[data-run]');
+  trigger('click', {pick: target.dataset.pick, run: run ? run.dataset.run : '0'});
+};
+element.addEventListener('click', say);
+element.addEventListener('keydown', event => { if (event.key === 'Enter') say(event); });
+"""
+
+
+class Asked(NamedTuple):
+    """What a visitor asked for last, which clicks are about."""
+
+    text: str = ""
+    names: tuple[str, ...] = ()
+    of_runs: dict = {}  # name of a run: what clicks in it need, or what was clicked
+
+
+class Board:
+    """The runs of one task and their views, of which a visitor chooses one or two.
+
+    Args:
+        views: name of a run -> its view.
+        limits: `Limits`.
+    """
+
+    def __init__(self, views: dict[str, Any], limits: Limits):
+        self.views, self.limits = views, limits
+
+    def choose(self) -> gr.CheckboxGroup:
+        """The component to choose runs with; one run needs none."""
+        names = list(self.views)
+        label = "Runs, at most two side by side"
+        return gr.CheckboxGroup(names, value=names[:MOST_RUNS], label=label, visible=len(names) > 1)
+
+    def chosen(self, names: Any) -> dict[str, Any]:
+        """The views of these names. Raises ValueError where there are none, or too many."""
+        found = {name: self.views[name] for name in names or () if name in self.views}
+        if not 1 <= len(found) <= MOST_RUNS:
+            raise ValueError(f"Choose one run, or two to compare; {len(found)} are chosen.")
+        return found
+
+    def clicked(self, asked: Asked, data: gr.EventData) -> tuple[str, str]:
+        """`(name, pick)`: in which run a visitor clicked, and on what."""
+        said = data._data if isinstance(data._data, dict) else {}
+        places, pick = {str(i): name for i, name in enumerate(asked.names)}, said.get("pick")
+        if str(said.get("run")) not in places or not isinstance(pick, str):
+            raise ValueError("Nothing has been asked yet, or this click is of another page.")
+        return places[str(said["run"])], pick
+
+
+def pictures(name: str) -> gr.HTML:
+    """A place for pieces, which hears of clicks.
+
+    Its template must stay "${value}": text that gets into a template by another way is run as JavaScript.
+    """
+    return gr.HTML("", html_template="${value}", js_on_load=CLICKS, elem_id=name, elem_classes="pictures")
+
+
+def room_of(names: Collection[str]) -> int:
+    """Pixels of a picture of each of these runs, side by side."""
+    return ROOM // max(1, len(names)) - (len(names) > 1) * 20
+
+
+def answered(function: Callable) -> Callable:
+    """A handler, of a generator of `(markup, state)`. Where it raises ValueError, the page has the sentence instead."""
+
+    @functools.wraps(function)
+    def answer(*arguments, **named):
+        try:
+            for markup, state in function(*arguments, **named):
+                yield str(markup), state
+        except ValueError as error:
+            yield str(notice(str(error))), gr.skip()
+
+    return answer
+
+
+def in_turns(steps: dict[str, Iterator[tuple[int, int, Markup | None]]]) -> Iterator[Markup]:
+    """What several runs make of a text, in turns: how far each is, then what it has found."""
+    shown, names = {}, list(steps)
+    while steps:
+        for name in list(steps):
+            done, total, found = next(steps[name])
+            shown[name] = found or progress(done, total)
+            if found is not None:
+                del steps[name]
+        yield side_by_side(shown, names)
+
+
+def progress(done: int, total: int) -> Markup:
+    """How far a text is read."""
+    bar = element("progress", value=done, max=total)
+    return element("p", bar, f" {done:,} of {total:,} tokens are read", class_="note")
+
+
+def stop_button(name: str, *events) -> gr.Button:
+    """A button that stops what these events began; what has been shown so far stays."""
+    button = gr.Button("Stop", variant="stop", min_width=80, scale=0, elem_id=name)
+    button.click(None, cancels=list(events), queue=False)
+    return button
