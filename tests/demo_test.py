@@ -4,6 +4,7 @@ tests/demo_browser_test.py has the page itself.
 """
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from txl_programs.demo.language_model import LanguageModelView, labels_of
 from txl_programs.demo.limits import Limits, Shelf
 from txl_programs.demo.pieces import Place, Span, element
 from txl_programs.demo.runs import OpenRun, picked
-from txl_programs.demo.tagger import changed
+from txl_programs.demo.tagger import TaggerView, changed
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.runs.folder import RunFolder
@@ -167,6 +168,16 @@ def test_what_a_word_changes_is_said():
         "the same entities, probabilities change by at most 0.200"
     )
     assert changed(spans, [spans[0], spans[1]._replace(kind="ORG")]) == "1 of 2 entities go, 1 come"
+
+
+def test_a_tagger_without_attention_shows_its_entities_and_says_so(monkeypatch):
+    view = TaggerView.__new__(TaggerView)
+    view.network, view.limits = object(), Limits()
+    view.tagger = SimpleNamespace(split=list, most=9)
+    monkeypatch.setattr(view, "entities", lambda *_: [Span(0, 2, "PER", 0.9)], raising=False)
+    view.run = SimpleNamespace(model=SimpleNamespace(kinds=["PER"]))
+    shown = view.show("高山来")
+    assert ">高山<small>PER 0.90</small></mark>来" in shown and "this network has none" in shown
 
 
 @pytest.fixture(scope="module")

@@ -146,3 +146,11 @@ def test_a_word_that_is_left_out_is_as_one_that_the_lexicon_has_not():
 def test_attention_is_of_a_sentence_that_the_network_takes(tokens):
     with pytest.raises(ValueError, match=f"tokens must be 1 to max_seq_len=7 for a picture, got {len(tokens)}"):
         text_tagger("tener", 7).attention(tokens)
+
+
+def test_a_network_without_attention_tags_and_says_that_it_has_none():
+    sizes = {"n_token": 6, "n_bigram": len(BIGRAMS), "d_embed": 6, "d_bigram": 4, "d_model": 8, "n_layer": 1}
+    tagging = TextTagger(txl_tf.Tagger(txl_tf.BiLSTM(**sizes), LABELS), ENCODERS["tener"])
+    assert len(tagging.tag(["abcd"])[0].tags) == 4
+    with pytest.raises(ValueError, match="a tagger with attention is needed, got one with BiLSTM"):
+        tagging.attention("abcd")

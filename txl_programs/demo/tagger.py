@@ -79,6 +79,8 @@ class TaggerView:
     def _show_items(self, text, left_out, pick, room):
         """The characters, the words of the lattice and what is attended to."""
         tokens = self.split(text)
+        if not hasattr(self.network, "attention_probs"):
+            return element("p", "No picture of attention: this network has none.", class_="note")
         most = min(MOST_DRAWN, self.tagger.most)
         if len(tokens) > most:
             said = f"No picture: the sentence has {len(tokens):,} tokens, and a picture at most {most}."

@@ -111,8 +111,11 @@ class TextTagger:
         """Where every layer and head looks in one sentence. Arguments: see `tag`.
 
         Raises:
-            ValueError: the sentence is empty, or longer than the network takes at a time.
+            ValueError: the network has no attention; the sentence is empty, or longer than it takes at a time.
         """
+        network = self.tagger.network
+        if not hasattr(network, "attention_probs"):
+            raise ValueError(f"a tagger with attention is needed, got one with {type(network).__name__}")
         if not 0 < len(tokens) <= self.most:
             raise ValueError(f"tokens must be 1 to max_seq_len={self.most} for a picture, got {len(tokens):,}")
         encoded = self.encoder.encode(tokens, left_out)
@@ -120,8 +123,7 @@ class TextTagger:
         inputs = {name: tf.constant(array) for name, array in features([encoded], self.lattice).items()}
         if not self.lattice:
             places = places[: encoded.n]
-        layers = range(self.tagger.network.n_layer)
-        probs = [self.tagger.network.attention_probs(inputs, layer)[:, 0] for layer in layers]
+        probs = [network.attention_probs(inputs, layer)[:, 0] for layer in range(network.n_layer)]
         items = [Item(first, last + 1, "".join(tokens[first : last + 1])) for first, last in places]
         return SentenceAttention(items, tf.cast(tf.stack(probs), tf.float32).numpy())
 
