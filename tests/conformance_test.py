@@ -211,4 +211,4 @@ def test_every_family_of_the_library_has_a_case():
     models = [case.make("float32") for case in (*MODELS, *SLOW)]
     networks = {type(getattr(model, "network", model)) for model in models}
     families = [family for family in FAMILIES.values() if family.network.__module__.startswith("txl_tf.")]
-    assert len(families) == 5 and {family.network for family in families} <= networks
+    assert len(families) == 6 and {family.network for family in families} <= networks

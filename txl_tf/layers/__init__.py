@@ -41,8 +41,8 @@ from txl_tf.layers.vanilla.multi_head_attention import (
 
 __all__ = [
     "AdaptiveEmbedding", "AdaptiveSoftmax", "CRF", "DecoderLayer", "Embeddings", "EncoderLayer", "FlatLayer",
-    "LatticeAttn", "LayerNorm", "MultiHeadAttention", "MultiHeadAttn", "PositionFusion", "PositionWiseFFN",
-    "PositionEmbedding", "PositionalEncoding", "PositionwiseFF", "RelMultiHeadAttn", "TenerAttn", "TenerLayer",
+    "LatticeAttn", "LayerNorm", "MultiHeadAttention", "MultiHeadAttn", "PositionEmbedding", "PositionFusion",
+    "PositionWiseFFN", "PositionalEncoding", "PositionwiseFF", "RelMultiHeadAttn", "TenerAttn", "TenerLayer",
     "TransformerLMLayer", "TransformerXLLayer", "adaptive_log_probs", "attend", "attention_probs",
     "create_look_ahead_mask", "create_mask", "create_padding_mask", "crf_decode", "crf_marginals", "crf_nll",
     "cross_entropy", "dropout", "embedding_lookup", "get_angles", "inverse_frequencies", "layer_norm",
