@@ -451,7 +451,9 @@ def test_folders_of_other_families_say_what_they_hold(made, tmp_path):
     with pytest.raises(ValueError, match=f"family must be transformer, got '{folder.name}': it is a tagger"):
         RunFolder(folder, "encoder_decoder").read_config()
     (tmp_path / "config.json").write_text('{"data": {}, "model": {}, "vocab": {}}')
-    with pytest.raises(ValueError, match="family must be tener or flat or bilstm, got 'transformer_xl': it is a language model"):
+    with pytest.raises(
+        ValueError, match="family must be tener or flat or bilstm, got 'transformer_xl': it is a language model"
+    ):
         RunFolder(tmp_path, "tagger").read_config()
 
 
