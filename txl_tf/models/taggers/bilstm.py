@@ -7,7 +7,6 @@ Shapes:
 import keras
 
 from txl_tf.config import BiLSTMConfig
-from txl_tf.data.tagged.batches import PADDING
 from txl_tf.layers.common.arguments import takes
 from txl_tf.layers.common.dropout import split
 from txl_tf.models.taggers.tener import SentenceNetwork
@@ -27,7 +26,6 @@ class BiLSTM(SentenceNetwork):
         Huang et al. 2015 (arXiv 1508.01991), with a CRF on top; the baseline of Yan et al. 2019 and of Li et al. 2020.
     """
 
-    input_dims = {"chars": "batch length", "bigrams": "batch length"}
     n_head = d_inner = 0  # a served model reckons with them what memory a request takes
 
     @takes(BiLSTMConfig, required=["n_token"])
@@ -41,14 +39,8 @@ class BiLSTM(SentenceNetwork):
 
     def build(self, *_, **__):
         self.build_tables()
-        width = self.d_embed + (self.d_bigram if self.n_bigram else 0)
-        for layer in self.stacked:
-            layer.build((None, None, width))
-            width = self.d_model
-
-    def mask_of(self, inputs):
-        """bool `[batch, length]`, true at characters."""
-        return inputs["chars"] != PADDING
+        for i, layer in enumerate(self.stacked):
+            layer.build((None, None, self.d_model if i else self.token_width))
 
     def call(self, inputs, training=None, dropout_key=None):
         inputs = self.checked(inputs)
@@ -58,6 +50,3 @@ class BiLSTM(SentenceNetwork):
             x = layer(x, mask=mask)
         x._keras_mask = mask
         return x
-
-    def compute_output_shape(self, inputs_shape):
-        return (*inputs_shape["chars"], self.d_model)

@@ -84,7 +84,7 @@ class Flat(SentenceNetwork):
     def build(self, *_, **__):
         self.build_tables()
         width = (None, None, self.d_model)
-        self.char_proj.build((None, None, self.d_embed + (self.d_bigram if self.n_bigram else 0)))
+        self.char_proj.build((None, None, self.token_width))
         self.lex_proj.build((None, None, self.d_embed))
         for layer in [*self.fusions, *self.stacked, self.last]:
             layer.build(width)

@@ -18,9 +18,13 @@ from txl_tf.layers.taggers.tener import TenerLayer
 
 
 class SentenceNetwork(Layer):
-    """Base of `Tener`, `Flat` and `BiLSTM`: inputs by their names, tables of embeddings, keys of dropout."""
+    """Base of `Tener`, `Flat` and `BiLSTM`: inputs by their names, tables of embeddings, keys of dropout.
 
-    input_dims = {}  # name of an input: its dimensions, as `check_tensors` takes them
+    It reads characters and bigrams, unless a subclass says otherwise.
+    """
+
+    # name of an input: its dimensions, as `check_tensors` takes them
+    input_dims = {"chars": "batch length", "bigrams": "batch length"}
 
     def __init__(self, seed, **kwargs):
         super().__init__(**kwargs)
@@ -61,7 +65,7 @@ class SentenceNetwork(Layer):
         return ids_of
 
     def embed_tokens(self, inputs, keys):
-        """Embeddings of tokens and bigrams, side by side: `[batch, length, d_embed + d_bigram]`."""
+        """Embeddings of tokens and bigrams, side by side: `[batch, length, token_width]`."""
         char_key, bigram_key, drop_char, drop_bigram = keys
         embedded = [dropout(self.lookup(self.embedding, inputs["chars"], char_key), self.embed_dropout, drop_char)]
         if self.n_bigram:
@@ -72,6 +76,18 @@ class SentenceNetwork(Layer):
     @property
     def needs_bigrams(self):
         return bool(self.n_bigram)
+
+    @property
+    def token_width(self):
+        """Width of the embeddings of a token and its bigram, side by side."""
+        return self.d_embed + (self.d_bigram if self.n_bigram else 0)
+
+    def mask_of(self, inputs):
+        """bool `[batch, length]`, true at characters."""
+        return inputs["chars"] != PADDING
+
+    def compute_output_shape(self, inputs_shape):
+        return (*inputs_shape["chars"], self.d_model)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -106,8 +122,6 @@ class Tener(SentenceNetwork):
         Yan et al. 2019; `TENER` of fastnlp/TENER.
     """
 
-    input_dims = {"chars": "batch length", "bigrams": "batch length"}
-
     @takes(TenerConfig, required=["n_token"])
     def __init__(self, *, seed=None, **kwargs):
         super().__init__(seed, **kwargs)
@@ -118,17 +132,13 @@ class Tener(SentenceNetwork):
 
     def build(self, *_, **__):
         self.build_tables()
-        self.in_fc.build((None, None, self.d_embed + (self.d_bigram if self.n_bigram else 0)))
+        self.in_fc.build((None, None, self.token_width))
         self.pos_table = None
         if self.pos_embed == "fix":
             shape = (self.max_seq_len + 1, self.d_model)
             self.pos_table = self.add_weight(name="pos_table", shape=shape, initializer="random_normal")
         for layer in self.stacked:
             layer.build((None, None, self.d_model))
-
-    def mask_of(self, inputs):
-        """bool `[batch, length]`, true at characters."""
-        return inputs["chars"] != PADDING
 
     def embed(self, inputs, keys=(None,) * 4):
         """The input of the first layer: `[batch, length, d_model]`."""
@@ -152,9 +162,6 @@ class Tener(SentenceNetwork):
             x = layer(x, mask, dropout_key=key)
         x._keras_mask = mask
         return x
-
-    def compute_output_shape(self, inputs_shape):
-        return (*inputs_shape["chars"], self.d_model)
 
     def attention_probs(self, inputs, layer):
         """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, length, length]`."""
