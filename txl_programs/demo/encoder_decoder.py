@@ -22,6 +22,7 @@ class EncoderDecoderView:
     def __init__(self, run: OpenRun, limits: Limits):
         self.run, self.limits, self.model = run, limits, run.model
         self.reader = Translator(self.model, *run.vocabs)
+        self.encode = self.reader.encode
 
     def translate(self, source: str, beam_size: int, n_best: int, length_penalty: float) -> list[Translation]:
         """The best targets of a line. Raises ValueError with a sentence for the page."""

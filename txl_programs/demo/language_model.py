@@ -132,10 +132,9 @@ class LanguageModelView:
     def read(self, text: str) -> Iterator[tuple[int, int, Markup | None]]:
         """Reads a text: yields `(tokens read, tokens, None)`, and at the end the picture, coloured by nll."""
         ids, nll = self.encode_two(text), []
-        readings = read_text(self.lm, ids, self.tgt_len, 1)
-        for reading in self._locked(readings):
-            nll.append(reading.nll)
-            yield reading.start + len(reading.nll), len(ids), None
+        for start, (some,) in self._locked(nll_by_memory(self.lm, ids, self.tgt_len, [self.mem_len])):
+            nll.append(some)
+            yield start + len(some), len(ids), None
         yield len(ids), len(ids), self._show_read(ids, np.concatenate(nll))
 
     def _locked(self, steps):

@@ -7,6 +7,7 @@ import gradio as gr
 from txl_programs.demo.language_model import LanguageModelView
 from txl_programs.demo.limits import Limits, Shelf
 from txl_programs.demo.pieces import side_by_side
+from txl_programs.demo.runs import OpenRun
 from txl_programs.demo.wiring import (
     Asked,
     Board,
@@ -45,8 +46,10 @@ def whole_or_nothing(name: str, text: str | None) -> int | None:
 class LanguageModelPage(Board):
     """The page of the language models among the runs."""
 
-    def __init__(self, runs: list, limits: Limits):
-        super().__init__({run.name: LanguageModelView(run, limits) for run in runs}, limits)
+    view = LanguageModelView
+
+    def __init__(self, runs: list[OpenRun], limits: Limits):
+        super().__init__(runs, limits)
         self.shelf = Shelf(2 * limits.visitors)
 
     def build(self) -> None:
@@ -60,15 +63,6 @@ class LanguageModelPage(Board):
         with gr.Tab("Remember"):
             gr.Markdown("What the memory is worth at each token. Click one: where every layer and head looks.")
             self._build_reading(names, self.remember, self.show_look, "remember")
-
-    def spelled(self, text: str) -> str:
-        """A text to begin with, or nothing where one of the runs cannot spell it."""
-        try:
-            for view in self.views.values():
-                view.encode(text)
-        except ValueError:
-            return ""
-        return text
 
     # --------------------------------------------------------------------------------------------------------- write
 

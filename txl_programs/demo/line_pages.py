@@ -3,7 +3,6 @@
 import gradio as gr
 
 from txl_programs.demo.encoder_decoder import BEAMS, EncoderDecoderView
-from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import side_by_side
 from txl_programs.demo.tagger import TaggerView
 from txl_programs.demo.wiring import Asked, Board, answered, pictures, room_of
@@ -18,8 +17,7 @@ SENTENCES = {
 class EncoderDecoderPage(Board):
     """The page of the encoder-decoders among the runs."""
 
-    def __init__(self, runs: list, limits: Limits):
-        super().__init__({run.name: EncoderDecoderView(run, limits) for run in runs}, limits)
+    view = EncoderDecoderView
 
     def build(self) -> None:
         """Adds the components."""
@@ -37,15 +35,6 @@ class EncoderDecoderPage(Board):
             event(self.translate, inputs, outputs).then(lambda: "", None, detail)
         for place in (shown, detail):
             place.click(self.look, asked, [detail, asked])
-
-    def spelled(self, text: str) -> str:
-        """A text to begin with, or nothing where one of the runs cannot spell it."""
-        try:
-            for view in self.views.values():
-                view.reader.encode(text)
-        except ValueError:
-            return ""
-        return text
 
     @answered
     def translate(self, names, source, beams, n_best, penalty):
@@ -72,8 +61,7 @@ class EncoderDecoderPage(Board):
 class TaggerPage(Board):
     """The page of the taggers among the runs."""
 
-    def __init__(self, runs: list, limits: Limits):
-        super().__init__({run.name: TaggerView(run, limits) for run in runs}, limits)
+    view = TaggerView
 
     def build(self) -> None:
         """Adds the components."""

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, element, notice, side_by_side
+from txl_programs.demo.runs import OpenRun
 
 MOST_RUNS = 2  # side by side
 # A click on what has `data-pick` says so, and in which of the runs' columns; by keyboard, too.
@@ -36,12 +37,27 @@ class Board:
     """The runs of one task and their views, of which a visitor chooses one or two.
 
     Args:
-        views: name of a run -> its view.
+        runs: `OpenRun` each.
         limits: `Limits`.
+
+    Attributes:
+        view: the class of the views, which a subclass names.
+        views: name of a run -> its view.
     """
 
-    def __init__(self, views: dict[str, Any], limits: Limits):
-        self.views, self.limits = views, limits
+    view: type
+
+    def __init__(self, runs: list[OpenRun], limits: Limits):
+        self.views, self.limits = {run.name: self.view(run, limits) for run in runs}, limits
+
+    def spelled(self, text: str) -> str:
+        """A text to begin with, or nothing where one of the runs cannot spell it."""
+        try:
+            for view in self.views.values():
+                view.encode(text)
+        except ValueError:
+            return ""
+        return text
 
     def choose(self) -> gr.CheckboxGroup:
         """The component to choose runs with; one run needs none."""

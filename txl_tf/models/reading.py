@@ -118,8 +118,10 @@ def nll_by_memory(
         check_integer("kept", number, 0, mem_len)
     mems = lm.initial_mems(1)
     for start, tokens, labels in _segments(ids, tgt_len):
-        yield start + 1, np.stack([lm.score(tokens, labels, last_of(mems, k))[0].numpy()[0] for k in kept])
-        _, mems = lm.score(tokens, labels, mems)
+        with_all, new_mems = lm.score(tokens, labels, mems)
+        found = [with_all if k == mem_len else lm.score(tokens, labels, last_of(mems, k))[0] for k in kept]
+        yield start + 1, np.stack([nll.numpy()[0] for nll in found])
+        mems = new_mems
 
 
 def memory_after(lm: LanguageModel, ids: np.ndarray, tgt_len: int) -> list[tf.Tensor]:

@@ -273,11 +273,11 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
             `(probs, new_mems)`: `[n_layer, n_head, batch, tgt_len, mem_len + tgt_len]`, and as the call.
         """
         hidden, arguments, mask = self.enter(tokens, mems)
-        probs, inputs = [], []
-        for layer, of_layer in zip(self.decoder_layers, arguments, strict=True):
-            probs.append(layer.rel_attn.attention_probs(hidden, *of_layer))
-            inputs.append(hidden)
-            hidden, _ = apply_layers([layer], hidden, [of_layer])
+        _, inputs = apply_layers(self.decoder_layers, hidden, arguments)
+        probs = [
+            layer.rel_attn.attention_probs(h, *of_layer)
+            for layer, h, of_layer in zip(self.decoder_layers, inputs, arguments, strict=True)
+        ]
         new_mems = [cache_mems(h, mem, self.mem_len) for h, mem in zip(inputs, mems, strict=True)]
         return tf.stack(probs), mask.forget(new_mems)
 
