@@ -116,10 +116,9 @@ def model_arguments(group, given_only=False, instead=()):
     if refused:
         what, kind = ("distances", "transformer") if absolute else ("places in a segment", "transformer_xl")
         raise ValueError(f"{refused[0]} is about {what}, which --model={kind} does not have: leave it out")
-    if absolute:
-        if not FLAGS["mem_len"].present:  # whose default is Transformer-XL's
-            given = {name: value for name, value in given.items() if name != "mem_len"}
-            given |= {name: value for name, value in dict(instead).items() if name == "mem_len"}
+    if absolute and not FLAGS["mem_len"].present:  # whose default is Transformer-XL's
+        given = {name: value for name, value in given.items() if name != "mem_len"}
+        given |= {name: value for name, value in dict(instead).items() if name == "mem_len"}
     return {name: value for name, value in given.items() if name != "cutoffs"}
 
 

@@ -224,7 +224,7 @@ def _read_splits(config: TaggedConfig) -> tuple[dict, dict]:
     paths = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
     if config.dataset == TOWNS:
         made = make_sentences(config.n_sentences)
-        texts = {split: [TaggedSentence(*rows[i], i + 1) for i in range(len(rows))] for split, rows in made.items()}
+        texts = {split: [TaggedSentence(*row, i) for i, row in enumerate(rows, 1)] for split, rows in made.items()}
         return texts, {split: f"towns, {split}" for split in made}
     for split in ("train", "valid"):
         if not paths[split]:

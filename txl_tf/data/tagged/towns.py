@@ -36,34 +36,35 @@ def lexicon() -> list[str]:
     """The words, the towns, as 金龙市, the bridges, as 长江大桥, and the parts of both; what is said of them."""
     rivers = [f"长{name}" for name in SURNAMES]
     bridges = [river + given for river in rivers for given in GIVEN]
-    towns = [f"{word}市" for word in words()]
+    known = words()
+    towns = [f"{word}市" for word in known]
     plain = [text for text in dict.fromkeys(BETWEEN + VERBS) if len(text) > 1]
-    return [*words(), *towns, "市长", *rivers, *GIVEN, *bridges, *plain]
+    return [*known, *towns, "市长", *rivers, *GIVEN, *bridges, *plain]
 
 
 def _name(known: Sequence[str], kind: str, rng: random.Random) -> list[Piece]:
-    """A name, behind another word in one of two cases, and what stands between it and the cue on its right."""
+    """A name left of a cue: behind another word in one of two cases, and what stands between name and cue.
+
+    In reverse it is one right of a cue.
+    """
     other = rng.choice(known) if rng.random() < 0.5 else ""
     return [(other, ""), (rng.choice(known), kind), (rng.choice(BETWEEN), "")]
 
 
 def _clause(known: Sequence[str], rng: random.Random) -> list[Piece]:
-    def left_of_cue(kind: str) -> list[Piece]:
+    def name(kind: str) -> list[Piece]:
         return _name(known, kind, rng)
-
-    def right_of_cue(kind: str) -> list[Piece]:
-        return _name(known, kind, rng)[::-1]
 
     def said(texts: Sequence[str]) -> list[Piece]:
         return [(rng.choice(BETWEEN) + rng.choice(texts), "")]
 
     form, bridge = rng.randrange(4), rng.choice(SURNAMES) + rng.choice(GIVEN)
     if form == 0:
-        return [*left_of_cue("PER"), ("在", ""), *right_of_cue("LOC"), (rng.choice(VERBS), "")]
+        return [*name("PER"), ("在", ""), *reversed(name("LOC")), (rng.choice(VERBS), "")]
     if form == 1:
-        return [("在", ""), *right_of_cue("LOC"), (f"{rng.choice(VERBS)}的", ""), ("是", ""), *right_of_cue("PER")]
+        return [("在", ""), *reversed(name("LOC")), (f"{rng.choice(VERBS)}的是", ""), *reversed(name("PER"))]
     if form == 2:
-        return [*left_of_cue(""), ("是", ""), *right_of_cue("PER"), (rng.choice(("画的", "送的")), "")]
+        return [*name(""), ("是", ""), *reversed(name("PER")), (rng.choice(("画的", "送的")), "")]
     town = rng.choice(known)
     if rng.random() < 0.5:
         return [(f"{town}市", "LOC"), (f"长{bridge}", "LOC"), *said(OF_THINGS)]
@@ -81,10 +82,9 @@ def make_sentences(n_sentences: int, seed: int = 0) -> dict[str, list[tuple[list
 
     Tags are BMES. Of the words of the last two splits, a third is in no sentence of the first.
     """
-    rng, made = random.Random(seed), {}
-    for split, number, known in (
-        ("train", n_sentences, words()[:N_SEEN]), ("valid", 500, words()), ("test", 500, words())
-    ):  # fmt: skip
+    rng, everything, made = random.Random(seed), words(), {}
+    for split, number in {"train": n_sentences, "valid": 500, "test": 500}.items():
+        known = everything[:N_SEEN] if split == "train" else everything
         made[split] = []
         for _ in range(number):
             clauses = [_clause(known, rng) for _ in range(rng.choice((1, 2)))]
