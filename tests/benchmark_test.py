@@ -298,6 +298,16 @@ def test_the_start_up_is_that_of_train_py_and_its_imports_are_part_of_it(run):
 
 
 @SLOW
+def test_the_first_answers_are_those_of_the_programs(run):
+    figures, _ = run("--mode=first_answer", "--rounds=1", "--megabytes=0.02", "--n_layer=1")
+    rows = figures["rows"]
+    assert [row["contestant"] for row in rows] == ["import tensorflow", "generate.py", "score.py", "tag.py"]
+    for row in rows:
+        assert 0.1 < row["seconds"] <= row["command_seconds"] and row["processor_seconds"] > 0.1
+        np.testing.assert_allclose(row["ratio"], rows[0]["seconds"] / row["seconds"])
+
+
+@SLOW
 def test_this_checkout_is_compared_with_another(run):
     figures, _ = run("--mode=generation,startup", f"--against={ROOT}", "--rounds=1", "--seconds=0.1")
     rows = figures["rows"]

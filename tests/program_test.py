@@ -3,6 +3,8 @@
 import ast
 import concurrent.futures
 import dataclasses
+import importlib
+import json
 import logging
 import os
 import re
@@ -70,9 +72,27 @@ def test_the_notes_of_tensorflow_s_import_are_left_out_and_nothing_else(monkeypa
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
     program._import_tensorflow()
     assert capfd.readouterr().err == "E0000 an error\nsomething of tensorflow\n"
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")  # all of it: TensorFlow is imported where it is needed
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")  # all of it
     program._import_tensorflow()
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == f"{notes}E0000 an error\nsomething of tensorflow\n"
+
+
+def test_a_hidden_package_is_as_one_that_is_not_installed_and_comes_back(monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with program._hidden("colorsys", "json"):
+        with pytest.raises(ImportError):
+            importlib.import_module("colorsys")
+        assert importlib.import_module("json") is json  # it was there before
+    assert importlib.import_module("colorsys").rgb_to_hls
+
+
+@pytest.mark.slow
+def test_programs_import_neither_ipython_nor_matplotlib_nor_pandas_for_keras():
+    names = ("IPython", "matplotlib", "pandas")
+    code = ["import sys", "from txl_programs import program", "program._import_tensorflow()", "import keras"]
+    code += [f"print([name for name in {names} if name in sys.modules])", *(f"import {name}" for name in names)]
+    command = [sys.executable, "-c", "\n".join(code)]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 # ------------------------------------------------------------------------------------------------------- commands

@@ -16,6 +16,8 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/benchmarking/sh
     preparation                        words/s from a text like WikiText-103's to token files
     export                             a SavedModel written and loaded without this library; a step is a token by `next`
     startup                            seconds from the command to the end of the first training step of train.py
+    first_answer                       seconds from the command to the first token of tools/generate.py, and to a line's
+                                       answer of tools/score.py and tools/tag.py, beside `import tensorflow` alone
     softmax_wt103, softmax_lm1b        training of one layer with the vocabularies of WikiText-103 and of lm1b
     seq2seq, seq2seq_decoding          the vanilla encoder-decoder against the tutorial's layers under Keras's `fit`,
                                        tests/reference_transformer.py; decoding is greedy
@@ -37,9 +39,9 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/benchmarking/sh
 
 From the preparation to lm1b, every turn is a new process. `of peak` is the time of the matrix products of training,
 at the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process,
-TensorFlow included. `--against` has no preparation, no export, no workers, no Ray, no scoring, no seq2seq and no
-taggers; both checkouts have processes of their own, so that the other may be of any age. `--scaling` has two layers
-unless `--n_layer` says otherwise.
+TensorFlow included. `--against` has no preparation, no export, no first answer, no workers, no Ray, no scoring, no
+seq2seq and no taggers; both checkouts have processes of their own, so that the other may be of any age. `--scaling` has
+two layers unless `--n_layer` says otherwise.
 """
 
 import concurrent.futures
@@ -81,6 +83,7 @@ COLUMNS = {  # of the tables: heading and format
     "export_seconds": ("export", "{:.1f} s"), "megabytes": ("on disk", "{:.0f} MB"),
     "load_seconds": ("load", "{:.1f} s"), "build_seconds": ("build", "{:.1f} s"),
     "first_step_seconds": ("first step", "{:.1f} s"), "command_seconds": ("ended after", "{:.2f} s"),
+    "processor_seconds": ("processor", "{:.2f} s"),
     "speedup": ("speed", "{:.2f}"), "collectives": ("collectives", "{:.0f}"),
     "reduced_bytes": ("bytes all-reduced", "{:,.0f}"), "loopback_mb": ("loopback", "{:,.1f} MB"),
     "share_of_peak": ("of peak", "{:.0%}"), "peak_memory_mb": ("peak MB", "{:,.0f}"),
@@ -167,7 +170,8 @@ def describe(shape):
 
 def compare(mode, shape, rounds, seconds, peaks):
     """Measures a mode, prints its table and returns its rows."""
-    figure = {"preparation": "words_per_second", "startup": "seconds"}.get(mode, "tokens_per_second")
+    figures = {"preparation": "words_per_second", "startup": "seconds", "first_answer": "seconds"}
+    figure = figures.get(mode, "tokens_per_second")
     rows = []
     for group in groups_of(mode):
         with contextlib.ExitStack() as stack:
@@ -262,6 +266,7 @@ def groups_of(mode):
         "preparation": ["reference", "txl_tf"],
         "export": [REFERENCE, "txl_tf float32", "txl_tf bfloat16 weights"],
         "startup": [REFERENCE, "txl_tf float32"],
+        "first_answer": [processes.IMPORT, *processes.ANSWERS],
     }
     names = special.get(mode) or list(contestants.make_contestants(mode, FLAGS.jit))
     if not FLAGS.against:
@@ -283,6 +288,8 @@ def start(mode, name, checkout, shape, seconds, folder, stack):
     if mode == "startup":
         watch = processes.watch_reference if name == REFERENCE else processes.watch
         return lambda: watch(shape, os.path.join(folder, "train.txt"), checkout)
+    if mode == "first_answer":
+        return lambda: processes.answer(name, folder)
 
     def export():
         with tempfile.TemporaryDirectory() as parent, processes.Process() as process:
@@ -301,9 +308,11 @@ def start(mode, name, checkout, shape, seconds, folder, stack):
 def write_texts(mode, shape, folder):
     """What the preparation and train.py read: train.txt, valid.txt and test.txt."""
     if "megabytes" in shape:
-        n_token = 5000 if mode == "startup" else shape["n_token"]
+        n_token = 5000 if mode in ("startup", "first_answer") else shape["n_token"]
         for split, megabytes in (("train", shape["megabytes"]), ("valid", 0.2), ("test", 0.2)):
             write_text(os.path.join(folder, f"{split}.txt"), n_token, megabytes)
+    if mode == "first_answer":
+        processes.train_runs(shape, folder)
 
 
 def write_text(path, n_token, megabytes):
@@ -451,9 +460,10 @@ def rows_of_mode(mode, shape, peaks):
 
 
 def main():
-    left_out = ("preparation", "export", "workers", *ON_RAY, "scoring", *PAIRS, *TAGGING) if FLAGS.against else ()
+    others = ("workers", *ON_RAY, "scoring", *PAIRS, *TAGGING)
+    left_out = ("preparation", "export", "first_answer", *others) if FLAGS.against else ()
     known = SCALING if FLAGS.scaling else [mode for mode in SHAPES if mode not in left_out]
-    extra = ("softmax_wt103", "softmax_lm1b", "workers", *ON_RAY, "scoring", *PAIRS, *TAGGING)
+    extra = ("softmax_wt103", "softmax_lm1b", *others)
     modes = FLAGS.mode or [mode for mode in known if mode not in extra]
     if unknown := set(modes) - set(known):
         raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")

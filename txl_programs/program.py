@@ -39,12 +39,25 @@ def _defer_package():
 
 def _import_tensorflow():
     """Imports TensorFlow without the notes about processor and CUDA that it writes to the standard error meanwhile."""
-    if "tensorflow" in sys.modules or os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
+    if "tensorflow" in sys.modules:
         return
     from txl_tf.stderr import without_notes
 
-    with without_notes(_NOTE):
+    quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0"
+    with _hidden("IPython", "matplotlib", "pandas"), without_notes(_NOTE) if quiet else contextlib.nullcontext():
         importlib.import_module("tensorflow")
+
+
+@contextlib.contextmanager
+def _hidden(*packages):
+    """Packages that Keras imports where they are installed, which takes a second: no program needs them of Keras."""
+    hidden = {name: None for name in packages if name not in sys.modules}
+    sys.modules.update(hidden)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 _NOTE = re.compile(rb"WARNING: All log messages before absl::InitializeLog|[IW]\d{4} ")

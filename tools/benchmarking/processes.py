@@ -26,6 +26,13 @@ import tensorflow as tf
 from benchmarking import contestants
 
 ROOT = Path(__file__).parents[2]
+ONE_STEP = {"train_steps": 1, "iterations": 1, "save_steps": 1}
+IMPORT = "import tensorflow"
+ANSWERS = {  # name: the run's model, further flags, the line to answer
+    "generate.py": ("lm", {"prompt": "eta", "max_new_tokens": 1}, ""),
+    "score.py": ("lm", {}, "eta\n"),
+    "tag.py": ("tagger", {}, "高山在白石\n"),
+}
 
 
 class Process:
@@ -279,15 +286,22 @@ def load(directory):
 # ------------------------------------------------------------------------------------------------------ start-up
 
 
-def watch(shape, text, checkout=ROOT):
-    """Runs train.py as a user does, for one step: seconds until its line of progress, and until it has ended."""
+def command_of(program, **flags):
+    return [sys.executable, program, *(f"--{name}={value}" for name, value in flags.items())]
+
+
+def train_command(shape, text, model_dir):
+    """The command that trains a language model of a shape by train.py, for one step."""
     names = "n_layer d_model n_head d_head d_inner dropout dropatt tgt_len mem_len"
     named = {name: shape[name] for name in names.split()} | {"d_embed": shape["d_model"]}
     named |= {"train_batch_size": shape["batch_size"], "eval_batch_size": shape["batch_size"]}
-    named |= {"dataset": "text", "data_path": text, "train_steps": 1, "iterations": 1, "save_steps": 1}
+    return command_of("train.py", **named, dataset="text", data_path=text, model_dir=model_dir, **ONE_STEP)
+
+
+def watch(shape, text, checkout=ROOT):
+    """Runs train.py as a user does, for one step: seconds until its line of progress, and until it has ended."""
     with tempfile.TemporaryDirectory() as folder:
-        named["model_dir"] = os.path.join(folder, "run")
-        command = [sys.executable, "train.py", *(f"--{name}={value}" for name, value in named.items())]
+        command = train_command(shape, text, os.path.join(folder, "run"))
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         started, lines, figures = time.perf_counter(), [], {}
         with subprocess.Popen(command, cwd=checkout, **pipes, text=True) as process:
@@ -322,6 +336,42 @@ def start_reference(shape, text):
     columns = ids[: len(ids) // rows * rows].reshape(rows, -1).T.astype(np.int32)
     model.train_step(columns[:tgt_len], columns[1 : tgt_len + 1], model.initial_mems(rows))[0].numpy()
     return {"peak_memory_mb": peak_memory()}
+
+
+def train_runs(shape, folder):
+    """Trains, for one step, a language model of a shape by character and a tagger, which `answer` asks."""
+    text, model_dirs = os.path.join(folder, "train.txt"), [os.path.join(folder, name) for name in ("lm", "tagger")]
+    configuration = ["--flagfile=configs/tener_towns.cfg", "--n_sentences=100"]
+    commands = [
+        [*train_command(shape, text, model_dirs[0]), "--level=char"],
+        [*command_of("tools/train_ner.py", **ONE_STEP), *configuration, f"--model_dir={model_dirs[1]}"],
+    ]
+    for command in commands:
+        subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+
+
+def answer(name, folder):
+    """Runs a program as a user does, on one line: seconds until its answer is complete, and until it has ended.
+
+    generate.py writes the prompt first, and then one token. IMPORT is that alone, for comparison.
+    """
+    command, line = [sys.executable, "-c", f"{IMPORT}\nprint()"], ""
+    if name in ANSWERS:
+        model, flags, line = ANSWERS[name]
+        command = command_of(f"tools/{name}", model_dir=os.path.join(folder, model), **flags)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    started, before = time.perf_counter(), os.times()
+    with subprocess.Popen(command, cwd=ROOT, **pipes, bufsize=0) as process:
+        process.stdin.write(line.encode())
+        process.stdin.close()
+        while process.stdout.read(1 << 16):
+            answered = time.perf_counter() - started
+        errors = process.stderr.read().decode()
+    ended, after = time.perf_counter() - started, os.times()
+    if process.returncode:
+        raise RuntimeError(f"{name} failed: {errors[-3000:]}")
+    processor = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"seconds": answered, "command_seconds": ended, "processor_seconds": processor}
 
 
 def import_seconds():

@@ -16,6 +16,10 @@ FLAT = {
     **TAGGING, "n_layer": 1, "d_model": 128, "n_head": 8, "d_inner": 384, "dropout": 0.15, "embed_dropout": 0.5,
     "batch_size": 10, "fusion": "ff",
 }  # fmt: skip
+STARTUP = {
+    **NETWORK, "n_layer": 4, "d_model": 192, "d_head": 48, "d_inner": 768, "tgt_len": 96, "mem_len": 96,
+    "batch_size": 16, "megabytes": 0.5,
+}  # fmt: skip
 _SEGMENT = {"tgt_len": 64, "mem_len": 64, "batch_size": 8}
 SHAPES = {
     "training": {**NETWORK, "tgt_len": 128, "mem_len": 128, "batch_size": 8},
@@ -29,10 +33,8 @@ SHAPES = {
     "generation": {**NETWORK, "tgt_len": 256, "mem_len": 1600, "batch_size": 1},
     "preparation": {"n_token": 50000, "megabytes": 30},
     "export": {**NETWORK, "mem_len": 1600, "batch_size": 1},
-    "startup": {
-        **NETWORK, "n_layer": 4, "d_model": 192, "d_head": 48, "d_inner": 768, "tgt_len": 96, "mem_len": 96,
-        "batch_size": 16, "megabytes": 0.5,
-    },
+    "startup": STARTUP,
+    "first_answer": {**STARTUP, "megabytes": 0.05},
     "softmax_wt103": {
         **NETWORK, **_SEGMENT, "n_layer": 1, "d_model": 410, "n_head": 10, "d_head": 41, "d_inner": 2100,
         "n_token": 267735, "cutoffs": [20000, 40000, 200000],
