@@ -15,6 +15,7 @@ from reference_model import ReferenceModel
 
 import txl_tf
 from txl_tf.data.text import corpus
+from txl_tf.models.decoding import generation
 
 REFERENCE = "reference float32"
 SHAPE = {
@@ -87,6 +88,16 @@ def test_contestants_do_the_same_work(contestants, mode):
         assert library().shape == (2, 1 + 5)
     else:
         np.testing.assert_allclose([np.mean(reference()), np.mean(library())], uniform, rtol=0.02)
+
+
+def test_a_token_reads_weights_keys_values_and_position_keys(contestants):
+    lm = txl_tf.TransformerXLLM(**contestants.model_arguments(SHAPE))
+    weights, bins = generation.precompute_for(lm, lm.decoding_cache())
+    state = lm.decoding_cache().initial_state(SHAPE["batch_size"])
+    kernels = [kernel for layer in weights for kernel in (layer.qkv, layer.o, *layer.ff[::2])]
+    tables = [layer.position_keys[:, : SHAPE["mem_len"] + 1] for layer in weights]
+    read = [*kernels, *tables, *state.keys, *state.values, bins[0][0]]
+    assert contestants.bytes_of_token(SHAPE, 4) == 4 * sum(tensor.shape.num_elements() for tensor in read)
 
 
 @SLOW
@@ -246,7 +257,8 @@ def test_contestants_are_compared(run):
     figures, printed = run("--mode=generation", "--rounds=2", "--seconds=0.1")
     rows = figures["rows"]
     assert figures["shapes"] == {"generation": SHAPE}
-    assert [row["contestant"] for row in rows] == [REFERENCE, "txl_tf float32", "txl_tf bfloat16"]
+    read = [f"read of its bytes {dtype}" for dtype in ("float32", "bfloat16")]
+    assert [row["contestant"] for row in rows] == [REFERENCE, "txl_tf float32", "txl_tf bfloat16", *read]
     assert rows[0]["ratio"] == 1
     np.testing.assert_allclose(rows[1]["ratio"], rows[1]["tokens_per_second"] / rows[0]["tokens_per_second"], rtol=0.5)
     for row in rows:

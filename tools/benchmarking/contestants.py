@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from benchmarking.shapes import EVALUATION, NETWORK, REFERENCE
+from benchmarking.shapes import EVALUATION, NETWORK, READING, REFERENCE
 
 
 @functools.cache
@@ -118,6 +118,25 @@ def continuing_step(shape, dtype):
     session = Session(txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype), shape["batch_size"])
     session.read(np.zeros([shape["batch_size"], 1], int))
     return lambda: session.write(shape["tgt_len"])
+
+
+def bytes_of_token(shape, size):
+    """Bytes that a token reads, its numbers of `size` bytes: kernels, keys, values, position keys, and the softmax."""
+    width, d_model, positions = shape["n_head"] * shape["d_head"], shape["d_model"], shape["mem_len"] + 1
+    layer = d_model * (4 * width + 2 * shape["d_inner"]) + positions * width * (2 * shape["batch_size"] + 1)
+    return size * (shape["n_layer"] * layer + shape["n_token"] * d_model)
+
+
+def reading_step(shape, size):
+    """A function that reads the bytes of `tgt_len` tokens, one token's after the other's, on all cores."""
+    numbers = tf.random.normal([bytes_of_token(shape, size) // 4])
+    largest = tf.function(lambda: tf.reduce_max(numbers))
+
+    def step():
+        for _ in range(shape["tgt_len"]):
+            largest().numpy()
+
+    return step
 
 
 def seq2seq_arguments(shape):
@@ -340,8 +359,12 @@ def make_contestants(mode, jit=False):
         options |= {f"{name} XLA": {**some, "jit_compile": True} for name, some in options.items()}
     if mode == "training":
         options["txl_tf float32 recompute"] = {"recompute": True}
-    library = {name: lambda shape, some=some: library_step(mode, shape, **some) for name, some in options.items()}
-    return {REFERENCE: lambda shape: reference_step(mode, shape), **library}
+    makers = {REFERENCE: lambda shape: reference_step(mode, shape)}
+    makers |= {name: lambda shape, some=some: library_step(mode, shape, **some) for name, some in options.items()}
+    if mode == "generation":
+        for dtype, size in (("float32", 4), ("bfloat16", 2)):
+            makers[f"{READING} {dtype}"] = functools.partial(reading_step, size=size)
+    return makers
 
 
 def tokens_of_step(mode, name, shape):

@@ -2,6 +2,7 @@
 
 REFERENCE = "reference float32"
 EVALUATION = "evaluation float32"
+READING = "read of its bytes"
 NETWORK = {
     "n_layer": 6, "d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 1024, "n_token": 256, "cutoffs": [],
     "div_val": 1, "dropout": 0.1, "dropatt": 0.0, "same_length": False, "clamp_len": -1,
