@@ -12,6 +12,7 @@ import ctypes
 import gc
 import os
 import resource
+import signal
 import threading
 import time
 from pathlib import Path
@@ -38,6 +39,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     # Programs that tests run take this checkout's packages, also where another checkout is installed.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(config.rootpath), *filter(None, [os.environ.get("PYTHONPATH")])])
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job: programs would not hear it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if getattr(config.option, "numprocesses", None):  # this process deals out the tests
         config.pluginmanager.register(Meter(config), "meter")
     else:

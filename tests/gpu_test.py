@@ -27,7 +27,7 @@ def slow_but_for(fast, cases):
 
 CASES = slow_but_for(DEMANDING, [*MODELS, *SLOW])
 LANGUAGE_MODELS = slow_but_for(DEMANDING, [case for case in (*MODELS, *SLOW) if "language_model" in case.name])
-TAGGERS = [case for case in SLOW if case.name in ("tener", "flat")]
+TAGGERS = [case for case in SLOW if case.name in ("bilstm", "tener", "flat")]
 TRANSFORMERS = [case for case in (*MODELS, *SLOW) if case.name.startswith("transformer")]
 
 # Operations that stay on the host, and why.
@@ -189,7 +189,7 @@ def test_a_served_model_runs_on_the_gpu_but_for_text(served, name):
                 for t in types_of(node, "dtype")} <= {tf.string.as_datatype_enum}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", slow_but_for(TAGGERS[-1], TAGGERS))
+@pytest.mark.parametrize("case", slow_but_for(TAGGERS[1], TAGGERS))
 def test_tagging_runs_on_the_gpu(case):
     tagger = case.make("float32")
     inputs = tf.nest.map_structure(tf.constant, case.inputs())

@@ -216,6 +216,7 @@ def kill_one(driver, folder, checkpoint, worker):
     """Kills a worker once the checkpoint is there and both train, and waits until it is gone."""
     wait_for(lambda: (folder / f"{checkpoint}.index").exists() or driver.poll() is not None)
     wait_for(lambda: len(workers_of(folder)) == 2 or driver.poll() is not None)
+    assert driver.poll() is None, driver.communicate()
     before = workers_of(folder)
     os.kill(before[worker], signal.SIGKILL)
     wait_for(lambda: not set(before) & set(workers_of(folder)))
