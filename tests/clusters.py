@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import unittest.mock
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,14 @@ def nodes(number, cpus=1):
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": cpus, "object_store_memory": 80 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    try:
-        for _ in range(number - 1):
-            cluster.add_node(**node)
-        yield cluster
-    finally:
-        cluster.shutdown()
+    with unittest.mock.patch.dict(os.environ, RAY_worker_niceness="0"):  # 15 by default: other work starves it
+        cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        try:
+            for _ in range(number - 1):
+                cluster.add_node(**node)
+            yield cluster
+        finally:
+            cluster.shutdown()
 
 
 @contextlib.contextmanager
