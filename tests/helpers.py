@@ -389,7 +389,7 @@ def as_lists(dataset):
 
 # -------------------------------------------------------------------------------------------------- configurations
 
-OF_ANY_TEXT = ("quickstart", "tinyshakespeare")
+OF_ANY_TEXT = ("quickstart", "tinyshakespeare", "tinyshakespeare_2min", "tinyshakespeare_best")
 N_TOKEN = {"enwik8": 204, "text8": 27, "ptb": 10000, "wt2": 33278, "wt103": 267735, "lm1b": 793471}
 
 
