@@ -24,6 +24,7 @@ flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each training.")
 
 read_flags(__name__)
 
+import keras
 import numpy as np
 
 import txl_tf
@@ -115,8 +116,6 @@ def print_table(title, by_seed):
 
 
 def main():
-    import keras
-
     train, valid = read_text()
     for claim in (positions, biases, memory):
         if FLAGS.claim in ("all", claim.__name__):

@@ -245,6 +245,8 @@ def test_what_is_done_is_not_done_again_and_not_mixed_with_other_answers(
     with open(scoring.input / "b.txt", "ab") as file:
         file.write(b"w1\n")
     assert run() == blocks[3:]
+    scoring.run(output=tmp_path / "anew")
+    assert scoring.answers() == scoring.answers(tmp_path / "anew")
     *others, last = scoring.answers()["b.txt"].splitlines(keepends=True)
     assert json.loads(last)["text"] == "w1"
     assert_alike("score", b"".join(others), scoring.answers(expected)["b.txt"])  # its batch is larger

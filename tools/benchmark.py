@@ -178,6 +178,8 @@ def compare(mode, shape, rounds, seconds, peaks):
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             write_texts(mode, shape, folder)
+            if mode == "first_answer":
+                processes.train_runs(shape, folder)
             turns = {name: start(mode, *which, shape, seconds, folder, stack) for name, which in group.items()}
             rows += rows_of(mode, figure, take_turns(turns, rounds))
     for row in rows if contestants.is_training(mode) else ():
@@ -312,8 +314,6 @@ def write_texts(mode, shape, folder):
         n_token = 5000 if mode in ("startup", "first_answer") else shape["n_token"]
         for split, megabytes in (("train", shape["megabytes"]), ("valid", 0.2), ("test", 0.2)):
             write_text(os.path.join(folder, f"{split}.txt"), n_token, megabytes)
-    if mode == "first_answer":
-        processes.train_runs(shape, folder)
 
 
 def write_text(path, n_token, megabytes):

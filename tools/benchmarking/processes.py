@@ -340,11 +340,11 @@ def start_reference(shape, text):
 
 def train_runs(shape, folder):
     """Trains, for one step, a language model of a shape by character and a tagger, which `answer` asks."""
-    text, model_dirs = os.path.join(folder, "train.txt"), [os.path.join(folder, name) for name in ("lm", "tagger")]
-    configuration = ["--flagfile=configs/tener_towns.cfg", "--n_sentences=100"]
+    text, lm, tagger = (os.path.join(folder, name) for name in ("train.txt", "lm", "tagger"))
+    few = {"n_sentences": 100, "model_dir": tagger, **ONE_STEP}  # behind the file, whose flags they override
     commands = [
-        [*train_command(shape, text, model_dirs[0]), "--level=char"],
-        [*command_of("tools/train_ner.py", **ONE_STEP), *configuration, f"--model_dir={model_dirs[1]}"],
+        [*train_command(shape, text, lm), "--level=char"],
+        command_of("tools/train_ner.py", flagfile="configs/tener_towns.cfg", **few),
     ]
     for command in commands:
         subprocess.run(command, cwd=ROOT, capture_output=True, check=True)

@@ -8,7 +8,7 @@ import re
 from typing import NamedTuple
 
 import griffe
-from pages.docstrings import Docstrings
+from pages.docstrings import Docstrings, in_package
 
 INTRO = """# Reference
 
@@ -41,9 +41,8 @@ class Topic(NamedTuple):
 
     @property
     def src_uri(self):
-        return (
-            "/".join(["reference", *(re.sub(r"\W+", "-", name.lower()) for name in (self.section, self.title))]) + ".md"
-        )
+        section, title = (re.sub(r"\W+", "-", name.lower()) for name in (self.section, self.title))
+        return f"reference/{section}/{title}.md"
 
 
 def topics(config):
@@ -72,7 +71,7 @@ def public(config, pkg):
 
 def kind_of(pkg, path):
     """Classes come first, then functions, then constants."""
-    member = pkg[path.removeprefix(f"{pkg.path}.")]
+    member = in_package(pkg, path)
     return 0 if member.is_class else 1 if member.is_function else 2
 
 
@@ -134,7 +133,7 @@ def page(pkg, shown, topic, names, others):
     """The Markdown of a page; `shown` are the paths of all public names, whose members no other class repeats."""
     lines = [f"# {topic.title}", ""]
     for name in names:
-        member = pkg[name.removeprefix(f"{pkg.path}.")].final_target
+        member = in_package(pkg, name)
         members = members_of(member, shown) if member.is_class else []
         lines += [
             PUBLIC.format(name=name, label=name.rpartition(".")[2], members=members or "false", any=bool(members))
@@ -183,8 +182,8 @@ def rows(pkg, names):
         return []
     found = ["| name | what it is |", "|---|---|"]
     for name in names:
-        member = pkg[name.removeprefix(f"{pkg.path}.")]
-        docstring = member.docstring.value if member.docstring else f"`{member.final_target.value}`"
+        member = in_package(pkg, name)
+        docstring = member.docstring.value if member.docstring else f"`{member.value}`"
         text = docstring.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
         found.append(f"| [`{name}`][{name}] | {text} |")
     return found
