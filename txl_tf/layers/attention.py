@@ -21,8 +21,12 @@ import tensorflow as tf
 
 from txl_tf.layers.common.base import check_tensors
 from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.fusion import fused, pays
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.ops import project
+
+# Numbers that a processor's loop has the maximum of at once.
+_LANES = 32
 
 # ------------------------------------------------------------------------------------------------------------ core
 
@@ -52,21 +56,68 @@ def attention_probs(q, k, position_scores=None, visible=None, scale=1.0):
         q = q * scale  # the queries are fewer than the scores
         position_scores = None if position_scores is None else position_scores * scale
     scores = head_matmul(q, k, transpose_b=True)
-    return masked_softmax(scores if position_scores is None else scores + position_scores, visible)
+    return masked_softmax(scores, visible, position_scores)
 
 
-def masked_softmax(scores, visible=None):
-    """The softmax of `scores`, `[..., T, K]`, over the keys that a query sees, in their dtype; `None` for all keys."""
-    # Half precision holds neither -1e30 nor the sum of many small probabilities: the softmax is in float32.
-    dtype, scores = scores.dtype, tf.cast(scores, tf.float32)
-    if visible is not None:
-        scores -= 1e30 * tf.cast(~visible, tf.float32)
+def masked_softmax(scores, visible=None, position_scores=None):
+    """The softmax of scores over the keys that a query sees, in their dtype.
+
+    Args:
+        scores: `[..., T, K]`.
+        visible, position_scores: as in `attend`.
+    """
+    shape = keras.ops.shape(scores)
+    if not pays(shape):
+        return _softmax(scores, visible, position_scores)
+
+    @custom_gradient
+    def one_pass(*scores):
+        is_half = scores[0].dtype != tf.float32 and shape[-1] % _LANES == 0
+        probs = _half_softmax(shape, visible, *scores) if is_half else _softmax(scores[0], visible, *scores[1:])
+
+        def grad(upstream):
+            return [_softmax_grad(shape, probs, upstream)] * len(scores)
+
+        return probs, grad
+
+    return one_pass(scores) if position_scores is None else one_pass(scores, position_scores)
+
+
+def _softmax(scores, visible=None, position_scores=None):
+    dtype, scores = scores.dtype, _seen_scores(visible, scores, position_scores)
     if scores.shape[-2] == 1:  # TensorFlow's softmax takes three times as long for so few numbers
         probs = tf.exp(scores - tf.reduce_max(scores, -1, keepdims=True))
         probs /= tf.reduce_sum(probs, -1, keepdims=True)
     else:
         probs = tf.nn.softmax(scores)
     return tf.cast(probs, dtype)
+
+
+def _seen_scores(visible, scores, position_scores=None):
+    # Half precision holds neither -1e30 nor the sum of many small probabilities: the softmax is in float32.
+    scores = tf.cast(scores if position_scores is None else scores + position_scores, tf.float32)
+    return scores if visible is None else scores - 1e30 * tf.cast(~visible, tf.float32)
+
+
+@fused
+def _half_softmax(shape, visible, *scores):
+    """`_softmax`. XLA's loops are fast where a maximum goes over columns first, and a sum is a product."""
+    seen = _seen_scores(visible, *scores)
+    of_columns = tf.reduce_max(tf.reshape(seen, [*shape[:-1], -1, _LANES]), -2)
+    exp = tf.exp(seen - tf.reduce_max(of_columns, -1, keepdims=True))
+    return tf.cast(exp / _sum_of_columns(exp), scores[0].dtype)
+
+
+@fused
+def _softmax_grad(shape, probs, upstream):
+    """The gradient of scores. It is 0 for an upstream that is one number everywhere, however `probs` are rounded."""
+    dtype, probs, upstream = probs.dtype, tf.cast(probs, tf.float32), tf.cast(upstream, tf.float32)
+    mean = _sum_of_columns(upstream * probs) / _sum_of_columns(probs)
+    return tf.cast((upstream - mean) * probs, dtype)
+
+
+def _sum_of_columns(x):
+    return tf.linalg.matvec(x, tf.ones([x.shape[-1]]))[..., None]
 
 
 def head_matmul(a, b, transpose_b=False):

@@ -6,7 +6,7 @@ import tensorflow as tf
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, check_width, width_of
 from txl_tf.layers.common.dropout import dropout, split
-from txl_tf.layers.common.ops import LayerNorm, Linear, own_initializer, project
+from txl_tf.layers.common.ops import LayerNorm, Linear, own_initializer, project, residual_norm
 
 
 def feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, activation=tf.nn.relu, rate=0.0, dropout_key=None):
@@ -88,8 +88,9 @@ class PositionwiseFF(Layer):
     def call(self, inp, training=None, dropout_key=None):
         check_tensors({"d_model": self.d_model}, inp=(inp, "float batch length d_model"))
         inp, *weights = self.computed(inp, self.kernel_1, self.bias_1, self.kernel_2, self.bias_2)
-        dropout_key = self.key_of_call(inp, training, dropout_key)
-        return self.layer_norm(positionwise_ff(inp, *weights, self.dropout, dropout_key) + inp)
+        inner_key, output_key = split(self.key_of_call(inp, training, dropout_key), 2)
+        output = feed_forward(inp, *weights, rate=self.dropout, dropout_key=inner_key)
+        return residual_norm(self.layer_norm, inp, output, self.dropout, output_key)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

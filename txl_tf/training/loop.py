@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.data.text.batches import Batches
+from txl_tf.layers.common.fusion import fusing
 from txl_tf.training.distribution import any_worker
 from txl_tf.training.keras_arguments import METRICS
 
@@ -56,7 +58,8 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
         def replica_step(data, mems):
             for ids in data:
                 ids.set_shape(shape)  # tf.distribute forgets it
-            return step(data, mems)
+            with contextlib.nullcontext() if shape[1] else fusing(False):
+                return step(data, mems)
 
         logs, mems = strategy.run(replica_step, args=(data, mems))
         logs = {name: strategy.experimental_local_results(value)[0] for name, value in logs.items()}
@@ -82,14 +85,18 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
     def function(iterator):
         stop, logs, state = any_worker(strategy, model.stop_requested), None, model.loop
         rows = state.batches.rows // strategy.num_replicas_in_sync
-        shape = (rows, state.batches.tgt_len if model.static_shapes else None)
         for n in state.batches.calls(iterator, model.steps_per_execution):
             if n > 1:
+                shape = (rows, state.batches.tgt_len if model.static_shapes else None)
                 results = several_steps(tf.constant(n), shape, iterator, state.mems, state.totals)
             else:
                 data = next(iterator, None)
                 if data is None:
                     break
+                # Whether the length is known must not depend on which segment comes first: a resumed run would round
+                # otherwise than one without a break.
+                is_full = strategy.experimental_local_results(data[0])[0].shape[1] == state.batches.tgt_len
+                shape = (rows, state.batches.tgt_len if is_full else None)
                 results = one_step(shape, data, state.mems, state.totals)
             logs, state.mems, state.totals = results
         if logs is None:

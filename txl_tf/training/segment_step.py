@@ -12,6 +12,7 @@ strategy of `tf.distribute`.
 import keras
 import tensorflow as tf
 
+from txl_tf.layers.common.fusion import fusing
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.trained_model import apply_gradients
 
@@ -54,16 +55,18 @@ class SegmentStep:
     def _loss_and_gradients(self, tokens, labels, mems, dropout_key):
         """`[nll, tokens counted]` of the rows here, gradients of their share of the mean loss, and new memory."""
         n_labels = self._num_labels(labels)
+        compiled_whole = self.static_shapes or self._compiled_gradients is not None
 
         def part(tokens, labels, mems, dropout_key):
-            with tf.GradientTape() as tape:
+            with fusing(not compiled_whole), tf.GradientTape() as tape:
                 nll, kept, new_mems = self.segment_nll(
                     tokens, labels, mems, training=True, dropout_key=dropout_key,
                     static_shapes=self.static_shapes, bin_capacities=self.bin_capacities,
                 )  # fmt: skip
                 sums = sum_and_count(nll, kept)
                 loss = self.optimizer.scale_loss(sums[0] / n_labels)
-            return sums, tape.gradient(loss, self.trainable_variables), new_mems
+                gradients = tape.gradient(loss, self.trainable_variables)
+            return sums, gradients, new_mems
 
         if self.gradient_accumulation_steps == 1:
             return part(tokens, labels, mems, dropout_key)

@@ -58,7 +58,9 @@ class SingleBatches:
     def _run_batch(self, method, function, log_names, x, y):
         """Calls a function of `make_loop` for one batch; returns its logs as floats."""
         ids = check_batch(x, y, self.network.n_token)
-        batches = Batches(None, *ids[0].shape, tf.data.UNKNOWN_CARDINALITY)  # so the loop runs step by step
+        rows, tgt_len = ids[0].shape
+        tgt_len = tgt_len if self.static_shapes else None  # the next batch may have another
+        batches = Batches(None, rows, tgt_len, tf.data.UNKNOWN_CARDINALITY)  # so the loop runs step by step
         before = self._of_batches[method]
         if before.batches is None:
             self._check_rows(batches.rows, self.gradient_accumulation_steps if method == "train_on_batch" else 1)

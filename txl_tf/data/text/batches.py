@@ -109,7 +109,9 @@ class Segments:
 
         order = tf.data.Dataset.range(self.start, self._n_batch)
         order = tf.data.Dataset.counter(self.start) if self.repeat else order
-        return prefetched((order if self.most is None else order.take(self.most)).map(segment))
+        dataset = prefetched((order if self.most is None else order.take(self.most)).map(segment))
+        dataset.tgt_len = tgt_len  # `element_spec` cannot say that only the last segment of an epoch is shorter
+        return dataset
 
     def _column_reader(self, rows: range, n_column: int) -> Callable:
         """A function of tensors `(epoch, begin, end) -> columns [rows, end - begin]`, int32."""
@@ -207,7 +209,8 @@ class Batches:
     Attributes:
         dataset: `tf.data.Dataset` of `(tokens, labels)`, or a distributed one.
         rows: rows of a batch, over all replicas.
-        tgt_len: tokens of a segment, or of the first one if lengths differ.
+        tgt_len: tokens of a segment, or, if lengths differ, of the first one or of all but an epoch's last; `None` in
+            training where that is not known.
         count: number of batches, or TensorFlow's negative number for infinite or unknown.
         repeated: whether the dataset repeats these batches forever. Workers would otherwise have to agree at every
             step on whether the dataset has ended.
@@ -256,6 +259,7 @@ def check_batches(
             + f": row r of a batch continues row r of the batch before, whose memory it is given; {_remedy(dataset)}"
         )  # fmt: skip
     rows, tgt_len = spec[0].shape if spec[0].shape.rank else (None, None)
+    usual_len = getattr(dataset, "tgt_len", None)  # what `Segments` says
     count = int(dataset.cardinality())
     if static_shapes and not evaluation and tgt_len is None:
         raise ValueError("static shapes need segments of one length: see drop_remainder of txl_tf.segments")
@@ -265,7 +269,7 @@ def check_batches(
             raise ValueError(f"{name} must hold at least one batch, got an empty dataset")
         rows, tgt_len = first[0].shape
     dataset = _checked(dataset, rows, n_token, tgt_len if evaluation else None)
-    return Batches(_padded(dataset, tgt_len) if static_shapes else dataset, rows, tgt_len, count)
+    return Batches(_padded(dataset, tgt_len) if static_shapes else dataset, rows, tgt_len or usual_len, count)
 
 
 def _remedy(data: Any) -> str:

@@ -3,6 +3,8 @@
 import keras
 import tensorflow as tf
 
+from txl_tf.layers.common.fusion import fused
+
 # Of the places that `split` tells apart at once.
 _PLACES = 1024
 
@@ -35,24 +37,28 @@ def dropout(x, rate, dropout_key, row_axis=0):
     if dropout_key is None or rate == 0:
         return x
     threshold = min(round(rate * 65536), 65535)
-    keep_scale = 65536 / (65536 - threshold)
-    words = _random_words(keras.ops.shape(x), dropout_key, row_axis)
+    return x * _mask(keras.ops.shape(x), _with_place(dropout_key), threshold, row_axis, x.dtype)
+
+
+@fused
+def _mask(shape, dropout_key, threshold, row_axis, dtype):
+    """What `dropout` multiplies by: 0, or the scale of what is kept."""
+    words = _random_words(shape, dropout_key, row_axis)
     # The top two bytes are the number; what is below them is smaller than the threshold's unit. The last is the word's
     # lowest byte plus its highest, before the word's second.
     shift = tf.bitwise.left_shift
     numbers = [words, shift(words, _u32(8)), shift(words, _u32(16)), words * _u32(2**24 + 1)]
     limit = _u32(threshold << 16)
     keep = tf.concat([number >= limit for number in numbers], -1)
-    if x.shape.rank == (row_axis or 0) + 1:
+    if len(shape) == (row_axis or 0) + 1:
         keep = keep[..., 0]
-    elif x.shape[-1] is None or x.shape[-1] % 4:
-        keep = keep[..., : keras.ops.shape(x)[-1]]
-    return x * (tf.cast(keep, x.dtype) * tf.cast(keep_scale, x.dtype))
+    elif not isinstance(shape[-1], int) or shape[-1] % 4:
+        keep = keep[..., : shape[-1]]
+    return tf.cast(keep, dtype) * tf.cast(65536 / (65536 - threshold), dtype)
 
 
 def _random_words(shape, dropout_key, row_axis):
     """Random uint32, a quarter as many as elements: a hash of two random words of the row and of the place in it."""
-    dropout_key = _with_place(dropout_key)
     axis = row_axis or 0
     if axis == len(shape) - 1:
         shape = [*shape, 1]

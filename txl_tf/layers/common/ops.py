@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_tensors, width_of
+from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.fusion import fused, pays
 from txl_tf.layers.common.gradients import custom_gradient
 
 
@@ -46,6 +48,56 @@ def layer_norm(x, gamma, beta, epsilon):
         return tf.cast(tf.reshape(of_x, shape), dtype), _sum_of_rows(to_scale), _sum_of_rows(upstream), None
 
     return tf.cast(tf.reshape(normal * gamma + beta, shape), dtype), grad
+
+
+def residual_norm(layer_norm, x, y, rate=0.0, dropout_key=None):
+    """`layer_norm(x + dropout(y))`: in half precision one pass forwards and one backwards, where that pays.
+
+    Args:
+        layer_norm: a `LayerNorm`.
+        x, y: `[batch, time, E]`.
+        rate, dropout_key: see `dropout`.
+
+    Returns:
+        A tensor like `x`.
+    """
+    shape = keras.ops.shape(x)
+    if x.dtype == tf.float32 or not pays(shape):
+        return layer_norm(x + dropout(y, rate, dropout_key))
+
+    @custom_gradient
+    def one_pass(x, y, gamma, beta):
+        epsilon = layer_norm.epsilon
+        out, normal, scale = _residual_norm(shape, x, y, gamma, beta, epsilon, rate, dropout_key)
+
+        def grad(upstream):
+            of_x, of_y, to_scale = _residual_norm_grad(shape, upstream, normal, scale, gamma, rate, dropout_key)
+            rows = tf.reshape(tf.cast(upstream, tf.float32), [-1, shape[-1]])
+            return of_x, of_y, _sum_of_rows(tf.reshape(to_scale, [-1, shape[-1]])), _sum_of_rows(rows)
+
+        return out, grad
+
+    return one_pass(x, y, *layer_norm.weights_in_float32())
+
+
+@fused
+def _residual_norm(shape, x, y, gamma, beta, epsilon, rate, dropout_key):
+    """The result of `residual_norm`, what it is before gamma and beta, and the factor that made its variance 1."""
+    both = tf.cast(x + dropout(y, rate, dropout_key), tf.float32)
+    centered = both - tf.reduce_mean(both, -1, keepdims=True)
+    scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), -1, keepdims=True) + epsilon)
+    normal = centered * scale
+    return tf.cast(normal * gamma + beta, x.dtype), tf.cast(normal, x.dtype), scale
+
+
+@fused
+def _residual_norm_grad(shape, upstream, normal, scale, gamma, rate, dropout_key):
+    """Gradients of `x` and `y`, and what the gradient of gamma is the sum of."""
+    dtype, upstream, normal = upstream.dtype, tf.cast(upstream, tf.float32), tf.cast(normal, tf.float32)
+    to_scale, to_normal = upstream * normal, upstream * gamma
+    slope = tf.reduce_mean(to_scale * gamma, -1, keepdims=True)
+    of_x = tf.cast((to_normal - tf.reduce_mean(to_normal, -1, keepdims=True) - normal * slope) * scale, dtype)
+    return of_x, dropout(of_x, rate, dropout_key), to_scale
 
 
 def _sum_of_rows(x):
@@ -92,7 +144,10 @@ class LayerNorm(Layer):
 
     def call(self, inputs):
         check_tensors({"width": self.gamma.shape[0]}, inputs=(inputs, "float ... width"))
-        return layer_norm(inputs, tf.cast(self.gamma, tf.float32), tf.cast(self.beta, tf.float32), self.epsilon)
+        return layer_norm(inputs, *self.weights_in_float32(), self.epsilon)
+
+    def weights_in_float32(self):
+        return tf.cast(self.gamma, tf.float32), tf.cast(self.beta, tf.float32)
 
 
 class Linear(Layer):

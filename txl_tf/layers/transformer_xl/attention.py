@@ -19,8 +19,8 @@ import tensorflow as tf
 from txl_tf.layers.attention import attend, attention_probs, project_heads, project_output, shifted_scores
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_bool, check_sizes, check_tensors, mask_of, seen_by_article
-from txl_tf.layers.common.dropout import dropout, split
-from txl_tf.layers.common.ops import LayerNorm, own_initializer
+from txl_tf.layers.common.dropout import split
+from txl_tf.layers.common.ops import LayerNorm, own_initializer, residual_norm
 from txl_tf.layers.transformer_xl.reset import attend_documents, document_probs
 
 
@@ -205,7 +205,7 @@ class RelMultiHeadAttn(SegmentAttention):
         attn_out = rel_multihead_attn(
             w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, self.dropatt, dropatt_key, content_mask
         )
-        return self.layer_norm(w + dropout(attn_out, self.dropout, output_key))
+        return residual_norm(self.layer_norm, w, attn_out, self.dropout, output_key)
 
     def attention_probs(self, w, r, r_w_bias, r_r_bias, attn_mask, mems, content_mask=None):
         """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""

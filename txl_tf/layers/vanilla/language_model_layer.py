@@ -7,7 +7,8 @@ input. So the two language models differ in nothing else (paper, sections 3.1 an
 import keras
 
 from txl_tf.layers.attention import attend, attention_probs, project_output
-from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.dropout import split
+from txl_tf.layers.common.ops import residual_norm
 from txl_tf.layers.transformer_xl.attention import SegmentAttention, project_segment
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 
@@ -48,7 +49,7 @@ class MultiHeadAttn(SegmentAttention):
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
         w, mems, *kernels = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
         attn_out = multihead_attn(w, attn_mask, mems, *kernels, self.n_head, self.dropatt, dropatt_key)
-        return self.layer_norm(w + dropout(attn_out, self.dropout, output_key))
+        return residual_norm(self.layer_norm, w, attn_out, self.dropout, output_key)
 
     def attention_probs(self, w, attn_mask, mems):
         """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
