@@ -13,7 +13,7 @@ from helpers import ROOT, SMALL, randomise
 
 import txl_tf
 from txl_tf.layers import attention, feed_forward
-from txl_tf.layers.transformer_xl import attention as relative_attention
+from txl_tf.layers.common import ops
 from txl_tf.models.transformer_xl import network as transformer_xl
 from txl_tf.models.transformer_xl.network import cache_mems
 
@@ -269,7 +269,7 @@ def dropout_calls(monkeypatch):
             calls.append((tuple(x.shape), rate, None if key is None else tuple(key.numpy())))
             return original(x, rate, key, row_axis) if only in (None, len(calls) - 1) else x
 
-        for module in (transformer_xl, attention, relative_attention, feed_forward):
+        for module in (transformer_xl, attention, ops, feed_forward):
             monkeypatch.setattr(module, "dropout", recording)
         return calls
 
