@@ -113,6 +113,20 @@ def test_contestants_of_scoring_score_the_same_lines(contestants):
     assert np.mean(makers[contestants.EVALUATION](shape)()) == pytest.approx(math.log(SHAPE["n_token"]), rel=0.05)
 
 
+@SLOW
+def test_contestants_of_writing_write_what_they_are_counted_for(contestants):
+    makers, shape = contestants.make_contestants("writing"), {**SHAPE, "batch_size": 1}
+    for name, make in makers.items():
+        written, counted = make(shape)(), contestants.tokens_of_step("writing", name, shape)
+        if name == "a prompt of 5,000 tokens is read":
+            assert (written.shape, counted) == ((1, 5001), 5000)
+        elif name == "a text of 5,000 tokens goes on":
+            assert (written[0].shape, counted) == ((1, 5), 5)
+        else:
+            assert written[:, 1:].size == counted
+    assert {contestants.tokens_of_step("writing", name, shape) for name in makers} == {5, 10, 20, 80, 5000}
+
+
 def test_a_ratio_is_the_median_over_turns_and_above_1_where_the_contestant_is_better(benchmark, capsys):
     turns = {
         "reference": iter([{"seconds": 2.0, "mb": 5}, {"seconds": 4.0, "mb": 7}, {"seconds": 9.0, "mb": 6}]),

@@ -1,4 +1,4 @@
-"""What XLA compiles within a training step on CPUs computes what TensorFlow does, and what it is depends on no chance."""
+"""What XLA compiles within a training step on CPUs computes what TensorFlow does; what it is depends on no chance."""
 
 import keras
 import numpy as np

@@ -37,12 +37,14 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/benchmarking/sh
                                        tools/simulate_training.py says of the same failures
     scoring                            lines of words to their nll, as tools/score.py, against `lm.score` line by line;
                                        and the evaluation of a text in segments, for comparison
+    writing                            `lm.generate` of one row, of several, with options of sampling, after a prompt of
+                                       5,000 tokens
 
 From the preparation to lm1b, every turn is a new process. `of peak` is the time of the matrix products of training,
 at the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process,
 TensorFlow included. `--against` has no preparation, no export, no first answer, no workers, no Ray, no scoring, no
-seq2seq and no taggers; both checkouts have processes of their own, so that the other may be of any age. `--scaling` has
-two layers unless `--n_layer` says otherwise.
+writing, no seq2seq and no taggers; both checkouts have processes of their own, so that the other may be of any age.
+`--scaling` has two layers unless `--n_layer` says otherwise.
 """
 
 import concurrent.futures
@@ -63,7 +65,7 @@ from txl_programs.program import FLAGS, read_flags, run
 # A contestant's process lasts for all its turns.
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
 TAGGING = ("tener", "tener_tagging", "flat", "flat_tagging", "flat_long")
-LASTING = ("training", "training_words", "evaluation", "generation", "workers", "scoring", *PAIRS, *TAGGING)
+LASTING = ("training", "training_words", "evaluation", "generation", "writing", "workers", "scoring", *PAIRS, *TAGGING)
 ON_RAY = ("ray", "ray_failures")
 WORKERS = (1, 2, 4)
 BUCKETS = {"one bucket": 0, "4 MB buckets": 4 << 20, "1 MB buckets": 1 << 20}  # name: bytes
@@ -462,7 +464,7 @@ def rows_of_mode(mode, shape, peaks):
 
 
 def main():
-    others = ("workers", *ON_RAY, "scoring", *PAIRS, *TAGGING)
+    others = ("workers", *ON_RAY, "scoring", "writing", *PAIRS, *TAGGING)
     left_out = ("preparation", "export", "first_answer", *others) if FLAGS.against else ()
     known = SCALING if FLAGS.scaling else [mode for mode in SHAPES if mode not in left_out]
     extra = ("softmax_wt103", "softmax_lm1b", *others)

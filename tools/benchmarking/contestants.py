@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from benchmarking.shapes import EVALUATION, NETWORK, READING, REFERENCE
+from benchmarking.shapes import CONTINUED, EVALUATION, NETWORK, PROMPT, READING, REFERENCE, WRITING
 
 
 @functools.cache
@@ -110,14 +110,26 @@ def library_step(mode, shape, dtype="float32", jit_compile=False, recompute=Fals
     return lambda: lm.generate(tokens[:, :1], max_new_tokens=shape["tgt_len"], seed=0).numpy()
 
 
-def continuing_step(shape, dtype):
-    """A function that continues one text by `tgt_len` tokens, where `lm.generate` would begin anew."""
+def continuing_step(shape, dtype, read=1):
+    """A function that continues a text by `tgt_len` tokens, where `lm.generate` would begin anew.
+
+    Its first `read` tokens are read before.
+    """
     import txl_tf
     from txl_tf.models.decoding.session import Session
 
     session = Session(txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype), shape["batch_size"])
-    session.read(np.zeros([shape["batch_size"], 1], int))
+    session.read(np.zeros([shape["batch_size"], read], int))
     return lambda: session.write(shape["tgt_len"])
+
+
+def writing_step(shape, rows=1, prompt=1, tokens=None, **sampling):
+    """A function that continues `rows` prompts by `tokens` tokens, by default `tgt_len`."""
+    import txl_tf
+
+    lm = txl_tf.TransformerXLLM(**model_arguments(shape))
+    prompts = np.random.default_rng(0).integers(shape["n_token"], size=[rows, prompt])
+    return lambda: lm.generate(prompts, max_new_tokens=tokens or shape["tgt_len"], seed=0, **sampling).numpy()
 
 
 def bytes_of_token(shape, size):
@@ -354,6 +366,9 @@ def make_contestants(mode, jit=False):
             steps = {name: (make, name.startswith("txl_tf")) for name, make in makers.items()}
             return {name: lambda shape, some=some: pairs_step(shape, *some) for name, some in steps.items()}
         return {name: lambda shape, make=make: seq2seq_step(mode, shape, make) for name, make in makers.items()}
+    if mode == "writing":
+        makers = {name: functools.partial(writing_step, **options) for name, options in WRITING.items()}
+        return makers | {CONTINUED: functools.partial(continuing_step, dtype="float32", read=PROMPT)}
     options = {"txl_tf float32": {}, "txl_tf bfloat16": {"dtype": "mixed_bfloat16"}}
     if jit and is_training(mode):
         options |= {f"{name} XLA": {**some, "jit_compile": True} for name, some in options.items()}
@@ -372,6 +387,9 @@ def tokens_of_step(mode, name, shape):
         return len(word_pairs(shape["pairs"]).targets.ids)
     if mode == "scoring" and name != EVALUATION:
         return sum(len(line.split()) + 1 for line in random_lines(shape)[0])
+    if mode == "writing":
+        options = WRITING.get(name, {})
+        return options.get("rows", 1) * (PROMPT if "prompt" in options else shape["tgt_len"])
     if is_tagging(mode):
         return sum(sentence.n for sentence in random_split(shape).sentences)
     return shape["batch_size"] * (1 if mode == "generation" and name == REFERENCE else shape["tgt_len"])

@@ -3,6 +3,14 @@
 REFERENCE = "reference float32"
 EVALUATION = "evaluation float32"
 READING = "read of its bytes"
+CONTINUED = "a text of 5,000 tokens goes on"
+PROMPT = 5000
+WRITING = {  # arguments of `writing_step`
+    "one row": {}, "2 rows": {"rows": 2}, "4 rows": {"rows": 4}, "16 rows": {"rows": 16},
+    "temperature 0": {"temperature": 0.0}, "top_k 40": {"top_k": 40}, "top_p 0.9": {"top_p": 0.9},
+    "min_p 0.1": {"min_p": 0.1}, "repetition_penalty 1.2": {"repetition_penalty": 1.2},
+    "a prompt of 5,000 tokens is read": {"prompt": PROMPT, "tokens": 1},
+}  # fmt: skip
 NETWORK = {
     "n_layer": 6, "d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 1024, "n_token": 256, "cutoffs": [],
     "div_val": 1, "dropout": 0.1, "dropatt": 0.0, "same_length": False, "clamp_len": -1,
@@ -51,6 +59,7 @@ SHAPES = {
         **NETWORK, **_SEGMENT, "n_layer": 4, "d_model": 192, "d_head": 48, "d_inner": 768, "batch_size": 16,
         "n_token": 10000, "lines": 400,
     },
+    "writing": {**NETWORK, "tgt_len": 256, "mem_len": 1600, "batch_size": 1},
     "seq2seq": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 16},
     "seq2seq_pairs": {**SEQ2SEQ, "batch_size": 64, "pairs": 1280},
     "seq2seq_decoding": {**SEQ2SEQ, "batch_size": 64, "tgt_len": 24},
