@@ -10,6 +10,7 @@ from conforming import ONE_LAYER
 from dropping import TOKENS, USES, language_model, trained
 
 import txl_tf
+from txl_tf.layers.common import fusion
 
 
 @pytest.fixture
@@ -48,6 +49,19 @@ def test_nothing_stays_of_a_model_that_is_dropped(use, graphs, tmp_path):
     collect()
     assert [each() for each in watched] == [None] * len(watched)
     assert not graphs
+
+
+def test_what_xla_compiles_in_a_step_stays_once_and_holds_no_model(graphs, monkeypatch):
+    monkeypatch.setattr(fusion, "FEWEST", 1)
+    left = []
+    for _ in range(2):
+        lm = trained(language_model(dropout=0.1, n_head=3, d_inner=20))
+        watched = weakref.ref(lm)
+        del lm
+        collect()
+        assert watched() is None
+        left.append(len(graphs))
+    assert left[0] == left[1] > 0
 
 
 @pytest.mark.slow

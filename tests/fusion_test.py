@@ -1,5 +1,7 @@
 """What XLA compiles within a training step on CPUs computes what TensorFlow does; what it is depends on no chance."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from txl_tf.layers.common.fusion import fused, fusing, pays
 from txl_tf.layers.common.ops import LayerNorm, residual_norm
 from txl_tf.layers.transformer_xl.attention import create_mask
 
+SLOW = pytest.mark.slow
 KEY = tf.constant([3, 4, 0])
 
 
@@ -155,11 +158,16 @@ def test_a_fused_function_has_no_other_inside(any_size):
 TOKENS = np.random.default_rng(0).integers(0, 23, 4 * 45)  # epochs of five segments of 8 and one of 4
 
 
-def trained(lm_class, dtype, steps, start=0, arrays=None):
+def of_unknown_shape(dataset):
+    spec = tf.TensorSpec([None, None], tf.int32)
+    return tf.data.Dataset.from_generator(lambda: iter(dataset), output_signature=(spec, spec))
+
+
+def trained(lm_class, dtype, steps, start=0, arrays=None, data=lambda dataset: dataset, parts=1, **options):
     """A model after `steps` steps from segment `start` on; with `arrays`, going on with another one's weights."""
     keras.utils.set_random_seed(0)
-    lm = lm_class(**SMALL, mem_len=8, dropout=0.2, dropatt=0.1, seed=1, dtype=dtype)
-    lm.compile(make_optimizer(optimizer="sgd", learning_rate=0.1, train_steps=20))
+    lm = lm_class(**SMALL, mem_len=8, dropout=0.2, dropatt=0.1, seed=1, dtype=dtype, **options)
+    lm.compile(make_optimizer(optimizer="sgd", learning_rate=0.1, train_steps=20), gradient_accumulation_steps=parts)
     lm.build_optimizer()
 
     def restore(*_):
@@ -169,12 +177,20 @@ def trained(lm_class, dtype, steps, start=0, arrays=None):
 
     variables = [*lm.variables, *lm.optimizer.variables]
     callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=restore)] if arrays else []
-    lm.fit(segments(TOKENS, 4, 8, start, repeat=True), steps_per_epoch=steps, verbose=0, callbacks=callbacks)
+    dataset = data(segments(TOKENS, 4, 8, start, repeat=True))
+    lm.fit(dataset, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
     return {"variables": [variable.numpy() for variable in variables], "carried": lm.carried_arrays(), "lm": lm}
 
 
-@pytest.mark.parametrize("lm_class", [TransformerXLLM, TransformerLM])
-@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-4), ("mixed_bfloat16", 0.1)])
+@pytest.mark.parametrize(
+    "lm_class, dtype, rtol",
+    [
+        (TransformerXLLM, "mixed_bfloat16", 0.1),
+        pytest.param(TransformerXLLM, "float32", 1e-4, marks=SLOW),
+        pytest.param(TransformerLM, "mixed_bfloat16", 0.1, marks=SLOW),
+        (TransformerLM, "float32", 1e-4),
+    ],
+)
 def test_training_is_that_of_tensorflow_alone(monkeypatch, lm_class, dtype, rtol):
     expected = trained(lm_class, dtype, 5)["variables"]
     monkeypatch.setattr(fusion, "FEWEST", 1)
@@ -184,15 +200,29 @@ def test_training_is_that_of_tensorflow_alone(monkeypatch, lm_class, dtype, rtol
         np.testing.assert_allclose(a, b, rtol=0, atol=rtol * np.abs(b).max(initial=1e-3))
 
 
-@pytest.mark.parametrize("before", [5, 6])  # the next segment is an epoch's shorter last one, or the first
-def test_what_comes_first_does_not_decide_what_is_compiled(any_size, before):
-    whole = trained(TransformerXLLM, "mixed_bfloat16", 9)
-    first = trained(TransformerXLLM, "mixed_bfloat16", before)
-    rest = trained(TransformerXLLM, "mixed_bfloat16", 9 - before, before, first)
+@SLOW
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-4), ("mixed_float16", 0.1)])
+@pytest.mark.parametrize("options", [None, {"parts": 2}, {"recompute": True}])
+def test_replicas_parts_and_recomputed_layers_train_as_one(any_size, two_replicas, options, dtype, rtol):
+    expected = trained(TransformerXLLM, dtype, 3)["variables"]
+    with contextlib.nullcontext() if options else two_replicas.scope():
+        actual = trained(TransformerXLLM, dtype, 3, **options or {})["variables"]
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=rtol * np.abs(b).max(initial=1e-3))
+
+
+@pytest.mark.parametrize(  # the next segment is an epoch's shorter last one, or the first
+    "before, data", [(5, lambda dataset: dataset), *(pytest.param(n, of_unknown_shape, marks=SLOW) for n in (5, 6))]
+)
+def test_what_comes_first_does_not_decide_what_is_compiled(any_size, before, data):
+    whole = trained(TransformerXLLM, "mixed_bfloat16", 9, data=data)
+    first = trained(TransformerXLLM, "mixed_bfloat16", before, data=data)
+    rest = trained(TransformerXLLM, "mixed_bfloat16", 9 - before, before, first, data=data)
     for a, b in zip(rest["variables"], whole["variables"], strict=True):
         np.testing.assert_array_equal(a, b)
 
 
+@SLOW
 def test_evaluation_and_export_know_nothing_of_it(any_size, tmp_path):
     lm = trained(TransformerXLLM, "float32", 1)["lm"]
     lm.evaluate(segments(TOKENS, 4, 8), verbose=0)

@@ -25,7 +25,7 @@ from txl_tf.layers.common.fusion import fused, pays
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.ops import project
 
-# Numbers that a processor's loop has the maximum of at once.
+# Columns that XLA has the maxima of at once; keys must be a multiple of them.
 _LANES = 32
 
 # ------------------------------------------------------------------------------------------------------------ core
@@ -101,7 +101,7 @@ def _seen_scores(visible, scores, position_scores=None):
 
 @fused
 def _half_softmax(shape, visible, *scores):
-    """`_softmax`. XLA's loops are fast where a maximum goes over columns first, and a sum is a product."""
+    """`_softmax` as XLA compiles it best: first the maxima of every `_LANES`-th column, and a sum as a product."""
     seen = _seen_scores(visible, *scores)
     of_columns = tf.reduce_max(tf.reshape(seen, [*shape[:-1], -1, _LANES]), -2)
     exp = tf.exp(seen - tf.reduce_max(of_columns, -1, keepdims=True))

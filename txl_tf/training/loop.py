@@ -58,6 +58,7 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
         def replica_step(data, mems):
             for ids in data:
                 ids.set_shape(shape)  # tf.distribute forgets it
+            # Of a length that may vary, nothing is compiled.
             with contextlib.nullcontext() if shape[1] else fusing(False):
                 return step(data, mems)
 
@@ -93,10 +94,11 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
                 data = next(iterator, None)
                 if data is None:
                     break
-                # Whether the length is known must not depend on which segment comes first: a resumed run would round
-                # otherwise than one without a break.
-                is_full = strategy.experimental_local_results(data[0])[0].shape[1] == state.batches.tgt_len
-                shape = (rows, state.batches.tgt_len if is_full else None)
+                # Whether the length is known must depend neither on which segment comes first nor on how many steps
+                # are left: a resumed run would round otherwise than one without a break.
+                length = strategy.experimental_local_results(data[0])[0].shape[1]
+                is_full = length == state.batches.tgt_len and model.steps_per_execution == 1
+                shape = (rows, length if is_full or model.static_shapes else None)
                 results = one_step(shape, data, state.mems, state.totals)
             logs, state.mems, state.totals = results
         if logs is None:

@@ -23,7 +23,7 @@ _fusing = contextvars.ContextVar("fusing", default=None)
 
 @contextlib.contextmanager
 def fusing(active):
-    """Whether the functions marked `fused` are compiled in the block; not within another that says no."""
+    """Whether functions marked `fused` are compiled in this block. No inner block undoes `fusing(False)`."""
     token = _fusing.set(active and _fusing.get() is not False)
     try:
         yield
@@ -43,7 +43,8 @@ def fused(f):
     """`f(shape, *args)`, compiled where `shape`, that of its largest tensor, says that it `pays`.
 
     It then has no gradient: `f` makes masks, or is half of a `custom_gradient`. Arguments that are not tensors are
-    constants of the program.
+    constants of the program. The program of a shape stays to the process's end: `f` must capture nothing, or it would
+    hold the model.
     """
 
     @functools.wraps(f)
