@@ -141,7 +141,7 @@ def test_there_is_a_configuration_for_every_dataset_and_script():
     published = [f"{name}{suffix}" for name in TRAIN for suffix in ("", "_eval")]
     pretrained = [name.replace("sota", "pretrained") for name in EVAL if "sota" in name]
     tiny = [f"{dataset}_tiny" for dataset in PAPER_DATASETS]
-    assert sorted(OF_THE_PAPER) == sorted([*published, *pretrained, *tiny, "ptb", "wt2"])
+    assert sorted(OF_THE_PAPER) == sorted([*published, *pretrained, *tiny, "ptb", "wt2", "wt2_small"])
     assert (len(published), len(pretrained)) == (16, 4)
 
 
