@@ -188,7 +188,7 @@ def trained(lm_class, dtype, steps, start=0, arrays=None, data=lambda dataset: d
         (TransformerXLLM, "mixed_bfloat16", 0.1),
         pytest.param(TransformerXLLM, "float32", 1e-4, marks=SLOW),
         pytest.param(TransformerLM, "mixed_bfloat16", 0.1, marks=SLOW),
-        (TransformerLM, "float32", 1e-4),
+        pytest.param(TransformerLM, "float32", 1e-4, marks=SLOW),
     ],
 )
 def test_training_is_that_of_tensorflow_alone(monkeypatch, lm_class, dtype, rtol):
