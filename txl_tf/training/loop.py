@@ -86,19 +86,18 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
     def function(iterator):
         stop, logs, state = any_worker(strategy, model.stop_requested), None, model.loop
         rows = state.batches.rows // strategy.num_replicas_in_sync
+        # Whether a length is known must depend neither on which segment comes first nor on how many steps are left: a
+        # resumed run would round otherwise than one without a break.
+        tgt_len = state.batches.tgt_len if model.static_shapes or model.steps_per_execution == 1 else None
         for n in state.batches.calls(iterator, model.steps_per_execution):
             if n > 1:
-                shape = (rows, state.batches.tgt_len if model.static_shapes else None)
-                results = several_steps(tf.constant(n), shape, iterator, state.mems, state.totals)
+                results = several_steps(tf.constant(n), (rows, tgt_len), iterator, state.mems, state.totals)
             else:
                 data = next(iterator, None)
                 if data is None:
                     break
-                # Whether the length is known must depend neither on which segment comes first nor on how many steps
-                # are left: a resumed run would round otherwise than one without a break.
                 length = strategy.experimental_local_results(data[0])[0].shape[1]
-                is_full = length == state.batches.tgt_len and model.steps_per_execution == 1
-                shape = (rows, length if is_full or model.static_shapes else None)
+                shape = (rows, tgt_len if length == tgt_len else None)
                 results = one_step(shape, data, state.mems, state.totals)
             logs, state.mems, state.totals = results
         if logs is None:

@@ -267,7 +267,8 @@ def check_batches(
         first = next(iter(dataset), None)
         if first is None:
             raise ValueError(f"{name} must hold at least one batch, got an empty dataset")
-        rows, tgt_len = first[0].shape if evaluation else (first[0].shape[0], tgt_len)
+        rows, first_len = first[0].shape
+        tgt_len = first_len if evaluation else tgt_len
     dataset = _checked(dataset, rows, n_token, tgt_len if evaluation else None)
     return Batches(_padded(dataset, tgt_len) if static_shapes else dataset, rows, tgt_len or usual_len, count)
 
