@@ -266,6 +266,12 @@ BAD = [
         {"mixed_precision": "float8"},
         "mixed_precision must be one of float32, bfloat16, float16, auto, got 'float8'",
     ),
+    (MachineConfig, {"matmul_precision": "tf32"}, "matmul_precision must be one of float32, bfloat16, got 'tf32'"),
+    (
+        MachineConfig,
+        {"matmul_precision": "bfloat16", "mixed_precision": "auto"},
+        "matmul_precision=bfloat16 is for mixed_precision=float32, got auto",
+    ),
 ]
 
 

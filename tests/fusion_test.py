@@ -14,6 +14,7 @@ from txl_tf.layers.common import fusion
 from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.common.fusion import fused, fusing, pays
 from txl_tf.layers.common.ops import LayerNorm, residual_norm
+from txl_tf.layers.feed_forward import feed_forward
 from txl_tf.layers.transformer_xl.attention import create_mask
 
 SLOW = pytest.mark.slow
@@ -137,6 +138,23 @@ def test_residual_and_norm_with_all_gradients(any_size, rate):
     inputs = [*(tf.cast(random(4, 30, 48, seed=i), tf.bfloat16) for i in range(2)), gamma, beta]
     for actual, expected in both_ways(function, *inputs, pieces=2):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=2**-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("rate, pieces", [(0.0, 1), (0.3, 2)])
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-6), ("bfloat16", 2**-6)])
+def test_the_feed_forward_net_with_all_gradients(any_size, rate, pieces, dtype, rtol):
+    shapes = ([4, 30, 24], [24, 40], [40], [40, 24], [24])
+    inputs = [tf.cast(random(*shape, seed=i), dtype) for i, shape in enumerate(shapes)]
+    for actual, expected in both_ways(
+        lambda *inputs: feed_forward(*inputs, rate=rate, dropout_key=KEY), *inputs, pieces=pieces
+    ):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=rtol * np.abs(expected).max())
+
+
+def test_another_activation_has_no_pass_of_its_own(any_size):
+    inputs = [random(*shape) for shape in ([4, 30, 24], [24, 40], [40], [40, 24], [24])]
+    for actual, expected in both_ways(lambda *inputs: feed_forward(*inputs, activation=tf.nn.gelu), *inputs, pieces=0):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_float32_has_the_layer_s_own_norm(any_size):

@@ -58,7 +58,7 @@ import time
 from pathlib import Path
 
 from absl import flags, logging
-from benchmarking.shapes import REFERENCE, SHAPES
+from benchmarking.shapes import REFERENCE, ROUNDED, SHAPES
 
 from txl_programs.program import FLAGS, read_flags, run
 
@@ -274,6 +274,8 @@ def groups_of(mode):
         "first_answer": [processes.IMPORT, *processes.ANSWERS],
     }
     names = special.get(mode) or list(contestants.make_contestants(mode, FLAGS.jit))
+    if FLAGS.against or not processor_flags().intersection(BFLOAT16_UNITS):
+        names = [name for name in names if name != ROUNDED]
     if not FLAGS.against:
         return [{name: (name, processes.ROOT) for name in names}]
     checkouts = {"other": os.path.abspath(FLAGS.against), "this": processes.ROOT}

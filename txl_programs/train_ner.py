@@ -17,7 +17,7 @@ txl-tag tags with it, txl-export-saved-model makes a served model of it.
   model         model n_layer d_model n_head d_inner dropout embed_dropout token_dropout output_dropout max_seq_len ...
   of TENER      attn_type pos_embed after_norm key_position_term
   of FLAT       fusion q_proj k_proj v_proj r_proj attn_ff pre post residual rel_pos_init ...
-  machine       strategy mixed_precision jit_compile steps_per_execution
+  machine       strategy mixed_precision matmul_precision jit_compile steps_per_execution
   cluster       ray_workers ray_address ray_cpus ray_gpus ray_min_workers ray_restarts       (docs/scale.md)
 """
 

@@ -7,6 +7,7 @@ private until 1.0.
 from txl_tf import layers
 from txl_tf.cluster.preparation import prepare
 from txl_tf.data.text.batches import segments
+from txl_tf.layers.common.precision import set_matmul_precision
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.taggers.bilstm import BiLSTM
 from txl_tf.models.taggers.flat import Flat
@@ -41,5 +42,6 @@ __all__ = [
     "prepare",
     "save_tf1_checkpoint",
     "segments",
+    "set_matmul_precision",
     "tf1_variables",
 ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from benchmarking.shapes import CONTINUED, EVALUATION, NETWORK, PROMPT, READING, REFERENCE, WRITING
+from benchmarking.shapes import CONTINUED, EVALUATION, NETWORK, PROMPT, READING, REFERENCE, ROUNDED, WRITING
 
 
 @functools.cache
@@ -86,10 +86,12 @@ def reference_next(model, tokens, mems):
     return port("reference_model").full_log_probs(hidden[-1:], **model._softmax_args())[0], mems
 
 
-def library_step(mode, shape, dtype="float32", jit_compile=False, recompute=False):
+def library_step(mode, shape, dtype="float32", jit_compile=False, recompute=False, matmul_precision=None):
     """As `reference_step`, but generates a text of `tgt_len`. Only the public interface, for checkouts of any age."""
     import txl_tf
 
+    if matmul_precision:
+        txl_tf.set_matmul_precision(matmul_precision)
     lm = txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype, recompute=recompute)
     tokens, labels = random_batch(shape)
     if is_training(mode):
@@ -372,6 +374,8 @@ def make_contestants(mode, jit=False):
     options = {"txl_tf float32": {}, "txl_tf bfloat16": {"dtype": "mixed_bfloat16"}}
     if jit and is_training(mode):
         options |= {f"{name} XLA": {**some, "jit_compile": True} for name, some in options.items()}
+    if is_training(mode):
+        options[ROUNDED] = {"matmul_precision": "bfloat16"}
     if mode == "training":
         options["txl_tf float32 recompute"] = {"recompute": True}
     makers = {REFERENCE: lambda shape: reference_step(mode, shape)}

@@ -47,6 +47,7 @@ from txl_tf.config.models import (
 )
 from txl_tf.config.training import (
     AUTO,
+    MATMUL_PRECISIONS,
     OPTIMIZERS,
     PRECISIONS,
     REPETITION_WINDOW,
@@ -65,9 +66,10 @@ from txl_tf.config.training import (
 )
 
 __all__ = [
-    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MIN_FREQ",
-    "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POSITIONS", "POS_EMBEDS", "PRECISIONS", "REPETITION_WINDOW",
-    "RESIDUALS", "SCHEDULES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "TOKEN_LEVELS", "WEIGHT_TYPES",
+    "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MATMUL_PRECISIONS",
+    "MIN_FREQ", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POSITIONS", "POS_EMBEDS", "PRECISIONS",
+    "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "TOKEN_LEVELS",
+    "WEIGHT_TYPES",
     "BiLSTMConfig", "BiLSTMTaggerConfig", "ClusterConfig", "Config", "EncoderConfig", "EvaluationConfig",
     "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig", "NetworkConfig",
     "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig", "SearchConfig",

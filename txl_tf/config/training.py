@@ -7,6 +7,7 @@ from txl_tf.config.checks import LENGTH, POSITIVE, RATE, SHARE, Config, at_least
 OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 SCHEDULES = ("cosine", "noam", "linear", "constant")
 PRECISIONS = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+MATMUL_PRECISIONS = ("float32", "bfloat16")
 AUTO = "auto"  # the machine decides, see `choose_precision`
 TRACKERS = ("none", "wandb", "mlflow")
 WEIGHT_TYPES = ("float32", "float16", "bfloat16")  # that a served model is stored in
@@ -176,6 +177,16 @@ class MachineConfig(Config):
     gcp_project: str | None = option(None, "Project of the TPU, if it is another than this machine's.")
     logical_cpus: int | None = option(None, "Logical CPU devices to create, to try mirrored without GPUs.", at_least(1))
     mixed_precision: str = option("float32", "Type of the products; auto: the machine's.", one_of((*PRECISIONS, AUTO)))
+    matmul_precision: str = option(
+        "float32", "What processors round float32 numbers to before they multiply them.", one_of(MATMUL_PRECISIONS)
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.matmul_precision != "float32" and self.mixed_precision != "float32":
+            raise ValueError(
+                f"matmul_precision={self.matmul_precision} is for mixed_precision=float32, got {self.mixed_precision}"
+            )
 
     @property
     def devices(self) -> tuple:

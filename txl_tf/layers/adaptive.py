@@ -13,14 +13,15 @@ import tensorflow as tf
 from txl_tf.layers.common.arguments import stored, values_of
 from txl_tf.layers.common.base import check_tensors, found
 from txl_tf.layers.common.ops import cross_entropy
+from txl_tf.layers.common.precision import matmul
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
 
 
 def bin_logits(hidden, weight, bias, proj):
     """float32 `[..., n]`: products in the dtype of `hidden`, sums and the softmax after them in float32."""
     if proj is not None:
-        hidden = tf.matmul(hidden, tf.cast(proj, hidden.dtype), transpose_b=True)
-    product = tf.matmul(hidden, tf.cast(weight, hidden.dtype), transpose_b=True)
+        hidden = matmul(hidden, tf.cast(proj, hidden.dtype), transpose_b=True)
+    product = matmul(hidden, tf.cast(weight, hidden.dtype), transpose_b=True)
     return tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
 
 

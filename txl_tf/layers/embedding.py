@@ -24,6 +24,7 @@ from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.ops import own_initializer
+from txl_tf.layers.common.precision import matmul
 
 
 def id_error(name, n_token):
@@ -78,7 +79,7 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
 
     def embed(ids, table, proj):
         y = tf.cast(embedding_lookup(tf.convert_to_tensor(table), ids), dtype)
-        return y if proj is None else tf.matmul(y, tf.cast(proj, dtype))
+        return y if proj is None else matmul(y, tf.cast(proj, dtype))
 
     if len(tables) == 1:
         y = embed(x, tables[0], projs[0])

@@ -17,7 +17,7 @@ from txl_tf.runs.origin import check_origin
 NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "reset_token")
 
 # A checkpoint depends on them, and on the `batching` of its family; other settings may change when a run goes on.
-FIXED = ("mixed_precision", "optimizer", "ema", "seed")
+FIXED = ("mixed_precision", "matmul_precision", "optimizer", "ema", "seed")
 
 logger = logging.getLogger("txl_tf")
 

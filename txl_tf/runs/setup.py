@@ -12,6 +12,7 @@ import tensorflow as tf
 from txl_tf.config import MachineConfig, TransformerLMConfig
 from txl_tf.data.text.corpus import Corpus, build_corpus, load_corpus
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.layers.common.precision import set_matmul_precision
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder
 from txl_tf.training.distribution import choose_precision, make_strategy, num_workers, only_chief_logs
@@ -32,8 +33,9 @@ _COLLECTIVE_FAILED = (
 
 
 def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, MachineConfig]:
-    """The strategy, and `machine` with the type of products that "auto" stands for there."""
+    """Sets the precision of products; the strategy, and `machine` with the type that "auto" stands for there."""
     strategy = make_strategy(*machine.devices)
+    set_matmul_precision(machine.matmul_precision)
     return strategy, dataclasses.replace(machine, mixed_precision=choose_precision(machine.mixed_precision, strategy))
 
 

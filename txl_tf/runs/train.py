@@ -29,7 +29,8 @@ from txl_tf.runs.weights import check_exists, load_weights
 from txl_tf.training.distribution import broadcast_from_chief, is_chief, num_workers
 from txl_tf.training.optimization import make_optimizer
 
-RECORDED = ("train_steps", "iterations", "save_steps", "seed", "mixed_precision")  # in `config.json`, of every family
+# In `config.json`, of every family.
+RECORDED = ("train_steps", "iterations", "save_steps", "seed", "mixed_precision", "matmul_precision")
 
 logger = logging.getLogger("txl_tf")
 
@@ -74,6 +75,8 @@ def train_run(
     if machine.strategy not in family.run.strategies:
         allowed = ", ".join(family.run.strategies)
         raise ValueError(f"strategy must be one of {allowed} for {family.run.kind}, got {machine.strategy}")
+    if training.jit_compile and machine.matmul_precision != "float32":
+        raise ValueError(f"matmul_precision={machine.matmul_precision} has no effect on XLA: leave out jit_compile")
     if training.warm_start_path and not training.init_from:
         check_exists(training.warm_start_path)
     trackers.check_tracker(training.tracker)

@@ -36,25 +36,33 @@ def dropout(x, rate, dropout_key, row_axis=0):
     """
     if dropout_key is None or rate == 0:
         return x
-    threshold = min(round(rate * 65536), 65535)
-    return x * _mask(keras.ops.shape(x), _with_place(dropout_key), threshold, row_axis, x.dtype)
+    return x * _mask(keras.ops.shape(x), _with_place(dropout_key), rate, row_axis, x.dtype)
+
+
+def scale_of_kept(rate):
+    """What `dropout` multiplies the elements by that it keeps."""
+    return 65536 / (65536 - _threshold(rate))
+
+
+def _threshold(rate):
+    return min(round(rate * 65536), 65535)
 
 
 @fused
-def _mask(shape, dropout_key, threshold, row_axis, dtype):
+def _mask(shape, dropout_key, rate, row_axis, dtype):
     """What `dropout` multiplies by: 0, or the scale of what is kept."""
     words = _random_words(shape, dropout_key, row_axis)
     # The top two bytes are the number; what is below them is smaller than the threshold's unit. The last is the word's
     # lowest byte plus its highest, before the word's second.
     shift = tf.bitwise.left_shift
     numbers = [words, shift(words, _u32(8)), shift(words, _u32(16)), words * _u32(2**24 + 1)]
-    limit = _u32(threshold << 16)
+    limit = _u32(_threshold(rate) << 16)
     keep = tf.concat([number >= limit for number in numbers], -1)
     if len(shape) == (row_axis or 0) + 1:
         keep = keep[..., 0]
     elif not isinstance(shape[-1], int) or shape[-1] % 4:
         keep = keep[..., : shape[-1]]
-    return tf.cast(keep, dtype) * tf.cast(65536 / (65536 - threshold), dtype)
+    return tf.cast(keep, dtype) * tf.cast(scale_of_kept(rate), dtype)
 
 
 def _random_words(shape, dropout_key, row_axis):

@@ -11,6 +11,7 @@ from txl_tf.layers.common.base import Layer, check_tensors, width_of
 from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.common.fusion import fused, pays
 from txl_tf.layers.common.gradients import custom_gradient
+from txl_tf.layers.common.precision import matmul
 
 
 def project(x, kernel):
@@ -18,7 +19,7 @@ def project(x, kernel):
 
     With `[batch, time, E]`, the gradient of the product is first one matrix for every row of the batch.
     """
-    return tf.matmul(tf.reshape(x, [-1, kernel.shape[0]]), kernel)
+    return matmul(tf.reshape(x, [-1, kernel.shape[0]]), kernel)
 
 
 @custom_gradient
@@ -45,7 +46,7 @@ def layer_norm(x, gamma, beta, epsilon):
         mean = tf.linalg.matvec(upstream, gamma / width)[:, None]  # a matrix product is faster than a sum
         slope = tf.linalg.matvec(to_scale, gamma / width)[:, None]
         of_x = (upstream * gamma - mean - normal * slope) * scale
-        return tf.cast(tf.reshape(of_x, shape), dtype), _sum_of_rows(to_scale), _sum_of_rows(upstream), None
+        return tf.cast(tf.reshape(of_x, shape), dtype), sum_of_rows(to_scale), sum_of_rows(upstream), None
 
     return tf.cast(tf.reshape(normal * gamma + beta, shape), dtype), grad
 
@@ -73,7 +74,7 @@ def residual_norm(layer_norm, x, y, rate=0.0, dropout_key=None):
         def grad(upstream):
             of_x, of_y, to_scale = _residual_norm_grad(shape, upstream, normal, scale, gamma, rate, dropout_key)
             rows = tf.reshape(tf.cast(upstream, tf.float32), [-1, shape[-1]])
-            return of_x, of_y, _sum_of_rows(tf.reshape(to_scale, [-1, shape[-1]])), _sum_of_rows(rows)
+            return of_x, of_y, sum_of_rows(tf.reshape(to_scale, [-1, shape[-1]])), sum_of_rows(rows)
 
         return out, grad
 
@@ -100,8 +101,19 @@ def _residual_norm_grad(shape, upstream, normal, scale, gamma, rate, dropout_key
     return of_x, dropout(of_x, rate, dropout_key), to_scale
 
 
-def _sum_of_rows(x):
+def sum_of_rows(x):
+    """`[n, E]` to `[E]`, as a product: a sum takes several times as long."""
     return tf.linalg.matvec(x, tf.ones([keras.ops.shape(x)[0]], x.dtype), transpose_a=True)
+
+
+def add_bias(x, bias):
+    """`x` `[n, E]` plus `bias` `[E]`, in half precision with `sum_of_rows` as the bias's gradient, where that pays."""
+    return tf.nn.bias_add(x, bias) if x.dtype == tf.float32 or not pays(x.shape) else _add_bias(x, bias)
+
+
+@custom_gradient
+def _add_bias(x, bias):
+    return tf.nn.bias_add(x, bias), lambda upstream: (upstream, sum_of_rows(upstream))
 
 
 @custom_gradient

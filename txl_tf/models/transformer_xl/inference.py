@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.layers.attention import project_heads
+from txl_tf.layers.common.precision import matmul
 from txl_tf.layers.feed_forward import positionwise_ff
 
 # Rows of a batch whose attention is written out one by one. More of them, or an unknown number, go through a loop.
@@ -83,10 +84,10 @@ def run_layers(network, weights, hidden, attention):
     # Rows of a matrix from here on: a product of rank 3 with a kernel is one for every row of the batch.
     output = tf.reshape(hidden, [-1, network.d_model])
     for i, (layer, of_layer) in enumerate(zip(network.decoder_layers, weights, strict=True)):
-        qkv = tf.reshape(tf.matmul(output, of_layer.qkv), heads)
+        qkv = tf.reshape(matmul(output, of_layer.qkv), heads)
         attn_vec = attention(i, *tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4])))
         attn_vec = tf.reshape(tf.transpose(attn_vec, [0, 2, 1, 3]), [-1, network.n_head * network.d_head])
-        output = layer.rel_attn.layer_norm(output + tf.matmul(attn_vec, of_layer.o))
+        output = layer.rel_attn.layer_norm(output + matmul(attn_vec, of_layer.o))
         output = layer.ff.layer_norm(output + positionwise_ff(output, *of_layer.ff))
     return tf.reshape(output, [batch, tgt_len, network.d_model])
 
