@@ -140,13 +140,13 @@ def test_residual_and_norm_with_all_gradients(any_size, rate):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=2**-6 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("rate, pieces", [(0.0, 1), (0.3, 2)])
+@pytest.mark.parametrize("rate, key, pieces", [(0.0, KEY, 1), (0.3, KEY, 2), (0.3, None, 1)])
 @pytest.mark.parametrize("dtype, rtol", [("float32", 1e-6), ("bfloat16", 2**-6)])
-def test_the_feed_forward_net_with_all_gradients(any_size, rate, pieces, dtype, rtol):
+def test_the_feed_forward_net_with_all_gradients(any_size, rate, key, pieces, dtype, rtol):
     shapes = ([4, 30, 24], [24, 40], [40], [40, 24], [24])
     inputs = [tf.cast(random(*shape, seed=i), dtype) for i, shape in enumerate(shapes)]
     for actual, expected in both_ways(
-        lambda *inputs: feed_forward(*inputs, rate=rate, dropout_key=KEY), *inputs, pieces=pieces
+        lambda *inputs: feed_forward(*inputs, rate=rate, dropout_key=key), *inputs, pieces=pieces
     ):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=rtol * np.abs(expected).max())
 

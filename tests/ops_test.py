@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_tf.layers.common.ops import LayerNorm, cross_entropy, layer_norm
+from txl_tf.layers.common.ops import LayerNorm, add_bias, cross_entropy, layer_norm
 
 
 def random(*shape, seed=0, scale=1.0):
@@ -54,6 +54,18 @@ def test_layer_norm_s_weights_keep_their_precision_in_half_precision():
     layer.beta.assign([-1, 1, 1, -1])
     x = tf.constant([[1.0, -1.0, -1.0, 1.0]], tf.bfloat16)
     np.testing.assert_array_equal(layer(x), tf.constant([[2**-12, -(2**-12), -(2**-12), 2**-12]], tf.bfloat16))
+
+
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("bfloat16", 2**-8)])
+@pytest.mark.parametrize("rows", [1, 3000])
+def test_a_bias_s_gradient_is_the_sum_of_the_rows_in_half_precision_too(dtype, rtol, rows):
+    x, bias, upstream = tf.cast(random(rows, 4), dtype), tf.cast(random(4, seed=1), dtype), tf.ones([rows, 4], dtype)
+    with tf.GradientTape() as tape:
+        tape.watch([x, bias])
+        result = add_bias(x, bias)
+    of_x, of_bias = tape.gradient(result, [x, bias], upstream)
+    assert_same([result, of_x], [x + bias, upstream], 0)
+    np.testing.assert_allclose(tf.cast(of_bias, tf.float64), [rows] * 4, rtol=rtol)
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])  # with the latter, probabilities of labels are rounded to 0

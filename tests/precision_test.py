@@ -11,24 +11,24 @@ import tensorflow as tf
 from helpers import ROOT
 
 from txl_tf import set_matmul_precision
-from txl_tf.layers.common.precision import VARIABLE, matmul
-from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
+from txl_tf.layers.common.precision import VARIABLE, matmul, rounds
+from txl_tf.training.distribution import processor_flags
 
-CAN_ROUND = bool(processor_flags().intersection(BFLOAT16_UNITS)) and os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0"
+CAN_ROUND = "amx_bf16" in processor_flags() and not {"TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA"} & set(os.environ)
 IN_A_NEW_PROCESS = """
 import json, sys
 import numpy as np
 import tensorflow as tf
 import txl_tf
-from txl_tf.layers.common.precision import matmul
+from txl_tf.layers.common.ops import project
 
 txl_tf.set_matmul_precision(sys.argv[1])
 rng = np.random.default_rng(0)
 a, b = (tf.constant(rng.normal(size=[96, 96]), tf.float32) for _ in "ab")
 with tf.GradientTape() as tape:
     tape.watch(a)
-    product = matmul(a, b, transpose_b=True)
-exact, of_a = a.numpy().astype(float) @ b.numpy().astype(float).T, np.ones([96, 96]) @ b.numpy().astype(float)
+    product = project(a, b)
+exact, of_a = a.numpy().astype(float) @ b.numpy().astype(float), np.ones([96, 96]) @ b.numpy().astype(float).T
 found = {
     "product": np.abs(product - exact).max() / np.abs(exact).max(),
     "gradient": np.abs(tape.gradient(product, a) - of_a).max() / np.abs(of_a).max(),
@@ -54,24 +54,26 @@ def test_another_word_is_an_error():
         set_matmul_precision("half")
 
 
-def test_after_the_first_product_it_is_too_late():
+def test_after_the_first_product_it_is_too_late(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "STRICT")
     tf.matmul(tf.ones([1, 64, 64]), tf.ones([1, 64, 64]))
     with pytest.raises(ValueError, match="matmul_precision=bfloat16 has no effect: it needs a processor with AMX"):
         set_matmul_precision("bfloat16")
-    assert VARIABLE not in os.environ
+    assert os.environ[VARIABLE] == "STRICT" and not rounds()
 
 
-def test_float32_cannot_be_had_where_the_environment_says_otherwise(monkeypatch):
+@pytest.mark.parametrize("variable", [VARIABLE, "ONEDNN_DEFAULT_FPMATH_MODE"])
+def test_float32_cannot_be_had_where_the_environment_says_otherwise(monkeypatch, variable):
     set_matmul_precision("float32")
-    monkeypatch.setenv(VARIABLE, "BF16")
-    with pytest.raises(ValueError, match=f"matmul_precision must be bfloat16 where {VARIABLE} is set to BF16"):
+    monkeypatch.setenv(variable, "BF16")
+    with pytest.raises(ValueError, match=f"matmul_precision=float32 cannot be had where {variable}=BF16: unset it"):
         set_matmul_precision("float32")
 
 
 def test_accelerators_round_in_their_own_way(monkeypatch):
     gpu = tf.config.LogicalDevice("/device:GPU:0", "GPU")
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda: [gpu])
-    with pytest.raises(ValueError, match="is for processors, but there is /device:GPU:0"):
+    with pytest.raises(ValueError, match="is for CPUs, but there is /device:GPU:0"):
         set_matmul_precision("bfloat16")
 
 

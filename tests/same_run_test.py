@@ -112,6 +112,16 @@ def test_another_text_of_the_same_vocabulary_is_trained_on_where_it_is_asked_for
     assert RunFolder(run_dir).steps()[-1] == 18
 
 
+def test_the_precision_of_products_stays_and_older_runs_have_float32(run):
+    run_dir, text = run
+    config = RunFolder(run_dir).read_config()
+    assert config["training"]["matmul_precision"] == "float32"
+    edit_json(run_dir / "config.json", lambda config: config["training"].update(matmul_precision="bfloat16"))
+    train_refused(run_dir, text, "training.matmul_precision: 'bfloat16' there, 'float32' now")
+    edit_json(run_dir / "config.json", lambda config: config["training"].pop("matmul_precision"))
+    train_refused(run_dir, text, "or:\n  model.d_inner: 16 there, 25 now$", model={"d_inner": 25})
+
+
 def test_the_same_text_may_move(run, tmp_path):
     run_dir, text = run
     moved = tmp_path / "elsewhere.txt"

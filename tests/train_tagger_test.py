@@ -21,6 +21,7 @@ from helpers import (
 
 import txl_tf
 from txl_tf.config import (
+    BiLSTMTaggerConfig,
     FlatTaggerConfig,
     MachineConfig,
     OptimizerConfig,
@@ -398,6 +399,19 @@ def test_bad_input_is_refused_before_the_folder_has_a_run(tmp_path, files, famil
     with pytest.raises(ValueError, match=message):
         train(tmp_path / "run", files, family, **options)
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_products_of_lstms_are_not_rounded_in_silence(tmp_path, files):
+    settings = {"optimizer": OptimizerConfig(), "training": TaggerTrainingConfig()}
+    machine = MachineConfig(matmul_precision="bfloat16")
+    with pytest.raises(ValueError, match="matmul_precision=bfloat16 has no effect on bilstm: its products are Keras's"):
+        train_run(
+            tmp_path / "run",
+            data=TaggedConfig(),
+            model=BiLSTMTaggerConfig(n_layer=1, d_model=16),
+            machine=machine,
+            **settings,
+        )
 
 
 def test_a_run_goes_on_with_its_own_sentences_only(made, files, tmp_path):

@@ -152,7 +152,7 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(trained_run, run_dir
         ({"machine": {"mixed_precision": "fp8"}}, "mixed_precision must be one of float32, .* got 'fp8'"),
         (
             {"machine": {"matmul_precision": "bfloat16"}, "training": {"jit_compile": True}},
-            "matmul_precision=bfloat16 has no effect on XLA: leave out jit_compile",
+            "matmul_precision=bfloat16 has no effect on XLA's products: leave out jit_compile",
         ),
         ({"training": {"train_batch_size": 3000}}, "the train split has 4275 tokens: batch_size=3000"),
         ({"evaluation": {"eval_batch_size": 200}}, "the valid split has 225 tokens: batch_size=200"),

@@ -274,7 +274,7 @@ def groups_of(mode):
         "first_answer": [processes.IMPORT, *processes.ANSWERS],
     }
     names = special.get(mode) or list(contestants.make_contestants(mode, FLAGS.jit))
-    if FLAGS.against or not processor_flags().intersection(BFLOAT16_UNITS):
+    if FLAGS.against or "amx_bf16" not in processor_flags():
         names = [name for name in names if name != ROUNDED]
     if not FLAGS.against:
         return [{name: (name, processes.ROOT) for name in names}]

@@ -178,7 +178,7 @@ class MachineConfig(Config):
     logical_cpus: int | None = option(None, "Logical CPU devices to create, to try mirrored without GPUs.", at_least(1))
     mixed_precision: str = option("float32", "Type of the products; auto: the machine's.", one_of((*PRECISIONS, AUTO)))
     matmul_precision: str = option(
-        "float32", "What processors round float32 numbers to before they multiply them.", one_of(MATMUL_PRECISIONS)
+        "float32", "Round the factors of float32 products to this type; on CPUs with AMX.", one_of(MATMUL_PRECISIONS)
     )
 
     def __post_init__(self) -> None:
@@ -192,6 +192,12 @@ class MachineConfig(Config):
     def devices(self) -> tuple:
         """Arguments of `make_strategy`."""
         return self.strategy, self.tpu, self.tpu_zone, self.gcp_project, self.logical_cpus
+
+    @property
+    def type_name(self) -> str:
+        """The type of the products, for messages."""
+        rounded = self.matmul_precision != self.mixed_precision == "float32"
+        return f"float32, products of {self.matmul_precision}" if rounded else self.mixed_precision
 
     @property
     def dtype_policy(self) -> str:

@@ -37,7 +37,7 @@ def feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, activation=tf.nn.relu, r
     if activation is tf.nn.relu and pays(shape):
         inner = _dropped_relu(shape, project(x, kernel_1), bias_1, rate, dropout_key)
     else:
-        inner = activation(tf.nn.bias_add(project(x, kernel_1), bias_1))
+        inner = activation(add_bias(project(x, kernel_1), bias_1))
         inner = dropout(tf.reshape(inner, shape), rate, dropout_key)
     return tf.reshape(add_bias(project(inner, kernel_2), bias_2), [*rows, kernel_2.shape[1]])
 

@@ -99,7 +99,7 @@ def evaluate_run(
     load_weights(lm, path)
     with worker_of(strategy, folder):
         name = evaluation.eval_path or name_of(data or config["data"])
-        log_model(name, corpus, lm, strategy, machine.mixed_precision)
+        log_model(name, corpus, lm, strategy, machine.type_name)
         logger.info("checkpoint: %s; evaluating it: %s", folder.name_of(path), evaluator.describe(lm))
         token_nll = evaluation.token_nll if is_chief(strategy) else evaluation.token_nll and os.devnull
         return {split: evaluator.run(lm, split, token_nll)}

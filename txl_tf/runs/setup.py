@@ -33,7 +33,7 @@ _COLLECTIVE_FAILED = (
 
 
 def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, MachineConfig]:
-    """Sets the precision of products; the strategy, and `machine` with the type that "auto" stands for there."""
+    """The strategy, and `machine` with the type of products that "auto" stands for there; sets their precision."""
     strategy = make_strategy(*machine.devices)
     set_matmul_precision(machine.matmul_precision)
     return strategy, dataclasses.replace(machine, mixed_precision=choose_precision(machine.mixed_precision, strategy))
@@ -90,14 +90,12 @@ def check_divides(strategy: tf.distribute.Strategy, parts: int = 1, **batch_size
         raise ValueError(f"{name} must be a multiple of {replicas * parts}, for {among}, got {rows}")
 
 
-def log_model(
-    name: str, corpus: Corpus, lm: TransformerXLLM, strategy: tf.distribute.Strategy, mixed_precision: str
-) -> None:
+def log_model(name: str, corpus: Corpus, lm: TransformerXLLM, strategy: tf.distribute.Strategy, type_name: str) -> None:
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in corpus.splits.items())
     logger.info("%s: %s symbols; tokens: %s", name, f"{len(corpus.vocab):,}", sizes)
     replicas = strategy.num_replicas_in_sync
     plural = "s" * (replicas > 1)
-    logger.info("model: %s parameters, %s, %d replica%s", f"{lm.count_params():,}", mixed_precision, replicas, plural)
+    logger.info("model: %s parameters, %s, %d replica%s", f"{lm.count_params():,}", type_name, replicas, plural)
 
 
 class WorkerGone(OSError):

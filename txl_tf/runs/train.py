@@ -75,8 +75,9 @@ def train_run(
     if machine.strategy not in family.run.strategies:
         allowed = ", ".join(family.run.strategies)
         raise ValueError(f"strategy must be one of {allowed} for {family.run.kind}, got {machine.strategy}")
-    if training.jit_compile and machine.matmul_precision != "float32":
-        raise ValueError(f"matmul_precision={machine.matmul_precision} has no effect on XLA: leave out jit_compile")
+    if machine.matmul_precision != "float32" and (training.jit_compile or not family.rounds):
+        whose = "XLA's products: leave out jit_compile" if family.rounds else f"{family.name}: its products are Keras's"
+        raise ValueError(f"matmul_precision={machine.matmul_precision} has no effect on {whose}")
     if training.warm_start_path and not training.init_from:
         check_exists(training.warm_start_path)
     trackers.check_tracker(training.tracker)

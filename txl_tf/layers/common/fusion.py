@@ -34,8 +34,11 @@ def fusing(active):
 def pays(shape):
     """Whether a chain over tensors of a shape is worth compiling: a large one of known shape, on CPUs, in a graph."""
     known = _fusing.get() and all(isinstance(n, int) for n in shape)
-    if not known or math.prod(shape) < FEWEST or tf.executing_eagerly():
-        return False
+    return bool(known) and math.prod(shape) >= FEWEST and not tf.executing_eagerly() and only_cpus()
+
+
+def only_cpus():
+    """Whether there is no accelerator."""
     return all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
 
 

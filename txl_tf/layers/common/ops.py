@@ -9,7 +9,7 @@ import tensorflow as tf
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_tensors, width_of
 from txl_tf.layers.common.dropout import dropout
-from txl_tf.layers.common.fusion import fused, pays
+from txl_tf.layers.common.fusion import fused, only_cpus, pays
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.precision import matmul
 
@@ -107,8 +107,12 @@ def sum_of_rows(x):
 
 
 def add_bias(x, bias):
-    """`x` `[n, E]` plus `bias` `[E]`, in half precision with `sum_of_rows` as the bias's gradient, where that pays."""
-    return tf.nn.bias_add(x, bias) if x.dtype == tf.float32 or not pays(x.shape) else _add_bias(x, bias)
+    """`x` `[n, E]` plus `bias` `[E]`, in bfloat16 with `sum_of_rows` as the bias's gradient.
+
+    TensorFlow's own sums on CPUs are of bfloat16 numbers: with 1,024 rows of random numbers they are off by 4%.
+    """
+    sums_are_exact = x.dtype != tf.bfloat16 or x.shape[0] == 1 or not only_cpus()
+    return tf.nn.bias_add(x, bias) if sums_are_exact else _add_bias(x, bias)
 
 
 @custom_gradient
@@ -176,7 +180,7 @@ class Linear(Layer):
 
     def call(self, x):
         kernel, bias = tf.cast(self.kernel, x.dtype), tf.cast(self.bias, x.dtype)
-        return tf.reshape(tf.nn.bias_add(project(x, kernel), bias), [*keras.ops.shape(x)[:-1], self.units])
+        return tf.reshape(add_bias(project(x, kernel), bias), [*keras.ops.shape(x)[:-1], self.units])
 
     def compute_output_shape(self, x_shape):
         return (*x_shape[:-1], self.units)

@@ -22,7 +22,8 @@ import tensorflow as tf
 from txl_tf.config import FUSIONS, one_of
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_sizes, check_tensors
-from txl_tf.layers.common.ops import Linear
+from txl_tf.layers.common.ops import Linear, add_bias
+from txl_tf.layers.common.precision import matmul
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.layers.taggers import flat_variants
 
@@ -94,7 +95,7 @@ def fused_sum(pairs, table, kernel):
     """
     parts = tf.split(kernel, len(pairs.distances))
     rows = [distance + pairs.places - 1 for distance in pairs.distances]
-    return tf.add_n([tf.gather(tf.matmul(table, part), row) for part, row in zip(parts, rows, strict=True)])
+    return tf.add_n([tf.gather(matmul(table, part), row) for part, row in zip(parts, rows, strict=True)])
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -145,7 +146,7 @@ class PositionFusion(Layer):
     def linear_of(self, linear, pairs, table):
         """The sinusoids of each pair's distances side by side, through a linear layer: `[U, any]`."""
         kernel, bias = self.computed(linear.kernel, linear.bias)
-        return tf.nn.bias_add(fused_sum(pairs, table, kernel), bias)
+        return add_bias(fused_sum(pairs, table, kernel), bias)
 
     def compute_output_shape(self, *_, **__):
         return None, self.d_model

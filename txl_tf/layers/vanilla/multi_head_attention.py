@@ -25,7 +25,7 @@ from txl_tf.layers.common.base import (
     seen_by_keras,
 )
 from txl_tf.layers.common.dropout import dropout
-from txl_tf.layers.common.ops import Linear, project
+from txl_tf.layers.common.ops import Linear, add_bias, project
 
 
 def create_padding_mask(ids):
@@ -125,7 +125,7 @@ def multi_head_attention(q, k, v, visible, o_kernel, o_bias, rate=0.0, dropout_k
     probs = attention_probs(q, k, visible=visible, scale=q.shape[-1] ** -0.5)
     vectors = join_heads(head_matmul(dropout(probs, rate, dropout_key, row_axis=1), v))
     batch, length, _ = keras.ops.shape(vectors)
-    output = tf.nn.bias_add(project(vectors, o_kernel), o_bias)
+    output = add_bias(project(vectors, o_kernel), o_bias)
     return tf.reshape(output, [batch, length, o_kernel.shape[1]]), probs
 
 
@@ -137,7 +137,7 @@ def heads_of(x, kernels, biases, num_heads):
     batch, length, _ = keras.ops.shape(x)
     n, depth = len(kernels), kernels[0].shape[1] // num_heads
     kernel, bias = (kernels[0], biases[0]) if n == 1 else (tf.concat(kernels, 1), tf.concat(biases, 0))
-    heads = tf.reshape(tf.nn.bias_add(project(x, kernel), bias), [batch, length, n, num_heads, depth])
+    heads = tf.reshape(add_bias(project(x, kernel), bias), [batch, length, n, num_heads, depth])
     return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
 
 

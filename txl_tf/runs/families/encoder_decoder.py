@@ -55,7 +55,7 @@ class PairsRun(EpochRun):
         sizes = ", ".join(f"{len(pairs):,} {split}" for split, pairs in corpus.splits.items())
         symbols = " and ".join(f"{len(vocab):,}" for vocab in corpus.vocabs)
         logger.info("%s: %s symbols; pairs: %s", corpus.names["train"], symbols, sizes)
-        type_name, n_batches = self.machine.mixed_precision, len(self.train_batches)
+        type_name, n_batches = self.machine.type_name, len(self.train_batches)
         logger.info("model: %s parameters, %s; %d batches an epoch", parameters, type_name, n_batches)
 
     def finish(self) -> dict[str, dict[str, float]]:

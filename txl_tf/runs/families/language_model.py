@@ -139,7 +139,7 @@ class LanguageModelRun(Run):
         return [broadcast_from_chief(self.strategy, capacity) for capacity in capacities]
 
     def log_model(self) -> None:
-        log_model(name_of(self.data), self.corpus, self.model, self.strategy, self.machine.mixed_precision)
+        log_model(name_of(self.data), self.corpus, self.model, self.strategy, self.machine.type_name)
 
     def fit(self, state: tuple) -> None:
         training = self.training

@@ -64,6 +64,7 @@ class Family:
         monitor, best_of: what tells the best checkpoint, and which of two is better.
         default_checkpoint: what is opened where nobody names a checkpoint, as the last evaluation of a training is of
             its weights: "latest", or "best", which is the latest where there was no validation.
+        rounds: whether its products heed `set_matmul_precision`, as those of Keras's layers do not.
         pipeline: the subclass of `Pipeline` that turns text into results.
         run: the subclass of `Run` that says how its data are read and batched, and how it is trained and evaluated.
     """
@@ -88,6 +89,7 @@ class Family:
     monitor: str = "val_loss"
     best_of: Callable = min
     default_checkpoint: str = "latest"
+    rounds: bool = True
     pipeline: type
     run: type
 

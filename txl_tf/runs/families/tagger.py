@@ -119,7 +119,7 @@ class TaggerRun(EpochRun):
         logger.info("%s: sentences: %s; %s: %s (%s)", corpus.names["train"], sizes, what, kinds, corpus.scheme)
         rest = total - sum(int(np.prod(table.shape)) for table in self.tables.values())
         parameters = f"{total:,} parameters, {rest:,} without embeddings"
-        type_name, n_batches = self.machine.mixed_precision, len(self.train_batches)
+        type_name, n_batches = self.machine.type_name, len(self.train_batches)
         logger.info("model: %s; %s; %d batches an epoch", parameters, type_name, n_batches)
 
     def show(self, logs: dict, prefix: str) -> str:
@@ -202,5 +202,6 @@ BILSTM = register(
         config=BiLSTMTaggerConfig,
         make=functools.partial(make_tagger, BiLSTM),
         least_weights=lambda model: model["n_token"] * model["d_embed"] + model["n_layer"] * model["d_model"] ** 2,
+        rounds=False,
     )
 )
