@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers import SMALL
 
 from txl_tf import TransformerLM, TransformerXLLM, export_saved_model, make_optimizer, segments
-from txl_tf.layers.attention import masked_softmax
+from txl_tf.layers.attention import masked_softmax, project_heads, project_output
 from txl_tf.layers.common import fusion
 from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.common.fusion import fused, fusing, pays
@@ -149,6 +149,18 @@ def test_the_feed_forward_net_with_all_gradients(any_size, rate, key, pieces, dt
         lambda *inputs: feed_forward(*inputs, rate=rate, dropout_key=key), *inputs, pieces=pieces
     ):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=rtol * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-6), ("bfloat16", 2**-6)])
+def test_projections_of_heads_with_all_gradients(any_size, dtype, rtol):
+    x, kernel, o_kernel = (tf.cast(random(*shape), dtype) for shape in ([2, 5, 6], [6, 3 * 4 * 7], [4 * 7, 6]))
+    heads = tf.cast(random(4, 2, 5, 7), dtype)
+    for function, *inputs in (
+        (lambda x, kernel: tf.stack(project_heads(x, kernel, 3, 4)), x, kernel),
+        (project_output, heads, o_kernel),
+    ):
+        for actual, expected in both_ways(function, *inputs, pieces=0):
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=rtol * np.abs(expected).max())
 
 
 def test_another_activation_has_no_pass_of_its_own(any_size):

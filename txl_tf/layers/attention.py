@@ -24,6 +24,7 @@ from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.common.fusion import fused, pays
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.ops import project
+from txl_tf.layers.common.precision import matmul
 
 # Columns that XLA has the maxima of at once; keys must be a multiple of them.
 _LANES = 32
@@ -262,9 +263,32 @@ def rel_shift(x, first=None, time_major=False):
 
 def project_heads(x, kernel, n, n_head):
     """The `n` projections of `x` `[B, any, E]` that stand side by side in `kernel`, `[H, B, any, D]` each."""
-    batch, length, _ = keras.ops.shape(x)
-    heads = tf.reshape(project(x, kernel), [batch, length, n, n_head, kernel.shape[1] // (n * n_head)])
+    batch, length, width = keras.ops.shape(x)
+    d_head = kernel.shape[1] // (n * n_head)
+    if pays([n * n_head, batch, length, d_head]):
+        heads = _heads_first(tf.reshape(x, [-1, width]), kernel, n * n_head)
+        return tf.unstack(tf.reshape(heads, [n, n_head, batch, length, d_head]))
+    heads = tf.reshape(project(x, kernel), [batch, length, n, n_head, d_head])
     return tf.unstack(tf.transpose(heads, [2, 3, 0, 1, 4]))
+
+
+def _heads_first(rows, kernel, number):
+    """`rows` `[n, E]` times `kernel` `[E, number * D]`, a product for every head: `[number, n, D]`, without a copy."""
+
+    @custom_gradient
+    def product(rows, kernel):
+        def grad(upstream):
+            upstream = tf.reshape(tf.transpose(upstream, [1, 0, 2]), [-1, kernel.shape[1]])
+            return matmul(upstream, kernel, transpose_b=True), matmul(rows, upstream, transpose_a=True)
+
+        return tf.matmul(rows[None], _by_head(kernel, number)), grad
+
+    return product(rows, kernel)
+
+
+def _by_head(kernel, number):
+    """The parts of a kernel `[E, number * D]` one after the other: `[number, E, D]`."""
+    return tf.transpose(tf.reshape(kernel, [kernel.shape[0], number, -1]), [1, 0, 2])
 
 
 def join_heads(x):
@@ -274,7 +298,23 @@ def join_heads(x):
 
 
 def project_output(attn_vec, o_kernel):
-    """What the heads found, `[H, B, T, D]`, side by side and projected: `[B, T, E]`."""
-    attn_vec = join_heads(attn_vec)
-    batch, qlen, _ = keras.ops.shape(attn_vec)
-    return tf.reshape(project(attn_vec, o_kernel), [batch, qlen, o_kernel.shape[1]])
+    """What the heads found, `[H, B, T, D]`, side by side and projected: `[B, T, E]`.
+
+    Where that pays, its gradient is a product for every head, as in `_heads_first`.
+    """
+    n_head, batch, qlen, d_head = keras.ops.shape(attn_vec)
+    shape = [batch, qlen, o_kernel.shape[1]]
+    if not pays([n_head, batch, qlen, d_head]):
+        return tf.reshape(project(join_heads(attn_vec), o_kernel), shape)
+
+    @custom_gradient
+    def product(attn_vec, o_kernel):
+        rows = tf.reshape(join_heads(attn_vec), [-1, n_head * d_head])
+
+        def grad(upstream):
+            of_heads = tf.matmul(upstream[None], _by_head(tf.transpose(o_kernel), n_head))
+            return tf.reshape(of_heads, [n_head, batch, qlen, d_head]), matmul(rows, upstream, transpose_a=True)
+
+        return matmul(rows, o_kernel), grad
+
+    return tf.reshape(product(attn_vec, o_kernel), shape)

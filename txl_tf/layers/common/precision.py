@@ -54,8 +54,8 @@ def rounds() -> bool:
     return os.environ.get(VARIABLE) == "BF16"
 
 
-def matmul(a, b, transpose_b=False):
+def matmul(a, b, **transposed):
     """`tf.matmul` of two matrices, whose factors are rounded as `set_matmul_precision` says."""
     if a.dtype != tf.float32 or not rounds():
-        return tf.matmul(a, b, transpose_b=transpose_b)
-    return tf.squeeze(tf.matmul(tf.expand_dims(a, 0), tf.expand_dims(b, 0), transpose_b=transpose_b), 0)
+        return tf.matmul(a, b, **transposed)
+    return tf.squeeze(tf.matmul(tf.expand_dims(a, 0), tf.expand_dims(b, 0), **transposed), 0)
