@@ -179,6 +179,20 @@ def test_every_row_and_head_may_see_other_keys():
         np.testing.assert_allclose(out, np.einsum("hbij,hbjd->hbid", expected, v), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("float16", 2e-3), ("bfloat16", 2e-2)])
+def test_a_single_query_of_every_type_whose_scores_are_a_list_or_whose_heads_see_other_keys(dtype, rtol):
+    *arrays, visible = core_arguments((N_HEAD,), 1)
+    q, k, v, position_scores = (tf.cast(10 * array, dtype) for array in arrays)  # scores of hundreds
+    exact = [tf.cast(x, tf.float64).numpy() for x in (q, k, v, position_scores)]
+    by_head = np.stack([visible, ~visible])
+    for seen in (None, visible, by_head):
+        everywhere = np.broadcast_to(True if seen is None else seen, position_scores.shape)
+        expected = probs_in_loops(*exact[:2], exact[3], everywhere, 0.01) @ exact[2]
+        for scores in (position_scores, tf.unstack(position_scores)):
+            out = tf.cast(attend(q, k, v, scores, seen, 0.01), tf.float64)
+            np.testing.assert_allclose(out, expected, rtol=0, atol=rtol * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("qlen", [QLEN, 1])
 def test_probabilities_sum_to_1_where_scores_are_large_and_in_half_precision(qlen):
     q, k, v, position_scores, visible = core_arguments((N_HEAD, BATCH), qlen)

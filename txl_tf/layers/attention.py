@@ -48,16 +48,19 @@ def attend(q, k, v, position_scores=None, visible=None, scale=1.0, dropatt=0.0, 
     Returns:
         `[H, ..., T, D]`, in the dtype of `q`.
     """
-    if q.shape[-2] == 1 and len(q.shape) == 3 and dropout_key is None and q.dtype != tf.float16:
+    is_one = q.shape[-2] == 1 and len(q.shape) == 3 and (visible is None or len(visible.shape) == 2)
+    if is_one and dropout_key is None and q.dtype != tf.float16:
         return _attend_with_one_query(q, k, v, position_scores, visible, scale)
+    position_scores = tf.stack(position_scores) if isinstance(position_scores, list) else position_scores
     probs = attention_probs(q, k, position_scores, visible, scale)
     return head_matmul(dropout(probs, dropatt, dropout_key, row_axis=1), v)
 
 
 def _attend_with_one_query(q, k, v, position_scores, visible, scale):
-    """`attend` for `q` `[H, 1, D]`, head by head: then largest score and sum are scalars, which are applied faster.
+    """`attend` for `q` `[H, 1, D]`, head by head: the largest score and the sum are scalars, which are faster to apply.
 
-    The sum divides what the values add up to, fewer numbers than the probabilities. float16 might not hold them.
+    What the values add up to is divided by the sum: those are fewer numbers than probabilities. float16 might not hold
+    them.
     """
     hidden = None if visible is None else 1e30 * tf.cast(~visible, tf.float32)
 
