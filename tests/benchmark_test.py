@@ -16,6 +16,7 @@ from reference_model import ReferenceModel
 import txl_tf
 from txl_tf.data.text import corpus
 from txl_tf.models.decoding import generation
+from txl_tf.training.distribution import processor_flags
 
 REFERENCE = "reference float32"
 SHAPE = {
@@ -290,7 +291,7 @@ def test_training_preparation_and_export_are_compared(run):
     shape = ("--cutoffs=5,10", "--megabytes=0.05")
     figures, _ = run(f"--mode={modes}", "--rounds=1", "--seconds=0.1", *shape)
     rows = {(row["mode"], row["contestant"]): row for row in figures["rows"]}
-    library = ["txl_tf float32", "txl_tf bfloat16"]
+    library = ["txl_tf float32", "txl_tf bfloat16", *["txl_tf bfloat16 products"] * ("amx_bf16" in processor_flags())]
     assert list(rows) == [
         *(("softmax_wt103", name) for name in (REFERENCE, *library)),
         *(("preparation", name) for name in ("reference", "txl_tf")),
