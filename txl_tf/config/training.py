@@ -196,8 +196,8 @@ class MachineConfig(Config):
     @property
     def type_name(self) -> str:
         """The type of the products, for messages."""
-        rounded = self.matmul_precision != self.mixed_precision == "float32"
-        return f"float32, products of {self.matmul_precision}" if rounded else self.mixed_precision
+        exact = self.matmul_precision == "float32"
+        return self.mixed_precision if exact else f"{self.mixed_precision}, products of {self.matmul_precision}"
 
     @property
     def dtype_policy(self) -> str:

@@ -159,8 +159,13 @@ def head_matmul(a, b, transpose_b=False):
     """
     if a.shape[-2] != 1 or len(a.shape) > 3:
         return tf.matmul(a, b, transpose_b=transpose_b)
+    return tf.stack(products_of_heads(a, b, transpose_b))
+
+
+def products_of_heads(a, b, transpose_b=False):
+    """`head_matmul` of one query, as a list of the heads."""
     heads = zip(tf.unstack(a), _heads_of(b), strict=True)
-    return tf.stack([tf.matmul(x, y, transpose_b=transpose_b) for x, y in heads])
+    return [tf.matmul(x, y, transpose_b=transpose_b) for x, y in heads]
 
 
 def shifted_scores(q, r, first):

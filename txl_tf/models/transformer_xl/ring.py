@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from txl_tf.layers.attention import attend, shifted_scores
+from txl_tf.layers.attention import attend, products_of_heads, shifted_scores
 from txl_tf.layers.transformer_xl.reset import attend_documents
 from txl_tf.models.transformer_xl.inference import row_by_row
 
@@ -123,8 +123,7 @@ def _attend_block(rw_q, rr_q, keys, values, position_keys, first_slot, reach, si
     def attend_rows(rw_q, rr_q, keys, values, visible, content):
         """Of one row, `[H, T, D]`, or of several, `[H, B, T, D]`."""
         if by_head:
-            heads = zip(tf.unstack(rr_q), position_keys, strict=True)
-            position_scores = [tf.matmul(q, r, transpose_b=True) for q, r in heads]
+            position_scores = products_of_heads(rr_q, position_keys, transpose_b=True)
             position_scores = position_scores if content is None else tf.stack(position_scores)
         else:
             position_scores = shifted_scores(rr_q, position_keys, first=tgt_len - 1)[..., :klen]
