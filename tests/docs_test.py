@@ -262,6 +262,7 @@ def workplace(tmp_path_factory):
     )
     dates, steps = (ROOT / "configs/seq2seq_quickstart.cfg").read_text(), "\n".join(FEW_STEPS.split()[:4])
     (folder / "configs" / "seq2seq_quickstart.cfg").write_text(f"{dates}\n--n_pairs=200\n--eval_sources=20\n{steps}\n")
+    (folder / "configs" / "wt2_small.cfg").write_text(f"{(ROOT / 'configs/wt2_small.cfg').read_text()}\n{few_steps}\n")
     write_texts(folder)
     return folder
 
@@ -271,6 +272,9 @@ def write_texts(folder):
     text = pydoc_text()[:20_000]
     for name in ("my.txt", "other.txt"):
         (folder / name).write_text("The cat sat on the mat. \u00e9\u00e8\n" * 10 + text)
+    lines = [f" {line} \n" for line in text.splitlines() if line]
+    (folder / "wiki.test.tokens").write_text("".join(lines))
+    (folder / "wiki.valid.tokens").write_text("".join(itertools.islice(itertools.cycle(lines), 3760)))
     (folder / "stories").mkdir()
     lines = (json.dumps({"text": part}) for part in text.split("\n\n") if part)
     (folder / "stories" / "one.jsonl").write_text("\n".join(lines))
