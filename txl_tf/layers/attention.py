@@ -50,13 +50,20 @@ def attend(q, k, v, position_scores=None, visible=None, scale=1.0, dropatt=0.0, 
     """
     is_one = q.shape[-2] == 1 and len(q.shape) == 3 and (visible is None or len(visible.shape) == 2)
     if is_one and dropout_key is None and q.dtype != tf.float16:
-        return _attend_with_one_query(q, k, v, position_scores, visible, scale)
+        return _attend_with_one_query(*_scaled(q, position_scores, scale), k, v, visible)
     position_scores = tf.stack(position_scores) if isinstance(position_scores, list) else position_scores
     probs = attention_probs(q, k, position_scores, visible, scale)
     return head_matmul(dropout(probs, dropatt, dropout_key, row_axis=1), v)
 
 
-def _attend_with_one_query(q, k, v, position_scores, visible, scale):
+def _scaled(q, position_scores, scale):
+    """What gives both kinds of scores times the scale: of products the queries, which are fewer numbers than those."""
+    if scale == 1.0:
+        return q, position_scores
+    return q * scale, None if position_scores is None else tf.multiply(position_scores, scale)
+
+
+def _attend_with_one_query(q, position_scores, k, v, visible):
     """`attend` for `q` `[H, 1, D]`, head by head: the largest score and the sum are scalars, which are faster to apply.
 
     What the values add up to is divided by the sum: those are fewer numbers than probabilities. float16 might not hold
@@ -65,9 +72,8 @@ def _attend_with_one_query(q, k, v, position_scores, visible, scale):
     hidden = None if visible is None else 1e30 * tf.cast(~visible, tf.float32)
 
     def attend_head(q, k, v, position_scores=None):
-        scores = tf.matmul(q * scale if scale != 1.0 else q, k, transpose_b=True)
-        if position_scores is not None:
-            scores += position_scores * scale if scale != 1.0 else position_scores
+        scores = tf.matmul(q, k, transpose_b=True)
+        scores = scores if position_scores is None else scores + position_scores
         scores = tf.cast(scores, tf.float32) if hidden is None else tf.cast(scores, tf.float32) - hidden
         exp = tf.exp(scores - tf.reduce_max(scores))
         values = tf.cast(tf.matmul(tf.cast(exp, v.dtype), v), tf.float32)
@@ -84,9 +90,7 @@ def _heads_of(x):
 
 def attention_probs(q, k, position_scores=None, visible=None, scale=1.0):
     """The probabilities of `attend`: `[H, ..., T, K]`, in the dtype of `q`; each row sums to 1."""
-    if scale != 1.0:
-        q = q * scale  # the queries are fewer than the scores
-        position_scores = None if position_scores is None else position_scores * scale
+    q, position_scores = _scaled(q, position_scores, scale)
     scores = head_matmul(q, k, transpose_b=True)
     return masked_softmax(scores, visible, position_scores)
 
