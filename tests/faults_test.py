@@ -3,12 +3,11 @@
 import contextlib
 import os
 import shutil
-import signal
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import TEXT, full_disk, log_rows, read_checkpoint, train_run
+from helpers import TEXT, at_step, full_disk, log_rows, read_checkpoint, terminate, train_run
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
@@ -44,18 +43,6 @@ def assert_same(run_dir, result, whole):
     assert result == expected
 
 
-def at_step(monkeypatch, owner, name, step, action):
-    """Calls `action` before the function when it is called at that training step."""
-    function = getattr(owner, name)
-
-    def wrapper(self, *args, **kwargs):
-        if self.model.optimizer.iterations.numpy() == step:
-            action()
-        function(self, *args, **kwargs)
-
-    monkeypatch.setattr(owner, name, wrapper)
-
-
 def die():
     raise RuntimeError("killed")
 
@@ -75,7 +62,7 @@ def test_a_run_goes_on_in_the_middle_of_an_interval_is_stopped_in_a_validation_a
 ):
     of_whole(whole, run_dir, last=9)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
-        at_step(patch, StopOnSignal, "on_test_batch_end", 10, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        at_step(patch, StopOnSignal, "on_test_batch_end", 10, terminate)
         train_run(run_dir, text_file, training=STEPS)
     assert end.value.code == 0 and len(log_rows(run_dir)) == 1
     printed = capfd.readouterr().out
@@ -103,7 +90,7 @@ def test_a_killed_run_goes_on_in_the_middle_of_an_interval(run_dir, text_file, w
 def test_sigterm_saves_at_once_and_ends_without_error(run_dir, text_file, whole, monkeypatch, capfd, owner, name, step):
     """Also in a validation, which is done again."""
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
-        at_step(patch, owner, name, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        at_step(patch, owner, name, step, terminate)
         train_run(run_dir, text_file, training=STEPS)
     assert end.value.code == 0
     stopped = step + (step == 8)  # with the step after the signal

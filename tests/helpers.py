@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import resource
+import signal
 import socket
 import struct
 import subprocess
@@ -226,6 +227,22 @@ def make_run(folder, vocab, **options):
     randomise(lm)
     RunFolder(folder).create({"dataset": "text"}, model, [vocab], lm, step=1)
     return lm
+
+
+def at_step(monkeypatch, owner, name, step, action):
+    """Calls `action` before the function, of a callback, when it is called at that training step."""
+    function = getattr(owner, name)
+
+    def wrapper(self, *args, **kwargs):
+        if self.model.optimizer.iterations.numpy() == step:
+            action()
+        function(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, wrapper)
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def log_rows(model_dir):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import converse, log_rows, program, read_checkpoint, run_here, run_program, write_text
+from helpers import at_step, converse, log_rows, program, read_checkpoint, run_here, run_program, terminate, write_text
 
 import txl_tf
 from txl_tf.config import (
@@ -22,6 +22,7 @@ from txl_tf.config import (
     TransformerConfig,
 )
 from txl_tf.models.vanilla.translator import Translator
+from txl_tf.runs.callbacks import StopOnSignal
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.train import train_run
@@ -112,6 +113,21 @@ def test_resuming_gives_the_weights_of_the_uninterrupted_run(made, pairs_file, t
     for name, array in whole.items():
         np.testing.assert_array_equal(resumed[name], array, err_msg=name)
     assert_same_rows(run, folder)
+
+
+def test_a_run_that_is_stopped_in_a_validation_goes_on_as_if_it_had_not(made, pairs_file, tmp_path, monkeypatch):
+    folder, results = made
+    run = shutil.copytree(folder, tmp_path / "run")
+    for path in [*run.glob("ckpt-50*"), *run.glob("ckpt-60*")]:  # the validation is after step 40
+        path.unlink()
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        at_step(patch, StopOnSignal, "on_test_batch_end", 40, terminate)
+        train(run, pairs_file, training=LEARNING)
+    assert len(log_rows(run)) == 1 and (run / "ckpt-40.index").exists()
+    assert train(run, pairs_file, training=LEARNING) == results
+    assert_same_rows(run, folder)
+    for name, array in read_checkpoint(folder / "ckpt-60").items():
+        np.testing.assert_array_equal(read_checkpoint(run / "ckpt-60")[name], array, err_msg=name)
 
 
 @pytest.mark.slow
@@ -283,6 +299,7 @@ def test_a_list_is_translated_to_a_list_and_an_iterator_one_by_one(made, run):
         ),
         ({"optimizer": {"schedule": "noam", "warmup_steps": 0}}, "warmup_steps must be at least 1, got 0"),
         ({"data": {"target_symbols": "nowhere.txt"}}, "there is no file nowhere.txt"),
+        ({"final": SearchConfig(beam_size=50)}, r"beam_size must be at most \d, got 50"),
     ],
     ids=str,
 )

@@ -1,14 +1,17 @@
 """Runs of a tagger: training, resuming, early stopping, tagging; one clear error for each kind of bad input."""
 
+import contextlib
 import json
 import re
 import shutil
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 from helpers import (
     LEXICON,
+    at_step,
     converse,
     log_rows,
     made_up,
@@ -16,6 +19,7 @@ from helpers import (
     read_checkpoint,
     run_here,
     run_program,
+    terminate,
     write_text,
 )
 
@@ -33,7 +37,7 @@ from txl_tf.data.tagged.sentences import encoder_of, read_tagged, read_tagged_as
 from txl_tf.data.tagged.tags import prf, spans_of
 from txl_tf.models.taggers.text_tagger import TextTagger
 from txl_tf.runs import checkpoints
-from txl_tf.runs.callbacks import RunState
+from txl_tf.runs.callbacks import RunState, StopOnSignal
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.families.tagger import FLAT, TENER, TaggerRun
 from txl_tf.runs.folder import RunFolder
@@ -142,6 +146,23 @@ def test_resuming_gives_the_weights_of_the_uninterrupted_run(made, files, tmp_pa
         assert {**now, "tokens_per_second": ""} == {**then, "tokens_per_second": ""}
 
 
+def test_a_run_that_is_stopped_in_a_validation_goes_on_as_if_it_had_not(made, files, tmp_path, monkeypatch):
+    folder, results = made
+    run = shutil.copytree(folder, tmp_path / folder.name)
+    for path in [*run.glob("ckpt-80*"), *run.glob("ckpt-90*")]:  # the validation is after step 60
+        path.unlink()
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        at_step(patch, StopOnSignal, "on_test_batch_end", 60, terminate)
+        train(run, files, folder.name, training=LEARNING)
+    assert len(log_rows(run)) == 1 and (run / "ckpt-60.index").exists()
+    assert train(run, files, folder.name, training=LEARNING) == results
+    whole, resumed = (read_checkpoint(path / "ckpt-90") for path in (folder, run))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(resumed[name], array, err_msg=name)
+    for now, then in zip(log_rows(run), log_rows(folder), strict=True):
+        assert {**now, "tokens_per_second": ""} == {**then, "tokens_per_second": ""}
+
+
 @SLOW
 @pytest.mark.parametrize("family", ["tener", "flat"])
 def test_resuming_with_clipped_values_goes_on_from_the_first_window(tmp_path, files, family):
@@ -191,6 +212,28 @@ def test_a_run_without_patience_stops_and_stays_stopped(tmp_path, files, begun, 
     run.fit(state)
     assert "already trained: no better F1 for patience=6 steps, train_steps=60" in capsys.readouterr().out
     assert run.model.optimizer.iterations.numpy() == 9
+
+
+def test_a_run_that_is_stopped_in_a_validation_learns_of_its_patience_from_that(tmp_path, files, begun, monkeypatch):
+    """Step 9 would be the last, if its validation found nothing better; and then there is no step 10."""
+    run, state = begun(tmp_path / "run", files, **PATIENT)
+    run.model.optimizer.iterations.assign(3)
+    run.checkpoints.save_best(0.5)
+    run.model.optimizer.iterations.assign(9)
+    run.checkpoints.save(mid_interval=True)
+    for f1, last in ((0.4, 9), (0.6, 10)):
+        run, state = begun(tmp_path / "run", files, **PATIENT)
+        found = {"loss": 1.0, "precision": f1, "recall": f1, "f1": f1}
+        monkeypatch.setattr(run.model, "evaluate", lambda *args, found=found, **kwargs: found)
+        run.tracker = keras.callbacks.Callback()
+        at_step(monkeypatch, RunState, "on_train_batch_end", 10, die)
+        with pytest.raises(RuntimeError, match="step 10") if last == 10 else contextlib.nullcontext():
+            run.fit(state)
+        assert run.model.optimizer.iterations.numpy() == last
+
+
+def die():
+    raise RuntimeError("step 10")
 
 
 def test_the_chief_tells_when_to_stop_and_which_weights_are_best(made, monkeypatch):

@@ -135,7 +135,11 @@ class Validate(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         step, training = step_of(self.model), self.training
         if step < training.train_steps and step % training.save_steps < training.iterations:
-            found = self.model.evaluate(self.batches, verbose=0, return_dict=True, callbacks=[self.stop])
+            totals = self.model.metric_totals  # of the steps; of some models, an evaluation begins them anew
+            try:
+                found = self.model.evaluate(self.batches, verbose=0, return_dict=True, callbacks=[self.stop])
+            finally:
+                self.model.set_metric_totals(totals)
             logs |= {f"val_{name}": value for name, value in found.items()}
 
 
@@ -181,9 +185,11 @@ class RunState(keras.callbacks.Callback):
         epoch = step // self.training.iterations - 1
         for callback in [*self.others, self]:
             callback.on_epoch_begin(epoch)
-        logs = self.model.get_metrics_result()
+        logs = self.model.training_logs()
         for callback in [*self.others, self]:
             callback.on_epoch_end(epoch, logs)
+        if self.model.stop_training:  # that was the last: Keras would still train for one step
+            self.model._initial_epoch = self.params["epochs"]
 
     def on_epoch_begin(self, epoch, logs=None):
         if self.sums is not None:

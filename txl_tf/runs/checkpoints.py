@@ -59,12 +59,7 @@ class RunCheckpoints:
         self.folder = folder
         self._max_to_keep = max_to_keep
         self.write = write
-
-    @property
-    def latest(self) -> str | None:
-        """Path of the latest checkpoint in the folder, or `None`."""
-        steps = self.folder.steps()
-        return self.folder.checkpoint(steps[-1]) if steps else None
+        self.latest: str | None = None  # path of the one that was saved or restored last
 
     @property
     def last_good(self) -> str:
@@ -116,6 +111,7 @@ class RunCheckpoints:
             with self.naming_last():
                 write_checkpoint(path, {**run_weights(self._model), **self._optimizer(), **carried, **sums})
                 self._sweep(step)
+        self.latest = path
         return path
 
     def save_best(self, value: float) -> None:
@@ -180,6 +176,7 @@ class RunCheckpoints:
             arrays |= {key: reader.get_tensor(key) for key in others}
         for key, variable in {**weights_by_name(self._model), **self._optimizer()}.items():
             variable.assign(arrays[key])
+        self.latest = path
         return {name: arrays[name] for name in self._model.carried_names}, arrays.get(SUMS)
 
     def _optimizer(self) -> dict[str, Any]:

@@ -265,7 +265,7 @@ class Run:
         """Trains to the last step. A Keras epoch is an interval of `iterations` steps, see `RunState`."""
         model, training, checkpoints = self.model, self.training, self.checkpoints
         start = step_of(model)
-        stops_early = checkpoints.stops_early(training, start // training.save_steps * training.save_steps)
+        stops_early = state[1] is None and checkpoints.stops_early(training, start)  # else a validation is yet to come
         if stops_early or start >= training.train_steps:
             why = f"no better F1 for patience={training.patience} steps" if stops_early else f"{start} steps"
             logger.info("already trained: %s, train_steps=%d", why, training.train_steps)

@@ -195,7 +195,7 @@ class Resumable(AmongWorkers, TrainedModel):
     @property
     def metric_totals(self) -> np.ndarray:
         """float64 array, the sums that the logs of this epoch are computed from."""
-        return np.array([keras.ops.convert_to_numpy(variable) for variable in self._sums], np.float64)
+        return np.array([tf.convert_to_tensor(variable).numpy() for variable in self._sums], np.float64)
 
     def set_metric_totals(self, array: np.ndarray) -> None:
         """Continues with sums from `metric_totals`. Call it once an epoch has begun, from a callback."""

@@ -81,15 +81,13 @@ class SegmentStep:
         """Applies the gradients, a replica's share of them; returns their global norm over all replicas."""
         if not gradients:  # all weights are frozen
             return tf.constant(0.0)
-        step, optimizer, scale = tf.convert_to_tensor(self.optimizer.iterations), self.inner_optimizer, 1.0
+        optimizer, scale = self.inner_optimizer, 1.0
         if optimizer is not self.optimizer:
             scale = tf.convert_to_tensor(self.optimizer.dynamic_scale)
         norm = None
         if not hasattr(optimizer, "gradient_norm"):  # Keras's own optimizers do not keep it
             norm = tf.linalg.global_norm(sum_over_replicas(gradients)) / scale
         apply_gradients(self.optimizer, gradients, self.trainable_variables)
-        if optimizer is not self.optimizer:  # which skips the update, but not the text, where half precision overflows
-            optimizer.iterations.assign(step + 1)
         return tf.convert_to_tensor(optimizer.gradient_norm) if norm is None else norm
 
 

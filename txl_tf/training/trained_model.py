@@ -78,6 +78,10 @@ class TrainedModel:
 
     # ----------------------------------------------------------------------- what a checkpoint holds besides weights
 
+    def training_logs(self) -> dict[str, float]:
+        """What the logs of this epoch's training say: what a step returns, of all its steps."""
+        return {name: float(value) for name, value in self.get_metrics_result().items()}
+
     def carried_arrays(self) -> dict[str, np.ndarray]:
         """The state that goes from batch to batch besides weights and optimizer. All workers must call it together."""
         return {}
@@ -95,8 +99,7 @@ def agree_on_overflow(gradients, optimizer):
     Keras's `LossScaleOptimizer` looks at the gradients of each replica, or of the first, before they are added up.
     """
     context = tf.distribute.get_replica_context()
-    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if not scaled or context.num_replicas_in_sync == 1:
+    if not _is_scaled(optimizer) or context.num_replicas_in_sync == 1:
         return gradients
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
     n_finite = sum_over_replicas(tf.cast(finite, tf.float32))
@@ -107,12 +110,22 @@ def agree_on_overflow(gradients, optimizer):
 def apply_gradients(optimizer, gradients, variables):
     """`optimizer.apply`, called on every replica.
 
+    A step counts where half precision overflows, too: loss scaling skips its update, but the data goes on.
+
     Keras adds up gradients by `ReplicaContext.all_reduce` where there is one replica, too. That keeps the graph for
     ever (see `layers/common/gradients.py`), so a single replica goes round it where the optimizer does not look for it.
     """
     gradients = agree_on_overflow(gradients, optimizer)
-    if tf.distribute.has_strategy() or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    if _is_scaled(optimizer):
+        step = tf.convert_to_tensor(optimizer.iterations)
+        optimizer.apply(gradients, variables)
+        optimizer.iterations.assign(step + 1)
+    elif tf.distribute.has_strategy():
         optimizer.apply(gradients, variables)
     else:
         context = tf.distribute.get_replica_context()
         context.merge_call(lambda strategy: optimizer.apply(gradients, variables))
+
+
+def _is_scaled(optimizer):
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

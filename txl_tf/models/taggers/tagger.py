@@ -75,7 +75,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     Call arguments:
         inputs: see `Tener` and `Flat`. For another network: int `[batch, time]`, 0 at padding; or a dictionary with
             the network's own inputs and `"mask"`, bool `[batch, time]`. A network whose call has an argument
-            `padding_mask` gets the mask. Padding may lie anywhere in a row.
+            `padding_mask` gets the mask. Padding may lie anywhere in a row, but with `Flat`, which is told lengths.
         training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:
@@ -227,7 +227,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         places = tf.broadcast_to(tf.range(tf.shape(mask)[1]), tf.shape(mask))
         front, emissions, places = self._to_front(mask, emissions, places)
         found = self.entities_of(emissions, front)
-        if not self._knows_mask:
+        if not self._elements_first:
             found["starts"] = tf.gather(places, found["starts"], batch_dims=1)
         return {name: self._back(mask, x) for name, x in found.items()}
 
@@ -240,18 +240,22 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         kinds = tf.gather(tf.constant(self._kind_of), tags)
         return {"tags": tags, "ends": ends, "starts": starts, "kinds": kinds, "probs": tf.where(ends, probs, 0.0)}
 
-    # `Tener` and `Flat` have padding at the end of a row; other networks may have it anywhere.
+    # The CRF wants padding at the end of a row. `Flat` has it there; with other networks it may be anywhere.
+
+    @property
+    def _elements_first(self):
+        return getattr(self.network, "elements_first", False)
 
     def _to_front(self, mask, *tensors):
         """`(mask, *tensors)` with elements first in every row."""
-        if self._knows_mask:
+        if self._elements_first:
             return mask, *tensors
         order = tf.argsort(tf.cast(~mask, tf.int32), stable=True)
         return [tf.gather(x, order, batch_dims=1) for x in (mask, *tensors)]
 
     def _back(self, mask, x):
         """Undoes `_to_front`, for the tags of a path or whatever else has one an element; 0 at padding."""
-        if self._knows_mask:
+        if self._elements_first:
             return x
         places = tf.cumsum(tf.cast(mask, tf.int32), 1, exclusive=True)
         return tf.where(mask, tf.gather(x, places, batch_dims=1), tf.zeros_like(x))
@@ -311,6 +315,10 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     @property
     def n_classes(self):
         return len(self.labels)
+
+    def training_logs(self):
+        logs = super().training_logs()
+        return {name: logs[name] for name in logs if name not in self.spans.result()}
 
     def _in_range(self, tags):
         """`tags`, which may be anything at padding, as ids of labels; `CRF.nll` checks those of elements."""

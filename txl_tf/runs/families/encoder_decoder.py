@@ -11,6 +11,7 @@ from txl_tf.config import (
     PairsTrainingConfig,
     SearchConfig,
     TransformerConfig,
+    at_least,
 )
 from txl_tf.data.batching import EpochBatches
 from txl_tf.data.pairs.parallel import ParallelCorpus, check_lengths, pair_batches, read_pairs
@@ -41,6 +42,8 @@ class PairsRun(EpochRun):
 
     def from_data(self) -> dict:
         check_lengths(self.corpus, self.model_config.max_len)
+        if self.training.eval_sources:
+            at_least(1, len(self.corpus.vocabs[1]) - 1)("beam_size", self.final.beam_size)  # all symbols but padding
         return dict(zip(TRANSFORMER.required, map(len, self.corpus.vocabs), strict=True))
 
     def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from txl_tf.config import ScoringConfig, SearchConfig
+from txl_tf.config import ScoringConfig, SearchConfig, at_least
 from txl_tf.data.lines import LineError, answers, in_blocks, sentence_of
 from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.data.vocabulary import Vocab
@@ -179,6 +179,7 @@ class TaggingPipeline(Pipeline):
             batch_size: sentences to tag at a time.
             numbers: of the lines, for messages; by default they are counted from 1.
         """
+        at_least(1)("batch_size", batch_size)
         tagger = self._tagger
         tagger.batch_size = batch_size
 
