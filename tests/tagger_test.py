@@ -176,6 +176,31 @@ def test_padding_may_lie_on_both_sides_of_a_row_and_within_it(name):
     np.testing.assert_allclose(its_score, score, rtol=1e-4)
 
 
+LSTM = {name: SETTINGS[name] for name in ("n_token", "n_layer", "d_model", "d_embed")}
+
+
+@pytest.mark.parametrize("network, sizes", [(txl_tf.Tener, SETTINGS), pytest.param(txl_tf.BiLSTM, LSTM, marks=SLOW)])
+def test_sentences_may_have_padding_in_front(network, sizes):
+    """As `keras.utils.pad_sequences` puts it."""
+    tagger = txl_tf.Tagger(network(**sizes, n_bigram=0), LABELS, seed=0)
+    randomise(tagger, scale=0.8)
+    (chars, tags), (front, tags_front) = (
+        [keras.utils.pad_sequences([row[:n] for row, n in zip(x, LENGTHS, strict=True)], padding=padding)
+         for x in (ids(LENGTHS), random_tags())]
+        for padding in ("post", "pre")
+    )  # fmt: skip
+    behind, before = ({"chars": tf.constant(x)} for x in (chars, front))
+    np.testing.assert_allclose(tagger.nll(before, tags_front), tagger.nll(behind, tags), rtol=1e-4)
+    (found, its_score), (own, score) = tagger.decode(before), tagger.decode(behind)
+    np.testing.assert_array_equal(found[front != 0], own[chars != 0])
+    np.testing.assert_allclose(its_score, score, rtol=1e-4)
+    (places, ends), (own_places, own_ends) = (
+        [tagger.entities(x)[name].numpy() for name in ("starts", "ends")] for x in (before, behind)
+    )
+    shift = np.argmax(front != 0, 1)[:, None]
+    np.testing.assert_array_equal((places - shift)[ends], own_places[own_ends])
+
+
 def test_a_row_of_padding_has_no_tags_and_no_nll():
     for name in ("keras", "transformer-xl"):
         tagger, _ = make_tagger(name)

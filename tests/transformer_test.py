@@ -360,6 +360,24 @@ def test_what_is_frozen_stays_and_the_rest_trains():
             assert moved == (weight.path not in frozen) or weight.path.endswith("wk/bias"), weight.path
 
 
+def test_a_step_whose_half_precision_overflows_counts_and_changes_no_weight():
+    model = make(num_layers=1, dtype="mixed_float16")
+    model.compile(keras.optimizers.LossScaleOptimizer(txl_tf.make_optimizer(0.1), initial_scale=2.0**60))
+    before = model.get_weights()
+    model.fit(*pairs(), batch_size=2, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 2 and model.optimizer.dynamic_scale.numpy() == 2.0**58
+    for found, array in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, array)
+
+
+def test_a_batch_without_labels_has_no_loss_and_no_gradient(stepping):
+    source, target = pairs()
+    logs, weights = stepping((source, target[:, :-1]), np.zeros([4, 4], int))
+    assert logs["loss"] == 0
+    for found, array in zip(weights, stepping.start, strict=True):
+        np.testing.assert_array_equal(found, array)
+
+
 BAD_ARGUMENTS = [
     ({"source": np.array([3, 4])}, r"source must be integers \[batch, any\], got int64 \[2\]"),
     ({"source": np.array([[3.0]])}, "source must be integers"),
@@ -374,6 +392,8 @@ BAD_ARGUMENTS = [
     ({"beam_size": 2, "n_best": 3}, "n_best must be an integer from 1 to 2, got 3"),
     ({"length_penalty": -1.0}, "length_penalty must be 0 or more, got -1.0"),
     ({"beam_size": 2, "temperature": 0.5}, "temperature must be 0 for a beam search, got 0.5"),
+    ({"n_best": 1, "top_p": 0.5}, "top_p must be None for a beam search, got 0.5"),
+    ({"beam_size": 2, "seed": 1}, "seed must be None for a beam search, got 1"),
     ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
 ]
 

@@ -14,11 +14,9 @@ It needs matplotlib: in a clone, pip install -e ".[plot]"; and Chinese labels ne
 names.
 """
 
-import os
-
 from absl import flags
 
-from txl_programs.program import CKPT_HELP, FLAGS, load_model, read_flags, run
+from txl_programs.program import CKPT_HELP, FLAGS, load_model, names_of, read_flags, run
 
 KINDS = ("direction", "lattice")
 
@@ -165,7 +163,7 @@ def main():
         figure = draw_lattice(tagger, encoder, FLAGS.text)
     else:
         runs = {}
-        for model_dir in FLAGS.model_dir:
+        for name, model_dir in zip(names_of(FLAGS.model_dir), FLAGS.model_dir, strict=True):
             tagger, encoder = open_tagger(model_dir)
             check(tagger.network)
             inputs = None
@@ -175,7 +173,7 @@ def main():
                 encoded = text.encode([tokens for tokens in sentences if tokens])
                 arrays = features(encoded, lattice=isinstance(tagger.network, Flat))
                 inputs = {name: tf.constant(array) for name, array in arrays.items()}
-            runs[os.path.basename(os.path.normpath(model_dir))] = tagger, inputs
+            runs[name] = tagger, inputs
         figure = draw_direction(runs, FLAGS.distance)
     figure.savefig(FLAGS.output, dpi=120)
     print(FLAGS.output)

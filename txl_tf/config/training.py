@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txl_tf.config.checks import LENGTH, POSITIVE, RATE, SHARE, Config, at_least, group, one_of, option
+from txl_tf.config.checks import LENGTH, NOT_NEGATIVE, POSITIVE, RATE, SHARE, Config, at_least, group, one_of, option
 
 OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 SCHEDULES = ("cosine", "noam", "linear", "constant")
@@ -75,7 +75,9 @@ class TrainingConfig(RunConfig):
 
     tgt_len: int = option(70, "Tokens of a segment.", LENGTH)
     train_batch_size: int = option(60, "Rows of a training batch, over all devices.", at_least(1))
-    sample_tokens: int = option(0, "Tokens of a sample of text, written at every validation and in the end.")
+    sample_tokens: int = option(
+        0, "Tokens of a sample of text, written at every validation and in the end.", at_least(0)
+    )
     gradient_accumulation_steps: int = option(1, "Parts of a batch, for gradient accumulation.", at_least(1))
     shuffle_documents: bool = option(False, "Read the documents of the text in a new order every epoch, by the seed.")
     reset_memory_at_documents: bool = option(False, "Start every document with the memory of a new text.")
@@ -91,7 +93,7 @@ class PairsTrainingConfig(RunConfig):
 
     batch_size: int = option(64, "Most pairs of a batch, over all devices.", at_least(1))
     batch_tokens: int | None = option(None, "Most tokens of a batch, padding and both sides counted.", at_least(1))
-    eval_sources: int = option(2000, "Sources of valid and of test to translate at the end; -1 for all.")
+    eval_sources: int = option(2000, "Sources of valid and of test to translate at the end; -1 for all.", at_least(-1))
 
 
 @group
@@ -108,7 +110,9 @@ class SearchConfig(Config):
 
     beam_size: int = option(1, "Hypotheses to follow; 1 takes the likeliest token every time.", at_least(1, 1000))
     n_best: int = option(1, "Targets to return for a source, the best first.", at_least(1, 1000))
-    length_penalty: float = option(0.6, "Scores of a search are divided by ((5 + length) / 6)**length_penalty.")
+    length_penalty: float = option(
+        0.6, "Scores of a search are divided by ((5 + length) / 6)**length_penalty.", NOT_NEGATIVE
+    )
     max_new_tokens: int | None = option(None, "Most tokens of a target; default: 50 more than its source has.", LENGTH)
 
     def __post_init__(self) -> None:
@@ -130,7 +134,7 @@ class EvaluationConfig(Config):
     eval_ckpt_path: str | None = option(
         None, "Checkpoint to evaluate: a path, a name, best or latest; default: the latest."
     )
-    max_eval_batch: int = option(-1, "Batches to evaluate; -1 for all.")
+    max_eval_batch: int = option(-1, "Batches to evaluate; -1 for all.", at_least(-1))
     sliding_window: int | None = option(
         None, "Predict every token from a window of so many tokens before it, which is read again for each.", LENGTH
     )

@@ -170,7 +170,7 @@ class AdaptiveSoftmax(AdaptiveBins):
 
     Call arguments:
         hidden: `[batch, tgt_len, d_proj]`.
-        embedding: the built `AdaptiveEmbedding`.
+        embedding: the `AdaptiveEmbedding`, of the same clusters. Its weights are made where it has none.
 
     Returns:
         float32 `[batch, tgt_len, n_token]`, normalised log-probabilities in vocabulary order.
@@ -219,7 +219,7 @@ class AdaptiveSoftmax(AdaptiveBins):
         return adaptive_log_probs(hidden, *self.weights_with(embedding))
 
     def check_embedding(self, embedding):
-        """Raises ValueError unless it is a built embedding of the same clusters."""
+        """Raises ValueError unless it is an embedding of the same clusters; makes its weights where it has none."""
         names = "n_token d_embed d_proj cutoffs div_val"
         if not isinstance(embedding, AdaptiveEmbedding) or values_of(embedding, names) != values_of(self, names):
             of_self = ", ".join(f"{name}={value}" for name, value in values_of(self, names).items())

@@ -65,6 +65,9 @@ def generate(
         raise ValueError(f"length_penalty must be 0 or more, got {length_penalty}")
     if searches and temperature:
         raise ValueError(f"temperature must be 0 for a beam search, got {temperature}")
+    for name, value in {"top_k": top_k, "top_p": top_p, "seed": seed}.items():
+        if searches and value is not None:
+            raise ValueError(f"{name} must be None for a beam search, got {value}")
     sampling = check_sampling(len(source), temperature, top_k, top_p, seed)
     source, most = tf.constant(source, tf.int32), tf.constant(most)  # as a tensor, it has no graph of its own
     if not searches:

@@ -151,6 +151,9 @@ class Tener(SentenceNetwork):
         if self.pos_embed == "sin":
             rows = positional_embedding(tf.cast(positions, tf.float32), tensor2tensor_frequencies(self.d_model))[0]
         else:
+            length = positions.shape[0]
+            if length is not None and length > self.max_seq_len:
+                raise ValueError(f"inputs must be at most max_seq_len={self.max_seq_len} long, got {length}")
             rows = tf.gather(tf.cast(self.pos_table, tf.float32), positions)
         return rows * tf.cast(mask, tf.float32)[..., None]
 

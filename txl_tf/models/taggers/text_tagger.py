@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config import at_least
 from txl_tf.data.batching import by_length, in_order
 from txl_tf.data.tagged.batches import Encoded, SentenceEncoder, features
 from txl_tf.models.taggers.flat import Flat
@@ -66,6 +67,7 @@ class TextTagger:
     """
 
     def __init__(self, tagger: Tagger, encoder: SentenceEncoder, batch_size: int = 64):
+        at_least(1)("batch_size", batch_size)
         self.tagger, self.batch_size = tagger, batch_size
         self.encoder = dataclasses.replace(encoder, level=tagger.token_level)
         self.most, self.lattice = tagger.network.max_seq_len, isinstance(tagger.network, Flat)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import SearchConfig
+from txl_tf.config import SearchConfig, at_least
 from txl_tf.data.batching import by_length, in_order, padded
 from txl_tf.data.lines import LINE, LineError, answers, encoded, sentence_of
 from txl_tf.data.pairs.parallel import END, PADDING, START, encode_lines
@@ -66,6 +66,7 @@ class Translator:
         search: SearchConfig | None = None,
         batch_size: int = 64,
     ):
+        at_least(1)("batch_size", batch_size)
         self.model, self.source_vocab, self.target_vocab = model, source_vocab, target_vocab
         self.search, self.batch_size = search or SearchConfig(), batch_size
 
