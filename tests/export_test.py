@@ -637,6 +637,7 @@ BAD = [  # a number as a state stands for an empty one of so many rows
     ("score_text", {"text": np.array([], object)}, r"text must have at least 1 row, got\] \[0\]"),
     ("score_text", {"text": np.array(["w1"] * 65, object)}, r"text must have at most 64 rows, got\] \[65\]"),
     ("score_text", {"text": np.array("w1", object)}, r"text must be \[B\], got\] \[\]"),
+    ("score_text", {"text": np.array([b"w1 w2", b"w1 \xff"], object)}, r"text must be UTF-8 in every row, got\] .* 1"),
     ("generate_text", {"text": np.array([], object)}, r"text must have at least 1 row, got\] \[0\]"),
     ("generate_text", {"text": np.array(["w1"] * 400, object)}, r"text must have at most 64 rows, got\] \[400\]"),
     ("generate_text", {"text": np.array([["w1"]], object)}, r"text must be \[B\], got\] \[1 1\]"),

@@ -161,6 +161,19 @@ def _(tmp_path):
     assert model.seen == ["step", 5, "step", 6]
 
 
+@hook("keras.Model._initial_epoch")
+def _(tmp_path):
+    """Set when `fit` begins, it is the first epoch; where it is the number of epochs, there is none."""
+    for first, expected in ((6, ["step"]), (7, [])):
+        model = Bare()
+
+        def skip(logs, model=model, first=first):
+            model._initial_epoch = first
+
+        model.go(epochs=7, initial_epoch=5, callbacks=[keras.callbacks.LambdaCallback(on_train_begin=skip)])
+        assert model.seen == expected * len(model.seen) and bool(model.seen) == bool(expected)
+
+
 @hook("keras.Model.distribute_strategy")
 def _(tmp_path):
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
@@ -224,6 +237,17 @@ def _(tmp_path):
 def _(tmp_path):
     schedule = keras.optimizers.schedules.CosineDecay(1.0, 10)
     assert keras.optimizers.Adam(schedule)._learning_rate is schedule
+
+
+@hook("keras.optimizers.Optimizer._model_variables_moving_average")
+def _(tmp_path):
+    """An average for each variable, which the first step sets and the others move."""
+    optimizer, weight = applied(keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.9))
+    (average,) = optimizer._model_variables_moving_average
+    np.testing.assert_array_equal(average, weight)
+    average.assign([10.0])
+    optimizer.apply([tf.constant([2.0])], [weight])
+    np.testing.assert_allclose(average, 0.9 * 10 + 0.1 * weight.numpy())
 
 
 @hook("keras.optimizers.Optimizer.add_variable(aggregation)")

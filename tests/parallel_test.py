@@ -61,6 +61,22 @@ def test_symbols_may_be_given_and_rare_ones_left_out(tmp_path):
     assert shared.source_vocab is shared.target_vocab and len(shared.source_vocab) == 6
 
 
+def test_the_symbols_of_a_run_may_be_given_at_either_level(tmp_path):
+    corpus = corpus_of(tmp_path)
+    corpus.source_vocab.save(tmp_path / "source.txt")
+    corpus.target_vocab.save(tmp_path / "target.txt")
+    again = corpus_of(
+        tmp_path, source_symbols=str(tmp_path / "source.txt"), target_symbols=str(tmp_path / "target.txt")
+    )
+    assert [vocab.symbols for vocab in again.vocabs] == [vocab.symbols for vocab in corpus.vocabs]
+
+
+def test_reserved_words_are_found_however_they_are_written_where_lines_are_lower_cased(tmp_path):
+    path = tsv(tmp_path / "upper.tsv", [("a b", "x"), ("a </S>", "x")])
+    with pytest.raises(ValueError, match="upper.tsv, line 2 has one of <pad>, <s>, </s>, which are no text: 'a </s>"):
+        read_pairs(PairsConfig(train_path=path, valid_path=path, source_level="word", lower_case=True))
+
+
 def test_the_sources_that_are_held_out_are_not_trained_on(tmp_path):
     lines = [(f"{i % 200}", "x") for i in range(400)]  # every source twice
     path = tsv(tmp_path / "all.tsv", lines)

@@ -179,7 +179,15 @@ def test_padding_may_lie_on_both_sides_of_a_row_and_within_it(name):
 LSTM = {name: SETTINGS[name] for name in ("n_token", "n_layer", "d_model", "d_embed")}
 
 
-@pytest.mark.parametrize("network, sizes", [(txl_tf.Tener, SETTINGS), pytest.param(txl_tf.BiLSTM, LSTM, marks=SLOW)])
+@pytest.mark.parametrize(
+    "network, sizes",
+    [
+        (txl_tf.Tener, SETTINGS),
+        *(pytest.param(txl_tf.Tener, {**SETTINGS, "pos_embed": kind, "max_seq_len": 5}, marks=SLOW)
+          for kind in ("sin", "fix")),
+        pytest.param(txl_tf.BiLSTM, LSTM, marks=SLOW),
+    ],
+)  # fmt: skip
 def test_sentences_may_have_padding_in_front(network, sizes):
     """As `keras.utils.pad_sequences` puts it."""
     tagger = txl_tf.Tagger(network(**sizes, n_bigram=0), LABELS, seed=0)

@@ -102,6 +102,7 @@ def test_a_field_can_be_named_and_makes_any_file_json_lines(tmp_path):
         ('{"text": null}', "a.jsonl, line 2, field 'text', must be a string, got None"),
         ('["text"]', r"a.jsonl, line 2 must be a string, got \['text'\]"),
         ('{"text": "a"', "a.jsonl, line 2 is not JSON: Expecting"),
+        ("[" * 100_000, "a.jsonl, line 2 is not JSON: maximum recursion depth"),
         ('{"text": "\\ud83d"}', "a.jsonl, line 2, field 'text', is not UTF-8 text: surrogates not allowed at 0"),
     ],
 )
@@ -258,14 +259,35 @@ def test_bad_texts_are_named_and_leave_nothing(tmp_path, texts, options, message
 
 
 @pytest.mark.parametrize(
-    "options", [{"level": "subword"}, {"vocab_size": 300}, {"documents": True}, {"text_field": "text"}]
-)
+    "options",
+    [
+        {"level": "subword"}, {"vocab_size": 300}, {"documents": True}, {"text_field": "text"}, {"min_freq": 2},
+        {"max_size": 100}, {"lower_case": True},
+    ],
+)  # fmt: skip
 def test_the_papers_datasets_have_the_originals_tokens(tmp_path, options):
     ((name, value),) = options.items()
     with pytest.raises(
         ValueError, match=f"{name} is for your own text, got {value!r}: dataset 'wt2' has the original's"
     ):
         corpus.build_corpus("wt2", tmp_path, **options)
+
+
+def test_the_prepared_folder_lies_outside_of_the_text(tmp_path):
+    (tmp_path / "texts" / "old").mkdir(parents=True)
+    write_text(tmp_path / "texts" / "a.txt", "a b c d e f " * 9)
+    for made in ("texts", "texts/made", "texts/old/made"):
+        with pytest.raises(ValueError, match=r"data_dir must lie outside of .*texts, all files of which .*, got .*"):
+            corpus.prepare(tmp_path / made, "text", [tmp_path / "texts"])
+    assert [path.name for path in (tmp_path / "texts").iterdir()] != [] and not (tmp_path / "texts/made").exists()
+    for made in ("made", "texts.made", "texts/.made"):  # a hidden one is no text
+        corpus.prepare(tmp_path / made, "text", [tmp_path / "texts"])
+
+
+def test_a_text_of_lines_ends_with_its_line_in_every_kind_of_file(tmp_path):
+    kinds = {"a.txt": "a b\nc", "a.jsonl": json.dumps({"text": "a b\nc"})}
+    paths = [write_text(tmp_path / name, text) for name, text in kinds.items()]
+    assert [texts_of(path, "line")[0][1] for path in paths] == ["a b\nc\n"] * 2
 
 
 def test_options_that_do_not_go_together_are_refused(tmp_path):

@@ -370,6 +370,26 @@ def test_a_step_whose_half_precision_overflows_counts_and_changes_no_weight():
         np.testing.assert_array_equal(found, array)
 
 
+@pytest.mark.slow
+def test_an_average_begins_with_the_weights_where_the_first_step_overflows():
+    model = make(num_layers=1, dtype="mixed_float16")
+    optimizer = txl_tf.make_optimizer(1e-3, schedule="constant", ema=0.9)
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**60))
+    before = model.get_weights()
+    model.fit(*pairs(), verbose=0)  # whose end puts the average in place
+    for found, array in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.slow
+def test_gradients_that_keras_accumulates_are_counted_by_keras():
+    model = make(num_layers=1, dtype="mixed_float16")
+    model.compile(keras.optimizers.Adam(1e-3, gradient_accumulation_steps=2))
+    before = model.get_weights()
+    model.fit(*pairs(), batch_size=1, verbose=0)
+    assert int(model.optimizer.iterations) == 2 and np.any(model.get_weights()[0] != before[0])
+
+
 def test_a_batch_without_labels_has_no_loss_and_no_gradient(stepping):
     source, target = pairs()
     logs, weights = stepping((source, target[:, :-1]), np.zeros([4, 4], int))

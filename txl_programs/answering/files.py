@@ -17,7 +17,7 @@ from txl_tf.cluster.blocks import answer_on_cluster, count_workers
 from txl_tf.cluster.connection import connected
 from txl_tf.config import ClusterConfig
 from txl_tf.data.line_files import LineFile, Plan, Tally, answer_block
-from txl_tf.data.text.texts import find_named_files
+from txl_tf.data.text.texts import find_named_files, folder_around
 from txl_tf.files import absolute, check_writable, lock, sha256, writing
 from txl_tf.runs.folder import RunFolder
 
@@ -97,8 +97,7 @@ def _named_files():
     if not FLAGS.output or (tf.io.gfile.exists(FLAGS.output) and not tf.io.gfile.isdir(FLAGS.output)):
         raise ValueError(f"--output must be a folder, for a file for each of --input, got {FLAGS.output}")
     files, output = find_named_files(FLAGS.input), f"{absolute(FLAGS.output)}/"
-    folders = [path for path in map(str.strip, FLAGS.input.split(",")) if tf.io.gfile.isdir(path)]
-    if any(output.startswith(f"{absolute(folder)}/") for folder in folders):
+    if folder_around(FLAGS.output, FLAGS.input):
         raise ValueError(f"--output must lie outside of the folders of --input, got {FLAGS.output}")
     names = collections.Counter(name for _, name in files)
     for name in names:

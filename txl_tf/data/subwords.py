@@ -299,10 +299,11 @@ def training_lines(texts: Iterable[str]) -> Iterator[str]:
     """The lines of texts as SentencePiece takes them: none is skipped, none is empty."""
     for text in texts:
         for line in _RESERVED.split(text):
-            while line:
+            begin = 0
+            while begin < len(line):
                 end = len(line)
-                if end > _LINE_CHARACTERS:
-                    end = line.rfind(" ", 1, _LINE_CHARACTERS)
-                    end = end if end > 0 else _LINE_CHARACTERS
-                yield line[:end]
-                line = line[end:]
+                if end - begin > _LINE_CHARACTERS:
+                    end = line.rfind(" ", begin + 1, begin + _LINE_CHARACTERS)
+                    end = end if end > 0 else begin + _LINE_CHARACTERS
+                yield line[begin:end]
+                begin = end

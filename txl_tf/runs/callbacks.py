@@ -190,6 +190,7 @@ class RunState(keras.callbacks.Callback):
             callback.on_epoch_end(epoch, logs)
         if self.model.stop_training:  # that was the last: Keras would still train for one step
             self.model._initial_epoch = self.params["epochs"]
+            self.checkpoints.save()  # without the sums, so that it is done
 
     def on_epoch_begin(self, epoch, logs=None):
         if self.sums is not None:

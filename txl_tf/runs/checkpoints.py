@@ -110,6 +110,7 @@ class RunCheckpoints:
             sums = {SUMS: self._model.metric_totals} if mid_interval else {}
             with self.naming_last():
                 write_checkpoint(path, {**run_weights(self._model), **self._optimizer(), **carried, **sums})
+                self.latest = path
                 self._sweep(step)
         self.latest = path
         return path

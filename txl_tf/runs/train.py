@@ -235,6 +235,7 @@ class Run:
         elif self.training.warm_start_path:
             logger.info("starting from the weights of %s", self.training.warm_start_path)
             load_weights(self.model, self.training.warm_start_path)
+        self.model.inner_optimizer.start_average(self.model.trainable_variables)
         return None, None
 
     def train(self, state: tuple) -> dict:

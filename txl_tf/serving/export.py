@@ -130,9 +130,7 @@ def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], table: typ
     has_serving_api = importlib.util.find_spec("tensorflow_serving") is not None
     if warmup and not has_serving_api:
         raise ValueError("warmup=True needs tensorflow-serving-api, which is not installed: pip install it")
-    if tf.io.gfile.exists(directory) and (not tf.io.gfile.isdir(directory) or tf.io.gfile.listdir(directory)):
-        raise ValueError(f"directory {directory} already exists: choose a new one")
-
+    _check_new(directory)
     temporary = f"{directory.rstrip('/')}.{os.getpid()}.tmp"  # no version's name to a server that watches the folder
     with tempfile.TemporaryDirectory() as folder, writing(directory), removed_on_error(temporary):
         tables = {}
@@ -149,9 +147,16 @@ def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], table: typ
             write_warmup(os.path.join(temporary, "assets.extra"), signatures, served.warmup_values)
         elif warmup is None:
             logger.info("no warm-up requests: they need pip install tensorflow-serving-api")
+        _check_new(directory)  # another may have been faster
         if tf.io.gfile.exists(directory):
             tf.io.gfile.rmtree(directory)
         tf.io.gfile.rename(temporary, directory)
+
+
+def _check_new(directory: str) -> None:
+    """Raises ValueError unless the folder is empty or not there."""
+    if tf.io.gfile.exists(directory) and (not tf.io.gfile.isdir(directory) or tf.io.gfile.listdir(directory)):
+        raise ValueError(f"directory {directory} already exists: choose a new one")
 
 
 def write_warmup(folder: str, signatures: dict[str, Callable], values: dict) -> None:

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from txl_tf.data.subwords import SPACE, SubwordVocab
 from txl_tf.models.decoding.stopping import NONE
+from txl_tf.serving.request import checked
+from txl_tf.serving.tables import check_utf8
 
 
 def has_tensorflow_text() -> bool:
@@ -32,8 +34,8 @@ class SubwordTokenizer(tf.Module):
         self.tokenizer = tensorflow_text.SentencepieceTokenizer(vocab.model, out_type=tf.int32)
 
     def encode(self, text: tf.Tensor, name: str = "text") -> tf.RaggedTensor:
-        """`SubwordVocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`."""
-        return self._split(text, ["\n", SPACE])
+        """`SubwordVocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`. Messages call it `name`."""
+        return self._split(checked([check_utf8(name, text)], text), ["\n", SPACE])
 
     def _split(self, text: tf.Tensor, separators: list[str]) -> tf.RaggedTensor:
         """Ids of every string, cut at separators that SentencePiece must not see; those stand for ids themselves."""

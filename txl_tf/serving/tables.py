@@ -68,8 +68,13 @@ class GraphTokenizer(tf.Module):
 
     def encode(self, text: tf.Tensor, name: str = "text") -> tf.RaggedTensor:
         """`Vocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`. Messages call it `name`."""
+        if self.vocab.level != "byte":
+            text = checked([check_utf8(name, text)], text)
         symbols = self._tokenize(text)
         ids = tf.cast(self.ids.lookup(symbols.flat_values), tf.int32)
+        if self.vocab.level == "word" and self.vocab.document is not None:
+            no_end = ids != self.vocab.document_id
+            ids = checked([Check(no_end, f"{name} must not have what ends documents", self.vocab.document)], ids)
         unk = self.vocab.ids.get(self.vocab.unk)
         if unk is not None:
             return symbols.with_flat_values(tf.where(ids < 0, unk, ids))

@@ -26,9 +26,20 @@ class ClipAfterAverage:
         self.clip_value = clip_value
 
     def build(self, variables):
-        if not self.built:
-            self.gradient_norm = self.add_variable(shape=(), name="gradient_norm", aggregation="only_first_replica")
+        if self.built:
+            return
+        self.gradient_norm = self.add_variable(shape=(), name="gradient_norm", aggregation="only_first_replica")
         super().build(variables)
+        self.start_average(variables)
+
+    def start_average(self, variables):
+        """Begins the moving average, if there is one, with these weights.
+
+        Keras would begin it with the first step, but not where loss scaling skips that.
+        """
+        if self.use_ema:
+            for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
+                average.assign(variable)
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
         grads, variables = zip(*grads_and_vars, strict=True)

@@ -119,7 +119,8 @@ def apply_gradients(optimizer, gradients, variables):
     if _is_scaled(optimizer):
         step = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, variables)
-        optimizer.iterations.assign(step + 1)
+        if not optimizer.inner_optimizer.gradient_accumulation_steps:  # else Keras counts updates, not steps
+            optimizer.iterations.assign(step + 1)
     elif tf.distribute.has_strategy():
         optimizer.apply(gradients, variables)
     else:

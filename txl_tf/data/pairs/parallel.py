@@ -22,7 +22,7 @@ from txl_tf.config import PairsConfig
 from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
 from txl_tf.data.pairs.dates import make_dates
 from txl_tf.data.text_files import read_files
-from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
+from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab, escape
 from txl_tf.schema import brief, check_left_out
 
 PADDING, START, END = 0, 1, 2
@@ -219,7 +219,8 @@ def _make_vocab(config: PairsConfig, side: str, lower_case: bool, lines: list[st
     )
     if path:
         symbols = [line.removesuffix("\n") for line in read_lines(path)]
-        vocab.set_lines(list(dict.fromkeys([*_NAMES[level], *symbols])), path)
+        names = map(escape, _NAMES[level]) if level == "char" else _NAMES[level]  # as a saved vocabulary has them
+        vocab.set_lines(list(dict.fromkeys([*names, *symbols])), path)
     else:
         vocab.count(lines)
         for symbol in _NAMES[level]:  # no part of `max_size`
@@ -237,8 +238,9 @@ def encode_lines(vocab: Vocab, lines: list[str], name: str, side: str | None = N
     ids = vocab.encode(lines, name=name)
     ends = np.flatnonzero(ids == END) + 1
     if len(ends) != len(lines) or np.any(ids < END):
+        plain = [line.lower() if vocab.lower_case else line for line in lines]
         number, line = next(
-            (i, line) for i, line in enumerate(lines, 1) if not set(line.split()).isdisjoint(_NAMES["word"])
+            (i, line) for i, line in enumerate(plain, 1) if not set(line.split()).isdisjoint(_NAMES["word"])
         )
         raise ValueError(
             f"{name}, line {number} has one of {', '.join(_NAMES['word'])}, which are no text: {brief(line)}"

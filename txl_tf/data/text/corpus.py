@@ -36,7 +36,7 @@ from txl_tf.data.text.prepared_folder import (
     write_files,
 )
 from txl_tf.data.text.sizes import Extent, TextSize
-from txl_tf.data.text.texts import TEXT_FIELD, text_of
+from txl_tf.data.text.texts import TEXT_FIELD, folder_around, text_of
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import is_remote
@@ -169,6 +169,8 @@ def prepare(
     if dataset in datasets.PAPER_DATASETS and not data_path:
         data_path = data_dir
     config = TextConfig(dataset=dataset, data_path=data_path, **options)
+    if dataset == "text":
+        _check_outside(data_dir, data_path)
     recipe = datasets.make_recipe(config)
     _check_shards(recipe, shard_tokens)
     if _is_prepared(data_dir, recipe):
@@ -191,6 +193,15 @@ def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
         check_same(data_dir, info, recipe)
         logger.info("%s is prepared already", data_dir)
     return info is not None
+
+
+def _check_outside(data_dir: str, data_path: Any) -> None:
+    """Raises ValueError where the prepared files would be part of the text that a folder stands for."""
+    folder = data_path and folder_around(data_dir, data_path)
+    if folder:
+        raise ValueError(
+            f"data_dir must lie outside of {folder}, all files of which are the text of data_path, got {data_dir}"
+        )
 
 
 def _check_shards(recipe: datasets.Recipe, shard_tokens: int | None) -> None:

@@ -136,7 +136,8 @@ def _paper_recipe(config: TextConfig) -> Recipe:
     dataset, data_path = config.dataset, config.data_path
     vocab_options, counted_splits, _ = PAPER_DATASETS[dataset]
     own = {"level": config.level == "subword"}
-    own.update({name: getattr(config, name) for name in ("vocab_size", "documents", "text_field")})
+    names = ("vocab_size", "documents", "text_field", "min_freq", "max_size", "lower_case")
+    own.update({name: getattr(config, name) for name in names})
     given = [name for name, value in own.items() if value]
     if given:
         raise ValueError(

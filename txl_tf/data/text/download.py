@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 import keras
 
-from txl_tf.files import is_remote
+from txl_tf.files import is_remote, lock
 
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
 LM1B_SHARDS = f"{_LM1B}/training-monolingual.tokenized.shuffled/news.en-*"
@@ -106,6 +106,12 @@ def fetch(dataset: str, data_dir: str, base_url: str | None = None) -> None:
     needed = [LM1B_VOCAB if dataset == "lm1b" else "train.txt", "valid.txt", "test.txt"]
     if all(os.path.exists(os.path.join(data_dir, name)) for name in needed):
         return
+    os.makedirs(data_dir, exist_ok=True)
+    with lock(data_dir, f"another process is downloading to {data_dir}"):
+        _fetch(dataset, data_dir, base_url)
+
+
+def _fetch(dataset: str, data_dir: str, base_url: str | None) -> None:
     archive = [_fetch_file(url, data_dir, base_url) for url in URLS[dataset]][0]
     staging = os.path.join(data_dir, "download.tmp")
     shutil.rmtree(staging, ignore_errors=True)
@@ -131,7 +137,6 @@ def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
         return path
     if base_url:
         url = f"{base_url.rstrip('/')}/{name}"
-    os.makedirs(folder, exist_ok=True)
     if not os.access(folder, os.W_OK):  # get_file would choose another folder
         raise PermissionError(f"data_dir {folder} cannot be written to")
     chatty = keras.config.is_interactive_logging_enabled()

@@ -34,7 +34,7 @@ from txl_tf.data.text_files import (
     pieces_of,
     whole_lines,
 )
-from txl_tf.files import reading
+from txl_tf.files import absolute, reading
 from txl_tf.schema import brief
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -91,10 +91,8 @@ def find_named_files(data_path: Any) -> list[tuple[str, str]]:
     """`find_files`, and the name of each below the folder that was named; of a pattern, below the last folder before
     its first wildcard.
     """
-    paths = data_path.split(",") if isinstance(data_path, str) else data_path
-    paths = [paths] if isinstance(paths, os.PathLike) else list(paths)
     found = []
-    for path in (os.fspath(path).strip() for path in paths):
+    for path in _paths_of(data_path):
         if inputs.is_folder(path):
             files, what, root = _files_in(path), "folder", path
         elif any(c in path for c in "*?[") and not inputs.exists(path):
@@ -106,6 +104,21 @@ def find_named_files(data_path: Any) -> list[tuple[str, str]]:
             raise FileNotFoundError(f"there is no file in the {what} {path}")
         found += [(file, os.path.relpath(file, root or ".")) for file in files]
     return found
+
+
+def folder_around(path: str, data_path: Any) -> str | None:
+    """The folder of `data_path` that is `path` or has it among what `find_files` looks at, or `None`."""
+    for folder in _paths_of(data_path):
+        if inputs.is_folder(folder):
+            place = os.path.relpath(absolute(path), absolute(folder))
+            if place == "." or not place.startswith(".") and "/." not in place:  # hidden ones are left out
+                return folder
+    return None
+
+
+def _paths_of(data_path: Any) -> list[str]:
+    paths = data_path.split(",") if isinstance(data_path, str) else data_path
+    return [os.fspath(path).strip() for path in ([paths] if isinstance(paths, os.PathLike) else paths)]
 
 
 def _files_in(folder: str) -> list[str]:
@@ -175,7 +188,7 @@ def texts_of_rows(rows: Iterable[tuple[str, Any]], level: str, field: str) -> It
     """The texts of rows, `(name, row)`, which are what `text_of` takes."""
     for name, row in rows:
         text = text_of(row, field, name)
-        yield Text(name, cut_between([text], level) if level == "word" else [text])
+        yield Text(name, cut_between([text], level) if level in ("word", "line") else [text])
 
 
 def _json_lines(stream: _Stream) -> Iterator[tuple[str, Any]]:
@@ -186,7 +199,7 @@ def _json_lines(stream: _Stream) -> Iterator[tuple[str, Any]]:
             where = f"{stream.name}, line {number}"
             try:
                 value = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{where} is not JSON: {error}") from error
             yield where, value
 

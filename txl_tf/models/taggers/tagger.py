@@ -75,7 +75,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     Call arguments:
         inputs: see `Tener` and `Flat`. For another network: int `[batch, time]`, 0 at padding; or a dictionary with
             the network's own inputs and `"mask"`, bool `[batch, time]`. A network whose call has an argument
-            `padding_mask` gets the mask. Padding may lie anywhere in a row, but with `Flat`, which is told lengths.
+            `padding_mask` gets the mask. Padding may lie anywhere in a row; but `Flat` is told lengths, and LSTMs on a
+            GPU want it at the end.
         training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:

@@ -146,16 +146,16 @@ class Tener(SentenceNetwork):
         return x if self.pos_embed == "none" else x + tf.cast(self.absolute_positions(self.mask_of(inputs)), x.dtype)
 
     def absolute_positions(self, mask):
-        """Embeddings of the positions 1, 2, ...; zeros at padding: float32 `[batch, length, d_model]`."""
-        positions = tf.range(1, keras.ops.shape(mask)[1] + 1)
+        """Embeddings of the positions 1, 2, ... of elements; zeros at padding: float32 `[batch, length, d_model]`."""
+        length, is_element = keras.ops.shape(mask)[1], tf.cast(mask, tf.int32)
         if self.pos_embed == "sin":
-            rows = positional_embedding(tf.cast(positions, tf.float32), tensor2tensor_frequencies(self.d_model))[0]
+            places = tf.range(0.0, length + 1)
+            table = positional_embedding(places, tensor2tensor_frequencies(self.d_model))[0]
         else:
-            length = positions.shape[0]
-            if length is not None and length > self.max_seq_len:
+            if isinstance(length, int) and length > self.max_seq_len:
                 raise ValueError(f"inputs must be at most max_seq_len={self.max_seq_len} long, got {length}")
-            rows = tf.gather(tf.cast(self.pos_table, tf.float32), positions)
-        return rows * tf.cast(mask, tf.float32)[..., None]
+            table = tf.cast(self.pos_table, tf.float32)
+        return tf.gather(table, tf.cumsum(is_element, 1)) * tf.cast(is_element, tf.float32)[..., None]
 
     def call(self, inputs, training=None, dropout_key=None):
         inputs = self.checked(inputs)

@@ -119,7 +119,8 @@ class Translator:
                 word.
         """
         source = self.encode(source)
-        target = encode_lines(self.target_vocab, [f"{target}\n"], "target").ids if target else np.array([END])
+        written = [f"{sentence_of(target)}\n"] if target else []
+        target = encode_lines(self.target_vocab, written, "target").ids if written else np.array([END])
         if len(target) > self.model.max_len:
             raise ValueError(f"target must have at most max_len={self.model.max_len} symbols, got {len(target):,}")
         read = np.append(START, target[:-1])
