@@ -5,8 +5,10 @@ import itertools
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import randomise
 
+from txl_tf.models.decoding.beam_search import beam_search, sample_sequences
 from txl_tf.models.vanilla.transformer import Transformer
 
 START, END, MOST, VOCAB = 1, 2, 4, 6  # symbols 3, 4, 5 and the end may be written, and the start
@@ -88,6 +90,22 @@ def test_a_beam_of_one_is_greedy_and_a_wider_one_is_never_worse(model):
     np.testing.assert_allclose(one_scores.numpy()[ends, 0], greedy_scores.numpy()[ends], rtol=1e-4)
     _, wider = model.generate(source, beam_size=5, **options)
     assert np.all(wider.numpy()[ends] >= greedy_scores.numpy()[ends] - 1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_rows_of_different_limits_are_searched_as_alone(model, size):
+    source = np.random.default_rng(2).integers(3, 7, [6, 4]).astype(np.int32)
+    limits = np.array([1, 2, 3, 5, 7, 7], np.int32)
+    together = beam_search(model, source, START, END, 7, size, 0.6, tf.constant(limits))
+    for b, most in enumerate(limits):
+        ids, scores = beam_search(model, source[b : b + 1], START, END, most, size, 0.6)
+        np.testing.assert_array_equal(together[0][b], np.pad(ids[0], [[0, 0], [0, 7 - most]]))
+        np.testing.assert_allclose(together[1][b], scores[0], rtol=1e-4)
+    greedy, scores = sample_sequences(model, source, START, END, 7, None, tf.constant(limits))
+    for b, most in enumerate(limits):
+        alone, score = sample_sequences(model, source[b : b + 1], START, END, most, None)
+        np.testing.assert_array_equal(greedy[b], np.pad(alone[0], [0, 7 - most]))
+        np.testing.assert_allclose(scores[b], score[0], rtol=1e-4)
 
 
 def test_rows_do_not_see_each_other_and_any_number_of_them_goes(model):

@@ -118,12 +118,13 @@ class TranslationSignatures(StoredModel):
 
     def _search(self, source: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Targets `[B, K, N]` and scores `[B, K]`."""
-        search = self.search
+        search, lengths = self.search, tf.math.count_nonzero(source != PADDING, 1, dtype=tf.int32)
         most = self._new_tokens(tf.shape(source)[1])
+        limits = tf.broadcast_to(self._new_tokens(lengths), tf.shape(lengths))  # whatever is beside a row
         if search.beam_size == 1:
-            ids, scores = sample_sequences(self.model, source, START, END, most, None)
+            ids, scores = sample_sequences(self.model, source, START, END, most, None, limits)
             return ids[:, None], scores[:, None]
-        found = beam_search(self.model, source, START, END, most, search.beam_size, search.length_penalty)
+        found = beam_search(self.model, source, START, END, most, search.beam_size, search.length_penalty, limits)
         return tuple(part[:, : search.n_best] for part in found)
 
     def _nll(self, source: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

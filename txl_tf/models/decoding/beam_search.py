@@ -89,10 +89,10 @@ def _check_source(model, source):
     return source
 
 
-def sample_sequences(model, source, start, end, max_new_tokens, sampling):
+def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits=None):
     """One target for every source, greedily where `sampling` is `None`: `(ids, scores)`, int32 `[B, N]`, float32 `[B]`.
 
-    `end` is -1 where nothing ends a target; padding follows its end.
+    `end` is -1 where nothing ends a target; padding follows its end. `limits`: see `beam_search`.
     """
     batch = keras.ops.shape(source)[0]
     decode, caches = _decoder(model, source, 1, max_new_tokens)
@@ -110,7 +110,7 @@ def sample_sequences(model, source, start, end, max_new_tokens, sampling):
         return token, (token, scores, caches)
 
     state = tf.fill([batch], start), tf.zeros([batch]), caches
-    limits = tf.fill([batch], max_new_tokens)
+    limits = tf.fill([batch], max_new_tokens) if limits is None else limits
     written = write_tokens(step, state, max_new_tokens, limits, no_stops(1, end), filler=PADDING)
     return written.tokens, written.state[1]
 
@@ -126,12 +126,16 @@ def _decoder(model, source, rows_each, most):
     return decode, caches
 
 
-def beam_search(model, source, start, end, max_new_tokens, beam_size, length_penalty):
+def beam_search(model, source, start, end, max_new_tokens, beam_size, length_penalty, limits=None):
     """The likeliest targets of every source, as far as `beam_size` hypotheses lead to them.
 
     A step extends every hypothesis by every token. Those that end compete by their score for `beam_size` places of
     finished targets; of the others the `beam_size` likeliest go on. A row is done when no hypothesis can do better any
     more. What has not ended after `max_new_tokens` comes after all that have.
+
+    Args:
+        limits: int32 `[B]`, of each row at most `max_new_tokens`; by default that of all. A row is searched as it would
+            be alone.
 
     Returns:
         `(ids, scores)`: int32 `[B, K, N]`, 0 after the end, and float32 `[B, K]`, the best first.
@@ -140,11 +144,13 @@ def beam_search(model, source, start, end, max_new_tokens, beam_size, length_pen
     decode, caches = _decoder(model, source, size, most)
     first_rows = tf.range(batch)[:, None] * size
     columns = tf.range(most)
+    lasts = tf.fill([batch], most) if limits is None else limits
 
     def penalty(length):
         return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** length_penalty
 
     def body(i, last, alive, totals, finished, scores, caches):
+        before = last, alive, totals, finished, scores
         log_probs, caches = decode(tf.reshape(last, [-1]), i, caches)
         sums = totals[..., None] + tf.reshape(log_probs, [batch, size, -1])  # [B, K, V]
         here = columns == i
@@ -160,11 +166,17 @@ def beam_search(model, source, start, end, max_new_tokens, beam_size, length_pen
         alive = tf.where(here, last[..., None], tf.gather(alive, parents, batch_dims=1))
         rows = tf.reshape(first_rows + parents, [-1])
         caches = tf.nest.map_structure(lambda cache: tf.gather(cache, rows, axis=1), caches)
-        return i + 1, last, alive, totals, finished, scores, caches
+        found = last, alive, totals, finished, scores
+        if limits is not None:  # rows at theirs stay as they were
+            found = [
+                tf.where(tf.reshape(i < lasts, [-1] + [1] * (x.shape.rank - 1)), x, old)
+                for x, old in zip(found, before, strict=True)
+            ]
+        return i + 1, *found, caches
 
     def goes_on(i, last, alive, totals, finished, scores, caches):
-        best = totals[:, 0] / penalty(most)  # log-probabilities only fall, penalties only grow
-        return (i < most) & tf.reduce_any(best > scores[:, -1])
+        best = totals[:, 0] / penalty(lasts)  # log-probabilities only fall, penalties only grow
+        return tf.reduce_any((i < lasts) & (best > scores[:, -1]))
 
     empty = tf.zeros([batch, size, most], tf.int32)
     totals = tf.tile(tf.where(tf.range(size) == 0, 0.0, _NONE)[None], [batch, 1])  # all begin alike
@@ -175,4 +187,5 @@ def beam_search(model, source, start, end, max_new_tokens, beam_size, length_pen
     place = tf.range(size)[None]
     kept = tf.where(place < n_ended, place, size + place - n_ended)
     ids = tf.gather(tf.concat([finished, alive], 1), kept, batch_dims=1)
-    return ids, tf.gather(tf.concat([scores, totals / penalty(i)], 1), kept, batch_dims=1)
+    unended = totals / penalty(tf.minimum(i, lasts))[:, None]
+    return ids, tf.gather(tf.concat([scores, unended], 1), kept, batch_dims=1)
