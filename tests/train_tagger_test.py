@@ -214,22 +214,26 @@ def test_a_run_without_patience_stops_and_stays_stopped(tmp_path, files, begun, 
     assert run.model.optimizer.iterations.numpy() == 9
 
 
-def test_a_run_that_is_stopped_in_a_validation_learns_of_its_patience_from_that(tmp_path, files, begun, monkeypatch):
+@pytest.mark.parametrize("f1, last", [(0.4, 9), (0.6, 10)])
+def test_a_run_that_is_stopped_in_a_validation_learns_of_its_patience_from_that(
+    tmp_path, files, begun, monkeypatch, f1, last
+):
     """Step 9 would be the last, if its validation found nothing better; and then there is no step 10."""
     run, state = begun(tmp_path / "run", files, **PATIENT)
     run.model.optimizer.iterations.assign(3)
     run.checkpoints.save_best(0.5)
     run.model.optimizer.iterations.assign(9)
     run.checkpoints.save(mid_interval=True)
-    for f1, last in ((0.4, 9), (0.6, 10)):
-        run, state = begun(tmp_path / "run", files, **PATIENT)
-        found = {"loss": 1.0, "precision": f1, "recall": f1, "f1": f1}
-        monkeypatch.setattr(run.model, "evaluate", lambda *args, found=found, **kwargs: found)
-        run.tracker = keras.callbacks.Callback()
-        at_step(monkeypatch, RunState, "on_train_batch_end", 10, die)
-        with pytest.raises(RuntimeError, match="step 10") if last == 10 else contextlib.nullcontext():
-            run.fit(state)
-        assert run.model.optimizer.iterations.numpy() == last
+    run, state = begun(tmp_path / "run", files, **PATIENT)
+    found = {"loss": 1.0, "precision": f1, "recall": f1, "f1": f1}
+    monkeypatch.setattr(run.model, "evaluate", lambda *args, **kwargs: found)
+    run.tracker = keras.callbacks.Callback()
+    at_step(monkeypatch, RunState, "on_train_batch_end", 10, die)
+    with pytest.raises(RuntimeError, match="step 10") if last == 10 else contextlib.nullcontext():
+        run.fit(state)
+    assert run.model.optimizer.iterations.numpy() == last
+    _, state = begun(tmp_path / "run", files, **PATIENT)
+    assert (state[1] is None) == (last == 9)  # that is, whether it is done
 
 
 def die():

@@ -59,7 +59,13 @@ class RunCheckpoints:
         self.folder = folder
         self._max_to_keep = max_to_keep
         self.write = write
-        self.latest: str | None = None  # path of the one that was saved or restored last
+        self._last: str | None = None
+
+    @property
+    def latest(self) -> str | None:
+        """Path of the checkpoint that was saved or restored last, or else of the latest in the folder, or `None`."""
+        steps = self.folder.steps()
+        return self._last or (self.folder.checkpoint(steps[-1]) if steps else None)
 
     @property
     def last_good(self) -> str:
@@ -110,9 +116,9 @@ class RunCheckpoints:
             sums = {SUMS: self._model.metric_totals} if mid_interval else {}
             with self.naming_last():
                 write_checkpoint(path, {**run_weights(self._model), **self._optimizer(), **carried, **sums})
-                self.latest = path
+                self._last = path
                 self._sweep(step)
-        self.latest = path
+        self._last = path
         return path
 
     def save_best(self, value: float) -> None:
@@ -177,7 +183,7 @@ class RunCheckpoints:
             arrays |= {key: reader.get_tensor(key) for key in others}
         for key, variable in {**weights_by_name(self._model), **self._optimizer()}.items():
             variable.assign(arrays[key])
-        self.latest = path
+        self._last = path
         return {name: arrays[name] for name in self._model.carried_names}, arrays.get(SUMS)
 
     def _optimizer(self) -> dict[str, Any]:
