@@ -126,8 +126,9 @@ def test_a_run_that_is_stopped_in_a_validation_goes_on_as_if_it_had_not(made, pa
     assert len(log_rows(run)) == 1 and (run / "ckpt-40.index").exists()
     assert train(run, pairs_file, training=LEARNING) == results
     assert_same_rows(run, folder)
-    for name, array in read_checkpoint(folder / "ckpt-60").items():
-        np.testing.assert_array_equal(read_checkpoint(run / "ckpt-60")[name], array, err_msg=name)
+    whole, resumed = (read_checkpoint(path / "ckpt-60") for path in (folder, run))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(resumed[name], array, err_msg=name)
 
 
 @pytest.mark.slow

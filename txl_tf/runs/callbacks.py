@@ -24,6 +24,7 @@ from txl_tf.data.text.batches import Segments
 from txl_tf.files import reading, write_atomic, writing
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.schema import brief
+from txl_tf.training.trained_model import is_scaled
 
 logger = logging.getLogger("txl_tf")
 
@@ -107,8 +108,7 @@ class CheckFinite(keras.callbacks.Callback):
         self.checkpoints = checkpoints
 
     def on_train_batch_end(self, batch, logs=None):
-        scaled = isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer)
-        if math.isfinite(logs["loss"]) and (scaled or math.isfinite(logs["grad_norm"])):
+        if math.isfinite(logs["loss"]) and (is_scaled(self.model.optimizer) or math.isfinite(logs["grad_norm"])):
             return
         last = step_of(self.model)
         first = last - self.model.steps_per_execution + 1

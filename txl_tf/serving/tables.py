@@ -68,17 +68,17 @@ class GraphTokenizer(tf.Module):
 
     def encode(self, text: tf.Tensor, name: str = "text") -> tf.RaggedTensor:
         """`Vocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`. Messages call it `name`."""
-        if self.vocab.level != "byte":
-            text = checked([check_utf8(name, text)], text)
-        symbols = self._tokenize(text)
+        vocab, symbols = self.vocab, self._tokenize(text)
         ids = tf.cast(self.ids.lookup(symbols.flat_values), tf.int32)
-        if self.vocab.level == "word" and self.vocab.document is not None:
-            no_end = ids != self.vocab.document_id
-            ids = checked([Check(no_end, f"{name} must not have what ends documents", self.vocab.document)], ids)
-        unk = self.vocab.ids.get(self.vocab.unk)
-        if unk is not None:
-            return symbols.with_flat_values(tf.where(ids < 0, unk, ids))
-        return symbols.with_flat_values(checked([self._known(name, ids >= 0, symbols.flat_values)], ids))
+        checks = [check_utf8(name, text)] if vocab.level != "byte" else []
+        if vocab.level == "word" and vocab.document is not None:
+            checks.append(Check(ids != vocab.document_id, f"{name} must not have what ends documents", vocab.document))
+        unk = vocab.ids.get(vocab.unk)
+        if unk is None:
+            checks.append(self._known(name, ids >= 0, symbols.flat_values))
+        else:
+            ids = tf.where(ids < 0, unk, ids)
+        return symbols.with_flat_values(checked(checks, ids))
 
     def _known(self, name: str, known: tf.Tensor, strings: tf.Tensor) -> Check:
         message = f"{name} must be made of the {len(self.vocab)} symbols of the vocabulary"

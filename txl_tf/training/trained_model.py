@@ -99,7 +99,7 @@ def agree_on_overflow(gradients, optimizer):
     Keras's `LossScaleOptimizer` looks at the gradients of each replica, or of the first, before they are added up.
     """
     context = tf.distribute.get_replica_context()
-    if not _is_scaled(optimizer) or context.num_replicas_in_sync == 1:
+    if not is_scaled(optimizer) or context.num_replicas_in_sync == 1:
         return gradients
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
     n_finite = sum_over_replicas(tf.cast(finite, tf.float32))
@@ -116,7 +116,7 @@ def apply_gradients(optimizer, gradients, variables):
     ever (see `layers/common/gradients.py`), so a single replica goes round it where the optimizer does not look for it.
     """
     gradients = agree_on_overflow(gradients, optimizer)
-    if _is_scaled(optimizer):
+    if is_scaled(optimizer):
         step = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, variables)
         if not optimizer.inner_optimizer.gradient_accumulation_steps:  # else Keras counts updates, not steps
@@ -128,5 +128,6 @@ def apply_gradients(optimizer, gradients, variables):
         context.merge_call(lambda strategy: optimizer.apply(gradients, variables))
 
 
-def _is_scaled(optimizer):
+def is_scaled(optimizer):
+    """Whether it is Keras's optimizer that scales losses, around another."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

@@ -119,8 +119,8 @@ class Translator:
                 word.
         """
         source = self.encode(source)
-        written = [f"{sentence_of(target)}\n"] if target else []
-        target = encode_lines(self.target_vocab, written, "target").ids if written else np.array([END])
+        lines = [f"{sentence_of(target)}\n"] if target else []
+        target = encode_lines(self.target_vocab, lines, "target").ids if lines else np.array([END])
         if len(target) > self.model.max_len:
             raise ValueError(f"target must have at most max_len={self.model.max_len} symbols, got {len(target):,}")
         read = np.append(START, target[:-1])
