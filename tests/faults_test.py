@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import TEXT, at_step, full_disk, log_rows, read_checkpoint, terminate, train_run
+from helpers import TEXT, assert_same_run, at_step, full_disk, log_rows, read_checkpoint, terminate, train_run
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
@@ -34,12 +34,7 @@ def whole(tmp_path_factory):
 def assert_same(run_dir, result, whole):
     """Bit for bit, but for the speed."""
     expected_dir, expected = whole
-    arrays, found = (read_checkpoint(folder / "ckpt-12") for folder in (expected_dir, run_dir))
-    assert found.keys() == arrays.keys() and len(arrays) > 30
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
-    found, rows = ([{**row, "tokens_per_second": 0} for row in log_rows(folder)] for folder in (run_dir, expected_dir))
-    assert found == rows
+    assert_same_run(run_dir, expected_dir, 12)
     assert result == expected
 
 

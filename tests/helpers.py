@@ -251,6 +251,15 @@ def log_rows(model_dir):
         return list(csv.DictReader(file))
 
 
+def assert_same_run(run_dir, expected_dir, step):
+    """Bit for bit: all that the checkpoints of `step` hold, and every row of log.csv but for the speed."""
+    found, expected = (read_checkpoint(folder / f"ckpt-{step}") for folder in (run_dir, expected_dir))
+    assert len(expected) > 30
+    assert_variables_equal(found, expected)
+    found, expected = ([{**row, "tokens_per_second": 0} for row in log_rows(path)] for path in (run_dir, expected_dir))
+    assert found == expected
+
+
 def word_vocab():
     """A vocabulary of as many words as `SMALL` has, `<eos>` and `<unk>` first."""
     vocab = Vocab(special=["<eos>", "<unk>", *(f"w{i}" for i in range(21))], eos="<eos>", unk="<unk>")

@@ -144,7 +144,7 @@ def beam_search(model, source, start, end, max_new_tokens, beam_size, length_pen
     decode, caches = _decoder(model, source, size, most)
     first_rows = tf.range(batch)[:, None] * size
     columns = tf.range(most)
-    lasts = tf.fill([batch], most) if limits is None else limits
+    limits = tf.fill([batch], most) if limits is None else limits
 
     def penalty(length):
         return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** length_penalty
@@ -166,26 +166,26 @@ def beam_search(model, source, start, end, max_new_tokens, beam_size, length_pen
         alive = tf.where(here, last[..., None], tf.gather(alive, parents, batch_dims=1))
         rows = tf.reshape(first_rows + parents, [-1])
         caches = tf.nest.map_structure(lambda cache: tf.gather(cache, rows, axis=1), caches)
-        found = last, alive, totals, finished, scores
-        if limits is not None:  # rows at theirs stay as they were
-            found = [
-                tf.where(tf.reshape(i < lasts, [-1] + [1] * (x.shape.rank - 1)), x, old)
-                for x, old in zip(found, before, strict=True)
-            ]
+        now = last, alive, totals, finished, scores
+        goes_on = i < limits  # rows at theirs stay as they were
+        found = [
+            tf.where(tf.reshape(goes_on, [-1] + [1] * (x.shape.rank - 1)), x, old)
+            for x, old in zip(now, before, strict=True)
+        ]
         return i + 1, *found, caches
 
-    def goes_on(i, last, alive, totals, finished, scores, caches):
-        best = totals[:, 0] / penalty(lasts)  # log-probabilities only fall, penalties only grow
-        return tf.reduce_any((i < lasts) & (best > scores[:, -1]))
+    def more(i, last, alive, totals, finished, scores, caches):
+        best = totals[:, 0] / penalty(limits)  # log-probabilities only fall, penalties only grow
+        return tf.reduce_any((i < limits) & (best > scores[:, -1]))
 
     empty = tf.zeros([batch, size, most], tf.int32)
     totals = tf.tile(tf.where(tf.range(size) == 0, 0.0, _NONE)[None], [batch, 1])  # all begin alike
     state = (0, tf.fill([batch, size], start), empty, totals, empty, tf.fill([batch, size], _NONE), caches)
-    i, _, alive, totals, finished, scores, _ = tf.while_loop(goes_on, body, state, parallel_iterations=1)
+    i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
     # First all that ended, then the others; both are in order.
     n_ended = tf.reduce_sum(tf.cast(scores > _NONE, tf.int32), 1)[:, None]
     place = tf.range(size)[None]
     kept = tf.where(place < n_ended, place, size + place - n_ended)
     ids = tf.gather(tf.concat([finished, alive], 1), kept, batch_dims=1)
-    unended = totals / penalty(tf.minimum(i, lasts))[:, None]
+    unended = totals / penalty(tf.minimum(i, limits))[:, None]
     return ids, tf.gather(tf.concat([scores, unended], 1), kept, batch_dims=1)
