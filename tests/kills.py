@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import tensorflow as tf
-from helpers import LEXICON, ROOT, TEXT, free_ports, log_rows, made_up, read_checkpoint
+from helpers import LEXICON, ROOT, TEXT, free_ports, log_rows, made_up, read_checkpoint, untimed_rows
 
 import txl_tf
 from txl_tf.runs.setup import WorkerGone
@@ -205,9 +205,7 @@ def final_state(folder, steps):
     """Everything that must be the same: `{name: comparable value}`."""
     arrays = read_checkpoint(folder / f"ckpt-{steps}")
     state = {f"ckpt-{steps}: {key}": array.tobytes() for key, array in arrays.items()}
-    for i, row in enumerate(log_rows(folder)):
-        del row["tokens_per_second"]
-        state[f"log.csv row {i}"] = row
+    state |= {f"log.csv row {i}": row for i, row in enumerate(untimed_rows(folder))}
     state["best"] = (folder / "best" / "best.json").read_text()
     return state
 

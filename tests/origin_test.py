@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import TEXT, TINY_RUN, log_rows, make_run, program, read_checkpoint, train_run
+from helpers import TEXT, TINY_RUN, assert_variables_equal, log_rows, make_run, program, read_checkpoint, train_run
 
 from txl_tf.config import ModelConfig, TrainingConfig
 from txl_tf.data.text.corpus import build_corpus, prepare
@@ -57,8 +57,7 @@ def test_a_run_starts_from_the_weights_and_goes_on_without_the_other_run(trained
     shutil.rmtree(source)
     results = tune(run_dir, text, source, **SLOWLY)
     assert f"continuing from {run_dir}/ckpt-2\n" in capsys.readouterr().out
-    for name, array in read_checkpoint(run_dir / "ckpt-4").items():
-        np.testing.assert_array_equal(array, found[name], err_msg=name)
+    assert_variables_equal(read_checkpoint(run_dir / "ckpt-4"), found)
     assert evaluate_run(run_dir)["valid"] == pytest.approx(results["valid"], rel=1e-5)
     average_checkpoints(str(run_dir), str(tmp_path / "mean"), num_last_checkpoints=2)
     assert corpus_of(RunFolder(tmp_path / "mean")).vocab.symbols == symbols

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import TEXT, TINY_RUN, log_rows, read_checkpoint, run_program, write_text
+from helpers import TEXT, TINY_RUN, assert_variables_equal, log_rows, read_checkpoint, run_program, write_text
 
 import txl_tf
 from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
@@ -72,8 +72,7 @@ def test_resuming_gives_the_weights_of_the_uninterrupted_run(made, tmp_path, tex
     for path in (tmp_path / "run").glob("ckpt-12*"):
         path.unlink()
     train(tmp_path / "run", text_file)
-    for name, array in read_checkpoint(tmp_path / "run" / "ckpt-12").items():
-        np.testing.assert_array_equal(array, whole[name], err_msg=name)
+    assert_variables_equal(read_checkpoint(tmp_path / "run" / "ckpt-12"), whole)
 
 
 def test_a_run_of_one_family_does_not_go_on_as_the_other(made, text_file):

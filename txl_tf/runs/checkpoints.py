@@ -64,13 +64,15 @@ class RunCheckpoints:
     @property
     def latest(self) -> str | None:
         """Path of the checkpoint that was saved or restored last, or else of the latest in the folder, or `None`."""
-        steps = self.folder.steps()
-        return self._last or (self.folder.checkpoint(steps[-1]) if steps else None)
+        if self._last is None and (steps := self.folder.steps()):
+            return self.folder.checkpoint(steps[-1])
+        return self._last
 
     @property
     def last_good(self) -> str:
         """A sentence for error messages."""
-        return f"the last good checkpoint is {self.latest}" if self.latest else "there is no checkpoint yet"
+        latest = self.latest
+        return f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"
 
     @contextlib.contextmanager
     def naming_last(self) -> Iterator[None]:
