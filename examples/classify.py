@@ -52,6 +52,7 @@ import tensorflow as tf
 
 from txl_tf import TransformerXL, load_run
 from txl_tf.data.text_files import numbered_lines, read_files
+from txl_tf.files import check_writable
 from txl_tf.schema import brief
 
 PADDING = -1  # no token's id
@@ -190,6 +191,9 @@ def fine_tune(network, n_class, train, held_out, *, epochs, learning_rate):
 
 
 def classify(model_dir, data_path, rows, output, length, epochs, learning_rate, mixed_precision, scratch, seed):
+    if output and not output.endswith(".keras"):
+        raise ValueError(f"output must end in .keras, got {output}")
+    check_writable(output)
     keras.utils.set_random_seed(seed)
     lm, vocab = load_run(model_dir, dtype=PRECISIONS[mixed_precision], mem_len=0)
     if rows:

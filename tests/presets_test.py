@@ -3,7 +3,7 @@
 import pytest
 
 from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from txl_tf.config.presets import PRESETS, choose_preset, layer_weights, preset_settings, schedule_for
+from txl_tf.config.presets import PRESETS, choose_preset, layer_weights, preset_settings, schedule_for, steps_for
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -56,6 +56,10 @@ def test_steps_follow_the_text(n_tokens, rows, steps, lines):
 
 
 def test_a_schedule_reads_the_text_so_many_times():
-    assert schedule_for(250, epochs=4)["train_steps"] == 1000
-    assert schedule_for(3)["train_steps"] == 100
-    assert schedule_for(1e6)["train_steps"] == 4000
+    assert [steps_for(250, epochs=4), steps_for(3), steps_for(1e6)] == [1000, 100, 4000]
+
+
+def test_a_schedule_fits_steps_that_were_given():
+    assert schedule_for(3) == {"train_steps": 3, "iterations": 50, "save_steps": 1}
+    found = preset_settings("tiny", "char", 465_000, train_steps=300)
+    assert (found["train_steps"], found["warmup_steps"], found["save_steps"]) == (300, 60, 75)

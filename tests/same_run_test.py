@@ -112,6 +112,35 @@ def test_another_text_of_the_same_vocabulary_is_trained_on_where_it_is_asked_for
     assert RunFolder(run_dir).steps()[-1] == 18
 
 
+def test_a_folder_whose_checkpoints_were_deleted_takes_another_text(run):
+    run_dir, text = run
+    for path in run_dir.glob("ckpt-*"):
+        path.unlink()
+    text.write_text(TEXT.replace(".", ","))
+    assert (run_dir / "checkpoint").exists()
+    train_run(run_dir, str(text), training={"train_steps": 3}, **FEW)
+    assert "." not in txl_tf.load_run(run_dir)[1].symbols
+
+
+def test_checkpoints_of_another_program_are_not_trained_over(run, tmp_path):
+    _, text = run
+    other = tmp_path / "original"
+    other.mkdir()
+    (other / "checkpoint").write_text(
+        'model_checkpoint_path: "model.ckpt-7"\nall_model_checkpoint_paths: "model.ckpt-7"\n'
+    )
+    (other / "model.ckpt-7.index").touch()
+    train_refused(other, text, r"original holds .*model.ckpt-7, which no run here has written: choose a new folder")
+
+
+def test_a_run_goes_on_where_its_warm_start_is_gone(run, tmp_path):
+    run_dir, text = run
+    gone = {"warm_start_path": str(tmp_path / "gone" / "ckpt-12")}
+    train_run(run_dir, str(text), training=gone, **FEW)  # trained already: evaluates
+    with pytest.raises(ValueError, match="no checkpoint at .*gone"):
+        train_run(tmp_path / "new", str(text), training=gone)
+
+
 def test_the_precision_of_products_stays_and_older_runs_have_float32(run):
     run_dir, text = run
     config = RunFolder(run_dir).read_config()

@@ -163,6 +163,8 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(trained_run, run_dir
         ({"training": {"train_batch_size": 3000}}, "the train split has 4275 tokens: batch_size=3000"),
         ({"evaluation": {"eval_batch_size": 200}}, "the valid split has 225 tokens: batch_size=200"),
         ({"evaluation": {"eval_split": "test", "do_eval": True}}, "eval_split must be one of train, valid, got 'test'"),
+        ({"evaluation": {"eval_path": "other.txt"}}, "eval_path is for an evaluation alone .* got other.txt"),
+        ({"evaluation": {"eval_ckpt_path": "best"}}, "eval_ckpt_path is for an evaluation alone .* got best"),
         ({"training": {"warm_start_path": "/no/ckpt-1"}}, "no checkpoint at /no/ckpt-1"),
         ({"optimizer": {"optimizer": "adagrad"}}, "optimizer must be one of adam, adamw, lamb, sgd, got 'adagrad'"),
         ({"optimizer": {"weight_decay": 0.1}}, "weight_decay must be .* got 0.1 for adam"),

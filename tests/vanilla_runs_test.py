@@ -5,10 +5,20 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import TEXT, TINY_RUN, assert_variables_equal, log_rows, read_checkpoint, run_program, write_text
+from helpers import (
+    TEXT,
+    TINY_RUN,
+    assert_variables_equal,
+    log_rows,
+    read_checkpoint,
+    run_program,
+    untimed_rows,
+    write_text,
+)
 
 import txl_tf
 from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
+from txl_tf.convert.original import run_to_tf1
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
@@ -19,14 +29,14 @@ SIZES = {name: value for name, value in TINY_RUN["model"].items() if name != "me
 BATCHES = {"eval_batch_size": 2, "max_eval_batch": 10}  # all of one length, so that there is one graph
 
 
-def train(model_dir, text, model=None, **training):
+def train(model_dir, text, model=None, final=None, **training):
     return train_run(
         str(model_dir),
         data={"dataset": "text", "data_path": text},
         model=model or TransformerLMConfig(**SIZES, context_len=16),
         optimizer=OptimizerConfig(**TINY_RUN["optimizer"]),
         training=TrainingConfig(**{**TINY_RUN["training"], **training}),
-        final=EvaluationConfig(**BATCHES),
+        final=EvaluationConfig(**BATCHES, **(final or {})),
     )
 
 
@@ -66,13 +76,21 @@ def test_a_sliding_window_is_what_the_function_gives(made, tmp_path, step):
     np.testing.assert_allclose([float(line.split("\t")[1]) for line in lines], nll, atol=1e-6)
 
 
-def test_resuming_gives_the_weights_of_the_uninterrupted_run(made, tmp_path, text_file):
+def test_resuming_gives_the_weights_of_the_uninterrupted_run_whatever_window_ends_it(made, tmp_path, text_file):
     shutil.copytree(made[0], tmp_path / "run")
     whole = read_checkpoint(tmp_path / "run" / "ckpt-12")
     for path in (tmp_path / "run").glob("ckpt-12*"):
         path.unlink()
-    train(tmp_path / "run", text_file)
+    found = train(tmp_path / "run", text_file, final={"sliding_window": 12})
     assert_variables_equal(read_checkpoint(tmp_path / "run" / "ckpt-12"), whole)
+    assert found["valid"] != pytest.approx(made[1]["valid"], rel=1e-3)
+    assert untimed_rows(tmp_path / "run") == untimed_rows(made[0])  # which has the validations by segments alone
+    assert RunFolder(tmp_path / "run").find_best()["val_loss"] == RunFolder(made[0]).find_best()["val_loss"]
+
+
+def test_the_original_program_has_no_vanilla_model(made, tmp_path):
+    with pytest.raises(ValueError, match="the original program has Transformer-XL alone, got .* of transformer_lm"):
+        run_to_tf1(made[0], tmp_path / "back")
 
 
 def test_a_run_of_one_family_does_not_go_on_as_the_other(made, text_file):

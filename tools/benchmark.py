@@ -115,6 +115,7 @@ import numpy as np
 import tensorflow as tf
 from benchmarking import cluster, contestants, processes
 
+from txl_tf.files import check_writable
 from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
 
 # ------------------------------------------------------------------------------------------------ turns and tables
@@ -476,6 +477,7 @@ def main():
         raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     if FLAGS.against and (FLAGS.scaling or not os.path.isdir(os.path.join(FLAGS.against, "txl_tf"))):
         raise ValueError(f"against must be a folder with a txl_tf, and without scaling, got {FLAGS.against}")
+    check_writable(FLAGS.json)
     logging.set_verbosity(logging.ERROR)  # with --scaling, TensorFlow warns of many functions
     if FLAGS.inter_op_threads:
         os.environ["TF_NUM_INTEROP_THREADS"] = str(FLAGS.inter_op_threads)  # the processes inherit it

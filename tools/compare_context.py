@@ -39,7 +39,9 @@ import numpy as np
 import tensorflow as tf
 
 from txl_programs.pictures.context import nll_of_windows
+from txl_programs.pictures.drawing import MISSING, Figure
 from txl_tf import TransformerLM, TransformerXLLM, load_run
+from txl_tf.files import check_writable
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll
 from txl_tf.runs.metrics import to_metric
 from txl_tf.runs.setup import open_corpus
@@ -163,8 +165,6 @@ def compare_training():
 
 def draw(speed, curves):
     """Figure of what was compared: time a token against attn_len, nll against the tokens before."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(11, 4), layout="constrained")
     parts = [part for part in (speed, curves) if part]
     for axes, part in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
@@ -189,6 +189,9 @@ def draw(speed, curves):
 def main():
     if not all(length.isdigit() and int(length) > 1 for length in FLAGS.attn_lens):
         raise ValueError(f"attn_lens must be integers above 1, as 800,1800, got {','.join(FLAGS.attn_lens)}")
+    if FLAGS.output and Figure is None:
+        raise ValueError(MISSING)
+    check_writable(FLAGS.output)
     speed = compare_speed() if FLAGS.part in ("both", "speed") else []
     curves = compare_training() if FLAGS.part in ("both", "training") else {}
     if FLAGS.output:

@@ -51,6 +51,7 @@ from txl_tf.config.presets import (
     layer_weights,
     preset_settings,
     schedule_for,
+    steps_for,
 )
 
 OF_DISTANCES, OF_PLACES = ("clamp_len", "untie_r"), ("context_len", "pos_embed")  # flags of one kind of model
@@ -152,10 +153,10 @@ def settings_of(folder):
     own_text = data.get("dataset") == "text" and not any(FLAGS[name].present for name in SIZES)
     if origin and not origin.goes_on:
         rows, length = (completed(TrainingConfig, settings["training"])[n] for n in ("train_batch_size", "tgt_len"))
-        schedule = schedule_for(size_of_text(data)[-1] / (rows * length))
+        schedule = schedule_for(given_steps() or steps_for(size_of_text(data)[-1] / (rows * length)))
         schedule["warmup_steps"] = schedule["train_steps"] // 10
         settings["training"] |= schedule
-        if not FLAGS["train_steps"].present:
+        if given_steps() is None:
             chosen = " ".join(f"--{name}={value}" for name, value in schedule.items())
             logging.getLogger("txl_tf").info("by the size of the text: %s", chosen)
     elif not origin and data and (FLAGS.preset or own_text):
@@ -170,6 +171,11 @@ def settings_of(folder):
     return group, settings
 
 
+def given_steps():
+    """`train_steps` of the command line, or `None`."""
+    return FLAGS.train_steps if FLAGS["train_steps"].present else None
+
+
 def choose_settings(data, is_there):
     """The values of --preset, or of that which suits text and machine; says which, unless a run `is_there`."""
     import tensorflow as tf
@@ -177,14 +183,14 @@ def choose_settings(data, is_there):
     level, n_bytes, n_tokens = size_of_text(data)
     n_gpus, n_cores = len(tf.config.list_physical_devices("GPU")) + (FLAGS.strategy == "tpu"), os.cpu_count()
     preset = FLAGS.preset or choose_preset(n_bytes, n_gpus, n_cores)
-    found = preset_settings(preset, level, n_tokens)
+    found = preset_settings(preset, level, n_tokens, given_steps())
     machine = "there is a GPU or a TPU" if n_gpus else f"there is no GPU, but {n_cores} cores"
     size = f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.0f} kB"
     why = "" if FLAGS.preset else f", because the text has {size} and {machine}; --preset=base for {{base}}"
     if not is_there:
         weights, base = (f"{layer_weights(values) / 1e6:.1f} M parameters" for values in (found, {}))
         says = [f"preset {preset}: {weights} besides the embeddings"]
-        if "train_steps" in found and not FLAGS["train_steps"].present:
+        if "train_steps" in found and given_steps() is None:
             says.append(f"{found['train_steps']:,} steps")
         logging.getLogger("txl_tf").info(", ".join(says) + why.format(base=base))
     return found

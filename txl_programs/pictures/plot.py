@@ -107,6 +107,7 @@ from txl_programs.pictures.scaling import draw_scaling, read_figures
 from txl_tf.data.lines import encoded
 from txl_tf.data.pairs.parallel import START, read_lines
 from txl_tf.data.text_files import read_files
+from txl_tf.files import check_writable
 from txl_tf.layers.positions import positional_encoding
 from txl_tf.models.reading import nll_by_memory
 from txl_tf.models.vanilla.translator import Translator
@@ -313,6 +314,7 @@ DRAW = {  # kind: function without arguments that returns the figure
 def main():
     if Figure is None:
         raise ValueError(MISSING)
+    check_writable(FLAGS.output)
     figure = DRAW[FLAGS.kind]()
     save(figure, FLAGS.output, FLAGS.dpi)
     print(f"{FLAGS.kind}: {FLAGS.output}")

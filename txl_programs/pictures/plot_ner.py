@@ -41,6 +41,7 @@ from txl_programs.pictures.drawing import MISSING, Figure, use_font
 from txl_tf.data.pairs.parallel import read_lines
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
+from txl_tf.files import check_writable
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.layers.taggers.tener import two_way_positions
 from txl_tf.models.taggers.flat import Flat
@@ -155,6 +156,7 @@ def draw_lattice(tagger, encoder, text):
 def main():
     if Figure is None:
         raise ValueError(MISSING)
+    check_writable(FLAGS.output)
     if FLAGS.kind == "lattice":
         if not FLAGS.text or len(FLAGS.model_dir) > 1:
             raise ValueError("kind=lattice needs --text, and one run")

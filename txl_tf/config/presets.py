@@ -50,13 +50,14 @@ def choose_preset(n_bytes: float, n_gpus: int, n_cores: int) -> str:
     return "small" if n_bytes >= 30e6 and n_cores >= 16 else "tiny"
 
 
-def preset_settings(preset: str, level: str, n_tokens: float) -> dict[str, Any]:
+def preset_settings(preset: str, level: str, n_tokens: float, train_steps: int | None = None) -> dict[str, Any]:
     """`{hyper-parameter: value}` of a preset, of model, optimizer, training and evaluation; empty for the defaults.
 
     Args:
         preset: one of `PRESETS`.
         level: of the tokens.
         n_tokens: of the text, about.
+        train_steps: instead of those that suit the text.
     """
     recipe = _recipe(preset, level)
     if preset in ("base", "paper"):
@@ -66,18 +67,24 @@ def preset_settings(preset: str, level: str, n_tokens: float) -> dict[str, Any]:
     recipe["eval_batch_size"] = int(max(1, min(16, n_tokens // (40 * segment))))  # of a twentieth of the text
     epoch = n_tokens / (rows * segment)
     least = max(100, min(500, 16 * epoch))  # more than 16 times a small text makes it worse
-    schedule = schedule_for(epoch, *((6, least, 4000) if preset == "tiny" else (8, least, 10_000)))
+    bounds = (6, least, 4000) if preset == "tiny" else (8, least, 10_000)
+    schedule = schedule_for(train_steps or steps_for(epoch, *bounds))
     return recipe | schedule | {"warmup_steps": min(100, schedule["train_steps"] // 5)}
 
 
-def schedule_for(epoch_steps: float, epochs: int = 3, least: float = 100, most: int = 4000) -> dict[str, int]:
-    """Steps that read a text `epochs` times, within bounds, with lines of progress and checkpoints to match.
+def steps_for(epoch_steps: float, epochs: int = 3, least: float = 100, most: int = 4000) -> int:
+    """Steps that read a text `epochs` times, within bounds.
 
     Args:
         epoch_steps: steps that read it once.
     """
-    steps = int(min(most, max(least, epochs * epoch_steps))) // 100 * 100
-    return {"train_steps": steps, "iterations": 50 if steps <= 2000 else 100, "save_steps": steps // 4}
+    return int(min(most, max(least, epochs * epoch_steps))) // 100 * 100
+
+
+def schedule_for(train_steps: int) -> dict[str, int]:
+    """Steps of a training, with lines of progress and checkpoints to match."""
+    iterations = 50 if train_steps <= 2000 else 100
+    return {"train_steps": train_steps, "iterations": iterations, "save_steps": max(1, train_steps // 4)}
 
 
 def layer_weights(values: dict[str, Any]) -> int:

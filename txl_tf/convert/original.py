@@ -19,6 +19,7 @@ from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE, read_info
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import write_json
 from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.runs.families.language_model import TRANSFORMER_XL
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import checkpoint_step, load_weights, save_tf1_checkpoint, weight_shapes
 
@@ -213,10 +214,12 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
         ckpt_path: the run's checkpoint, by default the latest.
 
     Raises:
-        ValueError: the folder is not that of a run, or there is no such checkpoint.
+        ValueError: the folder is not that of a run of Transformer-XL, or there is no such checkpoint.
     """
     folder = RunFolder(model_dir, "language_model")
     config, vocab = folder.read_config(), folder.load_vocab()
+    if folder.family is not TRANSFORMER_XL:
+        raise ValueError(f"the original program has Transformer-XL alone, got {folder} of {folder.family.name}")
     ckpt_path = folder.find_checkpoint(ckpt_path)
     path = os.fspath(tf1_checkpoint)
     if ".ckpt" not in os.path.basename(path):

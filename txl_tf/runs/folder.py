@@ -120,7 +120,7 @@ class RunFolder(CheckpointFolder):
     def describe(self, config: dict, vocabs: list[Vocab]) -> None:
         """Writes `config.json` and, while there is no checkpoint that depends on them, the vocabularies."""
         named = dict(zip(family_in(config).vocabs, vocabs, strict=True))
-        if not self.checkpoints():
+        if not self.steps():
             for name, vocab in named.items():
                 vocab.save(self._vocab_file(name, vocab.level))
         fingerprints = {name: vocab.fingerprint() for name, vocab in named.items()}

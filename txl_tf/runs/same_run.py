@@ -7,6 +7,8 @@ import json
 import logging
 import os
 
+import tensorflow as tf
+
 from txl_tf.config import RunConfig
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.runs.families.record import family_in
@@ -23,7 +25,7 @@ logger = logging.getLogger("txl_tf")
 
 
 def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], training: RunConfig, remedy: str) -> None:
-    """Raises ValueError where the folder holds checkpoints of another vocabulary, configuration or text.
+    """Raises ValueError where the folder holds checkpoints of another vocabulary, configuration, text or program.
 
     In a new folder, looks at the run of the warm start instead, whose vocabularies must be the same.
 
@@ -39,7 +41,11 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
         if not training.allow_other_text:
             trained_on = {split: config["fingerprints"][split] for split in ("train", "valid")}
             check_text(folder, trained_on, "choose another folder, or go on with --allow_other_text")
-    elif training.warm_start_path and not training.init_from:
+        return
+    for path in folder.checkpoints():  # of another program, as the original's
+        if tf.io.gfile.glob(f"{path}.index"):
+            raise ValueError(f"model_dir {folder} holds {path}, which no run here has written: choose a new folder")
+    if training.warm_start_path and not training.init_from:
         _check_warm_start(training.warm_start_path, config, vocabs, remedy)
 
 

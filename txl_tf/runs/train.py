@@ -78,7 +78,7 @@ def train_run(
     if machine.matmul_precision != "float32" and (training.jit_compile or not family.rounds):
         whose = "XLA's products: leave out jit_compile" if family.rounds else f"{family.name}: its products are Keras's"
         raise ValueError(f"matmul_precision={machine.matmul_precision} has no effect on {whose}")
-    if training.warm_start_path and not training.init_from:
+    if training.warm_start_path and not training.init_from and not RunFolder(folder).steps():
         check_exists(training.warm_start_path)
     trackers.check_tracker(training.tracker)
     strategy, machine = open_machine(machine)

@@ -62,6 +62,12 @@ class LanguageModelRun(Run):
 
     def prepare(self) -> None:
         model, training, final = self.model_config, self.training, self.final
+        for name in ("eval_path", "eval_ckpt_path"):
+            if getattr(final, name):
+                raise ValueError(
+                    f"{name} is for an evaluation alone (--do_train=False --do_eval), got {getattr(final, name)}: the "
+                    "end of a training evaluates its last weights on its own text"
+                )
         if training.static_shapes is None:
             on_tpu = isinstance(self.strategy, tf.distribute.TPUStrategy)
             self.training = dataclasses.replace(training, static_shapes=on_tpu)
@@ -168,7 +174,8 @@ class LanguageModelRun(Run):
         token_nll = self.final.token_nll if chief else self.final.token_nll and os.devnull
         paths = {split: token_nll if split == self.splits[-1] else None for split in self.splits}
         results = {split: self.evaluator.run(lm, split, path) for split, path in paths.items()}
-        self.record_validation({"loss": results["valid"]})
+        by_segments = lm.evaluate(self.validation(), verbose=0) if self.final.sliding_window else results["valid"]
+        self.record_validation({"loss": by_segments})  # as the validations before it
         if self.training.sample_tokens and chief:
             self.sample()
         return results
