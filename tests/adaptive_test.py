@@ -293,6 +293,13 @@ def test_ids_of_either_width_give_the_same(small_lm, dtype):
     np.testing.assert_array_equal(nll, expected_nll)
 
 
+@pytest.mark.parametrize("cutoffs", [[], [6, 14]])
+def test_a_negative_label_is_no_word(small_lm, cutoffs):
+    lm = small_lm(cutoffs=cutoffs)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="indices"):
+        lm.softmax.nll(tf.zeros([1, 2, 8]), tf.constant([[3, -100]]), lm.network.embedding)
+
+
 def test_log_probs_and_nll_agree_in_mixed_precision(small_lm):
     lm = small_lm(cutoffs=[6, 14], div_val=2, dtype="mixed_bfloat16")
     hidden = tf.constant(np.random.default_rng(0).normal(size=(2, 5, 8)), tf.bfloat16)

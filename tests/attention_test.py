@@ -11,6 +11,7 @@ import tensorflow as tf
 from txl_tf.layers.attention import attend, attention_probs, pairwise_scores, rel_shift, shifted_scores
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn, create_mask, rel_multihead_attn
+from txl_tf.layers.vanilla.language_model_layer import multihead_attn
 
 BATCH, QLEN, N_HEAD, D_HEAD, D_MODEL = 2, 4, 2, 3, 8
 # (memory length, same_length): none, shorter than the segment, as long, longer
@@ -418,6 +419,28 @@ def test_rel_multihead_attn_is_equation_6_in_loops_between_projections(mlen, sam
     attn_vec = attention_in_loops(q, k, v, r_k, a["r_w_bias"], a["r_r_bias"], same_length)
     expected = attn_vec.transpose(1, 2, 0, 3).reshape(BATCH, QLEN, -1) @ a["o_kernel"]
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [lambda mask: mask == 0, lambda mask: mask.numpy() == 0, lambda mask: None])
+def test_the_functions_take_a_mask_in_every_form_that_the_layers_take(form):
+    arrays, mask = random_arrays(mlen=2), create_mask(QLEN, 2)
+    expected = rel_multihead_attn(**arrays, attn_mask=mask)
+    np.testing.assert_array_equal(rel_multihead_attn(**arrays, attn_mask=form(mask)), expected)
+    without = {name: arrays[name] for name in ("w", "mems", "qkv_kernel", "o_kernel")}
+    expected = multihead_attn(**without, attn_mask=mask, n_head=N_HEAD)
+    np.testing.assert_array_equal(multihead_attn(**without, attn_mask=form(mask), n_head=N_HEAD), expected)
+    layer, _ = layer_and_weights(arrays)
+    given = [arrays[name] for name in ("w", "r", "r_w_bias", "r_r_bias")]
+    expected = layer.attention_probs(*given, mask, arrays["mems"])
+    np.testing.assert_array_equal(layer.attention_probs(*given, form(mask), arrays["mems"]), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 1, 5)])
+def test_numbers_say_which_keys_are_visible_as_bool_does(shape):
+    q = tf.random.stateless_normal(shape, [1, 2])
+    visible = np.arange(shape[-2]) < 2
+    visible = np.broadcast_to(visible, [shape[-2]] * 2)
+    np.testing.assert_array_equal(attend(q, q, q, None, visible.astype(np.int32)), attend(q, q, q, None, visible))
 
 
 def test_masked_keys_have_no_influence_whatever_they_hold():

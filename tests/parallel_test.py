@@ -42,11 +42,13 @@ def test_lines_become_ids_that_end(tmp_path):
     assert texts(corpus, "train") == LINES and texts(corpus, "valid") == VALID
 
 
-def test_two_files_are_as_one_with_tabs_and_line_ends_of_windows_count_as_ends(tmp_path):
+def test_two_files_are_as_one_with_tabs_and_neither_line_ends_of_windows_nor_a_byte_order_mark_count(tmp_path):
     sources = write_text(tmp_path / "s.txt", "".join(f"{source}\n" for source, _ in LINES))
     targets = write_text(tmp_path / "t.txt", "\n".join(target for _, target in LINES))
     one, crlf = corpus_of(tmp_path), corpus_of(tmp_path, train_path=tsv(tmp_path / "crlf.tsv", LINES, "\r\n"))
-    for two in (corpus_of(tmp_path, train_path=f"{sources},{targets}"), crlf):
+    (source, target), *others = LINES
+    marked = corpus_of(tmp_path, train_path=tsv(tmp_path / "marked.tsv", [(f"\ufeff{source}", target), *others]))
+    for two in (corpus_of(tmp_path, train_path=f"{sources},{targets}"), crlf, marked):
         assert two.fingerprint("train") == one.fingerprint("train")
 
 

@@ -737,6 +737,59 @@ def test_bad_arguments_are_errors():
             pytest.fail(f"no error: {options}")
 
 
+@keras.saving.register_keras_serializable("tests")
+class Dropped(keras.layers.Layer):
+    """A layer that leaves it to Keras to tell its layers whether this is training."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = keras.layers.Embedding(N_TOKEN, 8, embeddings_initializer="ones")
+        self.dropout, self.norm = keras.layers.Dropout(0.5, seed=0), keras.layers.BatchNormalization()
+        self.zeros = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, tokens):
+        hidden = self.dropout(self.embedding(tokens))
+        self.zeros.assign(tf.reduce_mean(tf.cast(hidden == 0, tf.float32)))
+        return self.norm(hidden)
+
+
+def test_layers_of_a_network_without_an_argument_for_it_know_whether_this_is_training():
+    tagger = txl_tf.Tagger(Dropped(), LABELS, seed=0)
+    tagger.compile(sgd())
+    inputs, tags = ids([9] * 20), random_tags([9] * 20)
+    tagger.fit(inputs, tags, batch_size=20, verbose=0)
+    assert 0.4 < float(tagger.network.zeros) < 0.6
+    assert float(tf.reduce_max(abs(tagger.network.norm.moving_mean))) > 1e-3
+    tagger.evaluate(inputs, tags, verbose=0)
+    assert float(tagger.network.zeros) == 0
+
+
+def test_regularizers_of_the_network_are_trained_for():
+    """A step of SGD at rate 0.1 along the gradient of the nll, and of 0.5 times the sum of the squares."""
+
+    def kernel_after_a_step(regularizer):
+        keras.utils.set_random_seed(0)
+        tokens = keras.Input([None], dtype="int32")
+        hidden = keras.layers.Embedding(N_TOKEN, 6)(tokens)
+        network = keras.Model(tokens, keras.layers.Dense(8, kernel_regularizer=regularizer)(hidden))
+        before = network.layers[-1].kernel.numpy()
+        tagger = txl_tf.Tagger(network, LABELS, seed=0)
+        tagger.compile(sgd(clip=None, momentum=0.0))
+        tagger.fit(ids(LENGTHS), random_tags(), verbose=0)
+        return before, network.layers[-1].kernel.numpy()
+
+    before, free = kernel_after_a_step(None)
+    _, held = kernel_after_a_step(keras.regularizers.L2(0.5))
+    np.testing.assert_allclose(held, free - 0.1 * before, rtol=0, atol=1e-6)
+
+
+def test_numbers_may_be_the_mask_of_a_dictionary():
+    tagger, inputs = make_tagger("keras, two inputs")
+    numbers, tags = {**inputs, "mask": tf.cast(inputs["mask"], tf.int32)}, random_tags()
+    tagger.compile(sgd())
+    assert tagger.evaluate(numbers, tags, verbose=0) == tagger.evaluate(inputs, tags, verbose=0)
+
+
 def test_a_dictionary_needs_a_mask():
     tagger, inputs = make_tagger("keras, two inputs")
     with pytest.raises(ValueError, match=r"inputs must have mask, bool \[batch, time\], got tokens, shapes"):

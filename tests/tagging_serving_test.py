@@ -585,6 +585,18 @@ def test_a_tagger_over_another_network_is_served_for_ids(tmp_path):
         run(signatures, "tag", inputs=np.ones([1, 7], np.int32))
 
 
+def test_a_tagger_over_features_is_served_with_its_mask_and_warmed_up(tmp_path):
+    features = keras.Input([None, 3], name="features")
+    tagger = txl_tf.Tagger(keras.Model(features, keras.layers.Dense(4)(features)), LABELS)
+    inputs = {"features": np.ones([2, 5, 3], np.float32), "mask": np.ones([2, 5], bool)}
+    tagger(inputs)
+    randomise(tagger, seed=2, scale=0.6)
+    txl_tf.export_saved_model(tagger, tmp_path / "1", max_tokens=6)
+    assert (tmp_path / "1" / "assets.extra").is_dir()
+    found = run(tf.saved_model.load(str(tmp_path / "1")).signatures, "tag", **inputs)
+    np.testing.assert_array_equal(found["tags"], tagger.entities(inputs)["tags"])
+
+
 # -------------------------------------------------------------------------------------------------------- the page
 
 

@@ -194,8 +194,8 @@ def test_save_replaces_a_file(tmp_path):
 
 def test_a_word_list_loads_as_it_is(tmp_path):
     path = tmp_path / "vocab.txt"
-    # A Windows line end, counts beside the words, no newline at the end.
-    path.write_bytes("<S>\r\n\\text 512\nc:\\new 40\né".encode())
+    # A byte order mark, a Windows line end, counts beside the words, no newline at the end.
+    path.write_bytes("\ufeff<S>\r\n\\text 512\nc:\\new 40\né".encode())
     assert vocabulary.Vocab.load(path).symbols == ["<S>", "\\text", "c:\\new", "é"]
 
 

@@ -287,7 +287,7 @@ class Vocab:
     def set_data(self, data: bytes, path: str | os.PathLike) -> None:
         """Takes the tokens from what the file `path` holds."""
         try:
-            lines = data.decode("utf-8").removesuffix("\n").split("\n")
+            lines = data.decode("utf-8-sig" if self.level == "word" else "utf-8").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"vocabulary file {path} is not UTF-8 text: see byte {error.start}") from error
         self.set_lines(lines, path)

@@ -137,7 +137,7 @@ def _flatten(hidden, target):
 def _head_nll(hidden, target, weights, projs, biases, clusters):
     """nll of the first choice of every target, a word of cluster 0 or an entry, and its cluster: `[B * T]` each."""
     bin_of = tf.searchsorted(_starts(biases), target, side="right") - 1
-    head_target = tf.where(bin_of == 0, target, biases[0].shape[0] + bin_of - 1)
+    head_target = tf.where(bin_of <= 0, target, biases[0].shape[0] + bin_of - 1)
     logits = bin_logits(hidden, *head_of(weights, biases, clusters), projs[0])
     return cross_entropy(head_target, logits), bin_of
 

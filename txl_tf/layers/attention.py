@@ -69,7 +69,7 @@ def _attend_with_one_query(q, position_scores, k, v, visible):
     What the values add up to is divided by the sum: those are fewer numbers than probabilities. float16 might not hold
     them.
     """
-    hidden = None if visible is None else 1e30 * tf.cast(~visible, tf.float32)
+    hidden = None if visible is None else _hidden(visible)
 
     def attend_head(q, k, v, position_scores=None):
         scores = tf.matmul(q, k, transpose_b=True)
@@ -132,7 +132,12 @@ def _softmax(scores, visible=None, position_scores=None):
 def _seen_scores(visible, scores, position_scores=None):
     # Half precision holds neither -1e30 nor the sum of many small probabilities: the softmax is in float32.
     scores = tf.cast(scores if position_scores is None else scores + position_scores, tf.float32)
-    return scores if visible is None else scores - 1e30 * tf.cast(~visible, tf.float32)
+    return scores if visible is None else scores - _hidden(visible)
+
+
+def _hidden(visible):
+    """What is subtracted from scores: 1e30 where a key is not seen."""
+    return 1e30 * tf.cast(~tf.cast(visible, tf.bool), tf.float32)
 
 
 @fused

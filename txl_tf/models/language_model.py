@@ -85,7 +85,8 @@ class LanguageModel(MemoryModel):
             `(nll, new_mems)`: float32 `[batch, tgt_len]`, nats, and the memory for the next segment.
 
         Raises:
-            ValueError: an id outside the vocabulary, or shapes that do not belong together.
+            ValueError: an id outside the vocabulary, which is found in eager execution alone, or shapes that do not
+                belong together.
         """
         tokens, labels = self._check_ids("tokens", tokens), self._check_ids("labels", labels)
         if tokens.shape != labels.shape:

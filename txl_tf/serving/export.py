@@ -174,7 +174,7 @@ def write_warmup(folder: str, signatures: dict[str, Callable], values: dict) -> 
             request.model_spec.signature_name = signature
             for spec in function.input_signature:  # of which no graph is made again
                 shape = [1 if size is None else size for size in spec.shape] if spec.shape.rank else []
-                proto = tf.make_tensor_proto(values.get(spec.name, 0), spec.dtype)
+                proto = tf.make_tensor_proto(values.get(spec.name, tf.zeros([], spec.dtype).numpy()), spec.dtype)
                 proto.tensor_shape.CopyFrom(tf.TensorShape(shape).as_proto())
                 request.inputs[spec.name].CopyFrom(proto)
             log = prediction_log_pb2.PredictionLog(predict_log=prediction_log_pb2.PredictLog(request=request))

@@ -118,8 +118,8 @@ class RequestLimits:
         return Check(tf.cast(rows, tf.int64) <= fit, message, rows)
 
     def check_ids(self, name: str, ids: tf.Tensor, new_tokens: tf.Tensor | int = 0) -> list[Check]:
-        """Checks the size of ids `[B, T]`."""
-        (rows, length), most = tf.unstack(tf.shape(ids)), self.max_tokens
+        """Checks the size of ids `[B, T]`, or of what else has a batch and a length in front."""
+        (rows, length), most = tf.unstack(tf.shape(ids)[:2]), self.max_tokens
         return [
             *self.check_rows(name, rows),
             Check((length >= 1) & (length <= most), f"{name} must be 1 to {most} a row", length),

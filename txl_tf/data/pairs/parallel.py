@@ -177,10 +177,11 @@ def _sides(pairs: list, name: str) -> tuple[_Text, _Text]:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a UTF-8 file, each with its newline; `\\r\\n` ends one too."""
+    """The lines of a UTF-8 file, each with its newline; `\\r\\n` ends one too. A byte order mark is left out."""
     lines = []
     for piece in read_files([path], "line"):
         lines += piece.replace("\r\n", "\n").split("\n")[:-1]
+    lines[:1] = [line.removeprefix("\ufeff") for line in lines[:1]]
     return [f"{line}\n" for line in lines]
 
 

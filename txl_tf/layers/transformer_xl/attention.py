@@ -69,12 +69,20 @@ def rel_multihead_attn(
         `[B, T, E]`.
     """
     q, k, v, position_scores = relative_parts(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel)
-    visible = attn_mask == 0
+    visible = visible_keys(attn_mask, w, mems)
     if content_mask is None:
         attn_vec = attend(q, k, v, position_scores, visible, dropatt=dropatt, dropout_key=dropout_key)
     else:
         attn_vec = attend_documents(q, k, v, position_scores, visible, content_mask, dropatt, dropout_key)
     return project_output(attn_vec, o_kernel)
+
+
+def visible_keys(attn_mask, w, mems):
+    """bool, true where a query sees a key, of an `attn_mask` in any form that the call of a layer takes."""
+    if attn_mask is None:
+        return create_mask(keras.ops.shape(w)[1], keras.ops.shape(mems)[1]) == 0
+    attn_mask = tf.convert_to_tensor(attn_mask)
+    return attn_mask if attn_mask.dtype.is_bool else attn_mask == 0
 
 
 def relative_parts(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel):
@@ -211,6 +219,7 @@ class RelMultiHeadAttn(SegmentAttention):
         """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
         arguments = self.computed(w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel)
         q, k, _, position_scores = relative_parts(*arguments)
+        visible = visible_keys(attn_mask, w, mems)
         if content_mask is None:
-            return attention_probs(q, k, position_scores, attn_mask == 0)
-        return document_probs(q, k, position_scores, attn_mask == 0, tf.cast(content_mask, q.dtype))
+            return attention_probs(q, k, position_scores, visible)
+        return document_probs(q, k, position_scores, visible, tf.cast(content_mask, q.dtype))

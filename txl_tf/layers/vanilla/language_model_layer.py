@@ -9,7 +9,7 @@ import keras
 from txl_tf.layers.attention import attend, attention_probs, project_output
 from txl_tf.layers.common.dropout import split
 from txl_tf.layers.common.ops import residual_norm
-from txl_tf.layers.transformer_xl.attention import SegmentAttention, project_segment
+from txl_tf.layers.transformer_xl.attention import SegmentAttention, project_segment, visible_keys
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 
 
@@ -23,7 +23,7 @@ def multihead_attn(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0
     """
     q, k, v = project_segment(w, mems, qkv_kernel, n_head)
     scale = q.shape[-1] ** -0.5
-    attn_vec = attend(q, k, v, None, attn_mask == 0, scale, dropatt, dropout_key)
+    attn_vec = attend(q, k, v, None, visible_keys(attn_mask, w, mems), scale, dropatt, dropout_key)
     return project_output(attn_vec, o_kernel)
 
 
@@ -54,7 +54,7 @@ class MultiHeadAttn(SegmentAttention):
     def attention_probs(self, w, attn_mask, mems):
         """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
         q, k, _ = project_segment(*self.computed(w, mems, self.qkv_kernel), self.n_head)
-        return attention_probs(q, k, None, attn_mask == 0, self.d_head**-0.5)
+        return attention_probs(q, k, None, visible_keys(attn_mask, w, mems), self.d_head**-0.5)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

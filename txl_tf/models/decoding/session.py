@@ -24,7 +24,7 @@ from txl_tf.models.transformer_xl.inference import writable_copy
 class Session:
     """A text that is read and written in turns. All rows are read and written in step.
 
-    It keeps the weights that the model has when the session is made.
+    The weights of the model must stay as they are while it is used: part of them is read once, when it is made.
 
     Attributes:
         ended: whether the last `write` ended at a stop string.

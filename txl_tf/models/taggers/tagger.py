@@ -85,7 +85,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     Training: `fit`, `evaluate` and the rest of Keras take arrays, or datasets of the same:
         x, y: inputs as above, and tags, int `[batch, time]`, anything at padding.
         sample_weight: `[batch]`, of sentences; or `[batch, time]`, of elements, whose mean is the weight of a sentence.
-            The loss is the sum over sentences of weight times nll over the sum of the weights of all replicas.
+            The loss is the sum over sentences of weight times nll over the sum of the weights of all replicas. The
+            network's regularizers, and what its layers give to `add_loss`, are trained for; the figures have nll alone.
             Precision, recall and F1 count every entity as one.
         class_weight: `{id: weight}` of tags, 1 for the others, in training alone: as weights of elements.
 
@@ -153,38 +154,44 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     # ------------------------------------------------------------------------------------------------------- forward
 
     def call(self, inputs, training=None, dropout_key=None):
-        return self.emissions(inputs, training, dropout_key)[0]
-
-    def emissions(self, inputs, training=None, dropout_key=None):
-        """`(emissions, mask)`: float32 `[B, T, K]`, and bool `[B, T]`, true at elements."""
         dropout_key = self.key_of_call(keras.tree.flatten(inputs)[0], training, dropout_key)
         network_key, output_key = split(dropout_key, 2)
-        hidden, mask = self._hidden(inputs, training, network_key)
+        hidden = self._hidden(inputs, training, network_key)
         if not self._knows_mask:
             self._called_with = _described(inputs)
         self._build_rest(hidden.shape[-1])
         hidden = dropout(hidden, self.output_dropout, output_key)
-        return tf.cast(self.out_fc(tf.cast(hidden, self.compute_dtype)), tf.float32), mask
+        return tf.cast(self.out_fc(tf.cast(hidden, self.compute_dtype)), tf.float32)
+
+    def emissions(self, inputs, training=None, dropout_key=None):
+        """`(emissions, mask)`: float32 `[B, T, K]`, and bool `[B, T]`, true at elements."""
+        # by Keras's call, which tells all layers of the network whether this is training
+        return self(inputs, training=training, dropout_key=dropout_key), self._mask_of(inputs)
+
+    def _mask_of(self, inputs):
+        if self._knows_mask:
+            return self.network.mask_of(self.network.checked(inputs))
+        if isinstance(inputs, dict):
+            if "mask" not in inputs:
+                raise ValueError(f"inputs must have mask, bool [batch, time], got {', '.join(inputs)}")
+            return tf.cast(inputs["mask"], tf.bool)
+        return tf.not_equal(inputs, 0)
 
     def _hidden(self, inputs, training, dropout_key):
         takes = self._network_arguments
         options = {"training": training} if "training" in takes else {}
         if "dropout_key" in takes:
             options["dropout_key"] = dropout_key
+        mask = self._mask_of(inputs)
         if self._knows_mask:
             inputs = self.network.checked(inputs)
-            mask = self.network.mask_of(inputs)
         elif isinstance(inputs, dict):
-            if "mask" not in inputs:
-                raise ValueError(f"inputs must have mask, bool [batch, time], got {', '.join(inputs)}")
-            mask, inputs = inputs["mask"], {name: x for name, x in inputs.items() if name != "mask"}
+            inputs = {name: x for name, x in inputs.items() if name != "mask"}
             inputs = next(iter(inputs.values())) if len(inputs) == 1 else inputs
-        else:
-            mask = inputs != 0
         if "padding_mask" in takes:
             options["padding_mask"] = mask
         hidden = self.network(inputs, **options)
-        return hidden[0] if isinstance(hidden, (tuple, list)) else hidden, mask
+        return hidden[0] if isinstance(hidden, (tuple, list)) else hidden
 
     @functools.cached_property
     def _network_arguments(self):
@@ -331,7 +338,10 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         with tf.GradientTape() as tape:
             emissions, mask, tags, weights = self._elements(inputs, tags, weights, training=True, dropout_key=key)
             nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
-            loss = self.optimizer.scale_loss(tf.math.divide_no_nan(nll, self.over_replicas(rows)))
+            loss = tf.math.divide_no_nan(nll, self.over_replicas(rows))
+            if self.losses:  # regularizers, and `add_loss`, of the network
+                loss += tf.add_n(self.losses) / self.distribute_strategy.num_replicas_in_sync
+            loss = self.optimizer.scale_loss(loss)
         of_update = self.apply_gradients_of(loss, tape)
         return {**self._log_loss(nll, rows), **of_update}
 
