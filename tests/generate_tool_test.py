@@ -66,6 +66,13 @@ def test_streamed_words_and_bytes_make_the_whole_text(tool):
     stream, ids = TextStream(vocab), [1, 2, 0, 1, 0, 0, 2, 1]
     assert "".join(stream.push(ids[i : i + 2]) for i in range(0, 8, 2)) + stream.end() == vocab.decode(ids)
 
+    vocab = Vocab(special=["<s>", "a", "b"], eos="<s>", bos="<s>")
+    vocab.build()
+    for eos, ids in (("<s>", [0, 1, 0, 0, 2, 1]), (None, [0, 1, 0, 2, 1])):
+        vocab.eos = eos
+        stream = TextStream(vocab)
+        assert "".join(stream.push([i]) for i in ids) == vocab.decode(ids)
+
     vocab = Vocab(level="byte")
     vocab.build()
     stream, text = TextStream(vocab), "naïve 日本".encode()

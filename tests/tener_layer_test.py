@@ -251,5 +251,9 @@ def test_every_rate_is_applied_in_its_own_place():
 def test_bad_arguments_are_errors(make):
     with pytest.raises(ValueError, match="d_model must be a multiple of n_head=3, got 8"):
         make(8, 3)
+    for odd in (4, 6):
+        with pytest.raises(ValueError, match=f"d_model must be n_head=2 times an even number from 4 on, got {odd}"):
+            make(odd, 2)
+    make(6, 2, attn_type="transformer")
     with pytest.raises(ValueError, match="attn_type must be one of adatrans, transformer, got 'naive'"):
         make(8, 2, attn_type="naive")

@@ -95,7 +95,8 @@ class TenerAttn(Layer):
         `[batch, length, d_model]`.
 
     Raises:
-        ValueError: `n_head` does not divide `d_model`; a tensor or the mask has another shape.
+        ValueError: `n_head` does not divide `d_model`, or for "adatrans" not to an even number from 4 on, as sinusoids
+            need it; a tensor or the mask has another shape.
 
     Reference:
         Yan et al. 2019, section 3.3.
@@ -110,6 +111,8 @@ class TenerAttn(Layer):
         check_heads("d_model", d_model, "n_head", n_head)
         self.start_keys(seed, dropatt=dropatt)
         one_of(ATTN_TYPES)("attn_type", attn_type)
+        if attn_type == "adatrans" and (d_model // n_head % 2 or d_model // n_head < 4):
+            raise ValueError(f"d_model must be n_head={n_head} times an even number from 4 on, got {d_model}")
         self.score_scale = (d_model // n_head) ** -0.5 if scale else 1.0
         self.fc = Linear(d_model, dtype=self.dtype_policy, name="fc") if attn_type == "transformer" else None
 

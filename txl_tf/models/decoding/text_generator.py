@@ -35,9 +35,9 @@ class TextStream:
         if self.vocab.level == "subword":
             added = b"".join(self.vocab.token_bytes[i] for i in ids)
             return self.decoder.decode(added[: len(added) - excess])
-        shown = self.vocab.decode(self.last)  # a word goes with a space or without, as the one before it says
+        shown = self.vocab.decode(self.last)  # a word goes with a space or without, as the two before it say
         text = self.vocab.decode([*self.last, *ids])
-        self.last = list(ids[-1:]) or self.last
+        self.last = [*self.last, *ids][-2:]
         return text[len(shown) :]
 
     def end(self):
