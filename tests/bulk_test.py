@@ -167,6 +167,8 @@ def test_sums_of_many_files_are_those_of_one(scoring, small_blocks, tmp_path, ca
     assert capsys.readouterr().err.endswith(
         f"lines answered before: 18\nlines without an answer: 2; --strict stops at the first\n{whole}\n"
     )
+    with pytest.raises(ValueError, match=r"of files that were answered before, 2 line\(s\) have no answer"):
+        scoring.run("--strict", output=tmp_path / "out")
 
 
 def test_a_file_is_one_text_where_memory_is_carried(scoring, tmp_path):

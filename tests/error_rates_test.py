@@ -47,6 +47,16 @@ def test_a_source_on_several_lines_has_several_targets():
     assert error_rates(["z", "y"], list(grouped.values()), "char") == {"lines": 0, "symbols": 0}
 
 
+@pytest.mark.parametrize("found, right, lines, symbols", [("", "a b", 1, 1), ("a", "", 1, 2), ("", "", 0, 0)])
+def test_translations_and_references_may_all_be_empty(found, right, lines, symbols):
+    assert error_rates([found] * 2, [[right]] * 2, "word") == {"lines": lines, "symbols": symbols}
+
+
+def test_lines_of_words_are_right_whatever_their_spaces():
+    assert error_rates(["a b", "a b"], [["a  b "], ["ab"]], "word") == {"lines": 0.5, "symbols": pytest.approx(2 / 3)}
+    assert error_rates(["a b"], [["a b "]], "char") == {"lines": 1, "symbols": 0.25}
+
+
 def test_bleu_and_chrf_are_sacrebleus():
     sacrebleu = pytest.importorskip("sacrebleu", reason="sacrebleu, an extra, is not installed")
     found, right = ["the cat sat on the mat", "a dog"], [["the cat sat on a mat", "the cat is there"], ["a dog barks"]]

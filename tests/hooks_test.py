@@ -219,6 +219,15 @@ def _(tmp_path):
     assert optimizer._get_variable_index(weight) == optimizer._get_variable_index(weight.value) == 0
 
 
+@hook("keras.optimizers.Optimizer._iterations")
+def _(tmp_path):
+    """Batches, where `iterations` counts the updates."""
+    optimizer, weight = applied(keras.optimizers.SGD(gradient_accumulation_steps=2))
+    for _ in range(2):
+        optimizer.apply([tf.ones([1])], [weight])
+    assert (int(optimizer._iterations.value), int(optimizer.iterations)) == (3, 1)
+
+
 @hook("keras.optimizers.Adam._momentums")
 def _(tmp_path):
     optimizer, _ = applied(keras.optimizers.Adam())

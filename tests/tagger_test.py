@@ -764,6 +764,38 @@ def test_layers_of_a_network_without_an_argument_for_it_know_whether_this_is_tra
     assert float(tagger.network.zeros) == 0
 
 
+@pytest.mark.parametrize("name", ["call", "functional"])
+def test_a_network_of_keras_does_not_read_padding_that_a_mask_names(name):
+    keras.utils.set_random_seed(0)
+    network = keras.layers.Bidirectional(keras.layers.LSTM(4, return_sequences=True))
+    if name == "functional":
+        features = keras.Input([None, 3])
+        network = keras.Model(features, network(features))
+    tagger = txl_tf.Tagger(network, LABELS, seed=0)
+    x, tags = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32), random_tags([5, 5])
+    alone = tagger.nll({"x": x[:, :3], "mask": np.ones([2, 3], bool)}, tags[:, :3])
+    padded = tagger.nll({"x": x, "mask": np.arange(5) < np.array([[3], [3]])}, tags)
+    np.testing.assert_allclose(padded, alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", cases("tener", "keras", of=["tener", "flat", "keras"]))
+def test_there_is_a_tag_for_every_element(name):
+    tagger, inputs = make_tagger(name)
+    tagger.compile(sgd())
+    for tags in (random_tags([6] * 4), random_tags([4] * 4)):
+        with pytest.raises(ValueError, match=r"tags must be int \[batch.*, time=5\], got int32 \["):
+            tagger.train_on_batch(inputs, tags)
+        with pytest.raises(ValueError, match=r"tags must be int \[batch=4, time=5\], got int32 \[4, "):
+            tagger.nll(inputs, tags)
+
+
+def test_batches_whose_gradients_keras_accumulates_have_masks_of_their_own():
+    tagger, inputs = make_tagger("tener", network={"dropout": 0.5})
+    tagger.compile(keras.optimizers.SGD(0.0, gradient_accumulation_steps=3))
+    losses = [tagger.train_on_batch(inputs, random_tags(), return_dict=True)["loss"] for _ in range(4)]
+    assert len(set(losses)) == 4
+
+
 def test_regularizers_of_the_network_are_trained_for():
     """A step of SGD at rate 0.1 along the gradient of the nll, and of 0.5 times the sum of the squares."""
 

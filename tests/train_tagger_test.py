@@ -350,6 +350,30 @@ def test_lines_are_tagged_in_their_places_and_what_is_written_is_read(made, tool
         run_here(tool, *arguments, "--strict")
 
 
+def test_entities_of_tagged_tokens_stand_where_these_do(text_tagger):
+    """Tokens that a line of text would not have: of several characters, or with a space within."""
+    tokens = ["2010年", "在", "南", "京", "了"]
+    found = text_tagger.tag([["我", "在", "南", "京", "了"]])[0]
+    (entity,) = text_tagger.describe("".join(tokens), found, tokens)["entities"]
+    assert (entity["start"], entity["end"], entity["text"]) == (6, 8, "南京")
+    apart = [*tokens[:1], "1\xa00", *tokens[2:]]
+    (entity,) = text_tagger.describe(" ".join(apart), found, apart)["entities"]
+    assert (entity["start"], entity["end"], entity["text"]) == (10, 13, "南 京")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(made, tool, tmp_path, capsys):
+    source = write_text(tmp_path / "in", "\ufeff我在南京了\n\ufeff\n")
+    run_here(tool, f"--model_dir={made[0]}", f"--input={source}")
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["text"], first["entities"][0]["start"], second["text"]) == ("我在南京了", 2, "\ufeff")
+
+
+def test_a_closed_standard_input_is_one_clear_error(made, tool, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ValueError, match="the standard input is closed: give --input"):
+        run_here(tool, f"--model_dir={made[0]}")
+
+
 def test_sentences_are_tagged_as_they_come(made, tool, text_tagger, monkeypatch):
     lines = ["我在南京了", "他叫北京了", "好"]
     written = converse(monkeypatch, tool, [f"{line}\n".encode() for line in lines], f"--model_dir={made[0]}")

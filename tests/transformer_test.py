@@ -347,6 +347,22 @@ def test_a_loaded_keras_file_draws_the_dropout_of_the_epoch_that_follows(tmp_pat
     assert other.fit(source, TARGETS, shuffle=False, verbose=0).history["loss"] != expected["loss"]
 
 
+def test_regularizers_are_trained_for():
+    """A step of SGD at rate 0.1 along the gradient of the loss, and of 0.5 times the sum of the squares."""
+
+    def kernel_after_a_step(regularizer):
+        model = make()
+        kernel = model.final_layer.kernel
+        kernel.regularizer, before = regularizer, kernel.numpy()
+        model.compile(keras.optimizers.SGD(0.1))
+        model.train_on_batch(pairs()[0], TARGETS)
+        return before, kernel.numpy()
+
+    before, free = kernel_after_a_step(None)
+    _, held = kernel_after_a_step(keras.regularizers.L2(0.5))
+    np.testing.assert_allclose(held, free - 0.1 * before, rtol=0, atol=1e-5)
+
+
 def test_what_is_frozen_stays_and_the_rest_trains():
     source, _ = pairs()
     for part in ("encoder", "target_embedding", "final_layer"):

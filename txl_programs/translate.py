@@ -11,8 +11,8 @@ output is number<TAB>score<TAB>translation, n_best lines for every source; a sco
 search divided by the length penalty. Lines are translated as they come; a pause of the standard input is enough. A
 line that cannot be translated has an empty one in its place; the standard error says why, and the status is 1. Text
 goes to the standard output, the rest to the standard error. In --pairs, a source may stand on several lines: each of
-its targets is right. BLEU and chrF need sacrebleu (pip install sacrebleu). On a terminal, control characters are
-written like \\x1b, unless --raw is given.
+its targets is right, and rates count the source once. BLEU and chrF need sacrebleu (pip install sacrebleu). On a
+terminal, control characters are written like \\x1b, unless --raw is given.
 """
 
 import sys
@@ -69,6 +69,15 @@ def kept(answers, best):
         yield found
 
 
+def of_every_line(sources, answers):
+    """An answer for every source, where `answers` has one for every different source, in the order of the first."""
+    found = {}
+    for source in sources:
+        if source not in found:
+            found[source] = next(answers)
+        yield found[source]
+
+
 def report(found, references, level):
     """Prints how right the best translations are. A source without one counts as wrong."""
     rates = error_rates(found, references, level)
@@ -93,7 +102,7 @@ def compare(folder):
     numbers, best = [first[source] for source in references], []
     answering = make_answering(folder, find_checkpoint(folder))
     answers = answering.answers(references, " and ".join(FLAGS.pairs), FLAGS.strict, numbers=numbers)
-    tally = write_answers(kept(answers, best), answering.text, raw=FLAGS.raw)
+    tally = write_answers(of_every_line(sides[0], kept(answers, best)), answering.text, raw=FLAGS.raw)
     report([found.text for found in best], list(references.values()), folder.load_vocabs()[1].level)
     return tally
 

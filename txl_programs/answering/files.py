@@ -79,6 +79,8 @@ def _answer_files(folder, make_answering, program, together):
             say_missing(tally)
             whole.add(tally)
     say_how_many(whole)
+    if FLAGS.strict and whole.missing:  # without messages: of files that were answered before
+        raise ValueError(f"of files that were answered before, {whole.missing:,} line(s) have no answer")
     return whole, None if plan.before else time.perf_counter() - started
 
 

@@ -8,7 +8,7 @@ import keras
 
 from txl_programs.program import FLAGS
 from txl_tf.data.line_files import Tally, nothing
-from txl_tf.data.lines import arriving, lines_in
+from txl_tf.data.lines import arriving, lines_in, without_mark
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import visible
 from txl_tf.files import new_file
@@ -20,10 +20,12 @@ def input_lines():
     A file that cannot be read is an error at once.
     """
     if FLAGS.input in (None, "-"):
+        if sys.stdin is None:
+            raise ValueError("the standard input is closed: give --input")
         prompt = (lambda: print("> ", end="", file=sys.stderr, flush=True)) if sys.stdin.isatty() else None
-        return lines_in(arriving(sys.stdin.buffer, prompt)), "standard input"
+        return lines_in(without_mark(arriving(sys.stdin.buffer, prompt))), "standard input"
     pieces = read_files([FLAGS.input], "byte")
-    return lines_in(itertools.chain([next(pieces)], pieces)), FLAGS.input
+    return lines_in(without_mark(itertools.chain([next(pieces)], pieces))), FLAGS.input
 
 
 def write_answers(answers, text, numbers=nothing, raw=False):

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from txl_tf.data.lines import LineError, in_blocks, lines_in
+from txl_tf.data.lines import LineError, in_blocks, lines_in, without_mark
 from txl_tf.data.text_files import read_files
 from txl_tf.files import absolute, new_file, read_json, reading, remove, write_atomic, write_json, writing
 from txl_tf.schema import check_values
@@ -127,7 +127,8 @@ class Block(NamedTuple):
 def answer_block(answering: Answering, block: Block) -> None:
     """Writes the answers to a block, and then its `Tally`."""
     tally, texts = Tally(), []
-    found = answering.answers(lines_in(_pieces(block)), block.name, False, numbers=itertools.count(block.first))
+    pieces = _pieces(block) if block.start else without_mark(_pieces(block))
+    found = answering.answers(lines_in(pieces), block.name, False, numbers=itertools.count(block.first))
     for number, answer in enumerate(found, block.first):
         texts.append(answering.text(answer, number))
         tally.count(answer, answering.numbers)

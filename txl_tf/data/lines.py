@@ -9,6 +9,7 @@ answers to a list of them, such as by batches of like lengths:
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import json
 import os
@@ -117,6 +118,16 @@ def arriving(file: BinaryIO, before: Callable[[], None] | None = None) -> Iterat
         yield piece
         if os.name == "posix" and not select.select([file], [], [], _PAUSE)[0]:
             yield None
+
+
+def without_mark(pieces: Iterable[bytes | None]) -> Iterator[bytes | None]:
+    """The pieces of a file, without the byte order mark that it may begin with. The first piece holds all of it."""
+    pieces = iter(pieces)
+    for piece in pieces:
+        yield piece and piece.removeprefix(codecs.BOM_UTF8)
+        if piece:
+            break
+    yield from pieces
 
 
 def lines_in(pieces: Iterable[bytes | None]) -> Iterator[bytes | None]:

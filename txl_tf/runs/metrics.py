@@ -38,8 +38,8 @@ def group_references(sources: list[str], targets: list[str]) -> dict[str, list[s
 def error_rates(translations: list[str], references: list[list[str]], level: str) -> dict[str, float]:
     """The shares of `"lines"` and of `"symbols"`, tokens, that are wrong; with characters, the character error rate.
 
-    A line is right where it equals one of its references. Wrong tokens are the edits (insert, delete, replace) that
-    turn a line into its nearest reference, over the tokens of these references.
+    A line is right where it has the tokens of one of its references. Wrong tokens are the edits (insert, delete,
+    replace) that turn a line into its nearest reference, over the tokens of these references.
 
     Args:
         translations: a text for every source.
@@ -52,8 +52,8 @@ def error_rates(translations: list[str], references: list[list[str]], level: str
     distances, lengths = _edit_distances(found, right), np.array(list(map(len, right)))
     order = np.lexsort([lengths, distances, rows])  # the nearest reference of every row first
     nearest = order[np.unique(np.array(rows)[order], return_index=True)[1]]
-    wrong = np.mean([text not in right for text, right in zip(translations, references, strict=True)])
-    return {"lines": float(wrong), "symbols": float(distances[nearest].sum() / lengths[nearest].sum())}
+    edits, tokens = distances[nearest], lengths[nearest]
+    return {"lines": float(np.mean(edits > 0)), "symbols": float(edits.sum() / max(1, tokens.sum()))}
 
 
 def _symbols(text: str, level: str) -> list[str]:
@@ -62,7 +62,7 @@ def _symbols(text: str, level: str) -> list[str]:
 
 def _edit_distances(found: list[list[str]], right: list[list[str]]) -> np.ndarray:
     def sparse(side):
-        symbols = list(itertools.chain.from_iterable(side))
+        symbols = tf.constant(list(itertools.chain.from_iterable(side)), tf.string)
         return tf.RaggedTensor.from_row_lengths(symbols, list(map(len, side))).to_sparse()
 
     return tf.edit_distance(sparse(found), sparse(right), normalize=False).numpy()

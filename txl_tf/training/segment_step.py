@@ -54,7 +54,7 @@ class SegmentStep:
 
     def _loss_and_gradients(self, tokens, labels, mems, dropout_key):
         """`[nll, tokens counted]` of the rows here, gradients of their share of the mean loss, and new memory."""
-        n_labels = self._num_labels(labels)
+        n_labels, parts = self._num_labels(labels), self.gradient_accumulation_steps
         compiled_whole = self.static_shapes or self._compiled_gradients is not None
 
         def part(tokens, labels, mems, dropout_key):
@@ -64,14 +64,13 @@ class SegmentStep:
                     static_shapes=self.static_shapes, bin_capacities=self.bin_capacities,
                 )  # fmt: skip
                 sums = sum_and_count(nll, kept)
-                loss = self.optimizer.scale_loss(sums[0] / n_labels)
+                loss = self.optimizer.scale_loss(self.with_penalties(sums[0] / n_labels, parts))
                 gradients = tape.gradient(loss, self.trainable_variables)
             return sums, gradients, new_mems
 
-        if self.gradient_accumulation_steps == 1:
+        if parts == 1:
             return part(tokens, labels, mems, dropout_key)
-        parts, variables = self.gradient_accumulation_steps, self.trainable_variables
-        return part_by_part(part, parts, variables, tokens, labels, mems, dropout_key)
+        return part_by_part(part, parts, self.trainable_variables, tokens, labels, mems, dropout_key)
 
     def _num_labels(self, labels):
         """Number of labels of a batch over all replicas, float32."""

@@ -73,8 +73,16 @@ class TrainedModel:
 
     def step_key(self, rows: Any) -> tf.Tensor:
         """The dropout key of the step that runs, for the `rows` of this replica; see `dropout`."""
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return tf.stack([self.seed % 2**31, tf.cast(self.optimizer.iterations, tf.int32), replica * rows])
+        replica, step = tf.distribute.get_replica_context().replica_id_in_sync_group, self.optimizer.iterations
+        if self.inner_optimizer.gradient_accumulation_steps:  # of Keras, which counts the updates: several batches each
+            step = self.inner_optimizer._iterations.value
+        return tf.stack([self.seed % 2**31, tf.cast(step, tf.int32), replica * rows])
+
+    def with_penalties(self, loss: tf.Tensor, parts: int = 1) -> tf.Tensor:
+        """The loss of one of `parts` of this replica's rows, with its share of regularizers and of `add_loss`."""
+        if not self.losses:
+            return loss
+        return loss + tf.add_n(self.losses) / (parts * self.distribute_strategy.num_replicas_in_sync)
 
     # ----------------------------------------------------------------------- what a checkpoint holds besides weights
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from txl_tf.config import LabelConfig, check_fields
 from txl_tf.data.tagged.tags import NONE, allowed_transitions, continues_table, entity_table, kind_of
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Dropping, KerasHabits
+from txl_tf.layers.common.base import Dropping, KerasHabits, check_tensors
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.taggers.crf import CRF
@@ -75,8 +75,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     Call arguments:
         inputs: see `Tener` and `Flat`. For another network: int `[batch, time]`, 0 at padding; or a dictionary with
             the network's own inputs and `"mask"`, bool `[batch, time]`. A network whose call has an argument
-            `padding_mask` gets the mask. Padding may lie anywhere in a row; but `Flat` is told lengths, and LSTMs on a
-            GPU want it at the end.
+            `padding_mask` or, with one input in a dictionary, `mask`, gets the mask. Padding may lie anywhere in a row;
+            but `Flat` is told lengths, and LSTMs on a GPU want it at the end.
         training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:
@@ -187,7 +187,9 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             inputs = self.network.checked(inputs)
         elif isinstance(inputs, dict):
             inputs = {name: x for name, x in inputs.items() if name != "mask"}
-            inputs = next(iter(inputs.values())) if len(inputs) == 1 else inputs
+            if len(inputs) == 1:
+                (inputs,) = inputs.values()
+                options |= {"mask": mask} if "mask" in takes else {}
         if "padding_mask" in takes:
             options["padding_mask"] = mask
         hidden = self.network(inputs, **options)
@@ -213,7 +215,9 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         emissions, mask = self.emissions(inputs, **options)
         if sample_weight is not None:
             sample_weight = weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
-        mask, emissions, tags = self._to_front(mask, emissions, tf.cast(tags, tf.int32))
+        tags = tf.cast(tags, tf.int32)
+        check_tensors({"batch": mask.shape[0], "time": mask.shape[1]}, tags=(tags, "int batch time"))
+        mask, emissions, tags = self._to_front(mask, emissions, tags)
         return emissions, mask, tags, sample_weight
 
     def decode(self, inputs):
@@ -338,9 +342,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         with tf.GradientTape() as tape:
             emissions, mask, tags, weights = self._elements(inputs, tags, weights, training=True, dropout_key=key)
             nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
-            loss = tf.math.divide_no_nan(nll, self.over_replicas(rows))
-            if self.losses:  # regularizers, and `add_loss`, of the network
-                loss += tf.add_n(self.losses) / self.distribute_strategy.num_replicas_in_sync
+            loss = self.with_penalties(tf.math.divide_no_nan(nll, self.over_replicas(rows)))
             loss = self.optimizer.scale_loss(loss)
         of_update = self.apply_gradients_of(loss, tape)
         return {**self._log_loss(nll, rows), **of_update}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -79,16 +78,19 @@ class TextTagger:
         """The tokens of a line of text, as `tag` takes them: its characters, or words between white space."""
         return line.split() if self.tagger.token_level == "word" else list(line)
 
-    def describe(self, line: str, found: TaggedText) -> dict:
+    def describe(self, line: str, found: TaggedText, tokens: Sequence[str] | None = None) -> dict:
         """What `tag` found in a line, for JSON: its text, and its entities by kind, start, end, text and prob.
 
         Args:
             line: text.
-            found: of `split(line)`. Its entities count tokens; here `start` and `end` count characters of the line.
+            found: of the tokens. Its entities count them; here `start` and `end` count characters of the line.
+            tokens: those of the line, in their order; by default `split(line)`.
         """
-        words = self.tagger.token_level == "word"
-        places = [m.span() for m in re.finditer(r"\S+", line)] if words else [(i, i + 1) for i in range(len(line))]
-        rows = []
+        places, rows, end = [], [], 0
+        for token in self.split(line) if tokens is None else tokens:
+            start = line.index(token, end)
+            end = start + len(token)
+            places.append((start, end))
         for kind, first, end, prob in found.entities:
             start, end = places[first][0], places[end - 1][1]
             rows.append({"kind": kind, "start": start, "end": end, "text": line[start:end], "prob": round(prob, 4)})

@@ -274,7 +274,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         n_labels = self.over_replicas(tf.reduce_sum(_weights(labels, weights)))
         with tf.GradientTape() as tape:
             nll, smoothed, right, tokens = self.loss_of(inputs, labels, weights, training=True, dropout_key=key)
-            loss = self.optimizer.scale_loss(tf.math.divide_no_nan(smoothed, n_labels))
+            loss = self.optimizer.scale_loss(self.with_penalties(tf.math.divide_no_nan(smoothed, n_labels)))
         of_update = self.apply_gradients_of(loss, tape)
         return {**self._logs(nll, right, tokens), **of_update}
 

@@ -156,7 +156,7 @@ class TaggedLine(NamedTuple):
     @classmethod
     def of(cls, tagger: TextTagger, text: str, tokens: list[str], found: TaggedText) -> TaggedLine:
         """What `tagger` found in the tokens of a text."""
-        return cls(text, list(tokens), found.tags, tagger.describe(text, found)["entities"])
+        return cls(text, list(tokens), found.tags, tagger.describe(text, found, tokens)["entities"])
 
 
 class TaggingPipeline(Pipeline):
