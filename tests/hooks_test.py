@@ -219,6 +219,19 @@ def _(tmp_path):
     assert optimizer._get_variable_index(weight) == optimizer._get_variable_index(weight.value) == 0
 
 
+@hook("keras.Model._flatten_layers")
+def _(tmp_path):
+    """All layers, the model first, in the order in which they were made."""
+
+    class Two(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = keras.layers.Dense(1), keras.Sequential([keras.layers.Dense(2)])
+
+    model = Two()
+    assert list(model._flatten_layers()) == [model, model.first, model.second, model.second.layers[0]]
+
+
 @hook("keras.optimizers.Optimizer._iterations")
 def _(tmp_path):
     """Batches, where `iterations` counts the updates."""

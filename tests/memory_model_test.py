@@ -697,6 +697,23 @@ def test_callbacks_of_keras_work(small_lm, small_batches, tmp_path):
 # ---------------------------------------- save, load
 
 
+def test_what_is_frozen_is_frozen_in_a_saved_model_too(small_lm, small_batches, tmp_path):
+    lm, batch = small_lm(n_layer=2), [ids[0] for ids in small_batches()]
+    lm.network.embedding.trainable = lm.network.layers[-1].trainable = False
+    lm.compile(some_learning(), run_eagerly=True)
+    lm.train_on_batch(*batch)
+    lm.save(tmp_path / "m.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = keras.saving.load_model(tmp_path / "m.keras")
+    paths = [[weight.path for weight in model.trainable_variables] for model in (lm, loaded)]
+    assert paths[0] == paths[1] and len(paths[0]) < len(lm.weights)
+    for found, expected in zip(loaded.optimizer.variables, lm.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    loaded.network.embedding.trainable = True
+    assert len(loaded.trainable_variables) == len(paths[0]) + len(loaded.network.embedding.weights)
+
+
 def test_saved_model_loads_without_warning_scores_the_same_and_goes_on_training(small_lm, small_batches, tmp_path):
     lm = small_lm(n_layer=1, cutoffs=[8], div_val=2, untie_r=True, proj_share_all_but_first=True, dropout=0.1)
     batches = small_batches(n=2)

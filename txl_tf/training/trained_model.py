@@ -42,9 +42,15 @@ class TrainedModel:
         return {name: getattr(self, name) for name in _OF_KERAS.split()}
 
     def get_compile_config(self) -> dict[str, Any] | None:
-        return keras.saving.serialize_keras_object(self.compile_arguments()) if self.compiled else None
+        if not self.compiled:
+            return None
+        frozen = [i for i, layer in enumerate(self._flatten_layers()) if not layer.trainable]
+        return {**keras.saving.serialize_keras_object(self.compile_arguments()), "frozen": frozen}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
+        layers = list(self._flatten_layers())
+        for i in config.pop("frozen", ()):  # files of older versions have none
+            layers[i].trainable = False
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.build_optimizer()
 
