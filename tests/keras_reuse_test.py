@@ -191,6 +191,17 @@ def test_padding_in_a_functional_model_under_xla_and_in_training(small_lm, tmp_p
         np.testing.assert_allclose(tf.convert_to_tensor(got), tf.convert_to_tensor(wanted), rtol=1e-4, atol=1e-5)
 
 
+def test_a_network_that_was_saved_frozen_is_loaded_frozen_and_can_be_freed(small_lm, tmp_path):
+    network, tokens = small_lm().network, keras.Input([None], dtype="int32")
+    model = keras.Model(tokens, keras.layers.Dense(2)(network(tokens)[0]))
+    network.trainable = False
+    model.save(tmp_path / "m.keras")
+    loaded = keras.saving.load_model(tmp_path / "m.keras")
+    assert len(loaded.trainable_variables) == len(model.trainable_variables) == 2
+    loaded.layers[1].trainable = True
+    assert len(loaded.trainable_variables) == len(model.weights)
+
+
 @needs_padding_mask
 def test_a_mask_of_all_tokens_changes_nothing_and_none_adds_nothing_to_the_graph(small_lm):
     network = small_lm().network

@@ -63,6 +63,9 @@ def _storing(init, signature, group=None):
         if group is not None:
             check_fields(group, self)
         init(self, *args, **{name: value for name, value in kwargs.items() if name not in fields})
+        if not getattr(self, "trainable", True):  # as in a file of a frozen layer: Keras does not pass it on
+            for part in self._flatten_layers(include_self=False, recursive=False):
+                part.trainable = False
 
     call.__signature__, call.stored = signature, names
     return call
