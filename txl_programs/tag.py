@@ -10,11 +10,11 @@ A line of input is a sentence, a line of output its entities as JSON: kind, star
 text, and prob, the probability that its tokens have just these tags. Tokens are characters or, of a run with
 --token_level=word, words between white space; of one with --tag_scheme=none, each is given with its tag. With
 --format=conll a space or a tab is written as ␣, so that --tagged reads what was written, but for a run with
---segment_digits, whose files have digits of their own. Lines are tagged as they come:
-a pause of the standard input is enough. A line that cannot be tagged has an object with "error" in its place, or an
-empty line; the standard error says why, and the status is 1. Text goes to the standard output, the rest to the standard
-error. --tagged takes a file of tokens and tags instead, and compares. The weights are those with the best F1 of the
-training, unless --ckpt_path says otherwise.
+--segment_digits, whose files have digits of their own. Lines are tagged as they come: a pause of the standard input is
+enough. A line that cannot be tagged has an object with "error" in its place, or an empty line; the standard error says
+why, and the status is 1. Text goes to the standard output, the rest to the standard error. --tagged takes a file of
+tokens and tags instead, and compares. The weights are those with the best F1 of the training, unless --ckpt_path says
+otherwise.
 """
 
 import functools
