@@ -165,6 +165,8 @@ def test_train_py_takes_the_model_from_the_run_and_the_steps_from_the_text(train
     assert {name: getattr(model, name) for name in sizes} == sizes and data["level"] == "char"
     assert (training.tgt_len, training.train_batch_size) == (8, 4)
     assert training.train_steps == 100 * (3 * len(OTHER) // 32 // 100) and optimizer["warmup_steps"] == 10
+    _, _, training, optimizer = settings_of(run_dir, *line, "--train_steps=5000")
+    assert (training.train_steps, training.save_steps, optimizer["warmup_steps"]) == (5000, 1250, 500)
     with pytest.raises(ValueError, match="preset must be left out with init_from"):
         settings_of(run_dir, *line, "--preset=tiny")
 

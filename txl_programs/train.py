@@ -183,7 +183,7 @@ def choose_settings(data, is_there):
     level, n_bytes, n_tokens = size_of_text(data)
     n_gpus, n_cores = len(tf.config.list_physical_devices("GPU")) + (FLAGS.strategy == "tpu"), os.cpu_count()
     preset = FLAGS.preset or choose_preset(n_bytes, n_gpus, n_cores)
-    found = preset_settings(preset, level, n_tokens, given_steps())
+    found = preset_settings(preset, level, n_tokens)
     machine = "there is a GPU or a TPU" if n_gpus else f"there is no GPU, but {n_cores} cores"
     size = f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.0f} kB"
     why = "" if FLAGS.preset else f", because the text has {size} and {machine}; --preset=base for {{base}}"

@@ -50,14 +50,13 @@ def choose_preset(n_bytes: float, n_gpus: int, n_cores: int) -> str:
     return "small" if n_bytes >= 30e6 and n_cores >= 16 else "tiny"
 
 
-def preset_settings(preset: str, level: str, n_tokens: float, train_steps: int | None = None) -> dict[str, Any]:
+def preset_settings(preset: str, level: str, n_tokens: float) -> dict[str, Any]:
     """`{hyper-parameter: value}` of a preset, of model, optimizer, training and evaluation; empty for the defaults.
 
     Args:
         preset: one of `PRESETS`.
         level: of the tokens.
         n_tokens: of the text, about.
-        train_steps: instead of those that suit the text.
     """
     recipe = _recipe(preset, level)
     if preset in ("base", "paper"):
@@ -68,7 +67,7 @@ def preset_settings(preset: str, level: str, n_tokens: float, train_steps: int |
     epoch = n_tokens / (rows * segment)
     least = max(100, min(500, 16 * epoch))  # more than 16 times a small text makes it worse
     bounds = (6, least, 4000) if preset == "tiny" else (8, least, 10_000)
-    schedule = schedule_for(train_steps or steps_for(epoch, *bounds))
+    schedule = schedule_for(steps_for(epoch, *bounds))
     return recipe | schedule | {"warmup_steps": min(100, schedule["train_steps"] // 5)}
 
 
