@@ -19,6 +19,7 @@ import threading
 import types
 from pathlib import Path
 
+import keras
 import numpy as np
 import tensorflow as tf
 from absl import flags
@@ -249,6 +250,18 @@ def log_rows(model_dir):
     """The lines of a run's log.csv, as dictionaries of text."""
     with open(model_dir / "log.csv") as file:
         return list(csv.DictReader(file))
+
+
+def assert_regularized(after_a_step, atol=1e-5):
+    """That a step of SGD at rate 0.1 also goes along the gradient of 0.5 times the sum of a weight's squares.
+
+    Args:
+        after_a_step: function of the weight's regularizer that returns the weight before and after such a step.
+        atol: absolute tolerance.
+    """
+    before, free = after_a_step(None)
+    _, held = after_a_step(keras.regularizers.L2(0.5))
+    np.testing.assert_allclose(held, free - 0.1 * before, rtol=0, atol=atol)
 
 
 def untimed_rows(model_dir):

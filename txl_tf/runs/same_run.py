@@ -43,7 +43,7 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
             check_text(folder, trained_on, "choose another folder, or go on with --allow_other_text")
         return
     for path in folder.checkpoints():  # of another program, as the original's
-        if tf.io.gfile.glob(f"{path}.index"):
+        if tf.io.gfile.exists(f"{path}.index"):
             raise ValueError(f"model_dir {folder} holds {path}, which no run here has written: choose a new folder")
     if training.warm_start_path and not training.init_from:
         _check_warm_start(training.warm_start_path, config, vocabs, remedy)

@@ -78,11 +78,12 @@ def train_run(
     if machine.matmul_precision != "float32" and (training.jit_compile or not family.rounds):
         whose = "XLA's products: leave out jit_compile" if family.rounds else f"{family.name}: its products are Keras's"
         raise ValueError(f"matmul_precision={machine.matmul_precision} has no effect on {whose}")
-    if training.warm_start_path and not training.init_from and not RunFolder(folder).steps():
+    folder = RunFolder(folder, family=family)
+    if training.warm_start_path and not training.init_from and not folder.steps():
         check_exists(training.warm_start_path)
     trackers.check_tracker(training.tracker)
     strategy, machine = open_machine(machine)
-    folder, chief = RunFolder(folder, family=family), is_chief(strategy)
+    chief = is_chief(strategy)
     final = final or (family.final and family.final())
     origin = Origin(folder, training.init_from) if training.init_from else None
     run = family.run(folder, strategy, data, model, optimizer, training, machine, final, origin)

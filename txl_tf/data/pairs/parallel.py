@@ -21,7 +21,7 @@ import numpy as np
 from txl_tf.config import PairsConfig
 from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
 from txl_tf.data.pairs.dates import make_dates
-from txl_tf.data.text_files import read_files
+from txl_tf.data.text_files import numbered_lines
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab, escape
 from txl_tf.schema import brief, check_left_out
 
@@ -178,11 +178,7 @@ def _sides(pairs: list, name: str) -> tuple[_Text, _Text]:
 
 def read_lines(path: str) -> list[str]:
     """The lines of a UTF-8 file, each with its newline; `\\r\\n` ends one too. A byte order mark is left out."""
-    lines = []
-    for piece in read_files([path], "line"):
-        lines += piece.replace("\r\n", "\n").split("\n")[:-1]
-    lines[:1] = [line.removeprefix("\ufeff") for line in lines[:1]]
-    return [f"{line}\n" for line in lines]
+    return [f"{line}\n" for _, line in numbered_lines(path)]
 
 
 def _hold_out(sources: list[str], fraction: float) -> np.ndarray:

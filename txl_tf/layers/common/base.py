@@ -263,6 +263,12 @@ def seen_by_article(name, mask, sizes, dims):
         known = len(whole) == mask.shape.rank > 1 and zip(mask.shape, whole, strict=True)
         if not known or any(None not in (size, other) and size not in (1, other) for size, other in known):
             raise ValueError(f"{name} must broadcast to {_described('', dims, sizes)}, got {found(mask)}")
+    return seen(mask)
+
+
+def seen(mask):
+    """`seen_by_article` without its checks."""
+    mask = tf.convert_to_tensor(mask)
     return mask if mask.dtype.is_bool else mask == 0
 
 

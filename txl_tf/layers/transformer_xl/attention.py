@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from txl_tf.layers.attention import attend, attention_probs, project_heads, project_output, shifted_scores
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, as_bool, check_sizes, check_tensors, mask_of, seen_by_article
+from txl_tf.layers.common.base import Layer, as_bool, check_sizes, check_tensors, mask_of, seen, seen_by_article
 from txl_tf.layers.common.dropout import split
 from txl_tf.layers.common.ops import LayerNorm, own_initializer, residual_norm
 from txl_tf.layers.transformer_xl.reset import attend_documents, document_probs
@@ -81,8 +81,7 @@ def visible_keys(attn_mask, w, mems):
     """bool, true where a query sees a key, of an `attn_mask` in any form that the call of a layer takes."""
     if attn_mask is None:
         return create_mask(keras.ops.shape(w)[1], keras.ops.shape(mems)[1]) == 0
-    attn_mask = tf.convert_to_tensor(attn_mask)
-    return attn_mask if attn_mask.dtype.is_bool else attn_mask == 0
+    return seen(attn_mask)
 
 
 def relative_parts(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel):
