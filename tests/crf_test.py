@@ -157,6 +157,23 @@ def test_padding_changes_nothing(case):
         np.testing.assert_array_equal(now[1], then[1])
 
 
+def test_the_layer_takes_padding_anywhere(case):
+    """In front, as `keras.utils.pad_sequences` puts it, and among the elements."""
+    emissions, tags, mask, transitions, start, end = case
+    layer = crf.CRF(N_TAG)
+    layer.build()
+    for weight, value in zip(layer.weights, (transitions, start, end), strict=True):
+        weight.assign(value)
+    anywhere = np.array([[1, 1, 1, 1], [0, 0, 1, 0], [1, 0, 1, 1], [0, 0, 0, 0]], bool)
+    moved, moved_tags = np.full_like(emissions, 5), np.zeros_like(tags)
+    moved[anywhere], moved_tags[anywhere] = emissions[mask], tags[mask]
+    np.testing.assert_allclose(layer.nll(moved, moved_tags, anywhere), layer.nll(emissions, tags, mask), rtol=1e-6)
+    (found, its_score), (path, score) = layer.decode(moved, anywhere), layer.decode(emissions, mask)
+    np.testing.assert_array_equal(found[anywhere], path[mask])
+    assert not np.any(found[~anywhere])
+    np.testing.assert_allclose(its_score, score, rtol=1e-6)
+
+
 def test_rows_of_one_element(case):
     emissions, tags, mask, transitions, start, end = (x[1:2, :1] if x.ndim > 1 and len(x) == 4 else x for x in case)
     run = tf.function(
@@ -178,6 +195,8 @@ def test_layer_round_trips_and_names_a_wrong_shape():
     assert_round_trips(crf.CRF(2, start_end=False, allowed=np.ones([4, 4], bool)))
     with pytest.raises(ValueError, match=r"allowed must be \[4, 4\] for n_tag=2, got \(2, 2\)"):
         crf.CRF(2, allowed=np.ones([2, 2]))
+    with pytest.raises(ValueError, match=r"emissions must be .* of time 1 or more, got float32 \[2, 0, 3\]"):
+        crf.CRF(3).decode(tf.zeros([2, 0, 3]))
 
 
 def test_tags_of_elements_must_be_ids():

@@ -57,9 +57,14 @@ def test_ids_that_float32_does_not_have_are_embedded_exactly():
 def test_whole_numbers_of_any_type_are_ids_and_others_an_error():
     with pytest.raises(ValueError, match="tokens must be integers, got bool"):
         mask_adaptive_embedding_lookup(tf.constant([[True]]), [np.eye(3)], [None], cutoffs=[], d_proj=3)
+    with pytest.raises(ValueError, match=r"tokens must be filled up to one length, .* got a ragged int32 \[2, None\]"):
+        mask_adaptive_embedding_lookup(tf.ragged.constant([[1], [1, 2]]), [np.eye(3)], [None], cutoffs=[], d_proj=3)
     for dtype in ("uint8", "int64", "float32"):
         y = mask_adaptive_embedding_lookup(tf.cast([[1, 2]], dtype), [np.eye(3)], [None], cutoffs=[], d_proj=3)
         np.testing.assert_array_equal(y[0], np.eye(3, dtype="float32")[1:] * np.float32(3**0.5))
+    for wide in (tf.constant([[2**32 + 1]], tf.int64), tf.constant([[2**31 + 1]], tf.uint32)):  # not wrapped to 1
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            mask_adaptive_embedding_lookup(wide, [np.eye(3)], [None], cutoffs=[], d_proj=3)
 
 
 # ---------------------------------------- the lookup's gradient

@@ -122,15 +122,21 @@ def _(tmp_path):
 
 @hook("keras.Model.reset_metrics")
 def _(tmp_path):
-    """It comes before the callbacks: a resumed run puts the sums of its window back in `on_epoch_begin`."""
+    """Before callbacks of an epoch, where a resumed run puts sums back; after those of a test, which set weights."""
 
     class Note(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             self.model.seen.append("on_epoch_begin")
 
+        def on_test_begin(self, logs=None):
+            self.model.seen.append("on_test_begin")
+
     model = Bare.overriding("reset_metrics")
     model.go(callbacks=[Note()])
     assert names_of(model) == ["reset_metrics", "on_epoch_begin", "step", "step", "step"]
+    model.seen.clear()
+    model.evaluate(tf.data.Dataset.from_tensors(tf.zeros([2, 1])), verbose=0, callbacks=[Note()])
+    assert names_of(model)[:2] == ["on_test_begin", "reset_metrics"]
 
 
 @hook("keras.Model.get_metrics_result")
@@ -217,6 +223,17 @@ def _(tmp_path):
 def _(tmp_path):
     optimizer, weight = applied(keras.optimizers.SGD())
     assert optimizer._get_variable_index(weight) == optimizer._get_variable_index(weight.value) == 0
+
+
+@hook("keras.Layer._tracker")
+def _(tmp_path):
+    """What is built takes no further layers until it is unlocked."""
+    layer = keras.layers.Dense(1)
+    layer.build((None, 1))
+    with pytest.raises(ValueError, match="already built"):
+        layer.head = keras.layers.Dense(1)
+    layer._tracker.unlock()
+    layer.head = keras.layers.Dense(1)
 
 
 @hook("keras.Model._flatten_layers")
@@ -308,13 +325,6 @@ def _(tmp_path):
 def _(tmp_path):
     inner = keras.optimizers.SGD()
     assert keras.optimizers.LossScaleOptimizer(inner).inner_optimizer is inner
-
-
-@hook("keras.optimizers.LossScaleOptimizer.dynamic_scale")
-def _(tmp_path):
-    optimizer, _ = applied(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=8))
-    assert float(optimizer.dynamic_scale) == 8
-    assert float(optimizer.scale_loss(tf.constant(3.0))) == 24
 
 
 # ----------------------------------------------------------------------------------------- callbacks, layers, scopes

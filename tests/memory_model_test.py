@@ -244,16 +244,27 @@ def test_dropout_acts_in_fit_anew_at_every_step_and_the_same_from_the_same_seed(
     np.testing.assert_allclose(lm.evaluate(dataset_of(*batches), verbose=0), nothing_dropped[0], rtol=1e-5)
 
 
-def test_a_plain_keras_optimizer_trains_and_the_gradient_norm_is_reported(small_lm, small_batches):
+@pytest.mark.parametrize("optimizer", ["adam", keras.optimizers.Adam(loss_scale_factor=1024.0)], ids=["", "scaled"])
+def test_a_plain_keras_optimizer_trains_and_the_gradient_norm_is_reported(small_lm, small_batches, optimizer):
     batches = [list(ids) * 4 for ids in small_batches(n=1)]
     lm = small_lm(n_layer=1, mem_len=0)
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(lm.score(batches[0][0], batches[1][0])[0])
     norm = tf.linalg.global_norm(tape.gradient(loss, lm.trainable_variables))
-    lm.compile("adam", run_eagerly=True)
+    lm.compile(optimizer, run_eagerly=True)
     losses = fit(lm, dataset_of(*batches))
     assert losses.loss[-1] < losses.loss[0]
     np.testing.assert_allclose(losses.grad_norm[0], norm, rtol=1e-5)
+
+
+def test_an_evaluation_takes_the_weights_that_a_callback_sets_as_it_begins(small_lm, small_batches):
+    """As `keras.callbacks.SwapEMAWeights` does."""
+    lm, other, dataset = small_lm(seed=1), small_lm(seed=2), dataset_of(*small_batches())
+    lm.compile()
+    other.compile()
+    put = keras.callbacks.LambdaCallback()
+    put.on_test_begin = lambda logs=None: lm.set_weights(other.get_weights())
+    assert lm.evaluate(dataset, callbacks=[put], verbose=0) == other.evaluate(dataset, verbose=0)
 
 
 @SLOW

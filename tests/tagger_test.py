@@ -764,6 +764,38 @@ def test_layers_of_a_network_without_an_argument_for_it_know_whether_this_is_tra
     assert float(tagger.network.zeros) == 0
 
 
+def test_weights_over_a_functional_network_exist_from_construction_and_others_are_not_left_out(tmp_path):
+    file = str(tmp_path / "tagger.weights.h5")
+    tagger, inputs = make_tagger("keras")
+    tagger.save_weights(file)
+    other = txl_tf.Tagger(plain_encoder(), LABELS)
+    other.load_weights(file)
+    np.testing.assert_array_equal(other(inputs), tagger(inputs))
+
+    class Network(keras.Model):  # whose width only a call tells
+        def call(self, x):
+            return tf.one_hot(x, 8)
+
+    by_call = txl_tf.Tagger(Network(), LABELS)
+    by_call.build((None, 5))
+    with pytest.raises(ValueError, match="load_weights needs the width of what network returns: call the tagger"):
+        by_call.load_weights(file)
+
+
+@pytest.mark.parametrize("make", [
+    lambda base: base(CASES["tener"][0](), LABELS),
+    pytest.param(lambda base: base(plain_encoder(), LABELS), marks=SLOW),
+])  # fmt: skip
+def test_a_subclass_may_add_layers_after_the_constructor(make):
+    class Own(txl_tf.Tagger):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.head = keras.layers.Dense(2)
+
+    tagger = make(Own)
+    assert tagger.head in tagger.layers
+
+
 @pytest.mark.parametrize("name", ["call", "functional"])
 def test_a_network_of_keras_does_not_read_padding_that_a_mask_names(name):
     keras.utils.set_random_seed(0)

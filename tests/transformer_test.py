@@ -311,6 +311,10 @@ def test_bad_batches_are_one_clear_error(stepping):
             pytest.fail(f"no error: {message}")
     with pytest.raises(ValueError, match=r"y must be int \[batch=4, target=5\], got int32 \[4, 4\]"):
         stepping.model.fit((source, TARGETS), TARGETS[:, 1:], verbose=0)
+    with pytest.raises(ValueError, match="y must be .* of a start and what follows it, got int32"):
+        stepping.model.train_on_batch(source, TARGETS[:, :1])
+    with pytest.raises(tf.errors.InvalidArgumentError):  # not wrapped to what int32 holds
+        stepping.model.test_on_batch((source, TARGETS), TARGETS.astype("int64") + 2**32)
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ class LanguageModel(MemoryModel):
             proj_initializer=make_initializer(network.init, network.proj_init_std, network.init_range),
             dtype=self.dtype_policy, name="adaptive_softmax",
         )  # fmt: skip
-        self.build()
+        self.build_at_once()
 
     def build(self, tokens_shape=None):
         if not self.network.built:

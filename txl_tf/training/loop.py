@@ -25,7 +25,14 @@ class LoopState:
     log_names: tuple[str, ...] = ()
     batches: Batches | None = None
     mems: Any = None  # memory, a share of the rows on every replica
+    start: Callable | None = None  # makes the memory where there is none: of an evaluation
     totals: tf.Tensor = dataclasses.field(default_factory=lambda: tf.constant(NO_TOTALS))
+
+    def begin(self) -> None:
+        """An epoch or an evaluation begins. Callbacks have been told, and may have set the weights."""
+        self.totals = tf.constant(NO_TOTALS)
+        if self.start is not None:
+            self.mems = self.start()
 
     def logs(self) -> dict[str, float]:
         """The logs of an epoch: mean nll and metrics of it, mean gradient norm, sum of the tokens left out."""

@@ -7,6 +7,8 @@ are divided among the replicas in order: replica r of R holds the rows `[r * B /
 and the memory of these rows.
 """
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -15,7 +17,7 @@ from txl_tf.config import at_least
 from txl_tf.data.text.batches import Batches, Segments, check_batches, plain_messages
 from txl_tf.training.distribution import all_rows, divided, num_workers, own_rows, rows_of_this_worker
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
-from txl_tf.training.loop import NO_TOTALS, LoopState, make_loop
+from txl_tf.training.loop import LoopState, make_loop
 from txl_tf.training.segment_step import SegmentStep
 from txl_tf.training.single_batches import SingleBatches
 from txl_tf.training.trained_model import TrainedModel
@@ -149,7 +151,8 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
             if batches.repeated:
                 kwargs["steps"] = kwargs.get("steps") or batches.count
         training, names = self.loop, tuple(self.metrics_names)
-        self.loop = LoopState(names, batches, self._on_replicas(self.start_evaluation, batches, batches.tgt_len))
+        start = functools.partial(self._on_replicas, self.start_evaluation, batches, batches.tgt_len)
+        self.loop = LoopState(names, batches, start=start)
         try:
             with plain_messages():
                 logs = super().evaluate(batches.dataset, return_dict=True, **kwargs)
@@ -185,7 +188,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
         return ["loss", *self._metric_names]
 
     def reset_metrics(self):
-        self.loop.totals = tf.constant(NO_TOTALS)
+        self.loop.begin()
 
     def get_metrics_result(self):
         return self.loop.logs()

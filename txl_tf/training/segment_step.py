@@ -80,12 +80,9 @@ class SegmentStep:
         """Applies the gradients, a replica's share of them; returns their global norm over all replicas."""
         if not gradients:  # all weights are frozen
             return tf.constant(0.0)
-        optimizer, scale = self.inner_optimizer, 1.0
-        if optimizer is not self.optimizer:
-            scale = tf.convert_to_tensor(self.optimizer.dynamic_scale)
-        norm = None
+        optimizer, norm = self.inner_optimizer, None
         if not hasattr(optimizer, "gradient_norm"):  # Keras's own optimizers do not keep it
-            norm = tf.linalg.global_norm(sum_over_replicas(gradients)) / scale
+            norm = tf.linalg.global_norm(sum_over_replicas(gradients)) / self.optimizer.scale_loss(tf.constant(1.0))
         apply_gradients(self.optimizer, gradients, self.trainable_variables)
         return tf.convert_to_tensor(optimizer.gradient_norm) if norm is None else norm
 

@@ -35,6 +35,11 @@ class TrainedModel:
         """Whether all weights exist, so that the optimizer can have its own."""
         return True
 
+    def build_at_once(self) -> None:
+        """`build()` in a constructor. A subclass may still add layers after it, which Keras forbids what is built."""
+        self.build()
+        self._tracker.unlock()
+
     # ------------------------------------------------------------------------------------------- `compile`, saved too
 
     def compile_arguments(self) -> dict[str, Any]:

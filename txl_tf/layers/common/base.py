@@ -149,12 +149,18 @@ def check_heads(width_name, width, heads_name, heads):
 def as_ids(name, ids):
     """Ids of any integer type, or whole numbers of a floating one, which Keras makes of them where it traces: int32.
 
+    An id that int32 does not hold becomes the nearest that it does, which is in no table either.
+
     Raises:
-        ValueError: they are no numbers.
+        ValueError: they are no numbers, or ragged.
     """
     given = ids if hasattr(ids, "dtype") else np.asarray(ids)
+    if isinstance(given, tf.RaggedTensor):
+        raise ValueError(f"{name} must be filled up to one length, as by .to_tensor(), got a ragged {found(given)}")
     if not (given.dtype.kind in "iuf" if isinstance(given, np.ndarray) else _is_number(given.dtype)):
         raise ValueError(f"{name} must be integers, got {found(ids)}")
+    if tf.as_dtype(given.dtype) in (tf.int64, tf.uint32, tf.uint64):
+        given = tf.clip_by_value(tf.cast(given, tf.int64), tf.int32.min, tf.int32.max)
     return tf.cast(given, tf.int32)
 
 

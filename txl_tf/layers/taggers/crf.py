@@ -3,8 +3,9 @@
     score(y) = start[y_0] + sum_t emissions[t, y_t] + sum_t transitions[y_{t-1}, y_t] + end[y_last]
     p(y) = exp(score(y)) / sum over all paths
 
-Everything is in float32 and one graph, under XLA too; sums over paths are loops over time. Rows end where `mask` does;
-a row without any element has one path, the empty one, of score 0.
+Everything is in float32 and one graph, under XLA too; sums over paths are loops over time. The functions take rows that
+end where `mask` does, the layer takes padding anywhere. A row without any element has one path, the empty one, of score
+0.
 
 Shapes:
     B: batch      T: time, at least 1      K: tags
@@ -15,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, check_width, mask_of_call
+from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width, found, mask_of_call
 from txl_tf.layers.common.gradients import custom_gradient
 
 FORBIDDEN = -10000.0  # what a forbidden transition costs, as in fastNLP
@@ -41,7 +42,7 @@ def crf_nll(emissions, tags, mask, transitions, start=None, end=None):
 
 def checked_tags(tags, mask, n_tag):
     """`tags` as int32, those at padding 0. Fails where an element has none from 0 to `n_tag - 1`; not under XLA."""
-    tags = tf.where(mask, tf.cast(tags, tf.int32), 0)
+    tags = tf.where(mask, as_ids("tags", tags), 0)
     extremes = [tf.reduce_min(tags), tf.reduce_max(tags)]
     valid = (extremes[0] >= 0) & (extremes[1] < n_tag)
     message = f"tags must lie between 0 and {n_tag - 1} wherever there is an element, got, at the extremes,"
@@ -195,6 +196,18 @@ def crf_piece_log_probs(emissions, tags, mask, transitions, start=None, end=None
     return begins, ends - _log_norm(alphas, mask)[:, None]
 
 
+def elements_first(mask, *tensors):
+    """`(mask, *tensors)`, `[B, T]` or `[B, T, any]` each, with the elements of every row before its padding."""
+    order = tf.argsort(tf.cast(~mask, tf.int32), stable=True)
+    return [tf.gather(x, order, batch_dims=1) for x in (mask, *tensors)]
+
+
+def in_place(mask, x):
+    """Undoes `elements_first` for `x`, `[B, T]`, of the `mask` that it was given; 0 at padding."""
+    places = tf.cumsum(tf.cast(mask, tf.int32), 1, exclusive=True)
+    return tf.where(mask, tf.gather(x, places, batch_dims=1), tf.zeros_like(x))
+
+
 @keras.saving.register_keras_serializable("txl_tf")
 class CRF(Layer):
     """A linear-chain CRF: transitions between tags, and how paths start and end.
@@ -208,8 +221,8 @@ class CRF(Layer):
 
     Call arguments:
         emissions: `[batch, time, n_tag]`.
-        mask: bool, or integers 0 and 1, `[batch, time]`, see `crf_nll`; without one, that which Keras passed on with
-            `emissions`, or else all are elements.
+        mask: bool, or integers 0 and 1, `[batch, time]`, true at elements, wherever they are; without one, that which
+            Keras passed on with `emissions`, or else all are elements.
 
     Returns:
         int32 `[batch, time]`, the best paths.
@@ -249,6 +262,8 @@ class CRF(Layer):
         mask = mask_of_call(emissions, mask)
         tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool? batch time")}
         check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int? batch time"))
+        if emissions.shape[1] == 0:
+            raise ValueError(f"emissions must be float [batch, time, n_tag] of time 1 or more, got {found(emissions)}")
         return tf.fill(tf.shape(emissions)[:2], True) if mask is None else mask
 
     def nll(self, emissions, tags, mask=None):
@@ -259,15 +274,18 @@ class CRF(Layer):
         """
         mask = self.elements(emissions, mask, tags)
         tags = checked_tags(tags, mask, self.n_tag)
+        mask, emissions, tags = elements_first(mask, emissions, tags)
         return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
 
     def decode(self, emissions, mask=None):
         """`crf_decode`: `(tags, score)` of the best allowed paths; the score holds no cost unless none is allowed."""
         mask = self.elements(emissions, mask)
-        return crf_decode(emissions, mask, *self.constrained())
+        front, emissions = elements_first(mask, emissions)
+        tags, score = crf_decode(emissions, front, *self.constrained())
+        return in_place(mask, tags), score
 
     def piece_log_probs(self, emissions, tags, mask):
-        """`crf_piece_log_probs` among the allowed paths."""
+        """`crf_piece_log_probs` among the allowed paths. `mask`: elements first."""
         return crf_piece_log_probs(emissions, tags, mask, *self.constrained())
 
     def compute_output_shape(self, emissions_shape, **_):

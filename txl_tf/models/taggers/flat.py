@@ -89,8 +89,6 @@ class Flat(SentenceNetwork):
         for layer in [*self.fusions, *self.stacked, self.last]:
             layer.build(width)
 
-    elements_first = True  # in every row, see `Tagger`
-
     def mask_of(self, inputs):
         """bool `[batch, length]`, true at characters."""
         return tf.sequence_mask(inputs["seq_len"], keras.ops.shape(inputs["bigrams"])[1])

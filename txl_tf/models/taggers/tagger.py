@@ -20,10 +20,10 @@ import tensorflow as tf
 from txl_tf.config import LabelConfig, check_fields
 from txl_tf.data.tagged.tags import NONE, allowed_transitions, continues_table, entity_table, kind_of
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Dropping, KerasHabits, check_tensors
+from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
-from txl_tf.layers.taggers.crf import CRF
+from txl_tf.layers.taggers.crf import CRF, elements_first, in_place
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
 from txl_tf.training.weighting import weights_of_rows
 
@@ -120,20 +120,34 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.spans = SpanScores(single=scheme == NONE)
 
         self._called_with = None  # see `_signature`; of networks that do not know it themselves
-        if self._knows_mask:
-            self.build()
+        if self._width:
+            self.build_at_once()
 
     @property
     def _knows_mask(self):
         """Whether the network says where its elements are, as `Tener` and `Flat` do. It knows its sizes, too."""
         return hasattr(self.network, "mask_of")
 
-    def build(self, input_shape=None):
+    @property
+    def _width(self):
+        """Width of what the network returns; `None` if only a call tells it."""
         if self._knows_mask:
-            if not self.network.built:
-                self.network.build()
-            self._build_rest(self.network.d_model)
+            return self.network.d_model
+        outputs = getattr(self.network, "outputs", None)  # of a functional model, or of a `Sequential` with its input
+        return outputs[0].shape[-1] if outputs else None
+
+    def build(self, input_shape=None):
+        if self._knows_mask and not self.network.built:
+            self.network.build()
+        if self._width:
+            self._build_rest(self._width)
         self.built = True
+
+    def load_weights(self, filepath, **kwargs):
+        """`keras.Model.load_weights`. Raises ValueError where there are no weights yet, which Keras would leave out."""
+        if not self.has_all_weights:
+            raise ValueError("load_weights needs the width of what network returns: call the tagger on a batch before")
+        super().load_weights(filepath, **kwargs)
 
     def get_build_config(self):
         if not self.out_fc.built:
@@ -211,21 +225,17 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return self.crf.nll(emissions, tags, mask)
 
     def _elements(self, inputs, tags, sample_weight=None, **options):
-        """`(emissions, mask, tags)`, elements first in every row; and weights of the rows, float32 `[B]`, or `None`."""
+        """`(emissions, mask, tags)`; and weights of the rows, float32 `[B]`, or `None`."""
         emissions, mask = self.emissions(inputs, **options)
         if sample_weight is not None:
             sample_weight = weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
-        tags = tf.cast(tags, tf.int32)
+        tags = as_ids("tags", tags)
         check_tensors({"batch": mask.shape[0], "time": mask.shape[1]}, tags=(tags, "int batch time"))
-        mask, emissions, tags = self._to_front(mask, emissions, tags)
         return emissions, mask, tags, sample_weight
 
     def decode(self, inputs):
         """`(tags, score)`: the best path, int32 `[B, T]`, 0 at padding; and float32 `[B]`, its score."""
-        emissions, mask = self.emissions(inputs)
-        front, emissions = self._to_front(mask, emissions)
-        tags, score = self.crf.decode(emissions, front)
-        return self._back(mask, tags), score
+        return self.crf.decode(*self.emissions(inputs))
 
     def entities(self, inputs):
         """The entities of the best paths, at their last elements.
@@ -237,11 +247,10 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         """
         emissions, mask = self.emissions(inputs)
         places = tf.broadcast_to(tf.range(tf.shape(mask)[1]), tf.shape(mask))
-        front, emissions, places = self._to_front(mask, emissions, places)
+        front, emissions, places = elements_first(mask, emissions, places)
         found = self.entities_of(emissions, front)
-        if not self._elements_first:
-            found["starts"] = tf.gather(places, found["starts"], batch_dims=1)
-        return {name: self._back(mask, x) for name, x in found.items()}
+        found["starts"] = tf.gather(places, found["starts"], batch_dims=1)
+        return {name: in_place(mask, x) for name, x in found.items()}
 
     def entities_of(self, emissions, mask):
         """`entities`, of emissions `[B, T, K]` and a mask with elements first: bool `[B, T]`."""
@@ -251,26 +260,6 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         probs = tf.exp(tf.minimum(tf.gather(begin, starts, batch_dims=1) + end, 0.0))
         kinds = tf.gather(tf.constant(self._kind_of), tags)
         return {"tags": tags, "ends": ends, "starts": starts, "kinds": kinds, "probs": tf.where(ends, probs, 0.0)}
-
-    # The CRF wants padding at the end of a row. `Flat` has it there; with other networks it may be anywhere.
-
-    @property
-    def _elements_first(self):
-        return getattr(self.network, "elements_first", False)
-
-    def _to_front(self, mask, *tensors):
-        """`(mask, *tensors)` with elements first in every row."""
-        if self._elements_first:
-            return mask, *tensors
-        order = tf.argsort(tf.cast(~mask, tf.int32), stable=True)
-        return [tf.gather(x, order, batch_dims=1) for x in (mask, *tensors)]
-
-    def _back(self, mask, x):
-        """Undoes `_to_front`, for the tags of a path or whatever else has one an element; 0 at padding."""
-        if self._elements_first:
-            return x
-        places = tf.cumsum(tf.cast(mask, tf.int32), 1, exclusive=True)
-        return tf.where(mask, tf.gather(x, places, batch_dims=1), tf.zeros_like(x))
 
     # ------------------------------------------------------------------------------------------------------ entities
 
@@ -334,7 +323,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     def _in_range(self, tags):
         """`tags`, which may be anything at padding, as ids of labels; `CRF.nll` checks those of elements."""
-        return tf.clip_by_value(tf.cast(tags, tf.int32), 0, len(self.labels) - 1)
+        return tf.clip_by_value(as_ids("tags", tags), 0, len(self.labels) - 1)
 
     def train_step(self, data):
         inputs, tags, weights = self.unpacked(data)
@@ -349,7 +338,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     def test_step(self, data):
         emissions, mask, tags, weights = self._elements(*self.unpacked(data))
-        counts = self.count_spans(self.crf.decode(emissions, mask)[0], tags, mask)
+        front, path, expected = elements_first(mask, self.crf.decode(emissions, mask)[0], tags)
+        counts = self.count_spans(path, expected, front)
         self.spans.update_state(self.over_replicas(counts))
         nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
         return {**self._log_loss(nll, rows), **self.spans.result()}
@@ -362,7 +352,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         """Sums over the sentences here: of their nll, and of their weights or, without any, their number."""
         nll = self.crf.nll(emissions, tags, mask)
         if weights is None:
-            return tf.reduce_sum(nll), tf.reduce_sum(tf.cast(mask[:, 0], tf.float32))  # those that have an element
+            return tf.reduce_sum(nll), tf.reduce_sum(tf.cast(tf.reduce_any(mask, 1), tf.float32))  # with elements
         return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
 
     def _log_loss(self, nll, rows):

@@ -157,7 +157,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         self.loss_mean = Mean("loss")
         self.accuracy = Mean("accuracy")
         self.grad_norm = Mean("grad_norm")
-        self.build()
+        self.build_at_once()
 
     def build(self, input_shape=None):
         if not self.encoder.built:
@@ -250,7 +250,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         """
         logits = tf.reshape(self(inputs, **options), [-1, self.target_vocab_size])
         weights = tf.reshape(_weights(labels, sample_weight), [-1])
-        labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
+        labels = tf.reshape(as_ids("labels", labels), [-1])
         nll = smoothed = cross_entropy(labels, logits)
         if self.label_smoothing:  # (1 - s) nll + s (logsumexp - mean), where nll is logsumexp - that of the label
             of_label = tf.gather(logits, labels, batch_dims=1)
@@ -261,10 +261,13 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     def _batch(self, data):
         """`((source, target_in), target_out, sample_weight)` of a batch in either form."""
         x, y, sample_weight = self.unpacked(data)
+        y = as_ids("y", y)
         if not isinstance(x, (tuple, list)):
+            check_tensors({}, y=(y, "int batch target"))
+            if y.shape[1] == 1:
+                raise ValueError(f"y must be int [batch, target] of a start and what follows it, got {found(y)}")
             return (x, y[:, :-1]), y[:, 1:], sample_weight
         source, target = self.checked(x)
-        y = as_ids("y", y)
         check_tensors({}, **{"x[1]": (target, "int batch target"), "y": (y, "int batch target")})
         return (source, target), y, sample_weight
 
