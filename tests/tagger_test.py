@@ -764,13 +764,16 @@ def test_layers_of_a_network_without_an_argument_for_it_know_whether_this_is_tra
     assert float(tagger.network.zeros) == 0
 
 
-def test_weights_over_a_functional_network_exist_from_construction_and_others_are_not_left_out(tmp_path):
+def test_weights_are_loaded_over_a_functional_network_and_are_an_error_where_a_call_must_make_them(tmp_path):
     file = str(tmp_path / "tagger.weights.h5")
     tagger, inputs = make_tagger("keras")
     tagger.save_weights(file)
-    other = txl_tf.Tagger(plain_encoder(), LABELS)
-    other.load_weights(file)
-    np.testing.assert_array_equal(other(inputs), tagger(inputs))
+    for built in (False, True):
+        other = txl_tf.Tagger(plain_encoder(), LABELS)
+        if built:
+            other.build((None, 5))
+        other.load_weights(file)
+        np.testing.assert_array_equal(other(inputs), tagger(inputs))
 
     class Network(keras.Model):  # whose width only a call tells
         def call(self, x):

@@ -120,7 +120,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.spans = SpanScores(single=scheme == NONE)
 
         self._called_with = None  # see `_signature`; of networks that do not know it themselves
-        if self._width:
+        if self._knows_mask:
             self.build_at_once()
 
     @property
@@ -145,6 +145,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     def load_weights(self, filepath, **kwargs):
         """`keras.Model.load_weights`. Raises ValueError where there are no weights yet, which Keras would leave out."""
+        if not self.built:
+            self.build()
         if not self.has_all_weights:
             raise ValueError("load_weights needs the width of what network returns: call the tagger on a batch before")
         super().load_weights(filepath, **kwargs)
