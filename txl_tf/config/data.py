@@ -25,8 +25,10 @@ class TextConfig(Config):
     data_path: list[str] | str | None = option(None, "Its UTF-8 file(s), or the folder of a paper's dataset.")
     level: str = option("char", "What a token of your own text is.", one_of(LEVELS))
     valid_fraction: float = option(0.05, "Share of your own text, at its end, held out for validation.", FRACTION)
-    min_freq: int = option(0, "Symbols of your own text that are rarer become <unk>.")
-    max_size: int | None = option(None, "Most frequent symbols of your own text to keep; others are <unk>.")
+    min_freq: int = option(0, "Symbols of your own text that are rarer become <unk>.", at_least(0))
+    max_size: int | None = option(
+        None, "Most frequent symbols of your own text to keep; others are <unk>.", at_least(1)
+    )
     lower_case: bool = option(False, "Lower-case your own text.")
     vocab_size: int | None = option(None, "Pieces of a vocabulary of subwords; default: 8000.", SYMBOLS)
     subword_type: str = option("unigram", "How SentencePiece makes subwords.", one_of(SUBWORD_TYPES))
@@ -39,7 +41,7 @@ class TextConfig(Config):
     text_field: str | None = option(None, "Field of the text in JSON lines; default: text, in files named .jsonl.")
     cutoffs: list[int] | None = option(None, "First word of each softmax cluster, as 20000,40000.", RISING)
     num_shuffle: int = option(1, "For lm1b: random orders of the sentences to write.", POSITIVE, flag=4)
-    seed: int = option(123456, "For lm1b: seed of the random orders.")
+    seed: int = option(123456, "For lm1b: seed of the random orders.", at_least(0, 2**32 - 1))
 
 
 @group
@@ -58,8 +60,8 @@ class PairsConfig(Config):
     source_symbols: str | None = option(None, "File of the source's symbols, one a line; default: those of train_path.")
     target_symbols: str | None = option(None, "File of the target's symbols.")
     share_vocab: bool = option(False, "One vocabulary for both sides, as share_embeddings needs it.")
-    min_freq: int = option(0, "Symbols that are rarer become <unk>.")
-    max_size: int | None = option(None, "Most frequent symbols of a side to keep; others are <unk>.")
+    min_freq: int = option(0, "Symbols that are rarer become <unk>.", at_least(0))
+    max_size: int | None = option(None, "Most frequent symbols of a side to keep; others are <unk>.", at_least(1))
     lower_case: bool = option(False, "Lower-case the sources and, with share_vocab, the targets too.")
     n_pairs: int = option(20000, "For dates: pairs to make for training.", at_least(1))
 
@@ -92,7 +94,9 @@ class TaggedConfig(Config):
     )
     segment_digits: bool = option(False, "Cut the digit off every character: Weibo's mark of segmentation.")
     bigrams: bool = option(True, "Give the network the bigrams of characters; of words, capital and last letters.")
-    min_freq: int | None = option(None, "Tokens of train_path that are rarer become <unk>; default: 0, of words 2.")
+    min_freq: int | None = option(
+        None, "Tokens of train_path that are rarer become <unk>; default: 0, of words 2.", at_least(0)
+    )
     lexicon: str | None = option(None, "File of words to match, one a line; jieba, towns: of that package or dataset.")
     skip_short_words: bool = option(False, "Leave out a lexicon's words of one character.")
     char_vectors: str | None = option(None, "Vectors of characters, in word2vec's text format, to start from.")
