@@ -10,6 +10,7 @@ import tensorflow as tf
 from helpers import write_text
 
 import txl_tf
+from txl_tf.data import text_files
 from txl_tf.data.text import corpus
 from txl_tf.data.text.sizes import END_OF_DOCUMENT, Extent, TextSize, extent_of
 from txl_tf.data.text.texts import FilePart, find_files, find_named_files, have_documents, read_texts
@@ -48,6 +49,8 @@ def test_a_folder_a_pattern_and_a_list_stand_for_their_files_in_order(tmp_path):
     assert names(str(tmp_path)) == names(tmp_path) == ["a.txt", "b.txt", "c.jsonl", "sub/d.txt"]
     assert names(f"file://{tmp_path}/*.txt") == [f"file://{tmp_path}/a.txt", f"file://{tmp_path}/b.txt"]
     assert names(f"{tmp_path}/b.txt, {tmp_path}/[ac].*") == ["b.txt", "a.txt", "c.jsonl"]
+    with pytest.raises(ValueError, match=r"path 2 of '.*b.txt,' is empty: it must name a file or a folder"):
+        names(f"{tmp_path}/b.txt,")
     assert names([tmp_path / "sub", f"{tmp_path}/a.txt"]) == ["sub/d.txt", "a.txt"]
     assert names(f"{tmp_path}/nowhere.txt") == ["nowhere.txt"]  # its reader says so
     write_text(tmp_path / "really[1].txt", "x")
@@ -85,6 +88,16 @@ def test_texts_come_back_as_they_are_from_every_kind_of_file(tmp_path, kind, lev
 def test_words_get_their_last_newline_in_every_text(tmp_path):
     path = write_text(tmp_path / "a.jsonl", JSON)
     assert [text for _, text in texts_of(path, "word")] == [text.rstrip("\n") + "\n" for text in DOCUMENTS]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_json_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 4)
+    lines = '\ufeff\n{"text": "\ufeffa"}\n{"text": "b"}\n'
+    zipped = write_zip(tmp_path / "a.zip", **{"a.jsonl": lines, "b.jsonl": lines})
+    for path in (write_text(tmp_path / "a.jsonl", lines), write_gzip(tmp_path / "a.jsonl.gz", lines), zipped):
+        assert [text for _, text in texts_of(path)] == ["\ufeffa", "b"] * (1 + path.endswith("zip"))
+    with pytest.raises(ValueError, match="b.jsonl, line 2 is not JSON: Unexpected UTF-8 BOM"):
+        texts_of(write_text(tmp_path / "b.jsonl", '{"text": "a"}\n\ufeff{"text": "b"}'))
 
 
 def test_a_field_can_be_named_and_makes_any_file_json_lines(tmp_path):
@@ -282,6 +295,18 @@ def test_the_prepared_folder_lies_outside_of_the_text(tmp_path):
     assert [path.name for path in (tmp_path / "texts").iterdir()] != [] and not (tmp_path / "texts/made").exists()
     for made in ("made", "texts.made", "texts/.made"):  # a hidden one is no text
         corpus.prepare(tmp_path / made, "text", [tmp_path / "texts"])
+
+
+def test_the_prepared_folder_lies_outside_of_what_a_pattern_would_match(tmp_path):
+    (tmp_path / "texts" / "old").mkdir(parents=True)
+    path, old = (write_text(tmp_path / name, "a b c d e f " * 9) for name in ("texts/a.txt", "texts/old/b.txt"))
+    for pattern, made in (("texts/*", "texts/made"), ("t*s/*", "texts/old/made"), ("*/*.txt", "made"), ("*/*", "made")):
+        with pytest.raises(ValueError, match=r"data_dir must lie outside of .*\*.*, all files of which .*, got .*made"):
+            corpus.prepare(tmp_path / made, "text", f"{path},{tmp_path}/{pattern}")
+    assert not list(tmp_path.glob("**/made"))
+    for pattern, made in (("texts/*", "made"), ("texts/*", "texts/old/.made"), ("texts/*.txt", "texts/made")):
+        for _ in range(2):  # the second finds it done
+            corpus.prepare(tmp_path / made, "text", f"{old},{tmp_path}/{pattern}")
 
 
 def test_a_text_of_lines_ends_with_its_line_in_every_kind_of_file(tmp_path):

@@ -99,8 +99,6 @@ def _named_files():
     if not FLAGS.output or (tf.io.gfile.exists(FLAGS.output) and not tf.io.gfile.isdir(FLAGS.output)):
         raise ValueError(f"--output must be a folder, for a file for each of --input, got {FLAGS.output}")
     files, output = find_named_files(FLAGS.input), f"{absolute(FLAGS.output)}/"
-    if folder_around(FLAGS.output, FLAGS.input):
-        raise ValueError(f"--output must lie outside of the folders of --input, got {FLAGS.output}")
     names = collections.Counter(name for _, name in files)
     for name in names:
         if names[name] > 1 or any(str(folder) in names for folder in PurePosixPath(name).parents):
@@ -108,6 +106,8 @@ def _named_files():
     for path, _ in files:
         if absolute(path).startswith(output):
             raise ValueError(f"--output must hold no file of --input, got {FLAGS.output}, which holds {path}")
+    if around := folder_around([output, *(f"{output}{name}" for name in names)], FLAGS.input):
+        raise ValueError(f"--output must lie outside of {around}, all of which is --input, got {FLAGS.output}")
     return files
 
 

@@ -25,6 +25,7 @@ from txl_tf.data.text.download import fetch
 from txl_tf.data.text.portions import THIS_PROCESS
 from txl_tf.data.text.prepared_folder import (
     INFO_FILE,
+    VOCAB_FILE,
     check_same,
     check_sums,
     inputs_of,
@@ -196,8 +197,9 @@ def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
 
 
 def _check_outside(data_dir: str, data_path: Any) -> None:
-    """Raises ValueError where the prepared files would be part of the text that a folder stands for."""
-    folder = data_path and folder_around(data_dir, data_path)
+    """Raises ValueError where the prepared files would be part of the text that a folder or a pattern stands for."""
+    files = [f"{data_dir}/{name}" for name in (INFO_FILE, VOCAB_FILE, "train.npy")]
+    folder = data_path and folder_around(files, data_path)
     if folder:
         raise ValueError(
             f"data_dir must lie outside of {folder}, all files of which are the text of data_path, got {data_dir}"

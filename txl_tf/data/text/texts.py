@@ -17,6 +17,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 import tensorflow as tf
@@ -83,6 +84,7 @@ def find_files(data_path: Any) -> list[str]:
 
     Raises:
         FileNotFoundError: a pattern or a folder has no file. A path that does not exist is left for its reader.
+        ValueError: a path is empty.
     """
     return [path for path, _ in find_named_files(data_path)]
 
@@ -95,7 +97,7 @@ def find_named_files(data_path: Any) -> list[tuple[str, str]]:
     for path in _paths_of(data_path):
         if inputs.is_folder(path):
             files, what, root = _files_in(path), "folder", path
-        elif any(c in path for c in "*?[") and not inputs.exists(path):
+        elif _is_pattern(path):
             matches, root = inputs.matching(path), os.path.dirname(re.split(r"[*?[]", path)[0])
             files, what = [file for match in matches for file in find_files([match])], "pattern"
         else:
@@ -106,19 +108,31 @@ def find_named_files(data_path: Any) -> list[tuple[str, str]]:
     return found
 
 
-def folder_around(path: str, data_path: Any) -> str | None:
-    """The folder of `data_path` that is `path` or has it among what `find_files` looks at, or `None`."""
-    for folder in _paths_of(data_path):
-        if inputs.is_folder(folder):
-            place = os.path.relpath(absolute(path), absolute(folder))
-            if place == "." or not place.startswith(".") and "/." not in place:  # hidden ones are left out
-                return folder
+def folder_around(paths: Iterable[str], data_path: Any) -> str | None:
+    """The folder or pattern of `data_path` that has one of `paths`, which need not exist yet, among what `find_files`
+    looks at; or `None`.
+    """
+    paths = [PurePosixPath(absolute(path)) for path in paths]
+    for given in _paths_of(data_path):
+        is_folder, is_pattern = inputs.is_folder(given), _is_pattern(given)
+        for path in paths if is_folder or is_pattern else ():
+            folders = [absolute(given)] if is_folder else [f for f in (path, *path.parents) if f.match(absolute(given))]
+            places = [os.path.relpath(path, folder) for folder in folders]
+            if any(place == "." or not place.startswith(".") and "/." not in place for place in places):  # none hidden
+                return given
     return None
 
 
 def _paths_of(data_path: Any) -> list[str]:
     paths = data_path.split(",") if isinstance(data_path, str) else data_path
-    return [os.fspath(path).strip() for path in ([paths] if isinstance(paths, os.PathLike) else paths)]
+    paths = [os.fspath(path).strip() for path in ([paths] if isinstance(paths, os.PathLike) else paths)]
+    if "" in paths:
+        raise ValueError(f"path {paths.index('') + 1} of {brief(data_path)} is empty: it must name a file or a folder")
+    return paths
+
+
+def _is_pattern(path: str) -> bool:
+    return any(c in path for c in "*?[") and not inputs.exists(path)
 
 
 def _files_in(folder: str) -> list[str]:
@@ -192,9 +206,11 @@ def texts_of_rows(rows: Iterable[tuple[str, Any]], level: str, field: str) -> It
 
 
 def _json_lines(stream: _Stream) -> Iterator[tuple[str, Any]]:
-    """Name and value of each of the JSON lines. Empty lines are none."""
+    """Name and value of each of the JSON lines. Empty lines are none, and a byte order mark is no part of the first."""
     lines = lines_of(cut_between(decoded(stream.blocks, stream.name, stream.first_byte), "line"))
     for number, line in enumerate(lines, stream.first_line):
+        if number == stream.first_line and not stream.first_byte:
+            line = line.removeprefix("\ufeff")
         if line.strip():
             where = f"{stream.name}, line {number}"
             try:
