@@ -290,6 +290,10 @@ def test_a_text_in_a_given_vocabulary(tmp_path):
     chars = write_text(tmp_path / "chars.txt", "b\na\n\\n\n")
     made = corpus.build_corpus("text", write_text(tmp_path / "b.txt", "ab\nba\n"), vocab_path=chars, valid_fraction=0.5)
     np.testing.assert_array_equal(made.splits["train"], [1, 0, 2])
+    unknown = write_text(tmp_path / "unknown.txt", "<unk>\nb\na\n\\n\n")  # as that of a run with min_freq=2
+    made = corpus.build_corpus("text", write_text(tmp_path / "c.txt", "aï <"), vocab_path=unknown, valid_fraction=0.5)
+    np.testing.assert_array_equal([*made.splits["train"], *made.splits["valid"]], [2, 0, 0, 0])
+    assert (made.vocab.unk, made.vocab.special) == ("<unk>", ["<unk>"])
     with pytest.raises(ValueError, match="a.txt, line 1: ' ' is not in the vocabulary of 3 symbols"):
         corpus.build_corpus("text", text, vocab_path=chars)
     with pytest.raises(

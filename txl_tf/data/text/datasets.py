@@ -25,7 +25,8 @@ PYDOC = "pydoc_data.topics"
 SUBWORDS = 8000  # of a vocabulary of no other size
 FEWEST_WITH_BINS, WHOLE = 20_000, 1000  # size of a vocabulary with cutoffs, which are whole thousands
 
-_WORDS = {"level": "word", "special": ["<eos>"], "eos": "<eos>", "unk": "<unk>"}
+UNK = "<unk>"
+_WORDS = {"level": "word", "special": ["<eos>"], "eos": "<eos>", "unk": UNK}
 
 # The datasets of the paper, each a folder of train.txt, valid.txt and test.txt. enwik8 is byte values and text8 is
 # letters with _ for space; white space separates them, so `Vocab` treats them as words. lm1b has a vocabulary file,
@@ -102,9 +103,9 @@ def make_recipe(config: TextConfig) -> Recipe:
         options.update(vocab_size=config.vocab_size or SUBWORDS, subword_type=config.subword_type)
         kept = {"level": "subword"}
     if config.level == "word":
-        kept.update(special=["<eos>", "<unk>"], eos="<eos>", unk="<unk>")
+        kept.update(special=["<eos>", UNK], eos="<eos>", unk=UNK)
     elif config.min_freq > 1 or config.max_size is not None:
-        kept.update(special=["<unk>"], unk="<unk>")
+        kept.update(special=[UNK], unk=UNK)
     if "documents" in options:
         kept.update(document=END)
     empty_vocab(**kept)  # checks the options

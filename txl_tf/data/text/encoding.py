@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from txl_tf.data.subwords import Sample, empty_vocab, load_vocab, sentencepiece, train_on_lines, training_lines
-from txl_tf.data.text.datasets import Recipe
+from txl_tf.data.text.datasets import UNK, Recipe
 from txl_tf.data.text.parquet import Rows
 from txl_tf.data.text.portions import THIS_PROCESS
 from txl_tf.data.text.sizes import END_OF_DOCUMENT, Extent, TextSize, extent_of
@@ -85,6 +85,8 @@ def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Callable |
         vocab = recipe.vocab
     elif recipe.vocab_file:
         vocab = load_vocab(recipe.vocab_file, **options)
+        if vocab.level == "char" and UNK in vocab.ids:  # of several characters, it can mean nothing else
+            vocab.special, vocab.unk = [UNK], UNK
         if vocab.unk is not None and vocab.unk not in vocab.ids:
             raise ValueError(f"unk symbol {vocab.unk!r} is not in vocabulary file {recipe.vocab_file}")
     elif subwords:
