@@ -202,7 +202,25 @@ def test_a_folder_that_was_prepared_otherwise_is_refused_and_kept(tmp_path):
         corpus.prepare(folder, "text", path)
     assert (folder / "corpus-info.json").read_bytes() == before
     (folder / "corpus-info.json").unlink()
+    with pytest.raises(ValueError, match=r"data_dir must not hold \['train.npy', 'valid.npy', 'vocab.txt'\], "):
+        corpus.prepare(folder, "text", path, level="word")
+    for name in ("train.npy", "valid.npy", "vocab.txt"):
+        (folder / name).unlink()
     assert corpus.prepare(folder, "text", path, level="word").vocab.level == "word"
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.txt", "train.npy", "valid-003.npy"])
+def test_what_no_preparation_has_written_is_refused_before_the_text_is_read_and_kept(tmp_path, name):
+    write_splits(tmp_path, "the\n", "the\n", "the\n")
+    path = write_text(tmp_path / name, "the 100\ncat 50\n")
+    message = "data_dir must not .*config.json" if name == "config.json" else rf"data_dir must not hold \['{name}'\], "
+    for scheme in ("", "file://"):
+        with pytest.raises(ValueError, match=message):
+            corpus.prepare(f"{scheme}{tmp_path}", "wt2", download=not scheme, download_url="file:///nowhere")
+        with pytest.raises(ValueError, match=message):
+            corpus.prepare_texts(iter([]), f"{scheme}{tmp_path}", level="word", vocab_path=path)
+    assert (tmp_path / name).read_text() == "the 100\ncat 50\n"
+    assert len(os.listdir(tmp_path)) == 4
 
 
 def test_a_folder_of_the_original_program_is_prepared_anew(tmp_path):
@@ -384,6 +402,28 @@ def test_a_run_that_ends_at_any_moment_looks_unfinished_and_the_next_one_succeed
     expected, found = corpus.build_corpus("text", path, level="word"), corpus.load_corpus(folder)
     for split in ("train", "valid"):
         np.testing.assert_array_equal(found.splits[split], expected.splits[split])
+
+
+@pytest.mark.parametrize("scheme, function", [("", "os.replace"), ("file://", "tensorflow.io.gfile.copy")])
+def test_files_of_a_run_that_ended_as_it_moved_them_are_not_in_the_way(tmp_path, monkeypatch, scheme, function):
+    path, folder, move = write_text(tmp_path / "a.txt", TEXT), tmp_path / "made", []
+
+    def killed_at_the_last(*args, **options):
+        if args[1].endswith("made/vocab.txt"):
+            raise Killed
+        move[0](*args, **options)
+
+    with monkeypatch.context() as patch:
+        move.append(os.replace if not scheme else prepared_folder.tf.io.gfile.copy)
+        patch.setattr(function, killed_at_the_last)
+        with pytest.raises(Killed):
+            corpus.prepare(f"{scheme}{folder}", "text", path)
+    assert sorted(os.listdir(folder)) == ["prepare.tmp", "train.npy", "valid.npy"]
+    write_text(tmp_path / "b.txt", b"\xff")
+    with pytest.raises(ValueError, match="b.txt is not UTF-8 text"):
+        corpus.prepare(f"{scheme}{folder}", "text", f"{tmp_path}/b.txt")
+    assert len(corpus.prepare(f"{scheme}{folder}", "text", path).splits["train"]) == int(len(TEXT) * 0.95)
+    assert sorted(os.listdir(folder)) == ["corpus-info.json", "train.npy", "valid.npy", "vocab.txt"]
 
 
 @SLOW

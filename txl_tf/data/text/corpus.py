@@ -26,6 +26,7 @@ from txl_tf.data.text.portions import THIS_PROCESS
 from txl_tf.data.text.prepared_folder import (
     INFO_FILE,
     VOCAB_FILE,
+    check_free,
     check_same,
     check_sums,
     inputs_of,
@@ -162,7 +163,8 @@ def prepare(
         **options: the other hyper-parameters of `TextConfig`.
 
     Raises:
-        ValueError: as `build_corpus`; or the folder was prepared with other arguments or from other files. Names them.
+        ValueError: as `build_corpus`; the folder was prepared with other arguments or from other files, which it names;
+            or it is that of a run, or holds a vocabulary or token files that no preparation has written.
         FileNotFoundError: a file does not exist.
         OSError: the folder cannot be written to, or another process is preparing it.
     """
@@ -188,9 +190,11 @@ def prepare(
 
 
 def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
-    """Whether the folder is prepared. Raises ValueError if that was done differently."""
+    """Whether the folder is prepared. Raises ValueError if that was done differently, or other files are in its way."""
     info = read_prepared_info(data_dir)
-    if info is not None:
+    if info is None:
+        check_free(data_dir, recipe.vocab_options["level"])
+    else:
         check_same(data_dir, info, recipe)
         logger.info("%s is prepared already", data_dir)
     return info is not None

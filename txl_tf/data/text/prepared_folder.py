@@ -8,6 +8,7 @@ import itertools
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -25,11 +26,13 @@ from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.token_files import TokenFiles, joined_sha256
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import is_remote, lock, read_json, sha256, write_json
+from txl_tf.files import is_remote, lock, read_json, remove, sha256, write_json
 from txl_tf.schema import brief, check_values
 
 INFO_FILE = "corpus-info.json"
 VOCAB_FILE = "vocab.txt"
+_NEW = "prepare.tmp"  # folder of new files; in a remote folder, of corpus-info.json alone, while files are copied
+_TOKENS = re.compile(r"(train|valid|test)(-\d{3,})?\.npy")  # the names of token files
 FORMAT = 1
 
 logger = logging.getLogger("txl_tf")
@@ -95,6 +98,11 @@ def vocab_name(info: dict) -> str:
     return vocab_file("vocab", info["vocab"].get("level"))
 
 
+def _files(info: dict) -> list[str]:
+    """The names of the vocabulary's file and of the token files."""
+    return [vocab_name(info), *(name for names in info["files"].values() for name in names)]
+
+
 def read_info(path: str) -> dict:
     """A corpus-info.json, also that of the original program, which has no `"format"`."""
     return read_json(path, _check_info)
@@ -109,8 +117,7 @@ def read_prepared_info(data_dir: str) -> dict | None:
 
 def check_sums(data_dir: str, info: dict, tokens_too: bool) -> None:
     """Raises ValueError where a file of a prepared folder is not as it was written. Older folders have no checksums."""
-    vocab = vocab_name(info)
-    names = [vocab, *(name for names in info["files"].values() for name in names)]
+    vocab, names = vocab_name(info), _files(info)
     if "sha256" not in info:
         logger.warning("%s was prepared without checksums: damage to it goes unnoticed", data_dir)
         return
@@ -218,23 +225,56 @@ def progress_bar(n_bytes: int) -> Callable[[int], None]:
     return progress
 
 
+def check_free(data_dir: str, level: str) -> None:
+    """Raises ValueError where a folder that is not prepared holds a run, or files that would be written over, but for
+    those of an interrupted preparation.
+    """
+    if tf.io.gfile.exists(f"{data_dir}/config.json"):
+        raise ValueError(f"data_dir must not be the folder of a run, got {data_dir}, which has a config.json")
+    there = tf.io.gfile.listdir(data_dir) if tf.io.gfile.isdir(data_dir) else []
+    names = [name for name in there if name == vocab_file("vocab", level) or _TOKENS.fullmatch(name)]
+    foreign = sorted({*names} - {*_moved(data_dir)})
+    if foreign:
+        raise ValueError(
+            f"data_dir must not hold {brief(foreign)}, which no preparation has written, got {data_dir}: choose "
+            "another folder, or move what is there"
+        )
+
+
+def _moved(data_dir: str) -> list[str]:
+    """The files that a preparation which was interrupted has moved to the folder."""
+    new = f"{data_dir}/{_NEW}"
+    info = read_prepared_info(new)  # written after the files, and moved after them
+    return [name for name in _files(info) if not tf.io.gfile.exists(f"{new}/{name}")] if info else []
+
+
 @contextlib.contextmanager
 def new_files(data_dir: str) -> Iterator[str]:
     """Gives a local folder for new files and, without error, moves them to `data_dir`, corpus-info.json last."""
     with contextlib.ExitStack() as stack:
+        new = f"{data_dir}/{_NEW}"
         try:
             tf.io.gfile.makedirs(data_dir)
+            if not is_remote(data_dir):
+                stack.enter_context(lock(data_dir, "another process is preparing it"))
+            for name in _moved(data_dir):
+                remove(f"{data_dir}/{name}")
             if is_remote(data_dir):
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
             else:
-                stack.enter_context(lock(data_dir, "another process is preparing it"))
-                folder = os.path.join(data_dir, "prepare.tmp")
+                folder = new
                 shutil.rmtree(folder, ignore_errors=True)  # of a killed process
                 os.mkdir(folder)
-                stack.callback(shutil.rmtree, folder, ignore_errors=True)
         except (OSError, tf.errors.OpError) as error:
             raise OSError(f"data_dir {data_dir} cannot be written to: {error}") from error
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if is_remote(data_dir):
+            tf.io.gfile.makedirs(new)
+            tf.io.gfile.copy(os.path.join(folder, INFO_FILE), f"{new}/{INFO_FILE}", overwrite=True)
         if tf.io.gfile.exists(f"{data_dir}/{INFO_FILE}"):  # of the original program
             tf.io.gfile.remove(f"{data_dir}/{INFO_FILE}")
         for name in sorted(os.listdir(folder), key=lambda name: (name == INFO_FILE, name)):
@@ -242,6 +282,7 @@ def new_files(data_dir: str) -> Iterator[str]:
                 tf.io.gfile.copy(os.path.join(folder, name), f"{data_dir}/{name}", overwrite=True)
             else:
                 os.replace(os.path.join(folder, name), os.path.join(data_dir, name))
+        remove(new)
 
 
 def check_same(data_dir: str, info: dict, recipe: datasets.Recipe) -> None:
@@ -261,6 +302,6 @@ def check_same(data_dir: str, info: dict, recipe: datasets.Recipe) -> None:
     ]
     if changes:
         raise ValueError(
-            f"data_dir {data_dir} was prepared otherwise; choose another folder, or remove {data_dir}/{INFO_FILE} to "
-            "prepare it anew:\n  " + "\n  ".join(changes)
+            f"data_dir {data_dir} was prepared otherwise; choose another folder, or remove {INFO_FILE}, "
+            f"{vocab_name(info)} and the .npy files there to prepare it anew:\n  " + "\n  ".join(changes)
         )
