@@ -89,6 +89,35 @@ def test_verify_checks_every_file_and_changes_nothing(tmp_path, run):
     assert (folder / "train.npy").read_bytes() == data
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--dataset=wt2 --level=byte", "--level is for your own text, and --dataset=wt2 has the original's tokens"),
+        ("--dataset=wt2 --valid_fraction=0.4", "--valid_fraction is for your own text, and --dataset=wt2 has"),
+        ("--dataset=enwik8 --subword_type=bpe", "--subword_type is for your own text, and --dataset=enwik8 has"),
+        ("--dataset=ptb --nolower_case", "--lower_case is for your own text, and --dataset=ptb has"),
+        ("--dataset=text --subword_type=bpe", "--subword_type is for --level=subword, not for --level=char"),
+        ("--dataset=text --num_shuffle=9", "--num_shuffle is for --dataset=lm1b, not for --dataset=text"),
+        ("--dataset=wt103 --seed=1", "--seed is for --dataset=lm1b, not for --dataset=wt103"),
+        ("--dataset=text --download_url=x", "--download_url is for datasets of the paper, not for --dataset=text"),
+        ("--dataset=wt2 --download_url=http://x", "--download_url is for --download, which is not given"),
+        ("--dataset=pydoc --text_field=body", "--text_field is for --dataset=text"),
+        (
+            "--dataset=text --level=subword --vocab_path=s.model --subword_type=bpe",
+            "--subword_type is for making subwords, which --vocab_path=s.model has already",
+        ),
+        ("--verify --dataset=ptb", "--dataset is for a preparation, and --verify only checks one"),
+        ("--verify --shard_tokens=5 --level=byte", "--shard_tokens is for a preparation, and --verify only"),
+        ("--verify --ray_workers=2", "--ray_workers is for a preparation, and --verify only checks one"),
+    ],
+)
+@pytest.mark.parametrize("run", ["in this process"], indirect=True)
+def test_a_flag_without_effect_is_refused(tmp_path, run, arguments, message):
+    result = run(f"--data_dir={tmp_path}/made", *arguments.split())
+    assert result.returncode == 1 and f"prepare_data.py: {message}" in result.stderr
+    assert not (tmp_path / "made").exists()
+
+
 def test_an_error_is_a_sentence_and_no_traceback(tmp_path, run):
     result = run(f"--data_dir={tmp_path}", "--dataset=wt2")
     assert result.returncode == 1

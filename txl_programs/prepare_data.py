@@ -34,7 +34,30 @@ flags.DEFINE_bool("debug", None, "No effect, as in the original.")
 flags.mark_flag_as_required("data_dir")
 
 
+OWN_TEXT = "level valid_fraction min_freq max_size lower_case vocab_size subword_type documents text_field"
+
+
+def check_flags():
+    """Refuses flags that --verify, the dataset or the level leaves without effect."""
+    own = FLAGS.dataset in ("text", "pydoc")
+    every = ["download", "download_url", "shard_tokens", *TextConfig.names(), *ClusterConfig.names()]
+    for names, used, what in (
+        (every, not FLAGS.verify, "a preparation, and --verify only checks one"),
+        (OWN_TEXT.split(), own, f"your own text, and --dataset={FLAGS.dataset} has the original's tokens"),
+        (["text_field"], FLAGS.dataset != "pydoc", "--dataset=text"),
+        (["download", "download_url"], not own, f"datasets of the paper, not for --dataset={FLAGS.dataset}"),
+        (["download_url"], FLAGS.download, "--download, which is not given"),
+        (["num_shuffle", "seed"], FLAGS.dataset == "lm1b", f"--dataset=lm1b, not for --dataset={FLAGS.dataset}"),
+        (["subword_type"], FLAGS.level == "subword", f"--level=subword, not for --level={FLAGS.level}"),
+        (["subword_type"], not FLAGS.vocab_path, f"making subwords, which --vocab_path={FLAGS.vocab_path} has already"),
+    ):
+        given = [name for name in names if name in FLAGS and FLAGS[name].present]
+        if given and not used:
+            raise ValueError(f"--{given[0]} is for {what}")
+
+
 def main():
+    check_flags()
     import txl_tf
     from txl_tf.data.text.corpus import load_corpus
 
