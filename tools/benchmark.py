@@ -98,10 +98,15 @@ COLUMNS = {  # of the tables: heading and format
 
 flags.DEFINE_list("mode", None, f"What to measure, of {', '.join(SHAPES)}; default: all before softmax_wt103.")
 _DEFINE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, list: flags.DEFINE_list}
+_LEAST = {"n_token": 1, "tgt_len": 1, "batch_size": 1, "megabytes": 0.001}  # of what no network checks
 for _name, _value in SHAPES["startup"].items():
-    _DEFINE[type(_value)](_name, None, "Of the shape; in generation, tgt_len is the length of the text.")
-flags.DEFINE_integer("rounds", None, "Turns of each contestant; default: 9, and 3 of new processes and with --scaling.")
-flags.DEFINE_float("seconds", None, "Shortest length of a turn; default: 1, with --scaling 0.3.")
+    _bounds = {"lower_bound": _LEAST[_name]} if _name in _LEAST else {}
+    _DEFINE[type(_value)](_name, None, "Of the shape; in generation, tgt_len is the length of the text.", **_bounds)
+_CUTOFFS = "must be integers, as 20000,40000"
+flags.register_validator("cutoffs", lambda value: all(x.isdigit() for x in value or []), _CUTOFFS)
+_ROUNDS = "Turns of each contestant; default: 9, and 3 of new processes and with --scaling."
+flags.DEFINE_integer("rounds", None, _ROUNDS, lower_bound=1)
+flags.DEFINE_float("seconds", None, "Shortest length of a turn; default: 1, with --scaling 0.3.", lower_bound=0)
 flags.DEFINE_bool("quick", False, "2 layers, texts of 2 MB, 2 turns of 0.2 s, 1 of new processes.")
 flags.DEFINE_bool("scaling", False, "Measure how the cost grows with each argument, and with the text's length.")
 flags.DEFINE_string("against", None, "Folder of another checkout, to compare this one with instead of the reference.")
@@ -199,8 +204,6 @@ def compare(mode, shape, rounds, seconds, peaks):
 
 def compare_workers(shape, rounds, seconds):
     """Measures some processes and more, prints their table and returns its rows. See `workers` above."""
-    if shape["batch_size"] % WORKERS[-1]:
-        raise ValueError(f"batch_size must be a multiple of {WORKERS[-1]}, the most workers, got {shape['batch_size']}")
     rows = []
     for n in WORKERS:
         with contextlib.ExitStack() as stack:
@@ -445,9 +448,17 @@ def shape_of(mode):
     return {**shape, **given}
 
 
+def check_shape(mode, shape):
+    """Raises ValueError unless a mode can measure a shape."""
+    if mode == "workers" and shape["batch_size"] % WORKERS[-1]:
+        raise ValueError(f"batch_size must be a multiple of {WORKERS[-1]}, the most workers, got {shape['batch_size']}")
+    contestants.check_shape(mode, shape)
+
+
 def rows_of_mode(mode, shape, peaks):
     """Measures a mode, prints its tables and returns their rows."""
-    seconds = FLAGS.seconds or (0.2 if FLAGS.quick else 0.3 if FLAGS.scaling else 1.0)
+    default = 0.2 if FLAGS.quick else 0.3 if FLAGS.scaling else 1.0
+    seconds = default if FLAGS.seconds is None else FLAGS.seconds
     few, many = (1, 2) if FLAGS.quick else (3, 3 if FLAGS.scaling else 9)
     rounds = FLAGS.rounds or (many if mode in LASTING else few)
     if mode == "workers":
@@ -472,22 +483,25 @@ def main():
     left_out = ("preparation", "export", "first_answer", *others) if FLAGS.against else ()
     known = SCALING if FLAGS.scaling else [mode for mode in SHAPES if mode not in left_out]
     extra = ("softmax_wt103", "softmax_lm1b", *others)
-    modes = FLAGS.mode or [mode for mode in known if mode not in extra]
-    if unknown := set(modes) - set(known):
-        raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    modes = [mode for mode in known if mode not in extra] if FLAGS.mode is None else FLAGS.mode
+    unknown = set(modes) - set(known)
+    if unknown or not modes:
+        raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown)) or 'none'}")
     if FLAGS.against and (FLAGS.scaling or not os.path.isdir(os.path.join(FLAGS.against, "txl_tf"))):
         raise ValueError(f"against must be a folder with a txl_tf, and without scaling, got {FLAGS.against}")
     check_writable(FLAGS.json)
     logging.set_verbosity(logging.ERROR)  # with --scaling, TensorFlow warns of many functions
     if FLAGS.inter_op_threads:
         os.environ["TF_NUM_INTEROP_THREADS"] = str(FLAGS.inter_op_threads)  # the processes inherit it
+    rows, shapes = [], {mode: shape_of(mode) for mode in modes}
+    for mode, shape in shapes.items():
+        check_shape(mode, shape)
     started = time.perf_counter()
     peaks = {dtype: matmul_peak(dtype) for dtype in ("float32", "bfloat16")}
     load = os.getloadavg()[0]
     products = ", ".join(f"{peak / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, peak in peaks.items())
     print(f"{os.cpu_count()} cores, {processor()}, load {load:.1f}, TensorFlow {tf.__version__}")
     print(f"matrix products: {products}")
-    rows, shapes = [], {mode: shape_of(mode) for mode in modes}
     for mode, shape in shapes.items():
         rows += rows_of_mode(mode, shape, peaks)
     loads = [load, os.getloadavg()[0]]

@@ -54,14 +54,14 @@ def environment_of(**variables):
 
 @contextlib.contextmanager
 def running(command, stdout=subprocess.DEVNULL, **variables):
-    """The process of a command, for which it waits. Raises RuntimeError with the end of its errors, where it fails."""
+    """The process of a command, for which it waits. Raises ValueError where it fails, see `processes.failure`."""
     with tempfile.TemporaryFile("w+") as errors:
         pipes = {"stdout": stdout, "stderr": errors, "text": True}
         with subprocess.Popen(command, env=environment_of(**variables), **pipes) as process:
             yield process
         if process.returncode:
             errors.seek(0)
-            raise RuntimeError(f"{command} failed: {errors.read()[-3000:]}")
+            raise processes.failure(" ".join(command), errors.read())
 
 
 def run(program, variables=(), **flags):

@@ -294,13 +294,19 @@ def plain_tagger(lattice, shape):
     return model, model.tag
 
 
+def tagging_network(lattice, shape, dtype="float32"):
+    import txl_tf
+
+    sizes = {name: shape[name] for name in [*_TAGGER_SIZES, "n_layer"]} | {"d_bigram": shape["d_embed"]}
+    own = {"fusion": shape["fusion"], "k_proj": False, "residual": "own"} if lattice else {"dropatt": 0.15}
+    return (txl_tf.Flat if lattice else txl_tf.Tener)(**sizes, **own, dtype=dtype)
+
+
 def library_tagger(dtype="float32"):
     def make(lattice, shape):
         import txl_tf
 
-        sizes = {name: shape[name] for name in [*_TAGGER_SIZES, "n_layer"]} | {"d_bigram": shape["d_embed"]}
-        own = {"fusion": shape["fusion"], "k_proj": False, "residual": "own"} if lattice else {"dropatt": 0.15}
-        network = (txl_tf.Flat if lattice else txl_tf.Tener)(**sizes, **own, dtype=dtype)
+        network = tagging_network(lattice, shape, dtype)
         labels = ["O", *(f"{prefix}-{kind}" for kind in range(8) for prefix in "BMES")]
         model = txl_tf.Tagger(network, labels, start_end=False, constraints=False, output_dropout=0.3, dtype=dtype)
         model.compile(txl_tf.make_optimizer(8e-4, clip=None, clip_value=5.0, optimizer="sgd"))
@@ -384,6 +390,18 @@ def make_contestants(mode, jit=False):
         for dtype, size in (("float32", 4), ("bfloat16", 2)):
             makers[f"{READING} {dtype}"] = functools.partial(reading_step, size=size)
     return makers
+
+
+def check_shape(mode, shape):
+    """Raises ValueError unless the library's network of a shape can be made. Large ones are made without weights."""
+    import txl_tf
+
+    if is_tagging(mode):
+        tagging_network(mode.startswith("flat"), shape)
+    elif mode.startswith("seq2seq"):
+        txl_tf.Transformer(**seq2seq_arguments(shape))
+    elif "div_val" in shape:
+        txl_tf.TransformerXL(**model_arguments(shape))
 
 
 def tokens_of_step(mode, name, shape):

@@ -49,14 +49,14 @@ class Process:
         """The figures of `function(**arguments)` there.
 
         Raises:
-            RuntimeError: it failed; with what it wrote to standard error.
+            ValueError: it failed; see `failure`.
         """
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps([function, arguments]), file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()
         if not answer:
             self.errors.seek(0)
-            raise RuntimeError(f"{function} of {arguments} failed: {self.errors.read()[-3000:]}")
+            raise failure(f"{function} of {arguments}", self.errors.read())
         return json.loads(answer)
 
     def __enter__(self):
@@ -66,6 +66,14 @@ class Process:
         self.process.kill()
         with self.errors, contextlib.suppress(BrokenPipeError), self.process:  # closes the pipes, waits for the end
             pass
+
+
+def failure(what, written):
+    """The ValueError of a process that failed, with the last line it has written; --verbosity=1 shows the others."""
+    lines = [line for line in written.splitlines() if line.strip() and not line.startswith("(--verbosity")]
+    error = ValueError(f"{what} failed: {lines[-1] if lines else 'it says nothing'}")
+    error.__cause__ = RuntimeError(written[-3000:])
+    return error
 
 
 def alone(function, **arguments):
@@ -312,7 +320,7 @@ def watch(shape, text, checkout=ROOT):
                     figures["peak_memory_mb"] = peak_memory(process.pid)
         figures["command_seconds"] = time.perf_counter() - started
     if process.returncode:
-        raise RuntimeError(f"train.py failed: {''.join(lines)[-3000:]}")
+        raise failure("train.py", "".join(lines))
     return figures
 
 
@@ -347,7 +355,9 @@ def train_runs(shape, folder):
         command_of("tools/train_ner.py", flagfile="configs/tener_towns.cfg", **few),
     ]
     for command in commands:
-        subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            raise failure(command[1], done.stderr)
 
 
 def answer(name, folder):
@@ -369,7 +379,7 @@ def answer(name, folder):
         errors = process.stderr.read().decode()
     ended, after = time.perf_counter() - started, os.times()
     if process.returncode:
-        raise RuntimeError(f"{name} failed: {errors[-3000:]}")
+        raise failure(name, errors)
     processor = after.children_user + after.children_system - before.children_user - before.children_system
     return {"seconds": answered, "command_seconds": ended, "processor_seconds": processor}
 
