@@ -332,6 +332,29 @@ def test_the_text_may_go_where_the_cache_is_and_counts_as_prepared(published, tm
         tf1_to_run(published / "model", data_dir, tmp_path / "other", mem_len=4, data_dir=data_dir)
 
 
+def test_an_error_leaves_the_files_of_the_original(published, tmp_path, monkeypatch):
+    data_dir = published / "data"
+
+    def files():
+        return {path.name: path.read_bytes() for path in data_dir.iterdir()}
+
+    def stopped(*arguments):
+        raise KeyboardInterrupt
+
+    before = files()
+    arguments = {"model_dir": tmp_path / "run", "mem_len": 4, "data_dir": data_dir}
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "save_weights", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            tf1_to_run(published / "model", data_dir, **arguments)
+    assert files() == before and not (tmp_path / "run").exists()
+    words = data_dir / "vocab.txt"
+    words.write_text("mine\n")
+    with pytest.raises(ValueError, match=f"{words} would be written over"):
+        tf1_to_run(published / "model", data_dir, **arguments)
+    assert files() == {**before, "vocab.txt": b"mine\n"}
+
+
 def test_a_corpus_of_characters_keeps_its_level(small_lm, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the cat sat\non the mat\n" * 20)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, TEXT, assert_variables_equal, read_checkpoint, word_vocab
+from helpers import SMALL, TEXT, assert_variables_equal, full_disk, read_checkpoint, word_vocab
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
@@ -95,6 +95,29 @@ def test_a_run_that_is_made_is_one_that_opens(made, run_dir, small_batches):
     with pytest.raises(ValueError, match=f"{run_dir} already holds a run: choose a new folder"):
         folder.create({"dataset": "text"}, MODEL, [vocab], lm, step=8)
     assert folder.steps() == [7]
+
+
+def test_a_run_is_made_beside_files_of_the_user_that_stay(small_lm, run_dir):
+    run_dir.mkdir()
+    folder, vocab, file = RunFolder(run_dir), word_vocab(), run_dir / "vocab.txt"
+    file.write_text("the 12\n")
+    arguments = {"data": {"dataset": "text"}, "model": MODEL, "vocabs": [vocab], "trained": small_lm(), "step": 1}
+    with pytest.raises(ValueError, match=f"{file} would be written over, and holds something else"):
+        folder.create(**arguments)
+    assert file.read_text() == "the 12\n"
+    vocab.save(file)
+    with full_disk(1000), pytest.raises(OSError, match="cannot be written"):
+        folder.create(**arguments)
+    assert [*run_dir.iterdir()] == [file] and file.read_text() == vocab.get_data()
+    folder.create(**arguments)
+    assert folder.load_vocab().symbols == vocab.symbols
+
+
+def test_a_file_in_the_place_of_the_folder_stays(small_lm, run_dir):
+    run_dir.write_text("mine")
+    with pytest.raises(OSError, match=f"{run_dir} cannot be written"):
+        RunFolder(run_dir).create({"dataset": "text"}, MODEL, [word_vocab()], small_lm(), step=1)
+    assert run_dir.read_text() == "mine"
 
 
 def test_a_checkpoint_of_the_original_is_found_too(small_lm, run_dir):

@@ -538,6 +538,15 @@ def case_without_words(tmp_path):
     return lm, path
 
 
+def test_a_list_of_words_with_counts_is_not_written_over(case, tmp_path):
+    _, path = case("nv")
+    counted = tmp_path / "case" / "vocab.txt"
+    counted.write_text("".join(f"{word} 3\n" for word in WORDS))
+    with pytest.raises(ValueError, match=f"{counted} would be written over, and holds something else"):
+        pytorch_to_run(path, counted.parent, corpus=counted)
+    assert counted.read_text().startswith(f"{WORDS[0]} 3\n")
+
+
 # ------------------------------------------------------------------------------------------------------- the program
 
 

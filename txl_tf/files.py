@@ -101,6 +101,16 @@ def write_atomic(path: str, text: str | bytes) -> None:
         file.write(text)
 
 
+def check_kept(path: str, data: str | bytes) -> None:
+    """Raises ValueError where a file of other content lies at `path`, which writing `data` there would lose."""
+    if not tf.io.gfile.exists(path):
+        return
+    with reading(path), tf.io.gfile.GFile(path, "rb") as file:
+        found = file.read()
+    if found != (data.encode() if isinstance(data, str) else data):
+        raise ValueError(f"{path} would be written over, and holds something else: choose a new folder, or move it")
+
+
 def sha256(path: str) -> str:
     """The checksum of a file, local or remote."""
     digest = hashlib.sha256()
@@ -112,7 +122,12 @@ def sha256(path: str) -> str:
 
 def write_json(path: str, values: dict) -> None:
     """Writes a JSON object with a checksum of it, atomically."""
-    write_atomic(path, json.dumps({**values, "checksum": _checksum(values)}, indent=2) + "\n")
+    write_atomic(path, json_text(values))
+
+
+def json_text(values: dict) -> str:
+    """What `write_json` writes."""
+    return json.dumps({**values, "checksum": _checksum(values)}, indent=2) + "\n"
 
 
 def read_json(path: str, check: Callable[[dict], None]) -> dict:
@@ -169,11 +184,13 @@ def reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def removed_on_error(path: str) -> Iterator[None]:
-    """Removes the file or folder `path` if an error occurs."""
+    """Removes the file or folder `path` if an error occurs, unless it was there before."""
+    was_there = tf.io.gfile.exists(path)
     try:
         yield
     except BaseException:
-        remove(path)
+        if not was_there:
+            remove(path)
         raise
 
 

@@ -14,9 +14,9 @@ from txl_tf.convert.cache_pkl import read_cache_pkl
 from txl_tf.data.text.corpus import load_corpus
 from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.text.download import LM1B_VOCAB
-from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE, read_info, write_files
+from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE, new_files, read_info, write_files
 from txl_tf.data.vocabulary import Vocab, escape
-from txl_tf.files import is_remote, removed_on_error
+from txl_tf.files import check_kept, is_remote, removed_on_error
 
 CACHE_FILE = "cache.pkl"
 WHITE_SPACE = {c: escape(chr(c)) for c in range(0x3001) if chr(c).isspace()}  # all there is, for str.translate
@@ -114,24 +114,23 @@ def _vocabulary_in(path: str) -> str:
 def written_corpus(data_dir: str | None, source: SourceCorpus, cutoffs: list[int]) -> Iterator[dict]:
     """Writes the tokens to `data_dir`, unless it is `None`; gives what `config.json` says of the text.
 
-    An error that follows leaves the folder as one that is not prepared.
+    An error, also one that follows, leaves what was there before.
     """
     data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": cutoffs}
     if not data_dir:
         yield data
         return
-    write_corpus(data_dir, source, cutoffs)
-    with removed_on_error(os.path.join(data_dir, INFO_FILE)):
+    _check_new_corpus(data_dir, source)
+    with removed_on_error(data_dir), new_files(data_dir) as folder:
+        pieces = ((split, 0, ids) for split, ids in source.splits.items())
+        write_files(folder, source.dataset, source.vocab, cutoffs, pieces, options={"cutoffs": None}, inputs={})
+        load_corpus(folder)  # raises if a file is wrong
         yield {**data, "data_dir": os.fspath(data_dir)}
 
 
-def write_corpus(data_dir: str, source: SourceCorpus, cutoffs: list[int]) -> None:
-    """Writes the tokens of a cache.pkl as a prepared corpus, for `load_corpus`.
-
-    The folder is local and made if it does not exist. It may be that of the cache.pkl.
-
-    Raises:
-        ValueError: `source` has no tokens, or `data_dir` is remote or already prepared.
+def _check_new_corpus(data_dir: str, source: SourceCorpus) -> None:
+    """Raises ValueError where the tokens of a cache.pkl cannot be written to a folder, which may be that of the file:
+    there are none, or the folder is remote, prepared already or holds another vocabulary.
     """
     if not source.splits:
         raise ValueError(f"{source.path} has no tokens to write to data_dir {data_dir}")
@@ -144,7 +143,4 @@ def write_corpus(data_dir: str, source: SourceCorpus, cutoffs: list[int]) -> Non
             raise ValueError(
                 f"{source.path}: the tokens of {split} must be ids of its {len(source.vocab)} symbols, got {wrong[0]}"
             )
-    os.makedirs(data_dir, exist_ok=True)
-    pieces = ((split, 0, ids) for split, ids in source.splits.items())
-    write_files(data_dir, source.dataset, source.vocab, cutoffs, pieces, options={"cutoffs": None}, inputs={})
-    load_corpus(data_dir)  # raises if a file is wrong
+    check_kept(os.path.join(data_dir, VOCAB_FILE), source.vocab.get_data())

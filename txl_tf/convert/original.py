@@ -63,17 +63,18 @@ def tf1_to_run(
     memory = {"mem_len": mem_len, "same_length": same_length, "clamp_len": clamp_len}
     model = ModelConfig(**model_arguments(path, **expected), **memory, dropout=0.0, dropatt=0.0).to_dict()
     source = read_corpus(corpus, dataset)
+    folder.check_new([source.vocab], TRANSFORMER_XL)
     source.check_size(path, model["n_token"])
     for file, cutoffs in source.cutoffs.items():
         if cutoffs != model["cutoffs"]:
             raise ValueError(
                 f"{file} has cutoffs {cutoffs}, but by the shapes of its variables {path} has {model['cutoffs']}"
             )
-    lm = TransformerXLLM(**model)
-    load_weights(lm, path)
     reader = tf.train.load_checkpoint(path)
     step = int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else checkpoint_step(path)
     with written_corpus(data_dir, source, model["cutoffs"]) as data:
+        lm = TransformerXLLM(**model)
+        load_weights(lm, path)
         return lm, source.vocab, folder.create(data, model, [source.vocab], lm, step)
 
 

@@ -67,11 +67,12 @@ def pytorch_to_run(
     source = open_source(pytorch_checkpoint)
     mapping = ModelMapping(source, given)
     words, notes = _vocabulary(source, corpus, dataset)
+    family = FAMILIES["transformer_xl"]
+    folder.check_new([words.vocab], family)
     model = mapping.model
     words.check_size(source.path, model["n_token"])
     with written_corpus(data_dir, words, model["cutoffs"]) as data:
         weights = mapping.weights()  # no model of this size is made, whose initial weights would be as many once more
-        family = FAMILIES["transformer_xl"]
         checkpoint = folder.create(data, model, [words.vocab], weights, source.step, family=family)
     n_parameter = sum(tensor.shape.num_elements() for tensor in weights.values())
     return Conversion(source, model, mapping.origins, n_parameter, words.vocab, checkpoint, mapping.notes + notes)

@@ -25,7 +25,6 @@ import numpy as np
 
 from txl_tf.config import SUBWORD_TYPES, one_of
 from txl_tf.data.vocabulary import Vocab, as_iterable
-from txl_tf.files import write_atomic
 
 SPACE = "\u2581"  # SentencePiece's mark of a space
 END = "</s>"  # its token for the end of a text
@@ -114,9 +113,9 @@ class SubwordVocab(Vocab):
             return b""
         return self.symbols[i].replace(SPACE, " ").encode()
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the SentencePiece model atomically."""
-        write_atomic(os.fspath(path), self.model)
+    def get_data(self) -> bytes:
+        """What `save` writes: the SentencePiece model."""
+        return self.model
 
     def fingerprint(self) -> str:
         """SHA-256 of the model: pieces of the same names and other scores cut a text otherwise."""

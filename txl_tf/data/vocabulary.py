@@ -264,8 +264,12 @@ class Vocab:
         Words are written as they are. Invisible characters and bytes are escaped as in Python (`\n`, `\x20`,
         `\u2028`), and so is the backslash.
         """
+        write_atomic(os.fspath(path), self.get_data())
+
+    def get_data(self) -> str | bytes:
+        """What `save` writes."""
         lines = self.symbols if self.level == "word" else [escape(symbol) for symbol in self.symbols]
-        write_atomic(os.fspath(path), "".join(f"{line}\n" for line in lines))
+        return "".join(f"{line}\n" for line in lines)
 
     @classmethod
     def load(cls, path: str | os.PathLike, **config) -> Vocab:

@@ -223,8 +223,8 @@ def average_checkpoints(
         raise ValueError("either checkpoints or num_last_checkpoints must say what to average")
     source, output = RunFolder(model_dir), RunFolder(output_dir)
     config = source.read_config()
-    output.check_new()
     vocabs = source.load_vocabs()
+    output.check_new(vocabs, source.family)
     if checkpoints:
         paths = [source.find_checkpoint(path) for path in checkpoints]
     else:

@@ -22,7 +22,7 @@ import tensorflow as tf
 from txl_tf.config import RunConfig
 from txl_tf.data.subwords import load_vocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import check_writable, lock, read_json, removed_on_error, write_json, writing
+from txl_tf.files import check_kept, check_writable, lock, read_json, removed_on_error, write_json, writing
 from txl_tf.runs.families.record import Family, family_in, family_of
 from txl_tf.runs.weights import CheckpointFolder, load_weights, weight_shapes
 
@@ -212,12 +212,16 @@ class RunFolder(CheckpointFolder):
         with lock(self.path, f"another run is training in model_dir {self}"):
             yield
 
-    def check_new(self) -> None:
-        """Raises ValueError if the folder holds a run, or is not named."""
+    def check_new(self, vocabs: list[Vocab] = (), family: Family | None = None) -> None:
+        """Raises ValueError if the folder is not named, holds a run, or a file that the vocabularies of a new one, of
+        `family`, would be written over.
+        """
         if not self.path:
             raise ValueError("model_dir must name the folder of the run")
         if self.has_config() or self.checkpoints():
             raise ValueError(f"{self} already holds a run: choose a new folder")
+        for name, vocab in zip((family or self.family).vocabs if vocabs else (), vocabs, strict=True):
+            check_kept(self._vocab_file(name, vocab.level), vocab.get_data())
 
     def create(
         self, data: dict, model: dict, vocabs: list[Vocab], trained: keras.Model | dict[str, tf.Tensor], step: int,
@@ -226,15 +230,13 @@ class RunFolder(CheckpointFolder):
         """Writes a run that was not trained here, in a new folder; returns the path of its checkpoint.
 
         `trained` is a model, or its weights by name where `family` says of what model.
-        A new run can start from its weights, but training cannot go on from it. An error leaves nothing behind.
+        A new run can start from its weights, but training cannot go on from it. An error leaves what was there before.
         """
-        self.check_new()
         family = family or family_of(type(getattr(trained, "network", trained)))
+        self.check_new(vocabs, family)
         with contextlib.ExitStack() as stack:
-            if not tf.io.gfile.isdir(self.path):
-                stack.enter_context(removed_on_error(self.path))
             files = [self._vocab_file(name, vocab.level) for name, vocab in zip(family.vocabs, vocabs, strict=True)]
-            for path in (self.config_file, *files):
+            for path in (self.path, self.config_file, *files):
                 stack.enter_context(removed_on_error(path))
             with writing(self.path):
                 tf.io.gfile.makedirs(self.path)

@@ -184,8 +184,8 @@ def write_checkpoint(path: str, variables: dict[str, Any]) -> None:
     unfinished = os.path.join(folder, UNFINISHED)
     with writing(path):
         remove(unfinished)  # of a program that was killed
-        tf.io.gfile.makedirs(unfinished)
         with removed_on_error(unfinished):
+            tf.io.gfile.makedirs(unfinished)
             tf.raw_ops.SaveV2(
                 prefix=os.path.join(unfinished, name),
                 tensor_names=list(variables),
