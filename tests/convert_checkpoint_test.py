@@ -12,6 +12,7 @@ from helpers import (
     SMALL,
     assert_variables_equal,
     make_cache,
+    make_run,
     read_checkpoint,
     run_program,
     word_vocab,
@@ -20,6 +21,7 @@ from helpers import (
 
 import txl_tf
 from txl_tf.convert.original import find_tf1_checkpoint, model_arguments, run_to_tf1, tf1_to_run
+from txl_tf.data.subwords import train_subwords
 from txl_tf.data.text import corpus
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.folder import RunFolder
@@ -280,6 +282,29 @@ def test_to_tf1_takes_a_prefix_and_an_earlier_checkpoint(small_lm, tmp_path, voc
         run_to_tf1(tmp_path / "back", tmp_path / "other")
 
 
+@pytest.mark.parametrize(
+    "name, data, message",
+    [
+        ("config.json", "{}", r"must lie outside of the folders of runs, got .*model.ckpt-7: .* has a config.json"),
+        ("vocab.txt", "mine\n", "vocab.txt would be written over, and holds something else"),
+        ("corpus-info.json", "{}", "corpus-info.json would be written over, and holds something else"),
+        ("checkpoint", "", "model.ckpt-7 would be written over .*checkpoint: choose a new folder"),
+        ("model.ckpt-7.index", "", "model.ckpt-7 would be written over .*model.ckpt-7.index: choose a new folder"),
+    ],
+)
+def test_to_tf1_writes_over_nothing_else(small_lm, tmp_path, vocab_file, monkeypatch, name, data, message):
+    convert(tmp_path, small_lm(), vocab_file)
+    monkeypatch.setattr(RunFolder, "load_model", None)  # it is refused before
+    (tmp_path / "back").mkdir()
+    (tmp_path / "back" / name).write_text(data)
+    with pytest.raises(ValueError, match=message):
+        run_to_tf1(tmp_path / "run", tmp_path / "back")
+    assert [file.name for file in (tmp_path / "back").iterdir()] == [name]
+    assert (tmp_path / "back" / name).read_text() == data
+    with pytest.raises(ValueError, match="tf1_checkpoint must name the new checkpoint, or its folder"):
+        run_to_tf1(tmp_path / "run", "")
+
+
 # --------------------------------------------------------------------------------------------- vocabulary and text
 
 
@@ -365,6 +390,16 @@ def test_a_corpus_of_characters_keeps_its_level(small_lm, tmp_path):
     run_to_tf1(tmp_path / "run", tmp_path / "back")
     _, vocab, _ = convert(tmp_path, lm, tmp_path / "back", dataset=None, model_dir=tmp_path / "again")
     assert vocab.decode(vocab.encode("on the\n")) == "on the\n"
+
+
+def test_a_corpus_of_subwords_goes_there_and_back(tmp_path):
+    vocab = train_subwords(["the cat sat on the mat"] * 20, vocab_size=270)
+    make_run(tmp_path / "run", vocab)
+    for _ in range(2):  # again in the same folder
+        back = run_to_tf1(tmp_path / "run", tmp_path / "back")
+    assert sorted(path.name for path in (tmp_path / "back").glob("*o*.*[ln]")) == ["corpus-info.json", "vocab.model"]
+    _, again, _ = tf1_to_run(back, tmp_path / "back", tmp_path / "again", mem_len=4)
+    assert again.fingerprint() == vocab.fingerprint() == RunFolder(tmp_path / "again").load_vocab().fingerprint()
 
 
 def change_info(**changes):

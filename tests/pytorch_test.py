@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
-from helpers import SMALL, assert_variables_equal, program, run_program, train_run, word_vocab
+from helpers import SMALL, assert_variables_equal, make_run, program, run_program, train_run, word_vocab
 from pytorch_models import KINDS, module_of, tensors_of, vocab_of, write_case
 from torch_files import BFloat16, Instance, Module, write_legacy, write_safetensors, write_shards, write_zip
 
@@ -607,6 +607,33 @@ def test_the_programs_flags(case, tmp_path, printed):
     assert "note: the model has layer_norm_epsilon=0.0001; the original program has 1e-12" in out
     with pytest.raises(flags.IllegalFlagValueError, match="must have a value other than None"):
         printed(*command, f"--tf1_checkpoint={path}")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--to_tf1", "--tf1_checkpoint=b", "--mem_len=9"], "--mem_len is not for --to_tf1"),
+        (["--to_tf1", "--tf1_checkpoint=b", "--corpus=nowhere"], "--corpus is not for --to_tf1"),
+        (
+            ["--to_tf1", "--pytorch_checkpoint=b"],
+            "--pytorch_checkpoint is not for --to_tf1, which takes model_dir, tf1_",
+        ),
+        (["--tf1_checkpoint=b", "--ckpt_path=nowhere"], "--ckpt_path is not for --tf1_checkpoint"),
+        (["--tf1_checkpoint=b", "--cutoffs=3"], "--cutoffs is not for --tf1_checkpoint"),
+        (["--pytorch_checkpoint=b", "--ckpt_path=nowhere"], "--ckpt_path is not for --pytorch_checkpoint"),
+    ],
+    ids=str,
+)
+def test_flags_of_another_direction_are_refused(printed, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        printed(*arguments)
+
+
+def test_the_way_back_says_what_is_lost_of_resets(tmp_path, printed):
+    make_run(tmp_path / "run", word_vocab(), reset_token=3)
+    out = printed("--to_tf1", f"--tf1_checkpoint={tmp_path}/b")
+    assert "note: the model has reset_token=3; the original program has no such thing, so its numbers differ" in out
+    assert "layer_norm_epsilon" not in out
 
 
 REFUSED = {

@@ -64,8 +64,6 @@ def described(names, model):
 def from_tf1():
     if FLAGS.corpus is None:
         raise ValueError("--corpus is needed: the cache.pkl or vocabulary file of the checkpoint")
-    if FLAGS["cutoffs"].present or FLAGS["layer_norm_epsilon"].present:
-        raise ValueError("--cutoffs and --layer_norm_epsilon are for --pytorch_checkpoint, not for --tf1_checkpoint")
     lm, vocab, checkpoint = tf1_to_run(**values(f"tf1_checkpoint {CORPUS} {MEMORY} {TOLD}"))
     print(f"{checkpoint}: {lm.count_params():,} parameters, {len(vocab):,} symbols")
     print("the checkpoint says:", described("n_layer d_model d_embed n_head d_head d_inner untie_r", lm.network))
@@ -74,8 +72,6 @@ def from_tf1():
 
 
 def from_pytorch():
-    if FLAGS.ckpt_path is not None:
-        raise ValueError("--ckpt_path goes with --to_tf1: --pytorch_checkpoint names the file")
     made = pytorch_to_run(**values(f"pytorch_checkpoint {CORPUS}"), **values(ModelConfig, given_only=True))
     source = made.source
     print(f"{source.path}: {source.kind}, {made.n_parameter:,} parameters, {len(made.vocab):,} symbols")
@@ -87,24 +83,31 @@ def from_pytorch():
 
 
 def to_tf1():
-    if FLAGS.tf1_checkpoint is None:
-        raise ValueError("--to_tf1 writes --tf1_checkpoint: name it, not --pytorch_checkpoint")
     print(run_to_tf1(**values("model_dir tf1_checkpoint ckpt_path")))
-    epsilon = (
-        RunFolder(FLAGS.model_dir).read_config()["model"].get("layer_norm_epsilon", ModelConfig.layer_norm_epsilon)
-    )
-    if epsilon != ModelConfig.layer_norm_epsilon:
-        print(
-            f"note: the model has layer_norm_epsilon={epsilon}; the original program has 1e-12, so its numbers differ"
-        )
+    model = ModelConfig(**RunFolder(FLAGS.model_dir).read_config()["model"])
+    for name, original in {"layer_norm_epsilon": "1e-12", "reset_token": "no such thing"}.items():
+        value = getattr(model, name)
+        if value != getattr(ModelConfig, name):
+            print(f"note: the model has {name}={value}; the original program has {original}, so its numbers differ")
+
+
+def check_flags(what, taken):
+    """Refuses flags that the conversion, the direction `what`, does not take."""
+    own = FLAGS.get_key_flags_for_module(FLAGS.find_module_defining_flag("model_dir"))
+    wrong = [flag.name for flag in own if flag.present and flag.name not in ["to_tf1", *taken.split()]]
+    if wrong:
+        raise ValueError(f"--{wrong[0]} is not for {what}, which takes {', '.join(taken.split())}")
 
 
 def main():
     if FLAGS.to_tf1:
+        check_flags("--to_tf1", "model_dir tf1_checkpoint ckpt_path")
         to_tf1()
     elif FLAGS.pytorch_checkpoint is not None:
+        check_flags("--pytorch_checkpoint", f"pytorch_checkpoint {CORPUS} {' '.join(FLAGGED)}")
         from_pytorch()
     else:
+        check_flags("--tf1_checkpoint", f"tf1_checkpoint {CORPUS} {MEMORY} {TOLD}")
         from_tf1()
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from txl_tf.config import DATASETS
 from txl_tf.convert.cache_pkl import read_cache_pkl
+from txl_tf.data.subwords import load_vocab, vocab_file
 from txl_tf.data.text.corpus import load_corpus
 from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.text.download import LM1B_VOCAB
@@ -88,7 +89,7 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
     options = info["vocab"] if "vocab" in info else dict(PAPER_DATASETS[dataset][0])
     if cache and cache.lower_case is not None:
         options["lower_case"] = cache.lower_case
-    vocab = vocab_of(cache.symbols, path, options) if cache else Vocab.load(path, **options)
+    vocab = vocab_of(cache.symbols, path, options) if cache else load_vocab(path, **options)
     if info.get("vocab_size", len(vocab)) != len(vocab):
         raise ValueError(f"{path} has {len(vocab)} symbols, but {info_path} says vocab_size {info['vocab_size']}")
     return SourceCorpus(path, dataset, vocab, cutoffs, cache.splits if cache else {})
@@ -102,7 +103,7 @@ def _vocabulary_in(path: str) -> str:
     if not is_info and not tf.io.gfile.isdir(path):
         return path
     folder = os.path.dirname(path) if is_info else path
-    names = (CACHE_FILE, VOCAB_FILE, LM1B_VOCAB)
+    names = (CACHE_FILE, VOCAB_FILE, LM1B_VOCAB, vocab_file("vocab", "subword"))
     for name in names:
         if tf.io.gfile.exists(os.path.join(folder, name)):
             return os.path.join(folder, name)

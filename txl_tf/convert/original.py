@@ -15,9 +15,10 @@ import tensorflow as tf
 
 from txl_tf.config import ModelConfig
 from txl_tf.convert.corpus_files import read_corpus, written_corpus
-from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE, read_info
+from txl_tf.data.subwords import vocab_file
+from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import write_json
+from txl_tf.files import check_kept, json_text, write_atomic
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.families.language_model import TRANSFORMER_XL
 from txl_tf.runs.folder import RunFolder
@@ -207,15 +208,17 @@ def div_vals(widths: list[int], n_bin: int) -> list[int]:
 
 
 def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None) -> str:
-    """Writes a checkpoint for the original program, its corpus-info.json and vocab.txt. Returns its prefix.
+    """Writes a checkpoint for the original program, its corpus-info.json and vocabulary. Returns its prefix.
 
     Args:
         model_dir: folder of a run.
-        tf1_checkpoint: prefix of the new checkpoint, with `.ckpt` in its name; or a folder for `model.ckpt-<step>`.
+        tf1_checkpoint: prefix of the new checkpoint, with `.ckpt` in its name; or a folder for `model.ckpt-<step>`. The
+            folder is new, or holds what the same run was converted to before.
         ckpt_path: the run's checkpoint, by default the latest.
 
     Raises:
-        ValueError: the folder is not that of a run of Transformer-XL, or there is no such checkpoint.
+        ValueError: the folder is not that of a run of Transformer-XL, there is no such checkpoint, or a file would be
+            lost.
     """
     folder = RunFolder(model_dir, "language_model")
     config, vocab = folder.read_config(), folder.load_vocab()
@@ -223,12 +226,11 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
         raise ValueError(f"the original program has Transformer-XL alone, got {folder} of {folder.family.name}")
     ckpt_path = folder.find_checkpoint(ckpt_path)
     path = os.fspath(tf1_checkpoint)
+    if not path:
+        raise ValueError("tf1_checkpoint must name the new checkpoint, or its folder")
     if ".ckpt" not in os.path.basename(path):
         path = os.path.join(path, f"model.ckpt-{checkpoint_step(ckpt_path)}")
-    save_tf1_checkpoint(folder.load_model(ckpt_path), path)
-    target = os.path.dirname(path)
-    vocab.save(os.path.join(target, VOCAB_FILE))
-    data, cutoffs = config["data"], config["model"]["cutoffs"]
+    data, cutoffs = config["data"], config["model"].get("cutoffs")
     prepared = os.path.join(data.get("data_dir", ""), INFO_FILE)
     if "dataset" not in data and tf.io.gfile.exists(prepared):
         data = read_info(prepared)
@@ -238,5 +240,25 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
         "dataset": data.get("dataset"),
         "vocab": vocab.get_config(),
     }
-    write_json(os.path.join(target, INFO_FILE), info)
+    target = os.path.dirname(path)
+    files = {vocab_file("vocab", vocab.level): vocab.get_data(), INFO_FILE: json_text(info)}
+    _check_target(path, files)
+    save_tf1_checkpoint(folder.load_model(ckpt_path), path)
+    for name, data in files.items():
+        write_atomic(os.path.join(target, name), data)
     return path
+
+
+def _check_target(path: str, files: dict[str, str | bytes]) -> None:
+    """Raises ValueError where a checkpoint `path`, with `files` beside it, would be written over something else."""
+    target = os.path.dirname(path)
+    if RunFolder(target).has_config():
+        raise ValueError(
+            f"tf1_checkpoint must lie outside of the folders of runs, got {path}: {target} has a config.json"
+        )
+    for name, data in files.items():
+        check_kept(os.path.join(target, name), data)
+    if not tf.io.gfile.exists(os.path.join(target, INFO_FILE)):  # nothing here was converted from the run
+        for file in (f"{path}.index", os.path.join(target, "checkpoint")):
+            if tf.io.gfile.exists(file):
+                raise ValueError(f"tf1_checkpoint {path} would be written over {file}: choose a new folder")
