@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from absl import flags
-from helpers import SMALL, assert_variables_equal, full_disk, program, randomise, run_program, word_vocab
+from helpers import SMALL, assert_variables_equal, full_disk, make_run, program, randomise, run_program, word_vocab
 
 import txl_tf
 from txl_tf.runs.checkpoints import RunCheckpoints, average_checkpoints, average_weights
@@ -113,6 +113,22 @@ def test_weights_of_another_shape_are_named(run, small_lm, tmp_path):
     assert not (tmp_path / "average").exists()
 
 
+def test_a_run_of_another_vocabulary_or_model_is_named(run, tmp_path):
+    folder, _ = run
+    model, vocab = folder.read_config()["model"], word_vocab()
+    vocab.set_lines(vocab.symbols[::-1], "reversed")
+    make_run(tmp_path / "reversed", vocab, **model)
+    make_run(tmp_path / "heads", word_vocab(), **{**model, "n_head": 3, "d_head": 2})
+    make_run(tmp_path / "free", word_vocab(), **{**model, "dropout": 0.0, "clamp_len": 3})
+    for name, message in {
+        "reversed": f"model_dir {folder} has another vocabulary .* than the run in .*reversed .*: symbol 0 is .* there",
+        "heads": f"heads/ckpt-1 is of another model than model_dir {folder}: n_head is 3 there and 2 here",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", f"{tmp_path}/{name}/ckpt-1"])
+    average_checkpoints(folder.path, tmp_path / "average", ["ckpt-1", f"{tmp_path}/free/ckpt-1"])
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -121,6 +137,10 @@ def test_weights_of_another_shape_are_named(run, small_lm, tmp_path):
         ({"num_last_checkpoints": 4}, "num_last_checkpoints=4, but model_dir .*run holds 3: ckpt-1, ckpt-2, ckpt-3"),
         ({"num_last_checkpoints": 0}, "num_last_checkpoints must be at least 1, got 0"),
         ({"checkpoints": ["ckpt-7"]}, "no checkpoint at ckpt-7, nor in .*run"),
+        (
+            {"checkpoints": ["ckpt-2", "", "ckpt-3"]},
+            "checkpoints must name a checkpoint each, got an empty name: ckpt-2,,",
+        ),
         ({"checkpoints": ["ckpt-1"], "model_dir": "nowhere"}, "model_dir nowhere is not the folder of a run"),
         ({"checkpoints": ["ckpt-1"], "output_dir": "."}, "run already holds a run: choose a new folder"),
     ],

@@ -32,6 +32,11 @@ def absolute(path: str) -> str:
     return path if is_remote(path) else os.path.abspath(path)
 
 
+def same_path(one: str, other: str) -> bool:
+    """Whether two paths lead to one file or folder, through whatever links."""
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
 @contextlib.contextmanager
 def lock(folder: str, refusal: str) -> Iterator[None]:
     """Keeps other processes out of a local folder. The lock ends with the process, however that ends.

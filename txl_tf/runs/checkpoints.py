@@ -14,8 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import RunConfig
-from txl_tf.files import remove, write_json
+from txl_tf.files import remove, same_path, write_json
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.origin import plain
+from txl_tf.runs.same_run import check_vocab
 from txl_tf.runs.weights import (
     UNFINISHED,
     CheckpointFolder,
@@ -30,6 +32,7 @@ from txl_tf.runs.weights import (
     weights_reader,
     write_checkpoint,
 )
+from txl_tf.schema import brief
 from txl_tf.training.distribution import broadcast_from_chief
 
 logger = logging.getLogger("txl_tf")
@@ -217,7 +220,7 @@ def average_checkpoints(
         list of str, the paths that were averaged.
 
     Raises:
-        ValueError: a checkpoint is not there, or is of another model: names the variables that differ.
+        ValueError: a checkpoint is not there, or is of another model or vocabulary: names what differs.
     """
     if bool(checkpoints) == (num_last_checkpoints is not None):
         raise ValueError("either checkpoints or num_last_checkpoints must say what to average")
@@ -226,9 +229,13 @@ def average_checkpoints(
     vocabs = source.load_vocabs()
     output.check_new(vocabs, source.family)
     if checkpoints:
+        if "" in checkpoints:
+            raise ValueError(f"checkpoints must name a checkpoint each, got an empty name: {','.join(checkpoints)}")
         paths = [source.find_checkpoint(path) for path in checkpoints]
     else:
         paths = _last(source, num_last_checkpoints)
+    for path in paths:
+        _check_same_model(source, path)
     source.check_size(config["model"], paths[0])
     model = source.family.make(**config["model"])
     average_weights(model, paths)
@@ -236,6 +243,22 @@ def average_checkpoints(
     others = {name: config.get(name) for name in ("fingerprints", "init_from")}
     output.create(config["data"], config["model"], vocabs, model, step, **others)
     return paths
+
+
+def _check_same_model(source: RunFolder, path: str) -> None:
+    """Raises ValueError where a checkpoint lies in the folder of another run, of another model or vocabulary."""
+    folder = RunFolder.around(path)
+    if same_path(folder.path, source.path) or not folder.has_config():
+        return
+    here, there = source.family, folder.family
+    if here is not there:
+        raise ValueError(f"{path} is of the family {there.name}, and model_dir {source} of {here.name}")
+    check_vocab(folder, source.load_vocabs(), "An average needs one vocabulary", f"model_dir {source}")
+    before, now = (here.config(**some.read_config()["model"]).to_dict() for some in (folder, source))
+    for name in now:
+        if name not in here.free and plain(before[name]) != plain(now[name]):
+            found = f"{name} is {brief(before[name])} there and {brief(now[name])} here"
+            raise ValueError(f"{path} is of another model than model_dir {source}: {found}")
 
 
 def average_weights(model: keras.Model, paths: list[str]) -> None:

@@ -69,6 +69,12 @@ class RunFolder(CheckpointFolder):
         self.best_file = os.path.join(self.best.path, "best.json")
         self.ema = CheckpointFolder(os.path.join(self.path, "ema"))
 
+    @classmethod
+    def around(cls, checkpoint: str, task: str | None = None) -> RunFolder:
+        """The folder of the run that has a checkpoint, perhaps in `best` or `ema`. It may not be there."""
+        folder = os.path.dirname(checkpoint)
+        return cls(os.path.dirname(folder) if os.path.basename(folder) in ("best", "ema") else folder, task)
+
     def __str__(self) -> str:
         return self.path
 

@@ -5,15 +5,16 @@ A run that has checkpoints goes on from them. Its own folder then stands for the
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import os
+from typing import Any
 
 import keras
 
 from txl_tf.config import Config, RunConfig
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.files import same_path
 from txl_tf.runs.families.record import Family
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import checkpoint_step, load_weights
@@ -42,7 +43,7 @@ class Origin:
 
     def __init__(self, folder: RunFolder, init_from: str | os.PathLike, task: str | None = None):
         self.path = os.fspath(init_from)
-        if _same(self.path, folder.path):
+        if same_path(self.path, folder.path):
             raise ValueError(f"model_dir must be another folder than init_from={self.path}, whose run stays as it is")
         check_origin(folder, self.path)
         self.goes_on = bool(folder.steps())
@@ -82,22 +83,18 @@ class Origin:
                 f"{family.name} to train"
             )
         for name, (before, now) in self._changes(model.to_dict()).items():
-            if name not in self._free:
+            if name not in self.family.free:
                 raise ValueError(
                     f"{name} must be {brief(before)}, as in {self.path}, got {brief(now)}: its weights fit no other. "
-                    f"init_from can change {', '.join(self._free)}"
+                    f"init_from can change {', '.join(self.family.free)}"
                 )
-
-    @property
-    def _free(self) -> list[str]:
-        return [field.name for field in dataclasses.fields(self.family.config) if field.metadata["free"]]
 
     def _changes(self, model: dict) -> dict[str, tuple]:
         """Hyper-parameter -> its values before and now, where they differ; not where the data will decide it."""
         before = self.model.to_dict()
-        found = {name: (before[name], now) for name, now in model.items() if _plain(now) != _plain(before[name])}
+        found = {name: (before[name], now) for name, now in model.items() if plain(now) != plain(before[name])}
         unknown = ("n_bigram",) + tuple(name for name in model if model[name] is None or model[name] == ())
-        return {name: pair for name, pair in found.items() if name in self._free or name not in unknown}
+        return {name: pair for name, pair in found.items() if name in self.family.free or name not in unknown}
 
     def checkpoint(self, training: RunConfig) -> str:
         """Path of the checkpoint whose weights are taken: `warm_start_path`, or else the run's default."""
@@ -134,18 +131,15 @@ def check_origin(folder: RunFolder, init_from: str | None) -> None:
     found = (folder.read_config() if folder.has_config() else {}).get("init_from")
     if found and not init_from:
         raise ValueError(f"the run in {folder} started from another: go on with init_from={found['model_dir']}")
-    if init_from and not (found and _same(found["model_dir"], init_from)):
+    if init_from and not (found and same_path(found["model_dir"], init_from)):
         started = f"started from {found['model_dir']}" if found else "did not start from another"
         raise ValueError(
             f"model_dir {folder} holds a run that {started}, got init_from={init_from}: choose a new folder"
         )
 
 
-def _same(one: str, other: str) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
-
-
-def _plain(value):
+def plain(value: Any) -> Any:
+    """A hyper-parameter as `config.json` has it."""
     return list(value) if isinstance(value, tuple) else value
 
 

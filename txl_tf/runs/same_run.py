@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 
 import tensorflow as tf
 
@@ -50,10 +49,7 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
 
 
 def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str) -> None:
-    parent = os.path.dirname(path)
-    if os.path.basename(parent) in ("best", "ema"):
-        parent = os.path.dirname(parent)
-    source = RunFolder(parent, family_in(config).task)
+    source = RunFolder.around(path, family_in(config).task)
     if not source.has_config():
         return
     check_vocab(source, vocabs, remedy)
@@ -61,17 +57,17 @@ def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str)
     names = [name for name in NOT_IN_WEIGHTS if before.get(name, now.get(name)) != now.get(name)]
     if names:
         was, has = (", ".join(f"{name}={model[name]}" for name in names) for model in (before, now))
-        logger.warning("%s has %s; this run has %s", parent, was, has)
+        logger.warning("%s has %s; this run has %s", source, was, has)
 
 
-def check_vocab(folder: RunFolder, vocabs: list[Vocab], remedy: str) -> None:
-    """Raises ValueError unless a text has the vocabularies of the run; `remedy` ends the message."""
+def check_vocab(folder: RunFolder, vocabs: list[Vocab], remedy: str, who: str = "the text") -> None:
+    """Raises ValueError unless `who` has the vocabularies of the run; `remedy` ends the message."""
     for name, vocab, before in zip(folder.family.vocabs, vocabs, folder.load_vocabs(), strict=True):
         difference = vocab.difference(before)
         if difference:
             what = name.replace("_", " ").replace("vocab", "vocabulary")
             raise ValueError(
-                f"the text has another {what} ({len(vocab)} symbols) than the run in {folder} ({len(before)} "
+                f"{who} has another {what} ({len(vocab)} symbols) than the run in {folder} ({len(before)} "
                 f"symbols): {difference}. {remedy}"
             )
 
