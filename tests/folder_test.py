@@ -179,6 +179,16 @@ def test_a_model_that_does_not_fit_names_the_checkpoint_and_the_variable(made, r
     assert str(error.value).startswith(f"{run_dir}/ckpt-7 does not fit the model:\n")
 
 
+def test_what_the_model_does_not_have_cannot_be_changed(run_dir):
+    model = {**SMALL, "mem_len": 4}
+    RunFolder(run_dir).create({"dataset": "text"}, model, [word_vocab()], txl_tf.TransformerLM(**model), step=1)
+    message = f"model_dir {run_dir} is of the family transformer_lm, which has no clamp_len: it can change dropout, "
+    with pytest.raises(ValueError, match=message):
+        txl_tf.load_run(run_dir, clamp_len=8)
+    lm, _ = txl_tf.load_run(run_dir, mem_len=2, dtype="bfloat16", seed=3, recompute=True, name="lm", trainable=False)
+    assert (lm.network.mem_len, lm.compute_dtype, lm.name) == (2, "bfloat16", "lm")
+
+
 def test_a_folder_without_a_name_is_an_error():
     with pytest.raises(ValueError, match="model_dir must name the folder of the run"):
         with RunFolder("").writing():

@@ -98,6 +98,14 @@ def test_a_file_is_written_whole_or_not_at_all(score, tmp_path):
     assert output.read_bytes() == expected
 
 
+def test_the_input_is_not_written_over(score, tmp_path):
+    (tmp_path / "link.txt").symlink_to(tmp_path / "input.txt")
+    for name in ("input.txt", "link.txt"):
+        with pytest.raises(ValueError, match=f"--output must be another file than .*input.txt, .*, got .*{name}"):
+            score(f"--output={tmp_path / name}")
+        assert (tmp_path / "input.txt").read_bytes() == TEXT
+
+
 def test_carried_memory_and_other_memory_change_the_scores(score, word_run):
     alone, carried, longer = (score(*options).split() for options in ([], ["--carry_memory"], ["--mem_len=9"]))
     assert alone[0] == carried[0] and not set(alone[1:]) & set(carried[1:])
@@ -138,6 +146,7 @@ def test_a_line_that_cannot_be_scored_keeps_its_place(score, tmp_path):
     [
         (["--columns=nll,size"], b"w1", "columns must be of nll, tokens, ppl, bpb, bytes, text, got 'nll,size'"),
         (["--columns="], b"w1", "columns must be of nll"),
+        (["--columns=nll,text", "--format=json"], b"w1", "--columns is for --format=tsv, got --format=json"),
         (["--segment=0"], b"w1", "segment must be at least 1, got 0"),
         (["--output=/no/such/folder/x"], b"w1", "/no/such/folder/x cannot be written"),
         (["--input=/no/such/file"], b"w1", "/no/such/file"),

@@ -1013,7 +1013,10 @@ def test_a_file_with_a_wrong_byte_is_read_or_refused(tmp_path, write):
             "cannot be read as a file of PyTorch: ValueError: it begins with '<!DOCTYPE html>.n<",
         ),
         (b"Entry not found", "cannot be read as a file of PyTorch: ValueError: the operation 0x45 is none"),
-        (b"the\nof\n", "cannot be read as a file of PyTorch: IndexError"),
+        (
+            b"the\nof\n",
+            "cannot be read as a file of PyTorch: ValueError: it is neither an archive nor a pickle, as torch.s",
+        ),
         (b"\x89HDF\r\n\x1a\n", "cannot be read as a file of PyTorch: "),
         (b"PK\x03\x04", "cannot be read as a file of PyTorch: BadZipFile: File is not a zip file"),
         (b"\x80", "cannot be read as a file of PyTorch: "),

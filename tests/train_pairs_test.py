@@ -255,6 +255,8 @@ def test_pairs_are_numbered_as_in_their_file_and_what_has_no_translation_is_wron
     out, err = capsys.readouterr()
     assert out == f"{right}\n{right}\n\n" and "pairs.tsv, line 3: 'x' is not in" in err
     assert "50.00% of 2 lines wrong" in err
+    with pytest.raises(ValueError, match="--output must be another file than .*pairs.tsv, whose lines are answered"):
+        run_here(tool, f"--model_dir={folder}", f"--pairs={pairs}", f"--output={pairs}")
 
 
 def test_sources_are_translated_as_they_come(made, tool, monkeypatch):

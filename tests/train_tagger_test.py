@@ -346,6 +346,8 @@ def test_lines_are_tagged_in_their_places_and_what_is_written_is_read(made, tool
     capsys.readouterr()
     run_here(tool, f"--model_dir={made[0]}", f"--tagged={tmp_path / 'out'}", "--format=conll")
     assert capsys.readouterr().out == written.replace("\n\n\n", "\n\n")
+    with pytest.raises(ValueError, match="--output must be another file than .*out, whose lines are answered"):
+        run_here(tool, f"--model_dir={made[0]}", f"--tagged={tmp_path / 'out'}", f"--output={tmp_path / 'out'}")
     with pytest.raises(ValueError, match="in, line 4 is not UTF-8 text: see its byte 1"):
         run_here(tool, *arguments, "--strict")
 

@@ -35,11 +35,10 @@ flags.DEFINE_integer("batch_size", 64, "Sentences to tag at a time.", lower_boun
 read_flags(__name__)
 
 from txl_programs.answering.files import answer_input
-from txl_programs.answering.lines import write_answers
+from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json
 from txl_tf.data.tagged.sentences import encoder_of, read_tagged_as
-from txl_tf.files import check_writable
 from txl_tf.models.taggers.text_tagger import TextTagger
 from txl_tf.runs.families.pipeline import POOL, TaggedLine, TaggingPipeline
 from txl_tf.runs.folder import RunFolder
@@ -92,7 +91,7 @@ def main():
     vocabs = folder.load_vocabs()
     if FLAGS.tagged:
         check_left_out(values("ray_address ray_workers"), "--tagged is for one machine")
-        check_writable(FLAGS.output)
+        check_output(FLAGS.tagged)
         sentences = read_tagged(folder)
         return compare(sentences, load_model(folder, **values("constraints", given_only=True)), vocabs)
     tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size)

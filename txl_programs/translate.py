@@ -42,11 +42,10 @@ define_flags(SearchConfig)
 read_flags(__name__)
 
 from txl_programs.answering.files import answer_input
-from txl_programs.answering.lines import write_answers
+from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError
 from txl_tf.data.pairs.parallel import read_sides
-from txl_tf.files import check_writable
 from txl_tf.models.vanilla.translator import POOL, Translation, Translator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import corpus_scores, error_rates, group_references
@@ -95,7 +94,7 @@ def make_answering(folder, path):
 def compare(folder):
     """Translates the sources of --pairs, and says how right the translations are."""
     check_left_out(values("ray_address ray_workers"), "--pairs is for one machine")
-    check_writable(FLAGS.output)
+    check_output(*FLAGS.pairs)
     sides = [[line.removesuffix("\n") for line in side.lines] for side in read_sides(FLAGS.pairs)]
     references = group_references(*sides)
     first = {source: number for number, source in reversed([*enumerate(sides[0], 1)])}

@@ -11,14 +11,21 @@ from pathlib import PurePosixPath
 
 import tensorflow as tf
 
-from txl_programs.answering.lines import input_lines, progress_bar, say_how_many, say_missing, write_answers
+from txl_programs.answering.lines import (
+    check_output,
+    input_lines,
+    progress_bar,
+    say_how_many,
+    say_missing,
+    write_answers,
+)
 from txl_programs.program import FLAGS, config_of, find_checkpoint
 from txl_tf.cluster.blocks import answer_on_cluster, count_workers
 from txl_tf.cluster.connection import connected
 from txl_tf.config import ClusterConfig
 from txl_tf.data.line_files import LineFile, Plan, Tally, answer_block
 from txl_tf.data.text.texts import find_named_files, folder_around
-from txl_tf.files import absolute, check_writable, lock, sha256, writing
+from txl_tf.files import absolute, lock, sha256, writing
 from txl_tf.runs.folder import RunFolder
 
 # Flags that no answer depends on.
@@ -40,7 +47,7 @@ def answer_input(folder, make_answering, program, together, raw=False):
     """
     if config_of(ClusterConfig).given or _is_several(FLAGS.input):
         return _answer_files(folder, make_answering, program, together)
-    check_writable(FLAGS.output)
+    check_output(FLAGS.input)
     lines, name = input_lines()
     answering = make_answering(folder, find_checkpoint(folder))
     started = time.perf_counter()

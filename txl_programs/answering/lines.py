@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import sys
 
 import keras
@@ -11,7 +12,7 @@ from txl_tf.data.line_files import Tally, nothing
 from txl_tf.data.lines import arriving, lines_in, without_mark
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import visible
-from txl_tf.files import new_file
+from txl_tf.files import check_writable, new_file, same_path
 
 
 def input_lines():
@@ -26,6 +27,14 @@ def input_lines():
         return lines_in(without_mark(arriving(sys.stdin.buffer, prompt))), "standard input"
     pieces = read_files([FLAGS.input], "byte")
     return lines_in(without_mark(itertools.chain([next(pieces)], pieces))), FLAGS.input
+
+
+def check_output(*inputs):
+    """Raises ValueError where --output is one of the files `inputs`, and OSError where it cannot be written."""
+    for path in inputs:
+        if FLAGS.output and path and os.path.isfile(path) and same_path(path, FLAGS.output):
+            raise ValueError(f"--output must be another file than {path}, whose lines are answered, got {FLAGS.output}")
+    check_writable(FLAGS.output)
 
 
 def write_answers(answers, text, numbers=nothing, raw=False):

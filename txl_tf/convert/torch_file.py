@@ -268,7 +268,12 @@ class _TorchUnpickler(PlainUnpickler):
 
     def load(self) -> Any:
         self.memo.clear()
-        return super().load()
+        try:
+            return super().load()
+        except IndexError:  # an operation finds nothing on the stack
+            raise ValueError(
+                "it is neither an archive nor a pickle, as torch.save writes them, or is damaged"
+            ) from None
 
     def _dictionary(self, *args: Any) -> dict:
         """An `OrderedDict` or `defaultdict`. Python 2 writes it with its pairs.

@@ -26,6 +26,8 @@ from txl_tf.files import check_kept, check_writable, lock, read_json, removed_on
 from txl_tf.runs.families.record import Family, family_in, family_of
 from txl_tf.runs.weights import CheckpointFolder, load_weights, weight_shapes
 
+_OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
+
 
 def load_run(
     model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes
@@ -184,6 +186,10 @@ class RunFolder(CheckpointFolder):
     def load_model(self, ckpt_path: str | None = None, **changes) -> keras.Model:
         """The model of the run, not compiled; see `load_run` for the arguments."""
         arguments, family = {**self.read_config()["model"], **changes}, self.family
+        for name in changes:
+            if name not in (*family.config.names(), *_OPTIONS):
+                can = f"it can change {', '.join(family.free)}"
+                raise ValueError(f"model_dir {self} is of the family {family.name}, which has no {name}: {can}")
         family.config(**{name: arguments[name] for name in family.config.names() if name in arguments})
         path = self.find_checkpoint(ckpt_path)
         self.check_size(arguments, path)
