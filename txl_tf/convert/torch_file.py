@@ -41,6 +41,7 @@ from txl_tf.convert.tensors import (
     unpacked,
 )
 
+PICKLES = (b"\x80", b"(", b"]", b"}", b")", b"c")  # how they begin: of protocols 0 and 1, those of containers
 MAGIC = 0x1950A86A20F9469CFC6C  # how files of torch < 1.6 begin, after pickling
 VERSION = 1001
 MAX_KEY = 20  # digits of the key of a storage
@@ -80,8 +81,8 @@ def read_torch_file(path: str) -> Any:
         file.seek(0)
         if start.startswith(b"PK\x03\x04"):
             return _read_zip(path)
-        if start[:1] in (b"<", b"{"):
-            raise ValueError(f"it begins with {shown(start[:20])}, as text does")
+        if start[:1] not in PICKLES:
+            raise ValueError(f"it begins with {shown(start[:20])}, as no file of torch.save and no pickle does")
         return _read_pickles(path, file)
 
 
@@ -268,12 +269,7 @@ class _TorchUnpickler(PlainUnpickler):
 
     def load(self) -> Any:
         self.memo.clear()
-        try:
-            return super().load()
-        except IndexError:  # an operation finds nothing on the stack
-            raise ValueError(
-                "it is neither an archive nor a pickle, as torch.save writes them, or is damaged"
-            ) from None
+        return super().load()
 
     def _dictionary(self, *args: Any) -> dict:
         """An `OrderedDict` or `defaultdict`. Python 2 writes it with its pairs.
