@@ -3,7 +3,8 @@
 import ast
 import concurrent.futures
 import dataclasses
-import importlib
+import importlib.util
+import io
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import pytest
 from absl import flags
 from helpers import ROOT, run_program
 
+import txl_programs
 from txl_programs import find_program, program, train
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TextConfig, TrainingConfig
 
@@ -53,9 +55,43 @@ def test_an_error_is_one_line_and_under_verbosity_itself(verbosity, error):
 def test_ctrl_c_ends_it_with_130(verbosity, given):
     verbosity(given)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores the signal
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit) as end, program._ending():
         run(lambda: signal.raise_signal(signal.SIGINT))
     assert end.value.code == 130
+
+
+@pytest.mark.parametrize("where", ["read_flags", "program"])
+def test_ctrl_c_in_an_import_ends_it_with_130(monkeypatch, tmp_path, where):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["some.py"])
+    monkeypatch.setattr(program, "_parsed", [])
+    monkeypatch.setattr(program.app, "parse_flags_with_usage", list)
+    monkeypatch.setattr(program, "_import_tensorflow", interrupted)
+    (tmp_path / "some.py").write_text("raise KeyboardInterrupt\n")
+    spec = importlib.util.spec_from_file_location("some", tmp_path / "some.py")
+    monkeypatch.setattr(txl_programs, "find_program", lambda command: spec)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    with pytest.raises(SystemExit) as end:
+        program.read_flags("__main__") if where == "read_flags" else txl_programs.main()
+    assert end.value.code == 130
+
+
+def test_what_the_encoding_of_the_output_lacks_is_written_as_an_escape(verbosity, monkeypatch):
+    output = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", output)
+    with program._ending():
+        run(lambda: logging.getLogger("txl_tf").info("é 诗"))
+    assert output.buffer.getvalue() == "é \\u8bd7\n".encode("latin-1")
+
+
+def test_an_argument_that_the_locale_cannot_read_is_named(verbosity, monkeypatch):
+    argument = os.fsdecode(b"--data_path=\xff")
+    monkeypatch.setattr(sys, "argv", ["some.py", "--level=char", argument])
+    with pytest.raises(SystemExit) as end:
+        run(lambda: argument.encode())
+    assert "some.py: --data_path=\\xff must be in utf-8, the encoding of the locale; with PYTHONUTF8" in end.value.code
 
 
 def test_the_notes_of_tensorflow_s_import_are_left_out_and_nothing_else(monkeypatch, capfd):

@@ -25,4 +25,7 @@ def main():
         sys.exit(f"{sys.argv[0]}: there is no program of this name")
     module = sys.modules["__main__"] = importlib.util.module_from_spec(spec)
     module.__name__ = "__main__"
-    exec(spec.loader.get_code(spec.name), vars(module))
+    try:
+        exec(spec.loader.get_code(spec.name), vars(module))
+    except KeyboardInterrupt:  # in an import of the program
+        sys.exit(130)

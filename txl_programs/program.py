@@ -6,6 +6,7 @@ import errno
 import functools
 import gc
 import importlib.util
+import io
 import logging
 import os
 import re
@@ -238,11 +239,15 @@ def _write_out(data):
 
 @contextlib.contextmanager
 def _ending():
-    """What is left to do where a program may end: its output is written, or said to be lost."""
+    """What is left to do where a program may end: its output is written, or said to be lost; Ctrl-C is a status."""
     if sys.stdout is None:  # as after >&-
         sys.stdout = open(os.devnull, "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what its encoding lacks is written as \u8bd7
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:  # of --help
         _close_stdout()
         sys.exit(0)
@@ -341,6 +346,11 @@ def _message_of(error):
     from txl_tf.files import reason
 
     message = str(error) if isinstance(error, (ValueError, OSError)) else reason(error)
+    undecoded = [argument for argument in sys.argv if re.search("[\ud800-\udfff]", argument)]
+    if isinstance(error, UnicodeEncodeError) and undecoded:
+        argument = os.fsencode(undecoded[0]).decode("utf-8", "backslashreplace")
+        encoding = sys.getfilesystemencoding()
+        message = f"{argument} must be in {encoding}, the encoding of the locale; with PYTHONUTF8=1 in UTF-8"
     return "\n".join([message, *getattr(error, "__notes__", [])])
 
 
@@ -373,5 +383,3 @@ def _run(main, argv):
             sys.exit(message)
         print(message, file=sys.stderr)
         sys.exit(status)
-    except KeyboardInterrupt:
-        sys.exit(130)
