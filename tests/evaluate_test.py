@@ -52,6 +52,22 @@ def test_evaluation_of_a_file_uses_the_vocabulary_of_the_run_and_writes_every_to
     assert np.mean([float(nll) for _, nll in lines]) == pytest.approx(mean, abs=1e-5)
 
 
+def test_the_text_that_is_evaluated_is_not_written_over(trained, tmp_path):
+    other, link = tmp_path / "other.txt", tmp_path / "link.txt"
+    other.write_text("so the cat and the mat\n")
+    link.symlink_to(other)
+    for told in ({"eval_path": str(other)}, {"data": {"dataset": "text", "data_path": [str(other)]}}):
+        name = {"data": "data_path"}.get(*told, "eval_path")
+        with pytest.raises(ValueError, match=f"^token_nll must be another file than {name}, got {link}$"):
+            evaluate(trained, token_nll=str(link), **told)
+
+
+def test_a_file_that_is_too_short_is_named_with_the_size_of_the_batches(trained, tmp_path):
+    (tmp_path / "short.txt").write_text("so")
+    with pytest.raises(ValueError, match=f"^{tmp_path}/short.txt has 2 tokens: eval_batch_size=2 and tgt_len="):
+        evaluate(trained, eval_path=str(tmp_path / "short.txt"))
+
+
 def test_evaluation_refuses_a_corpus_of_another_vocabulary(trained):
     with pytest.raises(ValueError, match=r"another vocabulary \(10\d symbols\) than the run .* \(14 symbols\)"):
         evaluate(trained, data={"dataset": "pydoc"})

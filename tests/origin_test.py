@@ -77,6 +77,13 @@ def test_a_first_start_that_left_no_checkpoint_starts_again(trained_run, run_dir
     assert all(np.array_equal(array, expected[name]) for name, array in found.items())
 
 
+def test_all_sizes_of_batches_are_the_other_run_s(trained_run, run_dir):
+    taken = Origin(RunFolder(run_dir), trained_run[0]).settings["training"]
+    expected = {**TINY_RUN["training"], **TINY_RUN["evaluation"]}
+    sizes = ("tgt_len", "train_batch_size", "eval_batch_size")
+    assert {name: taken[name] for name in sizes} == {name: expected[name] for name in sizes}
+
+
 def test_the_folder_must_be_another_and_its_origin_stays(trained_run, run_dir, text, text_file):
     source = trained_run[0]
     with pytest.raises(ValueError, match="model_dir must be another folder than init_from="):

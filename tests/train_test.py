@@ -33,6 +33,7 @@ from txl_tf.data.text.batches import choose_bin_capacities
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.families import language_model
 from txl_tf.runs.families.language_model import steps_per_call
+from txl_tf.runs.setup import open_corpus
 
 
 def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabulary(run_dir, text_file, capsys):
@@ -160,8 +161,8 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(trained_run, run_dir
             {"machine": {"matmul_precision": "bfloat16"}, "training": {"jit_compile": True}},
             "matmul_precision=bfloat16 has no effect on XLA's products: leave out jit_compile",
         ),
-        ({"training": {"train_batch_size": 3000}}, "the train split has 4275 tokens: batch_size=3000"),
-        ({"evaluation": {"eval_batch_size": 200}}, "the valid split has 225 tokens: batch_size=200"),
+        ({"training": {"train_batch_size": 3000}}, "the train split has 4275 tokens: train_batch_size=3000"),
+        ({"evaluation": {"eval_batch_size": 200}}, "the valid split has 225 tokens: eval_batch_size=200"),
         ({"evaluation": {"eval_split": "test", "do_eval": True}}, "eval_split must be one of train, valid, got 'test'"),
         ({"evaluation": {"eval_path": "other.txt"}}, "eval_path is for an evaluation alone .* got other.txt"),
         ({"evaluation": {"eval_ckpt_path": "best"}}, "eval_ckpt_path is for an evaluation alone .* got best"),
@@ -177,6 +178,13 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(trained_run, run_dir
 def test_bad_input_is_one_clear_error(run_dir, text_file, changes, message):
     with pytest.raises(ValueError, match=message):
         train_run(run_dir, text_file, **changes)
+
+
+def test_a_training_writes_no_nll_over_its_text_and_says_how_a_text_is_given(run_dir, text_file):
+    with pytest.raises(ValueError, match=f"token_nll must be another file than data_path, got {text_file}"):
+        train_run(run_dir, text_file, evaluation={"token_nll": str(text_file)})
+    with pytest.raises(ValueError, match="no corpus: give data_path, a text, or data_dir, a folder .*, or dataset"):
+        open_corpus({})
 
 
 @pytest.mark.parametrize(

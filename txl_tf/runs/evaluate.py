@@ -19,7 +19,7 @@ from txl_tf.data.text.datasets import is_by_character, measured
 from txl_tf.data.text.encoding import encode_files
 from txl_tf.data.text.texts import find_files, have_documents
 from txl_tf.data.vocabulary import Vocab, escape
-from txl_tf.files import check_writable, new_file
+from txl_tf.files import new_file
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll
 from txl_tf.runs.folder import RunFolder
@@ -29,6 +29,7 @@ from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,
     check_divides,
     check_places,
+    check_token_nll,
     log_model,
     name_of,
     open_corpus,
@@ -74,7 +75,8 @@ def evaluate_run(
         tgt_len=evaluation.tgt_len or trained["tgt_len"],
         eval_batch_size=evaluation.eval_batch_size or trained.get("eval_batch_size") or 60,
     )
-    check_writable(evaluation.token_nll)
+    text = "eval_path" if evaluation.eval_path else "data_path"
+    check_token_nll(evaluation.token_nll, **{text: evaluation.eval_path or (data or config["data"]).get(text)})
     path = folder.find_checkpoint(evaluation.eval_ckpt_path)
     strategy, machine = open_machine(machine)
     check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
@@ -150,13 +152,15 @@ class Evaluator:
         self.corpus, self.sliding_window = corpus, evaluation.sliding_window
         self.batch_size, self.tgt_len = evaluation.eval_batch_size, evaluation.tgt_len
         self.max_batch, self.sliding_step = evaluation.max_eval_batch, evaluation.sliding_step
+        self.eval_path = evaluation.eval_path
         self.metric = "bpc" if corpus.by_character else "ppl"
 
     def check(self, split: str) -> None:
         """Raises ValueError where the corpus has no such split or it is shorter than a batch."""
         if split not in self.corpus.splits:
             raise ValueError(f"eval_split must be one of {', '.join(self.corpus.splits)}, got {split!r}")
-        num_batches(len(self.corpus.splits[split]), self.batch_size, self.tgt_len, name=f"{split} split")
+        name = split if split == self.eval_path else f"the {split} split"
+        num_batches(len(self.corpus.splits[split]), self.batch_size, self.tgt_len, name=name, rows="eval_batch_size")
 
     def batches(self, split: str) -> Segments:
         """The batches to evaluate."""

@@ -67,7 +67,7 @@ class Origin:
         known = {**config["data"], **config.get("vocab", {})}
         training = config.get("training", {})
         if not self.goes_on:  # static shapes are the machine's
-            taken = [name for name in family.batching if name != "static_shapes"]
+            taken = [name for name in (*family.batching, "eval_batch_size") if name != "static_shapes"]
             training = {name: training[name] for name in taken if name in training}
         return {
             "data": {name: known[name] for name in family.reading if name in known},
@@ -115,7 +115,7 @@ class Origin:
         load_weights(model, path, leave_out=anew)
         changes = self._changes(config.to_dict())
         for name, before in self.settings["training"].items():
-            if getattr(training, name) != before:
+            if getattr(training, name, before) != before:  # an evaluation's is not of the training
                 changes[name] = (before, getattr(training, name))
         shown = [f"{name} {_shown(before)} -> {_shown(now)}" for name, (before, now) in changes.items()]
         said = [f"step {checkpoint_step(path):,}, {os.path.dirname(self._name(path)) or 'latest'}"]

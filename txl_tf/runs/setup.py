@@ -6,12 +6,15 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from txl_tf.config import MachineConfig, TransformerLMConfig
 from txl_tf.data.text.corpus import Corpus, build_corpus, load_corpus
+from txl_tf.data.text.texts import find_files
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.files import check_writable, same_path
 from txl_tf.layers.common.precision import set_matmul_precision
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder
@@ -42,7 +45,9 @@ def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, Machin
 def open_corpus(data: dict, vocab: Vocab | None = None) -> Corpus:
     """The corpus of `config.json`'s `"data"`: a prepared folder, `data_dir`, or the arguments of `build_corpus`."""
     if not data:
-        raise ValueError("no corpus: give data_dir, a folder that tools/prepare_data.py prepared, or dataset")
+        raise ValueError(
+            "no corpus: give data_path, a text, or data_dir, a folder that tools/prepare_data.py prepared, or dataset"
+        )
     if data.get("data_dir"):
         return load_corpus(data["data_dir"])
     options = {name: value for name, value in data.items() if name not in ("by_character", "data_dir")}
@@ -79,6 +84,14 @@ def check_places(model: dict, tgt_len: int) -> None:
     most = model.get("context_len", TransformerLMConfig.context_len)
     if model.get("pos_embed") == "learned" and tgt_len > most:
         raise ValueError(f"tgt_len must be at most context_len={most}, as many positions are learned, got {tgt_len}")
+
+
+def check_token_nll(path: str | None, **text: Any) -> None:
+    """Raises ValueError where `path` is a file of the text, which `find_files` takes; OSError if it is not writable."""
+    ((name, files),) = text.items()
+    if path and files and any(same_path(path, file) for file in find_files(files)):
+        raise ValueError(f"token_nll must be another file than {name}, got {path}")
+    check_writable(path)
 
 
 def check_divides(strategy: tf.distribute.Strategy, parts: int = 1, **batch_size: int) -> None:

@@ -151,9 +151,19 @@ def _read_ahead(tokens_of: Callable, rows: range, n_column: int) -> Callable:
     return read
 
 
-def num_batches(n_tokens: int, batch_size: int, tgt_len: int, drop_remainder: bool = False, name: str = "text") -> int:
-    """The number of batches that `segments` makes of `n_tokens` tokens; errors call the text `name`."""
-    _check_enough(n_tokens, batch_size, tgt_len, tgt_len + 1 if drop_remainder else 2, name)
+def num_batches(
+    n_tokens: int,
+    batch_size: int,
+    tgt_len: int,
+    drop_remainder: bool = False,
+    name: str = "the text",
+    rows: str = "batch_size",
+) -> int:
+    """The number of batches that `segments` makes of `n_tokens` tokens.
+
+    Errors call the text `name` and the argument `batch_size` `rows`.
+    """
+    _check_enough(n_tokens, batch_size, tgt_len, tgt_len + 1 if drop_remainder else 2, name, rows)
     n_label = n_tokens // batch_size - 1  # of a row
     return n_label // tgt_len if drop_remainder else math.ceil(n_label / tgt_len)
 
@@ -189,12 +199,14 @@ def _check_tokens(tokens: Any) -> Tokens:
     return tokens
 
 
-def _check_enough(n_tokens: int, batch_size: int, tgt_len: int, row_tokens: int, name: str = "text") -> None:
-    POSITIVE("batch_size", batch_size)
+def _check_enough(
+    n_tokens: int, batch_size: int, tgt_len: int, row_tokens: int, name: str = "the text", rows: str = "batch_size"
+) -> None:
+    POSITIVE(rows, batch_size)
     POSITIVE("tgt_len", tgt_len)
     if n_tokens < batch_size * row_tokens:
         raise ValueError(
-            f"the {name} has {n_tokens} tokens: batch_size={batch_size} and tgt_len={tgt_len} need at least "
+            f"{name} has {n_tokens} tokens: {rows}={batch_size} and tgt_len={tgt_len} need at least "
             f"{batch_size * row_tokens}, {row_tokens} a row"
         )
 

@@ -24,7 +24,6 @@ from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batche
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.documents import Documents
 from txl_tf.data.vocabulary import visible
-from txl_tf.files import check_writable
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.transformer_xl.network import TransformerXL
 from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer, TransformerLM
@@ -37,6 +36,7 @@ from txl_tf.runs.setup import (
     check_divides,
     check_documents,
     check_places,
+    check_token_nll,
     log_model,
     name_of,
     open_corpus,
@@ -79,7 +79,7 @@ class LanguageModelRun(Run):
         check_divides(self.strategy, training.gradient_accumulation_steps, train_batch_size=training.train_batch_size)
         check_divides(self.strategy, eval_batch_size=rows)
         check_places(model.to_dict(), training.tgt_len)
-        check_writable(final.token_nll)
+        check_token_nll(final.token_nll, data_path=self.data.get("data_path"))
 
     def open_corpus(self) -> Corpus:
         if not self.origin:
@@ -128,7 +128,8 @@ class LanguageModelRun(Run):
             self.evaluator.check(split)
         training, text = self.training, self.corpus.splits["train"]
         static_shapes = training.static_shapes
-        num_batches(len(text), training.train_batch_size, training.tgt_len, static_shapes, name="train split")
+        named = {"name": "the train split", "rows": "train_batch_size"}
+        num_batches(len(text), training.train_batch_size, training.tgt_len, static_shapes, **named)
         of_compile = {
             "gradient_accumulation_steps": training.gradient_accumulation_steps,
             "static_shapes": static_shapes,
