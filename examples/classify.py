@@ -50,9 +50,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf import TransformerXL, load_run
+from txl_tf import TransformerXL
 from txl_tf.data.text_files import numbered_lines, read_files
 from txl_tf.files import check_writable
+from txl_tf.runs.folder import RunFolder
 from txl_tf.schema import brief
 
 PADDING = -1  # no token's id
@@ -195,7 +196,10 @@ def classify(model_dir, data_path, rows, output, length, epochs, learning_rate, 
         raise ValueError(f"output must end in .keras, got {output}")
     check_writable(output)
     keras.utils.set_random_seed(seed)
-    lm, vocab = load_run(model_dir, dtype=PRECISIONS[mixed_precision], mem_len=0)
+    folder = RunFolder(model_dir, "language_model")
+    if folder.family.name != "transformer_xl":
+        raise ValueError(f"model_dir must hold a Transformer-XL, got family={folder.family.name} in {folder}")
+    lm, vocab = folder.load_model(dtype=PRECISIONS[mixed_precision], mem_len=0), folder.load_vocab()
     if rows:
         names, train, held_out = labelled(vocab, rows, length)
     else:

@@ -3,6 +3,7 @@
 And examples/classify.py with labelled rows; keras_reuse_test.py has its passages.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from helpers import SMALL, program
 
 import txl_tf
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.runs.folder import RunFolder
 
 # Opens a SavedModel as a server does, and writes what it answers.
@@ -185,6 +187,19 @@ def test_padding_does_not_change_what_a_row_is_taken_for(classify, small_lm):
     longer = np.pad(row, [[0, 0], [0, 4]], constant_values=classify.PADDING)
     np.testing.assert_allclose(classifier(longer), classifier(row), rtol=1e-5, atol=1e-6)
     assert np.abs(classifier(longer) - classifier(row[:, :4])).max() > 1e-4
+
+
+def test_a_run_of_another_family_is_refused(classify, vocab, tmp_path):
+    def refused(message):
+        with pytest.raises(ValueError, match=message):
+            classify.classify(str(tmp_path), None, None, None, 20, 8, 0.01, "float32", False, 0)
+
+    (tmp_path / "config.json").write_text(json.dumps({"family": "transformer", "model": {}, "data": {}}))
+    refused("family must be .*, got 'transformer'")
+    (tmp_path / "config.json").unlink()
+    absolute = {**SMALL, "mem_len": 0}
+    RunFolder(tmp_path).create({}, absolute, [vocab], TransformerLM(**absolute), step=1)
+    refused("model_dir must hold a Transformer-XL, got family=transformer_lm")
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from absl import flags
 from benchmarking import failing
 from helpers import program, run_here
 
@@ -59,3 +60,20 @@ def test_the_table_has_a_line_for_every_number_of_workers(tool, capsys):
     assert [re.match(r"\| (\S+) \| (\S+) \+ (\S+) s", line).groups() for line in lines[2:]] == [
         ("1", "100", "0"), ("64", "1.56", "0.636"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "flag, message",
+    [
+        ("--workers=0", "must be one positive integer or more, as 8,64"),
+        ("--workers=", "must be one positive integer or more, as 8,64"),
+        ("--workers=8,a", "must be one positive integer or more, as 8,64"),
+        ("--tokens_per_second=0", "must be positive"),
+        ("--tokens=nan", "must be positive"),
+        ("--mtbf_hours=inf", "must be positive"),
+        ("--save_seconds=-1", "must be 0 or more"),
+    ],
+)
+def test_bad_flags_are_named(tool, flag, message):
+    with pytest.raises(flags.IllegalFlagValueError, match=f"{flag.split('=')[0]}=.*: {message}"):
+        run_here(tool, flag)

@@ -15,8 +15,8 @@ lasts in the mean. Every line is the mean of --runs trainings:
     days          until all tokens are trained on
     failures      how many there were
 
-The best interval is Young's (1974): long ones repeat more, short ones save more often. docs/scale.md has measured
-values of all flags, and compares lines with real runs.
+The best interval is Young's (1974): long ones repeat more, short ones save more often. docs/scale.md compares lines
+with real runs; the defaults of the flags are guesses.
 """
 
 import math
@@ -41,6 +41,17 @@ flags.DEFINE_float("save_seconds", 20, "That a checkpoint takes.")
 flags.DEFINE_integer("save_steps", None, "Steps between two checkpoints. Default: Young's.", lower_bound=1)
 flags.DEFINE_integer("runs", 20, "Simulated trainings of every number of workers.", lower_bound=1)
 flags.DEFINE_integer("seed", 0, "Of the failures.")
+
+
+def _are_numbers(workers):
+    return bool(workers) and all(number.isdecimal() and int(number) > 0 for number in workers)
+
+
+flags.register_validator("workers", _are_numbers, "must be one positive integer or more, as 8,64")
+for _name in ("tokens", "parameters", "batch_tokens", "tokens_per_second", "gigabits", "mtbf_hours"):
+    flags.register_validator(_name, lambda value: 0 < value < math.inf, "must be positive")
+for _name in ("message_seconds", "restart_seconds", "save_seconds"):
+    flags.register_validator(_name, lambda value: 0 <= value < math.inf, "must be 0 or more")
 
 
 def simulate(workers):
