@@ -262,6 +262,7 @@ def test_prompts_are_continued_as_they_come(tool, word_run, monkeypatch):
         (["--interactive", "--num_return_sequences=2"], "--interactive and --num_return_sequences exclude each other"),
         (["--prompt=w1", "--prompt_file=x"], "exclude each other"),
         (["--prompt_file=no-such-file"], "no-such-file"),
+        (["--prompt=w1", "--greedy", "--top_k=5"], "--top_k is for tokens that are drawn, and --greedy draws none"),
     ],
     ids=str,
 )

@@ -366,6 +366,10 @@ def test_the_program_draws_the_benchmark_s_figures(main, tmp_path, capsys):
     path.write_text(json.dumps({"rows": [{"mode": "training"}]}))
     with pytest.raises(ValueError, match="has no costs by argument: make it by tools/benchmark.py --scaling"):
         main("--kind=scaling", f"--figures={path}", f"--output={output}")
+    for other in ("# A README", "[]", '{"columns": []}', '{"rows": null}'):
+        path.write_text(other)
+        with pytest.raises(ValueError, match="figures.json has no costs by argument: make it by tools/benchmark.py"):
+            main("--kind=scaling", f"--figures={path}", f"--output={output}")
     with pytest.raises(flags.IllegalFlagValueError, match="kind=scaling needs --figures"):
         main("--kind=scaling", f"--output={output}")
 
@@ -604,6 +608,9 @@ def test_the_program_draws_ideas_without_a_run(main, tmp_path, capsys, arguments
         (["--kind=masks", "--tgt_len=0"], "tgt_len must lie between 1 and 64, got 0"),
         (["--kind=shift", "--mem_len=-1"], "mem_len must lie between 0 and 64, got -1"),
         (["--kind=wavelengths", "--d_model=7"], "d_model must be even"),
+        (["--kind=masks", "--layer=7"], "--layer is for --kind=attention, terms, got --kind=masks"),
+        (["--kind=shift", "--model_dir=x"], "--model_dir is for --kind=curves, attention, .*, got --kind=shift"),
+        (["--kind=curves", "--model_dir=x", "--text=a"], "--text is for --kind=attention, terms, memory, got"),
         (["--kind=terms"], "curves, attention, terms, memory and context need --model_dir"),
     ],
     ids=str,

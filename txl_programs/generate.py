@@ -197,6 +197,9 @@ def check_flags():
         wrong = [name for name in ("prompt", "prompt_file", "interactive", "verbose") if FLAGS[name].present]
         if wrong:
             raise ValueError(f"--input and --{wrong[0]} exclude each other")
+    wrong = [name for name in ("temperature", "top_k", "top_p", "min_p") if FLAGS[name].present]
+    if FLAGS.greedy and wrong:
+        raise ValueError(f"--{wrong[0]} is for tokens that are drawn, and --greedy draws none")
     if FLAGS.interactive and FLAGS.num_return_sequences > 1:
         raise ValueError("--interactive and --num_return_sequences exclude each other")
 

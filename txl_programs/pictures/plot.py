@@ -42,6 +42,17 @@ from txl_programs.program import CKPT_HELP, FLAGS, load_model, names_of, read_fl
 OF_RUNS = ("curves", "attention", "terms", "memory", "context")
 KINDS = (*OF_RUNS, "scaling", "masks", "shift", "positions", "wavelengths")
 NEEDS = {**dict.fromkeys(OF_RUNS, "model_dir"), "scaling": "figures"}
+_ATTENTION = "model_dir ckpt_path text text_path layer head tgt_len mem_len font"
+USES = {  # kind: flags that it uses, besides those of all kinds
+    "curves": "model_dir",
+    "attention": f"{_ATTENTION} attention",
+    "terms": _ATTENTION,
+    "memory": "model_dir ckpt_path text text_path tgt_len mem_len max_tokens font",
+    "context": "model_dir ckpt_path text_path mem_len max_context context_step max_tokens",
+    "scaling": "figures",
+    **dict.fromkeys(("masks", "shift"), "tgt_len mem_len"),
+    **dict.fromkeys(("positions", "wavelengths"), "positions d_model"),
+}
 TGT_LEN = {"attention": 32, "terms": 16, "masks": 5, "shift": 3}
 MEM_LEN = {"masks": 4, "shift": 2}
 MAX_LENGTH = 64  # of masks and shift
@@ -125,6 +136,14 @@ def only_one(model_dirs):
 def check_index(name, value, n, lowest=0):
     if not lowest <= value < n:
         raise ValueError(f"{name} must lie between {lowest} and {n - 1}, got {value}")
+
+
+def check_used():
+    """Refuses flags that the kind does not use."""
+    for name in " ".join(USES.values()).split():
+        kinds = [kind for kind, used in USES.items() if name in used.split()]
+        if FLAGS[name].present and FLAGS.kind not in kinds:
+            raise ValueError(f"--{name} is for --kind={', '.join(kinds)}, got --kind={FLAGS.kind}")
 
 
 def given_text():
@@ -314,6 +333,7 @@ DRAW = {  # kind: function without arguments that returns the figure
 def main():
     if Figure is None:
         raise ValueError(MISSING)
+    check_used()
     check_writable(FLAGS.output)
     figure = DRAW[FLAGS.kind]()
     save(figure, FLAGS.output, FLAGS.dpi)

@@ -13,8 +13,11 @@ def read_figures(path):
     Raises:
         ValueError: it has no such rows.
     """
-    with open(path) as file:
-        rows = [row for row in json.load(file)["rows"] if "argument" in row]
+    try:
+        with open(path) as file:
+            rows = [row for row in json.load(file)["rows"] if "argument" in row]
+    except (ValueError, KeyError, TypeError):  # no JSON, or another program's
+        rows = []
     if not rows:
         raise ValueError(f"{path} has no costs by argument: make it by tools/benchmark.py --scaling --json={path}")
     return rows
