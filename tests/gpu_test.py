@@ -35,6 +35,7 @@ MESSAGES = {"Const", "StringJoin", "AsString", "StringFormat"}  # what a refused
 TEXT = {  # from text to ids and back: TensorFlow has no kernels of text for GPUs
     "StringLength", "StaticRegexReplace", "StringSplitV2", "LookupTableFindV2", "SelectV2", "Reshape", "GatherV2",
     "Equal", "StridedSlice", "UnsortedSegmentJoin", "UnicodeDecodeWithOffsets", "UnicodeEncode", "StringLower",
+    "UnicodeTranscode",  # whether a text is UTF-8
     "DecodeRaw", "DenseBincount", "RaggedTensorToTensor",  # of the words of each text
 }  # fmt: skip
 
