@@ -116,6 +116,7 @@ def test_resuming_gives_the_weights_of_the_uninterrupted_run(made, pairs_file, t
     assert_same_run(run, folder, 60, more_than=60)
 
 
+@pytest.mark.slow  # of taggers, the same in train_tagger_test.py
 def test_a_run_that_is_stopped_in_a_validation_goes_on_as_if_it_had_not(made, pairs_file, tmp_path, monkeypatch):
     folder, results = made
     run = shutil.copytree(folder, tmp_path / "run")
