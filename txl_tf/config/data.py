@@ -41,7 +41,7 @@ class TextConfig(Config):
     text_field: str | None = option(None, "Field of the text in JSON lines; default: text, in files named .jsonl.")
     cutoffs: list[int] | None = option(None, "First word of each softmax cluster, as 20000,40000.", RISING)
     num_shuffle: int = option(1, "For lm1b: random orders of the sentences to write.", POSITIVE, flag=4)
-    seed: int = option(123456, "For lm1b: seed of the random orders.", at_least(0, 4_294_967_295))
+    seed: int = option(123456, "For lm1b: seed of the random orders.", at_least(0, (1 << 32) - 1))
 
 
 @group
