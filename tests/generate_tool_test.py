@@ -248,7 +248,7 @@ def test_prompts_are_continued_as_they_come(tool, word_run, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--input=x", "--prompt=w1"], "--input and --prompt exclude each other"),
+        (["--input=x", "--prompt=w1"], "--prompt and --input exclude each other"),
         (["--prompt=w1", "--format=json"], "--format is for the lines of --input, which is not given"),
         (["--input=no-such-file"], "no-such-file"),
         (["--prompt="], "prompt is empty"),

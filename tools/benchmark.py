@@ -61,7 +61,7 @@ from pathlib import Path
 from absl import flags, logging
 from benchmarking.shapes import REFERENCE, ROUNDED, SHAPES
 
-from txl_programs.program import FLAGS, read_flags, run
+from txl_programs.program import FLAGS, check_integers, read_flags, run
 
 # A contestant's process lasts for all its turns.
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
@@ -102,8 +102,7 @@ _LEAST = {"n_token": 1, "tgt_len": 1, "batch_size": 1, "megabytes": 0.001}  # of
 for _name, _value in SHAPES["startup"].items():
     _bounds = {"lower_bound": _LEAST[_name]} if _name in _LEAST else {}
     _DEFINE[type(_value)](_name, None, "Of the shape; in generation, tgt_len is the length of the text.", **_bounds)
-_CUTOFFS = "must be integers, as 20000,40000"
-flags.register_validator("cutoffs", lambda value: all(x.isdigit() for x in value or []), _CUTOFFS)
+check_integers("cutoffs")
 _ROUNDS = "Turns of each contestant; default: 9, and 3 of new processes and with --scaling."
 flags.DEFINE_integer("rounds", None, _ROUNDS, lower_bound=1)
 flags.DEFINE_float("seconds", None, "Shortest length of a turn; default: 1, with --scaling 0.3.", lower_bound=0)

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import FLAGS, define_line_flags, load_model, read_flags, run, values
+from txl_programs.program import FLAGS, check_used, define_line_flags, load_model, read_flags, run, values
 from txl_tf.config import REPETITION_WINDOW, ClusterConfig
 
 define_line_flags("prompts", "one prompt, by --prompt, --prompt_file or the standard input")
@@ -188,18 +188,12 @@ def make_answering(folder, path):
 
 def check_flags():
     """Refuses flags that do not go together."""
-    if FLAGS.input is None:
-        wrong = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
-        wrong = [name for name in wrong if FLAGS[name].present]
-        if wrong:
-            raise ValueError(f"--{wrong[0]} is for the lines of --input, which is not given")
-    else:
-        wrong = [name for name in ("prompt", "prompt_file", "interactive", "verbose") if FLAGS[name].present]
-        if wrong:
-            raise ValueError(f"--input and --{wrong[0]} exclude each other")
-    wrong = [name for name in ("temperature", "top_k", "top_p", "min_p") if FLAGS[name].present]
-    if FLAGS.greedy and wrong:
-        raise ValueError(f"--{wrong[0]} is for tokens that are drawn, and --greedy draws none")
+    of_lines = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
+    check_used(
+        (of_lines, FLAGS.input is not None, "is for the lines of --input, which is not given"),
+        ("prompt prompt_file interactive verbose", FLAGS.input is None, "and --input exclude each other"),
+        ("temperature top_k top_p min_p", not FLAGS.greedy, "is for tokens that are drawn, and --greedy draws none"),
+    )
     if FLAGS.interactive and FLAGS.num_return_sequences > 1:
         raise ValueError("--interactive and --num_return_sequences exclude each other")
 

@@ -11,7 +11,7 @@ makes them. The flags of the original's data_utils.py are accepted; those about 
 
 from absl import flags
 
-from txl_programs.program import FLAGS, config_of, define_flags, run, values
+from txl_programs.program import FLAGS, check_used, config_of, define_flags, run, values
 from txl_tf.config import ClusterConfig, TextConfig
 
 flags.DEFINE_string("data_dir", None, "Folder of the prepared corpus, and of the raw text of the paper's datasets.")
@@ -40,20 +40,19 @@ OWN_TEXT = "level valid_fraction min_freq max_size lower_case vocab_size subword
 def check_flags():
     """Refuses flags that --verify, the dataset or the level leaves without effect."""
     own = FLAGS.dataset in ("text", "pydoc")
+    dataset, level = f"--dataset={FLAGS.dataset}", f"--level={FLAGS.level}"
+    made = f"--vocab_path={FLAGS.vocab_path}"
     every = ["download", "download_url", "shard_tokens", *TextConfig.names(), *ClusterConfig.names()]
-    for names, used, what in (
-        (every, not FLAGS.verify, "a preparation, and --verify only checks one"),
-        (OWN_TEXT.split(), own, f"your own text, and --dataset={FLAGS.dataset} has the original's tokens"),
-        (["text_field"], FLAGS.dataset != "pydoc", "--dataset=text"),
-        (["download", "download_url"], not own, f"datasets of the paper, not for --dataset={FLAGS.dataset}"),
-        (["download_url"], FLAGS.download, "--download, which is not given"),
-        (["num_shuffle", "seed"], FLAGS.dataset == "lm1b", f"--dataset=lm1b, not for --dataset={FLAGS.dataset}"),
-        (["subword_type"], FLAGS.level == "subword", f"--level=subword, not for --level={FLAGS.level}"),
-        (["subword_type"], not FLAGS.vocab_path, f"making subwords, which --vocab_path={FLAGS.vocab_path} has already"),
-    ):
-        given = [name for name in names if name in FLAGS and FLAGS[name].present]
-        if given and not used:
-            raise ValueError(f"--{given[0]} is for {what}")
+    check_used(
+        (every, not FLAGS.verify, "is for a preparation, and --verify only checks one"),
+        (OWN_TEXT, own, f"is for your own text, and {dataset} has the original's tokens"),
+        ("text_field", FLAGS.dataset != "pydoc", "is for --dataset=text"),
+        ("download download_url", not own, f"is for datasets of the paper, not for {dataset}"),
+        ("download_url", FLAGS.download, "is for --download, which is not given"),
+        ("num_shuffle seed", FLAGS.dataset == "lm1b", f"is for --dataset=lm1b, not for {dataset}"),
+        ("subword_type", FLAGS.level == "subword", f"is for --level=subword, not for {level}"),
+        ("subword_type", not FLAGS.vocab_path, f"is for making subwords, which {made} has already"),
+    )
 
 
 def main():

@@ -96,8 +96,14 @@ def define_flags(config, leave_out="", **defaults):
         else:
             _DEFINE.get(kind, flags.DEFINE_string)(field.name, default, help_text)
         if kind == "list[int]":
-            message = "must be integers, as 20000,40000"
-            flags.register_validator(field.name, lambda value: all(x.isdigit() for x in value or []), message)
+            check_integers(field.name)
+
+
+def check_integers(name):
+    """Has the flag of a list refuse what is no integer, before the program runs."""
+    flags.register_validator(
+        name, lambda value: all(x.isdecimal() for x in value or []), "must be integers, as 20000,40000"
+    )
 
 
 CKPT_HELP = "Checkpoint to take: a path, a name, best or latest; default: of a tagger the best, else the latest."
@@ -133,6 +139,23 @@ def values(names, given_only=False):
     chosen = {name: FLAGS[name] for name in names.split()}
     found = {name: flag.value for name, flag in chosen.items() if flag.present or not given_only}
     return {name: [int(x) for x in value] if name in numbers and value else value for name, value in found.items()}
+
+
+def given(names):
+    """Those of `names`, one string or several, that are flags of the command line."""
+    names = names.split() if isinstance(names, str) else names
+    return [name for name in names if name in FLAGS and FLAGS[name].present]
+
+
+def check_used(*rules):
+    """Raises ValueError where the command line gives a flag that would have no effect.
+
+    Args:
+        *rules: `(names, used, why)`: of `given`, whether they have an effect, and what is said of one that has none.
+    """
+    for names, used, why in rules:
+        if not used and given(names):
+            raise ValueError(f"--{given(names)[0]} {why}")
 
 
 def completed(config, instead):

@@ -30,7 +30,7 @@ import sys
 
 from absl import flags
 
-from txl_programs.program import FLAGS, config_of, define_flags, define_line_flags, read_flags, run, values
+from txl_programs.program import FLAGS, check_used, config_of, define_flags, define_line_flags, read_flags, run, values
 from txl_tf.config import ScoringConfig
 
 COLUMNS = {"nll": ".6f", "tokens": "d", "ppl": ".4f", "bpb": ".6f", "bytes": "d", "text": "s"}
@@ -99,8 +99,8 @@ def make_answering(folder, path):
 def main():
     if not FLAGS.columns or set(FLAGS.columns) - set(COLUMNS):
         raise ValueError(f"columns must be of {', '.join(COLUMNS)}, got {','.join(FLAGS.columns)!r}")
-    if FLAGS["columns"].present and FLAGS.format != "tsv":
-        raise ValueError(f"--columns is for --format=tsv, got --format={FLAGS.format}, whose lines have every number")
+    tsv = f"is for --format=tsv, got --format={FLAGS.format}, whose lines have every number"
+    check_used(("columns", FLAGS.format == "tsv", tsv))
     config, folder = config_of(ScoringConfig), RunFolder(FLAGS.model_dir, "language_model")
     if config.score_end and not newline_ids(folder.load_vocab()):
         print("the vocabulary has no symbol for the end of a line: ends do not count", file=sys.stderr)

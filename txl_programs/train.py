@@ -28,6 +28,7 @@ from txl_programs.program import (
     completed,
     config_of,
     define_flags,
+    given,
     optimizer_arguments,
     origin_of,
     run_training,
@@ -97,9 +98,9 @@ def data_arguments(instead=()):
     text.pop("seed", None)  # that of the weights
     folder = os.path.dirname(FLAGS.corpus_info_path or "") or FLAGS.data_dir
     if folder:
-        given = [name for name in text if FLAGS[name].present]
-        if given:
-            raise ValueError(f"data_dir {folder} is a prepared corpus: leave out {', '.join(f'--{n}' for n in given)}")
+        of_text = [f"--{name}" for name in given(text)]
+        if of_text:
+            raise ValueError(f"data_dir {folder} is a prepared corpus: leave out {', '.join(of_text)}")
         return {"data_dir": folder}
     if not (FLAGS.dataset or FLAGS.data_path):
         return {}
@@ -111,16 +112,16 @@ def model_arguments(group, given_only=False, instead=()):
 
     `instead` has values of flags that are not given.
     """
-    given = values(group, given_only) if given_only else completed(group, dict(instead))
+    found = values(group, given_only) if given_only else completed(group, dict(instead))
     absolute = group is TransformerLMConfig
-    refused = [name for name in (OF_DISTANCES if absolute else OF_PLACES) if FLAGS[name].present]
+    refused = given(OF_DISTANCES if absolute else OF_PLACES)
     if refused:
         what, kind = ("distances", "transformer") if absolute else ("places in a segment", "transformer_xl")
         raise ValueError(f"{refused[0]} is about {what}, which --model={kind} does not have: leave it out")
     if absolute and not FLAGS["mem_len"].present:  # whose default is Transformer-XL's
-        given = {name: value for name, value in given.items() if name != "mem_len"}
-        given |= {name: value for name, value in dict(instead).items() if name == "mem_len"}
-    return {name: value for name, value in given.items() if name != "cutoffs"}
+        found = {name: value for name, value in found.items() if name != "mem_len"}
+        found |= {name: value for name, value in dict(instead).items() if name == "mem_len"}
+    return {name: value for name, value in found.items() if name != "cutoffs"}
 
 
 def size_of_text(data):
@@ -150,7 +151,7 @@ def settings_of(folder):
     if FLAGS.preset and origin:
         raise ValueError(f"preset must be left out with init_from={FLAGS.init_from}, whose model is taken")
     data = data_arguments(settings["data"])
-    own_text = data.get("dataset") == "text" and not any(FLAGS[name].present for name in SIZES)
+    own_text = data.get("dataset") == "text" and not given(SIZES)
     if origin and not origin.goes_on:
         rows, length = (completed(TrainingConfig, settings["training"])[n] for n in ("train_batch_size", "tgt_len"))
         schedule = schedule_for(given_steps() or steps_for(size_of_text(data)[-1] / (rows * length)))

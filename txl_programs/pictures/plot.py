@@ -37,7 +37,7 @@ It needs matplotlib: in a clone, pip install -e ".[plot]".
 
 from absl import flags
 
-from txl_programs.program import CKPT_HELP, FLAGS, load_model, names_of, read_flags, run
+from txl_programs.program import CKPT_HELP, FLAGS, check_used, load_model, names_of, read_flags, run
 
 OF_RUNS = ("curves", "attention", "terms", "memory", "context")
 KINDS = (*OF_RUNS, "scaling", "masks", "shift", "positions", "wavelengths")
@@ -138,12 +138,11 @@ def check_index(name, value, n, lowest=0):
         raise ValueError(f"{name} must lie between {lowest} and {n - 1}, got {value}")
 
 
-def check_used():
+def check_kind():
     """Refuses flags that the kind does not use."""
     for name in " ".join(USES.values()).split():
         kinds = [kind for kind, used in USES.items() if name in used.split()]
-        if FLAGS[name].present and FLAGS.kind not in kinds:
-            raise ValueError(f"--{name} is for --kind={', '.join(kinds)}, got --kind={FLAGS.kind}")
+        check_used((name, FLAGS.kind in kinds, f"is for --kind={', '.join(kinds)}, got --kind={FLAGS.kind}"))
 
 
 def given_text():
@@ -333,7 +332,7 @@ DRAW = {  # kind: function without arguments that returns the figure
 def main():
     if Figure is None:
         raise ValueError(MISSING)
-    check_used()
+    check_kind()
     check_writable(FLAGS.output)
     figure = DRAW[FLAGS.kind]()
     save(figure, FLAGS.output, FLAGS.dpi)

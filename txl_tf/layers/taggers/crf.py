@@ -18,6 +18,7 @@ import tensorflow as tf
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width, found, mask_of_call
 from txl_tf.layers.common.gradients import custom_gradient
+from txl_tf.layers.common.packing import pack, unpack
 
 FORBIDDEN = -10000.0  # what a forbidden transition costs, as in fastNLP
 
@@ -196,18 +197,6 @@ def crf_piece_log_probs(emissions, tags, mask, transitions, start=None, end=None
     return begins, ends - _log_norm(alphas, mask)[:, None]
 
 
-def elements_first(mask, *tensors):
-    """`(mask, *tensors)`, `[B, T]` or `[B, T, any]` each, with the elements of every row before its padding."""
-    order = tf.argsort(tf.cast(~mask, tf.int32), stable=True)
-    return [tf.gather(x, order, batch_dims=1) for x in (mask, *tensors)]
-
-
-def in_place(mask, x):
-    """Undoes `elements_first` for `x`, `[B, T]`, of the `mask` that it was given; 0 at padding."""
-    places = tf.cumsum(tf.cast(mask, tf.int32), 1, exclusive=True)
-    return tf.where(mask, tf.gather(x, places, batch_dims=1), tf.zeros_like(x))
-
-
 @keras.saving.register_keras_serializable("txl_tf")
 class CRF(Layer):
     """A linear-chain CRF: transitions between tags, and how paths start and end.
@@ -274,15 +263,15 @@ class CRF(Layer):
         """
         mask = self.elements(emissions, mask, tags)
         tags = checked_tags(tags, mask, self.n_tag)
-        mask, emissions, tags = elements_first(mask, emissions, tags)
+        mask, emissions, tags = pack(mask, emissions, tags)
         return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
 
     def decode(self, emissions, mask=None):
         """`crf_decode`: `(tags, score)` of the best allowed paths; the score holds no cost unless none is allowed."""
         mask = self.elements(emissions, mask)
-        front, emissions = elements_first(mask, emissions)
-        tags, score = crf_decode(emissions, front, *self.constrained())
-        return in_place(mask, tags), score
+        packed, emissions = pack(mask, emissions)
+        tags, score = crf_decode(emissions, packed, *self.constrained())
+        return unpack(mask, tags), score
 
     def piece_log_probs(self, emissions, tags, mask):
         """`crf_piece_log_probs` among the allowed paths. `mask`: elements first."""

@@ -23,7 +23,8 @@ from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
-from txl_tf.layers.taggers.crf import CRF, elements_first, in_place
+from txl_tf.layers.common.packing import pack, unpack
+from txl_tf.layers.taggers.crf import CRF
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
 from txl_tf.training.weighting import weights_of_rows
 
@@ -249,10 +250,10 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         """
         emissions, mask = self.emissions(inputs)
         places = tf.broadcast_to(tf.range(tf.shape(mask)[1]), tf.shape(mask))
-        front, emissions, places = elements_first(mask, emissions, places)
-        found = self.entities_of(emissions, front)
+        packed, emissions, places = pack(mask, emissions, places)
+        found = self.entities_of(emissions, packed)
         found["starts"] = tf.gather(places, found["starts"], batch_dims=1)
-        return {name: in_place(mask, x) for name, x in found.items()}
+        return {name: unpack(mask, x) for name, x in found.items()}
 
     def entities_of(self, emissions, mask):
         """`entities`, of emissions `[B, T, K]` and a mask with elements first: bool `[B, T]`."""
@@ -340,8 +341,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     def test_step(self, data):
         emissions, mask, tags, weights = self._elements(*self.unpacked(data))
-        front, path, expected = elements_first(mask, self.crf.decode(emissions, mask)[0], tags)
-        counts = self.count_spans(path, expected, front)
+        packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
+        counts = self.count_spans(path, expected, packed)
         self.spans.update_state(self.over_replicas(counts))
         nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
         return {**self._log_loss(nll, rows), **self.spans.result()}

@@ -1,7 +1,7 @@
 """The network: tokens and memory in, hidden states and new memory out (paper, sections 3.2 and 3.3).
 
-`TransformerXL.forward` is the paper's model. Padding is around it (`padding.py`); loops for XLA and recomputation are
-in `apply_layers.py`, documents that reset the memory in the mask (`layers/transformer_xl/reset.py`).
+`TransformerXL.forward` is the paper's model. Padding is around it (`layers/common/packing.py`); loops for XLA and
+recomputation are in `apply_layers.py`, documents that reset the memory in the mask (`layers/transformer_xl/reset.py`).
 """
 
 import keras
@@ -11,6 +11,7 @@ from txl_tf.config import NetworkConfig, at_least
 from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors, found
 from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.packing import pack, unpack
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl.attention import create_mask
@@ -18,7 +19,6 @@ from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 from txl_tf.layers.transformer_xl.reset import Mask, document_mask
 from txl_tf.layers.transformer_xl.score_terms import score_terms
 from txl_tf.models.transformer_xl.apply_layers import apply_layers
-from txl_tf.models.transformer_xl.padding import check_padding, pack, unpack
 
 
 def cache_mems(hidden, mems, mem_len, lengths=None):
@@ -160,12 +160,14 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         how = {"static_shapes": static_shapes, "recompute": training and self.recompute}
         if padding_mask is None:
             return self.forward(tokens, mems, self.key_of_call(tokens, training, dropout_key), **how)
-        padding_mask = tf.convert_to_tensor(padding_mask)
-        check_padding(padding_mask, tokens, mems[0], self.mem_len)
-        tokens, lengths = pack(tokens, padding_mask)
+        padding_mask = self.check_padding(padding_mask, tokens, mems[0])
+        packed, tokens = pack(padding_mask, tf.where(padding_mask, tokens, 0))
+        lengths = tf.reduce_sum(tf.cast(packed, tf.int32), 1)
         dropout_key = self.key_of_call(tokens, training, dropout_key)
         hidden, new_mems = self.forward(tokens, mems, dropout_key, lengths, **how)
-        return unpack(hidden, padding_mask), new_mems
+        hidden = unpack(padding_mask, hidden)
+        hidden._keras_mask = padding_mask
+        return hidden, new_mems
 
     def forward(self, tokens, mems, dropout_key=None, lengths=None, static_shapes=False, recompute=False):
         """The paper's model, of checked tokens and memory:
@@ -238,6 +240,21 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         for i, mem in enumerate(given):
             check_tensors(sizes, **{f"mems[{i}]": (mem, "float batch mem_len d_model")})
         return [tf.cast(mem, self.compute_dtype) for mem in given]
+
+    def check_padding(self, padding_mask, tokens, mem):
+        """`padding_mask` as a tensor. Raises ValueError where it does not fit tokens and memory."""
+        padding_mask = tf.convert_to_tensor(padding_mask)
+        if padding_mask.dtype != tf.bool or not padding_mask.shape.is_compatible_with(tokens.shape):
+            shape = list(tokens.shape)
+            raise ValueError(
+                f"padding_mask must be bool and of the shape of tokens, {shape}, got {found(padding_mask)}"
+            )
+        if mem.shape[1] is not None and mem.shape[1] < self.mem_len:
+            raise ValueError(
+                f"with a padding_mask, mems must hold mem_len={self.mem_len} positions or more, as initial_mems does, "
+                f"got {mem.shape[1]}"
+            )
+        return padding_mask
 
     def compute_output_shape(self, tokens_shape, mems=None, **_):
         kept = tokens_shape[0], self.mem_len, self.d_model
