@@ -299,6 +299,7 @@ def test_strict_stops_at_the_first_line_in_order_and_keeps_the_parts(scoring, sm
         ("a.txt,b.txt", [], "--output must be a folder, for a file for each of --input, got None"),
         ("a.txt,b.txt", ["--output={tmp}/a.txt"], "--output must be a folder, for a file for each of --input, got "),
         ("*.txt", ["--output={tmp}"], "--output must hold no file of --input, got "),
+        ("a.txt,b.txt", ["--output={tmp}/link"], "--output must hold no file of --input, got "),
         (".", ["--output={tmp}/out"], ", all of which is --input, got "),
         ("sub/*", ["--output={tmp}/sub/out"], "--output must lie outside of "),
         ("*/*", ["--output={tmp}/out"], "/*/*, all of which is --input, got "),
@@ -319,6 +320,7 @@ def test_bad_files_are_one_clear_error_and_nothing_is_answered(scoring, counted,
     for name in ("a.txt", "b.txt", "empty.txt", "sub/a.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("" if name == "empty.txt" else "w1\n")
+    (tmp_path / "link").symlink_to(tmp_path)
     paths = ",".join(path if path == "-" else str(tmp_path / path) for path in inputs.split(","))
     with pytest.raises((ValueError, OSError), match=re.escape(message)):
         run_here(scoring.tool, *scoring.flags, f"--input={paths}", *(flag.format(tmp=tmp_path) for flag in flags))

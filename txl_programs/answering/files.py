@@ -25,7 +25,7 @@ from txl_tf.cluster.connection import connected
 from txl_tf.config import ClusterConfig
 from txl_tf.data.line_files import LineFile, Plan, Tally, answer_block
 from txl_tf.data.text.texts import find_named_files, folder_around
-from txl_tf.files import absolute, lock, sha256, writing
+from txl_tf.files import absolute, lock, same_path, sha256, writing
 from txl_tf.runs.folder import RunFolder
 
 # Flags that no answer depends on.
@@ -110,8 +110,8 @@ def _named_files():
     for name in names:
         if names[name] > 1 or any(str(folder) in names for folder in PurePosixPath(name).parents):
             raise ValueError(f"--input must not name two files whose answers both go to {output}{name}, or into it")
-    for path, _ in files:
-        if absolute(path).startswith(output):
+    for path, name in files:
+        if absolute(path).startswith(output) or same_path(path, f"{output}{name}"):
             raise ValueError(f"--output must hold no file of --input, got {FLAGS.output}, which holds {path}")
     if around := folder_around([output, *(f"{output}{name}" for name in names)], FLAGS.input):
         raise ValueError(f"--output must lie outside of {around}, all of which is --input, got {FLAGS.output}")
