@@ -34,12 +34,12 @@ def missing():
 
 
 @contextlib.contextmanager
-def page(*model_dirs, **options):
+def page(*model_dirs, stderr=None, **options):
     """The page of these runs, in a process of its own: yields `(address, process)` once it listens."""
     command = [sys.executable, str(ROOT / "tools/demo.py"), "--port=0", *(f"--model_dir={path}" for path in model_dirs)]
     command += [f"--{name}={value}" for name, value in options.items()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
     try:
         address = next((line.strip() for line in process.stdout if line.startswith("http://")), None)
         if address is None:
@@ -180,6 +180,14 @@ class Visitor:
             str(number),
         )
         time.sleep(0.3)
+
+    def empty(self, name):
+        """Deletes what the number box of a slider holds, by keys."""
+        from selenium.webdriver.common.keys import Keys
+
+        box = self.wait(f"#{name} input[type=number]")
+        box.click()
+        box.send_keys(Keys.CONTROL + "a", Keys.DELETE)
 
     def pick(self, css, number=0):
         """Clicks one of the elements of a selector."""

@@ -78,6 +78,13 @@ def test_fitting_one_batch_lowers_the_loss_and_moves_every_weight(case, trained)
         assert moved or variable.path.endswith(("wk/bias", "w_k/bias", "w_r/bias"))  # the same for all keys of a query
 
 
+def test_the_summary_counts_the_weights(case):
+    model, lines = case.make("float32"), []
+    model(case.inputs())
+    model.summary(expand_nested=True, print_fn=lambda line, **_: lines.append(line))
+    assert f"Total params: {model.count_params():,}" in "".join(lines)
+
+
 def test_keras_file_holds_all_of_the_model(case, tmp_path):
     inputs = case.inputs()
     model = case.make_random()

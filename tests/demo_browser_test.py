@@ -7,6 +7,7 @@ them, the tests are skipped.
 import importlib.util
 import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -175,6 +176,46 @@ def test_what_is_written_can_be_stopped(runs):
         assert numbers(look.contents("#written .note"))[0] < 20_000
 
 
+@pytest.mark.parametrize("tab, name", [("Read", "read"), ("Remember", "remember")])
+def test_what_is_read_can_be_stopped(runs, tab, name):
+    with page(runs["lm"], max_tokens=10_000) as (found, _), visitor(found) as look:
+        look.tab(tab)
+        look.type(f"{name}-text", TEXT * 200)
+        look.press(name)
+        look.wait(f"#{name}-shown .note", "tokens are read")
+        look.press(f"{name}-stop")
+        time.sleep(2)
+        before = look.contents(f"#{name}-shown .note")
+        time.sleep(2)
+        assert look.contents(f"#{name}-shown .note") == before and numbers(before)[0] < len(TEXT) * 200
+
+
+def test_visitors_of_all_buttons_count_together(runs):
+    with page(runs["lm"], max_new_tokens=20_000, visitors=1) as (found, _), visitor(found) as look:
+        look.fill("new-tokens", 20_000)
+        look.press("write")
+        look.until(lambda: look.contents("#written .note"), "token")
+        look.tab("Read")
+        look.press("read")
+        time.sleep(3)
+        assert not look.contents("#read-shown .facts")
+        look.tab("Write")
+        look.press("stop")
+        look.until(lambda: look.contents("#read-shown .facts"), "text that is read")
+
+
+def test_a_box_that_is_emptied_is_a_sentence_and_ctrl_c_ends_the_page_in_silence(runs, tmp_path):
+    with open(tmp_path / "errors", "w+") as errors, page(runs["lm"], stderr=errors) as (found, process):
+        with visitor(found) as look:
+            look.empty("new-tokens")
+            look.press("write")
+            look.wait("#written .notice", "New tokens must be a whole number from 1 to 500, got None.")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        errors.seek(0)
+        assert "Traceback" not in (said := errors.read()) and "ERROR:" not in said
+
+
 def test_a_text_is_coloured_by_its_nll_and_a_token_has_its_alternatives(look, runs):
     look.tab("Read")
     look.type("read-text", TEXT)
@@ -336,6 +377,13 @@ def test_requests_out_of_bounds_and_made_up_clicks_get_a_sentence(address):
     """As somebody sends them who does not use the page's own buttons."""
     api = Api(address)
     options = [0.8, None, 1, 0, 1, 64, None, "", False, True]
+    for i, name in enumerate(["temperature", None, "top_p", "min_p", "repetition_penalty", "repetition_window"]):
+        if name is not None:
+            some = [*options[:i], None, *options[i + 1 :]]
+            assert f"{name} must be a number, and is empty" in api.ask("write", [["lm"], TEXT, 1, 5, *some])
+    assert "Choose one run" in api.ask("write", [None, TEXT, 1, 5, *options])
+    assert "Targets must be" in api.ask("translate", [["pairs"], "a b", 4, None, 0.5])
+    assert "length_penalty must be" in api.ask("translate", [["pairs"], "a b", 4, 3, None])
     for rows, number, sentence in ((5, 5, "Samples must be"), (1, NEW + 1, "New tokens must be"), (1, 0, "New tokens")):
         shown = api.ask("write", [["lm"], TEXT, rows, number, *options], expect_failure=True)
         assert shown is None or sentence in shown  # Gradio's own slider refuses some of them

@@ -13,6 +13,7 @@ from keras.src import testing
 
 KEY = [3, 4, 0]
 DROPPING = [case for case in LAYERS if case.rates]
+NO_SHAPE = "Tener", "Flat", "BiLSTM", "PositionFusion"  # Keras shows none of layers that take dictionaries or objects
 FAST = "PositionwiseFF", "TenerLayer"  # of the tests that need graphs
 
 
@@ -93,6 +94,23 @@ def test_two_replicas_draw_what_one_device_draws(case, two_replicas):
 
 
 # ------------------------------------------------------------------------------------------------ shapes and types
+
+
+@all_of(LAYERS)
+def test_a_model_of_ones_own_with_the_layer_has_a_summary(case):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = case.make()
+
+        def call(self, inputs):
+            return self.layer(**inputs, **case.more)
+
+    model, lines = Own(), []
+    outputs = model(case.inputs)
+    model.summary(line_length=150, print_fn=lambda line, **_: lines.append(line))
+    shape = str(tuple(keras.tree.flatten(outputs)[0].shape))
+    assert shape in lines[0] or case.name in NO_SHAPE
 
 
 @all_of(LAYERS)

@@ -12,6 +12,7 @@ from txl_programs.demo.wiring import (
     Asked,
     Board,
     answered,
+    count_slider,
     in_turns,
     pictures,
     room_of,
@@ -71,8 +72,8 @@ class LanguageModelPage(Board):
         prompt = gr.Textbox(self.spelled(PROMPT), label="Prompt", lines=3, max_lines=12, elem_id="prompt")
         with gr.Row():
             most = limits.max_new_tokens
-            number = gr.Slider(1, most, min(200, most), step=1, label="New tokens", elem_id="new-tokens")
-            rows = gr.Slider(1, limits.max_rows, 1, step=1, label="Samples", visible=limits.max_rows > 1)
+            number = count_slider(most, min(200, most), "New tokens", elem_id="new-tokens")
+            rows = count_slider(limits.max_rows, 1, "Samples")
             temperature = gr.Slider(0, 2, 0.8, step=0.05, label="Temperature", info="0 takes the most likely token")
         with gr.Accordion("More options", open=False, elem_id="more"):
             more = self._build_options()
@@ -84,9 +85,9 @@ class LanguageModelPage(Board):
         options = [number, temperature, *more]
         outputs = [shown, key]
         events = [
-            write.click(self.write, [names, prompt, rows, *options], outputs),
-            prompt.submit(self.write, [names, prompt, rows, *options], outputs),
-            go_on.click(self.go_on, [key, *options], outputs),
+            self.listen(write.click, self.write, [names, prompt, rows, *options], outputs),
+            self.listen(prompt.submit, self.write, [names, prompt, rows, *options], outputs),
+            self.listen(go_on.click, self.go_on, [key, *options], outputs),
         ]
         with stop:
             stop_button("stop", *events)
@@ -111,10 +112,14 @@ class LanguageModelPage(Board):
         """Options of a `LanguageModelView` from what the components say."""
         *sampling, stop, newline, document = values
         given = dict(zip(SAMPLING, sampling, strict=True))
-        given |= {name: whole_or_nothing(name, given[name]) for name in ("top_k", "seed")}
+        optional = {name: whole_or_nothing(name, given.pop(name)) for name in ("top_k", "seed")}
+        empty = [name for name, value in given.items() if value is None]
+        if empty:
+            raise ValueError(f"{empty[0]} must be a number, and is empty.")
+        given |= {name: value for name, value in optional.items() if value is not None}
         ends = [unescape(line) for line in (stop or "").split("\n") if line]
         stops = {"stop_strings": ends, "stop_at_newline": bool(newline), "stop_at_document": bool(document)}
-        return {"sampling": {name: value for name, value in given.items() if value is not None}, "stops": stops}
+        return {"sampling": given, "stops": stops}
 
     @answered
     def write(self, names, prompt, rows, number, *values):
@@ -162,11 +167,12 @@ class LanguageModelPage(Board):
             stop = gr.Row(scale=0)
         asked = gr.State(Asked())
         shown, detail = pictures(f"{name}-shown"), pictures(f"{name}-detail")
-        event = button.click(read, [names, text], [shown, asked]).then(lambda: "", None, detail)
+        event = self.listen(button.click, read, [names, text], [shown, asked])
+        event.then(lambda: "", None, detail)
         with stop:
             stop_button(f"{name}-stop", event)
         for place in (shown, detail):
-            place.click(look, asked, [detail, asked])
+            self.listen(place.click, look, asked, [detail, asked])
 
     @answered
     def read(self, names, text):

@@ -5,7 +5,7 @@ import gradio as gr
 from txl_programs.demo.encoder_decoder import BEAMS, EncoderDecoderView
 from txl_programs.demo.pieces import side_by_side
 from txl_programs.demo.tagger import TaggerView
-from txl_programs.demo.wiring import Asked, Board, answered, pictures, room_of
+from txl_programs.demo.wiring import Asked, Board, answered, count_slider, pictures, room_of
 
 SOURCE = "Sat the 21st of Nov 2026"
 SENTENCES = {
@@ -26,15 +26,15 @@ class EncoderDecoderPage(Board):
         source = gr.Textbox(self.spelled(SOURCE), label="Source", elem_id="source")
         with gr.Row():
             beams = gr.Radio(BEAMS, value=BEAMS[-2], label="Beams")
-            n_best = gr.Slider(1, max(BEAMS), 3, step=1, label="Targets")
+            n_best = count_slider(max(BEAMS), 3, "Targets")
             penalty = gr.Slider(0, 2, 0.6, step=0.1, label="Length penalty")
         button = gr.Button("Translate", variant="primary", min_width=80, scale=0, elem_id="translate")
         asked, shown, detail = gr.State(Asked()), pictures("targets"), pictures("cross")
         inputs, outputs = [names, source, beams, n_best, penalty], [shown, asked]
         for event in (button.click, source.submit):
-            event(self.translate, inputs, outputs).then(lambda: "", None, detail)
+            self.listen(event, self.translate, inputs, outputs).then(lambda: "", None, detail)
         for place in (shown, detail):
-            place.click(self.look, asked, [detail, asked])
+            self.listen(place.click, self.look, asked, [detail, asked])
 
     @answered
     def translate(self, names, source, beams, n_best, penalty):
@@ -72,8 +72,8 @@ class TaggerPage(Board):
         button = gr.Button("Tag", variant="primary", min_width=80, scale=0, elem_id="tag")
         asked, shown = gr.State(Asked()), pictures("tagged")
         for event in (button.click, text.submit):
-            event(self.tag, [names, text], [shown, asked])
-        shown.click(self.look, asked, [shown, asked])
+            self.listen(event, self.tag, [names, text], [shown, asked])
+        self.listen(shown.click, self.look, asked, [shown, asked])
 
     @answered
     def tag(self, names, text):

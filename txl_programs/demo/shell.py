@@ -1,5 +1,6 @@
 """The page as a whole: a tab for every task, its looks, and the server that shows it to this machine."""
 
+import logging
 import os
 import socket
 
@@ -55,6 +56,14 @@ class Guard:
         await self.app(scope, receive, send_with_policy)
 
 
+class Server(uvicorn.Server):
+    """It ends in silence, also where browsers still have the page open, whose connections it cuts."""
+
+    def handle_exit(self, sig, frame):
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        super().handle_exit(sig, frame)
+
+
 def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
     """The page of these runs: a tab for each of their tasks."""
     tasks = [task for task in PAGES if any(run.task == task for run in runs)]
@@ -69,9 +78,16 @@ def make_page(runs: list[OpenRun], limits: Limits) -> gr.Blocks:
             else:
                 with gr.Tab(name):
                     of_task.build()
-    return page.queue(
-        max_size=limits.waiting, default_concurrency_limit=limits.visitors, api_open=False, status_update_rate=1
-    )
+    for block in page.blocks.values():
+        if isinstance(block, gr.components.Component):
+            pass_on_nothing(block)
+    return page.queue(max_size=limits.waiting, api_open=False, status_update_rate=1)
+
+
+def pass_on_nothing(component: gr.components.Component) -> None:
+    """Has a component hand on `None`, as of a box that is emptied, where Gradio would fail: what answers says it."""
+    own = component.preprocess
+    component.preprocess = lambda payload: None if payload is None else own(payload)
 
 
 def make_app(page: gr.Blocks, limits: Limits) -> fastapi.FastAPI:
@@ -101,7 +117,7 @@ def serve(runs: list[OpenRun], limits: Limits, host: str, port: int) -> None:
     app = make_app(make_page(runs, limits), limits)
     print(f"http://{host}:{listening.getsockname()[1]}", flush=True)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-    uvicorn.Server(config).run(sockets=[listening])
+    Server(config).run(sockets=[listening])
 
 
 def escaped(name: str) -> str:

@@ -72,6 +72,10 @@ class Board:
             raise ValueError(f"Choose one run, or two to compare; {len(found)} are chosen.")
         return found
 
+    def listen(self, event: Callable, function: Callable, inputs: Any, outputs: Any) -> Any:
+        """Has a function answer an event, and the visitors of all of them count together."""
+        return event(function, inputs, outputs, concurrency_id="visitors", concurrency_limit=self.limits.visitors)
+
     def clicked(self, asked: Asked, data: gr.EventData) -> tuple[str, str]:
         """`(name, pick)`: in which run a visitor clicked, and on what."""
         said = data._data if isinstance(data._data, dict) else {}
@@ -79,6 +83,11 @@ class Board:
         if str(said.get("run")) not in places or not isinstance(pick, str):
             raise ValueError("Nothing has been asked yet, or this click is of another page.")
         return places[str(said["run"])], pick
+
+
+def count_slider(most: int, value: int, label: str, **options: Any) -> gr.Slider:
+    """The component to choose a number from 1 to `most` with; where that is 1, none that is seen."""
+    return gr.Slider(1, max(2, most), value, step=1, label=label, visible=most > 1, **options)
 
 
 def pictures(name: str) -> gr.HTML:

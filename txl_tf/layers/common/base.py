@@ -91,8 +91,9 @@ class KerasHabits:
     def compute_output_spec(self, *args, **kwargs):
         return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traces the call, for dtypes and errors
 
-    def compute_output_shape(self, x_shape, *_, **__):
-        return x_shape
+    def compute_output_shape(self, *shapes, **named):
+        """Like the first of the shapes, whose name is that of `build`, of the call, or none."""
+        return [*shapes, *named.values()][0]
 
     def compute_mask(self, inputs, previous_mask):
         """The mask of the output: that of the input if it says which elements there are, bool `[batch, length]`."""

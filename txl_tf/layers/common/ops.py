@@ -182,8 +182,8 @@ class Linear(Layer):
         kernel, bias = tf.cast(self.kernel, x.dtype), tf.cast(self.bias, x.dtype)
         return tf.reshape(add_bias(project(x, kernel), bias), [*keras.ops.shape(x)[:-1], self.units])
 
-    def compute_output_shape(self, x_shape):
-        return (*x_shape[:-1], self.units)
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], self.units)
 
 
 def own_initializer(initializer):

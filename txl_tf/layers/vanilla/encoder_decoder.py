@@ -180,11 +180,14 @@ class DecoderLayer(_TransformerLayer):
         )
         return self._feed_forward(x, self.layernorm3, *keys[4:]), block1, block2
 
-    def compute_output_shape(self, x_shape, enc_output_shape, return_attention_scores=True, **_):
+    def build(self, x_shape=None, enc_output_shape=None, **_):  # both: Keras's summary knows the shapes that are named
+        super().build(x_shape)
+
+    def compute_output_shape(self, x_shape, enc_output_shape=None, return_attention_scores=True, **_):
         if not return_attention_scores:
             return x_shape
         weights = (x_shape[0], self.num_heads, x_shape[1])
-        return x_shape, (*weights, x_shape[1]), (*weights, enc_output_shape[1])
+        return x_shape, (*weights, x_shape[1]), (*weights, enc_output_shape and enc_output_shape[1])
 
     def step(self, x, place, cache, source, cross=None):
         """The call for one more element, from the keys and values of those before it.

@@ -184,7 +184,7 @@ class MultiHeadAttention(Layer):
             Linear(d_model, dtype=self.dtype_policy, name=name) for name in ("wq", "wk", "wv", "dense")
         )
 
-    def build(self, v_shape=None, **_):
+    def build(self, v_shape=None, k_shape=None, q_shape=None, **_):  # all: Keras's summary knows those that are named
         self.build_parts(v_shape, self.wq, self.wk, self.wv, self.dense)
 
     def __call__(self, *args, query=None, value=None, key=None, **kwargs):
