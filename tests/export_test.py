@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import os
 import shutil
@@ -366,6 +367,18 @@ def test_served_lines_are_scored_as_the_program_scores_lines(small_lm, tmp_path,
         np.testing.assert_allclose(served["nll"][row, :n], np.nan_to_num(score.token_nll), rtol=1e-5, atol=1e-6)
         assert float(tf.reduce_sum(served["nll"][row])) == pytest.approx(score.nll, rel=1e-5)
         assert not np.any(served["nll"][row, n:])
+
+
+def test_a_served_model_of_documents_stops_where_one_ends_by_default(small_lm, tmp_path):
+    vocab, tokenizer = write_vocab(tmp_path, ["ab ab\na b"], level="char", document="</s>")
+    lm, most = small_lm(n_token=len(vocab), n_layer=1, mem_len=4), {"max_new_tokens": tf.constant([60])}
+    served = LanguageModelSignatures(lm, {"vocab": tokenizer}).signatures()
+    (text,) = served["generate_text"](text=tf.constant(["ab"]), **most)["text"].numpy()
+    assert text.endswith(b"</s>") and text.count(b"</s>") == 1
+    (more,) = served["generate_text"](text=tf.constant(["ab"]), stop=tf.constant([[""]]), **most)["text"].numpy()
+    assert more.startswith(text) and more != text
+    by_default = inspect.signature(served["generate"].python_function).parameters["stop_ids"].default
+    assert by_default.numpy().tolist() == [[[vocab.document_id]]]
 
 
 def decoded_symbols(symbols):

@@ -257,6 +257,25 @@ def test_a_plain_keras_optimizer_trains_and_the_gradient_norm_is_reported(small_
     np.testing.assert_allclose(losses.grad_norm[0], norm, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-5), pytest.param("bfloat16", 0.05, marks=SLOW)])
+def test_a_plain_keras_optimizer_trains_in_other_types_than_float32(small_lm, small_batches, dtype, tolerance):
+    runs = []
+    for kind in ("float32", dtype):
+        lm = small_lm(n_layer=1, dtype=kind)
+        lm.compile("sgd", run_eagerly=True)
+        found = fit(lm, dataset_of(*small_batches(n=2)))
+        runs.append(found.loss + found.grad_norm)
+    np.testing.assert_allclose(runs[1], runs[0], rtol=tolerance)
+
+
+def test_weights_in_float16_are_not_trained(small_lm, small_batches):
+    lm = small_lm(n_layer=1, dtype="float16")
+    lm.compile("adam")
+    for train in (lm.fit, lambda dataset: lm.train_on_batch(*next(iter(dataset)))):
+        with pytest.raises(ValueError, match="dtype must be mixed_float16 in training, .*, got float16"):
+            train(dataset_of(*small_batches(n=1)))
+
+
 def test_an_evaluation_takes_the_weights_that_a_callback_sets_as_it_begins(small_lm, small_batches):
     """As `keras.callbacks.SwapEMAWeights` does."""
     lm, other, dataset = small_lm(seed=1), small_lm(seed=2), dataset_of(*small_batches())
@@ -655,7 +674,7 @@ def test_a_perplexity_beyond_all_floats_is_infinite(small_lm, small_batches):
 
 
 def test_what_compile_refuses(small_lm):
-    lm = small_lm(n_layer=1)
+    lm, one = small_lm(n_layer=1, cutoffs=[6, 14]), "bin_capacities must be one positive integer for each of the 2 "
     for options, message in [
         ({"loss": "mse"}, "compile takes no loss, got 'mse': the loss is the model's own, the mean nll"),
         ({"loss_weights": [1.0]}, r"compile takes no loss_weights, got \[1.0\]: the loss is the model's own"),
@@ -664,6 +683,9 @@ def test_what_compile_refuses(small_lm):
         ({"metrics": "bits"}, "metrics must be a list of names, such as .'bits'., got 'bits'"),
         ({"metrics": {"out": "bits"}}, "metrics must be a list of names"),
         ({"weighted_metrics": ["bits"]}, "compile takes no weighted_metrics, got .*: every token counts the same"),
+        ({"bin_capacities": [8]}, r"bin_capacities must be None without static_shapes, got \[8\]"),
+        ({"bin_capacities": [8], "static_shapes": True}, one),
+        ({"bin_capacities": 8, "static_shapes": True}, one),
     ]:
         with pytest.raises(ValueError, match=message):
             lm.compile("adam", **options)

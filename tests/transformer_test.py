@@ -337,6 +337,19 @@ def test_two_replicas_weigh_as_one(two_replicas):
         np.testing.assert_allclose(array, other, atol=1e-5)
 
 
+def test_a_last_batch_in_unequal_shares_drops_as_on_one_device(two_replicas):
+    source, targets = (np.concatenate([ids, ids[:3]]) for ids in (pairs()[0], TARGETS))  # 4 rows, then 2 + 1
+
+    def loss():
+        model = make(num_layers=1, rate=0.3, seed=1)
+        model.compile(keras.optimizers.SGD(0.0))
+        return model.fit(source, targets, batch_size=4, shuffle=False, verbose=0).history["loss"]
+
+    expected = loss()
+    with two_replicas.scope():
+        assert loss() == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_loaded_keras_file_draws_the_dropout_of_the_epoch_that_follows(tmp_path):
     source, _ = pairs()
     model = make(num_layers=1, rate=0.2, dropatt=0.1)

@@ -15,6 +15,7 @@ from txl_tf.layers.common.base import check_tensors, found
 from txl_tf.layers.common.ops import cross_entropy
 from txl_tf.layers.common.precision import matmul
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
+from txl_tf.schema import brief
 
 
 def bin_logits(hidden, weight, bias, proj):
@@ -90,7 +91,7 @@ def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, 
     Raises:
         ValueError: `bin_capacities` are not one positive integer for every cluster but the first.
     """
-    _check_capacities(bin_capacities, len(biases) - 1)
+    check_capacities(bin_capacities, len(biases) - 1)
     shape = target.shape
     hidden, target = _flatten(hidden, target)
     kept = target >= 0
@@ -115,12 +116,13 @@ def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, 
     return tf.reshape(tf.where(kept, nll, 0), shape), tf.reshape(kept, shape)
 
 
-def _check_capacities(bin_capacities, n):
-    integers = all(isinstance(capacity, numbers.Integral) and capacity > 0 for capacity in bin_capacities)
-    if len(bin_capacities) != n or not integers:
+def check_capacities(bin_capacities, n):
+    """Raises ValueError unless they are one for each of the `n` clusters but the first."""
+    given = list(bin_capacities) if hasattr(bin_capacities, "__len__") else [bin_capacities]
+    if len(given) != n or not all(isinstance(capacity, numbers.Integral) and capacity > 0 for capacity in given):
         raise ValueError(
             f"bin_capacities must be one positive integer for each of the {n} clusters but the first, "
-            f"got {list(bin_capacities)}"
+            f"got {brief(given)}"
         )
 
 

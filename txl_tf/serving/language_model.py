@@ -65,7 +65,8 @@ class LanguageModelSignatures(StoredModel):
 
     where sampling stands for max_new_tokens, temperature, top_k, top_p, seed, min_p, repetition_penalty and
     repetition_window. They, `num_return_sequences`, `stop` and `stop_ids` have default values, which a server takes
-    where a request leaves them out; a single row of them stands for all rows.
+    where a request leaves them out; a single row of them stands for all rows. A model of documents stops at the end
+    of one by default.
 
     Ids and numbers are int32; nll and log-probabilities float32, nats. `generate` does what `lm.generate` does, row by
     row, `top_k` 0 for all, with zeros beyond `lengths`; a row of length 0 continues `start_token`, which is no part of
@@ -117,8 +118,11 @@ class LanguageModelSignatures(StoredModel):
                 self.generate_text: {**text, **OPTIONS, **stop},
                 self.generate_texts: {**text, **OPTIONS, **NUMBER, **stop},
             }
-        few = {"max_new_tokens": np.minimum(DEFAULTS["max_new_tokens"], self.limits.max_tokens)}
-        return self.concrete(arguments, {name: tf.constant(value) for name, value in (DEFAULTS | few).items()})
+        own = {"max_new_tokens": np.minimum(DEFAULTS["max_new_tokens"], self.limits.max_tokens)}
+        vocab = self.text and self.text.vocab
+        if vocab and vocab.document is not None:
+            own |= {"stop": np.array([[vocab.document]]), "stop_ids": np.int32([[[vocab.document_id]]])}
+        return self.concrete(arguments, {name: tf.constant(value) for name, value in (DEFAULTS | own).items()})
 
     # --------------------------------------------------------------------------------------------------------- ids
 

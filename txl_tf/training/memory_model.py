@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from txl_tf.config import at_least
 from txl_tf.data.text.batches import Batches, Segments, check_batches, plain_messages
+from txl_tf.layers.adaptive import check_capacities
+from txl_tf.schema import brief
 from txl_tf.training.distribution import all_rows, divided, num_workers, own_rows, rows_of_this_worker
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
 from txl_tf.training.loop import LoopState, make_loop
@@ -26,9 +28,9 @@ from txl_tf.training.trained_model import TrainedModel
 class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
     """Keras model that is trained on consecutive segments of text.
 
-    A subclass has a `network` with `n_token`, a `seed`, and four functions of one replica, see `TransformerXLLM`. For
-    training: `initial_mems` and `segment_nll`. For evaluation, which may carry the memory in another form:
-    `start_evaluation` and `evaluation_nll`.
+    A subclass has a `network` with `n_token` and `cutoffs`, a `seed`, and four functions of one replica, see
+    `TransformerXLLM`. For training: `initial_mems` and `segment_nll`. For evaluation, which may carry the memory in
+    another form: `start_evaluation` and `evaluation_nll`.
 
     Attributes:
         loop: `LoopState` of what runs; else of the last `fit`.
@@ -62,7 +64,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
             run_eagerly: run the steps without a graph, for debugging.
             steps_per_execution: training steps in one call of the compiled graph.
             jit_compile: compile forward and backward pass with XLA.
-            auto_scale_loss: scale the loss where the model computes in float16.
+            auto_scale_loss: scale the loss where the model computes in float16 with weights in float32.
             gradient_accumulation_steps: parts of a batch, each with its share of the rows, that are computed one after
                 the other to save memory; the result is that of the whole.
             static_shapes: whether all tensors of a step, and of `generate`, have static shapes, as TPUs need.
@@ -76,6 +78,10 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
         refuse("compile", {"loss": loss, "loss_weights": loss_weights, "weighted_metrics": weighted_metrics})
         metrics = metric_names(metrics)
         at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
+        if bin_capacities is not None:
+            if not static_shapes:
+                raise ValueError(f"bin_capacities must be None without static_shapes, got {brief(bin_capacities)}")
+            check_capacities(bin_capacities, len(self.network.cutoffs))
         super().compile(
             optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution, run_eagerly=run_eagerly,
             auto_scale_loss=auto_scale_loss,
@@ -202,6 +208,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
         """Builds the optimizer. Raises ValueError where `method` cannot train with what `compile` was given."""
         if self.optimizer is None:
             raise ValueError(f"{method} needs an optimizer, got None: compile with txl_tf.make_optimizer(...)")
+        self.check_weights()
         self.build_optimizer()
 
     def _check_rows(self, rows, parts):

@@ -124,7 +124,17 @@ class Resumable(AmongWorkers, TrainedModel):
     def make_train_function(self, force=False):
         changed = self._class_weights != self._class_weights_traced  # the weights are constants of the graph
         self._class_weights_traced = self._class_weights
+        self.check_weights()
         return super().make_train_function(force or changed)
+
+    def first_row(self, rows):
+        """The number of this replica's first row in the batch; Keras may give a last one in unequal shares."""
+        context = tf.distribute.get_replica_context()
+        number, replica = context.num_replicas_in_sync, context.replica_id_in_sync_group
+        if number == 1:
+            return tf.constant(0)
+        shares = self.over_replicas(tf.one_hot(replica, number) * tf.cast(rows, tf.float32))
+        return tf.cast(tf.reduce_sum(tf.where(tf.range(number) < replica, shares, 0.0)), tf.int32)
 
     def unpacked(self, data):
         """`(x, y, sample_weight)` of a batch with labels."""

@@ -82,7 +82,8 @@ class SegmentStep:
             return tf.constant(0.0)
         optimizer, norm = self.inner_optimizer, None
         if not hasattr(optimizer, "gradient_norm"):  # Keras's own optimizers do not keep it
-            norm = tf.linalg.global_norm(sum_over_replicas(gradients)) / self.optimizer.scale_loss(tf.constant(1.0))
+            whole = [tf.cast(gradient, tf.float32) for gradient in sum_over_replicas(gradients)]
+            norm = tf.linalg.global_norm(whole) / self.optimizer.scale_loss(tf.constant(1.0))
         apply_gradients(self.optimizer, gradients, self.trainable_variables)
         return tf.convert_to_tensor(optimizer.gradient_norm) if norm is None else norm
 

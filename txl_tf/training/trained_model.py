@@ -66,6 +66,11 @@ class TrainedModel:
             with self.distribute_strategy.scope():  # within a step, some strategies could not
                 optimizer.build(self.trainable_variables)
 
+    def check_weights(self) -> None:
+        """Raises ValueError where the weights are float16: in training they lose small updates, and become nan."""
+        if self.dtype_policy.variable_dtype == "float16":
+            raise ValueError("dtype must be mixed_float16 in training, which keeps the weights in float32, got float16")
+
     def check_steps(self, steps_per_epoch: int | None) -> None:
         """Raises ValueError where calls of `steps_per_execution` steps would go past the end of an epoch."""
         if (steps_per_epoch or 0) % self.steps_per_execution:
@@ -84,10 +89,14 @@ class TrainedModel:
 
     def step_key(self, rows: Any) -> tf.Tensor:
         """The dropout key of the step that runs, for the `rows` of this replica; see `dropout`."""
-        replica, step = tf.distribute.get_replica_context().replica_id_in_sync_group, self.optimizer.iterations
+        step = self.optimizer.iterations
         if self.inner_optimizer.gradient_accumulation_steps:  # of Keras, which counts the updates: several batches each
             step = self.inner_optimizer._iterations.value
-        return tf.stack([self.seed % 2**31, tf.cast(step, tf.int32), replica * rows])
+        return tf.stack([self.seed % 2**31, tf.cast(step, tf.int32), self.first_row(rows)])
+
+    def first_row(self, rows: Any) -> tf.Tensor:
+        """The number of this replica's first row in the batch; here every replica has `rows` of them."""
+        return tf.distribute.get_replica_context().replica_id_in_sync_group * rows
 
     def with_penalties(self, loss: tf.Tensor, parts: int = 1) -> tf.Tensor:
         """The loss of one of `parts` of this replica's rows, with its share of regularizers and of `add_loss`."""
