@@ -1,6 +1,7 @@
 """Checkpoints of the original program become folders of runs, and go back, bit for bit."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -276,6 +277,9 @@ def test_to_tf1_takes_a_prefix_and_an_earlier_checkpoint(small_lm, tmp_path, voc
     assert_variables_equal(read_checkpoint(path), txl_tf.tf1_variables(lm))
     latest = run_to_tf1(tmp_path / "run", tmp_path / "back")
     assert latest.endswith("model.ckpt-9")
+    shutil.copytree(tmp_path / "run", tmp_path / "twin")  # another run on the same text
+    with pytest.raises(ValueError, match="corpus-info.json would be written over, and holds something else"):
+        run_to_tf1(tmp_path / "twin", tmp_path / "back")
     with pytest.raises(ValueError, match="no checkpoint at ckpt-8, nor in .*run"):
         run_to_tf1(tmp_path / "run", tmp_path / "back", "ckpt-8")
     with pytest.raises(ValueError, match="back is not the folder of a run: .*config.json does not exist"):

@@ -787,7 +787,7 @@ def write_vocab(folder, texts, **options):
 def test_text_becomes_ids_and_text_as_in_the_vocabulary(tmp_path, options):
     texts = [
         "The the\u00a0end\u3000of\u2003the  line \n\n of \u0416\u0436 \u00c9t\u00e9 the the \n", "\nof\r\nthe end", "",
-        "the \\1 end", "\n", "\x1cthe\x85of\x1f the", "\U0001f600 the",
+        "the \\1 end", "\n", "\x1cthe\x85of\x1f the", "\U0001f600 the", "\0The\0 \0of THE\0\0",
     ]  # fmt: skip
     vocab, served = write_vocab(tmp_path, texts, **options)
     ids = served.encode(tf.constant([text.encode() for text in texts]))

@@ -1,5 +1,6 @@
 """The program that continues a text."""
 
+import codecs
 import io
 import json
 import os
@@ -237,6 +238,17 @@ def test_every_line_is_a_prompt_of_its_own(tool, word_run, tmp_path, capsys):
     set_flags(tool, "--model_dir=x", "--input=y", "--num_return_sequences=2")
     assert tool.line_of(("w1", ["a\nb", "c"])) == "a\\nb\nc\n"
     assert tool.line_of(LineError(b"", 2, ValueError("text is empty"), "y")) == "\n\n"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tool, word_run, tmp_path, monkeypatch, capfd):
+    marked = codecs.BOM_UTF8 + b"w3 w5"
+    (tmp_path / "prompt").write_bytes(marked)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(marked)))
+    written = []
+    for source in (["--prompt=w3 w5"], [f"--prompt_file={tmp_path / 'prompt'}"], []):
+        run_here(tool, f"--model_dir={word_run[0]}", "--max_new_tokens=3", "--greedy", *source)
+        written.append(capfd.readouterr().out)
+    assert written[0].startswith("w3 w5") and written == written[:1] * 3
 
 
 def test_prompts_are_continued_as_they_come(tool, word_run, monkeypatch):

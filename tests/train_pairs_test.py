@@ -392,6 +392,8 @@ def test_lines_that_cannot_be_translated_are_named(run, sources, message):
         (["--beam_size=2", "--n_best=3"], "n_best must be at most beam_size=2, got 3"),
         (["--input=nowhere.txt"], "there is no file nowhere.txt"),
         (["--input=a", "--pairs=b"], "--pairs and --input exclude each other"),
+        (["--pairs="], "--pairs must name one file, or two, got none"),
+        (["--length_penalty=2"], "--length_penalty is for a search: give --beam_size"),
         (["--max_new_tokens=0"], "max_new_tokens must be at least 1, got 0"),
     ],
     ids=str,

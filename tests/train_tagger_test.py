@@ -546,6 +546,7 @@ def test_sentences_that_cannot_be_compared_are_named(made, tmp_path):
     [
         (["--input=nowhere.txt"], "there is no file nowhere.txt"),
         (["--input=a", "--tagged=b"], "--tagged and --input exclude each other"),
+        (["--tagged="], "--tagged must name a file, got ''"),
         (["--ckpt_path=ckpt-3"], "no checkpoint at ckpt-3"),
     ],
     ids=str,

@@ -12,7 +12,7 @@ import os
 
 from absl import flags
 
-from txl_programs.program import CKPT_HELP, FLAGS, define_flags, find_checkpoint, run, values
+from txl_programs.program import CKPT_HELP, FLAGS, check_used, define_flags, find_checkpoint, run, values
 from txl_tf.config import WEIGHT_TYPES, SearchConfig
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
@@ -43,6 +43,7 @@ def main():
     from txl_tf import export_saved_model, load_run
     from txl_tf.runs.folder import RunFolder
 
+    check_used(("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"))
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
     path = find_checkpoint(RunFolder(FLAGS.model_dir))
     model, vocab = load_run(FLAGS.model_dir, path, **values("mem_len clamp_len", given_only=True))

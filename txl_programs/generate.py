@@ -24,6 +24,7 @@ of prompt and answer, with its nll in nats. Text goes to the standard output, th
 characters are written like \\x1b, so that no text takes over a terminal; --raw writes them as they are.
 """
 
+import codecs
 import os
 import sys
 import time
@@ -145,11 +146,10 @@ def read_prompt():
         raise ValueError("--prompt and --prompt_file exclude each other")
     if FLAGS.prompt is not None:
         return os.fsencode(FLAGS.prompt)
-    if FLAGS.prompt_file is not None:
-        return Path(FLAGS.prompt_file).read_bytes().removesuffix(b"\n")
-    if FLAGS.interactive:
+    if FLAGS.prompt_file is None and FLAGS.interactive:
         return None
-    return sys.stdin.buffer.read().removesuffix(b"\n")
+    read = sys.stdin.buffer.read if FLAGS.prompt_file is None else Path(FLAGS.prompt_file).read_bytes
+    return read().removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
 
 
 def line_of(found, number=None):

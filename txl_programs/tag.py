@@ -85,6 +85,8 @@ def make_answering(folder, path):
 
 
 def main():
+    if FLAGS.tagged == "":
+        raise ValueError("--tagged must name a file, got ''")
     if FLAGS.tagged and FLAGS.input:
         raise ValueError("--tagged and --input exclude each other")
     folder = RunFolder(FLAGS.model_dir, "tagger")

@@ -21,6 +21,7 @@ from absl import flags
 
 from txl_programs.program import (
     FLAGS,
+    check_used,
     config_of,
     define_flags,
     define_line_flags,
@@ -108,6 +109,9 @@ def compare(folder):
 
 def main():
     config_of(SearchConfig)  # checks it
+    check_used(("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"))
+    if FLAGS.pairs == []:
+        raise ValueError("--pairs must name one file, or two, got none")
     if FLAGS.pairs and FLAGS.input:
         raise ValueError("--pairs and --input exclude each other")
     folder = RunFolder(FLAGS.model_dir, "encoder_decoder")

@@ -18,7 +18,7 @@ from txl_tf.convert.corpus_files import read_corpus, written_corpus
 from txl_tf.data.subwords import vocab_file
 from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import check_kept, json_text, write_atomic
+from txl_tf.files import absolute, check_kept, json_text, write_atomic
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.families.language_model import TRANSFORMER_XL
 from txl_tf.runs.folder import RunFolder
@@ -239,6 +239,7 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
         "cutoffs": [0, *cutoffs, len(vocab)] if cutoffs else [],
         "dataset": data.get("dataset"),
         "vocab": vocab.get_config(),
+        "model_dir": absolute(os.fspath(model_dir)),  # no checkpoint of another run goes there
     }
     target = os.path.dirname(path)
     files = {vocab_file("vocab", vocab.level): vocab.get_data(), INFO_FILE: json_text(info)}

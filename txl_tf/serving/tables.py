@@ -112,7 +112,7 @@ class GraphTokenizer(tf.Module):
         if vocab.level == "byte":
             return tf.strings.bytes_split(text)
         if vocab.lower_case:
-            text = tf.strings.lower(text, "utf-8")
+            text = lower(text)
         if vocab.level == "char":
             return tf.strings.unicode_split(text, "UTF-8")
         if vocab.bos:
@@ -164,11 +164,19 @@ class SymbolTable(tf.Module):
         return tf.maximum(self.table.lookup(symbols), UNKNOWN)
 
 
+def lower(text: tf.Tensor) -> tf.Tensor:
+    """Texts in lower case. TensorFlow's own operation drops what follows a NUL character."""
+    parts = tf.strings.split(tf.strings.join([text, "\0"]), "\0")[:, :-1]  # one behind each of them
+    lowered = tf.ragged.map_flat_values(lambda part: tf.strings.join([tf.strings.lower(part, "utf-8"), "\0"]), parts)
+    joined = tf.strings.reduce_join(lowered, -1)
+    return tf.strings.substr(joined, tf.zeros_like(tf.strings.length(joined)), tf.strings.length(joined) - 1)
+
+
 def forms_of(words: tf.Tensor) -> tf.Tensor:
     """`form_of` of every word, string `[C]`."""
     first, length = tf.strings.substr(words, 0, 1, "UTF8_CHAR"), tf.strings.length(words, "UTF8_CHAR")
     last = tf.strings.substr(words, tf.maximum(length - 3, 0), tf.minimum(length, 3), "UTF8_CHAR")
-    capital = tf.where(tf.strings.lower(first, "utf-8") != first, "^", "")
+    capital = tf.where(lower(first) != first, "^", "")
     return tf.strings.join([capital, tf.strings.regex_replace(last, "[0-9]", "0")])
 
 
