@@ -142,6 +142,7 @@ def test_resuming_gives_the_weights_of_the_uninterrupted_run(made, files, tmp_pa
     assert_same_run(run, folder, 90)
 
 
+@SLOW
 def test_a_run_that_is_stopped_in_a_validation_goes_on_as_if_it_had_not(made, files, tmp_path, monkeypatch):
     folder, results = made
     run = shutil.copytree(folder, tmp_path / folder.name)

@@ -337,6 +337,7 @@ def test_two_replicas_weigh_as_one(two_replicas):
         np.testing.assert_allclose(array, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_last_batch_in_unequal_shares_drops_as_on_one_device(two_replicas):
     source, targets = (np.concatenate([ids, ids[:3]]) for ids in (pairs()[0], TARGETS))  # 4 rows, then 2 + 1
 
@@ -348,6 +349,17 @@ def test_a_last_batch_in_unequal_shares_drops_as_on_one_device(two_replicas):
     expected = loss()
     with two_replicas.scope():
         assert loss() == pytest.approx(expected, rel=1e-5)
+
+
+def test_rows_are_numbered_over_replicas_whatever_their_shares(two_replicas):
+    with two_replicas.scope():
+        model = make(num_layers=1)
+    for shares in ([2, 1], [0, 3]):
+        rows = two_replicas.experimental_distribute_values_from_function(
+            lambda context, shares=shares: tf.constant(shares)[context.replica_id_in_sync_group]
+        )
+        first = two_replicas.experimental_local_results(two_replicas.run(model.first_row, args=(rows,)))
+        assert [int(number) for number in first] == [0, shares[0]]
 
 
 def test_a_loaded_keras_file_draws_the_dropout_of_the_epoch_that_follows(tmp_path):

@@ -49,6 +49,7 @@ class _OriginalInfo:
     cutoffs: list[int]
     dataset: str | None = None
     vocab: Vocab | None = None
+    model_dir: str | None = None
 
 
 @dataclasses.dataclass
