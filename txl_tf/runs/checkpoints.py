@@ -16,7 +16,7 @@ import tensorflow as tf
 from txl_tf.config import RunConfig
 from txl_tf.files import remove, same_path, write_json
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.origin import plain
+from txl_tf.runs.origin import differing
 from txl_tf.runs.same_run import check_vocab
 from txl_tf.runs.weights import (
     UNFINISHED,
@@ -254,10 +254,10 @@ def _check_same_model(source: RunFolder, path: str) -> None:
     if here is not there:
         raise ValueError(f"{path} is of the family {there.name}, and model_dir {source} of {here.name}")
     check_vocab(folder, source.load_vocabs(), "An average needs one vocabulary", f"model_dir {source}")
-    before, now = (here.config(**some.read_config()["model"]).to_dict() for some in (folder, source))
-    for name in now:
-        if name not in here.free and plain(before[name]) != plain(now[name]):
-            found = f"{name} is {brief(before[name])} there and {brief(now[name])} here"
+    models = (here.config(**some.read_config()["model"]).to_dict() for some in (folder, source))
+    for name, (before, now) in differing(*models).items():
+        if name not in here.free:
+            found = f"{name} is {brief(before)} there and {brief(now)} here"
             raise ValueError(f"{path} is of another model than model_dir {source}: {found}")
 
 

@@ -91,8 +91,7 @@ class Origin:
 
     def _changes(self, model: dict) -> dict[str, tuple]:
         """Hyper-parameter -> its values before and now, where they differ; not where the data will decide it."""
-        before = self.model.to_dict()
-        found = {name: (before[name], now) for name, now in model.items() if plain(now) != plain(before[name])}
+        found = differing(self.model.to_dict(), model)
         unknown = ("n_bigram",) + tuple(name for name in model if model[name] is None or model[name] == ())
         return {name: pair for name, pair in found.items() if name in self.family.free or name not in unknown}
 
@@ -136,6 +135,11 @@ def check_origin(folder: RunFolder, init_from: str | None) -> None:
         raise ValueError(
             f"model_dir {folder} holds a run that {started}, got init_from={init_from}: choose a new folder"
         )
+
+
+def differing(before: dict, now: dict) -> dict[str, tuple]:
+    """Hyper-parameter -> its values before and now, where they differ."""
+    return {name: (before[name], value) for name, value in now.items() if plain(value) != plain(before[name])}
 
 
 def plain(value: Any) -> Any:
