@@ -45,7 +45,7 @@ NEW = 30  # tokens
 PAIRS = {"num_layers": 2, "d_model": 8, "num_heads": 2, "dff": 8, "max_len": 12}
 TAGGERS = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_inner": 8, "d_embed": 6, "d_bigram": 4, "n_bigram": 2}
 LABELS = ["O", "B-<b>X", "I-<b>X", "B-Y", "I-Y"]
-MOST_GROWTH = 200  # MB, after 200 requests
+MOST_GROWTH = 30  # MB, of the second hundred requests: the first has graphs to make
 MOST_SECONDS = 10  # from the start to the first answer, of the processor where the machine is busy
 
 
@@ -467,4 +467,4 @@ def test_the_first_answer_comes_within_ten_seconds_and_two_hundred_requests_leav
             assert shown and "notice" not in shown, (kind, shown)
             growth.append(memory(process) - before)
         print(f"first answer: {seconds:.1f} s; MB after every 20 requests: {[round(mb) for mb in growth[19::20]]}")
-        assert max(growth) <= MOST_GROWTH
+        assert max(growth) - growth[99] <= MOST_GROWTH
