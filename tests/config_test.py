@@ -181,6 +181,12 @@ BAD = [
     (FlatConfig, {"activation": "gelu"}, "activation must be one of relu, leaky, got 'gelu'"),
     (TaggedConfig, {"tag_scheme": "iob1"}, "tag_scheme must be one of bio, bioes, bmes, none, got 'iob1'"),
     (TaggedConfig, {"dataset": "msra"}, "dataset must be one of text, towns, got 'msra'"),
+    (TaggedConfig, {"skip_short_words": True}, "skip_short_words must be left out, .*words of a lexicon"),
+    (
+        TaggedConfig,
+        {"bigrams": False, "bigram_vectors": "x"},
+        "bigram_vectors must be left out, .*there are no bigrams",
+    ),
     (TaggedConfig, {"n_sentences": 0}, "n_sentences must be at least 1, got 0"),
     (TaggedConfig, {"dataset": "towns", "token_level": "word"}, "token_level must be char for dataset=towns, got word"),
     (TaggedConfig, {"dataset": "towns", "valid_path": "a.txt"}, "valid_path must be left out, got 'a.txt': dataset=to"),

@@ -86,8 +86,19 @@ def test_the_sources_that_are_held_out_are_not_trained_on(tmp_path):
     train, valid = ({source for source, _ in texts(corpus, split)} for split in ("train", "valid"))
     assert not train & valid and len(train | valid) == 200 and 20 < len(valid) < 60
     assert len(corpus.splits["valid"]) == 2 * len(valid)
+    assert corpus.texts["valid"] == [*map(list, zip(*texts(corpus, "valid"), strict=True))]
     again = read_pairs(PairsConfig(train_path=path, valid_fraction=0.2))
     assert again.fingerprint("valid") == corpus.fingerprint("valid")
+
+
+def test_symbols_are_those_of_the_whole_file_and_texts_are_as_they_were_read(tmp_path):
+    path = tsv(tmp_path / "all.tsv", [(f"{i:02}{chr(0x4E00 + i)}", f"{i} X  y") for i in range(60)])
+    corpus = read_pairs(PairsConfig(train_path=path, valid_fraction=0.2, target_level="word"))
+    sources, targets = corpus.texts["valid"]
+    assert len(sources) > 5 and {source[2] for source in sources} <= set(corpus.source_vocab.symbols)
+    assert targets == [f"{int(source[:2])} X  y" for source in sources]
+    some = read_pairs(PairsConfig(train_path=path, valid_fraction=0.2, target_level="word", min_freq=1, max_size=99))
+    assert not {source[2] for source in sources} & set(some.source_vocab.symbols)  # which become <unk>
 
 
 @pytest.mark.parametrize(
@@ -112,7 +123,6 @@ def test_lines_are_numbered_as_in_the_file_where_some_are_held_out(tmp_path):
     lines = [(f"{i:03}", "x") for i in range(200)]
     for changed, message in [
         (("100", " "), "line 101: the target is empty"),
-        (("é00", "x"), "line 101: 'é' is not in the vocabulary"),
         (("1" * 9, "x"), "line 101: the source has 10 symbols, .* at most max_len=9"),
     ]:
         path = tsv(tmp_path / "all.tsv", [*lines[:100], changed, *lines[101:]])

@@ -266,6 +266,18 @@ def test_tokens_of_several_characters_are_a_warning(tmp_path, caplog):
     caplog.clear()
     corpus_of(tmp_path, train="长0 B-LOC\n江1 I-LOC\n", valid="长0 O\n", segment_digits=True)
     assert not caplog.records
+    corpus = corpus_of(tmp_path, train="长 B-LOC\n江 I-LOC\n", valid="长 O\n")
+    path = write_text(tmp_path / "other.bio", "长江 B-LOC\n江 I-LOC\n")
+    read_corpus(TaggedConfig(train_path=path, valid_path=path), corpus.vocabs, corpus.labels)  # as with --init_from
+    assert "'长江' has 2 characters, as have 1 of 2 tokens" in caplog.text
+
+
+def test_a_word_that_is_called_as_the_start_of_a_document_is_a_word(tmp_path):
+    text = "-DOCSTART- -X- O\n\na O\n-DOCSTART- O\n\n-DOCSTART-x O\n"
+    assert [found.tokens for found in read_tagged(write_text(tmp_path / "a", text))] == [
+        ["a", "-DOCSTART-"],
+        ["-DOCSTART-x"],
+    ]
 
 
 OTHER_SCHEME = "'S-PER' is not of the scheme bio, as .*train.bio is; tag_scheme=bio converts all files to one scheme"

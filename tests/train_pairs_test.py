@@ -64,6 +64,27 @@ def train(model_dir, path, model=(), training=(), data=(), optimizer=(), **optio
     )
 
 
+@pytest.mark.slow
+def test_the_evaluation_of_a_training_is_that_of_its_files_and_no_unknown_symbol_is_right(tmp_path):
+    """Every target is a name that occurs once: the model learns to write `<unk>`, which is nobody's name."""
+    lines = "".join(f"{'red' * (1 + i % 3)}{chr(0xE0 + i % 9)}\tname{i}\n" for i in range(60))
+    path = write_text(tmp_path / "pairs.tsv", lines)
+    data = {"valid_path": path, "min_freq": 2}
+    found = train(tmp_path / "run", path, training={**LEARNING, "eval_sources": -1}, data=data)["valid"]
+    assert (found["lines"], found["symbols"]) == (1.0, 1.0)
+    done = run_program("tools/translate.py", f"--model_dir={tmp_path / 'run'}", f"--pairs={path}")
+    assert "100.00% of 9 lines wrong, 100.00% of the symbols" in done.stderr
+
+
+@pytest.mark.slow
+def test_capitals_that_the_model_cannot_write_are_not_wrong(tmp_path):
+    path = write_text(tmp_path / "pairs.tsv", "".join(f"{c}B\t{c}\n{c}b\t{c.lower()}\n" for c in "ACDE"))
+    data = {"valid_path": path, "share_vocab": True, "lower_case": True, "target_level": "char"}
+    found = train(tmp_path / "run", path, training={**LEARNING, "train_steps": 150}, data=data)["valid"]
+    done = run_program("tools/translate.py", f"--model_dir={tmp_path / 'run'}", f"--pairs={path}")
+    assert found["lines"] == 0.0 and "\n0.00% of 4 lines wrong" in done.stderr
+
+
 LEARNING = {"train_steps": 60, "iterations": 20, "save_steps": 25, "max_to_keep": 9}
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import shutil
+import types
 from pathlib import Path
 
 import keras
@@ -226,6 +227,13 @@ def test_a_run_that_is_stopped_in_a_validation_learns_of_its_patience_from_that(
 
 def die():
     raise RuntimeError("step 10")
+
+
+def test_the_best_of_another_text_does_not_end_a_run(made):
+    folder, patient = RunFolder(made[0]), types.SimpleNamespace(patience=1)
+    best = folder.find_best()
+    assert folder.stops_early(patient, best["step"] + 1) and folder.stops_early(patient, 10**6, best["text"])
+    assert not folder.stops_early(patient, best["step"]) and not folder.stops_early(patient, 10**6, "another")
 
 
 def test_the_chief_tells_when_to_stop_and_which_weights_are_best(made, monkeypatch):

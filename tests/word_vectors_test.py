@@ -34,6 +34,7 @@ def test_vectors_of_wanted_words_are_read(tmp_path, content):
         ("a 1 nan\n", r"vectors, line 1: numbers must be finite, got '1 nan'"),
         ("", "vectors is empty"),
         ("\n", "vectors has no vectors"),
+        ("5 4\n\n", "vectors has no vectors"),
         (b"a 1 \xff\n", "vectors is not UTF-8 text: see byte 4"),
     ],
 )

@@ -49,7 +49,7 @@ from txl_tf.data.lines import LineError
 from txl_tf.data.pairs.parallel import read_sides
 from txl_tf.models.vanilla.translator import POOL, Translation, Translator
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.metrics import corpus_scores, error_rates, group_references
+from txl_tf.runs.metrics import as_spelt, corpus_scores, error_rates, group_references
 from txl_tf.schema import check_left_out
 
 
@@ -96,14 +96,15 @@ def compare(folder):
     """Translates the sources of --pairs, and says how right the translations are."""
     check_left_out(values("ray_address ray_workers"), "--pairs is for one machine")
     check_output(*FLAGS.pairs)
-    sides = [[line.removesuffix("\n") for line in side.lines] for side in read_sides(FLAGS.pairs)]
+    sides, vocabs = read_sides(FLAGS.pairs), folder.load_vocabs()
+    sides = as_spelt([[line.removesuffix("\n") for line in side.lines] for side in sides], vocabs)
     references = group_references(*sides)
     first = {source: number for number, source in reversed([*enumerate(sides[0], 1)])}
     numbers, best = [first[source] for source in references], []
     answering = make_answering(folder, find_checkpoint(folder))
     answers = answering.answers(references, " and ".join(FLAGS.pairs), FLAGS.strict, numbers=numbers)
     tally = write_answers(of_every_line(sides[0], kept(answers, best)), answering.text, raw=FLAGS.raw)
-    report([found.text for found in best], list(references.values()), folder.load_vocabs()[1].level)
+    report([found.text for found in best], list(references.values()), vocabs[1].level)
     return tally
 
 

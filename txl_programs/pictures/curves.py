@@ -64,7 +64,8 @@ def draw_curves(logs):
         if valid.any():
             best = f"{np.nanmin(log[f'val_{metric}']):.4g}"
             if "val_f1" in log:
-                best = f"F1 {np.nanmax(log['val_f1']):.2%}"
+                score = "accuracy" if "val_accuracy" in log else "F1"
+                best = f"{score} {np.nanmax(log['val_f1']):.2%}"
             label = f"{name}: validation (best {best})"
             loss.plot(log["step"][valid], log[f"val_{metric}"][valid], "o-", color=color, ms=4, lw=2, label=label)
         rate.plot(log["step"], log["learning_rate"], color=color)

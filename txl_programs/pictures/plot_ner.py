@@ -16,9 +16,10 @@ names.
 
 from absl import flags
 
-from txl_programs.program import CKPT_HELP, FLAGS, load_model, names_of, read_flags, run
+from txl_programs.program import CKPT_HELP, FLAGS, check_used, load_model, names_of, read_flags, run
 
 KINDS = ("direction", "lattice")
+USES = {"direction": "text_path distance", "lattice": "text head font"}  # besides the flags of both
 
 flags.DEFINE_enum("kind", "direction", KINDS, "The picture.")
 flags.DEFINE_list("model_dir", None, "Folder(s) of runs, comma-separated.")
@@ -156,6 +157,7 @@ def draw_lattice(tagger, encoder, text):
 def main():
     if Figure is None:
         raise ValueError(MISSING)
+    check_used(*((names, kind == FLAGS.kind, f"is for --kind={kind}") for kind, names in USES.items()))
     check_writable(FLAGS.output)
     if FLAGS.kind == "lattice":
         if not FLAGS.text or len(FLAGS.model_dir) > 1:
@@ -168,10 +170,14 @@ def main():
         for name, model_dir in zip(names_of(FLAGS.model_dir), FLAGS.model_dir, strict=True):
             tagger, encoder = open_tagger(model_dir)
             check(tagger.network)
+            if is_absolute(tagger) and tagger.network.pos_embed != "sin":
+                raise ValueError(f"model_dir {model_dir} must have pos_embed=sin, got {tagger.network.pos_embed}")
             inputs = None
             if FLAGS.text_path:
                 text = TextTagger(tagger, encoder)
                 sentences = [text.split(line.removesuffix("\n")) for line in read_lines(FLAGS.text_path)]
+                if not any(sentences):
+                    raise ValueError(f"text_path {FLAGS.text_path} has no sentences")
                 encoded = text.encode([tokens for tokens in sentences if tokens])
                 arrays = features(encoded, lattice=isinstance(tagger.network, Flat))
                 inputs = {name: tf.constant(array) for name, array in arrays.items()}

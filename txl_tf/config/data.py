@@ -117,6 +117,10 @@ class TaggedConfig(Config):
         if self.token_level == "char":
             if self.word_vectors and not self.lexicon:
                 raise ValueError("word_vectors are those of a lexicon's words: give lexicon, too")
+            if not self.lexicon:
+                check_left_out({"skip_short_words": self.skip_short_words}, "it is about the words of a lexicon")
+            if not self.bigrams:
+                check_left_out({"bigram_vectors": self.bigram_vectors}, "there are no bigrams")
             return
         not_of_words = {
             "segment_digits": "a word has no digit of segmentation",

@@ -161,7 +161,7 @@ class RunCheckpoints:
 
     def stops_early(self, training: RunConfig, step: int) -> bool:
         """`RunFolder.stops_early`."""
-        return bool(self._from_chief(int(self.write and self.folder.stops_early(training, step))))
+        return bool(self._from_chief(int(self.write and self.folder.stops_early(training, step, self._text))))
 
     def _from_chief(self, number: int) -> int:
         return broadcast_from_chief(self._model.distribute_strategy, number)

@@ -177,11 +177,16 @@ class RunFolder(CheckpointFolder):
         best = read_json(self.best_file, self.family.check_best)
         return {"path": self.best.checkpoint(best["step"]), **best}
 
-    def stops_early(self, training: RunConfig, step: int) -> bool:
-        """Whether a run has had no better validation for as long as it has patience, after that at `step`."""
+    def stops_early(self, training: RunConfig, step: int, text: str | None = None) -> bool:
+        """Whether a run has had no better validation for as long as it has patience, after that at `step`.
+
+        `text` is the fingerprint of what it is validated on: the best of another text says nothing.
+        """
         patience = getattr(training, "patience", None)
         best = self.find_best() if patience else None
-        return best is not None and step - best["step"] >= patience
+        if best is None or (text and best.get("text") not in (None, text)):
+            return False
+        return step - best["step"] >= patience
 
     def load_model(self, ckpt_path: str | None = None, **changes) -> keras.Model:
         """The model of the run, not compiled; see `load_run` for the arguments."""

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.data.tagged.tags import Span, prf, spans_of
+from txl_tf.data.vocabulary import Vocab
 
 ALL = "all"
 NONE = "(none)"  # no entity at this place
@@ -25,6 +26,14 @@ def to_metric(nll: float, metric: str) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------ translations
+
+
+def as_spelt(sides: list[list[str]], vocabs: list[Vocab]) -> list[list[str]]:
+    """The lines of both sides, in lower case where that is all that their vocabulary knows."""
+    return [
+        [line.lower() for line in lines] if vocab.lower_case else lines
+        for lines, vocab in zip(sides, vocabs, strict=True)
+    ]
 
 
 def group_references(sources: list[str], targets: list[str]) -> dict[str, list[str]]:

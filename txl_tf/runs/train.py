@@ -334,7 +334,9 @@ class Run:
         step = step_of(self.model)
         if self.checkpoints.write:
             self.folder.ema.save_weights(self.model, step)
-        logger.info("averaged weights: %s (for --eval_ckpt_path)", self.folder.ema.checkpoint(step))
+        logger.info(
+            "averaged weights: %s (for --ckpt_path, of train.py --eval_ckpt_path)", self.folder.ema.checkpoint(step)
+        )
 
 
 class EpochRun(Run):

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +68,7 @@ class ParallelCorpus:
         splits: `"train"`, `"valid"` and perhaps `"test"` -> `Pairs`.
         names: split -> what messages call it: its files.
         numbers: split -> the line of every pair in its files, from 1, where a split has not all of their lines.
+        texts: held-out split -> sources and targets as they were read, also what no vocabulary can spell.
     """
 
     source_vocab: Vocab
@@ -74,6 +76,7 @@ class ParallelCorpus:
     splits: dict[str, Pairs]
     names: dict[str, str]
     numbers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    texts: dict[str, list[list[str]]] = dataclasses.field(default_factory=dict)
 
     @property
     def vocabs(self) -> list[Vocab]:
@@ -91,7 +94,7 @@ class ParallelCorpus:
 
 
 def read_pairs(config: PairsConfig, vocabs: list[Vocab] | None = None) -> ParallelCorpus:
-    """Reads and encodes pairs of lines. The vocabularies come from the training pairs, unless files give symbols.
+    """Reads and encodes pairs of lines. The vocabularies come from `train_path`, unless files give symbols.
 
     Args:
         config: what to read.
@@ -103,26 +106,29 @@ def read_pairs(config: PairsConfig, vocabs: list[Vocab] | None = None) -> Parall
         FileNotFoundError: a file does not exist.
     """
     sides, names = _read_splits(config)
-    held_out, numbers, source, target = None, {}, *(text.lines for text in sides["train"])
+    numbers, held_out, train, others = {}, None, [text.lines for text in sides["train"]], [[], []]
     if "valid" not in sides:
-        held_out = _hold_out(source, config.valid_fraction)
-        source, target = (
-            [line for line, out in zip(lines, held_out, strict=True) if not out] for lines in (source, target)
-        )
+        held_out = _hold_out(train[0], config.valid_fraction)
+        others = [list(itertools.compress(lines, held_out)) for lines in train]
+        train = [list(itertools.compress(lines, ~held_out)) for lines in train]
     if vocabs:
         _check_vocabs(config, vocabs)
     else:
-        vocabs = [_make_vocab(config, "source", config.lower_case, source + target * config.share_vocab)]
-        vocabs += vocabs if config.share_vocab else [_make_vocab(config, "target", False, target)]
-    splits = {}
+        both, shared = (sum(lines, []) for lines in (train, others)), config.share_vocab
+        of_source = both if shared else (train[0], others[0])
+        vocabs = [_make_vocab(config, "source", config.lower_case, *of_source)]
+        vocabs += vocabs if shared else [_make_vocab(config, "target", False, train[1], others[1])]
+    splits, read = {}, {}
     for split, texts in sides.items():
+        read[split] = [[line.removesuffix("\n") for line in text.lines] for text in texts] if split != "train" else []
         splits[split] = Pairs(*(encode_lines(vocab, *text) for vocab, text in zip(vocabs, texts, strict=True)))
     if held_out is not None:  # after encoding, so that messages have the lines' own numbers
         whole, names["valid"] = splits["train"], f"{config.valid_fraction:.0%} of {names['train']}"
         for split, chosen in (("train", ~held_out), ("valid", held_out)):
             splits[split] = Pairs(*(lines.take(chosen) for lines in whole))
             numbers[split] = np.flatnonzero(chosen) + 1
-    return ParallelCorpus(*vocabs, splits, names, numbers)
+        read["valid"] = [[line.removesuffix("\n") for line in lines] for lines in others]
+    return ParallelCorpus(*vocabs, splits, names, numbers, read)
 
 
 class _Text(NamedTuple):
@@ -202,7 +208,10 @@ def _check_vocabs(config: PairsConfig, vocabs: list[Vocab]) -> None:
             raise ValueError(f"{name} must be {value!r}, as the vocabularies to use, got {getattr(config, name)!r}")
 
 
-def _make_vocab(config: PairsConfig, side: str, lower_case: bool, lines: list[str]) -> Vocab:
+def _make_vocab(
+    config: PairsConfig, side: str, lower_case: bool, lines: list[str], others: Sequence[str] = ()
+) -> Vocab:
+    """The vocabulary of a side: the symbols of `lines` by frequency, then what only `others` have."""
     level, path = getattr(config, f"{side}_level"), getattr(config, f"{side}_symbols")
     has_unknown = bool(config.min_freq or config.max_size)
     vocab = Vocab(
@@ -220,6 +229,10 @@ def _make_vocab(config: PairsConfig, side: str, lower_case: bool, lines: list[st
         vocab.set_lines(list(dict.fromkeys([*names, *symbols])), path)
     else:
         vocab.count(lines)
+        if not has_unknown:
+            counts = vocab.counter.copy()
+            vocab.count(others)
+            vocab.counter.update({symbol: counts[symbol] - n for symbol, n in vocab.counter.items()})
         for symbol in _NAMES[level]:  # no part of `max_size`
             vocab.counter.pop(symbol, None)
         vocab.build()

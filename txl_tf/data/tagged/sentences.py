@@ -47,7 +47,8 @@ class TaggedSentence(NamedTuple):
 def read_tagged(path: str, segment_digits: bool = False, scheme: str | None = None) -> list[TaggedSentence]:
     """Reads a CoNLL file: a token and a tag a line, first and last column, and blank lines between sentences.
 
-    Spaces or tabs part columns, other white space can be a token. Lines that begin with -DOCSTART- are left out.
+    Spaces or tabs part columns, other white space can be a token. A line whose token is -DOCSTART- is left out where
+    a sentence would begin.
 
     Args:
         path: of a UTF-8 file.
@@ -62,7 +63,7 @@ def read_tagged(path: str, segment_digits: bool = False, scheme: str | None = No
     sentences, begins = [], True
     for number, line in numbered_lines(path):
         columns = re.split("[ \t]+", line.strip(" \t"))
-        if not columns[0] or columns[0].startswith("-DOCSTART-"):
+        if not columns[0] or (begins and columns[0] == "-DOCSTART-"):
             begins = True
             continue
         where = f"{path}, line {number}"
@@ -205,13 +206,13 @@ def read_corpus(
         FileNotFoundError: a file does not exist.
     """
     texts, names = _read_splits(config)
+    if config.token_level == "char":
+        _warn_of_words(texts["train"], names["train"])
     if vocabs:
         return _read_with(config, texts, names, vocabs, labels or [])
     lexicon = Lexicon.load(config.lexicon, config.skip_short_words) if config.lexicon else None
     if lexicon and not all(word.split() == [word] for word in lexicon.words):  # a vocabulary's file could not hold it
         lexicon = Lexicon([word for word in lexicon.words if word.split() == [word]])
-    if config.token_level == "char":
-        _warn_of_words(texts["train"], names["train"])
     texts, scheme = _in_one_scheme(texts, names, config.tag_scheme)
     labels = _make_labels(texts, names, scheme)
     vocab, bigram_vocab, embeddings = make_vocabs(config, texts, lexicon)

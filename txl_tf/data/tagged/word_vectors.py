@@ -35,7 +35,7 @@ def read_vectors(path: str, wanted: Collection[str]) -> tuple[dict[str, np.ndarr
         ValueError: a line of another width or with something that is not a finite number (only looked at for wanted
             words), a file that is empty, has no vectors or is not UTF-8. Names file and line.
     """
-    vectors, dim = {}, None
+    vectors, dim, n_vectors = {}, None, 0
     for number, line in numbered_lines(path):
         line = line.rstrip(" ")
         if not line:
@@ -49,10 +49,11 @@ def read_vectors(path: str, wanted: Collection[str]) -> tuple[dict[str, np.ndarr
         if found != dim or not dim:
             expected = f"{dim} numbers" if dim else "numbers"
             raise ValueError(f"{path}, line {number} must have a word and {expected}, got {found}: {brief(line)}")
+        n_vectors += 1
         word, _, numbers = line.partition(" ")
         if word in wanted and word not in vectors:
             vectors[word] = _parse(numbers, path, number)
-    if not dim:
+    if not n_vectors:
         raise ValueError(f"{path} has no vectors")
     return vectors, dim
 

@@ -20,7 +20,7 @@ from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.families.pipeline import TranslationPipeline
 from txl_tf.runs.families.record import Family, register
-from txl_tf.runs.metrics import error_rates, group_references, to_metric
+from txl_tf.runs.metrics import as_spelt, error_rates, group_references, to_metric
 from txl_tf.runs.train import EpochRun
 
 logger = logging.getLogger("txl_tf")
@@ -77,17 +77,13 @@ class PairsRun(EpochRun):
 
     def _translate(self, split: str, search: SearchConfig) -> dict[str, float]:
         """Error rates of the first `eval_sources` different sources of a split."""
-        (source_vocab, target_vocab), pairs = self.corpus.vocabs, self.corpus.splits[split]
-        translator = Translator(self.model, source_vocab, target_vocab, search, batch_size=256)
-        texts = [
-            [vocab.decode(lines[i][:-1]) for i in range(len(pairs))]
-            for vocab, lines in zip(self.corpus.vocabs, pairs, strict=True)
-        ]
-        references = group_references(*texts)
+        vocabs = self.corpus.vocabs
+        translator = Translator(self.model, *vocabs, search, batch_size=256)
+        references = group_references(*as_spelt(self.corpus.texts[split], vocabs))
         sources = list(references)[: self.training.eval_sources if self.training.eval_sources > 0 else None]
         found = [best.text for best, *_ in translator.translate(sources, split)]
         right = [references[source] for source in sources]
-        rates = error_rates(found, right, target_vocab.level)
+        rates = error_rates(found, right, vocabs[1].level)
         how = "greedily" if search.beam_size == 1 else f"with beam_size={search.beam_size}"
         wrong = f"{rates['lines']:.2%} of the lines and {rates['symbols']:.2%} of the symbols wrong"
         logger.info("%s: %s sources translated %s: %s", split, f"{len(sources):,}", how, wrong)
