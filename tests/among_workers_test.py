@@ -59,11 +59,10 @@ def train(task, strategy=None, **options):
     return {**history, **{f"evaluated_{name}": value for name, value in found.items()}, **totals}, model.get_weights()
 
 
-@pytest.mark.parametrize("task", [pytest.param(encoder_decoder, marks=pytest.mark.slow), tagger])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", [encoder_decoder, tagger])
 @pytest.mark.parametrize(
-    "options",
-    [{"run_eagerly": True}, *(pytest.param({"steps_per_execution": k}, marks=pytest.mark.slow) for k in (1, 2))],
-    ids=str,
+    "options", [{"run_eagerly": True}, {"steps_per_execution": 1}, {"steps_per_execution": 2}], ids=str
 )
 def test_workers_train_and_evaluate_as_one_device(two_replicas, replicas_as_workers, task, options):
     """With two steps a call, the last call of an evaluation has one step."""

@@ -33,7 +33,8 @@ def collect():
 
 
 SLOW = [
-    "TENER", "FLAT", "recomputed, by an optimizer of Keras", "exported", "vanilla language model", "static shapes",
+    "encoder-decoder and translator", "TENER", "FLAT", "recomputed, by an optimizer of Keras", "exported",
+    "vanilla language model", "static shapes",
 ]  # fmt: skip
 WITHOUT_GRAPHS = ["exported", "load_run"]  # that are still there when they return
 
@@ -51,6 +52,7 @@ def test_nothing_stays_of_a_model_that_is_dropped(use, graphs, tmp_path):
     assert not graphs
 
 
+@pytest.mark.slow
 def test_what_xla_compiles_in_a_step_stays_once_and_holds_no_model(graphs, monkeypatch):
     monkeypatch.setattr(fusion, "FEWEST", 1)
     left = []

@@ -336,6 +336,7 @@ def test_a_prompt_counts_from_its_last_document_on(pair):
     assert (without.generate(text, 12, **sampling).numpy()[:, 9:] != expected[:, 4:]).any()
 
 
+@pytest.mark.slow
 def test_a_reset_token_that_is_written_starts_a_text_anew(pair):
     (lm, without), prompt, n = pair(mem_len=5), rows(4, [(), (1,)]), 40
     for model in (lm, without):  # so that END comes now and then

@@ -831,6 +831,7 @@ def test_batches_whose_gradients_keras_accumulates_have_masks_of_their_own():
     assert len(set(losses)) == 4
 
 
+@pytest.mark.slow
 def test_regularizers_of_the_network_are_trained_for():
     def kernel_after_a_step(regularizer):
         keras.utils.set_random_seed(0)

@@ -488,6 +488,7 @@ def signatures(request, run, tmp_path_factory):
     return {name: getattr(served, name) for name in ("translate", "score", "translate_text", "score_text")}
 
 
+@pytest.mark.slow
 def test_an_exported_model_has_all_signatures(run, tmp_path, monkeypatch):
     """Its graph of the search, which takes long to make, is left out."""
     nothing = tf.zeros([1, 1, 1], tf.int32), tf.zeros([1, 1])

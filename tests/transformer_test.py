@@ -376,6 +376,7 @@ def test_a_loaded_keras_file_draws_the_dropout_of_the_epoch_that_follows(tmp_pat
     assert other.fit(source, TARGETS, shuffle=False, verbose=0).history["loss"] != expected["loss"]
 
 
+@pytest.mark.slow
 def test_regularizers_are_trained_for():
     def kernel_after_a_step(regularizer):
         model = make()
