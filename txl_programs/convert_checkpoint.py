@@ -19,7 +19,7 @@ clamp_len: give --mem_len, and the others if the model was trained or evaluated 
 
 from absl import flags
 
-from txl_programs.program import FLAGS, define_flags, read_flags, run, values
+from txl_programs.program import FLAGS, check_used, define_flags, read_flags, run, values
 from txl_tf.config import DATASETS, ModelConfig
 
 PAPER_DATASETS = [name for name in DATASETS if name not in ("pydoc", "text")]
@@ -94,9 +94,8 @@ def to_tf1():
 def check_flags(what, taken):
     """Refuses flags that the conversion, the direction `what`, does not take."""
     own = FLAGS.get_key_flags_for_module(FLAGS.find_module_defining_flag("model_dir"))
-    wrong = [flag.name for flag in own if flag.present and flag.name not in ["to_tf1", *taken.split()]]
-    if wrong:
-        raise ValueError(f"--{wrong[0]} is not for {what}, which takes {', '.join(taken.split())}")
+    others = [flag.name for flag in own if flag.name not in ["to_tf1", *taken.split()]]
+    check_used((others, False, f"is not for {what}, which takes {', '.join(taken.split())}"))
 
 
 def main():

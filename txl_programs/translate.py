@@ -46,7 +46,7 @@ from txl_programs.answering.files import answer_input
 from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError
-from txl_tf.data.pairs.parallel import read_sides
+from txl_tf.data.pairs.parallel import read_sides, without_ends
 from txl_tf.models.vanilla.translator import POOL, Translation, Translator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import as_spelt, corpus_scores, error_rates, group_references
@@ -92,12 +92,11 @@ def make_answering(folder, path):
     return Answering(Translator(model, *folder.load_vocabs(), search, FLAGS.batch_size).translate_lines, lines_of)
 
 
-def compare(folder):
+def compare(folder, vocabs):
     """Translates the sources of --pairs, and says how right the translations are."""
     check_left_out(values("ray_address ray_workers"), "--pairs is for one machine")
     check_output(*FLAGS.pairs)
-    sides, vocabs = read_sides(FLAGS.pairs), folder.load_vocabs()
-    sides = as_spelt([[line.removesuffix("\n") for line in side.lines] for side in sides], vocabs)
+    sides = as_spelt([without_ends(side.lines) for side in read_sides(FLAGS.pairs)], vocabs)
     references = group_references(*sides)
     first = {source: number for number, source in reversed([*enumerate(sides[0], 1)])}
     numbers, best = [first[source] for source in references], []
@@ -116,9 +115,9 @@ def main():
     if FLAGS.pairs and FLAGS.input:
         raise ValueError("--pairs and --input exclude each other")
     folder = RunFolder(FLAGS.model_dir, "encoder_decoder")
-    folder.load_vocabs()
+    vocabs = folder.load_vocabs()
     if FLAGS.pairs:
-        tally = compare(folder)
+        tally = compare(folder, vocabs)
     else:
         tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size, FLAGS.raw)
     return int(tally.missing > 0)

@@ -116,7 +116,7 @@ from txl_programs.pictures.heads import (
 from txl_programs.pictures.ideas import draw_masks, draw_positions, draw_shift, draw_wavelengths
 from txl_programs.pictures.scaling import draw_scaling, read_figures
 from txl_tf.data.lines import encoded
-from txl_tf.data.pairs.parallel import START, read_lines
+from txl_tf.data.pairs.parallel import START, read_lines, without_ends
 from txl_tf.data.text_files import read_files
 from txl_tf.files import check_writable
 from txl_tf.layers.positions import positional_encoding
@@ -196,7 +196,7 @@ def attention_of_run_of_pairs(folder):
     model = folder.read_config()["model"]
     layer = layer_and_head(model["num_layers"], model["num_heads"])
     name = "text" if FLAGS.text_path is None else FLAGS.text_path
-    lines = FLAGS.text.split("\n") if FLAGS.text_path is None else [x.removesuffix("\n") for x in read_lines(name)]
+    lines = FLAGS.text.split("\n") if FLAGS.text_path is None else without_ends(read_lines(name))
     if len(lines) != 1:
         raise ValueError(f"{name} must be one line, the source, got {len(lines)}")
     vocabs = folder.load_vocabs()

@@ -39,7 +39,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_programs.pictures.drawing import MISSING, Figure, use_font
-from txl_tf.data.pairs.parallel import read_lines
+from txl_tf.data.pairs.parallel import read_lines, without_ends
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.files import check_writable
@@ -175,7 +175,7 @@ def main():
             inputs = None
             if FLAGS.text_path:
                 text = TextTagger(tagger, encoder)
-                sentences = [text.split(line.removesuffix("\n")) for line in read_lines(FLAGS.text_path)]
+                sentences = [text.split(line) for line in without_ends(read_lines(FLAGS.text_path))]
                 if not any(sentences):
                     raise ValueError(f"text_path {FLAGS.text_path} has no sentences")
                 encoded = text.encode([tokens for tokens in sentences if tokens])

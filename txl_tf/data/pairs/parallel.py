@@ -118,16 +118,17 @@ def read_pairs(config: PairsConfig, vocabs: list[Vocab] | None = None) -> Parall
         of_source = both if shared else (train[0], others[0])
         vocabs = [_make_vocab(config, "source", config.lower_case, *of_source)]
         vocabs += vocabs if shared else [_make_vocab(config, "target", False, train[1], others[1])]
-    splits, read = {}, {}
+    splits = {}
     for split, texts in sides.items():
-        read[split] = [[line.removesuffix("\n") for line in text.lines] for text in texts] if split != "train" else []
         splits[split] = Pairs(*(encode_lines(vocab, *text) for vocab, text in zip(vocabs, texts, strict=True)))
+    held = {split: [text.lines for text in texts] for split, texts in sides.items() if split != "train"}
     if held_out is not None:  # after encoding, so that messages have the lines' own numbers
         whole, names["valid"] = splits["train"], f"{config.valid_fraction:.0%} of {names['train']}"
         for split, chosen in (("train", ~held_out), ("valid", held_out)):
             splits[split] = Pairs(*(lines.take(chosen) for lines in whole))
             numbers[split] = np.flatnonzero(chosen) + 1
-        read["valid"] = [[line.removesuffix("\n") for line in lines] for lines in others]
+        held["valid"] = others
+    read = {split: [*map(without_ends, both)] for split, both in held.items()}
     return ParallelCorpus(*vocabs, splits, names, numbers, read)
 
 
@@ -171,7 +172,7 @@ def read_sides(path: str | Iterable[str]) -> tuple[_Text, _Text]:
         if counts[0] != counts[1]:
             raise ValueError(f"{paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}: they must be pairs")
         return tuple(texts)
-    rows = [line.removesuffix("\n").split("\t") for line in texts[0].lines]
+    rows = [line.split("\t") for line in without_ends(texts[0].lines)]
     for number, row in enumerate(rows, 1):
         if len(row) != 2:
             raise ValueError(f"{paths[0]}, line {number} must be source<TAB>target, got {len(row) - 1} tabs")
@@ -185,6 +186,11 @@ def _sides(pairs: list, name: str) -> tuple[_Text, _Text]:
 def read_lines(path: str) -> list[str]:
     """The lines of a UTF-8 file, each with its newline; `\\r\\n` ends one too. A byte order mark is left out."""
     return [f"{line}\n" for _, line in numbered_lines(path)]
+
+
+def without_ends(lines: Iterable[str]) -> list[str]:
+    """Lines of `read_lines` without their newlines."""
+    return [line.removesuffix("\n") for line in lines]
 
 
 def _hold_out(sources: list[str], fraction: float) -> np.ndarray:
@@ -224,7 +230,7 @@ def _make_vocab(
         max_size=config.max_size,
     )
     if path:
-        symbols = [line.removesuffix("\n") for line in read_lines(path)]
+        symbols = without_ends(read_lines(path))
         names = map(escape, _NAMES[level]) if level == "char" else _NAMES[level]  # as a saved vocabulary has them
         vocab.set_lines(list(dict.fromkeys([*names, *symbols])), path)
     else:
