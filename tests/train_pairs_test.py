@@ -425,6 +425,25 @@ def test_bad_flags_are_one_line(made, flags, message):
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--train_path=a.tsv --n_pairs=5", "--n_pairs is for --dataset=dates"),
+        ("--dataset=dates --valid_fraction=0.1", "--valid_fraction is for pairs of your own without --valid_path"),
+        (
+            "--train_path=a.tsv --valid_path=b.tsv --valid_fraction=0.1",
+            "--valid_fraction is for pairs of your own without --valid_path",
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.slow
+def test_flags_of_other_pairs_are_one_line(flags, message, tmp_path):
+    done = run_program("tools/train_seq2seq.py", f"--model_dir={tmp_path / 'run'}", *flags.split())
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 # ------------------------------------------------------------------------------------------------------------ served
 
 # What a program that has no txl_tf does with the folder of a SavedModel.

@@ -415,6 +415,8 @@ def test_train_ner_reads_its_flags(files, tmp_path):
     assert config["model"]["fusion"] == "ff_two" and config["model"]["k_proj"] is False
     done = run_program("tools/train_ner.py", f"--model_dir={tmp_path / 'no'}", *paths, "--fusion=ff_two")
     assert done.returncode == 1 and "--fusion is no flag of --model=tener" in done.stderr
+    done = run_program("tools/train_ner.py", f"--model_dir={tmp_path / 'no'}", *paths, "--n_sentences=9")
+    assert done.returncode == 1 and "--n_sentences is for --dataset=towns" in done.stderr
 
 
 def test_tables_of_scores_and_of_confusion():

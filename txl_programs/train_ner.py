@@ -23,7 +23,16 @@ txl-tag tags with it, txl-export-saved-model makes a served model of it.
 
 from absl import flags
 
-from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of, run_training, values
+from txl_programs.program import (
+    FLAGS,
+    check_used,
+    config_of,
+    define_flags,
+    optimizer_arguments,
+    origin_of,
+    run_training,
+    values,
+)
 from txl_tf.config import (
     BiLSTMTaggerConfig,
     FlatTaggerConfig,
@@ -62,10 +71,11 @@ def main():
     stray = [name for name in given if name not in model.names()]
     if stray:
         raise ValueError(f"--{stray[0]} is no flag of --model={kind}")
-    training = config_of(TaggerTrainingConfig, settings["training"])
+    data, training = config_of(TaggedConfig, settings["data"]), config_of(TaggerTrainingConfig, settings["training"])
+    check_used(("n_sentences", data.dataset == "towns", "is for --dataset=towns"))
     train_run(
         FLAGS.model_dir,
-        data=config_of(TaggedConfig, settings["data"]),
+        data=data,
         model=config_of(model, settings["model"]),
         optimizer=OptimizerConfig(**optimizer_arguments(OptimizerConfig, training, settings["training"])),
         training=training,

@@ -18,7 +18,15 @@ txl-export-saved-model makes a served model of it, txl-average-checkpoints the m
 
 from absl import flags
 
-from txl_programs.program import FLAGS, config_of, define_flags, optimizer_arguments, origin_of, run_training
+from txl_programs.program import (
+    FLAGS,
+    check_used,
+    config_of,
+    define_flags,
+    optimizer_arguments,
+    origin_of,
+    run_training,
+)
 from txl_tf.config import (
     MachineConfig,
     OptimizerConfig,
@@ -46,10 +54,15 @@ def main():
     from txl_tf.runs.train import train_run
 
     _, settings = origin_of(RunFolder(FLAGS.model_dir), "encoder_decoder")
-    training = config_of(PairsTrainingConfig, settings["training"])
+    data, training = config_of(PairsConfig, settings["data"]), config_of(PairsTrainingConfig, settings["training"])
+    made = data.dataset == "dates"
+    check_used(
+        ("n_pairs", made, "is for --dataset=dates"),
+        ("valid_fraction", not (made or data.valid_path), "is for pairs of your own without --valid_path"),
+    )
     train_run(
         FLAGS.model_dir,
-        data=config_of(PairsConfig, settings["data"]),
+        data=data,
         model=config_of(TransformerConfig, settings["model"]),
         optimizer=OptimizerConfig(**optimizer_arguments(OptimizerConfig, training, settings["training"])),
         training=training,
