@@ -174,9 +174,25 @@ def test_what_is_missing_is_named_with_the_folder(made, run_dir, tmp_path):
 
 
 def test_a_model_that_does_not_fit_names_the_checkpoint_and_the_variable(made, run_dir):
-    with pytest.raises(ValueError, match=r"layer_1/kernel is \[8, 12\] in the checkpoint and \[8, 9\] in the") as error:
+    with pytest.raises(ValueError, match=f"d_inner must be 12, as in model_dir {run_dir}, got 9: it can change"):
         txl_tf.load_run(run_dir, d_inner=9)
+    config = json.loads((run_dir / "config.json").read_text())
+    del config["checksum"]
+    config["model"]["d_inner"] = 9
+    (run_dir / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"layer_1/kernel is \[8, 12\] in the checkpoint and \[8, 9\] in the") as error:
+        txl_tf.load_run(run_dir)
     assert str(error.value).startswith(f"{run_dir}/ckpt-7 does not fit the model:\n")
+
+
+def test_a_learned_table_of_positions_fixes_its_length(run_dir):
+    model = {**MODEL, "context_len": 16}
+    for name, positions in {"sin": {}, "learned": {"pos_embed": "learned"}}.items():
+        lm = txl_tf.TransformerLM(**model, **positions)
+        RunFolder(run_dir / name).create({"dataset": "text"}, {**model, **positions}, [word_vocab()], lm, step=1)
+    assert txl_tf.load_run(run_dir / "sin", context_len=32)[0].context_len == 32
+    with pytest.raises(ValueError, match="context_len must be 16, as in model_dir .*, got 32: it can change dropout, "):
+        txl_tf.load_run(run_dir / "learned", context_len=32)
 
 
 def test_what_the_model_does_not_have_cannot_be_changed(run_dir):

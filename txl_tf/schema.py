@@ -35,6 +35,15 @@ def brief(value: Any) -> str:
     return text if len(text) <= 1000 else f"{text[:1000]}..."
 
 
+def differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple]:
+    """Name -> its values before and now, where they differ. A tuple is as good as the list that JSON makes of it."""
+    return {name: (before[name], value) for name, value in now.items() if _plain(value) != _plain(before[name])}
+
+
+def _plain(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
 def check_left_out(values: dict[str, Any], why: str) -> None:
     """Raises ValueError for the first of `values`, `{name: value}`, that is given."""
     for name, value in values.items():

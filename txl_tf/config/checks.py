@@ -97,14 +97,23 @@ group = dataclasses.dataclass(frozen=True, kw_only=True)
 
 
 def option(
-    default: Any = _REQUIRED, help: str = "", check: Callable | None = None, flag: Any = _REQUIRED, free: bool = False
+    default: Any = _REQUIRED,
+    help: str = "",
+    check: Callable | None = None,
+    flag: Any = _REQUIRED,
+    free: bool | Callable = False,
 ) -> Any:
     """A hyper-parameter: its default (else it is required), the flag's help text, a check that is called with name and
     value (but not for a default of `None`), the flag's default where the original program has another, and whether a
-    trained model is `free` to change it, since its weights fit every value.
+    trained model is `free` to change it, since its weights fit every value; or a function of the group that says so.
     """
     flag = (None if default is _REQUIRED else default) if flag is _REQUIRED else flag
     return dataclasses.field(default=default, metadata={"help": help, "check": check, "flag": flag, "free": free})
+
+
+def unless(**values: Any) -> Callable:
+    """For `free`: whether a group has none of the `values` of hyper-parameters."""
+    return lambda config: all(getattr(config, name, None) != value for name, value in values.items())
 
 
 def check_fields(group: type[Config], values: Any) -> None:
@@ -123,6 +132,12 @@ class Config:
     @classmethod
     def names(cls) -> list[str]:
         return [field.name for field in dataclasses.fields(cls)]
+
+    @property
+    def free(self) -> list[str]:
+        """The hyper-parameters that a trained model of these may change, since its weights fit every value."""
+        free = {field.name: field.metadata["free"] for field in dataclasses.fields(self)}
+        return [name for name, test in free.items() if (test(self) if callable(test) else test)]
 
     def to_dict(self) -> dict[str, Any]:
         """`{name: value}`, as `config.json` holds it."""

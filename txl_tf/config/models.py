@@ -18,6 +18,7 @@ from txl_tf.config.checks import (
     group,
     one_of,
     option,
+    unless,
 )
 
 ATTN_TYPES = ("adatrans", "transformer")
@@ -69,7 +70,9 @@ class TransformerLMConfig(ModelConfig):
     """Arguments of `TransformerLM`, which has neither distances nor resets."""
 
     mem_len: int = option(0, "Positions of memory; with absolute positions, for comparison only.", MEMORY, free=True)
-    context_len: int = option(512, "Most tokens that generation has in view.", at_least(2, 1 << 20), free=True)
+    context_len: int = option(
+        512, "Most tokens that generation has in view.", at_least(2, 1 << 20), free=unless(pos_embed="learned")
+    )
     pos_embed: str = option("sin", "Positions: sinusoids, or a learned table of context_len rows.", one_of(POSITIONS))
 
     clamp_len: ClassVar[int] = -1  # no fields any more
@@ -87,7 +90,7 @@ class TransformerConfig(Config):
     d_model: int = option(flag=512, help="Width of the hidden states.", check=EVEN_SIZE)
     num_heads: int = option(flag=8, help="Attention heads.", check=WIDTH)
     dff: int = option(flag=2048, help="Width inside the feed-forward nets.", check=WIDTH)
-    max_len: int = option(1000, "Most tokens of a source or of a target.", LENGTH, free=True)
+    max_len: int = option(1000, "Most tokens of a source or of a target.", LENGTH, free=unless(pos_embed="learned"))
     pos_embed: str = option("sin", "Positions: sinusoids, or a learned table of max_len rows.", one_of(POSITIONS))
     rate: float = option(0.1, "Dropout rate.", RATE, free=True)
     norm_first: bool = option(False, "Normalise before every sublayer, not after it.")
@@ -108,7 +111,9 @@ class SentenceConfig(Config):
     d_embed: int = option(50, "Width of the embeddings; that of the vectors where they are given.", WIDTH)
     d_bigram: int = option(50, "Width of the embeddings of bigrams.", WIDTH)
     d_model: int = option(flag=128, help="Width of the hidden states.", check=EVEN_SIZE)
-    max_seq_len: int = option(512, "Most tokens of a sentence, or of a window of a longer one.", LENGTH, free=True)
+    max_seq_len: int = option(
+        512, "Most tokens of a sentence, or of a window of a longer one.", LENGTH, free=unless(pos_embed="fix")
+    )
     token_dropout: float = option(
         0.0, "Rate at which training takes <unk> for a character or a bigram.", RATE, free=True
     )

@@ -16,7 +16,6 @@ import tensorflow as tf
 from txl_tf.config import RunConfig
 from txl_tf.files import remove, same_path, write_json
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.origin import differing
 from txl_tf.runs.same_run import check_vocab
 from txl_tf.runs.weights import (
     UNFINISHED,
@@ -32,7 +31,7 @@ from txl_tf.runs.weights import (
     weights_reader,
     write_checkpoint,
 )
-from txl_tf.schema import brief
+from txl_tf.schema import brief, differing
 from txl_tf.training.distribution import broadcast_from_chief
 
 logger = logging.getLogger("txl_tf")
@@ -254,9 +253,9 @@ def _check_same_model(source: RunFolder, path: str) -> None:
     if here is not there:
         raise ValueError(f"{path} is of the family {there.name}, and model_dir {source} of {here.name}")
     check_vocab(folder, source.load_vocabs(), "An average needs one vocabulary", f"model_dir {source}")
-    models = (here.config(**some.read_config()["model"]).to_dict() for some in (folder, source))
-    for name, (before, now) in differing(*models).items():
-        if name not in here.free:
+    model, other = (here.config(**some.read_config()["model"]) for some in (source, folder))
+    for name, (before, now) in differing(other.to_dict(), model.to_dict()).items():
+        if name not in model.free:
             found = f"{name} is {brief(before)} there and {brief(now)} here"
             raise ValueError(f"{path} is of another model than model_dir {source}: {found}")
 

@@ -25,6 +25,7 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import check_kept, check_writable, lock, read_json, removed_on_error, write_json, writing
 from txl_tf.runs.families.record import Family, family_in, family_of
 from txl_tf.runs.weights import CheckpointFolder, load_weights, weight_shapes
+from txl_tf.schema import brief, differing
 
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
 
@@ -190,12 +191,16 @@ class RunFolder(CheckpointFolder):
 
     def load_model(self, ckpt_path: str | None = None, **changes) -> keras.Model:
         """The model of the run, not compiled; see `load_run` for the arguments."""
-        arguments, family = {**self.read_config()["model"], **changes}, self.family
+        family, trained = self.family, self.read_config()["model"]
+        arguments, config = {**trained, **changes}, family.config(**trained)
+        can = f"it can change {', '.join(config.free)}"
         for name in changes:
-            if name not in (*family.config.names(), *_OPTIONS):
-                can = f"it can change {', '.join(family.free)}"
+            if name not in (*config.names(), *_OPTIONS):
                 raise ValueError(f"model_dir {self} is of the family {family.name}, which has no {name}: {can}")
-        family.config(**{name: arguments[name] for name in family.config.names() if name in arguments})
+        changed = family.config(**{name: arguments[name] for name in config.names() if name in arguments})
+        for name, (before, now) in differing(config.to_dict(), changed.to_dict()).items():
+            if name not in config.free:
+                raise ValueError(f"{name} must be {brief(before)}, as in model_dir {self}, got {brief(now)}: {can}")
         path = self.find_checkpoint(ckpt_path)
         self.check_size(arguments, path)
         model = family.make(**arguments)

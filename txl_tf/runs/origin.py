@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from typing import Any
 
 import keras
 
@@ -18,7 +17,7 @@ from txl_tf.files import same_path
 from txl_tf.runs.families.record import Family
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import checkpoint_step, load_weights
-from txl_tf.schema import brief
+from txl_tf.schema import brief, differing
 
 logger = logging.getLogger("txl_tf")
 
@@ -83,17 +82,17 @@ class Origin:
                 f"{family.name} to train"
             )
         for name, (before, now) in self._changes(model.to_dict()).items():
-            if name not in self.family.free:
+            if name not in self.model.free:
                 raise ValueError(
                     f"{name} must be {brief(before)}, as in {self.path}, got {brief(now)}: its weights fit no other. "
-                    f"init_from can change {', '.join(self.family.free)}"
+                    f"init_from can change {', '.join(self.model.free)}"
                 )
 
     def _changes(self, model: dict) -> dict[str, tuple]:
         """Hyper-parameter -> its values before and now, where they differ; not where the data will decide it."""
         found = differing(self.model.to_dict(), model)
         unknown = ("n_bigram",) + tuple(name for name in model if model[name] is None or model[name] == ())
-        return {name: pair for name, pair in found.items() if name in self.family.free or name not in unknown}
+        return {name: pair for name, pair in found.items() if name in self.model.free or name not in unknown}
 
     def checkpoint(self, training: RunConfig) -> str:
         """Path of the checkpoint whose weights are taken: `warm_start_path`, or else the run's default."""
@@ -135,16 +134,6 @@ def check_origin(folder: RunFolder, init_from: str | None) -> None:
         raise ValueError(
             f"model_dir {folder} holds a run that {started}, got init_from={init_from}: choose a new folder"
         )
-
-
-def differing(before: dict, now: dict) -> dict[str, tuple]:
-    """Hyper-parameter -> its values before and now, where they differ."""
-    return {name: (before[name], value) for name, value in now.items() if plain(value) != plain(before[name])}
-
-
-def plain(value: Any) -> Any:
-    """A hyper-parameter as `config.json` has it."""
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _shown(value):

@@ -130,11 +130,6 @@ class Family:
         return dataclasses.make_dataclass("best", [*fields, text])
 
     @property
-    def free(self) -> list[str]:
-        """The hyper-parameters that a trained model may change, since its weights fit every value."""
-        return [field.name for field in dataclasses.fields(self.config) if field.metadata["free"]]
-
-    @property
     def groups(self) -> dict[str, tuple[type[Config], ...]]:
         """Key in `config.json` -> groups of the settings that it may hold; of two with one name, the last counts."""
         training = (self.final, MachineConfig, OptimizerConfig, self.training)
