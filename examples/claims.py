@@ -15,12 +15,14 @@ from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import FLAGS, read_flags, run
+from txl_programs.program import FLAGS, check_integers, read_flags, run
 
 flags.DEFINE_string("data_path", None, "Text file; default: Python's reference manual.")
 flags.DEFINE_enum("claim", "all", ["all", "positions", "biases", "memory"], "What to try.")
 flags.DEFINE_integer("train_steps", 2000, "Steps of each training.", lower_bound=1)
 flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of each training.")
+check_integers("seeds")
+flags.register_validator("seeds", bool, "must be one at least")
 
 read_flags(__name__)
 
@@ -41,7 +43,10 @@ LONGEST = 3 * SEGMENT  # that is read without a break
 def read_text():
     """Bytes to train and to validate on."""
     text = Path(FLAGS.data_path).read_bytes() if FLAGS.data_path else pydoc_text().encode()
-    return np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
+    train, valid = np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
+    if len(valid) <= LONGEST:
+        raise ValueError(f"{FLAGS.data_path} must have more than {10 * LONGEST} bytes, got {len(text)}")
+    return train, valid
 
 
 def trained(lm, text):

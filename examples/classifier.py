@@ -48,6 +48,7 @@ def make_classifier(seed=0):
 
 
 def train(output, n_dates, epochs, seed):
+    Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
     keras.utils.set_random_seed(seed)
     pairs = make_dates(n_dates, seed)
     data = {
@@ -63,7 +64,6 @@ def train(output, n_dates, epochs, seed):
     classifier.fit(*data["train"], batch_size=64, epochs=epochs, validation_data=data["valid"], verbose=2)
     print(f"accuracy on dates never seen: {classifier.evaluate(*data['test'], verbose=0)[1]:.3f}")
 
-    Path(output).mkdir(parents=True, exist_ok=True)
     classifier.save(Path(output) / "classifier.keras")
     classifier.export(Path(output) / "saved_model", verbose=False)
 

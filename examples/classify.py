@@ -174,8 +174,10 @@ def make_classifier(network, n_class):
 
 def fit(classifier, train, held_out, *, epochs, learning_rate):
     """Trains what is not frozen (hence `compile`, which looks). Returns the accuracy on what is held out."""
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    classifier.compile(keras.optimizers.Adam(learning_rate), loss, metrics=["accuracy"])
+    loss, optimizer = keras.losses.SparseCategoricalCrossentropy(from_logits=True), keras.optimizers.Adam(learning_rate)
+    if any(layer.compute_dtype == "float16" for layer in classifier.layers):  # where small gradients would be 0
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    classifier.compile(optimizer, loss, metrics=["accuracy"])
     return classifier.fit(train, validation_data=held_out, epochs=epochs, verbose=2).history["val_accuracy"][-1]
 
 

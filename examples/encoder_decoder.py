@@ -65,6 +65,7 @@ def translate(model, source):
 
 
 def train(output, n_dates, epochs, seed):
+    Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
     keras.utils.set_random_seed(seed)
     pairs = make_dates(n_dates, seed)
     source = to_ids([written for written, _ in pairs["train"]], LENGTH)
@@ -81,7 +82,6 @@ def train(output, n_dates, epochs, seed):
     print(f"{written[0]}  ->  {found[0]}")
     print(f"right dates of {len(iso)} never seen: {np.mean([a == b for a, b in zip(found, iso, strict=True)]):.3f}")
 
-    Path(output).mkdir(parents=True, exist_ok=True)
     model.save(Path(output) / "model.keras")
     model.export(Path(output) / "saved_model", verbose=False)
 

@@ -62,6 +62,7 @@ def show(text, tags):
 
 
 def train(output, n_dates, epochs, seed):
+    Path(output).mkdir(parents=True, exist_ok=True)  # before the training, so that an error comes first
     keras.utils.set_random_seed(seed)
     pairs = make_dates(n_dates, seed)
     tagger = make_tagger(seed)
@@ -72,7 +73,6 @@ def train(output, n_dates, epochs, seed):
     print(f"F1 of dates never seen: {tagger.evaluate(chars, tags, return_dict=True, verbose=0)['f1']:.3f}")
     print(f"{pairs['test'][0][0]}: {show(pairs['test'][0][0], tagger.predict(chars[:1], verbose=0)[0])}")
 
-    Path(output).mkdir(parents=True, exist_ok=True)
     tagger.save(Path(output) / "tagger.keras")
     tagger.export(Path(output) / "saved_model", verbose=False)
 

@@ -269,12 +269,27 @@ def test_prompts_are_continued_as_they_come(tool, word_run, monkeypatch):
         (["--prompt=w1", "--stop="], "stop_strings must be strings that are not empty, got ''"),
         (["--prompt=w1", "--min_p=1"], "min_p must lie in [0, 1), got 1.0"),
         (["--prompt=w1", "--repetition_penalty=0"], "repetition_penalty must be positive, got 0.0"),
-        (["--prompt=w1", "--repetition_window=0"], "repetition_window must be an integer from 1"),
+        (
+            ["--prompt=w1", "--repetition_penalty=2", "--repetition_window=0"],
+            "repetition_window must be an integer from 1",
+        ),
+        (
+            ["--prompt=w1", "--repetition_window=9"],
+            "--repetition_window is for --repetition_penalty, which is not given",
+        ),
         (["--prompt=w1", "--num_return_sequences=0"], "num_return_sequences must be an integer from 1"),
         (["--interactive", "--num_return_sequences=2"], "--interactive and --num_return_sequences exclude each other"),
         (["--prompt=w1", "--prompt_file=x"], "exclude each other"),
         (["--prompt_file=no-such-file"], "no-such-file"),
         (["--prompt=w1", "--greedy", "--top_k=5"], "--top_k is for tokens that are drawn, and --greedy draws none"),
+        (
+            ["--prompt=w1", "--greedy", "--num_return_sequences=2"],
+            "--num_return_sequences is for tokens that are drawn",
+        ),
+        (
+            ["--prompt=w1", "--temperature=0", "--min_p=0.1"],
+            "--min_p is for tokens that are drawn, and --temperature=0",
+        ),
     ],
     ids=str,
 )

@@ -570,7 +570,7 @@ def test_a_tagger_over_another_network_is_served_for_ids(tmp_path):
     tokens = keras.Input([None], dtype="int32")
     tagger = txl_tf.Tagger(keras.Model(tokens, keras.layers.Embedding(9, 4)(tokens)), LABELS)
     ids = np.array([[0, 3, 4, 0, 5], [1, 2, 3, 4, 8]], np.int32)
-    with pytest.raises(ValueError, match="vocab must be None where .* neither Tener nor Flat, but Functional"):
+    with pytest.raises(ValueError, match="vocab must be None where .* no SentenceNetwork, but Functional"):
         txl_tf.export_saved_model(tagger, tmp_path / "1", vocabs_of("tener"))
     tagger(ids)
     randomise(tagger, seed=2, scale=0.6)

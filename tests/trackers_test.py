@@ -176,6 +176,8 @@ def test_wandb_shows_the_log_samples_results_and_the_configuration(trained, tmp_
     with follower(trackers.WandbTracker, trained, 12) as tracker:
         tracker.on_epoch_end(4, {"step": 15, "loss": 1.5, "val_loss": math.nan})
         tracker.log_text("sample", "it's", 15)
+        tracker.on_epoch_end(5, {"step": 18, "loss": 1.25})
+        tracker.log_validation({"val_loss": 2.5}, 18)
         tracker.log_results(final({"valid": 1.25}))
     (run,) = read_wandb(tmp_path)
     assert (run.name, run.project, run.exit_code) == ("run", "txl_tf", 0)
@@ -183,6 +185,8 @@ def test_wandb_shows_the_log_samples_results_and_the_configuration(trained, tmp_
     assert json.loads((trained / "tracker.json").read_text())["id"] == run.id
     rows, log = {row["_step"]: row for row in run.rows}, log_rows(trained)
     assert rows[15]["loss"] == 1.5 and "val_loss" not in rows[15]
+    last = rows.pop(18)
+    assert (last["loss"], last["val_loss"]) == (1.25, 2.5)
     html = (run.folder / "files" / rows.pop(15)["sample.path"]).read_text()
     assert html == "<pre>it&#x27;s</pre>"
     assert_rows_equal(rows, log)
@@ -206,7 +210,7 @@ def test_wandb_has_numbers_at_their_steps_samples_and_the_configuration(run_dir,
     config = json.loads((run_dir / "config.json").read_text())
     del config["checksum"]
     assert {name: run.config[name] for name in config} == config
-    assert run.summary["final_valid_loss"] == results["valid"]
+    assert run.summary["final_valid_loss"] == results["valid"] == pytest.approx(rows[12]["val_loss"])
     texts = tensorboard_texts(run_dir)
     for step in (6, 12):  # at the validation, and at the end
         (sample,) = [text for name, at, text in texts if (name, at) == ("sample", step)]
@@ -359,10 +363,12 @@ def test_mlflow_is_given_the_log_samples_results_and_the_configuration(trained, 
     assert params.keys() > {f"model.{name}" for name in config["model"]}
 
     with pytest.raises(SystemExit), follower(trackers.MlflowTracker, trained, 12) as tracker:  # it goes on
+        tracker.log_validation({"val_loss": 2.5}, 12)
         tracker.log_results(final({"valid": {"loss": 1.25}}))
         raise SystemExit(0)
     assert mlflow.started[1:] == [{"run_id": "abc"}] and mlflow.ended[1:] == ["KILLED"]
     assert mlflow.metrics.pop() == ("abc", 12, {"final_valid_loss": 1.25})
+    assert mlflow.metrics.pop() == ("abc", 12, {"val_loss": 2.5})
     assert_rows_equal({step: values for _, step, values in mlflow.metrics}, log)
     assert [len(mlflow.metrics), "val_loss" in mlflow.metrics[1][2], "val_loss" in mlflow.metrics[2][2]] == [
         4,
@@ -389,7 +395,10 @@ def test_mlflow_has_numbers_at_their_steps_samples_and_the_configuration(run_dir
     for name in (*TRACKED, "tokens_per_second"):
         expected = [(int(row["step"]), float(row[name])) for row in rows]
         assert mlflow_history(mlflow, run.info.run_id, name) == expected
-    assert mlflow_history(mlflow, run.info.run_id, "val_loss") == [(6, float(rows[1]["val_loss"]))]
+    assert mlflow_history(mlflow, run.info.run_id, "val_loss") == [
+        (6, float(rows[1]["val_loss"])),
+        (12, float(rows[3]["val_loss"])),
+    ]
     assert mlflow_history(mlflow, run.info.run_id, "final_valid_loss") == [(12, results["valid"])]
     config = json.loads((run_dir / "config.json").read_text())
     assert run.data.params["model.d_inner"] == "16" and run.data.params["training.learning_rate"] == "0.01"
@@ -477,7 +486,6 @@ def test_encoder_decoders_are_tracked(tmp_path, mlflow):
     run = only_run(mlflow, "pairs")
     for name in ("loss", "accuracy", "ppl", "val_loss"):
         expected = [(int(row["step"]), float(row[name])) for row in log_rows(tmp_path / "run") if row[name] != "NA"]
-        expected = expected[:1] if name == "val_loss" else expected  # the last one is final_valid_loss
         assert mlflow_history(mlflow, run.info.run_id, name) == expected and expected, name
     for name, value in results["valid"].items():
         assert run.data.metrics[f"final_valid_{name}"] == value
@@ -585,6 +593,11 @@ def test_a_package_that_is_not_installed_is_one_error_before_any_work(tmp_path, 
         train_run(tmp_path / "run", "/no/such/text", training={"tracker": name})
     assert str(error.value) == f'tracker={name} needs the package {name}: in a clone, pip install -e ".[{name}]"'
     assert not (tmp_path / "run").exists()
+
+
+def test_a_project_without_a_tracker_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="tracker_project must be left out, got 'mine': nothing tracks the run"):
+        train_run(tmp_path / "run", "/no/such/text", training={"tracker_project": "mine"})
 
 
 def test_only_the_chief_tracks_and_none_is_the_default(run_dir):

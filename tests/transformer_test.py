@@ -456,7 +456,8 @@ BAD_ARGUMENTS = [
     ({"beam_size": 2, "temperature": 0.5}, "temperature must be 0 for a beam search, got 0.5"),
     ({"n_best": 1, "top_p": 0.5}, "top_p must be None for a beam search, got 0.5"),
     ({"beam_size": 2, "seed": 1}, "seed must be None for a beam search, got 1"),
-    ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
+    ({"top_k": 5}, "top_k must be None with a temperature of 0, which draws nothing, got 5"),
+    ({"temperature": 1.0, "top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
 ]
 
 

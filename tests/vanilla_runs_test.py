@@ -111,6 +111,7 @@ def test_the_program(tmp_path, text_file):
         f"--data_path={text_file}",
         f"--model_dir={tmp_path / 'run'}",
         "--eval_batch_size=2",
+        "--untie_r=False",  # as after a flagfile
     ]
     done = run_program("train.py", *flags)
     assert done.returncode == 0, done.stderr

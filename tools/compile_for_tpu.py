@@ -33,6 +33,8 @@ from txl_programs import train  # defines the flags of a configuration
 from txl_programs.program import FLAGS, read_flags, run, values
 from txl_tf.config import AUTO, PRECISIONS, OptimizerConfig, one_of
 
+FLAGS.set_default("model_dir", "")  # which train.py requires
+
 ROOT = Path(__file__).parents[1]
 GIB = 2**30
 # What each chip is called by the compiler, and the memory of one of its cores (v4, v5p: of the two that work as one).
@@ -196,12 +198,13 @@ def make_case():
     of_optimizer = [field.name for field in dataclasses.fields(OptimizerConfig)]
     names = " ".join(["tgt_len train_batch_size eval_batch_size train_steps mixed_precision", *of_optimizer])
     settings = values(names)
-    if folder.has_config():
+    if FLAGS.model_dir and folder.has_config():
         config, family = folder.read_config(), folder.family
         model, settings = config["model"], {**settings, **config["training"], **values(names, given_only=True)}
         tokens = corpus_of(folder).splits["train"] if model["cutoffs"] else None
     elif FLAGS.n_token is None:
-        raise ValueError(f"{FLAGS.model_dir} is no run: give n_token, the size of its vocabulary, and cutoffs")
+        found = f"{FLAGS.model_dir} is no run" if FLAGS.model_dir else "there is no model_dir"
+        raise ValueError(f"{found}: give n_token, the size of the vocabulary, and cutoffs")
     else:
         family = family_of(train.MODELS[FLAGS.model])
         cutoffs = [int(cutoff) for cutoff in FLAGS.cutoffs or []]

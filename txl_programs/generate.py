@@ -16,8 +16,9 @@ one after the other, each behind its number on the standard error.
 
 With --input every line is a prompt of its own, many at a time: a line of output, or --num_return_sequences of them, is
 what follows it, with newlines written as \\n; with --format=json it is an object with "prompt" and "texts". A text is
-the one that --prompt gives with the same --seed. A line that cannot be continued has an empty one in its place, or an
-object with "error"; the standard error says why, and the status is 1. --input=- continues lines as they come.
+the one that --prompt gives with the same --seed, for prompts of up to 512 tokens. A line that cannot be continued has
+an empty one in its place, or an object with "error"; the standard error says why, and the status is 1. --input=-
+continues lines as they come.
 
 The text ends behind the first stop string, also where the last token goes on. --verbose prints a line for every token
 of prompt and answer, with its nll in nats. Text goes to the standard output, the rest to the standard error. Control
@@ -189,10 +190,13 @@ def make_answering(folder, path):
 def check_flags():
     """Refuses flags that do not go together."""
     of_lines = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
+    of_draws, drawn = ["top_k", "top_p", "min_p", "num_return_sequences"], "is for tokens that are drawn"
     check_used(
         (of_lines, FLAGS.input is not None, "is for the lines of --input, which is not given"),
         ("prompt prompt_file interactive verbose", FLAGS.input is None, "and --input exclude each other"),
-        ("temperature top_k top_p min_p", not FLAGS.greedy, "is for tokens that are drawn, and --greedy draws none"),
+        (["temperature", *of_draws], not FLAGS.greedy, f"{drawn}, and --greedy draws none"),
+        (of_draws, FLAGS.temperature > 0, f"{drawn}, and --temperature=0 draws none"),
+        ("repetition_window", FLAGS.repetition_penalty != 1, "is for --repetition_penalty, which is not given"),
     )
     if FLAGS.interactive and FLAGS.num_return_sequences > 1:
         raise ValueError("--interactive and --num_return_sequences exclude each other")

@@ -66,7 +66,7 @@ class LanguageModelView:
             prompt: text.
             rows: number of samples.
             options: "sampling" and "stops", arguments of `check_sampling` and `stops_of`. With a seed, the samples are
-                those of `lm.generate`.
+                those of `lm.generate`, after a prompt of up to `READ_AT_ONCE` tokens.
         """
         ids = self.encode(prompt, "The prompt")
         self.check(options)

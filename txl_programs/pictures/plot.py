@@ -81,7 +81,7 @@ flags.DEFINE_integer("max_tokens", 20000, "Most tokens of the text of memory and
 flags.DEFINE_string("figures", None, "JSON file of tools/benchmark.py --scaling; for scaling.")
 flags.DEFINE_integer("positions", 100, "Number of positions; for positions and wavelengths.", lower_bound=2)
 flags.DEFINE_integer("d_model", 128, "Their width; for positions and wavelengths.", lower_bound=2)
-flags.DEFINE_string("font", None, "File of a font for the labels of attention and terms.")
+flags.DEFINE_string("font", None, "File of a font for the labels of attention, terms and, with --text, memory.")
 flags.DEFINE_integer("dpi", 150, "Dots an inch.", lower_bound=20, upper_bound=600)
 flags.mark_flag_as_required("output")
 flags.register_multi_flags_validator(

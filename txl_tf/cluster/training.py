@@ -30,6 +30,7 @@ from txl_tf.runs.setup import WorkerGone
 
 logger = logging.getLogger("txl_tf")
 
+_PASSED_ON = ("WANDB_", "MLFLOW_")  # variables of the environment here, for workers whose Ray was started elsewhere
 _SECONDS_TO_START = 60
 _PAUSE = 0.5  # seconds between two looks of the driver at the desk; workers take twice as long
 
@@ -75,6 +76,7 @@ def run_workers(
                 "command": command,
                 "directory": os.getcwd(),
                 "rows": [size // devices for size in rows],
+                "environment": {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
             },
             scaling_config=ScalingConfig(
                 num_workers=(least, most) if least else most,
@@ -233,7 +235,7 @@ def _work(config: dict) -> None:
     import ray
 
     desk, rank = config["desk"], ray.train.get_context().get_world_rank()
-    environment = worker_environment(dict(os.environ), config["rows"])
+    environment = worker_environment({**os.environ, **config["environment"]}, config["rows"])
     if environment is None:
         return
     ray.get(desk.started.remote(rank))

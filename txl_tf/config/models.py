@@ -146,7 +146,9 @@ class TenerConfig(EncoderConfig):
 class FlatConfig(EncoderConfig):
     """Arguments of `Flat`."""
 
-    fusion: str = option("ff", "How four distances become one position.", one_of(FUSIONS))
+    fusion: str = option(
+        "ff", "How the distances of a pair, four or (ff_two) two, become one position.", one_of(FUSIONS)
+    )
     fusion_shared: bool = option(True, "Share the fusion between the layers.")
     rel_pos_init: int = option(
         1, "1: distances as they are; 0: max_seq_len added, as the program does.", at_least(0, 1)

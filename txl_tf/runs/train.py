@@ -81,7 +81,7 @@ def train_run(
     folder = RunFolder(folder, family=family)
     if training.warm_start_path and not training.init_from and not folder.steps():
         check_exists(training.warm_start_path)
-    trackers.check_tracker(training.tracker)
+    trackers.check_tracker(training)
     strategy, machine = open_machine(machine)
     chief = is_chief(strategy)
     final = final or (family.final and family.final())
@@ -325,6 +325,7 @@ class Run:
                 missing = callbacks.complete_log(self.folder.log_file, step_of(self.model), logs)
             if missing:
                 self.board.on_epoch_end(None, logs)
+                self.tracker.log_validation(logs, step_of(self.model))
         self.checkpoints.save_best(logs[self.folder.family.monitor])
 
     def save_average(self) -> None:

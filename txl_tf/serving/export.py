@@ -7,9 +7,9 @@
     served.score(tokens, labels, state)                                 # {"nll": ..., "state": ...}
 
 The memory is an argument and a result, so that a server keeps nothing between requests: what one returns continues the
-text in the next. It is one float32 tensor `state` `[B, L, 2, H, M, D]`, keys and values in the order of time, in which
-rows of different sessions can share a batch. Every argument and every result has the batch first; rows do not see each
-other.
+text in the next. It is one float32 tensor `state` `[B, L, 2, H, M, D]`, keys and values in the order of time (of the
+vanilla language model `[B, X]`, its window), in which rows of different sessions can share a batch. Every argument and
+every result has the batch first; rows do not see each other.
 
 Shapes:
     B: batch      L: n_layer      H: n_head      M: mem_len      D: d_head
@@ -64,7 +64,7 @@ def export_saved_model(
     An InvalidArgumentError names the argument of a request that is wrong.
 
     Args:
-        lm: language model, `Transformer`, or `Tagger`; over another network than `Tener` or `Flat`, for ids alone.
+        lm: language model, `Transformer`, or `Tagger`; over a network that is no `SentenceNetwork`, for ids alone.
         directory: new or empty folder; it appears whole.
         vocab: `Vocab` of the model; of subwords it needs tensorflow-text, and is left out where that is missing. Of a
             `Transformer` those of source and target; of a `Tagger` those of its run: of tokens, with words for `Flat`,
@@ -73,7 +73,7 @@ def export_saved_model(
         top_n: how many tokens `next` returns, by default 10; all where the vocabulary has fewer.
         max_tokens: most tokens of a row of a request, and most new ones; by default 4096, `max_len`, or `max_seq_len`.
         max_rows: most rows of a request; by default as many of one token as fit 512 MiB: see docs/serving.md.
-        start_token: id that an empty prompt stands for; by default the end of a line, 0 where there is none.
+        start_token: id that an empty prompt stands for; by default the end of a document, else of a line, else 0.
         search: of a `Transformer`: `beam_size`, `n_best`, `length_penalty`, `max_new_tokens`; greedy by default.
         warmup: whether to write warm-up requests, which need `tensorflow-serving-api`. `None`: where it is installed.
 

@@ -47,7 +47,7 @@ def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, V
     """`{name: vocabulary}` of the vocabularies that the text of `tagger` is read with.
 
     Args:
-        tagger: `Tagger`; over another network than `Tener` or `Flat`, there are no vocabularies.
+        tagger: `Tagger`; over a network that is no `SentenceNetwork`, there are no vocabularies.
         vocabs: of characters, with words for `Flat`, or of words; of bigrams, or forms, not read where the network has
             none; and perhaps, for `Flat`, of the lexicon's words.
 
@@ -58,7 +58,7 @@ def tagger_vocabs(tagger: Tagger, vocabs: Sequence[Vocab] | None) -> dict[str, V
     if vocabs is None:
         return {}
     if not isinstance(network, SentenceNetwork):
-        raise ValueError(f"vocab must be None where the network of a tagger is neither Tener nor Flat, but {kind}")
+        raise ValueError(f"vocab must be None where the network of a tagger is no SentenceNetwork, but {kind}")
     sizes = {"vocab": network.n_token, "bigram_vocab": network.n_bigram or None}
     if isinstance(network, Flat) and len(vocabs) != 2:
         sizes["lexicon"] = None
@@ -155,7 +155,7 @@ def _dense(rows: tf.RaggedTensor) -> tf.Tensor:
 def limits_of(tagger: Tagger, max_rows: int | None, max_tokens: int) -> RequestLimits:
     """`RequestLimits` of a tagger. A row has as many items as the longest one; the tokens of `row_bytes` are items.
 
-    Of a network that is neither `Tener` nor `Flat`, only the width of its hidden states is known.
+    Of a network that is no `SentenceNetwork`, only the width of its hidden states is known.
     """
     network, n_label, lattice = tagger.network, len(tagger.labels), isinstance(tagger.network, Flat)
     if not isinstance(network, SentenceNetwork):
@@ -191,7 +191,7 @@ class TaggingSignatures(StoredModel):
     Beyond the entities, and tokens, of a row are "" and 0. Without vocabularies there is `tag` alone.
 
     Args:
-        tagger: `Tagger`; over another network than `Tener` or `Flat` with `tag` alone.
+        tagger: `Tagger`; over a network that is no `SentenceNetwork` with `tag` alone.
         tables: `SymbolTable`s by the names of `tagger_vocabs`; nothing for ids alone.
         weights, max_tokens, max_rows: see `export_saved_model`.
 

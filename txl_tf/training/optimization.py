@@ -163,7 +163,7 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
 class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up to `learning_rate`, then linearly to 0, or constant (fastNLP's `WarmupCallback`).
 
-    The first step has the rate of progress 1 / train_steps, which no warm-up step of rate 0 goes before.
+    Its first step has a rate above 0, `learning_rate / warmup_steps`.
     """
 
     @stored
@@ -198,7 +198,8 @@ def make_optimizer(
 
     Args:
         learning_rate: the highest rate.
-        warmup_steps: steps of the linear warm-up; the first of them has rate 0.
+        warmup_steps: steps of the linear warm-up; the first of them has rate 0, but with the schedules "linear" and
+            "constant" `learning_rate / warmup_steps`.
         train_steps: steps in all, warm-up included.
         min_lr_ratio: the last rate of the cosine as a share of the highest.
         clip: the largest global norm of the gradients; `None` for no limit.

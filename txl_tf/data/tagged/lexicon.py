@@ -112,6 +112,6 @@ class Lexicon:
 def _jieba_words() -> str:
     """The file of the words of the package jieba, which is not imported."""
     spec = importlib.util.find_spec(JIEBA)
-    if spec is None:
+    if spec is None or spec.origin is None:  # a folder of that name looks like a package
         raise ValueError("lexicon=jieba needs the package jieba: pip install jieba")
     return os.path.join(os.path.dirname(spec.origin), "dict.txt")

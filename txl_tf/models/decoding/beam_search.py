@@ -66,8 +66,9 @@ def generate(
     if searches and temperature:
         raise ValueError(f"temperature must be 0 for a beam search, got {temperature}")
     for name, value in {"top_k": top_k, "top_p": top_p, "seed": seed}.items():
-        if searches and value is not None:
-            raise ValueError(f"{name} must be None for a beam search, got {value}")
+        if value is not None and not temperature:
+            where = "for a beam search" if searches else "with a temperature of 0, which draws nothing"
+            raise ValueError(f"{name} must be None {where}, got {value}")
     sampling = check_sampling(len(source), temperature, top_k, top_p, seed)
     source, most = tf.constant(source, tf.int32), tf.constant(most)  # as a tensor, it has no graph of its own
     if not searches:

@@ -60,7 +60,7 @@ class TextTagger:
     of the window in whose middle it stands most nearly, and the CRF tags the sentence as a whole.
 
     Args:
-        tagger: `Tagger` of `Tener` or `Flat`. Its `token_level` says what a token is.
+        tagger: `Tagger` of a `SentenceNetwork`. Its `token_level` says what a token is.
         encoder: `SentenceEncoder` of its run, see `encoder_of`.
         batch_size: sentences to tag at a time; those of like lengths are together.
     """
