@@ -275,7 +275,7 @@ def test_prompts_are_continued_as_they_come(tool, word_run, monkeypatch):
         ),
         (
             ["--prompt=w1", "--repetition_window=9"],
-            "--repetition_window is for --repetition_penalty, which is not given",
+            "--repetition_window is for --repetition_penalty, which is none",
         ),
         (["--prompt=w1", "--num_return_sequences=0"], "num_return_sequences must be an integer from 1"),
         (["--interactive", "--num_return_sequences=2"], "--interactive and --num_return_sequences exclude each other"),

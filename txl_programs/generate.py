@@ -196,7 +196,7 @@ def check_flags():
         ("prompt prompt_file interactive verbose", FLAGS.input is None, "and --input exclude each other"),
         (["temperature", *of_draws], not FLAGS.greedy, f"{drawn}, and --greedy draws none"),
         (of_draws, FLAGS.temperature > 0, f"{drawn}, and --temperature=0 draws none"),
-        ("repetition_window", FLAGS.repetition_penalty not in (None, 1), "is for --repetition_penalty, which is not given"),
+        ("repetition_window", FLAGS.repetition_penalty not in (None, 1), "is for --repetition_penalty, which is none"),
     )
     if FLAGS.interactive and FLAGS.num_return_sequences > 1:
         raise ValueError("--interactive and --num_return_sequences exclude each other")
