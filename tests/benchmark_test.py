@@ -184,6 +184,7 @@ def test_both_prepare_the_same_tokens_from_a_text_of_repeated_words(benchmark, p
     assert len(counts) > 300 and counts.max() > 20 * np.median(counts)
 
 
+@pytest.mark.slow
 def test_the_exported_reference_predicts_what_the_model_does(contestants, processes, tmp_path):
     shape = {**SHAPE, "n_layer": 1}
     written = processes.export(REFERENCE, shape, str(tmp_path / "model"))

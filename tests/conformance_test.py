@@ -103,7 +103,7 @@ def test_xla_computes_the_same_outputs(case):
     )
 
 
-@fast_for("vanilla_language_model")
+@fast_for()
 def test_fit_under_xla_trains_the_same(case, trained):
     model = compiled(case, jit_compile=True)
     history = model.fit(repeated(case.make_batch(), 4), epochs=2, verbose=0).history

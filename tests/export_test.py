@@ -369,6 +369,7 @@ def test_served_lines_are_scored_as_the_program_scores_lines(small_lm, tmp_path,
         assert not np.any(served["nll"][row, n:])
 
 
+@pytest.mark.slow
 def test_a_served_model_of_documents_stops_where_one_ends_by_default(small_lm, tmp_path):
     vocab, tokenizer = write_vocab(tmp_path, ["ab ab\na b"], level="char", document="</s>")
     lm, most = small_lm(n_token=len(vocab), n_layer=1, mem_len=4), {"max_new_tokens": tf.constant([60])}
@@ -803,6 +804,7 @@ def test_unknown_symbols_are_an_error_where_nothing_stands_for_them(tmp_path):
         served.encode(tf.constant(["ab", "a?"]))
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_come_back(small_lm, tmp_path):
     vocab, served = write_vocab(tmp_path, [], level="byte")
     lm = small_lm(n_token=256, n_layer=1)

@@ -52,6 +52,7 @@ def of_whole(whole, run_dir, last):
         file.write("1,3.14")  # of a line that was being written
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_the_middle_of_an_interval_is_stopped_in_a_validation_and_goes_on_again(
     run_dir, text_file, whole, monkeypatch, capfd
 ):

@@ -314,8 +314,9 @@ def test_mixed_bfloat16_trains_close_to_float32(small_lm, small_batches):
 # ---------------------------------------- static shapes
 
 
-@pytest.mark.parametrize("run_eagerly", [True, pytest.param(False, marks=SLOW)])
-@pytest.mark.parametrize("bins", [pytest.param({}, marks=SLOW), {"cutoffs": [6, 14], "div_val": 2}], ids=str)
+@pytest.mark.parametrize("run_eagerly", [True, False])
+@pytest.mark.parametrize("bins", [{}, {"cutoffs": [6, 14], "div_val": 2}], ids=str)
+@SLOW
 def test_static_shapes_without_capacities_leave_out_nothing_and_equal_dynamic_ones(
     small_lm, small_batches, bins, run_eagerly
 ):

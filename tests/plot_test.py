@@ -386,7 +386,7 @@ def test_the_program_draws_the_benchmark_s_figures(main, tmp_path, capsys):
             ["--kind=attention", "--text=a bad cab", "--tgt_len=4", "--layer=0", "--head=1"], marks=pytest.mark.slow
         ),
         ["--kind=terms", "--text=a bad cab", "--tgt_len=4", "--layer=0", "--head=1"],
-        ["--kind=context", "--context_step=4", "--mem_len=8"],
+        pytest.param(["--kind=context", "--context_step=4", "--mem_len=8"], marks=pytest.mark.slow),
         ["--kind=memory", "--tgt_len=8"],
     ],
     ids=str,

@@ -171,6 +171,7 @@ def test_every_program_is_installed_and_has_its_file_in_a_clone():
         assert find_program(f"/usr/bin/{command}").origin == find_program(in_a_clone).origin == str(path)
 
 
+@pytest.mark.slow
 def test_help_of_every_program_takes_less_than_a_second_and_no_tensorflow():
     """A program is asked by the name that is installed, where it has one, and shows its docstring and its flags."""
     names = {path: f"txl-{Path(path).stem.replace('_', '-')}" for path in OF_A_CLONE if find_program(path)}

@@ -281,13 +281,14 @@ OF_ANY_LENGTH = [{"mem_len": 9}, {"mem_len": 3, "same_length": True, "clamp_len"
 @pytest.mark.parametrize(
     "options, blocks, in_place",
     [
-        pytest.param(OF_ANY_LENGTH[0], False, True, marks=pytest.mark.slow),
+        (OF_ANY_LENGTH[0], False, True),
         (OF_ANY_LENGTH[1], True, True),
-        pytest.param(OF_ANY_LENGTH[0], True, False, marks=pytest.mark.slow),
-        pytest.param(OF_ANY_LENGTH[1], False, False, marks=pytest.mark.slow),
+        (OF_ANY_LENGTH[0], True, False),
+        (OF_ANY_LENGTH[1], False, False),
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_cached_segments_of_any_length_are_those_of_the_network(pair, options, blocks, in_place, monkeypatch):
     if blocks:  # queries in blocks, rows in a loop
         monkeypatch.setattr(ring, "QUERY_BLOCK", 2)

@@ -132,6 +132,7 @@ def test_a_sentence_is_tagged_alike_alone_and_together(text_tagger):
     assert together[1] == ([], []) and any(entities for _, entities in together)
 
 
+@pytest.mark.slow
 def test_resuming_gives_the_weights_of_the_uninterrupted_run(made, files, tmp_path):
     """Weights, optimizer, place in the sentences and dropout: bit for bit, from the middle of a window, too."""
     folder, results = made

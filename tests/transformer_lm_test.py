@@ -308,15 +308,14 @@ def test_greedy_text_is_that_of_the_uncached_loop(prompt, options):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, marks=SLOW),
-        pytest.param({"temperature": 1.5, "top_k": 9, "top_p": 0.9}, marks=SLOW),
-        pytest.param(
-            {"temperature": 0, "repetition_penalty": 4.0, "repetition_window": 2}, marks=SLOW
-        ),  # a window has 3 tokens at least
+        {},
+        {"temperature": 1.5, "top_k": 9, "top_p": 0.9},
+        {"temperature": 0, "repetition_penalty": 4.0, "repetition_window": 2},  # a window has 3 tokens at least
         {"temperature": 1.2, "min_p": 0.1, "repetition_penalty": 0.4, "repetition_window": 3},
     ],
     ids=str,
 )
+@SLOW
 def test_sampled_text_is_that_of_the_uncached_loop(lm, prompt, options):
     options = {**options, "seed": [1, 2, 3]}
     sampling, bins = check_sampling(3, **options), precompute_softmax(lm)
