@@ -45,7 +45,7 @@ def read_text():
     text = Path(FLAGS.data_path).read_bytes() if FLAGS.data_path else pydoc_text().encode()
     train, valid = np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
     if len(valid) <= LONGEST:
-        raise ValueError(f"{FLAGS.data_path} must have more than {10 * LONGEST} bytes, got {len(text)}")
+        raise ValueError(f"data_path must have more than {10 * LONGEST} bytes, got {len(text)} in {FLAGS.data_path}")
     return train, valid
 
 

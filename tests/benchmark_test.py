@@ -362,8 +362,10 @@ def test_this_checkout_is_compared_with_another(run):
         (["--mode=startup,seq2seq", "--n_head=3"], "d_model must be a multiple of num_heads=3, got 256"),
         (["--mode=flat_long", "--n_head=3"], "d_model must be a multiple of n_head=3, got 128"),
         (["--mode=training_words", "--n_token=9000"], r"cutoffs must increase and lie between 0 and n_token=9000"),
-        (["--mode=startup", "--clamp_len=9"], "clamp_len must be left out for mode=startup, which has -1, got 9"),
-        (["--mode=writing", "--batch_size=4"], "batch_size must be left out for mode=writing, which has 1, got 4"),
+        (
+            ["--mode=writing", "--batch_size=4"],
+            "batch_size must be 1 for mode=writing, which tries several rows, got 4",
+        ),
         (
             ["--mode=generation,evaluation", "--jit"],
             "jit is for modes of training without scaling, got generation, eva",

@@ -139,3 +139,7 @@ def test_a_folder_without_a_run_needs_a_vocabulary():
     with pytest.raises(ValueError, match="no such run is no run: give n_token"):
         compile_for_tpu.make_case()
     flags.FLAGS.unparse_flags()
+    flags.FLAGS(["compile_for_tpu.py", "--model_dir="])
+    with pytest.raises(ValueError, match="there is no model_dir: give n_token"):
+        compile_for_tpu.make_case()
+    flags.FLAGS.unparse_flags()

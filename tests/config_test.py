@@ -83,6 +83,21 @@ def test_every_hyper_parameter_has_a_help_text_and_a_default_that_its_check_pass
 
 
 @pytest.mark.parametrize(
+    "group, name, table",
+    [
+        (TransformerLMConfig, "context_len", "learned"),
+        (TransformerConfig, "max_len", "learned"),
+        (TenerTaggerConfig, "max_seq_len", "fix"),
+    ],
+)
+def test_a_trained_model_may_change_a_length_unless_there_is_a_learned_table_of_it(group, name, table):
+    values = {field.name: field.metadata["flag"] for field in dataclasses.fields(group)}
+    free = group(**values).free
+    assert name in free and "n_layer" not in free and "d_model" not in free
+    assert group(**{**values, "pos_embed": table}).free == [other for other in free if other != name]
+
+
+@pytest.mark.parametrize(
     "group, values",
     [
         (NetworkConfig, {"n_token": 23, "cutoffs": [5, 12], "mem_len": 4, "init": "uniform"}),

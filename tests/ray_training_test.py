@@ -18,7 +18,7 @@ from kills import final_state
 
 from txl_programs.program import _train_on_workers
 from txl_tf.cluster import connection
-from txl_tf.cluster.training import Desk, _why, run_workers, worker_environment
+from txl_tf.cluster.training import Desk, _why, passed_on, run_workers, worker_environment
 from txl_tf.config import TrainingClusterConfig
 
 MODEL = (
@@ -37,6 +37,11 @@ def environment_of(index, workers, rows=()):
 def test_a_worker_gets_rays_cluster_but_not_its_keras():
     config = {"cluster": {"worker": ["host0:1", "host1:1"]}, "task": {"type": "worker", "index": 1}}
     assert environment_of(1, 2) == {"TF_CONFIG": config, "HOME": "/root"}
+
+
+def test_a_worker_gets_the_trackers_variables_of_the_command():
+    kept = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "sqlite:///a.db"}
+    assert passed_on({**kept, "HOME": "/root", "TF_CONFIG": "{}", "PATH": "/bin"}) == kept
 
 
 def test_as_many_workers_work_as_divide_the_rows():

@@ -429,6 +429,7 @@ def test_bad_flags_are_one_line(made, flags, message):
     "flags, message",
     [
         ("--train_path=a.tsv --n_pairs=5", "--n_pairs is for --dataset=dates"),
+        ("--train_path=a.tsv --tracker_project=mine", "--tracker_project is for --tracker, which is not given"),
         ("--dataset=dates --valid_fraction=0.1", "--valid_fraction is for pairs of your own without --valid_path"),
         (
             "--train_path=a.tsv --valid_path=b.tsv --valid_fraction=0.1",

@@ -69,7 +69,6 @@ TAGGING = ("tener", "tener_tagging", "flat", "flat_tagging", "flat_long")
 LASTING = ("training", "training_words", "evaluation", "generation", "writing", "workers", "scoring", *PAIRS, *TAGGING)
 ON_RAY = ("ray", "ray_failures")
 WORKERS = (1, 2, 4)
-FIXED = {"startup": "n_token same_length clamp_len cutoffs div_val", "writing": "batch_size"}  # not to be chosen
 BUCKETS = {"one bucket": 0, "4 MB buckets": 4 << 20, "1 MB buckets": 1 << 20}  # name: bytes
 SCALING = {
     "training": {
@@ -450,11 +449,8 @@ def shape_of(mode):
 
 def check_shape(mode, shape):
     """Raises ValueError unless a mode can measure a shape."""
-    for name in FIXED.get(mode, "").split():
-        if shape[name] != SHAPES[mode][name]:
-            raise ValueError(
-                f"{name} must be left out for mode={mode}, which has {SHAPES[mode][name]}, got {shape[name]}"
-            )
+    if mode == "writing" and shape["batch_size"] != 1:
+        raise ValueError(f"batch_size must be 1 for mode=writing, which tries several rows, got {shape['batch_size']}")
     if mode == "workers" and shape["batch_size"] % WORKERS[-1]:
         raise ValueError(f"batch_size must be a multiple of {WORKERS[-1]}, the most workers, got {shape['batch_size']}")
     contestants.check_shape(mode, shape)
@@ -494,7 +490,8 @@ def main():
         raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown)) or 'none'}")
     if FLAGS.against and (FLAGS.scaling or not os.path.isdir(os.path.join(FLAGS.against, "txl_tf"))):
         raise ValueError(f"against must be a folder with a txl_tf, and without scaling, got {FLAGS.against}")
-    if FLAGS.jit and (FLAGS.scaling or not any(map(contestants.is_training, modes))):
+    of_training = [mode for mode in modes if contestants.is_training(mode) or mode in PAIRS]
+    if FLAGS.jit and (FLAGS.scaling or not of_training):
         raise ValueError(f"jit is for modes of training without scaling, got {', '.join(modes)}")
     check_writable(FLAGS.json)
     logging.set_verbosity(logging.ERROR)  # with --scaling, TensorFlow warns of many functions

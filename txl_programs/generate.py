@@ -190,12 +190,13 @@ def make_answering(folder, path):
 def check_flags():
     """Refuses flags that do not go together."""
     of_lines = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
-    of_draws, drawn = ["top_k", "top_p", "min_p", "num_return_sequences"], "is for tokens that are drawn"
+    of_draws, drawn = ["top_k", "top_p", "min_p"], "is for tokens that are drawn"
+    of_draws += ["num_return_sequences"] * (FLAGS.num_return_sequences > 1)
     check_used(
         (of_lines, FLAGS.input is not None, "is for the lines of --input, which is not given"),
         ("prompt prompt_file interactive verbose", FLAGS.input is None, "and --input exclude each other"),
         (["temperature", *of_draws], not FLAGS.greedy, f"{drawn}, and --greedy draws none"),
-        (of_draws, FLAGS.temperature > 0, f"{drawn}, and --temperature=0 draws none"),
+        (of_draws, FLAGS.temperature != 0, f"{drawn}, and --temperature=0 draws none"),
         ("repetition_window", FLAGS.repetition_penalty not in (None, 1), "is for --repetition_penalty, which is none"),
     )
     if FLAGS.interactive and FLAGS.num_return_sequences > 1:

@@ -238,6 +238,8 @@ def run_training(main, rows_to_divide=list):
 
 
 def _train_on_workers(main, rows_to_divide):
+    tracks = FLAGS.tracker != "none" or FLAGS["tracker"].present  # none on the command line, behind a flagfile
+    check_used(("tracker_project", tracks, "is for --tracker, which is not given"))
     if FLAGS.ray_workers == 0:  # this is a worker
         return main()
     from txl_tf.config import TrainingClusterConfig

@@ -72,7 +72,8 @@ def main():
     if stray:
         raise ValueError(f"--{stray[0]} is no flag of --model={kind}")
     data, training = config_of(TaggedConfig, settings["data"]), config_of(TaggerTrainingConfig, settings["training"])
-    check_used(("n_sentences", data.dataset == "towns", "is for --dataset=towns"))
+    made = data.dataset == "towns" or data.n_sentences == TaggedConfig.n_sentences  # which may undo a flagfile's
+    check_used(("n_sentences", made, "is for --dataset=towns"))
     train_run(
         FLAGS.model_dir,
         data=data,

@@ -300,8 +300,10 @@ def command_of(program, **flags):
 
 def train_command(shape, text, model_dir):
     """The command that trains a language model of a shape by train.py, for one step."""
-    names = "n_layer d_model n_head d_head d_inner dropout dropatt tgt_len mem_len"
+    names = "n_layer d_model n_head d_head d_inner dropout dropatt tgt_len mem_len same_length clamp_len div_val"
     named = {name: shape[name] for name in names.split()} | {"d_embed": shape["d_model"]}
+    if shape["cutoffs"]:
+        named["cutoffs"] = ",".join(map(str, shape["cutoffs"]))
     named |= {"train_batch_size": shape["batch_size"], "eval_batch_size": shape["batch_size"]}
     return command_of("train.py", **named, dataset="text", data_path=text, model_dir=model_dir, **ONE_STEP)
 

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from txl_tf.cluster.connection import connected
@@ -30,7 +30,6 @@ from txl_tf.runs.setup import WorkerGone
 
 logger = logging.getLogger("txl_tf")
 
-_PASSED_ON = ("WANDB_", "MLFLOW_")  # variables of the environment here, for workers whose Ray was started elsewhere
 _SECONDS_TO_START = 60
 _PAUSE = 0.5  # seconds between two looks of the driver at the desk; workers take twice as long
 
@@ -76,7 +75,7 @@ def run_workers(
                 "command": command,
                 "directory": os.getcwd(),
                 "rows": [size // devices for size in rows],
-                "environment": {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
+                "environment": passed_on(os.environ),
             },
             scaling_config=ScalingConfig(
                 num_workers=(least, most) if least else most,
@@ -268,6 +267,11 @@ def _work(config: dict) -> None:
     ray.get(desk.ended.remote(rank, 0 if told else status, "".join(errors), lost))
     if lost:
         raise OSError(lost)
+
+
+def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a worker's program takes of the environment of the driver's, as its Ray may have been started elsewhere."""
+    return {name: value for name, value in environment.items() if name.startswith(("WANDB_", "MLFLOW_"))}
 
 
 def worker_environment(environment: dict[str, str], rows: list[int]) -> dict[str, str] | None:

@@ -24,7 +24,7 @@ import tensorflow as tf
 from txl_tf.config import RunConfig
 from txl_tf.files import read_json, reading, write_json
 from txl_tf.runs.checkpoints import RunCheckpoints
-from txl_tf.schema import check_left_out, check_values
+from txl_tf.schema import check_values
 
 logger = logging.getLogger("txl_tf")
 
@@ -33,11 +33,9 @@ _PARAMS = 100  # that mlflow takes at once
 _STOPPED = (KeyboardInterrupt, SystemExit)  # a signal: the run is saved, and may go on
 
 
-def check_tracker(training: RunConfig) -> None:
-    """Raises ValueError where the package of a tracker is not installed, or a project has none; imports nothing."""
-    name = training.tracker
+def check_tracker(name: str) -> None:
+    """Raises ValueError where the package of a tracker is not installed; imports nothing."""
     if name == "none":
-        check_left_out({"tracker_project": training.tracker_project}, "nothing tracks the run: give tracker, too")
         return
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:  # wandb's folder of logs, ./wandb, looks like a package
@@ -139,7 +137,7 @@ class ServiceTracker(Tracker):
                 self._log(logs, logs["step"])
 
     def log_validation(self, logs: dict[str, float], step: int) -> None:
-        with self._errors():
+        with self.checkpoints.naming_last(), self._errors():
             self._log(logs, step)
 
     def _log(self, values: dict[str, float], step: int) -> None:

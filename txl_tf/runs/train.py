@@ -81,7 +81,7 @@ def train_run(
     folder = RunFolder(folder, family=family)
     if training.warm_start_path and not training.init_from and not folder.steps():
         check_exists(training.warm_start_path)
-    trackers.check_tracker(training)
+    trackers.check_tracker(training.tracker)
     strategy, machine = open_machine(machine)
     chief = is_chief(strategy)
     final = final or (family.final and family.final())
@@ -320,13 +320,15 @@ class Run:
         """
         logs = {f"val_{name}": value for name, value in found.items()}
         self.show(logs, "val_")
+        missing, step = False, step_of(self.model)
         if self.checkpoints.write:
             with self.checkpoints.naming_last():
-                missing = callbacks.complete_log(self.folder.log_file, step_of(self.model), logs)
+                missing = callbacks.complete_log(self.folder.log_file, step, logs)
             if missing:
                 self.board.on_epoch_end(None, logs)
-                self.tracker.log_validation(logs, step_of(self.model))
         self.checkpoints.save_best(logs[self.folder.family.monitor])
+        if missing:  # last, as a server may be gone
+            self.tracker.log_validation(logs, step)
 
     def save_average(self) -> None:
         """Writes the moving average of the weights, if there is one; the end of `fit` has put it in their place."""

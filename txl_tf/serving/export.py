@@ -7,12 +7,12 @@
     served.score(tokens, labels, state)                                 # {"nll": ..., "state": ...}
 
 The memory is an argument and a result, so that a server keeps nothing between requests: what one returns continues the
-text in the next. It is one float32 tensor `state` `[B, L, 2, H, M, D]`, keys and values in the order of time (of the
-vanilla language model `[B, X]`, its window), in which rows of different sessions can share a batch. Every argument and
-every result has the batch first; rows do not see each other.
+text in the next. It is one float32 tensor `state` `[B, L, 2, H, M, D]`, keys and values in the order of time, in which
+rows of different sessions can share a batch; of the vanilla language model it is `[B, X]`, its window. Every argument
+and every result has the batch first; rows do not see each other.
 
 Shapes:
-    B: batch      L: n_layer      H: n_head      M: mem_len      D: d_head
+    B: batch      L: n_layer      H: n_head      M: mem_len      D: d_head      X: numbers of a window
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
 class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up to `learning_rate`, then linearly to 0, or constant (fastNLP's `WarmupCallback`).
 
-    Its first step has a rate above 0, `learning_rate / warmup_steps`.
+    With a warm-up, its first step has the rate `learning_rate / warmup_steps`, above 0.
     """
 
     @stored
