@@ -8,9 +8,10 @@ speed      seconds a token of evaluation, where every token sees attn_len tokens
            table 9). The shape is that of configs/enwik8_base.cfg, one text at a time; the models take turns, and the
            figures are medians over the rounds.
 training   four models of as many parameters and steps on one text (paper, table 6): positions relative or absolute,
-           with memory or without. Their validation loss by segments, with a full window before every token where there
-           is no memory, and by the number of tokens before the one that is predicted. What absolute positions lack in
-           parameters, they have in d_inner. Runs are in output_dir, where the same command goes on with them.
+           with memory or without. Their validation loss by segments; where there is no memory, also that of the first
+           20,000 tokens with a full window before each; and by the number of tokens before the one that is predicted.
+           What absolute positions lack in parameters, they have in d_inner. Runs are in output_dir, where the same
+           command goes on with them.
 
 The tables are Markdown. The picture needs matplotlib: pip install -e ".[plot]".
 """
