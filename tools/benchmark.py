@@ -490,8 +490,7 @@ def main():
         raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown)) or 'none'}")
     if FLAGS.against and (FLAGS.scaling or not os.path.isdir(os.path.join(FLAGS.against, "txl_tf"))):
         raise ValueError(f"against must be a folder with a txl_tf, and without scaling, got {FLAGS.against}")
-    of_training = [mode for mode in modes if contestants.is_training(mode) or mode in PAIRS]
-    if FLAGS.jit and (FLAGS.scaling or not of_training):
+    if FLAGS.jit and (FLAGS.scaling or not any(contestants.is_training(mode) or mode in PAIRS for mode in modes)):
         raise ValueError(f"jit is for modes of training without scaling, got {', '.join(modes)}")
     check_writable(FLAGS.json)
     logging.set_verbosity(logging.ERROR)  # with --scaling, TensorFlow warns of many functions

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import FLAGS, check_used, define_line_flags, load_model, read_flags, run, values
+from txl_programs.program import FLAGS, changed, check_used, define_line_flags, load_model, read_flags, run, values
 from txl_tf.config import REPETITION_WINDOW, ClusterConfig
 
 define_line_flags("prompts", "one prompt, by --prompt, --prompt_file or the standard input")
@@ -190,8 +190,7 @@ def make_answering(folder, path):
 def check_flags():
     """Refuses flags that do not go together."""
     of_lines = ["output", "format", "strict", "batch_size", *ClusterConfig.names()]
-    of_draws, drawn = ["top_k", "top_p", "min_p"], "is for tokens that are drawn"
-    of_draws += ["num_return_sequences"] * (FLAGS.num_return_sequences > 1)
+    of_draws, drawn = ["top_k", "top_p", "min_p", *changed("num_return_sequences")], "is for tokens that are drawn"
     check_used(
         (of_lines, FLAGS.input is not None, "is for the lines of --input, which is not given"),
         ("prompt prompt_file interactive verbose", FLAGS.input is None, "and --input exclude each other"),

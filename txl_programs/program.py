@@ -147,6 +147,11 @@ def given(names):
     return [name for name in names if name in FLAGS and FLAGS[name].present]
 
 
+def changed(names):
+    """Those of `given` whose values are not the defaults: a default may undo what a flagfile says."""
+    return [name for name in given(names) if FLAGS[name].value != FLAGS[name].default]
+
+
 def check_used(*rules):
     """Raises ValueError where the command line gives a flag that would have no effect.
 
@@ -238,8 +243,7 @@ def run_training(main, rows_to_divide=list):
 
 
 def _train_on_workers(main, rows_to_divide):
-    tracks = FLAGS.tracker != "none" or FLAGS["tracker"].present  # none on the command line, behind a flagfile
-    check_used(("tracker_project", tracks, "is for --tracker, which is not given"))
+    check_used(("tracker_project", given("tracker"), "is for --tracker, which is not given"))
     if FLAGS.ray_workers == 0:  # this is a worker
         return main()
     from txl_tf.config import TrainingClusterConfig

@@ -22,7 +22,7 @@ import sys
 
 from absl import flags
 
-from txl_programs.program import FLAGS, check_used, define_line_flags, load_model, read_flags, run, values
+from txl_programs.program import FLAGS, changed, check_used, define_line_flags, load_model, read_flags, run, values
 
 FORMATS = ("json", "conll")
 
@@ -93,7 +93,7 @@ def main():
     vocabs = folder.load_vocabs()
     if FLAGS.tagged:
         check_left_out(values("ray_address ray_workers"), "--tagged is for one machine")
-        check_used(("strict", not FLAGS.strict, "is for lines: --tagged ends at what it cannot read anyway"))
+        check_used((changed("strict"), False, "is for lines: --tagged ends at what it cannot read anyway"))
         check_output(FLAGS.tagged)
         sentences = read_tagged(folder)
         return compare(sentences, load_model(folder, **values("constraints", given_only=True)), vocabs)

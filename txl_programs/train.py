@@ -25,6 +25,7 @@ from absl import flags
 
 from txl_programs.program import (
     FLAGS,
+    changed,
     completed,
     config_of,
     define_flags,
@@ -114,8 +115,7 @@ def model_arguments(group, given_only=False, instead=()):
     """
     found = values(group, given_only) if given_only else completed(group, dict(instead))
     absolute = group is TransformerLMConfig
-    refused = given(OF_DISTANCES if absolute else OF_PLACES)
-    refused = [name for name in refused if FLAGS[name].value != getattr(group, name, None)]  # what undoes a flagfile's
+    refused = changed(OF_DISTANCES) if absolute else given(OF_PLACES)
     if refused:
         what, kind = ("distances", "transformer") if absolute else ("places in a segment", "transformer_xl")
         raise ValueError(f"{refused[0]} is about {what}, which --model={kind} does not have: leave it out")

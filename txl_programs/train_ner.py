@@ -25,6 +25,7 @@ from absl import flags
 
 from txl_programs.program import (
     FLAGS,
+    changed,
     check_used,
     config_of,
     define_flags,
@@ -72,8 +73,7 @@ def main():
     if stray:
         raise ValueError(f"--{stray[0]} is no flag of --model={kind}")
     data, training = config_of(TaggedConfig, settings["data"]), config_of(TaggerTrainingConfig, settings["training"])
-    made = data.dataset == "towns" or data.n_sentences == TaggedConfig.n_sentences  # which may undo a flagfile's
-    check_used(("n_sentences", made, "is for --dataset=towns"))
+    check_used((changed("n_sentences"), data.dataset == "towns", "is for --dataset=towns"))
     train_run(
         FLAGS.model_dir,
         data=data,

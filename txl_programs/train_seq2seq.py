@@ -20,6 +20,7 @@ from absl import flags
 
 from txl_programs.program import (
     FLAGS,
+    changed,
     check_used,
     config_of,
     define_flags,
@@ -55,11 +56,10 @@ def main():
 
     _, settings = origin_of(RunFolder(FLAGS.model_dir), "encoder_decoder")
     data, training = config_of(PairsConfig, settings["data"]), config_of(PairsTrainingConfig, settings["training"])
-    made, usual = data.dataset == "dates", PairsConfig
-    splits = not (made or data.valid_path) or data.valid_fraction == usual.valid_fraction
-    check_used(  # a default may undo what a flagfile says
-        ("n_pairs", made or data.n_pairs == usual.n_pairs, "is for --dataset=dates"),
-        ("valid_fraction", splits, "is for pairs of your own without --valid_path"),
+    made = data.dataset == "dates"
+    check_used(
+        (changed("n_pairs"), made, "is for --dataset=dates"),
+        (changed("valid_fraction"), not (made or data.valid_path), "is for pairs of your own without --valid_path"),
     )
     train_run(
         FLAGS.model_dir,
