@@ -206,6 +206,16 @@ def test_segments_refuse_bad_arguments(tokens, options, message):
         segments(tokens, **{"batch_size": 4, "tgt_len": 2, **options})
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_an_id_that_int32_does_not_hold_is_no_other_id(tmp_path, dtype):
+    tokens = np.array([1, 2**32 + 5, 3], dtype)
+    path = tmp_path / "tokens"
+    tokens.tofile(path)
+    for text in (tokens, np.memmap(path, dtype, "r")):
+        ((read, labels),) = segments(text, 1, 2)
+        assert read.numpy().tolist() == [[1, 2**31 - 1]] and labels.numpy().tolist() == [[2**31 - 1, 3]]
+
+
 def test_bin_capacities_refuse_a_text_shorter_than_a_batch():
     with pytest.raises(ValueError, match="the text has 31 tokens: .* need at least 32, 16 a row"):
         choose_bin_capacities(np.arange(31), 2, 16, [10])

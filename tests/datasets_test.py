@@ -169,6 +169,19 @@ def lm1b_shards_by_the_original(num_shuffle):
     return [made[key] for key in sorted(made)]
 
 
+@pytest.mark.parametrize(
+    ("data", "level", "by_character"),
+    [
+        ({"dataset": "enwik8"}, "word", True),  # a run that was converted does not say
+        ({"dataset": "wt103"}, "word", False),
+        ({}, "char", True),
+        ({"dataset": "text", "by_character": False}, "char", False),
+    ],
+)
+def test_whether_a_run_reads_characters(data, level, by_character):
+    assert datasets.is_by_character_in(data, Vocab(level=level)) == by_character
+
+
 def test_lm1b_is_shuffled_as_in_the_original(tmp_path):
     made = corpus.prepare(write_lm1b(tmp_path), "lm1b", num_shuffle=3)
     shards = lm1b_shards_by_the_original(3)

@@ -260,6 +260,13 @@ def test_old_checkpoints_are_deleted_but_damaged_ones_past_the_present(saved, ru
     assert tf.train.latest_checkpoint(run_dir) == str(run_dir / "ckpt-4")
 
 
+def test_a_worker_that_is_not_the_chief_does_not_look_for_the_best(saved, monkeypatch):
+    checkpoints = saved[1]
+    monkeypatch.setattr(checkpoints, "write", False)
+    monkeypatch.setattr(RunFolder, "find_best", None)  # the chief may be writing it
+    checkpoints.save_best(1.0)
+
+
 def test_a_better_checkpoint_takes_the_place_of_the_best_and_no_other_does(saved, run_dir):
     (lm, checkpoints), folder = saved, RunFolder(run_dir)
     for step, val_loss, best in [(4, np.nan, None), (5, 2.0, 5), (6, 2.0, 5), (7, 2.5, 5), (8, 1.5, 8), (9, np.nan, 8)]:

@@ -5,6 +5,7 @@ import os
 import stat
 
 import pytest
+import tensorflow as tf
 
 from txl_tf import files
 
@@ -83,6 +84,24 @@ def test_a_new_file_appears_at_the_end_and_an_error_leaves_the_old_one(tmp_path)
         file.write("lost")
         raise KeyError
     assert path.read_text() == "after" and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_that_is_not_the_new_files_keeps_its_message(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    for error in (OSError("the input is gone"), tf.errors.ResourceExhaustedError(None, None, "no memory")):
+        with pytest.raises(type(error), match="^the input is gone$|^no memory$"), files.new_file(str(path)):
+            raise error
+    with (
+        pytest.raises(OSError, match=f"^{path} cannot be written: the disk is full"),
+        files.new_file(str(path)) as file,
+    ):
+        monkeypatch.setattr(tf.io.gfile.GFile, "write", unwritable)
+        file.write("x")
+    assert not list(tmp_path.iterdir())
+
+
+def unwritable(file, data):
+    raise tf.errors.ResourceExhaustedError(None, None, "the disk is full")
 
 
 def test_what_is_no_ordinary_file_is_written_to_as_it_is():

@@ -80,6 +80,13 @@ def test_checkpoints_go_from_the_oldest_to_the_newest(trained_run):
     assert [*map(folder.name_of, paths)] == ["latest, step 12", "best, step 12", str(run_dir / "ckpt-6")]
 
 
+def test_a_name_is_that_of_the_runs_own_checkpoint(trained_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ckpt-6.index").write_text("another run's")
+    assert RunFolder(trained_run[0]).find_checkpoint("ckpt-6") == str(trained_run[0] / "ckpt-6")
+    assert RunFolder(trained_run[0]).find_checkpoint(f"{tmp_path}/ckpt-6") == f"{tmp_path}/ckpt-6"
+
+
 # ----------------------------------------------------------------------------------------------- a run that was made
 
 

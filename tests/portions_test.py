@@ -10,6 +10,7 @@ import pytest
 from helpers import write_text
 
 from txl_tf.data import inputs, text_files
+from txl_tf.data.line_files import LineFile, pieces_of
 from txl_tf.data.subwords import Sample
 from txl_tf.data.text import corpus, portions
 from txl_tf.data.text.download import LM1B_SHARDS, LM1B_VOCAB
@@ -280,6 +281,8 @@ def test_s3_is_read_by_pyarrow_as_other_files_are(tmp_path, monkeypatch):
             find_files(f"s3://bucket{path}"),
         )
         assert [name.replace("s3://bucket", str(folder)) for name in remote] == local
+    (block,) = LineFile("s3://bucket/1.txt", "1.txt", str(tmp_path / "answers"), None).blocks(None)
+    assert b"".join(pieces_of(block)) == (folder / "1.txt").read_bytes()
     write_parquet(folder / "a.parquet", ["one", "two"])
     expected = corpus.build_corpus("text", folder, level="word")
     made, _ = prepared(tmp_path / "made", "text", "s3://bucket", level="word", workers=InPortions(2))

@@ -55,6 +55,12 @@ def test_steps_follow_the_text(n_tokens, rows, steps, lines):
     assert found["save_steps"] == steps // 4 and found["warmup_steps"] < steps
 
 
+@pytest.mark.parametrize(("replicas", "rows"), [(1, [16, 13]), (2, [16, 12]), (3, [15, 12]), (32, [32, 32])])
+def test_replicas_divide_the_batches(replicas, rows):
+    found = preset_settings("tiny", "char", 50_000, replicas)
+    assert [found["train_batch_size"], found["eval_batch_size"]] == rows
+
+
 def test_a_schedule_reads_the_text_so_many_times():
     assert [steps_for(250, epochs=4), steps_for(3), steps_for(1e6)] == [1000, 100, 4000]
 

@@ -224,6 +224,17 @@ def test_a_damaged_vocabulary_is_noticed(run):
     train_refused(run_dir, text, message)
 
 
+@pytest.mark.parametrize("start", [None, "best/ckpt-12"])
+def test_a_new_run_does_not_take_the_place_of_best_weights_whose_checkpoints_are_gone(run, start):
+    run_dir, text = run
+    for path in run_dir.glob("ckpt-*"):
+        path.unlink()
+    training = {} if start is None else {"warm_start_path": str(run_dir / start)}
+    train_refused(
+        run_dir, text, f"holds the best weights of a run, {run_dir}/best/ckpt-12, and no checkp", training=training
+    )
+
+
 def test_a_new_run_does_not_start_from_weights_of_another_vocabulary(run, tmp_path):
     run_dir, text = run
     text.write_text(SWAPPED)

@@ -285,6 +285,10 @@ def test_bad_arguments_are_named():
         Scorer(make_lm(vocab, n_token=9), vocab)
     with pytest.raises(ValueError, match="batch_tokens must be at least 1, got 0"):
         score_lines(make_lm(vocab), vocab, [], batch_tokens=0)
+    learned = make_lm(vocab, txl_tf.TransformerLM, pos_embed="learned", context_len=8)
+    assert Scorer(learned, vocab).segment == 8
+    with pytest.raises(ValueError, match="segment must be at most context_len=8, as many positions are learned, got 9"):
+        score_lines(learned, vocab, [], segment=9)
     lm = make_lm(vocab)
     lm.compile(static_shapes=True)
     with pytest.raises(ValueError, match="static_shapes"):

@@ -299,6 +299,17 @@ def test_vectors_are_where_training_starts(tmp_path, files, begun, unit, expecte
     np.testing.assert_allclose(table[vocab.ids["我"]], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("start", ["init_from", "warm_start_path"])
+def test_vectors_are_not_scaled_where_weights_are_there(made, tmp_path, files, start):
+    folder, _ = made
+    path = str(folder) if start == "init_from" else RunFolder(folder).find_checkpoint()
+    data = {**files, "unit_vectors": True}
+    with pytest.raises(
+        ValueError, match="unit_vectors must be left out, got True: the embeddings are those that it st"
+    ):
+        train(tmp_path / "run", data, folder.name, training={start: path})
+
+
 # ------------------------------------------------------------------------------------------------------- the programs
 
 

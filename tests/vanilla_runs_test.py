@@ -46,6 +46,18 @@ def made(tmp_path_factory):
     return folder / "run", train(folder / "run", write_text(folder / "text.txt", TEXT))
 
 
+def test_a_window_longer_than_the_learned_positions_is_refused_before_the_training(tmp_path):
+    text, model = (
+        write_text(tmp_path / "text.txt", TEXT),
+        TransformerLMConfig(**SIZES, context_len=16, pos_embed="learned"),
+    )
+    with pytest.raises(
+        ValueError, match="sliding_window must be at most context_len=16, as many positions are learned, "
+    ):
+        train(tmp_path / "run", text, model, {"do_eval": True, "sliding_window": 17})
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_opens_and_evaluates(made):
     folder, results = made
     lm, vocab = txl_tf.load_run(folder)

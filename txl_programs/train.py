@@ -185,7 +185,8 @@ def choose_settings(data, is_there):
     level, n_bytes, n_tokens = size_of_text(data)
     n_gpus, n_cores = len(tf.config.list_physical_devices("GPU")) + (FLAGS.strategy == "tpu"), os.cpu_count()
     preset = FLAGS.preset or choose_preset(n_bytes, n_gpus, n_cores)
-    found = preset_settings(preset, level, n_tokens)
+    replicas = FLAGS.logical_cpus or max(n_gpus, 1)
+    found = preset_settings(preset, level, n_tokens, 1 if FLAGS.strategy == "one" else replicas)
     machine = "there is a GPU or a TPU" if n_gpus else f"there is no GPU, but {n_cores} cores"
     size = f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.0f} kB"
     why = "" if FLAGS.preset else f", because the text has {size} and {machine}; --preset=base for {{base}}"
@@ -200,10 +201,10 @@ def choose_settings(data, is_there):
 
 def rows_to_divide():
     """Of a batch, what the workers that are left with --ray_min_workers must divide."""
-    if not FLAGS["train_batch_size"].present:
-        raise ValueError("ray_min_workers needs train_batch_size: as many workers go on as divide it")
-    rows = FLAGS.train_batch_size
-    return [rows // FLAGS.gradient_accumulation_steps, FLAGS.eval_batch_size or rows]
+    for name in ("train_batch_size", "eval_batch_size"):  # presets and runs to start from have others
+        if not FLAGS[name].present:
+            raise ValueError(f"ray_min_workers needs {name}: as many workers go on as divide it")
+    return [FLAGS.train_batch_size // FLAGS.gradient_accumulation_steps, FLAGS.eval_batch_size]
 
 
 def main():
@@ -229,6 +230,8 @@ def main():
         of_the_run = ("tgt_len", "eval_batch_size", "reset_memory_at_documents")
         of_the_run = [name for name in of_the_run if not FLAGS[name].present]
         group = folder.family.config
+        if FLAGS["model"].present and MODELS[FLAGS.model] is not group:
+            raise ValueError(f"model must be {folder.family.name}, as in model_dir {folder}, got {FLAGS.model}")
         evaluate_run(
             folder,
             data=data_arguments(),

@@ -66,20 +66,46 @@ def lock(folder: str, refusal: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_file(path: str) -> Iterator[Any]:
-    """Opens a file to write text or bytes, atomically: readers see the old file or the new one.
+    """Opens a file to `write` text or bytes, atomically: readers see the old file or the new one.
 
     An error leaves the old one. Pipes and devices, such as /dev/stdout, are written directly.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written. Errors of what is done in between are left as they are.
     """
     special = _is_special(path)
-    temporary = path if special else f"{path}.{os.getpid()}.tmp"
-    with writing(path), contextlib.nullcontext() if special else removed_on_error(temporary):
-        with tf.io.gfile.GFile(temporary, "w") as file:
+    temporary = path if special else _temporary(path)
+    with contextlib.nullcontext() if special else removed_on_error(temporary):
+        file = _NewFile(path, temporary)
+        try:
             yield file
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error counts
+                file.close()
+            raise
+        file.close()
         if not special:
-            tf.io.gfile.rename(temporary, path, overwrite=True)
+            with writing(path):
+                tf.io.gfile.rename(temporary, path, overwrite=True)
+
+
+class _NewFile:
+    def __init__(self, path: str, temporary: str):
+        self._path, self._file = path, tf.io.gfile.GFile(temporary, "w")
+        self.write("")
+
+    def write(self, data: str | bytes) -> None:
+        with writing(self._path):
+            self._file.write(data)
+
+    def close(self) -> None:
+        with writing(self._path):
+            self._file.close()
+
+
+def _temporary(path: str) -> str:
+    """A name beside `path` that no other process takes, on this machine or on one that shares the folder."""
+    return f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
 
 
 def check_writable(path: str | None) -> None:
@@ -87,7 +113,7 @@ def check_writable(path: str | None) -> None:
     if not path:
         return
     if not _is_special(path):
-        probe = f"{path}.{os.getpid()}.tmp"
+        probe = _temporary(path)
         with writing(path):
             with tf.io.gfile.GFile(probe, "w") as file:
                 file.write("")

@@ -13,13 +13,14 @@ from markupsafe import Markup
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, bars, choices, element, facts, figure, legend, matrix, short, tokens
 from txl_programs.demo.runs import OpenRun, picked
+from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.decoding.sampling import check_sampling, of_sequences
 from txl_tf.models.decoding.session import Session
 from txl_tf.models.decoding.stopping import check_stops
 from txl_tf.models.decoding.text_generator import TextStream, encode_prompt, stops_of
 from txl_tf.models.reading import look_back, nll_by_memory, read_text
-from txl_tf.runs.metrics import to_metric
+from txl_tf.runs.metrics import metric_of, to_metric
 
 READ_AT_ONCE = 512  # tokens of a prompt
 ALTERNATIVES = 10
@@ -55,7 +56,7 @@ class LanguageModelView:
         self.mem_len = self.lm.network.mem_len
         self.tgt_len = run.config.get("training", {}).get("tgt_len") or SEGMENT
         self.new_session = Session(self.lm)  # copies share its graphs
-        self.metric = "bpc" if self.vocab.level in ("char", "byte") else "ppl"
+        self.metric = metric_of(is_by_character_in(run.config["data"], self.vocab))
 
     # --------------------------------------------------------------------------------------------------------- write
 

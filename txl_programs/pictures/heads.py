@@ -64,22 +64,23 @@ def spread(scores):
     return float(np.mean(np.var(scores, axis=1)) ** 0.5)
 
 
-def draw_attention(probs, labels, layer, head=None):
+def draw_attention(probs, labels, layer, head=None, same_length=False):
     """Figure of the attention of one head, or of all as small multiples.
 
     Args:
         probs: `[n_head, tgt_len, mem_len + tgt_len]`.
         labels: list of str, what the last keys are; the keys before are zeros.
         layer, head: for the titles; `None` draws all heads.
+        same_length: of the model.
     """
     n_head, qlen, klen = probs.shape
     mlen, single = klen - qlen, head is not None
     cell = min(0.14 if single else 0.05, 18 / (1 if single else min(2, n_head)) / klen)  # inches
     figure, grid, heads = heads_grid(n_head, head, max(klen * cell, 3.5), max(qlen * cell, 1.2))
     top = max(probs[h].max() for h in heads)
-    future = create_mask(qlen, mlen).numpy() > 0
+    masked = create_mask(qlen, mlen, same_length).numpy() > 0
     for axes, h in zip(grid.flat, heads, strict=False):
-        image = show_roots(axes, np.ma.masked_array(probs[h], future), top, segment_extent(qlen, klen))
+        image = show_roots(axes, np.ma.masked_array(probs[h], masked), top, segment_extent(qlen, klen))
         to_memory = probs[h][:, :mlen].sum(1).mean()
         axes.set_title(f"layer {layer}, head {h}: {to_memory:.0%} of attention goes to the memory", fontsize=10)
         mark_memory(axes, qlen, klen, len(labels))

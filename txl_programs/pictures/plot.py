@@ -117,14 +117,15 @@ from txl_programs.pictures.ideas import draw_masks, draw_positions, draw_shift, 
 from txl_programs.pictures.scaling import draw_scaling, read_figures
 from txl_tf.data.lines import encoded
 from txl_tf.data.pairs.parallel import START, read_lines, without_ends
-from txl_tf.data.text_files import read_files
+from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.files import check_writable
 from txl_tf.layers.positions import positional_encoding
 from txl_tf.models.reading import nll_by_memory
 from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.metrics import metric_of
 from txl_tf.runs.same_run import check_text, check_vocab
-from txl_tf.runs.setup import corpus_of
+from txl_tf.runs.setup import corpus_of, encode_text
 
 
 def only_one(model_dirs):
@@ -158,7 +159,7 @@ def attention():
         raise ValueError(f"attention={FLAGS.attention} is for runs of pairs, which the run in {folder} is not")
     lm, ids, tgt_len, layer, labels = text_of_run(RunFolder(folder, "language_model"))
     probs, n_key = attention_of_text(lm, ids, tgt_len, layer)
-    return draw_attention(probs, labels[-n_key:], layer, FLAGS.head)
+    return draw_attention(probs, labels[-n_key:], layer, FLAGS.head, lm.network.same_length)
 
 
 def terms():
@@ -176,11 +177,11 @@ def terms():
 def text_of_run(folder):
     """Checked flags of a language model's attention: `(lm, ids, tgt_len, layer, a label for every id)`."""
     given_text()
-    model = folder.read_config()["model"]
-    layer = layer_and_head(model["n_layer"], model["n_head"])
+    config = folder.read_config()
+    layer = layer_and_head(config["model"]["n_layer"], config["model"]["n_head"])
     vocab = folder.load_vocab()
-    text = [FLAGS.text] if FLAGS.text_path is None else read_files([FLAGS.text_path], vocab.level)
-    ids = vocab.encode(text)
+    given = FLAGS.text_path is not None
+    ids = encode_text(FLAGS.text_path, vocab, config["data"])[0] if given else vocab.encode(FLAGS.text)
     tgt_len = min(TGT_LEN[FLAGS.kind], len(ids)) if FLAGS.tgt_len is None else FLAGS.tgt_len
     if not 1 <= tgt_len < len(ids) + 1:
         raise ValueError(f"tgt_len must lie between 1 and the {len(ids)} tokens of the text, got {tgt_len}")
@@ -238,8 +239,8 @@ def memory():
     if FLAGS.text is not None:
         return memory_along(folder, vocab, mem_len, tgt_len, changes)
     ids = held_out(folder, vocab)[: FLAGS.max_tokens]
-    nll = nll_by_position(folder.load_model(FLAGS.ckpt_path, **changes), ids, tgt_len)
-    return draw_memory(nll, mem_len, metric_of(config, vocab))
+    nll = nll_by_position(load_model(folder, **changes), ids, tgt_len)
+    return draw_memory(nll, mem_len, metric_of(is_by_character_in(config["data"], vocab)))
 
 
 def memory_along(folder, vocab, mem_len, tgt_len, changes):
@@ -252,10 +253,6 @@ def memory_along(folder, vocab, mem_len, tgt_len, changes):
     lm, labels = load_model(folder, **changes), labels_of(vocab, ids)
     nll = np.concatenate([some for _, some in nll_by_memory(lm, ids, tgt_len, kept)], 1)
     return draw_memory_along(nll, labels, kept, tgt_len)
-
-
-def metric_of(config, vocab):
-    return "bpc" if config["data"].get("by_character", vocab.level != "word") else "ppl"
 
 
 def context():
@@ -278,7 +275,8 @@ def context():
     for folder, span in zip(folders, spans, strict=True):
         lm = load_model(folder, mem_len=max(span - step, 0))
         nll.append(nll_by_context(lm, ids, step, longest // step))
-    return draw_context(np.stack(nll), names_of(model_dirs), step, spans, metric_of(configs[0], vocab))
+    metric = metric_of(is_by_character_in(configs[0]["data"], vocab))
+    return draw_context(np.stack(nll), names_of(model_dirs), step, spans, metric)
 
 
 def span_of(config):
@@ -291,7 +289,7 @@ def span_of(config):
 def held_out(folder, vocab):
     """The ids of `text_path`, or of the run's valid split."""
     if FLAGS.text_path is not None:
-        return vocab.encode(read_files([FLAGS.text_path], vocab.level), name=FLAGS.text_path)
+        return encode_text(FLAGS.text_path, vocab, folder.read_config()["data"])[0]
     found = corpus_of(folder)
     check_vocab(folder, [found.vocab], "give a text_path")
     check_text(folder, {"valid": found.fingerprint("valid")}, "give a text_path")

@@ -44,6 +44,7 @@ from txl_tf.config.models import (
     TenerTaggerConfig,
     TransformerConfig,
     TransformerLMConfig,
+    check_places,
 )
 from txl_tf.config.training import (
     AUTO,
@@ -75,5 +76,5 @@ __all__ = [
     "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig", "SearchConfig",
     "SentenceConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig", "TextConfig",
     "TrainingClusterConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig", "at_least", "check_bins",
-    "check_fields", "one_of", "satisfies",
+    "check_fields", "check_places", "one_of", "satisfies",
 ]  # fmt: skip

@@ -59,6 +59,7 @@ RATE = satisfies(lambda value: 0 <= value < 1, "lie in [0, 1)")
 SHARE = satisfies(lambda value: 0 <= value <= 1, "lie in [0, 1]")
 FRACTION = satisfies(lambda value: 0 < value < 1, "be between 0 and 1, both excluded")
 POSITIVE = satisfies(lambda value: value > 0, "be positive")
+COUNT_OR_ALL = satisfies(lambda value: value == -1 or value > 0, "be 1 or more, or -1 for all")
 NOT_NEGATIVE = satisfies(lambda value: 0 <= value < float("inf"), "be 0 or more")
 RISING = satisfies(
     lambda value: list(value) == sorted(set(value)) and min(value, default=1) >= 1, "be positive and rise"

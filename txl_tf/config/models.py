@@ -201,3 +201,15 @@ class FlatTaggerConfig(LabelConfig, FlatConfig):
 @group
 class BiLSTMTaggerConfig(LabelConfig, BiLSTMConfig):
     """Arguments of a `Tagger` and of the `BiLSTM` in it."""
+
+
+def check_places(model: dict, **lengths: int) -> None:
+    """Raises ValueError where a segment is longer than the learned positions of a model, of these hyper-parameters.
+
+    Args:
+        **lengths: option that says how long segments are -> its value.
+    """
+    most = model.get("context_len", TransformerLMConfig.context_len)
+    for name, length in lengths.items():
+        if model.get("pos_embed") == "learned" and length > most:
+            raise ValueError(f"{name} must be at most context_len={most}, as many positions are learned, got {length}")

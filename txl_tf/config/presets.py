@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from txl_tf.config.data import LEVELS
 from txl_tf.config.models import ModelConfig
 
 PRESETS = ("tiny", "small", "base", "paper")
 SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner")
 
-BYTES = dict(zip(LEVELS, (6, 1, 1, 4), strict=True))  # level -> bytes of a token, about
+BYTES = {"word": 6, "char": 1, "byte": 1, "subword": 4}  # level -> bytes of a token, about
 _LATER = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
 _PAPER = {"dropatt": 0.0, "untie_r": True, "train_steps": 400_000, "iterations": 200, "save_steps": 4000}
 
@@ -50,20 +49,26 @@ def choose_preset(n_bytes: float, n_gpus: int, n_cores: int) -> str:
     return "small" if n_bytes >= 30e6 and n_cores >= 16 else "tiny"
 
 
-def preset_settings(preset: str, level: str, n_tokens: float) -> dict[str, Any]:
+def preset_settings(preset: str, level: str, n_tokens: float, replicas: int = 1) -> dict[str, Any]:
     """`{hyper-parameter: value}` of a preset, of model, optimizer, training and evaluation; empty for the defaults.
 
     Args:
         preset: one of `PRESETS`.
         level: of the tokens.
         n_tokens: of the text, about.
+        replicas: number of devices that divide a batch; that of `base` and `paper` is fixed.
     """
     recipe = _recipe(preset, level)
     if preset in ("base", "paper"):
         return recipe
     segment = recipe["tgt_len"]
-    recipe["train_batch_size"] = rows = int(max(1, min(recipe["train_batch_size"], n_tokens // (8 * segment))))
-    recipe["eval_batch_size"] = int(max(1, min(16, n_tokens // (40 * segment))))  # of a twentieth of the text
+
+    def rows_of(most: int, tokens: float) -> int:
+        """A multiple of `replicas`, with a segment in each of `tokens`, but no more than `most`."""
+        return int(max(1, min(most, tokens // segment) // replicas)) * replicas
+
+    recipe["train_batch_size"] = rows = rows_of(recipe["train_batch_size"], n_tokens / 8)
+    recipe["eval_batch_size"] = rows_of(16, n_tokens / 40)  # of a twentieth of the text
     epoch = n_tokens / (rows * segment)
     least = max(100, min(500, 16 * epoch))  # more than 16 times a small text makes it worse
     bounds = (6, least, 4000) if preset == "tiny" else (8, least, 10_000)

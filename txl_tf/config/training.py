@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from txl_tf.config.checks import LENGTH, NOT_NEGATIVE, POSITIVE, RATE, SHARE, Config, at_least, group, one_of, option
+from txl_tf.config.checks import (
+    COUNT_OR_ALL,
+    LENGTH,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RATE,
+    SHARE,
+    Config,
+    at_least,
+    group,
+    one_of,
+    option,
+)
 
 OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 SCHEDULES = ("cosine", "noam", "linear", "constant")
@@ -134,7 +146,7 @@ class EvaluationConfig(Config):
     eval_ckpt_path: str | None = option(
         None, "Checkpoint to evaluate: a path, a name, best or latest; default: the latest."
     )
-    max_eval_batch: int = option(-1, "Batches to evaluate; -1 for all.", at_least(-1))
+    max_eval_batch: int = option(-1, "Batches to evaluate; -1 for all.", COUNT_OR_ALL)
     sliding_window: int | None = option(
         None, "Predict every token from a window of so many tokens before it, which is read again for each.", LENGTH
     )

@@ -30,6 +30,15 @@ def size(path: str) -> int:
     return _info(path).size if _is_pyarrows(path) else tf.io.gfile.stat(path).length
 
 
+def stamp(path: str) -> tuple[int, int]:
+    """Bytes of a file that exists, and when it was written, in nanoseconds: another file has others."""
+    if _is_pyarrows(path):
+        found = _info(path)
+        return found.size, found.mtime_ns
+    found = tf.io.gfile.stat(path)
+    return found.length, found.mtime_nsec
+
+
 def opened(path: str) -> BinaryIO:
     """A file to read bytes from: `read(n)`, `seek(place)`, `tell()`, `close()`."""
     return opened_by_pyarrow(path) if _is_pyarrows(path) else tf.io.gfile.GFile(path, "rb")

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from txl_tf.data import inputs
 from txl_tf.data.lines import LineError, in_blocks, lines_in, without_mark
 from txl_tf.data.text_files import read_files
 from txl_tf.files import absolute, new_file, read_json, reading, remove, write_atomic, write_json, writing
@@ -127,7 +128,7 @@ class Block(NamedTuple):
 def answer_block(answering: Answering, block: Block) -> None:
     """Writes the answers to a block, and then its `Tally`."""
     tally, texts = Tally(), []
-    pieces = _pieces(block) if block.start else without_mark(_pieces(block))
+    pieces = pieces_of(block) if block.start else without_mark(pieces_of(block))
     found = answering.answers(lines_in(pieces), block.name, False, numbers=itertools.count(block.first))
     for number, answer in enumerate(found, block.first):
         texts.append(answering.text(answer, number))
@@ -136,9 +137,9 @@ def answer_block(answering: Answering, block: Block) -> None:
     write_json(block.tally, dataclasses.asdict(tally))
 
 
-def _pieces(block: Block) -> Iterator[bytes]:
+def pieces_of(block: Block) -> Iterator[bytes]:
     left = block.length
-    with reading(block.path), tf.io.gfile.GFile(block.path, "rb") as file:
+    with reading(block.path), inputs.opened(block.path) as file:
         file.seek(block.start)
         while left > 0 and (piece := file.read(min(left, _READ_BYTES))):
             left -= len(piece)
@@ -166,8 +167,7 @@ class LineFile:
 
     def _fingerprint(self) -> str:
         with reading(self.path):
-            found = tf.io.gfile.stat(self.path)
-        described = json.dumps([self.key, found.length, found.mtime_nsec], sort_keys=True)
+            described = json.dumps([self.key, *inputs.stamp(self.path)], sort_keys=True)
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     def done(self) -> Done | None:
@@ -210,7 +210,7 @@ class LineFile:
         joined = os.path.join(self.state, "joined")
         with new_file(joined) as file:
             for block in blocks:
-                for piece in _pieces(block._replace(path=block.answers, start=0, length=1 << 62)):
+                for piece in pieces_of(block._replace(path=block.answers, start=0, length=1 << 62)):
                     file.write(piece)
         with writing(self.output):
             size = tf.io.gfile.stat(joined).length

@@ -131,11 +131,12 @@ class RunCheckpoints:
         Args:
             value: what the folder monitors, such as the loss.
         """
+        if not self.write or not math.isfinite(value):
+            return
         family, best = self.folder.family, self.folder.best
         found = self.folder.find_best() or {}
         rival = found[family.monitor] if found and found.get("text") in (None, self._text) else None
-        better = rival is None or (value != rival and family.best_of(value, rival) == value)
-        if not self.write or not math.isfinite(value) or not better:
+        if rival is not None and (value == rival or family.best_of(value, rival) != value):
             return
         step = int(self._model.optimizer.iterations.numpy())
         with self.naming_last():

@@ -12,24 +12,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import EvaluationConfig, MachineConfig, TrainingConfig
+from txl_tf.config import EvaluationConfig, MachineConfig, TrainingConfig, check_places
 from txl_tf.data.text.batches import Segments, num_batches
 from txl_tf.data.text.corpus import Corpus
-from txl_tf.data.text.datasets import is_by_character, measured
-from txl_tf.data.text.encoding import encode_files
-from txl_tf.data.text.texts import find_files, have_documents
+from txl_tf.data.text.datasets import is_by_character_in, measured
 from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.files import new_file
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.metrics import to_metric
+from txl_tf.runs.metrics import metric_of, to_metric
 from txl_tf.runs.same_run import check_text, check_vocab
 from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,
     check_divides,
-    check_places,
     check_token_nll,
+    encode_text,
     log_model,
     name_of,
     open_corpus,
@@ -92,7 +90,7 @@ def evaluate_run(
     resets = _resets(evaluation, corpus.vocab, folder.family.config)
     bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
     model = {**bins, **config["model"], **resets, **(model or {})}
-    check_places(model, evaluation.tgt_len)
+    check_places(model, tgt_len=evaluation.tgt_len, sliding_window=evaluation.sliding_window or 0)
     folder.check_size(model, path)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     with strategy.scope():
@@ -119,10 +117,9 @@ def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str) -> Corpus:
     if "vocab" not in config:
         raise ValueError(f"eval_path needs the vocabulary of a run: {folder.config_file} does not exist")
     vocab, data = folder.load_vocab(), config["data"]
-    paths = find_files(eval_path)
-    tokens, size = encode_files(paths, vocab, data.get("text_field") if have_documents(paths) else None)
-    by_character = data.get("by_character", is_by_character(data.get("dataset"), vocab))
+    tokens, size = encode_text(eval_path, vocab, data)
     sizes = measured(data.get("dataset"), {eval_path: size})
+    by_character = is_by_character_in(data, vocab)
     return Corpus(vocab, config["model"]["cutoffs"], {eval_path: tokens}, by_character, sizes=sizes)
 
 
@@ -151,9 +148,10 @@ class Evaluator:
     def __init__(self, corpus: Corpus, evaluation: EvaluationConfig):
         self.corpus, self.sliding_window = corpus, evaluation.sliding_window
         self.batch_size, self.tgt_len = evaluation.eval_batch_size, evaluation.tgt_len
-        self.max_batch, self.sliding_step = evaluation.max_eval_batch, evaluation.sliding_step
+        self.sliding_step = evaluation.sliding_step
+        self.most = None if evaluation.max_eval_batch < 0 else evaluation.max_eval_batch  # batches
         self.eval_path = evaluation.eval_path
-        self.metric = "bpc" if corpus.by_character else "ppl"
+        self.metric = metric_of(corpus.by_character)
 
     def check(self, split: str) -> None:
         """Raises ValueError where the corpus has no such split or it is shorter than a batch."""
@@ -164,8 +162,7 @@ class Evaluator:
 
     def batches(self, split: str) -> Segments:
         """The batches to evaluate."""
-        most = self.max_batch if self.max_batch > 0 else None
-        return Segments(self.corpus.splits[split], self.batch_size, self.tgt_len, most=most)
+        return Segments(self.corpus.splits[split], self.batch_size, self.tgt_len, most=self.most)
 
     def describe(self, lm: LanguageModel) -> str:
         """A few words on how it evaluates, for messages."""
@@ -198,7 +195,7 @@ class Evaluator:
     def _num_labels(self, split: str) -> int:
         """Number of tokens that the batches predict."""
         labels = len(self.corpus.splits[split]) // self.batch_size - 1
-        return self.batch_size * (min(labels, self.max_batch * self.tgt_len) if self.max_batch > 0 else labels)
+        return self.batch_size * (min(labels, self.most * self.tgt_len) if self.most else labels)
 
     def _score(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
         """The predicted tokens of a split and the nll of each."""
@@ -211,10 +208,10 @@ class Evaluator:
         return tuple(np.concatenate(parts, 1).ravel() for parts in zip(*columns, strict=True))
 
     def _slide(self, lm: LanguageModel, split: str, verbose: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `_score`, with a sliding window over the split as one text, of `max_batch` batches' length at most;
+        """As `_score`, with a sliding window over the split as one text, of the length of `most` batches at most;
         `batch_size` windows are computed at a time.
         """
-        most = self.max_batch * self.batch_size * self.tgt_len + 1 if self.max_batch > 0 else None
+        most = self.most * self.batch_size * self.tgt_len + 1 if self.most else None
         tokens = np.asarray(self.corpus.splits[split][:most])
         bar = keras.utils.Progbar(len(tokens) - 1, verbose=verbose, unit_name="token")
         window, step = self.sliding_window, self.sliding_step

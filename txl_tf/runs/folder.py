@@ -159,7 +159,7 @@ class RunFolder(CheckpointFolder):
             if best is None:
                 raise ValueError(f"model_dir {self} holds no best checkpoint: there was no validation yet")
             return best["path"]
-        for path in (ckpt_path, os.path.join(self.path, ckpt_path)):
+        for path in (os.path.join(self.path, ckpt_path), ckpt_path):
             if tf.io.gfile.exists(f"{path}.index"):
                 return path
         raise ValueError(f"no checkpoint at {ckpt_path}, nor in {self}: {ckpt_path}.index does not exist")

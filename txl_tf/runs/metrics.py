@@ -18,6 +18,11 @@ ALL = "all"
 NONE = "(none)"  # no entity at this place
 
 
+def metric_of(by_character: bool) -> str:
+    """What the nll of a text is reported in: `"bpc"` where its tokens are characters or bytes, `"ppl"` where not."""
+    return "bpc" if by_character else "ppl"
+
+
 def to_metric(nll: float, metric: str) -> float:
     """A mean nll in nats as `"bpc"`, bits (a character or byte, whatever it is the mean over), or `"ppl"`."""
     if metric == "bpc":

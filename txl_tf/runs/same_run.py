@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from txl_tf.config import RunConfig
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.files import same_path
 from txl_tf.runs.families.record import family_in
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.origin import check_origin
@@ -44,8 +45,26 @@ def check_same_run(folder: RunFolder, config: dict, vocabs: list[Vocab], trainin
     for path in folder.checkpoints():  # of another program, as the original's
         if tf.io.gfile.exists(f"{path}.index"):
             raise ValueError(f"model_dir {folder} holds {path}, which no run here has written: choose a new folder")
+    _check_best(folder, training.warm_start_path)
     if training.warm_start_path and not training.init_from:
         _check_warm_start(training.warm_start_path, config, vocabs, remedy)
+
+
+def _check_best(folder: RunFolder, warm_start_path: str | None) -> None:
+    """Raises ValueError where a new run would remove the best weights of one that had checkpoints.
+
+    A run that was killed before its first checkpoint is another matter: its steps are done again.
+    """
+    best = folder.find_best()
+    if best is None:
+        return
+    trained = folder.read_config().get("training", {})
+    had_checkpoints = best["step"] > trained.get("save_steps", 0) or best["step"] >= trained.get("train_steps", 0)
+    if had_checkpoints or (warm_start_path and same_path(warm_start_path, best["path"])):
+        raise ValueError(
+            f"model_dir {folder} holds the best weights of a run, {best['path']}, and no checkpoint to go on from: a "
+            "new run would remove them. Choose another folder, where warm_start_path starts from them, or move them"
+        )
 
 
 def _check_warm_start(path: str, config: dict, vocabs: list[Vocab], remedy: str) -> None:

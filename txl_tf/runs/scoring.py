@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import ScoringConfig
+from txl_tf.config import ScoringConfig, check_places
 from txl_tf.data.batching import by_length, padded
 from txl_tf.data.lines import LineError, encoded, in_blocks, in_places, text_of
 from txl_tf.data.vocabulary import Vocab, line_start_ids, newline_ids, unescape
@@ -121,6 +121,7 @@ class Scorer:
         self.score_end = config.score_end and bool(self.newline)
         self.carry_memory, self.batch_tokens = config.carry_memory, config.batch_tokens
         self.segment = config.segment or (lm.context_len if isinstance(lm, TransformerLM) else SEGMENT)
+        check_places(vars(lm), segment=self.segment)
         spec = tf.TensorSpec([None, None], tf.int32)
         self._first_nll = tf.function(lm.first_nll, [spec, spec], autograph=False)
         self._next_nll = tf.function(lm.evaluation_nll, autograph=False, reduce_retracing=True)

@@ -8,11 +8,14 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from txl_tf.config import MachineConfig, TransformerLMConfig
+from txl_tf.config import MachineConfig
 from txl_tf.data.text.corpus import Corpus, build_corpus, load_corpus
-from txl_tf.data.text.texts import find_files
+from txl_tf.data.text.encoding import encode_files
+from txl_tf.data.text.sizes import TextSize
+from txl_tf.data.text.texts import find_files, have_documents
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import check_writable, same_path
 from txl_tf.layers.common.precision import set_matmul_precision
@@ -60,6 +63,16 @@ def corpus_of(folder: RunFolder) -> Corpus:
     return open_corpus(config["data"], folder.load_vocab() if config.get("init_from") else None)
 
 
+def encode_text(path: str, vocab: Vocab, data: dict) -> tuple[np.ndarray, TextSize]:
+    """Ids of a text, of one file or several, in the vocabulary of a run; and its size.
+
+    Args:
+        data: `"data"` of the run's `config.json`, which may say what field of JSON lines is the text.
+    """
+    paths = find_files(path)
+    return encode_files(paths, vocab, data.get("text_field") if have_documents(paths) else None)
+
+
 def name_of(data: dict) -> str:
     return data.get("data_dir") or data["dataset"]
 
@@ -77,13 +90,6 @@ def reset_token_of(vocab: Vocab, group: type) -> int:
     if "reset_token" not in group.names():
         raise ValueError(f"{name} is about memory, which --model=transformer does not have: leave it out")
     return vocab.document_id
-
-
-def check_places(model: dict, tgt_len: int) -> None:
-    """Raises ValueError where a segment is longer than the learned positions of a model, of these hyper-parameters."""
-    most = model.get("context_len", TransformerLMConfig.context_len)
-    if model.get("pos_embed") == "learned" and tgt_len > most:
-        raise ValueError(f"tgt_len must be at most context_len={most}, as many positions are learned, got {tgt_len}")
 
 
 def check_token_nll(path: str | None, **text: Any) -> None:

@@ -23,6 +23,7 @@ from txl_tf.config.checks import POSITIVE
 from txl_tf.data.batching import prefetched
 from txl_tf.data.text.documents import Documents
 from txl_tf.data.token_files import StoredTokens
+from txl_tf.layers.common.base import as_ids
 from txl_tf.layers.embedding import check_ids, id_error
 
 Tokens = np.ndarray | StoredTokens  # integers [n]
@@ -125,30 +126,39 @@ class Segments:
             if not isinstance(table, np.memmap):
                 with tf.device("CPU:0"):
                     held = tf.convert_to_tensor(table)  # no constant of a graph
-                return lambda epoch, begin, end: tf.cast(held[:, begin:end], tf.int32)
+                return lambda epoch, begin, end: as_ids("tokens", held[:, begin:end])
 
             def read(epoch, begin, end):
-                return table[:, begin:end].astype(np.int32)
+                return _as_int32(table[:, begin:end])
 
         return lambda epoch, begin, end: tf.numpy_function(read, [epoch, begin, end], tf.int32)
 
 
 def _read_ahead(tokens_of: Callable, rows: range, n_column: int) -> Callable:
     """Reads `_READ_AHEAD` columns of an epoch's tokens at a time and serves the requested columns from them."""
-    current, tokens, first, columns = None, None, 0, np.zeros([len(rows), 0], np.int32)  # current epoch, first column
+    nothing = np.zeros([len(rows), 0], np.int32)
+    held = None, None, 0, nothing  # epoch, its tokens, number of the first column, columns
 
     def read(epoch, begin, end):
-        nonlocal current, tokens, first, columns
+        nonlocal held  # as a whole: an iterator that was left may still read, in its thread, while the next one does
+        current, tokens, first, columns = held
         if epoch != current:
-            current, tokens, columns = epoch, tokens_of(epoch), columns[:, :0]
+            current, tokens, columns = epoch, tokens_of(epoch), nothing
         end = min(end, n_column)
         if begin < first or end > first + columns.shape[1]:
             last = min(n_column, max(end, begin + _READ_AHEAD))
             pieces = [tokens[row * n_column + begin : row * n_column + last] for row in rows]
-            first, columns = begin, np.stack(pieces).astype(np.int32)
+            first, columns = begin, _as_int32(np.stack(pieces))
+        held = current, tokens, first, columns
         return np.ascontiguousarray(columns[:, begin - first : end - first])
 
     return read
+
+
+def _as_int32(ids: np.ndarray) -> np.ndarray:
+    """As `as_ids`: an id that int32 does not hold becomes the nearest that it does, which is in no table either."""
+    held, given = np.iinfo(np.int32), np.iinfo(ids.dtype)
+    return ids.clip(max(held.min, given.min), min(held.max, given.max)).astype(np.int32)
 
 
 def num_batches(

@@ -232,6 +232,11 @@ def is_by_character(dataset: str | None, vocab: Vocab) -> bool:
     return dataset in ("enwik8", "text8") or vocab.level in ("char", "byte")
 
 
+def is_by_character_in(data: dict, vocab: Vocab) -> bool:
+    """`is_by_character` of a run's text, `"data"` of its `config.json`; a converted run does not say."""
+    return data.get("by_character", is_by_character(data.get("dataset"), vocab))
+
+
 def measured(dataset: str | None, sizes: dict[str, TextSize]) -> dict[str, TextSize]:
     """How much text the splits are. Files of enwik8 and text8 are not the text, but a list of what it is made of."""
     return {} if dataset in ("enwik8", "text8") else sizes

@@ -18,6 +18,7 @@ from txl_tf.config import (
     TrainingConfig,
     TransformerLMConfig,
     check_bins,
+    check_places,
 )
 from txl_tf.data.subwords import vocab_file
 from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batches
@@ -35,7 +36,6 @@ from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,
     check_divides,
     check_documents,
-    check_places,
     check_token_nll,
     log_model,
     name_of,
@@ -78,7 +78,7 @@ class LanguageModelRun(Run):
             check_bins(sys.maxsize, model.d_embed, self.data["cutoffs"], model.div_val)
         check_divides(self.strategy, training.gradient_accumulation_steps, train_batch_size=training.train_batch_size)
         check_divides(self.strategy, eval_batch_size=rows)
-        check_places(model.to_dict(), training.tgt_len)
+        check_places(model.to_dict(), tgt_len=training.tgt_len, sliding_window=final.sliding_window or 0)
         check_token_nll(final.token_nll, data_path=self.data.get("data_path"))
 
     def open_corpus(self) -> Corpus:

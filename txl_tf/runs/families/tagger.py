@@ -28,6 +28,7 @@ from txl_tf.models.taggers.tener import Tener
 from txl_tf.runs.families.pipeline import TaggingPipeline
 from txl_tf.runs.families.record import Family, register
 from txl_tf.runs.train import EpochRun
+from txl_tf.schema import check_left_out
 
 logger = logging.getLogger("txl_tf")
 
@@ -59,6 +60,8 @@ class TaggerRun(EpochRun):
             raise ValueError(f"lexicon must be given for {name}: a file of words, a line each, or jieba")
         if lexicon and not self.takes_words:
             raise ValueError(f"lexicon must be left out for {name}, which takes no words, got {lexicon}")
+        if (self.origin or self.training.warm_start_path) and not self.folder.steps():
+            check_left_out({"unit_vectors": self.data.unit_vectors}, "the embeddings are those that it starts from")
 
     def open_corpus(self) -> TaggedCorpus:
         if not self.origin:
