@@ -8,7 +8,7 @@ from helpers import write_text
 
 from txl_tf.config import PairsConfig
 from txl_tf.data.pairs.dates import make_dates
-from txl_tf.data.pairs.parallel import END, START, Pairs, check_lengths, encode_lines, pair_batches, read_pairs
+from txl_tf.data.pairs.parallel import END_ID, START_ID, Pairs, check_lengths, encode_lines, pair_batches, read_pairs
 
 LINES = [("abc", "x y"), ("ab", "y"), ("c", "x x x"), ("abc", "y x"), ("bb", "x")]
 VALID = [("cab", "y y")]
@@ -37,7 +37,7 @@ def test_lines_become_ids_that_end(tmp_path):
     assert corpus.source_vocab.symbols == ["<pad>", "<s>", "\n", "b", "a", "c"]
     assert corpus.target_vocab.symbols == ["<pad>", "<s>", "</s>", "x", "y"]
     pairs = corpus.splits["train"]
-    assert pairs.sources[0].tolist() == [4, 3, 5, END] and pairs.targets[2].tolist() == [3, 3, 3, END]
+    assert pairs.sources[0].tolist() == [4, 3, 5, END_ID] and pairs.targets[2].tolist() == [3, 3, 3, END_ID]
     assert pairs.targets.lengths.tolist() == [3, 2, 4, 3, 2] and len(pairs) == 5
     assert texts(corpus, "train") == LINES and texts(corpus, "valid") == VALID
 
@@ -179,7 +179,7 @@ def pairs():
 
     class Numbers:
         def encode(self, lines, name):
-            return np.concatenate([[*[3 + i] * n, END] for i, n in enumerate(lines)]).astype(np.int32)
+            return np.concatenate([[*[3 + i] * n, END_ID] for i, n in enumerate(lines)]).astype(np.int32)
 
     sides = ([*rng.integers(1, high, 300)] for high in (8, 12))
     return Pairs(*(encode_lines(Numbers(), side, "numbers") for side in sides))
@@ -191,7 +191,7 @@ def test_an_epoch_has_every_pair_once_in_batches_of_like_lengths(pairs, batch_si
     seen, rows, kept = [], 0, 0
     for step in range(len(batches)):
         source, target = batches.batch(step)
-        assert len(source) <= batch_size and (target[:, 0] == START).all()
+        assert len(source) <= batch_size and (target[:, 0] == START_ID).all()
         tokens = source.size + target.size
         assert batch_tokens is None or tokens <= batch_tokens or len(source) == 1
         for s, t in zip(source, target, strict=True):

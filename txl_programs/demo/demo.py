@@ -19,7 +19,6 @@ a visitor may ask for is bounded by --max_tokens, --max_new_tokens, --max_rows a
 It needs gradio: in a clone, pip install -e ".[demo]".
 """
 
-import importlib.util
 import os
 
 from absl import flags
@@ -42,12 +41,13 @@ read_flags(__name__)
 
 from txl_programs.demo.limits import Limits
 from txl_programs.program import names_of, values
+from txl_tf.environment import is_installed
 
 MISSING = 'the page needs gradio: in a clone, pip install -e ".[demo]"'
 
 
 def main():
-    if importlib.util.find_spec("gradio") is None:
+    if not is_installed("gradio"):
         raise ValueError(MISSING)
     from txl_programs.demo.runs import OpenRun
     from txl_programs.demo.shell import serve

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from txl_programs.pictures.drawing import COLORS, GREY, Figure
 from txl_tf.config import SearchConfig
-from txl_tf.data.pairs.parallel import END, PADDING, START
+from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID
 from txl_tf.data.vocabulary import escape
 from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.models.reading import memory_after
@@ -140,8 +140,8 @@ def draw_terms(terms, probs, labels, layer, head, same_length=False):
 def written_by(model, source):
     """Ids that an encoder-decoder writes for the ids of a source, the likeliest every time, with what ends them."""
     most = int(most_symbols(SearchConfig(), len(source), model.max_len))
-    ids = model.generate(source[None], start=START, end=END, max_new_tokens=most)[0][0].numpy()
-    ends = np.flatnonzero((ids == END) | (ids == PADDING))
+    ids = model.generate(source[None], start=START_ID, end=END_ID, max_new_tokens=most)[0][0].numpy()
+    ends = np.flatnonzero((ids == END_ID) | (ids == PADDING))
     return ids[: ends[0] + 1] if len(ends) else ids
 
 
@@ -159,7 +159,7 @@ def attention_of_pair(model, source, target, which, layer):
         what the model looks at when it writes `target[t]`; keys of the decoder are the start symbol and
         `target[:-1]`.
     """
-    return model.attention(source[None], np.append(START, target[:-1])[None], which)[layer, :, 0].numpy()
+    return model.attention(source[None], np.append(START_ID, target[:-1])[None], which)[layer, :, 0].numpy()
 
 
 def draw_pair(weights, queries, keys, which, layer, head=None):

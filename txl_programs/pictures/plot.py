@@ -116,7 +116,7 @@ from txl_programs.pictures.heads import (
 from txl_programs.pictures.ideas import draw_masks, draw_positions, draw_shift, draw_wavelengths
 from txl_programs.pictures.scaling import draw_scaling, read_figures
 from txl_tf.data.lines import encoded
-from txl_tf.data.pairs.parallel import START, read_lines, without_ends
+from txl_tf.data.pairs.parallel import START_ID, read_lines, without_ends
 from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.files import check_writable
 from txl_tf.layers.positions import positional_encoding
@@ -208,7 +208,7 @@ def attention_of_run_of_pairs(folder):
     weights = attention_of_pair(translator.model, source, target, which, layer)
     of_source, of_target = (labels_of(vocab, ids) for vocab, ids in zip(vocabs, (source, target), strict=True))
     queries = of_source if which == "encoder" else of_target
-    keys = [label_of(vocabs[1].symbols[START]), *of_target[:-1]] if which == "decoder" else of_source
+    keys = [label_of(vocabs[1].symbols[START_ID]), *of_target[:-1]] if which == "decoder" else of_source
     return draw_pair(weights, queries, keys, which, layer, FLAGS.head)
 
 

@@ -6,13 +6,12 @@ import contextlib
 import logging
 import os
 import re
-import socket
 from collections.abc import Iterator
 from types import ModuleType
 
+from txl_tf.environment import check_listens, is_address
 from txl_tf.stderr import without_notes
 
-_SECONDS_TO_REACH = 20
 _NOTE = re.compile(rb"\[.*Set ray log level from environment variable")
 
 
@@ -51,7 +50,9 @@ def connected(address: str | None) -> Iterator[ModuleType]:
         return
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address not in ("auto", "local"):
-        _check_reachable(address)
+        if not is_address(address):
+            raise ValueError(f"ray_address must be auto, local or host:port, got {address}")
+        check_listens(address, f"the Ray cluster ray_address={address}")
     options = {"include_dashboard": False} if address == "local" else {}
     try:
         with without_notes(_NOTE):
@@ -64,14 +65,3 @@ def connected(address: str | None) -> Iterator[ModuleType]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Raises ConnectionError where nobody listens at `host:port`; Ray would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdigit()) or "/" in host:
-        raise ValueError(f"ray_address must be auto, local or host:port, got {address}")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_REACH).close()
-    except OSError as error:
-        raise ConnectionError(f"the Ray cluster ray_address={address} cannot be reached: {error}") from error

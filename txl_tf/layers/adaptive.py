@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.layers.common.arguments import stored, values_of
-from txl_tf.layers.common.base import check_tensors, found
+from txl_tf.layers.common.base import check_tensors, shown
 from txl_tf.layers.common.ops import cross_entropy
 from txl_tf.layers.common.precision import matmul
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
@@ -225,7 +225,7 @@ class AdaptiveSoftmax(AdaptiveBins):
         names = "n_token d_embed d_proj cutoffs div_val"
         if not isinstance(embedding, AdaptiveEmbedding) or values_of(embedding, names) != values_of(self, names):
             of_self = ", ".join(f"{name}={value}" for name, value in values_of(self, names).items())
-            raise ValueError(f"embedding must be an AdaptiveEmbedding of {of_self}, got {found(embedding)}")
+            raise ValueError(f"embedding must be an AdaptiveEmbedding of {of_self}, got {shown(embedding)}")
         if not embedding.built:
             embedding.build()
 

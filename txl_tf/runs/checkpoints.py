@@ -25,7 +25,7 @@ from txl_tf.runs.weights import (
     checkpoint_step,
     delete_checkpoint,
     load_weights,
-    reading,
+    reading_checkpoint,
     run_weights,
     weights_by_name,
     weights_reader,
@@ -174,7 +174,7 @@ class RunCheckpoints:
             was saved, or `None`.
         """
         read = weights_reader(self._model, path)
-        with reading(path):
+        with reading_checkpoint(path):
             reader = tf.train.load_checkpoint(path)
             shapes = reader.get_variable_to_shape_map()
             optimizer = {key: shape for key, shape in shapes.items() if key.startswith("optimizer/")}

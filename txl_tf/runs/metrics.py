@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 from collections import Counter
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from txl_tf.data.tagged.tags import Span, prf, spans_of
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.environment import is_installed
 
 ALL = "all"
 NONE = "(none)"  # no entity at this place
@@ -84,7 +84,7 @@ def _edit_distances(found: list[list[str]], right: list[list[str]]) -> np.ndarra
 
 def corpus_scores(translations: list[str], references: list[list[str]]) -> dict[str, str]:
     """BLEU and chrF by sacrebleu, each as it prints them; empty where it is not installed."""
-    if importlib.util.find_spec("sacrebleu") is None:
+    if not is_installed("sacrebleu"):
         return {}
     import sacrebleu  # an extra
 

@@ -12,7 +12,6 @@ import csv
 import dataclasses
 import html
 import importlib
-import importlib.util
 import logging
 import math
 import os
@@ -22,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import RunConfig
+from txl_tf.environment import is_installed
 from txl_tf.files import read_json, reading, write_json
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.schema import check_values
@@ -37,8 +37,7 @@ def check_tracker(name: str) -> None:
     """Raises ValueError where the package of a tracker is not installed; imports nothing."""
     if name == "none":
         return
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:  # wandb's folder of logs, ./wandb, looks like a package
+    if not is_installed(name):
         raise ValueError(f'tracker={name} needs the package {name}: in a clone, pip install -e ".[{name}]"')
 
 

@@ -122,7 +122,7 @@ def weights_reader(
     reader = tf.train.load_checkpoint(path)
 
     def read(name):
-        with reading(path):
+        with reading_checkpoint(path):
             return reader.get_tensor(keys[name])
 
     return read
@@ -136,7 +136,7 @@ def weight_shapes(path: str | os.PathLike) -> dict[str, list]:
 def _weights_in(path: str) -> tuple[dict, dict]:
     """`{variable name of the original: key in the checkpoint}` and `{the same: shape}`."""
     check_exists(path)
-    with reading(path):
+    with reading_checkpoint(path):
         shapes = dict(tf.train.list_variables(path))
     keys = {}
     for key in shapes:
@@ -149,7 +149,7 @@ def _weights_in(path: str) -> tuple[dict, dict]:
 
 
 @contextlib.contextmanager
-def reading(path: str) -> Iterator[None]:
+def reading_checkpoint(path: str) -> Iterator[None]:
     """Turns every error of reading a damaged checkpoint into a ValueError that names it."""
     try:
         yield
@@ -160,7 +160,7 @@ def reading(path: str) -> Iterator[None]:
 def check_whole(path: str) -> None:
     """Raises ValueError where any array of a checkpoint is not as it was written: checksums are verified."""
     check_exists(path)
-    with reading(path):
+    with reading_checkpoint(path):
         reader = tf.train.load_checkpoint(path)
         for key in reader.get_variable_to_shape_map():
             reader.get_tensor(key)

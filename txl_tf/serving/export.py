@@ -18,7 +18,6 @@ Shapes:
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import os
 import tempfile
@@ -29,6 +28,7 @@ import tensorflow as tf
 from txl_tf.config import WEIGHT_TYPES, SearchConfig, one_of
 from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.environment import is_installed
 from txl_tf.files import removed_on_error, writing
 from txl_tf.models.decoding.sampling import check_integer
 from txl_tf.models.language_model import LanguageModel
@@ -127,7 +127,7 @@ def _refuse(what: str, **arguments) -> None:
 
 def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], table: type, warmup: bool | None) -> None:
     """Writes the model that `serve` makes of the tables of `vocabs`."""
-    has_serving_api = importlib.util.find_spec("tensorflow_serving") is not None
+    has_serving_api = is_installed("tensorflow_serving")
     if warmup and not has_serving_api:
         raise ValueError("warmup=True needs tensorflow-serving-api, which is not installed: pip install it")
     _check_new(directory)

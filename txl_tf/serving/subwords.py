@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import tensorflow as tf
 
 from txl_tf.data.subwords import SPACE, SubwordVocab
+from txl_tf.environment import is_installed
 from txl_tf.models.decoding.stopping import NONE
 from txl_tf.serving.request import checked
 from txl_tf.serving.tables import check_utf8
@@ -14,7 +13,7 @@ from txl_tf.serving.tables import check_utf8
 
 def has_tensorflow_text() -> bool:
     """Whether tensorflow-text, which the extra `subword` installs, is there."""
-    return importlib.util.find_spec("tensorflow_text") is not None
+    return is_installed("tensorflow_text")
 
 
 class SubwordTokenizer(tf.Module):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from txl_tf.data.tagged.batches import UNKNOWN
+from txl_tf.data.tagged.batches import UNKNOWN_ID
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.decoding.stopping import NONE
 from txl_tf.serving.request import Check, checked
@@ -161,7 +161,7 @@ class SymbolTable(tf.Module):
 
     def ids(self, symbols: tf.Tensor) -> tf.Tensor:
         """int64: their ids, the unknown symbol's for "<pad>" and for symbols that it has not."""
-        return tf.maximum(self.table.lookup(symbols), UNKNOWN)
+        return tf.maximum(self.table.lookup(symbols), UNKNOWN_ID)
 
 
 def lower(text: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from txl_tf.data.tagged.batches import END, PADDING, UNKNOWN
+from txl_tf.data.tagged.batches import END, PADDING, UNKNOWN_ID
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.taggers.flat import Flat
@@ -199,7 +199,7 @@ class TaggingSignatures(StoredModel):
         max_items: most characters and words of a row by itself.
     """
 
-    warmup_values = {"text": "a", "chars": UNKNOWN, "lattice": UNKNOWN, "bigrams": UNKNOWN, "seq_len": 1}
+    warmup_values = {"text": "a", "chars": UNKNOWN_ID, "lattice": UNKNOWN_ID, "bigrams": UNKNOWN_ID, "seq_len": 1}
 
     def __init__(
         self, tagger: Tagger, tables: dict[str, SymbolTable] | None = None, *, weights: str = "float32",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from txl_tf.config import SearchConfig
-from txl_tf.data.pairs.parallel import END, PADDING, START
+from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID
 from txl_tf.layers.common.ops import cross_entropy
 from txl_tf.models.decoding.beam_search import beam_search, sample_sequences
 from txl_tf.models.vanilla.transformer import Transformer
@@ -71,9 +71,9 @@ class TranslationSignatures(StoredModel):
         self.specs = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.string)
         self._found = self.shared(lambda source: self._search(source), self.specs[0])
         self._nll_of_pairs = self.shared(self._nll, self.specs[0], self.specs[0])
-        self.warmup_values = {"source": END, "target": END}
+        self.warmup_values = {"source": END_ID, "target": END_ID}
         for name, text in zip(("text", "target_text"), self.texts, strict=False):
-            self.warmup_values[name] = text.vocab.symbols[END + 1]  # the first that is text
+            self.warmup_values[name] = text.vocab.symbols[END_ID + 1]  # the first that is text
 
     def signatures(self) -> dict[str, Callable]:
         ids, text = self.specs
@@ -100,7 +100,7 @@ class TranslationSignatures(StoredModel):
 
     def translate_text(self, text: tf.Tensor) -> dict:
         ids, scores = self._found(self._encode("text", text, self.texts[0]))
-        ends = tf.cast((ids == END) | (ids == PADDING), tf.int32)
+        ends = tf.cast((ids == END_ID) | (ids == PADDING), tf.int32)
         lengths = tf.reduce_sum(tf.cast(tf.cumsum(ends, -1) == 0, tf.int32), -1)
         n_best, longest = tf.unstack(tf.shape(ids)[1:])
         texts = self.texts[1].decode(tf.reshape(ids, [-1, longest]), tf.reshape(lengths, [-1]))
@@ -122,14 +122,14 @@ class TranslationSignatures(StoredModel):
         most = self._new_tokens(tf.shape(source)[1])
         limits = tf.broadcast_to(self._new_tokens(lengths), tf.shape(lengths))  # whatever is beside a row
         if search.beam_size == 1:
-            ids, scores = sample_sequences(self.model, source, START, END, most, None, limits)
+            ids, scores = sample_sequences(self.model, source, START_ID, END_ID, most, None, limits)
             return ids[:, None], scores[:, None]
-        found = beam_search(self.model, source, START, END, most, search.beam_size, search.length_penalty, limits)
+        found = beam_search(self.model, source, START_ID, END_ID, most, search.beam_size, search.length_penalty, limits)
         return tuple(part[:, : search.n_best] for part in found)
 
     def _nll(self, source: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """The nll of targets `[B, T]`, 0 at padding."""
-        target = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=START)
+        target = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=START_ID)
         logits = tf.reshape(self.model((source, target)), [-1, self.model.target_vocab_size])
         nll = tf.reshape(cross_entropy(tf.reshape(labels, [-1]), logits), tf.shape(labels))
         return tf.where(labels == PADDING, 0.0, nll)
@@ -151,7 +151,7 @@ class TranslationSignatures(StoredModel):
         limits, rows = self.limits, tf.shape(text)[0]
         ids = tokenizer.encode(tf.strings.join([limits.checked_text(name, text), "\n"]), name)
         lengths = tf.cast(ids.row_lengths(), tf.int32)
-        reserved = tf.reduce_sum(ids.with_values(tf.cast(ids.values <= END, tf.int32)), 1)
+        reserved = tf.reduce_sum(ids.with_values(tf.cast(ids.values <= END_ID, tf.int32)), 1)
         longest, most = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1)), limits.max_tokens
         checks = [
             Check(lengths <= most, f"{name} must be at most {most} symbols, its end included", lengths),

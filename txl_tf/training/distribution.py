@@ -7,7 +7,6 @@ import functools
 import json
 import logging
 import os
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +14,12 @@ import tensorflow as tf
 
 from txl_tf.config import AUTO, PRECISIONS, STRATEGIES, at_least, one_of
 from txl_tf.data.batching import prefetched
+from txl_tf.environment import check_listens, is_address
 from txl_tf.training import slurm
 
 logger = logging.getLogger("txl_tf")
 
 _EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
-_SECONDS_TO_REACH_TPU = 20
 BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")  # of a processor, as Linux calls them
 
 
@@ -144,7 +143,10 @@ def _tpu_strategy(
     if not tpu:
         raise ValueError("strategy=tpu needs tpu, the name or the grpc:// address of the TPU, or local")
     if tpu.startswith("grpc://"):
-        _check_reachable(tpu)
+        address = tpu.removeprefix("grpc://")
+        if not is_address(address):
+            raise ValueError(f"tpu must be a name or grpc://host:port, got {tpu}")
+        check_listens(address, f"the TPU {tpu}")
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu, zone=tpu_zone, project=gcp_project)
         if tpu != "local":
@@ -155,17 +157,6 @@ def _tpu_strategy(
         what = (str(error) or type(error).__name__).splitlines()[0].partition(" with these attrs")[0]
         raise ConnectionError(f"the TPU {tpu}{where} cannot be reached: {what}") from error
     return tf.distribute.TPUStrategy(resolver)
-
-
-def _check_reachable(address: str) -> None:
-    """Raises ConnectionError where nobody listens at `grpc://host:port`; TensorFlow would wait for ever."""
-    host, _, port = address.removeprefix("grpc://").rpartition(":")
-    if not (host and port.isdigit()):
-        raise ValueError(f"tpu must be a name or grpc://host:port, got {address}")
-    try:
-        socket.create_connection((host, int(port)), timeout=_SECONDS_TO_REACH_TPU).close()
-    except OSError as error:
-        raise ConnectionError(f"the TPU {address} cannot be reached: {error}") from error
 
 
 def num_workers(strategy: tf.distribute.Strategy) -> int:

@@ -26,7 +26,7 @@ from txl_tf.data.text_files import numbered_lines
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab, escape
 from txl_tf.schema import brief, check_left_out
 
-PADDING, START, END = 0, 1, 2
+PADDING, START_ID, END_ID = 0, 1, 2
 _NAMES = {"word": ["<pad>", "<s>", "</s>"], "char": ["<pad>", "<s>", "\n"]}
 UNKNOWN = "<unk>"
 _SIDES = ("source", "target")
@@ -252,8 +252,8 @@ def encode_lines(vocab: Vocab, lines: list[str], name: str, side: str | None = N
         ValueError: a line is empty or holds a symbol that the vocabulary does not have or uses itself.
     """
     ids = vocab.encode(lines, name=name)
-    ends = np.flatnonzero(ids == END) + 1
-    if len(ends) != len(lines) or np.any(ids < END):
+    ends = np.flatnonzero(ids == END_ID) + 1
+    if len(ends) != len(lines) or np.any(ids < END_ID):
         plain = [line.lower() if vocab.lower_case else line for line in lines]
         number, line = next(
             (i, line) for i, line in enumerate(plain, 1) if not set(line.split()).isdisjoint(_NAMES["word"])
@@ -314,7 +314,7 @@ def pair_batches(
         return shuffled(list(by_length([sources, targets, ties], fitting)), rng)
 
     def collate(rows):
-        target = padded([np.append(START, pairs.targets[i]) for i in rows], multiple)
+        target = padded([np.append(START_ID, pairs.targets[i]) for i in rows], multiple)
         return padded([pairs.sources[i] for i in rows], multiple), target
 
     return EpochBatches(cut, collate, seed)

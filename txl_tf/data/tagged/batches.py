@@ -24,7 +24,7 @@ from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
 from txl_tf.data.tagged.lexicon import Lexicon, Match
 from txl_tf.data.vocabulary import Vocab
 
-PADDING, UNKNOWN = 0, 1
+PADDING, UNKNOWN_ID = 0, 1
 SPECIAL = ["<pad>", "<unk>"]
 END = "<eos>"  # second half of a sentence's last bigram, as in TENER's program; in FLAT's it is "<end>"
 _POOL = 50  # batches whose sentences are sorted by length together
@@ -105,8 +105,8 @@ BESIDES = {"char": bigrams_of, "word": forms_of}  # level of the tokens -> what 
 
 
 def _look_up(vocab: Vocab, symbols: Sequence[str]) -> np.ndarray:
-    ids = np.fromiter(map(vocab.ids.get, symbols, itertools.repeat(UNKNOWN)), np.int32, len(symbols))
-    return np.maximum(ids, UNKNOWN)  # "<pad>" in a text is no padding
+    ids = np.fromiter(map(vocab.ids.get, symbols, itertools.repeat(UNKNOWN_ID)), np.int32, len(symbols))
+    return np.maximum(ids, UNKNOWN_ID)  # "<pad>" in a text is no padding
 
 
 def features(encoded: Sequence[Encoded], lattice: bool, multiple: int = 1) -> dict[str, np.ndarray]:

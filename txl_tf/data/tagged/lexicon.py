@@ -12,6 +12,7 @@ from typing import NamedTuple
 from txl_tf.data.tagged import towns
 from txl_tf.data.tagged.word_vectors import is_header
 from txl_tf.data.text_files import numbered_lines
+from txl_tf.environment import is_installed
 from txl_tf.schema import brief
 
 JIEBA, TOWNS = "jieba", "towns"
@@ -111,7 +112,6 @@ class Lexicon:
 
 def _jieba_words() -> str:
     """The file of the words of the package jieba, which is not imported."""
-    spec = importlib.util.find_spec(JIEBA)
-    if spec is None or spec.origin is None:  # a folder of that name looks like a package
+    if not is_installed(JIEBA):
         raise ValueError("lexicon=jieba needs the package jieba: pip install jieba")
-    return os.path.join(os.path.dirname(spec.origin), "dict.txt")
+    return os.path.join(os.path.dirname(importlib.util.find_spec(JIEBA).origin), "dict.txt")

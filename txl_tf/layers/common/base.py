@@ -157,9 +157,9 @@ def as_ids(name, ids):
     """
     given = ids if hasattr(ids, "dtype") else np.asarray(ids)
     if isinstance(given, tf.RaggedTensor):
-        raise ValueError(f"{name} must be filled up to one length, as by .to_tensor(), got a ragged {found(given)}")
+        raise ValueError(f"{name} must be filled up to one length, as by .to_tensor(), got a ragged {shown(given)}")
     if not (given.dtype.kind in "iuf" if isinstance(given, np.ndarray) else _is_number(given.dtype)):
-        raise ValueError(f"{name} must be integers, got {found(ids)}")
+        raise ValueError(f"{name} must be integers, got {shown(ids)}")
     if tf.as_dtype(given.dtype) in (tf.int64, tf.uint32, tf.uint64):
         given = tf.clip_by_value(tf.cast(given, tf.int64), tf.int32.min, tf.int32.max)
     return tf.cast(given, tf.int32)
@@ -183,7 +183,7 @@ def check_width(name, shape, width_name, width):
         raise ValueError(f"{name} must be [..., {width_name}={width}], got {list(shape)}")
 
 
-def found(value):
+def shown(value):
     """A value as an error shows it: of a tensor, its type and shape."""
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return brief(value)
@@ -205,13 +205,13 @@ def check_tensors(sizes, **tensors):
             continue
         kind = kind.rstrip("?")
         if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
-            raise ValueError(f"{name} must be a tensor, {_described(kind, dims, sizes)}, got {found(tensor)}")
+            raise ValueError(f"{name} must be a tensor, {_described(kind, dims, sizes)}, got {shown(tensor)}")
         shape, dtype = tf.TensorShape(tensor.shape), tf.as_dtype(tensor.dtype)
         if dims[0] == "..." and shape.rank:
             dims = [*["..."] * (shape.rank - len(dims) + 1), *dims[1:]]
         expected = [sizes.get(dim) for dim in dims]
         if not _KINDS[kind](dtype) or not shape.is_compatible_with(expected):
-            raise ValueError(f"{name} must be {_described(kind, dims, sizes)}, got {found(tensor)}")
+            raise ValueError(f"{name} must be {_described(kind, dims, sizes)}, got {shown(tensor)}")
         if shape.rank is not None:
             sizes.update(
                 (dim, size) for dim, size in zip(dims, shape, strict=True) if size is not None and dim != "..."
@@ -245,7 +245,7 @@ def as_bool(name, mask):
     """
     mask = tf.convert_to_tensor(mask)
     if mask.dtype.is_floating:
-        raise ValueError(f"{name} must be bool, true where there is something, got {found(mask)}")
+        raise ValueError(f"{name} must be bool, true where there is something, got {shown(mask)}")
     return tf.cast(mask, tf.bool)
 
 
@@ -269,7 +269,7 @@ def seen_by_article(name, mask, sizes, dims):
         whole = [sizes.get(dim) for dim in dims[-mask.shape.rank :]]
         known = len(whole) == mask.shape.rank > 1 and zip(mask.shape, whole, strict=True)
         if not known or any(None not in (size, other) and size not in (1, other) for size, other in known):
-            raise ValueError(f"{name} must broadcast to {_described('', dims, sizes)}, got {found(mask)}")
+            raise ValueError(f"{name} must broadcast to {_described('', dims, sizes)}, got {shown(mask)}")
     return seen(mask)
 
 
@@ -294,7 +294,7 @@ def seen_by_keras(name, mask, sizes, two):
     mask, dims = tf.convert_to_tensor(mask), two.split()
     three = ["batch", "queries", "keys"]
     shapes = f"bool {_described('', dims, sizes)} or {_described('', three, sizes)}, true where a key is seen"
-    got = f"got {found(mask)}"
+    got = f"got {shown(mask)}"
     if not mask.dtype.is_bool:
         raise ValueError(f"{name} must be {shapes}, {got}; what is 1 where a key is forbidden is given as forbidden=")
     rows = None if mask.shape.rank == 3 and mask.shape[0] == 1 else sizes.get("batch")

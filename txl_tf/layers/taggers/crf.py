@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width, found, mask_of_call
+from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width, mask_of_call, shown
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.packing import pack, unpack
 
@@ -252,7 +252,7 @@ class CRF(Layer):
         tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool? batch time")}
         check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int? batch time"))
         if emissions.shape[1] == 0:
-            raise ValueError(f"emissions must be float [batch, time, n_tag] of time 1 or more, got {found(emissions)}")
+            raise ValueError(f"emissions must be float [batch, time, n_tag] of time 1 or more, got {shown(emissions)}")
         return tf.fill(tf.shape(emissions)[:2], True) if mask is None else mask
 
     def nll(self, emissions, tags, mask=None):

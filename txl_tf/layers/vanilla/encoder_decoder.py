@@ -14,7 +14,7 @@ from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, mask_of
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import LayerNorm
 from txl_tf.layers.feed_forward import PositionWiseFFN
-from txl_tf.layers.vanilla.multi_head_attention import MultiHeadAttention, seen
+from txl_tf.layers.vanilla.multi_head_attention import MultiHeadAttention, seen_of_masks
 
 EPSILON = 1e-6  # of the article's layer norms: article 2 of docs/articles.md
 
@@ -97,7 +97,7 @@ class EncoderLayer(_TransformerLayer):
         check_tensors(sizes, x=(x, "float batch length d_model"))
         sizes["queries"] = sizes["keys"] = keras.ops.shape(x)[1]
         mask = mask_of(x) if mask is None else mask
-        visible = seen(sizes, mask, attention_mask, forbidden, use_causal_mask)
+        visible = seen_of_masks(sizes, mask, attention_mask, forbidden, use_causal_mask)
         x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
         return (x, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else x
 
@@ -159,8 +159,8 @@ class DecoderLayer(_TransformerLayer):
         mask = mask_of(x) if mask is None else mask
         padding_mask = mask_of(enc_output) if padding_mask is None else padding_mask
         of_self = {**sizes, "queries": length, "keys": length}
-        own = seen(of_self, mask, None, look_ahead_mask, use_causal_mask, names=("mask", "look_ahead_mask"))
-        cross = seen({**sizes, "queries": length, "keys": source}, padding_mask, names=("padding_mask", ""))
+        own = seen_of_masks(of_self, mask, None, look_ahead_mask, use_causal_mask, names=("mask", "look_ahead_mask"))
+        cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, names=("padding_mask", ""))
         x, enc_output = tf.cast(x, self.compute_dtype), tf.cast(enc_output, self.compute_dtype)
         output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
         return (

@@ -19,10 +19,11 @@ from txl_tf.layers.common.base import (
     Layer,
     check_heads,
     check_tensors,
-    found,
     mask_of,
+    seen,
     seen_by_article,
     seen_by_keras,
+    shown,
 )
 from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.common.ops import Linear, add_bias, project
@@ -61,10 +62,7 @@ def scaled_dot_product_attention(q, k, v, mask=None):
     """
     if any(keras.backend.is_keras_tensor(x) for x in (q, k, v, mask)):
         return _ScaledDotProductAttention()(q, k, v, mask)
-    visible = None
-    if mask is not None:
-        mask = tf.convert_to_tensor(mask)
-        visible = mask if mask.dtype.is_bool else mask == 0
+    visible = None if mask is None else seen(mask)
     probs = attention_probs(q[None], k[None], visible=visible, scale=q.shape[-1] ** -0.5)
     return head_matmul(probs, v[None])[0], probs[0]
 
@@ -77,7 +75,9 @@ class _ScaledDotProductAttention(keras.layers.Layer):
         return scaled_dot_product_attention(q, k, v, mask)
 
 
-def seen(sizes, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, names=("mask", "forbidden")):
+def seen_of_masks(
+    sizes, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, names=("mask", "forbidden")
+):
     """All masks of a call of `MultiHeadAttention` as one, for `attention_probs`.
 
     Args:
@@ -206,7 +206,7 @@ class MultiHeadAttention(Layer):
         check_tensors(sizes, q=(q, "float batch queries d_model"))
         of_keys = mask_of(v) if mask_of(v) is not None else mask_of(k)
         sizes |= {"queries": keras.ops.shape(q)[1], "keys": keras.ops.shape(k)[1]}
-        visible = seen(sizes, of_keys if mask is None else mask, attention_mask, forbidden, use_causal_mask)
+        visible = seen_of_masks(sizes, of_keys if mask is None else mask, attention_mask, forbidden, use_causal_mask)
         output, weights = self.attention(v, k, q, visible, self.key_of_call(q, training, dropout_key))
         if mask_of(q) is not None:
             output._keras_mask = mask_of(q)
@@ -252,5 +252,5 @@ def _check_order(v, k, q):
     if k is q or same[0] != same[1] or same[0] == same[2]:
         raise ValueError(
             "v, k and q by position must be v and k of one tensor, or of one length that is not the length of q, got "
-            f"{', '.join(map(found, (v, k, q)))}: name them, v=, k=, q= or, as Keras has them, query=, value=, key="
+            f"{', '.join(map(shown, (v, k, q)))}: name them, v=, k=, q= or, as Keras has them, query=, value=, key="
         )

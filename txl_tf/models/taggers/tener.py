@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import TenerConfig
-from txl_tf.data.tagged.batches import PADDING, UNKNOWN
+from txl_tf.data.tagged.batches import PADDING, UNKNOWN_ID
 from txl_tf.layers.common.arguments import takes, values_of
-from txl_tf.layers.common.base import Layer, as_ids, check_tensors, found
+from txl_tf.layers.common.base import Layer, as_ids, check_tensors, shown
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
@@ -46,7 +46,7 @@ class SentenceNetwork(Layer):
         """Rows of a table; in training, some of the ids are taken for unknown ones."""
         if dropout_key is not None and self.token_dropout:
             kept = dropout(tf.ones(keras.ops.shape(ids)), self.token_dropout, dropout_key) > 0
-            ids = tf.where(kept | (ids == PADDING), ids, UNKNOWN)
+            ids = tf.where(kept | (ids == PADDING), ids, UNKNOWN_ID)
         return tf.cast(tf.gather(table, ids), self.compute_dtype)
 
     def checked(self, inputs):
@@ -57,7 +57,7 @@ class SentenceNetwork(Layer):
         """
         names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
         if not isinstance(inputs, dict) or set(names) - set(inputs):
-            got = f"a dictionary with {', '.join(map(str, inputs))}" if isinstance(inputs, dict) else found(inputs)
+            got = f"a dictionary with {', '.join(map(str, inputs))}" if isinstance(inputs, dict) else shown(inputs)
             raise ValueError(f"inputs must be a dictionary with {', '.join(names)}, got {got}")
         ids_of, sizes = {name: as_ids(f"inputs[{name!r}]", inputs[name]) for name in names}, {}
         for name, ids in ids_of.items():

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, at_least
 from txl_tf.layers.common.arguments import takes, values_of
-from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors, found
+from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors, shown
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.packing import pack, unpack
 from txl_tf.layers.embedding import AdaptiveEmbedding
@@ -234,7 +234,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         """`mems` in the dtype of the network. Raises ValueError unless they are a memory of its layers."""
         given = list(mems) if isinstance(mems, (list, tuple)) else []
         if len(given) != self.n_layer or not all(hasattr(mem, "shape") for mem in given):
-            got = ", ".join(map(found, mems)) if isinstance(mems, (list, tuple)) else found(mems)
+            got = ", ".join(map(shown, mems)) if isinstance(mems, (list, tuple)) else shown(mems)
             raise ValueError(f"mems must be a list of n_layer={self.n_layer} tensors, got {got}")
         sizes = {"batch": tokens.shape[0], "d_model": self.d_model}
         for i, mem in enumerate(given):
@@ -247,7 +247,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         if padding_mask.dtype != tf.bool or not padding_mask.shape.is_compatible_with(tokens.shape):
             shape = list(tokens.shape)
             raise ValueError(
-                f"padding_mask must be bool and of the shape of tokens, {shape}, got {found(padding_mask)}"
+                f"padding_mask must be bool and of the shape of tokens, {shape}, got {shown(padding_mask)}"
             )
         if mem.shape[1] is not None and mem.shape[1] < self.mem_len:
             raise ValueError(

@@ -19,7 +19,7 @@ import tensorflow as tf
 from txl_tf.config import TransformerConfig, one_of
 from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.layers.common.arguments import takes, values_of
-from txl_tf.layers.common.base import Dropping, KerasHabits, Layer, as_ids, check_tensors, found
+from txl_tf.layers.common.base import Dropping, KerasHabits, Layer, as_ids, check_tensors, shown
 from txl_tf.layers.common.dropout import split
 from txl_tf.layers.common.ops import LayerNorm, Linear, cross_entropy, project
 from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding, PositionEmbedding
@@ -209,7 +209,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     def checked(inputs):
         """`(source, target)` of a call, int32. Raises ValueError where they are something else."""
         if not isinstance(inputs, (tuple, list)) or len(inputs) != 2:
-            got = f"{len(inputs)} of them" if isinstance(inputs, (tuple, list)) else found(inputs)
+            got = f"{len(inputs)} of them" if isinstance(inputs, (tuple, list)) else shown(inputs)
             raise ValueError(f"inputs must be (source, target), int [batch, any] each, got {got}")
         source, target = (as_ids(f"inputs[{i}]", ids) for i, ids in enumerate(inputs))
         check_tensors({}, **{"inputs[0]": (source, "int batch source"), "inputs[1]": (target, "int batch target")})
@@ -265,7 +265,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         if not isinstance(x, (tuple, list)):
             check_tensors({}, y=(y, "int batch target"))
             if y.shape[1] == 1:
-                raise ValueError(f"y must be int [batch, target] of a start and what follows it, got {found(y)}")
+                raise ValueError(f"y must be int [batch, target] of a start and what follows it, got {shown(y)}")
             return (x, y[:, :-1]), y[:, 1:], sample_weight
         source, target = self.checked(x)
         check_tensors({}, **{"x[1]": (target, "int batch target"), "y": (y, "int batch target")})

@@ -11,7 +11,7 @@ import tensorflow as tf
 from txl_tf.config import SearchConfig, at_least
 from txl_tf.data.batching import by_length, in_order, padded
 from txl_tf.data.lines import LINE, LineError, answers, encoded, sentence_of
-from txl_tf.data.pairs.parallel import END, PADDING, START, encode_lines
+from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID, encode_lines
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.vanilla.transformer import Transformer
 
@@ -120,10 +120,10 @@ class Translator:
         """
         source = self.encode(source)
         lines = [f"{sentence_of(target)}\n"] if target else []
-        target = encode_lines(self.target_vocab, lines, "target").ids if lines else np.array([END])
+        target = encode_lines(self.target_vocab, lines, "target").ids if lines else np.array([END_ID])
         if len(target) > self.model.max_len:
             raise ValueError(f"target must have at most max_len={self.model.max_len} symbols, got {len(target):,}")
-        read = np.append(START, target[:-1])
+        read = np.append(START_ID, target[:-1])
         weights = self.model.attention(source[None], read[None], which)[:, :, 0].numpy()
         of_source = [self.source_vocab.symbols[i] for i in source]
         written, before = ([self.target_vocab.symbols[i] for i in ids] for ids in (target, read))
@@ -146,7 +146,7 @@ class Translator:
         most = int(most_symbols(search, longest, model.max_len))
         searches = {"beam_size": search.beam_size, "n_best": search.n_best, "length_penalty": search.length_penalty}
         ids, scores = model.generate(
-            source, start=START, end=END, max_new_tokens=most, **(searches if search.beam_size > 1 else {})
+            source, start=START_ID, end=END_ID, max_new_tokens=most, **(searches if search.beam_size > 1 else {})
         )
         ids, scores = ids.numpy().reshape([len(sources), -1, most]), scores.numpy().reshape([len(sources), -1])
         return [
@@ -156,5 +156,5 @@ class Translator:
 
     def decode(self, ids: np.ndarray) -> str:
         """The text of a target, up to its end."""
-        ends = np.flatnonzero((ids == END) | (ids == PADDING))
+        ends = np.flatnonzero((ids == END_ID) | (ids == PADDING))
         return self.target_vocab.decode(ids[: ends[0]] if len(ends) else ids)
