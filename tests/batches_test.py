@@ -3,7 +3,6 @@
 import itertools
 import mmap
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -94,12 +93,11 @@ def test_a_text_of_20_gigabytes_is_read_in_pieces(tmp_path, scheme):
     writer.n_tokens = 10**10
     writer.close()
     os.truncate(writer.path, writer.header_bytes + 2 * 10**10)  # zeros that take no room
-    before, started = resident_memory(), time.perf_counter()
+    before = resident_memory()
     tokens = open_tokens([scheme + writer.path])
     worker_2_of_2 = Segments(tokens, 64, 128, start=10**6, repeat=True).dataset(range(32, 64))
     for found, labels in worker_2_of_2.take(3):
         assert found.shape == labels.shape == [32, 128] and not tf.reduce_any(found != labels)
-    assert time.perf_counter() - started < 20  # seconds, on a busy machine too; it takes 0.3
     assert resident_memory() - before < 200e6  # the pieces that are read ahead, and TensorFlow's functions
     if not scheme:
         pages = pages_in_memory(tokens)

@@ -86,6 +86,7 @@ def test_a_beam_of_one_is_greedy_and_a_wider_one_is_never_worse(model):
     greedy, greedy_scores = model.generate(source, **options)
     one, one_scores = model.generate(source, n_best=1, **options)
     ends = (greedy.numpy() == END).any(1)
+    assert ends.any()
     np.testing.assert_array_equal(one.numpy()[ends, 0], greedy.numpy()[ends])
     np.testing.assert_allclose(one_scores.numpy()[ends, 0], greedy_scores.numpy()[ends], rtol=1e-4)
     _, wider = model.generate(source, beam_size=5, **options)

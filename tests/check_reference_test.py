@@ -350,7 +350,7 @@ def test_the_program(tmp_path):
     first, wrong, second = done.stdout.splitlines()
     assert re.fullmatch(r"char_tied   variables 0  .*losses 2\.\de-04   memories .* final weights \S+   FAILED", first)
     assert re.fullmatch(r"  char_tied: losses: loss\[1\]: relative difference 2\.\de-04, tolerance 1e-05 .*", wrong)
-    assert re.fullmatch(r"char_tied   variables 0  .*losses \d\.\de-07   memories .* final weights \S+   ok", second)
+    assert re.fullmatch(r"char_tied   variables 0  .*losses \S+   memories .* final weights \S+   ok", second)
     assert done.returncode == 1
 
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
@@ -68,9 +69,18 @@ def test_more_layers_are_hardly_more_program(recompute, arguments):
 @pytest.mark.parametrize("program", compile_for_tpu.PROGRAMS)
 def test_programs_hold_no_tables(program):
     text, _ = text_of(program, "--n_layer=1", "--cutoffs=100")
+    assert not tables_in(text)  # a mask here is 128 x 256 numbers
+
+
+def tables_in(text):
+    """Shapes of the constants of more than 4,096 bytes."""
     constants = re.findall(r'stablehlo.constant dense<"0x([^"]*)"> : tensor<(\S+)>', text)
-    large = [shape for digits, shape in constants if len(digits) // 2 > 4096]
-    assert not large  # a mask here is 128 x 256 numbers
+    return [shape for digits, shape in constants if len(digits) // 2 > 4096]
+
+
+def test_a_table_is_found_where_there_is_one():
+    table = np.arange(128 * 256, dtype=np.float32).reshape(128, 256)
+    assert tables_in(compile_for_tpu.lower(lambda x: x + table, tf.zeros([128, 256]))) == ["128x256xf32"]
 
 
 needs_compiler = pytest.mark.skipif(
@@ -85,6 +95,7 @@ def compiled(*arguments):
     return done.stdout, done.returncode
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_small_step_compiles():
     out, status = compiled("--n_layer=2", "--program=training", "--chip=v5e")
@@ -93,6 +104,7 @@ def test_a_small_step_compiles():
     assert 1 < float(row[0]) < 40 and 0 < float(row[1]) < 1
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_loop_counts_as_often_as_it_runs():
     device, costs = compile_for_tpu.compiler_of("v4"), {}
@@ -104,6 +116,7 @@ def test_a_loop_counts_as_often_as_it_runs():
         assert two > one and abs((three - two) / (two - one) - 1) < 0.35
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_what_does_not_fit_has_status_1():
     size = "--cutoffs= --tgt_len=2048 --mem_len=2048 --train_batch_size=512"

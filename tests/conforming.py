@@ -117,7 +117,6 @@ def tagged_lattice():
 
 
 MODELS = [
-    Conforming("language_model", language_model(), segment),
     Conforming(
         "adaptive_language_model",
         language_model(cutoffs=[8], div_val=2, proj_share_all_but_first=True, untie_r=True, same_length=True),
@@ -134,6 +133,7 @@ MODELS = [
 
 
 SLOW = [
+    Conforming("language_model", language_model(), segment),
     Conforming(
         "adaptive_vanilla_language_model",
         language_model(

@@ -349,8 +349,9 @@ def test_the_script_for_ray_starts_it_on_every_node_and_hands_on_that_the_time_i
     variables = {"SLURM_JOB_NUM_NODES": "3", "SLURM_CPUS_PER_TASK": "8", "SLURMD_NODENAME": "n1"}
     command = ["bash", str(DEPLOY / "slurm-ray.sbatch")]
     script = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **variables})
-    while not (tmp_path / "training").exists():
-        assert script.poll() is None
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "training").exists() or "srun " not in (tmp_path / "calls").read_text():
+        assert script.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     script.send_signal(signal.SIGTERM)
     assert script.wait(timeout=30) == 0

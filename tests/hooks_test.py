@@ -380,7 +380,7 @@ def _(tmp_path):
         board.on_epoch_end(step, {"loss": 2.0})
         board.on_train_end()
     found = []
-    for path in sorted((tmp_path / "train").glob("events*"), key=lambda path: path.stat().st_mtime_ns):
+    for path in sorted((tmp_path / "train").glob("events*"), key=lambda path: int(path.name.split(".")[-2])):
         events = [event_pb2.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(path))]
         found.append([(event.step, value.tag) for event in events for value in event.summary.value])
     assert [names[:2] for names in found] == [[(step, "name"), (step, "epoch_loss")] for step in (1, 2)]

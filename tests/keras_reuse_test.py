@@ -1,14 +1,11 @@
 """The network as a layer of other Keras models: fine-tuning as examples/classify.py does it, and padding."""
 
-import inspect
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import SMALL, program
 
-import txl_tf
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.runs.folder import RunFolder
 
@@ -111,11 +108,6 @@ def test_the_program_fine_tunes_a_run_on_files(classify, run, tmp_path, capsys):
 
 # ---------------------------------------- padding
 
-needs_padding_mask = pytest.mark.skipif(
-    "padding_mask" not in inspect.signature(txl_tf.TransformerXL.call).parameters,
-    reason="TransformerXL.call takes no padding_mask",
-)
-
 
 def segments_with_padding(texts, lengths, tgt_len, side):
     """Yields (tokens, padding_mask) of the next segment of each text, of the `lengths` of one segment after another."""
@@ -135,7 +127,6 @@ def segments_with_padding(texts, lengths, tgt_len, side):
         yield tokens, mask
 
 
-@needs_padding_mask
 @pytest.mark.parametrize(
     "side, options",
     [
@@ -164,7 +155,6 @@ def test_every_row_gets_what_its_tokens_alone_would(small_lm, side, options):
         np.testing.assert_array_equal(hidden.numpy()[~mask], 0)
 
 
-@needs_padding_mask
 def test_padding_in_a_functional_model_under_xla_and_in_training(small_lm, tmp_path):
     network = small_lm().network
     tokens, mask = next(segments_with_padding(np.ones([2, 5], int), [(2, 5)], 6, "left"))
@@ -202,7 +192,6 @@ def test_a_network_that_was_saved_frozen_is_loaded_frozen_and_can_be_freed(small
     assert len(loaded.trainable_variables) == len(model.weights)
 
 
-@needs_padding_mask
 def test_a_mask_of_all_tokens_changes_nothing_and_none_adds_nothing_to_the_graph(small_lm):
     network = small_lm().network
     tokens = np.random.default_rng(0).integers(0, 23, [2, 5]).astype(np.int32)
@@ -213,7 +202,6 @@ def test_a_mask_of_all_tokens_changes_nothing_and_none_adds_nothing_to_the_graph
     assert not {"TopKV2", "Cumsum", "GatherV2"} & {op.type for op in graph.get_operations() if "embed" not in op.name}
 
 
-@needs_padding_mask
 def test_bad_padding_masks_are_named(small_lm):
     network, tokens = small_lm().network, np.ones([2, 5], int)
     with pytest.raises(ValueError, match=r"bool and of the shape of tokens, \[2, 5\], got bool \[2, 3\]"):

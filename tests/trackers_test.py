@@ -172,6 +172,7 @@ def trained(trained_run, run_dir):
     return run_dir
 
 
+@pytest.mark.slow
 def test_wandb_shows_the_log_samples_results_and_the_configuration(trained, tmp_path, wandb, capfd):
     with follower(trackers.WandbTracker, trained, 12) as tracker:
         tracker.on_epoch_end(4, {"step": 15, "loss": 1.5, "val_loss": math.nan})
