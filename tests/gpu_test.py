@@ -17,7 +17,9 @@ from tensorflow.python.framework import kernels
 import txl_tf
 from txl_tf.layers.common.dropout import dropout, split
 
-DEMANDING = MODELS[1]  # the one with bins
+CASES_BY_NAME = {case.name: case for case in (*MODELS, *SLOW)}
+PLAIN = CASES_BY_NAME["language_model"]
+DEMANDING = CASES_BY_NAME["adaptive_language_model"]  # the one with bins
 
 
 def slow_but_for(fast, cases):
@@ -25,10 +27,10 @@ def slow_but_for(fast, cases):
     return [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case is not fast)) for case in cases]
 
 
-CASES = slow_but_for(DEMANDING, [*MODELS, *SLOW])
-LANGUAGE_MODELS = slow_but_for(DEMANDING, [case for case in (*MODELS, *SLOW) if "language_model" in case.name])
-TAGGERS = [case for case in SLOW if case.name in ("bilstm", "tener", "flat")]
-TRANSFORMERS = [case for case in (*MODELS, *SLOW) if case.name.startswith("transformer")]
+CASES = slow_but_for(DEMANDING, CASES_BY_NAME.values())
+LANGUAGE_MODELS = slow_but_for(DEMANDING, [case for case in CASES_BY_NAME.values() if "language_model" in case.name])
+TAGGERS = [CASES_BY_NAME[name] for name in ("tener", "flat", "bilstm")]
+TRANSFORMERS = [case for case in CASES_BY_NAME.values() if case.name.startswith("transformer")]
 
 # Operations that stay on the host, and why.
 MESSAGES = {"Const", "StringJoin", "AsString", "StringFormat"}  # what a refused request is told, of text
@@ -113,7 +115,7 @@ def test_training_runs_on_the_gpu(case, graph_of):
 @pytest.mark.parametrize(
     "case, dtype",
     [
-        (MODELS[0], "mixed_float16"),
+        (PLAIN, "mixed_float16"),
         pytest.param(DEMANDING, "mixed_float16", marks=pytest.mark.slow),
         pytest.param(DEMANDING, "mixed_bfloat16", marks=pytest.mark.slow),
     ],
@@ -167,7 +169,7 @@ def test_what_the_gpu_waits_for(graph_of):
     static = training(DEMANDING, static_shapes=True, bin_capacities=[20])
     for function, n_where in ((graph_of(DEMANDING), 3), (static, 0)):
         assert collections.Counter(node.op for node in nodes(function))["Where"] == n_where
-    one_bin = collections.Counter(node.op for node in nodes(graph_of(MODELS[0])))
+    one_bin = collections.Counter(node.op for node in nodes(graph_of(PLAIN)))
     assert one_bin["Where"] == one_bin["Unique"] == 0
 
 

@@ -116,6 +116,7 @@ def test_a_folder_whose_checkpoints_were_deleted_takes_another_text(run):
     run_dir, text = run
     for path in run_dir.glob("ckpt-*"):
         path.unlink()
+    shutil.rmtree(run_dir / "best")
     text.write_text(TEXT.replace(".", ","))
     assert (run_dir / "checkpoint").exists()
     train_run(run_dir, str(text), training={"train_steps": 3}, **FEW)
