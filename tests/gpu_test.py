@@ -21,6 +21,11 @@ CASES_BY_NAME = {case.name: case for case in (*MODELS, *SLOW)}
 PLAIN = CASES_BY_NAME["language_model"]
 DEMANDING = CASES_BY_NAME["adaptive_language_model"]  # the one with bins
 
+pytestmark = pytest.mark.skipif(
+    not tf.test.is_built_with_gpu_support(),
+    reason="this TensorFlow (tensorflow-cpu, or that of macOS) registers no kernels for GPUs",
+)
+
 
 def slow_but_for(fast, cases):
     """Parameters of a test that is fast for one case alone."""
