@@ -7,6 +7,7 @@ private until 1.0.
 from txl_tf import layers
 from txl_tf.cluster.preparation import prepare
 from txl_tf.data.text.batches import segments
+from txl_tf.errors import FixedAttributeError, ParameterError
 from txl_tf.layers.common.precision import set_matmul_precision
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.taggers.bilstm import BiLSTM
@@ -26,7 +27,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BiLSTM",
+    "FixedAttributeError",
     "Flat",
+    "ParameterError",
     "Tagger",
     "Tener",
     "Transformer",

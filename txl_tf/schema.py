@@ -17,22 +17,14 @@ import functools
 import numbers
 import operator
 import os
-import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from txl_tf.errors import ParameterError, brief
+
 _UNIONS = (typing.Union, types.UnionType)
-
-_brief = reprlib.Repr()
-_brief.maxstring = _brief.maxother = 200
-
-
-def brief(value: Any) -> str:
-    """`repr` of a value that may come from a stranger: never long, and nothing in it moves a terminal's cursor."""
-    text = _brief.repr(value)
-    return text if len(text) <= 1000 else f"{text[:1000]}..."
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple]:
@@ -45,10 +37,11 @@ def _plain(value):
 
 
 def check_left_out(values: dict[str, Any], why: str) -> None:
-    """Raises ValueError for the first of `values`, `{name: value}`, that is given."""
+    """Raises ParameterError for the first of `values`, `{name: value}`, that is given."""
     for name, value in values.items():
         if value:
-            raise ValueError(f"{name} must be left out, got {brief(value)}: {why}")
+            message = f"{name} must be left out, got {brief(value)}: {why}"
+            raise ParameterError(name, value, "left out", message)
 
 
 def check_values(values: Any, *groups: type, partial: bool = False, prefix: str = "") -> None:
@@ -62,19 +55,20 @@ def check_values(values: Any, *groups: type, partial: bool = False, prefix: str 
         prefix: what messages put before the name of a key.
 
     Raises:
-        ValueError: names the key, what was found and what is allowed.
+        ParameterError: names the key, what was found and what is allowed.
     """
     if not isinstance(values, dict):
-        raise ValueError(f"{prefix.removesuffix('.') or 'it'} must be a JSON object, got {brief(values)}")
+        raise ParameterError(prefix.removesuffix(".") or "it", values, "a JSON object")
     fields = {field.name: (field, group) for group in groups for field in dataclasses.fields(group)}
     for name in values:
         if name not in fields:
-            raise ValueError(f"{prefix}{brief(name).strip(chr(39))} is unknown; known are {', '.join(sorted(fields))}")
+            unknown, known = prefix + brief(name).strip("'"), sorted(fields)
+            raise ParameterError(unknown, values[name], known, f"{unknown} is unknown; known are {', '.join(known)}")
     for name, (field, group) in fields.items():
         if name in values:
             check_field(field, group, values[name], prefix + name)
         elif not partial and field.default is field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{prefix}{name} is missing")
+            raise ParameterError(prefix + name, None, "given", f"{prefix}{name} is missing")
 
 
 def check_field(field: dataclasses.Field, group: type, value: Any, name: str) -> None:
@@ -89,7 +83,7 @@ def check_field(field: dataclasses.Field, group: type, value: Any, name: str) ->
 
 
 def check_type(name: str, value: Any, kind: Any) -> None:
-    """Raises ValueError unless `value` is of the type `kind`: a plain type, a list, dictionary, union or dataclass."""
+    """Raises ParameterError unless `value` is a `kind`: a plain type, a list, dictionary, union or dataclass."""
     if typing.get_origin(kind) in _UNIONS:
         kinds = typing.get_args(kind)
         if value is None and type(None) in kinds:
@@ -100,7 +94,7 @@ def check_type(name: str, value: Any, kind: Any) -> None:
         return
     described, is_of = _kind(kind)
     if not is_of(value):
-        raise ValueError(f"{name} must be {described}, got {brief(value)}")
+        raise ParameterError(name, value, described)
 
 
 @functools.cache

@@ -7,19 +7,22 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from txl_tf.schema import brief, check_field
+import numpy as np
+
+from txl_tf.errors import ParameterError
+from txl_tf.schema import check_field
 
 
 def at_least(least: int, most: int | None = None) -> Callable:
     """A check for integers: `least` or more, and not above `most`."""
 
     def check(name: str, value: Any) -> None:
-        if not isinstance(value, numbers.Integral):
-            raise ValueError(f"{name} must be an integer, got {value!r}")
+        if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
+            raise ParameterError(name, value, "an integer")
         if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+            raise ParameterError(name, value, f"at least {least}")
         if most is not None and value > most:
-            raise ValueError(f"{name} must be at most {most}, got {value}")
+            raise ParameterError(name, value, f"at most {most}")
 
     return check
 
@@ -29,7 +32,7 @@ def one_of(choices: Iterable[str]) -> Callable:
 
     def check(name: str, value: Any) -> None:
         if value not in list(choices):
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {brief(value)}")
+            raise ParameterError(name, value, list(choices))
 
     check.choices = list(choices)
     return check
@@ -40,7 +43,8 @@ def satisfies(test: Callable, what: str) -> Callable:
 
     def check(name: str, value: Any) -> None:
         if not test(value):
-            raise ValueError(f"{name} must {what}, got {list(value) if isinstance(value, tuple) else value}")
+            shown = list(value) if isinstance(value, tuple) else value
+            raise ParameterError(name, value, what.removeprefix("be "), f"{name} must {what}, got {shown}")
 
     return check
 
@@ -75,20 +79,23 @@ EVEN_SIZE = all_of(WIDTH, satisfies(lambda value: value % 2 == 0, "be even (half
 
 
 def check_bins(n_token: int, d_embed: int, cutoffs: Iterable[int], div_val: int) -> None:
-    """Raises ValueError unless `cutoffs` and `div_val` give clusters of at least one word and one dimension."""
+    """Raises ParameterError unless `cutoffs` and `div_val` give clusters of at least one word and one dimension."""
     at_least(1)("n_token", n_token)
     at_least(1)("div_val", div_val)
     if not all(isinstance(cutoff, numbers.Integral) for cutoff in cutoffs):
-        raise ValueError(f"cutoffs must be integers, got {list(cutoffs)}")
+        raise ParameterError("cutoffs", list(cutoffs), "integers")
     ends = [0, *cutoffs, n_token]
     if any(left >= right for left, right in zip(ends, ends[1:], strict=False)):
-        raise ValueError(f"cutoffs must increase and lie between 0 and n_token={n_token}, got {list(cutoffs)}")
+        allowed = f"increase and lie between 0 and n_token={n_token}"
+        message = f"cutoffs must {allowed}, got {list(cutoffs)}"
+        raise ParameterError("cutoffs", list(cutoffs), f"numbers that {allowed}", message)
     last = len(ends) - 2
     if d_embed // div_val**last < 1:
-        raise ValueError(
+        message = (
             f"div_val={div_val} divides d_embed={d_embed} down to width 0 in bin {last} of {last + 1}: "
             f"d_embed must be at least {div_val**last}, or div_val smaller"
         )
+        raise ParameterError("d_embed", d_embed, f"at least {div_val**last}", message)
 
 
 # ----------------------------------------------------------------------------------------------------------- groups

@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
+
 # Metrics that `compile` takes, as functions of the mean nll. They are floats of any size: beyond all, infinity.
 METRICS = {"perplexity": tf.exp, "bits": lambda nll: nll / tf.math.log(tf.constant(2, nll.dtype))}
 
@@ -36,7 +38,7 @@ def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def refuse(method: str, arguments: dict[str, Any], reasons: dict[str, str] = _REFUSED) -> None:
-    """Raises ValueError for an argument that `method` cannot take. `None`, 0 and False count as not given.
+    """Raises ParameterError for an argument that `method` cannot take. `None`, 0 and False count as not given.
 
     Args:
         method: for the message.
@@ -47,17 +49,19 @@ def refuse(method: str, arguments: dict[str, Any], reasons: dict[str, str] = _RE
         value = arguments.get(name)
         if value is not None and not (isinstance(value, numbers.Number) and not value):
             simple = isinstance(value, numbers.Number | str | dict | list) and len(repr(value)) < 40
-            raise ValueError(f"{method} takes no {name}, got {repr(value) if simple else type(value).__name__}: {why}")
+            got = repr(value) if simple else type(value).__name__
+            raise ParameterError(name, value, "left out", f"{method} takes no {name}, got {got}: {why}")
 
 
 def metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
     """The argument `metrics` of `compile`, checked."""
     if not isinstance(metrics or [], list | tuple):
-        raise ValueError(f"metrics must be a list of names, such as ['bits'], got {metrics!r}")
+        raise ParameterError("metrics", metrics, "a list of names, such as ['bits']")
     for metric in metrics or []:
         if not isinstance(metric, str) or metric not in METRICS:
-            raise ValueError(
+            message = (
                 f"metrics may hold 'perplexity' and 'bits', got {metric!r}: others need the probabilities of all "
                 "words, which the adaptive softmax does not compute in training"
             )
+            raise ParameterError("metrics", metrics, list(METRICS), message)
     return tuple(dict.fromkeys(metrics or []))

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config.checks import RATE, at_least
+from txl_tf.errors import ParameterError, brief
 from txl_tf.layers.common.arguments import arguments_of
-from txl_tf.schema import brief
 
 # ----------------------------------------------------------------------------------------------------------- dropout
 
@@ -135,16 +135,16 @@ _KINDS = {
 
 
 def check_sizes(**sizes):
-    """Raises ValueError unless all are positive integers."""
+    """Raises ParameterError unless all are positive integers."""
     for name, size in sizes.items():
         _COUNT(name, size)
 
 
 def check_heads(width_name, width, heads_name, heads):
-    """Raises ValueError unless both are positive integers and the heads divide the width."""
+    """Raises ParameterError unless both are positive integers and the heads divide the width."""
     check_sizes(**{width_name: width, heads_name: heads})
     if width % heads:
-        raise ValueError(f"{width_name} must be a multiple of {heads_name}={heads}, got {width}")
+        raise ParameterError(width_name, width, f"a multiple of {heads_name}={heads}")
 
 
 def as_ids(name, ids):
@@ -157,9 +157,10 @@ def as_ids(name, ids):
     """
     given = ids if hasattr(ids, "dtype") else np.asarray(ids)
     if isinstance(given, tf.RaggedTensor):
-        raise ValueError(f"{name} must be filled up to one length, as by .to_tensor(), got a ragged {shown(given)}")
+        message = f"{name} must be filled up to one length, as by .to_tensor(), got a ragged {shown(given)}"
+        raise ParameterError(name, ids, "a tensor of one length", message)
     if not (given.dtype.kind in "iuf" if isinstance(given, np.ndarray) else _is_number(given.dtype)):
-        raise ValueError(f"{name} must be integers, got {shown(ids)}")
+        raise ParameterError(name, ids, "integers", f"{name} must be integers, got {shown(ids)}")
     if tf.as_dtype(given.dtype) in (tf.int64, tf.uint32, tf.uint64):
         given = tf.clip_by_value(tf.cast(given, tf.int64), tf.int32.min, tf.int32.max)
     return tf.cast(given, tf.int32)
@@ -171,16 +172,16 @@ def _is_number(dtype):
 
 
 def width_of(name, shape):
-    """The last of the dimensions that a layer is built for. Raises ValueError where it is not known."""
+    """The last of the dimensions that a layer is built for. Raises ParameterError where it is not known."""
     if not isinstance(shape, (tuple, list, tf.TensorShape)) or not len(shape) or not isinstance(shape[-1], int):
-        raise ValueError(f"{name} must be float [..., width] of a known width, got {brief(shape)}")
+        raise ParameterError(name, shape, "float [..., width] of a known width")
     return shape[-1]
 
 
 def check_width(name, shape, width_name, width):
-    """Raises ValueError where the `shape` that a layer is built for has another width; `None` says nothing."""
+    """Raises ParameterError where the `shape` that a layer is built for has another width; `None` says nothing."""
     if isinstance(shape, (tuple, list)) and shape and isinstance(shape[-1], int) and shape[-1] != width:
-        raise ValueError(f"{name} must be [..., {width_name}={width}], got {list(shape)}")
+        raise ParameterError(name, list(shape), f"[..., {width_name}={width}]")
 
 
 def shown(value):
@@ -191,8 +192,13 @@ def shown(value):
     return f"{tf.as_dtype(value.dtype).name} {[*shape] if shape.rank is not None else '[...]'}"
 
 
+def tensor_error(name, tensor, allowed):
+    """The ParameterError of a tensor, whose message shows its type and shape rather than its numbers."""
+    return ParameterError(name, tensor, allowed, f"{name} must be {allowed}, got {shown(tensor)}")
+
+
 def check_tensors(sizes, **tensors):
-    """Raises ValueError unless tensors have their kinds and shapes. An unknown dimension fits any size.
+    """Raises ParameterError unless tensors have their kinds and shapes. An unknown dimension fits any size.
 
     Args:
         sizes: `{name: size}` of dimensions that are known. Sizes that the tensors show are added to it.
@@ -205,13 +211,13 @@ def check_tensors(sizes, **tensors):
             continue
         kind = kind.rstrip("?")
         if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
-            raise ValueError(f"{name} must be a tensor, {_described(kind, dims, sizes)}, got {shown(tensor)}")
+            raise tensor_error(name, tensor, f"a tensor, {_described(kind, dims, sizes)}")
         shape, dtype = tf.TensorShape(tensor.shape), tf.as_dtype(tensor.dtype)
         if dims[0] == "..." and shape.rank:
             dims = [*["..."] * (shape.rank - len(dims) + 1), *dims[1:]]
         expected = [sizes.get(dim) for dim in dims]
         if not _KINDS[kind](dtype) or not shape.is_compatible_with(expected):
-            raise ValueError(f"{name} must be {_described(kind, dims, sizes)}, got {shown(tensor)}")
+            raise tensor_error(name, tensor, _described(kind, dims, sizes))
         if shape.rank is not None:
             sizes.update(
                 (dim, size) for dim, size in zip(dims, shape, strict=True) if size is not None and dim != "..."
@@ -245,7 +251,7 @@ def as_bool(name, mask):
     """
     mask = tf.convert_to_tensor(mask)
     if mask.dtype.is_floating:
-        raise ValueError(f"{name} must be bool, true where there is something, got {shown(mask)}")
+        raise tensor_error(name, mask, "bool, true where there is something")
     return tf.cast(mask, tf.bool)
 
 
@@ -269,7 +275,8 @@ def seen_by_article(name, mask, sizes, dims):
         whole = [sizes.get(dim) for dim in dims[-mask.shape.rank :]]
         known = len(whole) == mask.shape.rank > 1 and zip(mask.shape, whole, strict=True)
         if not known or any(None not in (size, other) and size not in (1, other) for size, other in known):
-            raise ValueError(f"{name} must broadcast to {_described('', dims, sizes)}, got {shown(mask)}")
+            message = f"{name} must broadcast to {_described('', dims, sizes)}, got {shown(mask)}"
+            raise ParameterError(name, mask, f"of a shape that broadcasts to {_described('', dims, sizes)}", message)
     return seen(mask)
 
 
@@ -296,11 +303,12 @@ def seen_by_keras(name, mask, sizes, two):
     shapes = f"bool {_described('', dims, sizes)} or {_described('', three, sizes)}, true where a key is seen"
     got = f"got {shown(mask)}"
     if not mask.dtype.is_bool:
-        raise ValueError(f"{name} must be {shapes}, {got}; what is 1 where a key is forbidden is given as forbidden=")
+        message = f"{name} must be {shapes}, {got}; what is 1 where a key is forbidden is given as forbidden="
+        raise ParameterError(name, mask, shapes, message)
     rows = None if mask.shape.rank == 3 and mask.shape[0] == 1 else sizes.get("batch")
     expected = {"batch": rows, "queries": sizes.get("queries"), "keys": sizes.get("keys")}
     for names in (dims, three):
         if mask.shape.rank == len(names) and mask.shape.is_compatible_with([expected[dim] for dim in names]):
             return mask if names is three else mask[:, None] if "batch" in names else mask[None]
     other = "[queries, keys] is attention_mask" if name == "mask" else "[batch, keys] is mask"
-    raise ValueError(f"{name} must be {shapes}, {got}; {other}")
+    raise ParameterError(name, mask, shapes, f"{name} must be {shapes}, {got}; {other}")

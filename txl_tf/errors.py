@@ -1,0 +1,54 @@
+"""The errors of the library: what is wrong with a value that the caller gave, as fields that code can read."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+_brief = reprlib.Repr()
+_brief.maxstring = _brief.maxother = 200
+
+
+def brief(value: Any) -> str:
+    """`repr` of a value that may come from a stranger: never long, and nothing in it moves a terminal's cursor."""
+    text = _brief.repr(value)
+    return text if len(text) <= 1000 else f"{text[:1000]}..."
+
+
+class ParameterError(ValueError):
+    """A value that the caller gave cannot be used.
+
+    ```python
+    try:
+        txl_tf.TransformerXLLM(n_token=10, n_layer=0, d_model=8, ...)
+    except txl_tf.ParameterError as error:
+        error.name, error.value, error.allowed      # "n_layer", 0, "at least 1"
+    ```
+
+    Args:
+        name: the argument, attribute, method or key that has the value, as the caller writes it.
+        value: the value.
+        allowed: the values that can be used: a list of choices, or text that can follow "must be".
+        message: the whole message. By default "name must be allowed, got value".
+
+    Attributes:
+        name, value, allowed: as above.
+    """
+
+    # Keras and AutoGraph replace an exception that leaves a layer or a graph by a new one with the message alone. With
+    # these marks they leave it as it is, with its fields.
+    _keras_call_info_injected = True
+    ag_pass_through = True
+
+    def __init__(self, name: str, value: Any, allowed: Any, message: str | None = None) -> None:
+        super().__init__(name, value, allowed, message)
+        self.name, self.value, self.allowed = name, value, allowed
+        choices = allowed if isinstance(allowed, str) else f"one of {', '.join(map(str, allowed))}"
+        self._message = message or f"{name} must be {choices}, got {brief(value)}"
+
+    def __str__(self) -> str:
+        return self._message
+
+
+class FixedAttributeError(ParameterError, AttributeError):
+    """An attribute of a model or layer that cannot be changed any more; the message says what to do instead."""
