@@ -7,8 +7,6 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from txl_tf.errors import ParameterError
 from txl_tf.schema import check_field
 
@@ -17,7 +15,7 @@ def at_least(least: int, most: int | None = None) -> Callable:
     """A check for integers: `least` or more, and not above `most`."""
 
     def check(name: str, value: Any) -> None:
-        if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
+        if not is_integer(value):
             raise ParameterError(name, value, "an integer")
         if value < least:
             raise ParameterError(name, value, f"at least {least}")
@@ -59,12 +57,22 @@ def all_of(*checks: Callable) -> Callable:
     return check
 
 
-RATE = satisfies(lambda value: 0 <= value < 1, "lie in [0, 1)")
-SHARE = satisfies(lambda value: 0 <= value <= 1, "lie in [0, 1]")
-FRACTION = satisfies(lambda value: 0 < value < 1, "be between 0 and 1, both excluded")
-POSITIVE = satisfies(lambda value: value > 0, "be positive")
+def is_integer(value: Any) -> bool:
+    """Whether a value is a whole number of Python's or NumPy's; True and False are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number of Python's or NumPy's; True and False are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+RATE = satisfies(lambda value: is_number(value) and 0 <= value < 1, "lie in [0, 1)")
+SHARE = satisfies(lambda value: is_number(value) and 0 <= value <= 1, "lie in [0, 1]")
+FRACTION = satisfies(lambda value: is_number(value) and 0 < value < 1, "be between 0 and 1, both excluded")
+POSITIVE = satisfies(lambda value: is_number(value) and value > 0, "be positive")
 COUNT_OR_ALL = satisfies(lambda value: value == -1 or value > 0, "be 1 or more, or -1 for all")
-NOT_NEGATIVE = satisfies(lambda value: 0 <= value < float("inf"), "be 0 or more")
+NOT_NEGATIVE = satisfies(lambda value: is_number(value) and 0 <= value < float("inf"), "be 0 or more")
 RISING = satisfies(
     lambda value: list(value) == sorted(set(value)) and min(value, default=1) >= 1, "be positive and rise"
 )
@@ -81,8 +89,9 @@ EVEN_SIZE = all_of(WIDTH, satisfies(lambda value: value % 2 == 0, "be even (half
 def check_bins(n_token: int, d_embed: int, cutoffs: Iterable[int], div_val: int) -> None:
     """Raises ParameterError unless `cutoffs` and `div_val` give clusters of at least one word and one dimension."""
     at_least(1)("n_token", n_token)
+    at_least(1)("d_embed", d_embed)
     at_least(1)("div_val", div_val)
-    if not all(isinstance(cutoff, numbers.Integral) for cutoff in cutoffs):
+    if not all(map(is_integer, cutoffs)):
         raise ParameterError("cutoffs", list(cutoffs), "integers")
     ends = [0, *cutoffs, n_token]
     if any(left >= right for left, right in zip(ends, ends[1:], strict=False)):

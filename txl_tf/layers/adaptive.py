@@ -5,17 +5,17 @@ among its words. Clusters, shapes, tables and projections: see `layers/embedding
 """
 
 import itertools
-import numbers
 
 import keras
 import tensorflow as tf
 
+from txl_tf.config.checks import is_integer
+from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import stored, values_of
 from txl_tf.layers.common.base import check_tensors, shown
 from txl_tf.layers.common.ops import cross_entropy
 from txl_tf.layers.common.precision import matmul
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
-from txl_tf.schema import brief
 
 
 def bin_logits(hidden, weight, bias, proj):
@@ -119,11 +119,9 @@ def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, 
 def check_capacities(bin_capacities, n):
     """Raises ValueError unless they are one for each of the `n` clusters but the first."""
     given = list(bin_capacities) if hasattr(bin_capacities, "__len__") else [bin_capacities]
-    if len(given) != n or not all(isinstance(capacity, numbers.Integral) and capacity > 0 for capacity in given):
-        raise ValueError(
-            f"bin_capacities must be one positive integer for each of the {n} clusters but the first, "
-            f"got {brief(given)}"
-        )
+    if len(given) != n or not all(is_integer(capacity) and capacity > 0 for capacity in given):
+        allowed = f"one positive integer for each of the {n} clusters but the first"
+        raise ParameterError("bin_capacities", given, allowed)
 
 
 def _starts(biases):
@@ -229,8 +227,12 @@ class AdaptiveSoftmax(AdaptiveBins):
         if not embedding.built:
             embedding.build()
 
-    def compute_output_shape(self, hidden_shape, *_, **__):
-        return (*hidden_shape[:-1], self.n_token)
+    @property
+    def output_dtype(self):
+        return "float32"
+
+    def compute_output_shape(self, *shapes, **named):
+        return (*self.named_shapes(shapes, named)["hidden"][:-1], self.n_token)
 
     def nll(self, hidden, labels, embedding):
         """Negative log-likelihood of every label, in place: float32 `[batch, tgt_len]`, nats."""

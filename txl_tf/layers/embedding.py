@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from txl_tf.config import check_bins
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, as_ids
+from txl_tf.layers.common.base import Layer, as_ids, check_sizes
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.ops import own_initializer
 from txl_tf.layers.common.precision import matmul
@@ -110,6 +110,7 @@ class AdaptiveBins(Layer):
     ):
         super().__init__(**kwargs)
         check_bins(n_token, d_embed, cutoffs, div_val)
+        check_sizes(d_proj=d_proj)
         self.cutoffs = tuple(cutoffs)
         self.div_val = div_val if cutoffs else 1  # a single cluster has nothing to divide
         self.proj_initializer = keras.initializers.get(proj_initializer or "glorot_uniform")
@@ -188,5 +189,5 @@ class AdaptiveEmbedding(AdaptiveBins):
             tokens, self.tables, self.projs, self.cutoffs, self.d_proj, self.compute_dtype, static_shapes
         )
 
-    def compute_output_shape(self, tokens_shape, **_):
-        return (*tokens_shape, self.d_proj)
+    def compute_output_shape(self, *shapes, **named):
+        return (*self.named_shapes(shapes, named)["tokens"], self.d_proj)

@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, check_width, width_of
 from txl_tf.layers.common.dropout import dropout, scale_of_kept, split
@@ -118,6 +119,7 @@ class PositionwiseFF(Layer):
     ):  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, d_inner=d_inner)
+        NOT_NEGATIVE("layer_norm_epsilon", layer_norm_epsilon)
         self.start_keys(seed, dropout=dropout)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.initializers = [own_initializer(self.kernel_initializer) for _ in range(2)]
@@ -177,8 +179,8 @@ class PositionWiseFFN(Layer):
         inner_key, _ = split(self.key_of_call(X, training, dropout_key), 2)
         return feed_forward(X, *weights, rate=self.rate, dropout_key=inner_key)
 
-    def compute_output_shape(self, X_shape):
-        return (*X_shape[:-1], self.ffn_num_outputs)
+    def compute_output_shape(self, *shapes, **named):
+        return (*self.named_shapes(shapes, named)["X"][:-1], self.ffn_num_outputs)
 
 
 def point_wise_feed_forward_network(d_model, dff):

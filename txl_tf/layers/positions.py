@@ -20,6 +20,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config.checks import is_number
+from txl_tf.errors import ParameterError
+from txl_tf.layers.common.base import check_length, check_sizes, check_tensors
+
 CONVENTIONS = ("halves", "interleaved")
 
 
@@ -35,8 +39,9 @@ def inverse_frequencies(d_model):
     Raises:
         ValueError: `d_model` is odd: half the dimensions are sines and half cosines.
     """
+    check_length("d_model", d_model, 1)
     if d_model % 2:
-        raise ValueError(f"d_model must be even (half sines, half cosines), got {d_model}")
+        raise ParameterError("d_model", d_model, "even (half sines, half cosines)")
     return 1 / (10000 ** (tf.range(0, d_model, 2.0) / d_model))
 
 
@@ -70,6 +75,9 @@ def relative_positions(klen, clamp_len=-1):
     Returns:
         float32 `[klen]`.
     """
+    check_length("klen", klen)
+    if not is_number(clamp_len):
+        raise ParameterError("clamp_len", clamp_len, "a number")
     pos_seq = tf.range(tf.cast(klen, tf.float32) - 1, -1, -1.0)
     return tf.minimum(pos_seq, clamp_len) if clamp_len > 0 else pos_seq
 
@@ -90,10 +98,12 @@ def positional_embedding(pos_seq, inv_freq, bsz=None, convention="halves"):
         `[1, K, E]`, or `[bsz, K, E]` where `bsz` is given.
 
     Raises:
-        ValueError: there is no such convention.
+        ParameterError: there is no such convention, or a tensor has another shape.
     """
     if convention not in CONVENTIONS:
-        raise ValueError(f"convention must be one of {', '.join(CONVENTIONS)}, got {convention!r}")
+        raise ParameterError("convention", convention, list(CONVENTIONS))
+    pos_seq, inv_freq = tf.convert_to_tensor(pos_seq), tf.convert_to_tensor(inv_freq)
+    check_tensors({}, pos_seq=(pos_seq, "float positions"), inv_freq=(inv_freq, "float frequencies"))
     sinusoid_inp = tf.einsum("i,j->ij", pos_seq, inv_freq)
     sines_and_cosines = [tf.sin(sinusoid_inp), tf.cos(sinusoid_inp)]
     if convention == "halves":
@@ -132,7 +142,11 @@ def positional_encoding(position, d_model):
 
     Returns:
         float32 `[1, position, d_model]`.
+
+    Raises:
+        ParameterError: a size is below 1 or no integer.
     """
+    check_sizes(position=position, d_model=d_model)
     angles = get_angles(np.arange(position)[:, None], np.arange(d_model)[None], d_model)
     angles[:, 0::2] = np.sin(angles[:, 0::2])
     angles[:, 1::2] = np.cos(angles[:, 1::2])

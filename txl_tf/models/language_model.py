@@ -8,6 +8,7 @@ import tensorflow as tf
 from txl_tf.config import ModelConfig, NetworkConfig
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.common.arguments import arguments_of, takes, values_of
+from txl_tf.layers.common.base import OutputSpecs
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.decoding import generation
 from txl_tf.models.decoding.sampling import check_integer, uniform_draws
@@ -30,7 +31,7 @@ _NO_PREDICT = (
 )
 
 
-class LanguageModel(MemoryModel):
+class LanguageModel(OutputSpecs, MemoryModel):
     """Base of language models: a network, and the adaptive softmax that shares its embeddings.
 
     A subclass says which network, how generation reads (`decoding_cache`), and how an evaluation carries the memory.
@@ -68,6 +69,10 @@ class LanguageModel(MemoryModel):
     def call(self, tokens, mems=None):
         hidden, new_mems = self.network(tokens, mems)
         return self.softmax(hidden, embedding=self.network.embedding), new_mems
+
+    def compute_output_shape(self, *shapes, **named):
+        hidden_shape, mems_shapes = self.network.compute_output_shape(**self.named_shapes(shapes, named))
+        return (*hidden_shape[:-1], self.network.n_token), mems_shapes
 
     def initial_mems(self, batch_size):
         """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`."""

@@ -77,6 +77,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
         """
         refuse("compile", {"loss": loss, "loss_weights": loss_weights, "weighted_metrics": weighted_metrics})
         metrics = metric_names(metrics)
+        at_least(1)("steps_per_execution", steps_per_execution)
         at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
         if bin_capacities is not None:
             if not static_shapes:

@@ -4,6 +4,8 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import OptimizerConfig, TrainingConfig, at_least
+from txl_tf.config.checks import is_number
+from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import arguments_of, stored
 from txl_tf.training.distribution import sum_over_replicas
 
@@ -19,8 +21,8 @@ class ClipAfterAverage:
 
     def __init__(self, *args, clip=None, clip_value=None, **kwargs):
         for name, value in (("clip", clip), ("clip_value", clip_value)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, or None for no clipping, got {value}")
+            if value is not None and not (is_number(value) and value > 0):
+                raise ParameterError(name, value, "positive, or None for no clipping")
         super().__init__(*args, **kwargs)
         self.clip = clip
         self.clip_value = clip_value
@@ -127,6 +129,7 @@ def make_schedule(
 ) -> keras.optimizers.schedules.LearningRateSchedule:
     """Linear warm-up from 0 to `learning_rate`, then a cosine: the original's schedule to 1e-7."""
     at_least(1)("train_steps", train_steps)
+    at_least(0)("warmup_steps", warmup_steps)
     if not 0 <= warmup_steps < train_steps:
         raise ValueError(
             f"warmup_steps must lie in [0, train_steps={train_steps}), got {warmup_steps}: give a shorter one, such as "

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config import at_least
 from txl_tf.data.text.batches import plain_messages
 from txl_tf.training.among_workers import AmongWorkers
 from txl_tf.training.distribution import sum_over_replicas
@@ -66,6 +67,7 @@ class Resumable(AmongWorkers, TrainedModel):
         if loss is not None or metrics:
             raise ValueError(f"loss and metrics must be None: the model has its own, {self.measures}")
         refuse("compile", {"loss_weights": loss_weights, "weighted_metrics": weighted_metrics}, _REFUSED)
+        at_least(1)("steps_per_execution", steps_per_execution)
         self.auto_scale_loss = auto_scale_loss
         super().compile(
             optimizer if optimizer is not None else "adam", run_eagerly=run_eagerly, jit_compile=jit_compile,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numbers
-
 import tensorflow as tf
 
+from txl_tf.config.checks import is_integer, is_number
+from txl_tf.errors import ParameterError
 from txl_tf.schema import brief
 
 
@@ -20,10 +20,12 @@ def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[
     if not isinstance(class_weight, dict):
         raise ValueError(f"class_weight must be a dictionary of ids and weights, got {brief(class_weight)}")
     for label, weight in class_weight.items():
-        if not isinstance(label, numbers.Integral) or not 0 <= label < n_classes:
-            raise ValueError(f"class_weight must have ids from 0 to {n_classes - 1}, got {label!r}")
-        if not isinstance(weight, numbers.Real):
-            raise ValueError(f"class_weight must have numbers as weights, got {weight!r} for {label}")
+        if not is_integer(label) or not 0 <= label < n_classes:
+            message = f"class_weight must have ids from 0 to {n_classes - 1}, got {label!r}"
+            raise ParameterError("class_weight", class_weight, f"of ids from 0 to {n_classes - 1}", message)
+        if not is_number(weight):
+            message = f"class_weight must have numbers as weights, got {weight!r} for {label}"
+            raise ParameterError("class_weight", class_weight, "of numbers as weights", message)
     return tuple(float(class_weight.get(label, 1.0)) for label in range(n_classes))
 
 

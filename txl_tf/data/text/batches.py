@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.config.checks import POSITIVE
+from txl_tf.config.checks import POSITIVE, is_integer
 from txl_tf.data.batching import prefetched
 from txl_tf.data.text.documents import Documents
 from txl_tf.data.token_files import StoredTokens
+from txl_tf.errors import ParameterError
 from txl_tf.layers.common.base import as_ids
 from txl_tf.layers.embedding import check_ids, id_error
 
@@ -85,8 +86,10 @@ class Segments:
     def __post_init__(self) -> None:
         self.tokens = _check_tokens(self.tokens)
         self._n_batch = num_batches(len(self.tokens), self.batch_size, self.tgt_len, self.drop_remainder)
-        if self.start < 0 or (self.start > self._n_batch and not self.repeat):
-            raise ValueError(f"start must be in [0, {self._n_batch}], the number of batches, got {self.start}")
+        beyond = is_integer(self.start) and self.start > self._n_batch and not self.repeat
+        if not is_integer(self.start) or self.start < 0 or beyond:
+            allowed = f"in [0, {self._n_batch}], the number of batches"
+            raise ParameterError("start", self.start, allowed)
         self._datasets = {}  # by rows; each is made once, for TensorFlow never frees what a dataset calls in Python
 
     def dataset(self, rows: range | None = None) -> tf.data.Dataset:

@@ -5,6 +5,7 @@ the layer's own `SeedGenerator`. `training=False` never drops. A call without `t
 """
 
 import inspect
+import numbers
 import random
 
 import keras
@@ -82,20 +83,91 @@ class Dropping:
 # ------------------------------------------------------------------------------------------------------------- layers
 
 
-class KerasHabits:
-    """Mixin of layers and models: stored arguments in the config, shapes as `call` computes them, masks passed on."""
+class _Traced(keras.Operation):
+    """The whole call of a layer, with Keras's casts and masks, as an operation that `compute_output_spec` can trace.
+
+    Attributes:
+        error: what the call raised. Keras replaces it by an exception with another message and without its fields.
+    """
+
+    def __init__(self, layer):
+        super().__init__(name=layer.name)
+        self.layer, self.error = layer, None
+
+    def call(self, *args, **kwargs):
+        try:
+            return self.layer(*args, **kwargs)
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def _shape_of(x):
+    """The shape of a tensor or of a symbol of Keras; other values as they are."""
+    return tuple(x.shape) if hasattr(x, "shape") and hasattr(x, "dtype") else x
+
+
+class OutputSpecs:
+    """Mixin of layers and models: shapes and dtypes of what a call returns, with weights or without."""
+
+    @property
+    def output_dtype(self):
+        """The dtype of what a call returns, for `compute_output_spec` of a layer without weights."""
+        return self.compute_dtype
+
+    def compute_output_spec(self, *args, **kwargs):
+        """Shapes and dtypes of what a call with these arguments returns, as instances of `keras.KerasTensor`.
+
+        With weights, the layer traces its call, so dtypes, casts and errors are those of the call. Without weights, the
+        answer is that of `compute_output_shape` and `output_dtype`, and the layer stays without weights.
+        """
+        if self.built:
+            traced = _Traced(self)
+            try:
+                return traced.compute_output_spec(*args, **kwargs)
+            except Exception as error:
+                raise traced.error or error from None
+        if "training" not in inspect.signature(self.call).parameters:
+            kwargs.pop("training", None)  # `keras.Sequential` gives it to every layer
+        shapes, named = keras.tree.map_structure(_shape_of, (args, kwargs))
+        output = self.compute_output_shape(*shapes, **named)
+        return keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape, self.output_dtype), output)
+
+    def compute_output_shape(self, *shapes, **named):
+        """The shapes of what a call returns.
+
+        Args: those of the call, in its order or by its names. The shape of a tensor `x` is `x_shape` by name; options
+            such as `return_attention_scores` keep their names. Arguments that do not matter may be left out.
+
+        Raises:
+            TypeError: the call has no such argument.
+        """
+        return next(iter(self.named_shapes(shapes, named).values()))  # like the first argument
+
+    def named_shapes(self, shapes, named):
+        """The arguments of `compute_output_shape` by their names in the call, options with their defaults."""
+        signature = inspect.signature(self.call)
+        first = next(iter(signature.parameters))
+        # `input_shape` is Keras's name in `build`. What `**_` of `build` took, `summary` of Keras passes on as `_`.
+        names = {name: first if name == "input_shape" else name.removesuffix("_shape") for name in named}
+        named = {names[name]: value for name, value in named.items() if name.strip("_")}
+        try:
+            given = signature.bind_partial(*shapes, **named)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}.compute_output_shape: {error}") from None
+        given.apply_defaults()
+        if first not in given.arguments:
+            raise TypeError(f"{type(self).__name__}.compute_output_shape: missing a required argument: '{first}_shape'")
+        return given.arguments
+
+
+class KerasHabits(OutputSpecs):
+    """Mixin of layers and models: stored arguments in the config, shapes of the output, masks passed on."""
 
     def get_config(self):
         return {**super().get_config(), **arguments_of(self)}
 
-    def compute_output_spec(self, *args, **kwargs):
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traces the call, for dtypes and errors
-
-    def compute_output_shape(self, *shapes, **named):
-        """Like the first of the shapes, whose name is that of `build`, of the call, or none."""
-        return [*shapes, *named.values()][0]
-
-    def compute_mask(self, inputs, previous_mask):
+    def compute_mask(self, inputs, previous_mask=None):
         """The mask of the output: that of the input if it says which elements there are, bool `[batch, length]`."""
         rank = getattr(getattr(previous_mask, "shape", None), "rank", None)
         return previous_mask if rank == 2 and previous_mask.dtype == tf.bool else None
@@ -138,6 +210,12 @@ def check_sizes(**sizes):
     """Raises ParameterError unless all are positive integers."""
     for name, size in sizes.items():
         _COUNT(name, size)
+
+
+def check_length(name, length, least=0):
+    """Raises ParameterError where a length, an int or an int scalar tensor, is a number below `least` or no integer."""
+    if isinstance(length, numbers.Number | np.bool_):
+        at_least(least)(name, length)
 
 
 def check_heads(width_name, width, heads_name, heads):
@@ -211,104 +289,20 @@ def check_tensors(sizes, **tensors):
             continue
         kind = kind.rstrip("?")
         if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
-            raise tensor_error(name, tensor, f"a tensor, {_described(kind, dims, sizes)}")
+            raise tensor_error(name, tensor, f"a tensor, {described(kind, dims, sizes)}")
         shape, dtype = tf.TensorShape(tensor.shape), tf.as_dtype(tensor.dtype)
         if dims[0] == "..." and shape.rank:
             dims = [*["..."] * (shape.rank - len(dims) + 1), *dims[1:]]
         expected = [sizes.get(dim) for dim in dims]
         if not _KINDS[kind](dtype) or not shape.is_compatible_with(expected):
-            raise tensor_error(name, tensor, _described(kind, dims, sizes))
+            raise tensor_error(name, tensor, described(kind, dims, sizes))
         if shape.rank is not None:
             sizes.update(
                 (dim, size) for dim, size in zip(dims, shape, strict=True) if size is not None and dim != "..."
             )
 
 
-def _described(kind, dims, sizes):
+def described(kind, dims, sizes):
+    """A kind and the names of dimensions as errors show them, with the sizes that are known."""
     named = [f"{dim}={sizes[dim]}" if sizes.get(dim) is not None else dim for dim in dims]
     return f"{kind} [{', '.join(named)}]".lstrip()
-
-
-# -------------------------------------------------------------------------------------------------------------- masks
-
-
-def mask_of(x):
-    """The mask that Keras's layers pass on with a tensor, or `None`."""
-    return getattr(x, "_keras_mask", None)
-
-
-def mask_of_call(x, mask):
-    """The mask that a call is given or, without one, that Keras passed on with `x`, as bool; `None` without either."""
-    mask = mask_of(x) if mask is None else mask
-    return None if mask is None else as_bool("mask", mask)
-
-
-def as_bool(name, mask):
-    """A mask of bool or of integers 0 and 1, true where there is something, as bool.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    mask = tf.convert_to_tensor(mask)
-    if mask.dtype.is_floating:
-        raise tensor_error(name, mask, "bool, true where there is something")
-    return tf.cast(mask, tf.bool)
-
-
-def seen_by_article(name, mask, sizes, dims):
-    """Which keys an article's mask leaves visible: numbers are 1 where forbidden, bool is true where seen.
-
-    Args:
-        name: of the argument, for the error.
-        mask: two or more dimensions.
-        sizes: see `check_tensors`.
-        dims: names of the dimensions that the mask broadcasts to.
-
-    Returns:
-        bool, of the mask's shape.
-
-    Raises:
-        ValueError: the mask does not broadcast.
-    """
-    mask = tf.convert_to_tensor(mask)
-    if mask.shape.rank is not None:
-        whole = [sizes.get(dim) for dim in dims[-mask.shape.rank :]]
-        known = len(whole) == mask.shape.rank > 1 and zip(mask.shape, whole, strict=True)
-        if not known or any(None not in (size, other) and size not in (1, other) for size, other in known):
-            message = f"{name} must broadcast to {_described('', dims, sizes)}, got {shown(mask)}"
-            raise ParameterError(name, mask, f"of a shape that broadcasts to {_described('', dims, sizes)}", message)
-    return seen(mask)
-
-
-def seen(mask):
-    """`seen_by_article` without its checks."""
-    mask = tf.convert_to_tensor(mask)
-    return mask if mask.dtype.is_bool else mask == 0
-
-
-def seen_by_keras(name, mask, sizes, two):
-    """A mask as Keras has it, true where a key is seen, with all dimensions: bool `[batch, queries, keys]`, some 1.
-
-    Args:
-        name: of the argument, for the errors.
-        mask: bool, of the dimensions `two`, or `[batch, queries, keys]`.
-        sizes: see `check_tensors`.
-        two: "batch keys" or "queries keys".
-
-    Raises:
-        ValueError: the mask is not bool, or of another shape.
-    """
-    mask, dims = tf.convert_to_tensor(mask), two.split()
-    three = ["batch", "queries", "keys"]
-    shapes = f"bool {_described('', dims, sizes)} or {_described('', three, sizes)}, true where a key is seen"
-    got = f"got {shown(mask)}"
-    if not mask.dtype.is_bool:
-        message = f"{name} must be {shapes}, {got}; what is 1 where a key is forbidden is given as forbidden="
-        raise ParameterError(name, mask, shapes, message)
-    rows = None if mask.shape.rank == 3 and mask.shape[0] == 1 else sizes.get("batch")
-    expected = {"batch": rows, "queries": sizes.get("queries"), "keys": sizes.get("keys")}
-    for names in (dims, three):
-        if mask.shape.rank == len(names) and mask.shape.is_compatible_with([expected[dim] for dim in names]):
-            return mask if names is three else mask[:, None] if "batch" in names else mask[None]
-    other = "[queries, keys] is attention_mask" if name == "mask" else "[batch, keys] is mask"
-    raise ParameterError(name, mask, shapes, f"{name} must be {shapes}, {got}; {other}")

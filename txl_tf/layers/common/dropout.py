@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from txl_tf.config.checks import RATE
 from txl_tf.layers.common.fusion import fused
 
 # Of the places that `split` tells apart at once.
@@ -34,7 +35,10 @@ def dropout(x, rate, dropout_key, row_axis=0):
     Returns:
         A tensor like `x`.
     """
-    if dropout_key is None or rate == 0:
+    if dropout_key is None:
+        return x
+    RATE("rate", rate)
+    if rate == 0:
         return x
     return x * _mask(keras.ops.shape(x), _with_place(dropout_key), rate, row_axis, x.dtype)
 

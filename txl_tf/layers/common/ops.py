@@ -6,6 +6,7 @@ The gradients are written out where TensorFlow's own take more passes over the a
 import keras
 import tensorflow as tf
 
+from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_tensors, width_of
 from txl_tf.layers.common.dropout import dropout
@@ -151,6 +152,7 @@ class LayerNorm(Layer):
     @stored
     def __init__(self, epsilon=1e-12, **kwargs):
         super().__init__(**kwargs)
+        NOT_NEGATIVE("epsilon", epsilon)
         self.epsilon = float(epsilon)
 
     def build(self, input_shape):
@@ -182,8 +184,8 @@ class Linear(Layer):
         kernel, bias = tf.cast(self.kernel, x.dtype), tf.cast(self.bias, x.dtype)
         return tf.reshape(add_bias(project(x, kernel), bias), [*keras.ops.shape(x)[:-1], self.units])
 
-    def compute_output_shape(self, input_shape):
-        return (*input_shape[:-1], self.units)
+    def compute_output_shape(self, *shapes, **named):
+        return (*self.named_shapes(shapes, named)["x"][:-1], self.units)
 
 
 def own_initializer(initializer):

@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width, mask_of_call, shown
+from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width, shown
 from txl_tf.layers.common.gradients import custom_gradient
+from txl_tf.layers.common.masks import mask_of_call
 from txl_tf.layers.common.packing import pack, unpack
 
 FORBIDDEN = -10000.0  # what a forbidden transition costs, as in fastNLP
@@ -210,7 +211,7 @@ class CRF(Layer):
 
     Call arguments:
         emissions: `[batch, time, n_tag]`.
-        mask: bool, or integers 0 and 1, `[batch, time]`, true at elements, wherever they are; without one, that which
+        mask: bool, or numbers 0 and 1, `[batch, time]`, true at elements, wherever they are; without one, that which
             Keras passed on with `emissions`, or else all are elements.
 
     Returns:
@@ -277,8 +278,12 @@ class CRF(Layer):
         """`crf_piece_log_probs` among the allowed paths. `mask`: elements first."""
         return crf_piece_log_probs(emissions, tags, mask, *self.constrained())
 
-    def compute_output_shape(self, emissions_shape, **_):
-        return tuple(emissions_shape[:-1])
+    @property
+    def output_dtype(self):
+        return "int32"
+
+    def compute_output_shape(self, *shapes, **named):
+        return tuple(self.named_shapes(shapes, named)["emissions"][:-1])
 
     def constrained(self):
         """`(transitions, start, end)`, with the cost of what is forbidden."""

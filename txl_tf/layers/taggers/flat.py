@@ -14,10 +14,12 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import ACTIVATIONS, RESIDUALS, one_of
+from txl_tf.errors import ParameterError
 from txl_tf.layers.attention import attend, attention_probs, join_heads, pairwise_scores
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, check_heads, check_sizes, check_tensors, mask_of_call
+from txl_tf.layers.common.base import Layer, check_heads, check_sizes, check_tensors
 from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.masks import mask_of_call
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.feed_forward import feed_forward
 from txl_tf.layers.taggers.flat_variants import ACTIVATION, LatticeProcess, heads_of_some
@@ -48,7 +50,7 @@ class LatticeAttn(Layer):
         x: `[batch, items, d_model]`.
         r: `[U, d_model]`, fused positions of the pairs that differ.
         index: int32 `[batch, items, items]`, which of them each pair is.
-        mask: bool, or integers 0 and 1, `[batch, items]`, true at items; without one, that which Keras passed on with
+        mask: bool, or numbers 0 and 1, `[batch, items]`, true at items; without one, that which Keras passed on with
             `x`, or else all are.
         training, dropout_key: see `txl_tf.layers.common.base`.
 
@@ -138,6 +140,8 @@ class FlatLayer(Layer):
         check_sizes(d_inner=d_inner)
         one_of(RESIDUALS)("residual", residual)
         one_of(ACTIVATIONS)("activation", activation)
+        if not isinstance(attention, dict | None):
+            raise ParameterError("attention", attention, "a dictionary of arguments of LatticeAttn")
         self.attention = dict(attention or {})
         self.start_keys(seed, dropout=dropout, dropatt=self.attention.get("dropatt", 0.0))
         options = {"dtype": self.dtype_policy}

@@ -148,5 +148,6 @@ class PositionFusion(Layer):
         kernel, bias = self.computed(linear.kernel, linear.bias)
         return add_bias(fused_sum(pairs, table, kernel), bias)
 
-    def compute_output_shape(self, *_, **__):
-        return None, self.d_model
+    def compute_output_shape(self, *shapes, **named):
+        pairs = self.named_shapes(shapes, named if shapes else {"pairs_shape": None, **named})["pairs"]
+        return (pairs.distances[0][0] if hasattr(pairs, "distances") else None), self.d_model

@@ -18,8 +18,9 @@ import tensorflow as tf
 from txl_tf.config import ATTN_TYPES, one_of
 from txl_tf.layers.attention import attend, attention_probs, join_heads, project_heads, shifted_scores
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, check_heads, check_sizes, check_tensors, mask_of_call
+from txl_tf.layers.common.base import Layer, check_heads, check_sizes, check_tensors
 from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.masks import mask_of_call
 from txl_tf.layers.common.ops import LayerNorm, Linear
 from txl_tf.layers.feed_forward import PositionWiseFFN
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
@@ -87,7 +88,7 @@ class TenerAttn(Layer):
 
     Call arguments:
         x: `[batch, length, d_model]`.
-        mask: bool, or integers 0 and 1, `[batch, length]`, true where there is something; without one, that which Keras
+        mask: bool, or numbers 0 and 1, `[batch, length]`, true where there is something; without one, that which Keras
             passed on with `x`, or else all are.
         training, dropout_key: see `txl_tf.layers.common.base`.
 

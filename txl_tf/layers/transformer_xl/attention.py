@@ -16,10 +16,12 @@ Shapes:
 import keras
 import tensorflow as tf
 
+from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.layers.attention import attend, attention_probs, project_heads, project_output, shifted_scores
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, as_bool, check_sizes, check_tensors, mask_of, seen, seen_by_article
+from txl_tf.layers.common.base import Layer, check_length, check_sizes, check_tensors
 from txl_tf.layers.common.dropout import split
+from txl_tf.layers.common.masks import HEADS_FIRST, as_bool, mask_of, seen, seen_by_article
 from txl_tf.layers.common.ops import LayerNorm, own_initializer, residual_norm
 from txl_tf.layers.transformer_xl.reset import attend_documents, document_probs
 
@@ -42,7 +44,12 @@ def create_mask(qlen, mlen, same_length=False, first=0):
 
     Returns:
         float32 `[qlen, mlen + qlen]`.
+
+    Raises:
+        ParameterError: a length is below 0 or no integer.
     """
+    check_length("qlen", qlen)
+    check_length("mlen", mlen)
     query = first + tf.range(qlen)[:, None]
     key = first + tf.range(mlen + qlen)[None, :]
     masked = key > query + mlen
@@ -81,7 +88,8 @@ def visible_keys(attn_mask, w, mems):
     """bool, true where a query sees a key, of an `attn_mask` in any form that the call of a layer takes."""
     if attn_mask is None:
         return create_mask(keras.ops.shape(w)[1], keras.ops.shape(mems)[1]) == 0
-    return seen(attn_mask)
+    visible = seen(attn_mask)
+    return tf.transpose(visible, HEADS_FIRST) if len(visible.shape) == 4 else visible
 
 
 def relative_parts(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel):
@@ -125,6 +133,7 @@ class SegmentAttention(Layer):
     ):  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, n_head=n_head, d_head=d_head)
+        NOT_NEGATIVE("layer_norm_epsilon", layer_norm_epsilon)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
@@ -158,12 +167,14 @@ class SegmentAttention(Layer):
         if attn_mask is None:
             attn_mask = create_mask(qlen, mlen)
         else:
-            visible = seen_by_article("attn_mask", attn_mask, sizes, ["batch", "tgt_len", "keys"])
+            attn_mask = tf.convert_to_tensor(attn_mask)
+            heads = ["n_head"] if attn_mask.shape.rank == 4 else []
+            visible = seen_by_article("attn_mask", attn_mask, sizes, ["batch", *heads, "tgt_len", "keys"])
             if attn_mask.dtype == tf.bool:
                 attn_mask = tf.cast(~visible, tf.float32)
         if mask_of(w) is not None:
-            padding = tf.cast(~as_bool("mask", mask_of(w)), attn_mask.dtype)
-            attn_mask = tf.maximum(attn_mask, tf.pad(padding, [[0, 0], [mlen, 0]])[:, None])
+            padding = tf.pad(tf.cast(~as_bool("mask", mask_of(w)), attn_mask.dtype), [[0, 0], [mlen, 0]])
+            attn_mask = tf.maximum(attn_mask, padding[:, None, None] if attn_mask.shape.rank == 4 else padding[:, None])
         return attn_mask, mems
 
 
@@ -184,8 +195,9 @@ class RelMultiHeadAttn(SegmentAttention):
         w: `[batch, tgt_len, d_model]`, the segment. Where Keras handed a mask on with it, that hides keys, too.
         r: `[1, mem_len + tgt_len, d_model]`, position embeddings, farthest distance first.
         r_w_bias, r_r_bias: `[n_head, d_head]`, u and v; given by the caller, since layers share them unless `untie_r`.
-        attn_mask: `[tgt_len, mem_len + tgt_len]`, or with a batch in front: numbers, 1 where masked, see `create_mask`;
-            or bool, true where a key is seen. `None`: the mask of `create_mask`.
+        attn_mask: `[tgt_len, mem_len + tgt_len]`, with a batch in front, or with batch and heads, `[batch, n_head,
+            tgt_len, mem_len + tgt_len]`: numbers, 1 where masked, see `create_mask`; or bool, true where a key is seen.
+            `None`: the mask of `create_mask`.
         mems: `[batch, mem_len, d_model]`; `mem_len` may be 0, and `None` is no memory.
         content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where what is at a key counts as zeros; `None` for none.
         training, dropout_key: see `txl_tf.layers.common.base`.

@@ -63,11 +63,11 @@ class Embeddings(Layer):
     def call(self, ids):
         return tf.cast(tf.gather(self.lut, as_ids("ids", ids)) * self.d_model**0.5, self.compute_dtype)
 
-    def compute_mask(self, inputs, previous_mask):
+    def compute_mask(self, inputs, previous_mask=None):
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
-    def compute_output_shape(self, ids_shape):
-        return (*ids_shape, self.d_model)
+    def compute_output_shape(self, *shapes, **named):
+        return (*self.named_shapes(shapes, named)["ids"], self.d_model)
 
     def logits(self, hidden):
         """The product with every row of the table, for a softmax that shares it: `[..., vocab]`, float32."""

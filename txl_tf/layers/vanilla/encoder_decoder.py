@@ -10,8 +10,9 @@ import keras
 import tensorflow as tf
 
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, mask_of
+from txl_tf.layers.common.base import Layer, check_sizes, check_tensors
 from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.masks import mask_of
 from txl_tf.layers.common.ops import LayerNorm
 from txl_tf.layers.feed_forward import PositionWiseFFN
 from txl_tf.layers.vanilla.multi_head_attention import MultiHeadAttention, seen_of_masks
@@ -71,10 +72,11 @@ class EncoderLayer(_TransformerLayer):
 
     Call arguments:
         x: `[batch, length, d_model]`.
-        mask: bool, true at what there is, `[batch, length]`, or true where a key is seen, `[batch, length, length]`;
-            without one, that which Keras passed on with `x`. Numbers of four dimensions are the article's, see
-            `forbidden`.
-        attention_mask: bool, true where a key is seen: `[length, length]` or `[batch, length, length]`.
+        mask: bool or integers 0 and 1, true where there is an element, `[batch, length]`; or bool, true where a key is
+            seen, `[batch, length, length]`. Without one, the mask that Keras passed on with `x`. Numbers of four
+            dimensions are the article's, see `forbidden`.
+        attention_mask: true or 1 where a key is seen, bool or numbers 0 and 1: `[length, length]`, `[batch, length,
+            length]` or `[batch, num_heads, length, length]`.
         forbidden: broadcasts to `[batch, num_heads, length, length]`, 1 where a key is forbidden, as in the article.
         use_causal_mask: whether a position sees none after it.
         return_attention_scores: whether to return the attention weights too.
@@ -112,10 +114,10 @@ class EncoderLayer(_TransformerLayer):
         )
         return self._feed_forward(x, self.layernorm2, *keys[2:]), weights
 
-    def compute_output_shape(self, x_shape, return_attention_scores=False, **_):
-        if not return_attention_scores:
-            return x_shape
-        return x_shape, (x_shape[0], self.num_heads, x_shape[1], x_shape[1])
+    def compute_output_shape(self, *shapes, **named):
+        given = self.named_shapes(shapes, named)
+        batch, length, _ = x_shape = given["x"]
+        return (x_shape, (batch, self.num_heads, length, length)) if given["return_attention_scores"] else x_shape
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -132,9 +134,11 @@ class DecoderLayer(_TransformerLayer):
         enc_output: `[batch, source, d_model]`.
         look_ahead_mask: of self-attention; broadcasts to `[batch, num_heads, length, length]`, numbers, 1 where
             forbidden, or bool, true where seen.
-        padding_mask: of the source, bool `[batch, source]`, true at what there is; without one, that which Keras handed
-            on with `enc_output`. Numbers of four dimensions are the article's, 1 where forbidden.
-        mask: of `x`, bool `[batch, length]`, true at what there is; without one, that which Keras passed on with it.
+        padding_mask: of the source, bool or integers 0 and 1 `[batch, source]`, true where there is an element; without
+            one, the mask that Keras passed on with `enc_output`. Numbers of four dimensions are the article's, 1 where
+            forbidden.
+        mask: of `x`, bool or integers 0 and 1 `[batch, length]`, true where there is an element; without one, the mask
+            that Keras passed on with it. Numbers of four dimensions are the article's, 1 where forbidden.
         use_causal_mask: whether self-attention sees no position after its own.
         return_attention_scores: whether to return the weights too; the article's layer does.
         training, dropout_key: see `txl_tf.layers.common.base`.
@@ -183,11 +187,13 @@ class DecoderLayer(_TransformerLayer):
     def build(self, x_shape=None, enc_output_shape=None, **_):  # both: Keras's summary knows the shapes that are named
         super().build(x_shape)
 
-    def compute_output_shape(self, x_shape, enc_output_shape=None, return_attention_scores=True, **_):
-        if not return_attention_scores:
-            return x_shape
-        weights = (x_shape[0], self.num_heads, x_shape[1])
-        return x_shape, (*weights, x_shape[1]), (*weights, enc_output_shape and enc_output_shape[1])
+    def compute_output_shape(self, *shapes, **named):
+        given = self.named_shapes(shapes, named)
+        if not given["return_attention_scores"]:
+            return given["x"]
+        batch, length, _ = given["x"]
+        source = given["enc_output"][1] if "enc_output" in given else None
+        return given["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
 
     def step(self, x, place, cache, source, cross=None):
         """The call for one more element, from the keys and values of those before it.

@@ -1,8 +1,9 @@
 """The vanilla Transformer's attention (Vaswani et al. 2017, section 3.2), on the common core.
 
-Two kinds of masks. Keras's are bool, true where a key is seen: `mask`, `attention_mask`. Those of the articles
-(docs/articles.md) are numbers, 1 where a key is forbidden, and broadcast to `[batch, heads, queries, keys]`:
-`forbidden`, and `mask` where it has all four dimensions. A query whose keys are all forbidden sees all of them alike.
+Two kinds of masks, see `layers/common/masks.py`. Keras's are true or 1 where a key is seen: `attention_mask`, `mask`,
+`query_mask`, `value_mask` and `key_mask`. Those of the articles (docs/articles.md) are numbers, 1 where a key is
+forbidden, and broadcast to `[batch, heads, queries, keys]`: `forbidden`, and `mask` where it has all four dimensions. A
+query whose keys are all forbidden sees all of them alike.
 
 Shapes:
     B: batch      H: num_heads      T: queries      K: keys      D: depth, the width of a head      E: d_model
@@ -13,19 +14,20 @@ import functools
 import keras
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.layers.attention import attention_probs, head_matmul, join_heads
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import (
-    Layer,
-    check_heads,
-    check_tensors,
+from txl_tf.layers.common.base import Layer, check_heads, check_length, check_tensors, shown
+from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.masks import (
+    as_bool,
     mask_of,
     seen,
-    seen_by_article,
+    seen_by_heads,
     seen_by_keras,
-    shown,
+    seen_elements,
+    seen_of_mask,
 )
-from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.common.ops import Linear, add_bias, project
 
 
@@ -41,9 +43,9 @@ def create_look_ahead_mask(size):
         ValueError: `size` is `None`, as the length of a symbolic input is: layers take `use_causal_mask=True` instead.
     """
     if size is None:
-        raise ValueError(
-            "size must be an int or a scalar tensor, got None: give the layer use_causal_mask=True instead"
-        )
+        message = "size must be an int or a scalar tensor, got None: give the layer use_causal_mask=True instead"
+        raise ParameterError("size", size, "an int or a scalar tensor", message)
+    check_length("size", size)
     places = tf.range(size)
     return tf.cast(places[None] > places[:, None], tf.float32)
 
@@ -76,14 +78,15 @@ class _ScaledDotProductAttention(keras.layers.Layer):
 
 
 def seen_of_masks(
-    sizes, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, names=("mask", "forbidden")
-):
+    sizes, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, names=("mask", "forbidden"),
+    query_mask=None, value_mask=None, key_mask=None,
+):  # fmt: skip
     """All masks of a call of `MultiHeadAttention` as one, for `attention_probs`.
 
     Args:
         sizes: see `check_tensors`: `batch` and `num_heads` as far as they are known, `queries` and `keys`, which may
             be scalar tensors.
-        mask, attention_mask, forbidden, use_causal_mask: see `MultiHeadAttention`.
+        mask, attention_mask, forbidden, use_causal_mask, query_mask, value_mask, key_mask: see `MultiHeadAttention`.
         names: what an error calls `mask` and `forbidden`.
 
     Returns:
@@ -92,19 +95,19 @@ def seen_of_masks(
     queries, keys = sizes["queries"], sizes["keys"]
     sizes = {name: size if isinstance(size, int) else None for name, size in sizes.items()}
     parts = []
-
-    def add_article(name, mask):
-        visible = seen_by_article(name, mask, sizes, ["batch", "num_heads", "queries", "keys"])
-        parts.append(tf.transpose(visible[(None,) * (4 - visible.shape.rank)], [1, 0, 2, 3]))
-
-    if mask is not None and len(mask.shape) == 4:
-        add_article(names[0], mask)
-    elif mask is not None:
-        parts.append(seen_by_keras(names[0], mask, sizes, "batch keys")[None])
+    if mask is not None:
+        parts.append(seen_of_mask(names[0], mask, sizes))
     if attention_mask is not None:
-        parts.append(seen_by_keras("attention_mask", attention_mask, sizes, "queries keys")[None])
+        parts.append(seen_by_keras("attention_mask", attention_mask, sizes))
     if forbidden is not None:
-        add_article(names[1], forbidden if names[1] != "forbidden" else tf.cast(forbidden, tf.float32))
+        article_mask = forbidden if names[1] != "forbidden" else tf.cast(forbidden, tf.float32)
+        parts.append(seen_by_heads(names[1], article_mask, sizes))
+    if value_mask is not None:
+        parts.append(seen_elements("value_mask", value_mask, sizes, "keys"))
+    if key_mask is not None and key_mask is not value_mask:
+        parts.append(seen_elements("key_mask", key_mask, sizes, "keys"))
+    if query_mask is not None:
+        parts.append(seen_elements("query_mask", query_mask, sizes, "queries"))
     if use_causal_mask:
         parts.append(tf.range(queries)[:, None] >= tf.range(keys))
     return functools.reduce(tf.logical_and, parts) if parts else None
@@ -157,11 +160,16 @@ class MultiHeadAttention(Layer):
     Call arguments:
         v, k: `[batch, keys, d_model]`, in this order.
         q: `[batch, queries, d_model]`.
-        mask: bool, true where a key is seen: `[batch, keys]` or `[batch, queries, keys]`; without one, that which Keras
-            passed on with `v` or `k`. Numbers of four dimensions are the article's, see `forbidden`.
+        mask: true where a key is seen: bool `[batch, keys]` or `[batch, queries, keys]`, or integers 0 and 1 `[batch,
+            keys]`. Numbers of four dimensions are the article's, see `forbidden`. Without a mask, `value_mask` and
+            `key_mask` are by default those that Keras passed on with `v` and `k`.
         query, value, key: `q`, `v` and `k` by Keras's names; `key` is `value` by default.
-        attention_mask: bool, true where a key is seen: `[queries, keys]` or `[batch, queries, keys]`.
+        attention_mask: true or 1 where a key is seen, bool or numbers 0 and 1: `[queries, keys]`, `[batch, queries,
+            keys]` or `[batch, num_heads, queries, keys]`, where batch, heads and queries may be 1.
         forbidden: broadcasts to `[batch, num_heads, queries, keys]`, 1 where a key is forbidden, as in the article.
+        query_mask: true or 1 where there is a query, `[batch, queries]`; by default the mask that Keras passed on with
+            `q`. Keras passes it on with the output, whose other rows mean nothing.
+        value_mask, key_mask: true or 1 where there is a value and a key, `[batch, keys]`.
         use_causal_mask: whether a query sees no key after its own position.
         return_attention_scores: whether to return the weights too; by default with `(v, k, q)`, not with `query=`.
         training, dropout_key: see `txl_tf.layers.common.base`.
@@ -187,29 +195,29 @@ class MultiHeadAttention(Layer):
     def build(self, v_shape=None, k_shape=None, q_shape=None, **_):  # all: Keras's summary knows those that are named
         self.build_parts(v_shape, self.wq, self.wk, self.wv, self.dense)
 
-    def __call__(self, *args, query=None, value=None, key=None, **kwargs):
-        if query is not None or value is not None or key is not None:
-            if args or query is None or value is None:
-                raise ValueError("query and value must both be given, by name, and nothing by position")
-            key = value if key is None else key
-            kwargs = {"return_attention_scores": False, **kwargs, "v": value, "k": key, "q": query}
-        elif len(args) > 2:
+    def __call__(self, *args, **kwargs):
+        kwargs = _by_article_names(args, kwargs)
+        if len(args) > 2:
             _check_order(*args[:3])
         return super().__call__(*args, **kwargs)
 
     def call(
         self, v, k, q, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False,
-        return_attention_scores=True, training=None, dropout_key=None,
+        return_attention_scores=True, query_mask=None, value_mask=None, key_mask=None, training=None, dropout_key=None,
     ):  # fmt: skip
         sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
         check_tensors(sizes, v=(v, "float batch keys d_model"), k=(k, "float batch keys d_model"))
         check_tensors(sizes, q=(q, "float batch queries d_model"))
-        of_keys = mask_of(v) if mask_of(v) is not None else mask_of(k)
+        query_mask = mask_of(q) if query_mask is None else query_mask
+        if mask is None:
+            value_mask = mask_of(v) if value_mask is None else value_mask
+            key_mask = mask_of(k) if key_mask is None else key_mask
         sizes |= {"queries": keras.ops.shape(q)[1], "keys": keras.ops.shape(k)[1]}
-        visible = seen_of_masks(sizes, of_keys if mask is None else mask, attention_mask, forbidden, use_causal_mask)
+        elements = {"query_mask": query_mask, "value_mask": value_mask, "key_mask": key_mask}
+        visible = seen_of_masks(sizes, mask, attention_mask, forbidden, use_causal_mask, **elements)
         output, weights = self.attention(v, k, q, visible, self.key_of_call(q, training, dropout_key))
-        if mask_of(q) is not None:
-            output._keras_mask = mask_of(q)
+        if query_mask is not None:
+            output._keras_mask = as_bool("query_mask", query_mask)
         return (output, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else output
 
     def attention(self, v, k, q, visible=None, dropout_key=None):
@@ -233,14 +241,34 @@ class MultiHeadAttention(Layer):
         """`(output, weights)` of heads."""
         return multi_head_attention(q, k, v, visible, *self.computed(*self.dense.weights), self.rate, dropout_key)
 
-    def compute_mask(self, inputs, previous_mask):
+    def compute_mask(self, inputs, previous_mask=None):
         return None  # the call passes on the mask of the queries
 
-    def compute_output_shape(self, v_shape, k_shape=None, q_shape=None, return_attention_scores=True, **_):
-        q_shape = v_shape if q_shape is None else q_shape
-        if not return_attention_scores:
-            return q_shape
-        return q_shape, (q_shape[0], self.num_heads, q_shape[1], v_shape[1])
+    def compute_output_shape(self, *shapes, **named):
+        given = self.named_shapes(shapes, _by_article_names(shapes, named, "_shape"))
+        if len(shapes) > 2 and shapes[0][1] != shapes[1][1]:
+            raise _order_error(shapes)
+        q_shape = given.get("q", given["v"])
+        weights_shape = q_shape[0], self.num_heads, q_shape[1], given["v"][1]
+        return (q_shape, weights_shape) if given["return_attention_scores"] else q_shape
+
+
+def _by_article_names(args, named, suffix=""):
+    """The named arguments of a call with `q`, `v` and `k` for Keras's names `query`, `value` and `key`.
+
+    `suffix` follows these names in `compute_output_shape`.
+    """
+    query, value, key = (named.get(name + suffix) for name in ("query", "value", "key"))
+    rest = {name: x for name, x in named.items() if name.removesuffix(suffix) not in ("query", "value", "key")}
+    if query is value is key is None:
+        return rest
+    by_article = {"v" + suffix: value, "k" + suffix: value if key is None else key, "q" + suffix: query}
+    if args or query is None or value is None or rest.keys() & by_article.keys():
+        name = "query" if query is None else "value"
+        allowed = "given by name, without tensors by position or by the names v, k and q"
+        message = f"query{suffix} and value{suffix} must both be {allowed}"
+        raise ParameterError(name + suffix, named.get(name + suffix), allowed, message)
+    return {"return_attention_scores": False, **rest, **by_article}
 
 
 def _check_order(v, k, q):
@@ -250,7 +278,13 @@ def _check_order(v, k, q):
     shapes = [tf.TensorShape(getattr(x, "shape", None)) for x in (v, k, q)]
     same = [shape[1] if shape.rank == 3 else None for shape in shapes]
     if k is q or same[0] != same[1] or same[0] == same[2]:
-        raise ValueError(
-            "v, k and q by position must be v and k of one tensor, or of one length that is not the length of q, got "
-            f"{', '.join(map(shown, (v, k, q)))}: name them, v=, k=, q= or, as Keras has them, query=, value=, key="
-        )
+        raise _order_error((v, k, q))
+
+
+def _order_error(by_position):
+    allowed = "v and k of one tensor, or of one length that is not the length of q"
+    message = (
+        f"v, k and q by position must be {allowed}, got {', '.join(map(shown, by_position))}: name them, v=, k=, q= "
+        "or, as Keras has them, query=, value=, key="
+    )
+    return ParameterError("v", by_position, allowed, message)

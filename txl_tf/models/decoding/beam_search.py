@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.decoding.loop import write_tokens
@@ -61,8 +62,7 @@ def generate(
     check_integer("beam_size", beam_size, 1, model.target_vocab_size - 1)
     if n_best is not None:
         check_integer("n_best", n_best, 1, beam_size)
-    if not 0 <= length_penalty < np.inf:
-        raise ValueError(f"length_penalty must be 0 or more, got {length_penalty}")
+    NOT_NEGATIVE("length_penalty", length_penalty)
     if searches and temperature:
         raise ValueError(f"temperature must be 0 for a beam search, got {temperature}")
     for name, value in {"top_k": top_k, "top_p": top_p, "seed": seed}.items():

@@ -15,12 +15,14 @@ Shapes:
     S: stop strings      L: units of the longest stop string
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.models.decoding.sampling import check_integer
 
 NONE = -1  # no unit
@@ -131,8 +133,8 @@ def check_stops(n_token, stop_token=None, stop_strings=None, stop_at_newline=Fal
     """Checks a stop token and stop strings, see `generate`, and makes `Stops` of them, before any new token."""
     if stop_token is not None:
         check_integer("stop_token", stop_token, 0, n_token - 1)
-    if isinstance(stop_strings, str):
-        raise ValueError(f"stop_strings must be a list of strings, got {stop_strings!r}")
+    if stop_strings is not None and (isinstance(stop_strings, str) or not isinstance(stop_strings, Iterable)):
+        raise ParameterError("stop_strings", stop_strings, "a list of strings")
     texts = [*(stop_strings or ()), *(["\n"] if stop_at_newline else [])]
     token = -1 if stop_token is None else stop_token
     if not texts:

@@ -135,8 +135,8 @@ class Flat(SentenceNetwork):
         x._keras_mask = self.mask_of(inputs)
         return x
 
-    def compute_output_shape(self, inputs_shape):
-        return (*inputs_shape["bigrams"], self.d_model)
+    def compute_output_shape(self, *shapes, **named):
+        return (*self.named_shapes(shapes, named)["inputs"]["bigrams"], self.d_model)
 
     def attention_probs(self, inputs, layer):
         """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, items, items]`."""

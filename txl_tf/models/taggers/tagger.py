@@ -180,6 +180,18 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         hidden = dropout(hidden, self.output_dropout, output_key)
         return tf.cast(self.out_fc(tf.cast(hidden, self.compute_dtype)), tf.float32)
 
+    @property
+    def output_dtype(self):
+        return "float32"
+
+    def compute_output_shape(self, *shapes, **named):
+        inputs_shape = self.named_shapes(shapes, named)["inputs"]
+        if self._knows_mask:
+            batch, time, _ = self.network.compute_output_shape(inputs_shape)
+        else:
+            batch, time, *_ = inputs_shape["mask"] if isinstance(inputs_shape, dict) else inputs_shape
+        return batch, time, len(self.labels)
+
     def emissions(self, inputs, training=None, dropout_key=None):
         """`(emissions, mask)`: float32 `[B, T, K]`, and bool `[B, T]`, true at elements."""
         # by Keras's call, which tells all layers of the network whether this is training

@@ -86,8 +86,8 @@ class SentenceNetwork(Layer):
         """bool `[batch, length]`, true at characters."""
         return inputs["chars"] != PADDING
 
-    def compute_output_shape(self, inputs_shape):
-        return (*inputs_shape["chars"], self.d_model)
+    def compute_output_shape(self, *shapes, **named):
+        return (*self.named_shapes(shapes, named)["inputs"]["chars"], self.d_model)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

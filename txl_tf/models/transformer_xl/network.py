@@ -9,8 +9,17 @@ import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, at_least
 from txl_tf.layers.common.arguments import takes, values_of
-from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors, shown
+from txl_tf.layers.common.base import (
+    Dropping,
+    KerasHabits,
+    as_ids,
+    check_length,
+    check_tensors,
+    shown,
+    tensor_error,
+)  # fmt: skip
 from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.masks import as_bool
 from txl_tf.layers.common.packing import pack, unpack
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
@@ -88,9 +97,9 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         tokens: int `[batch, tgt_len]`, any `tgt_len`; whole numbers of another type are taken for what they are.
         mems: list of `n_layer` tensors `[batch, any, d_model]`, normally those the segment before returned.
             `None` starts from `initial_mems`.
-        padding_mask: bool `[batch, tgt_len]`, True at tokens, False at padding, wherever it lies; `mems` must then
-            hold `mem_len` positions or more, as `initial_mems` does. Every row gets what its tokens alone would get:
-            their hidden states and the memory after them, which holds no padding. Ids at padding do not count, and
+        padding_mask: bool or numbers 0 and 1, `[batch, tgt_len]`, true at tokens, wherever padding lies; `mems` must
+            then hold `mem_len` positions or more, as `initial_mems` does. Every row gets what its tokens alone would
+            get: their hidden states and the memory after them, which holds no padding. Ids at padding do not count, and
             hidden states there are zeros. It goes on with the hidden states as Keras's mask.
         training: whether to drop; without it, `dropout_key` says so, see `txl_tf.layers.common.base`.
         dropout_key: int `[3]` that decides the dropout masks: two words of key, and the number of the first row of
@@ -150,6 +159,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
 
     def initial_mems(self, batch_size):
         """The memory before the first segment: `n_layer` zeros `[batch_size, mem_len, d_model]`, attended to."""
+        check_length("batch_size", batch_size)
         shape = [batch_size, self.mem_len, self.d_model]
         return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
 
@@ -242,13 +252,10 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         return [tf.cast(mem, self.compute_dtype) for mem in given]
 
     def check_padding(self, padding_mask, tokens, mem):
-        """`padding_mask` as a tensor. Raises ValueError where it does not fit tokens and memory."""
-        padding_mask = tf.convert_to_tensor(padding_mask)
-        if padding_mask.dtype != tf.bool or not padding_mask.shape.is_compatible_with(tokens.shape):
-            shape = list(tokens.shape)
-            raise ValueError(
-                f"padding_mask must be bool and of the shape of tokens, {shape}, got {shown(padding_mask)}"
-            )
+        """`padding_mask` as bool. Raises ParameterError where it does not fit tokens and memory."""
+        padding_mask = as_bool("padding_mask", padding_mask)
+        if not padding_mask.shape.is_compatible_with(tokens.shape):
+            raise tensor_error("padding_mask", padding_mask, f"of the shape of tokens, {list(tokens.shape)}")
         if mem.shape[1] is not None and mem.shape[1] < self.mem_len:
             raise ValueError(
                 f"with a padding_mask, mems must hold mem_len={self.mem_len} positions or more, as initial_mems does, "
@@ -256,9 +263,17 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
             )
         return padding_mask
 
-    def compute_output_shape(self, tokens_shape, mems=None, **_):
-        kept = tokens_shape[0], self.mem_len, self.d_model
-        return (*tokens_shape, self.d_model), [kept] * self.n_layer
+    def compute_output_shape(self, *shapes, **named):
+        given = self.named_shapes(shapes, named)
+        batch, length = given["tokens"]
+        kept = self.mem_len if given["mems"] is None else self._kept(given["mems"][0][1], length)
+        return (batch, length, self.d_model), [(batch, kept, self.d_model)] * self.n_layer
+
+    def _kept(self, mlen, length):
+        """The length of the new memory, `None` where it is not known: as `cache_mems` cuts it."""
+        if self.mem_len <= max(mlen or 0, length or 0):
+            return self.mem_len
+        return None if mlen is None or length is None else min(mlen + length, self.mem_len)
 
     def attention_probs(self, tokens, mems, layer):
         """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`.

@@ -215,8 +215,9 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         check_tensors({}, **{"inputs[0]": (source, "int batch source"), "inputs[1]": (target, "int batch target")})
         return source, target
 
-    def compute_output_shape(self, inputs_shape, **_):
-        return (*inputs_shape[1], self.target_vocab_size)
+    def compute_output_shape(self, *shapes, **named):
+        _, target_shape = self.named_shapes(shapes, named)["inputs"]
+        return (*target_shape, self.target_vocab_size)
 
     def logits(self, hidden):
         """Logits of hidden states, `[..., E]` to `[..., V]`, float32."""
