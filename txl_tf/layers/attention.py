@@ -19,7 +19,8 @@ batch, where `[B, H, T, D]` would need one for every row.
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.common.base import check_tensors
+from txl_tf.errors import ParameterError
+from txl_tf.layers.common.base import check_tensors, shown
 from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.common.fusion import fused, pays
 from txl_tf.layers.common.gradients import custom_gradient
@@ -262,11 +263,19 @@ def rel_shift(x, first=None, time_major=False):
 
     Returns:
         `[..., T, R - 1]`, or `[T, R - 1, B, H]`; where `first` is `None`, a tensor like `x`.
+
+    Raises:
+        ParameterError: `first` is `None` and there are fewer keys than queries, as in the original's layout.
     """
     if time_major:
         check_tensors({}, x=(x, "float qlen klen batch n_head"))
         return tf.transpose(rel_shift(tf.transpose(x, [2, 3, 0, 1]), first), [2, 3, 0, 1])
     if first is None:
+        qlen, klen = x.shape[-2:]
+        if None not in (qlen, klen) and klen < qlen:
+            allowed = "[..., qlen, klen] with klen of qlen or more"
+            message = f"x must be {allowed}, got {shown(x)}: did you mean time_major=True?"
+            raise ParameterError("x", x, allowed, message)
         x = tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[1, 0]])
         first = keras.ops.shape(x)[-2]
     *lead, qlen, width = keras.ops.shape(x)

@@ -56,7 +56,9 @@ def _storing(init, signature, group=None):
         try:
             given = signature.bind(self, *args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{type(self).__name__}: {error}") from None
+            by_position = [x.name for x in parameters if x.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+            hint = f": those by position are {', '.join(by_position)}" if "too many positional" in str(error) else ""
+            raise TypeError(f"{type(self).__name__}: {error}{hint}") from None
         given.apply_defaults()
         for name in names:
             setattr(self, name, given.arguments[name])

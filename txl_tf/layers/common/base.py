@@ -234,9 +234,8 @@ def as_ids(name, ids):
         ValueError: they are no numbers, or ragged.
     """
     given = ids if hasattr(ids, "dtype") else np.asarray(ids)
-    if isinstance(given, tf.RaggedTensor):
-        message = f"{name} must be filled up to one length, as by .to_tensor(), got a ragged {shown(given)}"
-        raise ParameterError(name, ids, "a tensor of one length", message)
+    if isinstance(given, tf.RaggedTensor | tf.SparseTensor):
+        raise _dense_error(name, given, "filled up to one length, of integers")
     if not (given.dtype.kind in "iuf" if isinstance(given, np.ndarray) else _is_number(given.dtype)):
         raise ParameterError(name, ids, "integers", f"{name} must be integers, got {shown(ids)}")
     if tf.as_dtype(given.dtype) in (tf.int64, tf.uint32, tf.uint64):
@@ -275,6 +274,15 @@ def tensor_error(name, tensor, allowed):
     return ParameterError(name, tensor, allowed, f"{name} must be {allowed}, got {shown(tensor)}")
 
 
+def _dense_error(name, tensor, allowed):
+    """The ParameterError of a ragged or sparse tensor."""
+    kind, remedy = (
+        ("sparse", "tf.sparse.to_dense") if isinstance(tensor, tf.SparseTensor) else ("ragged", ".to_tensor()")
+    )
+    message = f"{name} must be {allowed}, got a {kind} {shown(tensor)}: {remedy} makes it dense"
+    return ParameterError(name, tensor, f"dense, {allowed}", message)
+
+
 def check_tensors(sizes, **tensors):
     """Raises ParameterError unless tensors have their kinds and shapes. An unknown dimension fits any size.
 
@@ -290,6 +298,8 @@ def check_tensors(sizes, **tensors):
         kind = kind.rstrip("?")
         if not hasattr(tensor, "shape") or not hasattr(tensor, "dtype"):
             raise tensor_error(name, tensor, f"a tensor, {described(kind, dims, sizes)}")
+        if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
+            raise _dense_error(name, tensor, described(kind, dims, sizes))
         shape, dtype = tf.TensorShape(tensor.shape), tf.as_dtype(tensor.dtype)
         if dims[0] == "..." and shape.rank:
             dims = [*["..."] * (shape.rank - len(dims) + 1), *dims[1:]]

@@ -162,6 +162,7 @@ class LayerNorm(Layer):
 
     def call(self, inputs):
         check_tensors({"width": self.gamma.shape[0]}, inputs=(inputs, "float ... width"))
+        inputs = tf.convert_to_tensor(inputs)  # of a variable, whose gradient the function does not give
         return layer_norm(inputs, *self.weights_in_float32(), self.epsilon)
 
     def weights_in_float32(self):

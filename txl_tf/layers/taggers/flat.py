@@ -99,7 +99,7 @@ class LatticeAttn(Layer):
         u_bias, v_bias = (tf.cast(bias, q.dtype)[:, None, None] for bias in (self.u, self.v))
         r = r if self.w_r is None else self.w_r(r)
         r = tf.reshape(r, [-1, self.n_head, self.d_model // self.n_head])
-        return q + u_bias, k, v, pairwise_scores(q + v_bias, r, index)
+        return q + u_bias, k, v, pairwise_scores(q + v_bias, r, tf.cast(index, tf.int32))
 
     def attention_probs(self, x, r, index, mask=None):
         """The probabilities of the call, without dropout: `[n_head, batch, items, items]`."""

@@ -4,11 +4,11 @@ Shapes:
     B: batch      T: tokens      E: d_model
 """
 
-import numbers
-
 import keras
 import tensorflow as tf
 
+from txl_tf.config.checks import is_integer, is_number
+from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors
 from txl_tf.layers.common.dropout import dropout
@@ -40,11 +40,12 @@ class Embeddings(Layer):
     """
 
     def __new__(cls, *args, **kwargs):
-        if len(args) > 1 and all(isinstance(size, numbers.Integral) for size in args[:2]) and args[0] < args[1]:
-            raise ValueError(
+        if len(args) > 1 and all(map(is_integer, args[:2])) and args[0] < args[1]:
+            message = (
                 f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, the larger number: "
                 "write vocab= and d_model="
             )
+            raise ParameterError("vocab", args[0], f"more than d_model={args[1]} by position", message)
         return super().__new__(cls, *args, **kwargs)
 
     @stored
@@ -83,7 +84,8 @@ class PositionalEncoding(Layer):
 
     Args:
         d_model: width.
-        max_len: most positions. `(d_model, dropout, max_len)` is another common order: a rate here is an error.
+        max_len: most positions. `(d_model, dropout, max_len)` is another common order: a rate here, and the name
+            `dropout`, are errors.
         rate: of dropout.
         seed: int that dropout derives from where no key is given; drawn where it is `None`.
 
@@ -100,14 +102,26 @@ class PositionalEncoding(Layer):
             range.
     """
 
+    def __new__(cls, *args, **kwargs):
+        # The arguments of another common signature, (d_model, dropout, max_len), before they are bound to this one.
+        found, allowed = None, "a positive integer, given once"
+        if len(args) > 1 and ("max_len" in kwargs or (is_number(args[1]) and 0 <= args[1] < 1)):
+            found = "max_len", args[1]
+        elif "dropout" in kwargs:
+            found, allowed = ("dropout", kwargs["dropout"]), "given as rate="
+        if found is not None:
+            name, rate = found
+            width = args[0] if args else kwargs.get("d_model")
+            message = (
+                f"{name} must be {allowed}, got {rate}; the order (d_model, dropout, max_len) is written "
+                f"{cls.__name__}({width}, rate={rate}, max_len=...)"
+            )
+            raise ParameterError(name, rate, allowed, message)
+        return super().__new__(cls, *args, **kwargs)
+
     @stored
     def __init__(self, d_model, max_len=5000, rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
-        if isinstance(max_len, numbers.Real) and 0 <= max_len < 1:
-            raise ValueError(
-                f"max_len must be a positive integer, got {max_len}; the order (d_model, dropout, max_len) is written "
-                f"PositionalEncoding({d_model}, rate={max_len}, max_len=...)"
-            )
         check_sizes(d_model=d_model, max_len=max_len)
         self.start_keys(seed, rate=rate)
         self.pe = self.make_table()
