@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from helpers import SMALL, program
 
+import txl_tf
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.runs.folder import RunFolder
 
@@ -202,11 +203,22 @@ def test_a_mask_of_all_tokens_changes_nothing_and_none_adds_nothing_to_the_graph
     assert not {"TopKV2", "Cumsum", "GatherV2"} & {op.type for op in graph.get_operations() if "embed" not in op.name}
 
 
+def test_a_padding_mask_of_numbers_says_what_bool_says(small_lm):
+    network, tokens = small_lm().network, np.arange(10).reshape(2, 5)
+    mask = np.arange(5) < [[5], [3]]
+    expected, mems = network(tokens, padding_mask=mask)
+    for dtype in (np.int32, np.float32):
+        hidden, new_mems = network(tokens, padding_mask=mask.astype(dtype))
+        np.testing.assert_array_equal(hidden, expected)
+        np.testing.assert_array_equal(new_mems, mems)
+        np.testing.assert_array_equal(hidden._keras_mask, mask)
+
+
 def test_bad_padding_masks_are_named(small_lm):
     network, tokens = small_lm().network, np.ones([2, 5], int)
-    with pytest.raises(ValueError, match=r"bool and of the shape of tokens, \[2, 5\], got bool \[2, 3\]"):
-        network(tokens, padding_mask=np.ones([2, 3], bool))
-    with pytest.raises(ValueError, match=r"bool and of the shape of tokens, \[2, 5\], got int64"):
-        network(tokens, padding_mask=np.ones([2, 5], int))
+    for wrong in (np.ones([2, 3], bool), np.full([2, 5], 2), np.full([2, 5], -1e9), np.full([2, 5], "a")):
+        with pytest.raises(txl_tf.ParameterError) as caught:
+            network(tokens, padding_mask=wrong)
+        assert caught.value.name == "padding_mask" and caught.value.value.shape == wrong.shape
     with pytest.raises(ValueError, match="mems must hold mem_len=4 positions or more, as initial_mems does, got 2"):
         network(tokens, [np.zeros([2, 2, 8], np.float32)] * 2, padding_mask=np.ones([2, 5], bool))

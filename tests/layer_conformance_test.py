@@ -11,6 +11,9 @@ from conforming_layers import LAYERS, B, symbols
 from helpers import randomise
 from keras.src import testing
 
+from txl_tf import layers
+from txl_tf.errors import ParameterError
+
 KEY = [3, 4, 0]
 DROPPING = [case for case in LAYERS if case.rates]
 NO_SHAPE = "Tener", "Flat", "BiLSTM", "PositionFusion"  # Keras shows none of layers that take dictionaries or objects
@@ -145,6 +148,7 @@ def test_half_precision_is_close_and_holds_ids(case, policy):
 # ----------------------------------------------------------------------------------------------------------- masks
 
 MASKED = [case for case in LAYERS if case.masked]
+VANILLA = "MultiHeadAttention", "EncoderLayer", "DecoderLayer"
 KEYS = {"MultiHeadAttention": "k", "DecoderLayer": "x"}  # whose places the mask is of, where not the first input's
 
 
@@ -181,7 +185,7 @@ def test_a_graph_of_unknown_sizes_gives_the_same(case):
     def spec(x):
         return tf.TensorSpec([None] * (len(x.shape) - 1) + [x.shape[-1] if x.dtype.is_floating else None], x.dtype)
 
-    causal_too = case.name in ("EncoderLayer", "DecoderLayer", "MultiHeadAttention")
+    causal_too = case.name in VANILLA
     graph = tf.function(
         lambda inputs, mask: layer(**inputs, mask=mask),
         input_signature=[{name: spec(x) for name, x in inputs.items()}, tf.TensorSpec([None, None], tf.bool)],
@@ -199,17 +203,22 @@ def test_a_graph_of_unknown_sizes_gives_the_same(case):
 def test_wrong_masks_are_named(case):
     layer, mask = case.make(), mask_for(case)
     rows, length = mask.shape
-    wrong = [
-        mask[0],
-        mask[:, :-1],
-        mask[:1, :-1],
-        mask.astype(np.float32),
-        np.ones([rows, length, length + 1, 1], bool),
-    ]
-    wrong += [np.ones([rows, length + 1, length], bool)]
+    wrong = [mask[0], mask[:, :-1], mask[:1, :-1], np.ones([rows, length, length + 1, 1], bool)]
+    wrong += [np.ones([rows, length + 1, length], bool), np.full([rows, length], "a"), 2 * mask.astype(np.int32)]
+    if case.name in VANILLA:  # whose numbers may be those of Keras or of the articles
+        wrong += [mask.astype(np.float32), np.ones([rows, length, length], np.int32)]
     for each in wrong:
-        with pytest.raises(ValueError, match="mask must"):
+        with pytest.raises(ParameterError) as caught:
             layer(**case.inputs, mask=each)
+        assert caught.value.name == "mask" and caught.value.value.shape == each.shape
+
+
+@all_of(MASKED)
+def test_numbers_0_and_1_say_what_bool_says(case):
+    layer, mask = case.make(), mask_for(case)
+    expected = made(case, layer, mask=mask)
+    for dtype in (np.int32, np.uint8, np.int64) if case.name in VANILLA else (np.int32, np.uint8, np.float32):
+        np.testing.assert_array_equal(made(case, layer, mask=mask.astype(dtype)), expected)
 
 
 @all_of([case for case in LAYERS if case.name in ("EncoderLayer", "MultiHeadAttention")])
@@ -223,7 +232,9 @@ def test_masks_of_keras_and_of_the_articles_say_the_same(case):
         return made(case, layer, **masks)
 
     expected = results(mask=seen)
-    np.testing.assert_array_equal(results(attention_mask=seen), expected)
+    for dtype in (bool, np.int32, np.float32):
+        np.testing.assert_array_equal(results(attention_mask=seen.astype(dtype)), expected)
+        np.testing.assert_array_equal(results(attention_mask=seen[:, None].astype(dtype)), expected)
     np.testing.assert_array_equal(results(forbidden=~seen[:, None]), expected)
     np.testing.assert_array_equal(results(forbidden=1 - seen[:, None].astype(np.float32)), expected)
     np.testing.assert_array_equal(results(mask=1 - seen[:, None].astype(np.float32)), expected)  # four dimensions
@@ -231,9 +242,10 @@ def test_masks_of_keras_and_of_the_articles_say_the_same(case):
     np.testing.assert_array_equal(both, results(mask=seen[:, :1] & seen[1]))
     causal = results(use_causal_mask=True)
     np.testing.assert_array_equal(causal, results(attention_mask=np.tri(queries, 5, dtype=bool)))
-    for wrong in (seen[0].astype(np.float32), seen.astype(np.int32)):
-        with pytest.raises(ValueError, match="attention_mask must be bool"):
+    for wrong in (seen * -1e9, seen * 2, seen[:, 0], seen[:3], seen[:, None, None]):
+        with pytest.raises(ParameterError) as caught:
             results(attention_mask=wrong)
+        assert caught.value.name == "attention_mask"
 
 
 @all_of(
@@ -381,16 +393,30 @@ def test_a_frozen_layer_keeps_its_weights_and_computes_the_same(case):
         np.testing.assert_array_equal(weight, array)
 
 
-ALONE = [case for case in LAYERS if len(case.inputs) == 1 and not case.more]
-
-
-@all_of(ALONE, fast=FAST)
+@all_of([case for case in LAYERS if case.name != "PositionFusion"], fast=FAST)
 def test_keras_s_own_test_of_layers(case):
-    """Its serialization, build, symbolic call, training and mixed precision."""
-    (inputs,) = case.inputs.values()
-    trained = case.name not in ("CRF", "TransformerXL")  # whose outputs are ids, and a list: Keras trains neither
+    """Its serialization, build, symbolic call, training and mixed precision, as far as Keras can do them.
+
+    It trains layers of one input alone, whose outputs are neither ids nor a list, and knows no arguments besides
+    tensors in mixed precision.
+    """
+    arrays = {name: x for name, x in case.inputs.items() if not isinstance(x, dict)}
+    about = {"input_data": tf.constant(next(iter(arrays.values())))} if len(arrays) == 1 else {}
+    if len(arrays) > 1:
+        about["input_shape"] = {f"{name}_shape": x.shape for name, x in arrays.items()}
+        about["input_dtype"] = {f"{name}_shape": x.dtype.name for name, x in arrays.items()}
     options = {**dict.fromkeys(case.rates, 0.5), **({"seed": 7} if case.rates else {})}
     testing.TestCase().run_layer_test(
-        case.make, options, input_data=tf.constant(inputs) if isinstance(inputs, np.ndarray) else None,
-        supports_masking=True, run_training_check=trained, run_mixed_precision_check=trained,
+        case.make, options, **about, call_kwargs=case.more, supports_masking=True,
+        run_training_check=len(arrays) == 1 and not case.more and case.name not in ("CRF", "TransformerXL"),
+        run_mixed_precision_check=not case.more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [("query", "value"), ("query", "value", "key")])
+def test_keras_s_own_test_of_its_attention(names):
+    shapes = {f"{name}_shape": (4, 3 if name == "query" else 5, 8) for name in names}
+    testing.TestCase().run_layer_test(
+        layers.MultiHeadAttention, {"d_model": 8, "num_heads": 2}, input_shape=shapes, expected_output_shape=(4, 3, 8),
+        supports_masking=True, run_training_check=False,
     )  # fmt: skip

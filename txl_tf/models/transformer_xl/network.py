@@ -255,7 +255,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         """`padding_mask` as bool. Raises ParameterError where it does not fit tokens and memory."""
         padding_mask = as_bool("padding_mask", padding_mask)
         if not padding_mask.shape.is_compatible_with(tokens.shape):
-            raise tensor_error("padding_mask", padding_mask, f"of the shape of tokens, {list(tokens.shape)}")
+            raise tensor_error("padding_mask", padding_mask, f"bool and of the shape of tokens, {list(tokens.shape)}")
         if mem.shape[1] is not None and mem.shape[1] < self.mem_len:
             raise ValueError(
                 f"with a padding_mask, mems must hold mem_len={self.mem_len} positions or more, as initial_mems does, "
