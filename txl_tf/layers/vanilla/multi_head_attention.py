@@ -245,7 +245,8 @@ class MultiHeadAttention(Layer):
         return None  # the call passes on the mask of the queries
 
     def compute_output_shape(self, *shapes, **named):
-        given = self.named_shapes(shapes, _by_article_names(shapes, named, "_shape"))
+        named = {name.removesuffix("_shape"): x for name, x in named.items()}
+        given = self.named_shapes(shapes, _by_article_names(shapes, named))
         if len(shapes) > 2 and shapes[0][1] != shapes[1][1]:
             raise _order_error(shapes)
         q_shape = given.get("q", given["v"])
@@ -253,21 +254,17 @@ class MultiHeadAttention(Layer):
         return (q_shape, weights_shape) if given["return_attention_scores"] else q_shape
 
 
-def _by_article_names(args, named, suffix=""):
-    """The named arguments of a call with `q`, `v` and `k` for Keras's names `query`, `value` and `key`.
-
-    `suffix` follows these names in `compute_output_shape`.
-    """
-    query, value, key = (named.get(name + suffix) for name in ("query", "value", "key"))
-    rest = {name: x for name, x in named.items() if name.removesuffix(suffix) not in ("query", "value", "key")}
+def _by_article_names(args, named):
+    """The named arguments of a call with `q`, `v` and `k` for Keras's names `query`, `value` and `key`."""
+    query, value, key = (named.get(name) for name in ("query", "value", "key"))
+    rest = {name: x for name, x in named.items() if name not in ("query", "value", "key")}
     if query is value is key is None:
         return rest
-    by_article = {"v" + suffix: value, "k" + suffix: value if key is None else key, "q" + suffix: query}
+    by_article = {"v": value, "k": value if key is None else key, "q": query}
     if args or query is None or value is None or rest.keys() & by_article.keys():
         name = "query" if query is None else "value"
         allowed = "given by name, without tensors by position or by the names v, k and q"
-        message = f"query{suffix} and value{suffix} must both be {allowed}"
-        raise ParameterError(name + suffix, named.get(name + suffix), allowed, message)
+        raise ParameterError(name, named.get(name), allowed, f"query and value must both be {allowed}")
     return {"return_attention_scores": False, **rest, **by_article}
 
 
