@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.layers import Embeddings, PositionalEncoding, PositionEmbedding, positional_encoding
 
 
@@ -48,6 +49,27 @@ def test_sizes_in_the_other_order_are_an_error_by_position_and_not_by_name():
 def test_a_rate_of_dropout_in_place_of_the_length_is_an_error_that_names_the_order(rate):
     with pytest.raises(ValueError, match=rf"got {rate}; .*\(d_model, dropout, max_len\).*\(16, rate={rate}, max_len="):
         PositionalEncoding(16, rate)
+
+
+@pytest.mark.parametrize("layer_class", [PositionalEncoding, PositionEmbedding])
+@pytest.mark.parametrize(
+    "arguments, named, name",
+    [
+        ((512, 0.1), {"max_len": 50}, "max_len"),
+        ((512, 0.1, 50), {}, "max_len"),
+        ((), {"d_model": 512, "dropout": 0.1}, "dropout"),
+        ((512,), {"dropout": 0.1, "max_len": 50}, "dropout"),
+    ],
+)
+def test_every_way_to_call_the_other_constructor_is_an_error_that_names_the_argument(
+    layer_class, arguments, named, name
+):
+    with pytest.raises(ParameterError) as caught:
+        layer_class(*arguments, **named)
+    assert (caught.value.name, caught.value.value) == (name, 0.1)
+    assert f"{layer_class.__name__}(512, rate=0.1, max_len=...)" in str(caught.value)
+    layer = layer_class(512, 50, 0.1)
+    assert layer_class.from_config(layer.get_config()).get_config() == layer.get_config()
 
 
 def test_positions_are_added_from_the_first_on():

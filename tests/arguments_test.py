@@ -72,6 +72,11 @@ def test_fields_are_attributes_and_the_body_gets_its_own_arguments_alone():
     assert again.get_config() == network.get_config() and again.seed == 7
 
 
+def test_what_may_be_given_by_position_is_told():
+    with pytest.raises(TypeError, match="More: too many positional arguments: those by position are units"):
+        More(3, 2)
+
+
 @pytest.mark.parametrize(
     "arguments, error, message",
     [

@@ -8,6 +8,7 @@ import pytest
 import reference_model
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.layers.attention import attend, attention_probs, pairwise_scores, rel_shift, shifted_scores
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn, create_mask, rel_multihead_attn
@@ -380,6 +381,25 @@ def attention_in_loops(q, k, v, r_k, u, v_bias, same_length):
         weights /= weights.sum()
         out[n, b, i] = sum(weight * v[n, b, j] for weight, j in zip(weights, seen, strict=True))
     return out
+
+
+def test_rel_shift_of_the_original_s_layout_without_its_name_is_an_error():
+    x = tf.random.stateless_normal([4, 7, 5, 2], [1, 2])  # qlen, klen, batch, n_head
+    with pytest.raises(ParameterError) as caught:
+        rel_shift(x)
+    assert caught.value.name == "x" and "time_major=True" in str(caught.value)
+    assert rel_shift(x, time_major=True).shape == x.shape
+    assert rel_shift(tf.transpose(x, [2, 3, 0, 1])).shape == [5, 2, 4, 7]
+    graph = tf.function(rel_shift, input_signature=[tf.TensorSpec([None, None])])  # nothing is known there
+    np.testing.assert_array_equal(graph(x[:, :, 0, 0]), rel_shift(x[:, :, 0, 0]))
+
+
+@pytest.mark.parametrize("qlen, mlen, name", [(3, -2, "mlen"), (-1, 2, "qlen"), (2.0, 1, "qlen")])
+def test_lengths_of_a_mask_are_integers_from_0_on(qlen, mlen, name):
+    with pytest.raises(ParameterError) as caught:
+        create_mask(qlen, mlen)
+    assert caught.value.name == name
+    np.testing.assert_array_equal(create_mask(tf.constant(3), tf.constant(2)), create_mask(3, 2))
 
 
 @pytest.mark.parametrize("mlen, same_length", MEMORIES)

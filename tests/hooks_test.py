@@ -395,23 +395,34 @@ def _(tmp_path):
 
 @hook("keras.Operation.compute_output_spec")
 def _(tmp_path):
-    """It traces the call, and says what was wrong there."""
+    """It traces the call of an operation, with a layer in it whose inputs and weights Keras casts there."""
 
     class Halves(keras.layers.Layer):
+        def build(self, x_shape):
+            self.scale = self.add_weight(shape=(1,))
+
         def compute_output_shape(self, x_shape):
             raise AssertionError("not asked")
 
-        def compute_output_spec(self, *args, **kwargs):
-            return keras.Operation.compute_output_spec(self, *args, **kwargs)
-
         def call(self, x):
-            if x.dtype != tf.float32:
-                raise ValueError("x must be float32")
-            return tf.cast(x, tf.float16)[:, ::2]
+            if not x.dtype.is_floating:
+                raise ValueError("x must be float")
+            return (x * self.scale)[:, ::2]
 
-    assert Halves()(keras.Input([4])).shape == (None, 2) and Halves()(keras.Input([4])).dtype == "float16"
-    with pytest.raises(ValueError, match="x must be float32"):
-        Halves()(keras.Input([4], dtype="int32"))
+    class Traced(keras.Operation):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def call(self, *args, **kwargs):
+            return self.layer(*args, **kwargs)
+
+    layer = Halves(dtype="mixed_float16")
+    layer.build((None, 4))
+    spec = Traced(layer).compute_output_spec(keras.KerasTensor([None, 4], dtype="float32"))
+    assert (spec.shape, spec.dtype) == ((None, 2), "float16")
+    with pytest.raises(ValueError, match="x must be float"):
+        Traced(layer).compute_output_spec(keras.KerasTensor([None, 4], dtype="int32"))
 
 
 @hook("keras.random.SeedGenerator.state")

@@ -105,6 +105,23 @@ def test_a_subclass_of_ones_own_is_traced_in_the_dtype_of_its_call():
     assert layer.compute_output_spec(keras.KerasTensor([2, 3, 8])).dtype == "bfloat16"
 
 
+def test_a_subclass_may_say_its_shape_in_keras_s_way():
+    class Pooled(layers.EncoderLayer):
+        def call(self, x, training=None):
+            return tf.reduce_mean(super().call(x, training=training), 1)
+
+        def compute_output_shape(self, x_shape):
+            return x_shape[0], x_shape[2]
+
+    x = keras.KerasTensor([2, 3, 8])
+    for spec in (
+        Pooled(8, 2, 16).compute_output_spec(x, training=True),
+        Pooled(8, 2, 16).compute_output_spec(x=x),
+        keras.Sequential([Pooled(8, 2, 16)]).compute_output_spec(x),
+    ):
+        assert spec.shape == (2, 8)
+
+
 @pytest.mark.parametrize("call", ["__call__", "compute_output_spec"])
 def test_an_error_in_a_layer_with_weights_keeps_its_fields(call):
     layer = layers.TenerLayer(8, 2, 16)

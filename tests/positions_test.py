@@ -7,6 +7,7 @@ import pytest
 import reference_model
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.layers.positions import (
     inverse_frequencies,
     positional_embedding,
@@ -31,6 +32,24 @@ def test_positional_embedding_is_equations_1_and_2_in_halves(d_model):
     positions = np.array([40, 3, 2, 1, 0], np.float32)
     got = positional_embedding(tf.constant(positions), inverse_frequencies(d_model))
     np.testing.assert_allclose(got, sinusoids_in_loops(positions, d_model)[None], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda: positional_embedding(9, inverse_frequencies(8)), "pos_seq"),
+        (lambda: positional_embedding(tf.range(9), inverse_frequencies(8)), "pos_seq"),
+        (lambda: positional_embedding(tf.range(9.0), 8.0), "inv_freq"),
+        (lambda: positional_embedding(tf.range(9.0), inverse_frequencies(8), convention="turns"), "convention"),
+        (lambda: inverse_frequencies(7), "d_model"),
+        (lambda: relative_positions(-1), "klen"),
+        (lambda: positional_encoding(0, 8), "position"),
+    ],
+)
+def test_wrong_arguments_are_named(call, name):
+    with pytest.raises(ParameterError) as caught:
+        call()
+    assert caught.value.name == name
 
 
 def test_bsz_repeats_the_embedding_for_every_row():

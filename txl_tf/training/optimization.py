@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import OptimizerConfig, TrainingConfig, at_least
-from txl_tf.config.checks import is_number
+from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import arguments_of, stored
 from txl_tf.training.distribution import sum_over_replicas
@@ -129,12 +129,13 @@ def make_schedule(
 ) -> keras.optimizers.schedules.LearningRateSchedule:
     """Linear warm-up from 0 to `learning_rate`, then a cosine: the original's schedule to 1e-7."""
     at_least(1)("train_steps", train_steps)
-    at_least(0)("warmup_steps", warmup_steps)
-    if not 0 <= warmup_steps < train_steps:
-        raise ValueError(
-            f"warmup_steps must lie in [0, train_steps={train_steps}), got {warmup_steps}: give a shorter one, such as "
+    if not is_integer(warmup_steps) or not 0 <= warmup_steps < train_steps:
+        allowed = f"lie in [0, train_steps={train_steps})"
+        message = (
+            f"warmup_steps must {allowed}, got {warmup_steps}: give a shorter one, such as "
             f"warmup_steps={train_steps // 10}, or a larger train_steps"
         )
+        raise ParameterError("warmup_steps", warmup_steps, f"an integer in [0, {train_steps})", message)
     decay = {"decay_steps": train_steps - warmup_steps, "alpha": min_lr_ratio}
     if warmup_steps == 0:
         return keras.optimizers.schedules.CosineDecay(learning_rate, **decay)

@@ -107,6 +107,11 @@ def _shape_of(x):
     return tuple(x.shape) if hasattr(x, "shape") and hasattr(x, "dtype") else x
 
 
+def _has_shape(value):
+    """Whether a value is a tensor or a symbol of Keras, or a structure with one."""
+    return any(_shape_of(x) is not x for x in keras.tree.flatten(value))
+
+
 class OutputSpecs:
     """Mixin of layers and models: shapes and dtypes of what a call returns, with weights or without."""
 
@@ -127,9 +132,13 @@ class OutputSpecs:
                 return traced.compute_output_spec(*args, **kwargs)
             except Exception as error:
                 raise traced.error or error from None
-        if "training" not in inspect.signature(self.call).parameters:
-            kwargs.pop("training", None)  # `keras.Sequential` gives it to every layer
         shapes, named = keras.tree.map_structure(_shape_of, (args, kwargs))
+        named = {f"{name}_shape" if _has_shape(kwargs[name]) else name: value for name, value in named.items()}
+        if "training" not in inspect.signature(self.call).parameters:
+            named.pop("training", None)  # `keras.Sequential` gives it to every layer
+        parameters = inspect.signature(self.compute_output_shape).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            named = {name: value for name, value in named.items() if name in parameters}  # of a subclass, as Keras's
         output = self.compute_output_shape(*shapes, **named)
         return keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape, self.output_dtype), output)
 
