@@ -14,6 +14,7 @@ import tensorflow as tf
 from txl_tf.config.checks import RATE, at_least
 from txl_tf.errors import ParameterError, brief
 from txl_tf.layers.common.arguments import arguments_of
+from txl_tf.layers.common.checkpointed import Checkpointed
 
 # ----------------------------------------------------------------------------------------------------------- dropout
 
@@ -82,14 +83,19 @@ class Dropping:
 # ------------------------------------------------------------------------------------------------------------- layers
 
 
-class KerasHabits:
+class KerasHabits(Checkpointed):
     """Mixin of layers and models: stored arguments in the config, shapes as `call` computes them, masks passed on."""
 
     def get_config(self):
         return {**super().get_config(), **arguments_of(self)}
 
     def compute_output_spec(self, *args, **kwargs):
-        return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traces the call, for dtypes and errors
+        try:
+            return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traces the call, for dtypes and errors
+        except TypeError as error:  # Keras raises the class of an error again, with a message alone
+            if isinstance(error.__context__, ParameterError):
+                raise error.__context__ from None
+            raise
 
     def compute_output_shape(self, *shapes, **named):
         """Like the first of the shapes, whose name is that of `build`, of the call, or none."""
