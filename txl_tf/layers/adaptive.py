@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from txl_tf.config.checks import is_integer
 from txl_tf.errors import ParameterError
-from txl_tf.layers.common.arguments import stored, values_of
-from txl_tf.layers.common.base import check_tensors, shown
+from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.base import check_tensors
 from txl_tf.layers.common.ops import cross_entropy
 from txl_tf.layers.common.precision import matmul
+from txl_tf.layers.common.tied import Tied
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
 
 
@@ -161,7 +162,7 @@ def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class AdaptiveSoftmax(AdaptiveBins):
+class AdaptiveSoftmax(Tied, AdaptiveBins):
     """Softmax over the clusters of an `AdaptiveEmbedding`, whose tables it shares.
 
     Args: see `AdaptiveEmbedding`, and
@@ -178,6 +179,8 @@ class AdaptiveSoftmax(AdaptiveBins):
     Reference:
         Grave et al. 2017; `mask_adaptive_logsoftmax` of the original.
     """
+
+    embedding_class, shared_sizes = AdaptiveEmbedding, ("n_token", "d_embed", "d_proj", "cutoffs", "div_val")
 
     @stored
     def __init__(self, n_token, d_embed, d_proj, *, proj_share_all_but_first=False, **kwargs):
@@ -213,19 +216,9 @@ class AdaptiveSoftmax(AdaptiveBins):
         projs = [tied(i) if self.shares_projection(i) else proj for i, proj in enumerate(self.projs)]
         return embedding.tables, projs, self.biases, self.clusters
 
-    def call(self, hidden, embedding):
+    def call(self, hidden, embedding=None):
         check_tensors({"d_proj": self.d_proj}, hidden=(hidden, "float batch tgt_len d_proj"))
-        self.check_embedding(embedding)
-        return adaptive_log_probs(hidden, *self.weights_with(embedding))
-
-    def check_embedding(self, embedding):
-        """Raises ValueError unless it is an embedding of the same clusters; makes its weights where it has none."""
-        names = "n_token d_embed d_proj cutoffs div_val"
-        if not isinstance(embedding, AdaptiveEmbedding) or values_of(embedding, names) != values_of(self, names):
-            of_self = ", ".join(f"{name}={value}" for name, value in values_of(self, names).items())
-            raise ValueError(f"embedding must be an AdaptiveEmbedding of {of_self}, got {shown(embedding)}")
-        if not embedding.built:
-            embedding.build()
+        return adaptive_log_probs(hidden, *self.weights_with(self.embedding_of_call(embedding)))
 
     @property
     def output_dtype(self):

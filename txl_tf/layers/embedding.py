@@ -25,6 +25,7 @@ from txl_tf.layers.common.base import Layer, as_ids, check_sizes
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.ops import own_initializer
 from txl_tf.layers.common.precision import matmul
+from txl_tf.layers.common.tied import Shared
 
 
 def id_error(name, n_token):
@@ -137,7 +138,7 @@ class AdaptiveBins(Layer):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class AdaptiveEmbedding(AdaptiveBins):
+class AdaptiveEmbedding(Shared, AdaptiveBins):
     """Embedding whose frequent words are wide and rare ones narrow, all projected to `d_proj`.
 
     Args:

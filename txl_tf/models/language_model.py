@@ -163,6 +163,12 @@ class LanguageModel(OutputSpecs, MemoryModel):
             "export would know neither texts nor memory, use instead: txl_tf.export_saved_model(lm, directory, vocab)"
         )
 
+    @property
+    def _default_save_signature(self):
+        """What `tf.saved_model.save(lm, folder)` serves: `log_probs` of texts, from their beginning on."""
+        tokens = tf.TensorSpec([None, None], tf.int32, "tokens")
+        return tf.function(lambda tokens: {"log_probs": self(tokens)[0]}, autograph=False, input_signature=[tokens])
+
     def segment_nll(self, tokens, labels, mems, *, static_shapes=False, bin_capacities=None, **training):
         """The nll of a segment, as `fit` and `evaluate` use it.
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.data.text.batches import Batches, Segments, check_batches, plain_messages
 from txl_tf.layers.adaptive import check_capacities
+from txl_tf.layers.common.checkpointed import Checkpointed
 from txl_tf.schema import brief
 from txl_tf.training.distribution import all_rows, divided, num_workers, own_rows, rows_of_this_worker
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
@@ -25,7 +26,7 @@ from txl_tf.training.single_batches import SingleBatches
 from txl_tf.training.trained_model import TrainedModel
 
 
-class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
+class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.Model):
     """Keras model that is trained on consecutive segments of text.
 
     A subclass has a `network` with `n_token` and `cutoffs`, a `seed`, and four functions of one replica, see

@@ -202,6 +202,19 @@ class Resumable(AmongWorkers, TrainedModel):
             self(keras.tree.map_structure(_ones, signature))
         return signature
 
+    @property
+    def _default_save_signature(self):
+        """What `tf.saved_model.save(model, folder)` serves: the call, as `export` does."""
+        specs = keras.tree.map_structure(
+            lambda spec: tf.TensorSpec(spec.shape, spec.dtype, spec.name), self.input_signature()
+        )
+        return tf.function(lambda inputs: self(inputs), autograph=False, input_signature=[specs])
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        if save_type == "savedmodel":
+            self.build_for_export()  # or the error that says what to do: TensorFlow drops those of the signature
+        return super()._trackable_children(save_type, **kwargs)
+
     # ------------------------------------------------------------------------------------------ stopping and going on
 
     @property

@@ -15,6 +15,7 @@ import tensorflow as tf
 from txl_tf.config.checks import RATE, at_least
 from txl_tf.errors import ParameterError, brief
 from txl_tf.layers.common.arguments import arguments_of
+from txl_tf.layers.common.checkpointed import Checkpointed
 
 # ----------------------------------------------------------------------------------------------------------- dropout
 
@@ -170,7 +171,7 @@ class OutputSpecs:
         return given.arguments
 
 
-class KerasHabits(OutputSpecs):
+class KerasHabits(OutputSpecs, Checkpointed):
     """Mixin of layers and models: stored arguments in the config, shapes of the output, masks passed on."""
 
     def get_config(self):

@@ -12,11 +12,12 @@ from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors
 from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.tied import Shared, Tied
 from txl_tf.layers.positions import positional_encoding
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class Embeddings(Layer):
+class Embeddings(Shared, Layer):
     """Rows of a table, times `sqrt(d_model)` (Vaswani et al. 2017, section 3.4).
 
     A lookup is the product of a one-hot vector with the table. The factor keeps the embedding, whose table is also that
@@ -71,8 +72,39 @@ class Embeddings(Layer):
         return (*self.named_shapes(shapes, named)["ids"], self.d_model)
 
     def logits(self, hidden):
-        """The product with every row of the table, for a softmax that shares it: `[..., vocab]`, float32."""
+        """The product with every row of the table, for a softmax that shares it.
+
+        Args:
+            hidden: `[..., d_model]`; a symbolic tensor, too: in a functional model this is a layer tied to the table.
+
+        Returns:
+            float32 `[..., vocab]`.
+        """
+        if keras.backend.is_keras_tensor(hidden):
+            layer = EmbeddingLogits(self.vocab, self.d_model, dtype=self.dtype_policy)
+            return layer(hidden, embedding=self)
+        if not self.built:
+            self.build()
         return tf.cast(tf.matmul(hidden, tf.cast(self.lut, hidden.dtype), transpose_b=True), tf.float32)
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class EmbeddingLogits(Tied, Layer):
+    """`Embeddings.logits` as a layer of a functional model."""
+
+    embedding_class, shared_sizes = Embeddings, ("vocab", "d_model")
+
+    @stored
+    def __init__(self, vocab, d_model, **kwargs):
+        super().__init__(**kwargs)
+        self.autocast = False  # the product is in the dtype of hidden
+
+    def call(self, hidden, embedding=None):
+        check_tensors({"d_model": self.d_model}, hidden=(hidden, "float ... d_model"))
+        return self.embedding_of_call(embedding).logits(hidden)
+
+    def compute_output_shape(self, hidden_shape, *_, **__):
+        return (*hidden_shape[:-1], self.vocab)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

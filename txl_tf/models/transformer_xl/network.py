@@ -319,6 +319,12 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         hidden, _ = apply_layers(self.decoder_layers[:layer], hidden, arguments[:layer])
         return hidden, arguments[layer]
 
+    @property
+    def _default_save_signature(self):
+        """What `tf.saved_model.save(network, folder)` serves: `hidden` states of texts, from their beginning on."""
+        tokens = tf.TensorSpec([None, None], tf.int32, "tokens")
+        return tf.function(lambda tokens: {"hidden": self(tokens)[0]}, autograph=False, input_signature=[tokens])
+
     def export(self, *args, **kwargs):
         raise NotImplementedError(
             "export takes models without memory, use instead, with tokens = keras.Input([None], dtype='int32'): "
