@@ -16,7 +16,7 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.data.text.batches import Batches, Segments, check_batches, plain_messages
 from txl_tf.layers.adaptive import check_capacities
-from txl_tf.schema import brief
+from txl_tf.schema import brief, known_names
 from txl_tf.training.distribution import all_rows, divided, num_workers, own_rows, rows_of_this_worker
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
 from txl_tf.training.loop import LoopState, make_loop
@@ -48,6 +48,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
         self.loop = LoopState()
         self.reset_memory()
 
+    @known_names
     def compile(
         self, optimizer=None, loss=None, loss_weights=None, metrics=None, weighted_metrics=None, run_eagerly=False,
         steps_per_execution=1, jit_compile=False, auto_scale_loss=True,

@@ -19,6 +19,11 @@ import inspect
 import keras
 
 from txl_tf.config import check_fields
+from txl_tf.schema import check_names, keywords_of
+
+# Of the constructor of Keras's layers; and two that it knows for models of older versions.
+_OF_KERAS = ["name", "dtype", "trainable", "autocast", "activity_regularizer"]
+_OLD = {"input_shape", "input_dim"}
 
 
 def stored(init):
@@ -50,9 +55,13 @@ def _storing(init, signature, group=None):
     fields = group.names() if group is not None else []
     _, *parameters = signature.parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    takes_others = len(names) < len(parameters)
 
     @functools.wraps(init)
     def call(self, *args, **kwargs):
+        if not kwargs.keys() <= {*names, *_OF_KERAS}:
+            known = [*names, *_taken_by_bases(type(self))] if takes_others else names
+            check_names(type(self).__name__, {name: kwargs[name] for name in kwargs if name not in _OLD}, known)
         try:
             given = signature.bind(self, *args, **kwargs)
         except TypeError as error:
@@ -69,6 +78,14 @@ def _storing(init, signature, group=None):
 
     call.__signature__, call.stored = signature, names
     return call
+
+
+def _taken_by_bases(cls):
+    """Names of arguments that `**kwargs` of a constructor may hold: those of the base classes, and of Keras's layers."""
+    inits = [(base.__module__, vars(base).get("__init__")) for base in cls.__mro__[1:]]
+    stored = [name for _, init in inits for name in getattr(init, "stored", ())]
+    others = [init for module, init in inits if init is not None and not module.startswith(("txl_tf.", "keras."))]
+    return [*stored, *(name for init in others for name in keywords_of(init)), *_OF_KERAS]
 
 
 def values_of(x, names):

@@ -25,6 +25,7 @@ from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.common.packing import pack, unpack
 from txl_tf.layers.taggers.crf import CRF
+from txl_tf.schema import known_names
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
 from txl_tf.training.weighting import weights_of_rows
 
@@ -216,15 +217,16 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     def _network_arguments(self):
         return inspect.signature(self.network.call).parameters
 
-    def nll(self, inputs, tags, **options):
+    @known_names
+    def nll(self, inputs, tags, training=None, dropout_key=None):
         """Negative log-likelihood of sentences, nats: float32 `[B]`; 0 where a row is all padding.
 
         Args:
             inputs: of the call.
             tags: int `[B, T]`, ids of labels.
-            **options: of the call.
+            training, dropout_key: of the call.
         """
-        emissions, mask, tags, _ = self._elements(inputs, tags, **options)
+        emissions, mask, tags, _ = self._elements(inputs, tags, training=training, dropout_key=dropout_key)
         return self.crf.nll(emissions, tags, mask)
 
     def _elements(self, inputs, tags, sample_weight=None, **options):
