@@ -32,24 +32,24 @@ _UNIONS = (typing.Union, types.UnionType)
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def check_names(function: str, given: Iterable[str] | dict[str, Any], known: Iterable[str]) -> None:
+def check_names(function: str, given: dict[str, Any], known: Iterable[str]) -> None:
     """Raises UnknownArgumentError, which names the function and lists what it takes, for a name that is not `known`.
 
     Args:
-        function: what the caller called.
-        given: names of arguments, or `{name: value}`.
+        function: what the caller called, for the message.
+        given: `{name: value}` of the arguments.
         known: the names that the function takes.
     """
     known = list(dict.fromkeys(known))
-    for name in given:
+    for name, value in given.items():
         if name not in known:
             takes = f"{did_you_mean(name, known)} It takes {', '.join(known)}"
             message = f"{function}() got an unexpected keyword argument '{name}'.{takes}"
-            raise UnknownArgumentError(name, given[name] if isinstance(given, dict) else None, known, message)
+            raise UnknownArgumentError(name, value, known, message)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """" Did you mean 'the nearest of the names'?", or nothing where none is near."""
+    """A question that names the nearest of the `known` names, with a space in front; empty where none is near."""
     nearest = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean '{nearest[0]}'?" if nearest else ""
 

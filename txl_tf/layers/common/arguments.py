@@ -19,7 +19,8 @@ import inspect
 import keras
 
 from txl_tf.config import check_fields
-from txl_tf.schema import check_names, keywords_of
+from txl_tf.errors import UnknownArgumentError
+from txl_tf.schema import brief, did_you_mean, keywords_of
 
 # Of the constructor of Keras's layers; and two that it knows for models of older versions.
 _OF_KERAS = ["name", "dtype", "trainable", "autocast", "activity_regularizer"]
@@ -60,8 +61,7 @@ def _storing(init, signature, group=None):
     @functools.wraps(init)
     def call(self, *args, **kwargs):
         if not kwargs.keys() <= {*names, *_OF_KERAS}:
-            known = [*names, *_taken_by_bases(type(self))] if takes_others else names
-            check_names(type(self).__name__, {name: kwargs[name] for name in kwargs if name not in _OLD}, known)
+            check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         try:
             given = signature.bind(self, *args, **kwargs)
         except TypeError as error:
@@ -78,6 +78,17 @@ def _storing(init, signature, group=None):
 
     call.__signature__, call.stored = signature, names
     return call
+
+
+def check_known(cls, arguments, known):
+    """Raises UnknownArgumentError for an argument of a constructor that is not `known`, in Keras's words and with more."""
+    known = list(dict.fromkeys(known))
+    unknown = {name: value for name, value in arguments.items() if name not in known and name not in _OLD}
+    if unknown:
+        name, value = next(iter(unknown.items()))
+        message = f"Unrecognized keyword arguments passed to {cls.__name__}: {brief(unknown)}."
+        message += f"{did_you_mean(name, known)} It takes {', '.join(known)}"
+        raise UnknownArgumentError(name, value, known, message)
 
 
 def _taken_by_bases(cls):

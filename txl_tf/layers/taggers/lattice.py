@@ -20,8 +20,9 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import FUSIONS, one_of
+from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, check_sizes, check_tensors
+from txl_tf.layers.common.base import Layer, as_bool, check_sizes, check_tensors, shown
 from txl_tf.layers.common.ops import Linear, add_bias
 from txl_tf.layers.common.precision import matmul
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
@@ -47,6 +48,14 @@ class Pairs(NamedTuple):
 def span_distances(pos_s, pos_e):
     """`{"ss": ..., "se": ..., "es": ..., "ee": ...}`: int `[B, T, T]` each, query minus key.
 
+    ```python
+    from txl_tf import layers
+
+    # Three characters and the word of the first two: it begins at character 0 and ends at character 1.
+    distances = layers.span_distances(pos_s=tf.constant([[0, 1, 2, 0]]), pos_e=tf.constant([[0, 1, 2, 1]]))
+    distances["ss"][0, 2].numpy()                               # [2, 1, 0, 2]
+    ```
+
     Args:
         pos_s, pos_e: int `[B, T]`, places of the first and of the last character of every item: head and tail.
     """
@@ -54,13 +63,17 @@ def span_distances(pos_s, pos_e):
     return {name: places[name[0]][:, :, None] - places[name[1]][:, None] for name in DISTANCES}
 
 
-def distinct_pairs(pos_s, pos_e, mask, names=DISTANCES):
-    """The `Pairs` of a batch that differ in the distances of these names.
+def distinct_pairs(pos_s, pos_e, mask=None, names=DISTANCES):
+    """The `Pairs` of a batch that differ in the distances of these names. Symbolic inputs of Keras work too.
 
     Args:
-        pos_s, pos_e: int `[B, T]`.
-        mask: bool `[B, T]`, true at items.
+        pos_s, pos_e: int `[B, T]`, places of the first and of the last character of every item.
+        mask: bool, or integers 0 and 1, `[B, T]`, true at items; `None`: all are.
+        names: of the distances, see `span_distances`. `PositionFusion.names` says which ones a fusion takes.
     """
+    if any(keras.backend.is_keras_tensor(x) for x in (pos_s, pos_e, mask)):
+        return _DistinctPairs(names)(pos_s, pos_e, mask)
+    mask = tf.ones_like(pos_s, tf.bool) if mask is None else as_bool("mask", mask)
     pos_s, pos_e = (tf.where(mask, tf.cast(x, tf.int64), 0) for x in (pos_s, pos_e))
     places = tf.reduce_max(pos_e) + 1
     base, found = 2 * places - 1, span_distances(pos_s, pos_e)
@@ -76,10 +89,43 @@ def distinct_pairs(pos_s, pos_e, mask, names=DISTANCES):
     return Pairs(distances[::-1], tf.reshape(index, tf.shape(code)), tf.cast(places, tf.int32))
 
 
+@keras.saving.register_keras_serializable("txl_tf")
+class _DistinctPairs(Layer):
+    """`distinct_pairs` as a layer, for symbolic inputs of Keras."""
+
+    @stored
+    def __init__(self, names=DISTANCES, **kwargs):
+        super().__init__(**kwargs)
+
+    def call(self, pos_s, pos_e, mask=None):
+        return distinct_pairs(pos_s, pos_e, mask, self.names)
+
+
 def distance_table(places, d_model, shift=0):
-    """Sinusoids of all distances of sentences: float32 `[2 * places - 1, d_model]`; `shift` is added to each."""
+    """Sinusoids of all distances of sentences: float32 `[2 * places - 1, d_model]`.
+
+    Args:
+        places: int or int scalar tensor, 1 + the largest place in a sentence: `Pairs.places`. Symbolic inputs of Keras
+            work too.
+        d_model: width, even and 4 or more.
+        shift: is added to each distance.
+    """
+    if keras.backend.is_keras_tensor(places):
+        return _DistanceTable(d_model, shift)(places)
     last = tf.cast(places, tf.float32) - 1
     return positional_embedding(tf.range(-last, last + 1) + shift, tensor2tensor_frequencies(d_model))[0]
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class _DistanceTable(Layer):
+    """`distance_table` as a layer, for symbolic inputs of Keras."""
+
+    @stored
+    def __init__(self, d_model, shift=0, **kwargs):
+        super().__init__(**kwargs)
+
+    def call(self, places):
+        return distance_table(places, self.d_model, self.shift)
 
 
 def fused_sum(pairs, table, kernel):
@@ -96,6 +142,17 @@ def fused_sum(pairs, table, kernel):
     parts = tf.split(kernel, len(pairs.distances))
     rows = [distance + pairs.places - 1 for distance in pairs.distances]
     return tf.add_n([tf.gather(matmul(table, part), row) for part, row in zip(parts, rows, strict=True)])
+
+
+def checked_pairs(pairs, names):
+    """The `Pairs` of a call; a model that Keras loads from a file gives them as a list. Raises ParameterError."""
+    if isinstance(pairs, (tuple, list)) and len(pairs) == 3 and isinstance(pairs[0], (tuple, list)):
+        pairs = Pairs(*pairs)
+    if isinstance(pairs, Pairs) and len(pairs.distances) == len(names):
+        return pairs
+    allowed = f"Pairs of the distances {', '.join(names)}, which txl_tf.layers.distinct_pairs makes"
+    got = f"{len(pairs.distances)} distances" if isinstance(pairs, Pairs) else shown(pairs)
+    raise ParameterError("pairs", pairs, allowed, f"pairs must be {allowed}, got {got}")
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -136,8 +193,7 @@ class PositionFusion(Layer):
 
     def call(self, pairs, table):
         check_tensors({"d_model": self.d_model}, table=(table, "float distances d_model"))
-        if len(pairs.distances) != len(self.names):
-            raise ValueError(f"pairs must have the distances {', '.join(self.names)}, got {len(pairs.distances)}")
+        pairs = checked_pairs(pairs, self.names)
         table = tf.cast(table, self.compute_dtype)
         if self.fusion != "ff":
             return flat_variants.fuse(self, pairs, table)

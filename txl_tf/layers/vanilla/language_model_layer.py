@@ -51,8 +51,9 @@ class MultiHeadAttn(SegmentAttention):
         attn_out = multihead_attn(w, attn_mask, mems, *kernels, self.n_head, self.dropatt, dropatt_key)
         return residual_norm(self.layer_norm, w, attn_out, self.dropout, output_key)
 
-    def attention_probs(self, w, attn_mask, mems):
+    def attention_probs(self, w, attn_mask=None, mems=None):
         """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
+        attn_mask, mems = self.segment_of(w, attn_mask, mems)
         q, k, _ = project_segment(*self.computed(w, mems, self.qkv_kernel), self.n_head)
         return attention_probs(q, k, None, visible_keys(attn_mask, w, mems), self.d_head**-0.5)
 
