@@ -23,8 +23,6 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf import layers
-from txl_tf.layers.positions import tensor2tensor_frequencies
-from txl_tf.layers.taggers.lattice import distinct_pairs
 
 TOLERANCE = 1e-5
 CHECKS = {}  # function: number of its article
@@ -306,7 +304,7 @@ def tener_scores():
     x, length = numbers(2, 5, 8), 5
     q, k, _ = (tf.reshape(part, [2, length, 2, 4]) for part in tf.split(x @ layer.qkv_kernel, 3, -1))
     distance = tf.cast(tf.range(length)[None] - tf.range(length)[:, None], tf.float32)  # key minus query
-    angles = distance[..., None] * tensor2tensor_frequencies(4)
+    angles = distance[..., None] * layers.tensor2tensor_frequencies(4)
     r = tf.concat([tf.sin(angles), tf.cos(angles)], -1)
     scores = tf.einsum("bind,bjnd->nbij", q + layer.r_r_bias, k) + tf.einsum("bind,ijd->nbij", q + layer.r_w_bias, r)
     yield tf.nn.softmax(scores), layer.attention_probs(x)
@@ -327,7 +325,7 @@ def plain_fusion(fusion):
 
 def our_fusion(fusion):
     """`(R of the pairs that differ, which of them each pair is)`, from a table of the distances -3 ... 3."""
-    pairs = distinct_pairs(HEADS, TAILS, ITEMS)
+    pairs = layers.distinct_pairs(HEADS, TAILS, ITEMS)
     distances, frequencies = tf.range(-3.0, 4.0), layers.inverse_frequencies(8)
     return fusion(pairs, layers.positional_embedding(distances, frequencies, convention="interleaved")[0]), pairs.index
 

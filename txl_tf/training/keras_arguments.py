@@ -36,7 +36,7 @@ def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The arguments of a call of `method`, by position or by name: `{name: value}` of those that were given.
 
     Raises:
-        UnknownArgumentError: `method` has no argument of this name; those that begin with `_` are between Keras's methods.
+        UnknownArgumentError: `method` has no argument of this name. Names that begin with `_` are Keras's own.
     """
     check_names(method.__name__, {name: kwargs[name] for name in kwargs if name[0] != "_"}, keywords_of(method))
     arguments = inspect.signature(method).bind(*args, **kwargs).arguments

@@ -81,7 +81,7 @@ def _storing(init, signature, group=None):
 
 
 def check_known(cls, arguments, known):
-    """Raises UnknownArgumentError for an argument of a constructor that is not `known`, in Keras's words and with more."""
+    """Raises UnknownArgumentError, which lists the names, for an argument of a constructor that is not `known`."""
     known = list(dict.fromkeys(known))
     unknown = {name: value for name, value in arguments.items() if name not in known and name not in _OLD}
     if unknown:
@@ -92,7 +92,7 @@ def check_known(cls, arguments, known):
 
 
 def _taken_by_bases(cls):
-    """Names of arguments that `**kwargs` of a constructor may hold: those of the base classes, and of Keras's layers."""
+    """Names that `**kwargs` of a constructor may hold: the arguments of the base classes, and of Keras's layers."""
     inits = [(base.__module__, vars(base).get("__init__")) for base in cls.__mro__[1:]]
     stored = [name for _, init in inits for name in getattr(init, "stored", ())]
     others = [init for module, init in inits if init is not None and not module.startswith(("txl_tf.", "keras."))]

@@ -147,6 +147,12 @@ def check_heads(width_name, width, heads_name, heads):
         raise ParameterError(width_name, width, f"a multiple of {heads_name}={heads}")
 
 
+def check_layer(layer, n_layer):
+    """The number of a layer, from 0 on; a negative one counts from the last. Raises ParameterError if there is none."""
+    at_least(-n_layer, n_layer - 1)("layer", layer)
+    return layer % n_layer
+
+
 def as_ids(name, ids):
     """Ids of any integer type, or whole numbers of a floating one, which Keras makes of them where it traces: int32.
 

@@ -218,12 +218,22 @@ def crf_piece_log_probs(emissions, tags, mask, transitions, start=None, end=None
 class CRF(Layer):
     """A linear-chain CRF: transitions between tags, and how paths start and end.
 
+    ```python
+    crf = txl_tf.layers.CRF(n_tag=3)
+    emissions, mask = tf.random.normal([2, 4, 3]), tf.constant([[1, 1, 1, 1], [1, 1, 0, 0]])
+    tags = crf(emissions, mask=mask)  # [2, 4]
+    nll = crf.nll(emissions, tags, mask)  # [2]
+
+    labels = ["B-name", "I-name", "O"]  # no path goes from O to I-name
+    crf = txl_tf.layers.CRF(n_tag=3, allowed=txl_tf.allowed_transitions(labels))
+    ```
+
     Args:
         n_tag: number of tags.
         start_end: whether there are scores for the first and the last tag.
         allowed: bool `[n_tag + 2, n_tag + 2]`, which tag may follow which; row `n_tag` is the start, column `n_tag + 1`
-            the end. A forbidden one costs 10,000 in `decode` and `piece_log_probs`; `nll` counts all paths, as
-            fastNLP's. `None`: all are allowed.
+            the end; see `txl_tf.allowed_transitions`. A forbidden one costs 10,000 in `decode` and `piece_log_probs`;
+            `nll` counts all paths, as fastNLP's. `None`: all are allowed.
 
     Call arguments:
         emissions: `[batch, time, n_tag]`.

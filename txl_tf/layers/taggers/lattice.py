@@ -32,12 +32,13 @@ DISTANCES = ("ss", "se", "es", "ee")
 
 
 class Pairs(NamedTuple):
-    """The pairs of a batch that differ.
+    """The different pairs of items in a batch: the input of `PositionFusion`. `distinct_pairs` makes them.
 
     Attributes:
-        distances: list of int32 `[U]`, one for each name that was asked for.
-        index: int32 `[B, T, T]`, which of them each pair is. Of pairs with padding it means nothing.
-        places: int scalar, S.
+        distances: list of int32 `[U]`, one tensor for each name of a distance, such as "ss".
+        index: int32 `[B, T, T]`, the number of each pair of items among the U different ones. At padding it has no
+            meaning. `LatticeAttn` and `FlatLayer` take it.
+        places: int32 scalar, 1 + the largest place in the batch. `distance_table` takes it.
     """
 
     distances: list
@@ -46,30 +47,38 @@ class Pairs(NamedTuple):
 
 
 def span_distances(pos_s, pos_e):
-    """`{"ss": ..., "se": ..., "es": ..., "ee": ...}`: int `[B, T, T]` each, query minus key.
+    """The four distances of every pair of items, the place of the query minus the place of the key.
 
     ```python
-    from txl_tf import layers
-
-    # Three characters and the word of the first two: it begins at character 0 and ends at character 1.
-    distances = layers.span_distances(pos_s=tf.constant([[0, 1, 2, 0]]), pos_e=tf.constant([[0, 1, 2, 1]]))
-    distances["ss"][0, 2].numpy()                               # [2, 1, 0, 2]
+    # Three characters and the word of the first two, which begins at character 0 and ends at character 1.
+    pos_s, pos_e = tf.constant([[0, 1, 2, 0]]), tf.constant([[0, 1, 2, 1]])
+    distances = txl_tf.layers.span_distances(pos_s, pos_e)
+    of_third_character = distances["se"][0, 2]  # to the ends of all items: 2, 1, 0 and 1
     ```
 
     Args:
-        pos_s, pos_e: int `[B, T]`, places of the first and of the last character of every item: head and tail.
+        pos_s, pos_e: int `[B, T]`, the places of the first and of the last character of every item: head and tail.
+
+    Returns:
+        `{"ss": ..., "se": ..., "es": ..., "ee": ...}`, int `[B, T, T]` each: "se" is from the first character of the
+        query to the last character of the key.
     """
     places = {"s": pos_s, "e": pos_e}
     return {name: places[name[0]][:, :, None] - places[name[1]][:, None] for name in DISTANCES}
 
 
 def distinct_pairs(pos_s, pos_e, mask=None, names=DISTANCES):
-    """The `Pairs` of a batch that differ in the distances of these names. Symbolic inputs of Keras work too.
+    """Numbers the pairs of items in a batch: pairs with the same distances have the same number.
+
+    The arguments may also be symbolic inputs of Keras.
 
     Args:
-        pos_s, pos_e: int `[B, T]`, places of the first and of the last character of every item.
-        mask: bool, or integers 0 and 1, `[B, T]`, true at items; `None`: all are.
-        names: of the distances, see `span_distances`. `PositionFusion.names` says which ones a fusion takes.
+        pos_s, pos_e: int `[B, T]`, the places of the first and of the last character of every item.
+        mask: bool, or integers 0 and 1, `[B, T]`, true at items; `None`: there is no padding.
+        names: the distances to compare, see `span_distances`. A `PositionFusion` takes those of its attribute `names`.
+
+    Returns:
+        `Pairs`.
     """
     if any(keras.backend.is_keras_tensor(x) for x in (pos_s, pos_e, mask)):
         return _DistinctPairs(names)(pos_s, pos_e, mask)
@@ -102,13 +111,16 @@ class _DistinctPairs(Layer):
 
 
 def distance_table(places, d_model, shift=0):
-    """Sinusoids of all distances of sentences: float32 `[2 * places - 1, d_model]`.
+    """The sinusoids of all distances that occur in sentences, `-(places - 1) ... places - 1`.
 
     Args:
-        places: int or int scalar tensor, 1 + the largest place in a sentence: `Pairs.places`. Symbolic inputs of Keras
-            work too.
-        d_model: width, even and 4 or more.
-        shift: is added to each distance.
+        places: int or int scalar tensor, 1 + the largest place in a sentence; `Pairs.places` is that of a batch. It may
+            also be a symbolic tensor of Keras.
+        d_model: int, the width of the sinusoids: even, and 4 or more.
+        shift: number that is added to each distance.
+
+    Returns:
+        float32 `[2 * places - 1, d_model]`, see `tensor2tensor_frequencies`.
     """
     if keras.backend.is_keras_tensor(places):
         return _DistanceTable(d_model, shift)(places)
@@ -159,20 +171,30 @@ def checked_pairs(pairs, names):
 class PositionFusion(Layer):
     """One vector for the distances of a pair (`Four_Pos_Fusion_Embedding` of the program).
 
+    ```python
+    # Three characters and the word of the first two, which begins at character 0 and ends at character 1.
+    pairs = txl_tf.layers.distinct_pairs(pos_s=tf.constant([[0, 1, 2, 0]]), pos_e=tf.constant([[0, 1, 2, 1]]))
+    table = txl_tf.layers.distance_table(pairs.places, 32)  # [5, 32]
+    r = txl_tf.layers.PositionFusion(d_model=32)(pairs, table)  # [12, 32]
+    ```
+
     Args:
         d_model: width of the sinusoids and of the vectors.
         fusion: "ff", the paper's `relu(W_r [p_hh, p_ht, p_th, p_tt])`, with a bias, as in the program. For the others,
             "ff_two" (of hh and tt alone), "ff_linear", "attn" and "gate", see `flat_variants.py`.
 
     Call arguments:
-        pairs: `Pairs` of the distances in `names`.
-        table: `[P, d_model]`, see `distance_table`.
+        pairs: `Pairs` of the distances in `names`, which `distinct_pairs` makes.
+        table: `[P, d_model]`, which `distance_table` makes.
 
     Returns:
-        `[U, d_model]`.
+        `[U, d_model]`, a vector for every different pair. `LatticeAttn` and `FlatLayer` take it as `r`.
+
+    Attributes:
+        names: tuple of str, the distances that `pairs` must have.
 
     Raises:
-        ValueError: there is no such fusion.
+        ValueError: there is no such fusion, or `pairs` are something else.
 
     Reference:
         Li et al. 2020, section 3.2.

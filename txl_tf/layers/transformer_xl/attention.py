@@ -178,6 +178,15 @@ class SegmentAttention(Layer):
 class RelMultiHeadAttn(SegmentAttention):
     """Relative multi-head attention with its residual and layer norm: `LayerNorm(w + dropout(attention))`.
 
+    ```python
+    w, mems = tf.random.normal([2, 5, 32]), tf.random.normal([2, 3, 32])  # a segment of 5, a memory of 3
+    distances, frequencies = txl_tf.layers.relative_positions(3 + 5), txl_tf.layers.inverse_frequencies(32)
+    r = txl_tf.layers.positional_embedding(distances, frequencies)  # [1, 8, 32]
+    u, v = tf.Variable(tf.zeros([4, 8])), tf.Variable(tf.zeros([4, 8]))
+    attention = txl_tf.layers.RelMultiHeadAttn(d_model=32, n_head=4, d_head=8)
+    output = attention(w, r, u, v, mems=mems)  # [2, 5, 32]
+    ```
+
     Args:
         d_model: width of the hidden states.
         n_head, d_head: number of heads and the width of each.
@@ -189,12 +198,14 @@ class RelMultiHeadAttn(SegmentAttention):
 
     Call arguments:
         w: `[batch, tgt_len, d_model]`, the segment. Where Keras handed a mask on with it, that hides keys, too.
-        r: `[1, mem_len + tgt_len, d_model]`, position embeddings, farthest distance first.
+        r: `[1, mem_len + tgt_len, d_model]`, position embeddings, farthest distance first: see `positional_embedding`
+            and `relative_positions`.
         r_w_bias, r_r_bias: `[n_head, d_head]`, u and v; given by the caller, since layers share them unless `untie_r`.
         attn_mask: `[tgt_len, mem_len + tgt_len]`, or with a batch in front: numbers, 1 where masked, see `create_mask`;
             or bool, true where a key is seen. `None`: the mask of `create_mask`.
         mems: `[batch, mem_len, d_model]`; `mem_len` may be 0, and `None` is no memory.
-        content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where what is at a key counts as zeros; `None` for none.
+        content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where what is at a key counts as zeros, see
+            `document_mask`; `None` for none.
         training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from txl_tf.config import TenerConfig
 from txl_tf.data.tagged.batches import PADDING, UNKNOWN_ID
 from txl_tf.layers.common.arguments import takes, values_of
-from txl_tf.layers.common.base import Layer, as_ids, check_tensors, shown
+from txl_tf.layers.common.base import Layer, as_ids, check_layer, check_tensors, shown
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
@@ -94,6 +94,11 @@ class SentenceNetwork(Layer):
 class Tener(SentenceNetwork):
     """TENER's encoder.
 
+    ```python
+    network = txl_tf.Tener(n_token=100, n_layer=1, d_model=32, n_head=4, d_inner=64)
+    hidden = network({"chars": tf.constant([[5, 7, 2, 4], [3, 3, 0, 0]])})  # [2, 4, 32]
+    ```
+
     Args:
         n_token, n_bigram: ids of characters and of bigrams, 0 at padding, 1 unknown; no bigrams where `n_bigram` is 0.
         n_layer, d_model, n_head, d_inner: layers, width, attention heads, width inside the feed-forward nets.
@@ -167,7 +172,17 @@ class Tener(SentenceNetwork):
         return x
 
     def attention_probs(self, inputs, layer):
-        """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, length, length]`."""
+        """The attention of one layer, without dropout.
+
+        Args:
+            inputs: of the call.
+            layer: number of the layer, from 0 on; a negative one counts from the last layer.
+
+        Returns:
+            `[n_head, batch, length, length]`. Each row sums to 1 over the keys, and is 0 at keys that are padding. The
+            rows of padding have no meaning.
+        """
+        layer = check_layer(layer, self.n_layer)
         inputs = self.checked(inputs)
         mask, x = self.mask_of(inputs), self.embed(inputs)
         for before in self.stacked[:layer]:
