@@ -8,6 +8,7 @@ import tensorflow as tf
 from txl_tf.config import ModelConfig, NetworkConfig
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.common.arguments import arguments_of, takes, values_of
+from txl_tf.layers.common.base import KerasHabits
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.decoding import generation
 from txl_tf.models.decoding.sampling import check_integer, uniform_draws
@@ -53,12 +54,12 @@ class LanguageModel(MemoryModel):
             proj_initializer=make_initializer(network.init, network.proj_init_std, network.init_range),
             dtype=self.dtype_policy, name="adaptive_softmax",
         )  # fmt: skip
-        self.build_at_once()
+        self.build_at_once((None, None))
 
     def build(self, tokens_shape=None):
         if not self.network.built:
-            self.network.build()
-            self.softmax.build()
+            self.network.build_at_once()
+            self.softmax.build((None, None, self.network.d_model))
 
     def get_config(self):
         return {**arguments_of(self), **self.network.get_config(), **super().get_config()}
@@ -68,6 +69,13 @@ class LanguageModel(MemoryModel):
     def call(self, tokens, mems=None):
         hidden, new_mems = self.network(tokens, mems)
         return self.softmax(hidden, embedding=self.network.embedding), new_mems
+
+    compute_output_spec = KerasHabits.compute_output_spec
+
+    def compute_output_shape(self, tokens_shape=None, mems_shape=None, input_shape=None, **_):
+        tokens_shape = tokens_shape or input_shape  # Keras's name, of a loaded model
+        _, mems = self.network.compute_output_shape(tokens_shape)
+        return (*tokens_shape, self.network.n_token), mems
 
     def initial_mems(self, batch_size):
         """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`."""

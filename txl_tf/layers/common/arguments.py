@@ -19,7 +19,7 @@ import inspect
 import keras
 
 from txl_tf.config import check_fields
-from txl_tf.errors import UnknownArgumentError
+from txl_tf.errors import ParameterError, UnknownArgumentError
 from txl_tf.schema import brief, did_you_mean, keywords_of
 
 # Of the constructor of Keras's layers; and two that it knows for models of older versions.
@@ -72,6 +72,8 @@ def _storing(init, signature, group=None):
         if group is not None:
             check_fields(group, self)
         init(self, *args, **{name: value for name, value in kwargs.items() if name not in fields})
+        if getattr(self, "quantization_mode", None) is not None:
+            raise ParameterError("dtype", self.dtype_policy.name, "a policy without quantization")
         if not getattr(self, "trainable", True):  # as in a file of a frozen layer: Keras does not pass it on
             for part in self._flatten_layers(include_self=False, recursive=False):
                 part.trainable = False

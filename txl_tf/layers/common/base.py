@@ -14,6 +14,7 @@ import tensorflow as tf
 from txl_tf.config.checks import RATE, at_least
 from txl_tf.errors import ParameterError, brief
 from txl_tf.layers.common.arguments import arguments_of
+from txl_tf.layers.common.quantization import Unquantized
 
 # ----------------------------------------------------------------------------------------------------------- dropout
 
@@ -101,7 +102,7 @@ class KerasHabits:
         return previous_mask if rank == 2 and previous_mask.dtype == tf.bool else None
 
 
-class Layer(KerasHabits, Dropping, keras.layers.Layer):
+class Layer(Unquantized, KerasHabits, Dropping, keras.layers.Layer):
     """A layer whose output is like its first input, unless it says otherwise."""
 
     def __init__(self, **kwargs):
@@ -112,6 +113,16 @@ class Layer(KerasHabits, Dropping, keras.layers.Layer):
         while args and args[-1] is None:  # Keras gives its mask a second time where None is given by position
             args = args[:-1]
         return super().__call__(*args, **kwargs)
+
+    def __getattr__(self, name):
+        """`layers`, as models have it: the parts of the layer, which `summary(expand_nested=True)` then shows.
+
+        It is found here and is no property, since Keras's files would also name the weights by every attribute that
+        `dir` lists.
+        """
+        if name == "layers":
+            return self._flatten_layers(include_self=False, recursive=False)
+        return object.__getattribute__(self, name)  # raises the usual error
 
     def computed(self, *tensors):
         """Tensors and weights in the dtype that the layer computes in."""

@@ -42,7 +42,7 @@ class BiLSTM(SentenceNetwork):
             lstm = keras.layers.LSTM(self.d_model // 2, return_sequences=True, **policy, name="lstm")
             self.stacked.append(keras.layers.Bidirectional(lstm, **policy, name=f"layer{i}"))
 
-    def build(self, *_, **__):
+    def build(self, inputs_shape=None, **_):
         self.build_tables()
         for i, layer in enumerate(self.stacked):
             layer.build((None, None, self.d_model if i else self.token_width))

@@ -96,7 +96,7 @@ class Flat(SentenceNetwork):
         ]
         self.last = LatticeProcess(self.pre.replace("a", ""), **options, name="last")
 
-    def build(self, *_, **__):
+    def build(self, inputs_shape=None, **_):
         self.build_tables()
         width = (None, None, self.d_model)
         self.char_proj.build((None, None, self.token_width))
@@ -150,12 +150,13 @@ class Flat(SentenceNetwork):
         x._keras_mask = self.mask_of(inputs)
         return x
 
-    def compute_output_shape(self, inputs_shape):
-        return (*inputs_shape["bigrams"], self.d_model)
+    def compute_output_shape(self, inputs_shape=None, **_):
+        return (*(inputs_shape or self.input_shapes)["bigrams"], self.d_model)
 
     def attention_probs(self, inputs, layer):
         """The attention of one layer, without dropout: `[n_head, batch, items, items]`. Arguments: see `Tener`."""
         layer = check_layer(layer, self.n_layer)
+        self.build_at_once()
         inputs = self.checked(inputs)
         x, items = self.embed(inputs), self.items_of(inputs)
         fused, index = self.positions(inputs)

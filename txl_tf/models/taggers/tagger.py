@@ -123,7 +123,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
         self._called_with = None  # see `_signature`; of networks that do not know it themselves
         if self._knows_mask:
-            self.build_at_once()
+            self.build_at_once(getattr(self.network, "input_shapes", None))
 
     @property
     def _knows_mask(self):
@@ -138,9 +138,9 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         outputs = getattr(self.network, "outputs", None)  # of a functional model, or of a `Sequential` with its input
         return outputs[0].shape[-1] if outputs else None
 
-    def build(self, input_shape=None):
+    def build(self, inputs_shape=None):
         if self._knows_mask and not self.network.built:
-            self.network.build()
+            getattr(self.network, "build_at_once", self.network.build)()
         if self._width:
             self._build_rest(self._width)
         self.built = True
@@ -152,6 +152,12 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         if not self.has_all_weights:
             raise ValueError("load_weights needs the width of what network returns: call the tagger on a batch before")
         super().load_weights(filepath, **kwargs)
+
+    def compute_output_shape(self, inputs_shape, **_):
+        shape = next(iter(inputs_shape.values())) if isinstance(inputs_shape, dict) else inputs_shape
+        if self._knows_mask:
+            shape = self.network.compute_output_shape(inputs_shape)
+        return (*shape[:2], len(self.labels))
 
     def get_build_config(self):
         if not self.out_fc.built:
@@ -166,7 +172,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     def _build_rest(self, width):
         if not self.out_fc.built:
             self.out_fc.build((None, None, width))
-            self.crf.build()
+            self.crf.build((None, None, len(self.labels)))
             self.built = True  # `fit` comes here without Keras's call
 
     # ------------------------------------------------------------------------------------------------------- forward

@@ -31,6 +31,17 @@ class SentenceNetwork(Layer):
         self.autocast = False  # half precision does not hold ids
         self.start_keys(seed, always=True)
 
+    @property
+    def input_shapes(self):
+        """The shapes of the inputs, of any batch and length: what `build` and `compute_output_shape` take."""
+        names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
+        return {name: (None,) * len(self.input_dims[name].split()) for name in names}
+
+    def build_at_once(self):
+        """Makes the weights where there are none, as the first call does."""
+        if not self.built:
+            self.build(self.input_shapes)
+
     def build_tables(self):
         """Adds the tables of embeddings; row 0 is of padding, whose embedding never counts."""
 
@@ -86,8 +97,8 @@ class SentenceNetwork(Layer):
         """bool `[batch, length]`, true at characters."""
         return inputs["chars"] != PADDING
 
-    def compute_output_shape(self, inputs_shape):
-        return (*inputs_shape["chars"], self.d_model)
+    def compute_output_shape(self, inputs_shape=None, **_):
+        return (*(inputs_shape or self.input_shapes)["chars"], self.d_model)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -135,7 +146,7 @@ class Tener(SentenceNetwork):
         self.in_fc = Linear(self.d_model, dtype=self.dtype_policy, name="in_fc")
         self.stacked = [TenerLayer(**options, name=f"layer{i}") for i in range(self.n_layer)]
 
-    def build(self, *_, **__):
+    def build(self, inputs_shape=None, **_):
         self.build_tables()
         self.in_fc.build((None, None, self.token_width))
         self.pos_table = None
@@ -183,6 +194,7 @@ class Tener(SentenceNetwork):
             rows of padding have no meaning.
         """
         layer = check_layer(layer, self.n_layer)
+        self.build_at_once()
         inputs = self.checked(inputs)
         mask, x = self.mask_of(inputs), self.embed(inputs)
         for before in self.stacked[:layer]:

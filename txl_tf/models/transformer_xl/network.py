@@ -12,6 +12,7 @@ from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_layer, check_tensors, shown
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.packing import pack, unpack, unpack_pairs
+from txl_tf.layers.common.quantization import Unquantized
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl.attention import create_mask
@@ -57,7 +58,7 @@ def unknown_zero(tokens, static_shapes):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class TransformerXL(KerasHabits, Dropping, keras.Model):
+class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     """Transformer-XL without its softmax, for language models and for reuse in other Keras models.
 
     ```python
@@ -142,9 +143,19 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
 
     def build(self, tokens_shape=None, **_):
         self.r_w_bias, self.r_r_bias = self.build_biases()
-        self.embedding.build()
+        self.embedding.build((None, None))
         for layer in self.decoder_layers:
-            layer.build()
+            layer.build((None, None, self.d_model))
+
+    def build_at_once(self):
+        """Makes the weights where there are none, as the first call does."""
+        if not self.built:
+            self.build((None, None))
+
+    def summary(self, *args, **kwargs):
+        """`keras.Model.summary`, of a network that has its weights then."""
+        self.build_at_once()
+        return super().summary(*args, **kwargs)
 
     def build_biases(self):
         """Adds the weights `(r_w_bias, r_r_bias)`."""
@@ -274,7 +285,8 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
             )
         return padding_mask
 
-    def compute_output_shape(self, tokens_shape, mems=None, **_):
+    def compute_output_shape(self, tokens_shape=None, mems_shape=None, input_shape=None, **_):
+        tokens_shape = tokens_shape or input_shape  # Keras's name, of a loaded model
         kept = tokens_shape[0], self.mem_len, self.d_model
         return (*tokens_shape, self.d_model), [kept] * self.n_layer
 
@@ -304,6 +316,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         Raises:
             ValueError: the network has absolute positions, whose scores are one term.
         """
+        self.build_at_once()
         if self.r_w_bias is None:
             raise ValueError(f"{type(self).__name__} has absolute positions: its scores have no terms u.k and v.r")
         w, (r, u, v, _, mem, *content), padding_mask = self._into_layer(tokens, mems, layer, padding_mask)
@@ -319,6 +332,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         Returns:
             `(probs, new_mems)`: `[n_layer, n_head, batch, tgt_len, mem_len + tgt_len]`, and as the call.
         """
+        self.build_at_once()
         tokens, mems, padding_mask, lengths = self.packed(tokens, mems, padding_mask)
         hidden, arguments, mask = self.enter(tokens, mems, lengths=lengths)
         _, inputs = apply_layers(self.decoder_layers, hidden, arguments)
@@ -331,6 +345,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
 
     def _into_layer(self, tokens, mems, layer, padding_mask):
         """`(input, other arguments, padding_mask)` of a layer in a call without dropout."""
+        self.build_at_once()
         number = check_layer(layer, self.n_layer)
         tokens, mems, padding_mask, lengths = self.packed(tokens, mems, padding_mask)
         hidden, arguments, _ = self.enter(tokens, mems, lengths=lengths)
