@@ -121,7 +121,10 @@ def rel_multihead_attn():
         mems, mask = (numbers(mlen, 2, 8) if mlen else None), plain_mask(4, mlen, same_length)
         r = layers.positional_embedding(layers.relative_positions(mlen + 4), layers.inverse_frequencies(8))
         expected = plain_relative_attention(layer, w, r[0], u, v, mask, mems)
-        yield expected, swapped(layer(swapped(w), r, u, v, mask, None if mems is None else swapped(mems)))
+        given = swapped(w), r, u, v, mask, None if mems is None else swapped(mems)
+        yield expected, swapped(layer(*given))
+        output = layers.rel_multihead_attn(*given, layer.qkv_kernel, layer.r_kernel, layer.o_kernel)
+        yield expected, layer_norm(w + swapped(output), layer.layer_norm)
 
 
 BINS = [  # n_token, d_embed, d_proj, and more

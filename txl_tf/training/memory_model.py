@@ -70,8 +70,8 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
                 the other to save memory; the result is that of the whole.
             static_shapes: whether all tensors of a step, and of `generate`, have static shapes, as TPUs need.
             bin_capacities: list of int, with static shapes: most tokens of each bin but the first, in one part of a
-                batch on one replica, see `choose_bin_capacities`. Tokens beyond are left out of loss and count, and the
-                logs have their number, `overflow`. `None`: none is left out, as in evaluation.
+                batch on one replica, see `txl_tf.choose_bin_capacities`. Tokens beyond are left out of loss and count,
+                and the logs have their number, `overflow`. `None`: none is left out, as in evaluation.
 
         Raises:
             ValueError: an argument is out of its range.
@@ -106,7 +106,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
         Args:
             x: `tf.data.Dataset` of `(tokens, labels)`, int `[batch, tgt_len]` each, the batch over all replicas; every
                 worker gives the whole of it. `tgt_len` may vary unless shapes are static. Or
-                `txl_tf.data.text.batches.Segments`, of which every worker reads its own rows alone.
+                `txl_tf.Segments`, of which every worker reads its own rows alone.
             *args, **kwargs: of `keras.Model.fit`, such as `epochs`, `steps_per_epoch`, `callbacks`, `validation_data`
                 (a dataset of the same kind). Those for samples that are independent of each other are refused.
 

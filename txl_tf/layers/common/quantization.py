@@ -72,10 +72,9 @@ def _report(mode, model, asked):
     count, total = sum(math.prod(kernel.shape) for kernel in kernels), model.count_params()
     ours = [layer for layer in model.layers if isinstance(layer, Unquantized)] or model._flatten_layers()
     kinds = sorted({type(layer).__name__ for layer in ours if isinstance(layer, Unquantized)})
-    return (
-        f"quantize({mode!r}) quantizes at most {count:,} of the {total:,} weights ({count / total:.1%}) of {model.name}. "
-        f"The weights of {', '.join(kinds)} stay as they are: {Unquantized.smaller}"
-    )
+    found = f"at most {count:,} of the {total:,} weights of {model.name}, {count / total:.1%}"
+    left = f"The weights of {', '.join(kinds)} stay as they are: {Unquantized.smaller}"
+    return f"quantize({mode!r}) quantizes {found}. {left}"
 
 
 def _can_quantize(layer):
