@@ -23,8 +23,6 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf import layers
-from txl_tf.layers.positions import tensor2tensor_frequencies
-from txl_tf.layers.taggers.lattice import distinct_pairs
 
 TOLERANCE = 1e-5
 CHECKS = {}  # function: number of its article
@@ -123,7 +121,10 @@ def rel_multihead_attn():
         mems, mask = (numbers(mlen, 2, 8) if mlen else None), plain_mask(4, mlen, same_length)
         r = layers.positional_embedding(layers.relative_positions(mlen + 4), layers.inverse_frequencies(8))
         expected = plain_relative_attention(layer, w, r[0], u, v, mask, mems)
-        yield expected, swapped(layer(swapped(w), r, u, v, mask, None if mems is None else swapped(mems)))
+        given = swapped(w), r, u, v, mask, None if mems is None else swapped(mems)
+        yield expected, swapped(layer(*given))
+        output = layers.rel_multihead_attn(*given, layer.qkv_kernel, layer.r_kernel, layer.o_kernel)
+        yield expected, layer_norm(w + swapped(output), layer.layer_norm)
 
 
 BINS = [  # n_token, d_embed, d_proj, and more
@@ -306,7 +307,7 @@ def tener_scores():
     x, length = numbers(2, 5, 8), 5
     q, k, _ = (tf.reshape(part, [2, length, 2, 4]) for part in tf.split(x @ layer.qkv_kernel, 3, -1))
     distance = tf.cast(tf.range(length)[None] - tf.range(length)[:, None], tf.float32)  # key minus query
-    angles = distance[..., None] * tensor2tensor_frequencies(4)
+    angles = distance[..., None] * layers.tensor2tensor_frequencies(4)
     r = tf.concat([tf.sin(angles), tf.cos(angles)], -1)
     scores = tf.einsum("bind,bjnd->nbij", q + layer.r_r_bias, k) + tf.einsum("bind,ijd->nbij", q + layer.r_w_bias, r)
     yield tf.nn.softmax(scores), layer.attention_probs(x)
@@ -327,7 +328,7 @@ def plain_fusion(fusion):
 
 def our_fusion(fusion):
     """`(R of the pairs that differ, which of them each pair is)`, from a table of the distances -3 ... 3."""
-    pairs = distinct_pairs(HEADS, TAILS, ITEMS)
+    pairs = layers.distinct_pairs(HEADS, TAILS, ITEMS)
     distances, frequencies = tf.range(-3.0, 4.0), layers.inverse_frequencies(8)
     return fusion(pairs, layers.positional_embedding(distances, frequencies, convention="interleaved")[0]), pairs.index
 

@@ -64,6 +64,7 @@ def train(output, n_dates, epochs, seed):
     classifier.fit(*data["train"], batch_size=64, epochs=epochs, validation_data=data["valid"], verbose=2)
     print(f"accuracy on dates never seen: {classifier.evaluate(*data['test'], verbose=0)[1]:.3f}")
 
+    # To load the file, another program imports txl_tf first and then calls keras.saving.load_model(path).
     classifier.save(Path(output) / "classifier.keras")
     classifier.export(Path(output) / "saved_model", verbose=False)
 

@@ -82,6 +82,7 @@ def train(output, n_dates, epochs, seed):
     print(f"{written[0]}  ->  {found[0]}")
     print(f"right dates of {len(iso)} never seen: {np.mean([a == b for a, b in zip(found, iso, strict=True)]):.3f}")
 
+    # To load the file, another program imports txl_tf first and then calls keras.saving.load_model(path).
     model.save(Path(output) / "model.keras")
     model.export(Path(output) / "saved_model", verbose=False)
 

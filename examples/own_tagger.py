@@ -73,6 +73,7 @@ def train(output, n_dates, epochs, seed):
     print(f"F1 of dates never seen: {tagger.evaluate(chars, tags, return_dict=True, verbose=0)['f1']:.3f}")
     print(f"{pairs['test'][0][0]}: {show(pairs['test'][0][0], tagger.predict(chars[:1], verbose=0)[0])}")
 
+    # To load the file, another program imports txl_tf first and then calls keras.saving.load_model(path).
     tagger.save(Path(output) / "tagger.keras")
     tagger.export(Path(output) / "saved_model", verbose=False)
 

@@ -7,6 +7,7 @@ is used and what for.
 import ast
 import csv
 import functools
+import inspect
 import io
 import pickle
 import re
@@ -234,6 +235,26 @@ def _(tmp_path):
         layer.head = keras.layers.Dense(1)
     layer._tracker.unlock()
     layer.head = keras.layers.Dense(1)
+
+
+@hook("keras.Model.quantize(self, filters)")
+def _(tmp_path):
+    """A layer that is asked to quantize itself finds the model and the filters in the calling frames."""
+    found = []
+
+    class Asked(keras.layers.Layer):
+        def call(self, x):
+            return x
+
+        def quantize(self, *args, **kwargs):
+            code, frame = inspect.unwrap(keras.Model.quantize).__code__, inspect.currentframe()
+            while frame.f_code is not code:
+                frame = frame.f_back
+            found.append((frame.f_locals["self"], frame.f_locals["filters"]))
+
+    model = keras.Sequential([keras.Input([2]), Asked(name="asked")])
+    model.quantize("int8", filters="asked")
+    assert found == [(model, "asked")]
 
 
 @hook("keras.Model._flatten_layers")

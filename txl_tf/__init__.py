@@ -6,10 +6,14 @@ private until 1.0.
 
 from txl_tf import layers
 from txl_tf.cluster.preparation import prepare
-from txl_tf.data.text.batches import segments
-from txl_tf.errors import FixedAttributeError, ParameterError
+from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.data.tagged.tags import allowed_transitions
+from txl_tf.data.text.batches import Segments, choose_bin_capacities, segments
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import FixedAttributeError, ParameterError, UnknownArgumentError
 from txl_tf.layers.common.precision import set_matmul_precision
 from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.reading import nll_by_memory
 from txl_tf.models.taggers.bilstm import BiLSTM
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger
@@ -29,18 +33,25 @@ __all__ = [
     "BiLSTM",
     "FixedAttributeError",
     "Flat",
+    "Lexicon",
     "ParameterError",
+    "Segments",
     "Tagger",
     "Tener",
     "Transformer",
     "TransformerLM",
     "TransformerXL",
     "TransformerXLLM",
+    "UnknownArgumentError",
+    "Vocab",
+    "allowed_transitions",
+    "choose_bin_capacities",
     "export_saved_model",
     "layers",
     "load_run",
     "load_tf1_checkpoint",
     "make_optimizer",
+    "nll_by_memory",
     "pipeline",
     "prepare",
     "save_tf1_checkpoint",

@@ -52,3 +52,7 @@ class ParameterError(ValueError):
 
 class FixedAttributeError(ParameterError, AttributeError):
     """An attribute of a model or layer that cannot be changed any more; the message says what to do instead."""
+
+
+class UnknownArgumentError(ParameterError, TypeError):
+    """An argument by a name that the function does not have: `name` is that name, `allowed` lists those it has."""

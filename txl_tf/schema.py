@@ -13,7 +13,9 @@ check_values({"step": 3, "val_loss": "x"}, Best)    # ValueError: val_loss must 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
+import inspect
 import numbers
 import operator
 import os
@@ -22,9 +24,56 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from txl_tf.errors import ParameterError, brief
+from txl_tf.errors import ParameterError, UnknownArgumentError, brief
+
+Function = typing.TypeVar("Function", bound=Callable)
 
 _UNIONS = (typing.Union, types.UnionType)
+_BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def check_names(function: str, given: dict[str, Any], known: Iterable[str]) -> None:
+    """Raises UnknownArgumentError, which names the function and lists what it takes, for a name that is not `known`.
+
+    Args:
+        function: what the caller called, for the message.
+        given: `{name: value}` of the arguments.
+        known: the names that the function takes.
+    """
+    known = list(dict.fromkeys(known))
+    for name, value in given.items():
+        if name not in known:
+            takes = f"{did_you_mean(name, known)} It takes {', '.join(known)}"
+            message = f"{function}() got an unexpected keyword argument '{name}'.{takes}"
+            raise UnknownArgumentError(name, value, known, message)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that names the nearest of the `known` names, with a space in front; empty where none is near."""
+    nearest = difflib.get_close_matches(name, list(known), 1)
+    return f" Did you mean '{nearest[0]}'?" if nearest else ""
+
+
+def keywords_of(function: Callable) -> list[str]:
+    """The names of the arguments that can be given by name, without `self`."""
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind in _BY_NAME and parameter.name != "self"]
+
+
+def known_names(function: Function) -> Function:
+    """Decorator: an argument by another name than those in the signature is an UnknownArgumentError, see `check_names`.
+
+    Python's own error for it does not list the names.
+    """
+    known, (*of_class, name) = keywords_of(function), function.__qualname__.split(".")
+    called = of_class[-1] if name == "__init__" else name
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        check_names(called, kwargs, known)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple]:

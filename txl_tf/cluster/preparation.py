@@ -19,12 +19,13 @@ from types import ModuleType
 from typing import Any
 
 from txl_tf.cluster.connection import connected
-from txl_tf.config import ClusterConfig
+from txl_tf.config import ClusterConfig, TextConfig
 from txl_tf.data.text import corpus
 from txl_tf.data.text.parquet import Rows
 from txl_tf.data.text.portions import cut_in_portions
 from txl_tf.data.text.texts import TEXT_FIELD, FilePart
 from txl_tf.files import reason
+from txl_tf.schema import check_names, keywords_of
 
 _AHEAD = 2  # portions for every worker that are begun, or done and wait for those before them
 _RETRIES = 10  # of a portion whose worker died
@@ -58,6 +59,8 @@ def prepare(
     has_path = bool(options.get("data_path") or options.get("dataset"))
     if (texts is not None) == has_path:
         raise ValueError(f"either texts or data_path must be given, got {'both' if has_path else 'neither'}")
+    inner = corpus.prepare if has_path else corpus.prepare_texts
+    check_names("prepare", options, dict.fromkeys([*keywords_of(prepare), *keywords_of(inner), *TextConfig.names()]))
     is_dataset = type(texts).__module__ == "ray.data.dataset"
     if is_dataset and not ray:
         raise ValueError("texts are a ray.data.Dataset, which needs ray=True")

@@ -22,13 +22,22 @@ from txl_tf.layers.positions import (
     positional_embedding,
     positional_encoding,
     relative_positions,
+    tensor2tensor_frequencies,
 )
 from txl_tf.layers.taggers.crf import CRF, crf_decode, crf_marginals, crf_nll
 from txl_tf.layers.taggers.flat import FlatLayer, LatticeAttn
-from txl_tf.layers.taggers.lattice import PositionFusion
-from txl_tf.layers.taggers.tener import TenerAttn, TenerLayer
+from txl_tf.layers.taggers.lattice import Pairs, PositionFusion, distance_table, distinct_pairs, span_distances
+from txl_tf.layers.taggers.tener import (
+    TenerAttn,
+    TenerLayer,
+    tener_position_scores,
+    two_way_positions,
+    two_way_scores,
+)
 from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn, create_mask, rel_multihead_attn
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
+from txl_tf.layers.transformer_xl.reset import document_mask
+from txl_tf.layers.transformer_xl.score_terms import score_terms
 from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding, PositionEmbedding
 from txl_tf.layers.vanilla.encoder_decoder import DecoderLayer, EncoderLayer
 from txl_tf.layers.vanilla.language_model_layer import MultiHeadAttn, TransformerLMLayer, multihead_attn
@@ -41,13 +50,14 @@ from txl_tf.layers.vanilla.multi_head_attention import (
 
 __all__ = [
     "AdaptiveEmbedding", "AdaptiveSoftmax", "CRF", "DecoderLayer", "Embeddings", "EncoderLayer", "FlatLayer",
-    "LatticeAttn", "LayerNorm", "MultiHeadAttention", "MultiHeadAttn", "PositionEmbedding", "PositionFusion",
+    "LatticeAttn", "LayerNorm", "MultiHeadAttention", "MultiHeadAttn", "Pairs", "PositionEmbedding", "PositionFusion",
     "PositionWiseFFN", "PositionalEncoding", "PositionwiseFF", "RelMultiHeadAttn", "TenerAttn", "TenerLayer",
     "TransformerLMLayer", "TransformerXLLayer", "adaptive_log_probs", "attend", "attention_probs",
     "create_look_ahead_mask", "create_mask", "create_padding_mask", "crf_decode", "crf_marginals", "crf_nll",
-    "cross_entropy", "dropout", "embedding_lookup", "get_angles", "inverse_frequencies", "layer_norm",
-    "mask_adaptive_embedding_lookup", "mask_adaptive_logsoftmax", "multihead_attn", "pairwise_scores",
-    "point_wise_feed_forward_network", "positional_embedding", "positional_encoding", "positionwise_ff",
-    "rel_multihead_attn", "rel_shift", "relative_positions", "scaled_dot_product_attention", "shifted_scores",
-    "static_adaptive_logsoftmax",
+    "cross_entropy", "distance_table", "distinct_pairs", "document_mask", "dropout", "embedding_lookup", "get_angles",
+    "inverse_frequencies", "layer_norm", "mask_adaptive_embedding_lookup", "mask_adaptive_logsoftmax", "multihead_attn",
+    "pairwise_scores", "point_wise_feed_forward_network", "positional_embedding", "positional_encoding",
+    "positionwise_ff", "rel_multihead_attn", "rel_shift", "relative_positions", "scaled_dot_product_attention",
+    "score_terms", "shifted_scores", "span_distances", "static_adaptive_logsoftmax", "tener_position_scores",
+    "tensor2tensor_frequencies", "two_way_positions", "two_way_scores",
 ]  # fmt: skip

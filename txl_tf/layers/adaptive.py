@@ -165,6 +165,14 @@ def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
 class AdaptiveSoftmax(Tied, AdaptiveBins):
     """Softmax over the clusters of an `AdaptiveEmbedding`, whose tables it shares.
 
+    ```python
+    sizes = {"n_token": 1000, "d_embed": 64, "d_proj": 32, "cutoffs": [100, 400], "div_val": 4}
+    embedding, softmax = txl_tf.layers.AdaptiveEmbedding(**sizes), txl_tf.layers.AdaptiveSoftmax(**sizes)
+    hidden = embedding(tf.constant([[3, 250, 999]]))
+    log_probs = softmax(hidden, embedding=embedding)  # [1, 3, 1000]
+    nll = softmax.nll(hidden, tf.constant([[250, 999, 7]]), embedding)  # [1, 3]
+    ```
+
     Args: see `AdaptiveEmbedding`, and
         proj_share_all_but_first: every cluster but the first uses the embedding's projection too. Otherwise each has
             its own. Without cutoffs the single projection is shared in any case, as in the original.

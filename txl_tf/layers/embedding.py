@@ -141,6 +141,11 @@ class AdaptiveBins(Layer):
 class AdaptiveEmbedding(Shared, AdaptiveBins):
     """Embedding whose frequent words are wide and rare ones narrow, all projected to `d_proj`.
 
+    ```python
+    embedding = txl_tf.layers.AdaptiveEmbedding(n_token=1000, d_embed=64, d_proj=32, cutoffs=[100, 400], div_val=4)
+    vectors = embedding(tf.constant([[3, 250, 999]]))  # [1, 3, 32]
+    ```
+
     Args:
         n_token: size of the vocabulary.
         d_embed: width of the first cluster.

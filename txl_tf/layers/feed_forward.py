@@ -96,6 +96,11 @@ def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_k
 class PositionwiseFF(Layer):
     """Transformer-XL's: `positionwise_ff` with its residual and layer norm (`positionwise_FF` of the original).
 
+    ```python
+    ff = txl_tf.layers.PositionwiseFF(d_model=32, d_inner=128, dropout=0.1)
+    output = ff(tf.random.normal([2, 5, 32]), training=True)  # [2, 5, 32]
+    ```
+
     Args:
         d_model: width of input and output.
         d_inner: width between the two products, where the activation is relu.
@@ -145,6 +150,11 @@ class PositionwiseFF(Layer):
 @keras.saving.register_keras_serializable("txl_tf")
 class PositionWiseFFN(Layer):
     """The vanilla Transformer's net, without residual and layer norm: `dense2(relu(dense1(X)))`.
+
+    ```python
+    ffn = txl_tf.layers.PositionWiseFFN(ffn_num_hiddens=128, ffn_num_outputs=16)
+    output = ffn(tf.random.normal([2, 5, 32]))  # [2, 5, 16]
+    ```
 
     Args:
         ffn_num_hiddens: width between the two products.

@@ -54,12 +54,12 @@ class LanguageModel(OutputSpecs, MemoryModel):
             proj_initializer=make_initializer(network.init, network.proj_init_std, network.init_range),
             dtype=self.dtype_policy, name="adaptive_softmax",
         )  # fmt: skip
-        self.build_at_once()
+        self.build_at_once((None, None))
 
     def build(self, tokens_shape=None):
         if not self.network.built:
-            self.network.build()
-            self.softmax.build()
+            self.network.build_at_once()
+            self.softmax.build((None, None, self.network.d_model))
 
     def get_config(self):
         return {**arguments_of(self), **self.network.get_config(), **super().get_config()}
@@ -126,15 +126,27 @@ class LanguageModel(OutputSpecs, MemoryModel):
         check_integer("number", number, 1, self.network.n_token)
         return self._alternatives(tokens, tf.constant(number), self._check_mems(tokens, mems))
 
-    def attention(self, tokens, mems=None):
-        """Where every layer and head looks while it reads a segment. Arguments and errors: see `score`.
+    def attention(self, tokens, mems=None, padding_mask=None):
+        """Where every layer and head looks while it reads a segment. Errors: see `score`.
+
+        Args:
+            tokens, mems: see `score`.
+            padding_mask: bool `[batch, tgt_len]`, true at tokens, wherever they are; `None`: there is no padding. The
+                ids at padding may be anything. `mems` must hold `mem_len` positions or more.
 
         Returns:
             `(probs, new_mems)`: float32 `[n_layer, n_head, batch, tgt_len, keys]`, keys being the positions of `mems`
-            and then those of the segment; they sum to 1 over the keys. And the memory for the next segment.
+            and then those of the segment; they sum to 1 over the keys. With a `padding_mask`, every row of the batch
+            gets what its tokens alone would get; there are zeros where query or key is padding. And the memory for the
+            next segment.
         """
+        if padding_mask is not None:
+            tokens = tf.convert_to_tensor(tokens)
+            mems = self._check_mems(tokens, mems)
+            padding_mask = self.network.check_padding(padding_mask, tokens, mems[0])
+            tokens = tf.where(padding_mask, tokens, 0)
         tokens = self._check_ids("tokens", tokens)
-        return self._attention(tokens, self._check_mems(tokens, mems))
+        return self._attention(tokens, self._check_mems(tokens, mems), padding_mask)
 
     generate = generation.generate
 
@@ -209,8 +221,8 @@ class LanguageModel(OutputSpecs, MemoryModel):
         return ids, log_probs, new_mems
 
     @tf.function(reduce_retracing=True, autograph=False)
-    def _attention(self, tokens, mems):
-        probs, new_mems = self.network.attention(tokens, mems)
+    def _attention(self, tokens, mems, padding_mask):
+        probs, new_mems = self.network.attention(tokens, mems, padding_mask)
         return tf.cast(probs, tf.float32), new_mems
 
     @tf.function(reduce_retracing=True, autograph=False)

@@ -22,10 +22,11 @@ import tensorflow as tf
 from txl_tf.config import RunConfig
 from txl_tf.data.subwords import load_vocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import UnknownArgumentError
 from txl_tf.files import check_kept, check_writable, lock, read_json, removed_on_error, write_json, writing
 from txl_tf.runs.families.record import Family, family_in, family_of
 from txl_tf.runs.weights import CheckpointFolder, load_weights, weight_shapes
-from txl_tf.schema import brief, differing
+from txl_tf.schema import brief, did_you_mean, differing
 
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
 
@@ -196,7 +197,10 @@ class RunFolder(CheckpointFolder):
         can = f"it can change {', '.join(config.free)}"
         for name in changes:
             if name not in (*config.names(), *_OPTIONS):
-                raise ValueError(f"model_dir {self} is of the family {family.name}, which has no {name}: {can}")
+                known = [*config.free, *_OPTIONS]
+                message = f"model_dir {self} is of the family {family.name}, which has no {name}: {can}; load_run also "
+                message += f"takes {', '.join(_OPTIONS)}.{did_you_mean(name, known)}"
+                raise UnknownArgumentError(name, changes[name], known, message)
         changed = family.config(**{name: arguments[name] for name in config.names() if name in arguments})
         for name, (before, now) in differing(config.to_dict(), changed.to_dict()).items():
             if name not in config.free:

@@ -34,6 +34,7 @@ from txl_tf.data.vocabulary import Vocab, line_start_ids, newline_ids, unescape
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.runs.metrics import to_metric
+from txl_tf.schema import check_names, keywords_of
 
 SEGMENT = 512  # tokens, unless `segment` says otherwise
 
@@ -90,6 +91,7 @@ def score_lines(
         ValueError: an option is out of its range. With `strict`, a line is not UTF-8, or has a symbol that the
             vocabulary does not have, and neither an unknown one: names the line.
     """
+    check_names("score_lines", options, [*keywords_of(score_lines), *ScoringConfig.names()])
     scorer = Scorer(lm, vocab, ScoringConfig(**options))
     return (score for scores in scorer.score(in_blocks(lines), name, strict) for score in scores)
 

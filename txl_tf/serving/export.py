@@ -34,6 +34,7 @@ from txl_tf.models.decoding.sampling import check_integer
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.taggers.tagger import Tagger
 from txl_tf.models.vanilla.transformer import Transformer
+from txl_tf.schema import check_names, known_names
 from txl_tf.serving.language_model import LanguageModelSignatures
 from txl_tf.serving.subwords import SubwordTokenizer, has_tensorflow_text
 from txl_tf.serving.tables import GraphTokenizer, SymbolTable, named_vocabs
@@ -45,6 +46,7 @@ WARMUP_FILE = "tf_serving_warmup_requests"
 logger = logging.getLogger("txl_tf")
 
 
+@known_names
 def export_saved_model(
     lm: LanguageModel | Transformer | Tagger,
     directory: str | os.PathLike,
@@ -103,6 +105,7 @@ def _of_family(lm, vocab, top_n, start_token, search) -> tuple[Callable, dict[st
     """The signatures of a model, its vocabularies by name, and the longest row that it takes; `None` for any."""
     if isinstance(lm, Transformer):
         _refuse("an encoder-decoder", top_n=top_n, start_token=start_token)
+        check_names("export_saved_model(search=dict)", search or {}, SearchConfig.names())
         sizes = {"source_vocab": lm.input_vocab_size, "target_vocab": lm.target_vocab_size}
         serve = functools.partial(TranslationSignatures, search=SearchConfig(**search or {}))
         return serve, named_vocabs(vocab, sizes, "Transformer") if vocab is not None else {}, lm.max_len

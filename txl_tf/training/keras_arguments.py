@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
+from txl_tf.schema import check_names, keywords_of
 
 # Metrics that `compile` takes, as functions of the mean nll. They are floats of any size: beyond all, infinity.
 METRICS = {"perplexity": tf.exp, "bits": lambda nll: nll / tf.math.log(tf.constant(2, nll.dtype))}
@@ -32,7 +33,12 @@ _REFUSED = {
 
 
 def by_name(method: Callable, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call of `method`, by position or by name: `{name: value}` of those that were given."""
+    """The arguments of a call of `method`, by position or by name: `{name: value}` of those that were given.
+
+    Raises:
+        UnknownArgumentError: `method` has no argument of this name. Names that begin with `_` are Keras's own.
+    """
+    check_names(method.__name__, {name: kwargs[name] for name in kwargs if name[0] != "_"}, keywords_of(method))
     arguments = inspect.signature(method).bind(*args, **kwargs).arguments
     return {**arguments.pop("kwargs", {}), **arguments}
 

@@ -17,7 +17,7 @@ from txl_tf.config import at_least
 from txl_tf.data.text.batches import Batches, Segments, check_batches, plain_messages
 from txl_tf.layers.adaptive import check_capacities
 from txl_tf.layers.common.checkpointed import Checkpointed
-from txl_tf.schema import brief
+from txl_tf.schema import brief, known_names
 from txl_tf.training.distribution import all_rows, divided, num_workers, own_rows, rows_of_this_worker
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
 from txl_tf.training.loop import LoopState, make_loop
@@ -49,6 +49,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         self.loop = LoopState()
         self.reset_memory()
 
+    @known_names
     def compile(
         self, optimizer=None, loss=None, loss_weights=None, metrics=None, weighted_metrics=None, run_eagerly=False,
         steps_per_execution=1, jit_compile=False, auto_scale_loss=True,
@@ -70,8 +71,8 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
                 the other to save memory; the result is that of the whole.
             static_shapes: whether all tensors of a step, and of `generate`, have static shapes, as TPUs need.
             bin_capacities: list of int, with static shapes: most tokens of each bin but the first, in one part of a
-                batch on one replica, see `choose_bin_capacities`. Tokens beyond are left out of loss and count, and the
-                logs have their number, `overflow`. `None`: none is left out, as in evaluation.
+                batch on one replica, see `txl_tf.choose_bin_capacities`. Tokens beyond are left out of loss and count,
+                and the logs have their number, `overflow`. `None`: none is left out, as in evaluation.
 
         Raises:
             ValueError: an argument is out of its range.
@@ -107,7 +108,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         Args:
             x: `tf.data.Dataset` of `(tokens, labels)`, int `[batch, tgt_len]` each, the batch over all replicas; every
                 worker gives the whole of it. `tgt_len` may vary unless shapes are static. Or
-                `txl_tf.data.text.batches.Segments`, of which every worker reads its own rows alone.
+                `txl_tf.Segments`, of which every worker reads its own rows alone.
             *args, **kwargs: of `keras.Model.fit`, such as `epochs`, `steps_per_epoch`, `callbacks`, `validation_data`
                 (a dataset of the same kind). Those for samples that are independent of each other are refused.
 

@@ -7,6 +7,7 @@ from txl_tf.config import OptimizerConfig, TrainingConfig, at_least
 from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import arguments_of, stored
+from txl_tf.schema import known_names
 from txl_tf.training.distribution import sum_over_replicas
 
 
@@ -184,6 +185,7 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return arguments_of(self)
 
 
+@known_names
 def make_optimizer(
     learning_rate: float = OptimizerConfig.learning_rate,
     warmup_steps: int = OptimizerConfig.warmup_steps,

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from txl_tf.config import at_least
 from txl_tf.data.text.batches import plain_messages
+from txl_tf.schema import check_names, known_names
 from txl_tf.training.among_workers import AmongWorkers
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.keras_arguments import by_name, refuse
@@ -50,6 +51,7 @@ class Resumable(AmongWorkers, TrainedModel):
 
     # ------------------------------------------------------------------------------------------------------ training
 
+    @known_names
     def compile(
         self, optimizer=None, loss=None, loss_weights=None, metrics=None, weighted_metrics=None, run_eagerly=False,
         steps_per_execution=1, jit_compile=False, auto_scale_loss=True,
@@ -191,6 +193,8 @@ class Resumable(AmongWorkers, TrainedModel):
         Raises:
             ValueError: nobody knows what the model is called with; the message says what to do.
         """
+        if format == "tf_saved_model":  # the other formats have options of their own
+            check_names("export", kwargs, ["filepath", "format", "verbose", "input_signature"])
         if input_signature is None:
             input_signature = [self.build_for_export()]
         super().export(filepath, format, verbose, input_signature=input_signature, **kwargs)

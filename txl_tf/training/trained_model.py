@@ -8,12 +8,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.layers.common.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 
 _OF_KERAS = "optimizer run_eagerly steps_per_execution jit_compile auto_scale_loss"
 
 
-class TrainedModel:
+class TrainedModel(Unquantized):
     """Mixin for Keras models with a `compile` of their own, which sets `auto_scale_loss`.
 
     A saved model has what `compile` was given and the optimizer's state; loaded, it goes on training as if it had never
@@ -26,6 +27,7 @@ class TrainedModel:
         carried_names: keys of `carried_arrays`.
     """
 
+    smaller = 'txl_tf.export_saved_model(model, directory, weights="bfloat16") writes a model of half the size'
     stop_requested = False
     auto_scale_loss = True
     carried_names = ()
@@ -35,9 +37,9 @@ class TrainedModel:
         """Whether all weights exist, so that the optimizer can have its own."""
         return True
 
-    def build_at_once(self) -> None:
-        """`build()` in a constructor. A subclass may still add layers after it, which Keras forbids what is built."""
-        self.build()
+    def build_at_once(self, inputs_shape: Any) -> None:
+        """`build` in a constructor. A subclass may still add layers after it, which Keras forbids what is built."""
+        self.build(inputs_shape)
         self._tracker.unlock()
 
     # ------------------------------------------------------------------------------------------- `compile`, saved too

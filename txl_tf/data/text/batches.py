@@ -26,12 +26,14 @@ from txl_tf.data.token_files import StoredTokens
 from txl_tf.errors import ParameterError
 from txl_tf.layers.common.base import as_ids
 from txl_tf.layers.embedding import check_ids, id_error
+from txl_tf.schema import known_names
 
 Tokens = np.ndarray | StoredTokens  # integers [n]
 _READ_AHEAD = 1 << 16  # tokens a row
 _COUNTED_AT_ONCE = 1 << 22  # tokens
 
 
+@known_names
 def segments(
     tokens: Tokens, batch_size: int, tgt_len: int, start: int = 0, repeat: bool = False, drop_remainder: bool = False
 ) -> tf.data.Dataset:

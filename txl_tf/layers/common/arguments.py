@@ -19,6 +19,12 @@ import inspect
 import keras
 
 from txl_tf.config import check_fields
+from txl_tf.errors import ParameterError, UnknownArgumentError
+from txl_tf.schema import brief, did_you_mean, keywords_of
+
+# Of the constructor of Keras's layers; and two that it knows for models of older versions.
+_OF_KERAS = ["name", "dtype", "trainable", "autocast", "activity_regularizer"]
+_OLD = {"input_shape", "input_dim"}
 
 
 def stored(init):
@@ -50,9 +56,12 @@ def _storing(init, signature, group=None):
     fields = group.names() if group is not None else []
     _, *parameters = signature.parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    takes_others = len(names) < len(parameters)
 
     @functools.wraps(init)
     def call(self, *args, **kwargs):
+        if not kwargs.keys() <= {*names, *_OF_KERAS}:
+            check_known(type(self), kwargs, [*names, *_taken_by_bases(type(self))] if takes_others else names)
         try:
             given = signature.bind(self, *args, **kwargs)
         except TypeError as error:
@@ -65,12 +74,33 @@ def _storing(init, signature, group=None):
         if group is not None:
             check_fields(group, self)
         init(self, *args, **{name: value for name, value in kwargs.items() if name not in fields})
+        if getattr(self, "quantization_mode", None) is not None:
+            raise ParameterError("dtype", self.dtype_policy.name, "a policy without quantization")
         if not getattr(self, "trainable", True):  # as in a file of a frozen layer: Keras does not pass it on
             for part in self._flatten_layers(include_self=False, recursive=False):
                 part.trainable = False
 
     call.__signature__, call.stored = signature, names
     return call
+
+
+def check_known(cls, arguments, known):
+    """Raises UnknownArgumentError, which lists the names, for an argument of a constructor that is not `known`."""
+    known = list(dict.fromkeys(known))
+    unknown = {name: value for name, value in arguments.items() if name not in known and name not in _OLD}
+    if unknown:
+        name, value = next(iter(unknown.items()))
+        message = f"Unrecognized keyword arguments passed to {cls.__name__}: {brief(unknown)}."
+        message += f"{did_you_mean(name, known)} It takes {', '.join(known)}"
+        raise UnknownArgumentError(name, value, known, message)
+
+
+def _taken_by_bases(cls):
+    """Names that `**kwargs` of a constructor may hold: the arguments of the base classes, and of Keras's layers."""
+    inits = [(base.__module__, vars(base).get("__init__")) for base in cls.__mro__[1:]]
+    stored = [name for _, init in inits for name in getattr(init, "stored", ())]
+    others = [init for module, init in inits if init is not None and not module.startswith(("txl_tf.", "keras."))]
+    return [*stored, *(name for init in others for name in keywords_of(init)), *_OF_KERAS]
 
 
 def values_of(x, names):

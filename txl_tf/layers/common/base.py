@@ -16,6 +16,7 @@ from txl_tf.config.checks import RATE, at_least
 from txl_tf.errors import ParameterError, brief
 from txl_tf.layers.common.arguments import arguments_of
 from txl_tf.layers.common.checkpointed import Checkpointed
+from txl_tf.layers.common.quantization import Unquantized
 
 # ----------------------------------------------------------------------------------------------------------- dropout
 
@@ -183,7 +184,7 @@ class KerasHabits(OutputSpecs, Checkpointed):
         return previous_mask if rank == 2 and previous_mask.dtype == tf.bool else None
 
 
-class Layer(KerasHabits, Dropping, keras.layers.Layer):
+class Layer(Unquantized, KerasHabits, Dropping, keras.layers.Layer):
     """A layer whose output is like its first input, unless it says otherwise."""
 
     def __init__(self, **kwargs):
@@ -194,6 +195,16 @@ class Layer(KerasHabits, Dropping, keras.layers.Layer):
         while args and args[-1] is None:  # Keras gives its mask a second time where None is given by position
             args = args[:-1]
         return super().__call__(*args, **kwargs)
+
+    def __getattr__(self, name):
+        """`layers`, as models have it: the parts of the layer, which `summary(expand_nested=True)` then shows.
+
+        It is found here and is no property, since Keras's files would also name the weights by every attribute that
+        `dir` lists.
+        """
+        if name == "layers":
+            return self._flatten_layers(include_self=False, recursive=False)
+        return object.__getattribute__(self, name)  # raises the usual error
 
     def computed(self, *tensors):
         """Tensors and weights in the dtype that the layer computes in."""
@@ -233,6 +244,12 @@ def check_heads(width_name, width, heads_name, heads):
     check_sizes(**{width_name: width, heads_name: heads})
     if width % heads:
         raise ParameterError(width_name, width, f"a multiple of {heads_name}={heads}")
+
+
+def check_layer(layer, n_layer):
+    """The number of a layer, from 0 on; a negative one counts from the last. Raises ParameterError if there is none."""
+    at_least(-n_layer, n_layer - 1)("layer", layer)
+    return layer % n_layer
 
 
 def as_ids(name, ids):

@@ -147,7 +147,12 @@ def cross_entropy(labels, logits):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class LayerNorm(Layer):
-    """`layer_norm` with weights `gamma` and `beta` of its own. The epsilon of Transformer-XL's original is 1e-12."""
+    """`layer_norm` with weights `gamma` and `beta` of its own. The epsilon of Transformer-XL's original is 1e-12.
+
+    ```python
+    normal = txl_tf.layers.LayerNorm()(tf.random.normal([2, 5, 32]))  # [2, 5, 32]
+    ```
+    """
 
     @stored
     def __init__(self, epsilon=1e-12, **kwargs):

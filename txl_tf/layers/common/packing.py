@@ -16,7 +16,28 @@ def pack(mask, *tensors):
 
 
 def unpack(mask, x):
-    """Undoes `pack` for `x`, `[B, T]` or `[B, T, any]`, of the `mask` that it was given; zeros at padding."""
+    """Undoes `pack` for `x`, `[B, T]` or `[B, T, ...]`, of the `mask` that it was given; zeros at padding."""
     places = tf.cumsum(tf.cast(mask, tf.int32), 1, exclusive=True)
     visible = mask[..., *[None] * (len(x.shape) - 2)]
     return tf.where(visible, tf.gather(x, places, batch_dims=1), tf.zeros([], x.dtype))
+
+
+def unpack_pairs(mask, x):
+    """Undoes `pack` for both elements of pairs, queries and keys; `x` as it is where `mask` is `None`.
+
+    Args:
+        mask: bool `[B, T]`, the mask that `pack` was given.
+        x: `[..., B, T, M + T]`: M keys that were not packed stand in front of the others.
+
+    Returns:
+        A tensor like `x`, with zeros where the query or the key is padding.
+    """
+    if mask is None:
+        return x
+    rank = len(x.shape)
+    rows = tf.transpose(x, [rank - 3, rank - 2, rank - 1, *range(rank - 3)])  # [B, T, M + T, ...]
+    rows = unpack(mask, rows)
+    swapped = [0, 2, 1, *range(3, rank)]
+    before = tf.shape(rows)[2] - tf.shape(mask)[1]
+    of_segment = tf.transpose(unpack(mask, tf.transpose(rows[:, :, before:], swapped)), swapped)
+    return tf.transpose(tf.concat([rows[:, :, :before], of_segment], 2), [*range(3, rank), 0, 1, 2])

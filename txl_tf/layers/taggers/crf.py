@@ -18,7 +18,7 @@ import tensorflow as tf
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width, shown
 from txl_tf.layers.common.gradients import custom_gradient
-from txl_tf.layers.common.masks import mask_of_call
+from txl_tf.layers.common.masks import as_bool, mask_of_call
 from txl_tf.layers.common.packing import pack, unpack
 
 FORBIDDEN = -10000.0  # what a forbidden transition costs, as in fastNLP
@@ -30,16 +30,22 @@ def crf_nll(emissions, tags, mask, transitions, start=None, end=None):
     Args:
         emissions: `[B, T, K]`, scores of the tags by themselves.
         tags: int `[B, T]`; any at padding.
-        mask: bool `[B, T]`, true where there is something; true places come first in every row.
+        mask: bool, or integers 0 and 1, `[B, T]`, true at elements, which come first in every row; `None`: all are.
         transitions: `[K, K]`, from a tag to the next.
         start, end: `[K]`, scores of the first and of the last tag; `None` for none.
 
     Returns:
         float32 `[B]`, nats of whole rows.
     """
+    mask = _elements(emissions, mask)
     emissions = with_ends(emissions, mask, start, end)
     transitions = tf.cast(transitions, tf.float32)
     return log_norm(emissions, transitions, mask) - tf.reduce_sum(_path_terms(emissions, tags, mask, transitions), 1)
+
+
+def _elements(emissions, mask):
+    """The mask of a function's call, bool `[B, T]`."""
+    return tf.fill(tf.shape(emissions)[:2], True) if mask is None else as_bool("mask", mask)
 
 
 def checked_tags(tags, mask, n_tag):
@@ -152,6 +158,7 @@ def crf_decode(emissions, mask, transitions, start=None, end=None):
     Returns:
         `(tags, score)`: int32 `[B, T]`, 0 at padding, and float32 `[B]`.
     """
+    mask = _elements(emissions, mask)
     emissions = with_ends(emissions, mask, start, end)
     transitions = tf.cast(transitions, tf.float32)
     stay = tf.range(emissions.shape[-1])
@@ -174,6 +181,7 @@ def crf_decode(emissions, mask, transitions, start=None, end=None):
 
 def crf_marginals(emissions, mask, transitions, start=None, end=None):
     """The probability of every tag at every place: float32 `[B, T, K]`, 0 at padding. Args: see `crf_nll`."""
+    mask = _elements(emissions, mask)
     emissions = with_ends(emissions, mask, start, end)
     transitions = tf.cast(transitions, tf.float32)
     alphas = _alphas(emissions, transitions, mask)
@@ -202,12 +210,22 @@ def crf_piece_log_probs(emissions, tags, mask, transitions, start=None, end=None
 class CRF(Layer):
     """A linear-chain CRF: transitions between tags, and how paths start and end.
 
+    ```python
+    crf = txl_tf.layers.CRF(n_tag=3)
+    emissions, mask = tf.random.normal([2, 4, 3]), tf.constant([[1, 1, 1, 1], [1, 1, 0, 0]])
+    tags = crf(emissions, mask=mask)  # [2, 4]
+    nll = crf.nll(emissions, tags, mask)  # [2]
+
+    labels = ["B-name", "I-name", "O"]  # no path goes from O to I-name
+    crf = txl_tf.layers.CRF(n_tag=3, allowed=txl_tf.allowed_transitions(labels))
+    ```
+
     Args:
         n_tag: number of tags.
         start_end: whether there are scores for the first and the last tag.
         allowed: bool `[n_tag + 2, n_tag + 2]`, which tag may follow which; row `n_tag` is the start, column `n_tag + 1`
-            the end. A forbidden one costs 10,000 in `decode` and `piece_log_probs`; `nll` counts all paths, as
-            fastNLP's. `None`: all are allowed.
+            the end; see `txl_tf.allowed_transitions`. A forbidden one costs 10,000 in `decode` and `piece_log_probs`;
+            `nll` counts all paths, as fastNLP's. `None`: all are allowed.
 
     Call arguments:
         emissions: `[batch, time, n_tag]`.
@@ -254,7 +272,7 @@ class CRF(Layer):
         check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int? batch time"))
         if emissions.shape[1] == 0:
             raise ValueError(f"emissions must be float [batch, time, n_tag] of time 1 or more, got {shown(emissions)}")
-        return tf.fill(tf.shape(emissions)[:2], True) if mask is None else mask
+        return _elements(emissions, mask)
 
     def nll(self, emissions, tags, mask=None):
         """`crf_nll` with the weights of the layer. `mask`: see the call.

@@ -38,6 +38,16 @@ def items(x, r, index, mask, d_model):
 class LatticeAttn(Layer):
     """Attention over a lattice (`MultiHead_Attention_Lattice_rel_save_gpumm` of the program).
 
+    ```python
+    # Three characters and the word of the first two, which begins at character 0 and ends at character 1.
+    pairs = txl_tf.layers.distinct_pairs(pos_s=tf.constant([[0, 1, 2, 0]]), pos_e=tf.constant([[0, 1, 2, 1]]))
+    table = txl_tf.layers.distance_table(pairs.places, 32)  # [5, 32]
+    r = txl_tf.layers.PositionFusion(d_model=32)(pairs, table)  # [12, 32]
+
+    attention = txl_tf.layers.LatticeAttn(d_model=32, n_head=4)
+    output = attention(tf.random.normal([1, 4, 32]), r, pairs.index)  # [1, 4, 32]
+    ```
+
     Args:
         d_model, n_head: width, and number of heads.
         scale: whether to divide the scores by `sqrt(d_head)`.
@@ -48,8 +58,8 @@ class LatticeAttn(Layer):
 
     Call arguments:
         x: `[batch, items, d_model]`.
-        r: `[U, d_model]`, fused positions of the pairs that differ.
-        index: int32 `[batch, items, items]`, which of them each pair is.
+        r: `[U, d_model]`, a vector for every different pair, which `PositionFusion` makes.
+        index: int32 `[batch, items, items]`, the number of each pair among the different ones: `Pairs.index`.
         mask: bool, or numbers 0 and 1, `[batch, items]`, true at items; without one, that which Keras passed on with
             `x`, or else all are.
         training, dropout_key: see `txl_tf.layers.common.base`.
@@ -113,6 +123,15 @@ class FlatLayer(Layer):
     """Attention, then a feed-forward net (`Transformer_Encoder_Layer` of the program).
 
     Both sublayers share one layer norm before and one after them, as in the program.
+
+    ```python
+    characters = keras.Input([None, 32])  # of characters and words
+    pos_s, pos_e = keras.Input([None], dtype="int32"), keras.Input([None], dtype="int32")
+    pairs = txl_tf.layers.distinct_pairs(pos_s, pos_e)
+    r = txl_tf.layers.PositionFusion(d_model=32)(pairs, txl_tf.layers.distance_table(pairs.places, 32))
+    output = txl_tf.layers.FlatLayer(d_model=32, n_head=4, d_inner=64)(characters, r, pairs.index)
+    model = keras.Model([characters, pos_s, pos_e], output)
+    ```
 
     Args:
         d_model, n_head, d_inner: width, number of heads, width inside the feed-forward net.

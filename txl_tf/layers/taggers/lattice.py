@@ -20,8 +20,10 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import FUSIONS, one_of
+from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, check_sizes, check_tensors
+from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, shown
+from txl_tf.layers.common.masks import as_bool
 from txl_tf.layers.common.ops import Linear, add_bias
 from txl_tf.layers.common.precision import matmul
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
@@ -31,12 +33,13 @@ DISTANCES = ("ss", "se", "es", "ee")
 
 
 class Pairs(NamedTuple):
-    """The pairs of a batch that differ.
+    """The different pairs of items in a batch: the input of `PositionFusion`. `distinct_pairs` makes them.
 
     Attributes:
-        distances: list of int32 `[U]`, one for each name that was asked for.
-        index: int32 `[B, T, T]`, which of them each pair is. Of pairs with padding it means nothing.
-        places: int scalar, S.
+        distances: list of int32 `[U]`, one tensor for each name of a distance, such as "ss".
+        index: int32 `[B, T, T]`, the number of each pair of items among the U different ones. At padding it has no
+            meaning. `LatticeAttn` and `FlatLayer` take it.
+        places: int32 scalar, 1 + the largest place in the batch. `distance_table` takes it.
     """
 
     distances: list
@@ -45,22 +48,42 @@ class Pairs(NamedTuple):
 
 
 def span_distances(pos_s, pos_e):
-    """`{"ss": ..., "se": ..., "es": ..., "ee": ...}`: int `[B, T, T]` each, query minus key.
+    """The four distances of every pair of items, the place of the query minus the place of the key.
+
+    ```python
+    # Three characters and the word of the first two, which begins at character 0 and ends at character 1.
+    pos_s, pos_e = tf.constant([[0, 1, 2, 0]]), tf.constant([[0, 1, 2, 1]])
+    distances = txl_tf.layers.span_distances(pos_s, pos_e)
+    of_third_character = distances["se"][0, 2]  # to the ends of all items: 2, 1, 0 and 1
+    ```
 
     Args:
-        pos_s, pos_e: int `[B, T]`, places of the first and of the last character of every item: head and tail.
+        pos_s, pos_e: int `[B, T]`, the places of the first and of the last character of every item: head and tail.
+
+    Returns:
+        `{"ss": ..., "se": ..., "es": ..., "ee": ...}`, int `[B, T, T]` each: "se" is from the first character of the
+        query to the last character of the key.
     """
     places = {"s": pos_s, "e": pos_e}
     return {name: places[name[0]][:, :, None] - places[name[1]][:, None] for name in DISTANCES}
 
 
-def distinct_pairs(pos_s, pos_e, mask, names=DISTANCES):
-    """The `Pairs` of a batch that differ in the distances of these names.
+def distinct_pairs(pos_s, pos_e, mask=None, names=DISTANCES):
+    """Numbers the pairs of items in a batch: pairs with the same distances have the same number.
+
+    The arguments may also be symbolic inputs of Keras.
 
     Args:
-        pos_s, pos_e: int `[B, T]`.
-        mask: bool `[B, T]`, true at items.
+        pos_s, pos_e: int `[B, T]`, the places of the first and of the last character of every item.
+        mask: bool, or integers 0 and 1, `[B, T]`, true at items; `None`: there is no padding.
+        names: the distances to compare, see `span_distances`. A `PositionFusion` takes those of its attribute `names`.
+
+    Returns:
+        `Pairs`.
     """
+    if any(keras.backend.is_keras_tensor(x) for x in (pos_s, pos_e, mask)):
+        return _DistinctPairs(names)(pos_s, pos_e, mask)
+    mask = tf.ones_like(pos_s, tf.bool) if mask is None else as_bool("mask", mask)
     pos_s, pos_e = (tf.where(mask, tf.cast(x, tf.int64), 0) for x in (pos_s, pos_e))
     places = tf.reduce_max(pos_e) + 1
     base, found = 2 * places - 1, span_distances(pos_s, pos_e)
@@ -76,10 +99,46 @@ def distinct_pairs(pos_s, pos_e, mask, names=DISTANCES):
     return Pairs(distances[::-1], tf.reshape(index, tf.shape(code)), tf.cast(places, tf.int32))
 
 
+@keras.saving.register_keras_serializable("txl_tf")
+class _DistinctPairs(Layer):
+    """`distinct_pairs` as a layer, for symbolic inputs of Keras."""
+
+    @stored
+    def __init__(self, names=DISTANCES, **kwargs):
+        super().__init__(**kwargs)
+
+    def call(self, pos_s, pos_e, mask=None):
+        return distinct_pairs(pos_s, pos_e, mask, self.names)
+
+
 def distance_table(places, d_model, shift=0):
-    """Sinusoids of all distances of sentences: float32 `[2 * places - 1, d_model]`; `shift` is added to each."""
+    """The sinusoids of all distances that occur in sentences, `-(places - 1) ... places - 1`.
+
+    Args:
+        places: int or int scalar tensor, 1 + the largest place in a sentence; `Pairs.places` is that of a batch. It may
+            also be a symbolic tensor of Keras.
+        d_model: int, the width of the sinusoids: even, and 4 or more.
+        shift: number that is added to each distance.
+
+    Returns:
+        float32 `[2 * places - 1, d_model]`, see `tensor2tensor_frequencies`.
+    """
+    if keras.backend.is_keras_tensor(places):
+        return _DistanceTable(d_model, shift)(places)
     last = tf.cast(places, tf.float32) - 1
     return positional_embedding(tf.range(-last, last + 1) + shift, tensor2tensor_frequencies(d_model))[0]
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class _DistanceTable(Layer):
+    """`distance_table` as a layer, for symbolic inputs of Keras."""
+
+    @stored
+    def __init__(self, d_model, shift=0, **kwargs):
+        super().__init__(**kwargs)
+
+    def call(self, places):
+        return distance_table(places, self.d_model, self.shift)
 
 
 def fused_sum(pairs, table, kernel):
@@ -98,9 +157,27 @@ def fused_sum(pairs, table, kernel):
     return tf.add_n([tf.gather(matmul(table, part), row) for part, row in zip(parts, rows, strict=True)])
 
 
+def checked_pairs(pairs, names):
+    """The `Pairs` of a call; a model that Keras loads from a file gives them as a list. Raises ParameterError."""
+    if isinstance(pairs, (tuple, list)) and len(pairs) == 3 and isinstance(pairs[0], (tuple, list)):
+        pairs = Pairs(*pairs)
+    if isinstance(pairs, Pairs) and len(pairs.distances) == len(names):
+        return pairs
+    allowed = f"Pairs of the distances {', '.join(names)}, which txl_tf.layers.distinct_pairs makes"
+    got = f"{len(pairs.distances)} distances" if isinstance(pairs, Pairs) else shown(pairs)
+    raise ParameterError("pairs", pairs, allowed, f"pairs must be {allowed}, got {got}")
+
+
 @keras.saving.register_keras_serializable("txl_tf")
 class PositionFusion(Layer):
     """One vector for the distances of a pair (`Four_Pos_Fusion_Embedding` of the program).
+
+    ```python
+    # Three characters and the word of the first two, which begins at character 0 and ends at character 1.
+    pairs = txl_tf.layers.distinct_pairs(pos_s=tf.constant([[0, 1, 2, 0]]), pos_e=tf.constant([[0, 1, 2, 1]]))
+    table = txl_tf.layers.distance_table(pairs.places, 32)  # [5, 32]
+    r = txl_tf.layers.PositionFusion(d_model=32)(pairs, table)  # [12, 32]
+    ```
 
     Args:
         d_model: width of the sinusoids and of the vectors.
@@ -108,14 +185,17 @@ class PositionFusion(Layer):
             "ff_two" (of hh and tt alone), "ff_linear", "attn" and "gate", see `flat_variants.py`.
 
     Call arguments:
-        pairs: `Pairs` of the distances in `names`.
-        table: `[P, d_model]`, see `distance_table`.
+        pairs: `Pairs` of the distances in `names`, which `distinct_pairs` makes.
+        table: `[P, d_model]`, which `distance_table` makes.
 
     Returns:
-        `[U, d_model]`.
+        `[U, d_model]`, a vector for every different pair. `LatticeAttn` and `FlatLayer` take it as `r`.
+
+    Attributes:
+        names: tuple of str, the distances that `pairs` must have.
 
     Raises:
-        ValueError: there is no such fusion.
+        ValueError: there is no such fusion, or `pairs` are something else.
 
     Reference:
         Li et al. 2020, section 3.2.
@@ -136,8 +216,7 @@ class PositionFusion(Layer):
 
     def call(self, pairs, table):
         check_tensors({"d_model": self.d_model}, table=(table, "float distances d_model"))
-        if len(pairs.distances) != len(self.names):
-            raise ValueError(f"pairs must have the distances {', '.join(self.names)}, got {len(pairs.distances)}")
+        pairs = checked_pairs(pairs, self.names)
         table = tf.cast(table, self.compute_dtype)
         if self.fusion != "ff":
             return flat_variants.fuse(self, pairs, table)

@@ -29,32 +29,50 @@ EPSILON = 1e-5  # of the layer norms, PyTorch's
 
 
 def two_way_positions(length, d_head):
-    """Sinusoids of the distances `-length ... length - 1`: float32 `[2 * length, d_head]`."""
+    """The sinusoids of the distances in both directions, `-length ... length - 1`.
+
+    Args:
+        length: int or int scalar tensor, the length of the sentence.
+        d_head: int, the width of a head: even, and 4 or more.
+
+    Returns:
+        float32 `[2 * length, d_head]`: row `length + d` is of the distance d. See `tensor2tensor_frequencies`.
+    """
     length = tf.cast(length, tf.float32)
     return positional_embedding(tf.range(-length, length), tensor2tensor_frequencies(d_head))[0]
 
 
 def two_way_scores(q, r):
-    """`q_i . r_{j-i}`: float `[H, B, T, T]`.
+    """The products of every query i with the vector of its distance to every key j, `q_i . r_{j-i}`.
 
     Args:
-        q: `[H, B, T, D]`.
-        r: `[2 * T, D]`, distances from `-T` on.
+        q: `[H, B, T, D]`, queries.
+        r: `[2 * T, D]`, the vectors of the distances `-T ... T - 1`, see `two_way_positions`.
+
+    Returns:
+        `[H, B, T, T]`.
     """
     length = keras.ops.shape(q)[2]
     return shifted_scores(q[None], r[None], first=length)[0][..., :length]  # heads share the table: one product
 
 
 def tener_position_scores(q, k, v_bias, key_position_term=True):
-    """The terms of the scores that hold positions: `(q_i + v) . R_{j-i} + k_j . R_{i-j}`.
+    """The terms of TENER's scores that depend on positions: `(q_i + v) . R_{j-i} + k_j . R_{i-j}`.
+
+    ```python
+    q, k, v = (tf.random.normal([2, 1, 5, 8]) for _ in range(3))  # 2 heads of width 8, one sentence of length 5
+    u_bias, v_bias = tf.zeros([2, 8]), tf.zeros([2, 8])
+    scores = txl_tf.layers.tener_position_scores(q, k, v_bias)  # [2, 1, 5, 5]
+    vectors = txl_tf.layers.attend(q + u_bias[:, None, None], k, v, scores)  # [2, 1, 5, 8]
+    ```
 
     Args:
-        q, k: `[H, B, T, D]`.
+        q, k: `[H, B, T, D]`, queries and keys.
         v_bias: `[H, D]`, the program's `r_w_bias`.
-        key_position_term: whether there is the second term; the paper has none.
+        key_position_term: whether to add the second term, which the paper does not have.
 
     Returns:
-        `[H, B, T, T]`.
+        `[H, B, T, T]`, for `attend`.
     """
     r = tf.cast(two_way_positions(keras.ops.shape(q)[2], q.shape[-1]), q.dtype)
     scores = two_way_scores(q + v_bias[:, None, None], r)
@@ -76,6 +94,12 @@ def visible_keys(mask):
 @keras.saving.register_keras_serializable("txl_tf")
 class TenerAttn(Layer):
     """Attention of TENER's program: its `RelativeMultiHeadAttn`, and the `MultiHeadAttn` that it compares with.
+
+    ```python
+    attention = txl_tf.layers.TenerAttn(d_model=32, n_head=4)
+    ids = tf.constant([[5, 7, 2, 4], [3, 3, 0, 0]])  # 0 is padding
+    output = attention(tf.random.normal([2, 4, 32]), mask=ids != 0)  # [2, 4, 32]
+    ```
 
     Args:
         d_model: width.
@@ -153,6 +177,11 @@ class TenerAttn(Layer):
 @keras.saving.register_keras_serializable("txl_tf")
 class TenerLayer(Layer):
     """Attention, then a feed-forward net, each with residual and layer norm (`TransformerLayer` of the program).
+
+    ```python
+    layer = txl_tf.layers.TenerLayer(d_model=32, n_head=4, d_inner=64, dropout=0.1)
+    output = layer(tf.random.normal([2, 4, 32]))  # [2, 4, 32]
+    ```
 
     Args:
         d_model, n_head, d_inner: width, number of heads, width inside the feed-forward net.

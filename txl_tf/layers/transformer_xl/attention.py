@@ -67,7 +67,8 @@ def rel_multihead_attn(
     Batch first: the original's `w` and `mems` are `[T, B, E]` and `[M, B, E]`, its `r` is `[K, 1, E]`. Queries are
     projected for the segment alone; the original projects the memory's too and throws them away.
 
-    Args: as in the call of `RelMultiHeadAttn`, and
+    Args: as in the call of `RelMultiHeadAttn`, all in one dtype but for the masks, which also takes a mask that Keras
+        passed on with `w`: a function gets all masks as arguments. And
         qkv_kernel: `[E, 3 * H * D]`, queries, then keys, then values.
         r_kernel, o_kernel: `[E, H * D]` and `[H * D, E]`.
         dropatt, dropout_key: of the attention probabilities, see `attend`.
@@ -80,6 +81,7 @@ def rel_multihead_attn(
     if content_mask is None:
         attn_vec = attend(q, k, v, position_scores, visible, dropatt=dropatt, dropout_key=dropout_key)
     else:
+        content_mask = tf.cast(content_mask, q.dtype)
         attn_vec = attend_documents(q, k, v, position_scores, visible, content_mask, dropatt, dropout_key)
     return project_output(attn_vec, o_kernel)
 
@@ -87,7 +89,7 @@ def rel_multihead_attn(
 def visible_keys(attn_mask, w, mems):
     """bool, true where a query sees a key, of an `attn_mask` in any form that the call of a layer takes."""
     if attn_mask is None:
-        return create_mask(keras.ops.shape(w)[1], keras.ops.shape(mems)[1]) == 0
+        return create_mask(keras.ops.shape(w)[1], 0 if mems is None else keras.ops.shape(mems)[1]) == 0
     visible = seen(attn_mask)
     return tf.transpose(visible, HEADS_FIRST) if len(visible.shape) == 4 else visible
 
@@ -111,9 +113,14 @@ def relative_parts(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel):
 
 
 def project_segment(w, mems, qkv_kernel, n_head):
-    """Queries of the segment, keys and values of memory and segment: `[H, B, T, D]`, and `[H, B, K, D]` twice."""
+    """Queries of the segment, keys and values of memory and segment: `[H, B, T, D]`, and `[H, B, K, D]` twice.
+
+    Without memory, where `mems` is `None`, K is T.
+    """
     # Memory and segment by themselves: of the memory no gradient is computed unless somebody asks for it.
     q, k, v = project_heads(w, qkv_kernel, 3, n_head)
+    if mems is None:
+        return q, k, v
     mem_k, mem_v = project_heads(mems, tf.slice(qkv_kernel, [0, qkv_kernel.shape[1] // 3], [-1, -1]), 2, n_head)
     return q, tf.concat([mem_k, k], 2), tf.concat([mem_v, v], 2)
 
@@ -182,6 +189,15 @@ class SegmentAttention(Layer):
 class RelMultiHeadAttn(SegmentAttention):
     """Relative multi-head attention with its residual and layer norm: `LayerNorm(w + dropout(attention))`.
 
+    ```python
+    w, mems = tf.random.normal([2, 5, 32]), tf.random.normal([2, 3, 32])  # a segment of 5, a memory of 3
+    distances, frequencies = txl_tf.layers.relative_positions(3 + 5), txl_tf.layers.inverse_frequencies(32)
+    r = txl_tf.layers.positional_embedding(distances, frequencies)  # [1, 8, 32]
+    u, v = tf.Variable(tf.zeros([4, 8])), tf.Variable(tf.zeros([4, 8]))
+    attention = txl_tf.layers.RelMultiHeadAttn(d_model=32, n_head=4, d_head=8)
+    output = attention(w, r, u, v, mems=mems)  # [2, 5, 32]
+    ```
+
     Args:
         d_model: width of the hidden states.
         n_head, d_head: number of heads and the width of each.
@@ -193,13 +209,15 @@ class RelMultiHeadAttn(SegmentAttention):
 
     Call arguments:
         w: `[batch, tgt_len, d_model]`, the segment. Where Keras handed a mask on with it, that hides keys, too.
-        r: `[1, mem_len + tgt_len, d_model]`, position embeddings, farthest distance first.
+        r: `[1, mem_len + tgt_len, d_model]`, position embeddings, farthest distance first: see `positional_embedding`
+            and `relative_positions`.
         r_w_bias, r_r_bias: `[n_head, d_head]`, u and v; given by the caller, since layers share them unless `untie_r`.
         attn_mask: `[tgt_len, mem_len + tgt_len]`, with a batch in front, or with batch and heads, `[batch, n_head,
             tgt_len, mem_len + tgt_len]`: numbers, 1 where masked, see `create_mask`; or bool, true where a key is seen.
             `None`: the mask of `create_mask`.
         mems: `[batch, mem_len, d_model]`; `mem_len` may be 0, and `None` is no memory.
-        content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where what is at a key counts as zeros; `None` for none.
+        content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where what is at a key counts as zeros, see
+            `document_mask`; `None` for none.
         training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:
@@ -220,14 +238,14 @@ class RelMultiHeadAttn(SegmentAttention):
         w, r, r_w_bias, r_r_bias, mems, *kernels = self.computed(
             w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel, self.o_kernel
         )
-        content_mask = None if content_mask is None else tf.cast(content_mask, w.dtype)
         attn_out = rel_multihead_attn(
             w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, self.dropatt, dropatt_key, content_mask
         )
         return residual_norm(self.layer_norm, w, attn_out, self.dropout, output_key)
 
-    def attention_probs(self, w, r, r_w_bias, r_r_bias, attn_mask, mems, content_mask=None):
+    def attention_probs(self, w, r, r_w_bias, r_r_bias, attn_mask=None, mems=None, content_mask=None):
         """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
+        attn_mask, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
         arguments = self.computed(w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel)
         q, k, _, position_scores = relative_parts(*arguments)
         visible = visible_keys(attn_mask, w, mems)

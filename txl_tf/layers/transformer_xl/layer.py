@@ -13,6 +13,21 @@ from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn
 class TransformerXLLayer(Layer):
     """`RelMultiHeadAttn`, then `PositionwiseFF`.
 
+    ```python
+    tokens = tf.constant([[5, 7, 0, 4, 9], [3, 3, 8, 6, 2]])  # token 0 begins another document
+    w, mems = tf.random.normal([2, 5, 32]), tf.random.normal([2, 3, 32])
+    distances, frequencies = txl_tf.layers.relative_positions(3 + 5), txl_tf.layers.inverse_frequencies(32)
+    r, u, v = txl_tf.layers.positional_embedding(distances, frequencies), tf.zeros([4, 8]), tf.zeros([4, 8])
+    layer = txl_tf.layers.TransformerXLLayer(d_model=32, n_head=4, d_head=8, d_inner=64)
+    output = layer(w, r, u, v, mems=mems)  # [2, 5, 32]
+    mems = tf.stop_gradient(tf.concat([mems, w], 1)[:, -3:])  # [2, 3, 32]
+
+    # The token 0 does not see what stands before it, nor do those after it; the next memory forgets it, too.
+    mask = txl_tf.layers.document_mask(txl_tf.layers.create_mask(5, 3), tokens, reset_token=0)
+    output = layer(w, r, u, v, mask.attn_mask, mems, mask.content)  # [2, 5, 32]
+    (mems,) = mask.forget([tf.concat([mems, w], 1)[:, -3:]])  # [2, 3, 32]
+    ```
+
     Args: as in the two layers. Call arguments and returns: as in `RelMultiHeadAttn`.
     """
 

@@ -47,7 +47,7 @@ class Mask(NamedTuple):
 
 
 def document_mask(attn_mask, tokens, reset_token, same_length=False, lengths=None):
-    """The `Mask` of a segment with documents.
+    """What the queries of a segment see where documents end within it: see the example of `TransformerXLLayer`.
 
     Args:
         attn_mask: float `[T, K]`, see `create_mask`.
@@ -55,6 +55,9 @@ def document_mask(attn_mask, tokens, reset_token, same_length=False, lengths=Non
         reset_token: int, the id of the first token of a document.
         same_length: whether every query sees as many keys.
         lengths: int32 `[B]`, of how many tokens each row is. `None`: all.
+
+    Returns:
+        `Mask`. Layers take its `attn_mask` and its `content`, as `content_mask`; `forget` makes their memories forget.
     """
     qlen, klen = keras.ops.shape(attn_mask)
     counted = None if lengths is None else tf.range(qlen) < lengths[:, None]

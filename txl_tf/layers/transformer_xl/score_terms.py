@@ -19,7 +19,8 @@ from txl_tf.layers.transformer_xl.attention import project_segment
 def score_terms(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel, content_mask=None):
     """The terms (a) to (d) of the scores of every head; their sum is what the softmax gets, before the mask.
 
-    Args: those of the call of `RelMultiHeadAttn`, without mask, and
+    Args: those of `rel_multihead_attn`, without `attn_mask` and `o_kernel`:
+        w, r, r_w_bias, r_r_bias, mems, content_mask: as there; `mems` may be `None`.
         qkv_kernel: `[E, 3 * H * D]`, queries, then keys, then values.
         r_kernel: `[E, H * D]`.
 
@@ -36,4 +37,7 @@ def score_terms(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel, content_ma
     )
     a, c = (tf.matmul(x, k, transpose_b=True) for x in (q, u))
     b, d = (shifted_scores(x, r_k, first=keras.ops.shape(q)[2]) for x in (q, v))
-    return (a, b, c, d) if content_mask is None else (a * content_mask, b, c * content_mask, d)
+    if content_mask is None:
+        return a, b, c, d
+    content_mask = tf.cast(content_mask, a.dtype)
+    return a * content_mask, b, c * content_mask, d

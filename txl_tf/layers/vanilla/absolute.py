@@ -23,6 +23,12 @@ class Embeddings(Shared, Layer):
     A lookup is the product of a one-hot vector with the table. The factor keeps the embedding, whose table is also that
     of the softmax where the two are shared, as large as the positions that are added to it.
 
+    ```python
+    embeddings = txl_tf.layers.Embeddings(vocab=1000, d_model=32, mask_zero=True)
+    vectors = embeddings(tf.constant([[3, 7, 0]]))  # [1, 3, 32]
+    logits = embeddings.logits(vectors)  # [1, 3, 1000]
+    ```
+
     Args:
         vocab: rows of the table.
         d_model: width. `Embeddings(d_model, vocab)` is another common order: two arguments by position whose second is
@@ -114,6 +120,12 @@ class PositionalEncoding(Layer):
     The table is a constant, no weight. To concatenate a one-hot position before a linear layer is the same as to add an
     embedding after it.
 
+    ```python
+    positions = txl_tf.layers.PositionalEncoding(d_model=32, max_len=512, rate=0.1)
+    x = positions(tf.random.normal([2, 5, 32]))  # [2, 5, 32]
+    later = positions(tf.random.normal([2, 1, 32]), first=5)  # [2, 1, 32]
+    ```
+
     Args:
         d_model: width.
         max_len: most positions. `(d_model, dropout, max_len)` is another common order: a rate here, and the name
@@ -181,6 +193,10 @@ class PositionEmbedding(PositionalEncoding):
     """Adds a learned row for every position, then drops (Vaswani et al. 2017, table 3, row E).
 
     No position beyond `max_len` has a row, and one that training never reached has a row of noise.
+
+    ```python
+    x = txl_tf.layers.PositionEmbedding(d_model=32, max_len=512)(tf.random.normal([2, 5, 32]))  # [2, 5, 32]
+    ```
 
     Args, call arguments, returns, raises: as of `PositionalEncoding`.
     """

@@ -63,6 +63,12 @@ class _TransformerLayer(Layer):
 class EncoderLayer(_TransformerLayer):
     """Self-attention, then the feed-forward net.
 
+    ```python
+    layer = txl_tf.layers.EncoderLayer(d_model=32, num_heads=4, dff=64)
+    ids = tf.constant([[5, 7, 2, 4], [3, 3, 0, 0]])  # 0 is padding
+    output = layer(tf.random.normal([2, 4, 32]), mask=ids != 0)  # [2, 4, 32]
+    ```
+
     Args:
         d_model, num_heads, dff: width, number of heads, width inside the feed-forward net.
         rate: dropout rate of both outputs.
@@ -126,6 +132,14 @@ class DecoderLayer(_TransformerLayer):
 
     Self-attention sees all places unless a mask hides some: give `use_causal_mask=True`, or the article's
     `look_ahead_mask`, to hide those to come.
+
+    ```python
+    layer = txl_tf.layers.DecoderLayer(d_model=32, num_heads=4, dff=64)
+    source, x = tf.random.normal([2, 4, 32]), tf.random.normal([2, 3, 32])
+    seen = tf.constant([[5, 7, 2, 4], [3, 3, 0, 0]]) != 0  # of the source
+    output, own, cross = layer(x, source, padding_mask=seen, use_causal_mask=True)  # [2, 3, 32]
+    output = layer(x, source, use_causal_mask=True, return_attention_scores=False)  # [2, 3, 32]
+    ```
 
     Args: see `EncoderLayer`.
 
@@ -192,7 +206,7 @@ class DecoderLayer(_TransformerLayer):
         if not given["return_attention_scores"]:
             return given["x"]
         batch, length, _ = given["x"]
-        source = given["enc_output"][1] if "enc_output" in given else None
+        source = given["enc_output"][1] if given.get("enc_output") else None
         return given["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
 
     def step(self, x, place, cache, source, cross=None):

@@ -31,6 +31,13 @@ def multihead_attn(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0
 class MultiHeadAttn(SegmentAttention):
     """`RelMultiHeadAttn` without relative positions: no `r_kernel`, and calls without `r`, `r_w_bias`, `r_r_bias`.
 
+    ```python
+    w, mems = tf.random.normal([2, 5, 32]), tf.random.normal([2, 3, 32])  # a segment of 5, a memory of 3
+    attention = txl_tf.layers.MultiHeadAttn(d_model=32, n_head=4, d_head=8)
+    output = attention(w, mems=mems)  # [2, 5, 32]
+    output = attention(w, tf.zeros([5, 5]))  # [2, 5, 32]
+    ```
+
     Args: as in `RelMultiHeadAttn`.
 
     Call arguments: `w`, `attn_mask`, `mems`, `training` and `dropout_key` of `RelMultiHeadAttn`.
@@ -51,8 +58,9 @@ class MultiHeadAttn(SegmentAttention):
         attn_out = multihead_attn(w, attn_mask, mems, *kernels, self.n_head, self.dropatt, dropatt_key)
         return residual_norm(self.layer_norm, w, attn_out, self.dropout, output_key)
 
-    def attention_probs(self, w, attn_mask, mems):
+    def attention_probs(self, w, attn_mask=None, mems=None):
         """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
+        attn_mask, mems = self.segment_of(w, attn_mask, mems)
         q, k, _ = project_segment(*self.computed(w, mems, self.qkv_kernel), self.n_head)
         return attention_probs(q, k, None, visible_keys(attn_mask, w, mems), self.d_head**-0.5)
 
@@ -60,6 +68,11 @@ class MultiHeadAttn(SegmentAttention):
 @keras.saving.register_keras_serializable("txl_tf")
 class TransformerLMLayer(TransformerXLLayer):
     """`MultiHeadAttn`, then `PositionwiseFF`.
+
+    ```python
+    layer = txl_tf.layers.TransformerLMLayer(d_model=32, n_head=4, d_head=8, d_inner=64)
+    output = layer(tf.random.normal([2, 5, 32]))  # [2, 5, 32]
+    ```
 
     Args: as in the two layers. Call arguments and returns: as in `MultiHeadAttn`.
     """

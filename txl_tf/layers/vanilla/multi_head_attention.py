@@ -151,6 +151,13 @@ class MultiHeadAttention(Layer):
     It is called in the article's order, `(v, k, q)`, or with Keras's names, `(query=, value=, key=)`. Three tensors by
     position that could be meant in Keras's order are an error.
 
+    ```python
+    attention = txl_tf.layers.MultiHeadAttention(d_model=32, num_heads=4)
+    x, source = tf.random.normal([2, 3, 32]), tf.random.normal([2, 5, 32])
+    output = attention(query=x, value=source)  # [2, 3, 32]
+    output, weights = attention(source, source, x)  # [2, 3, 32]
+    ```
+
     Args:
         d_model: width, a multiple of `num_heads`.
         num_heads: number of heads. (Keras's layer takes `num_heads` first, then the width of a head.)

@@ -25,12 +25,14 @@ from txl_tf.models.decoding.sampling import (
     uniform_draws,
 )
 from txl_tf.models.decoding.stopping import no_stops
+from txl_tf.schema import known_names
 
 _NONE = -1e9  # log-probability of what cannot be; finite, so that it can be multiplied
 
 
+@known_names
 def generate(
-    model, source, *, start, end, max_new_tokens=None, beam_size=1, n_best=None, length_penalty=0.6, temperature=0.0,
+    model, /, source, *, start, end, max_new_tokens=None, beam_size=1, n_best=None, length_penalty=0.6, temperature=0.0,
     top_k=None, top_p=None, seed=None,
 ):  # fmt: skip
     """Writes targets: greedily, by sampling, or by beam search, in one graph with cached keys and values.
@@ -52,6 +54,7 @@ def generate(
 
     Raises:
         ValueError: an argument is out of its range; the message names it.
+        UnknownArgumentError: there is no such option; the message lists those that there are.
     """
     source, searches = _check_source(model, source), beam_size > 1 or n_best is not None
     most = min(100, model.max_len) if max_new_tokens is None else max_new_tokens

@@ -19,9 +19,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config import REPETITION_WINDOW
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.decoding.loop import with_column, write_tokens
 from txl_tf.models.decoding.sampling import (
+    SAMPLING,
     History,
     check_integer,
     check_sampling,
@@ -34,6 +36,7 @@ from txl_tf.models.decoding.sampling import (
     sample,
 )
 from txl_tf.models.decoding.stopping import check_stops, spec_of, with_room
+from txl_tf.schema import check_names, keywords_of, known_names
 
 
 class TextState(NamedTuple):
@@ -152,14 +155,21 @@ def _check_prompt(prompt, lengths, n_token):
     return prompt, lengths
 
 
+@known_names
 def generate(
-    lm, prompt, max_new_tokens, *, lengths=None, num_return_sequences=1, stop_token=None, stop_strings=None,
-    stop_at_newline=False, vocab=None, with_lengths=False, **sampling,
+    lm, /, prompt, max_new_tokens, *, lengths=None, num_return_sequences=1, stop_token=None, stop_strings=None,
+    stop_at_newline=False, vocab=None, with_lengths=False, repetition_penalty=None,
+    repetition_window=REPETITION_WINDOW, temperature=1.0, top_k=None, top_p=None, min_p=None, seed=None,
 ):  # fmt: skip
-    """Continues every row of `prompt`.
+    """Continues every row of `prompt`, token by token, with cached keys and values.
+
+    A `TransformerLM` has at most `context_len` tokens in view, at the positions 0, 1, ... When this window is full, its
+    last half is read again as the beginning of a new one, and the text goes on. The next token's probabilities are
+    those that `log_probs` gives after the tokens of the window, see `window.py`. No memory is carried from window to
+    window, whatever `mem_len` is. Of a longer prompt, the model sees its last window.
 
     Args:
-        lm: `TransformerXLLM` or `TransformerLM`.
+        lm: `TransformerXLLM` or `TransformerLM`; the function is their method.
         prompt: int `[batch, n]`, n at least 1.
         max_new_tokens: int, at least 0.
         lengths: int `[batch]`, where prompts are of unequal length: row b is `prompt[b, :lengths[b]]`.
@@ -171,18 +181,16 @@ def generate(
         stop_at_newline: whether "\\n" is a stop string.
         vocab: `Vocab` of the model, which stop strings need.
         with_lengths: whether to return the lengths too.
-        **sampling: how to draw the next token, in the order in which it is applied:
-            repetition_penalty: the log-probabilities of tokens among the last ones of prompt and text are multiplied by
-                it; above 1 they become less likely.
-            repetition_window: how many last tokens these are, by default 64.
-            temperature: divides the log-probabilities; below 1 likely tokens become likelier, 0 takes the most likely
-                one.
-            top_k: sample from the `top_k` most likely tokens only.
-            top_p: sample from the fewest most likely tokens that hold this share of the probability only, in (0, 1]; of
-                those that `top_k` leaves, where both are given.
-            min_p: sample from tokens at least `min_p` times as likely as the likeliest only, in [0, 1).
-            seed: int, or int `[batch]`, one for every row. A row's text depends on its own prompt and seed alone: rows
-                with the same of both are equal. `None` draws one for every row.
+        repetition_penalty: the log-probabilities of tokens among the last ones of prompt and text are multiplied by it;
+            above 1 they become less likely. This option and those below apply in this order.
+        repetition_window: how many last tokens these are, by default 64.
+        temperature: divides the log-probabilities; below 1 likely tokens become likelier, 0 takes the most likely one.
+        top_k: sample from the `top_k` most likely tokens only.
+        top_p: sample from the fewest most likely tokens that hold this share of the probability only, in (0, 1]; of
+            those that `top_k` leaves, where both are given.
+        min_p: sample from tokens at least `min_p` times as likely as the likeliest only, in [0, 1).
+        seed: int, or int `[batch]`, one for every row. A row's text depends on its own prompt and seed alone: rows with
+            the same of both are equal. `None` draws one for every row.
 
     Returns:
         int32 `[batch * num_return_sequences, n + max_new_tokens]`: prompt and new tokens. The new tokens of a shorter
@@ -191,10 +199,12 @@ def generate(
 
     Raises:
         ValueError: an argument out of range, or a stop string that the vocabulary cannot spell. Names the argument.
+        UnknownArgumentError: there is no such option; the message lists those that there are.
     """
     texts = write_texts(
         lm, prompt, max_new_tokens, lengths=lengths, num_return_sequences=num_return_sequences, stop_token=stop_token,
-        stop_strings=stop_strings, stop_at_newline=stop_at_newline, vocab=vocab, **sampling,
+        stop_strings=stop_strings, stop_at_newline=stop_at_newline, vocab=vocab, repetition_penalty=repetition_penalty,
+        repetition_window=repetition_window, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
     )  # fmt: skip
     return (texts.tokens, texts.lengths) if with_lengths else texts.tokens
 
@@ -204,6 +214,7 @@ def write_texts(
     stop_at_newline=False, vocab=None, **sampling,
 ):  # fmt: skip
     """`Texts` of `generate`, which describes the arguments."""
+    check_names("write_texts", sampling, [*keywords_of(write_texts), *SAMPLING])
     n_token, number = lm.network.n_token, num_return_sequences
     prompt, lengths = _check_prompt(prompt, lengths, n_token)
     check_integer("max_new_tokens", max_new_tokens, 0)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from txl_tf.config import REPETITION_WINDOW
 from txl_tf.layers.adaptive import bin_logits, head_of, split_bins
+from txl_tf.schema import keywords_of
 
 NEVER = -(2**30)  # time of what has not been seen
 LONGEST_WINDOW = -NEVER - 1
@@ -267,6 +268,9 @@ def check_sampling(
         repetition_window=tf.fill([batch], int(repetition_window)),
         seeds=tf.constant(seeds, tf.int32),
     )
+
+
+SAMPLING = keywords_of(check_sampling)[1:]  # the names of the options
 
 
 def repeated(rows, number):

@@ -16,9 +16,17 @@ import tensorflow as tf
 
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.decoding.generation import TextState, continue_text, precompute_for
-from txl_tf.models.decoding.sampling import check_integer, check_sampling, no_history, remember_segment, uniform_draws
+from txl_tf.models.decoding.sampling import (
+    SAMPLING,
+    check_integer,
+    check_sampling,
+    no_history,
+    remember_segment,
+    uniform_draws,
+)
 from txl_tf.models.decoding.stopping import check_stops, tail_of
 from txl_tf.models.transformer_xl.inference import writable_copy
+from txl_tf.schema import check_names, keywords_of, known_names
 
 
 class Session:
@@ -31,6 +39,7 @@ class Session:
         excess: units, see `txl_tf.models.decoding.stopping`, of its last token after the stop string.
     """
 
+    @known_names
     def __init__(self, lm, batch_size=1):
         self.lm = lm
         self.batch_size = batch_size
@@ -86,6 +95,7 @@ class Session:
             `(tokens, nll)`: int32 and float32 `[batch_size, m]`, nats at temperature 1; without `with_nll`, `None`. m
             is `max_new_tokens`, or less where a stop string ended the text.
         """
+        check_names("write", sampling, [*keywords_of(Session.write), *SAMPLING])
         if self._empty:
             raise ValueError("read a text first: there is nothing to continue")
         check_integer("max_new_tokens", max_new_tokens, 0)

@@ -7,8 +7,9 @@ import numpy as np
 from txl_tf.data.batching import by_length, in_order, padded
 from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.models.decoding.generation import write_texts
-from txl_tf.models.decoding.sampling import check_integer, check_sampling
+from txl_tf.models.decoding.sampling import SAMPLING, check_integer, check_sampling
 from txl_tf.models.decoding.stopping import check_stops
+from txl_tf.schema import check_names, keywords_of
 
 POOL = 8  # batches of prompts that are read and sorted by length together
 
@@ -81,6 +82,7 @@ class TextGenerator:
         self, lm, vocab, max_new_tokens=200, *, num_return_sequences=1, stop_strings=(), stop_at_newline=False,
         stop_at_document=True, batch_size=16, **sampling,
     ):  # fmt: skip
+        check_names("TextGenerator", sampling, [*keywords_of(TextGenerator), *SAMPLING])
         check_integer("max_new_tokens", max_new_tokens, 0)
         check_integer("num_return_sequences", num_return_sequences, 1)
         check_integer("batch_size", batch_size, 1)

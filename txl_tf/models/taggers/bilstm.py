@@ -16,6 +16,11 @@ from txl_tf.models.taggers.tener import SentenceNetwork
 class BiLSTM(SentenceNetwork):
     """Keras's bidirectional LSTMs over the embeddings of `Tener`.
 
+    ```python
+    network = txl_tf.BiLSTM(n_token=100, n_layer=1, d_model=32)
+    hidden = network({"chars": tf.constant([[5, 7, 2, 4], [3, 3, 0, 0]])})  # [2, 4, 32]
+    ```
+
     Args:
         n_token, n_bigram, d_embed, d_bigram, max_seq_len, embed_dropout, token_dropout, seed: as of `Tener`.
         n_layer, d_model: layers, and their width: half of it for each direction.
@@ -37,7 +42,7 @@ class BiLSTM(SentenceNetwork):
             lstm = keras.layers.LSTM(self.d_model // 2, return_sequences=True, **policy, name="lstm")
             self.stacked.append(keras.layers.Bidirectional(lstm, **policy, name=f"layer{i}"))
 
-    def build(self, *_, **__):
+    def build(self, inputs_shape=None, **_):
         self.build_tables()
         for i, layer in enumerate(self.stacked):
             layer.build((None, None, self.d_model if i else self.token_width))

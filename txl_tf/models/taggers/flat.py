@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from txl_tf.config import FlatConfig
 from txl_tf.layers.common.arguments import takes, values_of
+from txl_tf.layers.common.base import check_layer
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.taggers.flat import FlatLayer
@@ -22,6 +23,20 @@ from txl_tf.models.taggers.tener import SentenceNetwork
 @keras.saving.register_keras_serializable("txl_tf")
 class Flat(SentenceNetwork):
     """FLAT's encoder.
+
+    ```python
+    matches = txl_tf.Lexicon(["ab", "bcd"]).matches("abc")  # one: "ab", from character 0 to character 1
+    network = txl_tf.Flat(n_token=100, n_layer=1, d_model=32, n_head=4, d_inner=64)
+    inputs = {
+        "lattice": tf.constant([[5, 7, 2, 42]]),  # the ids of a, b, c and ab
+        "bigrams": tf.constant([[0, 0, 0]]),
+        "seq_len": tf.constant([3]),
+        "lex_num": tf.constant([1]),
+        "pos_s": tf.constant([[0, 1, 2, 0]]),
+        "pos_e": tf.constant([[0, 1, 2, 1]]),
+    }
+    hidden = network(inputs)  # [1, 3, 32]
+    ```
 
     Args:
         n_token, n_bigram: ids of the lattice's items and of bigrams, 0 at padding, 1 unknown; no bigrams where
@@ -81,7 +96,7 @@ class Flat(SentenceNetwork):
         ]
         self.last = LatticeProcess(self.pre.replace("a", ""), **options, name="last")
 
-    def build(self, *_, **__):
+    def build(self, inputs_shape=None, **_):
         self.build_tables()
         width = (None, None, self.d_model)
         self.char_proj.build((None, None, self.token_width))
@@ -136,10 +151,12 @@ class Flat(SentenceNetwork):
         return x
 
     def compute_output_shape(self, *shapes, **named):
-        return (*self.named_shapes(shapes, named)["inputs"]["bigrams"], self.d_model)
+        return (*self.shapes_of_inputs(shapes, named)["bigrams"], self.d_model)
 
     def attention_probs(self, inputs, layer):
-        """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, items, items]`."""
+        """The attention of one layer, without dropout: `[n_head, batch, items, items]`. Arguments: see `Tener`."""
+        layer = check_layer(layer, self.n_layer)
+        self.build_at_once()
         inputs = self.checked(inputs)
         x, items = self.embed(inputs), self.items_of(inputs)
         fused, index = self.positions(inputs)

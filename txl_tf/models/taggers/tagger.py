@@ -25,6 +25,7 @@ from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.common.packing import pack, unpack
 from txl_tf.layers.taggers.crf import CRF
+from txl_tf.schema import known_names
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
 from txl_tf.training.weighting import weights_of_rows
 
@@ -122,7 +123,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
         self._called_with = None  # see `_signature`; of networks that do not know it themselves
         if self._knows_mask:
-            self.build_at_once()
+            self.build_at_once(getattr(self.network, "input_shapes", None))
 
     @property
     def _knows_mask(self):
@@ -137,9 +138,9 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         outputs = getattr(self.network, "outputs", None)  # of a functional model, or of a `Sequential` with its input
         return outputs[0].shape[-1] if outputs else None
 
-    def build(self, input_shape=None):
+    def build(self, inputs_shape=None):
         if self._knows_mask and not self.network.built:
-            self.network.build()
+            getattr(self.network, "build_at_once", self.network.build)()
         if self._width:
             self._build_rest(self._width)
         self.built = True
@@ -165,7 +166,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     def _build_rest(self, width):
         if not self.out_fc.built:
             self.out_fc.build((None, None, width))
-            self.crf.build()
+            self.crf.build((None, None, len(self.labels)))
             self.built = True  # `fit` comes here without Keras's call
 
     # ------------------------------------------------------------------------------------------------------- forward
@@ -228,15 +229,16 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     def _network_arguments(self):
         return inspect.signature(self.network.call).parameters
 
-    def nll(self, inputs, tags, **options):
+    @known_names
+    def nll(self, inputs, tags, training=None, dropout_key=None):
         """Negative log-likelihood of sentences, nats: float32 `[B]`; 0 where a row is all padding.
 
         Args:
             inputs: of the call.
             tags: int `[B, T]`, ids of labels.
-            **options: of the call.
+            training, dropout_key: of the call.
         """
-        emissions, mask, tags, _ = self._elements(inputs, tags, **options)
+        emissions, mask, tags, _ = self._elements(inputs, tags, training=training, dropout_key=dropout_key)
         return self.crf.nll(emissions, tags, mask)
 
     def _elements(self, inputs, tags, sample_weight=None, **options):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from txl_tf.config import TenerConfig
 from txl_tf.data.tagged.batches import PADDING, UNKNOWN_ID
 from txl_tf.layers.common.arguments import takes, values_of
-from txl_tf.layers.common.base import Layer, as_ids, check_tensors, shown
+from txl_tf.layers.common.base import Layer, as_ids, check_layer, check_tensors, shown
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
@@ -30,6 +30,22 @@ class SentenceNetwork(Layer):
         super().__init__(**kwargs)
         self.autocast = False  # half precision does not hold ids
         self.start_keys(seed, always=True)
+
+    @property
+    def input_shapes(self):
+        """The shapes of the inputs, of any batch and length: what `build` and `compute_output_shape` take."""
+        names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
+        return {name: (None,) * len(self.input_dims[name].split()) for name in names}
+
+    def shapes_of_inputs(self, shapes, named):
+        """The shapes of the inputs by their names, of the arguments of `compute_output_shape`."""
+        given = {name: shape for name, shape in named.items() if name.strip("_")}  # see `named_shapes`
+        return self.named_shapes(shapes, given)["inputs"] if shapes or given else self.input_shapes
+
+    def build_at_once(self):
+        """Makes the weights where there are none, as the first call does."""
+        if not self.built:
+            self.build(self.input_shapes)
 
     def build_tables(self):
         """Adds the tables of embeddings; row 0 is of padding, whose embedding never counts."""
@@ -87,12 +103,17 @@ class SentenceNetwork(Layer):
         return inputs["chars"] != PADDING
 
     def compute_output_shape(self, *shapes, **named):
-        return (*self.named_shapes(shapes, named)["inputs"]["chars"], self.d_model)
+        return (*self.shapes_of_inputs(shapes, named)["chars"], self.d_model)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Tener(SentenceNetwork):
     """TENER's encoder.
+
+    ```python
+    network = txl_tf.Tener(n_token=100, n_layer=1, d_model=32, n_head=4, d_inner=64)
+    hidden = network({"chars": tf.constant([[5, 7, 2, 4], [3, 3, 0, 0]])})  # [2, 4, 32]
+    ```
 
     Args:
         n_token, n_bigram: ids of characters and of bigrams, 0 at padding, 1 unknown; no bigrams where `n_bigram` is 0.
@@ -130,7 +151,7 @@ class Tener(SentenceNetwork):
         self.in_fc = Linear(self.d_model, dtype=self.dtype_policy, name="in_fc")
         self.stacked = [TenerLayer(**options, name=f"layer{i}") for i in range(self.n_layer)]
 
-    def build(self, *_, **__):
+    def build(self, inputs_shape=None, **_):
         self.build_tables()
         self.in_fc.build((None, None, self.token_width))
         self.pos_table = None
@@ -167,7 +188,18 @@ class Tener(SentenceNetwork):
         return x
 
     def attention_probs(self, inputs, layer):
-        """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, length, length]`."""
+        """The attention of one layer, without dropout.
+
+        Args:
+            inputs: of the call.
+            layer: number of the layer, from 0 on; a negative one counts from the last layer.
+
+        Returns:
+            `[n_head, batch, length, length]`. Each row sums to 1 over the keys, and is 0 at keys that are padding. The
+            rows of padding have no meaning.
+        """
+        layer = check_layer(layer, self.n_layer)
+        self.build_at_once()
         inputs = self.checked(inputs)
         mask, x = self.mask_of(inputs), self.embed(inputs)
         for before in self.stacked[:layer]:

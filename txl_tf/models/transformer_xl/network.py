@@ -13,6 +13,7 @@ from txl_tf.layers.common.base import (
     Dropping,
     KerasHabits,
     as_ids,
+    check_layer,
     check_length,
     check_tensors,
     shown,
@@ -20,7 +21,8 @@ from txl_tf.layers.common.base import (
 )  # fmt: skip
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.masks import as_bool
-from txl_tf.layers.common.packing import pack, unpack
+from txl_tf.layers.common.packing import pack, unpack, unpack_pairs
+from txl_tf.layers.common.quantization import Unquantized
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl.attention import create_mask
@@ -66,8 +68,16 @@ def unknown_zero(tokens, static_shapes):
 
 
 @keras.saving.register_keras_serializable("txl_tf")
-class TransformerXL(KerasHabits, Dropping, keras.Model):
+class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     """Transformer-XL without its softmax, for language models and for reuse in other Keras models.
+
+    ```python
+    network = txl_tf.TransformerXL(
+        n_token=256, n_layer=2, d_model=32, d_embed=32, n_head=4, d_head=8, d_inner=64, mem_len=4
+    )
+    hidden, mems = network(tf.constant([[5, 7, 2]]))  # [1, 3, 32]
+    hidden, mems = network(tf.constant([[4, 9]]), mems)  # [1, 2, 32]
+    ```
 
     Args:
         n_token: size of the vocabulary.
@@ -143,9 +153,19 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
 
     def build(self, tokens_shape=None, **_):
         self.r_w_bias, self.r_r_bias = self.build_biases()
-        self.embedding.build()
+        self.embedding.build((None, None))
         for layer in self.decoder_layers:
-            layer.build()
+            layer.build((None, None, self.d_model))
+
+    def build_at_once(self):
+        """Makes the weights where there are none, as the first call does."""
+        if not self.built:
+            self.build((None, None))
+
+    def summary(self, *args, **kwargs):
+        """`keras.Model.summary`, of a network that has its weights then."""
+        self.build_at_once()
+        return super().summary(*args, **kwargs)
 
     def build_biases(self):
         """Adds the weights `(r_w_bias, r_r_bias)`."""
@@ -164,20 +184,30 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
 
     def call(self, tokens, mems=None, padding_mask=None, training=None, dropout_key=None, static_shapes=False):
+        tokens, mems, padding_mask, lengths = self.packed(tokens, mems, padding_mask)
+        dropout_key = self.key_of_call(tokens, training, dropout_key)
+        recompute = training and self.recompute
+        hidden, new_mems = self.forward(tokens, mems, dropout_key, lengths, static_shapes, recompute)
+        if padding_mask is not None:
+            hidden = unpack(padding_mask, hidden)
+            hidden._keras_mask = padding_mask
+        return hidden, new_mems
+
+    def packed(self, tokens, mems, padding_mask):
+        """The arguments of a call, checked, with the padding of every row behind its tokens.
+
+        Returns:
+            `(tokens, mems, padding_mask, lengths)`: int32 `[batch, tgt_len]`; the list of memories; the mask of the
+            call, bool `[batch, tgt_len]`, and int32 `[batch]`, how many tokens each row has, or `None` for both.
+        """
         tokens = as_ids("tokens", tokens)
         check_tensors({}, tokens=(tokens, "int batch tgt_len"))
         mems = self.initial_mems(keras.ops.shape(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
-        how = {"static_shapes": static_shapes, "recompute": training and self.recompute}
         if padding_mask is None:
-            return self.forward(tokens, mems, self.key_of_call(tokens, training, dropout_key), **how)
+            return tokens, mems, None, None
         padding_mask = self.check_padding(padding_mask, tokens, mems[0])
         packed, tokens = pack(padding_mask, tf.where(padding_mask, tokens, 0))
-        lengths = tf.reduce_sum(tf.cast(packed, tf.int32), 1)
-        dropout_key = self.key_of_call(tokens, training, dropout_key)
-        hidden, new_mems = self.forward(tokens, mems, dropout_key, lengths, **how)
-        hidden = unpack(padding_mask, hidden)
-        hidden._keras_mask = padding_mask
-        return hidden, new_mems
+        return tokens, mems, padding_mask, tf.reduce_sum(tf.cast(packed, tf.int32), 1)
 
     def forward(self, tokens, mems, dropout_key=None, lengths=None, static_shapes=False, recompute=False):
         """The paper's model, of checked tokens and memory:
@@ -275,16 +305,25 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
             return self.mem_len
         return None if mlen is None or length is None else min(mlen + length, self.mem_len)
 
-    def attention_probs(self, tokens, mems, layer):
-        """The attention of a layer, numbered from 0, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`.
+    def attention_probs(self, tokens, mems=None, layer=0, padding_mask=None):
+        """The attention of one layer, without dropout.
 
-        `tokens` and `mems` as in the call. Each row of the probabilities sums to 1.
+        Args:
+            tokens, mems, padding_mask: as in the call.
+            layer: number of the layer, from 0 on; a negative one counts from the last layer.
+
+        Returns:
+            `[n_head, batch, tgt_len, mem_len + tgt_len]`; the keys are the positions of `mems`, then those of the
+            segment. Every query sums to 1 over the keys. With a `padding_mask`, every row of the batch gets what its
+            tokens alone would get; there are zeros where query or key is padding.
         """
-        w, arguments = self._into_layer(tokens, mems, layer)
-        return self.decoder_layers[layer].rel_attn.attention_probs(w, *arguments)
+        w, arguments, padding_mask = self._into_layer(tokens, mems, layer, padding_mask)
+        return unpack_pairs(padding_mask, self.decoder_layers[layer].rel_attn.attention_probs(w, *arguments))
 
-    def attention_terms(self, tokens, mems, layer):
-        """The four terms of the scores that `attention_probs` is the softmax of, see `score_terms.py`.
+    def attention_terms(self, tokens, mems=None, layer=0, padding_mask=None):
+        """The four terms of the scores that `attention_probs` is the softmax of, see `txl_tf.layers.score_terms`.
+
+        Args: as in `attention_probs`.
 
         Returns:
             `(a, b, c, d)`, each shaped as the probabilities.
@@ -292,32 +331,41 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         Raises:
             ValueError: the network has absolute positions, whose scores are one term.
         """
+        self.build_at_once()
         if self.r_w_bias is None:
             raise ValueError(f"{type(self).__name__} has absolute positions: its scores have no terms u.k and v.r")
-        w, (r, u, v, _, mem, *content) = self._into_layer(tokens, mems, layer)
+        w, (r, u, v, _, mem, *content), padding_mask = self._into_layer(tokens, mems, layer, padding_mask)
         attn = self.decoder_layers[layer].rel_attn
-        return score_terms(*attn.computed(w, r, u, v, mem, attn.qkv_kernel, attn.r_kernel, *content))
+        terms = score_terms(*attn.computed(w, r, u, v, mem, attn.qkv_kernel, attn.r_kernel, *content))
+        return tuple(unpack_pairs(padding_mask, term) for term in terms)
 
-    def attention(self, tokens, mems):
+    def attention(self, tokens, mems=None, padding_mask=None):
         """`attention_probs` of all layers in one pass, and the memory for the next segment.
+
+        Args: as in the call.
 
         Returns:
             `(probs, new_mems)`: `[n_layer, n_head, batch, tgt_len, mem_len + tgt_len]`, and as the call.
         """
-        hidden, arguments, mask = self.enter(tokens, mems)
+        self.build_at_once()
+        tokens, mems, padding_mask, lengths = self.packed(tokens, mems, padding_mask)
+        hidden, arguments, mask = self.enter(tokens, mems, lengths=lengths)
         _, inputs = apply_layers(self.decoder_layers, hidden, arguments)
         probs = [
             layer.rel_attn.attention_probs(h, *of_layer)
             for layer, h, of_layer in zip(self.decoder_layers, inputs, arguments, strict=True)
         ]
-        new_mems = [cache_mems(h, mem, self.mem_len) for h, mem in zip(inputs, mems, strict=True)]
-        return tf.stack(probs), mask.forget(new_mems)
+        new_mems = [cache_mems(h, mem, self.mem_len, lengths) for h, mem in zip(inputs, mems, strict=True)]
+        return unpack_pairs(padding_mask, tf.stack(probs)), mask.forget(new_mems, lengths)
 
-    def _into_layer(self, tokens, mems, layer):
-        """What enters a layer in a call without dropout: its input, and the other arguments."""
-        hidden, arguments, _ = self.enter(tokens, mems)
-        hidden, _ = apply_layers(self.decoder_layers[:layer], hidden, arguments[:layer])
-        return hidden, arguments[layer]
+    def _into_layer(self, tokens, mems, layer, padding_mask):
+        """`(input, other arguments, padding_mask)` of a layer in a call without dropout."""
+        self.build_at_once()
+        number = check_layer(layer, self.n_layer)
+        tokens, mems, padding_mask, lengths = self.packed(tokens, mems, padding_mask)
+        hidden, arguments, _ = self.enter(tokens, mems, lengths=lengths)
+        hidden, _ = apply_layers(self.decoder_layers[:number], hidden, arguments[:number])
+        return hidden, arguments[number], padding_mask
 
     @property
     def _default_save_signature(self):

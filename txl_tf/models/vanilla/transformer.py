@@ -49,7 +49,7 @@ class _Stack(Layer):
 
     def build(self, ids_shape=None, **_):
         if not self.embedding.built:
-            self.embedding.build()
+            self.embedding.build((None, None))
         self.build_parts(None, self.pos_encoding, *self.stacked, *[self.layernorm] * self.norm_first)
 
     def embed(self, ids, first=0, dropout_key=None):
@@ -69,6 +69,9 @@ class Encoder(_Stack):
             x, weights[f"encoder_layer{i}"] = layer(x, mask, return_attention_scores=True, dropout_key=key)
         return (self.end(x), weights) if return_attention_scores else self.end(x)
 
+    def compute_output_shape(self, ids_shape, **_):
+        return (*ids_shape, self.d_model)
+
 
 class Decoder(_Stack):
     """Target ids `[B, T]` and the encoder's output to `[B, T, E]`, and the attention weights of every layer."""
@@ -80,6 +83,13 @@ class Decoder(_Stack):
             x, block1, block2 = layer(x, enc_output, look_ahead_mask, padding_mask, dropout_key=key)
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
         return self.end(x), weights
+
+    def compute_output_shape(self, ids_shape, enc_output_shape=None, **_):
+        x_shape, weights = (*ids_shape, self.d_model), {}
+        for i, layer in enumerate(self.stacked):
+            _, block1, block2 = layer.compute_output_shape(x_shape, enc_output_shape)
+            weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
+        return x_shape, weights
 
     def step(self, ids, place, caches, sources, seen):
         """The call for one more id of every row, int `[B]`, from cached keys and values: `([B, E], caches)`."""
@@ -157,12 +167,12 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         self.loss_mean = Mean("loss")
         self.accuracy = Mean("accuracy")
         self.grad_norm = Mean("grad_norm")
-        self.build_at_once()
+        self.build_at_once(((None, None), (None, None)))
 
-    def build(self, input_shape=None):
+    def build(self, inputs_shape=None):
         if not self.encoder.built:
-            self.encoder.build()
-            self.decoder.build()
+            self.encoder.build((None, None))
+            self.decoder.build((None, None))
             if self.final_layer is not None:
                 self.final_layer.build((None, None, self.d_model))
         self.built = True

@@ -136,24 +136,6 @@ class TransformerLM(LanguageModel):
         """The cache that `generate` reads a text with: the window as keys and values."""
         return WindowCache(self.network, self.context_len, static_shapes)
 
-    def generate(self, prompt, max_new_tokens, **options):
-        """Continues texts, token by token, with cached keys and values.
-
-        The model has at most `context_len` tokens in view, at the positions 0, 1, ... When this window is full, its
-        last half is read again as the beginning of a new one, and the text goes on. The next token's probabilities are
-        those that `log_probs` gives after the tokens of the window, see `window.py`. No memory is carried
-        from window to window, whatever `mem_len` is.
-
-        Args:
-            prompt: int `[batch, n]`. Of a longer prompt, the model sees its last window.
-            max_new_tokens: tokens to add.
-            **options: as of `TransformerXLLM.generate`.
-
-        Returns:
-            int32 `[batch * num_return_sequences, n + max_new_tokens]`.
-        """
-        return super().generate(prompt, max_new_tokens, **options)
-
     def first_nll(self, tokens, labels):
         """As `TransformerXLLM.first_nll`."""
         return self.segment_nll(tokens, labels, self.initial_mems(keras.ops.shape(tokens)[0]))[0]

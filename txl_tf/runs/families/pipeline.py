@@ -21,11 +21,13 @@ from txl_tf.config import ScoringConfig, SearchConfig, at_least
 from txl_tf.data.lines import LineError, answers, in_blocks, sentence_of
 from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.decoding.sampling import SAMPLING
 from txl_tf.models.decoding.text_generator import TextGenerator
 from txl_tf.models.taggers.text_tagger import TaggedText, TextTagger
 from txl_tf.models.vanilla.translator import Translation, Translator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import LineScore, Scorer
+from txl_tf.schema import check_names, keywords_of, known_names
 
 POOL = 50  # batches of sentences to tag that are read and sorted by length together
 Lines = Iterable[str | bytes | None]  # see `txl_tf.data.lines`
@@ -77,6 +79,8 @@ class Pipeline:
 class LanguagePipeline(Pipeline):
     """Texts that follow prompts, and scores of lines."""
 
+    _WRITING = ["name", "strict", *keywords_of(TextGenerator)[2:], *SAMPLING]  # without lm and vocab
+
     def generate_lines(
         self, prompts: Lines, max_new_tokens: int = 200, *, name: str = "prompts", strict: bool = True, **options
     ) -> Iterator[str | list[str] | LineError]:
@@ -89,6 +93,7 @@ class LanguagePipeline(Pipeline):
             strict: see `pipeline`.
             **options: of `TextGenerator`, such as `temperature`, `top_p`, `seed`, `stop_strings`, `batch_size`.
         """
+        check_names("generate_lines", options, self._WRITING)
         writer = TextGenerator(self.model, self.vocabs[0], max_new_tokens, **options)
         found = writer.generate_lines(prompts, name, strict)
         return (_one_of_one(texts if isinstance(texts, LineError) else texts[1]) for texts in found)
@@ -97,12 +102,14 @@ class LanguagePipeline(Pipeline):
 
     def generate_text(self, prompts: str | bytes | Lines, max_new_tokens: int = 200, **options) -> Any:
         """The text that follows a prompt; of a list or an iterator those that follow each, see `generate_lines`."""
+        check_names("generate_text", options, self._WRITING)
         return self(prompts, max_new_tokens=max_new_tokens, **options)
 
     def score_lines(
         self, lines: Lines, name: str = "text", strict: bool = True, **options
     ) -> Iterator[LineScore | LineError]:
         """How likely each line is, see `txl_tf.runs.scoring.score_lines`."""
+        check_names("score_lines", options, ["name", "strict", *ScoringConfig.names()])
         scorer = self._scorer(ScoringConfig(**options))
         return (score for scores in scorer.score(in_blocks(lines), name, strict) for score in scores)
 
@@ -127,6 +134,7 @@ class TranslationPipeline(Pipeline):
             batch_size: sources to translate at a time.
             **options: of `SearchConfig`, such as `beam_size`.
         """
+        check_names("translate_lines", options, ["name", "strict", "batch_size", *SearchConfig.names()])
         translator = Translator(self.model, *self.vocabs, SearchConfig(**options), batch_size)
         return map(_one_of_one, translator.translate_lines(lines, name, strict))
 
@@ -162,6 +170,7 @@ class TaggedLine(NamedTuple):
 class TaggingPipeline(Pipeline):
     """Named entities in lines."""
 
+    @known_names
     def tag_lines(
         self,
         lines: Lines,

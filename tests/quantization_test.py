@@ -1,0 +1,93 @@
+"""Keras's `quantize` and quantized dtypes: refused by our models, and of models with our layers it is said how much."""
+
+import re
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import txl_tf
+from txl_tf import layers
+
+SIZES = {"n_token": 20, "n_layer": 1, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 8}
+TAGGING = {"n_token": 20, "n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8}
+PAIRS = {"num_layers": 1, "d_model": 8, "num_heads": 2, "dff": 8, "input_vocab_size": 9, "target_vocab_size": 9}
+MODELS = {
+    "TransformerXLLM": lambda **dtype: txl_tf.TransformerXLLM(**SIZES, mem_len=2, **dtype),
+    "TransformerLM": lambda **dtype: txl_tf.TransformerLM(**SIZES, **dtype),
+    "TransformerXL": lambda **dtype: txl_tf.TransformerXL(**SIZES, **dtype),
+    "Transformer": lambda **dtype: txl_tf.Transformer(**PAIRS, **dtype),
+    "Tener": lambda **dtype: txl_tf.Tener(**TAGGING, **dtype),
+    "Tagger": lambda **dtype: txl_tf.Tagger(txl_tf.Tener(**TAGGING), ["O", "B-X"], **dtype),
+    "EncoderLayer": lambda **dtype: layers.EncoderLayer(8, 2, 8, **dtype),
+    "LayerNorm": lambda **dtype: layers.LayerNorm(**dtype),
+}
+IDS = np.array([[1, 2, 3]])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_and_layers_refuse_and_name_the_way_to_a_smaller_model(name):
+    model = MODELS[name]()
+    if not model.built:
+        model.build((None, None, 8))
+    before = model.get_weights()
+    for mode in ("int8", "int4", "float8"):
+        with pytest.raises(NotImplementedError, match=f"quantize.*{mode}.*{name}.*bfloat16"):
+            model.quantize(mode)
+    for weight, old in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, old)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", ["int8_from_float32", "float8_from_mixed_bfloat16"])
+def test_quantized_dtypes_are_refused_where_they_are_given(name, dtype):
+    with pytest.raises(txl_tf.ParameterError) as caught:
+        MODELS[name](dtype=dtype)
+    assert (caught.value.name, caught.value.value) == ("dtype", dtype)
+
+
+def functional():
+    ids = keras.Input([None], dtype="int32")
+    x = layers.EncoderLayer(8, 2, 16, name="encoder")(keras.layers.Embedding(20, 8)(ids))
+    return keras.Model(ids, keras.layers.Dense(5, name="head")(x))
+
+
+def with_network():
+    ids = keras.Input([None], dtype="int32")
+    return keras.Model(ids, keras.layers.Dense(5, name="head")(txl_tf.TransformerXL(**SIZES, mem_len=2)(ids)[0]))
+
+
+def quantized(model, mode, **options):
+    """The warnings of ours that `model.quantize` gives."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.quantize(mode, **options)
+    return [str(warning.message) for warning in caught if warning.filename == __file__]
+
+
+@pytest.mark.parametrize("make", [functional, with_network])
+def test_a_model_of_keras_quantizes_its_own_layers_and_one_warning_says_how_much(make):
+    model = make()
+    kernels = [w for layer in model.layers if type(layer) in (keras.layers.Dense, keras.layers.Embedding) for w in
+               layer.weights if len(w.shape) == 2]  # fmt: skip
+    expected, count = model(IDS), sum(np.prod(kernel.shape) for kernel in kernels)
+    (message,) = quantized(model, "int8")
+    found = re.search(r"quantizes at most ([\d,]+) of the ([\d,]+) weights .* ([\d.]+)%", message)
+    total = sum(np.prod(w.shape) for w in model.weights)  # with the scales of what is quantized
+    assert int(found[1].replace(",", "")) == count and abs(int(found[2].replace(",", "")) - total) <= 20
+    assert ("EncoderLayer" if make is functional else "TransformerXL") in message
+    assert model.get_layer("head").kernel.dtype == "int8"
+    np.testing.assert_allclose(model(IDS), expected, atol=0.1)
+
+
+def test_layers_that_filters_leave_out_are_not_spoken_of():
+    assert not quantized(functional(), "int8", filters="head")
+    assert not quantized(functional(), "int8", filters=lambda layer: isinstance(layer, keras.layers.Dense))
+    (message,) = quantized(functional(), "int8", filters=["head", "layernorm2"])
+    assert "at most 40 of" in message
+
+
+def test_our_layers_alone_are_quantized_by_nothing():
+    (message,) = quantized(keras.Sequential([keras.Input([3, 8]), layers.TenerLayer(8, 2, 8)]), "int8")
+    assert "at most 0 of" in message
