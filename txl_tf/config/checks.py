@@ -144,8 +144,13 @@ class Config:
     @property
     def free(self) -> list[str]:
         """The hyper-parameters that a trained model of these may change, since its weights fit every value."""
-        free = {field.name: field.metadata["free"] for field in dataclasses.fields(self)}
-        return [name for name, test in free.items() if (test(self) if callable(test) else test)]
+        return [field.name for field in self.free_fields(self)]
+
+    @classmethod
+    def free_fields(cls, values: Any) -> list[dataclasses.Field]:
+        """The fields that are `free` in `values`, a group or a network that has the fields as attributes."""
+        free = {field: field.metadata["free"] for field in dataclasses.fields(cls)}
+        return [field for field, test in free.items() if (test(values) if callable(test) else test)]
 
     def to_dict(self) -> dict[str, Any]:
         """`{name: value}`, as `config.json` holds it."""

@@ -104,6 +104,8 @@ class AdaptiveBins(Layer):
     The weights have `autocast=False`: the pure functions cast them, only the parts they use.
     """
 
+    free_settings = {}
+
     @stored
     def __init__(
         self, n_token, d_embed, d_proj, cutoffs=(), div_val=1, proj_same_dim=True, proj_initializer=None, **kwargs

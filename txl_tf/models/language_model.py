@@ -6,8 +6,10 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import ModelConfig, NetworkConfig
+from txl_tf.errors import FixedAttributeError
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.common.arguments import arguments_of, takes, values_of
+from txl_tf.layers.common.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.decoding import generation
 from txl_tf.models.decoding.sampling import check_integer, uniform_draws
@@ -21,7 +23,7 @@ from txl_tf.models.transformer_xl.cache import (
 from txl_tf.models.transformer_xl.decoding_cache import MemoryCache
 from txl_tf.models.transformer_xl.first_segment import first_segment
 from txl_tf.models.transformer_xl.inference import weights_with, writable_copy
-from txl_tf.models.transformer_xl.network import TransformerXL, make_initializer
+from txl_tf.models.transformer_xl.network import DRAWN_ONCE, TransformerXL, make_initializer
 from txl_tf.training.memory_model import MemoryModel
 
 _NO_PREDICT = (
@@ -30,7 +32,7 @@ _NO_PREDICT = (
 )
 
 
-class LanguageModel(MemoryModel):
+class LanguageModel(Settings, MemoryModel):
     """Base of language models: a network, and the adaptive softmax that shares its embeddings.
 
     A subclass says which network, how generation reads (`decoding_cache`), and how an evaluation carries the memory.
@@ -41,6 +43,10 @@ class LanguageModel(MemoryModel):
         proj_share_all_but_first: see `AdaptiveSoftmax`.
         **kwargs: of `keras.Model`.
     """
+
+    free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
+    fixed_settings = DRAWN_ONCE
+    copied_settings = {"recompute": ("network.recompute",), "seed": ("network.seed",)}
 
     def __init__(self, network_class, arguments, proj_share_all_but_first, **kwargs):
         super().__init__(**kwargs)
@@ -59,6 +65,22 @@ class LanguageModel(MemoryModel):
         if not self.network.built:
             self.network.build()
             self.softmax.build()
+
+    def check_setting(self, name, value):
+        if name == "mem_len" and self.running:
+            message = f"mem_len cannot change to {value} while {self.running} runs, whose memory has {self.mem_len}"
+            raise FixedAttributeError(name, value, "set before or after it", message)
+        value = super().check_setting(name, value)
+        return self.network.check_setting(name, value) if hasattr(self.network, name) else value
+
+    def settings_changed(self, names):
+        super().settings_changed(names)
+        if "mem_len" in names:
+            self.reset_memory()
+
+    def drop_graphs(self):
+        super().drop_graphs()
+        self._test_on_batch = None
 
     def get_config(self):
         return {**arguments_of(self), **self.network.get_config(), **super().get_config()}
@@ -133,7 +155,7 @@ class LanguageModel(MemoryModel):
 
     generate = generation.generate
 
-    @tf.function(autograph=False)
+    @compiled_method(autograph=False)
     def _generate_tokens(self, number, static_shapes, **arguments):
         """`generate_tokens`; with static shapes on every replica, where a TPU has its weights: all find one text."""
         write = functools.partial(generation.generate_tokens, self, number=number, static_shapes=static_shapes)
@@ -143,7 +165,7 @@ class LanguageModel(MemoryModel):
         texts = strategy.run(write, kwargs=arguments)
         return tf.nest.map_structure(lambda found: strategy.experimental_local_results(found)[0], texts)
 
-    @tf.function(autograph=False)
+    @compiled_method(autograph=False)
     def _uniform_draws(self, seeds, n_tokens):
         return uniform_draws(seeds, 0, n_tokens)
 
@@ -182,27 +204,27 @@ class LanguageModel(MemoryModel):
             bin_capacities = [labels.shape.num_elements()] * len(self.softmax.cutoffs)
         return self.softmax.static_nll(hidden, labels, self.network.embedding, bin_capacities)
 
-    @tf.function(reduce_retracing=True)
+    @compiled_method(reduce_retracing=True)
     def _score(self, tokens, labels, mems):
         hidden, new_mems = self.network(tokens, mems)
         return self.softmax.nll(hidden, labels, self.network.embedding), new_mems
 
-    @tf.function(reduce_retracing=True)
+    @compiled_method(reduce_retracing=True)
     def _log_probs(self, tokens, mems):
         return self(tokens, mems)
 
-    @tf.function(reduce_retracing=True, autograph=False)
+    @compiled_method(reduce_retracing=True, autograph=False)
     def _alternatives(self, tokens, number, mems):
         log_probs, new_mems = self(tokens, mems)
         log_probs, ids = tf.math.top_k(log_probs, number)
         return ids, log_probs, new_mems
 
-    @tf.function(reduce_retracing=True, autograph=False)
+    @compiled_method(reduce_retracing=True, autograph=False)
     def _attention(self, tokens, mems):
         probs, new_mems = self.network.attention(tokens, mems)
         return tf.cast(probs, tf.float32), new_mems
 
-    @tf.function(reduce_retracing=True, autograph=False)
+    @compiled_method(reduce_retracing=True, autograph=False)
     def _last_nll(self, tokens, labels):
         """The nll of `labels`, int `[B, S]`, which follow the last S of `tokens`, `[B, T]`: float32 `[B, S]`."""
         hidden, _ = self.network(tokens)
@@ -252,6 +274,8 @@ class TransformerXLLM(LanguageModel):
     Reference:
         Dai et al. 2019; `transformer` and `train` of the original.
     """
+
+    copied_settings = {name: (f"network.{name}",) for name in NetworkConfig.names()}
 
     @takes(ModelConfig, required=["n_token", "mem_len"])
     def __init__(self, *, recompute=False, seed=None, **kwargs):

@@ -7,6 +7,7 @@ are divided among the replicas in order: replica r of R holds the rows `[r * B /
 and the memory of these rows.
 """
 
+import contextlib
 import functools
 
 import keras
@@ -35,10 +36,12 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
     Attributes:
         loop: `LoopState` of what runs; else of the last `fit`.
         stop_agreed: whether the step that just ran should be the last, the same on every worker.
+        running: "fit" or "evaluate" while it runs, else `None`.
     """
 
     carried_names = ("mems",)
     stop_agreed = False
+    running = None
     gradient_accumulation_steps, static_shapes, bin_capacities = 1, False, None  # see `compile`
     _metric_names = ()
     _validation_batches = _test_on_batch = None
@@ -132,7 +135,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
             self._validation_batches, kwargs["validation_data"] = validation, validation.dataset
             if validation.repeated:
                 kwargs["validation_steps"] = kwargs.get("validation_steps") or validation.count
-        with plain_messages():
+        with plain_messages(), self._run("fit"):
             return super().fit(batches.dataset, **{**kwargs, "shuffle": False})
 
     def evaluate(self, x=None, *args, **kwargs):
@@ -160,11 +163,19 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
         start = functools.partial(self._on_replicas, self.start_evaluation, batches, batches.tgt_len)
         self.loop = LoopState(names, batches, start=start)
         try:
-            with plain_messages():
+            with plain_messages(), self._run("evaluate"):
                 logs = super().evaluate(batches.dataset, return_dict=True, **kwargs)
         finally:
             self.loop = training
         return self._result({name: logs[name] for name in names}, return_dict)
+
+    @contextlib.contextmanager
+    def _run(self, method):
+        before, self.running = self.running, self.running or method
+        try:
+            yield
+        finally:
+            self.running = before
 
     def _result(self, logs, return_dict):
         """Logs as Keras returns them: a dictionary, or loss and metrics in order, or the loss alone."""

@@ -12,6 +12,7 @@ from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.common.fusion import fused, only_cpus, pays
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.precision import matmul
+from txl_tf.layers.common.settings import FREE_EPSILON
 
 
 def project(x, kernel):
@@ -148,6 +149,8 @@ def cross_entropy(labels, logits):
 class LayerNorm(Layer):
     """`layer_norm` with weights `gamma` and `beta` of its own. The epsilon of Transformer-XL's original is 1e-12."""
 
+    free_settings = {"epsilon": FREE_EPSILON}
+
     @stored
     def __init__(self, epsilon=1e-12, **kwargs):
         super().__init__(**kwargs)
@@ -168,6 +171,8 @@ class LayerNorm(Layer):
 
 class Linear(Layer):
     """`x kernel + bias`. Several of one input may be one product, see `heads_of`."""
+
+    free_settings = {}
 
     @stored
     def __init__(self, units, **kwargs):

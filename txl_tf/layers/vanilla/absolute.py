@@ -9,9 +9,11 @@ import numbers
 import keras
 import tensorflow as tf
 
+from txl_tf.config import at_least
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors
 from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.layers.positions import positional_encoding
 
 
@@ -38,6 +40,8 @@ class Embeddings(Layer):
     Raises:
         ValueError: `vocab` or `d_model` is not positive, or they seem to be in the other order.
     """
+
+    free_settings = {"mask_zero": FREE_SWITCH}
 
     def __new__(cls, *args, **kwargs):
         if len(args) > 1 and all(isinstance(size, numbers.Integral) for size in args[:2]) and args[0] < args[1]:
@@ -100,6 +104,8 @@ class PositionalEncoding(Layer):
             range.
     """
 
+    free_settings = {"max_len": at_least(1), "rate": FREE_RATE, "seed": FREE_SEED}
+
     @stored
     def __init__(self, d_model, max_len=5000, rate=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
@@ -115,6 +121,11 @@ class PositionalEncoding(Layer):
     def make_table(self):
         """The rows, `[1, max_len, d_model]`."""
         return positional_encoding(self.max_len, self.d_model).numpy()  # not a tensor: it goes into any graph
+
+    def settings_changed(self, names):
+        super().settings_changed(names)
+        if "max_len" in names:
+            self.pe = self.make_table()
 
     def build(self, x_shape=None):
         self.build_parts(x_shape)
@@ -138,6 +149,8 @@ class PositionEmbedding(PositionalEncoding):
 
     Args, call arguments, returns, raises: as of `PositionalEncoding`.
     """
+
+    fixed_settings = ("max_len",)
 
     def make_table(self):
         shape = (1, self.max_len, self.d_model)

@@ -24,6 +24,7 @@ from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tenso
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.common.packing import pack, unpack
+from txl_tf.layers.common.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.layers.taggers.crf import CRF
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
 from txl_tf.training.weighting import weights_of_rows
@@ -98,6 +99,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         `TENER` of fastnlp/TENER, `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer.
     """
 
+    free_settings = {"constraints": FREE_SWITCH, "output_dropout": FREE_RATE, "seed": FREE_SEED}
+
     @stored
     def __init__(
         self, network, labels, start_end=LabelConfig.start_end, constraints=LabelConfig.constraints,
@@ -112,8 +115,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.autocast = False  # half precision does not hold ids
         self.start_keys(seed, always=True, output_dropout=output_dropout)
         self.out_fc = Linear(len(self.labels), dtype=self.dtype_policy, name="out_fc")
-        allowed = allowed_transitions(self.labels, scheme) if constraints else None
-        self.crf = CRF(len(self.labels), start_end, allowed, dtype="float32", name="crf")
+        self.crf = CRF(len(self.labels), start_end, self._allowed(), dtype="float32", name="crf")
         kinds = [kind_of(label, scheme) for label in self.labels]
         self.kinds = list(dict.fromkeys(kind for kind, inside in zip(kinds, self._entity, strict=True) if inside))
         self.loss_mean = Mean("loss")
@@ -123,6 +125,14 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self._called_with = None  # see `_signature`; of networks that do not know it themselves
         if self._knows_mask:
             self.build_at_once()
+
+    def _allowed(self):
+        return allowed_transitions(self.labels, self.scheme) if self.constraints else None
+
+    def settings_changed(self, names):
+        super().settings_changed(names)
+        if "constraints" in names:
+            self.crf.store("allowed", self.crf.check_setting("allowed", self._allowed()))
 
     @property
     def _knows_mask(self):

@@ -12,6 +12,7 @@ from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors, shown
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.packing import pack, unpack
+from txl_tf.layers.common.settings import FREE_SEED, FREE_SWITCH
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl.attention import create_mask
@@ -19,6 +20,9 @@ from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 from txl_tf.layers.transformer_xl.reset import Mask, document_mask
 from txl_tf.layers.transformer_xl.score_terms import score_terms
 from txl_tf.models.transformer_xl.apply_layers import apply_layers
+
+# How the initial weights are drawn, which counts when a network is made and never again.
+DRAWN_ONCE = ("init", "init_std", "proj_init_std", "init_range")
 
 
 def cache_mems(hidden, mems, mem_len, lengths=None):
@@ -110,6 +114,11 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
 
     layer_class = TransformerXLLayer
     pos_table = None  # learned positions, which only a network with absolute ones has
+    free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
+    fixed_settings = ("layer_class", *DRAWN_ONCE)
+    copied_settings = {
+        name: (f"decoder_layers.{name}",) for name in ("dropout", "dropatt", "layer_norm_epsilon")
+    }  # fmt: skip
 
     @takes(NetworkConfig, required=["n_token"])
     def __init__(self, *, recompute=False, seed=None, **kwargs):
@@ -117,8 +126,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         self.supports_masking = True
         self.autocast = False  # half precision does not hold ids
         self.cutoffs = tuple(self.cutoffs)
-        if self.reset_token is not None:
-            at_least(0, self.n_token - 1)("reset_token", self.reset_token)
+        self.check_setting("reset_token", self.reset_token)
 
         self.initializer = make_initializer(self.init, self.init_std, self.init_range)
         self.embedding = AdaptiveEmbedding(
@@ -131,6 +139,11 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         of_layers |= {"kernel_initializer": self.initializer, "seed": self.draw_key, "dtype": self.dtype_policy}
         self.decoder_layers = [self.layer_class(**of_layers, name=f"layer_{i}") for i in range(self.n_layer)]
         self.start_keys(seed, always=True)  # behind the layers: initial weights hang on the order of draws
+
+    def check_setting(self, name, value):
+        if name == "reset_token" and value is not None:
+            at_least(0, self.n_token - 1)(name, value)
+        return super().check_setting(name, value)
 
     def build(self, tokens_shape=None, **_):
         self.r_w_bias, self.r_r_bias = self.build_biases()

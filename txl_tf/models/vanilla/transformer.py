@@ -22,6 +22,7 @@ from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, Layer, as_ids, check_tensors, shown
 from txl_tf.layers.common.dropout import split
 from txl_tf.layers.common.ops import LayerNorm, Linear, cross_entropy, project
+from txl_tf.layers.common.settings import FREE_SEED, compiled_method
 from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding, PositionEmbedding
 from txl_tf.layers.vanilla.encoder_decoder import EPSILON, DecoderLayer, EncoderLayer
 from txl_tf.layers.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
@@ -46,6 +47,9 @@ class _Stack(Layer):
         self.pos_encoding = positions(self.d_model, max_len, **options, name="positional_encoding")
         self.stacked = [layer_class(**of_layers, **options, name=f"layer{i}") for i in range(num_layers)]
         self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm") if self.norm_first else None
+
+    def rates(self):
+        return [self.pos_encoding.rate, self.stacked[0].dropatt, self.stacked[0].dropact]
 
     def build(self, ids_shape=None, **_):
         if not self.embedding.built:
@@ -128,6 +132,14 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     Reference:
         Vaswani et al. 2017.
     """
+
+    free_settings = {"seed": FREE_SEED}
+    copied_settings = {
+        "rate": tuple(f"{side}.{part}.rate" for side in ("encoder", "decoder") for part in ("pos_encoding", "stacked")),
+        "dropatt": ("encoder.stacked.dropatt", "decoder.stacked.dropatt"),
+        "dropact": ("encoder.stacked.dropact", "decoder.stacked.dropact"),
+        "max_len": ("encoder.pos_encoding.max_len", "decoder.pos_encoding.max_len"),
+    }
 
     @takes(TransformerConfig, required=["input_vocab_size", "target_vocab_size"])
     def __init__(self, *, seed=None, **kwargs):
@@ -298,11 +310,11 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
 
     generate = beam_search.generate
 
-    @tf.function(autograph=False, reduce_retracing=True)
+    @compiled_method(autograph=False, reduce_retracing=True)
     def _beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty):
         return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty)
 
-    @tf.function(autograph=False, reduce_retracing=True)
+    @compiled_method(autograph=False, reduce_retracing=True)
     def _sample(self, source, start, end, max_new_tokens, sampling):
         return beam_search.sample_sequences(self, source, start, end, max_new_tokens, sampling)
 

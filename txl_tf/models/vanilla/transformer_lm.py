@@ -44,6 +44,7 @@ class AbsoluteTransformer(TransformerXL):
     """
 
     layer_class = TransformerLMLayer
+    fixed_settings = ("n_position", *REFUSED)
 
     def __init__(self, n_position=0, **arguments):
         for name, reason in REFUSED.items():
@@ -119,6 +120,9 @@ class TransformerLM(LanguageModel):
     Reference:
         Dai et al. 2019, section 3.1; Al-Rfou et al. 2018, without its auxiliary losses.
     """
+
+    fixed_settings = tuple(REFUSED)
+    copied_settings = {name: (f"network.{name}",) for name in NetworkConfig.names() if name not in REFUSED}
 
     @takes(TransformerLMConfig, required=["n_token"])
     def __init__(self, *, recompute=False, seed=None, **kwargs):
