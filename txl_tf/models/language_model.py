@@ -24,7 +24,7 @@ from txl_tf.models.transformer_xl.decoding_cache import MemoryCache
 from txl_tf.models.transformer_xl.first_segment import first_segment
 from txl_tf.models.transformer_xl.inference import weights_with, writable_copy
 from txl_tf.models.transformer_xl.network import DRAWN_ONCE, TransformerXL, make_initializer
-from txl_tf.training.memory_model import MemoryModel
+from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 
 _NO_PREDICT = (
     "{} would neither take nor return the memory, use instead: lm.log_probs(tokens, mems), "
@@ -45,7 +45,7 @@ class LanguageModel(Settings, MemoryModel):
     """
 
     free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
-    fixed_settings = DRAWN_ONCE
+    fixed_settings = {**dict.fromkeys(DRAWN_ONCE, ""), **dict.fromkeys(OF_COMPILE, "give it to compile()")}
     copied_settings = {"recompute": ("network.recompute",), "seed": ("network.seed",)}
 
     def __init__(self, network_class, arguments, proj_share_all_but_first, **kwargs):

@@ -25,6 +25,9 @@ from txl_tf.training.segment_step import SegmentStep
 from txl_tf.training.single_batches import SingleBatches
 from txl_tf.training.trained_model import TrainedModel
 
+# Arguments of `compile` that are attributes, besides Keras's.
+OF_COMPILE = ("gradient_accumulation_steps", "static_shapes", "bin_capacities")
+
 
 class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
     """Keras model that is trained on consecutive segments of text.
@@ -90,13 +93,11 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, keras.Model):
             auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
         self._metric_names, self.auto_scale_loss, self._test_on_batch = metrics, auto_scale_loss, None
-        self.gradient_accumulation_steps = gradient_accumulation_steps
-        self.static_shapes = bool(static_shapes)
-        self.bin_capacities = bin_capacities
+        own = gradient_accumulation_steps, bool(static_shapes), bin_capacities
+        vars(self).update(zip(OF_COMPILE, own, strict=True))  # attributes that nothing else can set
 
     def compile_arguments(self):
-        names = "gradient_accumulation_steps static_shapes bin_capacities"
-        own = {name: getattr(self, name) for name in names.split()}
+        own = {name: getattr(self, name) for name in OF_COMPILE}
         return {**super().compile_arguments(), **own, "metrics": list(self._metric_names)}
 
     def fit(self, x=None, *args, **kwargs):

@@ -45,6 +45,9 @@ FREE_EPSILON = of_type(float, NOT_NEGATIVE)
 FREE_SWITCH = of_type(bool)
 FREE_SEED = _seed
 
+# For `fixed_settings`.
+OF_CLASS = "set it on the class, before a layer of the class is made"
+
 
 class Settings:
     """Mixin of layers and models whose constructor is decorated with `stored` or `takes`.
@@ -55,13 +58,13 @@ class Settings:
         free_settings: `{name: check}` of the free settings that are no fields of a `Config`; of those fields, the
             `Config` says which are free. A class that has neither `free_settings` nor a `Config` has no settings: all
             its attributes are plain ones.
-        fixed_settings: names that are fixed although the `Config` or a base calls them free, and names of class
-            attributes that an instance cannot change.
+        fixed_settings: `{name: what to do instead}` of settings that are fixed although the `Config` or a base calls
+            them free, and of other attributes that cannot be set. By default, "make a new one".
         copied_settings: `{name: ("part.name", ...)}`, the copies of a setting in parts; `part` may be a list of them.
     """
 
     free_settings = None
-    fixed_settings = ()
+    fixed_settings = {}
     copied_settings = {}
 
     def __setattr__(self, name, value):
@@ -114,7 +117,7 @@ class Settings:
         for part in self._flatten_layers(include_self=False):
             if isinstance(part, Settings) and id(part) not in ids:
                 part.__dict__.setdefault("_owner", weakref.ref(self))
-        self.__dict__["_settings"] = frozenset([*stored_names(type(self)), *_fixed(self)])
+        self.__dict__["_settings"] = frozenset([*stored_names(type(self)), *_fixed(type(self))])
 
 
 class compiled_method:
@@ -163,7 +166,7 @@ def change(x, name, value):
         FixedAttributeError: it is fixed, or a graph that nobody here can drop has the old value.
         ParameterError: the value is out of its range.
     """
-    current, (owner, setting) = vars(x).get(name), _governing(x, name)
+    current, (owner, setting) = getattr(x, name, None), _governing(x, name)
     if setting is not None:
         setattr(owner, setting, value)
         return
@@ -204,7 +207,7 @@ def free_settings_of(x):
         if group is not None:
             free |= {field.name: functools.partial(_check_of_group, field, group) for field in group.free_fields(x)}
         free |= vars(cls).get("free_settings") or {}
-    fixed = _fixed(x)
+    fixed = _fixed(type(x))
     return {name: check for name, check in free.items() if name not in fixed}
 
 
@@ -217,8 +220,8 @@ def _group(cls):
     return getattr(vars(cls).get("__init__"), "group", None)
 
 
-def _fixed(x):
-    return {name for cls in type(x).__mro__ for name in vars(cls).get("fixed_settings", ())}
+def _fixed(cls):
+    return _of_bases(cls, "fixed_settings")
 
 
 def _copies(x, name):
@@ -240,10 +243,12 @@ def _parts_with(x, name):
 
 
 def _copied(cls):
-    copied = {}
-    for base in reversed(cls.__mro__):
-        copied |= vars(base).get("copied_settings", {})
-    return copied
+    return _of_bases(cls, "copied_settings")
+
+
+def _of_bases(cls, name):
+    """A dictionary that is an attribute of classes, of `cls` and all its bases together."""
+    return {key: value for base in reversed(cls.__mro__) for key, value in vars(base).get(name, {}).items()}
 
 
 def _as_list(x):
@@ -265,10 +270,8 @@ def _governing(x, name):
 def _fixed_error(x, name, value, current, owner):
     if owner is not None:
         todo = f"it is a part of {_named(owner)}, whose own settings count for all its parts"
-    elif name in stored_names(type(x)):
-        todo = f"make a new {type(x).__name__} with {name}={brief(value)}"
     else:
-        todo = f"it counts when a {type(x).__name__} is made"
+        todo = _fixed(type(x)).get(name) or f"make a new {type(x).__name__} with {name}={brief(value)}"
     message = f"{name} of {_named(x)} is {brief(current)} and cannot change to {brief(value)}: {todo}"
     return FixedAttributeError(name, value, f"{brief(current)}, as it was made", message)
 

@@ -21,7 +21,7 @@ from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_bool, check_sizes, check_tensors, mask_of, seen, seen_by_article
 from txl_tf.layers.common.dropout import split
 from txl_tf.layers.common.ops import LayerNorm, own_initializer, residual_norm
-from txl_tf.layers.common.settings import FREE_EPSILON, FREE_RATE, FREE_SEED
+from txl_tf.layers.common.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.layers.transformer_xl.reset import attend_documents, document_probs
 
 
@@ -121,7 +121,7 @@ class SegmentAttention(Layer):
     free_settings = {
         "dropout": FREE_RATE, "dropatt": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED,
     }  # fmt: skip
-    fixed_settings = ("relative",)
+    fixed_settings = {"relative": OF_CLASS}
     copied_settings = {"layer_norm_epsilon": ("layer_norm.epsilon",)}
 
     @stored

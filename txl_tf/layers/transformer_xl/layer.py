@@ -5,7 +5,7 @@ import keras
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer
 from txl_tf.layers.common.dropout import split
-from txl_tf.layers.common.settings import FREE_EPSILON, FREE_RATE, FREE_SEED
+from txl_tf.layers.common.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.layers.feed_forward import PositionwiseFF
 from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn
 
@@ -21,7 +21,7 @@ class TransformerXLLayer(Layer):
     free_settings = {
         "dropout": FREE_RATE, "dropatt": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED,
     }  # fmt: skip
-    fixed_settings = ("attention_class",)
+    fixed_settings = {"attention_class": OF_CLASS}
     copied_settings = {
         "dropout": ("rel_attn.dropout", "ff.dropout"),
         "dropatt": ("rel_attn.dropatt",),

@@ -150,7 +150,7 @@ class PositionEmbedding(PositionalEncoding):
     Args, call arguments, returns, raises: as of `PositionalEncoding`.
     """
 
-    fixed_settings = ("max_len",)
+    fixed_settings = {"max_len": ""}  # rows of the table
 
     def make_table(self):
         shape = (1, self.max_len, self.d_model)

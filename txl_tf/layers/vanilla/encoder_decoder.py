@@ -13,7 +13,7 @@ from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, mask_of
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import LayerNorm
-from txl_tf.layers.common.settings import FREE_RATE, FREE_SEED
+from txl_tf.layers.common.settings import FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.layers.feed_forward import PositionWiseFFN
 from txl_tf.layers.vanilla.multi_head_attention import MultiHeadAttention, seen_of_masks
 
@@ -25,7 +25,7 @@ class _TransformerLayer(Layer):
 
     attentions = ()  # names of the attentions, in order; `layernorm1`, ... follow them and the net
     free_settings = {"rate": FREE_RATE, "dropatt": FREE_RATE, "dropact": FREE_RATE, "seed": FREE_SEED}
-    fixed_settings = ("attentions",)
+    fixed_settings = {"attentions": OF_CLASS}
     copied_settings = {"dropact": ("ffn.rate",)}
 
     @stored

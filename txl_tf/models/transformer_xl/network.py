@@ -12,7 +12,7 @@ from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors, shown
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.packing import pack, unpack
-from txl_tf.layers.common.settings import FREE_SEED, FREE_SWITCH
+from txl_tf.layers.common.settings import FREE_SEED, FREE_SWITCH, OF_CLASS
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl.attention import create_mask
@@ -115,7 +115,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
     layer_class = TransformerXLLayer
     pos_table = None  # learned positions, which only a network with absolute ones has
     free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
-    fixed_settings = ("layer_class", *DRAWN_ONCE)
+    fixed_settings = {"layer_class": OF_CLASS, **dict.fromkeys(DRAWN_ONCE, "")}
     copied_settings = {
         name: (f"decoder_layers.{name}",) for name in ("dropout", "dropatt", "layer_norm_epsilon")
     }  # fmt: skip
@@ -126,7 +126,8 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         self.supports_masking = True
         self.autocast = False  # half precision does not hold ids
         self.cutoffs = tuple(self.cutoffs)
-        self.check_setting("reset_token", self.reset_token)
+        if self.reset_token is not None:
+            self.check_setting("reset_token", self.reset_token)
 
         self.initializer = make_initializer(self.init, self.init_std, self.init_range)
         self.embedding = AdaptiveEmbedding(

@@ -44,7 +44,7 @@ class AbsoluteTransformer(TransformerXL):
     """
 
     layer_class = TransformerLMLayer
-    fixed_settings = ("n_position", *REFUSED)
+    fixed_settings = {"n_position": "", **{name: f"it {reason}" for name, reason in REFUSED.items()}}
 
     def __init__(self, n_position=0, **arguments):
         for name, reason in REFUSED.items():
@@ -121,7 +121,7 @@ class TransformerLM(LanguageModel):
         Dai et al. 2019, section 3.1; Al-Rfou et al. 2018, without its auxiliary losses.
     """
 
-    fixed_settings = tuple(REFUSED)
+    fixed_settings = {name: f"it {reason}" for name, reason in REFUSED.items()}
     copied_settings = {name: (f"network.{name}",) for name in NetworkConfig.names() if name not in REFUSED}
 
     @takes(TransformerLMConfig, required=["n_token"])
