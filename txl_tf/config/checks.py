@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, brief
 from txl_tf.schema import check_field
 
 
@@ -36,6 +36,39 @@ def one_of(choices: Iterable[str]) -> Callable:
 
     check.choices = list(choices)
     return check
+
+
+def one_of_or_initializer(choices: Iterable[str]) -> Callable:
+    """A check for one of the strings `choices`, which a flag takes, or a Keras initializer in any form."""
+
+    def check(name: str, value: Any) -> None:
+        if not (isinstance(value, str) and value in check.choices) and keras_initializer(value) is None:
+            message = (
+                f"{name} must be one of {', '.join(check.choices)}, got {brief(value)}; "
+                "or a Keras initializer: an object, its name or its configuration"
+            )
+            raise ParameterError(name, value, [*check.choices, "a Keras initializer"], message)
+
+    check.choices = list(choices)
+    return check
+
+
+def keras_initializer(value: Any) -> Callable | None:
+    """The Keras initializer that an object, a class, a name or a configuration stands for; `None` where it is none."""
+    import keras  # slow to import: programs read their flags before
+
+    value = dict(value) if isinstance(value, dict) else value  # without Keras's wrapper of attributes
+    if isinstance(value, dict) and value.get("module") not in (None, "keras.initializers"):
+        if keras.saving.get_registered_object(value.get("registered_name")) is None:
+            return None
+    if not isinstance(value, str | dict) and not callable(value):
+        return None
+    try:
+        found = keras.initializers.get(value)
+    except (ValueError, TypeError, KeyError, AttributeError):  # a name or a configuration of nothing
+        return None
+    is_initializer = isinstance(found, keras.initializers.Initializer)
+    return found if is_initializer or not isinstance(value, str | dict | type) else None
 
 
 def satisfies(test: Callable, what: str) -> Callable:

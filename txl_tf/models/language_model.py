@@ -23,7 +23,7 @@ from txl_tf.models.transformer_xl.cache import (
 from txl_tf.models.transformer_xl.decoding_cache import MemoryCache
 from txl_tf.models.transformer_xl.first_segment import first_segment
 from txl_tf.models.transformer_xl.inference import weights_with, writable_copy
-from txl_tf.models.transformer_xl.network import DRAWN_ONCE, TransformerXL, make_initializer
+from txl_tf.models.transformer_xl.network import DRAWN_ONCE, TransformerXL
 from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 
 _NO_PREDICT = (
@@ -52,12 +52,11 @@ class LanguageModel(Settings, MemoryModel):
         super().__init__(**kwargs)
         self.proj_share_all_but_first = proj_share_all_but_first
         self.network = network = network_class(**arguments, dtype=self.dtype_policy, name="transformer")
-        self.seed = network.seed
+        self.seed, self.init = network.seed, network.init
         self.softmax = AdaptiveSoftmax(
             **values_of(network, "n_token d_embed cutoffs div_val proj_same_dim"), d_proj=network.d_model,
             proj_share_all_but_first=proj_share_all_but_first,
-            proj_initializer=make_initializer(network.init, network.proj_init_std, network.init_range),
-            dtype=self.dtype_policy, name="adaptive_softmax",
+            proj_initializer=network.projection_initializer(), dtype=self.dtype_policy, name="adaptive_softmax",
         )  # fmt: skip
         self.build_at_once()
 

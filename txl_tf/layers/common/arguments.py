@@ -20,6 +20,8 @@ import keras
 
 from txl_tf.config import check_fields
 
+_INITIALIZERS = ("initializer", "init")  # how the names of arguments end that are initializers
+
 
 def stored(init):
     """Decorator of `__init__`: sets an attribute for each argument but `**kwargs`, before the body runs."""
@@ -88,5 +90,7 @@ def stored_names(cls):
 def arguments_of(x):
     """The stored arguments of a layer or model for its `get_config`: `{name: attribute}`; initializers as Keras's."""
     values = {name: getattr(x, name) for name in stored_names(type(x))}
-    initializers = {name: value for name, value in values.items() if name.endswith("initializer") and callable(value)}
-    return {**values, **{name: keras.initializers.serialize(value) for name, value in initializers.items()}}
+    for name, value in values.items():
+        if name.endswith(_INITIALIZERS) and callable(value):
+            values[name] = keras.initializers.serialize(keras.initializers.get(value))
+    return values

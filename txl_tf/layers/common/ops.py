@@ -3,6 +3,9 @@
 The gradients are written out where TensorFlow's own take more passes over the activations, or run on one thread.
 """
 
+import itertools
+import numbers
+
 import keras
 import tensorflow as tf
 
@@ -193,4 +196,23 @@ class Linear(Layer):
 
 def own_initializer(initializer):
     """A copy of an initializer that draws its own numbers: one of Keras's draws the same every time. Functions stay."""
-    return initializer.clone() if isinstance(initializer, keras.initializers.Initializer) else initializer
+    if not isinstance(initializer, keras.initializers.Initializer):
+        return initializer
+    return getattr(initializer, "next_copy", initializer.clone)()
+
+
+def for_many_weights(initializer):
+    """An initializer like this one. Each `own_initializer` of it draws other numbers, also where it has a seed.
+
+    With the seed s, an int, the copies have the seeds s, s + 1, ...; those of a `SeedGenerator` draw from it in turn.
+    """
+    if not isinstance(initializer, keras.initializers.Initializer):
+        return initializer
+    config = initializer.get_config()
+    shared, seed = initializer.clone(), config.get("seed")
+    if isinstance(seed, numbers.Integral):
+        seeds = itertools.count(seed)
+        shared.next_copy = lambda: type(initializer).from_config({**config, "seed": next(seeds)})
+    elif seed is not None:
+        shared.next_copy = lambda: shared
+    return shared

@@ -8,9 +8,11 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, at_least
+from txl_tf.config.checks import keras_initializer
 from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors, shown
 from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.ops import for_many_weights, own_initializer
 from txl_tf.layers.common.packing import pack, unpack
 from txl_tf.layers.common.settings import FREE_SEED, FREE_SWITCH, OF_CLASS
 from txl_tf.layers.embedding import AdaptiveEmbedding
@@ -83,7 +85,9 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         layer_norm_epsilon: added to the variance in layer norm; the original's 1e-12, or PyTorch's 1e-5.
         cutoffs, div_val, proj_same_dim: bins of the embedding, see `AdaptiveEmbedding`.
         init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
-            softmax), or "uniform" in `[-init_range, init_range]`.
+            softmax), or "uniform" in `[-init_range, init_range]`. Or a Keras initializer for all these weights, as an
+            object, its name (such as "he_normal") or its configuration. Each weight draws its own numbers; with a
+            seed s, the weights have the seeds s, s + 1, ... in the order in which they are made.
         recompute: in training, keep only every layer's input and compute the rest of it again in the backward pass:
             less memory for about a third more time, the same gradients.
         seed: int that dropout derives from; drawn where it is `None`.
@@ -129,12 +133,13 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         if self.reset_token is not None:
             self.check_setting("reset_token", self.reset_token)
 
+        if not isinstance(self.init, str):
+            self.init = keras_initializer(self.init)
         self.initializer = make_initializer(self.init, self.init_std, self.init_range)
         self.embedding = AdaptiveEmbedding(
             **values_of(self, "n_token d_embed cutoffs div_val proj_same_dim"), d_proj=self.d_model,
             initializer=self.initializer,
-            proj_initializer=make_initializer(self.init, self.proj_init_std, self.init_range),
-            dtype=self.dtype_policy, name="adaptive_embed",
+            proj_initializer=self.projection_initializer(), dtype=self.dtype_policy, name="adaptive_embed",
         )  # fmt: skip
         of_layers = values_of(self, "d_model n_head d_head d_inner dropout dropatt layer_norm_epsilon")
         of_layers |= {"kernel_initializer": self.initializer, "seed": self.draw_key, "dtype": self.dtype_policy}
@@ -152,13 +157,19 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         for layer in self.decoder_layers:
             layer.build()
 
+    def projection_initializer(self):
+        """The initializer for the projections of an embedding or of a softmax."""
+        if self.init in ("normal", "uniform"):
+            return make_initializer(self.init, self.proj_init_std, self.init_range)
+        return self.initializer
+
     def build_biases(self):
         """Adds the weights `(r_w_bias, r_r_bias)`."""
         shape = (self.n_head, self.d_head)
         if self.untie_r:
             shape = (self.n_layer, *shape)
         return [
-            self.add_weight(name=name, shape=shape, initializer=self.initializer.clone())
+            self.add_weight(name=name, shape=shape, initializer=own_initializer(self.initializer))
             for name in ("r_w_bias", "r_r_bias")
         ]
 
@@ -326,7 +337,9 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
 
 
 def make_initializer(init, init_std, init_range):
-    """The original's `--init`: normal with standard deviation `init_std`, or uniform in ±`init_range`."""
+    """The original's `--init`: normal with standard deviation `init_std`, or uniform in ±`init_range`; or Keras's."""
     if init == "uniform":
         return keras.initializers.RandomUniform(-init_range, init_range)
-    return keras.initializers.RandomNormal(stddev=init_std)
+    if init == "normal":
+        return keras.initializers.RandomNormal(stddev=init_std)
+    return for_many_weights(keras_initializer(init))

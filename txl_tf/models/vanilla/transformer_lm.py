@@ -10,6 +10,7 @@ import tensorflow as tf
 from txl_tf.config import NetworkConfig, TransformerLMConfig, at_least
 from txl_tf.layers.common.arguments import takes
 from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.ops import own_initializer
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding
 from txl_tf.layers.vanilla.language_model_layer import TransformerLMLayer
 from txl_tf.models.language_model import LanguageModel
@@ -57,7 +58,9 @@ class AbsoluteTransformer(TransformerXL):
     def build_biases(self):
         if self.n_position:
             shape = (self.n_position, self.d_model)
-            self.pos_table = self.add_weight(name="pos_table", shape=shape, initializer=self.initializer.clone())
+            self.pos_table = self.add_weight(
+                name="pos_table", shape=shape, initializer=own_initializer(self.initializer)
+            )
         return None, None
 
     def positions(self, length, zero=0):
