@@ -100,7 +100,8 @@ class LanguageModel(Settings, MemoryModel):
         Args:
             tokens: int `[batch, tgt_len]`.
             labels: int `[batch, tgt_len]`, the tokens shifted by one.
-            mems: list of `n_layer` tensors `[batch, any, d_model]`; `None` for `initial_mems`.
+            mems: list of `n_layer` tensors `[batch, any, d_model]`, or one tensor of them, `[n_layer, batch, any,
+                d_model]`; `None` for `initial_mems`.
 
         Returns:
             `(nll, new_mems)`: float32 `[batch, tgt_len]`, nats, and the memory for the next segment.
@@ -240,9 +241,7 @@ class LanguageModel(Settings, MemoryModel):
         return ids
 
     def _check_mems(self, tokens, mems):
-        if mems is None:
-            return self.initial_mems(keras.ops.shape(tokens)[0])
-        return self.network.check_mems(tokens, mems)
+        return self.network.memory_of_call(tokens, mems)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -265,7 +264,7 @@ class TransformerXLLM(LanguageModel):
 
     Call arguments:
         tokens: int `[batch, tgt_len]`.
-        mems: list of `n_layer` tensors `[batch, any, d_model]`; `None` for `initial_mems`.
+        mems: as of `score`.
 
     Returns:
         `(log_probs, new_mems)`, as `log_probs`.

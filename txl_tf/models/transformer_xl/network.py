@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, at_least
 from txl_tf.config.checks import keras_initializer
+from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors, shown
 from txl_tf.layers.common.dropout import dropout, split
@@ -94,8 +95,8 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
 
     Call arguments:
         tokens: int `[batch, tgt_len]`, any `tgt_len`; whole numbers of another type are taken for what they are.
-        mems: list of `n_layer` tensors `[batch, any, d_model]`, normally those the segment before returned.
-            `None` starts from `initial_mems`.
+        mems: list of `n_layer` tensors `[batch, any, d_model]`, normally those the segment before returned; or one
+            tensor of them, `[n_layer, batch, any, d_model]`. `None` starts from `initial_mems`.
         padding_mask: bool `[batch, tgt_len]`, True at tokens, False at padding, wherever it lies; `mems` must then
             hold `mem_len` positions or more, as `initial_mems` does. Every row gets what its tokens alone would get:
             their hidden states and the memory after them, which holds no padding. Ids at padding do not count, and
@@ -181,7 +182,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
     def call(self, tokens, mems=None, padding_mask=None, training=None, dropout_key=None, static_shapes=False):
         tokens = as_ids("tokens", tokens)
         check_tensors({}, tokens=(tokens, "int batch tgt_len"))
-        mems = self.initial_mems(keras.ops.shape(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
+        mems = self.memory_of_call(tokens, mems)
         how = {"static_shapes": static_shapes, "recompute": training and self.recompute}
         if padding_mask is None:
             return self.forward(tokens, mems, self.key_of_call(tokens, training, dropout_key), **how)
@@ -255,12 +256,22 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         # As tensors: `gradients.recompute` takes no variables.
         return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
 
+    def memory_of_call(self, tokens, mems):
+        """`check_mems` of the argument of a call, or the first memory where it is `None`."""
+        return self.initial_mems(keras.ops.shape(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
+
     def check_mems(self, tokens, mems):
-        """`mems` in the dtype of the network. Raises ValueError unless they are a memory of its layers."""
-        given = list(mems) if isinstance(mems, (list, tuple)) else []
-        if len(given) != self.n_layer or not all(hasattr(mem, "shape") for mem in given):
+        """`mems` as a list in the dtype of the network. Raises ParameterError unless it is a memory of its layers."""
+        given = mems
+        if not isinstance(mems, (list, tuple)) and tf.TensorShape(getattr(mems, "shape", [])).rank == 4:
+            is_whole = tf.TensorShape(mems.shape)[0] in (None, self.n_layer)
+            given = tf.unstack(tf.convert_to_tensor(mems), self.n_layer) if is_whole else []
+        is_list = isinstance(given, (list, tuple)) and len(given) == self.n_layer
+        if not is_list or not all(hasattr(mem, "shape") for mem in given):
             got = ", ".join(map(shown, mems)) if isinstance(mems, (list, tuple)) else shown(mems)
-            raise ValueError(f"mems must be a list of n_layer={self.n_layer} tensors, got {got}")
+            one = f"[n_layer={self.n_layer}, batch, mem_len, d_model={self.d_model}]"
+            allowed = f"a list of n_layer={self.n_layer} tensors, or one tensor {one}"
+            raise ParameterError("mems", mems, allowed, f"mems must be {allowed}, got {got}")
         sizes = {"batch": tokens.shape[0], "d_model": self.d_model}
         for i, mem in enumerate(given):
             check_tensors(sizes, **{f"mems[{i}]": (mem, "float batch mem_len d_model")})
@@ -314,6 +325,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
         Returns:
             `(probs, new_mems)`: `[n_layer, n_head, batch, tgt_len, mem_len + tgt_len]`, and as the call.
         """
+        mems = self.memory_of_call(tokens, mems)
         hidden, arguments, mask = self.enter(tokens, mems)
         _, inputs = apply_layers(self.decoder_layers, hidden, arguments)
         probs = [
@@ -325,7 +337,7 @@ class TransformerXL(KerasHabits, Dropping, keras.Model):
 
     def _into_layer(self, tokens, mems, layer):
         """What enters a layer in a call without dropout: its input, and the other arguments."""
-        hidden, arguments, _ = self.enter(tokens, mems)
+        hidden, arguments, _ = self.enter(tokens, self.memory_of_call(tokens, mems))
         hidden, _ = apply_layers(self.decoder_layers[:layer], hidden, arguments[:layer])
         return hidden, arguments[layer]
 
