@@ -27,7 +27,7 @@ from txl_tf.layers.common.packing import pack, unpack
 from txl_tf.layers.common.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.layers.taggers.crf import CRF
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
-from txl_tf.training.weighting import weights_of_rows
+from txl_tf.training.weighting import weights_of_labels, weights_of_rows
 
 
 class SpanScores(OnEveryReplica, keras.metrics.Metric):
@@ -340,22 +340,29 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     def train_step(self, data):
         inputs, tags, weights = self.unpacked(data)
-        key, weights = self.step_key(tf.shape(tags)[0]), self.weights_in_training(self._in_range(tags), weights)
+        key, elements = self.step_key(tf.shape(tags)[0]), self.weights_in_training(self._in_range(tags), weights)
         with tf.GradientTape() as tape:
-            emissions, mask, tags, weights = self._elements(inputs, tags, weights, training=True, dropout_key=key)
+            emissions, mask, tags, weights = self._elements(inputs, tags, elements, training=True, dropout_key=key)
             nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
             loss = self.with_penalties(tf.math.divide_no_nan(nll, self.over_replicas(rows)))
             loss = self.optimizer.scale_loss(loss)
         of_update = self.apply_gradients_of(loss, tape)
-        return {**self._log_loss(nll, rows), **of_update}
+        return {**self._log_loss(nll, rows), **of_update, **self._measure(emissions, mask, tags, elements)}
 
     def test_step(self, data):
-        emissions, mask, tags, weights = self._elements(*self.unpacked(data))
+        inputs, tags, elements = self.unpacked(data)
+        emissions, mask, tags, weights = self._elements(inputs, tags, elements)
         packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
         counts = self.count_spans(path, expected, packed)
         self.spans.update_state(self.over_replicas(counts))
         nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
-        return {**self._log_loss(nll, rows), **self.spans.result()}
+        measured = self._measure(emissions, mask, tags, elements)
+        return {**self._log_loss(nll, rows), **self.spans.result(), **measured}
+
+    def _measure(self, emissions, mask, tags, sample_weight):
+        """Logs of the metrics that `compile` was given, of the tags at elements."""
+        elements = tf.cast(mask, tf.float32)
+        return self.measure(self._in_range(tags), emissions, elements, weights_of_labels(sample_weight, elements))
 
     def predict_step(self, data):
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
