@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, brief
 from txl_tf.schema import check_field
 
 
@@ -34,6 +34,39 @@ def one_of(choices: Iterable[str]) -> Callable:
 
     check.choices = list(choices)
     return check
+
+
+def one_of_or_initializer(choices: Iterable[str]) -> Callable:
+    """A check for one of the strings `choices`, which a flag takes, or a Keras initializer in any form."""
+
+    def check(name: str, value: Any) -> None:
+        if not (isinstance(value, str) and value in check.choices) and keras_initializer(value) is None:
+            message = (
+                f"{name} must be one of {', '.join(check.choices)}, got {brief(value)}; "
+                "or a Keras initializer: an object, its name or its configuration"
+            )
+            raise ParameterError(name, value, [*check.choices, "a Keras initializer"], message)
+
+    check.choices = list(choices)
+    return check
+
+
+def keras_initializer(value: Any) -> Callable | None:
+    """The Keras initializer that an object, a class, a name or a configuration stands for; `None` where it is none."""
+    import keras  # slow to import: programs read their flags before
+
+    value = dict(value) if isinstance(value, dict) else value  # without Keras's wrapper of attributes
+    if isinstance(value, dict) and value.get("module") not in (None, "keras.initializers"):
+        if keras.saving.get_registered_object(value.get("registered_name")) is None:
+            return None
+    if not isinstance(value, str | dict) and not callable(value):
+        return None
+    try:
+        found = keras.initializers.get(value)
+    except (ValueError, TypeError, KeyError, AttributeError):  # a name or a configuration of nothing
+        return None
+    is_initializer = isinstance(found, keras.initializers.Initializer)
+    return found if is_initializer or not isinstance(value, str | dict | type) else None
 
 
 def satisfies(test: Callable, what: str) -> Callable:
@@ -153,8 +186,13 @@ class Config:
     @property
     def free(self) -> list[str]:
         """The hyper-parameters that a trained model of these may change, since its weights fit every value."""
-        free = {field.name: field.metadata["free"] for field in dataclasses.fields(self)}
-        return [name for name, test in free.items() if (test(self) if callable(test) else test)]
+        return [field.name for field in self.free_fields(self)]
+
+    @classmethod
+    def free_fields(cls, values: Any) -> list[dataclasses.Field]:
+        """The fields that are `free` in `values`, a group or a network that has the fields as attributes."""
+        free = {field: field.metadata["free"] for field in dataclasses.fields(cls)}
+        return [field for field, test in free.items() if (test(values) if callable(test) else test)]
 
     def to_dict(self) -> dict[str, Any]:
         """`{name: value}`, as `config.json` holds it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from txl_tf.config.checks import (
     EVEN_SIZE,
@@ -16,7 +16,9 @@ from txl_tf.config.checks import (
     Config,
     at_least,
     group,
+    keras_initializer,
     one_of,
+    one_of_or_initializer,
     option,
     unless,
 )
@@ -52,10 +54,20 @@ class NetworkConfig(Config):
     layer_norm_epsilon: float = option(1e-12, "Added to the variance in layer norm.", FRACTION, free=True)
     div_val: int = option(1, "Divide the width of the embeddings by it from cluster to cluster.", at_least(1))
     proj_same_dim: bool = option(True, "Project a cluster as wide as d_model too.")
-    init: str = option("normal", "How weights are initialised.", one_of(("normal", "uniform")), free=True)
+    # Besides, a Keras initializer: an object, its name or its configuration.
+    init: Any = option(
+        "normal", "How weights are initialised.", one_of_or_initializer(("normal", "uniform")), free=True
+    )
     init_std: float = option(0.02, "Standard deviation where init is normal.", free=True)
     proj_init_std: float = option(0.01, "Standard deviation of the projections where init is normal.", free=True)
     init_range: float = option(0.1, "Range where init is uniform.", free=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.init, str | dict):  # an object: as `config.json` holds it
+            from keras.initializers import serialize  # slow to import: programs read their flags before
+
+            object.__setattr__(self, "init", serialize(keras_initializer(self.init)))
 
 
 @group

@@ -15,8 +15,8 @@ from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import check_tensors
 from txl_tf.layers.common.ops import cross_entropy
 from txl_tf.layers.common.precision import matmul
-from txl_tf.layers.common.tied import Tied
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
+from txl_tf.layers.mixins.tied import Tied
 
 
 def bin_logits(hidden, weight, bias, proj):

@@ -25,7 +25,7 @@ from txl_tf.layers.common.base import Layer, as_ids, check_sizes
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.ops import own_initializer
 from txl_tf.layers.common.precision import matmul
-from txl_tf.layers.common.tied import Shared
+from txl_tf.layers.mixins.tied import Shared
 
 
 def id_error(name, n_token):
@@ -104,6 +104,8 @@ class AdaptiveBins(Layer):
 
     The weights have `autocast=False`: the pure functions cast them, only the parts they use.
     """
+
+    free_settings = {}
 
     @stored
     def __init__(

@@ -18,6 +18,7 @@ from txl_tf.layers.common.ops import (
     residual_norm,
     sum_of_rows,
 )
+from txl_tf.layers.mixins.settings import FREE_EPSILON, FREE_RATE, FREE_SEED
 
 
 def feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, activation=tf.nn.relu, rate=0.0, dropout_key=None):
@@ -117,6 +118,9 @@ class PositionwiseFF(Layer):
         `[batch, tgt_len, d_model]`.
     """
 
+    free_settings = {"dropout": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED}
+    copied_settings = {"layer_norm_epsilon": ("layer_norm.epsilon",)}
+
     @stored
     def __init__(
         self, d_model, d_inner, dropout=0.0, kernel_initializer="glorot_uniform", layer_norm_epsilon=1e-12, seed=None,
@@ -169,6 +173,8 @@ class PositionWiseFFN(Layer):
     Returns:
         `[batch, length, ffn_num_outputs]`.
     """
+
+    free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
 
     @stored
     def __init__(self, ffn_num_hiddens, ffn_num_outputs, rate=0.0, seed=None, **kwargs):

@@ -6,10 +6,12 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import ModelConfig, NetworkConfig
+from txl_tf.errors import FixedAttributeError
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.common.arguments import arguments_of, takes, values_of
 from txl_tf.layers.common.base import OutputSpecs
 from txl_tf.layers.embedding import check_ids
+from txl_tf.layers.mixins.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.models.decoding import generation
 from txl_tf.models.decoding.sampling import check_integer, uniform_draws
 from txl_tf.models.transformer_xl.cache import (
@@ -22,8 +24,8 @@ from txl_tf.models.transformer_xl.cache import (
 from txl_tf.models.transformer_xl.decoding_cache import MemoryCache
 from txl_tf.models.transformer_xl.first_segment import first_segment
 from txl_tf.models.transformer_xl.inference import weights_with, writable_copy
-from txl_tf.models.transformer_xl.network import TransformerXL, make_initializer
-from txl_tf.training.memory_model import MemoryModel
+from txl_tf.models.transformer_xl.network import DRAWN_ONCE, TransformerXL
+from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 
 _NO_PREDICT = (
     "{} would neither take nor return the memory, use instead: lm.log_probs(tokens, mems), "
@@ -31,7 +33,7 @@ _NO_PREDICT = (
 )
 
 
-class LanguageModel(OutputSpecs, MemoryModel):
+class LanguageModel(Settings, OutputSpecs, MemoryModel):
     """Base of language models: a network, and the adaptive softmax that shares its embeddings.
 
     A subclass says which network, how generation reads (`decoding_cache`), and how an evaluation carries the memory.
@@ -43,16 +45,19 @@ class LanguageModel(OutputSpecs, MemoryModel):
         **kwargs: of `keras.Model`.
     """
 
+    free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
+    fixed_settings = {**dict.fromkeys(DRAWN_ONCE, ""), **dict.fromkeys(OF_COMPILE, "give it to compile()")}
+    copied_settings = {"recompute": ("network.recompute",), "seed": ("network.seed",)}
+
     def __init__(self, network_class, arguments, proj_share_all_but_first, **kwargs):
         super().__init__(**kwargs)
         self.proj_share_all_but_first = proj_share_all_but_first
         self.network = network = network_class(**arguments, dtype=self.dtype_policy, name="transformer")
-        self.seed = network.seed
+        self.seed, self.init = network.seed, network.init
         self.softmax = AdaptiveSoftmax(
             **values_of(network, "n_token d_embed cutoffs div_val proj_same_dim"), d_proj=network.d_model,
             proj_share_all_but_first=proj_share_all_but_first,
-            proj_initializer=make_initializer(network.init, network.proj_init_std, network.init_range),
-            dtype=self.dtype_policy, name="adaptive_softmax",
+            proj_initializer=network.projection_initializer(), dtype=self.dtype_policy, name="adaptive_softmax",
         )  # fmt: skip
         self.build_at_once((None, None))
 
@@ -60,6 +65,22 @@ class LanguageModel(OutputSpecs, MemoryModel):
         if not self.network.built:
             self.network.build_at_once()
             self.softmax.build((None, None, self.network.d_model))
+
+    def check_setting(self, name, value):
+        if name == "mem_len" and self.running:
+            message = f"mem_len cannot change to {value} while {self.running} runs, whose memory has {self.mem_len}"
+            raise FixedAttributeError(name, value, "set before or after it", message)
+        value = super().check_setting(name, value)
+        return self.network.check_setting(name, value) if hasattr(self.network, name) else value
+
+    def settings_changed(self, names):
+        super().settings_changed(names)
+        if "mem_len" in names:
+            self.reset_memory()
+
+    def drop_graphs(self):
+        super().drop_graphs()
+        self._test_on_batch = None
 
     def get_config(self):
         return {**arguments_of(self), **self.network.get_config(), **super().get_config()}
@@ -84,7 +105,8 @@ class LanguageModel(OutputSpecs, MemoryModel):
         Args:
             tokens: int `[batch, tgt_len]`.
             labels: int `[batch, tgt_len]`, the tokens shifted by one.
-            mems: list of `n_layer` tensors `[batch, any, d_model]`; `None` for `initial_mems`.
+            mems: list of `n_layer` tensors `[batch, any, d_model]`, or one tensor of them, `[n_layer, batch, any,
+                d_model]`; `None` for `initial_mems`.
 
         Returns:
             `(nll, new_mems)`: float32 `[batch, tgt_len]`, nats, and the memory for the next segment.
@@ -150,7 +172,7 @@ class LanguageModel(OutputSpecs, MemoryModel):
 
     generate = generation.generate
 
-    @tf.function(autograph=False)
+    @compiled_method(autograph=False)
     def _generate_tokens(self, number, static_shapes, **arguments):
         """`generate_tokens`; with static shapes on every replica, where a TPU has its weights: all find one text."""
         write = functools.partial(generation.generate_tokens, self, number=number, static_shapes=static_shapes)
@@ -160,7 +182,7 @@ class LanguageModel(OutputSpecs, MemoryModel):
         texts = strategy.run(write, kwargs=arguments)
         return tf.nest.map_structure(lambda found: strategy.experimental_local_results(found)[0], texts)
 
-    @tf.function(autograph=False)
+    @compiled_method(autograph=False)
     def _uniform_draws(self, seeds, n_tokens):
         return uniform_draws(seeds, 0, n_tokens)
 
@@ -205,27 +227,27 @@ class LanguageModel(OutputSpecs, MemoryModel):
             bin_capacities = [labels.shape.num_elements()] * len(self.softmax.cutoffs)
         return self.softmax.static_nll(hidden, labels, self.network.embedding, bin_capacities)
 
-    @tf.function(reduce_retracing=True)
+    @compiled_method(reduce_retracing=True)
     def _score(self, tokens, labels, mems):
         hidden, new_mems = self.network(tokens, mems)
         return self.softmax.nll(hidden, labels, self.network.embedding), new_mems
 
-    @tf.function(reduce_retracing=True)
+    @compiled_method(reduce_retracing=True)
     def _log_probs(self, tokens, mems):
         return self(tokens, mems)
 
-    @tf.function(reduce_retracing=True, autograph=False)
+    @compiled_method(reduce_retracing=True, autograph=False)
     def _alternatives(self, tokens, number, mems):
         log_probs, new_mems = self(tokens, mems)
         log_probs, ids = tf.math.top_k(log_probs, number)
         return ids, log_probs, new_mems
 
-    @tf.function(reduce_retracing=True, autograph=False)
+    @compiled_method(reduce_retracing=True, autograph=False)
     def _attention(self, tokens, mems, padding_mask):
         probs, new_mems = self.network.attention(tokens, mems, padding_mask)
         return tf.cast(probs, tf.float32), new_mems
 
-    @tf.function(reduce_retracing=True, autograph=False)
+    @compiled_method(reduce_retracing=True, autograph=False)
     def _last_nll(self, tokens, labels):
         """The nll of `labels`, int `[B, S]`, which follow the last S of `tokens`, `[B, T]`: float32 `[B, S]`."""
         hidden, _ = self.network(tokens)
@@ -242,9 +264,7 @@ class LanguageModel(OutputSpecs, MemoryModel):
         return ids
 
     def _check_mems(self, tokens, mems):
-        if mems is None:
-            return self.initial_mems(keras.ops.shape(tokens)[0])
-        return self.network.check_mems(tokens, mems)
+        return self.network.memory_of_call(tokens, mems)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -267,7 +287,7 @@ class TransformerXLLM(LanguageModel):
 
     Call arguments:
         tokens: int `[batch, tgt_len]`.
-        mems: list of `n_layer` tensors `[batch, any, d_model]`; `None` for `initial_mems`.
+        mems: as of `score`.
 
     Returns:
         `(log_probs, new_mems)`, as `log_probs`.
@@ -275,6 +295,8 @@ class TransformerXLLM(LanguageModel):
     Reference:
         Dai et al. 2019; `transformer` and `train` of the original.
     """
+
+    copied_settings = {name: (f"network.{name}",) for name in NetworkConfig.names()}
 
     @takes(ModelConfig, required=["n_token", "mem_len"])
     def __init__(self, *, recompute=False, seed=None, **kwargs):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from txl_tf.config import SearchConfig
 from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID
 from txl_tf.layers.common.ops import cross_entropy
+from txl_tf.layers.common.packing import pack, unpack
 from txl_tf.models.decoding.beam_search import beam_search, sample_sequences
 from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.translator import most_symbols
@@ -22,7 +23,6 @@ from txl_tf.serving.request import (
     StoredModel,
     checked,
     in_vocabulary,
-    padded_at_the_end,
     same_rows,
 )
 from txl_tf.serving.tables import GraphTokenizer
@@ -129,10 +129,12 @@ class TranslationSignatures(StoredModel):
 
     def _nll(self, source: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """The nll of targets `[B, T]`, 0 at padding."""
+        mask = labels != PADDING
+        _, labels = pack(mask, labels)
         target = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=START_ID)
         logits = tf.reshape(self.model((source, target)), [-1, self.model.target_vocab_size])
         nll = tf.reshape(cross_entropy(tf.reshape(labels, [-1]), logits), tf.shape(labels))
-        return tf.where(labels == PADDING, 0.0, nll)
+        return unpack(mask, nll)
 
     def _new_tokens(self, length: tf.Tensor) -> tf.Tensor:
         return most_symbols(self.search, length, self.model.max_len)
@@ -141,7 +143,6 @@ class TranslationSignatures(StoredModel):
         empty = tf.reduce_any(tf.reduce_all(ids == PADDING, 1))
         return [
             *self.limits.check_ids(name, ids, self._new_tokens(tf.shape(ids)[1])),
-            padded_at_the_end(name, ids),
             Check(~empty, f"{name} must have a symbol in every row", empty),
             in_vocabulary(name, ids, n_token),
         ]

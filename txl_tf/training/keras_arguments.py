@@ -1,16 +1,22 @@
-"""Arguments of Keras's methods: which of them our models take, and for each that cannot work the reason."""
+"""Arguments of Keras's methods: which of them our models take, and for each that cannot work the reason.
+
+`CompiledMetrics` are the metrics that `compile` is given for a model with logits, besides the model's own.
+"""
 
 from __future__ import annotations
 
 import inspect
 import numbers
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, brief
 from txl_tf.schema import check_names, keywords_of
+from txl_tf.training.distribution import sum_over_replicas
 
 # Metrics that `compile` takes, as functions of the mean nll. They are floats of any size: beyond all, infinity.
 METRICS = {"perplexity": tf.exp, "bits": lambda nll: nll / tf.math.log(tf.constant(2, nll.dtype))}
@@ -71,3 +77,141 @@ def metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:
             )
             raise ParameterError("metrics", metrics, list(METRICS), message)
     return tuple(dict.fromkeys(metrics or []))
+
+
+# ----------------------------------------------------------------------------------------------- compiled metrics
+
+# Names whose functions would take the outputs for probabilities.
+_OF_LOGITS = ("crossentropy", "ce", "sparse_categorical_crossentropy")
+
+
+class MeanOfFunction(keras.metrics.Mean):
+    """The weighted mean of what a function of labels and outputs returns.
+
+    Args:
+        function: returns values `[batch, labels]` or `[batch]`, whose weight is the mean weight of the row's labels, or
+            one number, of which each batch counts the same.
+    """
+
+    def __init__(self, function: Callable, name: str, **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.function = function
+
+    def update_state(self, labels, outputs, sample_weight):
+        values = tf.convert_to_tensor(self.function(labels, outputs))
+        if values.shape.rank == 0:
+            sample_weight = None
+        elif values.shape.rank == 1:
+            count = tf.math.count_nonzero(sample_weight, 1, dtype=tf.float32)
+            sample_weight = tf.math.divide_no_nan(tf.reduce_sum(sample_weight, 1), count)
+        super().update_state(values, sample_weight=sample_weight)
+
+
+class CompiledMetrics:
+    """The metrics that `compile` was given.
+
+    Args:
+        metrics, weighted_metrics: arguments of `compile`.
+        own: names of the model's own metrics in the logs.
+        same: those of `own` that may be asked for by name, since they are what Keras means by it.
+        n_classes: width of the outputs.
+
+    Attributes:
+        given: the two arguments.
+        metrics: list of `keras.metrics.Metric`.
+
+    Raises:
+        ParameterError: something is no metric, or the name of one is taken.
+    """
+
+    def __init__(self, metrics=None, weighted_metrics=None, own=(), same=(), n_classes=1):
+        self.given = {"metrics": metrics, "weighted_metrics": weighted_metrics}
+        self._plain, self._weighted = (_metrics_of(name, given, same) for name, given in self.given.items())
+        self.metrics = [*self._plain, *self._weighted]
+        taken = [*own]
+        for metric in self.metrics:
+            if metric.name in taken and metric in self._weighted and not _is_given(metric, weighted_metrics):
+                metric.name = f"weighted_{metric.name}"  # as Keras names it
+            if metric.name in taken:
+                message = f"metrics must have different names, and none of {', '.join(own)}, found {metric.name} again"
+                raise ParameterError("metrics", metric.name, f"names other than {', '.join(taken)}", message)
+            taken.append(metric.name)
+            _make_variables(metric, n_classes)
+
+    def update(self, labels, outputs, kept, weights) -> dict[str, tf.Tensor]:
+        """See `Resumable.measure`."""
+        for metrics, of_labels in ((self._plain, kept), (self._weighted, weights)):
+            for metric in metrics:
+                metric.update_state(labels, outputs, sample_weight=of_labels)
+        results = {}
+        for metric in self.metrics:
+            found = _result(metric)
+            results |= found if isinstance(found, dict) else {metric.name: found}
+        return results
+
+
+def names_of(metric: keras.metrics.Metric) -> list[str]:
+    """The names under which a metric is in the logs."""
+    found = metric.result()
+    return [*found] if isinstance(found, dict) else [metric.name]
+
+
+def _metrics_of(argument: str, given: Any, same: Iterable[str]) -> list[keras.metrics.Metric]:
+    """The metrics of one argument of `compile`."""
+    if not isinstance(given, list | tuple | types.NoneType):
+        raise ParameterError(argument, given, "a list of metrics")
+    found = []
+    for identifier in given or []:
+        if isinstance(identifier, list | tuple):  # Keras takes a list for each output
+            found += _metrics_of(argument, identifier, same)
+        elif not (isinstance(identifier, str) and identifier in same):
+            found.append(_metric(argument, identifier))
+    return found
+
+
+def _is_given(metric: keras.metrics.Metric, given: Any) -> bool:
+    return any(metric is one for one in keras.tree.flatten(given))
+
+
+def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
+    if isinstance(identifier, keras.metrics.Metric):
+        return identifier
+    if identifier in ("accuracy", "acc"):
+        return keras.metrics.SparseCategoricalAccuracy(name=identifier)
+    if identifier in _OF_LOGITS:
+        return keras.metrics.SparseCategoricalCrossentropy(name=identifier, from_logits=True)
+    try:
+        metric = keras.metrics.get(identifier)
+    except (ValueError, TypeError) as error:
+        raise ParameterError(argument, identifier, "a Keras metric", f"{argument}: {error}") from error
+    name = identifier if isinstance(identifier, str) else getattr(metric, "__name__", None)
+    if isinstance(metric, keras.metrics.Metric):
+        metric.name = name or metric.name
+        return metric
+    if not callable(metric):
+        raise ParameterError(argument, identifier, "a Keras metric", f"{argument} holds no metric: {brief(identifier)}")
+    return MeanOfFunction(metric, name or getattr(metric, "name", None) or type(metric).__name__)
+
+
+def _make_variables(metric: keras.metrics.Metric, n_classes: int) -> None:
+    """Makes the variables of a metric that makes them in its first update; checks that every replica has them."""
+    strategy = tf.distribute.get_strategy()
+    if not metric.variables:
+        labels, outputs = tf.zeros([1, 1], tf.int32), tf.zeros([1, 1, n_classes])
+        strategy.run(lambda: metric.update_state(labels, outputs, sample_weight=tf.ones([1, 1])))
+        metric.reset_state()
+    for variable in metric.variables:
+        if not strategy.extended.variable_created_in_scope(variable.value):
+            message = f"metric {metric.name} must be made within the scope of the strategy that the model is in"
+            raise ParameterError("metrics", metric.name, "made within strategy.scope()", message)
+
+
+def _result(metric: keras.metrics.Metric) -> Any:
+    """The result of a metric of which every replica has counted its own rows."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return metric.result()
+    return metric.stateless_result(sum_over_replicas([tf.convert_to_tensor(x) for x in metric.variables]))
+
+
+NO_METRICS = CompiledMetrics()

@@ -7,6 +7,7 @@ are divided among the replicas in order: replica r of R holds the rows `[r * B /
 and the memory of these rows.
 """
 
+import contextlib
 import functools
 
 import keras
@@ -16,7 +17,7 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.data.text.batches import Batches, Segments, check_batches, plain_messages
 from txl_tf.layers.adaptive import check_capacities
-from txl_tf.layers.common.checkpointed import Checkpointed
+from txl_tf.layers.mixins.checkpointed import Checkpointed
 from txl_tf.schema import brief, known_names
 from txl_tf.training.distribution import all_rows, divided, num_workers, own_rows, rows_of_this_worker
 from txl_tf.training.keras_arguments import by_name, metric_names, refuse
@@ -24,6 +25,9 @@ from txl_tf.training.loop import LoopState, make_loop
 from txl_tf.training.segment_step import SegmentStep
 from txl_tf.training.single_batches import SingleBatches
 from txl_tf.training.trained_model import TrainedModel
+
+# Arguments of `compile` that are attributes, besides Keras's.
+OF_COMPILE = ("gradient_accumulation_steps", "static_shapes", "bin_capacities")
 
 
 class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.Model):
@@ -36,10 +40,12 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
     Attributes:
         loop: `LoopState` of what runs; else of the last `fit`.
         stop_agreed: whether the step that just ran should be the last, the same on every worker.
+        running: "fit" or "evaluate" while it runs, else `None`.
     """
 
     carried_names = ("mems",)
     stop_agreed = False
+    running = None
     gradient_accumulation_steps, static_shapes, bin_capacities = 1, False, None  # see `compile`
     _metric_names = ()
     _validation_batches = _test_on_batch = None
@@ -90,13 +96,11 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
             auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
         self._metric_names, self.auto_scale_loss, self._test_on_batch = metrics, auto_scale_loss, None
-        self.gradient_accumulation_steps = gradient_accumulation_steps
-        self.static_shapes = bool(static_shapes)
-        self.bin_capacities = bin_capacities
+        own = gradient_accumulation_steps, bool(static_shapes), bin_capacities
+        vars(self).update(zip(OF_COMPILE, own, strict=True))  # attributes that nothing else can set
 
     def compile_arguments(self):
-        names = "gradient_accumulation_steps static_shapes bin_capacities"
-        own = {name: getattr(self, name) for name in names.split()}
+        own = {name: getattr(self, name) for name in OF_COMPILE}
         return {**super().compile_arguments(), **own, "metrics": list(self._metric_names)}
 
     def fit(self, x=None, *args, **kwargs):
@@ -135,7 +139,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
             self._validation_batches, kwargs["validation_data"] = validation, validation.dataset
             if validation.repeated:
                 kwargs["validation_steps"] = kwargs.get("validation_steps") or validation.count
-        with plain_messages():
+        with plain_messages(), self._run("fit"):
             return super().fit(batches.dataset, **{**kwargs, "shuffle": False})
 
     def evaluate(self, x=None, *args, **kwargs):
@@ -163,11 +167,19 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         start = functools.partial(self._on_replicas, self.start_evaluation, batches, batches.tgt_len)
         self.loop = LoopState(names, batches, start=start)
         try:
-            with plain_messages():
+            with plain_messages(), self._run("evaluate"):
                 logs = super().evaluate(batches.dataset, return_dict=True, **kwargs)
         finally:
             self.loop = training
         return self._result({name: logs[name] for name in names}, return_dict)
+
+    @contextlib.contextmanager
+    def _run(self, method):
+        before, self.running = self.running, self.running or method
+        try:
+            yield
+        finally:
+            self.running = before
 
     def _result(self, logs, return_dict):
         """Logs as Keras returns them: a dictionary, or loss and metrics in order, or the loss alone."""

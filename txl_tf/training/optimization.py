@@ -1,5 +1,7 @@
 """The original's optimizer: Adam, clipped after averaging over replicas, warm-up and cosine decay."""
 
+import functools
+
 import keras
 import tensorflow as tf
 
@@ -17,7 +19,11 @@ class ClipAfterAverage:
     Keras's own `global_clipnorm` clips the gradients of each replica before adding them up, so that two replicas train
     differently from one. Divide the loss by the number of replicas, and the sum is the average.
 
-    `gradient_norm` holds the norm before clipping of the latest step.
+    `gradient_norm` holds the norm before clipping of the latest update.
+
+    With `gradient_accumulation_steps=n`, every n-th batch updates the weights, with the mean of the gradients of n
+    batches. The mean is clipped. `iterations`, schedules and the moving average count updates. The gradients are summed
+    over the replicas batch by batch, so that a checkpoint between two updates has all of them.
     """
 
     def __init__(self, *args, clip=None, clip_value=None, **kwargs):
@@ -25,8 +31,23 @@ class ClipAfterAverage:
             if value is not None and not (is_number(value) and value > 0):
                 raise ParameterError(name, value, "positive, or None for no clipping")
         super().__init__(*args, **kwargs)
+        if self.gradient_accumulation_steps and self.ema_overwrite_frequency:
+            allowed, value = "None with gradient_accumulation_steps", self.ema_overwrite_frequency
+            raise ParameterError("ema_overwrite_frequency", value, allowed)
         self.clip = clip
         self.clip_value = clip_value
+
+    @property
+    def learning_rate(self):
+        """The rate of the next update. Keras's own would ask a schedule for the batch's number."""
+        rate = self._learning_rate
+        if self.gradient_accumulation_steps and isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return rate(self.iterations)
+        return super().learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate):
+        keras.optimizers.Optimizer.learning_rate.fset(self, rate)
 
     def build(self, variables):
         if self.built:
@@ -44,9 +65,39 @@ class ClipAfterAverage:
             for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
                 average.assign(variable)
 
+    def _backend_apply_gradients(self, grads, trainable_variables):
+        if not self.gradient_accumulation_steps:
+            super()._backend_apply_gradients(grads, trainable_variables)
+            return
+        totals = [self._accumulated_gradients[self._get_variable_index(x)] for x in trainable_variables]
+        if not tf.distribute.in_cross_replica_context():
+            grads = sum_over_replicas(grads)
+        sums = [tf.convert_to_tensor(grad) + total for grad, total in zip(grads, totals, strict=True)]
+
+        def keep_or_update(strategy, sums, within=None):
+            """Of all replicas together. A branch cannot call them together again, unless it lies `within` them."""
+            within = within or (lambda branch: strategy.extended.call_for_each_replica(branch, args=(sums,)))
+            is_update = (self._iterations + 1) % self.gradient_accumulation_steps == 0
+            update = functools.partial(self._update_with_sums, trainable_variables, totals)
+            keras.ops.cond(is_update, lambda: within(update), lambda: within(functools.partial(_assign_all, totals)))
+
+        if _is_together():
+            keep_or_update(tf.distribute.get_strategy(), sums, within=lambda branch: branch(sums))
+        else:
+            tf.distribute.get_replica_context().merge_call(keep_or_update, args=(sums,))
+
+    def _update_with_sums(self, variables, totals, sums):
+        """One update with the mean of gradients whose sums over replicas and batches are `sums`."""
+        mean = [total / self.gradient_accumulation_steps for total in sums]
+        self._apply_weight_decay(variables)
+        self._backend_update_step(self._clip_gradients(mean), variables, self.learning_rate)
+        if self.use_ema:
+            self._update_model_variables_moving_average(self._trainable_variables)
+        _assign_all(totals, [tf.zeros_like(total) for total in sums])
+
     def _all_reduce_sum_gradients(self, grads_and_vars):
         grads, variables = zip(*grads_and_vars, strict=True)
-        if not tf.distribute.in_cross_replica_context():
+        if not self.gradient_accumulation_steps and not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
         grads = [tf.convert_to_tensor(grad) for grad in grads]  # rows of a sparse one may repeat: their sum counts
         norm = tf.linalg.global_norm(grads)
@@ -60,6 +111,24 @@ class ClipAfterAverage:
 
     def get_config(self):
         return {**super().get_config(), "clip": self.clip, "clip_value": self.clip_value}
+
+
+def _is_together():
+    """Whether variables of all replicas can be changed from here, without a call from all of them together."""
+    return tf.distribute.in_cross_replica_context() or tf.__internal__.distribute.strategy_supports_no_merge_call()
+
+
+def _assign_all(variables, values):
+    """Assigns values, the same on every replica, to variables that all replicas have."""
+
+    def assign(strategy, values):
+        for variable, value in zip(variables, values, strict=True):
+            strategy.extended.update(variable.value, lambda x, new: x.assign(new), args=(value,), group=False)
+
+    if _is_together():
+        assign(tf.distribute.get_strategy(), values)
+    else:
+        tf.distribute.get_replica_context().merge_call(assign, args=(values,))
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -199,6 +268,7 @@ def make_optimizer(
     beta_2: float = OptimizerConfig.beta_2,
     clip_value: float | None = OptimizerConfig.clip_value,
     momentum: float = OptimizerConfig.momentum,
+    gradient_accumulation_steps: int = 1,
 ) -> keras.optimizers.Optimizer:
     """The original's recipe: Adam (0.9, 0.999, 1e-8) with warm-up and cosine decay, clipped by global norm.
 
@@ -218,6 +288,8 @@ def make_optimizer(
         beta_2: decay of the second moments; 0.98 in the vanilla Transformer.
         clip_value: the largest absolute value in the gradients; `None` for no limit. It comes before `clip`.
         momentum: of "sgd", see `SGD`.
+        gradient_accumulation_steps: batches to an update, which takes the mean of their gradients and clips it. Steps,
+            above, are updates then. (The argument of `compile` divides one batch into parts.)
 
     Raises:
         ValueError: an argument is out of its range.
@@ -227,7 +299,10 @@ def make_optimizer(
         optimizer=optimizer, weight_decay=weight_decay, ema=ema, schedule=schedule, beta_2=beta_2,
         clip_value=clip_value, momentum=momentum,
     )  # fmt: skip
+    at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
     options = {"use_ema": True, "ema_momentum": ema} if ema else {}
+    if gradient_accumulation_steps > 1:
+        options["gradient_accumulation_steps"] = gradient_accumulation_steps
     if weight_decay or optimizer == "adamw":  # which decays by default
         options["weight_decay"] = weight_decay
     if schedule == "noam":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import keras
@@ -11,16 +12,16 @@ import tensorflow as tf
 
 from txl_tf.config import at_least
 from txl_tf.data.text.batches import plain_messages
+from txl_tf.errors import ParameterError
 from txl_tf.schema import check_names, known_names
 from txl_tf.training.among_workers import AmongWorkers
 from txl_tf.training.distribution import sum_over_replicas
-from txl_tf.training.keras_arguments import by_name, refuse
+from txl_tf.training.keras_arguments import NO_METRICS, CompiledMetrics, by_name, names_of, refuse
 from txl_tf.training.trained_model import TrainedModel, apply_gradients
 from txl_tf.training.weighting import class_table
 
 _REFUSED = {
     "loss_weights": "the loss is the model's own; sample_weight weighs rows and labels",
-    "weighted_metrics": "sample_weight weighs loss and metrics alike",
 }
 
 
@@ -43,10 +44,13 @@ class Resumable(AmongWorkers, TrainedModel):
         takes: what `fit` takes, for a message.
         n_classes: number of labels.
         own_metrics: its metrics, but for the norm of the gradients.
+        own_names: names of metrics that the model measures in any case: `compile` may be given them, too.
         grad_norm: a metric, set by the model.
     """
 
     measures = takes = "loss"
+    own_names = ()
+    _extra_metrics = NO_METRICS  # what `compile` was given
     _class_weights = _class_weights_traced = None  # see `class_table`: of the `fit` that runs; of the compiled step
 
     # ------------------------------------------------------------------------------------------------------ training
@@ -60,21 +64,43 @@ class Resumable(AmongWorkers, TrainedModel):
 
         Args:
             optimizer: from `make_optimizer`, or any Keras optimizer; Adam where it is `None`.
-            loss, loss_weights, metrics, weighted_metrics: none; Keras's names.
+            loss, loss_weights: none; Keras's names.
+            metrics, weighted_metrics: lists of Keras metrics: names, metrics, functions of labels and outputs. The
+                logs have them besides the model's own. They are updated with int labels `[batch, labels]`, outputs
+                before any softmax `[batch, labels, classes]`, and weights `[batch, labels]`: of `metrics`, 1 where
+                there is something and 0 at padding, of `weighted_metrics` those of `sample_weight` or `class_weight`.
+                A function returns values `[batch, labels]` or `[batch]`, of which the weighted mean is taken, or one
+                number.
             run_eagerly, steps_per_execution, jit_compile, auto_scale_loss: Keras's.
 
         Raises:
-            ValueError: a loss or metrics are given.
+            ValueError: a loss is given; or a metric that Keras does not know, or under a name that is taken.
         """
-        if loss is not None or metrics:
-            raise ValueError(f"loss and metrics must be None: the model has its own, {self.measures}")
-        refuse("compile", {"loss_weights": loss_weights, "weighted_metrics": weighted_metrics}, _REFUSED)
+        if loss is not None:
+            raise ParameterError("loss", loss, f"None: the model has its own, it measures {self.measures}")
+        refuse("compile", {"loss_weights": loss_weights}, _REFUSED)
         at_least(1)("steps_per_execution", steps_per_execution)
+        own = [name for metric in [*self.own_metrics, self.grad_norm] for name in names_of(metric)]
+        with self.distribute_strategy.scope():
+            self._extra_metrics = CompiledMetrics(metrics, weighted_metrics, own, self.own_names, self.n_classes)
         self.auto_scale_loss = auto_scale_loss
         super().compile(
             optimizer if optimizer is not None else "adam", run_eagerly=run_eagerly, jit_compile=jit_compile,
             steps_per_execution=steps_per_execution, auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
+
+    def compile_arguments(self):
+        return {**super().compile_arguments(), **self._extra_metrics.given}
+
+    def measure(self, labels, outputs, kept, weights):
+        """Updates the metrics that `compile` was given; their results, of all replicas, as logs.
+
+        Args:
+            labels: int `[batch, labels]`.
+            outputs: `[batch, labels, classes]`.
+            kept, weights: float32 `[batch, labels]`, see `compile`.
+        """
+        return self._extra_metrics.update(labels, outputs, kept, weights)
 
     def fit(self, x=None, y=None, *args, **kwargs):
         """Trains, as `keras.Model.fit` does; what `x` and `y` are, and what weights do, the model's docstring says.
@@ -157,7 +183,8 @@ class Resumable(AmongWorkers, TrainedModel):
 
     @property
     def metrics(self):
-        return [*self.own_metrics, *[self.grad_norm] * hasattr(self.inner_optimizer, "gradient_norm")]
+        has_norm = hasattr(self.inner_optimizer, "gradient_norm")
+        return [*self.own_metrics, *([self.grad_norm] if has_norm else []), *self._extra_metrics.metrics]
 
     def apply_gradients_of(self, loss, tape):
         """Updates the weights; returns what the logs say of it."""
@@ -224,12 +251,16 @@ class Resumable(AmongWorkers, TrainedModel):
     @property
     def metric_totals(self) -> np.ndarray:
         """float64 array, the sums that the logs of this epoch are computed from."""
-        return np.array([tf.convert_to_tensor(variable).numpy() for variable in self._sums], np.float64)
+        sums = [np.ravel(tf.convert_to_tensor(variable).numpy()) for variable in self._sums]
+        return np.concatenate(sums).astype(np.float64)
 
     def set_metric_totals(self, array: np.ndarray) -> None:
         """Continues with sums from `metric_totals`. Call it once an epoch has begun, from a callback."""
-        for variable, value in zip(self._sums, array, strict=True):
-            variable.assign(value)
+        sizes = [math.prod(variable.shape) for variable in self._sums]
+        if sum(sizes) != len(array):
+            raise ParameterError("array", array, f"{sum(sizes)} numbers, as metric_totals has")
+        for variable, values in zip(self._sums, np.split(array, np.cumsum(sizes)[:-1]), strict=True):
+            variable.assign(np.reshape(values, variable.shape).astype(variable.dtype))
 
     @property
     def _sums(self) -> list[keras.Variable]:

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.layers.common.quantization import Unquantized
+from txl_tf.layers.mixins.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 
 _OF_KERAS = "optimizer run_eagerly steps_per_execution jit_compile auto_scale_loss"

@@ -26,6 +26,8 @@ from txl_tf.schema import brief, did_you_mean, keywords_of
 _OF_KERAS = ["name", "dtype", "trainable", "autocast", "activity_regularizer"]
 _OLD = {"input_shape", "input_dim"}
 
+_INITIALIZERS = ("initializer", "init")  # how the names of arguments end that are initializers
+
 
 def stored(init):
     """Decorator of `__init__`: sets an attribute for each argument but `**kwargs`, before the body runs."""
@@ -73,14 +75,18 @@ def _storing(init, signature, group=None):
             setattr(self, name, given.arguments[name])
         if group is not None:
             check_fields(group, self)
+        outermost = not vars(self).setdefault("_making", False)
+        vars(self)["_making"] = True
         init(self, *args, **{name: value for name, value in kwargs.items() if name not in fields})
+        if outermost and hasattr(self, "settle"):
+            self.settle([given.arguments[name] for name in names])
         if getattr(self, "quantization_mode", None) is not None:
             raise ParameterError("dtype", self.dtype_policy.name, "a policy without quantization")
         if not getattr(self, "trainable", True):  # as in a file of a frozen layer: Keras does not pass it on
             for part in self._flatten_layers(include_self=False, recursive=False):
                 part.trainable = False
 
-    call.__signature__, call.stored = signature, names
+    call.__signature__, call.stored, call.group = signature, names, group
     return call
 
 
@@ -108,9 +114,15 @@ def values_of(x, names):
     return {name: getattr(x, name) for name in names.split()}
 
 
+def stored_names(cls):
+    """Names of the arguments that the constructors of a class and of its bases store."""
+    return [name for base in cls.__mro__ for name in getattr(vars(base).get("__init__"), "stored", ())]
+
+
 def arguments_of(x):
     """The stored arguments of a layer or model for its `get_config`: `{name: attribute}`; initializers as Keras's."""
-    names = [name for cls in type(x).__mro__ for name in getattr(vars(cls).get("__init__"), "stored", ())]
-    values = {name: getattr(x, name) for name in names}
-    initializers = {name: value for name, value in values.items() if name.endswith("initializer") and callable(value)}
-    return {**values, **{name: keras.initializers.serialize(value) for name, value in initializers.items()}}
+    values = {name: getattr(x, name) for name in stored_names(type(x))}
+    for name, value in values.items():
+        if name.endswith(_INITIALIZERS) and callable(value):
+            values[name] = keras.initializers.serialize(keras.initializers.get(value))
+    return values

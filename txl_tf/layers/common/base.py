@@ -4,6 +4,7 @@ Dropout has one rule everywhere. `training=True` drops: by the `dropout_key` of 
 the layer's own `SeedGenerator`. `training=False` never drops. A call without `training` drops where it is given a key.
 """
 
+import contextlib
 import inspect
 import numbers
 import random
@@ -15,13 +16,14 @@ import tensorflow as tf
 from txl_tf.config.checks import RATE, at_least
 from txl_tf.errors import ParameterError, brief
 from txl_tf.layers.common.arguments import arguments_of
-from txl_tf.layers.common.checkpointed import Checkpointed
-from txl_tf.layers.common.quantization import Unquantized
+from txl_tf.layers.mixins.checkpointed import Checkpointed
+from txl_tf.layers.mixins.quantization import Unquantized
+from txl_tf.layers.mixins.settings import Settings, remember_graph
 
 # ----------------------------------------------------------------------------------------------------------- dropout
 
 
-class Dropping:
+class Dropping(Settings):
     """Mixin of layers and models that drop.
 
     Attributes:
@@ -30,6 +32,7 @@ class Dropping:
     """
 
     seed = seed_generator = _draw = None
+    _key_source, _always_draws, _rate_names = None, False, ()  # see `start_keys`
 
     def start_keys(self, seed, always=False, **rates):
         """Call it in `__init__`, before the parts of the layer are made. Sets `seed`.
@@ -45,12 +48,44 @@ class Dropping:
         for name, rate in rates.items():
             RATE(name, rate)
         self.seed = None if callable(seed) else seed
-        if callable(seed):
-            self._draw = seed if any(rates.values()) else None
-        elif always or any(rates.values()):
-            self.seed = random.randrange(2**31) if seed is None else seed
-            self.seed_generator = keras.random.SeedGenerator(self.seed)
+        vars(self).update(_key_source=seed if callable(seed) else None, _always_draws=always, _rate_names=tuple(rates))
+        self._follow_rates(any(rates.values()))
+
+    def rates(self):
+        """The rates that decide whether the layer draws keys: those that `start_keys` was given, as they are now."""
+        return [getattr(self, name) for name in self._rate_names]
+
+    def _follow_rates(self, drops):
+        """Draws keys if the layer drops: those of its owner, or its own."""
+        if self._key_source is not None:
+            self._draw = self._key_source if drops else None
+        elif not drops and not self._always_draws:
+            self._draw = None
+        else:
+            self._make_generator()
             self._draw = self.draw_key
+
+    def _make_generator(self):
+        if self.seed_generator is not None:
+            return
+        if self.seed is None:
+            self.store("seed", random.randrange(2**31))
+        locked = self._tracker.locked  # of a layer that is built, and that dropped nothing before
+        self._tracker.unlock()
+        with _strategy_of(self.variables).scope() if locked else contextlib.nullcontext():
+            self.seed_generator = keras.random.SeedGenerator(self.seed)
+        if locked:
+            self._tracker.lock()
+
+    def check_setting(self, name, value):
+        value = super().check_setting(name, value)
+        return random.randrange(2**31) if name == "seed" and value is None else value
+
+    def settings_changed(self, names):
+        super().settings_changed(names)
+        self._follow_rates(any(self.rates()))
+        if "seed" in names and self.seed_generator is not None:
+            self.seed_generator.state.assign(keras.random.SeedGenerator(self.seed).state)
 
     def draw_key(self, x):
         """A new key, int `[3]`, for the rows of `x`: where there are replicas, for this one's share of them."""
@@ -80,6 +115,12 @@ class Dropping:
         if state is not None and self.seed_generator is not None:
             self.seed_generator.state.assign(state)
         super().load_own_variables(store)
+
+
+def _strategy_of(variables):
+    """The `tf.distribute` strategy that variables were made under."""
+    strategies = (getattr(variable.value, "distribute_strategy", None) for variable in variables)
+    return next(filter(None, strategies), tf.distribute.get_strategy())
 
 
 # ------------------------------------------------------------------------------------------------------------- layers
@@ -172,7 +213,7 @@ class OutputSpecs:
         return given.arguments
 
 
-class KerasHabits(OutputSpecs, Checkpointed):
+class KerasHabits(Settings, OutputSpecs, Checkpointed):
     """Mixin of layers and models: stored arguments in the config, shapes of the output, masks passed on."""
 
     def get_config(self):
@@ -194,6 +235,8 @@ class Layer(Unquantized, KerasHabits, Dropping, keras.layers.Layer):
     def __call__(self, *args, **kwargs):
         while args and args[-1] is None:  # Keras gives its mask a second time where None is given by position
             args = args[:-1]
+        if not tf.executing_eagerly():
+            remember_graph(self)
         return super().__call__(*args, **kwargs)
 
     def __getattr__(self, name):

@@ -3,6 +3,9 @@
 The gradients are written out where TensorFlow's own take more passes over the activations, or run on one thread.
 """
 
+import itertools
+import numbers
+
 import keras
 import tensorflow as tf
 
@@ -13,6 +16,7 @@ from txl_tf.layers.common.dropout import dropout
 from txl_tf.layers.common.fusion import fused, only_cpus, pays
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.precision import matmul
+from txl_tf.layers.mixins.settings import FREE_EPSILON
 
 
 def project(x, kernel):
@@ -154,6 +158,8 @@ class LayerNorm(Layer):
     ```
     """
 
+    free_settings = {"epsilon": FREE_EPSILON}
+
     @stored
     def __init__(self, epsilon=1e-12, **kwargs):
         super().__init__(**kwargs)
@@ -177,6 +183,8 @@ class LayerNorm(Layer):
 class Linear(Layer):
     """`x kernel + bias`. Several of one input may be one product, see `heads_of`."""
 
+    free_settings = {}
+
     @stored
     def __init__(self, units, **kwargs):
         super().__init__(**kwargs)
@@ -196,4 +204,23 @@ class Linear(Layer):
 
 def own_initializer(initializer):
     """A copy of an initializer that draws its own numbers: one of Keras's draws the same every time. Functions stay."""
-    return initializer.clone() if isinstance(initializer, keras.initializers.Initializer) else initializer
+    if not isinstance(initializer, keras.initializers.Initializer):
+        return initializer
+    return getattr(initializer, "next_copy", initializer.clone)()
+
+
+def for_many_weights(initializer):
+    """An initializer like this one. Each `own_initializer` of it draws other numbers, also where it has a seed.
+
+    With the seed s, an int, the copies have the seeds s, s + 1, ...; those of a `SeedGenerator` draw from it in turn.
+    """
+    if not isinstance(initializer, keras.initializers.Initializer):
+        return initializer
+    config = initializer.get_config()
+    shared, seed = initializer.clone(), config.get("seed")
+    if isinstance(seed, numbers.Integral):
+        seeds = itertools.count(seed)
+        shared.next_copy = lambda: type(initializer).from_config({**config, "seed": next(seeds)})
+    elif seed is not None:
+        shared.next_copy = lambda: shared
+    return shared

@@ -15,11 +15,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width, shown
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.masks import as_bool, mask_of_call
 from txl_tf.layers.common.packing import pack, unpack
+from txl_tf.layers.mixins.settings import remember_graph
 
 FORBIDDEN = -10000.0  # what a forbidden transition costs, as in fastNLP
 
@@ -242,13 +244,21 @@ class CRF(Layer):
         Lafferty et al. 2001; fastNLP 0.5.5, `ConditionalRandomField`.
     """
 
+    free_settings = {"allowed": lambda name, value: None}  # `check_setting` looks
+
     @stored
     def __init__(self, n_tag, start_end=True, allowed=None, **kwargs):
         super().__init__(**kwargs)
         check_sizes(n_tag=n_tag)
-        self.allowed = None if allowed is None else np.asarray(allowed, bool).tolist()
-        if allowed is not None and np.shape(allowed) != (n_tag + 2, n_tag + 2):
-            raise ValueError(f"allowed must be [{n_tag + 2}, {n_tag + 2}] for n_tag={n_tag}, got {np.shape(allowed)}")
+        self.allowed = self.check_setting("allowed", allowed)
+
+    def check_setting(self, name, value):
+        if name != "allowed" or value is None:
+            return super().check_setting(name, value)
+        if np.shape(value) != (self.n_tag + 2, self.n_tag + 2):
+            allowed = f"[{self.n_tag + 2}, {self.n_tag + 2}] for n_tag={self.n_tag}"
+            raise ParameterError(name, value, allowed, f"allowed must be {allowed}, got {np.shape(value)}")
+        return np.asarray(value, bool).tolist()
 
     def build(self, emissions_shape=None, **_):
         check_width("emissions", emissions_shape, "n_tag", self.n_tag)
@@ -305,6 +315,8 @@ class CRF(Layer):
 
     def constrained(self):
         """`(transitions, start, end)`, with the cost of what is forbidden."""
+        if not tf.executing_eagerly():  # `decode` is no Keras call
+            remember_graph(self)
         scores = self.transitions, self.start_scores, self.end_scores
         if self.allowed is None:
             return scores

@@ -10,6 +10,8 @@ Shapes:
     B: batch      T: items      H: n_head      D: d_head, E / H      E: d_model      U: pairs that differ
 """
 
+import types
+
 import keras
 import tensorflow as tf
 
@@ -22,6 +24,7 @@ from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.masks import mask_of_call
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.feed_forward import feed_forward
+from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED
 from txl_tf.layers.taggers.flat_variants import ACTIVATION, LatticeProcess, heads_of_some
 from txl_tf.layers.taggers.tener import visible_keys
 
@@ -73,6 +76,8 @@ class LatticeAttn(Layer):
     Reference:
         Li et al. 2020, section 3.2.
     """
+
+    free_settings = {"dropatt": FREE_RATE, "seed": FREE_SEED}
 
     @stored
     def __init__(
@@ -150,6 +155,8 @@ class FlatLayer(Layer):
         ValueError: an argument is out of its range; the message names it.
     """
 
+    free_settings = {"dropout": FREE_RATE, "seed": FREE_SEED}
+
     @stored
     def __init__(
         self, d_model, n_head, d_inner, pre="", post="an", residual="input", activation="relu", dropout=0.0,
@@ -159,15 +166,26 @@ class FlatLayer(Layer):
         check_sizes(d_inner=d_inner)
         one_of(RESIDUALS)("residual", residual)
         one_of(ACTIVATIONS)("activation", activation)
-        if not isinstance(attention, dict | None):
+        if not isinstance(attention, dict | types.MappingProxyType | None):
             raise ParameterError("attention", attention, "a dictionary of arguments of LatticeAttn")
-        self.attention = dict(attention or {})
+        self.attention = types.MappingProxyType(dict(attention or {}))
         self.start_keys(seed, dropout=dropout, dropatt=self.attention.get("dropatt", 0.0))
         options = {"dtype": self.dtype_policy}
         self.attn = LatticeAttn(d_model, n_head, **self.attention, seed=self.draw_key, **options, name="attn")
         self.ff_0, self.ff_1 = Linear(d_inner, **options, name="ff_0"), Linear(d_model, **options, name="ff_1")
         self.preprocess = LatticeProcess(pre, **options, name="preprocess")
         self.postprocess = LatticeProcess(post, **options, name="postprocess")
+
+    def rates(self):
+        return [self.dropout, self.attn.dropatt]
+
+    def settings_changed(self, names):
+        super().settings_changed(names)
+        if self.attn.dropatt != self.attention.get("dropatt", 0.0):  # set by `Flat`
+            self.store("attention", types.MappingProxyType({**self.attention, "dropatt": self.attn.dropatt}))
+
+    def get_config(self):
+        return {**super().get_config(), "attention": dict(self.attention)}
 
     def build(self, x_shape=None, *_, **__):
         self.build_parts(x_shape, self.attn, self.ff_0, self.preprocess, self.postprocess)

@@ -76,6 +76,8 @@ class LatticeProcess(Layer):
         added: what "a" adds, a tensor like `y`.
     """
 
+    free_settings = {}
+
     @stored
     def __init__(self, sequence, **kwargs):
         super().__init__(**kwargs)

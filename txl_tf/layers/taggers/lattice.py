@@ -201,6 +201,8 @@ class PositionFusion(Layer):
         Li et al. 2020, section 3.2.
     """
 
+    free_settings = {}
+
     @stored
     def __init__(self, d_model, fusion="ff", **kwargs):
         super().__init__(**kwargs)

@@ -23,6 +23,7 @@ from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.masks import mask_of_call
 from txl_tf.layers.common.ops import LayerNorm, Linear
 from txl_tf.layers.feed_forward import PositionWiseFFN
+from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
 
 EPSILON = 1e-5  # of the layer norms, PyTorch's
@@ -127,6 +128,8 @@ class TenerAttn(Layer):
         Yan et al. 2019, section 3.3.
     """
 
+    free_settings = {"dropatt": FREE_RATE, "seed": FREE_SEED}
+
     @stored
     def __init__(
         self, d_model, n_head, attn_type="adatrans", scale=False, key_position_term=True, dropatt=0.0, seed=None,
@@ -191,6 +194,9 @@ class TenerLayer(Layer):
 
     Call arguments, returns: those of `TenerAttn`.
     """
+
+    free_settings = {"dropout": FREE_RATE, "dropatt": FREE_RATE, "seed": FREE_SEED}
+    copied_settings = {"dropout": ("ffn.rate",), "dropatt": ("self_attn.dropatt",)}
 
     @stored
     def __init__(

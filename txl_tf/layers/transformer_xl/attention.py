@@ -23,6 +23,7 @@ from txl_tf.layers.common.base import Layer, check_length, check_sizes, check_te
 from txl_tf.layers.common.dropout import split
 from txl_tf.layers.common.masks import HEADS_FIRST, as_bool, mask_of, seen, seen_by_article
 from txl_tf.layers.common.ops import LayerNorm, own_initializer, residual_norm
+from txl_tf.layers.mixins.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.layers.transformer_xl.reset import attend_documents, document_probs
 
 
@@ -132,6 +133,11 @@ class SegmentAttention(Layer):
     """
 
     relative = True
+    free_settings = {
+        "dropout": FREE_RATE, "dropatt": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED,
+    }  # fmt: skip
+    fixed_settings = {"relative": OF_CLASS}
+    copied_settings = {"layer_norm_epsilon": ("layer_norm.epsilon",)}
 
     @stored
     def __init__(

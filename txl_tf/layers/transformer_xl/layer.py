@@ -6,6 +6,7 @@ from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer
 from txl_tf.layers.common.dropout import split
 from txl_tf.layers.feed_forward import PositionwiseFF
+from txl_tf.layers.mixins.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn
 
 
@@ -32,6 +33,15 @@ class TransformerXLLayer(Layer):
     """
 
     attention_class = RelMultiHeadAttn
+    free_settings = {
+        "dropout": FREE_RATE, "dropatt": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED,
+    }  # fmt: skip
+    fixed_settings = {"attention_class": OF_CLASS}
+    copied_settings = {
+        "dropout": ("rel_attn.dropout", "ff.dropout"),
+        "dropatt": ("rel_attn.dropatt",),
+        "layer_norm_epsilon": ("rel_attn.layer_norm_epsilon", "ff.layer_norm_epsilon"),
+    }
 
     @stored
     def __init__(

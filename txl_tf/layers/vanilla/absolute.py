@@ -7,12 +7,14 @@ Shapes:
 import keras
 import tensorflow as tf
 
+from txl_tf.config import at_least
 from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors
 from txl_tf.layers.common.dropout import dropout
-from txl_tf.layers.common.tied import Shared, Tied
+from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
+from txl_tf.layers.mixins.tied import Shared, Tied
 from txl_tf.layers.positions import positional_encoding
 
 
@@ -45,6 +47,8 @@ class Embeddings(Shared, Layer):
     Raises:
         ValueError: `vocab` or `d_model` is not positive, or they seem to be in the other order.
     """
+
+    free_settings = {"mask_zero": FREE_SWITCH}
 
     def __new__(cls, *args, **kwargs):
         if len(args) > 1 and all(map(is_integer, args[:2])) and args[0] < args[1]:
@@ -146,6 +150,8 @@ class PositionalEncoding(Layer):
             range.
     """
 
+    free_settings = {"max_len": at_least(1), "rate": FREE_RATE, "seed": FREE_SEED}
+
     def __new__(cls, *args, **kwargs):
         # The arguments of another common signature, (d_model, dropout, max_len), before they are bound to this one.
         found, allowed = None, "a positive integer, given once"
@@ -174,6 +180,11 @@ class PositionalEncoding(Layer):
         """The rows, `[1, max_len, d_model]`."""
         return positional_encoding(self.max_len, self.d_model).numpy()  # not a tensor: it goes into any graph
 
+    def settings_changed(self, names):
+        super().settings_changed(names)
+        if "max_len" in names:
+            self.pe = self.make_table()
+
     def build(self, x_shape=None):
         self.build_parts(x_shape)
 
@@ -200,6 +211,8 @@ class PositionEmbedding(PositionalEncoding):
 
     Args, call arguments, returns, raises: as of `PositionalEncoding`.
     """
+
+    fixed_settings = {"max_len": ""}  # rows of the table
 
     def make_table(self):
         shape = (1, self.max_len, self.d_model)

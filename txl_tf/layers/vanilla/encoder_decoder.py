@@ -15,6 +15,7 @@ from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.masks import mask_of
 from txl_tf.layers.common.ops import LayerNorm
 from txl_tf.layers.feed_forward import PositionWiseFFN
+from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.layers.vanilla.multi_head_attention import MultiHeadAttention, seen_of_masks
 
 EPSILON = 1e-6  # of the article's layer norms: article 2 of docs/articles.md
@@ -24,6 +25,9 @@ class _TransformerLayer(Layer):
     """Common to both layers: attentions and a feed-forward net, each with a layer norm and a dropout."""
 
     attentions = ()  # names of the attentions, in order; `layernorm1`, ... follow them and the net
+    free_settings = {"rate": FREE_RATE, "dropatt": FREE_RATE, "dropact": FREE_RATE, "seed": FREE_SEED}
+    fixed_settings = {"attentions": OF_CLASS}
+    copied_settings = {"dropact": ("ffn.rate",)}
 
     @stored
     def __init__(
@@ -96,6 +100,7 @@ class EncoderLayer(_TransformerLayer):
     """
 
     attentions = ("mha",)
+    copied_settings = {"dropatt": ("mha.rate",)}
 
     def call(
         self, x, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, return_attention_scores=False,
@@ -166,6 +171,7 @@ class DecoderLayer(_TransformerLayer):
     """
 
     attentions = ("mha1", "mha2")
+    copied_settings = {"dropatt": ("mha1.rate", "mha2.rate")}
 
     def call(
         self, x, enc_output, look_ahead_mask=None, padding_mask=None, mask=None, use_causal_mask=False,

@@ -29,6 +29,7 @@ from txl_tf.layers.common.masks import (
     seen_of_mask,
 )
 from txl_tf.layers.common.ops import Linear, add_bias, project
+from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED
 
 
 def create_padding_mask(ids):
@@ -188,6 +189,8 @@ class MultiHeadAttention(Layer):
     Raises:
         ValueError: `num_heads` does not divide `d_model`; tensors or masks of other shapes, or in Keras's order.
     """
+
+    free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
 
     @stored
     def __init__(self, d_model, num_heads, rate=0.0, seed=None, **kwargs):

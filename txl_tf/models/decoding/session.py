@@ -14,7 +14,9 @@ import copy
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.layers.embedding import check_ids
+from txl_tf.layers.mixins.settings import add_user
 from txl_tf.models.decoding.generation import TextState, continue_text, precompute_for
 from txl_tf.models.decoding.sampling import (
     SAMPLING,
@@ -32,7 +34,8 @@ from txl_tf.schema import check_names, keywords_of, known_names
 class Session:
     """A text that is read and written in turns. All rows are read and written in step.
 
-    The weights of the model must stay as they are while it is used: part of them is read once, when it is made.
+    The weights of the model must stay as they are while it is used: part of them is read once, when it is made. Once a
+    setting of the model has changed, such as `lm.mem_len`, the session is an error.
 
     Attributes:
         ended: whether the last `write` ended at a stop string.
@@ -54,10 +57,22 @@ class Session:
         self._written = []  # of a single row, since the last `read`
         self._read = tf.function(self._read_segment, reduce_retracing=True, autograph=False)
         self._write = tf.function(self._write_tokens, reduce_retracing=True, autograph=False)
+        self._is_stale = False
+        add_user(lm, self)
+
+    def drop_graphs(self):
+        """Called after a setting of the model has changed: what this session has read is of the old one."""
+        self._is_stale = True
+
+    def _check_fresh(self):
+        if self._is_stale:
+            message = "a setting of the model has changed since this session was made: make a new Session(lm)"
+            raise ParameterError("lm", self.lm, "as it was when the session was made", message)
 
     def copy(self):
         """A session that continues from here, with a memory of its own."""
         other = copy.copy(self)
+        add_user(self.lm, other)
         other._text = self._text._replace(state=writable_copy(self._text.state))
         other._written = list(self._written)
         return other
@@ -68,6 +83,7 @@ class Session:
         Returns:
             float32 array `[batch_size, n]`, the nll of the tokens in nats; NaN for the first of all.
         """
+        self._check_fresh()
         tokens = np.asarray(tokens)
         if tokens.ndim != 2 or tokens.shape[0] != self.batch_size or not tokens.size or tokens.dtype.kind not in "iu":
             raise ValueError(
@@ -96,6 +112,7 @@ class Session:
             is `max_new_tokens`, or less where a stop string ended the text.
         """
         check_names("write", sampling, [*keywords_of(Session.write), *SAMPLING])
+        self._check_fresh()
         if self._empty:
             raise ValueError("read a text first: there is nothing to continue")
         check_integer("max_new_tokens", max_new_tokens, 0)

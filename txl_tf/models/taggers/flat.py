@@ -77,6 +77,8 @@ class Flat(SentenceNetwork):
         "pos_s": "batch items", "pos_e": "batch items",
     }  # fmt: skip
 
+    copied_settings = {"dropout": ("stacked.dropout",), "dropatt": ("stacked.attn.dropatt",)}
+
     @takes(FlatConfig, required=["n_token"])
     def __init__(self, *, seed=None, **kwargs):
         super().__init__(seed, **kwargs)

@@ -24,10 +24,11 @@ from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tenso
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.common.packing import pack, unpack
+from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.layers.taggers.crf import CRF
 from txl_tf.schema import known_names
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
-from txl_tf.training.weighting import weights_of_rows
+from txl_tf.training.weighting import weights_of_labels, weights_of_rows
 
 
 class SpanScores(OnEveryReplica, keras.metrics.Metric):
@@ -99,6 +100,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         `TENER` of fastnlp/TENER, `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer.
     """
 
+    free_settings = {"constraints": FREE_SWITCH, "output_dropout": FREE_RATE, "seed": FREE_SEED}
+
     @stored
     def __init__(
         self, network, labels, start_end=LabelConfig.start_end, constraints=LabelConfig.constraints,
@@ -113,8 +116,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.autocast = False  # half precision does not hold ids
         self.start_keys(seed, always=True, output_dropout=output_dropout)
         self.out_fc = Linear(len(self.labels), dtype=self.dtype_policy, name="out_fc")
-        allowed = allowed_transitions(self.labels, scheme) if constraints else None
-        self.crf = CRF(len(self.labels), start_end, allowed, dtype="float32", name="crf")
+        self.crf = CRF(len(self.labels), start_end, self._allowed(), dtype="float32", name="crf")
         kinds = [kind_of(label, scheme) for label in self.labels]
         self.kinds = list(dict.fromkeys(kind for kind, inside in zip(kinds, self._entity, strict=True) if inside))
         self.loss_mean = Mean("loss")
@@ -124,6 +126,14 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self._called_with = None  # see `_signature`; of networks that do not know it themselves
         if self._knows_mask:
             self.build_at_once(getattr(self.network, "input_shapes", None))
+
+    def _allowed(self):
+        return allowed_transitions(self.labels, self.scheme) if self.constraints else None
+
+    def settings_changed(self, names):
+        super().settings_changed(names)
+        if "constraints" in names:
+            self.crf.store("allowed", self.crf.check_setting("allowed", self._allowed()))
 
     @property
     def _knows_mask(self):
@@ -344,22 +354,29 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     def train_step(self, data):
         inputs, tags, weights = self.unpacked(data)
-        key, weights = self.step_key(tf.shape(tags)[0]), self.weights_in_training(self._in_range(tags), weights)
+        key, elements = self.step_key(tf.shape(tags)[0]), self.weights_in_training(self._in_range(tags), weights)
         with tf.GradientTape() as tape:
-            emissions, mask, tags, weights = self._elements(inputs, tags, weights, training=True, dropout_key=key)
+            emissions, mask, tags, weights = self._elements(inputs, tags, elements, training=True, dropout_key=key)
             nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
             loss = self.with_penalties(tf.math.divide_no_nan(nll, self.over_replicas(rows)))
             loss = self.optimizer.scale_loss(loss)
         of_update = self.apply_gradients_of(loss, tape)
-        return {**self._log_loss(nll, rows), **of_update}
+        return {**self._log_loss(nll, rows), **of_update, **self._measure(emissions, mask, tags, elements)}
 
     def test_step(self, data):
-        emissions, mask, tags, weights = self._elements(*self.unpacked(data))
+        inputs, tags, elements = self.unpacked(data)
+        emissions, mask, tags, weights = self._elements(inputs, tags, elements)
         packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
         counts = self.count_spans(path, expected, packed)
         self.spans.update_state(self.over_replicas(counts))
         nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
-        return {**self._log_loss(nll, rows), **self.spans.result()}
+        measured = self._measure(emissions, mask, tags, elements)
+        return {**self._log_loss(nll, rows), **self.spans.result(), **measured}
+
+    def _measure(self, emissions, mask, tags, sample_weight):
+        """Logs of the metrics that `compile` was given, of the tags at elements."""
+        elements = tf.cast(mask, tf.float32)
+        return self.measure(self._in_range(tags), emissions, elements, weights_of_labels(sample_weight, elements))
 
     def predict_step(self, data):
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)

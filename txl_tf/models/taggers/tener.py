@@ -13,6 +13,7 @@ from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Layer, as_ids, check_layer, check_tensors, shown
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.ops import Linear
+from txl_tf.layers.mixins.settings import FREE_SEED
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.layers.taggers.tener import TenerLayer
 
@@ -23,6 +24,7 @@ class SentenceNetwork(Layer):
     It reads characters and bigrams, unless a subclass says otherwise.
     """
 
+    free_settings = {"seed": FREE_SEED}
     # name of an input: its dimensions, as `check_tensors` takes them
     input_dims = {"chars": "batch length", "bigrams": "batch length"}
 
@@ -142,6 +144,8 @@ class Tener(SentenceNetwork):
     Reference:
         Yan et al. 2019; `TENER` of fastnlp/TENER.
     """
+
+    copied_settings = {"dropout": ("stacked.dropout",), "dropatt": ("stacked.dropatt",)}
 
     @takes(TenerConfig, required=["n_token"])
     def __init__(self, *, seed=None, **kwargs):

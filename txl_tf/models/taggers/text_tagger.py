@@ -17,6 +17,7 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.data.batching import by_length, in_order
 from txl_tf.data.tagged.batches import Encoded, SentenceEncoder, features
+from txl_tf.layers.mixins.settings import add_user
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger
 
@@ -69,10 +70,21 @@ class TextTagger:
         at_least(1)("batch_size", batch_size)
         self.tagger, self.batch_size = tagger, batch_size
         self.encoder = dataclasses.replace(encoder, level=tagger.token_level)
-        self.most, self.lattice = tagger.network.max_seq_len, isinstance(tagger.network, Flat)
-        functions = tagger.entities, tagger.emissions, tagger.entities_of
+        self.lattice = isinstance(tagger.network, Flat)
+        self.drop_graphs()
+        add_user(tagger, self)
+        add_user(tagger.network, self)
+
+    def drop_graphs(self):
+        """Compiles again: called after a setting of the tagger or of its network has changed, too."""
+        functions = self.tagger.entities, self.tagger.emissions, self.tagger.entities_of
         graphs = [tf.function(function, reduce_retracing=True, autograph=False) for function in functions]
         self._entities, self._emissions, self._entities_of = graphs
+
+    @property
+    def most(self) -> int:
+        """Most tokens that the network takes at a time."""
+        return self.tagger.network.max_seq_len
 
     def split(self, line: str) -> list[str]:
         """The tokens of a line of text, as `tag` takes them: its characters, or words between white space."""

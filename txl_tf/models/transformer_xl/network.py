@@ -8,6 +8,8 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, at_least
+from txl_tf.config.checks import keras_initializer
+from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import (
     Dropping,
@@ -21,15 +23,20 @@ from txl_tf.layers.common.base import (
 )  # fmt: skip
 from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.masks import as_bool
+from txl_tf.layers.common.ops import for_many_weights, own_initializer
 from txl_tf.layers.common.packing import pack, unpack, unpack_pairs
-from txl_tf.layers.common.quantization import Unquantized
 from txl_tf.layers.embedding import AdaptiveEmbedding
+from txl_tf.layers.mixins.quantization import Unquantized
+from txl_tf.layers.mixins.settings import FREE_SEED, FREE_SWITCH, OF_CLASS
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 from txl_tf.layers.transformer_xl.reset import Mask, document_mask
 from txl_tf.layers.transformer_xl.score_terms import score_terms
 from txl_tf.models.transformer_xl.apply_layers import apply_layers
+
+# How the initial weights are drawn, which counts when a network is made and never again.
+DRAWN_ONCE = ("init", "init_std", "proj_init_std", "init_range")
 
 
 def cache_mems(hidden, mems, mem_len, lengths=None):
@@ -98,15 +105,17 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         layer_norm_epsilon: added to the variance in layer norm; the original's 1e-12, or PyTorch's 1e-5.
         cutoffs, div_val, proj_same_dim: bins of the embedding, see `AdaptiveEmbedding`.
         init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
-            softmax), or "uniform" in `[-init_range, init_range]`.
+            softmax), or "uniform" in `[-init_range, init_range]`. Or a Keras initializer for all these weights, as an
+            object, its name (such as "he_normal") or its configuration. Each weight draws its own numbers; with a
+            seed s, the weights have the seeds s, s + 1, ... in the order in which they are made.
         recompute: in training, keep only every layer's input and compute the rest of it again in the backward pass:
             less memory for about a third more time, the same gradients.
         seed: int that dropout derives from; drawn where it is `None`.
 
     Call arguments:
         tokens: int `[batch, tgt_len]`, any `tgt_len`; whole numbers of another type are taken for what they are.
-        mems: list of `n_layer` tensors `[batch, any, d_model]`, normally those the segment before returned.
-            `None` starts from `initial_mems`.
+        mems: list of `n_layer` tensors `[batch, any, d_model]`, normally those the segment before returned; or one
+            tensor of them, `[n_layer, batch, any, d_model]`. `None` starts from `initial_mems`.
         padding_mask: bool or numbers 0 and 1, `[batch, tgt_len]`, true at tokens, wherever padding lies; `mems` must
             then hold `mem_len` positions or more, as `initial_mems` does. Every row gets what its tokens alone would
             get: their hidden states and the memory after them, which holds no padding. Ids at padding do not count, and
@@ -129,6 +138,11 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
     layer_class = TransformerXLLayer
     pos_table = None  # learned positions, which only a network with absolute ones has
+    free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
+    fixed_settings = {"layer_class": OF_CLASS, **dict.fromkeys(DRAWN_ONCE, "")}
+    copied_settings = {
+        name: (f"decoder_layers.{name}",) for name in ("dropout", "dropatt", "layer_norm_epsilon")
+    }  # fmt: skip
 
     @takes(NetworkConfig, required=["n_token"])
     def __init__(self, *, recompute=False, seed=None, **kwargs):
@@ -137,19 +151,25 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         self.autocast = False  # half precision does not hold ids
         self.cutoffs = tuple(self.cutoffs)
         if self.reset_token is not None:
-            at_least(0, self.n_token - 1)("reset_token", self.reset_token)
+            self.check_setting("reset_token", self.reset_token)
 
+        if not isinstance(self.init, str):
+            self.init = keras_initializer(self.init)
         self.initializer = make_initializer(self.init, self.init_std, self.init_range)
         self.embedding = AdaptiveEmbedding(
             **values_of(self, "n_token d_embed cutoffs div_val proj_same_dim"), d_proj=self.d_model,
             initializer=self.initializer,
-            proj_initializer=make_initializer(self.init, self.proj_init_std, self.init_range),
-            dtype=self.dtype_policy, name="adaptive_embed",
+            proj_initializer=self.projection_initializer(), dtype=self.dtype_policy, name="adaptive_embed",
         )  # fmt: skip
         of_layers = values_of(self, "d_model n_head d_head d_inner dropout dropatt layer_norm_epsilon")
         of_layers |= {"kernel_initializer": self.initializer, "seed": self.draw_key, "dtype": self.dtype_policy}
         self.decoder_layers = [self.layer_class(**of_layers, name=f"layer_{i}") for i in range(self.n_layer)]
         self.start_keys(seed, always=True)  # behind the layers: initial weights hang on the order of draws
+
+    def check_setting(self, name, value):
+        if name == "reset_token" and value is not None:
+            at_least(0, self.n_token - 1)(name, value)
+        return super().check_setting(name, value)
 
     def build(self, tokens_shape=None, **_):
         self.r_w_bias, self.r_r_bias = self.build_biases()
@@ -167,13 +187,19 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         self.build_at_once()
         return super().summary(*args, **kwargs)
 
+    def projection_initializer(self):
+        """The initializer for the projections of an embedding or of a softmax."""
+        if self.init in ("normal", "uniform"):
+            return make_initializer(self.init, self.proj_init_std, self.init_range)
+        return self.initializer
+
     def build_biases(self):
         """Adds the weights `(r_w_bias, r_r_bias)`."""
         shape = (self.n_head, self.d_head)
         if self.untie_r:
             shape = (self.n_layer, *shape)
         return [
-            self.add_weight(name=name, shape=shape, initializer=self.initializer.clone())
+            self.add_weight(name=name, shape=shape, initializer=own_initializer(self.initializer))
             for name in ("r_w_bias", "r_r_bias")
         ]
 
@@ -202,7 +228,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         """
         tokens = as_ids("tokens", tokens)
         check_tensors({}, tokens=(tokens, "int batch tgt_len"))
-        mems = self.initial_mems(keras.ops.shape(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
+        mems = self.memory_of_call(tokens, mems)
         if padding_mask is None:
             return tokens, mems, None, None
         padding_mask = self.check_padding(padding_mask, tokens, mems[0])
@@ -270,12 +296,22 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         # As tensors: `gradients.recompute` takes no variables.
         return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
 
+    def memory_of_call(self, tokens, mems):
+        """`check_mems` of the argument of a call, or the first memory where it is `None`."""
+        return self.initial_mems(keras.ops.shape(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
+
     def check_mems(self, tokens, mems):
-        """`mems` in the dtype of the network. Raises ValueError unless they are a memory of its layers."""
-        given = list(mems) if isinstance(mems, (list, tuple)) else []
-        if len(given) != self.n_layer or not all(hasattr(mem, "shape") for mem in given):
+        """`mems` as a list in the dtype of the network. Raises ParameterError unless it is a memory of its layers."""
+        given = mems
+        if not isinstance(mems, (list, tuple)) and tf.TensorShape(getattr(mems, "shape", [])).rank == 4:
+            is_whole = tf.TensorShape(mems.shape)[0] in (None, self.n_layer)
+            given = tf.unstack(tf.convert_to_tensor(mems), self.n_layer) if is_whole else []
+        is_list = isinstance(given, (list, tuple)) and len(given) == self.n_layer
+        if not is_list or not all(hasattr(mem, "shape") for mem in given):
             got = ", ".join(map(shown, mems)) if isinstance(mems, (list, tuple)) else shown(mems)
-            raise ValueError(f"mems must be a list of n_layer={self.n_layer} tensors, got {got}")
+            one = f"[n_layer={self.n_layer}, batch, mem_len, d_model={self.d_model}]"
+            allowed = f"a list of n_layer={self.n_layer} tensors, or one tensor {one}"
+            raise ParameterError("mems", mems, allowed, f"mems must be {allowed}, got {got}")
         sizes = {"batch": tokens.shape[0], "d_model": self.d_model}
         for i, mem in enumerate(given):
             check_tensors(sizes, **{f"mems[{i}]": (mem, "float batch mem_len d_model")})
@@ -381,7 +417,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
 
 def make_initializer(init, init_std, init_range):
-    """The original's `--init`: normal with standard deviation `init_std`, or uniform in ±`init_range`."""
+    """The original's `--init`: normal with standard deviation `init_std`, or uniform in ±`init_range`; or Keras's."""
     if init == "uniform":
         return keras.initializers.RandomUniform(-init_range, init_range)
-    return keras.initializers.RandomNormal(stddev=init_std)
+    if init == "normal":
+        return keras.initializers.RandomNormal(stddev=init_std)
+    return for_many_weights(keras_initializer(init))

@@ -22,12 +22,14 @@ from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, Layer, as_ids, check_tensors, shown
 from txl_tf.layers.common.dropout import split
 from txl_tf.layers.common.ops import LayerNorm, Linear, cross_entropy, project
+from txl_tf.layers.common.packing import pack, packed_order, packed_places
+from txl_tf.layers.mixins.settings import FREE_SEED, compiled_method
 from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding, PositionEmbedding
 from txl_tf.layers.vanilla.encoder_decoder import EPSILON, DecoderLayer, EncoderLayer
 from txl_tf.layers.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
 from txl_tf.models.decoding import beam_search
 from txl_tf.training.resumable import Mean, Resumable
-from txl_tf.training.weighting import weights_of_labels
+from txl_tf.training.weighting import checked_weights, weights_of_labels
 
 # What attends to what, and the names of its weights in `Transformer.forward`.
 ATTENTION = {"cross": "decoder_layer{}_block2", "encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1"}
@@ -46,6 +48,9 @@ class _Stack(Layer):
         self.pos_encoding = positions(self.d_model, max_len, **options, name="positional_encoding")
         self.stacked = [layer_class(**of_layers, **options, name=f"layer{i}") for i in range(num_layers)]
         self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm") if self.norm_first else None
+
+    def rates(self):
+        return [self.pos_encoding.rate, self.stacked[0].dropatt, self.stacked[0].dropact]
 
     def build(self, ids_shape=None, **_):
         if not self.embedding.built:
@@ -139,6 +144,14 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         Vaswani et al. 2017.
     """
 
+    free_settings = {"seed": FREE_SEED}
+    copied_settings = {
+        "rate": tuple(f"{side}.{part}.rate" for side in ("encoder", "decoder") for part in ("pos_encoding", "stacked")),
+        "dropatt": ("encoder.stacked.dropatt", "decoder.stacked.dropatt"),
+        "dropact": ("encoder.stacked.dropact", "decoder.stacked.dropact"),
+        "max_len": ("encoder.pos_encoding.max_len", "decoder.pos_encoding.max_len"),
+    }
+
     @takes(TransformerConfig, required=["input_vocab_size", "target_vocab_size"])
     def __init__(self, *, seed=None, **kwargs):
         super().__init__(**kwargs)
@@ -178,7 +191,9 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         self.built = True
 
     def call(self, inputs, training=None, dropout_key=None):
-        return self.forward(inputs, training, dropout_key)[0]
+        source, target = self.checked(inputs)
+        hidden, _ = self._packed_forward(source, target, training, dropout_key)
+        return self.logits(_after_elements(hidden, target != PADDING))
 
     def forward(self, inputs, training=None, dropout_key=None):
         """The call, and the attention weights of all layers.
@@ -188,6 +203,21 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
             is of the source, `decoder_layer0_block1` of the target, `decoder_layer0_block2` of target to source.
         """
         source, target = self.checked(inputs)
+        hidden, weights = self._packed_forward(source, target, training, dropout_key)
+        of_source, of_target = (packed_places(ids != PADDING) for ids in (source, target))
+        for name, probs in weights.items():
+            queries = of_source if name.startswith("encoder") else of_target
+            keys = of_target if name.endswith("block1") else of_source
+            probs = tf.gather(probs, queries, axis=2, batch_dims=1)
+            weights[name] = tf.gather(probs, keys, axis=3, batch_dims=1)
+        return self.logits(_after_elements(hidden, target != PADDING)), weights
+
+    def _packed_forward(self, source, target, training=None, dropout_key=None):
+        """Hidden states `[B, T, E]`, and attention weights, of rows that are packed first, see `common/packing.py`.
+
+        Positions then count tokens alone, and padding anywhere gives the results of padding at the end.
+        """
+        source, target = (pack(ids != PADDING, ids)[1] for ids in (source, target))
         encoder_key, decoder_key = split(self.key_of_call(source, training, dropout_key), 2)
         padding_mask = create_padding_mask(source)
         enc_output, of_encoder = self.encoder(
@@ -195,7 +225,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         )
         ahead = tf.maximum(create_look_ahead_mask(keras.ops.shape(target)[1]), create_padding_mask(target))
         hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
-        return self.logits(hidden), {**of_encoder, **weights}
+        return hidden, {**of_encoder, **weights}
 
     def attention(self, source, target, which="cross"):
         """The attention weights of all layers and heads, without dropout.
@@ -240,6 +270,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     # ---------------------------------------------------------------------------------------------------- training
 
     measures = "the mean nll and the accuracy"
+    own_names = ("accuracy",)
     takes = "as in fit(source, target) or fit((source, target_in), target_out)"
 
     @property
@@ -251,15 +282,18 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return self.target_vocab_size
 
     def loss_of(self, inputs, labels, sample_weight=None, **options):
+        """`sums_of` the logits of a call; `**options` are those of the call."""
+        return self.sums_of(self(inputs, **options), labels, sample_weight)
+
+    def sums_of(self, logits, labels, sample_weight=None):
         """`(nll, smoothed, right, tokens)`: sums over the labels that are no padding, and their number.
 
         Args:
-            inputs: of the call.
+            logits: `[batch, target, target_vocab_size]`.
             labels: int `[batch, target]`.
             sample_weight: `[batch]` or `[batch, target]`, by which the sums are weighted; `tokens` is their own sum.
-            **options: of the call.
         """
-        logits = tf.reshape(self(inputs, **options), [-1, self.target_vocab_size])
+        logits = tf.reshape(logits, [-1, self.target_vocab_size])
         weights = tf.reshape(_weights(labels, sample_weight), [-1])
         labels = tf.reshape(as_ids("labels", labels), [-1])
         nll = smoothed = cross_entropy(labels, logits)
@@ -270,31 +304,49 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return tuple(tf.reduce_sum(x * weights) for x in (nll, smoothed, right)) + (tf.reduce_sum(weights),)
 
     def _batch(self, data):
-        """`((source, target_in), target_out, sample_weight)` of a batch in either form."""
+        """`((source, target_in), target_out, sample_weight)` of a batch in either form, targets padded at the end.
+
+        `target_in` and `target_out` of a row that are one target shifted are packed as one. Others stay as they are.
+        """
         x, y, sample_weight = self.unpacked(data)
         y = as_ids("y", y)
-        if not isinstance(x, (tuple, list)):
+        if isinstance(x, (tuple, list)):
+            source, target = self.checked(x)
+            check_tensors({}, **{"x[1]": (target, "int batch target"), "y": (y, "int batch target")})
+            whole, labels = tf.concat([target[:, :1], y], 1), y
+        else:
             check_tensors({}, y=(y, "int batch target"))
             if y.shape[1] == 1:
                 raise ValueError(f"y must be int [batch, target] of a start and what follows it, got {shown(y)}")
-            return (x, y[:, :-1]), y[:, 1:], sample_weight
-        source, target = self.checked(x)
-        check_tensors({}, **{"x[1]": (target, "int batch target"), "y": (y, "int batch target")})
-        return (source, target), y, sample_weight
+            source, target, whole, labels = x, y[:, :-1], y, y[:, 1:]
+        one_shifted = tf.reduce_all(target[:, 1:] == labels[:, :-1], 1, keepdims=True)
+        order = tf.where(one_shifted, packed_order(whole != PADDING), tf.range(keras.ops.shape(whole)[1]))
+        packed = tf.gather(whole, order, batch_dims=1)
+        if sample_weight is not None:
+            sample_weight = checked_weights(sample_weight, labels)
+            if sample_weight.shape.rank == 2:
+                sample_weight = tf.gather(sample_weight, tf.maximum(order[:, 1:] - 1, 0), batch_dims=1)
+        target = tf.where(one_shifted, packed[:, :-1], target)
+        return (source, target), packed[:, 1:], sample_weight
 
     def train_step(self, data):
         inputs, labels, weights = self._batch(data)
         weights, key = self.weights_in_training(labels, weights), self.step_key(tf.shape(inputs[0])[0])
         n_labels = self.over_replicas(tf.reduce_sum(_weights(labels, weights)))
         with tf.GradientTape() as tape:
-            nll, smoothed, right, tokens = self.loss_of(inputs, labels, weights, training=True, dropout_key=key)
+            logits = self(inputs, training=True, dropout_key=key)
+            nll, smoothed, right, tokens = self.sums_of(logits, labels, weights)
             loss = self.optimizer.scale_loss(self.with_penalties(tf.math.divide_no_nan(smoothed, n_labels)))
         of_update = self.apply_gradients_of(loss, tape)
-        return {**self._logs(nll, right, tokens), **of_update}
+        measured = self.measure(labels, logits, _weights(labels, None), _weights(labels, weights))
+        return {**self._logs(nll, right, tokens), **of_update, **measured}
 
     def test_step(self, data):
-        nll, _, right, tokens = self.loss_of(*self._batch(data))
-        return self._logs(nll, right, tokens)
+        inputs, labels, weights = self._batch(data)
+        logits = self(inputs)
+        nll, _, right, tokens = self.sums_of(logits, labels, weights)
+        measured = self.measure(labels, logits, _weights(labels, None), _weights(labels, weights))
+        return {**self._logs(nll, right, tokens), **measured}
 
     def _logs(self, nll, right, tokens):
         nll, right, tokens = tf.unstack(self.over_replicas(tf.stack([nll, right, tokens])))
@@ -309,11 +361,11 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
 
     generate = beam_search.generate
 
-    @tf.function(autograph=False, reduce_retracing=True)
+    @compiled_method(autograph=False, reduce_retracing=True)
     def _beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty):
         return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty)
 
-    @tf.function(autograph=False, reduce_retracing=True)
+    @compiled_method(autograph=False, reduce_retracing=True)
     def _sample(self, source, start, end, max_new_tokens, sampling):
         return beam_search.sample_sequences(self, source, start, end, max_new_tokens, sampling)
 
@@ -322,6 +374,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
 
         With `rows_each` above 1, every row of the source stands for as many rows of targets, one after the other.
         """
+        source = pack(source != PADDING, source)[1]
         padding_mask = create_padding_mask(source)
         enc_output = self.encoder(source, padding_mask)
         if rows_each > 1:
@@ -336,6 +389,17 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         """`(log_probs, caches)` of what follows the `ids` `[B]` that stand at `place`: float32 `[B, V]`."""
         hidden, caches = self.decoder.step(ids, place, caches, sources, seen)
         return tf.nn.log_softmax(self.logits(hidden)), caches
+
+
+def _after_elements(hidden, mask):
+    """Packed states `[B, T, E]` at the places of the row as given, whose elements `mask` `[B, T]` says.
+
+    Where padding stands before an element, it gets the state of the last element before it: what follows that one is
+    what the padding is followed by. A row without such padding is packed already, and stays as it is.
+    """
+    has_gap = tf.reduce_any(mask[:, 1:] & ~mask[:, :-1], 1, keepdims=True)
+    places = tf.maximum(tf.cumsum(tf.cast(mask, tf.int32), 1) - 1, 0)
+    return tf.gather(hidden, tf.where(has_gap, places, tf.range(keras.ops.shape(mask)[1])), batch_dims=1)
 
 
 def _weights(labels, sample_weight):

@@ -10,6 +10,7 @@ import tensorflow as tf
 from txl_tf.config import NetworkConfig, TransformerLMConfig, at_least
 from txl_tf.layers.common.arguments import takes
 from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.ops import own_initializer
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding
 from txl_tf.layers.vanilla.language_model_layer import TransformerLMLayer
 from txl_tf.models.language_model import LanguageModel
@@ -44,6 +45,7 @@ class AbsoluteTransformer(TransformerXL):
     """
 
     layer_class = TransformerLMLayer
+    fixed_settings = {"n_position": "", **{name: f"it {reason}" for name, reason in REFUSED.items()}}
 
     def __init__(self, n_position=0, **arguments):
         for name, reason in REFUSED.items():
@@ -56,7 +58,9 @@ class AbsoluteTransformer(TransformerXL):
     def build_biases(self):
         if self.n_position:
             shape = (self.n_position, self.d_model)
-            self.pos_table = self.add_weight(name="pos_table", shape=shape, initializer=self.initializer.clone())
+            self.pos_table = self.add_weight(
+                name="pos_table", shape=shape, initializer=own_initializer(self.initializer)
+            )
         return None, None
 
     def positions(self, length, zero=0):
@@ -119,6 +123,9 @@ class TransformerLM(LanguageModel):
     Reference:
         Dai et al. 2019, section 3.1; Al-Rfou et al. 2018, without its auxiliary losses.
     """
+
+    fixed_settings = {name: f"it {reason}" for name, reason in REFUSED.items()}
+    copied_settings = {name: (f"network.{name}",) for name in NetworkConfig.names() if name not in REFUSED}
 
     @takes(TransformerLMConfig, required=["n_token"])
     def __init__(self, *, recompute=False, seed=None, **kwargs):
