@@ -170,6 +170,17 @@ def test_a_layer_stands_in_time_distributed_and_in_sequential(case, policy):
         assert spec == shapes_and_dtypes(result)
 
 
+@pytest.mark.parametrize("layer_class", [layers.TenerLayer, layers.EncoderLayer])
+def test_a_wrapper_may_have_another_policy_than_its_layer(layer_class):
+    x = floats(2, 3, T, E)
+    for policies in (("float32", "mixed_bfloat16"), ("mixed_bfloat16", "float32")):
+        wrapper = keras.layers.TimeDistributed(layer_class(8, 2, 16, dtype=policies[0]), dtype=policies[1])
+        result, plain = wrapper(x), layer_class(8, 2, 16, dtype="float32")
+        plain.build((None, None, 8))
+        plain.set_weights(wrapper.get_weights())
+        np.testing.assert_allclose(tf.cast(result[:, 0], tf.float32), plain(x[:, 0]), atol=0.1)
+
+
 def test_masks_go_through_models_in_models():
     def encoder(ids):
         return layers.EncoderLayer(8, 2, 16, name="encoder")(

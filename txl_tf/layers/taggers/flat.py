@@ -103,7 +103,7 @@ class LatticeAttn(Layer):
 
     def call(self, x, r, index, mask=None, training=None, dropout_key=None):
         visible = visible_keys(items(x, r, index, mask, self.d_model))
-        q, k, v, position_scores = self.parts(x, r, index)
+        q, k, v, position_scores = self.parts(*self.computed(x, r), index)
         dropout_key = self.key_of_call(x, training, dropout_key)
         vectors = join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
         return vectors if self.ff_final is None else self.ff_final(vectors)
@@ -194,6 +194,7 @@ class FlatLayer(Layer):
     def call(self, x, r, index, mask=None, training=None, dropout_key=None):
         mask = items(x, r, index, mask, self.d_model)
         attention_key, inner_key, output_key = split(self.key_of_call(x, training, dropout_key), 3)
+        x, r = self.computed(x, r)
         x = self._sublayer(x, lambda y: self.attn(y, r, index, mask, dropout_key=attention_key))
         return self._sublayer(x, lambda y: self.feed_forward(y, inner_key, output_key))
 

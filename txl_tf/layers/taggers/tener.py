@@ -157,7 +157,7 @@ class TenerAttn(Layer):
 
     def call(self, x, mask=None, training=None, dropout_key=None):
         visible = visible_keys(elements(x, mask, self.d_model))
-        q, k, v, position_scores = self.parts(x)
+        q, k, v, position_scores = self.parts(*self.computed(x))
         dropout_key = self.key_of_call(x, training, dropout_key)
         vectors = join_heads(attend(q, k, v, position_scores, visible, self.score_scale, self.dropatt, dropout_key))
         return vectors if self.fc is None else self.fc(vectors)
@@ -173,7 +173,7 @@ class TenerAttn(Layer):
     def attention_probs(self, x, mask=None):
         """The probabilities of the call, without dropout: `[n_head, batch, length, length]`."""
         visible = visible_keys(elements(x, mask, self.d_model))
-        q, k, _, position_scores = self.parts(tf.cast(x, self.compute_dtype))
+        q, k, _, position_scores = self.parts(*self.computed(x))
         return attention_probs(q, k, position_scores, visible, self.score_scale)
 
 
@@ -222,6 +222,7 @@ class TenerLayer(Layer):
         def feed_forward(y):
             return dropout(self.ffn(y, dropout_key=inner_key), self.dropout, output_key)
 
+        (x,) = self.computed(x)  # wrappers such as `TimeDistributed` call without Keras's casts
         x = self._residual(x, self.norm1, lambda y: self.self_attn(y, mask=mask, dropout_key=attention_key))
         return self._residual(x, self.norm2, feed_forward)
 
