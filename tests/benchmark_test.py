@@ -1,6 +1,8 @@
 """The benchmark's contestants do the same work, in this process and in others, and its figures are what they say."""
 
+import ast
 import contextlib
+import gc
 import json
 import math
 import subprocess
@@ -11,6 +13,8 @@ import pytest
 import reference_data
 import tensorflow as tf
 from absl import flags
+from benchmarking import contestants, language_models, pairs, processes, tables, taggers, tasks, work
+from benchmarking.shapes import SHAPES
 from helpers import ROOT, program
 from reference_model import ReferenceModel
 
@@ -26,22 +30,13 @@ SHAPE = {
 }  # fmt: skip
 
 
+ON_SEVERAL = ("workers", "ray", "ray_failures")
 SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def benchmark():
     yield from program("tools/benchmark.py")
-
-
-@pytest.fixture(scope="module")
-def contestants(benchmark):
-    return benchmark.contestants
-
-
-@pytest.fixture(scope="module")
-def processes(benchmark):
-    return benchmark.processes
 
 
 @pytest.fixture
@@ -59,6 +54,111 @@ def run(tmp_path):
     return run
 
 
+# ------------------------------------------------------------------------------------------------------- the work
+
+
+class Clock:
+    """A clock that stands still unless somebody works; it takes the place of the module `time`."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(work, "time", self)
+
+    def perf_counter(self):
+        return self.now
+
+
+class Trainee:
+    """`fit` and `evaluate` as Keras has them: 5 s of set-up, then steps of 1, 2, 3, ... seconds, and at last 7 s."""
+
+    def __init__(self, clock):
+        self.clock, self.taken = clock, []
+
+    def fit(self, batches, steps_per_epoch, verbose, callbacks):
+        self.history = {"loss": [self.steps(batches, steps_per_epoch, callbacks[0].on_train_batch_end)]}
+        return self
+
+    def evaluate(self, batches, steps, verbose, callbacks):
+        return self.steps(batches, steps, callbacks[0].on_test_batch_end)
+
+    def steps(self, batches, steps, on_end):
+        self.stop_training, self.clock.now = False, self.clock.now + 5
+        self.taken.append(0)
+        while not self.stop_training and self.taken[-1] < steps:
+            self.taken[-1] += 1
+            self.clock.now += self.taken[-1]
+            on_end(self.taken[-1] - 1, {"loss": 0.5})
+        self.clock.now += 7
+        return 0.25
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_the_time_of_steps_counts_from_the_end_of_the_first(monkeypatch, evaluation):
+    trainee = Trainee(Clock(monkeypatch))
+    steps = work.Steps(trainee, None, evaluation=evaluation)
+    assert steps.once() == 0.25
+    assert work.mean_seconds(steps, seconds=0) == 2  # of the second step alone
+    assert work.mean_seconds(steps, seconds=6) == (2 + 3 + 4) / 3
+    assert work.mean_seconds(steps, seconds=0, least=3) == (2 + 3 + 4) / 3
+    assert trainee.taken == [1, 2, 4, 4]
+
+
+def test_several_steps_are_one_work(monkeypatch):
+    trainee = Trainee(Clock(monkeypatch))
+    steps = work.Steps(trainee, None, steps=3)
+    steps.once()
+    assert work.mean_seconds(steps, seconds=0) == 2 + 3 + 4
+    assert work.mean_seconds(steps, seconds=10) == (2 + 3 + 4 + 5 + 6 + 7) / 2  # whole works only
+    assert trainee.taken == [3, 4, 7]
+
+
+def test_the_time_of_calls_is_all_of_it(monkeypatch):
+    clock, done = Clock(monkeypatch), []
+
+    def call():
+        done.append(len(done) + 1)
+        clock.now += done[-1]
+        return done[-1]
+
+    calls = work.Calls(call)
+    assert calls.once() == 1
+    assert work.mean_seconds(calls, seconds=0) == 2
+    assert work.mean_seconds(calls, seconds=6) == (3 + 4) / 2
+    assert work.mean_seconds(calls, seconds=0, least=3) == (5 + 6 + 7) / 3
+
+
+def test_batches_come_again_and_again():
+    one = (np.array([[1, 2]], np.int32), np.array([[3, 4]], np.int32))
+    dataset = work.repeated([one])
+    assert [spec.shape for spec in dataset.element_spec] == [(1, 2), (1, 2)]  # XLA needs to know them
+    for found in dataset.take(3):
+        np.testing.assert_array_equal(found, one)
+    several = [({"x": np.full([2, n], n, np.int32)}, np.zeros([2, n], np.int32)) for n in (1, 2)]
+    dataset = work.repeated(several)
+    assert [inputs["x"].shape for inputs, _ in dataset.take(5)] == [(2, 1), (2, 2), (2, 1), (2, 2), (2, 1)]
+    assert not dataset.options().autotune.enabled
+
+
+FILES = ("work", "contestants", "language_models", "pairs", "taggers", "tasks", "processes")  # in other checkouts, too
+
+
+def test_contestants_use_public_names_alone():
+    """But for the one that goes on with a text, of this checkout only."""
+    private, used = [], set()
+    for name in FILES:
+        tree = ast.parse((ROOT / f"tools/benchmarking/{name}.py").read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in ("txl_tf", "txl_programs"):
+                private.append(node.module)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "txl_tf":
+                used.add(node.attr)
+    assert private == ["txl_tf.models.decoding.session"]
+    assert used < set(txl_tf.__all__) and "TransformerXLLM" in used
+
+
+# ------------------------------------------------------------------------------------------------ the contestants
+
+
 def operations_of(graph):
     """Floating-point operations of the matrix products of a graph, but for sums that are written as products."""
     total = 0
@@ -69,86 +169,185 @@ def operations_of(graph):
     return total
 
 
-def test_operations_of_training_are_the_products_of_its_graph(contestants):
-    lm = txl_tf.TransformerXLLM(**contestants.model_arguments(SHAPE))
-    lm.compile(txl_tf.make_optimizer(1e-3))
-    lm.optimizer.build(lm.trainable_variables)
-    step = tf.function(lm.train_step, autograph=False)
-    graph = step.get_concrete_function(contestants.random_batch(SHAPE), lm.initial_mems(2)).graph
+def graphs():
+    return {id(found): found for found in gc.get_objects() if isinstance(found, tf.Graph)}
+
+
+def test_operations_of_training_are_the_products_of_its_graph():
+    before = graphs()
+    training = language_models.library_work("training", SHAPE)
+    training.once()
+    new = [graph for key, graph in graphs().items() if key not in before]
+    (graph,) = [graph for graph in new if any(op.type == "ResourceApplyAdam" for op in graph.get_operations())]
     zero_keys = 3 * 2 * 2 * 2 * 5 * 8  # the column of zeros of rel_shift: three products of two layers
-    assert operations_of(graph) == contestants.training_operations(SHAPE) + zero_keys
+    assert operations_of(graph) == language_models.training_operations(SHAPE) + zero_keys
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["training", *(pytest.param(m, marks=SLOW) for m in ("evaluation", "generation"))])
-def test_contestants_do_the_same_work(contestants, mode):
+def test_contestants_do_the_same_work(mode):
     uniform = math.log(SHAPE["n_token"])  # the loss of small initial weights
     makers = contestants.make_contestants(mode)
     reference, library = (makers[name]({**SHAPE, "n_layer": 1}) for name in list(makers)[:2])
     if mode == "generation":
-        assert reference().shape == (1, 2)  # a token of every row
-        assert library().shape == (2, 1 + 5)
+        assert reference.once().shape == (1, 2)  # a token of every row
+        assert library.once().shape == (2, 1 + 5)
     else:
-        np.testing.assert_allclose([np.mean(reference()), np.mean(library())], uniform, rtol=0.02)
+        np.testing.assert_allclose([np.mean(reference.once()), library.once()], uniform, rtol=0.02)
 
 
-def test_a_token_reads_weights_keys_values_and_position_keys(contestants):
-    lm = txl_tf.TransformerXLLM(**contestants.model_arguments(SHAPE))
+def test_a_token_reads_weights_keys_values_and_position_keys():
+    lm = txl_tf.TransformerXLLM(**language_models.model_arguments(SHAPE))
     weights, bins = generation.precompute_for(lm, lm.decoding_cache())
     state = lm.decoding_cache().initial_state(SHAPE["batch_size"])
     kernels = [kernel for layer in weights for kernel in (layer.qkv, layer.o, *layer.ff[::2])]
     tables = [layer.position_keys[:, : SHAPE["mem_len"] + 1] for layer in weights]
     read = [*kernels, *tables, *state.keys, *state.values, bins[0][0]]
-    assert contestants.bytes_of_token(SHAPE, 4) == 4 * sum(tensor.shape.num_elements() for tensor in read)
+    assert language_models.bytes_of_token(SHAPE, 4) == 4 * sum(tensor.shape.num_elements() for tensor in read)
 
 
 @SLOW
-def test_contestants_of_scoring_score_the_same_lines(contestants):
+def test_contestants_of_scoring_score_the_same_lines(tmp_path):
     shape = {**SHAPE, "lines": 6}
-    makers = contestants.make_contestants("scoring")
-    alone, together = (makers[name](shape)() for name in list(makers)[:2])
-    lengths = np.array([len(line.split()) + 1 for line in contestants.random_lines(shape)[0]])
-    for nll in (alone, together):
-        np.testing.assert_allclose(nll, lengths * math.log(SHAPE["n_token"]), rtol=0.05)  # small initial weights
-    counts = [contestants.tokens_of_step("scoring", name, shape) for name in makers]
+    processes.train_to_score(ROOT, shape, tmp_path)
+    makers = contestants.make_contestants("scoring", run=tmp_path / "lm")
+    alone, together = (makers[name](shape).once() for name in list(makers)[:2])
+    lengths = np.array([len(line.split()) + 1 for line in language_models.random_lines(shape)])
+    np.testing.assert_allclose(alone, together, rtol=1e-4)
+    np.testing.assert_allclose(together, lengths * math.log(SHAPE["n_token"]), rtol=0.05)  # small initial weights
+    counts = [contestants.tokens_of_work("scoring", name, shape) for name in makers]
     assert counts == [lengths.sum(), lengths.sum(), 2 * 5]
-    assert np.mean(makers[contestants.EVALUATION](shape)()) == pytest.approx(math.log(SHAPE["n_token"]), rel=0.05)
+    evaluation = makers[language_models.EVALUATION](shape)
+    assert evaluation.once() == pytest.approx(math.log(SHAPE["n_token"]), rel=0.05)
 
 
 @SLOW
-def test_contestants_of_writing_write_what_they_are_counted_for(contestants):
+def test_contestants_of_writing_write_what_they_are_counted_for():
     makers, shape = contestants.make_contestants("writing"), {**SHAPE, "batch_size": 1}
     for name, make in makers.items():
-        written, counted = make(shape)(), contestants.tokens_of_step("writing", name, shape)
+        written, counted = make(shape).once(), contestants.tokens_of_work("writing", name, shape)
         if name == "a prompt of 5,000 tokens is read":
             assert (written.shape, counted) == ((1, 5001), 5000)
         elif name == "a text of 5,000 tokens goes on":
             assert (written[0].shape, counted) == ((1, 5), 5)
         else:
             assert written[:, 1:].size == counted
-    assert {contestants.tokens_of_step("writing", name, shape) for name in makers} == {5, 10, 20, 80, 5000}
+    assert {contestants.tokens_of_work("writing", name, shape) for name in makers} == {5, 10, 20, 80, 5000}
 
 
-def test_a_ratio_is_the_median_over_turns_and_above_1_where_the_contestant_is_better(benchmark, capsys):
+def test_pairs_are_words_and_the_same_backwards_in_batches():
+    shape = {"batch_size": 4, "pairs": 40}
+    sources, targets = pairs.word_pairs(40)
+    assert targets == [[*reversed(source[:-1]), 2] for source in sources]
+    assert {i for source in sources for i in source[:-1]} <= set(range(3, 29))  # a to z
+    assert {source[-1] for source in sources} == {2}
+    widths = {}
+    for by_length in (False, True):
+        found = pairs.pair_batches(shape, by_length)
+        assert len(found) == 10
+        rows = [row for source, target in found for row in zip(source.tolist(), target.tolist(), strict=True)]
+        unpadded = [([i for i in source if i], [i for i in target if i]) for source, target in rows]
+        expected = [(source, [1, *target]) for source, target in zip(sources, targets, strict=True)]
+        assert sorted(unpadded) == sorted(expected)
+        widths[by_length] = sum(source.size for source, _ in found)
+    assert sum(map(len, sources)) <= widths[True] < widths[False]
+    assert contestants.tokens_of_work("seq2seq_pairs", REFERENCE, shape) == sum(map(len, targets))
+
+
+def test_inputs_of_taggers_are_characters_and_then_their_words():
+    def sentence(*arrays):
+        return taggers.Sentence(*(np.array(array, np.int32) for array in arrays))
+
+    batch = [
+        sentence([5, 6, 7], [9], [15, 16, 17], [1], [2], [0, 1, 2]),
+        sentence([8], [], [18], [], [], [3]),
+    ]
+    inputs = taggers.lattice_inputs(batch)
+    assert {name: array.tolist() for name, array in inputs.items()} == {
+        "lattice": [[5, 6, 7, 9], [8, 0, 0, 0]],
+        "bigrams": [[15, 16, 17], [18, 0, 0]],
+        "seq_len": [3, 1],
+        "lex_num": [1, 0],
+        "pos_s": [[0, 1, 2, 1], [0, 0, 0, 0]],
+        "pos_e": [[0, 1, 2, 2], [0, 0, 0, 0]],
+    }
+    characters = {name: array.tolist() for name, array in taggers.character_inputs(batch).items()}
+    assert characters == {"chars": [[5, 6, 7], [8, 0, 0]], "bigrams": [[15, 16, 17], [18, 0, 0]]}
+
+
+@pytest.mark.parametrize("lattice", [False, True])
+def test_sentences_are_all_in_the_batches_and_those_of_similar_lengths_together(lattice):
+    shape = {"sentences": 40, "batch_size": 4, "tgt_len": 0, "n_token": 50, "n_bigram": 60, "n_tag": 5}
+    sentences = taggers.random_sentences(shape)
+    assert all(len(some.words) == len(some.chars) // 2 for some in sentences)
+    assert all((some.starts <= some.ends).all() and (some.ends < len(some.chars)).all() for some in sentences)
+    sizes = {}
+    for by_length in (False, True):
+        batches = taggers.sentence_batches(shape, lattice, by_length)
+        rows = [row[row > 0].tolist() for inputs, _ in batches for row in inputs["lattice" if lattice else "chars"]]
+        expected = [[*some.chars, *(some.words if lattice else [])] for some in sentences]
+        assert sorted(rows) == sorted(expected)
+        assert all(inputs["bigrams"].shape == tags.shape for inputs, tags in batches)
+        sizes[by_length] = sum(tags.size for _, tags in batches)
+    tokens = contestants.tokens_of_work("flat" if lattice else "tener", REFERENCE, shape)
+    assert tokens == sum(len(some.chars) for some in sentences) <= sizes[True] < sizes[False]
+
+
+# ------------------------------------------------------------------------------------------------------- the tables
+
+
+def test_every_other_round_goes_backwards():
+    order = []
+    turns = {name: lambda name=name: order.append(name) or {"seconds": len(order)} for name in "abc"}
+    measured = tables.take_turns(turns, rounds=3)
+    assert "".join(order) == "abccbaabc"
+    assert measured["c"]["seconds"] == [3, 4, 9]
+
+
+def test_a_ratio_is_the_median_over_turns_and_above_1_where_the_contestant_is_better(capsys):
     turns = {
         "reference": iter([{"seconds": 2.0, "mb": 5}, {"seconds": 4.0, "mb": 7}, {"seconds": 9.0, "mb": 6}]),
         "mine": iter([{"seconds": 1.0, "mb": 1}, {"seconds": 1.0, "mb": 1}, {"seconds": 3.0, "mb": 1}]),
     }
-    measured = benchmark.take_turns({name: found.__next__ for name, found in turns.items()}, rounds=3)
+    measured = tables.take_turns({name: found.__next__ for name, found in turns.items()}, rounds=3)
     assert measured["reference"] == {"seconds": [2, 4, 9], "mb": [5, 7, 6]}
-    rows = benchmark.rows_of("startup", "seconds", measured)
+    rows = tables.rows_of("startup", "seconds", measured)
     common = {"mode": "startup", "mb": 6, "ratio_quartiles": [1, 1]}
     assert rows[0] == {**common, "contestant": "reference", "seconds": 4, "quartiles": [3, 6.5], "ratio": 1}
     common = {"mode": "startup", "mb": 1, "ratio_quartiles": [2.5, 3.5]}
     assert rows[1] == {**common, "contestant": "mine", "seconds": 1, "quartiles": [1, 2], "ratio": 3}
     rates = {name: {"words_per_second": figures["seconds"]} for name, figures in measured.items()}
-    rows = benchmark.rows_of("preparation", "words_per_second", rates)
+    rows = tables.rows_of("preparation", "words_per_second", rates)
     np.testing.assert_allclose(rows[1]["ratio"], 1 / 3)
-    benchmark.print_table("preparation", rows)
+    tables.print_table("preparation", rows)
     *_, heading, first, second = (line.split() for line in capsys.readouterr().out.splitlines())
     assert heading == ["contestant", "words/s", "quartiles", "ratio", "quartiles"]
     assert first == ["reference", "4", "3", "-", "6", "1.000", "1.00", "-", "1.00"]
     assert second == ["mine", "1", "1", "-", "2", "0.333", "0.29", "-", "0.42"]
+
+
+def test_the_summary_has_the_median_of_the_runs(capsys):
+    ratios = {"other": [1.0, 1.0, 1.0], "this": [0.9, 1.2, 1.1]}
+    rows = [
+        {"mode": mode, "contestant": name, "ratio": ratios[name][run] + (name == "this") * shift, "run": run + 1}
+        for run in range(3)
+        for mode, shift in (("training", 0), ("writing", 1))
+        for name in ratios
+    ]
+    rows.append({"mode": "ray_failures", "contestant": "2 workers", "run": 1})  # compared with nothing
+    summary = tables.summary_of(rows)
+    assert summary[1] == {"mode": "training", "contestant": "this", "ratios": [0.9, 1.2, 1.1], "median": 1.1}
+    assert [(row["mode"], row["contestant"], row["median"]) for row in summary] == [
+        ("training", "other", 1), ("training", "this", 1.1), ("writing", "other", 1), ("writing", "this", 2.1)
+    ]  # fmt: skip
+    tables.print_summary("ratios", summary)
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "ratios",
+        "  mode      contestant  run 1  run 2  run 3  median",
+        "  training  this        0.900  1.200  1.100   1.100",
+        "  writing   this        1.900  2.200  2.100   2.100",
+    ]
 
 
 def test_costs_by_argument_are_of_the_shapes_that_the_argument_gives(benchmark, monkeypatch):
@@ -158,7 +357,7 @@ def test_costs_by_argument_are_of_the_shapes_that_the_argument_gives(benchmark, 
 
     def make(shape):
         made.append((shape["tgt_len"], shape["n_token"], shape["cutoffs"]))
-        return lambda: None
+        return work.Calls(lambda: None)
 
     rows = benchmark.scale("training", SHAPE, {REFERENCE: make}, rounds=1, seconds=0)
     assert made == [(2, 20, []), (4, 20, []), (5, 9, []), (5, 20, [4])]
@@ -168,10 +367,19 @@ def test_costs_by_argument_are_of_the_shapes_that_the_argument_gives(benchmark, 
     assert all(0 < row["microseconds_per_token"] < 1e6 for row in rows)
 
 
+def test_costs_by_length_are_medians_around_a_number_of_segments(benchmark, monkeypatch):
+    clock = Clock(monkeypatch)
+    makers = {REFERENCE: None, "txl_tf float32": lambda shape: work.Steps(Trainee(clock), None, evaluation=True)}
+    rows = benchmark.scale_length("evaluation", {**SHAPE, "tgt_len": 10}, makers, segments=4)
+    assert [row["value"] for row in rows] == [10, 20, 40]  # tokens
+    seconds = [2, np.median([3, 4]), np.median([4, 5])]  # of the steps after the first: 2, 3, 4 and 5 s
+    np.testing.assert_allclose([row["microseconds_per_token"] for row in rows], np.array(seconds) / 20 * 1e6)
+
+
 # ------------------------------------------------------------------------------------------- other processes
 
 
-def test_both_prepare_the_same_tokens_from_a_text_of_repeated_words(benchmark, processes, tmp_path):
+def test_both_prepare_the_same_tokens_from_a_text_of_repeated_words(benchmark, tmp_path):
     for split, megabytes in (("train", 0.05), ("valid", 0.01), ("test", 0.01)):
         benchmark.write_text(tmp_path / f"{split}.txt", n_token=500, megabytes=megabytes)
     expected = reference_data.prepare(tmp_path, tmp_path / "reference")
@@ -179,23 +387,23 @@ def test_both_prepare_the_same_tokens_from_a_text_of_repeated_words(benchmark, p
     for split, ids in expected.items():
         np.testing.assert_array_equal(prepared.splits[split], ids)
     assert (tmp_path / "reference/vocab.txt").read_text() == (tmp_path / "library/vocab.txt").read_text()
-    assert len(expected["train"]) == processes.prepare("txl_tf", tmp_path)["words"] - len(expected["valid"]) * 2
+    assert tasks.prepare("txl_tf", tmp_path)["words"] == sum(map(len, expected.values()))
     counts = np.bincount(expected["train"])
     assert len(counts) > 300 and counts.max() > 20 * np.median(counts)
 
 
 @pytest.mark.slow
-def test_the_exported_reference_predicts_what_the_model_does(contestants, processes, tmp_path):
+def test_the_exported_reference_predicts_what_the_model_does(tmp_path):
     shape = {**SHAPE, "n_layer": 1}
-    written = processes.export(REFERENCE, shape, str(tmp_path / "model"))
-    loaded = processes.load(str(tmp_path / "model"))
+    written = tasks.export(REFERENCE, shape, str(tmp_path / "model"))
+    loaded = tasks.load(str(tmp_path / "model"))
     assert written["megabytes"] > 0 and loaded["load_seconds"] > 0
-    assert processes.turn(seconds=0)["milliseconds_per_step"] > 0
+    assert tasks.turn(seconds=0)["milliseconds_per_step"] > 0
     signatures = tf.saved_model.load(str(tmp_path / "model")).signatures
     state = signatures["initial_state"](batch_size=tf.constant(1))["state"]
     tokens = tf.constant([[3, 1, 2]])
     found = signatures["next"](tokens=tokens, state=state)
-    model = ReferenceModel(**contestants.model_arguments(shape))
+    model = ReferenceModel(**language_models.model_arguments(shape))
     expected = model.log_probs(tf.transpose(tokens), model.initial_mems(1))[-1]
     np.testing.assert_allclose(found["log_probs"], tf.math.top_k(expected, 10).values, rtol=1e-5)
     again = signatures["next"](tokens=tokens, state=found["state"])
@@ -203,14 +411,14 @@ def test_the_exported_reference_predicts_what_the_model_does(contestants, proces
 
 
 @SLOW
-def test_replicas_train_in_a_process(processes):
+def test_replicas_train_in_a_process():
     found = processes.alone("train_replicas", name="txl_tf float32", shape=SHAPE, replicas=2, seconds=0)
     assert 0 < found["tokens_per_second"] < 1e6 and found["peak_memory_mb"] > 100
 
 
 @SLOW
 def test_a_step_of_two_workers_all_reduces_the_gradients_once_and_three_numbers(benchmark):
-    lm = txl_tf.TransformerXLLM(**benchmark.contestants.model_arguments(SHAPE))
+    lm = txl_tf.TransformerXLLM(**language_models.model_arguments(SHAPE))
     buckets = [0]
     for variable in lm.trainable_variables:
         if buckets[-1] > 1000:
@@ -238,9 +446,9 @@ for line in sys.stdin:
 """
 
 
-def test_a_process_answers_with_figures_until_it_fails_and_says_why(processes, tmp_path, monkeypatch):
+def test_a_process_answers_with_figures_until_it_fails_and_says_why(tmp_path, monkeypatch):
     (tmp_path / "answering.py").write_text(ANSWERING)
-    monkeypatch.setattr(processes, "__file__", str(tmp_path / "answering.py"))
+    monkeypatch.setattr(processes, "TASKS", tmp_path / "answering.py")
     with processes.Process("here") as process:
         for n in (1, 2):
             assert process.call("turn", n=n) == {"function": "turn", "checkout": "here", "n": n}
@@ -251,13 +459,13 @@ def test_a_process_answers_with_figures_until_it_fails_and_says_why(processes, t
 
 
 @SLOW
-def test_a_process_that_fails_says_why(processes):
+def test_a_process_that_fails_says_why():
     with pytest.raises(ValueError, match="^no_such of {'n': 1} failed: KeyError: 'no_such'$"):
         processes.alone("no_such", n=1)
 
 
 @SLOW
-def test_a_process_imports_the_library_of_its_checkout(processes, tmp_path):
+def test_a_process_imports_the_library_of_its_checkout(tmp_path):
     (tmp_path / "txl_tf").mkdir()
     (tmp_path / "txl_tf/__init__.py").write_text("raise ImportError('the other txl_tf')")
     with (
@@ -339,22 +547,102 @@ def test_the_first_answers_are_those_of_the_programs(run):
 
 @SLOW
 def test_this_checkout_is_compared_with_another(run):
-    figures, _ = run("--mode=generation,startup", f"--against={ROOT}", "--rounds=1", "--seconds=0.1")
+    modes = "generation,scoring,tener,startup"
+    figures, printed = run(f"--mode={modes}", f"--against={ROOT}", "--rounds=1", "--seconds=0.1", "--runs=2")
     rows = figures["rows"]
     names = ["other float32", "this float32", "other bfloat16", "this bfloat16"]
-    assert [row["contestant"] for row in rows] == [*names, *names[:2]]
+    of_a_run = [("generation", names), ("scoring", names[:2]), ("tener", names), ("startup", names[:2])]
+    expected = [(run, mode, name) for run in (1, 2) for mode, some in of_a_run for name in some]
+    assert [(row["run"], row["mode"], row["contestant"]) for row in rows] == expected
     for other, this in zip(rows[::2], rows[1::2], strict=True):
-        assert other["mode"] == this["mode"] and other["ratio"] == 1
+        assert other["ratio"] == 1
         low, high = this["ratio_quartiles"]
         assert 0.05 < low == this["ratio"] == high < 20
         np.testing.assert_allclose(this["peak_memory_mb"], other["peak_memory_mb"], rtol=0.2)
+    ratios = [row["ratio"] for row in rows if (row["mode"], row["contestant"]) == ("tener", "this bfloat16")]
+    (found,) = [row for row in figures["summary"] if (row["mode"], row["contestant"]) == ("tener", "this bfloat16")]
+    assert found["ratios"] == ratios and found["median"] == np.mean(ratios)
+    assert f"{figures['machine']['processor']}; this {figures['commits']['this']}, other" in printed
+
+
+FIRST_STEP = """
+import sys, time, txl_tf
+print("step 1/1 ", flush=True)
+time.sleep(0.2)
+sys.exit(txl_tf.status)
+"""
+
+
+def test_programs_are_those_of_a_checkout_and_import_its_library(tmp_path):
+    for name, status in (("other", 0), ("failing", "out of luck")):
+        (tmp_path / name / "txl_tf").mkdir(parents=True)
+        (tmp_path / name / "txl_tf/__init__.py").write_text(f"status = {status!r}")
+        (tmp_path / name / "tools").mkdir()
+        for program_name in ("train.py", "tools/score.py"):
+            (tmp_path / name / program_name).write_text(FIRST_STEP)
+    figures = processes.watch(SHAPE, "text.txt", tmp_path / "other")
+    assert 0 < figures["seconds"] < figures["command_seconds"] - 0.2
+    figures = processes.answer("score.py", tmp_path, tmp_path / "other")
+    assert 0 < figures["seconds"] < figures["command_seconds"] - 0.2
+    with pytest.raises(ValueError, match="^train.py failed: out of luck$"):
+        processes.watch(SHAPE, "text.txt", tmp_path / "failing")
+    with pytest.raises(ValueError, match="^score.py failed: out of luck$"):
+        processes.answer("score.py", tmp_path, tmp_path / "failing")
+
+
+@pytest.fixture
+def set_flags(benchmark):
+    """Sets the flags of the benchmark, all others to their defaults."""
+
+    def set_flags(*arguments):
+        benchmark.FLAGS.unparse_flags()
+        for name in benchmark.FLAGS:
+            benchmark.FLAGS[name].unparse()
+        benchmark.FLAGS(["benchmark.py", *arguments])
+
+    return set_flags
+
+
+def test_modes_are_those_that_the_flags_name(benchmark, set_flags):
+    set_flags()
+    first = ["training", "training_words", "evaluation", "generation"]
+    assert benchmark.chosen_modes() == [*first, "preparation", "export", "startup", "first_answer"]
+    set_flags("--mode=all")
+    assert benchmark.chosen_modes() == list(SHAPES)
+    set_flags("--mode=all", f"--against={ROOT}")
+    assert benchmark.chosen_modes() == [mode for mode in SHAPES if mode not in ON_SEVERAL]
+    set_flags("--scaling")
+    assert benchmark.chosen_modes() == ["training", "evaluation", "generation"]
+
+
+def test_contestants_are_those_that_the_flags_name(benchmark, set_flags):
+    set_flags("--contestants=bfloat16,row")
+    (group,) = benchmark.groups_of("generation")
+    assert list(group) == [REFERENCE, "txl_tf bfloat16", "read of its bytes bfloat16"]
+    (group,) = benchmark.groups_of("writing")
+    assert list(group) == ["one row", "2 rows", "4 rows", "16 rows"]
+    set_flags("--against=/other")
+    both = {mode: [list(group) for group in benchmark.groups_of(mode)] for mode in SHAPES if mode not in ON_SEVERAL}
+    assert both["preparation"] == [["other", "this"]]
+    assert both["scoring"] == both["startup"] == [["other float32", "this float32"]]
+    assert both["flat"] == [["other float32", "this float32"], ["other bfloat16", "this bfloat16"]]
+    assert [this for _, this in both["first_answer"]] == ["this generate.py", "this score.py", "this tag.py"]
+    recomputed = "this float32 recompute"
+    assert [this for _, this in both["training"]] == ["this float32", "this bfloat16", recomputed]
+    assert all(both.values())
+    (group,) = benchmark.groups_of("scoring")
+    assert group == {"other float32": ("txl_tf float32", "/other"), "this float32": ("txl_tf float32", ROOT)}
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (["--mode=training,reading"], "mode must be of training, .*, got reading"),
-        (["--mode=export", f"--against={ROOT}"], "mode must be of training, .*, got export"),
+        (["--mode=export,ray", f"--against={ROOT}"], "mode must be of training, .*, got ray"),
+        (["--mode=writing,training", "--contestants=row"], "contestants must have names in mode=training, .*got row"),
+        (["--mode=workers", "--contestants=row"], "contestants must have names in mode=workers, .*got row"),
+        (["--scaling", "--contestants=float32"], "contestants must .* with scaling, got float32"),
+        (["--mode=training", "--runs=0"], "runs.* positive integer"),
         (["--mode=workers", "--batch_size=6"], "batch_size must be a multiple of 4, the most workers, got 6"),
         (["--mode=softmax_wt103,workers", "--batch_size=6"], "batch_size must be a multiple of 4, .* got 6"),
         (["--mode="], "mode must be of training, .*, got none"),
@@ -379,12 +667,11 @@ def test_this_checkout_is_compared_with_another(run):
     ],
     ids=str,
 )
-def test_bad_flags_are_one_clear_error(benchmark, arguments, message, monkeypatch):
+def test_bad_flags_are_one_clear_error(benchmark, set_flags, arguments, message, monkeypatch):
     def measured(dtype):
         raise AssertionError("measured")
 
     monkeypatch.setattr(benchmark, "matmul_peak", measured)
-    benchmark.FLAGS.unparse_flags()
     with pytest.raises((ValueError, flags.Error), match=message):
-        benchmark.FLAGS(["benchmark.py", *arguments])
+        set_flags(*arguments)
         benchmark.main()

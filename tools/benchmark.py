@@ -4,12 +4,14 @@
     python tools/benchmark.py --quick                           # small shapes and few turns, under three minutes
     python tools/benchmark.py --mode=training --tgt_len=64 --mem_len=64
     python tools/benchmark.py --mode=softmax_wt103,softmax_lm1b # large vocabularies, which need 6 GB of memory
-    python tools/benchmark.py --against=../older                # this checkout and another one
+    python tools/benchmark.py --against=../older --mode=all --runs=3    # this checkout and another one
     python tools/benchmark.py --scaling --json=scaling.json     # how the cost grows, ten minutes; needs 8 GB
 
 Contestants take turns, so that whatever else the machine does slows all of them alike. Each is a process of its own.
 Tables give the median over the turns, quartiles, and the same of the ratio to the first contestant in the same turn;
-above 1 is better. Every mode has a shape, see `SHAPES` in tools/benchmarking/shapes.py; flags change it.
+above 1 is better. With `--runs=3`, everything is measured three times, each time with new processes; the last table has
+the ratios of all runs and their median. Every mode has a shape, see `SHAPES` in tools/benchmarking/shapes.py; flags
+change it.
 
     training, training_words,          tokens/s; a turn is as many steps as fill `--seconds`, at least one. With words:
     evaluation, generation             33,278, in three bins. Training with AMX also has float32 products of rounded
@@ -21,8 +23,8 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/benchmarking/sh
     first_answer                       seconds from the command to the first token of tools/generate.py, and to a line's
                                        answer of tools/score.py and tools/tag.py, beside `import tensorflow` alone
     softmax_wt103, softmax_lm1b        training of one layer with the vocabularies of WikiText-103 and of lm1b
-    seq2seq, seq2seq_decoding          the vanilla encoder-decoder against the tutorial's layers under Keras's `fit`,
-                                       tests/reference_transformer.py; decoding is greedy
+    seq2seq, seq2seq_decoding          the vanilla encoder-decoder against the tutorial's layers, both under Keras's
+                                       `fit`, tests/reference_transformer.py; decoding is greedy
     seq2seq_pairs                      training on words and the same backwards: the library's batches are by length,
                                        the tutorial's as the words come; symbols of targets, without padding
     tener, flat,                       training and tagging of sentences as long as those of Resume, against plain ports
@@ -41,25 +43,31 @@ above 1 is better. Every mode has a shape, see `SHAPES` in tools/benchmarking/sh
     writing                            `lm.generate` of one row, of several, with options of sampling, after a prompt of
                                        5,000 tokens
 
-From the preparation to lm1b, every turn is a new process. `of peak` is the time of the matrix products of training,
-at the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process,
-TensorFlow included. `--against` has no preparation, no export, no first answer, no workers, no Ray, no scoring, no
-writing, no seq2seq and no taggers; both checkouts have processes of their own, so that the other may be of any age.
-`--scaling` has two layers unless `--n_layer` says otherwise.
+The library trains by `fit` and evaluates by `evaluate`; what these set up, and the first step after it, is not counted.
+From the preparation to lm1b, every turn is a new process. `of peak` is the time of the matrix products of training, at
+the speed of a large one, over the time of the step. `peak MB` is the largest resident memory of the process, TensorFlow
+included.
+
+`--against` compares the library of two checkouts, which may be of any age: the processes of each import its own txl_tf,
+use public names only, start its own programs, and read runs that these programs have trained. It leaves out workers and
+Ray. `--mode=all` measures every mode, with `--against` every one that two checkouts can be compared in. `--scaling` has
+two layers unless `--n_layer` says otherwise.
 """
 
 import concurrent.futures
 import contextlib
+import functools
 import json
 import os
 import re
 import statistics
+import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 from absl import flags, logging
-from benchmarking.shapes import REFERENCE, ROUNDED, SHAPES
+from benchmarking.shapes import REFERENCE, ROUNDED, SHAPES, WRITING_AGAINST
 
 from txl_programs.program import FLAGS, check_integers, read_flags, run
 
@@ -67,7 +75,9 @@ from txl_programs.program import FLAGS, check_integers, read_flags, run
 PAIRS = ("seq2seq", "seq2seq_pairs", "seq2seq_decoding")
 TAGGING = ("tener", "tener_tagging", "flat", "flat_tagging", "flat_long")
 LASTING = ("training", "training_words", "evaluation", "generation", "writing", "workers", "scoring", *PAIRS, *TAGGING)
-ON_RAY = ("ray", "ray_failures")
+SOFTMAX = ("softmax_wt103", "softmax_lm1b")
+ON_SEVERAL = ("workers", "ray", "ray_failures")
+ON_REQUEST = (*SOFTMAX, *ON_SEVERAL, "scoring", "writing", *PAIRS, *TAGGING)  # left out without --mode
 WORKERS = (1, 2, 4)
 BUCKETS = {"one bucket": 0, "4 MB buckets": 4 << 20, "1 MB buckets": 1 << 20}  # name: bytes
 SCALING = {
@@ -79,24 +89,8 @@ SCALING = {
     "generation": {"mem_len": [400, 800, 1600, 3200]},
 }  # fmt: skip
 CUTOFFS = {33278: [2000, 10000], 267735: [20000, 40000, 200000]}  # of the vocabularies in SCALING
-COLUMNS = {  # of the tables: heading and format
-    "tokens_per_second": ("tokens/s", "{:,.0f}"), "words_per_second": ("words/s", "{:,.0f}"),
-    "lines_per_second": ("lines/s", "{:,.0f}"), "seconds": ("command", "{:.2f} s"), "quartiles": ("quartiles", None),
-    "ratio": ("ratio", "{:.3f}"), "ratio_quartiles": ("quartiles", "{:.2f}"),
-    "milliseconds_per_step": ("step", "{:,.1f} ms"), "first_request_seconds": ("first", "{:.1f} s"),
-    "export_seconds": ("export", "{:.1f} s"), "megabytes": ("on disk", "{:.0f} MB"),
-    "load_seconds": ("load", "{:.1f} s"), "build_seconds": ("build", "{:.1f} s"),
-    "first_step_seconds": ("first step", "{:.1f} s"), "command_seconds": ("ended after", "{:.2f} s"),
-    "processor_seconds": ("processor", "{:.2f} s"),
-    "speedup": ("speed", "{:.2f}"), "collectives": ("collectives", "{:.0f}"),
-    "reduced_bytes": ("bytes all-reduced", "{:,.0f}"), "loopback_mb": ("loopback", "{:,.1f} MB"),
-    "share_of_peak": ("of peak", "{:.0%}"), "peak_memory_mb": ("peak MB", "{:,.0f}"),
-    "worker_peak_mb": ("worker's peak MB", "{:,.0f}"), "failures": ("failures", "{:.0f}"), "step": ("step", "{:.3f} s"),
-    "saving": ("saving", "{:.3f} s"), "starting": ("starting", "{:.1f} s"), "real": ("all", "{:.1f} s"),
-    "simulated": ("simulated", "{:.1f} s"),
-}  # fmt: skip
 
-flags.DEFINE_list("mode", None, f"What to measure, of {', '.join(SHAPES)}; default: all before softmax_wt103.")
+flags.DEFINE_list("mode", None, f"What to measure, all or of {', '.join(SHAPES)}; default: all before softmax_wt103.")
 _DEFINE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, list: flags.DEFINE_list}
 _LEAST = {"n_token": 1, "tgt_len": 1, "batch_size": 1, "megabytes": 0.001}  # of what no network checks
 for _name, _value in SHAPES["startup"].items():
@@ -105,10 +99,12 @@ for _name, _value in SHAPES["startup"].items():
 check_integers("cutoffs")
 _ROUNDS = "Turns of each contestant; default: 9, and 3 of new processes and with --scaling."
 flags.DEFINE_integer("rounds", None, _ROUNDS, lower_bound=1)
+flags.DEFINE_integer("runs", 1, "How often to measure everything; the last table has the median ratios.", lower_bound=1)
 flags.DEFINE_float("seconds", None, "Shortest length of a turn; default: 1, with --scaling 0.3.", lower_bound=0)
 flags.DEFINE_bool("quick", False, "2 layers, texts of 2 MB, 2 turns of 0.2 s, 1 of new processes.")
 flags.DEFINE_bool("scaling", False, "Measure how the cost grows with each argument, and with the text's length.")
 flags.DEFINE_string("against", None, "Folder of another checkout, to compare this one with instead of the reference.")
+flags.DEFINE_list("contestants", None, "Words: of the others, only contestants whose name has one of them take part.")
 flags.DEFINE_integer("inter_op_threads", None, "Operations that TensorFlow runs at a time; its default: all cores.")
 flags.DEFINE_bool("jit", False, "Measure training with XLA, too.")
 flags.DEFINE_string("json", None, "File to write the figures to.")
@@ -117,81 +113,29 @@ read_flags(__name__)
 
 import numpy as np
 import tensorflow as tf
-from benchmarking import cluster, contestants, processes
+from benchmarking import cluster, contestants, language_models, processes, taggers
+from benchmarking.tables import describe, print_summary, print_table, rows_of, summary_of, take_turns
+from benchmarking.work import Calls, mean_seconds
 
 from txl_tf.files import check_writable
 from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
 
-# ------------------------------------------------------------------------------------------------ turns and tables
-
-
-def take_turns(turns, rounds):
-    """`{name: {figure: list over the rounds}}` of functions that return dicts of figures."""
-    figures = {name: [] for name in turns}
-    for _ in range(rounds):
-        for name, turn in turns.items():
-            figures[name].append(turn())
-    return {name: {key: [turn[key] for turn in found] for key in found[0]} for name, found in figures.items()}
-
-
-def rows_of(mode, figure, measured):
-    """Rows of the results, one for each contestant in what `take_turns` found.
-
-    A row has the medians of all figures, but the largest peak memory. Of `figure` it also has the quartiles, and median
-    and quartiles of the ratio to the first contestant in the same turn. More of `figure` is better, but for seconds.
-    """
-    first, rows = np.array(next(iter(measured.values()))[figure]), []
-    for name, figures in measured.items():
-        values = np.array(figures[figure])
-        ratios = first / values if figure == "seconds" else values / first
-        row = {"mode": mode, "contestant": name}
-        row |= {key: (max if "peak" in key else statistics.median)(some) for key, some in figures.items()}
-        row |= {"quartiles": np.percentile(values, [25, 75]).tolist(), "ratio": np.median(ratios).item()}
-        rows.append(row | {"ratio_quartiles": np.percentile(ratios, [25, 75]).tolist()})
-    return rows
-
-
-def print_table(heading, rows):
-    """Prints rows, in those of COLUMNS that they have."""
-    keys = [key for key in COLUMNS if any(key in row for row in rows)]
-
-    def cell(row, key):
-        values = row.get(key, [])
-        form = COLUMNS[key][1] or COLUMNS[keys[0]][1]
-        return " - ".join(form.format(value) for value in (values if isinstance(values, list) else [values]))
-
-    lines = [["contestant", *(COLUMNS[key][0] for key in keys)]]
-    lines += [[row["contestant"], *(cell(row, key) for key in keys)] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    print(f"\n{heading}")
-    for name, *cells in lines:
-        padded = [f"{text:>{width}}" for text, width in zip(cells, widths[1:], strict=True)]
-        print("  ".join([f"  {name:{widths[0]}}", *padded]), flush=True)
-
-
-def describe(shape):
-    """A shape in words, without what is off."""
-    return ", ".join(f"{name} {value}" for name, value in shape.items() if value not in (False, -1, []))
-
-
 # ----------------------------------------------------------------------------------------------------------- modes
 
 
-def compare(mode, shape, rounds, seconds, peaks):
-    """Measures a mode, prints its table and returns its rows."""
+def compare(mode, shape, rounds, seconds, peaks, folder):
+    """Measures a mode, prints its table and returns its rows. Texts and runs are in `folder`."""
     figures = {"preparation": "words_per_second", "startup": "seconds", "first_answer": "seconds"}
     figure = figures.get(mode, "tokens_per_second")
     rows = []
     for group in groups_of(mode):
         with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            write_texts(mode, shape, folder)
-            if mode == "first_answer":
-                processes.train_runs(shape, folder)
-            turns = {name: start(mode, *which, shape, seconds, folder, stack) for name, which in group.items()}
-            rows += rows_of(mode, figure, take_turns(turns, rounds))
-    for row in rows if contestants.is_training(mode) else ():
-        rate = contestants.training_operations(shape) / row["milliseconds_per_step"] * 1000
+            # Two checkouts start at the same time, as neither is compared with anything else.
+            pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(len(group) if FLAGS.against else 1))
+            started = pool.map(lambda each: start(mode, *each, shape, seconds, folder, stack), group.values())
+            rows += rows_of(mode, figure, take_turns(dict(zip(group, started, strict=True)), rounds))
+    for row in rows if language_models.is_training(mode) else ():
+        rate = language_models.training_operations(shape) / row["milliseconds_per_step"] * 1000
         row["share_of_peak"] = rate / peaks[row["contestant"].split()[1]]
     print_table(f"{mode}: {describe(shape)}", rows)
     if mode == "startup":
@@ -249,22 +193,20 @@ def start_workers(shape, n, seconds, stack, bytes_per_pack=None):
     return turn
 
 
-def compare_ray(shape, rounds):
+def compare_ray(shape, rounds, folder):
     """Measures programs with Ray and without it, prints their tables and returns their rows."""
     rows = []
-    with tempfile.TemporaryDirectory() as folder, cluster.started(cores=4) as address:
-        write_texts("ray", shape, folder)
-        for task, figure, turns in cluster.tasks(folder, address):
+    with cluster.started(cores=4) as address:
+        for task, figure, turns in cluster.tasks(written("ray", folder), address):
             rows += rows_of(f"ray {task}", figure, take_turns(turns, rounds))
             print_table(f"ray {task}: {describe(shape)}", [row for row in rows if row["mode"] == f"ray {task}"])
     return rows
 
 
-def compare_failures(shape):
+def compare_failures(shape, folder):
     """Measures trainings that fail, prints their table beside the simulation, and returns its rows."""
-    with tempfile.TemporaryDirectory() as folder, cluster.started(cores=4) as address:
-        write_texts("ray_failures", shape, folder)
-        rows = [cluster.failures(folder, address, workers) for workers in (2, 3, 4)]
+    with cluster.started(cores=4) as address:
+        rows = [cluster.failures(written("ray_failures", folder), address, workers) for workers in (2, 3, 4)]
     print_table(f"ray_failures: {describe(shape)}", rows)
     return rows
 
@@ -278,13 +220,24 @@ def groups_of(mode):
         "first_answer": [processes.IMPORT, *processes.ANSWERS],
     }
     names = special.get(mode) or list(contestants.make_contestants(mode, FLAGS.jit))
-    if FLAGS.against or "amx_bf16" not in processor_flags():
+    if "amx_bf16" not in processor_flags():
         names = [name for name in names if name != ROUNDED]
+    words = FLAGS.contestants or [""]
+    chosen = [name for name in names if any(word in name for word in words)]
     if not FLAGS.against:
-        return [{name: (name, processes.ROOT) for name in names}]
+        return [{name: (name, processes.ROOT) for name in dict.fromkeys([names[0], *chosen])}] if chosen else []
     checkouts = {"other": os.path.abspath(FLAGS.against), "this": processes.ROOT}
-    library = [name for name in names if name.startswith("txl_tf")]
-    return [{name.replace("txl_tf", side): (name, path) for side, path in checkouts.items()} for name in library]
+    groups = []
+    for name in filter(takes_part_against, chosen):
+        label = name.removeprefix("txl_tf").strip()
+        groups.append({f"{side} {label}".strip(): (name, path) for side, path in checkouts.items()})
+    return groups
+
+
+def takes_part_against(name):
+    """Whether a contestant takes part with `--against`: the library's do, but not every one of them."""
+    library = name.startswith("txl_tf") and name not in (ROUNDED, taggers.AS_THEY_COME)
+    return library or name in WRITING_AGAINST or name in processes.ANSWERS
 
 
 def start(mode, name, checkout, shape, seconds, folder, stack):
@@ -292,20 +245,24 @@ def start(mode, name, checkout, shape, seconds, folder, stack):
     contestant = {"mode": mode, "name": name, "shape": shape, "jit": FLAGS.jit}
     if mode in LASTING:
         process = stack.enter_context(processes.Process(checkout))
+        if mode == "scoring":
+            contestant["run"] = os.path.join(trained(mode, checkout, folder), "lm")
         first = process.call("begin", **contestant)
         return lambda: first | process.call("turn", seconds=seconds)
     if mode == "preparation":
-        return lambda: processes.alone("prepare", name=name, folder=folder)
+        return lambda: processes.alone("prepare", checkout, name=name, folder=written(mode, folder))
     if mode == "startup":
-        watch = processes.watch_reference if name == REFERENCE else processes.watch
-        return lambda: watch(shape, os.path.join(folder, "train.txt"), checkout)
+        text = os.path.join(written(mode, folder), "train.txt")
+        if name == REFERENCE:
+            return lambda: processes.watch_reference(shape, text)
+        return lambda: processes.watch(shape, text, checkout)
     if mode == "first_answer":
-        return lambda: processes.answer(name, folder)
+        return lambda: processes.answer(name, trained(mode, checkout, folder), checkout)
 
     def export():
         with tempfile.TemporaryDirectory() as parent, processes.Process() as process:
             directory = os.path.join(parent, "1")
-            figures = processes.alone("export", name=name, shape=shape, directory=directory)
+            figures = processes.alone("export", checkout, name=name, shape=shape, directory=directory)
             figures |= process.call("load", directory=directory)
             return figures | process.call("turn", seconds=seconds, least=3)
 
@@ -316,12 +273,25 @@ def start(mode, name, checkout, shape, seconds, folder, stack):
     return export if mode == "export" else train_anew
 
 
-def write_texts(mode, shape, folder):
-    """What the preparation and train.py read: train.txt, valid.txt and test.txt."""
-    if "megabytes" in shape:
-        n_token = 5000 if mode in ("startup", "first_answer") else shape["n_token"]
-        for split, megabytes in (("train", shape["megabytes"]), ("valid", 0.2), ("test", 0.2)):
-            write_text(os.path.join(folder, f"{split}.txt"), n_token, megabytes)
+@functools.cache
+def written(mode, folder):
+    """A folder with what the preparation and train.py read: train.txt, valid.txt and test.txt."""
+    shape, folder = shape_of(mode), tempfile.mkdtemp(dir=folder)
+    n_token = 5000 if mode in ("startup", "first_answer") else shape["n_token"]
+    for split, megabytes in (("train", shape["megabytes"]), ("valid", 0.2), ("test", 0.2)):
+        write_text(os.path.join(folder, f"{split}.txt"), n_token, megabytes)
+    return folder
+
+
+@functools.cache
+def trained(mode, checkout, folder):
+    """A folder with runs that the programs of a checkout have trained."""
+    shape, runs = shape_of(mode), tempfile.mkdtemp(dir=folder)
+    if mode == "scoring":
+        processes.train_to_score(checkout, shape, runs)
+    else:
+        processes.train_to_answer(checkout, shape, os.path.join(written(mode, folder), "train.txt"), runs)
+    return runs
 
 
 def write_text(path, n_token, megabytes):
@@ -334,7 +304,7 @@ def write_text(path, n_token, megabytes):
     letters = np.array(list("etaoinshrdlu"))
     words = ["".join(letters[[int(digit, 12) for digit in np.base_repr(i, 12)]]) for i in range(n_token)]
     words[2] = "<unk>"
-    total = np.cumsum(contestants.frequencies(n_token))
+    total = np.cumsum(language_models.frequencies(n_token))
     headings = [" = " + " ".join(words[i] for i in rng.integers(n_token, size=3)) + " = \n" for _ in range(100)]
     written, before = 0, []
     with open(path, "w") as file:
@@ -353,12 +323,12 @@ def write_text(path, n_token, megabytes):
 # --------------------------------------------------------------------------------------------------------- scaling
 
 
-def measure(steps, rounds, seconds):
-    """Seconds of a step, array `[rounds, steps]`; the steps take turns in this process."""
-    for step in steps:
-        step()
-        step()
-    return np.array([[processes.seconds_of(step, seconds) for step in steps] for _ in range(rounds)])
+def measure(works, rounds, seconds):
+    """Seconds of doing each of some works once, array `[rounds, works]`; they take turns in this process."""
+    for work in works:
+        work.once()
+        work.once()
+    return np.array([[mean_seconds(work, seconds) for work in works] for _ in range(rounds)])
 
 
 def scale(mode, shape, makers, rounds, seconds):
@@ -375,7 +345,7 @@ def scale(mode, shape, makers, rounds, seconds):
             if argument == "n_token":
                 shapes = [{**some, "cutoffs": CUTOFFS.get(some["n_token"], [])} for some in shapes]
             taken = np.median(measure([make(some) for some in shapes], rounds, seconds), 0)
-            costs = taken / [contestants.tokens_of_step(mode, name, some) for some in shapes]
+            costs = taken / [contestants.tokens_of_work(mode, name, some) for some in shapes]
             rows += costs_of(mode, name, argument, values, costs)
     return rows
 
@@ -388,17 +358,21 @@ def replica_costs(name, shape, values, rounds, seconds):
     return [1 / statistics.median(measured[n]["tokens_per_second"]) for n in values]
 
 
-def scale_length(mode, shape, makers, turns):
+def scale_length(mode, shape, makers, segments):
     """As `scale`, of the cost of a token after 1, 2, 4, ... segments of one text, but for the reference."""
-    counts = [2**i for i in range(turns.bit_length())]
+    counts = [2**i for i in range(segments.bit_length())]
     values = [count * shape["tgt_len"] for count in counts]
     print_scale(mode, shape, "tokens_before", values)
     rows = []
     for name in list(makers)[1:]:
         dtype = "mixed_bfloat16" if "bfloat16" in name else "float32"
-        step = contestants.continuing_step(shape, dtype) if mode == "generation" else makers[name](shape)
-        seconds = measure([step], turns, seconds=0)[:, 0] / contestants.tokens_of_step(mode, name, shape)
-        rows += costs_of(mode, name, "tokens_before", values, [np.median(seconds[n // 2 : 3 * n // 2]) for n in counts])
+        continuing = mode == "generation"
+        work = language_models.continuing_work(shape, dtype) if continuing else makers[name](shape)
+        work.once()
+        seconds = np.diff(work.ends(lambda ends: len(ends) > segments))
+        costs = [np.median(seconds[n // 2 : 3 * n // 2]) for n in counts]
+        tokens = contestants.tokens_of_work(mode, name, shape)
+        rows += costs_of(mode, name, "tokens_before", values, [cost / tokens for cost in costs])
     return rows
 
 
@@ -431,7 +405,7 @@ def matmul_peak(dtype, size=2048):
     """Floating-point operations a second of a large matrix product, the best of ten."""
     x = tf.cast(tf.random.normal([size, size]), dtype)
     product = tf.function(lambda x: tf.matmul(x, x)[0, 0])
-    return 2 * size**3 / measure([lambda: product(x).numpy()], rounds=10, seconds=0).min()
+    return 2 * size**3 / measure([Calls(lambda: product(x).numpy())], rounds=10, seconds=0).min()
 
 
 def shape_of(mode):
@@ -447,16 +421,19 @@ def shape_of(mode):
     return {**shape, **given}
 
 
-def check_shape(mode, shape):
-    """Raises ValueError unless a mode can measure a shape."""
+def check_mode(mode, shape):
+    """Raises ValueError unless a mode can measure a shape, and has contestants of the names asked for."""
     if mode == "writing" and shape["batch_size"] != 1:
         raise ValueError(f"batch_size must be 1 for mode=writing, which tries several rows, got {shape['batch_size']}")
     if mode == "workers" and shape["batch_size"] % WORKERS[-1]:
         raise ValueError(f"batch_size must be a multiple of {WORKERS[-1]}, the most workers, got {shape['batch_size']}")
     contestants.check_shape(mode, shape)
+    if FLAGS.contestants and (FLAGS.scaling or mode in ON_SEVERAL or not groups_of(mode)):
+        given = ",".join(FLAGS.contestants)
+        raise ValueError(f"contestants must have names in mode={mode}, and cannot be chosen with scaling, got {given}")
 
 
-def rows_of_mode(mode, shape, peaks):
+def rows_of_mode(mode, shape, peaks, folder):
     """Measures a mode, prints its tables and returns their rows."""
     default = 0.2 if FLAGS.quick else 0.3 if FLAGS.scaling else 1.0
     seconds = default if FLAGS.seconds is None else FLAGS.seconds
@@ -465,54 +442,76 @@ def rows_of_mode(mode, shape, peaks):
     if mode == "workers":
         return compare_workers(shape, rounds, seconds)
     if mode == "ray":
-        return compare_ray(shape, FLAGS.rounds or few)
+        return compare_ray(shape, FLAGS.rounds or few, folder)
     if mode == "ray_failures":
-        return compare_failures(shape)
+        return compare_failures(shape, folder)
     if not FLAGS.scaling:
-        return compare(mode, shape, rounds, seconds, peaks)
+        return compare(mode, shape, rounds, seconds, peaks, folder)
     makers = contestants.make_contestants(mode)
     makers = {name: makers[name] for name in (REFERENCE, "txl_tf float32", "txl_tf bfloat16")}
     rows = scale(mode, shape, makers, rounds, seconds)
     if mode != "training":
         shape = {**shape, "tgt_len": min(shape["tgt_len"], 80)}
-        rows += scale_length(mode, shape, makers, turns=12 if FLAGS.quick else 96)
+        rows += scale_length(mode, shape, makers, segments=12 if FLAGS.quick else 96)
     return rows
 
 
-def main():
-    others = ("workers", *ON_RAY, "scoring", "writing", *PAIRS, *TAGGING)
-    left_out = ("preparation", "export", "first_answer", *others) if FLAGS.against else ()
-    known = SCALING if FLAGS.scaling else [mode for mode in SHAPES if mode not in left_out]
-    extra = ("softmax_wt103", "softmax_lm1b", *others)
-    modes = [mode for mode in known if mode not in extra] if FLAGS.mode is None else FLAGS.mode
+def chosen_modes():
+    """The modes that the flags name. Raises ValueError where there is no such mode."""
+    left_out = ON_SEVERAL if FLAGS.against else ()
+    known = [mode for mode in SHAPES if mode not in left_out and (mode in SCALING or not FLAGS.scaling)]
+    if FLAGS.mode is None:
+        return [mode for mode in known if mode not in ON_REQUEST]
+    modes = known if FLAGS.mode == ["all"] else FLAGS.mode
     unknown = set(modes) - set(known)
     if unknown or not modes:
         raise ValueError(f"mode must be of {', '.join(known)}, got {', '.join(sorted(unknown)) or 'none'}")
+    return modes
+
+
+def commit_of(checkout):
+    """The commit of a checkout, and whether files differ from it; `None` without Git."""
+    command = ["git", "-C", checkout, "describe", "--always", "--dirty", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main():
+    modes = chosen_modes()
     if FLAGS.against and (FLAGS.scaling or not os.path.isdir(os.path.join(FLAGS.against, "txl_tf"))):
         raise ValueError(f"against must be a folder with a txl_tf, and without scaling, got {FLAGS.against}")
-    if FLAGS.jit and (FLAGS.scaling or not any(contestants.is_training(mode) or mode in PAIRS for mode in modes)):
+    if FLAGS.jit and (FLAGS.scaling or not any(language_models.is_training(mode) or mode in PAIRS for mode in modes)):
         raise ValueError(f"jit is for modes of training without scaling, got {', '.join(modes)}")
     check_writable(FLAGS.json)
     logging.set_verbosity(logging.ERROR)  # with --scaling, TensorFlow warns of many functions
     if FLAGS.inter_op_threads:
         os.environ["TF_NUM_INTEROP_THREADS"] = str(FLAGS.inter_op_threads)  # the processes inherit it
-    rows, shapes = [], {mode: shape_of(mode) for mode in modes}
+    shapes = {mode: shape_of(mode) for mode in modes}
     for mode, shape in shapes.items():
-        check_shape(mode, shape)
+        check_mode(mode, shape)
     started = time.perf_counter()
     peaks = {dtype: matmul_peak(dtype) for dtype in ("float32", "bfloat16")}
+    machine = {"cpus": os.cpu_count(), "processor": processor(), "tensorflow": tf.__version__, "flops": peaks}
     load = os.getloadavg()[0]
     products = ", ".join(f"{peak / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, peak in peaks.items())
-    print(f"{os.cpu_count()} cores, {processor()}, load {load:.1f}, TensorFlow {tf.__version__}")
+    print(f"{machine['cpus']} cores, {machine['processor']}, load {load:.1f}, TensorFlow {tf.__version__}")
     print(f"matrix products: {products}")
-    for mode, shape in shapes.items():
-        rows += rows_of_mode(mode, shape, peaks)
-    loads = [load, os.getloadavg()[0]]
-    print(f"\nload at the end {loads[1]:.1f}, {time.perf_counter() - started:.0f} s in all")
+    checkouts = {"this": str(processes.ROOT)} | ({"other": os.path.abspath(FLAGS.against)} if FLAGS.against else {})
+    commits = {side: commit_of(path) for side, path in checkouts.items()}
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(1, FLAGS.runs + 1):
+            for mode, shape in shapes.items():
+                rows += [{**row, "run": number} for row in rows_of_mode(mode, shape, peaks, folder)]
+    summary = summary_of(rows)
+    if FLAGS.runs > 1 and summary:
+        sides = ", ".join(f"{side} {commit or checkouts[side]}" for side, commit in commits.items())
+        print_summary(f"ratios on {machine['cpus']} cores of {machine['processor']}; {sides}", summary)
+    machine["load"] = [load, os.getloadavg()[0]]
+    print(f"\nload at the end {machine['load'][1]:.1f}, {time.perf_counter() - started:.0f} s in all")
     if FLAGS.json:
-        machine = {"cpus": os.cpu_count(), "processor": processor(), "tensorflow": tf.__version__}
-        machine |= {"flops": peaks, "load": loads}
-        Path(FLAGS.json).write_text(json.dumps({"machine": machine, "shapes": shapes, "rows": rows}, indent=2))
+        figures = {"machine": machine, "commits": commits, "shapes": shapes, "rows": rows, "summary": summary}
+        Path(FLAGS.json).write_text(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ what Ray costs is the ratio to the same number of processes without it, not to o
 
 import contextlib
 import csv
+import functools
 import json
 import os
 import re
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -44,12 +44,8 @@ def started(cores):
         cluster.shutdown()
 
 
-def command_of(program, **flags):
-    return [sys.executable, str(processes.ROOT / program), *(f"--{name}={value}" for name, value in flags.items())]
-
-
-def environment_of(**variables):
-    return {**os.environ, "PYTHONPATH": str(processes.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **variables}
+command_of = functools.partial(processes.command_of, processes.ROOT)
+environment_of = functools.partial(processes.environment_of, processes.ROOT, TF_CPP_MIN_LOG_LEVEL="3")
 
 
 @contextlib.contextmanager
@@ -235,7 +231,7 @@ class Watched:
     """
 
     def __init__(self, folder, address, workers, steps, save_steps, lasts):
-        self.model_dir = f"{folder}/failing-{workers}"
+        self.model_dir = f"{folder}/failing-{time.monotonic_ns()}"
         flags = {
             **MODEL, "data_path": f"{folder}/valid.txt", "model_dir": self.model_dir, "train_steps": steps,
             "iterations": 1, "save_steps": save_steps,

@@ -6,12 +6,17 @@ READING = "read of its bytes"
 ROUNDED = "txl_tf bfloat16 products"  # of float32 numbers, see `set_matmul_precision`
 CONTINUED = "a text of 5,000 tokens goes on"
 PROMPT = 5000
-WRITING = {  # arguments of `writing_step`
+TAGGER = {  # flags of train_ner.py for the run that tag.py answers with
+    "dataset": "towns", "n_sentences": 100, "model": "tener", "n_layer": 2, "d_model": 64, "n_head": 4, "d_inner": 128,
+    "batch_size": 32,
+}  # fmt: skip
+WRITING = {  # arguments of `writing_work`
     "one row": {}, "2 rows": {"rows": 2}, "4 rows": {"rows": 4}, "16 rows": {"rows": 16},
     "temperature 0": {"temperature": 0.0}, "top_k 40": {"top_k": 40}, "top_p 0.9": {"top_p": 0.9},
     "min_p 0.1": {"min_p": 0.1}, "repetition_penalty 1.2": {"repetition_penalty": 1.2},
     "a prompt of 5,000 tokens is read": {"prompt": PROMPT, "tokens": 1},
 }  # fmt: skip
+WRITING_AGAINST = ("16 rows", "top_p 0.9", "a prompt of 5,000 tokens is read")  # with --against, which has two of each
 NETWORK = {
     "n_layer": 6, "d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 1024, "n_token": 256, "cutoffs": [],
     "div_val": 1, "dropout": 0.1, "dropatt": 0.0, "same_length": False, "clamp_len": -1,

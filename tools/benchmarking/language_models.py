@@ -1,0 +1,219 @@
+"""Contestants that are language models: the plain port of the original, tests/reference_model.py, and the library.
+
+The reference is time-major and without a cache.
+"""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+from benchmarking.shapes import CONTINUED, EVALUATION, NETWORK, PROMPT, READING, REFERENCE, ROUNDED, WRITING
+from benchmarking.work import Calls, Steps, port, repeated
+
+
+def is_training(mode):
+    return mode.startswith(("training", "softmax"))
+
+
+def model_arguments(shape):
+    """The arguments of `TransformerXLLM` and of `ReferenceModel`."""
+    return {**{name: shape[name] for name in [*NETWORK, "mem_len"]}, "d_embed": shape["d_model"]}
+
+
+def frequencies(n_token):
+    """Shares of words `[n_token]`, word i about 1 / i as frequent as the first."""
+    share = 1 / np.arange(1, n_token + 1)
+    return share / share.sum()
+
+
+def random_batch(shape):
+    """Tokens and labels `[batch, tgt_len]`, as frequent as `frequencies`."""
+    size = [shape["batch_size"], shape["tgt_len"] + 1]
+    draws = np.random.default_rng(0).choice(shape["n_token"], size, p=frequencies(shape["n_token"]))
+    return tf.constant(draws[:, :-1], tf.int32), tf.constant(draws[:, 1:], tf.int32)
+
+
+# ------------------------------------------------------------------------------ training, evaluation and generation
+
+
+def contestants(mode, jit=False):
+    options = {"txl_tf float32": {}, "txl_tf bfloat16": {"dtype": "mixed_bfloat16"}}
+    if jit and is_training(mode):
+        options |= {f"{name} XLA": {**some, "jit_compile": True} for name, some in options.items()}
+    if is_training(mode):
+        options[ROUNDED] = {"matmul_precision": "bfloat16"}
+    if mode == "training":
+        options["txl_tf float32 recompute"] = {"recompute": True}
+    makers = {REFERENCE: functools.partial(reference_work, mode)}
+    makers |= {name: functools.partial(library_work, mode, **some) for name, some in options.items()}
+    if mode == "generation":
+        makers |= {f"{READING} {dtype}": functools.partial(reading_work, size=size) for dtype, size in BYTES.items()}
+    return makers
+
+
+def carrying(function, carried):
+    """The work of `function(carried) -> (result, carried)`, which waits for the result."""
+
+    def call():
+        nonlocal carried
+        result, carried = function(carried)
+        return result.numpy()
+
+    return Calls(call)
+
+
+def reference_work(mode, shape):
+    """The reference trains on a batch, or evaluates a segment, or generates one token."""
+    model = port("reference_model").ReferenceModel(**model_arguments(shape))
+    tokens, labels = map(tf.transpose, random_batch(shape))
+    mems = model.initial_mems(shape["batch_size"])
+    if is_training(mode):
+        model.compile(learning_rate=1e-3, train_steps=10000)
+        return carrying(lambda mems: model.train_step(tokens, labels, mems)[::3], mems)
+    if mode == "evaluation":
+        nll = tf.function(model.nll)
+        return carrying(lambda mems: nll(tokens, labels, mems), mems)
+
+    @tf.function
+    def next_token(carried):
+        log_probs, mems = reference_next(model, *carried)
+        token = tf.random.categorical(log_probs, 1, tf.int32)[None, :, 0]
+        return token, (token, mems)
+
+    return carrying(next_token, (tokens[:1], mems))
+
+
+def reference_next(model, tokens, mems):
+    """Log-probabilities `[batch, n_token]` of the token after `tokens` `[tgt_len, batch]`, and the new memory."""
+    hidden, mems = model._hidden(tokens, mems, is_training=False)
+    return port("reference_model").full_log_probs(hidden[-1:], **model._softmax_args())[0], mems
+
+
+def library_work(mode, shape, dtype="float32", jit_compile=False, recompute=False, matmul_precision=None):
+    """As `reference_work`, by `fit`, `evaluate` and `generate`; but it generates a text of `tgt_len` tokens."""
+    import txl_tf
+
+    if matmul_precision:
+        txl_tf.set_matmul_precision(matmul_precision)
+    lm = txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype, recompute=recompute)
+    tokens, labels = random_batch(shape)
+    if mode == "generation":
+        return Calls(lambda: lm.generate(tokens[:, :1], max_new_tokens=shape["tgt_len"], seed=0).numpy())
+    lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000), jit_compile=jit_compile)
+    return Steps(lm, repeated([(tokens, labels)]), evaluation=mode == "evaluation")
+
+
+BYTES = {"float32": 4, "bfloat16": 2}  # of a number
+
+
+def bytes_of_token(shape, size):
+    """Bytes that a token reads, its numbers of `size` bytes: kernels, keys, values, position keys, and the softmax."""
+    width, d_model, positions = shape["n_head"] * shape["d_head"], shape["d_model"], shape["mem_len"] + 1
+    layer = d_model * (4 * width + 2 * shape["d_inner"]) + positions * width * (2 * shape["batch_size"] + 1)
+    return size * (shape["n_layer"] * layer + shape["n_token"] * d_model)
+
+
+def reading_work(shape, size):
+    """Reads the bytes of `tgt_len` tokens, one token's after the other's, on all cores."""
+    numbers = tf.random.normal([bytes_of_token(shape, size) // 4])
+    largest = tf.function(lambda: tf.reduce_max(numbers))
+    return Calls(lambda: [largest().numpy() for _ in range(shape["tgt_len"])])
+
+
+def training_operations(shape):
+    """Floating-point operations of the matrix products that a training step cannot do without.
+
+    The backward pass has two products for every one of the forward pass, of memory and positions only one.
+    """
+    rows, tgt_len, mem_len, d_model = (shape[name] for name in ("batch_size", "tgt_len", "mem_len", "d_model"))
+    tokens, klen, width = rows * tgt_len, mem_len + tgt_len, shape["n_head"] * shape["d_head"]
+    layer = tokens * d_model * (4 * width + 2 * shape["d_inner"])  # queries, keys, values, output; feed-forward
+    layer += 3 * tokens * klen * width  # scores of keys and of positions; values
+    inputs = (2 * rows * mem_len + klen) * d_model * width  # keys and values of the memory; position keys
+    ends = [*shape["cutoffs"], shape["n_token"]]
+    softmax = tokens * d_model * (ends[0] + len(ends) - 1)
+    labels = random_batch(shape)[1].numpy()
+    for i, (start, end) in enumerate(zip(ends, ends[1:], strict=False), 1):
+        softmax += ((labels >= start) & (labels < end)).sum() * (end - start) * (d_model // shape["div_val"] ** i)
+    return int(2 * (3 * (shape["n_layer"] * layer + softmax) + 2 * shape["n_layer"] * inputs))
+
+
+# --------------------------------------------------------------------------------------------------------- writing
+
+
+def writing_contestants():
+    makers = {name: functools.partial(writing_work, **options) for name, options in WRITING.items()}
+    return makers | {CONTINUED: functools.partial(continuing_work, read=PROMPT)}
+
+
+def writing_work(shape, rows=1, prompt=1, tokens=None, **sampling):
+    """Continues `rows` prompts by `tokens` tokens, by default `tgt_len`."""
+    import txl_tf
+
+    lm = txl_tf.TransformerXLLM(**model_arguments(shape))
+    prompts = np.random.default_rng(0).integers(shape["n_token"], size=[rows, prompt])
+    return Calls(lambda: lm.generate(prompts, max_new_tokens=tokens or shape["tgt_len"], seed=0, **sampling).numpy())
+
+
+def continuing_work(shape, dtype="float32", read=1):
+    """Continues a text of `read` tokens by `tgt_len` tokens, again and again; `lm.generate` would read it all again.
+
+    A session has no public name yet: only this checkout can be measured.
+    """
+    import txl_tf
+    from txl_tf.models.decoding.session import Session
+
+    session = Session(txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype), shape["batch_size"])
+    session.read(np.zeros([shape["batch_size"], read], int))
+    return Calls(lambda: session.write(shape["tgt_len"]))
+
+
+# --------------------------------------------------------------------------------------------------------- scoring
+
+
+def scoring_contestants(run):
+    """The contestants that score lines.
+
+    Args:
+        run: folder of a run of the model, of which the vocabulary is `random_lines`'; see `processes.train_to_score`.
+    """
+    return {
+        "one line at a time": functools.partial(scoring_one_by_one, run=run),
+        "txl_tf float32": functools.partial(scoring_in_batches, run=run),
+        EVALUATION: functools.partial(library_work, "evaluation"),
+    }
+
+
+def words_of(shape):
+    """The words of the vocabulary, all symbols but the end of a line."""
+    return [f"w{i}" for i in range(shape["n_token"] - 1)]
+
+
+def random_lines(shape):
+    """Lines of words as long as sentences, 22 words or so."""
+    rng, words = np.random.default_rng(0), words_of(shape)
+    lengths = rng.lognormal(3.1, 0.6, shape["lines"]).clip(2, 200).astype(int)
+    draws = [rng.choice(len(words), n, p=frequencies(len(words))) for n in lengths]
+    return [" ".join(words[i] for i in ids) for ids in draws]
+
+
+def scoring_one_by_one(shape, run):
+    """The nll of lines, one after the other, with `lm.score` alone."""
+    import txl_tf
+
+    lm, vocab = txl_tf.load_run(run)
+
+    def nll_of(line):
+        ids = vocab.encode(f"\n{line}\n")[None]
+        return lm.score(ids[:, :-1], ids[:, 1:])[0].numpy().sum(dtype=np.float64)
+
+    lines = random_lines(shape)
+    return Calls(lambda: [nll_of(line) for line in lines])
+
+
+def scoring_in_batches(shape, run):
+    """The nll of all lines, in batches by length, as tools/score.py scores them."""
+    import txl_tf
+
+    pipe, lines = txl_tf.pipeline(run), random_lines(shape)
+    return Calls(lambda: [score.nll for score in pipe.score_lines(lines)])

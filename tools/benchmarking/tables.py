@@ -1,0 +1,101 @@
+"""Turns of contestants, rows of figures, and the tables that show them."""
+
+import statistics
+
+import numpy as np
+
+COLUMNS = {  # of the tables: heading and format
+    "tokens_per_second": ("tokens/s", "{:,.0f}"), "words_per_second": ("words/s", "{:,.0f}"),
+    "lines_per_second": ("lines/s", "{:,.0f}"), "seconds": ("command", "{:.2f} s"), "quartiles": ("quartiles", None),
+    "ratio": ("ratio", "{:.3f}"), "ratio_quartiles": ("quartiles", "{:.2f}"),
+    "milliseconds_per_step": ("step", "{:,.1f} ms"), "first_request_seconds": ("first", "{:.1f} s"),
+    "export_seconds": ("export", "{:.1f} s"), "megabytes": ("on disk", "{:.0f} MB"),
+    "load_seconds": ("load", "{:.1f} s"), "build_seconds": ("build", "{:.1f} s"),
+    "first_step_seconds": ("first step", "{:.1f} s"), "command_seconds": ("ended after", "{:.2f} s"),
+    "processor_seconds": ("processor", "{:.2f} s"),
+    "speedup": ("speed", "{:.2f}"), "collectives": ("collectives", "{:.0f}"),
+    "reduced_bytes": ("bytes all-reduced", "{:,.0f}"), "loopback_mb": ("loopback", "{:,.1f} MB"),
+    "share_of_peak": ("of peak", "{:.0%}"), "peak_memory_mb": ("peak MB", "{:,.0f}"),
+    "worker_peak_mb": ("worker's peak MB", "{:,.0f}"), "failures": ("failures", "{:.0f}"), "step": ("step", "{:.3f} s"),
+    "saving": ("saving", "{:.3f} s"), "starting": ("starting", "{:.1f} s"), "real": ("all", "{:.1f} s"),
+    "simulated": ("simulated", "{:.1f} s"),
+}  # fmt: skip
+
+
+def take_turns(turns, rounds):
+    """`{name: {figure: list over the rounds}}` of functions that return dicts of figures.
+
+    Every other round goes backwards: a machine that becomes slower favours nobody.
+    """
+    figures = {name: [] for name in turns}
+    for i in range(rounds):
+        for name in list(turns)[:: -1 if i % 2 else 1]:
+            figures[name].append(turns[name]())
+    return {name: {key: [turn[key] for turn in found] for key in found[0]} for name, found in figures.items()}
+
+
+def rows_of(mode, figure, measured):
+    """Rows of the results, one for each contestant in what `take_turns` found.
+
+    A row has the medians of all figures, but the largest peak memory. Of `figure` it also has the quartiles, and median
+    and quartiles of the ratio to the first contestant in the same turn. More of `figure` is better, but for seconds.
+    """
+    first, rows = np.array(next(iter(measured.values()))[figure]), []
+    for name, figures in measured.items():
+        values = np.array(figures[figure])
+        ratios = first / values if figure == "seconds" else values / first
+        row = {"mode": mode, "contestant": name}
+        row |= {key: (max if "peak" in key else statistics.median)(some) for key, some in figures.items()}
+        row |= {"quartiles": np.percentile(values, [25, 75]).tolist(), "ratio": np.median(ratios).item()}
+        rows.append(row | {"ratio_quartiles": np.percentile(ratios, [25, 75]).tolist()})
+    return rows
+
+
+def summary_of(rows):
+    """A dict for every contestant that has a ratio: its `ratios`, one of each run, and their `median`."""
+    found = {}
+    for row in rows:
+        if "ratio" in row:
+            found.setdefault((row["mode"], row["contestant"]), []).append(row["ratio"])
+    return [
+        {"mode": mode, "contestant": name, "ratios": ratios, "median": statistics.median(ratios)}
+        for (mode, name), ratios in found.items()
+    ]
+
+
+def print_table(heading, rows):
+    """Prints rows, in those of COLUMNS that they have."""
+    keys = [key for key in COLUMNS if any(key in row for row in rows)]
+
+    def cell(row, key):
+        values = row.get(key, [])
+        form = COLUMNS[key][1] or COLUMNS[keys[0]][1]
+        return " - ".join(form.format(value) for value in (values if isinstance(values, list) else [values]))
+
+    lines = [["contestant", *(COLUMNS[key][0] for key in keys)]]
+    print_lines(heading, [*lines, *([row["contestant"], *(cell(row, key) for key in keys)] for row in rows)])
+
+
+def print_summary(heading, summary):
+    """Prints what `summary_of` returns, but for contestants that the others are compared with."""
+    runs = range(1, 1 + max(len(row["ratios"]) for row in summary))
+    lines = [["mode", "contestant", *(f"run {n}" for n in runs), "median"]]
+    for row in summary:
+        if set(row["ratios"]) != {1.0}:
+            ratios = [f"{ratio:.3f}" for ratio in [*row["ratios"], row["median"]]]
+            lines.append([row["mode"], row["contestant"], *ratios])
+    print_lines(heading, lines, left=2)
+
+
+def print_lines(heading, lines, left=1):
+    """Prints lines of cells in columns, the first of which are aligned on the left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    print(f"\n{heading}")
+    for line in lines:
+        cells = [f"{text:{'<' if i < left else '>'}{widths[i]}}" for i, text in enumerate(line)]
+        print("  " + "  ".join(cells), flush=True)
+
+
+def describe(shape):
+    """A shape in words, without what is off."""
+    return ", ".join(f"{name} {value}" for name, value in shape.items() if value not in (False, -1, []))

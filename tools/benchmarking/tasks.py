@@ -1,0 +1,153 @@
+"""What a process of the benchmark does when it is told to, see processes.py. Each task returns a dict of figures.
+
+The process takes txl_tf from the checkout that PYTHONPATH names first, so this file uses public names alone.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors come as exceptions; the rest is noise
+
+import numpy as np
+import tensorflow as tf
+from benchmarking.contestants import make_contestants, tokens_of_work
+from benchmarking.language_models import carrying, model_arguments, reference_next
+from benchmarking.processes import peak_memory
+from benchmarking.work import mean_seconds, port
+from benchmarking.workers import begin_worker, train_replicas, train_steps
+
+# ------------------------------------------------------------------------------------------- most modes: some turns
+
+_begun = {}  # what `turn` goes on with: a work and its number of tokens
+
+
+def begin(mode, name, shape, jit=False, run=None):
+    """Makes a contestant, which does its work twice: that traces and allocates."""
+    started = time.perf_counter()
+    work = make_contestants(mode, jit, run)[name](shape)
+    built = time.perf_counter()
+    first = do_twice(work, tokens_of_work(mode, name, shape))
+    return {"build_seconds": built - started, "first_step_seconds": first}
+
+
+def do_twice(work, tokens):
+    """Seconds of the first of two times."""
+    started = time.perf_counter()
+    work.once()
+    first = time.perf_counter() - started
+    work.once()
+    _begun.update(work=work, tokens=tokens)
+    return first
+
+
+def turn(seconds, least=1):
+    """Does the work as often as fills `seconds`, at least `least` times."""
+    taken = mean_seconds(_begun["work"], seconds, least)
+    figures = {"tokens_per_second": _begun["tokens"] / taken, "milliseconds_per_step": 1000 * taken}
+    return {**figures, "peak_memory_mb": peak_memory()}
+
+
+# ------------------------------------------------------------------------------- preparation, export and start-up
+
+
+def prepare(name, folder):
+    """WikiText-103's way from train.txt, valid.txt and test.txt in `folder` to a vocabulary and token files.
+
+    The peak includes TensorFlow and Keras for both: the original's program imports TensorFlow, too.
+    """
+    import txl_tf
+
+    words = 0
+    for split in ("train", "valid", "test"):
+        with open(os.path.join(folder, f"{split}.txt")) as file:
+            words += sum(len(line.split()) + 1 for line in file)  # with the end of each line
+    with tempfile.TemporaryDirectory() as temporary:
+        output, reference = os.path.join(temporary, "prepared"), port("reference_data")
+        started = time.perf_counter()
+        if name == "reference":
+            reference.prepare(folder, output)
+        else:
+            txl_tf.prepare(data_dir=output, dataset="wt103", data_path=folder)
+        taken = time.perf_counter() - started
+    return {"words_per_second": words / taken, "words": words, "peak_memory_mb": peak_memory()}
+
+
+def export(name, shape, directory):
+    """Writes a SavedModel of signatures `initial_state` and `next`: the library's, or the reference's function."""
+    import txl_tf
+
+    arguments = model_arguments(shape)
+    if name.startswith("txl_tf"):
+        lm = txl_tf.TransformerXLLM(**arguments)
+        started = time.perf_counter()
+        txl_tf.export_saved_model(lm, directory, weights="bfloat16" if "bfloat16" in name else "float32")
+    else:
+        model = port("reference_model").ReferenceModel(**arguments)
+        module = tf.Module()
+        module.weights = list(model.weights.values())
+
+        def next_token(tokens, state):
+            log_probs, mems = reference_next(model, tf.transpose(tokens), tf.unstack(state))
+            top = tf.math.top_k(log_probs, 10)
+            return {"log_probs": top.values, "ids": top.indices, "state": tf.stack(mems)}
+
+        state = tf.TensorSpec([shape["n_layer"], shape["mem_len"], None, shape["d_model"]], tf.float32, "state")
+        inputs = [tf.TensorSpec([None, None], tf.int32, "tokens"), state]
+        batch_size = [tf.TensorSpec(None, tf.int32, "batch_size")]
+        signatures = {
+            "initial_state": tf.function(
+                lambda batch_size: {"state": tf.stack(model.initial_mems(batch_size))}, input_signature=batch_size
+            ),
+            "next": tf.function(next_token, input_signature=inputs),
+        }
+        started = time.perf_counter()
+        tf.saved_model.save(module, directory, signatures=signatures)
+    taken = time.perf_counter() - started
+    size = sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
+    return {"export_seconds": taken, "megabytes": size / 1e6}
+
+
+def load(directory):
+    """Loads a SavedModel with nothing but TensorFlow; a step predicts a token by its signature `next`."""
+    started = time.perf_counter()
+    signatures = tf.saved_model.load(directory).signatures
+    loaded = time.perf_counter()
+
+    def next_token(carried):
+        result = signatures["next"](**carried)
+        tokens = result["ids"][:, :1]
+        return tokens, {"tokens": tokens, "state": result["state"]}
+
+    state = signatures["initial_state"](batch_size=tf.constant(1))["state"]
+    work = carrying(next_token, {"tokens": tf.zeros([1, 1], tf.int32), "state": state})
+    return {"load_seconds": loaded - started, "first_request_seconds": do_twice(work, 1)}
+
+
+def start_reference(shape, text):
+    """The reference from a text to the end of its first training step."""
+    vocab = port("reference_data").ReferenceVocab(delimiter="")
+    vocab.count_file(text)
+    vocab.build_vocab()
+    ids = vocab.encode_file(text, add_eos=False)
+    arguments = {**model_arguments(shape), "n_token": len(vocab.idx2sym)}
+    model = port("reference_model").ReferenceModel(**arguments)
+    model.compile(learning_rate=1e-3, train_steps=10000)
+    tgt_len, rows = shape["tgt_len"], shape["batch_size"]
+    columns = ids[: len(ids) // rows * rows].reshape(rows, -1).T.astype(np.int32)
+    model.train_step(columns[:tgt_len], columns[1 : tgt_len + 1], model.initial_mems(rows))[0].numpy()
+    return {"peak_memory_mb": peak_memory()}
+
+
+TASKS = (begin, turn, prepare, export, load, start_reference, begin_worker, train_steps, train_replicas)
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    tasks = {task.__name__: task for task in TASKS}
+    for request in sys.stdin:
+        name, arguments = json.loads(request)
+        print(json.dumps(tasks[name](**arguments)), file=answers, flush=True)

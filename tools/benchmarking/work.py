@@ -1,0 +1,118 @@
+"""What a contestant does again and again, and how long it takes: calls of a function, or steps of Keras's `fit`.
+
+Like all of a contestant's code, this file imports nothing of txl_tf but public names, and those late: it also runs in
+processes that take txl_tf from another checkout.
+
+    work = Steps(model, repeated([batch]))    # or Calls(function)
+    work.once()                               # does the work once, and returns what it computes
+    mean_seconds(work, seconds=1)             # does it for a second
+
+Both kinds have a method `ends(enough)`. It does the work until `enough(ends)`, and returns `ends`: when the work began,
+and when each of its steps ended.
+"""
+
+import functools
+import importlib.util
+import time
+from pathlib import Path
+
+import tensorflow as tf
+
+FOREVER = 10**9  # steps of a `fit` that a callback ends
+
+
+@functools.cache
+def port(name):
+    """A plain port of an original program as a module: tests/reference_model.py is `port("reference_model")`."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tests" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Calls:
+    """Work that is one call of a function."""
+
+    steps = 1
+
+    def __init__(self, function):
+        self.once = function
+
+    def ends(self, enough):
+        ends = [time.perf_counter()]
+        while not enough(ends):
+            self.once()
+            ends.append(time.perf_counter())
+        return ends
+
+
+class Steps:
+    """Work that is some steps of `fit` or of `evaluate`.
+
+    Time counts from the end of the first step of every `fit`: what Keras sets up before is not measured.
+
+    Args:
+        model: a compiled Keras model.
+        batches: `tf.data.Dataset` that has no end, see `repeated`.
+        steps: number of steps in the work.
+        evaluation: whether to call `evaluate` in place of `fit`.
+    """
+
+    def __init__(self, model, batches, steps=1, evaluation=False):
+        self.model, self.batches, self.steps, self.evaluation = model, batches, steps, evaluation
+
+    def once(self):
+        """The mean loss of the steps."""
+        return self._run(lambda ends: len(ends) == self.steps)[1]
+
+    def ends(self, enough):
+        return self._run(enough)[0]
+
+    def _run(self, enough):
+        import keras
+
+        ends = []
+
+        def on_step(step, logs):
+            ends.append(time.perf_counter())
+            if enough(ends):
+                self.model.stop_training = self.model.stop_evaluating = True
+
+        clock = keras.callbacks.LambdaCallback(on_train_batch_end=on_step, on_test_batch_end=on_step)
+        arguments = {"verbose": 0, "callbacks": [clock]}
+        if self.evaluation:
+            return ends, self.model.evaluate(self.batches, steps=FOREVER, **arguments)
+        return ends, self.model.fit(self.batches, steps_per_epoch=FOREVER, **arguments).history["loss"][0]
+
+
+def mean_seconds(work, seconds, least=1):
+    """Mean seconds of doing the work once. It is done until `seconds` have passed, at least `least` times."""
+
+    def enough(ends):
+        done, rest = divmod(len(ends) - 1, work.steps)
+        return not rest and done >= least and ends[-1] - ends[0] >= seconds
+
+    ends = work.ends(enough)
+    return (ends[-1] - ends[0]) / (len(ends) - 1) * work.steps
+
+
+def repeated(batches):
+    """A dataset of some batches, again and again. Batches may be of different lengths; a single one has a fixed shape.
+
+    It does without tf.data's autotuning: the end of every `fit` would wait for its thread, which sleeps for seconds.
+    """
+    if len(batches) == 1:
+        dataset = tf.data.Dataset.from_tensors(batches[0]).repeat()
+    else:
+        specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None] * x.ndim, tf.int32), batches[0])
+        dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=specs).repeat().prefetch(2)
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def padded(rows):
+    """Lists of ids as one array, int32 `[rows, longest]`, filled up with 0."""
+    import keras
+
+    return keras.utils.pad_sequences(rows, padding="post")
