@@ -354,16 +354,22 @@ def names_of(model_dirs):
     return names if len(set(names)) == len(names) else model_dirs
 
 
-def find_checkpoint(folder):
-    """The checkpoint of a run that --ckpt_path names, and a line on the standard error that says which it is."""
-    path = folder.find_checkpoint(FLAGS.ckpt_path)
-    print(f"checkpoint: {folder.name_of(path)}", file=sys.stderr)
-    return path
+def with_checkpoint(folder, use):
+    """`use(path)` of the checkpoint that --ckpt_path names, and a line on the standard error that says which it is.
+
+    It is called again where a training deletes the checkpoint before it is read.
+    """
+
+    def named(path):
+        print(f"checkpoint: {folder.name_of(path)}", file=sys.stderr)
+        return use(path)
+
+    return folder.with_checkpoint(FLAGS.ckpt_path, named)
 
 
 def load_model(folder, **changes):
-    """The model of a run with the weights of `find_checkpoint`."""
-    return folder.load_model(find_checkpoint(folder), **changes)
+    """The model of a run with the weights of that checkpoint."""
+    return with_checkpoint(folder, functools.partial(folder.load_model, **changes))
 
 
 def log_to_stdout():

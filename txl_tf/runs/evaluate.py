@@ -35,7 +35,7 @@ from txl_tf.runs.setup import (
     reset_token_of,
     worker_of,
 )
-from txl_tf.runs.weights import load_weights
+from txl_tf.runs.weights import CheckpointReader, load_weights
 from txl_tf.training.distribution import is_chief
 
 logger = logging.getLogger("txl_tf")
@@ -75,7 +75,7 @@ def evaluate_run(
     )
     text = "eval_path" if evaluation.eval_path else "data_path"
     check_token_nll(evaluation.token_nll, **{text: evaluation.eval_path or (data or config["data"]).get(text)})
-    path = folder.find_checkpoint(evaluation.eval_ckpt_path)
+    folder.find_checkpoint(evaluation.eval_ckpt_path)  # an error before the text is read
     strategy, machine = open_machine(machine)
     check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
     if evaluation.eval_path:
@@ -91,12 +91,18 @@ def evaluate_run(
     bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
     model = {**bins, **config["model"], **resets, **(model or {})}
     check_places(model, tgt_len=evaluation.tgt_len, sliding_window=evaluation.sliding_window or 0)
-    folder.check_size(model, path)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    with strategy.scope():
-        lm = folder.family.make(**model, dtype=machine.dtype_policy)
-        lm.compile(static_shapes=on_tpu, steps_per_execution=MOST_STEPS_ON_TPU if on_tpu else 1)
-    load_weights(lm, path)
+
+    def load(path):
+        reader = CheckpointReader(path)
+        folder.check_size(model, reader)
+        with strategy.scope():
+            lm = folder.family.make(**model, dtype=machine.dtype_policy)
+            lm.compile(static_shapes=on_tpu, steps_per_execution=MOST_STEPS_ON_TPU if on_tpu else 1)
+        load_weights(lm, reader)
+        return lm, path
+
+    lm, path = folder.with_checkpoint(evaluation.eval_ckpt_path, load, "eval_ckpt_path")
     with worker_of(strategy, folder):
         name = evaluation.eval_path or name_of(data or config["data"])
         log_model(name, corpus, lm, strategy, machine.type_name)

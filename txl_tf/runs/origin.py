@@ -109,8 +109,12 @@ class Origin:
 
     def load(self, model: keras.Model, config: Config, training: RunConfig, anew: tuple[str, ...] = ()) -> None:
         """Sets the weights, but for those whose names begin with one of `anew`; says what was taken and changed."""
-        path = self.checkpoint(training)
-        load_weights(model, path, leave_out=anew)
+
+        def read(path):
+            load_weights(model, path, leave_out=anew)
+            return path
+
+        path = self.source.with_checkpoint(training.warm_start_path, read, "warm_start_path")
         changes = self._changes(config.to_dict())
         for name, before in self.settings["training"].items():
             if getattr(training, name, before) != before:  # an evaluation's is not of the training
