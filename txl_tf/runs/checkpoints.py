@@ -20,6 +20,7 @@ from txl_tf.runs.weights import (
     UNFINISHED,
     CheckpointFolder,
     CheckpointReader,
+    UnreadableCheckpoint,
     check_fits,
     check_whole,
     checkpoint_step,
@@ -233,12 +234,15 @@ def average_checkpoints(
         paths = _last(source, num_last_checkpoints)
     for path in paths:
         _check_same_model(source, path)
-    readers = [source.with_checkpoint(path, CheckpointReader, "checkpoints") for path in paths]
-    source.check_size(config["model"], readers[0])
-    model = source.family.make(**config["model"])
-    average_weights(model, readers)
+    try:
+        readers = [*map(CheckpointReader, paths)]
+        source.check_size(config["model"], readers[0])
+        model = source.family.make(**config["model"])
+        average_weights(model, readers)
+    except UnreadableCheckpoint as error:
+        raise source.way_out(error, "checkpoints") from error
     step = max(map(checkpoint_step, paths))
-    others = {name: config.get(name) for name in ("fingerprints", "init_from")}
+    others = {name: config.get(name) for name in ("fingerprints", "init_from", "training")}
     output.create(config["data"], config["model"], vocabs, model, step, **others)
     return paths
 

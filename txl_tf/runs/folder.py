@@ -200,15 +200,15 @@ class RunFolder(CheckpointFolder):
                 if not left:
                     raise
             except UnreadableCheckpoint as error:
-                raise self._with_way_out(error, path, argument) from error
+                raise self.way_out(error, argument) from error
 
-    def _with_way_out(self, error: UnreadableCheckpoint, path: str, argument: str) -> ParameterError:
-        """The error of a damaged checkpoint at `path`, with the newest checkpoint that is complete."""
-        others = (self.checkpoint(step) for step in reversed(self.steps()))
+    def way_out(self, error: UnreadableCheckpoint, argument: str) -> ParameterError:
+        """The error of a damaged checkpoint, with the newest checkpoint that is complete for an `argument`."""
+        path, others = error.value, (self.checkpoint(step) for step in reversed(self.steps()))
         whole = next((other for other in others if other != path and _is_whole(other)), None)
         if whole is None:
             message = f"{error}\nno other checkpoint in {self} is complete"
-            return ParameterError(argument, path, "a checkpoint that can be read", message)
+            return ParameterError(argument, path, error.allowed, message)
         name = os.path.basename(whole)
         message = f"{error}\n{whole} is complete: --{argument}={name} takes it"
         if path in self.checkpoints():
@@ -312,10 +312,12 @@ class RunFolder(CheckpointFolder):
     def create(
         self, data: dict, model: dict, vocabs: list[Vocab], trained: keras.Model | dict[str, tf.Tensor], step: int,
         fingerprints: dict | None = None, family: Family | None = None, init_from: dict | None = None,
+        training: dict | None = None,
     ) -> str:  # fmt: skip
         """Writes a run that was not trained here, in a new folder; returns the path of its checkpoint.
 
-        `trained` is a model, or its weights by name where `family` says of what model.
+        `trained` is a model, or its weights by name where `family` says of what model. `training` are the settings of
+        the training that the weights come from, which evaluations and new runs take.
         A new run can start from its weights, but training cannot go on from it. An error leaves what was there before.
         """
         family = family or family_of(type(getattr(trained, "network", trained)))
@@ -327,8 +329,8 @@ class RunFolder(CheckpointFolder):
             with writing(self.path):
                 tf.io.gfile.makedirs(self.path)
             config = family.describe(data, model, vocabs)
-            started = {"init_from": init_from} if init_from else {}
-            self.describe({**config, "fingerprints": fingerprints or {}, **started}, vocabs)
+            known = {name: value for name, value in (("init_from", init_from), ("training", training)) if value}
+            self.describe({**config, "fingerprints": fingerprints or {}, **known}, vocabs)
             return self.save_weights(trained, step)
 
 

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.files import (
     absolute,
     check_no_pattern,
@@ -139,8 +140,8 @@ class CheckpointGone(ValueError):
     """There is no checkpoint at a path, perhaps no more: a run that is trained deletes its old ones."""
 
 
-class UnreadableCheckpoint(ValueError):
-    """Files of a checkpoint are damaged or missing."""
+class UnreadableCheckpoint(ParameterError):
+    """Files of a checkpoint, whose path is the value, are damaged or missing."""
 
 
 class CheckpointReader:
@@ -210,7 +211,8 @@ def reading_checkpoint(path: str) -> Iterator[None]:
         yield
     except (tf.errors.OpError, OSError, IndexError, RuntimeError) as error:
         check_exists(path)
-        raise UnreadableCheckpoint(f"{path} cannot be read: {error}") from error
+        allowed, message = "a checkpoint that can be read", f"{path} cannot be read: {error}"
+        raise UnreadableCheckpoint("checkpoint", path, allowed, message) from error
 
 
 def check_whole(path: str) -> None:
