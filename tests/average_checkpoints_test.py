@@ -11,8 +11,11 @@ from absl import flags
 from helpers import SMALL, assert_variables_equal, full_disk, make_run, program, randomise, run_program, word_vocab
 
 import txl_tf
+from txl_tf.config import EvaluationConfig
 from txl_tf.runs.checkpoints import RunCheckpoints, average_checkpoints, average_weights
+from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.origin import Origin
 from txl_tf.runs.weights import CheckpointFolder
 from txl_tf.training.loop import LoopState
 
@@ -197,3 +200,27 @@ def test_a_folder_that_cannot_be_made_is_named(run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file/average cannot be written: "):
         average_checkpoints(run[0].path, tmp_path / "file" / "average", num_last_checkpoints=2)
+
+
+def test_an_average_is_evaluated_as_its_run_and_a_new_run_takes_its_batches(trained_run, tmp_path, caplog):
+    """The average of one checkpoint has its weights, so that evaluations with the same segments are equal."""
+    mean = tmp_path / "mean"
+    average_checkpoints(trained_run[0], mean, checkpoints=["ckpt-12"])
+    training = RunFolder(mean).read_config()["training"]
+    assert training == RunFolder(trained_run[0]).read_config()["training"]
+    assert evaluate_run(mean)["valid"] == trained_run[1]["valid"]
+    assert not [message for message in caplog.messages if "does not record" in message]
+    assert Origin(RunFolder(tmp_path / "new"), mean).settings["training"] == {
+        "tgt_len": 8, "train_batch_size": 4, "eval_batch_size": 2, "shuffle_documents": False,
+    }  # fmt: skip
+
+
+def test_an_evaluation_without_a_record_of_the_training_says_what_it_uses(trained_run, tmp_path, caplog):
+    folder = RunFolder(shutil.copytree(trained_run[0], tmp_path / "run"))
+    config = folder.read_config()
+    Path(folder.config_file).write_text(json.dumps({**config, "training": {"eval_batch_size": 2}}))
+    evaluate_run(folder.path, evaluation=EvaluationConfig(max_eval_batch=1))
+    assert f"{folder} does not record tgt_len; the defaults: tgt_len 70" in caplog.messages
+    caplog.clear()
+    evaluate_run(folder.path, evaluation=EvaluationConfig(tgt_len=3, max_eval_batch=1))
+    assert not [message for message in caplog.messages if "does not record" in message]

@@ -1,17 +1,22 @@
 """The folder of a run: what `load_run` makes of it, what is new, best and latest in it, and errors that name it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import SMALL, TEXT, assert_variables_equal, full_disk, read_checkpoint, word_vocab
+from helpers import SMALL, TEXT, assert_variables_equal, full_disk, make_run, read_checkpoint, word_vocab, write_text
 
 import txl_tf
 from txl_tf.config import EvaluationConfig
+from txl_tf.convert.original import run_to_tf1
+from txl_tf.files import write_json
+from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.same_run import check_same_config
+from txl_tf.runs.weights import CheckpointGone, CheckpointReader, delete_checkpoint, load_weights
 
 MODEL = {**SMALL, "mem_len": 4}
 
@@ -216,3 +221,110 @@ def test_a_folder_without_a_name_is_an_error():
     with pytest.raises(ValueError, match="model_dir must name the folder of the run"):
         with RunFolder("").writing():
             pass
+
+
+# ----------------------------------------------------------------------------- paths that TensorFlow takes as patterns
+
+
+@pytest.mark.parametrize("name", ["x=[1,2]", "a\\b", "s*?{y} z,ü", "[open"])
+def test_a_folder_of_any_name_opens(tmp_path, small_batches, name):
+    lm = make_run(tmp_path / name, word_vocab(), n_layer=1)
+    (tmp_path / "x=1").mkdir()  # what the pattern x=[1,2] would match
+    tokens, labels = (ids[0] for ids in small_batches())
+    opened, _ = txl_tf.load_run(tmp_path / name)
+    np.testing.assert_array_equal(opened.score(tokens, labels)[0], lm.score(tokens, labels)[0])
+    average_checkpoints(tmp_path / name, tmp_path / f"mean {name}", num_last_checkpoints=1)
+    assert_variables_equal(
+        txl_tf.tf1_variables(txl_tf.load_run(tmp_path / f"mean {name}")[0]), txl_tf.tf1_variables(lm)
+    )
+
+
+@pytest.mark.parametrize("name", ["x[1", "x]1", "a\\b"])
+def test_a_path_that_no_program_could_read_from_is_refused_first(small_lm, tmp_path, name):
+    lm, path = small_lm(n_layer=1), str(tmp_path / name)
+    make_run(tmp_path / "run", word_vocab(), n_layer=1)
+    for argument, write in {
+        "directory": lambda: txl_tf.export_saved_model(lm, path),
+        "path": lambda: txl_tf.save_tf1_checkpoint(lm, f"{path}/model.ckpt-1"),
+        "tf1_checkpoint": lambda: run_to_tf1(tmp_path / "run", path),
+        "model_dir": lambda: RunFolder(f"gs://bucket/{name}").check_new(),
+    }.items():
+        with pytest.raises(txl_tf.ParameterError) as caught:
+            write()
+        assert caught.value.name == argument and name in caught.value.value
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
+# -------------------------------------------------------------------- checkpoints that are damaged, or gone meanwhile
+
+
+@pytest.fixture
+def several(tmp_path):
+    """A run with the checkpoints 1, 2 and 3, and its model."""
+    lm, folder = make_run(tmp_path / "run", word_vocab(), n_layer=1), RunFolder(tmp_path / "run")
+    for step in (2, 3):
+        folder.save_weights(lm, step)
+    return folder, lm
+
+
+@pytest.mark.parametrize("damage", ["no data", "short data", "short index"])
+def test_a_damaged_checkpoint_names_the_newest_that_is_complete(several, tmp_path, damage):
+    folder, _ = several
+    for step in (2, 3):
+        data = next(Path(folder.path).glob(f"ckpt-{step}.data*"))
+        file = data if "data" in damage else Path(f"{folder.checkpoint(step)}.index")
+        file.unlink() if damage == "no data" else file.write_bytes(file.read_bytes()[:100])
+    text = write_text(tmp_path / "text", "w1 w2 w3\n" * 9)
+    evaluation = EvaluationConfig(eval_path=text, eval_batch_size=1, tgt_len=2)
+    for argument, read in {
+        "ckpt_path": lambda: txl_tf.pipeline(folder.path),
+        "eval_ckpt_path": lambda: evaluate_run(folder.path, evaluation=evaluation),
+        "checkpoints": lambda: average_checkpoints(folder.path, tmp_path / "mean", num_last_checkpoints=1),
+    }.items():
+        with pytest.raises(txl_tf.ParameterError) as caught:
+            read()
+        assert (caught.value.name, caught.value.value) == (argument, folder.checkpoint(3))
+        assert caught.value.allowed == ["ckpt-1"] and f"--{argument}=ckpt-1" in str(caught.value)
+    assert txl_tf.load_run(folder.path, "ckpt-1")
+
+
+def test_a_newer_checkpoint_without_an_index_is_named(several):
+    folder, _ = several
+    assert folder.name_of(folder.find_checkpoint()) == "latest, step 3"
+    Path(f"{folder.checkpoint(3)}.index").unlink()
+    assert folder.name_of(folder.find_checkpoint()) == "latest, step 2 (ckpt-3 is incomplete)"
+
+
+@pytest.mark.parametrize("ckpt_path", ["latest", "best"])
+def test_a_checkpoint_that_a_training_deletes_meanwhile_is_chosen_again(several, monkeypatch, ckpt_path):
+    """Each time that one is chosen, the training writes the next one first and deletes it; after a while it ends."""
+    folder, lm = several
+    best, find = folder.best, RunFolder.find_checkpoint
+    best.save_weights(lm, 3)
+    write_json(folder.best_file, {"step": 3, "val_loss": 1.0})
+    found = []
+
+    def find_checkpoint(self, ckpt_path=None):
+        path = find(self, ckpt_path)
+        found.append(path)
+        if len(found) < 4:
+            step = 3 + len(found)
+            for some in (folder, best):
+                some.save_weights(lm, step)
+                delete_checkpoint(some.checkpoint(step - 1))
+            write_json(folder.best_file, {"step": step, "val_loss": 1.0})
+        return path
+
+    monkeypatch.setattr(RunFolder, "find_checkpoint", find_checkpoint)
+    opened, _ = txl_tf.load_run(folder.path, ckpt_path)
+    assert_variables_equal(txl_tf.tf1_variables(opened), txl_tf.tf1_variables(lm))
+    assert [Path(path).name for path in found] == ["ckpt-3", "ckpt-4", "ckpt-5", "ckpt-6"]
+
+
+def test_a_checkpoint_that_is_open_may_be_deleted(several):
+    folder, lm = several
+    reader = CheckpointReader(folder.checkpoint(3))
+    delete_checkpoint(folder.checkpoint(3))
+    load_weights(lm, reader)
+    with pytest.raises(CheckpointGone):
+        CheckpointReader(folder.checkpoint(3))

@@ -605,6 +605,20 @@ def _(tmp_path):
     assert dataset.apply(infinite).cardinality() == tf.data.INFINITE_CARDINALITY
 
 
+@hook("tf.xla.experimental.jit_scope")
+def _(tmp_path):
+    """It marks operations that TF_XLA_FLAGS=--tf_xla_auto_jit=2 leaves out of its clusters."""
+
+    @tf.function
+    def draw():
+        with tf.xla.experimental.jit_scope(compile_ops=False):
+            return tf.random.stateless_uniform([2], [1, 2], dtype=tf.float64, alg="philox")
+
+    graph = draw.get_concrete_function().graph
+    (drawn,) = [op for op in graph.get_operations() if op.type == "StatelessRandomUniformV2"]
+    assert drawn.get_attr("_XlaCompile") is False
+
+
 @hook("tf.config.experimental.get_device_details")
 def _(tmp_path):
     (cpu,) = tf.config.list_physical_devices("CPU")

@@ -192,8 +192,12 @@ def test_own_text_takes_a_preset_that_its_size_and_the_machine_decide(run_dir, t
     ]
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a GPU"])
     assert settings_of(run_dir, f"--data_path={text}", "--preset=small")[1].d_model == 256
+    _, model, training, optimizer = settings_of(run_dir, f"--data_path={text}", "--n_layer=2", "--d_inner=60")
+    assert (model.n_layer, model.d_inner, model.d_model, model.untie_r) == (2, 60, 192, True)
+    assert (training.tgt_len, training.train_steps, optimizer["warmup_steps"]) == (96, 100, 20)
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert "preset tiny: 0.4 M parameters" in said and "100 steps" in said and "n_layer=2, d_inner=60" in said
     as_before = (
-        f"--data_path={text} --n_layer=2",
         f"--data_path={text} --preset=base",
         "--dataset=pydoc",
         "--data_dir=x",
@@ -202,6 +206,7 @@ def test_own_text_takes_a_preset_that_its_size_and_the_machine_decide(run_dir, t
         _, model, training, optimizer = settings_of(run_dir, *line.split())
         assert (model.d_model, model.mem_len, training.train_steps) == (500, 70, 100000), line
         assert optimizer["warmup_steps"] == 0
+        assert "100,000 steps" in capsys.readouterr().out  # never in silence
 
 
 def test_a_run_that_is_there_keeps_its_settings(trained_run, settings_of, capsys):

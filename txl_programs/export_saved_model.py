@@ -12,7 +12,7 @@ import os
 
 from absl import flags
 
-from txl_programs.program import CKPT_HELP, FLAGS, check_used, define_flags, find_checkpoint, run, values
+from txl_programs.program import CKPT_HELP, FLAGS, check_used, define_flags, load_model, run, values
 from txl_tf.config import WEIGHT_TYPES, SearchConfig
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
@@ -40,13 +40,17 @@ flags.mark_flags_as_required(["model_dir", "output"])
 
 
 def main():
-    from txl_tf import export_saved_model, load_run
+    from txl_tf import export_saved_model
+    from txl_tf.files import absolute, check_no_pattern
     from txl_tf.runs.folder import RunFolder
 
     check_used(("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"))
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
-    path = find_checkpoint(RunFolder(FLAGS.model_dir))
-    model, vocab = load_run(FLAGS.model_dir, path, **values("mem_len clamp_len", given_only=True))
+    check_no_pattern("output", absolute(FLAGS.output))
+    folder = RunFolder(FLAGS.model_dir)
+    vocabs = folder.load_vocabs()
+    model = load_model(folder, **values("mem_len clamp_len", given_only=True))
+    vocab = vocabs[0] if len(vocabs) == 1 else vocabs
     search = values(SearchConfig, given_only=True) or None
     export_saved_model(model, directory, vocab, search=search, **values("weights top_n max_tokens max_rows warmup"))
     print(directory)

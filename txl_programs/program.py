@@ -17,6 +17,8 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's errors come as exceptions; the rest is noise
+if not os.environ.get("KERAS_BACKEND"):  # it counts more than the backend of ~/.keras/keras.json
+    os.environ["KERAS_BACKEND"] = "tensorflow"
 FLAGS = flags.FLAGS
 flags.disclaim_key_flags()  # flags that are defined here are the calling program's in --help
 _parsed = []  # what `read_flags` left over of the command line
@@ -39,7 +41,16 @@ def _defer_package():
 
 
 def _import_tensorflow():
-    """Imports TensorFlow without the notes about processor and CUDA that it writes to the standard error meanwhile."""
+    """Imports TensorFlow without the notes about processor and CUDA that it writes to the standard error meanwhile.
+
+    Ends the program with one line where the environment names another backend for Keras.
+    """
+    from txl_tf.environment import check_backend
+
+    try:
+        check_backend()
+    except ImportError as error:
+        sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
     if "tensorflow" in sys.modules:
         return
     from txl_tf.stderr import without_notes
@@ -343,16 +354,22 @@ def names_of(model_dirs):
     return names if len(set(names)) == len(names) else model_dirs
 
 
-def find_checkpoint(folder):
-    """The checkpoint of a run that --ckpt_path names, and a line on the standard error that says which it is."""
-    path = folder.find_checkpoint(FLAGS.ckpt_path)
-    print(f"checkpoint: {folder.name_of(path)}", file=sys.stderr)
-    return path
+def with_checkpoint(folder, use):
+    """`use(path)` of the checkpoint that --ckpt_path names, and a line on the standard error that says which it is.
+
+    It is called again where a training deletes the checkpoint before it is read.
+    """
+
+    def named(path):
+        print(f"checkpoint: {folder.name_of(path)}", file=sys.stderr)
+        return use(path)
+
+    return folder.with_checkpoint(FLAGS.ckpt_path, named)
 
 
 def load_model(folder, **changes):
-    """The model of a run with the weights of `find_checkpoint`."""
-    return folder.load_model(find_checkpoint(folder), **changes)
+    """The model of a run with the weights of that checkpoint."""
+    return with_checkpoint(folder, functools.partial(folder.load_model, **changes))
 
 
 def log_to_stdout():

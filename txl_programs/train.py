@@ -152,7 +152,7 @@ def settings_of(folder):
     if FLAGS.preset and origin:
         raise ValueError(f"preset must be left out with init_from={FLAGS.init_from}, whose model is taken")
     data = data_arguments(settings["data"])
-    own_text = data.get("dataset") == "text" and not given(SIZES)
+    own_text = data.get("dataset") == "text"
     if origin and not origin.goes_on:
         rows, length = (completed(TrainingConfig, settings["training"])[n] for n in ("train_batch_size", "tgt_len"))
         schedule = schedule_for(given_steps() or steps_for(size_of_text(data)[-1] / (rows * length)))
@@ -168,6 +168,8 @@ def settings_of(folder):
         sizes = SIZES if steps else chosen
         settings["model"] = {**kept["model"], **{name: chosen[name] for name in sizes if name in chosen}}
         settings["training"] = {**chosen, **kept["training"]}
+    elif not origin and data and given_steps() is None and not folder.steps():
+        say_defaults()
     if group is TransformerLMConfig and not origin:
         settings["model"].pop("mem_len", None)
     return group, settings
@@ -190,13 +192,26 @@ def choose_settings(data, is_there):
     machine = "there is a GPU or a TPU" if n_gpus else f"there is no GPU, but {n_cores} cores"
     size = f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.0f} kB"
     why = "" if FLAGS.preset else f", because the text has {size} and {machine}; --preset=base for {{base}}"
-    if not is_there:
-        weights, base = (f"{layer_weights(values) / 1e6:.1f} M parameters" for values in (found, {}))
+    if not is_there and (not found or set(found) - set(given(found))):  # else all of it is given
+        sizes = values(" ".join(SIZES), given_only=True)
+        weights, base = (f"{layer_weights(some | sizes) / 1e6:.1f} M parameters" for some in (found, {}))
         says = [f"preset {preset}: {weights} besides the embeddings"]
-        if "train_steps" in found and given_steps() is None:
-            says.append(f"{found['train_steps']:,} steps")
-        logging.getLogger("txl_tf").info(", ".join(says) + why.format(base=base))
+        if given_steps() is None:
+            says.append(f"{found.get('train_steps', FLAGS.train_steps):,} steps")
+        kept = ", ".join(f"{name}={value}" for name, value in sizes.items())
+        kept = f"; {kept} as given, all else as in the preset" if kept else ""
+        logging.getLogger("txl_tf").info(", ".join(says) + why.format(base=base) + kept)
     return found
+
+
+def say_defaults():
+    """Says how much the defaults of the flags are, which a text takes that gets no preset by itself."""
+    why = f"dataset={FLAGS.dataset}" if FLAGS.dataset else "data_dir"
+    weights = layer_weights(values(" ".join(SIZES))) / 1e6
+    logging.getLogger("txl_tf").info(
+        f"no preset with {why}, but the defaults of the flags: {weights:.1f} M parameters besides the embeddings, "
+        f"{FLAGS.train_steps:,} steps; --preset=tiny is a smaller model and fewer steps"
+    )
 
 
 def rows_to_divide():

@@ -15,6 +15,7 @@ its targets is right, and rates count the source once. BLEU and chrF need sacreb
 terminal, control characters are written like \\x1b, unless --raw is given.
 """
 
+import functools
 import sys
 
 from absl import flags
@@ -25,10 +26,10 @@ from txl_programs.program import (
     config_of,
     define_flags,
     define_line_flags,
-    find_checkpoint,
     read_flags,
     run,
     values,
+    with_checkpoint,
 )
 from txl_tf.config import SearchConfig
 
@@ -100,7 +101,7 @@ def compare(folder, vocabs):
     references = group_references(*sides)
     first = {source: number for number, source in reversed([*enumerate(sides[0], 1)])}
     numbers, best = [first[source] for source in references], []
-    answering = make_answering(folder, find_checkpoint(folder))
+    answering = with_checkpoint(folder, functools.partial(make_answering, folder))
     answers = answering.answers(references, " and ".join(FLAGS.pairs), FLAGS.strict, numbers=numbers)
     tally = write_answers(of_every_line(sides[0], kept(answers, best)), answering.text, raw=FLAGS.raw)
     report([found.text for found in best], list(references.values()), vocabs[1].level)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import socket
+import sys
 
 _SECONDS_TO_ANSWER = 20
 
@@ -12,6 +15,31 @@ def is_installed(package: str) -> bool:
     """Whether a package can be imported; imports nothing."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None  # as a folder of that name has none, such as wandb's logs
+
+
+def check_backend() -> None:
+    """Raises ImportError, before Keras is imported, where its backend is not TensorFlow."""
+    name, remedy = _keras_backend()
+    if name != "tensorflow":
+        raise ImportError(f"txl_tf needs the TensorFlow backend of Keras, got {name}: {remedy}")
+
+
+def _keras_backend() -> tuple[str, str]:
+    """The backend that Keras has, or will have once it is imported; and how to get the TensorFlow backend instead."""
+    if "keras" in sys.modules:
+        backend = sys.modules["keras"].config.backend()
+        return backend, "set KERAS_BACKEND=tensorflow before keras is imported"
+    variable = os.environ.get("KERAS_BACKEND")
+    if variable:
+        return variable, f"unset the environment variable KERAS_BACKEND={variable}, or set it to tensorflow"
+    home = os.environ.get("KERAS_HOME", os.path.join("~", ".keras"))
+    file = os.path.expanduser(os.path.join(home, "keras.json"))
+    try:
+        with open(file, encoding="utf-8") as opened:
+            backend = json.load(opened).get("backend", "tensorflow")
+    except (OSError, ValueError, AttributeError):  # Keras then takes its default, or reports what is wrong
+        backend = "tensorflow"
+    return backend, f'write "backend": "tensorflow" in {file}, or set KERAS_BACKEND=tensorflow'
 
 
 def is_address(address: str) -> bool:

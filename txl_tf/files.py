@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError, brief
+
 try:
     import fcntl
 except ImportError:  # not on Windows
@@ -25,6 +27,20 @@ logger = logging.getLogger("txl_tf")
 def is_remote(path: str | os.PathLike) -> bool:
     """Whether a path has a scheme, such as `gs://`, and only `tf.io.gfile` can open it."""
     return "://" in os.fspath(path)
+
+
+def has_pattern(path: str | os.PathLike) -> bool:
+    r"""Whether a path has `[`, `]` or a backslash. TensorFlow takes the path of a checkpoint, and of the variables of a
+    SavedModel, as a pattern, and these characters then do not match themselves.
+    """
+    return bool(re.search(r"[\[\]\\]", os.fspath(path)))
+
+
+def check_no_pattern(name: str, path: str | os.PathLike) -> None:
+    """Raises ParameterError where no program could read what TensorFlow writes to `path`; `name` is the argument."""
+    if has_pattern(path):
+        message = f"{name} must not contain [, ] or a backslash, which TensorFlow takes as a pattern, got {brief(path)}"
+        raise ParameterError(name, os.fspath(path), "a path without [, ] and \\", message)
 
 
 def absolute(path: str) -> str:

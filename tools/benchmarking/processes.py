@@ -124,7 +124,7 @@ def train_command(checkout, shape, text, model_dir, **flags):
     named = {name: shape[name] for name in names.split()} | {"d_embed": shape["d_model"]}
     if shape["cutoffs"]:
         named["cutoffs"] = ",".join(map(str, shape["cutoffs"]))
-    named |= {"train_batch_size": shape["batch_size"], "eval_batch_size": shape["batch_size"]}
+    named |= {"train_batch_size": shape["batch_size"], "eval_batch_size": shape["batch_size"], "preset": "base"}
     named |= {"dataset": "text", "data_path": text, "model_dir": model_dir, **ONE_STEP}
     return command_of(checkout, "train.py", **named, **flags)
 

@@ -19,7 +19,7 @@ from txl_programs.answering.lines import (
     say_missing,
     write_answers,
 )
-from txl_programs.program import FLAGS, config_of, find_checkpoint
+from txl_programs.program import FLAGS, config_of, with_checkpoint
 from txl_tf.cluster.blocks import answer_on_cluster, count_workers
 from txl_tf.cluster.connection import connected
 from txl_tf.config import ClusterConfig
@@ -46,10 +46,11 @@ def answer_input(folder, make_answering, program, together, raw=False):
         The `Tally` of all lines, and the seconds that they took; `None` where some were answered before.
     """
     if config_of(ClusterConfig).given or _is_several(FLAGS.input):
-        return _answer_files(folder, make_answering, program, together)
+        answer = functools.partial(_answer_files, folder, make_answering, program, together, _named_files())
+        return with_checkpoint(folder, answer)
     check_output(FLAGS.input)
     lines, name = input_lines()
-    answering = make_answering(folder, find_checkpoint(folder))
+    answering = with_checkpoint(folder, functools.partial(make_answering, folder))
     started = time.perf_counter()
     answers = answering.answers(lines, name, FLAGS.strict, numbers=itertools.count(1))
     tally = write_answers(answers, answering.text, answering.numbers, raw)
@@ -63,10 +64,9 @@ def _is_several(inputs):
     return tf.io.gfile.isdir(inputs) or (any(c in inputs for c in ",*?[") and not tf.io.gfile.exists(inputs))
 
 
-def _answer_files(folder, make_answering, program, together):
-    """`answer_input` of several files, or on a cluster."""
-    cluster, files, started = config_of(ClusterConfig), _named_files(), time.perf_counter()
-    path = find_checkpoint(folder)
+def _answer_files(folder, make_answering, program, together, files, path):
+    """`answer_input` of several files, `(path, name)` each, or on a cluster, with the checkpoint at `path`."""
+    cluster, started = config_of(ClusterConfig), time.perf_counter()
     run = functools.partial(_here, make_answering, folder, path)
     flags = {flag.name: flag.value for flag in _own_flags() if flag.name not in _OTHER_FLAGS}
     key = [program, flags, sha256(folder.config_file), sha256(f"{path}.index"), together]

@@ -18,11 +18,11 @@ from txl_tf.convert.corpus_files import read_corpus, written_corpus
 from txl_tf.data.subwords import vocab_file
 from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import absolute, check_kept, json_text, write_atomic
+from txl_tf.files import absolute, check_kept, check_no_pattern, json_text, write_atomic
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.families.language_model import TRANSFORMER_XL
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.weights import checkpoint_step, load_weights, save_tf1_checkpoint, weight_shapes
+from txl_tf.runs.weights import CheckpointReader, checkpoint_step, load_weights, save_tf1_checkpoint, weight_shapes
 
 # --------------------------------------------------------------------------------------------- TF1 -> run folder
 
@@ -71,8 +71,8 @@ def tf1_to_run(
             raise ValueError(
                 f"{file} has cutoffs {cutoffs}, but by the shapes of its variables {path} has {model['cutoffs']}"
             )
-    reader = tf.train.load_checkpoint(path)
-    step = int(reader.get_tensor("global_step")) if reader.has_tensor("global_step") else checkpoint_step(path)
+    reader = CheckpointReader(path)
+    step = int(reader.get("global_step")) if "global_step" in reader.shapes else checkpoint_step(path)
     with written_corpus(data_dir, source, model["cutoffs"]) as data:
         lm = TransformerXLLM(**model)
         load_weights(lm, path)
@@ -92,7 +92,8 @@ def find_tf1_checkpoint(path: str) -> str:
     if not tf.io.gfile.isdir(path):
         raise ValueError(f"no checkpoint at {path}: {prefix}.index does not exist")
     state = tf.train.get_checkpoint_state(path)
-    found = [name.removesuffix(".index") for name in sorted(tf.io.gfile.glob(f"{path}/*.index"))]
+    names = sorted(name for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
+    found = [os.path.join(path, name.removesuffix(".index")) for name in names]
     if state:  # may name the folder where it was trained
         latest = os.path.join(path, os.path.basename(state.model_checkpoint_path))
         found = [latest] if latest in found else found
@@ -224,12 +225,9 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
     config, vocab = folder.read_config(), folder.load_vocab()
     if folder.family is not TRANSFORMER_XL:
         raise ValueError(f"the original program has Transformer-XL alone, got {folder} of {folder.family.name}")
-    ckpt_path = folder.find_checkpoint(ckpt_path)
-    path = os.fspath(tf1_checkpoint)
-    if not path:
+    if not os.fspath(tf1_checkpoint):
         raise ValueError("tf1_checkpoint must name the new checkpoint, or its folder")
-    if ".ckpt" not in os.path.basename(path):
-        path = os.path.join(path, f"model.ckpt-{checkpoint_step(ckpt_path)}")
+    check_no_pattern("tf1_checkpoint", absolute(os.fspath(tf1_checkpoint)))
     data, cutoffs = config["data"], config["model"].get("cutoffs")
     prepared = os.path.join(data.get("data_dir", ""), INFO_FILE)
     if "dataset" not in data and tf.io.gfile.exists(prepared):
@@ -241,13 +239,19 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
         "vocab": vocab.get_config(),
         "model_dir": absolute(os.fspath(model_dir)),  # no checkpoint of another run goes there
     }
-    target = os.path.dirname(path)
     files = {vocab_file("vocab", vocab.level): vocab.get_data(), INFO_FILE: json_text(info)}
-    _check_target(path, files)
-    save_tf1_checkpoint(folder.load_model(ckpt_path), path)
-    for name, data in files.items():
-        write_atomic(os.path.join(target, name), data)
-    return path
+
+    def write(source):
+        path = os.fspath(tf1_checkpoint)
+        if ".ckpt" not in os.path.basename(path):
+            path = os.path.join(path, f"model.ckpt-{checkpoint_step(source)}")
+        _check_target(path, files)
+        save_tf1_checkpoint(folder.load_model(source), path)
+        for name, text in files.items():
+            write_atomic(os.path.join(os.path.dirname(path), name), text)
+        return path
+
+    return folder.with_checkpoint(ckpt_path, write)
 
 
 def _check_target(path: str, files: dict[str, str | bytes]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from txl_tf.config import RunConfig
 from txl_tf.files import remove, same_path, write_json
@@ -20,12 +19,13 @@ from txl_tf.runs.same_run import check_vocab
 from txl_tf.runs.weights import (
     UNFINISHED,
     CheckpointFolder,
+    CheckpointReader,
+    UnreadableCheckpoint,
     check_fits,
     check_whole,
     checkpoint_step,
     delete_checkpoint,
     load_weights,
-    reading_checkpoint,
     run_weights,
     weights_by_name,
     weights_reader,
@@ -173,19 +173,17 @@ class RunCheckpoints:
             `(carried, sums)`: `carried_arrays` to go on with, and `metric_totals` of the interval in whose middle it
             was saved, or `None`.
         """
-        read = weights_reader(self._model, path)
-        with reading_checkpoint(path):
-            reader = tf.train.load_checkpoint(path)
-            shapes = reader.get_variable_to_shape_map()
-            optimizer = {key: shape for key, shape in shapes.items() if key.startswith("optimizer/")}
-            if not optimizer:
-                raise ValueError(
-                    f"{path} has weights alone, no optimizer to go on with: start a new run with warm_start_path={path}"
-                )
-            check_fits(path, optimizer, self._optimizer())
-            arrays = {name: read(name) for name in weights_by_name(self._model)}
-            others = [*optimizer, *self._model.carried_names, *({SUMS} & shapes.keys())]
-            arrays |= {key: reader.get_tensor(key) for key in others}
+        reader = CheckpointReader(path)
+        read = weights_reader(self._model, reader)
+        optimizer = {key: shape for key, shape in reader.shapes.items() if key.startswith("optimizer/")}
+        if not optimizer:
+            raise ValueError(
+                f"{path} has weights alone, no optimizer to go on with: start a new run with warm_start_path={path}"
+            )
+        check_fits(path, optimizer, self._optimizer())
+        arrays = {name: read(name) for name in weights_by_name(self._model)}
+        others = [*optimizer, *self._model.carried_names, *({SUMS} & reader.shapes.keys())]
+        arrays |= {key: reader.get(key) for key in others}
         for key, variable in {**weights_by_name(self._model), **self._optimizer()}.items():
             variable.assign(arrays[key])
         self._last = path
@@ -236,11 +234,15 @@ def average_checkpoints(
         paths = _last(source, num_last_checkpoints)
     for path in paths:
         _check_same_model(source, path)
-    source.check_size(config["model"], paths[0])
-    model = source.family.make(**config["model"])
-    average_weights(model, paths)
+    try:
+        readers = [*map(CheckpointReader, paths)]
+        source.check_size(config["model"], readers[0])
+        model = source.family.make(**config["model"])
+        average_weights(model, readers)
+    except UnreadableCheckpoint as error:
+        raise source.way_out(error, "checkpoints") from error
     step = max(map(checkpoint_step, paths))
-    others = {name: config.get(name) for name in ("fingerprints", "init_from")}
+    others = {name: config.get(name) for name in ("fingerprints", "init_from", "training")}
     output.create(config["data"], config["model"], vocabs, model, step, **others)
     return paths
 
@@ -261,9 +263,9 @@ def _check_same_model(source: RunFolder, path: str) -> None:
             raise ValueError(f"{path} is of another model than model_dir {source}: {found}")
 
 
-def average_weights(model: keras.Model, paths: list[str]) -> None:
+def average_weights(model: keras.Model, checkpoints: list[str | CheckpointReader]) -> None:
     """Sets the weights to the mean of those in the checkpoints, summed in float64, one variable at a time."""
-    readers = [weights_reader(model, path) for path in paths]
+    readers = [weights_reader(model, checkpoint) for checkpoint in checkpoints]
     for name, variable in weights_by_name(model).items():
         total = np.zeros(variable.shape)
         for read in readers:

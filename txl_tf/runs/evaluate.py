@@ -35,8 +35,10 @@ from txl_tf.runs.setup import (
     reset_token_of,
     worker_of,
 )
-from txl_tf.runs.weights import load_weights
+from txl_tf.runs.weights import CheckpointReader, load_weights
 from txl_tf.training.distribution import is_chief
+
+_ROWS = 60  # of a batch of an evaluation, where neither the run nor the user says how many
 
 logger = logging.getLogger("txl_tf")
 
@@ -67,15 +69,10 @@ def evaluate_run(
     evaluation, machine = evaluation or EvaluationConfig(), machine or MachineConfig()
     folder = RunFolder(folder, "language_model")
     config = folder.read_config() if folder.has_config() else {"data": {}, "model": {}}
-    trained = {"tgt_len": TrainingConfig.tgt_len, **config.get("training", {})}
-    evaluation = dataclasses.replace(
-        evaluation,
-        tgt_len=evaluation.tgt_len or trained["tgt_len"],
-        eval_batch_size=evaluation.eval_batch_size or trained.get("eval_batch_size") or 60,
-    )
+    evaluation, defaults = _completed(evaluation, config.get("training", {}))
     text = "eval_path" if evaluation.eval_path else "data_path"
     check_token_nll(evaluation.token_nll, **{text: evaluation.eval_path or (data or config["data"]).get(text)})
-    path = folder.find_checkpoint(evaluation.eval_ckpt_path)
+    folder.find_checkpoint(evaluation.eval_ckpt_path)  # an error before the text is read
     strategy, machine = open_machine(machine)
     check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
     if evaluation.eval_path:
@@ -91,18 +88,38 @@ def evaluate_run(
     bins = {"n_token": len(corpus.vocab), "cutoffs": corpus.cutoffs}
     model = {**bins, **config["model"], **resets, **(model or {})}
     check_places(model, tgt_len=evaluation.tgt_len, sliding_window=evaluation.sliding_window or 0)
-    folder.check_size(model, path)
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    with strategy.scope():
-        lm = folder.family.make(**model, dtype=machine.dtype_policy)
-        lm.compile(static_shapes=on_tpu, steps_per_execution=MOST_STEPS_ON_TPU if on_tpu else 1)
-    load_weights(lm, path)
+
+    def load(path):
+        reader = CheckpointReader(path)
+        folder.check_size(model, reader)
+        with strategy.scope():
+            lm = folder.family.make(**model, dtype=machine.dtype_policy)
+            lm.compile(static_shapes=on_tpu, steps_per_execution=MOST_STEPS_ON_TPU if on_tpu else 1)
+        load_weights(lm, reader)
+        return lm, path
+
+    lm, path = folder.with_checkpoint(evaluation.eval_ckpt_path, load, "eval_ckpt_path")
     with worker_of(strategy, folder):
         name = evaluation.eval_path or name_of(data or config["data"])
         log_model(name, corpus, lm, strategy, machine.type_name)
+        if defaults:
+            values = ", ".join(f"{name} {value}" for name, value in defaults.items())
+            logger.info("%s does not record %s; the defaults: %s", folder, ", ".join(defaults), values)
         logger.info("checkpoint: %s; evaluating it: %s", folder.name_of(path), evaluator.describe(lm))
         token_nll = evaluation.token_nll if is_chief(strategy) else evaluation.token_nll and os.devnull
         return {split: evaluator.run(lm, split, token_nll)}
+
+
+def _completed(evaluation: EvaluationConfig, trained: dict) -> tuple[EvaluationConfig, dict]:
+    """The evaluation with the sizes of the training, where it does not say others; and the defaults of those that the
+    training does not record either.
+    """
+    sizes = {"tgt_len": TrainingConfig.tgt_len, "eval_batch_size": _ROWS}
+    missing = [name for name in sizes if not getattr(evaluation, name)]
+    defaults = {name: sizes[name] for name in missing if not trained.get(name)}
+    known = {name: trained[name] for name in missing if name not in defaults}
+    return dataclasses.replace(evaluation, **defaults, **known), defaults
 
 
 def _resets(evaluation: EvaluationConfig, vocab: Vocab, group: type) -> dict:
@@ -120,7 +137,7 @@ def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str) -> Corpus:
     tokens, size = encode_text(eval_path, vocab, data)
     sizes = measured(data.get("dataset"), {eval_path: size})
     by_character = is_by_character_in(data, vocab)
-    return Corpus(vocab, config["model"]["cutoffs"], {eval_path: tokens}, by_character, sizes=sizes)
+    return Corpus(vocab, config["model"].get("cutoffs", []), {eval_path: tokens}, by_character, sizes=sizes)
 
 
 def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:

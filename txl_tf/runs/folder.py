@@ -14,7 +14,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -22,12 +23,30 @@ import tensorflow as tf
 from txl_tf.config import RunConfig
 from txl_tf.data.subwords import load_vocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import UnknownArgumentError
-from txl_tf.files import check_kept, check_writable, lock, read_json, removed_on_error, write_json, writing
+from txl_tf.errors import ParameterError, UnknownArgumentError
+from txl_tf.files import (
+    check_kept,
+    check_no_pattern,
+    check_writable,
+    is_remote,
+    lock,
+    read_json,
+    removed_on_error,
+    write_json,
+    writing,
+)
 from txl_tf.runs.families.record import Family, family_in, family_of
-from txl_tf.runs.weights import CheckpointFolder, load_weights, weight_shapes
+from txl_tf.runs.weights import (
+    CheckpointFolder,
+    CheckpointGone,
+    CheckpointReader,
+    UnreadableCheckpoint,
+    check_whole,
+    load_weights,
+)
 from txl_tf.schema import brief, did_you_mean, differing
 
+_ATTEMPTS = 10  # to open a checkpoint of a run that is trained meanwhile and deletes its old ones
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
 
 
@@ -163,14 +182,49 @@ class RunFolder(CheckpointFolder):
         for path in (os.path.join(self.path, ckpt_path), ckpt_path):
             if tf.io.gfile.exists(f"{path}.index"):
                 return path
-        raise ValueError(f"no checkpoint at {ckpt_path}, nor in {self}: {ckpt_path}.index does not exist")
+        raise CheckpointGone(f"no checkpoint at {ckpt_path}, nor in {self}: {ckpt_path}.index does not exist")
+
+    def with_checkpoint(self, ckpt_path: str | None, use: Callable[[str], Any], argument: str = "ckpt_path") -> Any:
+        """`use(path)`, where `path` is that of `find_checkpoint`.
+
+        A run that is trained may delete the checkpoint before it is opened. Then `use` gets its successor.
+
+        Raises:
+            ParameterError: it is damaged. The message says which one is complete; `argument` is what names one.
+        """
+        for left in reversed(range(_ATTEMPTS)):
+            path = self.find_checkpoint(ckpt_path)
+            try:
+                return use(path)
+            except CheckpointGone:
+                if not left:
+                    raise
+            except UnreadableCheckpoint as error:
+                raise self.way_out(error, argument) from error
+
+    def way_out(self, error: UnreadableCheckpoint, argument: str) -> ParameterError:
+        """The error of a damaged checkpoint, with the newest checkpoint that is complete for an `argument`."""
+        path, others = error.value, (self.checkpoint(step) for step in reversed(self.steps()))
+        whole = next((other for other in others if other != path and _is_whole(other)), None)
+        if whole is None:
+            message = f"{error}\nno other checkpoint in {self} is complete"
+            return ParameterError(argument, path, error.allowed, message)
+        name = os.path.basename(whole)
+        message = f"{error}\n{whole} is complete: --{argument}={name} takes it"
+        if path in self.checkpoints():
+            message += f"; all programs take it once {path}.* are removed"
+        return ParameterError(argument, path, [name], message)
 
     def name_of(self, path: str) -> str:
         """What a checkpoint is, for messages: "best, step 180"; its path where it is neither best nor latest."""
         kinds = {"latest": self.checkpoints()[-1:], "best": [best["path"]] if (best := self.find_best()) else []}
         kind = next((kind for kind, paths in kinds.items() if path in paths), None)
         step = os.path.basename(path).rpartition("-")[2]
-        return f"{kind}, step {step}" if kind else path
+        if not kind:
+            return path
+        started = max(self.steps(files="index|data.*"), default=0)
+        incomplete = kind == "latest" and self.steps() and started > self.steps()[-1]
+        return f"{kind}, step {step}" + (f" (ckpt-{started} is incomplete)" if incomplete else "")
 
     def find_best(self) -> dict | None:
         """`"path"`, `"step"` and what is monitored, such as `"val_loss"`, of the best checkpoint; or `None`."""
@@ -205,22 +259,27 @@ class RunFolder(CheckpointFolder):
         for name, (before, now) in differing(config.to_dict(), changed.to_dict()).items():
             if name not in config.free:
                 raise ValueError(f"{name} must be {brief(before)}, as in model_dir {self}, got {brief(now)}: {can}")
-        path = self.find_checkpoint(ckpt_path)
-        self.check_size(arguments, path)
-        model = family.make(**arguments)
-        load_weights(model, path)
-        return model
 
-    def check_size(self, model: dict, path: str) -> None:
+        def load(path):
+            reader = CheckpointReader(path)
+            self.check_size(arguments, reader)
+            model = family.make(**arguments)
+            load_weights(model, reader)
+            return model
+
+        return self.with_checkpoint(ckpt_path, load)
+
+    def check_size(self, model: dict, reader: CheckpointReader) -> None:
         """Raises ValueError where `config.json` describes a far larger model than the checkpoint holds.
 
         Call it before the model is made, which might not fit into memory.
         """
         described = self.family.least_weights(model)
-        found = sum(math.prod(shape) for shape in weight_shapes(path).values())
+        found = sum(math.prod(shape) for shape in reader.weight_shapes.values())
         if described > 2 * found:
             raise ValueError(
-                f"{self.config_file} describes a model of at least {described:,} weights, but {path} holds {found:,}"
+                f"{self.config_file} describes a model of at least {described:,} weights, but {reader.path} holds "
+                f"{found:,}"
             )
 
     # -------------------------------------------------------------------------------------------------------- writing
@@ -228,8 +287,7 @@ class RunFolder(CheckpointFolder):
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Makes the folder, checks that it can be written to, and keeps other runs out of it."""
-        if not self.path:
-            raise ValueError("model_dir must name the folder of the run")
+        self._check_path()
         try:
             tf.io.gfile.makedirs(self.path)
             check_writable(self.config_file)
@@ -238,12 +296,17 @@ class RunFolder(CheckpointFolder):
         with lock(self.path, f"another run is training in model_dir {self}"):
             yield
 
+    def _check_path(self) -> None:
+        if not self.path:
+            raise ValueError("model_dir must name the folder of the run")
+        if is_remote(self.path):  # local checkpoints are read through links of other names
+            check_no_pattern("model_dir", self.path)
+
     def check_new(self, vocabs: list[Vocab] = (), family: Family | None = None) -> None:
         """Raises ValueError if the folder is not named, holds a run, or a file that the vocabularies of a new one, of
         `family`, would be written over.
         """
-        if not self.path:
-            raise ValueError("model_dir must name the folder of the run")
+        self._check_path()
         if self.has_config() or self.checkpoints():
             raise ValueError(f"{self} already holds a run: choose a new folder")
         for name, vocab in zip((family or self.family).vocabs if vocabs else (), vocabs, strict=True):
@@ -252,10 +315,12 @@ class RunFolder(CheckpointFolder):
     def create(
         self, data: dict, model: dict, vocabs: list[Vocab], trained: keras.Model | dict[str, tf.Tensor], step: int,
         fingerprints: dict | None = None, family: Family | None = None, init_from: dict | None = None,
+        training: dict | None = None,
     ) -> str:  # fmt: skip
         """Writes a run that was not trained here, in a new folder; returns the path of its checkpoint.
 
-        `trained` is a model, or its weights by name where `family` says of what model.
+        `trained` is a model, or its weights by name where `family` says of what model. `training` are the settings of
+        the training that the weights come from, which evaluations and new runs take.
         A new run can start from its weights, but training cannot go on from it. An error leaves what was there before.
         """
         family = family or family_of(type(getattr(trained, "network", trained)))
@@ -267,6 +332,14 @@ class RunFolder(CheckpointFolder):
             with writing(self.path):
                 tf.io.gfile.makedirs(self.path)
             config = family.describe(data, model, vocabs)
-            started = {"init_from": init_from} if init_from else {}
-            self.describe({**config, "fingerprints": fingerprints or {}, **started}, vocabs)
+            known = {name: value for name, value in (("init_from", init_from), ("training", training)) if value}
+            self.describe({**config, "fingerprints": fingerprints or {}, **known}, vocabs)
             return self.save_weights(trained, step)
+
+
+def _is_whole(path: str) -> bool:
+    try:
+        check_whole(path)
+    except (CheckpointGone, UnreadableCheckpoint):
+        return False
+    return True

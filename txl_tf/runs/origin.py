@@ -107,10 +107,24 @@ class Origin:
     def _name(self, path: str) -> str:
         return path.removeprefix(f"{self.source.path.rstrip('/')}/")
 
-    def load(self, model: keras.Model, config: Config, training: RunConfig, anew: tuple[str, ...] = ()) -> None:
-        """Sets the weights, but for those whose names begin with one of `anew`; says what was taken and changed."""
-        path = self.checkpoint(training)
-        load_weights(model, path, leave_out=anew)
+    def load(
+        self,
+        model: keras.Model,
+        config: Config,
+        training: RunConfig,
+        final: Config | None = None,
+        anew: tuple[str, ...] = (),
+    ) -> None:
+        """Sets the weights, but for those whose names begin with one of `anew`; says what was taken and changed.
+
+        Also says which sizes of batches the other run does not record, as a converted one, and what they are here.
+        """
+
+        def read(path):
+            load_weights(model, path, leave_out=anew)
+            return path
+
+        path = self.source.with_checkpoint(training.warm_start_path, read, "warm_start_path")
         changes = self._changes(config.to_dict())
         for name, before in self.settings["training"].items():
             if getattr(training, name, before) != before:  # an evaluation's is not of the training
@@ -120,6 +134,13 @@ class Origin:
         said += [f"changed: {', '.join(shown)}"] * bool(shown)
         said += [f"new weights: {', '.join(anew)}"] * bool(anew)
         logger.info("init_from %s: %s", self.path, "; ".join(said))
+        here = {**(final.to_dict() if final else {}), **training.to_dict()}
+        recorded = self.config.get("training", {})
+        sizes = [name for name in (*self.family.batching, "eval_batch_size") if type(here.get(name)) is int]
+        unsaid = [name for name in sizes if name not in recorded]
+        if unsaid:
+            values = ", ".join(f"{name} {here[name]}" for name in unsaid)
+            logger.info("%s does not record %s; here: %s", self.path, ", ".join(unsaid), values)
 
 
 def check_origin(folder: RunFolder, init_from: str | None) -> None:

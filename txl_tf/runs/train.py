@@ -232,7 +232,7 @@ class Run:
         if self.checkpoints.write:  # what an earlier run left, whose checkpoints are gone
             self.checkpoints.remove_best()
         if self.origin:
-            self.origin.load(self.model, self.model_config, self.training, self.anew)
+            self.origin.load(self.model, self.model_config, self.training, self.final, self.anew)
         elif self.training.warm_start_path:
             logger.info("starting from the weights of %s", self.training.warm_start_path)
             load_weights(self.model, self.training.warm_start_path)

@@ -7,8 +7,10 @@ keeps them apart from the optimizer.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +18,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.files import remove, removed_on_error, write_atomic, writing
+from txl_tf.errors import ParameterError
+from txl_tf.files import (
+    absolute,
+    check_no_pattern,
+    has_pattern,
+    is_remote,
+    remove,
+    removed_on_error,
+    write_atomic,
+    writing,
+)
 from txl_tf.models.language_model import LanguageModel, TransformerXLLM
 
 RUN_WEIGHTS = "weights/"
@@ -93,12 +105,14 @@ def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     load_weights(lm, path)
 
 
-def load_weights(model: keras.Model, path: str | os.PathLike, leave_out: tuple[str, ...] = ()) -> None:
+def load_weights(
+    model: keras.Model, checkpoint: str | os.PathLike | CheckpointReader, leave_out: tuple[str, ...] = ()
+) -> None:
     """As `load_tf1_checkpoint`, for a model of any family, and for the checkpoint of a run too.
 
     Weights whose names begin with one of `leave_out` stay as they are.
     """
-    read = weights_reader(model, path, leave_out)
+    read = weights_reader(model, checkpoint, leave_out)
     variables = _others(weights_by_name(model), leave_out)
     arrays = {name: read(name) for name in variables}  # all of them, before the first is set
     for name, variable in variables.items():
@@ -110,69 +124,112 @@ def _others(weights: dict, leave_out: tuple[str, ...]) -> dict:
 
 
 def weights_reader(
-    model: keras.Model, path: str | os.PathLike, leave_out: tuple[str, ...] = ()
+    model: keras.Model, checkpoint: str | os.PathLike | CheckpointReader, leave_out: tuple[str, ...] = ()
 ) -> Callable[[str], np.ndarray]:
     """Checks that a checkpoint fits a model, and returns a function that reads one array by its name.
 
     Raises: as `load_tf1_checkpoint`.
     """
-    path = os.fspath(path)
-    keys, shapes = _weights_in(path)
-    check_fits(path, _others(shapes, leave_out), _others(weights_by_name(model), leave_out))
-    reader = tf.train.load_checkpoint(path)
+    reader = checkpoint if isinstance(checkpoint, CheckpointReader) else CheckpointReader(checkpoint)
+    found = _others(reader.weight_shapes, leave_out)
+    check_fits(reader.path, found, _others(weights_by_name(model), leave_out))
+    return lambda name: reader.get(reader.weights[name])
 
-    def read(name):
-        with reading_checkpoint(path):
-            return reader.get_tensor(keys[name])
 
-    return read
+class CheckpointGone(ValueError):
+    """There is no checkpoint at a path, perhaps no more: a run that is trained deletes its old ones."""
+
+
+class UnreadableCheckpoint(ParameterError):
+    """Files of a checkpoint, whose path is the value, are damaged or missing."""
+
+
+class CheckpointReader:
+    """The arrays in a checkpoint of a run or of the original program.
+
+    Its files are open as long as the object lives: in a local folder they may be deleted meanwhile.
+
+    Args:
+        path: prefix of the checkpoint.
+
+    Attributes:
+        shapes: `{key: shape}` of all arrays.
+        weights: `{variable name of the original: key}` of the weights.
+
+    Raises:
+        CheckpointGone: there is none at `path`.
+        UnreadableCheckpoint: its index is damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = os.fspath(path)
+        check_exists(self.path)
+        with reading_checkpoint(self.path):
+            self._reader = tf.train.load_checkpoint(self._plain_path())
+            self.shapes = dict(sorted(self._reader.get_variable_to_shape_map().items()))
+            if self.shapes:  # the file of the arrays is opened with the first that is read
+                self._reader.get_tensor(min(self.shapes, key=lambda key: math.prod(self.shapes[key])))
+        self.weights = {}
+        for key in self.shapes:
+            if key.startswith(RUN_WEIGHTS):
+                name = key.removeprefix(RUN_WEIGHTS).removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")
+                self.weights[name.replace(".S", "/")] = key
+            elif key.startswith("transformer/") and not key.endswith(("/Adam", "/Adam_1")):
+                self.weights[key] = key
+
+    def _plain_path(self) -> str:
+        """The path for TensorFlow, which takes it as a pattern: of links to it, where it has [, ] or a backslash."""
+        if not has_pattern(self.path) or is_remote(self.path):
+            return self.path
+        folder, name = os.path.split(os.path.abspath(self.path))
+        self._links = tempfile.TemporaryDirectory()  # they are gone with this object
+        for file in os.listdir(folder):
+            if file.startswith((f"{name}.index", f"{name}.data-")):
+                os.symlink(os.path.join(folder, file), os.path.join(self._links.name, file.replace(name, "ckpt", 1)))
+        return os.path.join(self._links.name, "ckpt")
+
+    @property
+    def weight_shapes(self) -> dict[str, list]:
+        """`{name: shape}` of the weights."""
+        return {name: self.shapes[key] for name, key in self.weights.items()}
+
+    def get(self, key: str) -> np.ndarray:
+        """An array. Raises UnreadableCheckpoint where it is not as it was written: its checksum is verified."""
+        with reading_checkpoint(self.path):
+            return self._reader.get_tensor(key)
 
 
 def weight_shapes(path: str | os.PathLike) -> dict[str, list]:
     """`{name: shape}` of the weights in a checkpoint of a run or of the original program."""
-    return _weights_in(os.fspath(path))[1]
-
-
-def _weights_in(path: str) -> tuple[dict, dict]:
-    """`{variable name of the original: key in the checkpoint}` and `{the same: shape}`."""
-    check_exists(path)
-    with reading_checkpoint(path):
-        shapes = dict(tf.train.list_variables(path))
-    keys = {}
-    for key in shapes:
-        if key.startswith(RUN_WEIGHTS):
-            name = key.removeprefix(RUN_WEIGHTS).removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")
-            keys[name.replace(".S", "/")] = key
-        elif key.startswith("transformer/") and not key.endswith(("/Adam", "/Adam_1")):
-            keys[key] = key
-    return keys, {name: shapes[key] for name, key in keys.items()}
+    return CheckpointReader(path).weight_shapes
 
 
 @contextlib.contextmanager
 def reading_checkpoint(path: str) -> Iterator[None]:
-    """Turns every error of reading a damaged checkpoint into a ValueError that names it."""
+    """Turns every error of reading a checkpoint into an UnreadableCheckpoint or a CheckpointGone that names it."""
     try:
         yield
-    except (tf.errors.OpError, IndexError, RuntimeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+    except (tf.errors.OpError, OSError, IndexError, RuntimeError) as error:
+        check_exists(path)
+        allowed, message = "a checkpoint that can be read", f"{path} cannot be read: {error}"
+        raise UnreadableCheckpoint("checkpoint", path, allowed, message) from error
 
 
 def check_whole(path: str) -> None:
-    """Raises ValueError where any array of a checkpoint is not as it was written: checksums are verified."""
-    check_exists(path)
-    with reading_checkpoint(path):
-        reader = tf.train.load_checkpoint(path)
-        for key in reader.get_variable_to_shape_map():
-            reader.get_tensor(key)
+    """Raises UnreadableCheckpoint where any array of a checkpoint is not as it was written."""
+    reader = CheckpointReader(path)
+    for key in reader.shapes:
+        reader.get(key)
 
 
 def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     """Writes the weights of `lm` as a checkpoint that the original program evaluates.
 
-    `path` is its prefix, such as `"model.ckpt-0"`. A missing folder is made, and its file `checkpoint` names the latest
-    one.
+    `path` is its prefix, such as `"model.ckpt-0"`, without `[`, `]` and backslash. A missing folder is made, and its
+    file `checkpoint` names the latest one.
     """
     path = os.fspath(path)
+    check_no_pattern("path", absolute(path))
     folder, name = os.path.dirname(path) or ".", os.path.basename(path)
     write_checkpoint(path, weights_by_name(lm))
     write_state(folder, [name])
@@ -213,9 +270,9 @@ def delete_checkpoint(path: str) -> None:
 
 
 def check_exists(path: str | os.PathLike) -> None:
-    """Raises ValueError if there is no checkpoint at the prefix `path`."""
+    """Raises CheckpointGone if there is no checkpoint at the prefix `path`."""
     if not tf.io.gfile.exists(f"{path}.index"):
-        raise ValueError(f"no checkpoint at {path}: {path}.index does not exist")
+        raise CheckpointGone(f"no checkpoint at {path}: {path}.index does not exist")
 
 
 def check_fits(path: str, found: dict[str, list], variables: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from txl_tf.config import WEIGHT_TYPES, SearchConfig, one_of
 from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
-from txl_tf.files import removed_on_error, writing
+from txl_tf.files import absolute, check_no_pattern, removed_on_error, writing
 from txl_tf.models.decoding.sampling import check_integer
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.taggers.tagger import Tagger
@@ -67,7 +67,7 @@ def export_saved_model(
 
     Args:
         lm: language model, `Transformer`, or `Tagger`; over a network that is no `SentenceNetwork`, for ids alone.
-        directory: new or empty folder; it appears whole.
+        directory: new or empty folder, without `[`, `]` and backslash in its path; it appears whole.
         vocab: `Vocab` of the model; of subwords it needs tensorflow-text, and is left out where that is missing. Of a
             `Transformer` those of source and target; of a `Tagger` those of its run: of tokens, with words for `Flat`,
             of bigrams or forms and, where it has one, of the lexicon. `None` for ids alone.
@@ -83,6 +83,7 @@ def export_saved_model(
         ValueError: an argument is out of range, or `directory` holds something.
         OSError: it cannot be written.
     """
+    check_no_pattern("directory", absolute(os.fspath(directory)))
     table = SymbolTable if isinstance(lm, Tagger) else GraphTokenizer
     if isinstance(vocab, SubwordVocab):
         table = SubwordTokenizer

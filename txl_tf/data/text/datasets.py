@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -155,7 +156,9 @@ def _paper_recipe(config: TextConfig) -> Recipe:
     options = {"cutoffs": config.cutoffs and list(config.cutoffs)}
     recipe = Recipe(dataset, vocab_options, files, counted, options, folder, config.vocab_path)
     if dataset == "lm1b":
-        files.update(train=sorted(tf.io.gfile.glob(f"{folder}/{LM1B_SHARDS}")), test=files["valid"])
+        shards, pattern = os.path.split(f"{folder}/{LM1B_SHARDS}")
+        names = tf.io.gfile.listdir(shards) if tf.io.gfile.isdir(shards) else []
+        files.update(train=[f"{shards}/{name}" for name in sorted(fnmatch.filter(names, pattern))], test=files["valid"])
         options.update(num_shuffle=config.num_shuffle, seed=config.seed)
         recipe.vocab_file = config.vocab_path or f"{folder}/{LM1B_VOCAB}"
     return recipe

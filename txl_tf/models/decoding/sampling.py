@@ -4,6 +4,7 @@ Shapes:
     B: batch      N: n_token, the vocabulary      E: d_model
 """
 
+import contextlib
 import functools
 import random
 from typing import NamedTuple
@@ -207,15 +208,21 @@ def sample(bins, hidden, uniform, sampling, history, static_shapes=False):
 
 
 def uniform_draws(seeds, first, number):
-    """Random numbers for the tokens `first ... first + number - 1` of every row: float64 `[number, B, 2]` in [0, 1)."""
+    """Random numbers for the tokens `first ... first + number - 1` of every row: float64 `[number, B, 2]` in [0, 1).
+
+    They are the same where TF_XLA_FLAGS makes TensorFlow compile clusters of operations.
+    """
     batch = tf.shape(seeds)[0]
     place = tf.repeat(tf.range(first, first + number), batch)
     keys = tf.stack([tf.tile(seeds, [number]), place], -1)
-    uniform = tf.map_fn(
-        lambda key: tf.random.stateless_uniform([2], key, dtype=tf.float64, alg="philox"),
-        keys,
-        fn_output_signature=tf.TensorSpec([2], tf.float64),
-    )
+
+    def draw(key):
+        # Philox under XLA draws other numbers of type float64 than TensorFlow's kernel.
+        in_graph = not tf.executing_eagerly()
+        with tf.xla.experimental.jit_scope(compile_ops=False) if in_graph else contextlib.nullcontext():
+            return tf.random.stateless_uniform([2], key, dtype=tf.float64, alg="philox")
+
+    uniform = tf.map_fn(draw, keys, fn_output_signature=tf.TensorSpec([2], tf.float64))
     return tf.reshape(uniform, [number, batch, 2])
 
 

@@ -49,8 +49,12 @@ def pipeline(model_dir: str | os.PathLike, ckpt_path: str | None = None, **chang
     Raises: as `load_run`.
     """
     folder = RunFolder(model_dir)
-    vocabs, path = folder.load_vocabs(), folder.find_checkpoint(ckpt_path)
-    return folder.family.pipeline(folder.load_model(path, **changes), *vocabs, checkpoint=folder.name_of(path))
+    vocabs = folder.load_vocabs()
+
+    def opened(path):
+        return folder.family.pipeline(folder.load_model(path, **changes), *vocabs, checkpoint=folder.name_of(path))
+
+    return folder.with_checkpoint(ckpt_path, opened)
 
 
 class Pipeline:
