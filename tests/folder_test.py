@@ -211,8 +211,10 @@ def test_what_the_model_does_not_have_cannot_be_changed(run_dir):
     model = {**SMALL, "mem_len": 4}
     RunFolder(run_dir).create({"dataset": "text"}, model, [word_vocab()], txl_tf.TransformerLM(**model), step=1)
     message = f"model_dir {run_dir} is of the family transformer_lm, which has no clamp_len: it can change dropout, "
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(txl_tf.UnknownArgumentError, match=message) as caught:
         txl_tf.load_run(run_dir, clamp_len=8)
+    assert (caught.value.name, caught.value.value) == ("clamp_len", 8)
+    assert {"mem_len", "dtype"} <= set(caught.value.allowed) and "load_run" in str(caught.value)
     lm, _ = txl_tf.load_run(run_dir, mem_len=2, dtype="bfloat16", seed=3, recompute=True, name="lm", trainable=False)
     assert (lm.network.mem_len, lm.compute_dtype, lm.name) == (2, "bfloat16", "lm")
 

@@ -28,7 +28,7 @@ def test_examples_run_and_have_the_shapes_they_say(name):
     names = {"keras": keras, "tf": tf, "txl_tf": txl_tf}
     for statement in re.split(r"\n(?=[^\s})])", EXAMPLES[name].strip()):
         exec(statement, names)
-        if said := SHAPE.match(statement.replace("\n", " ")):
+        if said := SHAPE.match(statement.strip().replace("\n", " ")):
             found = tf.nest.flatten(names[said[1]])[0]
             assert found.shape == [int(size) for size in said[2].split(", ")], statement
 

@@ -26,7 +26,10 @@ MODELS = {
 IDS = np.array([[1, 2, 3]])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("Tagger", "EncoderLayer") else pytest.mark.slow) for name in MODELS],
+)
 def test_models_and_layers_refuse_and_name_the_way_to_a_smaller_model(name):
     model = MODELS[name]()
     if not model.built:
@@ -66,7 +69,7 @@ def quantized(model, mode, **options):
     return [str(warning.message) for warning in caught if warning.filename == __file__]
 
 
-@pytest.mark.parametrize("make", [functional, with_network])
+@pytest.mark.parametrize("make", [functional, pytest.param(with_network, marks=pytest.mark.slow)])
 def test_a_model_of_keras_quantizes_its_own_layers_and_one_warning_says_how_much(make):
     model = make()
     kernels = [w for layer in model.layers if type(layer) in (keras.layers.Dense, keras.layers.Embedding) for w in
@@ -81,6 +84,7 @@ def test_a_model_of_keras_quantizes_its_own_layers_and_one_warning_says_how_much
     np.testing.assert_allclose(model(IDS), expected, atol=0.1)
 
 
+@pytest.mark.slow
 def test_layers_that_filters_leave_out_are_not_spoken_of():
     assert not quantized(functional(), "int8", filters="head")
     assert not quantized(functional(), "int8", filters=lambda layer: isinstance(layer, keras.layers.Dense))
@@ -88,6 +92,7 @@ def test_layers_that_filters_leave_out_are_not_spoken_of():
     assert "at most 40 of" in message
 
 
+@pytest.mark.slow
 def test_our_layers_alone_are_quantized_by_nothing():
     (message,) = quantized(keras.Sequential([keras.Input([3, 8]), layers.TenerLayer(8, 2, 8)]), "int8")
     assert "at most 0 of" in message

@@ -49,15 +49,15 @@ MODELS = {  # a model, what it is called with, and shapes that it shows
                     "(None, 2, None, None)})"},
     ),
     "Tener": (
-        lambda: tagger(txl_tf.Tener(**TAGGING)), CHARS,
+        lambda: tagger(txl_tf.Tener(**TAGGING, name="tener")), CHARS,
         {"tener": "(None, None, 8)", "out_fc": "(None, None, 2)", "crf": "(None, None)", "dense1": "(None, None, 16)"},
     ),
     "Flat": (
-        lambda: tagger(txl_tf.Flat(**TAGGING)), ITEMS,
+        lambda: tagger(txl_tf.Flat(**TAGGING, name="flat")), ITEMS,
         {"flat": "(None, None, 8)", "fusion0": "(None, 8)", "attn": "(None, None, 8)", "ff_0": "(None, None, 16)"},
     ),
     "BiLSTM": (
-        lambda: tagger(txl_tf.BiLSTM(n_token=20, n_layer=1, d_model=8)), CHARS,
+        lambda: tagger(txl_tf.BiLSTM(n_token=20, n_layer=1, d_model=8, name="bi_lstm")), CHARS,
         {"bi_lstm": "(None, None, 8)", "layer0": "(None, None, 8)"},
     ),
 }  # fmt: skip
@@ -71,7 +71,10 @@ def shapes_of(model, **options):
     return {row[0].lstrip("└ ").split(" ")[0]: row[1] for row in rows}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("TransformerXLLM", "Tener") else pytest.mark.slow) for name in MODELS],
+)
 def test_shapes_are_shown_before_calls_and_after_them(name):
     make, inputs, expected = MODELS[name]
     model = make()
@@ -85,7 +88,8 @@ def test_shapes_are_shown_before_calls_and_after_them(name):
     assert all(tf.TensorShape(x.shape).is_compatible_with(y.shape) for x, y in zip(computed, outputs, strict=True))
 
 
-@pytest.mark.parametrize("loaded", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("loaded", [False, True])
 def test_a_language_model_in_a_model_of_ones_own_shows_its_shapes(loaded, tmp_path):
     lm = txl_tf.TransformerXLLM(**SIZES, mem_len=3)
     if loaded:

@@ -55,4 +55,9 @@ class FixedAttributeError(ParameterError, AttributeError):
 
 
 class UnknownArgumentError(ParameterError, TypeError):
-    """An argument by a name that the function does not have: `name` is that name, `allowed` lists those it has."""
+    """A function was called with an argument that it does not have.
+
+    Attributes:
+        name, value: of the argument.
+        allowed: list of the arguments that the function takes.
+    """

@@ -23,6 +23,7 @@ from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.families.language_model import TRANSFORMER_XL
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import CheckpointReader, checkpoint_step, load_weights, save_tf1_checkpoint, weight_shapes
+from txl_tf.schema import check_names, keywords_of
 
 # --------------------------------------------------------------------------------------------- TF1 -> run folder
 
@@ -142,6 +143,7 @@ def model_arguments(path: str, **expected) -> dict:
         "proj_same_dim": choose("proj_same_dim", same_dim),
         "proj_share_all_but_first": choose("proj_share_all_but_first", share),
     }
+    check_names("tf1_to_run", expected, [*keywords_of(tf1_to_run), *arguments])
     problems = [
         f"{name}={value} was given, but the shapes of its variables say {name}={arguments[name]}"
         for name, value in expected.items()

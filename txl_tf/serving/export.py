@@ -106,7 +106,7 @@ def _of_family(lm, vocab, top_n, start_token, search) -> tuple[Callable, dict[st
     """The signatures of a model, its vocabularies by name, and the longest row that it takes; `None` for any."""
     if isinstance(lm, Transformer):
         _refuse("an encoder-decoder", top_n=top_n, start_token=start_token)
-        check_names("export_saved_model(search=dict)", search or {}, SearchConfig.names())
+        check_names("export_saved_model's search", search or {}, SearchConfig.names())
         sizes = {"source_vocab": lm.input_vocab_size, "target_vocab": lm.target_vocab_size}
         serve = functools.partial(TranslationSignatures, search=SearchConfig(**search or {}))
         return serve, named_vocabs(vocab, sizes, "Transformer") if vocab is not None else {}, lm.max_len

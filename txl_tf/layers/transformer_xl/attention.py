@@ -68,8 +68,8 @@ def rel_multihead_attn(
     Batch first: the original's `w` and `mems` are `[T, B, E]` and `[M, B, E]`, its `r` is `[K, 1, E]`. Queries are
     projected for the segment alone; the original projects the memory's too and throws them away.
 
-    Args: as in the call of `RelMultiHeadAttn`, all in one dtype but for the masks, which also takes a mask that Keras
-        passed on with `w`: a function gets all masks as arguments. And
+    Args: as in the call of `RelMultiHeadAttn`. `attn_mask`, `mems` and `content_mask` may be `None`. The tensors
+        have one dtype. A mask that Keras passed on with `w` reaches the layer alone: give it in `attn_mask`. And
         qkv_kernel: `[E, 3 * H * D]`, queries, then keys, then values.
         r_kernel, o_kernel: `[E, H * D]` and `[H * D, E]`.
         dropatt, dropout_key: of the attention probabilities, see `attend`.
