@@ -77,11 +77,10 @@ def test_attention_is_keras_s_under_all_its_masks_of_bool_and_of_numbers(attenti
     keras_s, ours = attentions
     for dtype in ("bool", "int32", "float32"):
         given = {name: mask if mask is True else tf.cast(mask, dtype) for name, mask in masks.items()}
-        for options in ({}, {"return_attention_scores": True}):
-            expected = keras_s(Q, V, KEYS, **given, **options)
-            got = ours(query=Q, value=V, key=KEYS, **given, **options)
-            for one, other in zip(keras.tree.flatten(got), keras.tree.flatten(expected), strict=True):
-                np.testing.assert_allclose(one, other, atol=1e-5)
+        given["return_attention_scores"] = dtype == "bool"  # Keras has two ways to compute, of which one has scores
+        results = ours(query=Q, value=V, key=KEYS, **given), keras_s(Q, V, KEYS, **given)
+        for one, other in zip(*map(keras.tree.flatten, results), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("of", [dict(zip("qvk", on, strict=True)) for on in itertools.product([0, 1], repeat=3)])
@@ -114,7 +113,7 @@ def test_masks_by_the_article_s_names_of_tensors(attentions):
     np.testing.assert_array_equal(by_article, expected)
 
 
-@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
 def test_numbers_of_half_precision_are_masks_too(dtype):
     layer = layers.MultiHeadAttention(E, H, dtype=dtype)
     mask = seen(B, H, T, K)
@@ -202,9 +201,9 @@ def segment_layers():
     positions = {"r": floats(1, 7, E), "r_w_bias": floats(H, 4), "r_r_bias": floats(H, 4)}
     return [
         pytest.param(layers.RelMultiHeadAttn(E, H, 4), positions, id="RelMultiHeadAttn"),
-        pytest.param(layers.TransformerXLLayer(E, H, 4, 8), positions, id="TransformerXLLayer"),
+        pytest.param(layers.TransformerXLLayer(E, H, 4, 8), positions, id="TransformerXLLayer", marks=pytest.mark.slow),
         pytest.param(layers.MultiHeadAttn(E, H, 4), {}, id="MultiHeadAttn"),
-        pytest.param(layers.TransformerLMLayer(E, H, 4, 8), {}, id="TransformerLMLayer"),
+        pytest.param(layers.TransformerLMLayer(E, H, 4, 8), {}, id="TransformerLMLayer", marks=pytest.mark.slow),
     ]
 
 
