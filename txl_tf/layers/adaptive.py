@@ -167,16 +167,30 @@ def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
 class AdaptiveSoftmax(Tied, AdaptiveBins):
     """Softmax over the clusters of an `AdaptiveEmbedding`, whose tables it shares.
 
+    ```python
+    tokens = keras.Input([None], dtype="int32")
+    network = txl_tf.TransformerXL(n_token=1000, n_layer=2, d_model=64, d_embed=64, n_head=4, d_head=16, d_inner=128)
+    hidden, _ = network(tokens)
+    log_probs = txl_tf.layers.AdaptiveSoftmax(1000, 64, 64)(hidden, embedding=network.embedding)
+    model = keras.Model(tokens, log_probs)      # has one table; so have its files and clones
+    ```
+
     Args: see `AdaptiveEmbedding`, and
         proj_share_all_but_first: every cluster but the first uses the embedding's projection too. Otherwise each has
             its own. Without cutoffs the single projection is shared in any case, as in the original.
 
     Call arguments:
         hidden: `[batch, tgt_len, d_proj]`.
-        embedding: the `AdaptiveEmbedding`, of the same clusters. Its weights are made where it has none.
+        embedding: the `AdaptiveEmbedding`, of the same clusters. A symbolic call ties the softmax to it, see
+            `txl_tf.layers.common.tied`: then files and clones of the functional model have one table for both, and
+            further calls may leave it out.
 
     Returns:
         float32 `[batch, tgt_len, n_token]`, normalised log-probabilities in vocabulary order.
+
+    Raises:
+        ParameterError: `embedding` has other sizes, is not the one of the first symbolic call, or is a part of a layer
+            of the functional model from which `hidden` does not come.
 
     Reference:
         Grave et al. 2017; `mask_adaptive_logsoftmax` of the original.
