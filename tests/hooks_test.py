@@ -270,6 +270,88 @@ def _(tmp_path):
     assert list(model._flatten_layers()) == [model, model.first, model.second, model.second.layers[0]]
 
 
+def two_calls():
+    """`(input, first, second, outputs of both)` of two layers that are called one after the other."""
+    first, second, symbol = keras.layers.Dense(1), keras.layers.Dense(2), keras.Input([3])
+    inner = first(symbol)
+    return symbol, first, second, inner, second(inner)
+
+
+@hook("keras.KerasTensor._keras_history")
+def _(tmp_path):
+    _, first, second, inner, output = two_calls()
+    assert [(x._keras_history[0], x._keras_history[1]) for x in (inner, output)] == [(first, 0), (second, 0)]
+
+
+@hook("keras.Operation._inbound_nodes")
+def _(tmp_path):
+    """The calls of a layer: what went in, and the calls that it came from."""
+    symbol, first, second, inner, _ = two_calls()
+    (call,) = second._inbound_nodes
+    assert call.operation is second and call.input_tensors == [inner] and call.parent_nodes == first._inbound_nodes
+    assert not keras.layers.Dense(1)._inbound_nodes
+
+
+@hook("keras.Operation._outbound_nodes")
+def _(tmp_path):
+    """The calls that compute with the outputs of a layer."""
+    _, first, second, _, _ = two_calls()
+    assert first._outbound_nodes == second._inbound_nodes and not second._outbound_nodes
+
+
+@hook("keras.saving.serialize_keras_object(shared_object_id)")
+def _(tmp_path):
+    """In a file, the second configuration of a layer says that it is that of the first; elsewhere, it does not."""
+    layer = keras.layers.Dense(1)
+
+    @keras.saving.register_keras_serializable("hooks_test")
+    class Twice(keras.layers.Layer):
+        def get_config(self):
+            config, again = (keras.saving.serialize_keras_object(layer) for _ in range(2))
+            Twice.found = "shared_object_id" in config and "shared_object_id" in again
+            return super().get_config()
+
+        def call(self, x):
+            return x
+
+    symbol = keras.Input([3])
+    model = keras.Model(symbol, Twice()(symbol))
+    model.save(tmp_path / "model.keras")
+    assert Twice.found
+    model.get_config()
+    assert not Twice.found
+
+
+@hook("keras.Model._default_save_signature")
+def _(tmp_path):
+    class Own(keras.Model):
+        @property
+        def _default_save_signature(self):
+            return tf.function(lambda x: {"y": x + 1}, input_signature=[tf.TensorSpec([None], tf.float32, "x")])
+
+    tf.saved_model.save(Own(), tmp_path / "own")
+    loaded = tf.saved_model.load(tmp_path / "own")
+    np.testing.assert_array_equal(loaded.signatures["serving_default"](x=tf.zeros([2]))["y"], [1, 1])
+
+
+@hook("tf.Trackable._trackable_children")
+def _(tmp_path):
+    """TensorFlow asks for the parts of an object by it, before it saves and before it restores."""
+
+    class Own(keras.layers.Layer):
+        def _trackable_children(self, save_type="checkpoint", **kwargs):
+            if not hasattr(self, "shown"):
+                self.shown = tf.Module()
+                self.shown.weight = self.hidden[0]
+            return super()._trackable_children(save_type, **kwargs)
+
+    own, other = Own(), Own()
+    own.hidden, other.hidden = [keras.Variable([1.0])], [keras.Variable([2.0])]
+    path = tf.train.Checkpoint(own=own).save(tmp_path / "checkpoint")
+    tf.train.Checkpoint(own=other).restore(path).assert_consumed()
+    np.testing.assert_array_equal(other.hidden[0], [1.0])
+
+
 @hook("keras.optimizers.Optimizer._iterations")
 def _(tmp_path):
     """Batches, where `iterations` counts the updates."""

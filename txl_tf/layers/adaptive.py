@@ -171,6 +171,11 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
     hidden = embedding(tf.constant([[3, 250, 999]]))
     log_probs = softmax(hidden, embedding=embedding)  # [1, 3, 1000]
     nll = softmax.nll(hidden, tf.constant([[250, 999, 7]]), embedding)  # [1, 3]
+    tokens = keras.Input([None], dtype="int32")
+    network = txl_tf.TransformerXL(n_token=1000, n_layer=2, d_model=64, d_embed=64, n_head=4, d_head=16, d_inner=128)
+    hidden, _ = network(tokens)
+    log_probs = txl_tf.layers.AdaptiveSoftmax(1000, 64, 64)(hidden, embedding=network.embedding)
+    model = keras.Model(tokens, log_probs)      # has one table; so have its files and clones
     ```
 
     Args: see `AdaptiveEmbedding`, and
@@ -179,10 +184,16 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
 
     Call arguments:
         hidden: `[batch, tgt_len, d_proj]`.
-        embedding: the `AdaptiveEmbedding`, of the same clusters. Its weights are made where it has none.
+        embedding: the `AdaptiveEmbedding`, of the same clusters. A symbolic call ties the softmax to it, see
+            `txl_tf.layers.mixins.tied`: then files and clones of the functional model have one table for both, and
+            further calls may leave it out.
 
     Returns:
         float32 `[batch, tgt_len, n_token]`, normalised log-probabilities in vocabulary order.
+
+    Raises:
+        ParameterError: `embedding` has other sizes, is not the one of the first symbolic call, or is a part of a layer
+            of the functional model from which `hidden` does not come.
 
     Reference:
         Grave et al. 2017; `mask_adaptive_logsoftmax` of the original.

@@ -21,20 +21,22 @@ class Checkpointed:
 
     def __setattr__(self, name, value):
         super().__setattr__(name, value)
-        self._show(name, value)  # at once: a checkpoint restored before `build` waits for the parts to come
+        for key, part in named_parts(name, value).items():  # at once: a checkpoint restored before `build` waits for it
+            self.show(key, part)
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
-        for name, value in list(vars(self).items()):  # lists may have grown
-            self._show(name, value)
-        others = [part for part in self._flatten_layers(False, False) if not isinstance(part, Checkpointed)]
-        for i, part in enumerate(others):  # a network of the user's, a layer of Keras: they do not show all of theirs
-            self._show(f"others-{i}", part.variables)
+        parts = {}
+        for name, value in vars(self).items():  # lists may have grown
+            parts |= named_parts(name, value)
+        others = self._flatten_layers(include_self=False, recursive=False)
+        others = [part for part in others if not isinstance(part, Checkpointed)]
+        for i, part in enumerate(
+            others
+        ):  # a network of the user, a layer of Keras: they do not show all that they have
+            parts |= named_parts(f"others-{i}", part.variables)
+        for key, part in parts.items():
+            self.show(key, part)
         return super()._trackable_children(save_type, **kwargs)
-
-    def _show(self, name, value):
-        if not name.startswith("_"):
-            for path, part in parts_in(value):
-                self.show("-".join(map(str, (name, *path))), part)
 
     def show(self, name, part):
         """Makes a layer or variable visible to TensorFlow, and not to Keras."""
@@ -44,11 +46,14 @@ class Checkpointed:
             setattr(self.checkpointed, name, part)
 
 
-def parts_in(value):
-    """`[(path, part)]` of the layers and variables in an attribute's value which TensorFlow does not see."""
+def named_parts(name, value):
+    """`{"name-0": part}` of the layers and variables in an attribute's value that TensorFlow does not see."""
+    if name.startswith("_"):
+        return {}
     if isinstance(value, keras.random.SeedGenerator):
-        return [((), value.state)]
+        return {name: value.state}
     if not isinstance(value, (list, tuple, dict)):
-        return []
+        return {}
     found = keras.tree.flatten_with_path(value)
-    return [(path, part) for path, part in found if isinstance(part, (keras.Layer, keras.Variable))]
+    parts = {"-".join(map(str, (name, *path))): part for path, part in found}
+    return {key: part for key, part in parts.items() if isinstance(part, (keras.Layer, keras.Variable))}
