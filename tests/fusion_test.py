@@ -98,7 +98,8 @@ def test_masks_are_the_same_bit_for_bit(any_size, shape, row_axis, dtype):
 
 @pytest.mark.parametrize("with_positions", [True, False])
 @pytest.mark.parametrize(
-    "dtype, keys, pieces, rtol", [("float32", 64, 1, 1e-6), ("bfloat16", 64, 2, 2**-6), ("bfloat16", 50, 1, 2**-6)]
+    "dtype, keys, pieces, rtol",
+    [("float32", 64, 1, 1e-6), ("float64", 64, 1, 1e-14), ("bfloat16", 64, 2, 2**-6), ("bfloat16", 50, 1, 2**-6)],
 )
 def test_softmax_and_its_gradient(any_size, with_positions, dtype, keys, pieces, rtol):
     inputs = [tf.cast(3 * random(2, 3, 20, keys, seed=i), dtype) for i in range(1 + with_positions)]
@@ -141,7 +142,7 @@ def test_residual_and_norm_with_all_gradients(any_size, rate):
 
 
 @pytest.mark.parametrize("rate, key, pieces", [(0.0, KEY, 1), (0.3, KEY, 2), (0.3, None, 1)])
-@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-6), ("bfloat16", 2**-6)])
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-6), ("float64", 1e-14), ("bfloat16", 2**-6)])
 def test_the_feed_forward_net_with_all_gradients(any_size, rate, key, pieces, dtype, rtol):
     shapes = ([4, 30, 24], [24, 40], [40], [40, 24], [24])
     inputs = [tf.cast(random(*shape, seed=i), dtype) for i, shape in enumerate(shapes)]
@@ -151,7 +152,7 @@ def test_the_feed_forward_net_with_all_gradients(any_size, rate, key, pieces, dt
         np.testing.assert_allclose(actual, expected, rtol=0, atol=rtol * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-6), ("bfloat16", 2**-6)])
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-6), ("float64", 1e-14), ("bfloat16", 2**-6)])
 def test_projections_of_heads_with_all_gradients(any_size, dtype, rtol):
     x, kernel, o_kernel = (tf.cast(random(*shape), dtype) for shape in ([2, 5, 6], [6, 3 * 4 * 7], [4 * 7, 6]))
     heads = tf.cast(random(4, 2, 5, 7), dtype)
@@ -169,12 +170,14 @@ def test_another_activation_has_no_pass_of_its_own(any_size):
         np.testing.assert_array_equal(actual, expected)
 
 
-def test_float32_has_the_layer_s_own_norm(any_size):
-    layer = LayerNorm()
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_float32_and_float64_have_the_layer_s_own_norm(any_size, dtype):
+    layer = LayerNorm(dtype=dtype)
     layer.build([None, None, 48])
-    result, n = traced(lambda x, y: residual_norm(layer, x, y), random(4, 30, 48), random(4, 30, 48, seed=1))
+    x, y = (tf.cast(random(4, 30, 48, seed=i), dtype) for i in range(2))
+    result, n = traced(lambda x, y: residual_norm(layer, x, y), x, y)
     assert n == 0
-    np.testing.assert_array_equal(result, layer(random(4, 30, 48) + random(4, 30, 48, seed=1)))
+    np.testing.assert_array_equal(result, layer(x + y))
 
 
 def test_a_fused_function_has_no_other_inside(any_size):

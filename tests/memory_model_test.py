@@ -257,15 +257,14 @@ def test_a_plain_keras_optimizer_trains_and_the_gradient_norm_is_reported(small_
     np.testing.assert_allclose(losses.grad_norm[0], norm, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-5), pytest.param("bfloat16", 0.05, marks=SLOW)])
-def test_a_plain_keras_optimizer_trains_in_other_types_than_float32(small_lm, small_batches, dtype, tolerance):
+def test_a_plain_keras_optimizer_trains_in_float64_as_in_float32(small_lm, small_batches):
     runs = []
-    for kind in ("float32", dtype):
-        lm = small_lm(n_layer=1, dtype=kind)
+    for dtype in ("float32", "float64"):
+        lm = small_lm(n_layer=1, dtype=dtype)
         lm.compile("sgd", run_eagerly=True)
         found = fit(lm, dataset_of(*small_batches(n=2)))
         runs.append(found.loss + found.grad_norm)
-    np.testing.assert_allclose(runs[1], runs[0], rtol=tolerance)
+    np.testing.assert_allclose(runs[1], runs[0], rtol=1e-5)
 
 
 def test_weights_in_float16_are_not_trained(small_lm, small_batches):

@@ -30,6 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 EPSILON = 1e-12  # of layer norm, as in tf.contrib; layer_norm_epsilon_test.py sets another
+FLOAT = tf.float32  # dtypes_test.py sets float64
 
 
 def positional_embedding(pos_seq, inv_freq, bsz=None):
@@ -62,10 +63,10 @@ def create_mask(qlen, mlen, same_length=False):
 
     That is at the keys after it and, with same_length, at those more than mlen before it.
     """
-    attn_mask = tf.ones([qlen, qlen])
+    attn_mask = tf.ones([qlen, qlen], FLOAT)
     mask_u = tf.linalg.band_part(attn_mask, 0, -1)
     mask_dia = tf.linalg.band_part(attn_mask, 0, 0)
-    attn_mask_pad = tf.zeros([qlen, mlen])
+    attn_mask_pad = tf.zeros([qlen, mlen], FLOAT)
     ret = tf.concat([attn_mask_pad, mask_u - mask_dia], 1)
     if same_length:
         mask_l = tf.linalg.band_part(attn_mask, -1, 0)
@@ -180,7 +181,7 @@ def mask_adaptive_embedding_lookup(x, n_token, d_proj, cutoffs, div_val, weights
     else:
         cutoff_ends = [0, *cutoffs, n_token]
         x_size = tf.shape(x)
-        y = tf.zeros([x_size[0], x_size[1], d_proj])
+        y = tf.zeros([x_size[0], x_size[1], d_proj], FLOAT)
         for i in range(len(cutoff_ends) - 1):
             l_idx, r_idx = cutoff_ends[i], cutoff_ends[i + 1]
             mask = (x >= l_idx) & (x < r_idx)
@@ -252,7 +253,7 @@ def mask_adaptive_logsoftmax(
 
     bins = _softmax_bins(n_token, cutoffs, div_val, tie_projs, weights, scope, embed_scope)
     cutoff_ends = [0, *cutoffs, n_token]
-    nll = tf.zeros_like(target, dtype=tf.float32)
+    nll = tf.zeros_like(target, dtype=FLOAT)
     for i, (cur_W, cur_b, cur_proj) in enumerate(bins):
         l_idx, r_idx = cutoff_ends[i], cutoff_ends[i + 1]
         mask = (target >= l_idx) & (target < r_idx)
@@ -331,10 +332,10 @@ def transformer(
     )
     attn_mask = create_mask(qlen, mlen, same_length)
 
-    pos_seq = tf.range(klen - 1, -1, -1.0)
+    pos_seq = tf.range(klen - 1, -1, -1.0, dtype=FLOAT)
     if clamp_len > 0:
         pos_seq = tf.minimum(pos_seq, clamp_len)
-    inv_freq = 1 / (10000 ** (tf.range(0, d_model, 2.0) / d_model))
+    inv_freq = 1 / (10000 ** (tf.range(0, d_model, 2.0, dtype=FLOAT) / d_model))
     pos_emb = positional_embedding(pos_seq, inv_freq)
 
     output = dropout(embeddings, dropout_rate, is_training)
@@ -417,7 +418,8 @@ class ReferenceModel:
             "ones": lambda shape: np.ones(shape, np.float32),
         }
         self.weights = {
-            name: tf.Variable(initializers[kind](shape), name=name) for name, shape, kind in self._variables()
+            name: tf.Variable(initializers[kind](shape), dtype=FLOAT, name=name)
+            for name, shape, kind in self._variables()
         }
         self._train_function = None
 
@@ -490,7 +492,7 @@ class ReferenceModel:
 
     def initial_mems(self, batch):
         """n_layer times zeros [mem_len, batch, d_model]."""
-        return [tf.zeros([self.mem_len, batch, self.d_model]) for _ in range(self.n_layer)]
+        return [tf.zeros([self.mem_len, batch, self.d_model], FLOAT) for _ in range(self.n_layer)]
 
     def _hidden(self, inputs, mems, is_training):
         return transformer(

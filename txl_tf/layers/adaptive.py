@@ -13,6 +13,7 @@ from txl_tf.config.checks import is_integer
 from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import check_tensors
+from txl_tf.layers.common.dtypes import at_least_float32
 from txl_tf.layers.common.ops import cross_entropy
 from txl_tf.layers.common.precision import matmul
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
@@ -20,11 +21,11 @@ from txl_tf.layers.mixins.tied import Tied
 
 
 def bin_logits(hidden, weight, bias, proj):
-    """float32 `[..., n]`: products in the dtype of `hidden`, sums and the softmax after them in float32."""
+    """`[..., n]`: products in the dtype of `hidden`, sums and the softmax after them in float32 or float64."""
     if proj is not None:
         hidden = matmul(hidden, tf.cast(proj, hidden.dtype), transpose_b=True)
-    product = matmul(hidden, tf.cast(weight, hidden.dtype), transpose_b=True)
-    return tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    product = at_least_float32(matmul(hidden, tf.cast(weight, hidden.dtype), transpose_b=True))
+    return product + tf.cast(bias, product.dtype)
 
 
 def split_bins(tables, biases):
@@ -58,7 +59,7 @@ def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=Non
         clusters: weight `[n, E]` and bias `[n]` of the entries of the n later clusters; `None` where there are none.
 
     Returns:
-        float32 `[B, T]`, nats.
+        `[B, T]`, nats: float32, or float64 if `hidden` is float64.
     """
     shape = tf.shape(target)
     hidden, target = _flatten(hidden, target)
@@ -87,7 +88,8 @@ def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, 
         bin_capacities: list of int, of every cluster but the first; see `choose_bin_capacities`.
 
     Returns:
-        `(nll, kept)`: float32 `[B, T]`, nats, and bool `[B, T]`, false for the tokens left out, whose nll is 0.
+        `(nll, kept)`: as of `mask_adaptive_logsoftmax`, and bool `[B, T]`, false for the tokens left out, whose nll
+        is 0.
 
     Raises:
         ValueError: `bin_capacities` are not one positive integer for every cluster but the first.
@@ -149,7 +151,7 @@ def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
     Args: see `mask_adaptive_logsoftmax`.
 
     Returns:
-        float32 `[B, T, N]`, log-probabilities in vocabulary order.
+        `[B, T, N]`, log-probabilities in vocabulary order: float32, or float64 if `hidden` is float64.
     """
     weights = split_bins(tables, biases)
     head = tf.nn.log_softmax(bin_logits(hidden, *head_of(weights, biases, clusters), projs[0]))
@@ -189,7 +191,8 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
             further calls may leave it out.
 
     Returns:
-        float32 `[batch, tgt_len, n_token]`, normalised log-probabilities in vocabulary order.
+        float32 (float64 if the layer's dtype is) `[batch, tgt_len, n_token]`, normalised log-probabilities in
+        vocabulary order.
 
     Raises:
         ParameterError: `embedding` has other sizes, is not the one of the first symbolic call, or is a part of a layer
@@ -222,7 +225,7 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
         if self.cutoffs:
             n_cluster = len(self.cutoffs)
             self.clusters = (
-                self.add_weight(name="cluster_W", shape=(n_cluster, self.d_embed), initializer="zeros", autocast=False),
+                self.add_table("cluster_W", (n_cluster, self.d_embed), "zeros", autocast=False),
                 self.add_weight(name="cluster_b", shape=(n_cluster,), initializer="zeros", autocast=False),
             )
 
@@ -241,13 +244,13 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
 
     @property
     def output_dtype(self):
-        return "float32"
+        return keras.backend.result_type(self.compute_dtype, "float32")
 
     def compute_output_shape(self, *shapes, **named):
         return (*self.named_shapes(shapes, named)["hidden"][:-1], self.n_token)
 
     def nll(self, hidden, labels, embedding):
-        """Negative log-likelihood of every label, in place: float32 `[batch, tgt_len]`, nats."""
+        """Negative log-likelihood of every label, in place: `[batch, tgt_len]`, nats."""
         return mask_adaptive_logsoftmax(hidden, labels, *self.weights_with(embedding))
 
     def static_nll(self, hidden, labels, embedding, bin_capacities):

@@ -22,6 +22,7 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.layers.common.base import check_tensors, shown
 from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.dtypes import at_least_float32, is_half, wide_dtype
 from txl_tf.layers.common.fusion import fused, pays
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.ops import project
@@ -70,14 +71,14 @@ def _attend_with_one_query(q, position_scores, k, v, visible):
     What the values add up to is divided by the sum: those are fewer numbers than probabilities. float16 might not hold
     them.
     """
-    hidden = None if visible is None else _hidden(visible)
+    hidden = None if visible is None else _hidden(visible, wide_dtype(q))
 
     def attend_head(q, k, v, position_scores=None):
         scores = tf.matmul(q, k, transpose_b=True)
         scores = scores if position_scores is None else scores + position_scores
-        scores = tf.cast(scores, tf.float32) if hidden is None else tf.cast(scores, tf.float32) - hidden
+        scores = at_least_float32(scores) if hidden is None else at_least_float32(scores) - hidden
         exp = tf.exp(scores - tf.reduce_max(scores))
-        values = tf.cast(tf.matmul(tf.cast(exp, v.dtype), v), tf.float32)
+        values = at_least_float32(tf.matmul(tf.cast(exp, v.dtype), v))
         return tf.cast(values / tf.reduce_sum(exp), v.dtype)
 
     given = [q, k, v] if position_scores is None else [q, k, v, position_scores]
@@ -109,8 +110,10 @@ def masked_softmax(scores, visible=None, position_scores=None):
 
     @custom_gradient
     def one_pass(*scores):
-        is_half = scores[0].dtype != tf.float32 and shape[-1] % _LANES == 0
-        probs = _half_softmax(shape, visible, *scores) if is_half else _softmax(scores[0], visible, *scores[1:])
+        if is_half(scores[0].dtype) and shape[-1] % _LANES == 0:
+            probs = _half_softmax(shape, visible, *scores)
+        else:
+            probs = _softmax(scores[0], visible, *scores[1:])
 
         def grad(upstream):
             return [_softmax_grad(shape, probs, upstream)] * len(scores)
@@ -132,13 +135,13 @@ def _softmax(scores, visible=None, position_scores=None):
 
 def _seen_scores(visible, scores, position_scores=None):
     # Half precision holds neither -1e30 nor the sum of many small probabilities: the softmax is in float32.
-    scores = tf.cast(scores if position_scores is None else scores + position_scores, tf.float32)
-    return scores if visible is None else scores - _hidden(visible)
+    scores = at_least_float32(scores if position_scores is None else scores + position_scores)
+    return scores if visible is None else scores - _hidden(visible, scores.dtype)
 
 
-def _hidden(visible):
+def _hidden(visible, dtype):
     """What is subtracted from scores: 1e30 where a key is not seen."""
-    return 1e30 * tf.cast(~tf.cast(visible, tf.bool), tf.float32)
+    return 1e30 * tf.cast(~tf.cast(visible, tf.bool), dtype)
 
 
 @fused
@@ -153,13 +156,13 @@ def _half_softmax(shape, visible, *scores):
 @fused
 def _softmax_grad(shape, probs, upstream):
     """The gradient of scores. It is 0 for an upstream that is one number everywhere, however `probs` are rounded."""
-    dtype, probs, upstream = probs.dtype, tf.cast(probs, tf.float32), tf.cast(upstream, tf.float32)
+    dtype, probs, upstream = probs.dtype, at_least_float32(probs), at_least_float32(upstream)
     mean = _sum_of_columns(upstream * probs) / _sum_of_columns(probs)
     return tf.cast((upstream - mean) * probs, dtype)
 
 
 def _sum_of_columns(x):
-    return tf.linalg.matvec(x, tf.ones([x.shape[-1]]))[..., None]
+    return tf.linalg.matvec(x, tf.ones([x.shape[-1]], x.dtype))[..., None]
 
 
 def head_matmul(a, b, transpose_b=False):

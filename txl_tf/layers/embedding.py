@@ -131,12 +131,8 @@ class AdaptiveBins(Layer):
         return self.bin_width(i) != self.d_proj or (self.div_val > 1 and self.proj_same_dim)
 
     def add_projection(self, i, name):
-        return self.add_weight(
-            name=name,
-            shape=(self.bin_width(i), self.d_proj),
-            initializer=own_initializer(self.proj_initializer),
-            autocast=False,
-        )
+        shape = (self.bin_width(i), self.d_proj)
+        return self.add_table(name, shape, own_initializer(self.proj_initializer), autocast=False)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -180,11 +176,8 @@ class AdaptiveEmbedding(Shared, AdaptiveBins):
     def build(self, tokens_shape=None):
         sizes = self.bin_sizes if self.div_val > 1 else [self.n_token]
         self.tables = [
-            self.add_weight(
-                name=f"lookup_table_{i}",
-                shape=(size, self.bin_width(i)),
-                initializer=own_initializer(self.initializer),
-                autocast=False,
+            self.add_table(
+                f"lookup_table_{i}", (size, self.bin_width(i)), own_initializer(self.initializer), autocast=False
             )
             for i, size in enumerate(sizes)
         ]

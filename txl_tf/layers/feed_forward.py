@@ -7,6 +7,7 @@ from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, check_width, width_of
 from txl_tf.layers.common.dropout import dropout, scale_of_kept, split
+from txl_tf.layers.common.dtypes import scalar
 from txl_tf.layers.common.fusion import fused, pays
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.ops import (
@@ -73,7 +74,7 @@ def _dropped(shape, x, rate, dropout_key):
 @fused
 def _dropped_relu_grad(shape, upstream, inner, scale):
     """The gradient of what the relu was taken of, `[n, F]`."""
-    of_product = tf.where(inner > 0, upstream * tf.cast(scale, upstream.dtype), tf.zeros([], upstream.dtype))
+    of_product = tf.where(inner > 0, upstream * scalar(scale, upstream.dtype), tf.zeros([], upstream.dtype))
     return tf.reshape(of_product, [-1, shape[-1]])
 
 

@@ -27,14 +27,15 @@ from txl_tf.layers.common.base import check_length, check_sizes, check_tensors
 CONVENTIONS = ("halves", "interleaved")
 
 
-def inverse_frequencies(d_model):
+def inverse_frequencies(d_model, dtype="float32"):
     """The frequencies of the sinusoids, `1 / 10000^(2i / d_model)`.
 
     Args:
         d_model: even int, the width of the embedding.
+        dtype: float32 or float64.
 
     Returns:
-        float32 `[d_model / 2]`.
+        `[d_model / 2]` in `dtype`.
 
     Raises:
         ValueError: `d_model` is odd: half the dimensions are sines and half cosines.
@@ -42,19 +43,20 @@ def inverse_frequencies(d_model):
     check_length("d_model", d_model, 1)
     if d_model % 2:
         raise ParameterError("d_model", d_model, "even (half sines, half cosines)")
-    return 1 / (10000 ** (tf.range(0, d_model, 2.0) / d_model))
+    return 1 / (10000 ** (tf.range(0, d_model, 2.0, dtype) / d_model))
 
 
-def tensor2tensor_frequencies(d_model):
+def tensor2tensor_frequencies(d_model, dtype="float32"):
     """The frequencies of tensor2tensor, which TENER and FLAT have: `10000^(-k / (d_model / 2 - 1))`.
 
     They reach from 1 to 1 / 10000, where those of `inverse_frequencies` stop short of the latter.
 
     Args:
         d_model: even int, 4 or more.
+        dtype: float32 or float64.
 
     Returns:
-        float32 `[d_model / 2]`.
+        `[d_model / 2]` in `dtype`.
 
     Raises:
         ValueError: `d_model` is odd or too small.
@@ -62,23 +64,24 @@ def tensor2tensor_frequencies(d_model):
     if d_model % 2 or d_model < 4:
         raise ValueError(f"the width of sinusoids must be even and at least 4, got {d_model}")
     half = d_model // 2
-    return tf.constant(np.exp(np.arange(half) * -np.log(10000) / (half - 1)), tf.float32)
+    return tf.constant(np.exp(np.arange(half) * -np.log(10000) / (half - 1)), dtype)
 
 
-def relative_positions(klen, clamp_len=-1):
+def relative_positions(klen, clamp_len=-1, dtype="float32"):
     """Distances from a query to its keys, farthest first: `klen - 1, ..., 1, 0`.
 
     Args:
         klen: int or int scalar tensor, the number of keys.
         clamp_len: distances beyond it are all taken to be `clamp_len`; no limit unless positive.
+        dtype: float32 or float64.
 
     Returns:
-        float32 `[klen]`.
+        `[klen]` in `dtype`.
     """
     check_length("klen", klen)
     if not is_number(clamp_len):
         raise ParameterError("clamp_len", clamp_len, "a number")
-    pos_seq = tf.range(tf.cast(klen, tf.float32) - 1, -1, -1.0)
+    pos_seq = tf.range(tf.cast(klen, dtype) - 1, -1, -1.0)
     return tf.minimum(pos_seq, clamp_len) if clamp_len > 0 else pos_seq
 
 
@@ -89,13 +92,13 @@ def positional_embedding(pos_seq, inv_freq, bsz=None, convention="halves"):
 
     Args:
         pos_seq: float `[K]`, positions.
-        inv_freq: float `[E / 2]`, see `inverse_frequencies`.
+        inv_freq: `[E / 2]`, see `inverse_frequencies`, in the dtype of `pos_seq`.
         bsz: int, repeats the embedding for every row of a batch.
         convention: "halves", all sines before all cosines, as the original has it; or "interleaved", in turn, as
             `positional_encoding` has it.
 
     Returns:
-        `[1, K, E]`, or `[bsz, K, E]` where `bsz` is given.
+        `[1, K, E]`, or `[bsz, K, E]` where `bsz` is given, in the dtype of `pos_seq`.
 
     Raises:
         ParameterError: there is no such convention, or a tensor has another shape.
@@ -129,7 +132,7 @@ def get_angles(pos, i, d_model):
     return pos / np.power(10000.0, 2 * (np.asarray(i) // 2) / d_model)
 
 
-def positional_encoding(position, d_model):
+def positional_encoding(position, d_model, dtype="float32"):
     """Sinusoids of the positions `0 ... position - 1`, sines in the even dimensions, cosines in the odd
     (Vaswani et al. 2017, section 3.5).
 
@@ -139,9 +142,10 @@ def positional_encoding(position, d_model):
     Args:
         position: int, number of positions.
         d_model: int, width.
+        dtype: of the result.
 
     Returns:
-        float32 `[1, position, d_model]`.
+        `[1, position, d_model]` in `dtype`.
 
     Raises:
         ParameterError: a size is below 1 or no integer.
@@ -150,4 +154,4 @@ def positional_encoding(position, d_model):
     angles = get_angles(np.arange(position)[:, None], np.arange(d_model)[None], d_model)
     angles[:, 0::2] = np.sin(angles[:, 0::2])
     angles[:, 1::2] = np.cos(angles[:, 1::2])
-    return tf.constant(angles[None], tf.float32)
+    return tf.constant(angles[None], dtype)

@@ -10,6 +10,7 @@ from txl_tf.errors import FixedAttributeError
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.common.arguments import arguments_of, takes, values_of
 from txl_tf.layers.common.base import OutputSpecs
+from txl_tf.layers.common.dtypes import at_least_float32
 from txl_tf.layers.embedding import check_ids
 from txl_tf.layers.mixins.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.models.decoding import generation
@@ -109,7 +110,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
                 d_model]`; `None` for `initial_mems`.
 
         Returns:
-            `(nll, new_mems)`: float32 `[batch, tgt_len]`, nats, and the memory for the next segment.
+            `(nll, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len]`, nats, and the memory for the next
+            segment.
 
         Raises:
             ValueError: an id outside the vocabulary, which is found in eager execution alone, or shapes that do not
@@ -124,8 +126,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         """Log-probability of every word of the vocabulary as the next token. Arguments and errors: see `score`.
 
         Returns:
-            `(log_probs, new_mems)`: float32 `[batch, tgt_len, n_token]` in vocabulary order, whose exponentials sum
-            to 1 over the whole vocabulary, and the memory for the next segment.
+            `(log_probs, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len, n_token]` in vocabulary order,
+            whose exponentials sum to 1 over the whole vocabulary, and the memory for the next segment.
         """
         tokens = self._check_ids("tokens", tokens)
         return self._log_probs(tokens, self._check_mems(tokens, mems))
@@ -138,8 +140,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             number: how many, from 1 to `n_token`.
 
         Returns:
-            `(ids, log_probs, new_mems)`: int32 and float32 `[batch, tgt_len, number]`, the likeliest first; and the
-            memory for the next segment.
+            `(ids, log_probs, new_mems)`: int32 and float32 (float64 if the dtype is) `[batch, tgt_len, number]`, the
+            likeliest first; and the memory for the next segment.
 
         Raises:
             ValueError: as `score`, or `number` is out of its range.
@@ -157,10 +159,10 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
                 ids at padding may be anything. `mems` must hold `mem_len` positions or more.
 
         Returns:
-            `(probs, new_mems)`: float32 `[n_layer, n_head, batch, tgt_len, keys]`, keys being the positions of `mems`
-            and then those of the segment; they sum to 1 over the keys. With a `padding_mask`, every row of the batch
-            gets what its tokens alone would get; there are zeros where query or key is padding. And the memory for the
-            next segment.
+            `(probs, new_mems)`: float32 (float64 if the dtype is) `[n_layer, n_head, batch, tgt_len, keys]`, keys being
+            the positions of `mems` and then those of the segment; they sum to 1 over the keys. With a `padding_mask`,
+            every row of the batch gets what its tokens alone would get; there are zeros where query or key is padding.
+            And the memory for the next segment.
         """
         if padding_mask is not None:
             tokens = tf.convert_to_tensor(tokens)
@@ -213,8 +215,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             **training: `training` and `dropout_key` of the network.
 
         Returns:
-            `(nll, kept, new_mems)`: float32 `[batch, tgt_len]`, nats; bool `[batch, tgt_len]`, which labels count, or
-            `None` where all do; and the memory for the next segment.
+            `(nll, kept, new_mems)`: `[batch, tgt_len]`, nats, as of `score`; bool `[batch, tgt_len]`, which labels
+            count, or `None` where all do; and the memory for the next segment.
         """
         hidden, new_mems = self.network(tokens, mems, static_shapes=static_shapes, **training)
         return *self._nll(hidden, labels, static_shapes, bin_capacities), new_mems
@@ -245,11 +247,11 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
     @compiled_method(reduce_retracing=True, autograph=False)
     def _attention(self, tokens, mems, padding_mask):
         probs, new_mems = self.network.attention(tokens, mems, padding_mask)
-        return tf.cast(probs, tf.float32), new_mems
+        return at_least_float32(probs), new_mems
 
     @compiled_method(reduce_retracing=True, autograph=False)
     def _last_nll(self, tokens, labels):
-        """The nll of `labels`, int `[B, S]`, which follow the last S of `tokens`, `[B, T]`: float32 `[B, S]`."""
+        """The nll of `labels`, int `[B, S]`, which follow the last S of `tokens`, `[B, T]`: `[B, S]`."""
         hidden, _ = self.network(tokens)
         return self.softmax.nll(hidden[:, -tf.shape(labels)[1] :], labels, self.network.embedding)
 

@@ -46,7 +46,7 @@ class LineScore(NamedTuple):
         text: the line without its newline; bytes that are no text as `surrogateescape` has them.
         bytes: in UTF-8, with the newline where it counts.
         ids: int32 `[n]`, its tokens.
-        token_nll: float32 `[n]`, nats; NaN for a token that does not count.
+        token_nll: float32 (float64 if the model's dtype is) `[n]`, nats; NaN for a token that does not count.
         nll: nats, the sum over the tokens that count.
         tokens: how many count.
     """
@@ -174,7 +174,7 @@ class Scorer:
         n = len(line.ids)
         end = n if self.score_end or not self.carry_memory else n - len(self.newline)
         first = min(first, end)
-        counted = np.full([n], np.nan, np.float32)
+        counted = np.full([n], np.nan, self.lm.loss_dtype)
         counted[first:end] = token_nll[first:end]
         return LineScore(*line, counted, float(token_nll[first:end].sum(dtype=np.float64)), end - first)
 
@@ -182,7 +182,8 @@ class Scorer:
 
     def _each_by_itself(self, lines: list[_Line]) -> list[LineScore]:
         texts = [np.concatenate([self.start, line.ids]) for line in lines]
-        found = [np.full([len(text)], np.nan, np.float32) for text in texts]  # nothing predicts a first token
+        dtype = self.lm.loss_dtype
+        found = [np.full([len(text)], np.nan, dtype) for text in texts]  # nothing predicts a first token
         for rows in self._batches(np.array([len(text) - 1 for text in texts])):
             for i, nll in zip(rows, self._nll([texts[i] for i in rows]), strict=True):
                 found[i][1:] = nll
@@ -227,7 +228,8 @@ class Scorer:
         read, uncounted = self._reader(1), int(not len(self.start))
         start = _Line("", 0, self.start)
         lines = collections.deque([start])  # that are not done
-        text, found = self.start, np.full([1], np.nan, np.float32)  # tokens to read; nll to hand out, of the first none
+        text = self.start  # tokens to read
+        found = np.full([1], np.nan, self.lm.loss_dtype)  # nll to hand out, of the first none
         for block in itertools.chain(blocks, [None]):
             lines.extend(block or [])
             new = [line.ids for line in block or [] if not isinstance(line, LineError)]

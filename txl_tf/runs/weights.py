@@ -29,6 +29,7 @@ from txl_tf.files import (
     write_atomic,
     writing,
 )
+from txl_tf.layers.common.base import EMBEDDING_LIKE
 from txl_tf.models.language_model import LanguageModel, TransformerXLLM
 
 RUN_WEIGHTS = "weights/"
@@ -38,11 +39,13 @@ UNFINISHED = "unfinished.tmp"  # folder of a checkpoint that is being written
 def weights_by_name(model: keras.Model) -> dict[str, Any]:
     """`{name in a checkpoint: Keras variable}`.
 
-    Names are the original's where it has such a model, else Keras's paths without the name of the model itself.
+    Names are the original's where it has such a model. Otherwise they are Keras's paths without the name of the model
+    itself and without `EMBEDDING_LIKE`, which is there for optimizers alone.
     """
     if isinstance(model, LanguageModel):
         return _original_names(model)
-    return {variable.path.partition("/")[2]: variable for variable in model.weights}
+    paths = {variable.path.replace(f"/{EMBEDDING_LIKE}/", "/"): variable for variable in model.weights}
+    return {path.partition("/")[2]: variable for path, variable in paths.items()}
 
 
 def _original_names(lm: LanguageModel) -> dict[str, Any]:

@@ -71,7 +71,8 @@ def export_saved_model(
         vocab: `Vocab` of the model; of subwords it needs tensorflow-text, and is left out where that is missing. Of a
             `Transformer` those of source and target; of a `Tagger` those of its run: of tokens, with words for `Flat`,
             of bigrams or forms and, where it has one, of the lexicon. `None` for ids alone.
-        weights: type the weights are stored in, "float32", "float16" or "bfloat16"; computation stays as in `lm`.
+        weights: type the weights are stored in, "float32", "float16" or "bfloat16"; computation stays as in `lm`. The
+            numbers of requests and answers are float32, of a float64 model too.
         top_n: how many tokens `next` returns, by default 10; all where the vocabulary has fewer.
         max_tokens: most tokens of a row of a request, and most new ones; by default 4096, `max_len`, or `max_seq_len`.
         max_rows: most rows of a request; by default as many of one token as fit 512 MiB: see docs/serving.md.

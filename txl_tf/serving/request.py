@@ -196,7 +196,8 @@ class StoredModel:
 
             def call(*tensors):
                 with self._as_stored():
-                    return function(**check_shapes(specs, dict(zip(names, tensors, strict=True))))
+                    found = function(**check_shapes(specs, dict(zip(names, tensors, strict=True))))
+                return {name: tf.cast(x, tf.float32) if x.dtype == tf.float64 else x for name, x in found.items()}
 
             # TensorFlow writes default values of Python's arguments to the signature, if they are tensors.
             none, kind = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD

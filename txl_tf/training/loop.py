@@ -58,7 +58,7 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
     leaving its replica. The logs of a step are the same on every replica, so the first replica's count. The function
     reads and changes `model.loop`; `step` is `train_step` or `test_step`.
     """
-    strategy = model.distribute_strategy
+    strategy, zero = model.distribute_strategy, np.zeros([], model.loss_dtype)
 
     def one_step(shape, data, mems, totals):
         @tf.autograph.experimental.do_not_convert
@@ -71,7 +71,7 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
 
         logs, mems = strategy.run(replica_step, args=(data, mems))
         logs = {name: strategy.experimental_local_results(value)[0] for name, value in logs.items()}
-        logs = {"overflow": 0.0, "grad_norm": 0.0, **logs}
+        logs = {"overflow": zero, "grad_norm": zero, **logs}
         exact = {name: tf.cast(value, totals.dtype) for name, value in logs.items()}
         nll = exact["loss"] * exact["tokens"]
         totals += tf.stack([nll, *(exact[name] for name in ("tokens", "overflow", "grad_norm")), 1.0])
@@ -79,7 +79,7 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
         return {name: logs[name] for name in log_names}, mems, totals
 
     def several_steps(n, shape, iterator, mems, totals):
-        logs = dict.fromkeys(log_names, 0.0)
+        logs = dict.fromkeys(log_names, zero)
         for _ in tf.range(n):
             # An evaluation writes to its memory in place: no step may begin before the last one has read it.
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.data.text.batches import Batches, Segments, check_batches, plain_messages
 from txl_tf.layers.adaptive import check_capacities
+from txl_tf.layers.common.dtypes import at_least_float32
 from txl_tf.layers.mixins.checkpointed import Checkpointed
 from txl_tf.schema import brief, known_names
 from txl_tf.training.distribution import all_rows, divided, num_workers, own_rows, rows_of_this_worker
@@ -273,9 +274,12 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         self.loop.totals = tf.constant(array, tf.float64)
 
     def carried_arrays(self):
-        """`{"mems": ...}`, the memory: float32 `[n_layer, batch, mem_len, d_model]`, rows of all replicas."""
+        """`{"mems": ...}`, the memory: `[n_layer, batch, mem_len, d_model]`, rows of all replicas.
+
+        It is float32, or float64 if the model is.
+        """
         mems = all_rows(self.distribute_strategy, self.loop.mems)
-        return {"mems": np.stack([tf.cast(mem, tf.float32) for mem in mems])}
+        return {"mems": np.stack([at_least_float32(mem) for mem in mems])}
 
     def set_carried_arrays(self, arrays):
         mems, shape = arrays["mems"], self.carried_arrays()["mems"].shape

@@ -9,8 +9,15 @@ from txl_tf.config import OptimizerConfig, TrainingConfig, at_least
 from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import arguments_of, stored
+from txl_tf.layers.common.dtypes import scalar, wide_dtype
 from txl_tf.schema import known_names
 from txl_tf.training.distribution import sum_over_replicas
+
+
+def global_norm(gradients):
+    """The global norm of gradients, in float32, or in float64 if one of them is float64."""
+    dtype = wide_dtype(*gradients)
+    return tf.linalg.global_norm([tf.cast(gradient, dtype) for gradient in gradients])
 
 
 class ClipAfterAverage:
@@ -52,7 +59,10 @@ class ClipAfterAverage:
     def build(self, variables):
         if self.built:
             return
-        self.gradient_norm = self.add_variable(shape=(), name="gradient_norm", aggregation="only_first_replica")
+        dtype = "float64" if wide_dtype(*variables) == tf.float64 else None  # else Keras's default
+        self.gradient_norm = self.add_variable(
+            shape=(), dtype=dtype, name="gradient_norm", aggregation="only_first_replica"
+        )
         super().build(variables)
         self.start_average(variables)
 
@@ -100,6 +110,8 @@ class ClipAfterAverage:
         if not self.gradient_accumulation_steps and not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
         grads = [tf.convert_to_tensor(grad) for grad in grads]  # rows of a sparse one may repeat: their sum counts
+        if len({grad.dtype for grad in grads}) > 1:  # as of a float64 network in a float32 model
+            grads = [tf.cast(grad, wide_dtype(*grads)) for grad in grads]
         norm = tf.linalg.global_norm(grads)
         self.gradient_norm.assign(norm)
         if self.clip_value is not None:
@@ -145,8 +157,8 @@ class Adam(ClipAfterAverage, keras.optimizers.Adam):
             var=variable.handle,
             m=self._momentums[index].value.handle,
             v=self._velocities[index].value.handle,
-            beta1_power=tf.cast(self.beta_1, dtype) ** tf.cast(step, dtype),
-            beta2_power=tf.cast(self.beta_2, dtype) ** tf.cast(step, dtype),
+            beta1_power=scalar(self.beta_1, dtype) ** tf.cast(step, dtype),
+            beta2_power=scalar(self.beta_2, dtype) ** tf.cast(step, dtype),
             lr=tf.cast(learning_rate, dtype),
             beta1=self.beta_1,
             beta2=self.beta_2,
@@ -187,7 +199,7 @@ class SGD(ClipAfterAverage, keras.optimizers.SGD):
             accum=self.momentums[self._get_variable_index(variable)].value.handle,
             lr=tf.cast(learning_rate, variable.dtype),
             grad=tf.cast(gradient, variable.dtype),
-            momentum=tf.cast(self.momentum, variable.dtype),
+            momentum=scalar(self.momentum, variable.dtype),
         )
 
 

@@ -55,6 +55,11 @@ class Resumable(AmongWorkers, TrainedModel):
 
     # ------------------------------------------------------------------------------------------------------ training
 
+    @property
+    def metric_dtype(self) -> str | None:
+        """The dtype of the metrics: float64 where the loss is, else `None`, Keras's default."""
+        return self.loss_dtype if self.loss_dtype == "float64" else None
+
     @known_names
     def compile(
         self, optimizer=None, loss=None, loss_weights=None, metrics=None, weighted_metrics=None, run_eagerly=False,
@@ -179,7 +184,7 @@ class Resumable(AmongWorkers, TrainedModel):
             return sample_weight
         if sample_weight is not None:
             raise ValueError("class_weight must be None where there is a sample_weight, got both")
-        return tf.gather(tf.constant(self._class_weights), tf.cast(labels, tf.int32))
+        return tf.gather(tf.constant(self._class_weights, self.loss_dtype), tf.cast(labels, tf.int32))
 
     @property
     def metrics(self):
@@ -189,6 +194,7 @@ class Resumable(AmongWorkers, TrainedModel):
     def apply_gradients_of(self, loss, tape):
         """Updates the weights; returns what the logs say of it."""
         variables = self.trainable_variables
+        self.check_weights()  # without a strategy, the first step makes those of a network that knows no sizes
         if variables:
             apply_gradients(self.optimizer, tape.gradient(loss, variables), variables)
         if not hasattr(self.inner_optimizer, "gradient_norm"):

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from txl_tf.layers.common.fusion import fusing
 from txl_tf.training.distribution import sum_over_replicas
+from txl_tf.training.optimization import global_norm
 from txl_tf.training.trained_model import apply_gradients
 
 
@@ -70,36 +71,41 @@ class SegmentStep:
 
         if parts == 1:
             return part(tokens, labels, mems, dropout_key)
-        return part_by_part(part, parts, self.trainable_variables, tokens, labels, mems, dropout_key)
+        sums = tf.zeros([2], self.loss_dtype)
+        return part_by_part(part, parts, sums, self.trainable_variables, tokens, labels, mems, dropout_key)
 
     def _num_labels(self, labels):
-        """Number of labels of a batch over all replicas, float32."""
-        return tf.cast(tf.size(labels) * self.distribute_strategy.num_replicas_in_sync, tf.float32)
+        """Number of labels of a batch over all replicas, in the dtype of the loss."""
+        return tf.cast(tf.size(labels) * self.distribute_strategy.num_replicas_in_sync, self.loss_dtype)
 
     def _update(self, gradients):
         """Applies the gradients, a replica's share of them; returns their global norm over all replicas."""
         if not gradients:  # all weights are frozen
-            return tf.constant(0.0)
+            return tf.zeros([], self.loss_dtype)
         optimizer, norm = self.inner_optimizer, None
         if not hasattr(optimizer, "gradient_norm"):  # Keras's own optimizers do not keep it
-            whole = [tf.cast(gradient, tf.float32) for gradient in sum_over_replicas(gradients)]
-            norm = tf.linalg.global_norm(whole) / self.optimizer.scale_loss(tf.constant(1.0))
+            norm = global_norm(sum_over_replicas(gradients))
+            norm /= self.optimizer.scale_loss(tf.ones([], norm.dtype))
         apply_gradients(self.optimizer, gradients, self.trainable_variables)
         return tf.convert_to_tensor(optimizer.gradient_norm) if norm is None else norm
 
 
 def sum_and_count(nll, kept):
-    """`[nll, tokens counted]` of a segment, float32 `[2]`; `kept`, bool, says which tokens count (`None`: all)."""
+    """`[nll, tokens counted]` of a segment, `[2]`, in the dtype of `nll`.
+
+    `kept`, bool, says which tokens count (`None`: all).
+    """
     count = tf.size(nll) if kept is None else tf.math.count_nonzero(kept, dtype=tf.int32)
-    return tf.stack([tf.reduce_sum(nll), tf.cast(count, tf.float32)])
+    return tf.stack([tf.reduce_sum(nll), tf.cast(count, nll.dtype)])
 
 
-def part_by_part(step, parts, variables, tokens, labels, mems, dropout_key):
+def part_by_part(step, parts, sums, variables, tokens, labels, mems, dropout_key):
     """Calls `step` for one part of the rows after the other: the result is that of all rows, in the memory of one part.
 
     Args:
         step: function of `(tokens, labels, mems, dropout_key)` that returns `(sums, gradients, new_mems)`.
         parts: number of parts, a divisor of the rows.
+        sums: zeros, to which those of the parts are added.
         variables: those that the gradients are of.
         dropout_key: int `[3]`, see `dropout`; each part gets the number of its first row.
 
@@ -126,7 +132,7 @@ def part_by_part(step, parts, variables, tokens, labels, mems, dropout_key):
     _, sums, gradients, new_mems = tf.while_loop(
         lambda i, *_: i < parts,
         body,
-        [0, tf.zeros([2]), zeros, arrays],
+        [0, sums, zeros, arrays],
         parallel_iterations=1,
         maximum_iterations=parts,
     )

@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
+from txl_tf.layers.common.dtypes import wide_dtype
 from txl_tf.layers.mixins.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 
@@ -69,9 +71,23 @@ class TrainedModel(Unquantized):
                 optimizer.build(self.trainable_variables)
 
     def check_weights(self) -> None:
-        """Raises ValueError where the weights are float16: in training they lose small updates, and become nan."""
-        if self.dtype_policy.variable_dtype == "float16":
-            raise ValueError("dtype must be mixed_float16 in training, which keeps the weights in float32, got float16")
+        """Raises ParameterError where weights to train are float16 or bfloat16, which lose small updates.
+
+        In bfloat16, Adam's `beta_2` of 0.999 is 1, so that its steps are 0; in float16, its epsilon is 0.
+        """
+        dtypes = {variable.dtype: variable.path for variable in self.trainable_variables}
+        for dtype in ("float16", "bfloat16"):
+            if self.dtype_policy.variable_dtype == dtype or dtype in dtypes:
+                where = f" for {dtypes[dtype]}" if dtype in dtypes else ""
+                message = (
+                    f"dtype must be mixed_{dtype} in training, which keeps the weights in float32, got {dtype}{where}"
+                )
+                raise ParameterError("dtype", dtype, [f"mixed_{dtype}", "float32", "float64"], message)
+
+    @property
+    def loss_dtype(self) -> str:
+        """The dtype of the loss and of sums over labels: float64 where the model computes in it, else float32."""
+        return wide_dtype(self.compute_dtype).name
 
     def check_steps(self, steps_per_epoch: int | None) -> None:
         """Raises ValueError where calls of `steps_per_execution` steps would go past the end of an epoch."""
@@ -104,7 +120,8 @@ class TrainedModel(Unquantized):
         """The loss of one of `parts` of this replica's rows, with its share of regularizers and of `add_loss`."""
         if not self.losses:
             return loss
-        return loss + tf.add_n(self.losses) / (parts * self.distribute_strategy.num_replicas_in_sync)
+        penalties = tf.add_n([tf.cast(penalty, loss.dtype) for penalty in self.losses])
+        return loss + penalties / (parts * self.distribute_strategy.num_replicas_in_sync)
 
     # ----------------------------------------------------------------------- what a checkpoint holds besides weights
 
@@ -134,7 +151,7 @@ def agree_on_overflow(gradients, optimizer):
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
     n_finite = sum_over_replicas(tf.cast(finite, tf.float32))
     factor = tf.where(n_finite < context.num_replicas_in_sync, float("nan"), 1.0)
-    return [gradient * factor for gradient in gradients]
+    return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
 
 
 def apply_gradients(optimizer, gradients, variables):

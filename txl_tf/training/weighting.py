@@ -30,12 +30,12 @@ def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[
 
 
 def checked_weights(sample_weight: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
-    """`sample_weight` as float32 `[batch]` or of the shape of `kept`.
+    """`sample_weight` as `[batch]` or of the shape of `kept`, in the dtype of `kept`.
 
     Raises:
         ValueError: it has another shape.
     """
-    weights = tf.cast(sample_weight, tf.float32)
+    weights = tf.cast(sample_weight, kept.dtype)
     if weights.shape.rank == 2 and weights.shape[1] == 1:  # as Keras has it, too
         weights = weights[:, 0]
     rows, length = kept.shape
@@ -50,10 +50,10 @@ def weights_of_labels(sample_weight: tf.Tensor | None, kept: tf.Tensor) -> tf.Te
 
     Args:
         sample_weight: `[batch]` or `[batch, labels]`; `None` for 1 everywhere.
-        kept: float32 `[batch, labels]`, 1 at labels that count, else 0.
+        kept: float `[batch, labels]`, 1 at labels that count, else 0.
 
     Returns:
-        float32 `[batch, labels]`.
+        `[batch, labels]`, in the dtype of `kept`.
     """
     if sample_weight is None:
         return kept
@@ -68,9 +68,9 @@ def weights_of_rows(sample_weight: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
         sample_weight, kept: see `weights_of_labels`.
 
     Returns:
-        float32 `[batch]`.
+        `[batch]`, in the dtype of `kept`.
     """
     weights, count = checked_weights(sample_weight, kept), tf.reduce_sum(kept, 1)
     if weights.shape.rank == 1:
-        return tf.where(count > 0, weights, 0.0)
+        return tf.where(count > 0, weights, tf.zeros([], kept.dtype))
     return tf.math.divide_no_nan(tf.reduce_sum(weights * kept, 1), count)

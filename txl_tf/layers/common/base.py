@@ -126,6 +126,9 @@ def _strategy_of(variables):
 # ------------------------------------------------------------------------------------------------------------- layers
 
 
+EMBEDDING_LIKE = "embedding_like"  # in the path of a weight, see `add_table`
+
+
 class _Traced(keras.Operation):
     """The whole call of a layer, with Keras's casts and masks, as an operation that `compute_output_spec` can trace.
 
@@ -218,6 +221,21 @@ class KerasHabits(Settings, OutputSpecs, Checkpointed):
 
     def get_config(self):
         return {**super().get_config(), **arguments_of(self)}
+
+    def add_table(self, name, shape, initializer, autocast=True):
+        """`add_weight` for a weight that no vector is multiplied by: a table of rows, or a bias of every head.
+
+        Keras's Muon takes every weight of two dimensions for a matrix, unless its path contains "embedding". So the
+        path of this weight does: `.../attn/embedding_like/u`. Its name and its position in files are as usual.
+
+        Returns:
+            The weight, which becomes the attribute `name`, too.
+        """
+        with keras.name_scope(self.name, caller=self), keras.name_scope(EMBEDDING_LIKE):
+            table = keras.Variable(initializer, shape, self.variable_dtype, autocast=autocast, name=name)
+        setattr(self, name, table)  # Keras tracks attributes
+        table.trainable = self.trainable
+        return table
 
     def compute_mask(self, inputs, previous_mask=None):
         """The mask of the output: that of the input if it says which elements there are, bool `[batch, length]`."""

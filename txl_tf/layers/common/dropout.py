@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config.checks import RATE
+from txl_tf.layers.common.dtypes import scalar
 from txl_tf.layers.common.fusion import fused
 
 # Of the places that `split` tells apart at once.
@@ -66,7 +67,7 @@ def _mask(shape, dropout_key, rate, row_axis, dtype):
         keep = keep[..., 0]
     elif not isinstance(shape[-1], int) or shape[-1] % 4:
         keep = keep[..., : shape[-1]]
-    return tf.cast(keep, dtype) * tf.cast(scale_of_kept(rate), dtype)
+    return tf.cast(keep, dtype) * scalar(scale_of_kept(rate), dtype)
 
 
 def _random_words(shape, dropout_key, row_axis):

@@ -10,6 +10,8 @@ import functools
 import tensorflow as tf
 from tensorflow.python.eager import record
 
+from txl_tf.layers.common.dtypes import wide_dtype
+
 
 def custom_gradient(f):
     """`tf.custom_gradient` of a function that uses no variables.
@@ -18,7 +20,7 @@ def custom_gradient(f):
 
     Args:
         f: function of tensors that returns `(y, grad)`: one tensor, and a function of its gradient that returns those
-            of all arguments, `None` where there is none.
+            of all arguments, `None` where there is none. An argument may be a Python float, too.
 
     Returns:
         The function that returns `y`.
@@ -30,7 +32,8 @@ def custom_gradient(f):
     def call(*args):
         if tf.executing_eagerly():
             return eager(*args)
-        args = [tf.convert_to_tensor(x) for x in args]
+        dtype = wide_dtype(*(x for x in args if not isinstance(x, float)))
+        args = [tf.constant(x, dtype) if isinstance(x, float) else tf.convert_to_tensor(x) for x in args]
         y, grad = f(*args)
 
         def backward(upstream, *_):  # of what `tf.identity_n` returns

@@ -13,6 +13,7 @@ from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_tensors, width_of
 from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.dtypes import at_least_float32, is_half
 from txl_tf.layers.common.fusion import fused, only_cpus, pays
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.precision import matmul
@@ -29,29 +30,34 @@ def project(x, kernel):
 
 @custom_gradient
 def layer_norm(x, gamma, beta, epsilon):
-    """Normalises the last axis to mean 0 and variance 1, then scales and shifts; all in float32.
+    """Normalises the last axis to mean 0 and variance 1, then scales and shifts.
+
+    It computes in float32, or in float64 if `x` is float64.
 
     Args:
         x: `[..., E]`.
-        gamma, beta: `[E]`, float32.
+        gamma, beta: `[E]`.
         epsilon: float, added to the variance.
 
     Returns:
         A tensor like `x`.
     """
     dtype, shape, width = x.dtype, keras.ops.shape(x), x.shape[-1]
-    x = tf.cast(tf.reshape(x, [-1, width]), tf.float32)
+    dtype_of_weights = gamma.dtype
+    x = at_least_float32(tf.reshape(x, [-1, width]))
+    gamma, beta = tf.cast(gamma, x.dtype), tf.cast(beta, x.dtype)
     centered = x - tf.reduce_mean(x, 1, keepdims=True)
     scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), 1, keepdims=True) + epsilon)
     normal = centered * scale
 
     def grad(upstream):
-        upstream = tf.cast(tf.reshape(upstream, [-1, width]), tf.float32)
+        upstream = at_least_float32(tf.reshape(upstream, [-1, width]))
         to_scale = upstream * normal
         mean = tf.linalg.matvec(upstream, gamma / width)[:, None]  # a matrix product is faster than a sum
         slope = tf.linalg.matvec(to_scale, gamma / width)[:, None]
         of_x = (upstream * gamma - mean - normal * slope) * scale
-        return tf.cast(tf.reshape(of_x, shape), dtype), sum_of_rows(to_scale), sum_of_rows(upstream), None
+        of_gamma, of_beta = (tf.cast(sum_of_rows(rows), dtype_of_weights) for rows in (to_scale, upstream))
+        return tf.cast(tf.reshape(of_x, shape), dtype), of_gamma, of_beta, None
 
     return tf.cast(tf.reshape(normal * gamma + beta, shape), dtype), grad
 
@@ -68,7 +74,7 @@ def residual_norm(layer_norm, x, y, rate=0.0, dropout_key=None):
         A tensor like `x`.
     """
     shape = keras.ops.shape(x)
-    if x.dtype == tf.float32 or not pays(shape):
+    if not is_half(x.dtype) or not pays(shape):
         return layer_norm(x + dropout(y, rate, dropout_key))
 
     @custom_gradient
@@ -133,10 +139,10 @@ def cross_entropy(labels, logits):
 
     Args:
         labels: int32 `[n]`, ids of classes.
-        logits: float32 `[n, classes]`.
+        logits: float32 or float64 `[n, classes]`.
 
     Returns:
-        float32 `[n]`, nats.
+        `[n]`, nats, in the dtype of the logits.
     """
     probs = tf.nn.softmax(logits)
     places = tf.stack([tf.range(tf.size(labels)), labels], 1)
@@ -177,7 +183,8 @@ class LayerNorm(Layer):
         return layer_norm(inputs, *self.weights_in_float32(), self.epsilon)
 
     def weights_in_float32(self):
-        return tf.cast(self.gamma, tf.float32), tf.cast(self.beta, tf.float32)
+        """`(gamma, beta)` in float32; those of a float64 layer in float64."""
+        return at_least_float32(self.gamma), at_least_float32(self.beta)
 
 
 class Linear(Layer):

@@ -3,9 +3,9 @@
     score(y) = start[y_0] + sum_t emissions[t, y_t] + sum_t transitions[y_{t-1}, y_t] + end[y_last]
     p(y) = exp(score(y)) / sum over all paths
 
-Everything is in float32 and one graph, under XLA too; sums over paths are loops over time. The functions take rows that
-end where `mask` does, the layer takes padding anywhere. A row without any element has one path, the empty one, of score
-0.
+Everything is in one graph, under XLA too; sums over paths are loops over time. The functions compute in float64 if an
+argument is float64, else in float32. They take rows that end where `mask` does, the layer takes padding anywhere. A row
+without any element has one path, the empty one, of score 0.
 
 Shapes:
     B: batch      T: time, at least 1      K: tags
@@ -18,6 +18,7 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width, shown
+from txl_tf.layers.common.dtypes import at_least_float32, wide_dtype
 from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.masks import as_bool, mask_of_call
 from txl_tf.layers.common.packing import pack, unpack
@@ -37,11 +38,10 @@ def crf_nll(emissions, tags, mask, transitions, start=None, end=None):
         start, end: `[K]`, scores of the first and of the last tag; `None` for none.
 
     Returns:
-        float32 `[B]`, nats of whole rows.
+        `[B]`, nats of whole rows.
     """
     mask = _elements(emissions, mask)
-    emissions = with_ends(emissions, mask, start, end)
-    transitions = tf.cast(transitions, tf.float32)
+    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
     return log_norm(emissions, transitions, mask) - tf.reduce_sum(_path_terms(emissions, tags, mask, transitions), 1)
 
 
@@ -64,18 +64,20 @@ def checked_tags(tags, mask, n_tag):
         return tf.identity(tags)
 
 
-def with_ends(emissions, mask, start=None, end=None):
-    """Emissions, float32, with the scores of starts and ends at first and last elements, where they count the same.
+def _path_scores(emissions, mask, transitions, start=None, end=None):
+    """`(emissions, transitions)` in the dtype of the computation. Args: see `crf_nll`.
 
-    At padding they are 0: large ones would overflow in the gradients, and infinity times 0 is no number.
+    The emissions include the scores of starts and ends, at first and last elements, where they count the same. At
+    padding they are 0: large ones would overflow in the gradients, and infinity times 0 is no number.
     """
-    emissions = tf.where(mask[..., None], tf.cast(emissions, tf.float32), 0.0)
+    dtype = wide_dtype(emissions, transitions, start, end)
+    emissions = tf.where(mask[..., None], tf.cast(emissions, dtype), tf.zeros([], dtype))
     if start is not None:
-        emissions = tf.concat([emissions[:, :1] + tf.cast(start, tf.float32), emissions[:, 1:]], 1)
+        emissions = tf.concat([emissions[:, :1] + tf.cast(start, dtype), emissions[:, 1:]], 1)
     if end is not None:
         last = mask & ~tf.pad(mask[:, 1:], [[0, 0], [0, 1]])
-        emissions += tf.cast(last, tf.float32)[..., None] * tf.cast(end, tf.float32)
-    return emissions
+        emissions += tf.cast(last, dtype)[..., None] * tf.cast(end, dtype)
+    return emissions, tf.cast(transitions, dtype)
 
 
 def _path_terms(emissions, tags, mask, transitions):
@@ -88,7 +90,7 @@ def _path_terms(emissions, tags, mask, transitions):
 
 @custom_gradient
 def log_norm(emissions, transitions, mask):
-    """Logarithm of the sum over all paths of `exp(score)`: `[B]`; starts and ends are in the emissions, `with_ends`.
+    """Logarithm of the sum over all paths of `exp(score)`: `[B]`. Arguments are those that `_path_scores` returns.
 
     The gradients are probabilities: of a tag, and of a tag after another. One loop computes them, where TensorFlow
     would go back through the loop of the forward pass with every array that it made.
@@ -98,7 +100,7 @@ def log_norm(emissions, transitions, mask):
 
     def grad(upstream):
         betas = _betas(emissions, transitions, mask)
-        weight = upstream[:, None] * tf.cast(mask, tf.float32)
+        weight = upstream[:, None] * tf.cast(mask, upstream.dtype)
         of_emissions = tf.exp(alphas + betas - log_z[:, None, None]) * weight[..., None]
         arrive = emissions[:, 1:] + betas[:, 1:] - log_z[:, None, None]
         pairs = tf.exp(alphas[:, :-1, :, None] + transitions + arrive[:, :, None])  # [B, T - 1, K, K]
@@ -158,11 +160,10 @@ def crf_decode(emissions, mask, transitions, start=None, end=None):
     Args: see `crf_nll`.
 
     Returns:
-        `(tags, score)`: int32 `[B, T]`, 0 at padding, and float32 `[B]`.
+        `(tags, score)`: int32 `[B, T]`, 0 at padding, and float `[B]`.
     """
     mask = _elements(emissions, mask)
-    emissions = with_ends(emissions, mask, start, end)
-    transitions = tf.cast(transitions, tf.float32)
+    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
     stay = tf.range(emissions.shape[-1])
 
     def step(state, element):
@@ -182,10 +183,9 @@ def crf_decode(emissions, mask, transitions, start=None, end=None):
 
 
 def crf_marginals(emissions, mask, transitions, start=None, end=None):
-    """The probability of every tag at every place: float32 `[B, T, K]`, 0 at padding. Args: see `crf_nll`."""
+    """The probability of every tag at every place: float `[B, T, K]`, 0 at padding. Args: see `crf_nll`."""
     mask = _elements(emissions, mask)
-    emissions = with_ends(emissions, mask, start, end)
-    transitions = tf.cast(transitions, tf.float32)
+    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
     alphas = _alphas(emissions, transitions, mask)
     both = alphas + _betas(emissions, transitions, mask) - _log_norm(alphas, mask)[:, None, None]
     return tf.where(mask[..., None], tf.exp(both), 0.0)
@@ -199,8 +199,8 @@ def crf_piece_log_probs(emissions, tags, mask, transitions, start=None, end=None
     Returns:
         `(begins, ends)`, `[B, T]` each: the piece from s to e, e included, has `begins[s] + ends[e]`.
     """
-    emissions = with_ends(emissions, mask, start, end)
-    transitions, tags = tf.cast(transitions, tf.float32), tf.cast(tags, tf.int32)
+    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
+    tags = tf.cast(tags, tf.int32)
     alphas = _alphas(emissions, transitions, mask)
     scores = tf.cumsum(_path_terms(emissions, tags, mask, transitions), 1)
     begins = tf.gather(alphas, tags, batch_dims=2) - scores
@@ -266,7 +266,7 @@ class CRF(Layer):
         def weight(name, *shape):
             return self.add_weight(name=name, shape=shape, initializer="zeros", autocast=False)
 
-        self.transitions = weight("transitions", self.n_tag, self.n_tag)
+        self.add_table("transitions", (self.n_tag, self.n_tag), "zeros", autocast=False)
         self.start_scores = weight("start_scores", self.n_tag) if self.start_end else None
         self.end_scores = weight("end_scores", self.n_tag) if self.start_end else None
 
@@ -317,9 +317,9 @@ class CRF(Layer):
         """`(transitions, start, end)`, with the cost of what is forbidden."""
         if not tf.executing_eagerly():  # `decode` is no Keras call
             remember_graph(self)
-        scores = self.transitions, self.start_scores, self.end_scores
         if self.allowed is None:
-            return scores
-        cost = tf.constant(np.where(self.allowed, 0.0, FORBIDDEN), tf.float32)
-        n, (start, end) = self.n_tag, (0.0 if x is None else x for x in scores[1:])
-        return self.transitions + cost[:n, :n], start + cost[n, :n], end + cost[:n, n + 1]
+            return self.transitions, self.start_scores, self.end_scores
+        n, transitions = self.n_tag, at_least_float32(self.transitions)
+        cost = tf.constant(np.where(self.allowed, 0.0, FORBIDDEN), transitions.dtype)
+        start, end = (0.0 if x is None else at_least_float32(x) for x in (self.start_scores, self.end_scores))
+        return transitions + cost[:n, :n], start + cost[n, :n], end + cost[:n, n + 1]

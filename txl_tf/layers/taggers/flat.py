@@ -98,8 +98,8 @@ class LatticeAttn(Layer):
     def build(self, x_shape=None, **_):
         linears = self.w_q, self.w_k, self.w_v, self.w_r, self.ff_final
         self.build_parts(x_shape, *(linear for linear in linears if linear is not None))
-        shape = (self.n_head, self.d_model // self.n_head)
-        self.u, self.v = (self.add_weight(name=name, shape=shape, initializer="glorot_uniform") for name in ("u", "v"))
+        for name in ("u", "v"):
+            self.add_table(name, (self.n_head, self.d_model // self.n_head), "glorot_uniform")
 
     def call(self, x, r, index, mask=None, training=None, dropout_key=None):
         visible = visible_keys(items(x, r, index, mask, self.d_model))

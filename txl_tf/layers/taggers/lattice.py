@@ -111,7 +111,7 @@ class _DistinctPairs(Layer):
         return distinct_pairs(pos_s, pos_e, mask, self.names)
 
 
-def distance_table(places, d_model, shift=0):
+def distance_table(places, d_model, shift=0, dtype="float32"):
     """The sinusoids of all distances that occur in sentences, `-(places - 1) ... places - 1`.
 
     Args:
@@ -119,14 +119,15 @@ def distance_table(places, d_model, shift=0):
             also be a symbolic tensor of Keras.
         d_model: int, the width of the sinusoids: even, and 4 or more.
         shift: number that is added to each distance.
+        dtype: float32 or float64.
 
     Returns:
-        float32 `[2 * places - 1, d_model]`, see `tensor2tensor_frequencies`.
+        `[2 * places - 1, d_model]` in `dtype`, see `tensor2tensor_frequencies`.
     """
     if keras.backend.is_keras_tensor(places):
         return _DistanceTable(d_model, shift)(places)
-    last = tf.cast(places, tf.float32) - 1
-    return positional_embedding(tf.range(-last, last + 1) + shift, tensor2tensor_frequencies(d_model))[0]
+    last = tf.cast(places, dtype) - 1
+    return positional_embedding(tf.range(-last, last + 1) + shift, tensor2tensor_frequencies(d_model, dtype))[0]
 
 
 @keras.saving.register_keras_serializable("txl_tf")

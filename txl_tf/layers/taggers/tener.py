@@ -20,6 +20,7 @@ from txl_tf.layers.attention import attend, attention_probs, join_heads, project
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_heads, check_sizes, check_tensors
 from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.dtypes import wide_dtype
 from txl_tf.layers.common.masks import mask_of_call
 from txl_tf.layers.common.ops import LayerNorm, Linear
 from txl_tf.layers.feed_forward import PositionWiseFFN
@@ -29,18 +30,19 @@ from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequenc
 EPSILON = 1e-5  # of the layer norms, PyTorch's
 
 
-def two_way_positions(length, d_head):
+def two_way_positions(length, d_head, dtype="float32"):
     """The sinusoids of the distances in both directions, `-length ... length - 1`.
 
     Args:
         length: int or int scalar tensor, the length of the sentence.
         d_head: int, the width of a head: even, and 4 or more.
+        dtype: float32 or float64.
 
     Returns:
-        float32 `[2 * length, d_head]`: row `length + d` is of the distance d. See `tensor2tensor_frequencies`.
+        `[2 * length, d_head]` in `dtype`: row `length + d` is of the distance d. See `tensor2tensor_frequencies`.
     """
-    length = tf.cast(length, tf.float32)
-    return positional_embedding(tf.range(-length, length), tensor2tensor_frequencies(d_head))[0]
+    length = tf.cast(length, dtype)
+    return positional_embedding(tf.range(-length, length), tensor2tensor_frequencies(d_head, dtype))[0]
 
 
 def two_way_scores(q, r):
@@ -75,7 +77,7 @@ def tener_position_scores(q, k, v_bias, key_position_term=True):
     Returns:
         `[H, B, T, T]`, for `attend`.
     """
-    r = tf.cast(two_way_positions(keras.ops.shape(q)[2], q.shape[-1]), q.dtype)
+    r = tf.cast(two_way_positions(keras.ops.shape(q)[2], q.shape[-1], wide_dtype(q)), q.dtype)
     scores = two_way_scores(q + v_bias[:, None, None], r)
     return scores + tf.linalg.matrix_transpose(two_way_scores(k, r)) if key_position_term else scores
 
@@ -152,8 +154,7 @@ class TenerAttn(Layer):
             self.fc.build((None, None, self.d_model))
             return
         for name in ("r_r_bias", "r_w_bias"):  # of content and of position: the program's names are crossed
-            shape = (self.n_head, self.d_model // self.n_head)
-            setattr(self, name, self.add_weight(name=name, shape=shape, initializer="glorot_normal"))
+            self.add_table(name, (self.n_head, self.d_model // self.n_head), "glorot_normal")
 
     def call(self, x, mask=None, training=None, dropout_key=None):
         visible = visible_keys(elements(x, mask, self.d_model))

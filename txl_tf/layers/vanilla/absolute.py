@@ -13,6 +13,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors
 from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.dtypes import at_least_float32, wide_dtype
 from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.layers.mixins.tied import Shared, Tied
 from txl_tf.layers.positions import positional_encoding
@@ -69,8 +70,7 @@ class Embeddings(Shared, Layer):
         )
 
     def build(self, ids_shape=None):
-        shape = (self.vocab, self.d_model)
-        self.lut = self.add_weight(name="lut", shape=shape, initializer=self.embeddings_initializer, autocast=False)
+        self.add_table("lut", (self.vocab, self.d_model), self.embeddings_initializer, autocast=False)
 
     def call(self, ids):
         return tf.cast(tf.gather(self.lut, as_ids("ids", ids)) * self.d_model**0.5, self.compute_dtype)
@@ -88,14 +88,14 @@ class Embeddings(Shared, Layer):
             hidden: `[..., d_model]`; a symbolic tensor, too: in a functional model this is a layer tied to the table.
 
         Returns:
-            float32 `[..., vocab]`.
+            `[..., vocab]`: float32, or float64 if `hidden` is float64.
         """
         if keras.backend.is_keras_tensor(hidden):
             layer = EmbeddingLogits(self.vocab, self.d_model, dtype=self.dtype_policy)
             return layer(hidden, embedding=self)
         if not self.built:
             self.build()
-        return tf.cast(tf.matmul(hidden, tf.cast(self.lut, hidden.dtype), transpose_b=True), tf.float32)
+        return at_least_float32(tf.matmul(hidden, tf.cast(self.lut, hidden.dtype), transpose_b=True))
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -178,7 +178,8 @@ class PositionalEncoding(Layer):
 
     def make_table(self):
         """The rows, `[1, max_len, d_model]`."""
-        return positional_encoding(self.max_len, self.d_model).numpy()  # not a tensor: it goes into any graph
+        table = positional_encoding(self.max_len, self.d_model, wide_dtype(self.compute_dtype))
+        return table.numpy()  # not a tensor: it goes into any graph
 
     def settings_changed(self, names):
         super().settings_changed(names)

@@ -19,6 +19,7 @@ from txl_tf.layers.attention import attention_probs, head_matmul, join_heads
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_heads, check_length, check_tensors, shown
 from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.dtypes import wide_dtype
 from txl_tf.layers.common.masks import (
     as_bool,
     mask_of,
@@ -64,7 +65,8 @@ def scaled_dot_product_attention(q, k, v, mask=None):
         `(output, attention_weights)`: `[..., T, any]` and `[..., T, K]`.
     """
     if any(keras.backend.is_keras_tensor(x) for x in (q, k, v, mask)):
-        return _ScaledDotProductAttention()(q, k, v, mask)
+        dtype = "float64" if wide_dtype(q, k, v) == tf.float64 else None  # Keras would cast float64 to its own dtype
+        return _ScaledDotProductAttention(dtype=dtype)(q, k, v, mask)
     visible = None if mask is None else seen(mask)
     probs = attention_probs(q[None], k[None], visible=visible, scale=q.shape[-1] ** -0.5)
     return head_matmul(probs, v[None])[0], probs[0]

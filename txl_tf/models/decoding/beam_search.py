@@ -48,9 +48,9 @@ def generate(
             default, takes the likeliest token.
 
     Returns:
-        `(ids, scores)`: int32 `[batch, max_new_tokens]` without the start, 0 after the end; and float32 `[batch]`,
-        the log-probability of the target, of beam search divided by the penalty. With `n_best`, `[batch, n_best,
-        max_new_tokens]` and `[batch, n_best]`, the best first.
+        `(ids, scores)`: int32 `[batch, max_new_tokens]` without the start, 0 after the end; and float32 (float64 if the
+        model's dtype is) `[batch]`, the log-probability of the target, of beam search divided by the penalty. With
+        `n_best`, `[batch, n_best, max_new_tokens]` and `[batch, n_best]`, the best first.
 
     Raises:
         ValueError: an argument is out of its range; the message names it.
@@ -76,7 +76,7 @@ def generate(
     source, most = tf.constant(source, tf.int32), tf.constant(most)  # as a tensor, it has no graph of its own
     if not searches:
         return model._sample(source, start, -1 if end is None else end, most, sampling if temperature else None)
-    length_penalty = tf.constant(length_penalty, tf.float32)  # as a tensor, again
+    length_penalty = tf.constant(length_penalty, model.loss_dtype)  # as a tensor, again
     ids, scores = model._beam_search(source, start, end, most, beam_size, length_penalty)
     return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
 
@@ -94,7 +94,7 @@ def _check_source(model, source):
 
 
 def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits=None):
-    """One target for every source, greedily where `sampling` is `None`: `(ids, scores)`, int32 `[B, N]`, float32 `[B]`.
+    """One target for every source, greedily where `sampling` is `None`: `(ids, scores)`, int32 `[B, N]`, float `[B]`.
 
     `end` is -1 where nothing ends a target; padding follows its end. `limits`: see `beam_search`.
     """
@@ -108,12 +108,14 @@ def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits
         if sampling is None:
             token = tf.argmax(log_probs, -1, output_type=tf.int32)
         else:
-            options = top_k_top_p(log_probs / sampling.temperature[:, None], sampling.top_k, sampling.top_p)
+            temperature, top_p = (tf.cast(x, log_probs.dtype) for x in (sampling.temperature, sampling.top_p))
+            options = top_k_top_p(log_probs / temperature[:, None], sampling.top_k, top_p)
             token = sample_categorical(options, uniform[i][:, 0])
-        scores += tf.where(stopped, 0.0, tf.gather(log_probs, token, batch_dims=1))
+        scores += tf.where(stopped, zeros, tf.gather(log_probs, token, batch_dims=1))
         return token, (token, scores, caches)
 
-    state = tf.fill([batch], start), tf.zeros([batch]), caches
+    zeros = tf.zeros([batch], model.loss_dtype)
+    state = tf.fill([batch], start), zeros, caches
     limits = tf.fill([batch], max_new_tokens) if limits is None else limits
     written = write_tokens(step, state, max_new_tokens, limits, no_stops(1, end), filler=PADDING)
     return written.tokens, written.state[1]
@@ -125,7 +127,8 @@ def _decoder(model, source, rows_each, most):
 
     def decode(ids, place, caches):
         log_probs, caches = model.decode_step(ids, place, caches, *rest)
-        return tf.where(tf.range(tf.shape(log_probs)[1]) == PADDING, _NONE, log_probs), caches
+        none = tf.constant(_NONE, log_probs.dtype)
+        return tf.where(tf.range(tf.shape(log_probs)[1]) == PADDING, none, log_probs), caches
 
     return decode, caches
 
@@ -142,16 +145,17 @@ def beam_search(model, source, start, end, max_new_tokens, beam_size, length_pen
             be alone.
 
     Returns:
-        `(ids, scores)`: int32 `[B, K, N]`, 0 after the end, and float32 `[B, K]`, the best first.
+        `(ids, scores)`: int32 `[B, K, N]`, 0 after the end, and float `[B, K]`, the best first.
     """
-    batch, size, most = keras.ops.shape(source)[0], beam_size, max_new_tokens
+    batch, size, most, dtype = keras.ops.shape(source)[0], beam_size, max_new_tokens, model.loss_dtype
+    length_penalty, none = tf.convert_to_tensor(length_penalty, dtype), tf.constant(_NONE, dtype)
     decode, caches = _decoder(model, source, size, most)
     first_rows = tf.range(batch)[:, None] * size
     columns = tf.range(most)
     limits = tf.fill([batch], most) if limits is None else limits
 
     def penalty(length):
-        return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** length_penalty
+        return ((5.0 + tf.cast(length, dtype)) / 6.0) ** length_penalty
 
     def body(i, last, alive, totals, finished, scores, caches):
         before = last, alive, totals, finished, scores
@@ -159,12 +163,12 @@ def beam_search(model, source, start, end, max_new_tokens, beam_size, length_pen
         sums = totals[..., None] + tf.reshape(log_probs, [batch, size, -1])  # [B, K, V]
         here = columns == i
         ended = tf.where(here, end, alive)
-        ended_scores = tf.where(sums[..., end] > _NONE / 2, sums[..., end] / penalty(i + 1), _NONE)
+        ended_scores = tf.where(sums[..., end] > _NONE / 2, sums[..., end] / penalty(i + 1), none)
         scores, kept = tf.math.top_k(tf.concat([scores, ended_scores], 1), size)
         finished = tf.gather(tf.concat([finished, ended], 1), kept, batch_dims=1)
 
         n_token = tf.shape(sums)[2]
-        sums = tf.where(tf.range(n_token) == end, _NONE, sums)
+        sums = tf.where(tf.range(n_token) == end, none, sums)
         totals, kept = tf.math.top_k(tf.reshape(sums, [batch, -1]), size)
         parents, last = kept // n_token, kept % n_token
         alive = tf.where(here, last[..., None], tf.gather(alive, parents, batch_dims=1))
@@ -183,8 +187,8 @@ def beam_search(model, source, start, end, max_new_tokens, beam_size, length_pen
         return tf.reduce_any((i < limits) & (best > scores[:, -1]))
 
     empty = tf.zeros([batch, size, most], tf.int32)
-    totals = tf.tile(tf.where(tf.range(size) == 0, 0.0, _NONE)[None], [batch, 1])  # all begin alike
-    state = (0, tf.fill([batch, size], start), empty, totals, empty, tf.fill([batch, size], _NONE), caches)
+    totals = tf.tile(tf.where(tf.range(size) == 0, tf.zeros([], dtype), none)[None], [batch, 1])  # all begin alike
+    state = (0, tf.fill([batch, size], start), empty, totals, empty, tf.fill([batch, size], none), caches)
     i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
     # First all that ended, then the others; both are in order.
     n_ended = tf.reduce_sum(tf.cast(scores > _NONE, tf.int32), 1)[:, None]

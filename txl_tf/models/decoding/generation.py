@@ -90,7 +90,7 @@ def continue_text(lm, cache, precomputed, text, uniform, limits, sampling, stops
         with_nll: whether to compute the nll of the new tokens.
 
     Returns:
-        `(written, nll)`: `Written`, whose state is a `TextState`; float32 `[B, room]`, nats, or `None`.
+        `(written, nll)`: `Written`, whose state is a `TextState`; `[B, room]`, nats, as of `lm.score`, or `None`.
     """
     room, batch, _ = keras.ops.shape(uniform)
     rows = tf.range(batch)
@@ -102,7 +102,7 @@ def continue_text(lm, cache, precomputed, text, uniform, limits, sampling, stops
             nll = with_column(nll, rows, i, lm.softmax.nll(text.hidden, token, lm.network.embedding))
         return token, (new_text, nll)
 
-    state = text, tf.zeros([batch, room if with_nll else 0])
+    state = text, tf.zeros([batch, room if with_nll else 0], lm.loss_dtype)
     written = write_tokens(step, state, room, limits, stops, filler=tf.maximum(stops.token, 0))
     text, nll = written.state
     return written._replace(state=text), nll if with_nll else None

@@ -125,6 +125,7 @@ def apply_options(log_probs, sampling, history):
         `(log_probs, scores)`: `[B, N]`, with the penalty alone, and with all options, -inf for what they leave out.
     """
     temperature, top_k, top_p, min_p, penalty, window, _ = sampling
+    temperature, top_p, min_p, penalty = (tf.cast(x, log_probs.dtype) for x in (temperature, top_p, min_p, penalty))
     penalised = tf.reduce_any(penalty != 1)
     log_probs = tf.cond(penalised, lambda: penalise(log_probs, history, penalty, window), lambda: log_probs)
     scores = log_probs / tf.where(temperature > 0, temperature, 1)[:, None]

@@ -81,7 +81,8 @@ class Session:
         """Reads a segment, int `[batch_size, n]`, n at least 1. What was written before it is no part of a stop string.
 
         Returns:
-            float32 array `[batch_size, n]`, the nll of the tokens in nats; NaN for the first of all.
+            float32 (float64 if the model's dtype is) array `[batch_size, n]`, the nll of the tokens in nats; NaN for
+            the first of all.
         """
         self._check_fresh()
         tokens = np.asarray(tokens)
@@ -108,7 +109,7 @@ class Session:
         needs a `batch_size` of 1.
 
         Returns:
-            `(tokens, nll)`: int32 and float32 `[batch_size, m]`, nats at temperature 1; without `with_nll`, `None`. m
+            `(tokens, nll)`: int32 and float `[batch_size, m]`, nats at temperature 1; without `with_nll`, `None`. m
             is `max_new_tokens`, or less where a stop string ended the text.
         """
         check_names("write", sampling, [*keywords_of(Session.write), *SAMPLING])

@@ -13,6 +13,7 @@ from txl_tf.config import FlatConfig
 from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import check_layer
 from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.dtypes import wide_dtype
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.taggers.flat import FlatLayer
 from txl_tf.layers.taggers.flat_variants import LatticeProcess, check_sequence
@@ -137,7 +138,7 @@ class Flat(SentenceNetwork):
         """
         pairs = distinct_pairs(inputs["pos_s"], inputs["pos_e"], self.items_of(inputs), self.fusions[0].names)
         shift = 0 if self.rel_pos_init else self.max_seq_len
-        table = distance_table(pairs.places, self.d_model, shift)
+        table = distance_table(pairs.places, self.d_model, shift, wide_dtype(self.compute_dtype))
         return [fusion(pairs, table) for fusion in self.fusions], pairs.index
 
     def call(self, inputs, training=None, dropout_key=None):

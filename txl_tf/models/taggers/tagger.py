@@ -22,6 +22,7 @@ from txl_tf.data.tagged.tags import NONE, allowed_transitions, continues_table, 
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors
 from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.dtypes import at_least_float32
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.common.packing import pack, unpack
 from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
@@ -42,7 +43,7 @@ class SpanScores(OnEveryReplica, keras.metrics.Metric):
         super().__init__(name=name, **kwargs)
         self.single = single
         names = "right", "found", "expected"
-        self.counts = [self.add_variable((), "zeros", name=name) for name in names]
+        self.counts = [self.add_variable((), "zeros", dtype=self.dtype, name=name) for name in names]
 
     def update_state(self, counts):
         for variable, count in zip(self.counts, tf.unstack(counts), strict=True):
@@ -83,7 +84,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:
-        float32 `[batch, time, labels]`, the emissions: scores of the tags by themselves.
+        float32 (float64 if the dtype is) `[batch, time, labels]`, the emissions: scores of the tags by themselves.
 
     Training: `fit`, `evaluate` and the rest of Keras take arrays, or datasets of the same:
         x, y: inputs as above, and tags, int `[batch, time]`, anything at padding.
@@ -116,12 +117,12 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.autocast = False  # half precision does not hold ids
         self.start_keys(seed, always=True, output_dropout=output_dropout)
         self.out_fc = Linear(len(self.labels), dtype=self.dtype_policy, name="out_fc")
-        self.crf = CRF(len(self.labels), start_end, self._allowed(), dtype="float32", name="crf")
+        self.crf = CRF(len(self.labels), start_end, self._allowed(), dtype=self.loss_dtype, name="crf")
         kinds = [kind_of(label, scheme) for label in self.labels]
         self.kinds = list(dict.fromkeys(kind for kind, inside in zip(kinds, self._entity, strict=True) if inside))
-        self.loss_mean = Mean("loss")
-        self.grad_norm = Mean("grad_norm")
-        self.spans = SpanScores(single=scheme == NONE)
+        self.loss_mean = Mean("loss", dtype=self.metric_dtype)
+        self.grad_norm = Mean("grad_norm", dtype=self.metric_dtype)
+        self.spans = SpanScores(single=scheme == NONE, dtype=self.metric_dtype)
 
         self._called_with = None  # see `_signature`; of networks that do not know it themselves
         if self._knows_mask:
@@ -189,11 +190,11 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             self._called_with = _described(inputs)
         self._build_rest(hidden.shape[-1])
         hidden = dropout(hidden, self.output_dropout, output_key)
-        return tf.cast(self.out_fc(tf.cast(hidden, self.compute_dtype)), tf.float32)
+        return at_least_float32(self.out_fc(tf.cast(hidden, self.compute_dtype)))
 
     @property
     def output_dtype(self):
-        return "float32"
+        return keras.backend.result_type(self.compute_dtype, "float32")
 
     def compute_output_shape(self, *shapes, **named):
         inputs_shape = self.named_shapes(shapes, named)["inputs"]
@@ -204,7 +205,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return batch, time, len(self.labels)
 
     def emissions(self, inputs, training=None, dropout_key=None):
-        """`(emissions, mask)`: float32 `[B, T, K]`, and bool `[B, T]`, true at elements."""
+        """`(emissions, mask)`: `[B, T, K]` as the call returns them, and bool `[B, T]`, true at elements."""
         # by Keras's call, which tells all layers of the network whether this is training
         return self(inputs, training=training, dropout_key=dropout_key), self._mask_of(inputs)
 
@@ -241,7 +242,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     @known_names
     def nll(self, inputs, tags, training=None, dropout_key=None):
-        """Negative log-likelihood of sentences, nats: float32 `[B]`; 0 where a row is all padding.
+        """Negative log-likelihood of sentences: `[B]`, nats, like the emissions; 0 where a row is all padding.
 
         Args:
             inputs: of the call.
@@ -252,16 +253,16 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return self.crf.nll(emissions, tags, mask)
 
     def _elements(self, inputs, tags, sample_weight=None, **options):
-        """`(emissions, mask, tags)`; and weights of the rows, float32 `[B]`, or `None`."""
+        """`(emissions, mask, tags)`; and weights of the rows, `[B]` in the dtype of the emissions, or `None`."""
         emissions, mask = self.emissions(inputs, **options)
         if sample_weight is not None:
-            sample_weight = weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
+            sample_weight = weights_of_rows(sample_weight, tf.cast(mask, emissions.dtype))
         tags = as_ids("tags", tags)
         check_tensors({"batch": mask.shape[0], "time": mask.shape[1]}, tags=(tags, "int batch time"))
         return emissions, mask, tags, sample_weight
 
     def decode(self, inputs):
-        """`(tags, score)`: the best path, int32 `[B, T]`, 0 at padding; and float32 `[B]`, its score."""
+        """`(tags, score)`: the best path, int32 `[B, T]`, 0 at padding; and its score, `[B]`."""
         return self.crf.decode(*self.emissions(inputs))
 
     def entities(self, inputs):
@@ -269,7 +270,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
         Returns:
             Dictionary of `[B, T]`: int32 `tags`, the path; bool `ends`, where an entity ends; int32 `starts`, where it
-            began; int32 `kinds`, index of the entity type in `self.kinds`; and float32 `probs`, the probability that
+            began; int32 `kinds`, index of the entity type in `self.kinds`; and float `probs`, the probability that
             the entity's elements have exactly these tags, among all allowed paths.
         """
         emissions, mask = self.emissions(inputs)
@@ -323,12 +324,12 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return ends, tf.searchsorted(number, number)
 
     def count_spans(self, tags, expected, mask):
-        """Numbers of entities that are right, found and expected: float32 `[3]`."""
+        """Numbers of entities that are right, found and expected: float `[3]`."""
         kind_of, expected = tf.constant(self._kind_of), self._in_range(expected)
         (ends, starts), (own_ends, own_starts) = self.span_ends(tags, mask), self.span_ends(expected, mask)
         same = (starts == own_starts) & (tf.gather(kind_of, tags) == tf.gather(kind_of, expected))
         counts = ends & own_ends & same, ends, own_ends
-        return tf.stack([tf.reduce_sum(tf.cast(count, tf.float32)) for count in counts])
+        return tf.stack([tf.reduce_sum(tf.cast(count, self.loss_dtype)) for count in counts])
 
     # ------------------------------------------------------------------------------------------------------ training
 
@@ -386,7 +387,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         """Sums over the sentences here: of their nll, and of their weights or, without any, their number."""
         nll = self.crf.nll(emissions, tags, mask)
         if weights is None:
-            return tf.reduce_sum(nll), tf.reduce_sum(tf.cast(tf.reduce_any(mask, 1), tf.float32))  # with elements
+            return tf.reduce_sum(nll), tf.reduce_sum(tf.cast(tf.reduce_any(mask, 1), nll.dtype))  # with elements
         return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
 
     def _log_loss(self, nll, rows):

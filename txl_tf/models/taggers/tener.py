@@ -12,6 +12,7 @@ from txl_tf.data.tagged.batches import PADDING, UNKNOWN_ID
 from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Layer, as_ids, check_layer, check_tensors, shown
 from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.dtypes import at_least_float32, wide_dtype
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.mixins.settings import FREE_SEED
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
@@ -160,8 +161,7 @@ class Tener(SentenceNetwork):
         self.in_fc.build((None, None, self.token_width))
         self.pos_table = None
         if self.pos_embed == "fix":
-            shape = (self.max_seq_len + 1, self.d_model)
-            self.pos_table = self.add_weight(name="pos_table", shape=shape, initializer="random_normal")
+            self.add_table("pos_table", (self.max_seq_len + 1, self.d_model), "random_normal")
         for layer in self.stacked:
             layer.build((None, None, self.d_model))
 
@@ -171,16 +171,17 @@ class Tener(SentenceNetwork):
         return x if self.pos_embed == "none" else x + tf.cast(self.absolute_positions(self.mask_of(inputs)), x.dtype)
 
     def absolute_positions(self, mask):
-        """Embeddings of the positions 1, 2, ... of elements; zeros at padding: float32 `[batch, length, d_model]`."""
+        """Embeddings of the positions 1, 2, ... of elements; zeros at padding: float `[batch, length, d_model]`."""
         length, is_element = keras.ops.shape(mask)[1], tf.cast(mask, tf.int32)
         if self.pos_embed == "sin":
-            places = tf.range(0.0, length + 1)
-            table = positional_embedding(places, tensor2tensor_frequencies(self.d_model))[0]
+            dtype = wide_dtype(self.compute_dtype)
+            places = tf.range(0.0, length + 1, dtype=dtype)
+            table = positional_embedding(places, tensor2tensor_frequencies(self.d_model, dtype))[0]
         else:
             if isinstance(length, int) and length > self.max_seq_len:
                 raise ValueError(f"inputs must be at most max_seq_len={self.max_seq_len} long, got {length}")
-            table = tf.cast(self.pos_table, tf.float32)
-        return tf.gather(table, tf.cumsum(is_element, 1)) * tf.cast(is_element, tf.float32)[..., None]
+            table = at_least_float32(self.pos_table)
+        return tf.gather(table, tf.cumsum(is_element, 1)) * tf.cast(is_element, table.dtype)[..., None]
 
     def call(self, inputs, training=None, dropout_key=None):
         inputs = self.checked(inputs)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.data.batching import by_length, in_order
 from txl_tf.data.tagged.batches import Encoded, SentenceEncoder, features
+from txl_tf.layers.common.dtypes import at_least_float32
 from txl_tf.layers.mixins.settings import add_user
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger
@@ -47,7 +48,7 @@ class SentenceAttention(NamedTuple):
 
     Attributes:
         items: the tokens, then the words of the lattice.
-        probs: float32 `[n_layer, n_head, items, items]`, from queries to keys; they sum to 1 over the keys.
+        probs: float `[n_layer, n_head, items, items]`, from queries to keys; they sum to 1 over the keys.
     """
 
     items: list[Item]
@@ -141,7 +142,7 @@ class TextTagger:
             places = places[: encoded.n]
         probs = [network.attention_probs(inputs, layer)[:, 0] for layer in range(network.n_layer)]
         items = [Item(first, last + 1, "".join(tokens[first : last + 1])) for first, last in places]
-        return SentenceAttention(items, tf.cast(tf.stack(probs), tf.float32).numpy())
+        return SentenceAttention(items, at_least_float32(tf.stack(probs)).numpy())
 
     def _tag(self, encoded: list[Encoded]) -> list[TaggedText]:
         fitting = [sentence for sentence in encoded if 0 < sentence.n <= self.most]

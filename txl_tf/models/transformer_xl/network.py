@@ -22,6 +22,7 @@ from txl_tf.layers.common.base import (
     tensor_error,
 )  # fmt: skip
 from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.layers.common.dtypes import wide_dtype
 from txl_tf.layers.common.masks import as_bool
 from txl_tf.layers.common.ops import for_many_weights, own_initializer
 from txl_tf.layers.common.packing import pack, unpack, unpack_pairs
@@ -198,10 +199,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         shape = (self.n_head, self.d_head)
         if self.untie_r:
             shape = (self.n_layer, *shape)
-        return [
-            self.add_weight(name=name, shape=shape, initializer=own_initializer(self.initializer))
-            for name in ("r_w_bias", "r_r_bias")
-        ]
+        return [self.add_table(name, shape, own_initializer(self.initializer)) for name in ("r_w_bias", "r_r_bias")]
 
     def initial_mems(self, batch_size):
         """The memory before the first segment: `n_layer` zeros `[batch_size, mem_len, d_model]`, attended to."""
@@ -283,9 +281,10 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         return dropout(self.embedding(tokens, static_shapes=static_shapes), self.dropout, embed_key), pos_emb
 
     def positions(self, klen, zero=0):
-        """Position embeddings of the distances to `klen` keys, farthest first: float32 `[1, klen, d_model]`."""
-        pos_seq = relative_positions(klen, self.clamp_len) + tf.cast(zero, tf.float32)
-        return positional_embedding(pos_seq, inverse_frequencies(self.d_model))
+        """Position embeddings of the distances to `klen` keys, farthest first: float `[1, klen, d_model]`."""
+        dtype = wide_dtype(self.compute_dtype)
+        pos_seq = relative_positions(klen, self.clamp_len, dtype) + tf.cast(zero, dtype)
+        return positional_embedding(pos_seq, inverse_frequencies(self.d_model, dtype))
 
     def positions_of_layer(self, i, pos_emb):
         """The arguments of layer i that are about positions: `(r, r_w_bias, r_r_bias)` of `TransformerXLLayer`."""

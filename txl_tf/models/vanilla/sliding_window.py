@@ -29,7 +29,7 @@ def sliding_window_nll(lm, tokens, window, batch_size=16, step=1, progress=None)
         progress: called with the number of labels of every batch of windows that is done.
 
     Returns:
-        float32 array `[n - 1]`, the nll of `tokens[1:]` in nats.
+        float32 (float64 if the model's dtype is) array `[n - 1]`, the nll of `tokens[1:]` in nats.
 
     Raises:
         ValueError: an argument out of range; the message names it.
@@ -47,7 +47,7 @@ def sliding_window_nll(lm, tokens, window, batch_size=16, step=1, progress=None)
     tokens = tokens.astype(np.int32)
     last = tokens.size - 1  # the number of labels
     first = min(window, last)
-    nll = np.empty([last], np.float32)
+    nll = np.empty([last], lm.loss_dtype)
     nll[:first] = lm._last_nll(tokens[None, :first], tokens[None, 1 : first + 1])[0]
 
     ends = np.arange(first + step, last + step, step).clip(max=last)

@@ -21,6 +21,7 @@ from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, Layer, as_ids, check_tensors, shown
 from txl_tf.layers.common.dropout import split
+from txl_tf.layers.common.dtypes import at_least_float32
 from txl_tf.layers.common.ops import LayerNorm, Linear, cross_entropy, project
 from txl_tf.layers.common.packing import pack, packed_order, packed_places
 from txl_tf.layers.mixins.settings import FREE_SEED, compiled_method
@@ -128,7 +129,8 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         training, dropout_key: see `txl_tf.layers.common.base`.
 
     Returns:
-        float32 logits `[batch, target, target_vocab_size]`: row t is the prediction of what follows `target[:, t]`.
+        float32 (float64 if the dtype is) logits `[batch, target, target_vocab_size]`: row t is the prediction of what
+        follows `target[:, t]`.
 
     Training: `fit`, `evaluate` and the rest of Keras take arrays, or datasets of the same:
         x, y: a source and a target with its start and its end; or `(source, target_in)` and `target_out`, of one shape:
@@ -177,9 +179,8 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         self.final_layer = None
         if not self.share_embeddings:
             self.final_layer = Linear(self.target_vocab_size, dtype=self.dtype_policy, name="final_layer")
-        self.loss_mean = Mean("loss")
-        self.accuracy = Mean("accuracy")
-        self.grad_norm = Mean("grad_norm")
+        names = ("loss", "accuracy", "grad_norm")
+        self.loss_mean, self.accuracy, self.grad_norm = (Mean(name, dtype=self.metric_dtype) for name in names)
         self.build_at_once(((None, None), (None, None)))
 
     def build(self, inputs_shape=None):
@@ -235,7 +236,8 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
             which: "cross", target to source; "encoder", source to itself; or "decoder", target to itself.
 
         Returns:
-            float32 `[num_layers, num_heads, batch, queries, keys]`; they sum to 1 over the keys.
+            float32 (float64 if the dtype is) `[num_layers, num_heads, batch, queries, keys]`; they sum to 1 over the
+            keys.
 
         Raises:
             ValueError: `which` is another word, or an input is of another shape.
@@ -243,7 +245,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         one_of(ATTENTION)("which", which)
         _, weights = self.forward((source, target))
         found = [weights[ATTENTION[which].format(i)] for i in range(self.num_layers)]
-        return tf.cast(tf.transpose(tf.stack(found), [0, 2, 1, 3, 4]), tf.float32)
+        return at_least_float32(tf.transpose(tf.stack(found), [0, 2, 1, 3, 4]))
 
     @staticmethod
     def checked(inputs):
@@ -260,12 +262,13 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         return (*target_shape, self.target_vocab_size)
 
     def logits(self, hidden):
-        """Logits of hidden states, `[..., E]` to `[..., V]`, float32."""
+        """Logits of hidden states, `[..., E]` to `[..., V]`: float32, or float64 if the hidden states are float64."""
         if self.final_layer is None:
             return self.target_embedding.logits(hidden)
         kernel, bias = tf.cast(self.final_layer.kernel, hidden.dtype), self.final_layer.bias
         shape = [*keras.ops.shape(hidden)[:-1], self.target_vocab_size]
-        return tf.reshape(tf.cast(project(hidden, kernel), tf.float32) + tf.cast(bias, tf.float32), shape)
+        products = at_least_float32(project(hidden, kernel))
+        return tf.reshape(products + tf.cast(bias, products.dtype), shape)
 
     # ---------------------------------------------------------------------------------------------------- training
 
@@ -294,14 +297,18 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
             sample_weight: `[batch]` or `[batch, target]`, by which the sums are weighted; `tokens` is their own sum.
         """
         logits = tf.reshape(logits, [-1, self.target_vocab_size])
-        weights = tf.reshape(_weights(labels, sample_weight), [-1])
+        weights = tf.reshape(self._weights(labels, sample_weight), [-1])
         labels = tf.reshape(as_ids("labels", labels), [-1])
         nll = smoothed = cross_entropy(labels, logits)
         if self.label_smoothing:  # (1 - s) nll + s (logsumexp - mean), where nll is logsumexp - that of the label
             of_label = tf.gather(logits, labels, batch_dims=1)
             smoothed = nll + self.label_smoothing * (of_label - tf.reduce_mean(logits, -1))
-        right = tf.cast(tf.argmax(logits, -1, output_type=tf.int32) == labels, tf.float32)
+        right = tf.cast(tf.argmax(logits, -1, output_type=tf.int32) == labels, nll.dtype)
         return tuple(tf.reduce_sum(x * weights) for x in (nll, smoothed, right)) + (tf.reduce_sum(weights),)
+
+    def _weights(self, labels, sample_weight):
+        """The weights of labels, `[B, T]` in the dtype of the loss: 1, or `sample_weight`; 0 at padding."""
+        return weights_of_labels(sample_weight, tf.cast(labels != PADDING, self.loss_dtype))
 
     def _batch(self, data):
         """`((source, target_in), target_out, sample_weight)` of a batch in either form, targets padded at the end.
@@ -332,20 +339,20 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     def train_step(self, data):
         inputs, labels, weights = self._batch(data)
         weights, key = self.weights_in_training(labels, weights), self.step_key(tf.shape(inputs[0])[0])
-        n_labels = self.over_replicas(tf.reduce_sum(_weights(labels, weights)))
+        n_labels = self.over_replicas(tf.reduce_sum(self._weights(labels, weights)))
         with tf.GradientTape() as tape:
             logits = self(inputs, training=True, dropout_key=key)
             nll, smoothed, right, tokens = self.sums_of(logits, labels, weights)
             loss = self.optimizer.scale_loss(self.with_penalties(tf.math.divide_no_nan(smoothed, n_labels)))
         of_update = self.apply_gradients_of(loss, tape)
-        measured = self.measure(labels, logits, _weights(labels, None), _weights(labels, weights))
+        measured = self.measure(labels, logits, self._weights(labels, None), self._weights(labels, weights))
         return {**self._logs(nll, right, tokens), **of_update, **measured}
 
     def test_step(self, data):
         inputs, labels, weights = self._batch(data)
         logits = self(inputs)
         nll, _, right, tokens = self.sums_of(logits, labels, weights)
-        measured = self.measure(labels, logits, _weights(labels, None), _weights(labels, weights))
+        measured = self.measure(labels, logits, self._weights(labels, None), self._weights(labels, weights))
         return {**self._logs(nll, right, tokens), **measured}
 
     def _logs(self, nll, right, tokens):
@@ -400,8 +407,3 @@ def _after_elements(hidden, mask):
     has_gap = tf.reduce_any(mask[:, 1:] & ~mask[:, :-1], 1, keepdims=True)
     places = tf.maximum(tf.cumsum(tf.cast(mask, tf.int32), 1) - 1, 0)
     return tf.gather(hidden, tf.where(has_gap, places, tf.range(keras.ops.shape(mask)[1])), batch_dims=1)
-
-
-def _weights(labels, sample_weight):
-    """The weights of labels, float32 `[B, T]`: 1, or `sample_weight`; 0 at padding."""
-    return weights_of_labels(sample_weight, tf.cast(labels != PADDING, tf.float32))

@@ -10,6 +10,7 @@ import tensorflow as tf
 from txl_tf.config import NetworkConfig, TransformerLMConfig, at_least
 from txl_tf.layers.common.arguments import takes
 from txl_tf.layers.common.dropout import dropout
+from txl_tf.layers.common.dtypes import at_least_float32, wide_dtype
 from txl_tf.layers.common.ops import own_initializer
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding
 from txl_tf.layers.vanilla.language_model_layer import TransformerLMLayer
@@ -57,14 +58,11 @@ class AbsoluteTransformer(TransformerXL):
 
     def build_biases(self):
         if self.n_position:
-            shape = (self.n_position, self.d_model)
-            self.pos_table = self.add_weight(
-                name="pos_table", shape=shape, initializer=own_initializer(self.initializer)
-            )
+            self.add_table("pos_table", (self.n_position, self.d_model), own_initializer(self.initializer))
         return None, None
 
     def positions(self, length, zero=0):
-        """Rows of the positions `0 ... length - 1`: float32 `[1, length, d_model]`.
+        """Rows of the positions `0 ... length - 1`: float `[1, length, d_model]`.
 
         Raises:
             ValueError: the learned table has fewer.
@@ -72,9 +70,10 @@ class AbsoluteTransformer(TransformerXL):
         if self.n_position:
             if isinstance(length, int) and length > self.n_position:
                 raise ValueError(f"a segment must have at most n_position={self.n_position} tokens, got {length}")
-            return tf.cast(tf.convert_to_tensor(self.pos_table)[None, :length], tf.float32)
-        pos_seq = tf.range(tf.cast(length, tf.float32)) + tf.cast(zero, tf.float32)
-        return positional_embedding(pos_seq, inverse_frequencies(self.d_model))
+            return at_least_float32(tf.convert_to_tensor(self.pos_table)[None, :length])
+        dtype = wide_dtype(self.compute_dtype)
+        pos_seq = tf.range(tf.cast(length, dtype)) + tf.cast(zero, dtype)
+        return positional_embedding(pos_seq, inverse_frequencies(self.d_model, dtype))
 
     def embed(self, tokens, mlen, dropout_keys, static_shapes, zero):
         """The sum of embeddings and positions, `[batch, tgt_len, d_model]`; the layers know nothing of positions."""

@@ -29,7 +29,7 @@ class PairAttention(NamedTuple):
 
     Attributes:
         queries, keys: lists of str, the symbols that attend and those that are attended to.
-        weights: float32 `[num_layers, num_heads, queries, keys]`.
+        weights: float `[num_layers, num_heads, queries, keys]`.
     """
 
     queries: list[str]
