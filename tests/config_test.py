@@ -436,7 +436,7 @@ def test_an_encoder_holds_the_values_of_its_group(network, group):
 
 def test_the_optimizer_takes_the_names_and_defaults_of_its_group():
     taken = parameters(txl_tf.make_optimizer)
-    assert set(taken) == {*OptimizerConfig.names(), "train_steps"}
+    assert set(taken) == {*OptimizerConfig.names(), "train_steps", "gradient_accumulation_steps"}
     assert_defaults_are_of(OptimizerConfig, taken)
     assert taken["train_steps"] == TrainingConfig.train_steps
 

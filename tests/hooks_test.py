@@ -7,10 +7,12 @@ is used and what for.
 import ast
 import csv
 import functools
+import gc
 import inspect
 import io
 import pickle
 import re
+import weakref
 
 import keras
 import numpy as np
@@ -361,6 +363,28 @@ def _(tmp_path):
     assert (int(optimizer._iterations.value), int(optimizer.iterations)) == (3, 1)
 
 
+@hook("keras.optimizers.Optimizer._backend_apply_gradients")
+def _(tmp_path):
+    """One batch of gradients, before `apply` counts it."""
+
+    class Doubled(keras.optimizers.SGD):
+        def _backend_apply_gradients(self, grads, trainable_variables):
+            super()._backend_apply_gradients([2 * grad for grad in grads], trainable_variables)
+
+    optimizer, weight = applied(Doubled(0.25))
+    np.testing.assert_allclose(weight, [1.0 - 0.25 * 2 * 2])
+    assert int(optimizer.iterations) == 1
+
+
+@hook("keras.optimizers.Optimizer._accumulated_gradients")
+def _(tmp_path):
+    """A variable for each weight, saved with the optimizer's."""
+    optimizer, _ = applied(keras.optimizers.SGD(gradient_accumulation_steps=3))
+    (total,) = optimizer._accumulated_gradients
+    np.testing.assert_array_equal(total, [2.0])
+    assert any(total is variable for variable in optimizer.variables)
+
+
 @hook("keras.optimizers.Adam._momentums")
 def _(tmp_path):
     optimizer, _ = applied(keras.optimizers.Adam())
@@ -557,6 +581,27 @@ def _(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------- tensorflow
+
+
+@hook("tf.Graph.outer_graph")
+def _(tmp_path):
+    """From a loop in a nested function, it leads to the graph of the function that was called; and that one can die."""
+    seen = weakref.WeakSet()
+
+    def outermost(i):
+        graph = tf.compat.v1.get_default_graph()
+        while hasattr(getattr(graph, "outer_graph", None), "outer_graph"):
+            graph = graph.outer_graph
+        seen.add(graph)
+        return i + 1
+
+    inner = tf.function(lambda x: tf.while_loop(lambda i: i < 3, outermost, [x]))
+    outer = tf.function(lambda x: inner(x))
+    outer(tf.constant(0))
+    assert [graph.name for graph in seen] == [outer.get_concrete_function(tf.constant(0)).graph.name]
+    del inner, outer
+    gc.collect()
+    assert not seen
 
 
 @hook("tf.Graph._override_gradient_function")

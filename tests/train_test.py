@@ -146,7 +146,7 @@ def test_warm_start_takes_the_weights_and_a_fresh_optimizer(trained_run, run_dir
         ({"model": {"dropout": 1.0}}, r"dropout must lie in \[0, 1\), got 1.0"),
         ({"model": {"n_layer": 0}}, "n_layer must be at least 1, got 0"),
         ({"model": {"mem_len": -1}}, "mem_len must be at least 0, got -1"),
-        ({"model": {"init": "zeros"}}, "init must be .* got 'zeros'"),
+        ({"model": {"init": "xavier"}}, "init must be .* got 'xavier'"),
         ({"data": {"cutoffs": [5, 3]}}, r"cutoffs must increase .* got \[5, 3\]"),
         ({"data": {"cutoffs": [3, 500]}}, r"cutoffs must .* 14, .* got \[3, 500\]"),
         (

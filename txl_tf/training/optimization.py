@@ -38,17 +38,20 @@ class ClipAfterAverage:
             if value is not None and not (is_number(value) and value > 0):
                 raise ParameterError(name, value, "positive, or None for no clipping")
         super().__init__(*args, **kwargs)
-        if self.gradient_accumulation_steps and self.ema_overwrite_frequency:
-            allowed, value = "None with gradient_accumulation_steps", self.ema_overwrite_frequency
-            raise ParameterError("ema_overwrite_frequency", value, allowed)
+        self.batches_per_update = self.gradient_accumulation_steps or 1
         self.clip = clip
         self.clip_value = clip_value
 
     @property
+    def iterations(self):
+        """The number of updates so far."""
+        return self._iterations if self.batches_per_update == 1 else self._iterations // self.batches_per_update
+
+    @property
     def learning_rate(self):
-        """The rate of the next update. Keras's own would ask a schedule for the batch's number."""
+        """The rate of the next update. Keras's own would ask a schedule for the number of the batch."""
         rate = self._learning_rate
-        if self.gradient_accumulation_steps and isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             return rate(self.iterations)
         return super().learning_rate
 
@@ -76,7 +79,7 @@ class ClipAfterAverage:
                 average.assign(variable)
 
     def _backend_apply_gradients(self, grads, trainable_variables):
-        if not self.gradient_accumulation_steps:
+        if self.batches_per_update == 1:
             super()._backend_apply_gradients(grads, trainable_variables)
             return
         totals = [self._accumulated_gradients[self._get_variable_index(x)] for x in trainable_variables]
@@ -87,7 +90,7 @@ class ClipAfterAverage:
         def keep_or_update(strategy, sums, within=None):
             """Of all replicas together. A branch cannot call them together again, unless it lies `within` them."""
             within = within or (lambda branch: strategy.extended.call_for_each_replica(branch, args=(sums,)))
-            is_update = (self._iterations + 1) % self.gradient_accumulation_steps == 0
+            is_update = (self._iterations + 1) % self.batches_per_update == 0
             update = functools.partial(self._update_with_sums, trainable_variables, totals)
             keras.ops.cond(is_update, lambda: within(update), lambda: within(functools.partial(_assign_all, totals)))
 
@@ -98,16 +101,16 @@ class ClipAfterAverage:
 
     def _update_with_sums(self, variables, totals, sums):
         """One update with the mean of gradients whose sums over replicas and batches are `sums`."""
-        mean = [total / self.gradient_accumulation_steps for total in sums]
-        self._apply_weight_decay(variables)
-        self._backend_update_step(self._clip_gradients(mean), variables, self.learning_rate)
-        if self.use_ema:
-            self._update_model_variables_moving_average(self._trainable_variables)
+        self.gradient_accumulation_steps = None  # for Keras, this is the step of one batch
+        try:
+            super()._backend_apply_gradients([total / self.batches_per_update for total in sums], variables)
+        finally:
+            self.gradient_accumulation_steps = self.batches_per_update
         _assign_all(totals, [tf.zeros_like(total) for total in sums])
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
         grads, variables = zip(*grads_and_vars, strict=True)
-        if not self.gradient_accumulation_steps and not tf.distribute.in_cross_replica_context():
+        if self.batches_per_update == 1 and not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
         grads = [tf.convert_to_tensor(grad) for grad in grads]  # rows of a sparse one may repeat: their sum counts
         if len({grad.dtype for grad in grads}) > 1:  # as of a float64 network in a float32 model

@@ -32,7 +32,7 @@ class Dropping(Settings):
     """
 
     seed = seed_generator = _draw = None
-    _key_source, _always_draws, _rate_names = None, False, ()  # see `start_keys`
+    rate_names, _key_source, _always_draws = (), None, False  # see `start_keys`
 
     def start_keys(self, seed, always=False, **rates):
         """Call it in `__init__`, before the parts of the layer are made. Sets `seed`.
@@ -48,12 +48,13 @@ class Dropping(Settings):
         for name, rate in rates.items():
             RATE(name, rate)
         self.seed = None if callable(seed) else seed
-        vars(self).update(_key_source=seed if callable(seed) else None, _always_draws=always, _rate_names=tuple(rates))
+        self._key_source, self._always_draws = seed if callable(seed) else None, always
+        self.rate_names = tuple(rates)
         self._follow_rates(any(rates.values()))
 
     def rates(self):
         """The rates that decide whether the layer draws keys: those that `start_keys` was given, as they are now."""
-        return [getattr(self, name) for name in self._rate_names]
+        return [getattr(self, name) for name in self.rate_names]
 
     def _follow_rates(self, drops):
         """Draws keys if the layer drops: those of its owner, or its own."""

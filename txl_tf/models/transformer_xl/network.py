@@ -310,7 +310,8 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             got = ", ".join(map(shown, mems)) if isinstance(mems, (list, tuple)) else shown(mems)
             one = f"[n_layer={self.n_layer}, batch, mem_len, d_model={self.d_model}]"
             allowed = f"a list of n_layer={self.n_layer} tensors, or one tensor {one}"
-            raise ParameterError("mems", mems, allowed, f"mems must be {allowed}, got {got}")
+            message = f"mems must be a list of n_layer={self.n_layer} tensors, got {got}; or one tensor {one}"
+            raise ParameterError("mems", mems, allowed, message)
         sizes = {"batch": tokens.shape[0], "d_model": self.d_model}
         for i, mem in enumerate(given):
             check_tensors(sizes, **{f"mems[{i}]": (mem, "float batch mem_len d_model")})
