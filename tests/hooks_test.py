@@ -153,6 +153,17 @@ def _(tmp_path):
     assert Result().go().history == {"of the step": [7.0]}
 
 
+@hook("keras.Layer._clear_losses")
+def _(tmp_path):
+    layer = keras.layers.Layer()
+    inner = layer.inner = keras.layers.Layer()
+    for part in (layer, inner):
+        part.add_loss(tf.constant(1.0))
+    assert len(layer.losses) == 2
+    layer._clear_losses()
+    assert not layer.losses and not inner.losses
+
+
 @hook("keras.Model.stop_training")
 def _(tmp_path):
     """Set after a batch, it ends the epoch; taken back at the end of the epoch, the next one begins."""
@@ -723,6 +734,46 @@ def _(tmp_path):
         return total
 
     assert int(graph(tf.constant(4))) == 6
+
+
+@hook("tf.data.Dataset._inputs")
+def _(tmp_path):
+    numbers = tf.data.Dataset.range(3)
+    shuffled = numbers.shuffle(3)
+    assert type(shuffled).__name__ == "_ShuffleDataset" and shuffled._inputs() == [numbers]
+    assert tf.data.Dataset.zip((shuffled, numbers))._inputs() == [shuffled, numbers]
+    chosen = tf.data.Dataset.sample_from_datasets([numbers, shuffled])
+    assert type(chosen).__name__ == "_DirectedInterleaveDataset"
+    selector, *inputs = chosen._inputs()
+    assert inputs == [numbers, shuffled]
+    while selector._inputs():
+        (selector,) = selector._inputs()
+    assert type(selector).__name__ == "_RandomDataset"
+    apart = [
+        numbers.flat_map(tf.data.Dataset.range),
+        numbers.interleave(tf.data.Dataset.range),
+        numbers.batch(2).unbatch(),
+    ]
+    kinds = ["_FlatMapDataset", "_InterleaveDataset", "_UnbatchDataset"]
+    assert [type(dataset).__name__ for dataset in apart] == kinds
+
+
+@hook("tf.data.Dataset._functions")
+def _(tmp_path):
+    made_within = tf.data.Dataset.range(2).flat_map(lambda i: tf.data.Dataset.range(3).shuffle(3))
+    (function,) = made_within._functions()
+    (node,) = (node for node in function.function.graph.as_graph_def().node if node.op.startswith("Shuffle"))
+    assert node.op == "ShuffleDatasetV3" and node.attr["output_types"].list.type == [tf.int64.as_datatype_enum]
+    assert not tf.TensorShape(node.attr["output_shapes"].list.shape[0]).rank
+
+
+@hook("tf.raw_ops.DatasetToGraphV2")
+def _(tmp_path):
+    captured = tf.data.Dataset.range(3).shuffle(3)
+    (function,) = tf.data.Dataset.range(2).flat_map(lambda i: captured)._functions()
+    (tensor,) = (tensor for tensor in function.function.captured_inputs if tensor.dtype == tf.variant)
+    text = tf.raw_ops.DatasetToGraphV2(input_dataset=tensor, external_state_policy=1)
+    assert "ShuffleDatasetV3" in {node.op for node in tf.compat.v1.GraphDef.FromString(text.numpy()).node}
 
 
 @hook("tf.data.experimental.assert_cardinality")

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import ModelConfig, NetworkConfig
+from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weights_fit, weights_of_labels
 from txl_tf.errors import FixedAttributeError
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.common.arguments import arguments_of, takes, values_of
@@ -68,8 +69,10 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             self.softmax.build((None, None, self.network.d_model))
 
     def check_setting(self, name, value):
-        if name == "mem_len" and self.running:
-            message = f"mem_len cannot change to {value} while {self.running} runs, whose memory has {self.mem_len}"
+        if name == "mem_len" and self.running_method:
+            message = (
+                f"mem_len cannot change to {value} while {self.running_method} runs, whose memory has {self.mem_len}"
+            )
             raise FixedAttributeError(name, value, "set before or after it", message)
         value = super().check_setting(name, value)
         return self.network.check_setting(name, value) if hasattr(self.network, name) else value
@@ -78,10 +81,6 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         super().settings_changed(names)
         if "mem_len" in names:
             self.reset_memory()
-
-    def drop_graphs(self):
-        super().drop_graphs()
-        self._test_on_batch = None
 
     def get_config(self):
         return {**arguments_of(self), **self.network.get_config(), **super().get_config()}
@@ -100,27 +99,35 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         """The memory before the first segment: list of `n_layer` zeros `[batch_size, mem_len, d_model]`."""
         return self.network.initial_mems(batch_size)
 
-    def score(self, tokens, labels, mems=None):
+    def score(self, tokens, labels, mems=None, sample_weight=None):
         """Negative log-likelihood of every label, in place.
 
         Args:
             tokens: int `[batch, tgt_len]`.
-            labels: int `[batch, tgt_len]`, the tokens shifted by one.
+            labels: int `[batch, tgt_len]`, the tokens shifted by one. A label of -100 does not count: its nll is 0.
             mems: list of `n_layer` tensors `[batch, any, d_model]`, or one tensor of them, `[n_layer, batch, any,
                 d_model]`; `None` for `initial_mems`.
+            sample_weight: weights of the labels, `[batch, tgt_len]`, or of the rows, `[batch]`, by which their nll is
+                multiplied; `None` for 1. The sum of the result over the sum of the weights is what `evaluate` reports.
 
         Returns:
             `(nll, new_mems)`: float32 (float64 if the dtype is) `[batch, tgt_len]`, nats, and the memory for the next
-            segment.
+            segment, which weights do not change.
 
         Raises:
-            ValueError: an id outside the vocabulary, which is found in eager execution alone, or shapes that do not
-                belong together.
+            ValueError: shapes that do not belong together; in eager execution alone, an id outside the vocabulary, or
+                a weight that is negative or not finite.
         """
         tokens, labels = self._check_ids("tokens", tokens), self._check_ids("labels", labels)
         if tokens.shape != labels.shape:
             raise ValueError(f"labels must have the shape of tokens, {tokens.shape}, got {labels.shape}")
-        return self._score(tokens, labels, self._check_mems(tokens, mems))
+        mems = self._check_mems(tokens, mems)
+        if tf.executing_eagerly() and check_weights(sample_weight, labels.numpy()) is None:
+            return self._score(tokens, labels, mems)
+        if sample_weight is not None:
+            sample_weight = tf.convert_to_tensor(sample_weight)
+            check_weights_fit(sample_weight, labels)
+        return self._weighted_score(tokens, labels, mems, weights_of_labels(sample_weight, labels))
 
     def log_probs(self, tokens, mems=None):
         """Log-probability of every word of the vocabulary as the next token. Arguments and errors: see `score`.
@@ -234,6 +241,11 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         hidden, new_mems = self.network(tokens, mems)
         return self.softmax.nll(hidden, labels, self.network.embedding), new_mems
 
+    @compiled_method(reduce_retracing=True, autograph=False)
+    def _weighted_score(self, tokens, labels, mems, weights):
+        nll, new_mems = self._score(tokens, tf.where(weights > 0, labels, 0), mems)
+        return nll * tf.cast(weights, nll.dtype), new_mems
+
     @compiled_method(reduce_retracing=True)
     def _log_probs(self, tokens, mems):
         return self(tokens, mems)
@@ -262,7 +274,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             raise ValueError(f"{name} must be integers [batch, tgt_len], got {ids.dtype.name} {list(ids.shape)}")
         if not tf.executing_eagerly():
             return ids
-        check_ids(name, ids.numpy(), self.network.n_token)
+        array = ids.numpy()
+        check_ids(name, array[array != IGNORED] if name == "labels" else array, self.network.n_token)
         return ids
 
     def _check_mems(self, tokens, mems):
@@ -327,7 +340,15 @@ class TransformerXLLM(LanguageModel):
         return precompute(self.network, tgt_len), writable_copy(state)
 
     def evaluation_nll(self, tokens, labels, carried):
-        """`segment_nll` of an evaluation. `carried`, of `start_evaluation` or the segment before, is overwritten."""
+        """`segment_nll` of an evaluation.
+
+        Args:
+            tokens, labels: see `segment_nll`.
+            carried: of `start_evaluation` or of the segment before; it is overwritten. Or the memory as a list of
+                tensors, see `initial_mems`; the result has its like then.
+        """
+        if isinstance(carried, list):
+            return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes)
         precomputed, state = carried
         weights = weights_with(self.network, precomputed) if self.static_shapes else precomputed
         how = {"static_shapes": self.static_shapes, "in_place": not self.static_shapes}

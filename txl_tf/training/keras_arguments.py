@@ -1,6 +1,6 @@
-"""Arguments of Keras's methods: which of them our models take, and for each that cannot work the reason.
+"""Arguments and hooks of Keras: which of them our models take, and for each that cannot work the reason.
 
-`CompiledMetrics` are the metrics that `compile` is given for a model with logits, besides the model's own.
+A hook is a method or property of `keras.Model` that a subclass, or an instance, may have a version of its own of.
 """
 
 from __future__ import annotations
@@ -22,19 +22,36 @@ from txl_tf.training.distribution import sum_over_replicas
 METRICS = {"perplexity": tf.exp, "bits": lambda nll: nll / tf.math.log(tf.constant(2, nll.dtype))}
 
 _OWN_LOSS = "the loss is the model's own, the mean nll, which the adaptive softmax computes without all logits"
-_ONE_WEIGHT = "every token counts the same in the mean nll"
+_ONE_WEIGHT = "every token counts the same, unless a third element of the dataset has weights of the labels"
+IN_ORDER = "row r of a batch continues row r of the batch before"
 _OWN_BATCHES = "the batches are those of the dataset, see txl_tf.segments(text, batch_size, tgt_len)"
 _REFUSED = {
     "y": "x is a dataset that holds the labels, too",
     "batch_size": _OWN_BATCHES,
     "validation_batch_size": _OWN_BATCHES,
-    "shuffle": "row r of a batch continues row r of the batch before",
+    "shuffle": IN_ORDER,
     "validation_split": "give validation_data, a dataset of another text",
     "sample_weight": _ONE_WEIGHT,
     "class_weight": _ONE_WEIGHT,
     "weighted_metrics": _ONE_WEIGHT,
     "loss": _OWN_LOSS,
     "loss_weights": _OWN_LOSS,
+}
+
+# Hooks that a language model would pass over, and what to have instead.
+_NO_Y_PRED = (
+    "the loss is computed without y_pred, the probabilities of all words: override segment_nll(tokens, labels, mems, "
+    "**options), which returns (nll, kept, new_mems), or train_step(self, data, mems), which returns (logs, new_mems)"
+)
+_NO_PREDICT = "predict would neither take nor return the memory: use log_probs(tokens, mems)"
+HOOKS_OF_MEMORY_MODEL = {
+    "compute_loss": _NO_Y_PRED,
+    "compute_metrics": _NO_Y_PRED,
+    "stateless_compute_loss": _NO_Y_PRED,
+    "call": "training, evaluation and score do not go through call: override segment_nll, too",
+    "predict_step": _NO_PREDICT,
+    "make_predict_function": _NO_PREDICT,
+    "get_metrics_result": "metrics that are attributes of the model, and all that a step logs, are reported anyway",
 }
 
 
@@ -63,6 +80,54 @@ def refuse(method: str, arguments: dict[str, Any], reasons: dict[str, str] = _RE
             simple = isinstance(value, numbers.Number | str | dict | list) and len(repr(value)) < 40
             got = repr(value) if simple else type(value).__name__
             raise ParameterError(name, value, "left out", f"{method} takes no {name}, got {got}: {why}")
+
+
+def is_own(model: Any, name: str) -> bool:
+    """Whether a model has a method or property `name` that is neither this library's nor Keras's.
+
+    It may be a subclass's, put into a class, or an attribute of the instance.
+    """
+    of_class = next((vars(base)[name] for base in type(model).__mro__ if name in vars(base)), None)
+    found = vars(model).get(name, of_class)
+    if found is None:
+        return False
+    found = getattr(found, "fget", None) or getattr(found, "__func__", found)  # of a property, of a bound method
+    return (getattr(found, "__module__", None) or "").partition(".")[0] not in ("txl_tf", "keras")
+
+
+def takes(method: Callable, n: int) -> bool:
+    """Whether a method can be called with `n` arguments by position."""
+    try:
+        inspect.signature(getattr(method, "python_function", method)).bind(*range(n))  # the former of a tf.function
+    except TypeError:
+        return False
+    return True
+
+
+def takes_name(method: Callable, name: str) -> bool:
+    """Whether a method has an argument of this name."""
+    return name in inspect.signature(getattr(method, "python_function", method)).parameters
+
+
+def refuse_hooks(model: Any, reasons: dict[str, str]) -> None:
+    """Raises ParameterError for a hook that a model would pass over.
+
+    Args:
+        reasons: `{name of the hook: why, and what to do instead}`.
+    """
+    for name, why in reasons.items():
+        if is_own(model, name):
+            message = f"{type(model).__name__} cannot have {name} of its own: {why}"
+            raise ParameterError(name, getattr(model, name), "left as it is", message)
+
+
+def check_steps_take(model: Any, *names: str) -> None:
+    """Raises ParameterError unless the steps of a model with memory can be called in one of two ways."""
+    for name in names:
+        step = getattr(model, name)
+        if is_own(model, name) and not takes(step, 2) and not takes(step, 1):
+            allowed = f"{name}(self, data, mems) that returns (logs, new_mems), or {name}(self, data) that returns logs"
+            raise ParameterError(name, step, allowed)
 
 
 def metric_names(metrics: Iterable[str] | None) -> tuple[str, ...]:

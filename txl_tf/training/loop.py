@@ -10,36 +10,62 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.data.text.batches import Batches
+from txl_tf.data.text.checked_batches import Batches
+from txl_tf.errors import ParameterError
 from txl_tf.layers.common.fusion import fusing
 from txl_tf.training.distribution import any_worker
-from txl_tf.training.keras_arguments import METRICS
+from txl_tf.training.keras_arguments import METRICS, is_own
 
-NO_TOTALS = np.zeros(5)  # nll, tokens counted, tokens left out, gradient norm, steps: sums over an epoch
+NO_TOTALS = np.zeros(5)  # nll, weights of tokens, tokens left out, gradient norm, steps: sums over an epoch
 
 
 @dataclasses.dataclass
 class LoopState:
-    """All that goes from one call of the loop to the next. `fit`, `evaluate` and single batches have one each."""
+    """All that goes from one call of the loop to the next. Every `fit`, `evaluate` and single batch has its own."""
 
     log_names: tuple[str, ...] = ()
     batches: Batches | None = None
     mems: Any = None  # memory, a share of the rows on every replica
-    start: Callable | None = None  # makes the memory where there is none: of an evaluation
+    start: Callable | None = None  # `start(rows)` makes the memory where there is none
     totals: tf.Tensor = dataclasses.field(default_factory=lambda: tf.constant(NO_TOTALS))
+    begun: bool = False
+    own_sums: dict = dataclasses.field(default_factory=dict)  # of logs that only a user's step has: (sum, steps)
+    other_mems: dict = dataclasses.field(default_factory=dict)  # without memory: of batches of other rows, by the rows
 
     def begin(self) -> None:
-        """An epoch or an evaluation begins. Callbacks have been told, and may have set the weights."""
-        self.totals = tf.constant(NO_TOTALS)
-        if self.start is not None:
-            self.mems = self.start()
+        """An epoch or an evaluation begins."""
+        self.totals, self.own_sums, self.begun = tf.constant(NO_TOTALS), {}, True
+
+    def mems_of(self, rows: int) -> Any:
+        """The memory for a batch of so many rows. Callbacks have been told by now, and may have set the weights."""
+        if rows != self.batches.rows:
+            if rows not in self.other_mems:
+                self.other_mems[rows] = self.start(rows)
+            return self.other_mems[rows]
+        if self.mems is None:
+            self.mems = self.start(rows)
+        return self.mems
+
+    def after_step(self, logs: dict[str, tf.Tensor], rows: int, mems: Any, totals: tf.Tensor) -> None:
+        """Notes what a call of the graph returned for a batch of so many rows."""
+        self.totals = totals
+        if rows == self.batches.rows:
+            self.mems = mems
+        else:
+            self.other_mems[rows] = mems
+        for name in logs.keys() - {*self.log_names}:
+            total, steps = self.own_sums.get(name, (0.0, 0))
+            self.own_sums[name] = total + logs[name], steps + 1
 
     def logs(self) -> dict[str, float]:
-        """The logs of an epoch: mean nll and metrics of it, mean gradient norm, sum of the tokens left out."""
+        """The logs of an epoch: the mean nll and metrics of it, the sum of the tokens left out; means over its steps of
+        the gradient norm and of what only a user's step logs.
+        """
         nll, tokens, overflow, grad_norm, steps = self.totals.numpy()
-        logs = {"loss": nll / max(tokens, 1), "grad_norm": grad_norm / max(steps, 1), "overflow": overflow}
+        logs = {"loss": nll / tokens if tokens else 0.0, "grad_norm": grad_norm / max(steps, 1), "overflow": overflow}
         logs |= metrics_of(tf.constant(logs["loss"]), self.log_names)
-        return {name: float(logs[name]) for name in self.log_names}
+        means = {name: total / steps for name, (total, steps) in self.own_sums.items()}
+        return {**{name: float(logs[name]) for name in self.log_names}, **{n: float(x) for n, x in means.items()}}
 
 
 def metrics_of(nll: tf.Tensor, log_names: tuple[str, ...]) -> dict[str, tf.Tensor]:
@@ -47,7 +73,7 @@ def metrics_of(nll: tf.Tensor, log_names: tuple[str, ...]) -> dict[str, tf.Tenso
     return {name: METRICS[name](nll) for name in log_names if name in METRICS}
 
 
-def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callable:
+def make_loop(model: Any, step_name: str, log_names: tuple[str, ...]) -> Callable:
     """The function that Keras calls for the next `steps_per_execution` steps.
 
         replica_step        one step of one replica, on its share of the rows
@@ -55,35 +81,47 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
         several_steps       a loop of `one_step` in one graph, for more steps a call
 
     `strategy.run` takes and returns values of all replicas. `mems` is such a value: it goes in and out without ever
-    leaving its replica. The logs of a step are the same on every replica, so the first replica's count. The function
-    reads and changes `model.loop`; `step` is `train_step` or `test_step`.
+    leaving its replica. The logs of a step are the same on every replica, so the first replica's count; of logs that
+    only a user's step has, the mean over the replicas. The function reads and changes `model.loop`; the step is
+    `train_step` or `test_step`, by its name.
     """
-    strategy, zero = model.distribute_strategy, np.zeros([], model.loss_dtype)
+    strategy, step = model.distribute_strategy, model.step_with_memory(step_name)
+    zero = np.zeros([], model.loss_dtype)
+    known = {"loss", "tokens", "overflow", "grad_norm", *log_names}
 
     def one_step(shape, data, mems, totals):
         @tf.autograph.experimental.do_not_convert
         def replica_step(data, mems):
-            for ids in data:
-                ids.set_shape(shape)  # tf.distribute forgets it
-            # Of a length that may vary, nothing is compiled.
-            with contextlib.nullcontext() if shape[1] else fusing(False):
+            for x in data:
+                x.set_shape(shape)  # tf.distribute forgets it
+            # Of a size that may vary, nothing is compiled.
+            with fusing(False) if None in shape else contextlib.nullcontext():
                 return step(data, mems)
 
         logs, mems = strategy.run(replica_step, args=(data, mems))
-        logs = {name: strategy.experimental_local_results(value)[0] for name, value in logs.items()}
-        logs = {"overflow": zero, "grad_norm": zero, **logs}
-        exact = {name: tf.cast(value, totals.dtype) for name, value in logs.items()}
+        found = {name: strategy.experimental_local_results(value) for name, value in logs.items()}
+        own_logs = {name: tf.reduce_mean(tf.stack(values), 0) for name, values in found.items() if name not in known}
+        logs = {"overflow": zero, "grad_norm": zero, **{name: values[0] for name, values in found.items()}}
+        exact = {name: tf.cast(value, totals.dtype) for name, value in logs.items() if name not in own_logs}
         nll = exact["loss"] * exact["tokens"]
         totals += tf.stack([nll, *(exact[name] for name in ("tokens", "overflow", "grad_norm")), 1.0])
         logs |= metrics_of(logs["loss"], log_names)
-        return {name: logs[name] for name in log_names}, mems, totals
+        return {**{name: tf.cast(logs[name], zero.dtype) for name in log_names}, **own_logs}, mems, totals
 
     def several_steps(n, shape, iterator, mems, totals):
         logs = dict.fromkeys(log_names, zero)
         for _ in tf.range(n):
             # An evaluation writes to its memory in place: no step may begin before the last one has read it.
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-            logs, mems, totals = one_step(shape, next(iterator), mems, totals)
+            logs, mems, totals = only(log_names, *one_step(shape, next(iterator), mems, totals))
+        return logs, mems, totals
+
+    @tf.autograph.experimental.do_not_convert
+    def only(names, logs, mems, totals):
+        more = sorted(logs.keys() - {*names})
+        if more:
+            what = f"{step_name} logs {', '.join(more)} besides"
+            raise ParameterError("steps_per_execution", model.steps_per_execution, f"1 where {what}")
         return logs, mems, totals
 
     if not model.run_eagerly:
@@ -92,24 +130,40 @@ def make_loop(model: Any, step: Callable, log_names: tuple[str, ...]) -> Callabl
 
     def function(iterator):
         stop, logs, state = any_worker(strategy, model.stop_requested), None, model.loop
-        rows = state.batches.rows // strategy.num_replicas_in_sync
+        if not state.begun and is_own(model, "reset_metrics"):
+            allowed = "a method that calls super().reset_metrics(), which begins an epoch or an evaluation"
+            raise ParameterError("reset_metrics", model.reset_metrics, allowed)
+        replicas = strategy.num_replicas_in_sync
+        rows = state.batches.rows // replicas
         # Whether a length is known must depend neither on which segment comes first nor on how many steps are left: a
         # resumed run would round otherwise than one without a break.
         tgt_len = state.batches.tgt_len if model.static_shapes or model.steps_per_execution == 1 else None
         for n in state.batches.calls(iterator, model.steps_per_execution):
+            found = rows
             if n > 1:
-                results = several_steps(tf.constant(n), (rows, tgt_len), iterator, state.mems, state.totals)
+                run, arguments = several_steps, (tf.constant(n), (rows, tgt_len), iterator)
             else:
                 data = next(iterator, None)
                 if data is None:
                     break
-                length = strategy.experimental_local_results(data[0])[0].shape[1]
-                shape = (rows, tgt_len if length == tgt_len else None)
-                results = one_step(shape, data, state.mems, state.totals)
-            logs, state.mems, state.totals = results
+                found, length, data = described(strategy, data)
+                known_rows = found if model.static_shapes or found == rows else None
+                run, arguments = one_step, ((known_rows, tgt_len if length == tgt_len else None), data)
+            with model.stepping:
+                results = run(*arguments, state.mems_of(found * replicas), state.totals)
+            logs = results[0]
+            state.after_step(logs, found * replicas, *results[1:])
         if logs is None:
             raise StopIteration
         model.stop_agreed = stop
-        return logs
+        return {**model.results_of_own_metrics(), **logs}
 
     return function
+
+
+def described(strategy: tf.distribute.Strategy, data: tuple) -> tuple[int, int, tuple]:
+    """`(rows, length, data)` of a batch: the shape of a replica's share; and the batch, without weights that have no
+    column, as all its labels count, see `checked_batches.py`.
+    """
+    shapes = [strategy.experimental_local_results(x)[0].shape for x in data]
+    return *shapes[0], data if shapes[-1][1] else data[:2]

@@ -9,23 +9,36 @@ and the memory of these rows.
 
 import contextlib
 import functools
+import threading
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import at_least
-from txl_tf.data.text.batches import Batches, Segments, check_batches, plain_messages
+from txl_tf.data.order import is_shuffled
+from txl_tf.data.text.batches import Segments
+from txl_tf.data.text.checked_batches import Batches, check_batches, plain_messages
+from txl_tf.errors import ParameterError
 from txl_tf.layers.adaptive import check_capacities
 from txl_tf.layers.common.dtypes import at_least_float32
 from txl_tf.layers.mixins.checkpointed import Checkpointed
 from txl_tf.schema import brief, known_names
 from txl_tf.training.distribution import all_rows, divided, num_workers, own_rows, rows_of_this_worker
-from txl_tf.training.keras_arguments import by_name, metric_names, refuse
+from txl_tf.training.keras_arguments import (
+    HOOKS_OF_MEMORY_MODEL,
+    IN_ORDER,
+    by_name,
+    check_steps_take,
+    is_own,
+    metric_names,
+    refuse,
+    refuse_hooks,
+)
 from txl_tf.training.loop import LoopState, make_loop
 from txl_tf.training.segment_step import SegmentStep
 from txl_tf.training.single_batches import SingleBatches
-from txl_tf.training.trained_model import TrainedModel
+from txl_tf.training.trained_model import TrainedModel, Turns, results_of
 
 # Arguments of `compile` that are attributes, besides Keras's.
 OF_COMPILE = ("gradient_accumulation_steps", "static_shapes", "bin_capacities")
@@ -36,25 +49,48 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
 
     A subclass has a `network` with `n_token` and `cutoffs`, a `seed`, and four functions of one replica, see
     `TransformerXLLM`. For training: `initial_mems` and `segment_nll`. For evaluation, which may carry the memory in
-    another form: `start_evaluation` and `evaluation_nll`.
+    another form: `start_evaluation` and `evaluation_nll`; the latter must also take the memory of `initial_mems`, which
+    `test_on_batch` carries.
+
+    Threads: every `evaluate` has a memory and sums of its own, so several may run at once, also while `fit` runs. Steps
+    of one model run one after the other. Two methods that train do not mix: see `Turns`.
 
     Attributes:
-        loop: `LoopState` of what runs; else of the last `fit`.
+        loop: `LoopState` of what this thread runs; else of the last `fit`.
+        stepping: held while a step runs.
         stop_agreed: whether the step that just ran should be the last, the same on every worker.
-        running: "fit" or "evaluate" while it runs, else `None`.
     """
 
     carried_names = ("mems",)
     stop_agreed = False
-    running = None
     gradient_accumulation_steps, static_shapes, bin_capacities = 1, False, None  # see `compile`
     _metric_names = ()
-    _validation_batches = _test_on_batch = None
+    _validation_batches = None
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.loop = LoopState()
+        self._fitted, self._running, self._methods = LoopState(), threading.local(), []
+        self._carried = threading.local()  # the memory of a step with Keras's signature, see `SegmentStep`
+        self._turns, self.stepping = {"training": Turns(), "test_on_batch": Turns()}, threading.RLock()
         self.reset_memory()
+
+    @property
+    def loop(self):
+        return getattr(self._running, "loop", None) or self._fitted
+
+    @loop.setter
+    def loop(self, state):
+        self._fitted = state
+
+    @contextlib.contextmanager
+    def running(self, state):
+        """Within it, `state` is the `loop` of this thread."""
+        before = getattr(self._running, "loop", None)
+        self._running.loop = state
+        try:
+            yield
+        finally:
+            self._running.loop = before
 
     @known_names
     def compile(
@@ -67,7 +103,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         Args:
             optimizer: from `make_optimizer`, or any Keras optimizer (which does not clip as the original's does).
                 `None` is enough to evaluate.
-            loss, loss_weights, weighted_metrics: none; Keras's names.
+            loss, loss_weights, weighted_metrics: none; Keras's names. Weights of labels weigh loss and metrics alike.
             metrics: list of `"perplexity"` (the exponential of the mean nll) and `"bits"` (the mean nll in bits): what
                 the logs have besides `loss`, of the same tokens.
             run_eagerly: run the steps without a graph, for debugging.
@@ -82,8 +118,10 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
                 and the logs have their number, `overflow`. `None`: none is left out, as in evaluation.
 
         Raises:
-            ValueError: an argument is out of its range.
+            ValueError: an argument is out of its range, or the model has a hook of Keras that it would pass over, such
+                as a `compute_loss` of its own. Steps of its own are used, see `SegmentStep`.
         """
+        self._check_hooks()
         refuse("compile", {"loss": loss, "loss_weights": loss_weights, "weighted_metrics": weighted_metrics})
         metrics = metric_names(metrics)
         at_least(1)("steps_per_execution", steps_per_execution)
@@ -96,7 +134,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
             optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution, run_eagerly=run_eagerly,
             auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
-        self._metric_names, self.auto_scale_loss, self._test_on_batch = metrics, auto_scale_loss, None
+        self._metric_names, self.auto_scale_loss = metrics, auto_scale_loss
         own = gradient_accumulation_steps, bool(static_shapes), bin_capacities
         vars(self).update(zip(OF_COMPILE, own, strict=True))  # attributes that nothing else can set
 
@@ -104,7 +142,17 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         own = {name: getattr(self, name) for name in OF_COMPILE}
         return {**super().compile_arguments(), **own, "metrics": list(self._metric_names)}
 
-    def fit(self, x=None, *args, **kwargs):
+    def _check_hooks(self):
+        """Raises ParameterError where the model has a hook of Keras that it would pass over."""
+        passed_over = dict(HOOKS_OF_MEMORY_MODEL)
+        if is_own(self, "segment_nll") or (is_own(self, "train_step") and is_own(self, "test_step")):
+            del passed_over["call"]
+        if is_own(self, "predict") and is_own(self, "predict_on_batch"):
+            del passed_over["predict_step"], passed_over["make_predict_function"]
+        refuse_hooks(self, passed_over)
+        check_steps_take(self, "train_step", "test_step")
+
+    def fit(self, x=None, *args, allow_shuffled=False, **kwargs):
         """Trains on batches of consecutive segments, the memory carried from batch to batch.
 
         Row r of a batch continues row r of the batch before it. The memory starts from zeros, and is kept at the end
@@ -112,46 +160,59 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
 
         Args:
             x: `tf.data.Dataset` of `(tokens, labels)`, int `[batch, tgt_len]` each, the batch over all replicas; every
-                worker gives the whole of it. `tgt_len` may vary unless shapes are static. Or
-                `txl_tf.Segments`, of which every worker reads its own rows alone.
+                worker gives the whole of it. Or of `(tokens, labels, weights)`: numbers, not below 0, of every label,
+                `[batch, tgt_len]`, or of every row, `[batch]`. A label of -100 has the weight 0. The loss is the sum of
+                weight times nll over the sum of the weights, whatever replicas and parts there are. `tgt_len` may vary
+                unless shapes are static; the rows may vary if the model has no memory and its shapes are not static.
+                Or `txl_tf.Segments`, of which every worker reads its own rows alone.
             *args, **kwargs: of `keras.Model.fit`, such as `epochs`, `steps_per_epoch`, `callbacks`, `validation_data`
                 (a dataset of the same kind). Those for samples that are independent of each other are refused.
+            allow_shuffled: whether to train on a dataset whose segments are shuffled, where each row gets the memory of
+                another text. Without memory, this is always allowed. What counts as shuffled: `txl_tf/data/order.py`.
 
         Returns:
             The Keras `History`. The logs of a batch are the step's `loss` (mean nll in nats), metrics, `grad_norm`
             (global norm before clipping) and, with static shapes, `overflow`. In those of an epoch, `loss` and metrics
-            are of all its tokens, `grad_norm` is the mean and `overflow` the sum.
+            are of all its tokens, `grad_norm` is the mean and `overflow` the sum. What a step of your own logs besides
+            is reported, too, of an epoch its mean over the steps; and so are Keras metrics that are attributes of the
+            model.
 
         Raises:
-            ValueError: `x` is not such a dataset, or an argument cannot be used.
-            tf.errors.InvalidArgumentError: an id outside the vocabulary, or a batch of other rows than the first.
+            ValueError: `x` is not such a dataset, its segments are shuffled, an argument cannot be used, or another
+                thread runs `fit`.
+            tf.errors.InvalidArgumentError: an id outside the vocabulary, a weight that is negative or not finite, or a
+                batch of other rows than the first.
         """
         self._assert_compile_called("fit")
         kwargs = {"steps_per_epoch": None, **by_name(super().fit, x, *args, **kwargs)}
-        batches = self._prepare(kwargs.pop("x", None))
-        refuse("fit", kwargs)
-        self.check_steps(kwargs["steps_per_epoch"])
-        self._ready_to_train("fit")
-        self.loop = LoopState(self._log_names(), batches, self._on_replicas(self.initial_mems, batches))
-        if batches.repeated:
-            kwargs["steps_per_epoch"] = kwargs["steps_per_epoch"] or batches.count
-        if kwargs.get("validation_data") is not None:
-            validation = self._prepare(kwargs["validation_data"], evaluation=True, name="validation_data")
-            self._validation_batches, kwargs["validation_data"] = validation, validation.dataset
-            if validation.repeated:
-                kwargs["validation_steps"] = kwargs.get("validation_steps") or validation.count
-        with plain_messages(), self._run("fit"):
+        with self._turns["training"]("fit"), plain_messages(), self._run("fit"):
+            batches = self._prepare(kwargs.pop("x", None), allow_shuffled=allow_shuffled)
+            refuse("fit", kwargs)
+            self.check_steps(kwargs["steps_per_epoch"])
+            self._ready_to_train("fit")
+            start = functools.partial(self._on_replicas, self.initial_mems)
+            self.loop = LoopState(self._log_names(), batches, start(batches.rows), start)
+            if batches.repeated:
+                kwargs["steps_per_epoch"] = kwargs["steps_per_epoch"] or batches.count
+            if kwargs.get("validation_data") is not None:
+                validation = self._prepare(kwargs["validation_data"], True, "validation_data", allow_shuffled)
+                self._validation_batches, kwargs["validation_data"] = validation, validation.dataset
+                if validation.repeated:
+                    kwargs["validation_steps"] = kwargs.get("validation_steps") or validation.count
             return super().fit(batches.dataset, **{**kwargs, "shuffle": False})
 
-    def evaluate(self, x=None, *args, **kwargs):
+    def evaluate(self, x=None, *args, allow_shuffled=False, **kwargs):
         """The mean nll of a text, in nats a token. The memory starts from zeros and is carried from batch to batch.
 
+        Several threads may call it at once, also while `fit` runs: it takes the weights as they are at each step.
+
         Args:
-            x: as in `fit`.
+            x, allow_shuffled: as in `fit`.
             *args, **kwargs: of `keras.Model.evaluate`, as in `fit`.
 
         Returns:
-            float: nll of all tokens over their number. With metrics, a list of it and them; with `return_dict=True`,
+            float: the sum of weight times nll over the sum of the weights, of all batches; without weights, the nll of
+            all tokens over their number. With metrics, a list of it and them; with `return_dict=True`,
             `{"loss": ...}` and the metrics.
         """
         self._assert_compile_called("evaluate")
@@ -160,46 +221,62 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         if kwargs.get("_use_cached_eval_dataset"):  # the validation_data of `fit`
             batches = self._validation_batches
         else:
-            batches = self._prepare(x, evaluation=True)
+            self._check_hooks()
+            batches = self._prepare(x, evaluation=True, allow_shuffled=allow_shuffled)
             refuse("evaluate", kwargs)
             if batches.repeated:
                 kwargs["steps"] = kwargs.get("steps") or batches.count
-        training, names = self.loop, tuple(self.metrics_names)
-        start = functools.partial(self._on_replicas, self.start_evaluation, batches, batches.tgt_len)
-        self.loop = LoopState(names, batches, start=start)
-        try:
-            with plain_messages(), self._run("evaluate"):
-                logs = super().evaluate(batches.dataset, return_dict=True, **kwargs)
-        finally:
-            self.loop = training
-        return self._result({name: logs[name] for name in names}, return_dict)
+        state = LoopState(tuple(self.metrics_names), batches, start=self._start_evaluation(batches))
+        # Metrics of the user's are not in the loop's state: `fit` counts in the same ones.
+        turn = self._turns["training"]("evaluate") if self.own_metrics else contextlib.nullcontext()
+        with turn, self.running(state), plain_messages(), self._run("evaluate"):
+            logs = super().evaluate(batches.dataset, return_dict=True, **kwargs)
+        return self._result(logs, return_dict)
+
+    def _start_evaluation(self, batches):
+        """A function of a number of rows that makes the memory of an evaluation.
+
+        It is plain where the user has made other what a segment is computed from: `evaluation_nll` then takes that.
+        """
+        own = is_own(self, "segment_nll") or is_own(self, "initial_mems")
+        if own and not is_own(self, "evaluation_nll"):
+            return functools.partial(self._on_replicas, self.initial_mems)
+        return lambda rows: self._on_replicas(self.start_evaluation, rows, batches.tgt_len)
 
     @contextlib.contextmanager
     def _run(self, method):
-        before, self.running = self.running, self.running or method
+        self._methods.append(method)
         try:
             yield
         finally:
-            self.running = before
+            self._methods.remove(method)
+
+    @property
+    def running_method(self):
+        """ "fit" or "evaluate" while it runs in any thread, else `None`."""
+        return self._methods[0] if self._methods else None
 
     def _result(self, logs, return_dict):
-        """Logs as Keras returns them: a dictionary, or loss and metrics in order, or the loss alone."""
+        """Logs as Keras returns them: a dictionary; or loss and metrics in order, then others; or the loss alone."""
+        logs = {name: logs[name] for name in (*self.metrics_names, *sorted(logs.keys() - {*self.metrics_names}))}
         if return_dict:
             return logs
-        results = [logs[name] for name in self.metrics_names]
-        return results if self._metric_names else results[0]
+        results = [value for name, value in logs.items() if name not in ("grad_norm", "overflow")]
+        return results if len(results) > 1 else results[0]
 
     # ------------------------------------------------------------------------------------- what Keras calls, and when
 
     def make_train_function(self, force=False):
+        force = self.hooks_changed("train_function", "train_step", "segment_nll") or force
         if self.train_function is None or force:
             jitted = tf.function(self._loss_and_gradients, jit_compile=True) if self.jit_compile else None
             self._compiled_gradients = jitted
-            self.train_function = make_loop(self, self.train_step, self._log_names())
+            self.train_function = make_loop(self, "train_step", self._log_names())
 
     def make_test_function(self, force=False):
+        force = self.hooks_changed("test_function", "test_step", "segment_nll", "evaluation_nll") or force
         if self.test_function is None or force:
-            self.test_function = make_loop(self, self.test_step, tuple(self.metrics_names))
+            self.test_function = make_loop(self, "test_step", tuple(self.metrics_names))
 
     def _log_names(self):
         return (*self.metrics_names, "grad_norm", *["overflow"] * self.static_shapes)
@@ -209,11 +286,24 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         """Names of what `evaluate` returns, in order."""
         return ["loss", *self._metric_names]
 
+    @property
+    def own_metrics(self):
+        """Metrics of the user's: attributes of the model and of its layers, or what an own `metrics` returns."""
+        if is_own(self, "metrics"):
+            return self.metrics
+        return [metric for metric in self.metrics if metric.name not in self._log_names()]  # Keras has a "loss"
+
+    def results_of_own_metrics(self):
+        """`{name: result}` of `own_metrics`."""
+        return results_of(self.own_metrics)
+
     def reset_metrics(self):
+        for metric in self.metrics:
+            metric.reset_state()
         self.loop.begin()
 
     def get_metrics_result(self):
-        return self.loop.logs()
+        return {**self.loop.logs(), **self.results_of_own_metrics()}
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         """Nothing: the model is built. Keras would take a batch off the dataset, and fails under several workers."""
@@ -224,6 +314,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         """Builds the optimizer. Raises ValueError where `method` cannot train with what `compile` was given."""
         if self.optimizer is None:
             raise ValueError(f"{method} needs an optimizer, got None: compile with txl_tf.make_optimizer(...)")
+        self._check_hooks()
         self.check_weights()
         self.build_optimizer()
 
@@ -235,15 +326,27 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
                 + f" with gradient_accumulation_steps={parts}" * (parts > 1)
             )
 
-    def _prepare(self, x, evaluation=False, name="x"):
+    def _prepare(self, x, evaluation=False, name="x", allow_shuffled=False):
         """The checked dataset as `Batches`: of several workers, each has its own rows."""
+        if not isinstance(allow_shuffled, bool):
+            raise ParameterError("allow_shuffled", allow_shuffled, [True, False])
         strategy, parts = self.distribute_strategy, 1 if evaluation else self.gradient_accumulation_steps
+        options = {"weighs": "always" if self.steps_per_execution > 1 else "where needed"}
         dataset, rows = x, None
         if isinstance(x, Segments):
             rows = x.batch_size
             self._check_rows(rows, parts)
-            dataset = x.dataset(rows_of_this_worker(strategy, rows))
-        batches = check_batches(dataset, self.network.n_token, self.static_shapes, evaluation, name)
+            # Another worker may have other labels, but all must run the same step.
+            dataset, options = x.dataset(rows_of_this_worker(strategy, rows)), {"weighs": "never"}
+        elif not self.network.mem_len and not self.static_shapes:
+            options["rows_divide_by"] = strategy.num_replicas_in_sync * parts
+        batches = check_batches(dataset, self.network.n_token, self.static_shapes, evaluation, name, **options)
+        if self.network.mem_len and not allow_shuffled and is_shuffled(dataset):
+            message = (
+                f"{name} must not be shuffled: {IN_ORDER}, whose memory it is given. Shuffle documents before they are "
+                "cut into segments, or allow it on purpose by allow_shuffled=True"
+            )
+            raise ParameterError(name, x, "a dataset of segments in the order of the text", message)
         if rows is None:
             rows = batches.rows
             self._check_rows(rows, parts)
@@ -252,15 +355,17 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         if batches.count == tf.data.UNKNOWN_CARDINALITY:
             raise ValueError(f"{name} must be of a known number of batches where several workers train together")
         mine = own_rows(batches.dataset, strategy) if dataset is x else batches.dataset
-        return Batches(divided(mine.repeat(), strategy), rows, batches.tgt_len, batches.count, batches.count > 0)
+        mine = divided(mine.repeat(), strategy)
+        return Batches(mine, rows, batches.tgt_len, batches.count, batches.count > 0, batches.any_rows)
 
-    def _on_replicas(self, function, batches, *args):
-        """`function(rows, *args)` on every replica, for its share of the rows."""
+    def _on_replicas(self, function, rows, *args):
+        """`function(share, *args)` on every replica, for its share of the `rows`."""
         strategy = self.distribute_strategy
-        rows = batches.rows // strategy.num_replicas_in_sync
-        if strategy.num_replicas_in_sync == 1 and not self.static_shapes:  # a TPU computes within `run` alone
-            return function(rows, *args)
-        return tf.function(strategy.run)(function, args=(rows, *args))
+        share = rows // strategy.num_replicas_in_sync
+        with self.stepping:
+            if strategy.num_replicas_in_sync == 1 and not self.static_shapes:  # a TPU computes within `run` alone
+                return function(share, *args)
+            return tf.function(strategy.run)(function, args=(share, *args))
 
     # --------------------------------------------------------------------------------------------- what is resumed
 

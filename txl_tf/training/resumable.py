@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import at_least
-from txl_tf.data.text.batches import plain_messages
+from txl_tf.data.text.checked_batches import plain_messages
 from txl_tf.errors import ParameterError
 from txl_tf.schema import check_names, known_names
 from txl_tf.training.among_workers import AmongWorkers
 from txl_tf.training.distribution import sum_over_replicas
-from txl_tf.training.keras_arguments import NO_METRICS, CompiledMetrics, by_name, names_of, refuse
-from txl_tf.training.trained_model import TrainedModel, apply_gradients
+from txl_tf.training.keras_arguments import (
+    NO_METRICS,
+    CompiledMetrics,
+    by_name,
+    is_own,
+    names_of,
+    refuse,
+    refuse_hooks,
+    takes_name,
+)
+from txl_tf.training.trained_model import TrainedModel, Turns, apply_gradients, results_of
 from txl_tf.training.weighting import class_table
 
 _REFUSED = {
     "loss_weights": "the loss is the model's own; sample_weight weighs rows and labels",
 }
+_HOOKS_REFUSED = {"stateless_compute_loss": "fit never calls it with TensorFlow: override compute_loss"}
+_HOOKS = ("train_step", "test_step", "compute_loss", "compute_metrics", "get_metrics_result")  # that steps call
 
 
 class OnEveryReplica:
@@ -39,6 +52,11 @@ class Mean(OnEveryReplica, keras.metrics.Mean):
 class Resumable(AmongWorkers, TrainedModel):
     """Mixin for Keras models without state between batches; for those with memory there is `MemoryModel`.
 
+    A subclass may override what Keras says that it may: `train_step`, `test_step`, `predict_step`, `compute_loss`,
+    `compute_metrics`, `metrics`, `reset_metrics`, ... It defines `loss_share`.
+
+    Threads: steps count in the metrics of the model, so one method runs at a time, see `Turns`.
+
     Attributes:
         measures: what the model measures itself, for a message.
         takes: what `fit` takes, for a message.
@@ -52,6 +70,12 @@ class Resumable(AmongWorkers, TrainedModel):
     own_names = ()
     _extra_metrics = NO_METRICS  # what `compile` was given
     _class_weights = _class_weights_traced = None  # see `class_table`: of the `fit` that runs; of the compiled step
+    _class_weights_used = _was_reset = False  # by the compiled step; the metrics, since a method began
+    _uncounted = ()  # names of metrics that the step which reports does not count in
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._turns = Turns()
 
     # ------------------------------------------------------------------------------------------------------ training
 
@@ -79,8 +103,10 @@ class Resumable(AmongWorkers, TrainedModel):
             run_eagerly, steps_per_execution, jit_compile, auto_scale_loss: Keras's.
 
         Raises:
-            ValueError: a loss is given; or a metric that Keras does not know, or under a name that is taken.
+            ValueError: a loss is given; or a metric that Keras does not know, or under a name that is taken; or the
+                model has a hook of its own that Keras does not call.
         """
+        refuse_hooks(self, _HOOKS_REFUSED)
         if loss is not None:
             raise ParameterError("loss", loss, f"None: the model has its own, it measures {self.measures}")
         refuse("compile", {"loss_weights": loss_weights}, _REFUSED)
@@ -119,8 +145,8 @@ class Resumable(AmongWorkers, TrainedModel):
             The Keras `History`.
 
         Raises:
-            ValueError: there is no `y`, weights have another shape than labels or rows, or both `sample_weight` and
-                `class_weight` are given.
+            ValueError: there is no `y`, weights have another shape than labels or rows, both `sample_weight` and
+                `class_weight` are given, or another thread runs `fit`.
         """
         kwargs = by_name(super().fit, x, y, *args, **kwargs)
         self.build_optimizer()
@@ -129,23 +155,39 @@ class Resumable(AmongWorkers, TrainedModel):
             self.check_steps(kwargs["steps_per_epoch"])
             if kwargs.get("validation_data") is not None:
                 self.own_batches(kwargs, "validation_data", "validation_steps")
-        with self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
+        with self._turn("fit"), self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
             return super().fit(**kwargs)
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
-        """Loss and metrics, as `keras.Model.evaluate` returns them; for `x` and `y` see `fit`."""
+        """Loss and metrics, as `keras.Model.evaluate` returns them; for `x` and `y` see `fit`.
+
+        It waits while another thread evaluates. While another thread runs `fit`, it is an error.
+        """
         kwargs = by_name(super().evaluate, x, y, *args, **kwargs)
-        if self.several_workers:
-            self.own_batches(kwargs, "x", "steps")
-            self.steps_left = kwargs["steps"]
-        with plain_messages():
+        with self._turn("evaluate"), plain_messages():
+            if self.several_workers:
+                self.own_batches(kwargs, "x", "steps")
+                self.steps_left = kwargs["steps"]
             return super().evaluate(**kwargs)
 
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
         """One step of training. Arguments and errors: see `fit`. Returns what Keras's returns."""
         self.build_optimizer()
-        with self._weighing_classes(class_weight):
+        with self._turn("train_on_batch"), self._weighing_classes(class_weight):
             return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
+
+    def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
+        """Loss and metrics of one batch, as `keras.Model.test_on_batch` returns them."""
+        with self._turn("test_on_batch"):
+            return super().test_on_batch(x, y, sample_weight, return_dict)
+
+    @contextlib.contextmanager
+    def _turn(self, method: str) -> Iterator[None]:
+        """Within it, no other thread counts in the metrics of the model."""
+        with self._turns(method):
+            refuse_hooks(self, _HOOKS_REFUSED)
+            self._was_reset = False
+            yield
 
     @contextlib.contextmanager
     def _weighing_classes(self, class_weight) -> Iterator[None]:
@@ -160,7 +202,34 @@ class Resumable(AmongWorkers, TrainedModel):
         changed = self._class_weights != self._class_weights_traced  # the weights are constants of the graph
         self._class_weights_traced = self._class_weights
         self.check_weights()
-        return super().make_train_function(force or changed)
+        force = self.hooks_changed("train_function", *_HOOKS) or changed or force
+        self._class_weights_used &= self.train_function is not None and not force
+        made = self.train_function
+        super().make_train_function(force)
+        if self.train_function is not made:
+            self.train_function = self._watched(self.train_function)
+
+    def make_test_function(self, force=False):
+        made = self.test_function
+        super().make_test_function(self.hooks_changed("test_function", *_HOOKS) or force)
+        if self.test_function is not made:
+            self.test_function = self._watched(self.test_function)
+
+    def _watched(self, function: Callable) -> Callable:
+        """The function of the next steps, with an error where a method of the user's passes over what it should do."""
+
+        @functools.wraps(function)
+        def watched(iterator):
+            if not self._was_reset and is_own(self, "reset_metrics") and not is_own(self, "metrics"):
+                allowed = "a method that calls super().reset_metrics(), which resets the metrics of the library"
+                raise ParameterError("reset_metrics", self.reset_metrics, allowed)
+            logs = function(iterator)
+            if self._class_weights is not None and not self._class_weights_used:
+                allowed = "left out where train_step is your own and does not call super().train_step(data)"
+                raise ParameterError("class_weight", dict(enumerate(self._class_weights)), allowed)
+            return logs
+
+        return watched
 
     def first_row(self, rows):
         """The number of this replica's first row in the batch; Keras may give a last one in unequal shares."""
@@ -180,6 +249,7 @@ class Resumable(AmongWorkers, TrainedModel):
 
     def weights_in_training(self, labels, sample_weight):
         """The weights of a batch: those that it has, or of every label that of its class; `None` without any."""
+        self._class_weights_used = True
         if self._class_weights is None:
             return sample_weight
         if sample_weight is not None:
@@ -188,8 +258,72 @@ class Resumable(AmongWorkers, TrainedModel):
 
     @property
     def metrics(self):
+        """Those of the library, those that `compile` was given, then those that are attributes of the model."""
         has_norm = hasattr(self.inner_optimizer, "gradient_norm")
-        return [*self.own_metrics, *([self.grad_norm] if has_norm else []), *self._extra_metrics.metrics]
+        of_library = [*self.own_metrics, *([self.grad_norm] if has_norm else []), *self._extra_metrics.metrics]
+        names = {metric.name for metric in (*of_library, self.grad_norm)}  # Keras has a "loss" of its own
+        return [*of_library, *(metric for metric in super().metrics if metric.name not in names)]
+
+    @property
+    def only_in_evaluation(self) -> list[keras.metrics.Metric]:
+        """Those of `own_metrics` that training does not count in."""
+        return []
+
+    def get_metrics_result(self):
+        return results_of(metric for metric in self.metrics if metric.name not in self._uncounted)
+
+    def reset_metrics(self):
+        self._was_reset = True
+        for metric in (*self.own_metrics, self.grad_norm, *super().metrics, *self.metrics):
+            metric.reset_state()
+
+    # ------------------------------------------------------------------------------------------------ one step of it
+
+    def loss_share(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+        """The loss of the rows here over the sum of the weights of all replicas, without penalties."""
+        raise NotImplementedError
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        """The loss that a step trains for, which a subclass may override, as in Keras.
+
+        The loss of a batch is the mean of what the replicas return. What an own version returns is the `loss` of the
+        logs, too; without one, that is the mean nll alone.
+
+        Args:
+            x, y, sample_weight: of a batch, see the model; `sample_weight` may be `None`.
+            y_pred: what the call returned for `x`.
+            training: whether this is a step of training.
+
+        Returns:
+            float32 scalar: the mean loss by the weights, with regularizers and what layers gave to `add_loss`.
+        """
+        loss = self.with_penalties(self.loss_share(x, y, y_pred, sample_weight))
+        return loss * self.distribute_strategy.num_replicas_in_sync
+
+    @property
+    def needs_y_pred(self) -> bool:
+        """Whether a method of the user's takes what the call returned."""
+        return is_own(self, "compute_loss") or is_own(self, "compute_metrics")
+
+    def own_loss(self, x, y, y_pred, sample_weight, training):
+        """The share of an own `compute_loss` in the loss of the batch; `None` without one."""
+        if not is_own(self, "compute_loss"):
+            return None
+        options = {"training": training} if takes_name(self.compute_loss, "training") else {}
+        loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **options)
+        return tf.cast(loss, tf.float32) / self.distribute_strategy.num_replicas_in_sync
+
+    def reported(self, logs, x, y, y_pred, sample_weight, training):
+        """What a step returns: `logs` and the metrics of the user's; or what methods of the user's make of them."""
+        if not any(is_own(self, name) for name in ("compute_metrics", "get_metrics_result", "metrics")):
+            names = {metric.name for metric in (*self.own_metrics, self.grad_norm)}
+            return {**logs, **results_of(metric for metric in self.metrics if metric.name not in names)}
+        uncounted = self.only_in_evaluation if training else [self.grad_norm]
+        self._uncounted = tuple(metric.name for metric in uncounted)
+        try:
+            return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        finally:
+            self._uncounted = ()
 
     def apply_gradients_of(self, loss, tape):
         """Updates the weights; returns what the logs say of it."""

@@ -12,70 +12,167 @@ strategy of `tf.distribute`.
 import keras
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.layers.common.fusion import fusing
 from txl_tf.training.distribution import sum_over_replicas
+from txl_tf.training.keras_arguments import is_own, takes
 from txl_tf.training.optimization import global_norm
 from txl_tf.training.trained_model import apply_gradients
 
 
 class SegmentStep:
-    """Mixin of `MemoryModel`: the steps that its loop calls on every replica."""
+    """Mixin of `MemoryModel`: the steps that its loop calls on every replica.
+
+    A subclass may have steps of its own, `train_step(self, data, mems)` and `test_step(self, data, carried)`, which
+    return `(logs, new_mems)`; or with Keras's signature, `train_step(self, data)`, which returns logs. In the latter,
+    `super().train_step(data)` takes the memory from the loop and gives the new one back. `data` is `(tokens, labels)`
+    or `(tokens, labels, weights)`. `logs` must have `loss`; `tokens` is what it is the mean over, by default the number
+    of labels. Both must be the same on every replica. Other logs are reported, too: of an epoch, the mean over steps.
+    """
 
     _compiled_gradients = None  # `_loss_and_gradients` under XLA, with `jit_compile`
 
-    def train_step(self, data, mems):
+    def train_step(self, data, mems=None):
         """One step of training on one replica's share of a batch: `((tokens, labels), mems)` -> `(logs, new_mems)`.
 
-        The logs are those of the whole batch, the same on every replica: `loss`, `tokens` (the number that it is the
-        mean of), `grad_norm` and, with static shapes, `overflow`.
+        Args:
+            data: `(tokens, labels)`, int `[batch, tgt_len]` each, not checked; or `(tokens, labels, weights)`, with
+                float32 weights of the same shape. A label of the weight 0 may be any number.
+            mems: the memory. `None` stands for the memory of the loop that runs, in a step with Keras's signature; the
+                result is then the logs alone.
+
+        The logs are those of the whole batch, the same on every replica: `loss`, `tokens` (the sum of the weights that
+        it is the mean by; without weights, the number of labels), `grad_norm` and, with static shapes, `overflow`.
         """
-        tokens, labels = data
+        if mems is None:
+            return self._with_carried(SegmentStep.train_step, data)
+        tokens, labels, weights = self._labels_that_count(*data)
+        total = None if weights is None else self._num_tokens(tokens, labels, weights)
         loss_and_gradients = self._compiled_gradients or self._loss_and_gradients
         key = self.step_key(keras.ops.shape(tokens)[0])
-        sums, gradients, new_mems = loss_and_gradients(tokens, labels, mems, key)
-        nll, kept = tf.unstack(sum_over_replicas(sums))
-        logs = {"loss": nll / kept, "tokens": kept}
+        sums, gradients, new_mems = loss_and_gradients(tokens, labels, weights, total, mems, key)
+        nll, counted, *left_out = tf.unstack(sum_over_replicas(sums))
+        logs = {"loss": tf.math.divide_no_nan(nll, counted), "tokens": counted}
         if self.static_shapes:
-            n_labels = self._num_labels(labels)
-            logs["overflow"] = n_labels - kept
-            gradients = [gradient * (n_labels / kept) for gradient in gradients]
+            logs["overflow"] = left_out[0]
+        if self._may_leave_out:  # the mean is over the others
+            total = self._num_labels(labels) if total is None else total
+            factor = tf.math.divide_no_nan(total, counted)
+            gradients = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
         return {**logs, "grad_norm": self._update(gradients)}, new_mems
 
-    def test_step(self, data, carried):
+    def test_step(self, data, carried=None):
         """One step of evaluation: `((tokens, labels), carried)` -> `(logs, carried)`, see `evaluation_nll`.
 
-        The logs are `loss` and `tokens`.
+        The logs are `loss` and `tokens`. `data` and a `carried` of `None` are as in `train_step`.
         """
-        nll, kept, carried = self.evaluation_nll(*data, carried)
-        return self._test_logs(nll, kept), carried
+        if carried is None:
+            return self._with_carried(SegmentStep.test_step, data)
+        self._clear_losses()
+        tokens, labels, weights = self._labels_that_count(*data)
+        nll, kept, carried = self.evaluation_nll(tokens, labels, carried)
+        sums = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
+        nll, counted = tf.unstack(sum_over_replicas(tf.stack(sums)))
+        return {"loss": tf.math.divide_no_nan(nll, counted), "tokens": counted}, carried
 
-    def _test_logs(self, nll, kept):
-        nll, kept = tf.unstack(sum_over_replicas(sum_and_count(nll, kept)))
-        return {"loss": nll / kept, "tokens": kept}
+    # ---------------------------------------------------------------------------------- steps with Keras's signature
 
-    def _loss_and_gradients(self, tokens, labels, mems, dropout_key):
-        """`[nll, tokens counted]` of the rows here, gradients of their share of the mean loss, and new memory."""
-        n_labels, parts = self._num_labels(labels), self.gradient_accumulation_steps
+    def step_with_memory(self, name):
+        """The step of a name, whichever of both signatures it has, as `(data, mems) -> (logs, new_mems)`."""
+        step = getattr(self, name)
+        if not is_own(self, name):
+            return step
+        by_keras = not takes(step, 2)
+
+        def own_step(data, mems):
+            if not by_keras:
+                logs, new_mems = step(data, mems)
+            else:
+                self._carried.before, self._carried.after = mems, None
+                try:
+                    logs, new_mems = step(data), self._carried.after
+                finally:
+                    self._carried.before = None
+                if new_mems is None and self.network.mem_len:
+                    allowed = f"a method that calls super().{name}(data), or one that takes and returns the memory"
+                    raise ParameterError(name, step, allowed, f"{name} must be {allowed}: {name}(self, data, mems)")
+                new_mems = mems if new_mems is None else new_mems
+            if not isinstance(logs, dict) or "loss" not in logs:
+                raise ParameterError(name, logs, "a method whose logs, a dictionary, have 'loss'")
+            return logs if "tokens" in logs else {**logs, "tokens": self._num_tokens(*data)}, new_mems
+
+        return own_step
+
+    def _with_carried(self, step, data):
+        """The logs of a step of this class, with the memory of the loop that runs in this thread."""
+        mems = getattr(self._carried, "before", None)
+        if mems is None:
+            allowed = "the memory before the segment: without it, only fit and evaluate can call the step"
+            raise ParameterError("mems", None, allowed)
+        logs, self._carried.after = step(self, data, mems)
+        return logs
+
+    # ------------------------------------------------------------------------------------------------ loss and update
+
+    def _labels_that_count(self, tokens, labels, weights=None):
+        """`(tokens, labels, weights)`. A label of the weight 0 becomes 0 or, with static shapes, -1."""
+        if weights is not None:
+            labels = tf.where(weights > 0, labels, -1 if self.static_shapes else 0)
+        return tokens, labels, weights
+
+    @property
+    def _may_leave_out(self):
+        """Whether `segment_nll` may leave out labels, so that only afterwards it is known how many count."""
+        return self.static_shapes or is_own(self, "segment_nll")
+
+    def _loss_and_gradients(self, tokens, labels, weights, total, mems, dropout_key):
+        """Sums of the rows here, gradients of their share of the mean loss, and new memory.
+
+        Args:
+            weights: float32 `[batch, tgt_len]`, or `None`.
+            total: the sum of the weights of the whole batch; `None` without weights, for the number of labels.
+
+        Returns:
+            `(sums, gradients, new_mems)`: sums are `weighted_sum` and, with static shapes, the number of labels left
+            out.
+        """
+        parts, shares = self.gradient_accumulation_steps, self.distribute_strategy.num_replicas_in_sync
+        total = self._num_labels(labels) if weights is None else total
         compiled_whole = self.static_shapes or self._compiled_gradients is not None
 
-        def part(tokens, labels, mems, dropout_key):
+        def part(tokens, labels, weights, mems, dropout_key):
+            self._clear_losses()  # those of another step: Keras clears them where the model itself is called
             with fusing(not compiled_whole), tf.GradientTape() as tape:
                 nll, kept, new_mems = self.segment_nll(
                     tokens, labels, mems, training=True, dropout_key=dropout_key,
                     static_shapes=self.static_shapes, bin_capacities=self.bin_capacities,
                 )  # fmt: skip
-                sums = sum_and_count(nll, kept)
-                loss = self.optimizer.scale_loss(self.with_penalties(sums[0] / n_labels, parts))
+                nll, counted = weighted_sum(tf.cast(nll, self.loss_dtype), kept, weights)
+                loss = nll / total if weights is None else tf.math.divide_no_nan(nll, total)
+                # `train_step` scales the gradients by total / counted, where labels may be left out.
+                fraction = tf.math.divide_no_nan(counted * parts * shares, total) if self._may_leave_out else None
+                loss = self.optimizer.scale_loss(self.with_penalties(loss, parts, fraction))
                 gradients = tape.gradient(loss, self.trainable_variables)
-            return sums, gradients, new_mems
+            sums = [nll, counted]
+            if self.static_shapes:
+                sums.append(tf.math.count_nonzero((labels >= 0) & ~kept, dtype=self.loss_dtype))
+            return tf.stack(sums), gradients, new_mems
 
         if parts == 1:
-            return part(tokens, labels, mems, dropout_key)
-        sums = tf.zeros([2], self.loss_dtype)
-        return part_by_part(part, parts, sums, self.trainable_variables, tokens, labels, mems, dropout_key)
+            return part(tokens, labels, weights, mems, dropout_key)
+        no_sums = tf.zeros([3 if self.static_shapes else 2], self.loss_dtype)
+        batch = tokens, labels, weights, mems, dropout_key
+        return part_by_part(part, parts, self.trainable_variables, no_sums, *batch)
+
+    def _num_tokens(self, tokens, labels, weights=None):
+        """What the mean nll of a batch is the mean over: the sum of the weights, or the number of labels that count."""
+        if weights is None and not self.static_shapes:
+            return self._num_labels(labels)
+        weights = labels >= 0 if weights is None else weights
+        return sum_over_replicas(tf.reduce_sum(tf.cast(weights, self.loss_dtype)))
 
     def _num_labels(self, labels):
-        """Number of labels of a batch over all replicas, in the dtype of the loss."""
+        """Number of labels of a batch over all replicas."""
         return tf.cast(tf.size(labels) * self.distribute_strategy.num_replicas_in_sync, self.loss_dtype)
 
     def _update(self, gradients):
@@ -90,23 +187,31 @@ class SegmentStep:
         return tf.convert_to_tensor(optimizer.gradient_norm) if norm is None else norm
 
 
-def sum_and_count(nll, kept):
-    """`[nll, tokens counted]` of a segment, `[2]`, in the dtype of `nll`.
+def weighted_sum(nll, kept, weights=None):
+    """`(sum of weight * nll, sum of the weights)` of a segment, in the type of `nll`.
 
-    `kept`, bool, says which tokens count (`None`: all).
+    Args:
+        nll: `[batch, tgt_len]`, 0 where a label is not kept.
+        kept: bool `[batch, tgt_len]`, which labels count; `None` for all.
+        weights: float32 `[batch, tgt_len]`; `None` for 1 everywhere.
     """
+    if weights is not None:
+        weights = tf.cast(weights, nll.dtype)
+        weights = weights if kept is None else tf.where(kept, weights, 0.0)
+        return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
     count = tf.size(nll) if kept is None else tf.math.count_nonzero(kept, dtype=tf.int32)
-    return tf.stack([tf.reduce_sum(nll), tf.cast(count, nll.dtype)])
+    return tf.reduce_sum(nll), tf.cast(count, nll.dtype)
 
 
-def part_by_part(step, parts, sums, variables, tokens, labels, mems, dropout_key):
+def part_by_part(step, parts, variables, no_sums, tokens, labels, weights, mems, dropout_key):
     """Calls `step` for one part of the rows after the other: the result is that of all rows, in the memory of one part.
 
     Args:
-        step: function of `(tokens, labels, mems, dropout_key)` that returns `(sums, gradients, new_mems)`.
+        step: function of `(tokens, labels, weights, mems, dropout_key)` that returns `(sums, gradients, new_mems)`.
         parts: number of parts, a divisor of the rows.
-        sums: zeros, to which those of the parts are added.
         variables: those that the gradients are of.
+        no_sums: `sums` of zeros.
+        weights: of the shape of the labels, or `None`.
         dropout_key: int `[3]`, see `dropout`; each part gets the number of its first row.
 
     Returns:
@@ -114,14 +219,17 @@ def part_by_part(step, parts, sums, variables, tokens, labels, mems, dropout_key
     """
 
     def split(x):
-        return tf.reshape(x, [parts, x.shape[0] // parts, *keras.ops.shape(x)[1:]])
+        rows, *shape = keras.ops.shape(x)
+        return tf.reshape(x, [parts, rows // parts, *shape])
 
     tokens, labels, mems = split(tokens), split(labels), [split(mem) for mem in mems]
-    rows = tokens.shape[1]
+    weights = None if weights is None else split(weights)
+    rows = keras.ops.shape(tokens)[1]
 
     def body(i, sums, gradients, new_mems):
+        of_weights = None if weights is None else weights[i]
         of_part, of_gradients, of_mems = step(
-            tokens[i], labels[i], [mem[i] for mem in mems], dropout_key + tf.stack([0, 0, i * rows])
+            tokens[i], labels[i], of_weights, [mem[i] for mem in mems], dropout_key + tf.stack([0, 0, i * rows])
         )
         gradients = [total + part for total, part in zip(gradients, of_gradients, strict=True)]
         new_mems = [ta.write(i, mem) for ta, mem in zip(new_mems, of_mems, strict=True)]
@@ -132,7 +240,7 @@ def part_by_part(step, parts, sums, variables, tokens, labels, mems, dropout_key
     _, sums, gradients, new_mems = tf.while_loop(
         lambda i, *_: i < parts,
         body,
-        [0, sums, zeros, arrays],
+        [0, no_sums, zeros, arrays],
         parallel_iterations=1,
         maximum_iterations=parts,
     )

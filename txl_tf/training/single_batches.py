@@ -10,9 +10,9 @@ Each has a memory of its own. A call is one step of the loop that `fit` runs, or
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.data.text.batches import Batches, check_batch
+from txl_tf.data.text.checked_batches import Batches, check_batch
 from txl_tf.training.keras_arguments import refuse
-from txl_tf.training.loop import LoopState, make_loop
+from txl_tf.training.loop import LoopState
 
 
 class SingleBatches:
@@ -23,67 +23,67 @@ class SingleBatches:
 
         The memory starts from zeros and is carried from call to call, until `reset_memory`. It is apart from that of
         `test_on_batch`, and `fit` and `evaluate` neither use nor change it: after `fit`, the first call starts from
-        zeros. One call is one step, whatever `steps_per_execution` is.
+        zeros. One call is one step, whatever `steps_per_execution` is. Calls from several threads run one after the
+        other.
 
         Args:
-            x, y: tokens and labels, int `[batch, tgt_len]` each, over all replicas.
-            sample_weight, class_weight: none; Keras's names.
+            x, y: tokens and labels, int `[batch, tgt_len]` each, over all replicas. A label of -100 does not count.
+            sample_weight: weights of the labels, `[batch, tgt_len]`, or of the rows, `[batch]`; `None` for 1. The loss
+                is the sum of weight times nll over the sum of the weights.
+            class_weight: none; Keras's name.
             return_dict: whether to return all logs, as a batch of `fit` has them.
 
         Returns:
             float: the mean nll in nats. With metrics, a list of it and them.
 
         Raises:
-            ValueError: an id outside the vocabulary, or other rows than those of the memory.
+            ValueError: an id outside the vocabulary, a weight that is negative or not finite, other rows than those of
+                the memory, or `fit` runs in another thread.
         """
         self._assert_compile_called("train_on_batch")
-        refuse("train_on_batch", {"sample_weight": sample_weight, "class_weight": class_weight})
+        refuse("train_on_batch", {"class_weight": class_weight})
         self._ready_to_train("train_on_batch")
-        self.make_train_function()
-        logs = self._run_batch("train_on_batch", self.train_function, self._log_names(), x, y)
+        with self._turns["training"]("train_on_batch"):
+            self.make_train_function()
+            logs = self._run_batch("train_on_batch", self.train_function, self._log_names(), x, y, sample_weight)
         return self._result(logs, return_dict)
 
     def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
         """The mean nll of the next segments of a text, without training; else like `train_on_batch`."""
         self._assert_compile_called("test_on_batch")
-        refuse("test_on_batch", {"sample_weight": sample_weight})
+        self._check_hooks()
         names = tuple(self.metrics_names)
-        self._test_on_batch = self._test_on_batch or make_loop(self, self._test_on_batch_step, names)
-        return self._result(self._run_batch("test_on_batch", self._test_on_batch, names, x, y), return_dict)
+        with self._turns["training" if self.own_metrics else "test_on_batch"]("test_on_batch"):
+            self.make_test_function()
+            logs = self._run_batch("test_on_batch", self.test_function, names, x, y, sample_weight)
+        return self._result(logs, return_dict)
 
     def reset_memory(self):
         """Lets the next `train_on_batch` and `test_on_batch` start from zeros, with batches of any number of rows."""
         self._of_batches = {"train_on_batch": LoopState(), "test_on_batch": LoopState()}
 
-    def _run_batch(self, method, function, log_names, x, y):
+    def _run_batch(self, method, function, log_names, x, y, sample_weight):
         """Calls a function of `make_loop` for one batch; returns its logs as floats."""
-        ids = check_batch(x, y, self.network.n_token)
-        rows, tgt_len = ids[0].shape
+        batch = check_batch(x, y, self.network.n_token, sample_weight, self.static_shapes)
+        rows, tgt_len = batch[0].shape
         tgt_len = tgt_len if self.static_shapes else None  # the next batch may have another
         batches = Batches(None, rows, tgt_len, tf.data.UNKNOWN_CARDINALITY)  # so the loop runs step by step
         before = self._of_batches[method]
-        if before.batches is None:
-            self._check_rows(batches.rows, self.gradient_accumulation_steps if method == "train_on_batch" else 1)
-            mems = self._on_replicas(self.initial_mems, batches)
-        elif before.batches.rows == batches.rows:
+        self._check_rows(rows, self.gradient_accumulation_steps if method == "train_on_batch" else 1)
+        if before.batches is None or not self.network.mem_len:
+            mems = self._on_replicas(self.initial_mems, rows)
+        elif before.batches.rows == rows:
             mems = before.mems
         else:
             raise ValueError(
                 f"x must have as many rows as the memory of {method} carries, {before.batches.rows}, "
-                f"got {batches.rows}: reset_memory() begins another text"
+                f"got {rows}: reset_memory() begins another text"
             )
         replicas = self.distribute_strategy.num_replicas_in_sync
-        data = tuple(self._to_replicas(np.split(array, replicas), tf.int32) for array in ids)
-        state, other = LoopState(log_names, batches, mems), self.loop
-        self.loop = state
-        try:
+        data = tuple(self._to_replicas(np.split(array, replicas), array.dtype) for array in batch)
+        state = LoopState(log_names, batches, mems)
+        with self.running(state):
+            self.reset_metrics()
             logs = function(iter([data]))
-        finally:
-            self.loop = other
         self._of_batches[method] = state
         return {name: float(value) for name, value in logs.items()}
-
-    def _test_on_batch_step(self, data, mems):
-        """`test_step` with plain memory: weights may change and lengths may vary from call to call."""
-        nll, kept, mems = self.segment_nll(*data, mems, static_shapes=self.static_shapes)
-        return self._test_logs(nll, kept), mems

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -14,6 +17,40 @@ from txl_tf.layers.mixins.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 
 _OF_KERAS = "optimizer run_eagerly steps_per_execution jit_compile auto_scale_loss"
+
+
+class Turns:
+    """One thread at a time runs the methods of a model that share state, such as metrics; the others wait.
+
+    ```python
+    with turns("evaluate"):     # the same thread may enter again, as `fit` does for its validation
+        ...
+    ```
+
+    `fit` takes long: while it runs, the others get a ParameterError instead.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._thread = self._method = None  # of the outermost method that runs
+
+    @contextlib.contextmanager
+    def __call__(self, method: str) -> Iterator[None]:
+        thread = threading.get_ident()
+        with self._changed:
+            while self._thread not in (None, thread):
+                if self._method == "fit":
+                    message = f"{method} cannot run: fit of the same model runs in another thread"
+                    raise ParameterError(method, "fit", "called when no other thread runs fit", message)
+                self._changed.wait()
+            before = self._thread, self._method
+            self._thread, self._method = thread, self._method or method
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._thread, self._method = before
+                self._changed.notify_all()
 
 
 class TrainedModel(Unquantized):
@@ -33,6 +70,7 @@ class TrainedModel(Unquantized):
     stop_requested = False
     auto_scale_loss = True
     carried_names = ()
+    _hooks_of = None
 
     @property
     def has_all_weights(self) -> bool:
@@ -97,6 +135,15 @@ class TrainedModel(Unquantized):
                 f"got {steps_per_epoch}"
             )
 
+    def hooks_changed(self, function: str, *names: str) -> bool:
+        """Whether a method of `names` is another one than when the `function` of that name was made; notes them."""
+        methods = [getattr(self, name) for name in names]
+        found = [getattr(method, "__func__", method) for method in methods]  # a bound method would hold the model
+        self._hooks_of = self._hooks_of or {}
+        before = self._hooks_of.get(function, found)
+        self._hooks_of[function] = found
+        return found != before
+
     # ------------------------------------------------------------------------------------------------------- one step
 
     @property
@@ -116,12 +163,17 @@ class TrainedModel(Unquantized):
         """The number of this replica's first row in the batch; here every replica has `rows` of them."""
         return tf.distribute.get_replica_context().replica_id_in_sync_group * rows
 
-    def with_penalties(self, loss: tf.Tensor, parts: int = 1) -> tf.Tensor:
-        """The loss of one of `parts` of this replica's rows, with its share of regularizers and of `add_loss`."""
+    def with_penalties(self, loss: tf.Tensor, parts: int = 1, fraction: tf.Tensor | None = None) -> tf.Tensor:
+        """The loss of one of `parts` of this replica's rows, with its share of regularizers and of `add_loss`.
+
+        Args:
+            fraction: what the share is multiplied by; `None` for 1.
+        """
         if not self.losses:
             return loss
         penalties = tf.add_n([tf.cast(penalty, loss.dtype) for penalty in self.losses])
-        return loss + penalties / (parts * self.distribute_strategy.num_replicas_in_sync)
+        penalties /= parts * self.distribute_strategy.num_replicas_in_sync
+        return loss + (penalties if fraction is None else penalties * fraction)
 
     # ----------------------------------------------------------------------- what a checkpoint holds besides weights
 
@@ -135,6 +187,15 @@ class TrainedModel(Unquantized):
 
     def set_carried_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Continues with arrays from `carried_arrays`. Call it once `fit` has begun, from a callback."""
+
+
+def results_of(metrics: Iterable[keras.metrics.Metric]) -> dict[str, Any]:
+    """`{name: result}` of metrics; one that has several results has a name for each."""
+    found = {}
+    for metric in metrics:
+        result = metric.result()
+        found |= result if isinstance(result, dict) else {metric.name: result}
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ updates
@@ -155,7 +216,7 @@ def agree_on_overflow(gradients, optimizer):
 
 
 def apply_gradients(optimizer, gradients, variables):
-    """`optimizer.apply`, called on every replica.
+    """`optimizer.apply_gradients`, called on every replica.
 
     A step counts where half precision overflows, too: loss scaling skips its update, but the data goes on.
 
@@ -165,14 +226,14 @@ def apply_gradients(optimizer, gradients, variables):
     gradients = agree_on_overflow(gradients, optimizer)
     if is_scaled(optimizer):
         step = tf.convert_to_tensor(optimizer.iterations)
-        optimizer.apply(gradients, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
         if not optimizer.inner_optimizer.gradient_accumulation_steps:  # else Keras counts updates, not steps
             optimizer.iterations.assign(step + 1)
     elif tf.distribute.has_strategy():
-        optimizer.apply(gradients, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
     else:
         context = tf.distribute.get_replica_context()
-        context.merge_call(lambda strategy: optimizer.apply(gradients, variables))
+        context.merge_call(lambda strategy: optimizer.apply_gradients(zip(gradients, variables, strict=True)))
 
 
 def is_scaled(optimizer):

@@ -1,4 +1,4 @@
-"""Batches: cuts token arrays into consecutive segments of text, and checks the dataset that `fit` is given.
+"""Batches: cuts token arrays into consecutive segments of text.
 
 Shapes:
     B: batch_size, rows of text read in parallel
@@ -8,12 +8,10 @@ Shapes:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,6 @@ from txl_tf.data.text.documents import Documents
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.errors import ParameterError
 from txl_tf.layers.common.base import as_ids
-from txl_tf.layers.embedding import check_ids, id_error
 from txl_tf.schema import known_names
 
 Tokens = np.ndarray | StoredTokens  # integers [n]
@@ -224,154 +221,3 @@ def _check_enough(
             f"{name} has {n_tokens} tokens: {rows}={batch_size} and tgt_len={tgt_len} need at least "
             f"{batch_size * row_tokens}, {row_tokens} a row"
         )
-
-
-# ------------------------------------------------------------------------------------------------- what `fit` is given
-
-
-@dataclasses.dataclass
-class Batches:
-    """The batches that `fit` and `evaluate` read.
-
-    Attributes:
-        dataset: `tf.data.Dataset` of `(tokens, labels)`, or a distributed one.
-        rows: rows of a batch, over all replicas.
-        tgt_len: tokens of a segment, or, if lengths differ, of the first one or of all but an epoch's last; `None` in
-            training where that is not known.
-        count: number of batches, or TensorFlow's negative number for infinite or unknown.
-        repeated: whether the dataset repeats these batches forever. Workers would otherwise have to agree at every
-            step on whether the dataset has ended.
-    """
-
-    dataset: Any
-    rows: int
-    tgt_len: int | None
-    count: int
-    repeated: bool = False
-
-    def __post_init__(self) -> None:
-        self._iterator, self._left = None, 0
-
-    def calls(self, iterator: Any, k: int) -> list[int]:
-        """Steps of each of the next calls: one call of `k` steps or of what is left, or `k` calls of one step."""
-        if self.count == tf.data.INFINITE_CARDINALITY:
-            return [k]
-        if self.count < 0:
-            return [1] * k
-        if iterator is not self._iterator or (self.repeated and not self._left):
-            self._iterator, self._left = iterator, self.count
-        k = min(k, self._left)
-        self._left -= k
-        return [k]
-
-
-def check_batches(
-    dataset: tf.data.Dataset, n_token: int, static_shapes: bool, evaluation: bool = False, name: str = "x"
-) -> Batches:
-    """Checks the dataset that `fit` or `evaluate` is given, and adds checks of every batch.
-
-    Ids must be below `n_token`. With `static_shapes`, all training segments must have one length, and shorter
-    evaluation segments are padded. No evaluation segment may be longer than the first. Errors call the dataset `name`.
-
-    Raises:
-        ValueError: `dataset` does not hold `(tokens, labels)`, int `[batch, tgt_len]` each, or is empty.
-    """
-    spec = getattr(dataset, "element_spec", None)
-    pair = isinstance(spec, tuple) and len(spec) == 2 and all(isinstance(s, tf.TensorSpec) for s in spec)
-    pair = pair and all(s.dtype.is_integer for s in spec)
-    if not (pair and spec[0].shape.rank in (None, 2) and spec[0].shape.is_compatible_with(spec[1].shape)):
-        raise ValueError(
-            f"{name} must be a tf.data.Dataset of (tokens, labels), int [batch, tgt_len] each, "
-            f"got {type(dataset).__name__}" + (f" of {spec}" if spec is not None else "")
-            + f": row r of a batch continues row r of the batch before, whose memory it is given; {_remedy(dataset)}"
-        )  # fmt: skip
-    rows, tgt_len = spec[0].shape if spec[0].shape.rank else (None, None)
-    usual_len = getattr(dataset, "tgt_len", None)  # what `Segments` says
-    count = int(dataset.cardinality())
-    if static_shapes and not evaluation and tgt_len is None:
-        raise ValueError("static shapes need segments of one length: see drop_remainder of txl_tf.segments")
-    if rows is None or (evaluation and tgt_len is None) or count == 0:
-        first = next(iter(dataset), None)
-        if first is None:
-            raise ValueError(f"{name} must hold at least one batch, got an empty dataset")
-        rows, first_len = first[0].shape
-        tgt_len = first_len if evaluation else tgt_len
-    dataset = _checked(dataset, rows, n_token, tgt_len if evaluation else None)
-    return Batches(_padded(dataset, tgt_len) if static_shapes else dataset, rows, tgt_len or usual_len, count)
-
-
-def _remedy(data: Any) -> str:
-    """How to make a dataset of what `fit` was given instead: of an array or of a generator."""
-    gives_batches = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
-    arrays_or_dataset = hasattr(data, "shape") or hasattr(data, "element_spec")
-    if not gives_batches or arrays_or_dataset or isinstance(data, list | tuple | dict | str):
-        return "txl_tf.segments(text, batch_size, tgt_len) makes one of a text"
-    return (
-        "tf.data.Dataset.from_generator(function, output_signature=(spec, spec)) makes one of it, where function() "
-        "gives a new iterator and spec is tf.TensorSpec([batch, None], tf.int32)"
-    )
-
-
-def check_batch(tokens: Any, labels: Any, n_token: int) -> list[np.ndarray]:
-    """The one batch `x, y` that a method of Keras is given, int32 `[batch, tgt_len]` each; checked."""
-    arrays = []
-    for argument, name, ids in (("x", "tokens", tokens), ("y", "labels", labels)):
-        array = np.asarray(ids)
-        if array.ndim != 2 or 0 in array.shape or not np.issubdtype(array.dtype, np.integer):
-            found = type(ids).__name__ if array.dtype == object else f"{array.dtype} {list(array.shape)}"
-            what = "the tokens of one batch" if argument == "x" else "the labels of x"
-            raise ValueError(f"{argument} must be integers [batch, tgt_len], {what}, got {found}")
-        check_ids(name, array, n_token)
-        arrays.append(array.astype(np.int32))
-    if arrays[0].shape != arrays[1].shape:
-        raise ValueError(f"y must have the shape of x, {list(arrays[0].shape)}, got {list(arrays[1].shape)}")
-    return arrays
-
-
-def _checked(dataset: tf.data.Dataset, rows: int, n_token: int, longest: int | None) -> tf.data.Dataset:
-    """The dataset with an error for a batch of other rows, a segment over `longest` or an id outside the vocabulary.
-
-    The input pipeline checks this on the host: a GPU reads zeros for such an id, and XLA drops assertions.
-    """
-
-    def check(tokens, labels):
-        shape = tf.shape(tokens)
-        hint = "(drop_remainder=True leaves out a shorter last batch)"
-        text = f"every batch must have the rows of the first, {rows}, found"
-        checks = [(shape[0] == rows, [text, shape[0], hint])]
-        if longest is not None:
-            text = f"segments of an evaluation must not be longer than the first, {longest}, found"
-            checks.append((shape[1] <= longest, [text, shape[1]]))
-        for name, ids in (("tokens", tokens), ("labels", labels)):
-            smallest, largest = tf.reduce_min(ids), tf.reduce_max(ids)
-            worst = tf.where(smallest < 0, smallest, largest)
-            checks.append(((smallest >= 0) & (largest < n_token), [id_error(name, n_token), worst]))
-        found = tf.shape(labels)
-        text = ["labels must have the shape of tokens,", shape[0], "x", shape[1]]
-        checks.append((tf.reduce_all(shape == found), [*text, "but are", found[0], "x", found[1]]))
-        with tf.control_dependencies([tf.debugging.Assert(*check) for check in checks]):
-            return tuple(tf.ensure_shape(ids, [rows, ids.shape[1]]) for ids in (tokens, labels))
-
-    return dataset.map(check)
-
-
-@contextlib.contextmanager
-def plain_messages() -> Iterator[None]:
-    """Where a check of a batch fails, its message becomes one sentence, without the nodes of TensorFlow's graph."""
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        found = re.search(r"assertion failed: \[(.*)\]$", error.message, re.MULTILINE)  # [text] [number] [text] ...
-        if not found:
-            raise
-        raise tf.errors.InvalidArgumentError(None, None, found[1].replace("] [", " ")) from None
-
-
-def _padded(dataset: tf.data.Dataset, tgt_len: int) -> tf.data.Dataset:
-    """The dataset with shorter segments padded to `tgt_len`; padded labels are -1, which the loss leaves out."""
-
-    def pad(ids, value):
-        ids = tf.pad(ids, [[0, 0], [0, tgt_len - tf.shape(ids)[1]]], constant_values=value)
-        return tf.ensure_shape(ids, [None, tgt_len])
-
-    return dataset.map(lambda tokens, labels: (pad(tokens, 0), pad(tf.cast(labels, tf.int32), -1)))

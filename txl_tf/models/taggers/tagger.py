@@ -342,6 +342,10 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         return [self.loss_mean, self.spans]
 
     @property
+    def only_in_evaluation(self):
+        return [self.spans]
+
+    @property
     def n_classes(self):
         return len(self.labels)
 
@@ -357,22 +361,34 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         inputs, tags, weights = self.unpacked(data)
         key, elements = self.step_key(tf.shape(tags)[0]), self.weights_in_training(self._in_range(tags), weights)
         with tf.GradientTape() as tape:
-            emissions, mask, tags, weights = self._elements(inputs, tags, elements, training=True, dropout_key=key)
-            nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
-            loss = self.with_penalties(tf.math.divide_no_nan(nll, self.over_replicas(rows)))
+            emissions, mask, tags, of_rows = self._elements(inputs, tags, elements, training=True, dropout_key=key)
+            nll, rows = self._nll_and_rows(emissions, mask, tags, of_rows)
+            own_loss = self.own_loss(inputs, tags, emissions, elements, training=True)
+            loss = own_loss
+            if loss is None:
+                loss = self.with_penalties(tf.math.divide_no_nan(nll, self.over_replicas(rows)))
             loss = self.optimizer.scale_loss(loss)
         of_update = self.apply_gradients_of(loss, tape)
-        return {**self._log_loss(nll, rows), **of_update, **self._measure(emissions, mask, tags, elements)}
+        logs = {**self._log_loss(nll, rows, own_loss), **of_update, **self._measure(emissions, mask, tags, elements)}
+        return self.reported(logs, inputs, tags, emissions, elements, training=True)
 
     def test_step(self, data):
-        inputs, tags, elements = self.unpacked(data)
-        emissions, mask, tags, weights = self._elements(inputs, tags, elements)
+        inputs, tags, weights = self.unpacked(data)
+        emissions, mask, tags, of_rows = self._elements(inputs, tags, weights)
         packed, path, expected = pack(mask, self.crf.decode(emissions, mask)[0], tags)
         counts = self.count_spans(path, expected, packed)
         self.spans.update_state(self.over_replicas(counts))
-        nll, rows = self._nll_and_rows(emissions, mask, tags, weights)
-        measured = self._measure(emissions, mask, tags, elements)
-        return {**self._log_loss(nll, rows), **self.spans.result(), **measured}
+        nll, rows = self._nll_and_rows(emissions, mask, tags, of_rows)
+        own_loss = self.own_loss(inputs, tags, emissions, weights, training=False)
+        measured = self._measure(emissions, mask, tags, weights)
+        logs = {**self._log_loss(nll, rows, own_loss), **self.spans.result(), **measured}
+        return self.reported(logs, inputs, tags, emissions, weights, training=False)
+
+    def loss_share(self, x, y, y_pred, sample_weight):
+        mask = self._mask_of(x)
+        of_rows = None if sample_weight is None else weights_of_rows(sample_weight, tf.cast(mask, tf.float32))
+        nll, rows = self._nll_and_rows(y_pred, mask, as_ids("tags", y), of_rows)
+        return tf.math.divide_no_nan(nll, self.over_replicas(rows))
 
     def _measure(self, emissions, mask, tags, sample_weight):
         """Logs of the metrics that `compile` was given, of the tags at elements."""
@@ -390,7 +406,9 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             return tf.reduce_sum(nll), tf.reduce_sum(tf.cast(tf.reduce_any(mask, 1), nll.dtype))  # with elements
         return tf.reduce_sum(nll * weights), tf.reduce_sum(weights)
 
-    def _log_loss(self, nll, rows):
+    def _log_loss(self, nll, rows, own_loss=None):
+        if own_loss is not None:
+            nll = own_loss * self.over_replicas(rows)
         nll, rows = tf.unstack(self.over_replicas(tf.stack([nll, rows])))
         self.loss_mean.update_state(tf.math.divide_no_nan(nll, rows), sample_weight=rows)
         return {"loss": self.loss_mean.result()}

@@ -330,7 +330,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         order = tf.where(one_shifted, packed_order(whole != PADDING), tf.range(keras.ops.shape(whole)[1]))
         packed = tf.gather(whole, order, batch_dims=1)
         if sample_weight is not None:
-            sample_weight = checked_weights(sample_weight, labels)
+            sample_weight = checked_weights(sample_weight, tf.cast(labels, self.loss_dtype))
             if sample_weight.shape.rank == 2:
                 sample_weight = tf.gather(sample_weight, tf.maximum(order[:, 1:] - 1, 0), batch_dims=1)
         target = tf.where(one_shifted, packed[:, :-1], target)
@@ -342,20 +342,34 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         n_labels = self.over_replicas(tf.reduce_sum(self._weights(labels, weights)))
         with tf.GradientTape() as tape:
             logits = self(inputs, training=True, dropout_key=key)
-            nll, smoothed, right, tokens = self.sums_of(logits, labels, weights)
-            loss = self.optimizer.scale_loss(self.with_penalties(tf.math.divide_no_nan(smoothed, n_labels)))
+            sums = self.sums_of(logits, labels, weights)
+            own_loss = self.own_loss(inputs, labels, logits, weights, training=True)
+            loss = self.with_penalties(tf.math.divide_no_nan(sums[1], n_labels)) if own_loss is None else own_loss
+            loss = self.optimizer.scale_loss(loss)
         of_update = self.apply_gradients_of(loss, tape)
-        measured = self.measure(labels, logits, self._weights(labels, None), self._weights(labels, weights))
-        return {**self._logs(nll, right, tokens), **of_update, **measured}
+        logs = {**self._logs(sums, own_loss), **of_update, **self._measure(labels, logits, weights)}
+        return self.reported(logs, inputs, labels, logits, weights, training=True)
 
     def test_step(self, data):
         inputs, labels, weights = self._batch(data)
         logits = self(inputs)
-        nll, _, right, tokens = self.sums_of(logits, labels, weights)
-        measured = self.measure(labels, logits, self._weights(labels, None), self._weights(labels, weights))
-        return {**self._logs(nll, right, tokens), **measured}
+        own_loss = self.own_loss(inputs, labels, logits, weights, training=False)
+        logs = self._logs(self.sums_of(logits, labels, weights), own_loss)
+        logs |= self._measure(labels, logits, weights)
+        return self.reported(logs, inputs, labels, logits, weights, training=False)
 
-    def _logs(self, nll, right, tokens):
+    def _measure(self, labels, logits, weights):
+        """Logs of the metrics that `compile` was given."""
+        return self.measure(labels, logits, self._weights(labels, None), self._weights(labels, weights))
+
+    def loss_share(self, x, y, y_pred, sample_weight):
+        _, smoothed, _, tokens = self.sums_of(y_pred, y, sample_weight)
+        return tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
+
+    def _logs(self, sums, own_loss=None):
+        nll, _, right, tokens = sums
+        if own_loss is not None:
+            nll = own_loss * self.over_replicas(tokens)
         nll, right, tokens = tf.unstack(self.over_replicas(tf.stack([nll, right, tokens])))
         for metric, total in ((self.loss_mean, nll), (self.accuracy, right)):
             metric.update_state(tf.math.divide_no_nan(total, tokens), sample_weight=tokens)

@@ -1,0 +1,109 @@
+"""Whether the segments of a dataset come in the order of the text: finds what shuffles them among its transformations.
+
+A model with memory needs that order: row r of a batch continues row r of the batch before. Documents may be shuffled
+as long as they are cut into segments afterwards:
+
+    segments.shuffle(100)                                   shuffled
+    rows.shuffle(100).map(to_tokens_and_labels).batch(8)    shuffled: every row is a segment already
+    documents.shuffle(100).flat_map(to_tokens).batch(...)   in order: `flat_map` joins the documents to one text
+
+The rule: the elements that a shuffle takes are segments, unless `flat_map`, `interleave` or `unbatch` takes them apart
+afterwards. What is then taken apart is a document, with three exceptions that are still segments: pairs of batches
+`[batch, any]`; elements as long as a segment or one token longer; and windows of `Dataset.window`. What is shuffled in
+Python, in front of `from_generator` or an array, cannot be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+_REORDERS = ("ShuffleDataset", "ShuffleAndRepeatDataset", "GroupByWindowDataset")
+_TAKES_APART = ("FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset", "UnbatchDataset")
+_IGNORE_STATE = 1  # of `DatasetToGraphV2`: what the dataset calls in Python is no error
+
+Component = tuple[tf.DType, tf.TensorShape]  # of an element
+
+
+def is_shuffled(dataset: tf.data.Dataset) -> bool:
+    """Whether the segments that `dataset` holds are shuffled, or drawn at random from several datasets.
+
+    Args:
+        dataset: elements `(tokens, labels, ...)`, as `fit` takes them.
+    """
+    shape = tf.nest.flatten(dataset.element_spec)[0].shape
+    tgt_len = shape[-1] if shape.rank else None
+    return any(_are_segments(components, apart, tgt_len) for components, apart in _reordered(dataset))
+
+
+def _are_segments(components: list[Component], taken_apart: bool, tgt_len: int | None) -> bool:
+    """The rule of this module, for the components of an element that is shuffled."""
+    if not taken_apart or any(dtype == tf.variant for dtype, _ in components):
+        return True
+    shapes = [shape for dtype, shape in components if dtype.is_integer and shape.rank]
+    as_long = tgt_len is not None and any(shape[-1] in (tgt_len, tgt_len + 1) for shape in shapes)
+    return as_long or (len(shapes) > 1 and all(shape.rank == 2 for shape in shapes))
+
+
+def _reordered(dataset: tf.data.Dataset, taken_apart: bool = False) -> Iterator[tuple[list[Component], bool]]:
+    """The components of all elements that are put in another order, and whether they are taken apart afterwards."""
+    # TensorFlow has no public way to a dataset's inputs but to write all of it as a graph, its arrays included.
+    kind, inputs = _kind_of(dataset), dataset._inputs()
+    if kind in _REORDERS:
+        yield _components(inputs[0].element_spec), taken_apart
+    if kind == "DirectedInterleaveDataset":
+        selector, *inputs = inputs
+        if _is_random(selector):
+            yield _components(dataset.element_spec), taken_apart
+    for function in dataset._functions():
+        for graph in _graphs_of(function.function):
+            yield from _reordered_in(graph, taken_apart)
+    for source in inputs:
+        yield from _reordered(source, taken_apart or kind in _TAKES_APART)
+
+
+def _kind_of(dataset: tf.data.Dataset) -> str:
+    return type(dataset).__name__.lstrip("_")
+
+
+def _components(spec: Any) -> list[Component]:
+    """Type and shape of every tensor in an element; a dataset within it is a variant."""
+    return [
+        (tf.variant, tf.TensorShape([])) if isinstance(part, tf.data.DatasetSpec) else (part.dtype, part.shape)
+        for part in tf.nest.flatten(spec)
+        if isinstance(part, tf.data.DatasetSpec) or hasattr(part, "dtype")
+    ]
+
+
+def _is_random(selector: tf.data.Dataset) -> bool:
+    """Whether the dataset that chooses among others does so at random."""
+    kind = _kind_of(selector)
+    return kind == "RandomDataset" or kind in _REORDERS or any(map(_is_random, selector._inputs()))
+
+
+# --------------------------------------------------------------------------- datasets that are made within a dataset
+
+
+def _graphs_of(function: Any) -> Iterator[Any]:
+    """The GraphDef of a function that a dataset calls, and those of the datasets that it captures."""
+    yield function.graph.as_graph_def()
+    for tensor in function.captured_inputs:
+        if tensor.dtype == tf.variant:
+            try:
+                text = tf.raw_ops.DatasetToGraphV2(input_dataset=tensor, external_state_policy=_IGNORE_STATE)
+            except tf.errors.OpError:  # another variant, or a dataset that cannot be written
+                continue
+            yield tf.compat.v1.GraphDef.FromString(text.numpy())
+
+
+def _reordered_in(graph: Any, taken_apart: bool) -> Iterator[tuple[list[Component], bool]]:
+    """`_reordered` of the datasets in a GraphDef: what is taken apart anywhere in it counts as taken apart."""
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    kinds = {node.name: node.op.rstrip("V0123456789") for node in nodes}
+    taken_apart = taken_apart or not {*kinds.values()}.isdisjoint(_TAKES_APART)
+    for node in nodes:
+        if kinds[node.name] in _REORDERS:
+            types, shapes = node.attr["output_types"].list.type, node.attr["output_shapes"].list.shape
+            yield list(zip(map(tf.as_dtype, types), map(tf.TensorShape, shapes), strict=True)), taken_apart

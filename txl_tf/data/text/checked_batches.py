@@ -1,0 +1,341 @@
+"""Checks the dataset or the batch that `fit`, `evaluate`, `train_on_batch`, ... of a language model are given.
+
+A batch is `(tokens, labels)` or `(tokens, labels, weights)`. A label of `IGNORED` does not count: it has the weight 0,
+whatever its weight is. What comes out of the checks is one of three forms, so that batches in which every label counts
+keep a step of their own, without weights:
+
+    (tokens, labels)                        every label counts; with static shapes, those that are not below 0
+    (tokens, labels, weights [B, T])        float32; an ignored label is 0, which has the weight 0
+    (tokens, labels, weights [B, 0])        in a dataset without weights: every label of this batch counts
+
+Shapes:
+    B: rows, over all replicas      T: tokens of a segment
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.errors import ParameterError
+from txl_tf.layers.embedding import check_ids, id_error
+
+IGNORED = -100  # a label that does not count, as in PyTorch
+_LEFT_OUT = -1  # the same with static shapes, see `static_adaptive_logsoftmax`
+_WEIGHTS = "finite and not negative"
+
+
+@dataclasses.dataclass
+class Batches:
+    """The batches that `fit` and `evaluate` read.
+
+    Attributes:
+        dataset: `tf.data.Dataset` of batches in a form of this module, or a distributed one.
+        rows: rows of a batch, over all replicas; if they differ, those of the first batch.
+        tgt_len: tokens of a segment, or, if lengths differ, of the first one or of all but an epoch's last; `None` in
+            training where that is not known.
+        count: number of batches, or TensorFlow's negative number for infinite or unknown.
+        repeated: whether the dataset repeats these batches forever. Workers would otherwise have to agree at every
+            step on whether the dataset has ended.
+        any_rows: whether batches may have other rows than the first. They run step by step then.
+    """
+
+    dataset: Any
+    rows: int
+    tgt_len: int | None
+    count: int
+    repeated: bool = False
+    any_rows: bool = False
+
+    def __post_init__(self) -> None:
+        self._iterator, self._left = None, 0
+
+    def calls(self, iterator: Any, k: int) -> list[int]:
+        """Steps of each of the next calls: one call of `k` steps or of what is left, or `k` calls of one step."""
+        if self.count == tf.data.INFINITE_CARDINALITY:
+            return [1] * k if self.any_rows else [k]
+        if self.count < 0:
+            return [1] * k
+        if iterator is not self._iterator or (self.repeated and not self._left):
+            self._iterator, self._left = iterator, self.count
+        k = min(k, self._left)
+        self._left -= k
+        return [1] * k if self.any_rows else [k]
+
+
+def check_batches(
+    dataset: tf.data.Dataset,
+    n_token: int,
+    static_shapes: bool,
+    evaluation: bool = False,
+    name: str = "x",
+    *,
+    rows_divide_by: int | None = None,
+    weighs: str = "where needed",
+) -> Batches:
+    """Checks the dataset that `fit` or `evaluate` is given, and adds checks of every batch.
+
+    Ids must be below `n_token`. With `static_shapes`, all training segments must have one length, and shorter
+    evaluation segments are padded. No evaluation segment may be longer than the first. Errors call the dataset `name`.
+
+    Args:
+        rows_divide_by: of a model without memory, whose batches may have any rows that divide by it; `None`: all must
+            have the rows of the first.
+        weighs: which batches of a dataset without weights get them: "where needed", those that have ignored labels;
+            "always"; or "never", where an ignored label is an error.
+
+    Raises:
+        ValueError: `dataset` does not hold `(tokens, labels)`, int `[batch, tgt_len]` each, or `(tokens, labels,
+            weights)`, or it is empty.
+    """
+    spec = getattr(dataset, "element_spec", None)
+    if not _are_batches(spec):
+        raise ParameterError(
+            name, dataset, "a tf.data.Dataset of (tokens, labels) or (tokens, labels, weights)",
+            f"{name} must be a tf.data.Dataset of (tokens, labels), int [batch, tgt_len] each, "
+            f"got {type(dataset).__name__}" + (f" of {spec}" if spec is not None else "")
+            + ", where a third element can hold weights of the labels, [batch] or [batch, tgt_len]"
+            + f": row r of a batch continues row r of the batch before, whose memory it is given; {_remedy(dataset)}",
+        )  # fmt: skip
+    rows, tgt_len = spec[0].shape if spec[0].shape.rank else (None, None)
+    any_rows = rows is None and rows_divide_by is not None
+    usual_len = getattr(dataset, "tgt_len", None)  # what `Segments` says
+    count = int(dataset.cardinality())
+    if static_shapes and not evaluation and tgt_len is None:
+        raise ValueError("static shapes need segments of one length: see drop_remainder of txl_tf.segments")
+    if rows is None or (evaluation and tgt_len is None) or count == 0:
+        first = next(iter(dataset), None)
+        if first is None:
+            raise ValueError(f"{name} must hold at least one batch, got an empty dataset")
+        rows, first_len = first[0].shape
+        tgt_len = first_len if evaluation else tgt_len
+    check = _check(n_token, None if any_rows else rows, rows_divide_by, tgt_len if evaluation else None)
+    if static_shapes:
+        form = functools.partial(_padded, tgt_len=tgt_len)
+    elif len(spec) == 2 and weighs == "never":
+        form = _plain
+    else:
+        form = functools.partial(_weighed, always=weighs == "always")
+    dataset = dataset.map(lambda *batch: form(*check(*batch, ignoring=weighs != "never")))
+    return Batches(dataset, rows, tgt_len or usual_len, count, any_rows=any_rows)
+
+
+def _are_batches(spec: Any) -> bool:
+    """Whether a dataset of this `element_spec` may hold batches of a language model."""
+    if not (isinstance(spec, tuple) and len(spec) in (2, 3) and all(isinstance(s, tf.TensorSpec) for s in spec)):
+        return False
+    tokens, labels, *weights = spec
+    ids = tokens.dtype.is_integer and labels.dtype.is_integer and tokens.shape.rank in (None, 2)
+    return ids and tokens.shape.is_compatible_with(labels.shape) and all(_fit(w, labels.shape) for w in weights)
+
+
+def _fit(weights: Any, shape: tf.TensorShape) -> bool:
+    """Whether a tensor, an array or its spec may hold weights of labels of a shape, or of their rows."""
+    dtype, of_weights = tf.as_dtype(weights.dtype), tf.TensorShape(weights.shape)
+    rows, length = shape if shape.rank else (None, None)
+    shapes = [rows], [rows, 1], [rows, length]
+    is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool
+    return is_number and any(of_weights.is_compatible_with(known) for known in shapes)
+
+
+def _remedy(data: Any) -> str:
+    """How to make a dataset of what `fit` was given instead: of an array or of a generator."""
+    gives_batches = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    arrays_or_dataset = hasattr(data, "shape") or hasattr(data, "element_spec")
+    if not gives_batches or arrays_or_dataset or isinstance(data, list | tuple | dict | str):
+        return "txl_tf.segments(text, batch_size, tgt_len) makes one of a text"
+    return (
+        "tf.data.Dataset.from_generator(function, output_signature=(spec, spec)) makes one of it, where function() "
+        "gives a new iterator and spec is tf.TensorSpec([batch, None], tf.int32)"
+    )
+
+
+# --------------------------------------------------------------------------------------------- checks of every batch
+
+
+def _check(n_token: int, rows: int | None, rows_divide_by: int | None, longest: int | None) -> Callable:
+    """A function of a batch with an error for other rows, a segment over `longest`, a wrong id or a wrong weight.
+
+    The input pipeline checks this on the host: a GPU reads zeros for such an id, and XLA drops assertions.
+
+    Returns:
+        Function of `(tokens, labels, weights, ignoring)` that gives `(tokens, labels, ignored, weights)`: the labels
+        with 0 in place of ignored ones, bool `[B, T]`, and float32 `[B, T]`, or `None` without weights.
+    """
+
+    def check(tokens, labels, weights=None, *, ignoring=True):
+        shape, found = tf.shape(tokens), tf.shape(labels)
+        checks = []
+        if rows is not None:
+            hint = "(drop_remainder=True leaves out a shorter last batch)"
+            text = f"every batch must have the rows of the first, {rows}, found"
+            checks.append((shape[0] == rows, [text, shape[0], hint]))
+        elif rows_divide_by > 1:
+            text = f"the rows of every batch must divide by {rows_divide_by}, the number of replicas and parts, found"
+            checks.append((shape[0] % rows_divide_by == 0, [text, shape[0]]))
+        if longest is not None:
+            text = f"segments of an evaluation must not be longer than the first, {longest}, found"
+            checks.append((shape[1] <= longest, [text, shape[1]]))
+        ignored = _is_ignored(labels) if ignoring else tf.zeros_like(labels, tf.bool)
+        labels = tf.where(ignored, tf.zeros_like(labels), labels)
+        for name, ids in (("tokens", tokens), ("labels", labels)):
+            smallest, largest = tf.reduce_min(ids), tf.reduce_max(ids)
+            worst = tf.where(smallest < 0, smallest, largest)
+            checks.append(((smallest >= 0) & (largest < n_token), [id_error(name, n_token), worst]))
+        text = ["labels must have the shape of tokens,", shape[0], "x", shape[1]]
+        checks.append((tf.reduce_all(shape == found), [*text, "but are", found[0], "x", found[1]]))
+        if weights is not None:
+            weights, of_weights = _of_labels(weights, labels)
+            checks += of_weights
+        with tf.control_dependencies([tf.debugging.Assert(*check) for check in checks]):
+            tokens, labels = (tf.ensure_shape(ids, [rows, ids.shape[1]]) for ids in (tokens, labels))
+            return tokens, labels, tf.identity(ignored), weights if weights is None else tf.identity(weights)
+
+    return check
+
+
+def _is_ignored(labels: Any) -> Any:
+    """Which labels are `IGNORED`: bool, of their shape. Unsigned integers do not hold it."""
+    return labels == IGNORED if labels.dtype.min < 0 else tf.zeros_like(labels, tf.bool)
+
+
+def _of_labels(weights: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, list]:
+    """Weights as float32, of the shape of the labels; and checks of them."""
+    weights = tf.cast(weights, tf.float32)
+    given = tf.shape(weights)
+    if weights.shape.rank == 1:
+        weights = weights[:, None]
+    shape, columns = tf.shape(labels), tf.shape(weights)[1]
+    fit = (tf.shape(weights)[0] == shape[0]) & ((columns == 1) | (columns == shape[1]))
+    wrong = tf.reshape(~(tf.math.is_finite(weights) & (weights >= 0)), [-1])
+    worst = tf.reshape(weights, [-1])[tf.argmax(tf.cast(wrong, tf.int32))]
+    checks = [
+        (fit, ["weights must be [batch] or [batch, tgt_len],", shape[0], "x", shape[1], "but are", given]),
+        (~tf.reduce_any(wrong), [f"weights must be {_WEIGHTS}, found", worst]),
+    ]
+    with tf.control_dependencies([tf.debugging.Assert(*checks[0])]):
+        return tf.broadcast_to(weights, shape), checks
+
+
+# -------------------------------------------------------------------------------- the forms that a batch comes out in
+
+
+def _plain(tokens, labels, ignored, weights):
+    return tokens, labels
+
+
+def _weighed(tokens, labels, ignored, weights, always):
+    """`(tokens, labels, weights)`; the weights have no column where all labels count, unless `always`."""
+    counts = tf.cast(~ignored, tf.float32)
+    if weights is not None:
+        return tokens, labels, tf.ensure_shape(weights * counts, labels.shape)
+    if not always:
+        counts = counts[:, : tf.where(tf.reduce_any(ignored), tf.shape(labels)[1], 0)]
+    return tokens, labels, tf.ensure_shape(counts, [labels.shape[0], labels.shape[1] if always else None])
+
+
+def _padded(tokens, labels, ignored, weights, tgt_len):
+    """The batch with a shorter segment padded to `tgt_len`, as static shapes need; labels of -1 do not count."""
+
+    def pad(x, value):
+        x = tf.pad(x, [[0, 0], [0, tgt_len - tf.shape(x)[1]]], constant_values=value)
+        return tf.ensure_shape(x, [tokens.shape[0], tgt_len])
+
+    labels = tf.where(ignored, _LEFT_OUT, tf.cast(labels, tf.int32))
+    batch = pad(tokens, 0), pad(labels, _LEFT_OUT)
+    return batch if weights is None else (*batch, pad(weights * tf.cast(~ignored, tf.float32), 0.0))
+
+
+# ------------------------------------------------------------------------------------------------------- one batch
+
+
+def check_batch(
+    tokens: Any, labels: Any, n_token: int, sample_weight: Any = None, static_shapes: bool = False
+) -> list[np.ndarray]:
+    """The one batch that a method of Keras is given, checked: in the form that `check_batches` has for it.
+
+    Args:
+        tokens, labels: the arguments `x` and `y`, int `[batch, tgt_len]` each.
+        sample_weight: weights of the labels, or of the rows; `None` for 1 everywhere.
+
+    Returns:
+        `[tokens, labels]`, int32; and float32 weights, unless every label counts the same.
+
+    Raises:
+        ValueError: an argument is of another kind, an id outside the vocabulary, or a weight negative or not finite.
+    """
+    arrays = []
+    for argument, name, ids in (("x", "tokens", tokens), ("y", "labels", labels)):
+        array = np.asarray(ids)
+        if array.ndim != 2 or 0 in array.shape or not np.issubdtype(array.dtype, np.integer):
+            found = type(ids).__name__ if array.dtype == object else f"{array.dtype} {list(array.shape)}"
+            what = "the tokens of one batch" if argument == "x" else "the labels of x"
+            raise ValueError(f"{argument} must be integers [batch, tgt_len], {what}, got {found}")
+        check_ids(name, array[array != IGNORED] if name == "labels" else array, n_token)
+        arrays.append(array.astype(np.int32))
+    tokens, labels = arrays
+    if tokens.shape != labels.shape:
+        raise ValueError(f"y must have the shape of x, {list(tokens.shape)}, got {list(labels.shape)}")
+    weights = check_weights(sample_weight, labels)
+    if weights is None or static_shapes and sample_weight is None:
+        return [tokens, np.where(labels == IGNORED, _LEFT_OUT, labels)]
+    return [tokens, np.where(labels == IGNORED, 0, labels), weights]
+
+
+def check_weights(sample_weight: Any, labels: np.ndarray) -> np.ndarray | None:
+    """The weights of labels, float32 `[batch, tgt_len]`, 0 at ignored ones; `None` where all count the same.
+
+    Args:
+        sample_weight: `[batch, tgt_len]`, `[batch]` of the rows, or `None`.
+        labels: int `[batch, tgt_len]`.
+
+    Raises:
+        ParameterError: the weights have another shape, or one is negative or not finite.
+    """
+    if sample_weight is None and (labels != IGNORED).all():
+        return None
+    if sample_weight is not None:
+        weights = np.asarray(sample_weight)
+        check_weights_fit(weights, labels)
+        weights = weights.astype(np.float32)
+        wrong = ~(np.isfinite(weights) & (weights >= 0))
+        if wrong.any():
+            message = f"sample_weight must be {_WEIGHTS}, found {weights[wrong][0]}"
+            raise ParameterError("sample_weight", sample_weight, _WEIGHTS, message)
+    return weights_of_labels(sample_weight, tf.constant(labels)).numpy()
+
+
+def check_weights_fit(sample_weight: Any, labels: Any) -> None:
+    """Raises ParameterError unless weights, an array or tensor, have the shape of the labels or of their rows."""
+    if sample_weight.dtype == object or not _fit(sample_weight, tf.TensorShape(labels.shape)):
+        allowed = f"numbers [batch] or [batch, tgt_len] = {[*labels.shape]}"
+        found = f"{tf.as_dtype(sample_weight.dtype).name} {[*sample_weight.shape]}"
+        raise ParameterError("sample_weight", sample_weight, allowed, f"sample_weight must be {allowed}, got {found}")
+
+
+def weights_of_labels(sample_weight: Any, labels: tf.Tensor) -> tf.Tensor:
+    """`check_weights` without its checks, for graphs: always float32 `[batch, tgt_len]`."""
+    counts = tf.cast(~_is_ignored(labels), tf.float32)
+    if sample_weight is None:
+        return counts
+    weights = tf.cast(sample_weight, tf.float32)
+    return counts * (weights[:, None] if weights.shape.rank == 1 else weights)
+
+
+@contextlib.contextmanager
+def plain_messages() -> Iterator[None]:
+    """Where a check of a batch fails, its message becomes one sentence, without the nodes of TensorFlow's graph."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(r"assertion failed: \[(.*)\]$", error.message, re.MULTILINE)  # [text] [number] [text] ...
+        if not found:
+            raise
+        raise tf.errors.InvalidArgumentError(None, None, found[1].replace("] [", " ")) from None
