@@ -606,11 +606,14 @@ def _(tmp_path):
         seen.add(graph)
         return i + 1
 
-    inner = tf.function(lambda x: tf.while_loop(lambda i: i < 3, outermost, [x]))
-    outer = tf.function(lambda x, inner=inner: inner(x))
-    outer(tf.constant(0))
-    assert [graph.name for graph in seen] == [outer.get_concrete_function(tf.constant(0)).graph.name]
-    del inner, outer
+    def nested():
+        inner = tf.function(lambda x: tf.while_loop(lambda i: i < 3, outermost, [x]))
+        return tf.function(lambda x: inner(x))
+
+    function = nested()
+    function(tf.constant(0))
+    assert [graph.name for graph in seen] == [function.get_concrete_function(tf.constant(0)).graph.name]
+    del function
     gc.collect()
     assert not seen
 

@@ -299,8 +299,8 @@ def _check_no_graph(x, name, value, current):
     if exists():
         message = (
             f"{name} of {_named(x)} cannot change from {brief(current)} to {brief(value)}: a compiled graph that "
-            f"somebody else made still has {brief(current)}. If it is the fit or predict of a Keras model, compile() "
-            f"that model again; if it is a tf.function, delete it; or make a new {type(x).__name__}"
+            f"somebody else made still has {brief(current)}. Of a Keras model, compile() frees it (after predict, del "
+            f"model.predict_function first); a tf.function can be deleted; or make a new {type(x).__name__}"
         )
         raise FixedAttributeError(name, value, f"{brief(current)} while compiled graphs have it", message)
 

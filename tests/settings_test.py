@@ -1,0 +1,327 @@
+"""Settings: a constructor argument that changes takes effect everywhere, as if made so, or is refused by name.
+
+Every stored argument of every public layer and model is tried; then what graphs, parts, constructors and `fit` do.
+"""
+
+import abc
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conforming_layers import LAYERS
+from helpers import SMALL, eagerly
+
+import txl_tf
+from txl_tf import layers
+from txl_tf.errors import FixedAttributeError, ParameterError
+from txl_tf.layers.common.arguments import stored_names
+from txl_tf.layers.common.settings import Settings, free_settings_of
+from txl_tf.models.decoding.session import Session
+
+ONE_LAYER = {**SMALL, "n_layer": 1, "dropout": 0.0}
+PAIRS = {"num_layers": 1, "d_model": 8, "num_heads": 2, "dff": 12, "input_vocab_size": 9, "target_vocab_size": 9}
+TAGS = ["O", "B-X", "I-X"]
+ANY_TAG = np.ones([10, 10], bool).tolist()
+
+
+def language_model(**options):
+    return txl_tf.TransformerXLLM(**{**ONE_LAYER, "mem_len": 3, "init_std": 0.5, "seed": 1, **options})
+
+
+def tagger():
+    network = txl_tf.Tener(n_token=9, n_layer=1, d_model=8, n_head=2, d_inner=12)
+    return txl_tf.Tagger(network, TAGS, seed=1)
+
+
+MODELS = {
+    "TransformerXLLM": language_model,
+    "TransformerLM": lambda: txl_tf.TransformerLM(**ONE_LAYER),
+    "TransformerLM-learned": lambda: txl_tf.TransformerLM(**ONE_LAYER, pos_embed="learned"),
+    "Transformer": lambda: txl_tf.Transformer(**PAIRS),
+    "Tagger": tagger,
+}
+MAKE = {layer.name: layer.make for layer in LAYERS} | MODELS
+
+
+def other_value(name, current):
+    """A value of the same kind as the current one, or for `None` of the kind that the name takes."""
+    if current is None:
+        return {"reset_token": 3, "seed": 5, "allowed": ANY_TAG}.get(name, 1)
+    if isinstance(current, (bool, str)):
+        return not current if isinstance(current, bool) else current + "x"
+    return 0.375 if isinstance(current, float) else current + 3 if isinstance(current, int) else [current]
+
+
+def described(x):
+    """What all parts of `x` know: stored arguments, whether they draw keys, tables of positions."""
+    objects = ("kernel_initializer", "initializer", "proj_initializer", "embeddings_initializer", "network")
+    return [
+        (
+            {name: getattr(part, name) for name in stored_names(type(part)) if name not in objects},
+            getattr(part, "_draw", None) is not None,
+            np.shape(getattr(part, "pe", 0)),
+        )
+        for part in x._flatten_layers()
+        if isinstance(part, Settings)
+    ]
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_a_free_setting_changes_to_what_a_new_object_would_have(name):
+    x = MAKE[name]()
+    values = {setting: other_value(setting, getattr(x, setting)) for setting in free_settings_of(x)}
+    for setting, value in values.items():
+        setattr(x, setting, value)
+    config = x.get_config()
+    assert {setting: getattr(x, setting) for setting in values} == values
+    assert {setting: config[setting] for setting in values} == values
+    assert described(x) == described(type(x).from_config(config))
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_every_other_argument_is_refused_by_name(name):
+    x = MAKE[name]()
+    free = free_settings_of(x)
+    names = [setting for setting in stored_names(type(x)) if setting not in free]
+    assert names or name in ("LayerNorm",)
+    for setting in names:
+        before, value = getattr(x, setting), object()
+        with pytest.raises(FixedAttributeError) as caught:
+            setattr(x, setting, value)
+        assert (caught.value.name, caught.value.value) == (setting, value) and isinstance(caught.value, AttributeError)
+        assert getattr(x, setting) is before
+        with pytest.raises(FixedAttributeError):
+            delattr(x, setting)
+
+
+def test_what_is_free_is_what_weights_fit():
+    """The list of the issue, one by one: a change of this table is a decision."""
+    rates = {"dropout", "dropatt"}
+    inference = {"mem_len", "same_length", "clamp_len", "reset_token", "layer_norm_epsilon"}
+    found = {name: set(free_settings_of(make())) for name, make in MODELS.items()}
+    assert found == {
+        "TransformerXLLM": rates | inference | {"recompute", "seed"},
+        "TransformerLM": rates | {"mem_len", "same_length", "layer_norm_epsilon", "context_len", "recompute", "seed"},
+        "TransformerLM-learned": rates | {"mem_len", "same_length", "layer_norm_epsilon", "recompute", "seed"},
+        "Transformer": {"rate", "dropatt", "dropact", "label_smoothing", "max_len", "seed"},
+        "Tagger": {"constraints", "output_dropout", "seed"},
+    }
+
+
+@pytest.mark.parametrize(
+    "setting, value",
+    [("mem_len", -1), ("mem_len", 2.5), ("dropout", 1.0), ("dropout", "a"), ("reset_token", 23), ("same_length", 1)],
+)
+def test_the_checks_are_those_of_the_constructor(setting, value):
+    lm = language_model()
+    with pytest.raises(ParameterError) as caught:
+        setattr(lm, setting, value)
+    assert (caught.value.name, caught.value.value) == (setting, value) and not isinstance(caught.value, AttributeError)
+    assert lm.get_config() == {**language_model().get_config(), "name": lm.name}
+
+
+# ---------------------------------------- dropout
+
+
+def drops(layer, *inputs):
+    dropped, whole = layer(*inputs, training=True), layer(*inputs, training=False)
+    return bool(np.any(np.asarray(dropped) != np.asarray(whole)))
+
+
+@pytest.mark.parametrize("setting", ["rate", "dropatt", "dropact"])
+def test_a_built_layer_that_dropped_nothing_drops(setting):
+    layer, x = layers.EncoderLayer(8, 2, 12, rate=0.0), np.random.default_rng(0).normal(size=[2, 5, 8])
+    assert not drops(layer, x)
+    setattr(layer, setting, 0.5)
+    assert drops(layer, x)
+    setattr(layer, setting, 0.0)
+    assert not drops(layer, x) and layer.seed is not None
+
+
+def test_a_layer_in_a_network_drops_by_the_network_s_keys():
+    network = txl_tf.TransformerXL(**ONE_LAYER, seed=3)
+    network.build()
+    (layer,) = network.decoder_layers
+    network.dropout = 0.5
+    assert layer.rel_attn.dropout == layer.ff.dropout == 0.5 and layer.ff._draw == layer.draw_key
+    assert layer.seed_generator is None  # it draws none of its own
+    assert drops(layer.ff, tf.ones([2, 3, 8]))
+
+
+def test_a_seed_that_is_set_draws_what_a_layer_made_with_it_draws():
+    x = np.ones([3, 4, 8])
+    made, changed = (layers.PositionalEncoding(8, rate=0.5, seed=seed) for seed in (7, 1))
+    changed(x, training=True)
+    changed.seed = 7
+    np.testing.assert_array_equal(changed(x, training=True), made(x, training=True))
+    changed.seed = None
+    assert isinstance(changed.seed, int)
+
+
+# ---------------------------------------- graphs
+
+
+def test_a_longer_memory_counts_after_scores_were_compiled():
+    lm, longer = language_model(), language_model(mem_len=7)
+    longer.set_weights(lm.get_weights())
+    tokens = np.random.default_rng(0).integers(0, 23, [2, 5])
+    lm.score(tokens, tokens)
+    lm.mem_len = 7
+    _, mems = lm.score(tokens, tokens)
+    _, expected = longer.score(tokens, tokens)
+    assert mems[0].shape == lm.initial_mems(2)[0].shape == (2, 7, 8)
+    np.testing.assert_array_equal(mems[0], expected[0])
+    for found, of_longer in zip(lm.score(tokens, tokens, mems), longer.score(tokens, tokens, mems), strict=True):
+        np.testing.assert_array_equal(found, of_longer)
+
+
+@pytest.mark.slow
+def test_a_longer_memory_is_that_of_a_model_made_so(tmp_path):
+    """After everything was compiled: evaluation, generation, files, the served model."""
+    lm, longer = language_model(dropout=0.1), language_model(dropout=0.1, mem_len=7)
+    text = np.random.default_rng(0).integers(0, 23, [4, 2, 6]).astype(np.int32)
+    dataset = tf.data.Dataset.from_tensor_slices((text[:, :, :-1], text[:, :, 1:]))
+    for model in (lm, longer):
+        model.compile(txl_tf.make_optimizer(train_steps=100, warmup_steps=1))
+    lm.fit(dataset, verbose=0)
+    for change in (lambda: setattr(lm, "mem_len", 7), lambda: setattr(lm.network, "mem_len", 7)):
+        lm.mem_len = 3
+        lm.evaluate(dataset, verbose=0), lm.generate(text[0], 9, seed=1), lm.train_on_batch(text[0], text[1])
+        change()
+        longer.set_weights(lm.get_weights())
+        assert lm.get_config() == {**longer.get_config(), "name": lm.name} and lm.network.mem_len == lm.mem_len == 7
+        assert lm.evaluate(dataset, verbose=0) == longer.evaluate(dataset, verbose=0)
+        np.testing.assert_array_equal(lm.generate(text[0], 9, seed=1), longer.generate(text[0], 9, seed=1))
+        lm.test_on_batch(text[0], text[1])  # from zeros of the new length
+    lm.save(tmp_path / "lm.keras")
+    assert keras.models.load_model(tmp_path / "lm.keras").mem_len == 7
+    txl_tf.export_saved_model(lm, tmp_path / "served")
+    assert tf.saved_model.load(tmp_path / "served").initial_state(1)["state"].shape == (1, 1, 2, 2, 7, 3)
+
+
+@pytest.mark.slow
+def test_training_heeds_a_rate_that_changes_while_it_runs():
+    """A callback may set rates; what `fit` cannot heed, the length of its memory, it refuses."""
+
+    class Change(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.network.dropout = 0.5 * epoch
+            with pytest.raises(FixedAttributeError) as caught:
+                self.model.mem_len = 9
+            assert caught.value.name == "mem_len"
+
+    lm = language_model()
+    text = np.random.default_rng(0).integers(0, 23, [2, 2, 5]).astype(np.int32)
+    lm.compile(keras.optimizers.SGD(0.0))
+    dataset = tf.data.Dataset.from_tensor_slices((text, text))
+    losses = lm.fit(dataset, epochs=2, verbose=0, callbacks=[Change()]).history["loss"]
+    assert losses[0] != losses[1] and lm.dropout == 0.5 and lm.running is None
+    lm.mem_len = 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Transformer", "Tagger"])
+def test_keras_s_fit_evaluate_and_predict_compile_again(name):
+    chars = np.random.default_rng(0).integers(3, 9, [4, 5])
+    data = ({"chars": chars}, chars % 3) if name == "Tagger" else (chars, chars)
+    model = MODELS[name]()
+    model.compile(keras.optimizers.SGD(0.0))
+    takes = data[0] if name == "Tagger" else data
+    before = model.train_on_batch(*data), model.evaluate(*data, verbose=0), model.predict(takes, verbose=0)
+    setattr(model, *(("output_dropout", 0.5) if name == "Tagger" else ("rate", 0.9)))
+    after = model.train_on_batch(*data), model.evaluate(*data, verbose=0), model.predict(takes, verbose=0)
+    assert np.ravel(before[0])[0] != np.ravel(after[0])[0]  # dropout
+    assert before[1][0] == after[1][0]
+    np.testing.assert_array_equal(before[2], after[2])
+
+
+def test_a_graph_of_somebody_else_keeps_the_value_while_it_lives():
+    layer, x = layers.PositionWiseFFN(6, 4), keras.Input([3])
+    model = keras.Model(x, layer(x))
+    layer.rate = 0.1  # symbols are no graph
+    model.predict(np.ones([1, 3]), verbose=0)
+    with pytest.raises(FixedAttributeError) as caught:
+        layer.rate = 0.5
+    assert (caught.value.name, caught.value.value, layer.rate) == ("rate", 0.5, 0.1)
+    layer.rate = 0.1  # is what it is
+    del model.predict_function
+    model.compile()
+    layer.rate = 0.5
+    assert layer.get_config()["rate"] == 0.5
+
+
+def test_a_session_of_before_is_an_error():
+    lm = language_model()
+    with eagerly():
+        session = Session(lm)
+        session.read(np.ones([1, 2], int))
+        lm.clamp_len = 2
+        for other in (session, session.copy()):
+            with pytest.raises(ParameterError) as caught:
+                other.read(np.ones([1, 2], int))
+            assert caught.value.name == "lm"
+        Session(lm).read(np.ones([1, 2], int))
+
+
+# ---------------------------------------- parts, subclasses, names of one's own
+
+
+def test_a_part_changes_with_its_owner():
+    lm = language_model(n_layer=2)
+    layer = lm.network.decoder_layers[0]
+    for part, name in ((layer, "dropout"), (layer.ff, "dropout"), (layer.ff.layer_norm, "epsilon")):
+        with pytest.raises(FixedAttributeError) as caught:
+            setattr(part, name, 0.25)
+        assert caught.value.value == 0.25
+    lm.network.dropatt = 0.25
+    assert lm.dropatt == layer.rel_attn.dropatt == 0.25
+    layer.rel_attn.dropatt = 0.25  # as it is
+    alone = layers.EncoderLayer(8, 2, 12)
+    alone.mha.rate = 0.25  # the only copy
+    assert alone.dropatt == alone.get_config()["dropatt"] == 0.25
+
+
+def test_decoding_constraints_come_and_go():
+    model = tagger()
+    allowed = model.crf.allowed
+    model.constraints = False
+    assert model.crf.allowed is None
+    model.constraints = True
+    assert model.crf.allowed == allowed
+    crf = layers.CRF(3)
+    with pytest.raises(ParameterError) as caught:
+        crf.allowed = [[True]]
+    assert caught.value.name == "allowed"
+
+
+def test_a_subclass_may_use_any_name_in_its_constructor():
+    class Mine(layers.EncoderLayer, abc.ABC):
+        def __init__(self, **options):
+            self.rate = "before"
+            super().__init__(8, 2, 12, **options)
+            self.rate = 0.25  # takes effect
+            self.dropatt = 0.25
+            self.num_heads, self.dropact = "mine", ["mine"]  # no values of these settings: names of its own
+            self.own = 1
+
+    layer = Mine(rate=0.0)
+    assert (layer.rate, layer.mha.rate, layer.num_heads, layer.dropact) == (0.25, 0.25, "mine", ["mine"])
+    assert drops(layer, np.ones([2, 3, 8]))
+    layer.own = 2
+    with pytest.raises(FixedAttributeError):
+        layer.num_heads = 4
+
+
+def test_what_is_of_a_class_or_of_compile_says_so():
+    lm = language_model()
+    for name in ("static_shapes", "gradient_accumulation_steps", "bin_capacities"):
+        with pytest.raises(FixedAttributeError) as caught:
+            setattr(lm, name, 2)
+        assert caught.value.name == name
+    with pytest.raises(FixedAttributeError):
+        lm.network.layer_class = layers.TransformerLMLayer
+    with pytest.raises(FixedAttributeError):
+        txl_tf.TransformerLM(**ONE_LAYER).clamp_len = 3
+    lm.trainable = False  # Keras's own
+    assert not lm.network.trainable
