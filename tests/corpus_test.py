@@ -89,6 +89,7 @@ def test_the_prepared_folder(tmp_path):
             "min_freq": 2,
             "max_size": None,
             "document": None,
+            "raw_text": False,
         },
         "options": {
             "level": "word",

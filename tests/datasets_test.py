@@ -132,7 +132,9 @@ def test_windows_line_ends(tmp_path):
     assert words.vocab.symbols == ["<eos>", "<unk>", "a", "b"]
     assert [*words.splits["train"], *words.splits["valid"]] == [2, 3, 0, 0, 2, 0]
     characters = corpus.build_corpus("text", path, level="char", valid_fraction=0.5)
-    assert sorted(characters.vocab.symbols) == ["\n", "\r", " ", "a", "b"]
+    assert sorted(characters.vocab.symbols) == ["\n", " ", "a", "b"]
+    raw = corpus.build_corpus("text", path, level="char", valid_fraction=0.5, raw_text=True)
+    assert sorted(raw.vocab.symbols) == ["\n", "\r", " ", "a", "b"]
 
 
 def test_a_paper_dataset_takes_its_folder_as_a_flag_gives_it(tmp_path):

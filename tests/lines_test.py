@@ -70,6 +70,9 @@ def test_one_line_is_not_taken_for_many():
 
 def test_pieces_are_cut_into_lines():
     assert list(lines_in([b"a\nb", b"c", None, b"\n\n\xff", b""])) == [b"a", None, b"bc", b"", b"\xff"]
+    pieces = [b"a\rb\r", None, b"\nc\r\n", b"\nd\n\r", b"\re"]
+    assert list(lines_in(pieces, any_end=True)) == [b"a", b"b", None, b"c", b"", b"d", b"", b"", b"e"]
+    assert list(lines_in(pieces)) == [None, b"a\rb\r", b"c\r", b"", b"d", b"\r\re"]
 
 
 def test_a_line_is_text_without_its_end():
@@ -95,8 +98,8 @@ def test_a_pipe_has_a_pause_wherever_nothing_more_comes():
     assert len(turns) == 3
 
 
-def test_json_escapes_what_is_no_text():
-    assert as_json({"é": "\udcff\n"}) == '{"é": "\\udcff\\n"}\n'
+def test_json_shows_single_bytes_as_text():
+    assert as_json({"é": "\udcff\n"}) == '{"é": "\\\\xff\\n"}\n'
 
 
 def test_block_sizes_end_blocks(monkeypatch):

@@ -173,7 +173,7 @@ def test_samples_of_parts_join_to_that_of_the_whole(monkeypatch):
     [
         ("a.jsonl", '{"text": "bad"', "a.jsonl, line 451 is not JSON: Expecting"),
         ("a.jsonl", '{"text": ""}', "a.jsonl, line 451, field 'text', is empty: leave the document out"),
-        ("a.txt", b"\xff", "a.txt is not UTF-8 text: see byte 6450. level='byte' reads any file"),
+        ("a.txt", b"\xff", "a.txt is not UTF-8 text: see byte 6450"),
     ],
 )
 def test_errors_name_the_place_in_the_whole_file(tmp_path, name, bad, message):

@@ -135,7 +135,7 @@ def test_a_line_that_cannot_be_scored_keeps_its_place(score, tmp_path):
     assert b"train with min_freq=2" in err and b"lines without an answer: 2;" in err and b"2 lines, 4 tokens" in err
     out, _ = score("--format=json", with_errors=1, **options)
     rows = [json.loads(row) for row in out.splitlines()]
-    assert rows[1] == {"text": "a\udcff", "error": "line 2 is not UTF-8 text: see its byte 1"}
+    assert rows[1] == {"text": "a\\xff", "error": "line 2 is not UTF-8 text: see its byte 1"}
     assert rows[2]["text"] == "bé" and rows[3]["tokens"] == 1
     with pytest.raises(ValueError, match="input.txt, line 2 is not UTF-8 text: see its byte 1"):
         score("--strict", **options)

@@ -11,12 +11,12 @@ import pytest
 import tensorflow as tf
 from conforming_layers import LAYERS
 from helpers import SMALL, eagerly
+from txl_tf.layers.common.settings import Settings, free_settings_of
 
 import txl_tf
 from txl_tf import layers
 from txl_tf.errors import FixedAttributeError, ParameterError
 from txl_tf.layers.common.arguments import stored_names
-from txl_tf.layers.common.settings import Settings, free_settings_of
 from txl_tf.models.decoding.session import Session
 
 ONE_LAYER = {**SMALL, "n_layer": 1, "dropout": 0.0}

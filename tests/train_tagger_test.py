@@ -359,7 +359,7 @@ def test_lines_are_tagged_in_their_places_and_what_is_written_is_read(made, tool
     assert run_here(tool, *arguments) == 1
     out, err = capsys.readouterr()
     *rows, last = map(json.loads, out.splitlines())
-    assert rows == expected and last == {"text": "b\udcff", "error": "line 4 is not UTF-8 text: see its byte 1"}
+    assert rows == expected and last == {"text": "b\\xff", "error": "line 4 is not UTF-8 text: see its byte 1"}
     assert f"{source}, line 4 is not UTF-8 text" in err and "checkpoint: best, step" in err
     assert run_here(tool, *arguments, "--format=conll", f"--output={tmp_path / 'out'}") == 1
     written = (tmp_path / "out").read_text()

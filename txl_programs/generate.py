@@ -68,6 +68,7 @@ import tensorflow as tf
 from txl_programs.answering.files import answer_input
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json
+from txl_tf.data.text_files import with_newlines
 from txl_tf.data.vocabulary import escape, unescape, visible
 from txl_tf.models.decoding.sampling import check_integer, check_sampling, of_sequences
 from txl_tf.models.decoding.session import Session
@@ -141,7 +142,7 @@ class Writer:
             print(f"{self.written} tokens, {timed / self.seconds:,.0f} tokens/s", file=sys.stderr)
 
 
-def read_prompt():
+def read_prompt(vocab):
     """The prompt as text or bytes; `None` where there is none to be read."""
     if FLAGS.prompt is not None and FLAGS.prompt_file is not None:
         raise ValueError("--prompt and --prompt_file exclude each other")
@@ -150,7 +151,8 @@ def read_prompt():
     if FLAGS.prompt_file is None and FLAGS.interactive:
         return None
     read = sys.stdin.buffer.read if FLAGS.prompt_file is None else Path(FLAGS.prompt_file).read_bytes
-    return read().removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
+    prompt = read().removeprefix(codecs.BOM_UTF8)
+    return (with_newlines(prompt) if vocab.has_plain_text else prompt).removesuffix(b"\n")
 
 
 def line_of(found, number=None):
@@ -214,7 +216,7 @@ def main():
     if FLAGS.input is not None:
         tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size, FLAGS.raw)
         return int(tally.missing > 0)
-    prompt = read_prompt()
+    prompt = read_prompt(vocab)
     ids = None if prompt is None else encode_prompt(vocab, prompt, "prompt")
     writer = Writer(load_model(folder, **of_model()), vocab, options | ends | {"seed": seeds[0]})
     if ids is not None:

@@ -34,7 +34,10 @@ flags.DEFINE_bool("debug", None, "No effect, as in the original.")
 flags.mark_flag_as_required("data_dir")
 
 
-OWN_TEXT = "level valid_fraction min_freq max_size lower_case vocab_size subword_type documents text_field"
+OWN_TEXT = (
+    "level valid_fraction min_freq max_size lower_case vocab_size subword_type documents text_field raw_text "
+    "skip_bad_lines"
+)
 
 
 def check_flags():
@@ -46,7 +49,7 @@ def check_flags():
     check_used(
         (every, not FLAGS.verify, "is for a preparation, and --verify only checks one"),
         (OWN_TEXT, own, f"is for your own text, and {dataset} has the original's tokens"),
-        ("text_field", FLAGS.dataset != "pydoc", "is for --dataset=text"),
+        ("text_field skip_bad_lines", FLAGS.dataset != "pydoc", "is for --dataset=text"),
         ("download download_url", not own, f"is for datasets of the paper, not for {dataset}"),
         ("download_url", FLAGS.download, "is for --download, which is not given"),
         ("num_shuffle seed", FLAGS.dataset == "lm1b", f"is for --dataset=lm1b, not for {dataset}"),

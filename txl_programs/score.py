@@ -16,10 +16,10 @@ A line of output belongs to a line of input: the --columns, separated by tabs, o
     text      the line
 
 By default every line follows a newline, or the end of a document where the run knows documents, and its own end counts,
-as a token and as a byte: --start and --score_end change that. --format=tokens adds every token and its nll. Only \\n
-ends a line. Lines are scored as they come; a pause of the standard input is enough. A line that cannot be scored, such
-as one with a symbol that the vocabulary does not have, has an empty line in its place, or an object with "error"; the
-standard error says why, and the status is 1.
+as a token and as a byte: --start and --score_end change that. --format=tokens adds every token and its nll. \\n,
+\\r\\n and \\r end a line; of a run with --level=byte or --raw_text only \\n. Lines are scored as they come; a pause of
+the standard input is enough. A line that cannot be scored, such as one with a symbol that the vocabulary does not have,
+has an empty line in its place, or an object with "error"; the standard error says why, and the status is 1.
 Text goes to the standard output, the rest to the standard error; on a terminal, control characters are written like
 \\x1b.
 """

@@ -26,6 +26,7 @@ from absl import flags
 from txl_programs.program import (
     FLAGS,
     changed,
+    check_used,
     completed,
     config_of,
     define_flags,
@@ -127,6 +128,7 @@ def model_arguments(group, given_only=False, instead=()):
 
 def size_of_text(data):
     """`(level, bytes, tokens)` of the text that `data_arguments` name; bytes as they are on disk, tokens about."""
+    from txl_tf.data.inputs import has_ending
     from txl_tf.data.text.corpus import load_corpus
     from txl_tf.data.text.datasets import check_files, make_recipe
     from txl_tf.data.text.prepared_folder import size_of
@@ -138,7 +140,7 @@ def size_of_text(data):
     recipe = make_recipe(TextConfig(**data))
     check_files(recipe)
     level = "char" if data["dataset"] in ("enwik8", "text8") else recipe.vocab_options["level"]
-    n_bytes = sum(size_of(path) * (3 if path.endswith((".gz", ".zip")) else 1) for path in recipe.files["train"])
+    n_bytes = sum(size_of(path) * (3 if has_ending(path, ".gz", ".zip") else 1) for path in recipe.files["train"])
     return level, n_bytes, n_bytes / BYTES[level]
 
 
@@ -247,9 +249,12 @@ def main():
         group = folder.family.config
         if FLAGS["model"].present and MODELS[FLAGS.model] is not group:
             raise ValueError(f"model must be {folder.family.name}, as in model_dir {folder}, got {FLAGS.model}")
+        data, of_rows = data_arguments(), "text_field skip_bad_lines"
+        check_used((of_rows, data or FLAGS.eval_path, "is for a text that --data_path or --eval_path names"))
         evaluate_run(
             folder,
-            data=data_arguments(),
+            data=data,
+            reading=values(of_rows, given_only=True),
             model=model_arguments(group, given_only=folder.has_config()),
             evaluation=EvaluationConfig(**{**evaluation, **dict.fromkeys(of_the_run)}),
             machine=machine,

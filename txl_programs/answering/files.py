@@ -49,12 +49,17 @@ def answer_input(folder, make_answering, program, together, raw=False):
         answer = functools.partial(_answer_files, folder, make_answering, program, together, _named_files())
         return with_checkpoint(folder, answer)
     check_output(FLAGS.input)
-    lines, name = input_lines()
+    lines, name = input_lines(_has_any_end(folder))
     answering = with_checkpoint(folder, functools.partial(make_answering, folder))
     started = time.perf_counter()
     answers = answering.answers(lines, name, FLAGS.strict, numbers=itertools.count(1))
     tally = write_answers(answers, answering.text, answering.numbers, raw)
     return tally, time.perf_counter() - started
+
+
+def _has_any_end(folder):
+    r"""Whether `\r\n` and `\r` end lines as `\n` does: to a language model of bytes or of raw text they are text."""
+    return folder.task != "language_model" or folder.load_vocab().has_plain_text
 
 
 def _is_several(inputs):
@@ -77,7 +82,8 @@ def _answer_files(folder, make_answering, program, together, files, path):
         if cluster.given:
             count_workers(stack.enter_context(connected(cluster.ray_address)), cluster)  # before files are read
             run = functools.partial(_on_cluster, cluster, program, folder, path)
-        plan, whole = Plan([LineFile(file, name, FLAGS.output, key) for file, name in files], together), Tally()
+        any_end = _has_any_end(folder)
+        plan, whole = Plan([LineFile(*file, FLAGS.output, key, any_end) for file in files], together), Tally()
         if plan.before:
             print(f"lines answered before: {plan.before:,}", file=sys.stderr)
         for tally in plan.answer(functools.partial(_with_progress, run)):

@@ -15,18 +15,18 @@ from txl_tf.data.vocabulary import visible
 from txl_tf.files import check_writable, new_file, same_path
 
 
-def input_lines():
-    """`(lines, name)` of --input: bytes without newlines, and `None` wherever nothing more comes for the moment.
+def input_lines(any_end=True):
+    """`(lines, name)` of --input: bytes without line ends, and `None` wherever nothing more comes for the moment.
 
-    A file that cannot be read is an error at once.
+    A file that cannot be read is an error at once. `any_end`: see `lines_in`.
     """
     if FLAGS.input in (None, "-"):
         if sys.stdin is None:
             raise ValueError("the standard input is closed: give --input")
         prompt = (lambda: print("> ", end="", file=sys.stderr, flush=True)) if sys.stdin.isatty() else None
-        return lines_in(without_mark(arriving(sys.stdin.buffer, prompt))), "standard input"
+        return lines_in(without_mark(arriving(sys.stdin.buffer, prompt)), any_end), "standard input"
     pieces = read_files([FLAGS.input], "byte")
-    return lines_in(without_mark(itertools.chain([next(pieces)], pieces))), FLAGS.input
+    return lines_in(without_mark(itertools.chain([next(pieces)], pieces)), any_end), FLAGS.input
 
 
 def check_output(*inputs):

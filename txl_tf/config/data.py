@@ -36,9 +36,15 @@ class TextConfig(Config):
         None, "File of the symbols, one a line, such as a run's vocab.txt, or a SentencePiece .model; default: count."
     )
     documents: bool | None = option(
-        None, "End every document, a file, JSON line or row, with </s>. Default: where there are JSON lines or Parquet."
+        None, "End every document, a file, JSON line or row, with </s>. Default: where there is JSON or Parquet."
     )
-    text_field: str | None = option(None, "Field of the text in JSON lines; default: text, in files named .jsonl.")
+    text_field: str | None = option(None, "Field of the text in JSON lines, arrays and Parquet; default: text.")
+    raw_text: bool | None = option(
+        None,
+        "Read files as they are: carriage returns, byte order marks and, in files of other names than .jsonl, JSON are "
+        "text. Default: no; of runs of earlier versions yes.",
+    )
+    skip_bad_lines: bool = option(False, "Leave out and count rows of JSON lines and Parquet without a text.")
     cutoffs: list[int] | None = option(None, "First word of each softmax cluster, as 20000,40000.", RISING)
     num_shuffle: int = option(1, "For lm1b: random orders of the sentences to write.", POSITIVE, flag=4)
     seed: int = option(123456, "For lm1b: seed of the random orders.", at_least(0, (1 << 32) - 1))

@@ -17,6 +17,11 @@ from txl_tf.files import is_remote
 _PYARROW = "s3://"  # TensorFlow has no such file system without tensorflow-io
 
 
+def has_ending(path: str | os.PathLike, *endings: str) -> bool:
+    """Whether the name of a file ends in one of `endings`, such as `.gz`, in lower or upper case."""
+    return os.fspath(path).lower().endswith(endings)
+
+
 def exists(path: str) -> bool:
     return _info(path).type.name != "NotFound" if _is_pyarrows(path) else tf.io.gfile.exists(path)
 

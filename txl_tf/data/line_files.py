@@ -16,6 +16,7 @@ The fingerprint is that of the input and of all that answers depend on. What has
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -115,6 +116,7 @@ class Block(NamedTuple):
     first: int  # number of its first line
     lines: int
     part: str  # its answers are in <part>.txt, and <part>.json says that they are whole
+    any_end: bool = False  # see `lines_in`
 
     @property
     def tally(self) -> str:
@@ -129,7 +131,8 @@ def answer_block(answering: Answering, block: Block) -> None:
     """Writes the answers to a block, and then its `Tally`."""
     tally, texts = Tally(), []
     pieces = pieces_of(block) if block.start else without_mark(pieces_of(block))
-    found = answering.answers(lines_in(pieces), block.name, False, numbers=itertools.count(block.first))
+    lines = lines_in(pieces, block.any_end)
+    found = answering.answers(lines, block.name, False, numbers=itertools.count(block.first))
     for number, answer in enumerate(found, block.first):
         texts.append(answering.text(answer, number))
         tally.count(answer, answering.numbers)
@@ -146,6 +149,21 @@ def pieces_of(block: Block) -> Iterator[bytes]:
             yield piece
 
 
+def _lines_with_ends(pieces: Iterable[bytes], any_end: bool) -> Iterator[bytes]:
+    """The lines of a file in pieces, each with its end."""
+    rest = b""
+    for piece in pieces:
+        if any_end:
+            lines = (rest + piece).splitlines(keepends=True)
+            rest = b"" if lines[-1].endswith(b"\n") else lines.pop()  # a \n may follow a \r
+        else:
+            *lines, rest = (rest + piece).split(b"\n")
+            lines = [line + b"\n" for line in lines]
+        yield from lines
+    if rest:
+        yield rest
+
+
 class LineFile:
     """A file of lines and the file of its answers.
 
@@ -154,13 +172,14 @@ class LineFile:
         name: of the file of answers, below `folder`.
         folder: of the answers to all files.
         key: what answers depend on besides the file, for JSON.
+        any_end: see `lines_in`.
 
     Raises:
         OSError: the file cannot be read.
     """
 
-    def __init__(self, path: str, name: str, folder: str, key: Any):
-        self.path, self.output = path, os.path.join(folder, name)
+    def __init__(self, path: str, name: str, folder: str, key: Any, any_end: bool = False):
+        self.path, self.output, self.any_end = path, os.path.join(folder, name), any_end
         self.state, self.key = os.path.join(folder, STATE, name), key
         self.fingerprint = self._fingerprint()
         self.parts, self.done_file = os.path.join(self.state, self.fingerprint), os.path.join(self.state, "done.json")
@@ -184,15 +203,21 @@ class LineFile:
         Raises:
             ValueError: the file is empty.
         """
-        sizes = [
-            (sum(map(len, lines)) + len(lines), len(lines))
-            for lines in in_blocks(lines_in(read_files([self.path], "byte")), most)
-        ]
+        lengths, has_cr = collections.deque(), False  # bytes of the next lines; whether any of them ends with \r alone
+
+        def lines_without_ends():
+            nonlocal has_cr
+            for line in _lines_with_ends(read_files([self.path], "byte"), self.any_end):
+                lengths.append(len(line))
+                has_cr = has_cr or (self.any_end and line.endswith(b"\r"))
+                yield line.rstrip(b"\r\n") if self.any_end else line.removesuffix(b"\n")
+
+        sizes = [(sum(lengths.popleft() for _ in lines), len(lines)) for lines in in_blocks(lines_without_ends(), most)]
         sizes = [tuple(map(sum, zip(*sizes, strict=True)))] if most is None else sizes
-        found, start, first = [], 0, 1
+        found, start, first, kind = [], 0, 1, "-cr" * has_cr  # earlier versions had other lines in such a file
         for i, (length, lines) in enumerate(sizes):
-            part = os.path.join(absolute(self.parts), f"{i:06}")
-            found.append(Block(absolute(self.path), self.path, start, length, first, lines, part))
+            part = os.path.join(absolute(self.parts), f"{i:06}{kind}")
+            found.append(Block(absolute(self.path), self.path, start, length, first, lines, part, self.any_end))
             start, first = start + length, first + lines
         return found
 

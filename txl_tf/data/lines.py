@@ -18,6 +18,10 @@ import select
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
+from txl_tf.data.encodings import converting, probable_encoding
+from txl_tf.data.text_files import pieces_with_newlines
+from txl_tf.errors import ParameterError
+
 _PAUSE = 0.1  # seconds without input after which what has come is answered
 BLOCK_LINES = 20_000  # enough to find lines of equal length for every batch
 BLOCK_SIZE = 16 << 20  # characters or bytes
@@ -130,10 +134,13 @@ def without_mark(pieces: Iterable[bytes | None]) -> Iterator[bytes | None]:
     yield from pieces
 
 
-def lines_in(pieces: Iterable[bytes | None]) -> Iterator[bytes | None]:
-    """The lines of pieces of bytes, without newlines; `None` where the pieces have one."""
+def lines_in(pieces: Iterable[bytes | None], any_end: bool = False) -> Iterator[bytes | None]:
+    r"""The lines of pieces of bytes, without their ends; `None` where the pieces have one.
+
+    A line ends with `\n`; with `any_end` also with `\r\n` or `\r`.
+    """
     rest = b""
-    for piece in pieces:
+    for piece in pieces_with_newlines(pieces) if any_end else pieces:
         if piece is None:
             yield None
             continue
@@ -144,17 +151,30 @@ def lines_in(pieces: Iterable[bytes | None]) -> Iterator[bytes | None]:
 
 
 def as_json(values: dict) -> str:
-    """A line of JSON; what is no Unicode text, as single bytes, is escaped."""
+    r"""A line of JSON. A byte that is no part of a character, which JSON cannot hold, is written as the text `\xe9`."""
     line = json.dumps(values, ensure_ascii=False)
-    return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", line) + "\n"
+    line = re.sub("[\udc80-\udcff]", lambda match: f"\\\\x{ord(match[0]) - 0xDC00:02x}", line)
+    return re.sub("[\ud800-\udfff]", "\ufffd", line) + "\n"
 
 
 def decoded(text: str | bytes, errors: str = "strict", name: str = LINE) -> str:
-    """A text from outside. Raises ValueError where it is not UTF-8, unless `errors` says otherwise."""
+    """A text from outside.
+
+    Raises:
+        ParameterError: it is not UTF-8, unless `errors` says otherwise. The value is the probable encoding.
+    """
     try:
-        return (text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text).decode("utf-8", errors)
+        data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+    except UnicodeError as error:  # half of a surrogate pair
+        raise ParameterError(name, None, "UTF-8", f"{name} is not UTF-8 text: see its byte {error.start}") from error
+    try:
+        return data.decode("utf-8", errors)
     except UnicodeError as error:
-        raise ValueError(f"{name} is not UTF-8 text: see its byte {error.start}") from error
+        message = f"{name} is not UTF-8 text: see its byte {error.start}"
+        failure = ParameterError(name, probable_encoding(data), "UTF-8", message)
+        if way := converting(data):
+            failure.add_note(way)
+        raise failure from error
 
 
 def text_of(line: str | bytes, errors: str = "strict") -> str:

@@ -68,7 +68,8 @@ class SubwordVocab(Vocab):
     level: str = "subword"
 
     def __post_init__(self) -> None:
-        options = {name: value for name, value in self.get_config().items() if name not in ("level", "document")}
+        known = ("level", "document", "raw_text")
+        options = {name: value for name, value in self.get_config().items() if name not in known}
         given = [name for name, value in options.items() if value not in (None, False, 0, (), [])]
         if self.level != "subword" or given:
             raise ValueError(f"level 'subword' takes no option but document, got {given or self.level}")

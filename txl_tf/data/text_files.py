@@ -6,9 +6,10 @@ import codecs
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import BinaryIO
+from typing import AnyStr, BinaryIO
 
 from txl_tf.data import inputs
+from txl_tf.data.encodings import not_utf8
 from txl_tf.files import reading
 
 BLOCK_BYTES = 1 << 20  # of a file that are read at once
@@ -21,8 +22,10 @@ def pydoc_text() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def read_files(paths: Iterable[str], level: str, progress: Callable | None = None) -> Iterator[str | bytes]:
-    """Yields the text of one file after the other, in pieces of about a megabyte.
+def read_files(
+    paths: Iterable[str], level: str, progress: Callable | None = None, raw_text: bool = True
+) -> Iterator[str | bytes]:
+    r"""Yields the text of one file after the other, in pieces of about a megabyte.
 
     Args:
         paths: local or remote files.
@@ -30,32 +33,70 @@ def read_files(paths: Iterable[str], level: str, progress: Callable | None = Non
             `"line"`: str, cut between lines. At these two levels, a missing newline at the end of a file is added.
             `"subword"`: str, cut between words, and nothing is added.
         progress: called with the number of bytes of each piece.
+        raw_text: whether `\r` and byte order marks are text; else see `plain_pieces`.
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ValueError: a file is empty or is not UTF-8 text. Names the file and the byte.
+        ValueError: a file is empty or is not UTF-8 text. Names the file, the byte and the probable encoding.
     """
     for path in paths:
-        yield from pieces_of(blocks_of(path, progress), path, level)
+        yield from pieces_of(blocks_of(path, progress), path, level, raw_text=raw_text)
 
 
-def pieces_of(blocks: Iterator[bytes], name: str, level: str, begin: int = 0) -> Iterator[str | bytes]:
-    """The text of blocks, from the byte `begin` on, in pieces as `read_files` gives them; errors call it `name`."""
+def pieces_of(
+    blocks: Iterator[bytes], name: str, level: str, begin: int = 0, raw_text: bool = True, advice: str = ""
+) -> Iterator[str | bytes]:
+    """The text of blocks, from the byte `begin` on, in pieces as `read_files` gives them; errors call it `name`.
+
+    `advice` is a way out for a text that is not UTF-8.
+    """
     if level == "byte":
         return blocks
-    pieces = decoded(blocks, name, begin)
+    pieces = decoded(blocks, name, begin, advice)
+    pieces = pieces if raw_text else plain_pieces(pieces)
     return pieces if level == "char" else cut_between(pieces, level)
 
 
+def plain_text(text: str) -> str:
+    r"""A text with `\n` for `\r\n` and for every other `\r`, and without byte order marks."""
+    return with_newlines(text).replace("\ufeff", "")
+
+
+def plain_pieces(pieces: Iterable[str]) -> Iterator[str]:
+    """`plain_text` of a text that comes in pieces."""
+    return (piece.replace("\ufeff", "") for piece in pieces_with_newlines(pieces))
+
+
+def with_newlines(text: AnyStr) -> AnyStr:
+    r"""A text, or bytes, with `\n` for `\r\n` and for every other `\r`."""
+    cr, lf = ("\r", "\n") if isinstance(text, str) else (b"\r", b"\n")
+    return text.replace(cr + lf, lf).replace(cr, lf) if cr in text else text
+
+
+def pieces_with_newlines(pieces: Iterable[AnyStr | None]) -> Iterator[AnyStr | None]:
+    r"""`with_newlines` of what comes in pieces: a `\r\n` may begin in one and end in the next. `None` stays."""
+    after_cr = False
+    for piece in pieces:
+        if not piece:
+            yield piece
+            continue
+        cr, lf = ("\r", "\n") if isinstance(piece, str) else (b"\r", b"\n")
+        rest = piece[1:] if after_cr and piece.startswith(lf) else piece
+        after_cr = piece.endswith(cr)
+        yield with_newlines(rest)
+
+
 def numbered_lines(path: str) -> Iterator[tuple[int, str]]:
-    r"""The lines of a UTF-8 file from number 1 on, in bounded memory, without `\n`, `\r\n` and a byte order mark.
+    r"""The lines of a UTF-8 file from number 1 on, in bounded memory, without their ends and a byte order mark.
+
+    Lines end with `\n`, `\r\n` or `\r`.
 
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: the file is empty or is not UTF-8 text.
     """
-    for number, line in enumerate(lines_of(read_files([path], "line")), 1):
-        line = line.removesuffix("\r")
+    pieces = pieces_with_newlines(decoded(blocks_of(path), path))
+    for number, line in enumerate(lines_of(cut_between(pieces, "line")), 1):
         yield number, line.removeprefix("\ufeff") if number == 1 else line
 
 
@@ -124,26 +165,33 @@ def line_start(path: str, place: int) -> int:
     return begin
 
 
-def lines_before(path: str, place: int) -> int:
-    """How many lines end before the byte `place` of a file."""
-    return sum(block.count(b"\n") for block in blocks_of(path, end=place)) if place else 0
+def lines_before(path: str, place: int, raw_text: bool = True) -> int:
+    r"""How many lines end before the byte `place` of a file, with `\n` or, unless it is `raw_text`, also with `\r`."""
+    count, last = 0, b""
+    for block in blocks_of(path, end=place) if place else ():
+        count += block.count(b"\n")
+        if not raw_text:
+            count += block.count(b"\r") - block.count(b"\r\n") - (last == b"\r" and block[:1] == b"\n")
+            last = block[-1:]
+    return count
 
 
-def decoded(blocks: Iterable[bytes], path: str, begin: int = 0) -> Iterator[str]:
+def decoded(blocks: Iterable[bytes], path: str, begin: int = 0, advice: str = "") -> Iterator[str]:
     """Yields the text of blocks of UTF-8; errors name the file `path`, of which byte `begin` is the first one."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    not_text = "{} is not UTF-8 text: see byte {}. level='byte' reads any file"
-    position = begin  # of the block in the file
+    position, is_utf8 = begin, False  # of the block in the file; whether there are characters of several bytes before
     for block in itertools.chain(blocks, [b""]):
-        start = position - len(decoder.getstate()[0])  # a character may have begun in the block before
+        data = decoder.getstate()[0] + block  # a character may have begun in the block before
+        start = position + len(block) - len(data)
         try:
-            text = decoder.decode(block, final=not block)
+            text, wrong = decoder.decode(block, final=not block), data.find(b"\0")
         except UnicodeDecodeError as error:
-            raise ValueError(not_text.format(path, start + error.start)) from error
-        if b"\0" in block:
-            raise ValueError(not_text.format(path, position + block.index(b"\0")))
+            wrong = error.start
+        if wrong >= 0:
+            raise not_utf8(path, data, wrong, f"byte {start + wrong}", is_utf8, begins=start == 0, advice=advice)
         yield text
         position += len(block)
+        is_utf8 = is_utf8 or not text.isascii()
 
 
 def cut_between(pieces: Iterable[str], level: str) -> Iterator[str]:

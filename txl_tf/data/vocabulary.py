@@ -25,6 +25,8 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import COUNTED_LEVELS, one_of
+from txl_tf.data.encodings import not_utf8
+from txl_tf.data.text_files import plain_pieces, with_newlines
 from txl_tf.files import reading, write_atomic
 from txl_tf.schema import brief
 
@@ -60,6 +62,9 @@ class Vocab:
         min_freq: tokens with lower counts are left out.
         max_size: how many of the most frequent tokens to keep, special ones not included. `None`: all.
         document: token that ends each document, which no text may hold. `None`: none. At level `"byte"` its id is 256.
+        raw_text: whether `\r` and byte order marks in a text are tokens, or parts of them. Otherwise `\r\n` and `\r`
+            end lines as `\n` does, and the marks are left out; level `"byte"` has all bytes nevertheless. A
+            configuration of an earlier version, which does not say it, has `True`.
 
     Attributes:
         symbols: list of str, the tokens in id order.
@@ -76,6 +81,7 @@ class Vocab:
     min_freq: int = 0
     max_size: int | None = None
     document: str | None = None
+    raw_text: bool = True
 
     def __post_init__(self) -> None:
         level, special, bos, eos, max_size = self.level, list(self.special), self.bos, self.eos, self.max_size
@@ -108,9 +114,17 @@ class Vocab:
         before = [self.document_id] if self.document is not None else newline_ids(self)
         return before[-1] if before else 0
 
+    @property
+    def has_plain_text(self) -> bool:
+        """Whether texts are read as `plain_text` makes them."""
+        return not self.raw_text and self.level != "byte"
+
     def get_config(self) -> dict:
         """The arguments of `__init__`, as values that JSON can hold."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if self.raw_text:  # which is left out, as by earlier versions
+            del config["raw_text"]
+        return config
 
     def fingerprint(self) -> str:
         """SHA-256 of the tokens in the order of their ids."""
@@ -174,7 +188,8 @@ class Vocab:
         Raises:
             ValueError: a token is not in the vocabulary, and neither is `unk`. Names the token and its line.
         """
-        pieces = list(self.encode_stream(as_iterable(texts), name))
+        texts = as_iterable(texts)
+        pieces = list(self.encode_stream(plain_pieces(texts) if self.has_plain_text else texts, name))
         return np.concatenate(pieces) if pieces else np.zeros([0], np.int32)
 
     def encode_stream(self, texts: Iterable[str], name: str = "text", first_line: int = 1) -> Iterator[np.ndarray]:
@@ -291,10 +306,11 @@ class Vocab:
     def set_data(self, data: bytes, path: str | os.PathLike) -> None:
         """Takes the tokens from what the file `path` holds."""
         try:
-            lines = data.decode("utf-8-sig" if self.level == "word" else "utf-8").removesuffix("\n").split("\n")
+            text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise ValueError(f"vocabulary file {path} is not UTF-8 text: see byte {error.start}") from error
-        self.set_lines(lines, path)
+            name, place = f"vocabulary file {path}", f"byte {error.start}"
+            raise not_utf8(name, data, error.start, place, path=os.fspath(path)) from error
+        self.set_lines(with_newlines(text).removesuffix("\n").split("\n"), path)
 
     def set_lines(self, lines: list[str], path: str | os.PathLike) -> None:
         """Takes the tokens from the lines of a vocabulary file; errors name the file `path`."""

@@ -27,6 +27,7 @@ from txl_tf.runs.setup import (
     MOST_STEPS_ON_TPU,
     check_divides,
     check_token_nll,
+    corpus_of,
     encode_text,
     log_model,
     name_of,
@@ -50,6 +51,7 @@ def evaluate_run(
     model: dict | None = None,
     evaluation: EvaluationConfig | None = None,
     machine: MachineConfig | None = None,
+    reading: dict | None = None,
 ) -> dict[str, float]:
     """Evaluates a checkpoint on a split of a corpus, or on a text file.
 
@@ -59,6 +61,7 @@ def evaluate_run(
         model: arguments of `TransformerXLLM` to use instead of the run's own, such as `mem_len`.
         evaluation: `EvaluationConfig`.
         machine: `MachineConfig`.
+        reading: `text_field` and `skip_bad_lines` of `eval_path`, instead of the run's own.
 
     Returns:
         dict `{split or file: mean nll in nats}`.
@@ -76,7 +79,7 @@ def evaluate_run(
     strategy, machine = open_machine(machine)
     check_divides(strategy, eval_batch_size=evaluation.eval_batch_size)
     if evaluation.eval_path:
-        corpus, split = _text_as_corpus(folder, config, evaluation.eval_path), evaluation.eval_path
+        corpus, split = _text_as_corpus(folder, config, evaluation.eval_path, reading), evaluation.eval_path
     else:
         corpus, split = _corpus_of(folder, config, data), evaluation.eval_split
     evaluator = Evaluator(corpus, evaluation)
@@ -129,12 +132,12 @@ def _resets(evaluation: EvaluationConfig, vocab: Vocab, group: type) -> dict:
     return {"reset_token": reset_token_of(vocab, group) if evaluation.reset_memory_at_documents else None}
 
 
-def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str) -> Corpus:
+def _text_as_corpus(folder: RunFolder, config: dict, eval_path: str, reading: dict | None) -> Corpus:
     """A text file in the vocabulary of the run, as a corpus of one split."""
     if "vocab" not in config:
         raise ValueError(f"eval_path needs the vocabulary of a run: {folder.config_file} does not exist")
     vocab, data = folder.load_vocab(), config["data"]
-    tokens, size = encode_text(eval_path, vocab, data)
+    tokens, size = encode_text(eval_path, vocab, data, reading)
     sizes = measured(data.get("dataset"), {eval_path: size})
     by_character = is_by_character_in(data, vocab)
     return Corpus(vocab, config["model"].get("cutoffs", []), {eval_path: tokens}, by_character, sizes=sizes)
@@ -145,8 +148,7 @@ def _corpus_of(folder: RunFolder, config: dict, data: dict | None) -> Corpus:
     data = data or config["data"]
     if not (data.get("data_dir") or data.get("data_path") or data.get("dataset") == "pydoc"):
         raise ValueError("no text to evaluate: give data_dir, dataset with its data_path, or eval_path")
-    started = config.get("init_from")  # and so has its vocabulary from another run
-    corpus = open_corpus(data, folder.load_vocab() if started else None)
+    corpus = corpus_of(folder, data) if folder.has_config() else open_corpus(data)
     if "vocab" in config:
         check_vocab(folder, [corpus.vocab], "eval_path evaluates a text in the vocabulary of the run")
     return corpus

@@ -122,7 +122,7 @@ def _changes(before: dict, now: dict) -> list[str]:
     prints, old_prints = (some.get("fingerprints", {}) for some in (now, before))
     same_text = old_prints and all(old_prints.get(split) == prints.get(split) for split in ("train", "valid"))
     for part in ("data", "model", *family.vocabs, "training"):
-        fields = [field for group in family.groups.get(part, ()) for field in dataclasses.fields(group)]
+        fields = [field for group in family.groups.get(part, (Vocab,)) for field in dataclasses.fields(group)]
         defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
         for name, value in now.get(part, {}).items():
             old = before.get(part, {}).get(name, defaults.get(name))

@@ -163,6 +163,7 @@ class Scorer:
         """The text and the tokens of a line."""
         by_byte = self.vocab.level == "byte"
         text = text_of(line, "surrogateescape" if by_byte else "strict")
+        text = text.removesuffix("\r") if self.vocab.has_plain_text else text
         data = text.encode("utf-8", "surrogateescape")
         source, newline = (data, b"\n") if by_byte else (text, "\n")
         if self.score_end or (self.carry_memory and self.newline):

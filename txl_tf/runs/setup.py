@@ -21,6 +21,7 @@ from txl_tf.files import check_writable, same_path
 from txl_tf.layers.common.precision import set_matmul_precision
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder
+from txl_tf.schema import check_left_out
 from txl_tf.training.distribution import choose_precision, make_strategy, num_workers, only_chief_logs
 
 logger = logging.getLogger("txl_tf")
@@ -57,20 +58,28 @@ def open_corpus(data: dict, vocab: Vocab | None = None) -> Corpus:
     return build_corpus(**options, vocab=vocab)
 
 
-def corpus_of(folder: RunFolder) -> Corpus:
-    """The corpus that a run was trained on, read as it is now."""
+def corpus_of(folder: RunFolder, data: dict | None = None) -> Corpus:
+    """The corpus that a run was trained on, or that of `data`, read as the run reads texts."""
     config = folder.read_config()
-    return open_corpus(config["data"], folder.load_vocab() if config.get("init_from") else None)
+    data = data or config["data"]
+    if "vocab" in config and data.get("raw_text") is None:
+        data = {**data, "raw_text": folder.load_vocab().raw_text}
+    return open_corpus(data, folder.load_vocab() if config.get("init_from") else None)
 
 
-def encode_text(path: str, vocab: Vocab, data: dict) -> tuple[np.ndarray, TextSize]:
+def encode_text(path: str, vocab: Vocab, data: dict, reading: dict | None = None) -> tuple[np.ndarray, TextSize]:
     """Ids of a text, of one file or several, in the vocabulary of a run; and its size.
 
     Args:
-        data: `"data"` of the run's `config.json`, which may say what field of JSON lines is the text.
+        data: `"data"` of the run's `config.json`: its `text_field` and `skip_bad_lines` count for files with rows.
+        reading: the same two settings for this text, which count more.
     """
-    paths = find_files(path)
-    return encode_files(paths, vocab, data.get("text_field") if have_documents(paths) else None)
+    paths, reading = find_files(path), reading or {}
+    of_rows = "text_field" in reading or have_documents(paths, vocab.raw_text)
+    if not of_rows:
+        check_left_out({"skip_bad_lines": reading.get("skip_bad_lines")}, f"{path} has no rows of JSON or Parquet")
+    settings = {**data, **reading} if of_rows else {}
+    return encode_files(paths, vocab, settings.get("text_field"), settings.get("skip_bad_lines", False))
 
 
 def name_of(data: dict) -> str:

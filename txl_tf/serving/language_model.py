@@ -18,7 +18,7 @@ from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.serving.request import Check, RequestLimits, StoredModel, checked, in_vocabulary, same_rows, same_shape
 from txl_tf.serving.state import ServedMemory, ServedWindow
-from txl_tf.serving.tables import GraphTokenizer
+from txl_tf.serving.tables import GraphTokenizer, read_text
 from txl_tf.serving.writing import (
     DEFAULTS,
     NUMBER,
@@ -163,7 +163,8 @@ class LanguageModelSignatures(StoredModel):
         return self._scores(*self._encode(text), [])
 
     def score_lines(self, text: tf.Tensor) -> dict:
-        vocab, size = self.text.vocab, tf.strings.length(text)
+        vocab, text = self.text.vocab, read_text(self.text.vocab, text)
+        size = tf.strings.length(text)
         ended = tf.strings.substr(text, tf.maximum(size - 1, 0), tf.ones_like(size)) == "\n"
         line = tf.strings.substr(text, tf.zeros_like(size), size - tf.cast(ended, tf.int32))
         line = tf.strings.join([line, "\n"]) if newline_ids(vocab) else line

@@ -8,7 +8,7 @@ from txl_tf.data.subwords import SPACE, SubwordVocab
 from txl_tf.environment import is_installed
 from txl_tf.models.decoding.stopping import NONE
 from txl_tf.serving.request import checked
-from txl_tf.serving.tables import check_utf8
+from txl_tf.serving.tables import check_utf8, read_text
 
 
 def has_tensorflow_text() -> bool:
@@ -34,7 +34,7 @@ class SubwordTokenizer(tf.Module):
 
     def encode(self, text: tf.Tensor, name: str = "text") -> tf.RaggedTensor:
         """`SubwordVocab.encode` of every string of `text` `[B]`: int32 ragged `[B, None]`. Messages call it `name`."""
-        return self._split(checked([check_utf8(name, text)], text), ["\n", SPACE])
+        return self._split(read_text(self.vocab, checked([check_utf8(name, text)], text)), ["\n", SPACE])
 
     def _split(self, text: tf.Tensor, separators: list[str]) -> tf.RaggedTensor:
         """Ids of every string, cut at separators that SentencePiece must not see; those stand for ids themselves."""
@@ -53,7 +53,7 @@ class SubwordTokenizer(tf.Module):
     def stop_units(self, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The units of stop strings `[B, S]`, their bytes: see `GraphTokenizer.stop_units`."""
         rows, count = tf.unstack(tf.shape(stop))
-        flat = tf.reshape(stop, [-1])
+        flat = read_text(self.vocab, tf.reshape(stop, [-1]))
         lengths = tf.strings.length(flat)
         longest = tf.reduce_max(tf.pad(lengths, [[0, 1]], constant_values=1))
         units = tf.cast(tf.io.decode_raw(flat, tf.uint8, fixed_length=longest), tf.int32)

@@ -37,6 +37,13 @@ def check_utf8(name: str, text: tf.Tensor) -> Check:
     return Check(valid, f"{name} must be UTF-8 in every row", found)
 
 
+def read_text(vocab: Vocab, text: tf.Tensor) -> tf.Tensor:
+    """Texts as a vocabulary reads them, see `txl_tf.data.text_files.plain_text`."""
+    if not vocab.has_plain_text:
+        return text
+    return tf.strings.regex_replace(tf.strings.regex_replace(text, "\ufeff", ""), "\r\n?", "\n")
+
+
 def _lines_of(path: str, by_symbol: bool = True) -> tf.lookup.TextFileInitializer:
     """The lines of a file and their numbers, the symbols and ids of level "word"; or the other way round."""
     line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
@@ -109,6 +116,7 @@ class GraphTokenizer(tf.Module):
     def _tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         """The symbols of every string: ragged `[B, None]`."""
         vocab, replace = self.vocab, tf.strings.regex_replace
+        text = read_text(vocab, text)
         if vocab.level == "byte":
             return tf.strings.bytes_split(text)
         if vocab.lower_case:

@@ -100,10 +100,11 @@ def build_corpus(dataset: str, data_path: Any = None, vocab: Vocab | None = None
       `data_path`. The sentences of each shard are shuffled.
 
     The first two take their vocabulary from the whole text and follow `level`, `valid_fraction`, `min_freq`,
-    `max_size` and `lower_case`. Level `"word"` splits text at white space, which includes `\r`, and ends every
-    line, empty ones too, with `<eos>`. Levels `"char"` and `"byte"` keep every character, `\r` too. Tokens that
-    `min_freq` and `max_size` leave out become `<unk>`. Level `"subword"` has SentencePiece make `vocab_size` pieces of
-    the text; it keeps every character. With `documents`, every file or JSON line is ended by `</s>`.
+    `max_size` and `lower_case`. Lines end with `\n`, `\r\n` or `\r`, which become `\n`, and byte order marks are left
+    out, unless it is `raw_text` or level `"byte"`. Level `"word"` splits text at white space and ends every line, empty
+    ones too, with `<eos>`. Levels `"char"` and `"byte"` keep every other character. Tokens that `min_freq` and
+    `max_size` leave out become `<unk>`. Level `"subword"` makes `vocab_size` pieces of the text with SentencePiece; it
+    keeps every other character. With `documents`, every file or JSON line is ended by `</s>`.
 
     Args:
         dataset: one of `DATASETS`.
@@ -171,7 +172,7 @@ def prepare(
     data_dir = os.fspath(data_dir).rstrip("/")
     if dataset in datasets.PAPER_DATASETS and not data_path:
         data_path = data_dir
-    config = TextConfig(dataset=dataset, data_path=data_path, **options)
+    config = _reading_of(data_dir, TextConfig(dataset=dataset, data_path=data_path, **options))
     if dataset == "text":
         _check_outside(data_dir, data_path)
     recipe = datasets.make_recipe(config)
@@ -187,6 +188,12 @@ def prepare(
         progress = progress_bar(sum(map(size_of, read))) if verbose and dataset != "pydoc" else None
         _write_corpus(folder, recipe, inputs_of(recipe, data_dir), shard_tokens, workers, progress)
     return load_corpus(data_dir)
+
+
+def _reading_of(data_dir: str, config: TextConfig) -> TextConfig:
+    """The configuration with `raw_text` as it was where the folder is prepared already, unless it says otherwise."""
+    info = read_prepared_info(data_dir) if config.raw_text is None else None
+    return dataclasses.replace(config, raw_text=info["vocab"].get("raw_text", True)) if info else config
 
 
 def _is_prepared(data_dir: str, recipe: datasets.Recipe) -> bool:
@@ -263,13 +270,15 @@ def prepare_texts(
         **options: the other hyper-parameters of `TextConfig`, such as `level` and `valid_fraction`.
 
     Raises:
-        ValueError: a text is empty or is none; or as `prepare`. Names the number of the text, from 1.
+        ValueError: a text is empty or is none, unless `skip_bad_lines` leaves such texts out and counts them; or as
+            `prepare`. Names the number of the text, from 1.
         OSError: the folder cannot be written to, or another process is preparing it.
     """
     if isinstance(texts, (str, bytes, Mapping)):
         raise ValueError(f"texts must be an iterable of texts, got one {type(texts).__name__}: put it in a list")
     data_dir = os.fspath(data_dir).rstrip("/")
-    recipe = datasets.make_recipe(TextConfig(dataset="text", data_path=_SPOOL, documents=documents, **options))
+    config = TextConfig(dataset="text", data_path=_SPOOL, documents=documents, **options)
+    recipe = datasets.make_recipe(_reading_of(data_dir, config))
     recipe.spooled = True
     _check_shards(recipe, shard_tokens)
     if _is_prepared(data_dir, recipe):
@@ -277,19 +286,28 @@ def prepare_texts(
     with new_files(data_dir) as folder, contextlib.ExitStack() as stack:
         if texts is not None:
             path = os.path.join(folder, _SPOOL)
-            _write_texts(path, texts, text_field)
+            _write_texts(path, texts, text_field, recipe.skip_bad_lines)
             recipe.files, recipe.counted = {"train": [path]}, [path]
             stack.callback(os.remove, path)
         _write_corpus(folder, recipe, {}, shard_tokens, workers)
     return load_corpus(data_dir)
 
 
-def _write_texts(path: str, texts: Iterable, text_field: str) -> None:
+def _write_texts(path: str, texts: Iterable, text_field: str, skip_bad_lines: bool) -> None:
     """Writes texts as JSON lines. Raises ValueError if there are none."""
+    skipped = []
     with open(path, "w", encoding="utf-8") as file:
-        for number, text in enumerate(texts, 1):
-            json.dump({TEXT_FIELD: text_of(text, text_field, f"text {number}")}, file, ensure_ascii=False)
+        for number, value in enumerate(texts, 1):
+            try:
+                text = text_of(value, text_field, f"text {number}")
+            except ValueError as error:
+                if not skip_bad_lines:
+                    raise
+                skipped.append(str(error))
+                continue
+            json.dump({TEXT_FIELD: text}, file, ensure_ascii=False)
             file.write("\n")
+    encoding.say_skipped(len(skipped), skipped[0] if skipped else None)
     if not os.path.getsize(path):
         raise ValueError("texts must hold at least one text, got none")
 

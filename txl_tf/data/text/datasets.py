@@ -20,6 +20,7 @@ from txl_tf.data.text.sizes import TextSize
 from txl_tf.data.text.texts import FilePart, Text, find_files, have_documents, read_texts, texts_of_rows
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
+from txl_tf.errors import ParameterError
 from txl_tf.schema import check_left_out
 
 PYDOC = "pydoc_data.topics"
@@ -56,6 +57,8 @@ class Recipe:
         folder: folder of a dataset of the paper.
         vocab_file: the vocabulary, if it is not counted.
         vocab: the same, where it is there already.
+        raw_text: see `read_texts`.
+        skip_bad_lines: whether rows without a text are left out.
         spooled: whether the only file holds the texts of `prepare_texts`, a JSON line each.
     """
 
@@ -67,25 +70,38 @@ class Recipe:
     folder: str | None = None
     vocab_file: str | None = None
     vocab: Vocab | None = None
+    raw_text: bool = True
+    skip_bad_lines: bool = False
     spooled: bool = False
 
     def read(
-        self, portion: list[FilePart] | Rows, progress: Callable | None = None, numbered: bool = True
+        self,
+        portion: list[FilePart] | Rows,
+        progress: Callable | None = None,
+        numbered: bool = True,
+        skipped: Callable[[str], None] | None = None,
     ) -> Iterator[Text]:
-        """Yields the texts of a portion; `progress` and `numbered` as in `read_texts`."""
+        """Yields the texts of a portion; `progress`, `numbered` and `skipped` as in `read_texts`."""
         if self.dataset == "pydoc":
             return iter([Text(PYDOC, [pydoc_text()])])
         level = "line" if self.vocab_options.get("bos") else self.vocab_options["level"]
+        skipped = (skipped or _nothing) if self.skip_bad_lines else None
+        rows = {"raw_text": self.raw_text, "skipped": skipped}
         if isinstance(portion, Rows):
-            return texts_of_rows(table_rows(portion), level, portion.field)
-        found = read_texts(portion, level, self.options.get("text_field"), progress, numbered)
+            return texts_of_rows(table_rows(portion), level, portion.field, **rows)
+        advice = "level='byte' reads any file" if self.dataset == "text" and self.vocab is None else ""
+        found = read_texts(portion, level, self.options.get("text_field"), progress, numbered, advice=advice, **rows)
         if self.spooled:
             return (text._replace(name=f"text {text.name.rpartition(' ')[2]}") for text in found)  # its line's number
         return found
 
 
+def _nothing(reason: str) -> None:
+    """What is done about a row that is left out, where it has been counted before."""
+
+
 def make_recipe(config: TextConfig) -> Recipe:
-    """Checks what a text is made of; reads none of it."""
+    """Checks what a text is made of; reads only the beginnings of its files."""
     one_of(DATASETS)("dataset", config.dataset)
     if config.dataset in PAPER_DATASETS:
         return _paper_recipe(config)
@@ -93,13 +109,19 @@ def make_recipe(config: TextConfig) -> Recipe:
     paths = [PYDOC] if config.dataset == "pydoc" else config.data_path
     if not paths:
         raise ValueError("dataset 'text' needs data_path: a UTF-8 text file, or several separated by commas")
-    paths = paths if config.dataset == "pydoc" else find_files(paths)
+    paths, raw_text = paths if config.dataset == "pydoc" else find_files(paths), bool(config.raw_text)
     kept = {name: getattr(config, name) for name in ("level", "lower_case", "min_freq", "max_size")}
     options = {**kept, "valid_fraction": config.valid_fraction, "cutoffs": config.cutoffs and list(config.cutoffs)}
     if config.text_field is not None:
         options["text_field"] = config.text_field
-    if config.documents or (config.documents is None and (config.text_field is not None or have_documents(paths))):
+    of_rows = config.text_field is not None or (config.dataset == "text" and have_documents(paths, raw_text))
+    if config.documents or (config.documents is None and of_rows):
         options["documents"] = True
+    if config.skip_bad_lines:
+        if not of_rows:
+            why = "it leaves out rows of JSON lines, JSON arrays and Parquet, and there are none"
+            check_left_out({"skip_bad_lines": True}, why)
+        options["skip_bad_lines"] = True
     if config.level == "subword":
         options.update(vocab_size=config.vocab_size or SUBWORDS, subword_type=config.subword_type)
         kept = {"level": "subword"}
@@ -109,8 +131,10 @@ def make_recipe(config: TextConfig) -> Recipe:
         kept.update(special=[UNK], unk=UNK)
     if "documents" in options:
         kept.update(document=END)
+    kept.update(raw_text=raw_text)
     empty_vocab(**kept)  # checks the options
-    return Recipe(config.dataset, kept, {"train": paths}, paths, options, vocab_file=config.vocab_path)
+    reading = {"raw_text": raw_text, "skip_bad_lines": config.skip_bad_lines}
+    return Recipe(config.dataset, kept, {"train": paths}, paths, options, vocab_file=config.vocab_path, **reading)
 
 
 def _check_options(config: TextConfig) -> None:
@@ -138,8 +162,8 @@ def _paper_recipe(config: TextConfig) -> Recipe:
     dataset, data_path = config.dataset, config.data_path
     vocab_options, counted_splits, _ = PAPER_DATASETS[dataset]
     own = {"level": config.level == "subword"}
-    names = ("vocab_size", "documents", "text_field", "min_freq", "max_size", "lower_case")
-    own.update({name: getattr(config, name) for name in names})
+    names = ("vocab_size", "documents", "text_field", "min_freq", "max_size", "lower_case", "skip_bad_lines")
+    own.update({name: getattr(config, name) for name in names}, raw_text=config.raw_text is False)
     given = [name for name, value in own.items() if value]
     if given:
         raise ValueError(
@@ -174,10 +198,11 @@ def take_vocab(recipe: Recipe, vocab: Vocab) -> None:
     check_left_out({name: config.get(name) for name in ("min_freq", "max_size")}, KNOWN_SYMBOLS)
     if recipe.dataset != "lm1b":
         check_left_out({"vocab_path": recipe.vocab_file}, KNOWN_SYMBOLS)
-    for name in ("level", "lower_case") if recipe.dataset not in PAPER_DATASETS else ("level",):
+    for name in ("level", "lower_case", "raw_text") if recipe.dataset not in PAPER_DATASETS else ("level",):
         found, known = chosen.get(name, False), getattr(vocab, name)
         if found != known:
-            raise ValueError(f"{name} must be {known!r}, as that of the vocabulary to use, got {found!r}")
+            message = f"{name} must be {known!r}, as that of the vocabulary to use, got {found!r}"
+            raise ParameterError(name, found, [known], message)
     if ("documents" in config) != (vocab.document is not None):
         has = "has" if vocab.document is not None else "has no"
         raise ValueError(

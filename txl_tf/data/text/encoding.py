@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,8 @@ from txl_tf.data.text.sizes import END_OF_DOCUMENT, Extent, TextSize, extent_of
 from txl_tf.data.text.texts import FilePart, Text, read_texts
 from txl_tf.data.token_files import token_type
 from txl_tf.data.vocabulary import Vocab
+
+logger = logging.getLogger("txl_tf")
 
 _AT_ONCE = 1 << 18  # ids of a piece, at least, where texts are shorter
 
@@ -48,12 +51,16 @@ class Counted(NamedTuple):
         n_tokens: how many ids it becomes, with the ends of documents.
         n_documents: how many documents end in it.
         in_documents: how many of the ids are those up to the last end of a document.
+        n_skipped: how many rows without a text were left out.
+        skipped: why the first of them was.
     """
 
     counter: Counter
     n_tokens: int
     n_documents: int = 0
     in_documents: int = 0
+    n_skipped: int = 0
+    skipped: str | None = None
 
 
 Counts = list[tuple[Portion, Counted]]
@@ -97,6 +104,8 @@ def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Callable |
     for portion, counted in zip(portions, workers.each(function, zip(portions), progress), strict=True):
         vocab.counter.update(counted.counter)  # tokens stay in the order of their first appearance
         counts.append((portion, counted._replace(counter=None)))
+    reasons = [counted.skipped for _, counted in counts if counted.n_skipped]
+    say_skipped(sum(counted.n_skipped for _, counted in counts), reasons[0] if reasons else None)
     if vocab.document is not None:
         vocab.counter[vocab.document] = sum(counted.n_documents for _, counted in counts)
     if not (recipe.vocab or recipe.vocab_file or subwords):
@@ -106,7 +115,7 @@ def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Callable |
 
 def count(recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any) -> Iterator[Counted]:
     """Counts the tokens of a portion."""
-    vocab, n_tokens, n_documents, in_documents = _uncounted(vocab), 0, 0, 0
+    vocab, n_tokens, n_documents, in_documents, skipped = _uncounted(vocab), 0, 0, 0, []
 
     def pieces(texts):
         nonlocal n_documents
@@ -114,10 +123,19 @@ def count(recipe: Recipe, vocab: Vocab, portion: Portion, **reading: Any) -> Ite
             yield from text.pieces
             n_documents += vocab.document is not None and text.is_last
 
-    for is_last, texts in itertools.groupby(recipe.read(portion, **reading), lambda text: text.is_last):
+    read = recipe.read(portion, **reading, skipped=skipped.append)
+    for is_last, texts in itertools.groupby(read, lambda text: text.is_last):
         n_tokens += vocab.count(pieces(texts))
         in_documents = n_tokens + n_documents if is_last else in_documents
-    yield Counted(vocab.counter, n_tokens + n_documents, n_documents, in_documents)
+    first = skipped[0] if skipped and reading.get("numbered", True) else None
+    yield Counted(vocab.counter, n_tokens + n_documents, n_documents, in_documents, len(skipped), first)
+
+
+def say_skipped(number: int, reason: str | None) -> None:
+    """Says how many rows without a text were left out, and why the first of them was, where that is known."""
+    if number:
+        first = f", the first because {reason}" if reason else ""
+        logger.warning("rows without a text, left out by skip_bad_lines: %s%s", f"{number:,}", first)
 
 
 def _make_subwords(recipe: Recipe, portions: list[Portion], workers: Any) -> Vocab:
@@ -208,13 +226,20 @@ def encode_portion(
     yield from _joined(_cut_off_valid(encoded, vocab, split, n_train), token_type(len(vocab)))
 
 
-def encode_files(paths: list[str], vocab: Vocab, text_field: str | None = None) -> tuple[np.ndarray, TextSize]:
+def encode_files(
+    paths: list[str], vocab: Vocab, text_field: str | None = None, skip_bad_lines: bool = False
+) -> tuple[np.ndarray, TextSize]:
     """Ids of files in the vocabulary of a model, documents ended as it knows them; and their size.
 
     Raises: as `read_texts` and `Vocab.encode`.
     """
-    texts = read_texts(map(FilePart, paths), "line" if vocab.bos else vocab.level, text_field)
+    skipped, level = [], "line" if vocab.bos else vocab.level
+    rows = {"raw_text": vocab.raw_text, "skipped": skipped.append if skip_bad_lines else None}
+    texts = read_texts(map(FilePart, paths), level, text_field, **rows)
     pieces = list(_cut_off_valid(_encoded(texts, vocab), vocab, "", math.inf))
+    say_skipped(len(skipped), skipped[0] if skipped else None)
+    if not pieces:
+        raise ValueError(f"{', '.join(paths)}: no row has a text")
     return np.concatenate([piece.ids for piece in pieces]), sum((piece.extent for piece in pieces), Extent()).size
 
 

@@ -28,7 +28,7 @@ class Rows(NamedTuple):
 
 
 def is_parquet(path: str) -> bool:
-    return path.endswith(".parquet")
+    return inputs.has_ending(path, ".parquet")
 
 
 def row_groups(path: str) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from txl_tf.data import inputs, text_files
 from txl_tf.data.text.parquet import is_parquet, row_groups
-from txl_tf.data.text.texts import FilePart, sizes_in_zip
+from txl_tf.data.text.texts import FilePart, is_json_array, sizes_in_zip
 
 _PORTIONS_OF_WORKER = 8  # at least, so that no worker waits long for the others at the end
 _MOST_BLOCKS = 64  # of a portion, which is what is lost where a worker dies
@@ -42,7 +42,7 @@ def cut_in_portions(paths: Iterable[str], n_workers: int) -> list[list[FilePart]
     """The parts of files, in order, in portions of 1 to 64 megabytes: where that can be, eight for each worker or more.
 
     Small files share a portion. Large ones are cut: text between lines, a zip archive between its files, Parquet
-    between its row groups. What gzip has packed can only be read as a whole.
+    between its row groups. What gzip has packed, and a JSON array, can only be read as a whole.
     """
     files = [(path, inputs.size(path)) for path in paths]
     n_blocks = sum(size for _, size in files) // (_PORTIONS_OF_WORKER * n_workers * text_files.BLOCK_BYTES)
@@ -59,10 +59,13 @@ def cut_in_portions(paths: Iterable[str], n_workers: int) -> list[list[FilePart]
 
 def _parts_of(path: str, size: int, most: int) -> list[tuple[FilePart, int]]:
     """The parts of a file, and the size of each: `most` bytes, or as little as can be read by itself."""
-    if size <= most or path.endswith(".gz"):
+    is_zip = inputs.has_ending(path, ".zip")
+    if size <= most or inputs.has_ending(path, ".gz"):
         return [(FilePart(path), min(size, most))]
-    if path.endswith(".zip") or is_parquet(path):
-        sizes = sizes_in_zip(path) if path.endswith(".zip") else row_groups(path)
+    if is_zip or is_parquet(path):
+        sizes = sizes_in_zip(path) if is_zip else row_groups(path)
         return [(FilePart(path, i, i + 1), size) for i, size in enumerate(sizes)]
+    if is_json_array(path):
+        return [(FilePart(path), most)]
     ends = [*range(most, size, most), None]
     return [(FilePart(path, begin, end), most) for begin, end in zip(range(0, size, most), ends, strict=True)]

@@ -288,8 +288,8 @@ def new_files(data_dir: str) -> Iterator[str]:
 
 def check_same(data_dir: str, info: dict, recipe: datasets.Recipe) -> None:
     """Raises ValueError if the folder was prepared differently. Text that was removed since then is no difference."""
-    there = {"dataset": info["dataset"], **info["options"]}
-    now = {"dataset": recipe.dataset, **recipe.options}
+    there = {"dataset": info["dataset"], **info["options"], "raw_text": info["vocab"].get("raw_text", True)}
+    now = {"dataset": recipe.dataset, **recipe.options, "raw_text": recipe.vocab_options.get("raw_text", True)}
     sizes = {} if recipe.spooled else inputs_of(recipe, data_dir)
     sizes = {name: info["inputs"].get(name) if size is None else size for name, size in sizes.items()}
     if recipe.dataset in datasets.PAPER_DATASETS:

@@ -22,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.data.text_files import plain_text
 from txl_tf.errors import ParameterError
 from txl_tf.models.decoding.sampling import check_integer
 
@@ -118,15 +119,17 @@ def spell(vocab, text):
 
 
 def _spell_bytes(vocab, text):
-    data = vocab.token_bytes
+    data, read = vocab.token_bytes, plain_text(text) if vocab.has_plain_text else text
     if text in vocab.ids and not data[vocab.ids[text]]:
         return [256 + vocab.ids[text]]
     single = {token[0] for token in data if len(token) == 1}
-    for character in text:
+    for character in read:
         spelled = character.encode("utf-8", "surrogateescape")
         if not single.issuperset(spelled) and not any(spelled in token for token in data):
             raise ValueError(_CANNOT_SPELL.format(len(vocab), text))
-    return list(text.encode("utf-8", "surrogateescape"))
+    if not read:
+        raise ValueError(_CANNOT_SPELL.format(len(vocab), text))
+    return list(read.encode("utf-8", "surrogateescape"))
 
 
 def check_stops(n_token, stop_token=None, stop_strings=None, stop_at_newline=False, vocab=None):

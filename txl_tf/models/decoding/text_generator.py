@@ -106,6 +106,7 @@ class TextGenerator:
 
     def _encode(self, line):
         prompt = text_of(line, "surrogateescape" if self.vocab.level == "byte" else "strict")
+        prompt = prompt.removesuffix("\r") if self.vocab.has_plain_text else prompt
         return prompt, encode_prompt(self.vocab, prompt)
 
     def _continue(self, prompts):

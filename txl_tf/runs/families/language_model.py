@@ -82,6 +82,9 @@ class LanguageModelRun(Run):
         check_token_nll(final.token_nll, data_path=self.data.get("data_path"))
 
     def open_corpus(self) -> Corpus:
+        if self.data.get("dataset") in ("text", "pydoc") and self.data.get("raw_text") is None:
+            known = self.origin.source if self.origin else self.folder  # a run of an earlier version has raw text
+            self.data = {**self.data, "raw_text": bool(known.steps()) and known.load_vocabs()[0].raw_text}
         if not self.origin:
             return open_corpus(self.data)
         (vocab,), bins = self.origin.vocabs, list(self.origin.model.cutoffs)
@@ -120,7 +123,8 @@ class LanguageModelRun(Run):
         return found
 
     def data_config(self) -> dict:
-        return {**self.data, "by_character": self.corpus.by_character}
+        data = {name: value for name, value in self.data.items() if name != "raw_text"}  # the vocabulary has it
+        return {**data, "by_character": self.corpus.by_character}
 
     def options(self) -> tuple[dict, dict]:
         """Checks first that every split is long enough."""
@@ -224,7 +228,7 @@ TRANSFORMER_XL = register(
         vocabs={"vocab": "n_token"},
         data=_Data,
         places=("data_path", "data_dir", "vocab_path"),
-        reading=("level", "lower_case"),
+        reading=("level", "lower_case", "raw_text"),
         training=TrainingConfig,
         final=EvaluationConfig,
         batching=("tgt_len", "train_batch_size", "static_shapes", "shuffle_documents"),

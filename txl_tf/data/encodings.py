@@ -1,0 +1,195 @@
+"""Files that are not UTF-8: which encoding is probable, and the command that converts them.
+
+```python
+probable_encoding("你好，世界".encode("gbk"))    # "gb18030"
+```
+"""
+
+from __future__ import annotations
+
+import codecs
+import shlex
+from collections.abc import Callable
+
+from txl_tf.errors import ParameterError
+
+_SAMPLE = 1 << 14  # bytes that a guess is made from
+_LEAST = 0.3  # score of a guess
+
+# First bytes of a file -> what it is, and the command that unpacks it to the standard output.
+_PACKED = {
+    b"\x1f\x8b": ("gzip", "gunzip -c"),
+    b"PK\x03\x04": ("zip", "unzip -p"),
+    b"BZh": ("bzip2", "bunzip2 -c"),
+    b"\xfd7zXZ": ("xz", "xz -dc"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"),
+}
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# The most frequent characters of a language.
+_CHINESE = (
+    "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里用道行所然"
+    "家种事成方多经么去法学如都同现当没动面起看定天分还进好小部其些主样理心本前开但因只从想实日军者意无力它与长把机"
+)
+_TRADITIONAL = (
+    "的一是不了在人有我他這個們中來上大為和國地到以說時要就出會可也你對生能而子那得於著下自之年過發後作裡用道行所然"
+    "家種事成方多經麼去法學如都同現當沒動面起看定天分還進好小部其些主樣理心本前開但因只從想實日軍者意無力它與長把機"
+)
+_KOREAN = (
+    "이다는에의을를가은도로고하한지기사인서리나자어시대라그해일으있아수정니것들게부보만제장면원구전여과주년상스성요"
+    "와동세무소모신안위우비오공거내게화선유연분방적경생조마관국산문용등할했된되"
+)
+_RUSSIAN = "оеаинтсрвлкмдпуяыьгзбчйхжшюцщэф"
+_ACCENTED = "éèêëàâäáãåçîïíìñôöóòõøœùûüúßæÉÈÀÇÖÄÜÅÑÓÍ°§«»¿¡£€–—“”‘’„…·\xa0"
+_PUNCTUATION = "，。、；：？！“”‘’（）《》「」『』·…—　"
+
+
+def not_utf8(
+    name: str,
+    data: bytes,
+    place: int,
+    where: str,
+    is_utf8: bool = False,
+    begins: bool = True,
+    advice: str = "",
+    path: str | None = None,
+) -> ParameterError:
+    """The error of a text that is not UTF-8. Its value is the probable encoding, or `None`.
+
+    Args:
+        name: of the text, for the message.
+        data: bytes of it.
+        place: of the byte that is wrong, in `data`.
+        where: the same for people, as "byte 3".
+        is_utf8: whether text before `data` shows that the rest is UTF-8.
+        begins: whether `data` is the beginning of the file.
+        advice: another way out.
+        path: of the file that has the text; `None`: it is the name.
+    """
+    start = 0 if place < _SAMPLE else data.rfind(b"\n", 0, place) + 1
+    found, command = (None, None) if is_utf8 else _guess(data[start : start + _SAMPLE], begins and not start)
+    ways = [advice] if advice else []
+    if command:
+        ways.append(f"it seems to be {found}: {command} {shlex.quote(path or name)} > NEW_FILE converts it")
+    message = f"{name} is not UTF-8 text: see {where}" + (f". {'; '.join(ways)}" if ways else "")
+    return ParameterError(path or name, found, "UTF-8 text", message)
+
+
+def converting(data: bytes) -> str | None:
+    """A sentence on how to convert a text of which `data` is a line; `None` where its encoding is not clear."""
+    found, command = _guess(data[:_SAMPLE], begins=True)
+    return command and f"The text seems to be {found}: {command} OLD_FILE > NEW_FILE converts it."
+
+
+def probable_encoding(data: bytes, begins: bool = True) -> str | None:
+    """The encoding of bytes that are not UTF-8, as `iconv` calls it, or what packed them; `None` if it is not clear.
+
+    Args:
+        data: some thousand bytes.
+        begins: whether they are the beginning of a file.
+    """
+    return _guess(data[:_SAMPLE], begins)[0]
+
+
+def _guess(data: bytes, begins: bool) -> tuple[str | None, str | None]:
+    """`(encoding, command that converts the file whose name follows it)`."""
+    if begins:
+        for magic, (kind, command) in _PACKED.items():
+            if data.startswith(magic):
+                return f"packed by {kind}", command
+    marked = next((name for mark, name in _MARKS.items() if begins and data.startswith(mark)), None)
+    found = marked or (None if _is_mostly_utf8(data) else _by_characters(data))
+    return found, found and f"iconv -f {found} -t utf-8"
+
+
+def _is_mostly_utf8(data: bytes) -> bool:
+    """Whether more characters are UTF-8 than bytes are none: then a place is damaged."""
+    others = [c for c in data.decode("utf-8", "surrogateescape") if not c.isascii()]
+    bad = sum("\udc80" <= c <= "\udcff" for c in others)
+    return len(others) - bad > bad
+
+
+def _by_characters(data: bytes) -> str | None:
+    """The encoding in which the characters are those that its language uses most."""
+    scores = {name: _score(data, codec, test) for name, (codec, test) in _CANDIDATES.items()}
+    best = max(scores, key=scores.get)
+    if scores[best] >= _LEAST:
+        return best
+    return _latin(data)
+
+
+def _score(data: bytes, codec: str, test: Callable[[str], float]) -> float:
+    """The mean of `test` over the characters that are not ASCII; 0 where the bytes are not in the encoding."""
+    if codec.startswith("utf-16") and b"\0" not in data:
+        return 0.0  # as good as every text has a newline or a space
+    try:
+        text = codecs.getincrementaldecoder(codec)().decode(data)  # the last character may be cut
+    except UnicodeDecodeError:
+        return 0.0
+    others = [c for c in text if not c.isascii()][:2000]
+    if codec.startswith("utf-16"):
+        plain = sum(c.isascii() and (c.isprintable() or c.isspace()) for c in text)
+        return (plain + sum(map(test, others))) / max(len(text), 1)
+    return sum(map(test, others)) / max(len(others), 1)
+
+
+def _characters(common: str, codec: str, first: int, last: int) -> Callable[[str], float]:
+    """A test of a character: half for being in the first part of a character set, half for being a frequent one."""
+    common = frozenset(common + _PUNCTUATION)
+
+    def test(c):
+        encoded = c.encode(codec, "ignore")
+        return 0.5 * (len(encoded) == 2 and first <= encoded[0] <= last) + 0.5 * (c in common)
+
+    return test
+
+
+def _is_kana(c: str) -> float:
+    return float("\u3041" <= c <= "\u30fe" or c in _PUNCTUATION)
+
+
+def _japanese(c: str) -> float:
+    encoded = c.encode("euc_jp", "ignore")
+    return 0.3 * (len(encoded) == 2 and 0xB0 <= encoded[0] <= 0xCF) + _is_kana(c)
+
+
+def _letters(common: str) -> Callable[[str], float]:
+    return lambda c: float(c in common) - 0.5 * (not c.isalpha())
+
+
+def _wide(c: str) -> float:
+    """Of UTF-16: the scripts of East Asia, Cyrillic and accented letters."""
+    return float("\u4e00" <= c <= "\u9fff" or "\u3000" <= c <= "\u30ff" or "\uac00" <= c <= "\ud7a3" or c <= "\u04ff")
+
+
+# Encoding, as iconv calls it -> Python's codec, and a test of a character in it.
+_CANDIDATES = {
+    "utf-16le": ("utf-16-le", _wide),
+    "utf-16be": ("utf-16-be", _wide),
+    "gb18030": ("gb18030", _characters(_CHINESE, "gb2312", 0xB0, 0xD7)),
+    "big5": ("big5", _characters(_TRADITIONAL, "big5", 0xA4, 0xC6)),
+    "shift_jis": ("cp932", _japanese),
+    "euc-jp": ("euc_jp", _japanese),
+    "euc-kr": ("cp949", _characters(_KOREAN, "euc_kr", 0xB0, 0xC8)),
+}
+_CYRILLIC = {"windows-1251": "cp1251", "koi8-r": "koi8_r"}
+
+
+def _latin(data: bytes) -> str | None:
+    """An encoding of one byte a character: in Cyrillic, words consist of such bytes, else they are single letters."""
+    high = [i for i, byte in enumerate(data) if byte >= 0x80]
+    if not high or b"\0" in data:
+        return None
+    places = set(high)
+    alone = sum(i - 1 not in places and i + 1 not in places for i in high) / len(high)
+    if alone < 0.3:
+        scores = {name: _score(data, codec, _letters(_RUSSIAN)) for name, codec in _CYRILLIC.items()}
+        best = max(scores, key=scores.get)
+        return best if scores[best] > 0.6 else None
+    if alone < 0.6 or _score(data, "cp1252", lambda c: float(c in _ACCENTED)) < 0.5:
+        return None
+    return "windows-1252" if any(0x80 <= data[i] < 0xA0 for i in high) else "latin1"
