@@ -288,6 +288,7 @@ class Subwords:
     """What the library needs of a vocabulary of subwords: as many as `SMALL` has symbols, and no end."""
 
     level, unk, eos, bos = "subword", None, None, None
+    has_plain_text = False
     token_bytes = [
         b"", *(bytes([c]) for c in b"User: \nab"), b"User", b"ser:", b"s:", b"r: a", b"\n\n", b"ab", b"ba",
         "é".encode(), b"\xc3", b"\xa9", "日".encode(), b"\xe6\x97", b"\xa5",

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from conforming_layers import LAYERS
 from helpers import SMALL, eagerly
-from txl_tf.layers.common.settings import Settings, free_settings_of
+from txl_tf.layers.mixins.settings import Settings, free_settings_of
 
 import txl_tf
 from txl_tf import layers

@@ -555,7 +555,6 @@ def test_served_scores_are_those_of_the_model(run, signatures):
         ("translate_text", {"text": np.zeros([0], "S1")}, "text must have at least 1 row"),
         ("translate", {"source": [[3, 9]]}, "source must hold ids between 0 and 5"),
         ("translate", {"source": [[0, 0]]}, "source must have a symbol in every row"),
-        ("translate", {"source": [[0, 3]]}, "source must have padding, id 0, at the end of a row alone"),
         ("score", {"source": [[3]], "target": [[3], [4]]}, "target must have as many rows as source"),
         ("score_text", {"text": ["a"], "target_text": ["D"]}, "target_text must be made of the 6 symbols"),
     ],
