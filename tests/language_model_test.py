@@ -6,6 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import eagerly
+
+from txl_tf.errors import ParameterError
 
 SLOW = pytest.mark.slow
 
@@ -180,6 +183,37 @@ def test_ids_that_are_no_matrix_of_integers_are_an_error(small_lm):
         lm.log_probs(np.zeros([5], np.int32))
     with pytest.raises(ValueError, match=r"labels must have the shape of tokens, .*2, 5.*got .*2, 4"):
         lm.score(np.zeros([2, 5], np.int32), np.zeros([2, 4], np.int32))
+
+
+def test_memory_may_be_one_tensor_of_all_layers(small_lm, small_batches):
+    """In every form that such a tensor has, wherever memory is taken, symbols included."""
+    lm, (tokens, labels) = small_lm(), (batches[0] for batches in small_batches(n=1))
+    with eagerly():
+        _, mems = lm.score(tokens, labels)
+        stacked = np.stack(mems)
+        calls = [
+            lambda mems: lm.score(tokens, labels, mems),
+            lambda mems: lm.log_probs(tokens, mems),
+            lambda mems: lm.alternatives(tokens, 2, mems),
+            lambda mems: lm.attention(tokens, mems),
+            lambda mems: lm.network(tokens, mems=mems),
+            lambda mems: lm.network.attention(tokens, mems),
+            lambda mems: lm.network.attention_probs(tokens, mems, 1),
+        ]
+        for i, call in enumerate(calls):
+            form = [stacked, stacked.astype(np.float64), tf.stack(mems), tf.Variable(stacked), keras.Variable(stacked)]
+            for found, expected in zip(tf.nest.flatten(call(form[i % 5])), tf.nest.flatten(call(mems)), strict=True):
+                np.testing.assert_array_equal(found, expected)
+    symbols = keras.Input([None], dtype="int32"), keras.Input(batch_shape=(2, None, 4, 8))
+    model = keras.Model(symbols, lm.network(*symbols)[0])
+    np.testing.assert_allclose(model([tokens, stacked]), lm.network(tokens, mems)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4, 8), (2, 3, 4, 8), (2, 2, 4, 7), (2, 4, 8)])
+def test_one_tensor_of_another_shape_is_an_error(small_lm, shape):
+    with pytest.raises(ParameterError) as caught:
+        small_lm().score(np.zeros([2, 5], int), np.zeros([2, 5], int), np.zeros(shape, np.float32))
+    assert caught.value.name.startswith("mems")
 
 
 @pytest.mark.parametrize(

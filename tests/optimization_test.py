@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import txl_tf
 from txl_tf.config import OptimizerConfig
+from txl_tf.errors import ParameterError
 from txl_tf.training.optimization import SGD, Adam, AdamW, LinearSchedule, make_schedule
 
 # ---------------------------------------- schedule
@@ -250,3 +251,122 @@ def test_sgd_and_its_schedule_round_trip():
     assert isinstance(copy, SGD) and isinstance(copy._learning_rate, LinearSchedule)
     assert copy.get_config() == optimizer.get_config()
     assert (copy.momentum, copy.clip, copy.clip_value, copy.use_ema) == (0.8, None, 5.0, True)
+
+
+# ---------------------------------------- several batches an update
+
+ACCUMULATING = [
+    {"optimizer": "adam"}, {"optimizer": "adamw", "weight_decay": 0.1}, {"optimizer": "sgd", "momentum": 0.9},
+    {"optimizer": "lamb", "ema": 0.9}, {"optimizer": "sgd", "schedule": "linear", "clip": None},
+]  # fmt: skip
+OF_BATCHES = np.random.default_rng(1).normal(size=[7, 2, 3]).astype(np.float32)
+
+
+def accumulating(gradient_accumulation_steps, **options):
+    arguments = {"learning_rate": 0.1, "warmup_steps": 1, "train_steps": 9, "clip": 0.3, **options}
+    optimizer = txl_tf.make_optimizer(**arguments, gradient_accumulation_steps=gradient_accumulation_steps)
+    variable = keras.Variable(np.ones([2, 3], np.float32))
+    optimizer.build([variable])
+    return optimizer, variable
+
+
+def assert_equal_state(optimizer, variable, expected, other):
+    np.testing.assert_allclose(variable, other, rtol=1e-6)
+    assert int(optimizer.iterations) == int(expected.iterations)
+    assert float(optimizer.learning_rate) == float(expected.learning_rate)
+    np.testing.assert_allclose(optimizer.gradient_norm, expected.gradient_norm, rtol=1e-6)
+    if optimizer.use_ema:
+        averages = (x._model_variables_moving_average[0] for x in (optimizer, expected))
+        np.testing.assert_allclose(*averages, rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", ACCUMULATING)
+def test_every_third_batch_updates_with_the_mean_of_three(options):
+    """Clipping, schedule, decay and moving average are those of an update with the mean, after every batch."""
+    (optimizer, variable), (by_hand, other) = (accumulating(n, **options) for n in (3, 1))
+    for i, gradient in enumerate(OF_BATCHES):
+        optimizer.apply([tf.constant(gradient)], [variable])
+        if i % 3 == 2:
+            by_hand.apply([tf.constant(OF_BATCHES[i - 2 : i + 1].mean(0))], [other])
+        assert_equal_state(optimizer, variable, by_hand, other)
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.gradient_accumulation_steps == again.batches_per_update == optimizer.gradient_accumulation_steps == 3
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_two_replicas_add_up_batch_by_batch(two_replicas, compiled):
+    """Each has half of the gradient; what the variables hold between two updates is the same on both."""
+    by_hand, other = accumulating(3, ema=0.9)
+    with two_replicas.scope():
+        optimizer, variable = accumulating(3, ema=0.9)
+
+    def step(gradient):
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        optimizer.apply([gradient * (0.25 + 0.5 * tf.cast(replica, tf.float32))], [variable])
+
+    run = tf.function(two_replicas.run) if compiled else two_replicas.run
+    for gradient in OF_BATCHES:
+        run(step, args=(tf.constant(gradient),))
+        by_hand.apply([tf.constant(gradient)], [other])
+        assert_equal_state(optimizer, variable, by_hand, other)
+        totals = [total for total in optimizer.variables if "gradient_accumulator" in total.path]
+        for of_replica in two_replicas.experimental_local_results(totals[0].value):
+            np.testing.assert_allclose(of_replica, by_hand._accumulated_gradients[0], rtol=1e-6, atol=1e-7)
+
+
+def test_an_optimizer_that_is_saved_between_two_updates_goes_on():
+    (optimizer, variable), (resumed, other) = accumulating(3), accumulating(3)
+    for i, gradient in enumerate(OF_BATCHES):
+        if i == 4:
+            resumed.set_weights([x.numpy() for x in optimizer.variables])
+            other.assign(variable)
+        optimizer.apply([tf.constant(gradient)], [variable])
+        if i >= 4:
+            resumed.apply([tf.constant(gradient)], [other])
+    np.testing.assert_array_equal(variable, other)
+
+
+@pytest.mark.parametrize("steps", [0, 2.0, True])
+def test_numbers_of_batches_are_checked(steps):
+    with pytest.raises(ParameterError) as caught:
+        txl_tf.make_optimizer(gradient_accumulation_steps=steps)
+    assert (caught.value.name, caught.value.value) == ("gradient_accumulation_steps", steps)
+
+
+@pytest.mark.slow
+def test_a_language_model_trains_on_the_mean_of_batches(tmp_path):
+    """By hand, with the dropout of each batch; and a file that is saved between two updates goes on."""
+
+    def make(n):
+        keras.utils.set_random_seed(0)
+        lm = txl_tf.TransformerXLLM(
+            n_token=9, n_layer=1, d_model=8, d_embed=8, n_head=2, d_head=4, d_inner=8, mem_len=3, dropout=0.3, seed=5
+        )
+        lm.compile(txl_tf.make_optimizer(0.1, 1, 9, optimizer="sgd", clip=0.1, gradient_accumulation_steps=n))
+        return lm
+
+    lm, by_hand, mems, gradients = make(2), make(1), None, []
+    text = np.random.default_rng(0).integers(0, 9, [6, 2, 5]).astype(np.int32)
+    by_hand.build_optimizer()
+    mems = by_hand.initial_mems(2)
+    for i, tokens in enumerate(text):
+        lm.train_on_batch(tokens, tokens)
+        with tf.GradientTape() as tape:
+            key = tf.constant([5, i, 0])
+            nll, _, mems = by_hand.segment_nll(tokens, tokens, mems, training=True, dropout_key=key)
+            loss = tf.reduce_mean(nll)
+        gradients += [[tf.convert_to_tensor(x) for x in tape.gradient(loss, by_hand.trainable_variables)]]
+        if i % 2:
+            mean = [(first + second) / 2 for first, second in zip(*gradients, strict=True)]
+            by_hand.optimizer.apply(mean, by_hand.trainable_variables)
+            gradients = []
+        if i == 2:
+            lm.save(tmp_path / "lm.keras")
+    for found, expected in zip(lm.get_weights(), by_hand.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+    loaded = keras.models.load_model(tmp_path / "lm.keras")
+    assert int(loaded.optimizer._iterations) == 3 and int(loaded.optimizer.iterations) == 1
+    for model in (lm, loaded):
+        model.set_weights(by_hand.get_weights())
+    loaded.train_on_batch(text[0], text[0])
+    assert any(np.any(x != y) for x, y in zip(loaded.get_weights(), by_hand.get_weights(), strict=True))

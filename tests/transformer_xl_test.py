@@ -1,6 +1,7 @@
 """The network: its memory, its initial weights, where it drops, and its reuse in other Keras models."""
 
 import itertools
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,10 @@ import tensorflow as tf
 from helpers import ROOT, SMALL, randomise
 
 import txl_tf
+<<<<<<< HEAD
+=======
+from txl_tf.config import ModelConfig
+>>>>>>> attributes
 from txl_tf.errors import ParameterError
 from txl_tf.layers import attention, feed_forward
 from txl_tf.layers.common import ops
@@ -244,7 +249,16 @@ def test_initial_weights_have_the_original_s_distributions(init):
         np.testing.assert_array_equal(array, np.full(array.shape, float(path.endswith("gamma"))), err_msg=path)
 
 
-@pytest.mark.parametrize("init", ["normal", "uniform"])
+OF_KERAS = [
+    keras.initializers.HeNormal(seed=3),
+    keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(3)),
+    "glorot_uniform",
+]
+
+
+@pytest.mark.parametrize(
+    "init", ["normal", "uniform", *OF_KERAS], ids=["normal", "uniform", "seed", "generator", "name"]
+)
 def test_every_weight_of_every_layer_is_drawn_anew(init):
     """A Keras initialiser draws the same numbers at every call: no two weights may begin alike."""
     weights = initial_weights(init)
@@ -253,6 +267,44 @@ def test_every_weight_of_every_layer_is_drawn_anew(init):
         n = min(array.size, other.size)
         correlation = np.corrcoef(array.flat[:n], other.flat[:n])[0, 1]
         assert abs(correlation) < 6 / n**0.5, (path, other_path)
+
+
+def test_a_keras_initializer_draws_all_weights_that_init_governs():
+    weights = initial_weights(keras.initializers.Constant(0.25))
+    for path, array in {**weights["weight"], **weights["projection"]}.items():
+        np.testing.assert_array_equal(array, np.full(array.shape, 0.25), err_msg=path)
+    learned = txl_tf.TransformerLM(**WIDE, pos_embed="learned", context_len=9, init=keras.initializers.Constant(0.25))
+    np.testing.assert_array_equal(learned.network.pos_table, np.full([9, WIDE["d_model"]], 0.25))
+
+
+FORMS = [keras.initializers.HeNormal(seed=3), "he_normal", keras.initializers.HeNormal]
+FORMS.append(keras.initializers.serialize(FORMS[0]))
+
+
+@pytest.mark.parametrize("init", FORMS, ids=["object", "name", "class", "configuration"])
+def test_an_initializer_is_in_configurations_and_files(init, tmp_path):
+    lm = txl_tf.TransformerXLLM(**SMALL, mem_len=2, init=init)
+    assert json.loads(json.dumps(lm.get_config()))["init"] == lm.network.get_config()["init"]
+    lm.save(tmp_path / "lm.keras")
+    loaded = keras.models.load_model(tmp_path / "lm.keras")
+    assert loaded.get_config() == lm.get_config()
+    config = ModelConfig(**SMALL, init=init)
+    read = ModelConfig(**{**json.loads(json.dumps(config.to_dict())), "cutoffs": ()})
+    assert read == config
+    if init is FORMS[0]:  # seeded
+        found, expected = (txl_tf.TransformerXLLM(**SMALL, mem_len=2, init=x) for x in (read.init, init))
+        for weight, other in zip(found.get_weights(), expected.get_weights(), strict=True):
+            np.testing.assert_array_equal(weight, other)
+
+
+@pytest.mark.parametrize(
+    "init", ["xavier", 3, None, ["normal"], {"module": "keras.layers", "class_name": "Dense", "config": {"units": 2}}]
+)
+def test_what_is_no_initializer_is_an_error(init):
+    for make in (txl_tf.TransformerXL, ModelConfig):
+        with pytest.raises(ParameterError) as caught:
+            make(**SMALL, init=init)
+        assert (caught.value.name, caught.value.value) == ("init", init) and "normal" in caught.value.allowed
 
 
 # ---------------------------------------- dropout

@@ -83,9 +83,10 @@ class ClipAfterAverage:
             super()._backend_apply_gradients(grads, trainable_variables)
             return
         totals = [self._accumulated_gradients[self._get_variable_index(x)] for x in trainable_variables]
+        grads = [tf.convert_to_tensor(grad) for grad in grads]  # sparse ones, too
         if not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
-        sums = [tf.convert_to_tensor(grad) + total for grad, total in zip(grads, totals, strict=True)]
+        sums = [tf.cast(grad, total.dtype) + total for grad, total in zip(grads, totals, strict=True)]
 
         def keep_or_update(strategy, sums, within=None):
             """Of all replicas together. A branch cannot call them together again, unless it lies `within` them."""

@@ -1,0 +1,202 @@
+"""`compile(metrics=...)` of models with metrics of their own: over what, under which names, on several replicas."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import randomise
+
+import txl_tf
+from txl_tf.errors import ParameterError
+from txl_tf.training.keras_arguments import CompiledMetrics
+
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(0, 5, [6, 4]).astype(np.int32)
+LOGITS = RNG.normal(size=[6, 4, 5]).astype(np.float32)
+KEPT = (RNG.random([6, 4]) < 0.7).astype(np.float32)
+WEIGHTS = KEPT * RNG.integers(1, 4, [6, 4])
+RIGHT = LOGITS.argmax(-1) == LABELS
+IN_TOP_2 = np.take_along_axis(LOGITS, LABELS[..., None], -1)[..., 0] >= np.sort(LOGITS, -1)[..., -2]
+NLL = np.log(np.exp(LOGITS).sum(-1)) - np.take_along_axis(LOGITS, LABELS[..., None], -1)[..., 0]
+
+
+class Counts(keras.metrics.Metric):
+    """Makes its variable in the first update, and returns several numbers."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if not self.variables:
+            self.counts = self.add_variable((2,), "zeros", name="counts")
+        self.counts.assign_add(tf.stack([tf.reduce_sum(sample_weight), tf.cast(tf.size(y_true), tf.float32)]))
+
+    def result(self):
+        return {"weight": self.counts[0], "all": self.counts[1]}
+
+
+def is_right(labels, outputs):
+    return tf.cast(tf.argmax(outputs, -1, output_type=tf.int32) == labels, tf.float32)
+
+
+def whole_row(labels, outputs):
+    return tf.reduce_min(is_right(labels, outputs), 1)
+
+
+def largest(labels, outputs):
+    return tf.reduce_max(outputs)
+
+
+def make_metrics():
+    top_2 = keras.metrics.SparseTopKCategoricalAccuracy(2, name="top_2")
+    own = [is_right, whole_row, Counts(name="counts"), "sparse_categorical_accuracy"]
+    return CompiledMetrics(["acc", "ce", top_2, *own], ["sparse_categorical_accuracy"], n_classes=5)
+
+
+EXPECTED = {
+    "acc": np.average(RIGHT, weights=KEPT),
+    "ce": np.average(NLL, weights=KEPT),
+    "top_2": np.average(IN_TOP_2, weights=KEPT),
+    "is_right": np.average(RIGHT, weights=KEPT),
+    "whole_row": np.average(RIGHT.all(1), weights=KEPT.any(1)),
+    "sparse_categorical_accuracy": np.average(RIGHT, weights=KEPT),
+    "weighted_sparse_categorical_accuracy": np.average(RIGHT, weights=WEIGHTS),
+    "weight": KEPT.sum(),
+    "all": KEPT.size,
+}
+
+
+def test_metrics_are_of_labels_that_count_and_weighted_ones_of_their_weights():
+    metrics = make_metrics()
+    for rows in (slice(0, 2), slice(2, 6)):
+        found = metrics.update(LABELS[rows], LOGITS[rows], KEPT[rows], WEIGHTS[rows])
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(EXPECTED, rel=1e-5)
+    number = CompiledMetrics([largest])
+    for rows in (slice(0, 2), slice(2, 6)):
+        found = number.update(LABELS[rows], LOGITS[rows], KEPT[rows], WEIGHTS[rows])
+    assert float(found["largest"]) == pytest.approx((LOGITS[:2].max() + LOGITS[2:].max()) / 2)
+
+
+def test_two_replicas_of_unequal_shares_find_what_one_finds(two_replicas):
+    with two_replicas.scope():
+        metrics = make_metrics()
+
+    def step(*arrays):
+        first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
+        return metrics.update(*(tf.cond(first, lambda x=x: x[:2], lambda x=x: x[2:]) for x in map(tf.constant, arrays)))
+
+    found = two_replicas.run(step, args=(LABELS, LOGITS, KEPT, WEIGHTS))
+    for replica in range(2):
+        values = {name: float(two_replicas.experimental_local_results(x)[replica]) for name, x in found.items()}
+        assert values == pytest.approx(EXPECTED, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "metrics, name",
+    [
+        (["nothing of Keras"], "metrics"),
+        ([3], "metrics"),
+        ({"output": "acc"}, "metrics"),
+        ([keras.metrics.SparseCategoricalAccuracy(name="loss")], "metrics"),
+        (["acc", "acc"], "metrics"),
+    ],
+)
+def test_what_is_no_metric_and_names_that_are_taken_are_errors(metrics, name):
+    with pytest.raises(ParameterError) as caught:
+        CompiledMetrics(metrics, own=["loss", "accuracy"])
+    assert caught.value.name == name and caught.value.allowed
+
+
+def test_a_metric_of_another_strategy_is_an_error(two_replicas):
+    metric = keras.metrics.SparseCategoricalAccuracy(name="mine")
+    with two_replicas.scope(), pytest.raises(ParameterError) as caught:
+        CompiledMetrics([metric])
+    assert (caught.value.name, caught.value.value) == ("metrics", "mine")
+
+
+# ---------------------------------------- models
+
+
+def transformer():
+    keras.utils.set_random_seed(0)
+    model = txl_tf.Transformer(
+        num_layers=1, d_model=8, num_heads=2, dff=8, input_vocab_size=5, target_vocab_size=5, rate=0.0, seed=1
+    )
+    randomise(model)
+    return model
+
+
+def tagger():
+    keras.utils.set_random_seed(0)
+    model = txl_tf.Tagger(
+        txl_tf.Tener(n_token=5, n_layer=1, d_model=8, n_head=2, d_inner=8), ["O", "B-X", "I-X"], seed=1
+    )
+    randomise(model)
+    return model
+
+
+SOURCE = RNG.integers(1, 5, [6, 4])
+TARGET = np.where(np.arange(5) < RNG.integers(2, 6, [6, 1]), RNG.integers(1, 5, [6, 5]), 0)
+TAGS = RNG.integers(0, 3, [6, 5])
+
+
+def test_an_encoder_decoder_measures_labels_and_logits():
+    """Its own accuracy is what Keras calls so; other names are besides, in every method."""
+    model = transformer()
+    names = ["accuracy", "sparse_categorical_accuracy", "sparse_top_k_categorical_accuracy"]
+    model.compile(keras.optimizers.SGD(0.0), metrics=names, weighted_metrics=[is_right], run_eagerly=True)
+    logits, labels = model((SOURCE, TARGET[:, :-1])).numpy(), TARGET[:, 1:]
+    weights = RNG.random(labels.shape).astype(np.float32)
+    right, kept = logits.argmax(-1) == labels, labels > 0
+    plain, weighted = np.average(right, weights=kept), np.average(right, weights=kept * weights)
+    data = SOURCE, TARGET, weights
+    for logs in (model.test_on_batch(*data, return_dict=True), model.train_on_batch(*data, return_dict=True)):
+        assert logs["accuracy"] == pytest.approx(weighted, rel=1e-5)
+        assert logs["sparse_categorical_accuracy"] == pytest.approx(plain, rel=1e-5)
+        assert logs["is_right"] == pytest.approx(weighted, rel=1e-5)
+        assert logs["sparse_top_k_categorical_accuracy"] == 1.0  # of five symbols
+    assert [metric.name for metric in model.metrics] == ["loss", *names, "is_right"]
+    with pytest.raises(ParameterError) as caught:
+        model.compile("adam", metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")])
+    assert caught.value.value == "accuracy"
+
+
+def test_a_tagger_measures_tags_and_emissions():
+    model = tagger()
+    model.compile(keras.optimizers.SGD(0.0), metrics=["accuracy"], run_eagerly=True)
+    inputs = {"chars": TARGET}
+    emissions, mask = model.emissions(inputs)
+    expected = np.average(emissions.numpy().argmax(-1) == TAGS, weights=mask)
+    found = model.test_on_batch(inputs, TAGS, return_dict=True)
+    assert found["accuracy"] == pytest.approx(expected, rel=1e-5) and {"loss", "f1"} <= set(found)
+    single = txl_tf.Tagger(model.network, ["NOUN", "VERB"], scheme="none")
+    with pytest.raises(ParameterError) as caught:  # the accuracy of the best path, which is another
+        single.compile("adam", metrics=["accuracy"])
+    assert caught.value.value == "accuracy"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make, data", [(transformer, (SOURCE, TARGET)), (tagger, ({"chars": TARGET}, TAGS))])
+def test_fit_and_evaluate_measure_whole_epochs_on_any_number_of_replicas(make, data, two_replicas, tmp_path):
+    def train():
+        model = make()
+        metrics = [keras.metrics.SparseTopKCategoricalAccuracy(2, name="top_2"), Counts(name="counts")]
+        model.compile(keras.optimizers.SGD(0.1), metrics=metrics)
+        options = {"batch_size": 2, "shuffle": False, "verbose": 0}
+        history = model.fit(*data, epochs=2, validation_data=data, **options).history
+        return model, history, model.evaluate(*data, batch_size=2, verbose=0, return_dict=True)
+
+    one, history, result = train()
+    assert history["all"] == [6 * (TARGET[:, 1:] if make is transformer else TAGS).shape[1]] * 2
+    assert {f"val_{name}" for name in result} <= set(history)
+    for name, value in result.items():
+        assert history[f"val_{name}"][-1] == pytest.approx(value, rel=1e-5)
+    with two_replicas.scope():
+        _, of_two, result_of_two = train()
+    for name, values in history.items():
+        np.testing.assert_allclose(of_two[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+    assert result_of_two == pytest.approx(result, rel=1e-4)
+    totals = one.metric_totals
+    one.set_metric_totals(totals + 1)
+    np.testing.assert_array_equal(one.metric_totals, totals + 1)
+    with keras.saving.custom_object_scope({"Counts": Counts}):
+        one.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.evaluate(*data, batch_size=2, verbose=0, return_dict=True) == pytest.approx(result, rel=1e-6)
