@@ -13,10 +13,7 @@ import tensorflow as tf
 from helpers import ROOT, SMALL, randomise
 
 import txl_tf
-<<<<<<< HEAD
-=======
 from txl_tf.config import ModelConfig
->>>>>>> attributes
 from txl_tf.errors import ParameterError
 from txl_tf.layers import attention, feed_forward
 from txl_tf.layers.common import ops
