@@ -13,7 +13,7 @@ import pytest
 import reference_data
 import tensorflow as tf
 from absl import flags
-from benchmarking import contestants, language_models, pairs, processes, tables, taggers, tasks, work
+from benchmarking import contestants, language_models, pairs, processes, scaling, tables, taggers, tasks, work
 from benchmarking.shapes import SHAPES
 from helpers import ROOT, program
 from reference_model import ReferenceModel
@@ -75,16 +75,17 @@ class Trainee:
         self.clock, self.taken = clock, []
 
     def fit(self, batches, steps_per_epoch, verbose, callbacks):
-        self.history = {"loss": [self.steps(batches, steps_per_epoch, callbacks[0].on_train_batch_end)]}
+        self.history = {"loss": [self.steps("stop_training", steps_per_epoch, callbacks[0].on_train_batch_end)]}
         return self
 
     def evaluate(self, batches, steps, verbose, callbacks):
-        return self.steps(batches, steps, callbacks[0].on_test_batch_end)
+        return self.steps("stop_evaluating", steps, callbacks[0].on_test_batch_end)
 
-    def steps(self, batches, steps, on_end):
-        self.stop_training, self.clock.now = False, self.clock.now + 5
+    def steps(self, stop, steps, on_end):
+        setattr(self, stop, False)
+        self.clock.now += 5
         self.taken.append(0)
-        while not self.stop_training and self.taken[-1] < steps:
+        while not getattr(self, stop) and self.taken[-1] < steps:
             self.taken[-1] += 1
             self.clock.now += self.taken[-1]
             on_end(self.taken[-1] - 1, {"loss": 0.5})
@@ -350,16 +351,16 @@ def test_the_summary_has_the_median_of_the_runs(capsys):
     ]
 
 
-def test_costs_by_argument_are_of_the_shapes_that_the_argument_gives(benchmark, monkeypatch):
-    monkeypatch.setattr(benchmark, "SCALING", {"training": {"tgt_len": [2, 4], "n_token": [9, 20]}})
-    monkeypatch.setattr(benchmark, "CUTOFFS", {20: [4]})
+def test_costs_by_argument_are_of_the_shapes_that_the_argument_gives(monkeypatch):
+    monkeypatch.setattr(scaling, "SCALING", {"training": {"tgt_len": [2, 4], "n_token": [9, 20]}})
+    monkeypatch.setattr(scaling, "CUTOFFS", {20: [4]})
     made = []
 
     def make(shape):
         made.append((shape["tgt_len"], shape["n_token"], shape["cutoffs"]))
         return work.Calls(lambda: None)
 
-    rows = benchmark.scale("training", SHAPE, {REFERENCE: make}, rounds=1, seconds=0)
+    rows = scaling.scale("training", SHAPE, {REFERENCE: make}, rounds=1, seconds=0)
     assert made == [(2, 20, []), (4, 20, []), (5, 9, []), (5, 20, [4])]
     found = [(row["mode"], row["contestant"], row["argument"], row["value"]) for row in rows]
     pairs = [("tgt_len", 2), ("tgt_len", 4), ("n_token", 9), ("n_token", 20)]
@@ -367,10 +368,10 @@ def test_costs_by_argument_are_of_the_shapes_that_the_argument_gives(benchmark, 
     assert all(0 < row["microseconds_per_token"] < 1e6 for row in rows)
 
 
-def test_costs_by_length_are_medians_around_a_number_of_segments(benchmark, monkeypatch):
+def test_costs_by_length_are_medians_around_a_number_of_segments(monkeypatch):
     clock = Clock(monkeypatch)
     makers = {REFERENCE: None, "txl_tf float32": lambda shape: work.Steps(Trainee(clock), None, evaluation=True)}
-    rows = benchmark.scale_length("evaluation", {**SHAPE, "tgt_len": 10}, makers, segments=4)
+    rows = scaling.scale_length("evaluation", {**SHAPE, "tgt_len": 10}, makers, segments=4)
     assert [row["value"] for row in rows] == [10, 20, 40]  # tokens
     seconds = [2, np.median([3, 4]), np.median([4, 5])]  # of the steps after the first: 2, 3, 4 and 5 s
     np.testing.assert_allclose([row["microseconds_per_token"] for row in rows], np.array(seconds) / 20 * 1e6)
@@ -547,21 +548,18 @@ def test_the_first_answers_are_those_of_the_programs(run):
 
 @SLOW
 def test_this_checkout_is_compared_with_another(run):
-    modes = "generation,scoring,tener,startup"
-    figures, printed = run(f"--mode={modes}", f"--against={ROOT}", "--rounds=1", "--seconds=0.1", "--runs=2")
+    figures, printed = run("--mode=scoring,startup", f"--against={ROOT}", "--rounds=1", "--seconds=0.1", "--runs=2")
     rows = figures["rows"]
-    names = ["other float32", "this float32", "other bfloat16", "this bfloat16"]
-    of_a_run = [("generation", names), ("scoring", names[:2]), ("tener", names), ("startup", names[:2])]
-    expected = [(run, mode, name) for run in (1, 2) for mode, some in of_a_run for name in some]
+    names = "other float32", "this float32"
+    expected = [(run, mode, name) for run in (1, 2) for mode in ("scoring", "startup") for name in names]
     assert [(row["run"], row["mode"], row["contestant"]) for row in rows] == expected
     for other, this in zip(rows[::2], rows[1::2], strict=True):
         assert other["ratio"] == 1
         low, high = this["ratio_quartiles"]
         assert 0.05 < low == this["ratio"] == high < 20
         np.testing.assert_allclose(this["peak_memory_mb"], other["peak_memory_mb"], rtol=0.2)
-    ratios = [row["ratio"] for row in rows if (row["mode"], row["contestant"]) == ("tener", "this bfloat16")]
-    (found,) = [row for row in figures["summary"] if (row["mode"], row["contestant"]) == ("tener", "this bfloat16")]
-    assert found["ratios"] == ratios and found["median"] == np.mean(ratios)
+    assert [(row["mode"], row["contestant"]) for row in figures["summary"]] == [row[1:] for row in expected[:4]]
+    assert figures["summary"][1]["ratios"] == [rows[1]["ratio"], rows[5]["ratio"]]
     assert f"{figures['machine']['processor']}; this {figures['commits']['this']}, other" in printed
 
 
@@ -625,13 +623,36 @@ def test_contestants_are_those_that_the_flags_name(benchmark, set_flags):
     both = {mode: [list(group) for group in benchmark.groups_of(mode)] for mode in SHAPES if mode not in ON_SEVERAL}
     assert both["preparation"] == [["other", "this"]]
     assert both["scoring"] == both["startup"] == [["other float32", "this float32"]]
-    assert both["flat"] == [["other float32", "this float32"], ["other bfloat16", "this bfloat16"]]
+    assert both["seq2seq"] == [["other float32", "this float32"], ["other bfloat16", "this bfloat16"]]
+    assert both["flat"] == [["other float32", "this float32"]]
+    assert [this for _, this in both["writing"]] == [
+        "this 4 rows", "this top_p 0.9", "this a prompt of 5,000 tokens is read"
+    ]  # fmt: skip
     assert [this for _, this in both["first_answer"]] == ["this generate.py", "this score.py", "this tag.py"]
     recomputed = "this float32 recompute"
     assert [this for _, this in both["training"]] == ["this float32", "this bfloat16", recomputed]
     assert all(both.values())
     (group,) = benchmark.groups_of("scoring")
     assert group == {"other float32": ("txl_tf float32", "/other"), "this float32": ("txl_tf float32", ROOT)}
+    set_flags("--against=/other", "--contestants=bfloat16,row")
+    assert [list(group) for group in benchmark.groups_of("flat")] == [["other bfloat16", "this bfloat16"]]
+    assert [this for _, this in benchmark.groups_of("writing")] == [
+        "this one row", "this 2 rows", "this 4 rows", "this 16 rows"
+    ]  # fmt: skip
+
+
+def test_several_runs_have_a_third_of_the_turns_each(benchmark, set_flags, monkeypatch):
+    monkeypatch.setattr(benchmark, "compare", lambda mode, shape, rounds, *_: rounds)
+
+    def rounds(*arguments):
+        set_flags(*arguments)
+        return [benchmark.rows_of_mode(mode, SHAPE, {}, "folder") for mode in ("training", "startup")]
+
+    assert rounds() == [9, 3]
+    assert rounds("--runs=3") == [3, 1]
+    assert rounds("--quick") == [2, 1]
+    assert rounds("--runs=3", "--quick") == [1, 1]
+    assert rounds("--runs=3", "--rounds=4") == [4, 4]
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ NOT_RUN = {
     "docker": "needs the image of TensorFlow Serving; a stand-in takes its place",
     "wt103": "needs the text or the published model",
     "--scaling": "takes ten minutes",
+    "--against": "takes half an hour",
     "mkdocs": "serves until it is stopped; site_test.py builds the same site",
     "tools/demo.py": "serves until it is stopped; tests/demo_browser_test.py has it",
     "demo_screenshots": "needs a browser and trained runs",

@@ -50,8 +50,9 @@ included.
 
 `--against` compares the library of two checkouts, which may be of any age: the processes of each import its own txl_tf,
 use public names only, start its own programs, and read runs that these programs have trained. It leaves out workers and
-Ray. `--mode=all` measures every mode, with `--against` every one that two checkouts can be compared in. `--scaling` has
-two layers unless `--n_layer` says otherwise.
+Ray. Unless `--contestants` asks for more, bfloat16 takes part in the first four modes and in seq2seq, and little of the
+writing. `--mode=all` measures every mode, with `--against` every one that two checkouts can be compared in. `--scaling`
+has two layers unless `--n_layer` says otherwise.
 """
 
 import concurrent.futures
@@ -67,7 +68,7 @@ import time
 from pathlib import Path
 
 from absl import flags, logging
-from benchmarking.shapes import REFERENCE, ROUNDED, SHAPES, WRITING_AGAINST
+from benchmarking.shapes import BFLOAT16_AGAINST, REFERENCE, ROUNDED, SCALING, SHAPES, WRITING, WRITING_AGAINST
 
 from txl_programs.program import FLAGS, check_integers, read_flags, run
 
@@ -80,16 +81,6 @@ ON_SEVERAL = ("workers", "ray", "ray_failures")
 ON_REQUEST = (*SOFTMAX, *ON_SEVERAL, "scoring", "writing", *PAIRS, *TAGGING)  # left out without --mode
 WORKERS = (1, 2, 4)
 BUCKETS = {"one bucket": 0, "4 MB buckets": 4 << 20, "1 MB buckets": 1 << 20}  # name: bytes
-SCALING = {
-    "training": {
-        "tgt_len": [32, 64, 128, 256], "mem_len": [0, 128, 256, 512], "batch_size": [2, 4, 8, 16],
-        "n_layer": [1, 2, 4, 8], "n_token": [256, 4096, 33278, 267735], "replicas": [1, 2, 4],
-    },
-    "evaluation": {"tgt_len": [20, 40, 80, 160], "mem_len": [525, 1050, 2100, 4200]},
-    "generation": {"mem_len": [400, 800, 1600, 3200]},
-}  # fmt: skip
-CUTOFFS = {33278: [2000, 10000], 267735: [20000, 40000, 200000]}  # of the vocabularies in SCALING
-
 flags.DEFINE_list("mode", None, f"What to measure, all or of {', '.join(SHAPES)}; default: all before softmax_wt103.")
 _DEFINE = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, list: flags.DEFINE_list}
 _LEAST = {"n_token": 1, "tgt_len": 1, "batch_size": 1, "megabytes": 0.001}  # of what no network checks
@@ -97,14 +88,14 @@ for _name, _value in SHAPES["startup"].items():
     _bounds = {"lower_bound": _LEAST[_name]} if _name in _LEAST else {}
     _DEFINE[type(_value)](_name, None, "Of the shape; in generation, tgt_len is the length of the text.", **_bounds)
 check_integers("cutoffs")
-_ROUNDS = "Turns of each contestant; default: 9, and 3 of new processes and with --scaling."
+_ROUNDS = "Turns of each contestant; default: 9, and 3 of new processes and with --scaling; of several runs a third."
 flags.DEFINE_integer("rounds", None, _ROUNDS, lower_bound=1)
 flags.DEFINE_integer("runs", 1, "How often to measure everything; the last table has the median ratios.", lower_bound=1)
 flags.DEFINE_float("seconds", None, "Shortest length of a turn; default: 1, with --scaling 0.3.", lower_bound=0)
 flags.DEFINE_bool("quick", False, "2 layers, texts of 2 MB, 2 turns of 0.2 s, 1 of new processes.")
 flags.DEFINE_bool("scaling", False, "Measure how the cost grows with each argument, and with the text's length.")
 flags.DEFINE_string("against", None, "Folder of another checkout, to compare this one with instead of the reference.")
-flags.DEFINE_list("contestants", None, "Words: of the others, only contestants whose name has one of them take part.")
+flags.DEFINE_list("contestants", None, "Only contestants with one of these words in their name, besides the reference.")
 flags.DEFINE_integer("inter_op_threads", None, "Operations that TensorFlow runs at a time; its default: all cores.")
 flags.DEFINE_bool("jit", False, "Measure training with XLA, too.")
 flags.DEFINE_string("json", None, "File to write the figures to.")
@@ -114,8 +105,9 @@ read_flags(__name__)
 import numpy as np
 import tensorflow as tf
 from benchmarking import cluster, contestants, language_models, processes, taggers
+from benchmarking.scaling import measure, scale, scale_length
 from benchmarking.tables import describe, print_summary, print_table, rows_of, summary_of, take_turns
-from benchmarking.work import Calls, mean_seconds
+from benchmarking.work import Calls
 
 from txl_tf.files import check_writable
 from txl_tf.training.distribution import BFLOAT16_UNITS, processor_flags
@@ -228,16 +220,19 @@ def groups_of(mode):
         return [{name: (name, processes.ROOT) for name in dict.fromkeys([names[0], *chosen])}] if chosen else []
     checkouts = {"other": os.path.abspath(FLAGS.against), "this": processes.ROOT}
     groups = []
-    for name in filter(takes_part_against, chosen):
+    for name in [name for name in chosen if takes_part_against(mode, name)]:
         label = name.removeprefix("txl_tf").strip()
         groups.append({f"{side} {label}".strip(): (name, path) for side, path in checkouts.items()})
     return groups
 
 
-def takes_part_against(name):
-    """Whether a contestant takes part with `--against`: the library's do, but not every one of them."""
-    library = name.startswith("txl_tf") and name not in (ROUNDED, taggers.AS_THEY_COME)
-    return library or name in WRITING_AGAINST or name in processes.ANSWERS
+def takes_part_against(mode, name):
+    """Whether a contestant takes part with `--against`: the library's do, not all of them without `--contestants`."""
+    of_library = name.startswith("txl_tf") or name in WRITING or name in processes.ANSWERS
+    if not of_library or name in (ROUNDED, taggers.AS_THEY_COME):
+        return False
+    usual = name in WRITING_AGAINST if name in WRITING else "bfloat16" not in name or mode in BFLOAT16_AGAINST
+    return usual or FLAGS.contestants is not None
 
 
 def start(mode, name, checkout, shape, seconds, folder, stack):
@@ -320,76 +315,6 @@ def write_text(path, n_token, megabytes):
             written += file.write(line)
 
 
-# --------------------------------------------------------------------------------------------------------- scaling
-
-
-def measure(works, rounds, seconds):
-    """Seconds of doing each of some works once, array `[rounds, works]`; they take turns in this process."""
-    for work in works:
-        work.once()
-        work.once()
-    return np.array([[mean_seconds(work, seconds) for work in works] for _ in range(rounds)])
-
-
-def scale(mode, shape, makers, rounds, seconds):
-    """Measures and prints the cost of a token at several values of each argument; returns rows."""
-    rows = []
-    for argument, values in SCALING[mode].items():
-        print_scale(mode, shape, argument, values)
-        for name, make in makers.items():
-            if argument == "replicas":
-                if name != REFERENCE:
-                    rows += costs_of(mode, name, argument, values, replica_costs(name, shape, values, rounds, seconds))
-                continue
-            shapes = [{**shape, argument: value} for value in values]
-            if argument == "n_token":
-                shapes = [{**some, "cutoffs": CUTOFFS.get(some["n_token"], [])} for some in shapes]
-            taken = np.median(measure([make(some) for some in shapes], rounds, seconds), 0)
-            costs = taken / [contestants.tokens_of_work(mode, name, some) for some in shapes]
-            rows += costs_of(mode, name, argument, values, costs)
-    return rows
-
-
-def replica_costs(name, shape, values, rounds, seconds):
-    """Seconds a token with replicas on this machine's cores, by `fit`, in processes of their own."""
-    arguments = {"name": name, "shape": shape, "seconds": seconds}
-    turns = {n: lambda n=n: processes.alone("train_replicas", replicas=n, **arguments) for n in values}
-    measured = take_turns(turns, 1 if rounds < 3 else 2)
-    return [1 / statistics.median(measured[n]["tokens_per_second"]) for n in values]
-
-
-def scale_length(mode, shape, makers, segments):
-    """As `scale`, of the cost of a token after 1, 2, 4, ... segments of one text, but for the reference."""
-    counts = [2**i for i in range(segments.bit_length())]
-    values = [count * shape["tgt_len"] for count in counts]
-    print_scale(mode, shape, "tokens_before", values)
-    rows = []
-    for name in list(makers)[1:]:
-        dtype = "mixed_bfloat16" if "bfloat16" in name else "float32"
-        continuing = mode == "generation"
-        work = language_models.continuing_work(shape, dtype) if continuing else makers[name](shape)
-        work.once()
-        seconds = np.diff(work.ends(lambda ends: len(ends) > segments))
-        costs = [np.median(seconds[n // 2 : 3 * n // 2]) for n in counts]
-        tokens = contestants.tokens_of_work(mode, name, shape)
-        rows += costs_of(mode, name, "tokens_before", values, [cost / tokens for cost in costs])
-    return rows
-
-
-def print_scale(mode, shape, argument, values):
-    others = {name: value for name, value in shape.items() if name != argument}
-    print(f"\n{mode}: {describe(others)}")
-    print(f"  {f'us a token, by {argument}':32}" + "".join(f"{value:>10,}" for value in values))
-
-
-def costs_of(mode, name, argument, values, costs):
-    """Prints a contestant's line of the table, and returns it as rows."""
-    print(f"  {name:32}" + "".join(f"{cost * 1e6:>10,.0f}" for cost in costs), flush=True)
-    common = {"mode": mode, "contestant": name, "argument": argument}
-    pairs = zip(values, costs, strict=True)
-    return [{**common, "value": value, "microseconds_per_token": float(cost * 1e6)} for value, cost in pairs]
-
-
 # --------------------------------------------------------------------------------------------------------- program
 
 
@@ -438,6 +363,7 @@ def rows_of_mode(mode, shape, peaks, folder):
     default = 0.2 if FLAGS.quick else 0.3 if FLAGS.scaling else 1.0
     seconds = default if FLAGS.seconds is None else FLAGS.seconds
     few, many = (1, 2) if FLAGS.quick else (3, 3 if FLAGS.scaling else 9)
+    few, many = (few, many) if FLAGS.runs == 1 else (1, max(1, many // 3))  # all runs have new processes
     rounds = FLAGS.rounds or (many if mode in LASTING else few)
     if mode == "workers":
         return compare_workers(shape, rounds, seconds)

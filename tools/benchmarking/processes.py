@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarking.language_models import random_lines, words_of
+from benchmarking.language_models import model_arguments, random_lines, words_of
 from benchmarking.shapes import TAGGER
 
 ROOT = Path(__file__).parents[2]
@@ -120,10 +120,9 @@ def run(command, checkout):
 
 def train_command(checkout, shape, text, model_dir, **flags):
     """The command that trains a language model of a shape by train.py, for one step."""
-    names = "n_layer d_model n_head d_head d_inner dropout dropatt tgt_len mem_len same_length clamp_len div_val"
-    named = {name: shape[name] for name in names.split()} | {"d_embed": shape["d_model"]}
-    if shape["cutoffs"]:
-        named["cutoffs"] = ",".join(map(str, shape["cutoffs"]))
+    named = {**model_arguments(shape), "tgt_len": shape["tgt_len"]}
+    del named["n_token"]  # the text decides
+    named["cutoffs"] = ",".join(map(str, shape["cutoffs"]))
     named |= {"train_batch_size": shape["batch_size"], "eval_batch_size": shape["batch_size"], "preset": "base"}
     named |= {"dataset": "text", "data_path": text, "model_dir": model_dir, **ONE_STEP}
     return command_of(checkout, "train.py", **named, **flags)

@@ -16,7 +16,9 @@ WRITING = {  # arguments of `writing_work`
     "min_p 0.1": {"min_p": 0.1}, "repetition_penalty 1.2": {"repetition_penalty": 1.2},
     "a prompt of 5,000 tokens is read": {"prompt": PROMPT, "tokens": 1},
 }  # fmt: skip
-WRITING_AGAINST = ("16 rows", "top_p 0.9", "a prompt of 5,000 tokens is read")  # with --against, which has two of each
+# With --against: which of WRITING, and the modes in which bfloat16, take part unless --contestants says otherwise.
+WRITING_AGAINST = ("4 rows", "top_p 0.9", "a prompt of 5,000 tokens is read")
+BFLOAT16_AGAINST = ("training", "training_words", "evaluation", "generation", "seq2seq")
 NETWORK = {
     "n_layer": 6, "d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 1024, "n_token": 256, "cutoffs": [],
     "div_val": 1, "dropout": 0.1, "dropatt": 0.0, "same_length": False, "clamp_len": -1,
@@ -72,3 +74,12 @@ SHAPES = {
     "tener": TENER, "tener_tagging": TENER, "flat": FLAT, "flat_tagging": FLAT,
     "flat_long": {**FLAT, "tgt_len": 200, "sentences": 20},
 }  # fmt: skip
+SCALING = {  # values of one argument, the others as in SHAPES
+    "training": {
+        "tgt_len": [32, 64, 128, 256], "mem_len": [0, 128, 256, 512], "batch_size": [2, 4, 8, 16],
+        "n_layer": [1, 2, 4, 8], "n_token": [256, 4096, 33278, 267735], "replicas": [1, 2, 4],
+    },
+    "evaluation": {"tgt_len": [20, 40, 80, 160], "mem_len": [525, 1050, 2100, 4200]},
+    "generation": {"mem_len": [400, 800, 1600, 3200]},
+}  # fmt: skip
+CUTOFFS = {33278: [2000, 10000], 267735: [20000, 40000, 200000]}  # of the vocabularies in SCALING

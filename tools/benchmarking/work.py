@@ -76,7 +76,7 @@ class Steps:
         def on_step(step, logs):
             ends.append(time.perf_counter())
             if enough(ends):
-                self.model.stop_training = self.model.stop_evaluating = True
+                setattr(self.model, "stop_evaluating" if self.evaluation else "stop_training", True)
 
         clock = keras.callbacks.LambdaCallback(on_train_batch_end=on_step, on_test_batch_end=on_step)
         arguments = {"verbose": 0, "callbacks": [clock]}

@@ -1,0 +1,77 @@
+"""How the cost of a token grows with each argument, and with the length of a text."""
+
+import statistics
+
+import numpy as np
+from benchmarking import language_models, processes
+from benchmarking.contestants import tokens_of_work
+from benchmarking.shapes import CUTOFFS, REFERENCE, SCALING
+from benchmarking.tables import describe, take_turns
+from benchmarking.work import mean_seconds
+
+
+def measure(works, rounds, seconds):
+    """Seconds of doing each of some works once, array `[rounds, works]`; they take turns in this process."""
+    for work in works:
+        work.once()
+        work.once()
+    return np.array([[mean_seconds(work, seconds) for work in works] for _ in range(rounds)])
+
+
+def scale(mode, shape, makers, rounds, seconds):
+    """Measures and prints the cost of a token at several values of each argument; returns rows."""
+    rows = []
+    for argument, values in SCALING[mode].items():
+        print_scale(mode, shape, argument, values)
+        for name, make in makers.items():
+            if argument == "replicas":
+                if name != REFERENCE:
+                    rows += costs_of(mode, name, argument, values, replica_costs(name, shape, values, rounds, seconds))
+                continue
+            shapes = [{**shape, argument: value} for value in values]
+            if argument == "n_token":
+                shapes = [{**some, "cutoffs": CUTOFFS.get(some["n_token"], [])} for some in shapes]
+            taken = np.median(measure([make(some) for some in shapes], rounds, seconds), 0)
+            costs = taken / [tokens_of_work(mode, name, some) for some in shapes]
+            rows += costs_of(mode, name, argument, values, costs)
+    return rows
+
+
+def replica_costs(name, shape, values, rounds, seconds):
+    """Seconds a token with replicas on this machine's cores, by `fit`, in processes of their own."""
+    arguments = {"name": name, "shape": shape, "seconds": seconds}
+    turns = {n: lambda n=n: processes.alone("train_replicas", replicas=n, **arguments) for n in values}
+    measured = take_turns(turns, 1 if rounds < 3 else 2)
+    return [1 / statistics.median(measured[n]["tokens_per_second"]) for n in values]
+
+
+def scale_length(mode, shape, makers, segments):
+    """As `scale`, of the cost of a token after 1, 2, 4, ... segments of one text, but for the reference."""
+    counts = [2**i for i in range(segments.bit_length())]
+    values = [count * shape["tgt_len"] for count in counts]
+    print_scale(mode, shape, "tokens_before", values)
+    rows = []
+    for name in list(makers)[1:]:
+        dtype = "mixed_bfloat16" if "bfloat16" in name else "float32"
+        continuing = mode == "generation"
+        work = language_models.continuing_work(shape, dtype) if continuing else makers[name](shape)
+        work.once()
+        seconds = np.diff(work.ends(lambda ends: len(ends) > segments))
+        costs = [np.median(seconds[n // 2 : 3 * n // 2]) for n in counts]
+        tokens = tokens_of_work(mode, name, shape)
+        rows += costs_of(mode, name, "tokens_before", values, [cost / tokens for cost in costs])
+    return rows
+
+
+def print_scale(mode, shape, argument, values):
+    others = {name: value for name, value in shape.items() if name != argument}
+    print(f"\n{mode}: {describe(others)}")
+    print(f"  {f'us a token, by {argument}':32}" + "".join(f"{value:>10,}" for value in values))
+
+
+def costs_of(mode, name, argument, values, costs):
+    """Prints a contestant's line of the table, and returns it as rows."""
+    print(f"  {name:32}" + "".join(f"{cost * 1e6:>10,.0f}" for cost in costs), flush=True)
+    common = {"mode": mode, "contestant": name, "argument": argument}
+    pairs = zip(values, costs, strict=True)
+    return [{**common, "value": value, "microseconds_per_token": float(cost * 1e6)} for value, cost in pairs]
