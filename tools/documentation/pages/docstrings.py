@@ -154,6 +154,8 @@ def allowed(pkg, check):
         return ast.literal_eval(str(arguments[1]))
     if name == "one_of":
         return "be one of " + ", ".join(f"`{choice}`" for choice in choices(pkg, arguments[0]))
+    if name == "one_of_or_initializer":
+        return f"be {' or '.join(f'`{choice}`' for choice in choices(pkg, arguments[0]))}, or a Keras initializer"
     least, *most = (number(argument) for argument in arguments)
     return f"be at least {least}" + "".join(f" and at most {bound}" for bound in most)
 
