@@ -202,6 +202,7 @@ def test_a_folder_that_cannot_be_made_is_named(run, tmp_path):
         average_checkpoints(run[0].path, tmp_path / "file" / "average", num_last_checkpoints=2)
 
 
+@pytest.mark.slow
 def test_an_average_is_evaluated_as_its_run_and_a_new_run_takes_its_batches(trained_run, tmp_path, caplog):
     """The average of one checkpoint has its weights, so that evaluations with the same segments are equal."""
     mean = tmp_path / "mean"

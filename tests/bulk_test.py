@@ -108,7 +108,7 @@ def case_of(name, tmp_path_factory):
 
 @pytest.fixture(
     scope="module",
-    params=["score", "tag", *(pytest.param(name, marks=pytest.mark.slow) for name in ("translate", "generate"))],
+    params=["score", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tag", "translate", "generate"))],
 )
 def case(request, tmp_path_factory):
     yield from case_of(request.param, tmp_path_factory)
@@ -254,6 +254,7 @@ def test_what_is_done_is_not_done_again_and_not_mixed_with_other_answers(
     assert_alike("score", b"".join(others), scoring.answers(expected)["b.txt"])  # its batch is larger
 
 
+@pytest.mark.slow
 def test_another_checkpoint_answers_anew(counted, tmp_path):
     for tool in program("tools/tag.py"):
         tagging = Case("tag", tool, tmp_path)

@@ -376,7 +376,8 @@ ATTEMPT = "from txl_tf.convert.cache_pkl import read_cache_pkl\n\n" + inspect.ge
 LONG = ["instances", "tuples"]  # the limit that stops them stops lists, too
 
 
-@pytest.mark.parametrize("each_alone", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("each_alone", [False, True])
 def test_a_file_that_would_fill_the_memory_is_one_short_error(tmp_path, each_alone):
     messages = {}
     for name, (data, message) in attacks().items():

@@ -34,7 +34,7 @@ def assert_memory_is(network, state, mems, atol=1e-5):
     "options",
     [
         pytest.param({"mem_len": 9}, marks=pytest.mark.slow),
-        {"mem_len": 3, "same_length": True, "clamp_len": 2, "untie_r": True},
+        pytest.param({"mem_len": 3, "same_length": True, "clamp_len": 2, "untie_r": True}, marks=pytest.mark.slow),
         {"mem_len": 4, "clamp_len": 5, "cutoffs": [5, 12], "div_val": 2},
         {"mem_len": 8, "same_length": True, "untie_r": True, "cutoffs": [5, 12], "proj_share_all_but_first": True},
         {"mem_len": 0, "clamp_len": 2},
@@ -168,6 +168,7 @@ def test_with_static_shapes_queries_in_blocks_and_rows_of_unequal_length_change_
         np.testing.assert_allclose(of_row[0][row], projected[0][0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_xla_computes_the_same(small_lm):
     network = small_lm(mem_len=4, n_layer=1).network
     weights, state, mems = precompute(network, 3), initial_state(network, 2, 3), network.initial_mems(2)

@@ -304,6 +304,7 @@ CHANGES = [  # kind, array, change of one entry
 ]
 
 
+@pytest.mark.slow
 def test_a_change_of_one_entry_is_found(tmp_path, capsys, computed):
     for i, (kind, array, change) in enumerate(CHANGES):
         copy_with(tmp_path / str(i), change)

@@ -250,7 +250,8 @@ def train_by_program(path):
 # ---------------------------------------- what is left out for static shapes
 
 
-@pytest.mark.parametrize("run_eagerly", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("run_eagerly", [True, False])
 def test_tokens_beyond_a_bin_s_capacity_are_counted_and_left_out_of_loss_and_gradient(two_replicas, run_eagerly):
     """One step against the mean nll, and its gradient, of the tokens within the capacities of their replica.
 

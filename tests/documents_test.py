@@ -112,6 +112,7 @@ def made(tmp_path_factory):
     return folder / "run", text, train_run(folder / "run", text, training=TRAINING, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_a_run_that_shuffles_goes_on_in_its_second_epoch_with_the_batches_of_the_uninterrupted_run(made):
     folder, text, _ = made
     corpus = build_corpus("text", text, **DATA)

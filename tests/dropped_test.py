@@ -34,7 +34,7 @@ def collect():
 
 SLOW = [
     "encoder-decoder and translator", "TENER", "FLAT", "recomputed, by an optimizer of Keras", "exported",
-    "vanilla language model", "static shapes",
+    "language model", "vanilla language model", "static shapes",
 ]  # fmt: skip
 WITHOUT_GRAPHS = ["exported", "load_run"]  # that are still there when they return
 

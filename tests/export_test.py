@@ -324,6 +324,7 @@ def test_the_functions_of_a_loaded_model_have_these_defaults(loaded, request_of,
         assert loaded.generate_text(TEXTS, seed=[7], stop=[["w3", "\n"]])["text"].numpy().tolist() == sent.tolist()
 
 
+@pytest.mark.slow
 def test_what_signatures_have_in_common_is_one_graph(small_lm, tmp_path, monkeypatch):
     made = []
 

@@ -215,6 +215,7 @@ def trained(lm_class, dtype, steps, start=0, arrays=None, data=lambda dataset: d
     return {"variables": [variable.numpy() for variable in variables], "carried": lm.carried_arrays(), "lm": lm}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lm_class, dtype, rtol",
     [

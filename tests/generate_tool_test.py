@@ -160,6 +160,7 @@ def test_several_samples_are_those_of_generate(tool, word_run, capfd):
     assert [line for line in err.splitlines() if line.startswith("---")] == [f"--- {i} of 3" for i in (1, 2, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stop",
     [*(pytest.param(flag, marks=pytest.mark.slow) for flag in ("--stop_at_newline", r"--stop=\n")), "--stop=<eos>"],
@@ -240,6 +241,7 @@ def test_every_line_is_a_prompt_of_its_own(tool, word_run, tmp_path, capsys):
     assert tool.line_of(LineError(b"", 2, ValueError("text is empty"), "y")) == "\n\n"
 
 
+@pytest.mark.slow
 def test_a_byte_order_mark_is_no_part_of_a_prompt(tool, word_run, tmp_path, monkeypatch, capfd):
     marked = codecs.BOM_UTF8 + b"w3 w5"
     (tmp_path / "prompt").write_bytes(marked)

@@ -191,6 +191,7 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.slow
 def test_with_static_shapes_and_stop_strings_the_text_is_the_same(make, lm, prompt):
     static, how = make(**LM), {"seed": [1, 2, 3], "lengths": [7, 1, 3], **SAMPLINGS[-1]}
     static.compile(static_shapes=True)
@@ -234,6 +235,7 @@ def test_xla_writes_the_same_text(lm, prompt, sampling):
     np.testing.assert_array_equal(found.lengths, expected_lengths)
 
 
+@pytest.mark.slow
 def test_two_replicas_write_the_text_of_one(make, lm, prompt, two_replicas):
     with two_replicas.scope():
         other = make(**LM)

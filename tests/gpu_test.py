@@ -108,6 +108,7 @@ def test_the_register_tells_gpus_from_processors():
     assert not on_host(total.get_concrete_function(tf.ones([3])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_training_runs_on_the_gpu(case, graph_of):
     """Taggers check their tags; what they would say of wrong ones is text, and on the host."""

@@ -65,6 +65,7 @@ def test_the_head_learns_while_the_network_is_frozen_and_then_all_of_it_does(cla
     assert accuracy == 1 and not any(same(weights(network), before))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [pytest.param("float32", marks=pytest.mark.slow), "mixed_bfloat16"])
 def test_a_classifier_from_a_keras_file_predicts_a_pipeline_as_the_one_that_was_saved(
     classify, texts, small_lm, tmp_path, policy

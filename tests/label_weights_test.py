@@ -73,7 +73,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
-@pytest.mark.parametrize("ignoring", [False, True], ids=["weights", "ignored"])
+@pytest.mark.parametrize("ignoring", [False, pytest.param(True, marks=SLOW)], ids=["weights", "ignored"])
 def test_fit_trains_for_the_weighted_mean_and_logs_it(small_lm, small_batches, options, ignoring):
     check_training(small_lm, small_batches(n=3), options, ignoring)
 

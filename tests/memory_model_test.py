@@ -203,7 +203,7 @@ def test_steps_per_epoch_that_steps_per_execution_would_exceed_is_an_error(small
     [
         pytest.param({"jit_compile": True}, marks=SLOW),
         pytest.param({"run_eagerly": True}, marks=SLOW),
-        {"run_eagerly": True, "gradient_accumulation_steps": 2},
+        pytest.param({"run_eagerly": True, "gradient_accumulation_steps": 2}, marks=SLOW),
     ],
     ids=str,
 )
@@ -229,6 +229,7 @@ def test_a_training_step_can_be_called_in_a_loop_of_one_s_own(small_lm, small_ba
     assert_weights_equal(weights_of(lm), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_acts_in_fit_anew_at_every_step_and_the_same_from_the_same_seed(small_lm, small_batches):
     batches = [list(ids) * 3 for ids in small_batches(n=1)]
     runs = []
@@ -275,6 +276,7 @@ def test_weights_in_float16_are_not_trained(small_lm, small_batches):
             train(dataset_of(*small_batches(n=1)))
 
 
+@pytest.mark.slow
 def test_an_evaluation_takes_the_weights_that_a_callback_sets_as_it_begins(small_lm, small_batches):
     """As `keras.callbacks.SwapEMAWeights` does."""
     lm, other, dataset = small_lm(seed=1), small_lm(seed=2), dataset_of(*small_batches())
@@ -299,6 +301,7 @@ def test_regularizers_are_trained_for(small_lm, small_batches, parts):
     assert_regularized(table_after_a_step)
 
 
+@pytest.mark.slow
 def test_mixed_bfloat16_trains_close_to_float32(small_lm, small_batches):
     runs = []
     for dtype in ("float32", "mixed_bfloat16"):
@@ -508,6 +511,7 @@ def test_test_on_batch_over_batches_is_evaluate_over_them(small_lm, static_shape
         lm.reset_memory()
 
 
+@pytest.mark.slow
 def test_memories_of_training_and_testing_batches_are_apart_and_those_of_fit_and_evaluate_too(
     scoring_lm, small_batches
 ):

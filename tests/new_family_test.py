@@ -54,6 +54,7 @@ def test_it_learns_and_its_folder_says_what_it_is(made):
         RunFolder(run, "language_model").read_config()
 
 
+@pytest.mark.slow
 def test_it_resumes_bit_for_bit(made, tmp_path):
     folder, names = made
     whole = read_checkpoint(folder / "runs" / "bigru" / "ckpt-60")

@@ -145,12 +145,14 @@ def cells(tmp_path_factory):
         plt.close("all")
 
 
+@pytest.mark.slow
 def test_its_small_model_trains(cells):
     text, pictures = cells(0)
     assert "step 1: " in text and "step 2: " in text and "step 3: " not in text
     assert 5 < float(re.findall(r"held out ([\d.]+)$", text, re.M)[-1]) < 8 and pictures == 1
 
 
+@pytest.mark.slow
 def test_its_small_model_writes_is_scored_and_drawn(cells):
     text, pictures = cells(1)
     assert re.findall("^--- temperature (.*)$", text, re.M) == ["0.3", "0.8", "1.2"]

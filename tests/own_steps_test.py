@@ -54,8 +54,10 @@ def of_a_test(self, data):
     "step, options",
     [
         (keras_s, {}),
-        (ours, {}),
-        *(pytest.param(step, {"run_eagerly": False}, marks=SLOW) for step in (keras_s, ours)),
+        *(
+            pytest.param(step, options, marks=SLOW)
+            for step, options in [(ours, {}), (keras_s, {"run_eagerly": False}), (ours, {"run_eagerly": False})]
+        ),
     ],
 )
 def test_a_step_of_either_signature_trains_with_memory_and_its_logs_are_reported(dataset, step, options):
@@ -285,7 +287,7 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=["transformer", pytest.param("tagger", marks=SLOW)])
 def kind(request):
     """`(make, data, base)`."""
     return MODELS[request.param]

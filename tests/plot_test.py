@@ -196,6 +196,7 @@ def test_the_spread_is_over_the_keys_that_a_query_sees():
 # ---------------------------------------- attention of encoder-decoders
 
 
+@pytest.mark.slow
 def test_what_is_written_is_what_the_translator_writes(pairs_run):
     vocabs, model = RunFolder(pairs_run).load_vocabs(), RunFolder(pairs_run).load_model()
     translator = Translator(model, *vocabs)
@@ -464,6 +465,7 @@ def test_bad_input_for_runs_of_pairs_is_one_clear_error(main, pairs_run, tmp_pat
     assert not (tmp_path / "picture.png").exists()
 
 
+@pytest.mark.slow
 def test_a_source_may_come_from_a_file_of_one_line(main, pairs_run, tmp_path):
     path, output = tmp_path / "source.txt", tmp_path / "picture.png"
     path.write_text("abc\nab\n")

@@ -89,7 +89,7 @@ def prepared(folder, *arguments, **options):
         {"level": "char", "documents": True, "valid_fraction": 0.4},
         {"level": "byte"},
         {"level": "word", "documents": True, "max_size": 4, "shard_tokens": 100},
-        {"level": "subword", "vocab_size": 285},
+        pytest.param({"level": "subword", "vocab_size": 285}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -170,6 +170,7 @@ def test_bins_without_any_word_of_the_batch():
     np.testing.assert_array_equal(tape.gradient(nll, rare_bias), np.zeros(9))
 
 
+@pytest.mark.slow
 def test_tf_function_and_int32_change_nothing():
     model = small_model(cutoffs=[6, 14], div_val=2)
     mems = model.initial_mems(3)

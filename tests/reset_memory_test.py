@@ -168,6 +168,7 @@ def test_attention_is_a_loop_over_the_paper_s_equation_with_zeros_before_the_doc
 # ---------------------------------------- scores
 
 
+@pytest.mark.slow
 @EAGER_OR_NOT
 @pytest.mark.parametrize("options", LENGTHS, ids=str)
 def test_scores_and_evaluation_are_those_of_each_document_by_itself(pair, options, eager):

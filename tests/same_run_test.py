@@ -112,6 +112,7 @@ def test_another_text_of_the_same_vocabulary_is_trained_on_where_it_is_asked_for
     assert RunFolder(run_dir).steps()[-1] == 18
 
 
+@pytest.mark.slow
 def test_a_folder_whose_checkpoints_were_deleted_takes_another_text(run):
     run_dir, text = run
     for path in run_dir.glob("ckpt-*"):
@@ -320,6 +321,7 @@ def test_bad_changes_of_load_run_are_named(run):
             txl_tf.load_run(run[0], **changes)
 
 
+@pytest.mark.slow
 def test_a_config_json_above_the_run_of_a_warm_start_is_none_of_its_business(run, tmp_path):
     run_dir, text = run
     (tmp_path / "config.json").write_text('{"name": "my project"}')

@@ -130,6 +130,7 @@ def test_stop_strings_may_begin_in_one_call_and_end_in_the_next(lm, prompt, afte
         pytest.fail(f"texts end in too few ways: {ends}")
 
 
+@pytest.mark.slow
 def test_writing_goes_on_behind_a_stop_string_as_if_it_had_not_stopped(lm, prompt, after_prompt):
     vocab, session = word_vocab(), after_prompt.copy()
     free = generate(lm, prompt[:1], 12, seed=3)[0, 7:].numpy().tolist()
@@ -154,6 +155,7 @@ def test_what_somebody_answers_is_between(prompt, after_prompt):
     assert ended == [True, False]
 
 
+@pytest.mark.slow
 def test_copies_go_on_by_themselves(lm, prompt, after_prompt):
     window = Session(lively(txl_tf.TransformerLM(**{**SMALL, "n_layer": 1}, context_len=9)))
     window.read(prompt[:1])

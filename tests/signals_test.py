@@ -118,6 +118,7 @@ def half_done(trained_run, run_dir):
     return run_dir
 
 
+@pytest.mark.slow
 def test_sighup_is_as_sigterm(half_done, text_file, monkeypatch, capfd):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:

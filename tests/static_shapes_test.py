@@ -106,6 +106,7 @@ def published(*fast):
     return [SMALLER_WT103, *(pytest.param(name, {}, id=name, marks=marks[name]) for name in PUBLISHED)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, changes", published())
 def test_the_training_step_of_every_configuration_has_static_shapes(name, changes):
     check(name, n_layer=2, **changes)

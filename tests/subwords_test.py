@@ -370,6 +370,7 @@ def test_a_served_model_takes_and_gives_text_where_the_library_is_not(run, tmp_p
     assert found["text"][0].endswith(stop) and len(found["text"][0]) == len(texts[0]) + written.find(stop) + len(stop)
 
 
+@pytest.mark.slow
 def test_without_tensorflow_text_the_model_has_signatures_of_ids_alone_and_that_is_said(run, monkeypatch, capsys):
     lm, vocab = load_run(str(run[0]))
     monkeypatch.setattr(export, "has_tensorflow_text", lambda: False)

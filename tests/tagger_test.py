@@ -403,6 +403,7 @@ def test_of_the_scheme_none_every_element_counts():
     assert measured["accuracy"] == pytest.approx(right) == measured["f1"] and 0 < right < 1
 
 
+@pytest.mark.slow
 def test_tags_at_padding_may_be_anything_but_elements_need_a_label():
     tagger, inputs = make_tagger("tener")
     mask, tags = inputs["chars"].numpy() != 0, random_tags()
@@ -753,6 +754,7 @@ class Dropped(keras.layers.Layer):
         return self.norm(hidden)
 
 
+@pytest.mark.slow
 def test_layers_of_a_network_without_an_argument_for_it_know_whether_this_is_training():
     tagger = txl_tf.Tagger(Dropped(), LABELS, seed=0)
     tagger.compile(sgd())
@@ -824,6 +826,7 @@ def test_there_is_a_tag_for_every_element(name):
             tagger.nll(inputs, tags)
 
 
+@pytest.mark.slow
 def test_batches_whose_gradients_keras_accumulates_have_masks_of_their_own():
     tagger, inputs = make_tagger("tener", network={"dropout": 0.5})
     tagger.compile(keras.optimizers.SGD(0.0, gradient_accumulation_steps=3))

@@ -95,6 +95,7 @@ def test_long_sentences_have_the_emissions_of_the_windows_in_whose_middle_tokens
     np.testing.assert_allclose([e.prob for e in result.entities], found["probs"][found["ends"]], rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tener", pytest.param("flat", marks=SLOW)])
 def test_sentences_that_fit_are_tagged_as_ever_beside_long_ones(kind):
     short, long = text_tagger(kind, 7), text_tagger(kind, 40)

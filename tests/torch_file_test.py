@@ -920,7 +920,8 @@ LONG = [  # they take long, and a limit stops them that stops others, too
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("each_alone", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("each_alone", [False, True])
 def test_a_file_that_would_fill_the_memory_is_one_short_error(tmp_path, each_alone):
     messages = {}
     for name, write, message in attacks():

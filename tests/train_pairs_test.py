@@ -126,6 +126,7 @@ def test_a_longer_run_learns_more(tmp_path, pairs_file):
     assert float(rows[0]["val_loss"]) > results["valid"]["loss"] and results["valid"]["lines"] < 1
 
 
+@pytest.mark.slow
 def test_resuming_gives_the_weights_of_the_uninterrupted_run(made, pairs_file, tmp_path):
     """Weights, optimizer, place in the pairs and dropout: bit for bit, from the middle of a window, too."""
     folder, results = made
@@ -269,6 +270,7 @@ def test_a_source_that_cannot_be_translated_keeps_its_place(made, tool, tmp_path
         pipe("a\nb")
 
 
+@pytest.mark.slow
 def test_pairs_are_numbered_as_in_their_file_and_what_has_no_translation_is_wrong(made, tool, tmp_path, capsys):
     folder, _ = made
     right = txl_tf.pipeline(folder)("abc").text
@@ -287,6 +289,7 @@ def test_sources_are_translated_as_they_come(made, tool, monkeypatch):
     assert [first[0], second[0], again[0]] == ["1", "2", "3"] and first[1:] == again[1:] != second[1:]
 
 
+@pytest.mark.slow
 def test_a_list_is_translated_to_a_list_and_an_iterator_one_by_one(made, run):
     model, vocabs = run
     pipe, taken = txl_tf.pipeline(made[0]), []

@@ -204,7 +204,7 @@ def test_a_run_without_patience_stops_and_stays_stopped(tmp_path, files, begun, 
     assert run.model.optimizer.iterations.numpy() == 9
 
 
-@pytest.mark.parametrize("f1, last", [(0.4, 9), (0.6, 10)])
+@pytest.mark.parametrize("f1, last", [(0.4, 9), pytest.param(0.6, 10, marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_in_a_validation_learns_of_its_patience_from_that(
     tmp_path, files, begun, monkeypatch, f1, last
 ):
@@ -397,6 +397,7 @@ def test_a_closed_standard_input_is_one_clear_error(made, tool, monkeypatch):
         run_here(tool, f"--model_dir={made[0]}")
 
 
+@pytest.mark.slow
 def test_sentences_are_tagged_as_they_come(made, tool, text_tagger, monkeypatch):
     lines = ["我在南京了", "他叫北京了", "好"]
     written = converse(monkeypatch, tool, [f"{line}\n".encode() for line in lines], f"--model_dir={made[0]}")

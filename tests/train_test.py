@@ -63,6 +63,7 @@ def test_a_run_learns_and_leaves_logs_checkpoints_and_vocabulary(run_dir, text_f
     assert list((run_dir / "train").glob("events.*"))
 
 
+@pytest.mark.slow
 def test_words_report_perplexity(averaged):
     run_dir, _, _, result = averaged
     row = log_rows(run_dir)[0]

@@ -339,6 +339,7 @@ def test_prompts_of_unequal_length_give_what_each_gives_alone(lm, prompt):
             assert not together[row, length + 8 :].any()
 
 
+@pytest.mark.slow
 def test_a_row_ends_at_the_stop_token_and_the_others_go_on(lm, prompt):
     free = lm.generate(prompt, 8, seed=[1, 2, 3]).numpy()
     stop = int(free[0, 9])
@@ -411,6 +412,7 @@ def test_sliding_window_is_a_loop_of_score(window, step, n):
     close(got, expected)
 
 
+@pytest.mark.slow
 def test_sliding_window_of_step_1_gives_every_token_a_full_window(small_lm):
     tokens = np.random.default_rng(1).integers(0, 23, [12])
     for lm in (make(), small_lm()):

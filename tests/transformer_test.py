@@ -112,6 +112,7 @@ def test_cached_greedy_decoding_is_the_uncached_one(options):
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_sampling_follows_the_seed_of_a_row_and_no_other_row():
     model, (source, _) = make(num_layers=1), pairs(rows=3)
     options = {"start": 1, "end": 2, "max_new_tokens": 9, "temperature": 1.0}
@@ -363,6 +364,7 @@ def test_rows_are_numbered_over_replicas_whatever_their_shares(two_replicas):
         assert [int(number) for number in first] == [0, shares[0]]
 
 
+@pytest.mark.slow
 def test_a_loaded_keras_file_draws_the_dropout_of_the_epoch_that_follows(tmp_path):
     source, _ = pairs()
     model = make(num_layers=1, rate=0.2, dropatt=0.1)
@@ -403,6 +405,7 @@ def test_what_is_frozen_stays_and_the_rest_trains():
             assert moved == (weight.path not in frozen) or weight.path.endswith("wk/bias"), weight.path
 
 
+@pytest.mark.slow
 def test_a_step_whose_half_precision_overflows_counts_and_changes_no_weight():
     model = make(num_layers=1, dtype="mixed_float16")
     model.compile(keras.optimizers.LossScaleOptimizer(txl_tf.make_optimizer(0.1), initial_scale=2.0**60))

@@ -503,6 +503,7 @@ def test_network_inside_a_functional_model_round_trips_takes_any_length_and_memo
                 np.testing.assert_allclose(got, array, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_dropout_acts_in_a_functional_model_when_it_trains():
     model = classifier(network(dropout=0.4))
     expected = model(TOKENS)

@@ -88,6 +88,7 @@ def test_a_sliding_window_is_what_the_function_gives(made, tmp_path, step):
     np.testing.assert_allclose([float(line.split("\t")[1]) for line in lines], nll, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_resuming_gives_the_weights_of_the_uninterrupted_run_whatever_window_ends_it(made, tmp_path, text_file):
     shutil.copytree(made[0], tmp_path / "run")
     whole = read_checkpoint(tmp_path / "run" / "ckpt-12")
