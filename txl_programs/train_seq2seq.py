@@ -42,7 +42,7 @@ flags.DEFINE_string("model_dir", None, "Folder of the run: checkpoints, vocabula
 define_flags(PairsConfig)
 define_flags(PairsTrainingConfig, train_steps=20000, save_steps=2000)
 define_flags(OptimizerConfig, learning_rate=1e-3, clip=1.0, warmup_steps=1000, beta_2=0.98, min_lr_ratio=0.0)
-define_flags(TransformerConfig, leave_out="input_vocab_size target_vocab_size", norm_first=True, label_smoothing=0.1)
+define_flags(TransformerConfig, leave_out="input_vocab_size target_vocab_size target_lengths", norm_first=True, label_smoothing=0.1)
 define_flags(SearchConfig)
 define_flags(MachineConfig, leave_out="tpu tpu_zone gcp_project")
 define_flags(TrainingClusterConfig)

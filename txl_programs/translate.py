@@ -31,12 +31,17 @@ from txl_programs.program import (
     values,
     with_checkpoint,
 )
-from txl_tf.config import SearchConfig
+from txl_tf.config import SearchConfig, TransformerConfig
 
 define_line_flags("sources")
 flags.DEFINE_list("pairs", None, "File of source<TAB>target lines, or two files, to translate and to compare with.")
 flags.DEFINE_integer("batch_size", 64, "Sources to translate at a time.", lower_bound=1)
 flags.DEFINE_bool("scores", False, "Write number and score of every translation.")
+flags.DEFINE_string(
+    "bleu_tokenize",
+    None,
+    "With --pairs: sacrebleu's tokenizer for BLEU, such as 13a, zh, ja-mecab, char; default: by the script of the targets.",
+)
 flags.DEFINE_bool("raw", False, "Write control characters to a terminal as they are.")
 
 define_flags(SearchConfig)
@@ -48,9 +53,9 @@ from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError
 from txl_tf.data.pairs.parallel import read_sides, without_ends
-from txl_tf.models.vanilla.translator import POOL, Translation, Translator
+from txl_tf.models.vanilla.translator import POOL, Translation, Translator, assumed_length, did_not_end
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.metrics import as_spelt, corpus_scores, error_rates, group_references
+from txl_tf.runs.metrics import as_spelt, check_tokenizer, corpus_scores, error_rates, group_references
 from txl_tf.schema import check_left_out
 
 
@@ -61,6 +66,25 @@ def lines_of(found, number):
     if isinstance(found, LineError):
         return f"{number}\t\t\n" * FLAGS.n_best
     return "".join(f"{number}\t{score:.4f}\t{text}\n" for text, score in found)
+
+
+def counts_of(found):
+    """Of the translations of a source, to add up: whether the best did not end; its unknown symbols, and if any."""
+    best = found[0]
+    return int(not best.ended), best.unknown, int(best.unknown > 0)
+
+
+def say_counts(tally, folder):
+    """Says how many translations did not end, and how many symbols of the sources were unknown."""
+    unended, unknown, lines = map(int, tally.sums or [0, 0, 0])
+    search, model = config_of(SearchConfig), TransformerConfig(**folder.read_config()["model"])
+    if assumed := assumed_length(search, model):
+        print(assumed, file=sys.stderr)
+    if unended:
+        print(did_not_end(unended, tally.lines - tally.missing, search, model), file=sys.stderr)
+    if unknown:
+        print(f"symbols that are not in the vocabulary: {unknown:,}, in {lines:,} source(s); each is read as <unk>",
+              file=sys.stderr)
 
 
 def kept(answers, best):
@@ -83,14 +107,15 @@ def report(found, references, level):
     """Prints how right the best translations are. A source without one counts as wrong."""
     rates = error_rates(found, references, level)
     lines = f"{rates['lines']:.2%} of {len(found):,} lines wrong, {rates['symbols']:.2%} of the symbols"
-    scores = corpus_scores(found, references)
+    scores = corpus_scores(found, references, FLAGS.bleu_tokenize, level)
     print(lines, *scores.values() or ["(pip install sacrebleu for BLEU and chrF)"], sep="\n", file=sys.stderr)
 
 
 def make_answering(folder, path):
     """What translates lines, by the flags, with the weights of a checkpoint."""
     model, search = folder.load_model(path), config_of(SearchConfig)
-    return Answering(Translator(model, *folder.load_vocabs(), search, FLAGS.batch_size).translate_lines, lines_of)
+    translator = Translator(model, *folder.load_vocabs(), search, FLAGS.batch_size)
+    return Answering(translator.translate_lines, lines_of, counts_of)
 
 
 def compare(folder, vocabs):
@@ -103,14 +128,20 @@ def compare(folder, vocabs):
     numbers, best = [first[source] for source in references], []
     answering = with_checkpoint(folder, functools.partial(make_answering, folder))
     answers = answering.answers(references, " and ".join(FLAGS.pairs), FLAGS.strict, numbers=numbers)
-    tally = write_answers(of_every_line(sides[0], kept(answers, best)), answering.text, raw=FLAGS.raw)
+    answers = of_every_line(sides[0], kept(answers, best))
+    tally = write_answers(answers, answering.text, answering.numbers, FLAGS.raw)
     report([found.text for found in best], list(references.values()), vocabs[1].level)
     return tally
 
 
 def main():
     config_of(SearchConfig)  # checks it
-    check_used(("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"))
+    check_used(
+        ("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"),
+        ("bleu_tokenize", FLAGS.pairs, "is for --pairs"),
+    )
+    if FLAGS.bleu_tokenize is not None:
+        check_tokenizer(FLAGS.bleu_tokenize)
     if FLAGS.pairs == []:
         raise ValueError("--pairs must name one file, or two, got none")
     if FLAGS.pairs and FLAGS.input:
@@ -121,6 +152,7 @@ def main():
         tally = compare(folder, vocabs)
     else:
         tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size, FLAGS.raw)
+    say_counts(tally, folder)
     return int(tally.missing > 0)
 
 

@@ -11,13 +11,13 @@ from txl_tf.config import (
     PairsTrainingConfig,
     SearchConfig,
     TransformerConfig,
-    at_least,
 )
 from txl_tf.data.batching import EpochBatches
+from txl_tf.data.pairs.lengths import longest_targets, merged_lengths
 from txl_tf.data.pairs.parallel import ParallelCorpus, check_lengths, pair_batches, read_pairs
 from txl_tf.data.vocabulary import visible
 from txl_tf.models.vanilla.transformer import Transformer
-from txl_tf.models.vanilla.translator import Translator
+from txl_tf.models.vanilla.translator import Translator, check_search, did_not_end, never_written
 from txl_tf.runs.families.pipeline import TranslationPipeline
 from txl_tf.runs.families.record import Family, register
 from txl_tf.runs.metrics import as_spelt, error_rates, group_references, to_metric
@@ -42,9 +42,14 @@ class PairsRun(EpochRun):
 
     def from_data(self) -> dict:
         check_lengths(self.corpus, self.model_config.max_len)
+        target_vocab, max_len = self.corpus.vocabs[1], self.model_config.max_len
         if self.training.eval_sources:
-            at_least(1, len(self.corpus.vocabs[1]) - 1)("beam_size", self.final.beam_size)  # all symbols but padding
-        return dict(zip(TRANSFORMER.required, map(len, self.corpus.vocabs), strict=True))
+            check_search(self.final, len(target_vocab), max_len, never_written(self.final, target_vocab))
+        lengths = longest_targets(self.corpus.splits["train"])
+        if self.origin:  # whose pairs the model knows too
+            lengths = merged_lengths(self.origin.model.target_lengths, lengths)
+        sizes = dict(zip(TRANSFORMER.required, map(len, self.corpus.vocabs), strict=True))
+        return {**sizes, "target_lengths": lengths}
 
     def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:
         training, replicas = self.training, self.strategy.num_replicas_in_sync
@@ -81,12 +86,15 @@ class PairsRun(EpochRun):
         translator = Translator(self.model, *vocabs, search, batch_size=256)
         references = group_references(*as_spelt(self.corpus.texts[split], vocabs))
         sources = list(references)[: self.training.eval_sources if self.training.eval_sources > 0 else None]
-        found = [best.text for best, *_ in translator.translate(sources, split)]
+        best = [best for best, *_ in translator.translate(sources, split)]
+        found, unended = [translation.text for translation in best], sum(not translation.ended for translation in best)
         right = [references[source] for source in sources]
         rates = error_rates(found, right, vocabs[1].level)
         how = "greedily" if search.beam_size == 1 else f"with beam_size={search.beam_size}"
         wrong = f"{rates['lines']:.2%} of the lines and {rates['symbols']:.2%} of the symbols wrong"
         logger.info("%s: %s sources translated %s: %s", split, f"{len(sources):,}", how, wrong)
+        if unended:
+            logger.warning("%s: %s", split, did_not_end(unended, len(best), search, self.model))
         samples = []
         for i in np.linspace(0, len(sources) - 1, min(3, len(sources)), dtype=int):
             mark = "" if found[i] in right[i] else f"   (right: {right[i][0]})"
