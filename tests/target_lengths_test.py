@@ -1,4 +1,4 @@
-"""How long translations may become: by the lengths of the training's targets, in Python, in programs and when served."""
+"""How long translations may become, by the lengths of the training's targets: in Python, in programs, when served."""
 
 import json
 import shutil

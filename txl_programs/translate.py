@@ -31,7 +31,7 @@ from txl_programs.program import (
     values,
     with_checkpoint,
 )
-from txl_tf.config import SearchConfig, TransformerConfig
+from txl_tf.config import PairFilesConfig, SearchConfig, TransformerConfig
 
 define_line_flags("sources")
 flags.DEFINE_list("pairs", None, "File of source<TAB>target lines, or two files, to translate and to compare with.")
@@ -40,11 +40,12 @@ flags.DEFINE_bool("scores", False, "Write number and score of every translation.
 flags.DEFINE_string(
     "bleu_tokenize",
     None,
-    "With --pairs: sacrebleu's tokenizer for BLEU, such as 13a, zh, ja-mecab, char; default: by the script of the targets.",
+    "With --pairs: sacrebleu's tokenizer for BLEU, such as 13a, zh, char; default: by the script of the targets.",
 )
 flags.DEFINE_bool("raw", False, "Write control characters to a terminal as they are.")
 
 define_flags(SearchConfig)
+define_flags(PairFilesConfig)
 
 read_flags(__name__)
 
@@ -52,10 +53,10 @@ from txl_programs.answering.files import answer_input
 from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError
-from txl_tf.data.pairs.parallel import read_sides, without_ends
+from txl_tf.data.pairs.files import PairReader, without_ends
 from txl_tf.models.vanilla.translator import POOL, Translation, Translator, assumed_length, did_not_end
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.metrics import as_spelt, check_tokenizer, corpus_scores, error_rates, group_references
+from txl_tf.runs.metrics import as_spelt, check_tokenizer, corpus_scores, counted_in, error_rates, group_references
 from txl_tf.schema import check_left_out
 
 
@@ -83,8 +84,10 @@ def say_counts(tally, folder):
     if unended:
         print(did_not_end(unended, tally.lines - tally.missing, search, model), file=sys.stderr)
     if unknown:
-        print(f"symbols that are not in the vocabulary: {unknown:,}, in {lines:,} source(s); each is read as <unk>",
-              file=sys.stderr)
+        said = (
+            f"symbols of the sources that the vocabulary does not have, read as <unk>: {unknown:,}, in {lines:,} lines"
+        )
+        print(said, file=sys.stderr)
 
 
 def kept(answers, best):
@@ -106,7 +109,7 @@ def of_every_line(sources, answers):
 def report(found, references, level):
     """Prints how right the best translations are. A source without one counts as wrong."""
     rates = error_rates(found, references, level)
-    lines = f"{rates['lines']:.2%} of {len(found):,} lines wrong, {rates['symbols']:.2%} of the symbols"
+    lines = f"{rates['lines']:.2%} of {len(found):,} lines wrong, {rates['symbols']:.2%} of the {counted_in(level)}"
     scores = corpus_scores(found, references, FLAGS.bleu_tokenize, level)
     print(lines, *scores.values() or ["(pip install sacrebleu for BLEU and chrF)"], sep="\n", file=sys.stderr)
 
@@ -122,9 +125,12 @@ def compare(folder, vocabs):
     """Translates the sources of --pairs, and says how right the translations are."""
     check_left_out(values("ray_address ray_workers"), "--pairs is for one machine")
     check_output(*FLAGS.pairs)
-    sides = as_spelt([without_ends(side.lines) for side in read_sides(FLAGS.pairs)], vocabs)
+    reader = PairReader(config_of(PairFilesConfig), [vocab.level for vocab in vocabs])
+    texts = reader.read(FLAGS.pairs)
+    print(*reader.said, sep="\n", end="\n" * bool(reader.said), file=sys.stderr)
+    sides = as_spelt([without_ends(text.lines) for text in texts], vocabs)
     references = group_references(*sides)
-    first = {source: number for number, source in reversed([*enumerate(sides[0], 1)])}
+    first = dict(zip(reversed(sides[0]), reversed(texts[0].numbers), strict=True))
     numbers, best = [first[source] for source in references], []
     answering = with_checkpoint(folder, functools.partial(make_answering, folder))
     answers = answering.answers(references, " and ".join(FLAGS.pairs), FLAGS.strict, numbers=numbers)
@@ -138,7 +144,7 @@ def main():
     config_of(SearchConfig)  # checks it
     check_used(
         ("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"),
-        ("bleu_tokenize", FLAGS.pairs, "is for --pairs"),
+        (("bleu_tokenize", *PairFilesConfig.names()), FLAGS.pairs, "is for --pairs"),
     )
     if FLAGS.bleu_tokenize is not None:
         check_tokenizer(FLAGS.bleu_tokenize)

@@ -62,7 +62,7 @@ def error_rates(translations: list[str], references: list[list[str]], level: str
     Args:
         translations: a text for every source.
         references: the right ones of every source, at least one.
-        level: what a token is: "word" or "char".
+        level: what a token is: "word", "char" or "subword"; with subwords, the symbols are characters.
     """
     pairs = [(i, text, right) for i, text in enumerate(translations) for right in references[i]]
     rows, texts, rights = zip(*pairs, strict=True)
@@ -72,6 +72,11 @@ def error_rates(translations: list[str], references: list[list[str]], level: str
     nearest = order[np.unique(np.array(rows)[order], return_index=True)[1]]
     edits, tokens = distances[nearest], lengths[nearest]
     return {"lines": float(np.mean(edits > 0)), "symbols": float(edits.sum() / max(1, tokens.sum()))}
+
+
+def counted_in(level: str) -> str:
+    """What the `"symbols"` of `error_rates` are, in a word."""
+    return "characters" if level == "subword" else "symbols"
 
 
 def _symbols(text: str, level: str) -> list[str]:

@@ -51,8 +51,8 @@ def merged_lengths(one: list[int] | None, other: list[int]) -> list[int]:
 def target_limits(longest: list[int], max_len: int) -> list[int]:
     """Most symbols of a target for the sources of each group, ends included, where the model can read `max_len`.
 
-    Sources that are twice as long count too. A target may be half as long again as the longest one, and 10 symbols more.
-    Beyond the longest sources, targets may grow as the sources do.
+    A target may be half as long again as the longest one of the training, and 10 symbols more. The training's sources
+    that are up to twice as long count too. For sources longer than those of the training, targets grow as they do.
     """
     last = len(longest) - 1
     most = [longest[min(k + 1, last)] << max(0, k - last) for k in range(len(group_ends(max_len)))]

@@ -79,7 +79,8 @@ def generate(
     source, most = tf.constant(source, tf.int32), tf.constant(most)  # as a tensor, it has no graph of its own
     allowed = writable(model, suppressed)
     if not searches:
-        return model._sample(source, start, -1 if end is None else end, most, sampling if temperature else None, allowed)
+        end, sampling = -1 if end is None else end, sampling if temperature else None
+        return model._sample(source, start, end, most, sampling, allowed)
     length_penalty = tf.constant(length_penalty, model.loss_dtype)  # as a tensor, again
     ids, scores = model._beam_search(source, start, end, most, beam_size, length_penalty, allowed)
     return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
@@ -111,7 +112,9 @@ def check_suppressed(ids, end, n_symbols):
 
 def writable(model, suppressed):
     """Which symbols a target may contain, bool `[V]`: all but padding and the ids of `suppressed`."""
-    return tf.constant([i != PADDING and i not in suppressed for i in range(model.target_vocab_size)])
+    allowed = np.ones([model.target_vocab_size], bool)
+    allowed[[PADDING, *suppressed]] = False
+    return tf.constant(allowed)
 
 
 def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits=None, allowed=None):
@@ -143,8 +146,7 @@ def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits
 
 
 def _decoder(model, source, rows_each, most, allowed=None):
-    """`(decode, caches)`: `model.decode_step` for a source, which writes `allowed` symbols only, and its first caches.
-    """
+    """`(decode, caches)`: `model.decode_step` for a source, which writes `allowed` symbols, and its first caches."""
     caches, *rest = model.start_decoding(source, rows_each, most)
     allowed = writable(model, ()) if allowed is None else allowed
 
