@@ -100,9 +100,9 @@ def test_a_beam_does_not_prefer_a_target_because_the_right_one_could_not_end(mos
 def test_suppressed_symbols_are_not_written(model, options):
     source = np.random.default_rng(4).integers(3, 7, [8, 5]).astype(np.int32)
     options = {"start": START, "end": END, "max_new_tokens": 8, **options}
-    assert {START, 4} <= {*model.generate(source, **options)[0].numpy().ravel()}
-    ids, scores = model.generate(source, suppress_tokens=[START, 4], **options)
-    assert {*ids.numpy().ravel()} <= {0, END, 3, 5} and np.all(scores.numpy() > -100)
+    written = [*{*model.generate(source, **options)[0].numpy().ravel()} - {0, END}]
+    ids, scores = model.generate(source, suppress_tokens=written[:2], **options)
+    assert written and not {*written[:2]} & {*ids.numpy().ravel()} and np.all(scores.numpy() > -100)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def choose_settings(data, is_there):
     preset = FLAGS.preset or choose_preset(n_bytes, n_gpus, n_cores)
     found = pair_settings(preset, n_pairs, n_tokens)
     sizes, defaults = values(" ".join(PAIR_SIZES), given_only=True), values(" ".join(PAIR_SIZES))
-    if is_there or (found and set(found) <= set(given(found))):  # all of it is given
+    if is_there or not n_bytes or (found and set(found) <= set(given(found))):  # or all of it is given
         return found
     weights = pair_weights(**{name: found.get(name, defaults[name]) for name in PAIR_SIZES} | sizes) / 1e6
     steps = FLAGS.train_steps if FLAGS["train_steps"].present else found.get("train_steps", FLAGS.train_steps)
@@ -121,7 +121,7 @@ def settings_of(folder):
             raise ValueError(f"preset must be left out with init_from={FLAGS.init_from}, whose model is taken")
         return settings
     is_there, kept = bool(folder.steps()), {"model": {}, "training": {}}
-    has_sizes = is_there or len(given(PAIR_SIZES)) == len(PAIR_SIZES)
+    has_sizes = is_there or FLAGS.warm_start_path or len(given(PAIR_SIZES)) == len(PAIR_SIZES)
     chosen = choose_settings(config_of(PairsConfig), is_there) if FLAGS.preset or not has_sizes else {}
     kept |= folder.read_config() if is_there else {}
     settings["model"] = {**kept["model"], **{name: chosen[name] for name in PAIR_SIZES if name in chosen}}
@@ -133,13 +133,13 @@ def main():
     from txl_tf.runs.folder import RunFolder
     from txl_tf.runs.train import train_run
 
-    settings = settings_of(RunFolder(FLAGS.model_dir, "encoder_decoder"))
-    data, training = config_of(PairsConfig, settings["data"]), config_of(PairsTrainingConfig, settings["training"])
-    made = data.dataset == "dates"
+    made = FLAGS.dataset == "dates"
     check_used(
         (changed("n_pairs"), made, "is for --dataset=dates"),
-        (changed("valid_fraction"), not (made or data.valid_path), "is for pairs of your own without --valid_path"),
+        (changed("valid_fraction"), not (made or FLAGS.valid_path), "is for pairs of your own without --valid_path"),
     )
+    settings = settings_of(RunFolder(FLAGS.model_dir, "encoder_decoder"))
+    data, training = config_of(PairsConfig, settings["data"]), config_of(PairsTrainingConfig, settings["training"])
     train_run(
         FLAGS.model_dir,
         data=data,
