@@ -10,9 +10,11 @@ A line of input is a source, a line of output its translation. With --n_best abo
 output is number<TAB>score<TAB>translation, n_best lines for every source; a score is the log-probability in nats, of a
 search divided by the length penalty. Lines are translated as they come; a pause of the standard input is enough. A
 line that cannot be translated has an empty one in its place; the standard error says why, and the status is 1. Text
-goes to the standard output, the rest to the standard error. In --pairs, a source may stand on several lines: each of
-its targets is right, and rates count the source once. BLEU and chrF need sacrebleu (pip install sacrebleu). On a
-terminal, control characters are written like \\x1b, unless --raw is given.
+goes to the standard output, the rest to the standard error: also how many translations were cut off, because they did
+not end within --max_new_tokens, and how many symbols of the sources the vocabulary does not have (<unk>). In --pairs, a
+source may stand on several lines: each of its targets is right, and rates count the source once. BLEU and chrF need
+sacrebleu (pip install sacrebleu); --bleu_tokenize is its tokenizer. On a terminal, control characters are written like
+\\x1b, unless --raw is given.
 """
 
 import functools

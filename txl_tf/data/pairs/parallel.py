@@ -239,7 +239,7 @@ def _make_vocab(
             counts = vocab.counter.copy()
             vocab.count(others)
             vocab.counter.update({symbol: counts[symbol] - n for symbol, n in vocab.counter.items()})
-        for symbol in special:  # no part of `max_size`
+        for symbol in _NAMES[level]:  # no part of `max_size`
             vocab.counter.pop(symbol, None)
         vocab.build()
     return vocab
