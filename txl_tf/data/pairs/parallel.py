@@ -96,7 +96,7 @@ class ParallelCorpus:
     def unknown(self, split: str) -> list[int]:
         """How many symbols the vocabularies do not have: of the sources of a split, and of its targets."""
         sides = zip(self.vocabs, self.splits[split], strict=True)
-        return [np.count_nonzero(lines.ids == vocab.ids.get(vocab.unk, -1)) for vocab, lines in sides]
+        return [int(np.count_nonzero(lines.ids == vocab.ids.get(vocab.unk, -1))) for vocab, lines in sides]
 
     def fingerprint(self, split: str) -> str:
         """A SHA-256 that tells whether a split has changed."""
