@@ -43,7 +43,13 @@ def path(lines, tmp_path_factory):
 
 
 def both(**options):
-    return {"source_level": "subword", "target_level": "subword", "valid_fraction": 0.2, "subword_type": "bpe", **options}
+    return {
+        "source_level": "subword",
+        "target_level": "subword",
+        "valid_fraction": 0.2,
+        "subword_type": "bpe",
+        **options,
+    }
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -96,6 +102,21 @@ def test_options_of_other_levels_are_refused(options, name):
     assert caught.value.name == name
 
 
+def test_the_graph_cuts_and_joins_lines_as_the_vocabulary_does(lines, tmp_path):
+    pytest.importorskip("tensorflow_text", reason="tensorflow-text, an extra, is not installed")
+    from txl_tf.serving.subwords import SubwordTokenizer
+
+    vocab = train_line_subwords(lines, 300, "bpe")
+    vocab.save(tmp_path / "v.model")
+    table = SubwordTokenizer(vocab, str(tmp_path / "v.model"))
+    texts = [f"{line}\n" for line in [*lines[:20], *HOSTILE]]
+    ids = table.encode(tf.constant(texts))
+    assert ids.to_list() == [vocab.encode([text]).tolist() for text in texts]
+    decoded = table.decode(ids.to_tensor(), tf.cast(ids.row_lengths(), tf.int32) - 1)
+    assert [text.decode() for text in decoded.numpy()] == [text[:-1] for text in texts]
+
+
+@pytest.mark.slow
 def test_a_run_trains_opens_translates_and_is_served(path, tmp_path):
     train_run(
         str(tmp_path / "run"),

@@ -32,6 +32,7 @@ from txl_tf.config import (
     SearchConfig,
     TransformerConfig,
 )
+from txl_tf.errors import ParameterError
 from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.callbacks import StopOnSignal
 from txl_tf.runs.checkpoints import average_checkpoints
@@ -407,6 +408,42 @@ def test_a_run_of_an_earlier_version_has_no_unknown_symbol_and_goes_on(pairs_fil
     warm = {"warm_start_path": str(tmp_path / "old" / "ckpt-15"), "eval_sources": 0}
     train(tmp_path / "warm", pairs_file, training=warm)
     assert len(txl_tf.load_run(tmp_path / "warm")[1][0]) == 6
+
+
+def without_record(folder, copy):
+    """A copy of a run as earlier versions wrote it, without the lengths of its targets."""
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    del config["model"]["target_lengths"], config["checksum"]
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+def test_a_run_records_the_lengths_of_its_targets_and_programs_say_what_did_not_end(made, tool, tmp_path, capsys):
+    folder, _ = made
+    model, _ = txl_tf.load_run(folder)
+    assert list(model.target_lengths) == [7] == model.get_config()["target_lengths"]
+    source = write_text(tmp_path / "in", "abcabc\nab\n")
+    assert not any(found.ended for found in txl_tf.pipeline(folder)(["abcabc", "ab"], max_new_tokens=1))
+    run_here(tool, f"--model_dir={folder}", f"--input={source}", "--max_new_tokens=1")
+    assert "2 of 2 translations did not end within 1 symbols" in capsys.readouterr().err
+    old = without_record(folder, tmp_path / "old")
+    with pytest.raises(ParameterError) as caught:
+        run_here(tool, f"--model_dir={old}", f"--input={source}", "--max_new_tokens=21")
+    assert (caught.value.name, caught.value.value) == ("max_new_tokens", 21)
+    run_here(tool, f"--model_dir={old}", f"--input={source}")
+    assert "the run does not record how long" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_without_lengths_of_targets_goes_on_and_a_new_one_knows_both_texts(made, pairs_file, tmp_path):
+    old = without_record(made[0], tmp_path / "old")
+    train(old, pairs_file, training={**LEARNING, "train_steps": 61})
+    assert json.loads((old / "config.json").read_text())["model"]["target_lengths"] == [7]
+    short = write_text(tmp_path / "short.tsv", "".join(f"{word}\tA\n" for word in "a b c ab bc abc ca cb".split()))
+    data = {"valid_path": short}
+    train(tmp_path / "new", short, training={**TRAINING, "init_from": str(made[0])}, data=data)
+    assert list(txl_tf.load_run(tmp_path / "new")[0].target_lengths) == [7]
 
 
 def test_a_folder_of_another_family_says_what_it_holds(made, run_dir, text_file, tmp_path):

@@ -33,7 +33,8 @@ from txl_programs.program import (
     values,
     with_checkpoint,
 )
-from txl_tf.config import PairFilesConfig, SearchConfig, TransformerConfig
+from txl_tf.config import SearchConfig, TransformerConfig
+from txl_tf.config.data import PairFilesConfig
 
 define_line_flags("sources")
 flags.DEFINE_list("pairs", None, "File of source<TAB>target lines, or two files, to translate and to compare with.")

@@ -234,8 +234,7 @@ def train_on_lines(
     `options`: further ones of SentencePiece's trainer, such as the ids of special pieces.
     """
     vocab = SubwordVocab(**config)
-    ids = {"unk_id": 0, "eos_id": 1, "bos_id": -1, "pad_id": -1}
-    options = {**ids, **(options or {})}
+    options = {"unk_id": 0, "eos_id": 1, "bos_id": -1, "pad_id": -1, **(options or {})}
     package, written = sentencepiece(), io.BytesIO()
     try:
         package.SentencePieceTrainer.train(
@@ -263,13 +262,12 @@ def train_on_lines(
     vocab.set_data(written.getvalue(), "the trained model")
     vocab.count(lines)
     vocab.counter[vocab.symbols[vocab.separators["\n"][0]]] = len(lines)
-    n_special = sum(options[name] >= 0 for name in ids)
-    vocab.set_data(_by_frequency(vocab, n_special), "the trained model")
+    vocab.set_data(_by_frequency(vocab), "the trained model")
     vocab.counter.clear()
     return vocab
 
 
-def _by_frequency(vocab: SubwordVocab, n_special: int) -> bytes:
+def _by_frequency(vocab: SubwordVocab) -> bytes:
     """The model with its pieces in the order of their counts, as the adaptive softmax wants them; special ones first.
 
     To SentencePiece the order is nothing but the ids: scores say which pieces a text is cut into.
@@ -277,7 +275,9 @@ def _by_frequency(vocab: SubwordVocab, n_special: int) -> bytes:
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto.FromString(vocab.model)
-    special, pieces = model.pieces[:n_special], model.pieces[n_special:]
+    kinds = (model.SentencePiece.UNKNOWN, model.SentencePiece.CONTROL)
+    special = [piece for piece in model.pieces if piece.type in kinds]
+    pieces = model.pieces[len(special) :]
     del model.pieces[:]
     model.pieces.extend(special)
     model.pieces.extend(sorted(pieces, key=lambda piece: -vocab.counter[piece.piece]))
