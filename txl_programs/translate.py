@@ -20,6 +20,7 @@ sacrebleu (pip install sacrebleu); --bleu_tokenize is its tokenizer. On a termin
 import functools
 import sys
 
+import numpy as np
 from absl import flags
 
 from txl_programs.program import (
@@ -57,6 +58,7 @@ from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError
 from txl_tf.data.pairs.files import PairReader, without_ends
+from txl_tf.data.pairs.parallel import fitting
 from txl_tf.models.vanilla.translator import POOL, Translation, Translator, assumed_length, did_not_end
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import as_spelt, check_tokenizer, corpus_scores, counted_in, error_rates, group_references
@@ -130,7 +132,13 @@ def compare(folder, vocabs):
     check_output(*FLAGS.pairs)
     reader = PairReader(config_of(PairFilesConfig), [vocab.level for vocab in vocabs])
     texts = reader.read(FLAGS.pairs)
-    print(*reader.said, sep="\n", end="\n" * bool(reader.said), file=sys.stderr)
+    if FLAGS.skip_bad_lines:
+        lengths = [[vocab.count(line) for line in text.lines] for vocab, text in zip(vocabs, texts, strict=True)]
+        fits, reason = fitting(np.max(lengths, 0), texts, folder.read_config()["model"]["max_len"])
+        texts = [text.take(fits) for text in texts]
+        reader.said += [reason] * bool(reason)
+    for sentence in reader.said:
+        print(sentence, file=sys.stderr)
     sides = as_spelt([without_ends(text.lines) for text in texts], vocabs)
     references = group_references(*sides)
     first = dict(zip(reversed(sides[0]), reversed(texts[0].numbers), strict=True))

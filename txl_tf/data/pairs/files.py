@@ -20,6 +20,7 @@ from txl_tf.schema import check_left_out
 
 SIDES = ("source", "target")
 RESERVED = ("<pad>", "<s>", "</s>")  # words that are no text at level "word"
+WAY_OUT = "skip_bad_lines leaves such lines out"
 _MOST_COLUMNS = 3  # of a file whose columns nobody names: source, target and what is said of them
 
 
@@ -152,7 +153,7 @@ class PairReader:
             tabs = f"got {len(row) - 1} tabs"
             must = f"must be source<TAB>target, {tabs}" if usual == 2 else f"must have {usual} columns, {tabs}"
             if not self.config.skip_bad_lines:
-                raise ValueError(f"{name}, line {number} {must}")
+                raise ValueError(f"{name}, line {number} {must}; {WAY_OUT}")
             kind, reason = ("empty", "it is empty") if row == [""] else ("of other columns", f"it {must}")
             skipped.add(kind, number, reason)
         return numbers, pairs
@@ -166,11 +167,6 @@ class PairReader:
             if level == "word" and not set(line.split()).isdisjoint(RESERVED):
                 return "with reserved words", f"the {side} has one of {', '.join(RESERVED)}, which are no text"
         return None
-
-
-def read_sides(path: str | Iterable[str]) -> tuple[SideText, SideText]:
-    """`PairReader.read` with the defaults."""
-    return PairReader().read(path)
 
 
 def read_lines(path: str) -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from txl_tf.config import PairsConfig
 from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
 from txl_tf.data.pairs.dates import make_dates
-from txl_tf.data.pairs.files import RESERVED, SIDES, PairReader, SideText, read_lines, sides_of, without_ends
+from txl_tf.data.pairs.files import RESERVED, SIDES, WAY_OUT, PairReader, SideText, read_lines, sides_of, without_ends
 from txl_tf.data.subwords import SubwordVocab, train_line_subwords
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, UnknownSymbol, Vocab, escape
 from txl_tf.schema import brief, check_left_out
@@ -142,7 +142,7 @@ def read_pairs(
     for split, texts in sides.items():
         pairs = Pairs(*(encode_side(vocab, text) for vocab, text in zip(vocabs, texts, strict=True)))
         if config.skip_bad_lines and max_len is not None:
-            fits, reason = _fitting(pairs, texts, max_len)
+            fits, reason = fitting(np.maximum(pairs.sources.lengths, pairs.targets.lengths), texts, max_len)
             pairs = Pairs(*(lines.take(fits) for lines in pairs))
             sides[split] = [text.take(fits) for text in texts]
             said += [reason] * bool(reason)
@@ -176,9 +176,18 @@ def _read_splits(config: PairsConfig) -> tuple[dict, dict, list]:
     return sides, names, reader.said
 
 
-def _fitting(pairs: Pairs, texts: list[SideText], max_len: int) -> tuple[np.ndarray, str | None]:
-    """Which pairs have at most `max_len` symbols on both sides, and what there is to say of the others."""
-    lengths = np.maximum(pairs.sources.lengths, pairs.targets.lengths)
+def read_sides(path: str | Iterable[str]) -> tuple[SideText, SideText]:
+    """Sources and targets of one file of `source<TAB>target` lines, or of two files: `PairReader.read`."""
+    return PairReader().read(path)
+
+
+def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tuple[np.ndarray, str | None]:
+    """Which pairs have at most `max_len` symbols on both sides, and what there is to say of the others.
+
+    Args:
+        lengths: int `[pairs]`, symbols of the longer side, its end included.
+        texts: both sides.
+    """
     fits = lengths <= max_len
     if fits.all():
         return fits, None
@@ -291,11 +300,14 @@ def encode_lines(
         number, line = next(
             (i, line) for i, line in zip(numbers, plain, strict=True) if not set(line.split()).isdisjoint(RESERVED)
         )
-        raise ValueError(f"{name}, line {number} has one of {', '.join(RESERVED)}, which are no text: {brief(line)}")
+        found = f"{name}, line {number} has one of {', '.join(RESERVED)}, which are no text: {brief(line)}"
+        raise ValueError(f"{found}; {WAY_OUT}" if side else found)
     encoded = Lines(ids, ends)
     if np.any(encoded.lengths == 1):
         number = numbers[int(np.argmin(encoded.lengths))]
-        raise ValueError(f"{name}, line {number}{f': the {side}' if side else ''} is empty")
+        raise ValueError(
+            f"{name}, line {number}: the {side} is empty; {WAY_OUT}" if side else f"{name}, line {number} is empty"
+        )
     return encoded
 
 
@@ -308,7 +320,7 @@ def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
             if found > max_len:
                 raise ValueError(
                     f"{corpus.file_of(split)}, line {number}: the {side} has {found:,} symbols, its end included; at "
-                    f"most max_len={max_len} are allowed: --skip_bad_lines leaves longer ones out"
+                    f"most max_len={max_len} are allowed; {WAY_OUT}"
                 )
 
 

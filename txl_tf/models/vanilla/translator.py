@@ -92,12 +92,15 @@ def check_search(search: SearchConfig, n_symbols: int, max_len: int, never: list
 
 def did_not_end(number: int, among: int, search: SearchConfig, model: Transformer | TransformerConfig) -> str:
     """What a program says of a number of translations that are cut off."""
-    longest = min(group_ends(model.max_len)[-1], model.max_len)
-    least, most = (int(most_symbols(search, n, model)) for n in (1, longest))
-    limit = f"{least:,} symbols" if least == most else f"{least:,} to {most:,} symbols, by the length of the source"
-    more = f"--max_new_tokens allows up to {model.max_len:,}"
-    if least == model.max_len:
-        more = "that is max_len, the most that the model can write"
+    limit, more = f"{search.max_new_tokens} symbols", f"--max_new_tokens allows up to {model.max_len:,}"
+    if search.max_new_tokens is None and model.target_lengths is None:
+        limit = f"as many symbols as the source has and {_MORE} more"
+    elif search.max_new_tokens is None:
+        limits = target_limits(model.target_lengths, model.max_len)[: len(model.target_lengths)]
+        least_to_most = " to ".join(f"{length:,}" for length in sorted({limits[0], limits[-1]}))
+        limit = f"{least_to_most} symbols, by the length of the source (longer sources than in training: more)"
+    if search.max_new_tokens == model.max_len:
+        more = "the model cannot write more"
     return f"{number:,} of {among:,} translations did not end within {limit}, and are cut off: {more}"
 
 
