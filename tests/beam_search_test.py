@@ -59,25 +59,65 @@ def wide(model):
 @pytest.mark.parametrize(
     "length_penalty", [pytest.param(0.0, marks=pytest.mark.slow), 0.6, pytest.param(2.0, marks=pytest.mark.slow)]
 )
-def test_a_wide_beam_finds_the_best_of_all_targets(model, wide, length_penalty):
-    size = VOCAB - 1
+def test_a_wide_beam_finds_the_best_of_all_targets_whether_they_end_or_not(model, wide, length_penalty):
     wide = wide(length_penalty)
     for b in range(2):
-        ended, _ = score_all(model, SOURCE[b][SOURCE[b] > 0], length_penalty)
-        best = sorted(ended.items(), key=lambda item: -item[1])[:size]
+        ended, unended = score_all(model, SOURCE[b][SOURCE[b] > 0], length_penalty)
+        best = sorted({**ended, **unended}.items(), key=lambda item: -item[1])[:30]
+        assert {END in target for target, _ in best} == {True, False}
         for k, (target, score) in enumerate(best):
             assert tuple(symbol for symbol in wide[0][b, k].numpy() if symbol) == target
             assert float(wide[1][b, k]) == pytest.approx(score, rel=1e-4)
 
 
-def test_what_does_not_end_comes_after_all_that_does_and_in_order(model, wide):
-    ids, scores = wide(0.6)
-    ended, unended = score_all(model, SOURCE[0], 0.6)
-    targets = [tuple(symbol for symbol in row if symbol) for row in ids[0].numpy()]
-    assert set(targets[: len(ended)]) == set(ended)
-    expected = sorted(unended.items(), key=lambda item: -item[1])[:10]
-    assert targets[len(ended) : len(ended) + 10] == [target for target, _ in expected]
-    np.testing.assert_allclose(scores[0, len(ended) : len(ended) + 10], [score for _, score in expected], rtol=1e-4)
+class Speller:
+    """A model of one target, 3 4 5 3 4 5 END, that ends too early with a small probability. It stands for its search.
+
+    The likeliest symbol has a probability of 0.99, all others have the same.
+    """
+
+    target_vocab_size, loss_dtype, target = VOCAB, tf.float32, [3, 4, 5, 3, 4, 5, END]
+
+    def start_decoding(self, source, rows_each, most):
+        return (tf.zeros([1, len(source) * rows_each, most, 1]),), None
+
+    def decode_step(self, ids, place, caches, nothing):
+        right = tf.gather(self.target, tf.minimum(place, len(self.target) - 1))
+        probs = tf.where(tf.range(VOCAB) == right, 0.99, 0.01 / (VOCAB - 1))
+        return tf.math.log(tf.repeat(probs[None], len(ids), 0)), caches
+
+
+@pytest.mark.parametrize("most", [3, 5, 6, 7, 9])
+def test_a_beam_does_not_prefer_a_target_because_the_right_one_could_not_end(most):
+    ids, scores = beam_search(Speller(), SOURCE[:1], START, END, most, 4, 0.6)
+    right = Speller.target[:most]
+    assert ids[0, 0, : len(right)].numpy().tolist() == right and not ids[0, 0, len(right) :].numpy().any()
+    assert float(scores[0, 0]) == pytest.approx(len(right) * np.log(0.99) / ((5 + len(right)) / 6) ** 0.6, rel=1e-4)
+    assert np.all(np.diff(scores[0]) <= 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam_size": 2, "n_best": 2}, {"temperature": 1.0, "seed": 3}], ids=str)
+def test_suppressed_symbols_are_not_written(options, model):
+    bias = model.final_layer.bias.numpy()
+    source = np.random.default_rng(4).integers(3, 7, [8, 5]).astype(np.int32)
+    options = {"start": START, "end": END, "max_new_tokens": 8, **options}
+    model.final_layer.bias.assign([0.0, 8.0, 0.0, 4.0, 8.0, 4.0])
+    try:
+        likely = model.generate(source, **options)[0]
+        ids, scores = model.generate(source, suppress_tokens=[START, 4], **options)
+    finally:
+        model.final_layer.bias.assign(bias)
+    assert {*likely.numpy().ravel()} & {START, 4}
+    assert {*ids.numpy().ravel()} <= {0, END, 3, 5} and np.all(scores.numpy() > -200)
+
+
+@pytest.mark.parametrize(
+    "given, name",
+    [([END], "suppress_tokens"), ([VOCAB], "suppress_tokens"), (3, "suppress_tokens"), ([1, 3], "beam_size")],
+)
+def test_symbols_that_cannot_be_suppressed_are_refused(model, given, name):
+    with pytest.raises(ValueError, match=name):
+        model.generate(SOURCE, start=START, end=END, suppress_tokens=given, beam_size=4)
 
 
 def test_a_beam_of_one_is_greedy_and_a_wider_one_is_never_worse(model):

@@ -6,7 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
-from txl_tf.runs.metrics import corpus_scores, error_rates, group_references
+from txl_tf.errors import ParameterError
+from txl_tf.runs.metrics import check_tokenizer, choose_tokenizer, corpus_scores, error_rates, group_references
 
 
 def edits(a, b):
@@ -65,6 +66,68 @@ def test_bleu_and_chrf_are_sacrebleus():
     assert list(scores) == ["BLEU", "chrF2"]
     assert f"{sacrebleu.corpus_bleu(found, columns).score:.2f}" in scores["BLEU"]
     assert f"{sacrebleu.corpus_chrf(found, columns).score:.2f}" in scores["chrF2"]
+
+
+LINES = {
+    "zh": ["我爱北京天安门", "你好世界", "他在 2024 年买了 iPhone"],
+    "char": ["私は北京が好きです", "こんにちは世界", "カメラ"],
+    "char ": ["나는 학교에 간다", "안녕하세요"],
+    "char  ": ["ฉันรักกรุงเทพ", "สวัสดีชาวโลก"],
+    "char   ": ["ခင်ဗျားတို့ အားလုံး", "មនុស្សទាំងអស់"],
+    "13a": ["Ich mag Berlin.", "Guten Tag, Welt, wie geht es dir?"],
+    "13a ": ["I love the song 東京 by them, really.", "Я люблю Москву и её улицы."],
+    "13a  ": ["yes", "no", "a b c"],
+    "13a   ": ["2026-11-21", "1999-01-01"],
+    "zh ": ["三九", "一"],
+}
+
+
+@pytest.mark.parametrize("tokenizer", LINES)
+def test_lines_that_are_all_right_have_a_bleu_of_100_in_every_script(tokenizer, monkeypatch):
+    pytest.importorskip("sacrebleu", reason="sacrebleu, an extra, is not installed")
+    of_mecab = ("MeCab", "mecab_ko")
+    monkeypatch.setattr("txl_tf.runs.metrics.is_installed", lambda name: name not in of_mecab)
+    lines = LINES[tokenizer]
+    assert choose_tokenizer(lines) == tokenizer.strip()
+    for found in (lines, lines[-1:], [line[:1] for line in lines]):
+        for others in ([], ["something else that nobody says here"]):
+            scores = corpus_scores(found, [[line, *others] for line in found])
+            assert " = 100.00 " in scores["BLEU"] and scores["chrF2"].endswith(" = 100.00")
+
+
+def test_the_tokenizer_is_chosen_by_packages_and_by_what_a_token_is(monkeypatch):
+    assert choose_tokenizer(["2026-11-21", "ab"], "char") == "char" == choose_tokenizer(["kæt", "dɔg"], "char")
+    assert choose_tokenizer(["the cat sat", "a dog", "yes"], "char") == "13a" == choose_tokenizer(["123", "4"], "word")
+    monkeypatch.setattr("txl_tf.runs.metrics.is_installed", lambda name: True)
+    assert [choose_tokenizer(LINES[name]) for name in ("char", "char ")] == ["ja-mecab", "ko-mecab"]
+
+
+def test_bleu_leaves_no_orders_out_where_the_right_lines_have_them():
+    sacrebleu = pytest.importorskip("sacrebleu", reason="sacrebleu, an extra, is not installed")
+    found, right = ["the cat sat", "on it", "a"], [["the cat sat on a mat"], ["it was on it"], ["a dog barks here"]]
+    scores = corpus_scores(found, right)
+    expected = sacrebleu.corpus_bleu(found, [list(column) for column in zip(*right, strict=True)])
+    assert f" = {expected.score:.2f} " in scores["BLEU"] and "|eff:no|tok:13a|" in scores["BLEU"]
+    assert scores["BLEU"].startswith("BLEU|nrefs:1|") and scores["chrF2"].startswith("chrF2|nrefs:1|")
+    short = corpus_scores(["the cat", "a dog"], [["the cat"], ["a cat"]])["BLEU"]
+    assert "|eff:yes|" in short and " = 61.24 75.0/50.0/0.0/0.0 " in short  # the root of 3/4 times 1/2
+    assert "|tok:char|" in corpus_scores(found, right, "char")["BLEU"]
+
+
+def test_tokenizers_that_sacrebleu_lacks_are_refused(monkeypatch):
+    pytest.importorskip("sacrebleu", reason="sacrebleu, an extra, is not installed")
+    check_tokenizer("zh")
+    with pytest.raises(ParameterError) as caught:
+        check_tokenizer("jp")
+    assert (caught.value.name, caught.value.value) == ("bleu_tokenize", "jp") and "ja-mecab" in caught.value.allowed
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    with pytest.raises(ParameterError) as caught:
+        check_tokenizer("ja-mecab")
+    assert caught.value.value == "ja-mecab" and "13a" in caught.value.allowed
+    monkeypatch.setattr("txl_tf.runs.metrics.is_installed", lambda name: False)
+    with pytest.raises(ParameterError) as caught:
+        check_tokenizer("zh")
+    assert caught.value.name == "bleu_tokenize"
 
 
 def test_without_sacrebleu_there_are_none(monkeypatch):

@@ -1,5 +1,6 @@
 """Pairs of lines: what is read, which ids they become, and the batches of an epoch."""
 
+import contextlib
 import datetime
 
 import numpy as np
@@ -9,6 +10,7 @@ from helpers import write_text
 from txl_tf.config import PairsConfig
 from txl_tf.data.pairs.dates import make_dates
 from txl_tf.data.pairs.parallel import END_ID, START_ID, Pairs, check_lengths, encode_lines, pair_batches, read_pairs
+from txl_tf.errors import ParameterError
 
 LINES = [("abc", "x y"), ("ab", "y"), ("c", "x x x"), ("abc", "y x"), ("bb", "x")]
 VALID = [("cab", "y y")]
@@ -34,10 +36,10 @@ def texts(corpus, split):
 
 def test_lines_become_ids_that_end(tmp_path):
     corpus = corpus_of(tmp_path)
-    assert corpus.source_vocab.symbols == ["<pad>", "<s>", "\n", "b", "a", "c"]
-    assert corpus.target_vocab.symbols == ["<pad>", "<s>", "</s>", "x", "y"]
+    assert corpus.source_vocab.symbols == ["<pad>", "<s>", "\n", "<unk>", "b", "a", "c"]
+    assert corpus.target_vocab.symbols == ["<pad>", "<s>", "</s>", "<unk>", "x", "y"]
     pairs = corpus.splits["train"]
-    assert pairs.sources[0].tolist() == [4, 3, 5, END_ID] and pairs.targets[2].tolist() == [3, 3, 3, END_ID]
+    assert pairs.sources[0].tolist() == [5, 4, 6, END_ID] and pairs.targets[2].tolist() == [4, 4, 4, END_ID]
     assert pairs.targets.lengths.tolist() == [3, 2, 4, 3, 2] and len(pairs) == 5
     assert texts(corpus, "train") == LINES and texts(corpus, "valid") == VALID
 
@@ -55,12 +57,12 @@ def test_two_files_are_as_one_with_tabs_and_neither_line_ends_of_windows_nor_a_b
 def test_symbols_may_be_given_and_rare_ones_left_out(tmp_path):
     symbols = write_text(tmp_path / "symbols.txt", "y\nx\nz\n")
     corpus = corpus_of(tmp_path, target_symbols=symbols)
-    assert corpus.target_vocab.symbols == ["<pad>", "<s>", "</s>", "y", "x", "z"]
+    assert corpus.target_vocab.symbols == ["<pad>", "<s>", "</s>", "<unk>", "y", "x", "z"]
     corpus = corpus_of(tmp_path, max_size=1)
     assert corpus.source_vocab.symbols == ["<pad>", "<s>", "\n", "<unk>", "b"]
     valid = tsv(tmp_path / "chars.tsv", [("a", "c")])
     shared = corpus_of(tmp_path, train=[("ab", "bc")], target_level="char", valid_path=valid, share_vocab=True)
-    assert shared.source_vocab is shared.target_vocab and len(shared.source_vocab) == 6
+    assert shared.source_vocab is shared.target_vocab and len(shared.source_vocab) == 7
 
 
 def test_the_symbols_of_a_run_may_be_given_at_either_level(tmp_path):
@@ -71,6 +73,101 @@ def test_the_symbols_of_a_run_may_be_given_at_either_level(tmp_path):
         tmp_path, source_symbols=str(tmp_path / "source.txt"), target_symbols=str(tmp_path / "target.txt")
     )
     assert [vocab.symbols for vocab in again.vocabs] == [vocab.symbols for vocab in corpus.vocabs]
+
+
+def test_symbols_that_training_does_not_have_are_unknown_and_counted(tmp_path):
+    valid = tsv(tmp_path / "other.tsv", [("ab", "x"), ("da\u665ab", "z y z z")])
+    corpus = corpus_of(tmp_path, valid_path=valid)
+    unk = corpus.source_vocab.ids["<unk>"]
+    assert corpus.splits["valid"].sources[1].tolist() == [unk, 5, unk, 4, END_ID]
+    assert corpus.splits["valid"].targets[1].tolist() == [3, 5, 3, 3, END_ID]
+    assert corpus.unknown("valid") == [2, 3] and corpus.unknown("train") == [0, 0]
+    assert corpus.texts["valid"][0] == ["ab", "da\u665ab"]
+    paths = {"train_path": str(tmp_path / "train.tsv"), "valid_path": valid, "skip_bad_lines": True}
+    with pytest.raises(ValueError, match=r"other.tsv, line 2: 'd' is not in the vocabulary of 6 symbols") as caught:
+        read_pairs(PairsConfig(target_level="word", **paths), has_unknown=False)  # as a run of an earlier version
+    assert "earlier version" in caught.value.__notes__[0]
+
+
+BAD = (
+    ("", "empty"), ("a\t", "empty"), (" \tx", "empty"), ("\t", "empty"), ("a", "of other columns"),
+    ("a\tx\ty", "of other columns"), ("a\tx </s> y", "with reserved words"),
+)  # fmt: skip
+
+
+def test_lines_that_cannot_be_used_are_left_out_and_counted(tmp_path):
+    good = [("ab", "x"), ("c", "y x"), ("bc", "x y")]
+    lines = [f"{source}\t{target}" for source, target in good]
+    text = "\n".join([BAD[0][0], lines[0], *[line for line, _ in BAD[1:]], lines[1], "a" * 9 + "\tx", lines[2]])
+    path = write_text(tmp_path / "bad.tsv", f"{text}\n")
+    config = PairsConfig(train_path=path, valid_path=path, target_level="word", skip_bad_lines=True)
+    corpus = read_pairs(config, max_len=9)
+    assert texts(corpus, "train") == good and corpus.numbers["train"].tolist() == [2, 9, 11]
+    assert corpus.texts["valid"] == [*map(list, zip(*good, strict=True))]
+    said = [sentence for sentence in corpus.said if sentence.startswith(path)]
+    assert "left out by skip_bad_lines: 7 (" in said[0] and "the first is line 1: it is empty" in said[0]
+    for kind in ("4 empty", "2 of other columns", "1 with reserved words"):
+        assert kind in said[0]
+    assert "1 (longer than max_len=9); the first is line 10, with 10 symbols" in said[-1]
+    for line, _ in BAD:
+        one = write_text(tmp_path / "one.tsv", f"ab\tx\n{line}\nc\ty\n")
+        with pytest.raises(ValueError, match="one.tsv, line 2") if line != " \tx" else contextlib.nullcontext():
+            read_pairs(PairsConfig(train_path=one, valid_path=one, target_level="word"))
+    sides = [write_text(tmp_path / name, text) for name, text in (("s", "a\n\nc\nd\n"), ("t", "x\ny\n \nx y\n"))]
+    corpus = read_pairs(PairsConfig(train_path=sides, valid_path=sides, target_level="word", skip_bad_lines=True))
+    assert texts(corpus, "train") == [("a", "x"), ("d", "x y")]
+    with pytest.raises(ValueError, match="no pair left"):
+        read_pairs(PairsConfig(train_path=tsv(tmp_path / "none.tsv", [("", "")]), skip_bad_lines=True))
+
+
+def test_held_out_pairs_keep_the_numbers_of_their_file_where_some_are_left_out(tmp_path):
+    lines = [(f"{i:03}" if i % 7 else "", "x" * (9 if i % 5 else 20)) for i in range(200)]
+    config = PairsConfig(train_path=tsv(tmp_path / "all.tsv", lines), valid_fraction=0.3, skip_bad_lines=True)
+    corpus = read_pairs(config, max_len=12)
+    found = {}
+    for split in ("train", "valid"):
+        found |= dict(zip(corpus.numbers[split].tolist(), texts(corpus, split), strict=True))
+    assert found == {i: line for i, line in enumerate(lines, 1) if line[0] and len(line[1]) == 9}
+    assert corpus.texts["valid"][0] == [source for source, _ in texts(corpus, "valid")]
+    with pytest.raises(ValueError, match=r"all.tsv, line \d*[16]: the target has 21 symbols"):
+        check_lengths(read_pairs(config), 12)
+
+
+@pytest.mark.parametrize(
+    "columns, options, expected",
+    [
+        ("{0}\t{1}\tCC-BY 2.0 (France)", {}, "3 columns; the source is column 1, the target is column 2"),
+        ("17\t{0}\t{1}", {"source_column": 2, "target_column": 3}, "source is column 2, the target is column 3"),
+        ("1\t{0}\t2\t{1}\tx", {"source_column": 2, "target_column": 4}, "5 columns; the source is column 2"),
+        ("{1}\t{0}", {"source_column": 2, "target_column": 1}, ""),
+    ],
+)
+def test_files_of_several_columns_are_read(tmp_path, columns, options, expected):
+    path = write_text(tmp_path / "columns.tsv", "".join(f"{columns.format(*line)}\n" for line in LINES))
+    corpus = corpus_of(tmp_path, train_path=path, valid_path=path, **options)
+    assert texts(corpus, "train") == LINES and expected in "".join(corpus.said)
+
+
+@pytest.mark.parametrize(
+    "content, options, name",
+    [
+        ("1\ta\t2\tb\n", {}, "source_column"),
+        ("a\tb\n", {"target_column": 1}, "target_column"),
+        ("a\tb\n", {"source_column": 2}, "source_column"),
+        ("a\tb\n", {"source_column": 0}, "source_column"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(tmp_path, content, options, name):
+    path = write_text(tmp_path / "pairs.tsv", content)
+    with pytest.raises(ParameterError) as caught:
+        read_pairs(PairsConfig(train_path=path, valid_path=path, **options))
+    assert caught.value.name == name
+    with pytest.raises(ValueError, match="pairs.tsv, line 2 must have 3 columns, got 1 tabs"):
+        path = write_text(tmp_path / "pairs.tsv", "a\tb\tc\nd\te\nf\tg\th\n")
+        read_pairs(PairsConfig(train_path=path, valid_path=path))
+    with pytest.raises(ParameterError) as caught:
+        read_pairs(PairsConfig(train_path=[path, path], source_column=2, target_column=1))
+    assert (caught.value.name, caught.value.value) == ("source_column", 2)
 
 
 def test_reserved_words_are_found_however_they_are_written_where_lines_are_lower_cased(tmp_path):
@@ -136,8 +233,6 @@ def test_other_bad_input_is_named(tmp_path):
     one, two = write_text(tmp_path / "one", "a\nb\n"), write_text(tmp_path / "two", "a\nb\nc\n")
     with pytest.raises(ValueError, match=r"one has 2 lines and .*two has 3: they must be pairs"):
         read_pairs(PairsConfig(train_path=[one, two]))
-    with pytest.raises(ValueError, match=r"other.tsv, line 1: 'd' is not in the vocabulary of 6 symbols"):
-        corpus_of(tmp_path, valid_path=tsv(tmp_path / "other.tsv", [("da", "x")]))
     with pytest.raises(ValueError, match="no pairs: give train_path"):
         read_pairs(PairsConfig())
     with pytest.raises(ValueError, match="train_path must be left out for dataset=dates"):

@@ -1,9 +1,31 @@
 """Presets: what they are, which one is chosen, and how many steps a text gets."""
 
-import pytest
+import logging
 
-from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from txl_tf.config.presets import PRESETS, choose_preset, layer_weights, preset_settings, schedule_for, steps_for
+import pytest
+from helpers import program, run_here, write_text
+
+from txl_tf.config import (
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PairsTrainingConfig,
+    TrainingConfig,
+    TransformerConfig,
+)
+from txl_tf.config.presets import (
+    PAIR_PRESETS,
+    PAIR_SIZES,
+    PRESETS,
+    choose_preset,
+    layer_weights,
+    pair_settings,
+    pair_weights,
+    preset_settings,
+    schedule_for,
+    steps_for,
+)
+from txl_tf.models.vanilla.transformer import Transformer
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -68,3 +90,63 @@ def test_a_schedule_reads_the_text_so_many_times():
 def test_a_schedule_fits_steps_that_were_given():
     assert schedule_for(3) == {"train_steps": 3, "iterations": 50, "save_steps": 1}
     assert schedule_for(5000) == {"train_steps": 5000, "iterations": 100, "save_steps": 1250}
+
+
+# ------------------------------------------------------------------------------------------------- pairs of lines
+
+
+@pytest.mark.parametrize("preset", PAIR_PRESETS)
+def test_a_preset_of_pairs_passes_the_checks_of_its_groups(preset):
+    found = pair_settings(preset, 7629, 110_000)
+    groups = TransformerConfig, OptimizerConfig, PairsTrainingConfig
+    assert not set(found) - {name for group in groups for name in group.names()}
+    for group in groups if found else ():
+        group(**{name: value for name, value in found.items() if name in group.names()})
+
+
+def test_steps_follow_the_pairs_and_the_table_says_the_weights():
+    assert [pair_settings("tiny", n, 14 * n)["train_steps"] for n in (100, 7629, 10**6)] == [500, 2300, 4000]
+    long = pair_settings("tiny", 6000, 6000 * 512)  # 16 pairs a step
+    assert (long["train_steps"], long["iterations"], long["save_steps"]) == (4000, 100, 1000)
+    sizes = [{name: pair_settings(preset, 1, 1)[name] for name in PAIR_SIZES} for preset in ("tiny", "small")]
+    sizes.append({name: TransformerConfig.__dataclass_fields__[name].metadata["flag"] for name in PAIR_SIZES})
+    assert [round(pair_weights(**some) / 1e6, 1) for some in sizes] == [0.9, 5.5, 44.0]
+    model = Transformer(**sizes[0], input_vocab_size=5, target_vocab_size=5, norm_first=True)
+    assert sum(weight.shape.num_elements() for weight in model.weights if weight.shape.rank == 2) == pytest.approx(
+        pair_weights(**sizes[0]), rel=0.01
+    )
+
+
+@pytest.fixture
+def chosen(monkeypatch, tmp_path):
+    """A function of flags of `train_seq2seq.py`: the settings that the training would have, and what is printed."""
+    from txl_tf.runs import train
+
+    path = write_text(tmp_path / "pairs.tsv", "".join(f"{i}\tx{i}\n" for i in range(300)))
+    monkeypatch.setattr("tensorflow.config.list_physical_devices", lambda kind: [])
+    said = []
+
+    def settings(*flags):
+        got = {}
+        monkeypatch.setattr(train, "train_run", lambda folder, **settings: got.update(settings))
+        monkeypatch.setattr(logging.getLogger("txl_tf"), "info", lambda text, *args: said.append(text % args))
+        said.clear()
+        for tool in program("tools/train_seq2seq.py"):
+            run_here(tool, f"--train_path={path}", f"--model_dir={tmp_path / 'run'}", *flags)
+        return got["model"], got["training"], "\n".join(said)
+
+    return settings
+
+
+def test_without_sizes_a_preset_is_chosen_and_flags_that_are_given_count(chosen):
+    model, training, said = chosen()
+    assert (model.num_layers, model.d_model, model.num_heads, model.dff) == (2, 128, 4, 512)
+    assert (training.train_steps, training.batch_tokens, training.iterations) == (500, 8192, 50)
+    assert "preset tiny: 0.9 M parameters" in said and "500 steps" in said and "300 pairs" in said and "44.0 M" in said
+    model, training, said = chosen("--d_model=64", "--train_steps=70", "--batch_size=3")
+    assert (model.num_layers, model.d_model, model.dff) == (2, 64, 512) and "d_model=64 as given" in said
+    assert (training.train_steps, training.batch_size) == (70, 3) and "70 steps" in said
+    model, training, said = chosen("--num_layers=1", "--d_model=8", "--num_heads=2", "--dff=8")
+    assert (training.train_steps, training.batch_tokens) == (20_000, None) and "preset" not in said
+    model, training, said = chosen("--preset=base")
+    assert (model.d_model, training.train_steps) == (512, 20_000) and "preset base: 44.0 M" in said

@@ -32,9 +32,11 @@ from txl_tf.config import (
     SearchConfig,
     TransformerConfig,
 )
+from txl_tf.errors import ParameterError
 from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.callbacks import StopOnSignal
 from txl_tf.runs.checkpoints import average_checkpoints
+from txl_tf.runs.families.encoder_decoder import PairsRun
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.train import train_run
 from txl_tf.serving.tables import GraphTokenizer
@@ -178,7 +180,7 @@ def test_three_replicas_train_as_one(tmp_path, pairs_file):
 def test_runs_open_average_and_change_the_checkpoint(made, tmp_path):
     folder, _ = made
     model, (source_vocab, target_vocab) = txl_tf.load_run(folder)
-    assert isinstance(model, txl_tf.Transformer) and len(target_vocab) == model.target_vocab_size == 6
+    assert isinstance(model, txl_tf.Transformer) and len(target_vocab) == model.target_vocab_size == 7
     assert source_vocab.symbols[2] == "\n"
     average_checkpoints(folder, tmp_path / "average", num_last_checkpoints=2)
     averaged, _ = txl_tf.load_run(tmp_path / "average")
@@ -252,18 +254,21 @@ def test_a_source_that_cannot_be_translated_keeps_its_place(made, tool, tmp_path
     folder, _ = made
     pipe = txl_tf.pipeline(folder)
     source = write_text(tmp_path / "in", b"abc\r\n\naxc\nb\xff\n" + b"a" * 20 + b"\ncab\n")
-    abc, cab = pipe(["abc", "cab"])
+    abc, axc, cab = pipe(["abc", "axc", "cab"])
     arguments = [f"--model_dir={folder}", f"--input={source}"]
     assert run_here(tool, *arguments) == 1
     out, err = capsys.readouterr()
-    assert out == f"{abc.text}\n\n\n\n\n{cab.text}\n" and "checkpoint: latest, step 60\n" in err
-    assert f"{source}, line 2 is empty\n{source}, line 3: 'x' is not in the vocabulary of 6 symbols" in err
+    assert out == f"{abc.text}\n\n{axc.text}\n\n\n{cab.text}\n" and "checkpoint: latest, step 60\n" in err
+    assert f"{source}, line 2 is empty\n" in err and axc.unknown == 1
+    assert "symbols of the sources that the vocabulary does not have, read as <unk>: 1, in 1 lines" in err
     assert f"{source}, line 4 is not UTF-8 text: see its byte 1\n" in err
     assert f"{source}, line 5 has 21 symbols, its end included; the position table" in err
-    assert "lines without an answer: 4; --strict stops at the first" in err
+    assert "lines without an answer: 3; --strict stops at the first" in err
     assert run_here(tool, *arguments, "--scores", f"--output={tmp_path / 'out'}") == 1
     rows = (tmp_path / "out").read_text().splitlines()
-    assert rows[1:5] == [f"{i}\t\t" for i in (2, 3, 4, 5)] and rows[5] == f"6\t{cab.score:.4f}\t{cab.text}"
+    assert [rows[i - 1] for i in (2, 4, 5)] == [f"{i}\t\t" for i in (2, 4, 5)] and rows[
+        5
+    ] == f"6\t{cab.score:.4f}\t{cab.text}"
     with pytest.raises(ValueError, match="in, line 2 is empty"):
         run_here(tool, *arguments, "--strict")
     with pytest.raises(ValueError, match="source, line 1 must be one line, got 2"):
@@ -274,11 +279,19 @@ def test_a_source_that_cannot_be_translated_keeps_its_place(made, tool, tmp_path
 def test_pairs_are_numbered_as_in_their_file_and_what_has_no_translation_is_wrong(made, tool, tmp_path, capsys):
     folder, _ = made
     right = txl_tf.pipeline(folder)("abc").text
-    pairs = write_text(tmp_path / "pairs.tsv", f"abc\t{right}\nabc\tB\nabx\tB A\n")
+    long = "ab" * 10
+    pairs = write_text(tmp_path / "pairs.tsv", f"abc\t{right}\nabc\tB\n{long}\tB A\n")
     assert run_here(tool, f"--model_dir={folder}", f"--pairs={pairs}") == 1
     out, err = capsys.readouterr()
-    assert out == f"{right}\n{right}\n\n" and "pairs.tsv, line 3: 'x' is not in" in err
+    assert out == f"{right}\n{right}\n\n" and "pairs.tsv, line 3 has 21 symbols" in err
     assert "50.00% of 2 lines wrong" in err
+    with_bad = write_text(tmp_path / "bad.tsv", f"\nabc\t{right}\tCC-BY\n{long}\tB A\tCC-BY\nabc\t\tCC-BY\n")
+    flags = ["--skip_bad_lines", "--bleu_tokenize=none"]
+    assert run_here(tool, f"--model_dir={folder}", f"--pairs={with_bad}", *flags) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{right}\n" and "skip_bad_lines: 2 (2 empty)" in err
+    assert "skip_bad_lines: 1 (longer than max_len=20); the first is line 3, with 21 symbols" in err
+    assert "3 columns" in err and ("|tok:none|" in err or "pip install sacrebleu" in err)
     with pytest.raises(ValueError, match="--output must be another file than .*pairs.tsv, whose lines are answered"):
         run_here(tool, f"--model_dir={folder}", f"--pairs={pairs}", f"--output={pairs}")
 
@@ -342,7 +355,7 @@ def test_a_run_goes_on_with_its_own_pairs_only(made, pairs_file, tmp_path):
     finally:
         write_text(Path(pairs_file), text)
     other = write_text(tmp_path / "other.tsv", text + "abd\tD\n" * 9)
-    with pytest.raises(ValueError, match=r"another source vocabulary \(7 symbols\) than the run in .* \(6 symbols\)"):
+    with pytest.raises(ValueError, match=r"another source vocabulary \(8 symbols\) than the run in .* \(7 symbols\)"):
         train(folder, other, training=LEARNING, data={"valid_fraction": 0.001, "valid_path": pairs_file})
     with pytest.raises(ValueError, match=r"model.dff: 16 there, 17 now"):
         train(folder, pairs_file, training=LEARNING, model={"dff": 17})
@@ -372,7 +385,6 @@ def test_a_new_run_starts_from_another(made, other_lines, tmp_path, capsys):
 @pytest.mark.parametrize(
     "first, changes, message",
     [
-        ("abd\tB A\n", {}, "'d' is not in the vocabulary.*Leave such symbols out"),
         ("", {"data": {"source_level": "word"}}, "source_level must be 'char', as the vocabularies to use, got 'word'"),
         ("", {"data": {"min_freq": 2}}, "min_freq must be left out, got 2: the symbols are known"),
         ("", {"model": {"norm_first": False}}, "norm_first must be True, as in .*, got False"),
@@ -382,6 +394,59 @@ def test_a_new_run_refuses_what_the_other_does_not_have(made, other_lines, tmp_p
     path = write_text(tmp_path / "other.tsv", first + other_lines)
     with pytest.raises(ValueError, match=message):
         train(tmp_path / "no", path, training={"init_from": str(made[0])}, optimizer=SLOWLY, **changes)
+
+
+def test_a_run_of_an_earlier_version_has_no_unknown_symbol_and_goes_on(pairs_file, other_lines, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(PairsRun, "_has_unknown", lambda run: False)
+        train(tmp_path / "old", pairs_file)
+    train(tmp_path / "old", pairs_file, training={"train_steps": 15})
+    model, vocabs = txl_tf.load_run(tmp_path / "old")
+    assert [len(vocab) for vocab in vocabs] == [6, 6]
+    with pytest.raises(ValueError, match=r"source, line 2: 'x' is not in the vocabulary of 6 symbols"):
+        Translator(model, *vocabs).translate(["abc", "axc"])
+    path = write_text(tmp_path / "other.tsv", f"abd\tB A\n{other_lines}")
+    with pytest.raises(ValueError, match="'d' is not in the vocabulary.*Leave such symbols out"):
+        train(tmp_path / "no", path, training={"init_from": str(tmp_path / "old")}, optimizer=SLOWLY)
+    warm = {"warm_start_path": str(tmp_path / "old" / "ckpt-15"), "eval_sources": 0}
+    train(tmp_path / "warm", pairs_file, training=warm)
+    assert len(txl_tf.load_run(tmp_path / "warm")[1][0]) == 6
+
+
+def without_record(folder, copy):
+    """A copy of a run as earlier versions wrote it, without the lengths of its targets."""
+    shutil.copytree(folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    del config["model"]["target_lengths"], config["checksum"]
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+def test_a_run_records_the_lengths_of_its_targets_and_programs_say_what_did_not_end(made, tool, tmp_path, capsys):
+    folder, _ = made
+    model, _ = txl_tf.load_run(folder)
+    assert list(model.target_lengths) == [7] == model.get_config()["target_lengths"]
+    source = write_text(tmp_path / "in", "abcabc\nab\n")
+    assert not any(found.ended for found in txl_tf.pipeline(folder)(["abcabc", "ab"], max_new_tokens=1))
+    run_here(tool, f"--model_dir={folder}", f"--input={source}", "--max_new_tokens=1")
+    assert "2 of 2 translations did not end within 1 symbols" in capsys.readouterr().err
+    old = without_record(folder, tmp_path / "old")
+    with pytest.raises(ParameterError) as caught:
+        run_here(tool, f"--model_dir={old}", f"--input={source}", "--max_new_tokens=21")
+    assert (caught.value.name, caught.value.value) == ("max_new_tokens", 21)
+    run_here(tool, f"--model_dir={old}", f"--input={source}")
+    assert "the run does not record how long" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_without_lengths_of_targets_goes_on_and_a_new_one_knows_both_texts(made, pairs_file, tmp_path):
+    old = without_record(made[0], tmp_path / "old")
+    train(old, pairs_file, training={**LEARNING, "train_steps": 61})
+    assert json.loads((old / "config.json").read_text())["model"]["target_lengths"] == [7]
+    short = write_text(tmp_path / "short.tsv", "".join(f"{word}\tA\n" for word in "a b c ab bc abc ca cb".split()))
+    data = {"valid_path": short}
+    train(tmp_path / "new", short, training={**TRAINING, "init_from": str(made[0])}, data=data)
+    assert list(txl_tf.load_run(tmp_path / "new")[0].target_lengths) == [7]
 
 
 def test_a_folder_of_another_family_says_what_it_holds(made, run_dir, text_file, tmp_path):
@@ -399,7 +464,6 @@ def test_a_folder_of_another_family_says_what_it_holds(made, run_dir, text_file,
     "sources, message",
     [
         (["abc", ""], r"source, line 2 is empty"),
-        (["abc", "axc"], r"source, line 2: 'x' is not in the vocabulary of 6 symbols"),
         (["abc", "a" * 20], r"source, line 2 has 21 symbols, its end included; .* max_len=20"),
     ],
 )
@@ -552,14 +616,12 @@ def test_served_scores_are_those_of_the_model(run, signatures):
     [
         ("translate_text", {"text": ["a", ""]}, "text must not be empty"),
         ("translate_text", {"text": ["a\nb"]}, "text must be one line without the symbols"),
-        ("translate_text", {"text": ["axb"]}, "text must be made of the 6 symbols of the vocabulary"),
         ("translate_text", {"text": ["a" * 20]}, "text must be at most 20 symbols, its end included"),
         ("translate_text", {"text": ["a"] * 9}, "text must have at most 8 rows"),
         ("translate_text", {"text": np.zeros([0], "S1")}, "text must have at least 1 row"),
-        ("translate", {"source": [[3, 9]]}, "source must hold ids between 0 and 5"),
+        ("translate", {"source": [[3, 9]]}, "source must hold ids between 0 and 6"),
         ("translate", {"source": [[0, 0]]}, "source must have a symbol in every row"),
         ("score", {"source": [[3]], "target": [[3], [4]]}, "target must have as many rows as source"),
-        ("score_text", {"text": ["a"], "target_text": ["D"]}, "target_text must be made of the 6 symbols"),
     ],
     ids=str,
 )
@@ -603,5 +665,5 @@ def test_bad_arguments_of_an_export_are_named(run, tmp_path, options, message):
     model, vocabs = run
     with pytest.raises(ValueError, match=message):
         txl_tf.export_saved_model(model, tmp_path / "1", vocabs, **options)
-    with pytest.raises(ValueError, match="target_vocab must hold the 6 symbols of the model, got 7"):
-        txl_tf.export_saved_model(model, tmp_path / "1", [vocabs[0], [*range(7)]])
+    with pytest.raises(ValueError, match="target_vocab must hold the 7 symbols of the model, got 8"):
+        txl_tf.export_saved_model(model, tmp_path / "1", [vocabs[0], [*range(8)]])

@@ -10,14 +10,17 @@ A line of input is a source, a line of output its translation. With --n_best abo
 output is number<TAB>score<TAB>translation, n_best lines for every source; a score is the log-probability in nats, of a
 search divided by the length penalty. Lines are translated as they come; a pause of the standard input is enough. A
 line that cannot be translated has an empty one in its place; the standard error says why, and the status is 1. Text
-goes to the standard output, the rest to the standard error. In --pairs, a source may stand on several lines: each of
-its targets is right, and rates count the source once. BLEU and chrF need sacrebleu (pip install sacrebleu). On a
-terminal, control characters are written like \\x1b, unless --raw is given.
+goes to the standard output, the rest to the standard error: also how many translations were cut off, because they did
+not end within --max_new_tokens, and how many symbols of the sources the vocabulary does not have (<unk>). In --pairs, a
+source may stand on several lines: each of its targets is right, and rates count the source once. BLEU and chrF need
+sacrebleu (pip install sacrebleu); --bleu_tokenize is its tokenizer. On a terminal, control characters are written like
+\\x1b, unless --raw is given.
 """
 
 import functools
 import sys
 
+import numpy as np
 from absl import flags
 
 from txl_programs.program import (
@@ -31,15 +34,22 @@ from txl_programs.program import (
     values,
     with_checkpoint,
 )
-from txl_tf.config import SearchConfig
+from txl_tf.config import SearchConfig, TransformerConfig
+from txl_tf.config.data import PairFilesConfig
 
 define_line_flags("sources")
 flags.DEFINE_list("pairs", None, "File of source<TAB>target lines, or two files, to translate and to compare with.")
 flags.DEFINE_integer("batch_size", 64, "Sources to translate at a time.", lower_bound=1)
 flags.DEFINE_bool("scores", False, "Write number and score of every translation.")
+flags.DEFINE_string(
+    "bleu_tokenize",
+    None,
+    "With --pairs: sacrebleu's tokenizer for BLEU, such as 13a, zh, char; default: by the script of the targets.",
+)
 flags.DEFINE_bool("raw", False, "Write control characters to a terminal as they are.")
 
 define_flags(SearchConfig)
+define_flags(PairFilesConfig)
 
 read_flags(__name__)
 
@@ -47,10 +57,11 @@ from txl_programs.answering.files import answer_input
 from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError
-from txl_tf.data.pairs.parallel import read_sides, without_ends
-from txl_tf.models.vanilla.translator import POOL, Translation, Translator
+from txl_tf.data.pairs.files import PairReader, without_ends
+from txl_tf.data.pairs.parallel import fitting
+from txl_tf.models.vanilla.translator import POOL, Translation, Translator, assumed_length, did_not_end
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.metrics import as_spelt, corpus_scores, error_rates, group_references
+from txl_tf.runs.metrics import as_spelt, check_tokenizer, corpus_scores, counted_in, error_rates, group_references
 from txl_tf.schema import check_left_out
 
 
@@ -61,6 +72,27 @@ def lines_of(found, number):
     if isinstance(found, LineError):
         return f"{number}\t\t\n" * FLAGS.n_best
     return "".join(f"{number}\t{score:.4f}\t{text}\n" for text, score in found)
+
+
+def counts_of(found):
+    """Of the translations of a source, to add up: whether the best did not end; its unknown symbols, and if any."""
+    best = found[0]
+    return int(not best.ended), best.unknown, int(best.unknown > 0)
+
+
+def say_counts(tally, folder):
+    """Says how many translations did not end, and how many symbols of the sources were unknown."""
+    unended, unknown, lines = map(int, tally.sums or [0, 0, 0])
+    search, model = config_of(SearchConfig), TransformerConfig(**folder.read_config()["model"])
+    if assumed := assumed_length(search, model):
+        print(assumed, file=sys.stderr)
+    if unended:
+        print(did_not_end(unended, tally.lines - tally.missing, search, model), file=sys.stderr)
+    if unknown:
+        said = (
+            f"symbols of the sources that the vocabulary does not have, read as <unk>: {unknown:,}, in {lines:,} lines"
+        )
+        print(said, file=sys.stderr)
 
 
 def kept(answers, best):
@@ -82,35 +114,51 @@ def of_every_line(sources, answers):
 def report(found, references, level):
     """Prints how right the best translations are. A source without one counts as wrong."""
     rates = error_rates(found, references, level)
-    lines = f"{rates['lines']:.2%} of {len(found):,} lines wrong, {rates['symbols']:.2%} of the symbols"
-    scores = corpus_scores(found, references)
+    lines = f"{rates['lines']:.2%} of {len(found):,} lines wrong, {rates['symbols']:.2%} of the {counted_in(level)}"
+    scores = corpus_scores(found, references, FLAGS.bleu_tokenize, level)
     print(lines, *scores.values() or ["(pip install sacrebleu for BLEU and chrF)"], sep="\n", file=sys.stderr)
 
 
 def make_answering(folder, path):
     """What translates lines, by the flags, with the weights of a checkpoint."""
     model, search = folder.load_model(path), config_of(SearchConfig)
-    return Answering(Translator(model, *folder.load_vocabs(), search, FLAGS.batch_size).translate_lines, lines_of)
+    translator = Translator(model, *folder.load_vocabs(), search, FLAGS.batch_size)
+    return Answering(translator.translate_lines, lines_of, counts_of)
 
 
 def compare(folder, vocabs):
     """Translates the sources of --pairs, and says how right the translations are."""
     check_left_out(values("ray_address ray_workers"), "--pairs is for one machine")
     check_output(*FLAGS.pairs)
-    sides = as_spelt([without_ends(side.lines) for side in read_sides(FLAGS.pairs)], vocabs)
+    reader = PairReader(config_of(PairFilesConfig), [vocab.level for vocab in vocabs])
+    texts = reader.read(FLAGS.pairs)
+    if FLAGS.skip_bad_lines:
+        lengths = [[vocab.count(line) for line in text.lines] for vocab, text in zip(vocabs, texts, strict=True)]
+        fits, reason = fitting(np.max(lengths, 0), texts, folder.read_config()["model"]["max_len"])
+        texts = [text.take(fits) for text in texts]
+        reader.said += [reason] * bool(reason)
+    for sentence in reader.said:
+        print(sentence, file=sys.stderr)
+    sides = as_spelt([without_ends(text.lines) for text in texts], vocabs)
     references = group_references(*sides)
-    first = {source: number for number, source in reversed([*enumerate(sides[0], 1)])}
+    first = dict(zip(reversed(sides[0]), reversed(texts[0].numbers), strict=True))
     numbers, best = [first[source] for source in references], []
     answering = with_checkpoint(folder, functools.partial(make_answering, folder))
     answers = answering.answers(references, " and ".join(FLAGS.pairs), FLAGS.strict, numbers=numbers)
-    tally = write_answers(of_every_line(sides[0], kept(answers, best)), answering.text, raw=FLAGS.raw)
+    answers = of_every_line(sides[0], kept(answers, best))
+    tally = write_answers(answers, answering.text, answering.numbers, FLAGS.raw)
     report([found.text for found in best], list(references.values()), vocabs[1].level)
     return tally
 
 
 def main():
     config_of(SearchConfig)  # checks it
-    check_used(("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"))
+    check_used(
+        ("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"),
+        (("bleu_tokenize", *PairFilesConfig.names()), FLAGS.pairs, "is for --pairs"),
+    )
+    if FLAGS.bleu_tokenize is not None:
+        check_tokenizer(FLAGS.bleu_tokenize)
     if FLAGS.pairs == []:
         raise ValueError("--pairs must name one file, or two, got none")
     if FLAGS.pairs and FLAGS.input:
@@ -121,6 +169,7 @@ def main():
         tally = compare(folder, vocabs)
     else:
         tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size, FLAGS.raw)
+    say_counts(tally, folder)
     return int(tally.missing > 0)
 
 

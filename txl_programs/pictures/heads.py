@@ -137,10 +137,14 @@ def draw_terms(terms, probs, labels, layer, head, same_length=False):
 # ------------------------------------------------------------------------------------------------ encoder-decoders
 
 
-def written_by(model, source):
-    """Ids that an encoder-decoder writes for the ids of a source, the likeliest every time, with what ends them."""
-    most = int(most_symbols(SearchConfig(), len(source), model.max_len))
-    ids = model.generate(source[None], start=START_ID, end=END_ID, max_new_tokens=most)[0][0].numpy()
+def written_by(model, source, never=()):
+    """Ids that an encoder-decoder writes for the ids of a source, the likeliest every time, with what ends them.
+
+    `never`: ids that it must not write.
+    """
+    most = int(most_symbols(SearchConfig(), len(source), model))
+    options = {"start": START_ID, "end": END_ID, "max_new_tokens": most, "suppress_tokens": never}
+    ids = model.generate(source[None], **options)[0][0].numpy()
     ends = np.flatnonzero((ids == END_ID) | (ids == PADDING))
     return ids[: ends[0] + 1] if len(ends) else ids
 

@@ -203,7 +203,7 @@ def attention_of_run_of_pairs(folder):
     vocabs = folder.load_vocabs()
     translator = Translator(load_model(folder), *vocabs)
     (source,) = encoded(lines, translator.encode, name)
-    target = written_by(translator.model, source)
+    target = written_by(translator.model, source, translator.never)
     which = FLAGS.attention or "cross"
     weights = attention_of_pair(translator.model, source, target, which, layer)
     of_source, of_target = (labels_of(vocab, ids) for vocab, ids in zip(vocabs, (source, target), strict=True))

@@ -73,8 +73,8 @@ __all__ = [
     "WEIGHT_TYPES",
     "BiLSTMConfig", "BiLSTMTaggerConfig", "ClusterConfig", "Config", "EncoderConfig", "EvaluationConfig",
     "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig", "NetworkConfig",
-    "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig", "SearchConfig",
-    "SentenceConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig", "TextConfig",
-    "TrainingClusterConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig", "at_least", "check_bins",
-    "check_fields", "check_places", "one_of", "satisfies",
+    "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig",
+    "SearchConfig", "SentenceConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig",
+    "TextConfig", "TrainingClusterConfig", "TrainingConfig", "TransformerConfig", "TransformerLMConfig", "at_least",
+    "check_bins", "check_fields", "check_places", "one_of", "satisfies",
 ]  # fmt: skip

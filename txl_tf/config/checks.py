@@ -109,6 +109,9 @@ NOT_NEGATIVE = satisfies(lambda value: is_number(value) and 0 <= value < float("
 RISING = satisfies(
     lambda value: list(value) == sorted(set(value)) and min(value, default=1) >= 1, "be positive and rise"
 )
+NEVER_FALLING = satisfies(
+    lambda value: len(value) > 0 and list(value) == sorted(value) and value[0] >= 1, "be positive and never fall"
+)
 
 # No model comes near these. They keep a wrong number in a file from taking all memory.
 LAYERS = at_least(1, 10_000)

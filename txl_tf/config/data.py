@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from txl_tf.config.checks import FRACTION, POSITIVE, RISING, SYMBOLS, Config, at_least, group, one_of, option
 from txl_tf.config.models import TOKEN_LEVELS
+from txl_tf.errors import ParameterError
 from txl_tf.schema import check_left_out
 
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
@@ -11,7 +12,7 @@ COUNTED_LEVELS = ("word", "char", "byte")  # vocabularies that are counted
 LEVELS = (*COUNTED_LEVELS, "subword")
 SUBWORD_TYPES = ("unigram", "bpe")
 PAIR_DATASETS = ("text", "dates")
-PAIR_LEVELS = ("word", "char")
+PAIR_LEVELS = ("word", "char", "subword")
 TAGGED_DATASETS = ("text", "towns")
 TAG_SCHEMES = ("bio", "bioes", "bmes", "none")
 MIN_FREQ = {"char": 0, "word": 2}  # of tagged tokens, by token_level
@@ -51,7 +52,32 @@ class TextConfig(Config):
 
 
 @group
-class PairsConfig(Config):
+class PairFilesConfig(Config):
+    """How files of pairs are read: arguments of `PairReader`."""
+
+    source_column: int | None = option(
+        None, "Column of the source in one file of pairs, from 1; default: 1, of at most three columns.", at_least(1)
+    )
+    target_column: int | None = option(None, "Column of the target; default: 2.", at_least(1))
+    skip_bad_lines: bool = option(
+        False, "Leave out and count pairs that are empty, too long, of other columns, or hold reserved words."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        source, target = self.source_column or 1, self.target_column or 2
+        if source == target:
+            name = "target_column" if self.target_column else "source_column"
+            raise ParameterError(name, source, "another column than that of the other side")
+
+    @property
+    def columns(self) -> dict[str, int | None]:
+        """The columns as they are given, by name."""
+        return {"source_column": self.source_column, "target_column": self.target_column}
+
+
+@group
+class PairsConfig(PairFilesConfig):
     """The pairs of lines and their tokens: arguments of `read_pairs`."""
 
     dataset: str | None = option(None, "The pairs: your own (text), or made-up dates (dates).", one_of(PAIR_DATASETS))
@@ -60,11 +86,17 @@ class PairsConfig(Config):
     test_path: list[str] | str | None = option(None, "As train_path, to test on.")
     valid_fraction: float = option(0.05, "Share of the sources held out where there is no valid_path.", FRACTION)
     source_level: str = option(
-        "char", "What a token of a source is: a word between white space, or a character.", one_of(PAIR_LEVELS)
+        "char",
+        "What a token of a source is: a word between white space, a character, or a piece of a word.",
+        one_of(PAIR_LEVELS),
     )
     target_level: str = option("char", "What a token of a target is.", one_of(PAIR_LEVELS))
     source_symbols: str | None = option(None, "File of the source's symbols, one a line; default: those of train_path.")
     target_symbols: str | None = option(None, "File of the target's symbols.")
+    vocab_size: int | None = option(
+        None, "Pieces of each vocabulary of subwords; default: 8000, of a small text fewer.", SYMBOLS
+    )
+    subword_type: str = option("unigram", "How SentencePiece makes subwords.", one_of(SUBWORD_TYPES))
     share_vocab: bool = option(False, "One vocabulary for both sides, as share_embeddings needs it.")
     min_freq: int = option(0, "Symbols that are rarer become <unk>.", at_least(0))
     max_size: int | None = option(None, "Most frequent symbols of a side to keep; others are <unk>.", at_least(1))
@@ -78,6 +110,15 @@ class PairsConfig(Config):
             raise ValueError(
                 f"share_vocab needs the same level and symbols on both sides, got {sides[0]} and {sides[1]}"
             )
+        levels, counted = (self.source_level, self.target_level), {"min_freq": self.min_freq, "max_size": self.max_size}
+        if "subword" not in levels:
+            check_left_out({"vocab_size": self.vocab_size}, "max_size limits symbols that are no subwords")
+        elif set(levels) == {"subword"}:
+            check_left_out(counted, "with subwords, vocab_size says how many there are")
+        if self.source_level == "subword":
+            check_left_out({"lower_case": self.lower_case}, "subwords keep capitals")
+        if self.dataset == "dates":
+            check_left_out({**self.columns, "skip_bad_lines": self.skip_bad_lines}, "dates are not read from a file")
 
 
 @group

@@ -10,6 +10,7 @@ from txl_tf.config.checks import (
     LAYERS,
     LENGTH,
     MEMORY,
+    NEVER_FALLING,
     RATE,
     SYMBOLS,
     WIDTH,
@@ -112,6 +113,12 @@ class TransformerConfig(Config):
     )
     dropatt: float = option(0.0, "Dropout rate of the attention weights.", RATE, free=True)
     dropact: float = option(0.0, "Dropout rate after the relu.", RATE, free=True)
+    target_lengths: list[int] | None = option(
+        None,
+        "Longest target of the training for sources of up to 16, 32, 64, ... symbols, which limits translations.",
+        NEVER_FALLING,
+        free=True,
+    )
 
 
 @group

@@ -6,6 +6,14 @@
 | small | 5.1 M | 4,096 | 8 times the text, 500 to 10,000; the same |
 | base | 13.5 M | 4,200 | 100,000: the defaults of the flags |
 | paper | 40.9 M; words 41.0 M | 12,288; 9,000 | 400,000: the published set-up of enwik8; of WikiText-103 |
+
+And of `train_seq2seq.py` for pairs of lines:
+
+| preset | weights of the layers | of a step, at most | steps |
+|---|---|---|---|
+| tiny | 0.9 M | 64 pairs, 8,192 tokens | 20 times the pairs, 500 to 4,000 |
+| small | 5.5 M | 128 pairs, 16,384 tokens | 20 times the pairs, 500 to 20,000 |
+| base | 44.0 M | 64 pairs | 20,000: the defaults of the flags |
 """
 
 from __future__ import annotations
@@ -16,6 +24,9 @@ from txl_tf.config.models import ModelConfig
 
 PRESETS = ("tiny", "small", "base", "paper")
 SIZES = ("n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner")
+
+PAIR_PRESETS = ("tiny", "small", "base")
+PAIR_SIZES = ("num_layers", "d_model", "num_heads", "dff")
 
 BYTES = {"word": 6, "char": 1, "byte": 1, "subword": 4}  # level -> bytes of a token, about
 _LATER = {"dropatt": 0.0, "untie_r": True, "min_lr_ratio": 0.1}
@@ -89,6 +100,32 @@ def schedule_for(train_steps: int) -> dict[str, int]:
     """Steps of a training, with lines of progress and checkpoints to match."""
     iterations = 50 if train_steps <= 2000 else 100
     return {"train_steps": train_steps, "iterations": iterations, "save_steps": max(1, train_steps // 4)}
+
+
+def pair_settings(preset: str, n_pairs: float, n_tokens: float) -> dict[str, Any]:
+    """`{hyper-parameter: value}` of a preset for pairs of lines, of model, optimizer and training; empty for `base`.
+
+    Args:
+        preset: one of `PAIR_PRESETS`.
+        n_pairs: of the training.
+        n_tokens: of both sides of all pairs, about.
+    """
+    if preset == "base":
+        return {}
+    sizes, rows, tokens, rate, most = {
+        "tiny": ((2, 128, 4, 512), 64, 8192, 2e-3, 4000),
+        "small": ((3, 256, 4, 1024), 128, 16_384, 1e-3, 20_000),
+    }[preset]
+    epoch = max(n_pairs / rows, n_tokens / tokens)
+    schedule = schedule_for(steps_for(epoch, 20, 500, most))
+    warmup = min(200, schedule["train_steps"] // 5)
+    batch = {"batch_size": rows, "batch_tokens": tokens, "learning_rate": rate, "warmup_steps": warmup}
+    return {**dict(zip(PAIR_SIZES, sizes, strict=True)), **batch, **schedule}
+
+
+def pair_weights(num_layers: int, d_model: int, num_heads: int, dff: int) -> int:
+    """How many weights the layers of an encoder-decoder have, biases and layer norms left out."""
+    return num_layers * (12 * d_model**2 + 4 * d_model * dff)
 
 
 def layer_weights(values: dict[str, Any]) -> int:

@@ -125,7 +125,10 @@ class SearchConfig(Config):
     length_penalty: float = option(
         0.6, "Scores of a search are divided by ((5 + length) / 6)**length_penalty.", NOT_NEGATIVE
     )
-    max_new_tokens: int | None = option(None, "Most tokens of a target; default: its source's and 50 or more.", LENGTH)
+    max_new_tokens: int | None = option(
+        None, "Most tokens of a target; default: by the lengths of the training's targets.", LENGTH
+    )
+    allow_special: bool = option(False, "Let targets contain the symbols <unk> and <s>.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

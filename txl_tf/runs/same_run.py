@@ -18,6 +18,9 @@ from txl_tf.runs.origin import check_origin
 # A warm start may change them.
 NOT_IN_WEIGHTS = ("mem_len", "same_length", "clamp_len", "layer_norm_epsilon", "reset_token")
 
+# The text says them; they may change when a run goes on with another text, and earlier versions did not record them.
+_OF_TEXT = ("target_lengths",)
+
 # A checkpoint depends on them, and on the `batching` of its family; other settings may change when a run goes on.
 FIXED = ("mixed_precision", "matmul_precision", "optimizer", "ema", "seed")
 
@@ -126,7 +129,7 @@ def _changes(before: dict, now: dict) -> list[str]:
         defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
         for name, value in now.get(part, {}).items():
             old = before.get(part, {}).get(name, defaults.get(name))
-            if same_text and name in family.places:  # the same text by another name
+            if name in _OF_TEXT or (same_text and name in family.places):  # the same text by another name
                 continue
             if old != value and (part != "training" or name in (*FIXED, *family.batching)):
                 changes.append(f"{part}.{name}: {old!r} there, {value!r} now")

@@ -85,12 +85,13 @@ def export_saved_model(
         OSError: it cannot be written.
     """
     check_no_pattern("directory", absolute(os.fspath(directory)))
-    table = SymbolTable if isinstance(lm, Tagger) else GraphTokenizer
-    if isinstance(vocab, SubwordVocab):
-        table = SubwordTokenizer
+    table = SymbolTable if isinstance(lm, Tagger) else _tokenizer_of
+    if any(isinstance(part, SubwordVocab) for part in _parts_of(vocab)):
         if not has_tensorflow_text():
             logger.warning("%s takes ids and no text: text needs pip install tensorflow-text", directory)
-            start_token, vocab = vocab.start_id if start_token is None else start_token, None
+            if isinstance(vocab, SubwordVocab):  # of a language model
+                start_token = vocab.start_id if start_token is None else start_token
+            vocab = None
         else:
             logger.info("%s: to load it in Python, import tensorflow_text first. Servers have it", directory)
     serve, vocabs, longest = _of_family(lm, vocab, top_n, start_token, search)
@@ -101,6 +102,14 @@ def export_saved_model(
         check_integer("max_rows", max_rows, 1)
     serve = functools.partial(serve, lm, weights=weights, max_tokens=max_tokens, max_rows=max_rows)
     _write(serve, os.fspath(directory), vocabs, table, warmup)
+
+
+def _parts_of(vocab: Vocab | Sequence[Vocab] | None) -> Sequence[Vocab]:
+    return vocab if isinstance(vocab, (list, tuple)) else [vocab]
+
+
+def _tokenizer_of(vocab: Vocab, path: str) -> GraphTokenizer | SubwordTokenizer:
+    return (SubwordTokenizer if isinstance(vocab, SubwordVocab) else GraphTokenizer)(vocab, path)
 
 
 def _of_family(lm, vocab, top_n, start_token, search) -> tuple[Callable, dict[str, Vocab], int | None]:
@@ -130,7 +139,7 @@ def _refuse(what: str, **arguments) -> None:
         raise ValueError(f"{given[0]} is no argument for {what}, got {arguments[given[0]]}")
 
 
-def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], table: type, warmup: bool | None) -> None:
+def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], table: Callable, warmup: bool | None) -> None:
     """Writes the model that `serve` makes of the tables of `vocabs`."""
     has_serving_api = is_installed("tensorflow_serving")
     if warmup and not has_serving_api:

@@ -14,9 +14,9 @@ from txl_tf.config import SearchConfig
 from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID
 from txl_tf.layers.common.ops import cross_entropy
 from txl_tf.layers.common.packing import pack, unpack
-from txl_tf.models.decoding.beam_search import beam_search, sample_sequences
+from txl_tf.models.decoding.beam_search import beam_search, sample_sequences, writable
 from txl_tf.models.vanilla.transformer import Transformer
-from txl_tf.models.vanilla.translator import most_symbols
+from txl_tf.models.vanilla.translator import check_search, most_symbols, never_written
 from txl_tf.serving.request import (
     Check,
     RequestLimits,
@@ -66,6 +66,8 @@ class TranslationSignatures(StoredModel):
     ):  # fmt: skip
         super().__init__(model, weights)
         self.search, self.texts = search or SearchConfig(), list((tables or {}).values())
+        self.never = never_written(self.search, self.texts[1].vocab if self.texts else None)
+        check_search(self.search, model.target_vocab_size, model.max_len, self.never)
         self.limits = limits_of(model, self.search.beam_size, max_rows, max_tokens or model.max_len)
         self.resources.texts = self.texts
         self.specs = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.string)
@@ -119,12 +121,14 @@ class TranslationSignatures(StoredModel):
     def _search(self, source: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Targets `[B, K, N]` and scores `[B, K]`."""
         search, lengths = self.search, tf.math.count_nonzero(source != PADDING, 1, dtype=tf.int32)
+        allowed = writable(self.model, self.never)
         most = self._new_tokens(tf.shape(source)[1])
         limits = tf.broadcast_to(self._new_tokens(lengths), tf.shape(lengths))  # whatever is beside a row
         if search.beam_size == 1:
-            ids, scores = sample_sequences(self.model, source, START_ID, END_ID, most, None, limits)
+            ids, scores = sample_sequences(self.model, source, START_ID, END_ID, most, None, limits, allowed)
             return ids[:, None], scores[:, None]
-        found = beam_search(self.model, source, START_ID, END_ID, most, search.beam_size, search.length_penalty, limits)
+        searches = search.beam_size, search.length_penalty
+        found = beam_search(self.model, source, START_ID, END_ID, most, *searches, limits, allowed)
         return tuple(part[:, : search.n_best] for part in found)
 
     def _nll(self, source: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -137,7 +141,7 @@ class TranslationSignatures(StoredModel):
         return unpack(mask, nll)
 
     def _new_tokens(self, length: tf.Tensor) -> tf.Tensor:
-        return most_symbols(self.search, length, self.model.max_len)
+        return most_symbols(self.search, length, self.model)
 
     def _id_checks(self, name: str, ids: tf.Tensor, n_token: int) -> list[Check]:
         empty = tf.reduce_any(tf.reduce_all(ids == PADDING, 1))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -22,14 +21,18 @@ import numpy as np
 from txl_tf.config import PairsConfig
 from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
 from txl_tf.data.pairs.dates import make_dates
-from txl_tf.data.text_files import numbered_lines
-from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab, escape
+from txl_tf.data.pairs.files import RESERVED, SIDES, WAY_OUT, PairReader, SideText, read_lines, sides_of, without_ends
+from txl_tf.data.subwords import SubwordVocab, train_line_subwords
+from txl_tf.data.vocabulary import KNOWN_SYMBOLS, UnknownSymbol, Vocab, escape
 from txl_tf.schema import brief, check_left_out
 
 PADDING, START_ID, END_ID = 0, 1, 2
-_NAMES = {"word": ["<pad>", "<s>", "</s>"], "char": ["<pad>", "<s>", "\n"]}
+_NAMES = {"word": [*RESERVED], "char": [*RESERVED[:2], "\n"]}
 UNKNOWN = "<unk>"
-_SIDES = ("source", "target")
+_NO_UNKNOWN = (
+    "The vocabulary of an earlier version has no unknown symbol. Leave such symbols out; or train again: new runs read "
+    "them as <unk>"
+)
 
 
 class Lines(NamedTuple):
@@ -67,8 +70,10 @@ class ParallelCorpus:
     Attributes:
         splits: `"train"`, `"valid"` and perhaps `"test"` -> `Pairs`.
         names: split -> what messages call it: its files.
-        numbers: split -> the line of every pair in its files, from 1, where a split has not all of their lines.
+        numbers: split -> the line of every pair in its files, from 1.
         texts: held-out split -> sources and targets as they were read, also what no vocabulary can spell.
+        said: sentences about how the files were read.
+        is_held_out: whether `"valid"` is a part of the file of `"train"`.
     """
 
     source_vocab: Vocab
@@ -77,10 +82,21 @@ class ParallelCorpus:
     names: dict[str, str]
     numbers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     texts: dict[str, list[list[str]]] = dataclasses.field(default_factory=dict)
+    said: list[str] = dataclasses.field(default_factory=list)
+    is_held_out: bool = False
 
     @property
     def vocabs(self) -> list[Vocab]:
         return [self.source_vocab, self.target_vocab]
+
+    def file_of(self, split: str) -> str:
+        """The name of the file that a split was read from."""
+        return self.names["train" if split == "valid" and self.is_held_out else split]
+
+    def unknown(self, split: str) -> list[int]:
+        """How many symbols the vocabularies do not have: of the sources of a split, and of its targets."""
+        sides = zip(self.vocabs, self.splits[split], strict=True)
+        return [int(np.count_nonzero(lines.ids == vocab.ids.get(vocab.unk, -1))) for vocab, lines in sides]
 
     def fingerprint(self, split: str) -> str:
         """A SHA-256 that tells whether a split has changed."""
@@ -93,104 +109,93 @@ class ParallelCorpus:
 # -------------------------------------------------------------------------------------------------------- from files
 
 
-def read_pairs(config: PairsConfig, vocabs: list[Vocab] | None = None) -> ParallelCorpus:
+def read_pairs(
+    config: PairsConfig, vocabs: list[Vocab] | None = None, max_len: int | None = None, has_unknown: bool = True
+) -> ParallelCorpus:
     """Reads and encodes pairs of lines. The vocabularies come from `train_path`, unless files give symbols.
 
     Args:
         config: what to read.
         vocabs: of sources and of targets, instead of new ones.
+        max_len: most symbols of a line, ends included, where `skip_bad_lines` leaves out the longer ones.
+        has_unknown: whether new vocabularies have `<unk>`, which stands for symbols that they do not have; those of
+            earlier versions do not. With `min_freq` and `max_size` they have it anyway.
 
     Raises:
         ValueError: files of different length, an empty line, a symbol that the vocabulary does not have, ...: names
             file and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
-    sides, names = _read_splits(config)
-    numbers, held_out, train, others = {}, None, [text.lines for text in sides["train"]], [[], []]
-    if "valid" not in sides:
-        held_out = _hold_out(train[0], config.valid_fraction)
-        others = [list(itertools.compress(lines, held_out)) for lines in train]
-        train = [list(itertools.compress(lines, ~held_out)) for lines in train]
+    sides, names, said = _read_splits(config)
+    held_out = None if "valid" in sides else _hold_out(sides["train"][0].lines, config.valid_fraction)
     if vocabs:
         _check_vocabs(config, vocabs)
     else:
+        train = sides["train"] if held_out is None else [text.take(~held_out) for text in sides["train"]]
+        others = [] if held_out is None else [text.take(held_out) for text in sides["train"]]
+        train, others = ([text.lines for text in texts] or [[], []] for texts in (train, others))
         both, shared = (sum(lines, []) for lines in (train, others)), config.share_vocab
         of_source = both if shared else (train[0], others[0])
-        vocabs = [_make_vocab(config, "source", config.lower_case, *of_source)]
-        vocabs += vocabs if shared else [_make_vocab(config, "target", False, train[1], others[1])]
+        vocabs = [_make_vocab(config, "source", config.lower_case, *of_source, has_unknown)]
+        vocabs += vocabs if shared else [_make_vocab(config, "target", False, train[1], others[1], has_unknown)]
     splits = {}
     for split, texts in sides.items():
-        splits[split] = Pairs(*(encode_lines(vocab, *text) for vocab, text in zip(vocabs, texts, strict=True)))
-    held = {split: [text.lines for text in texts] for split, texts in sides.items() if split != "train"}
+        pairs = Pairs(*(encode_side(vocab, text) for vocab, text in zip(vocabs, texts, strict=True)))
+        if config.skip_bad_lines and max_len is not None:
+            fits, reason = fitting(np.maximum(pairs.sources.lengths, pairs.targets.lengths), texts, max_len)
+            pairs = Pairs(*(lines.take(fits) for lines in pairs))
+            sides[split] = [text.take(fits) for text in texts]
+            said += [reason] * bool(reason)
+            held_out = held_out[fits] if held_out is not None and split == "train" else held_out
+        splits[split] = pairs
     if held_out is not None:  # after encoding, so that messages have the lines' own numbers
-        whole, names["valid"] = splits["train"], f"{config.valid_fraction:.0%} of {names['train']}"
+        names["valid"], whole = f"{config.valid_fraction:.0%} of {names['train']}", (splits["train"], sides["train"])
         for split, chosen in (("train", ~held_out), ("valid", held_out)):
-            splits[split] = Pairs(*(lines.take(chosen) for lines in whole))
-            numbers[split] = np.flatnonzero(chosen) + 1
-        held["valid"] = others
-    read = {split: [*map(without_ends, both)] for split, both in held.items()}
-    return ParallelCorpus(*vocabs, splits, names, numbers, read)
+            splits[split] = Pairs(*(lines.take(chosen) for lines in whole[0]))
+            sides[split] = [text.take(chosen) for text in whole[1]]
+    read = {split: [without_ends(text.lines) for text in texts] for split, texts in sides.items() if split != "train"}
+    numbers = {split: texts[0].numbers for split, texts in sides.items()}
+    return ParallelCorpus(*vocabs, splits, names, numbers, read, said, held_out is not None)
 
 
-class _Text(NamedTuple):
-    lines: list[str]  # each with its newline
-    name: str
-    side: str
-
-
-def _read_splits(config: PairsConfig) -> tuple[dict, dict]:
-    """`{split: (sources, targets)}`, a `_Text` each, and `{split: name}`."""
+def _read_splits(config: PairsConfig) -> tuple[dict, dict, list]:
+    """`{split: (sources, targets)}`, a `SideText` each, `{split: name}`, and what there is to say of the files."""
     if config.dataset == "dates":
         given = [name for name in ("train_path", "valid_path", "test_path") if getattr(config, name)]
         if given:
             raise ValueError(f"{given[0]} must be left out for dataset=dates, which makes its pairs itself")
         made = make_dates(config.n_pairs)
         names = {split: f"dates, {split}" for split in made}
-        return {split: _sides(pairs, names[split]) for split, pairs in made.items()}, names
+        return {split: sides_of(pairs, [names[split]] * 2) for split, pairs in made.items()}, names, []
     if not config.train_path:
         raise ValueError("no pairs: give train_path, a file of source<TAB>target lines or two files, or dataset=dates")
     paths = {split: getattr(config, f"{split}_path") for split in ("train", "valid", "test")}
-    sides = {split: read_sides(path) for split, path in paths.items() if path}
+    reader = PairReader(config, (config.source_level, config.target_level))
+    sides = {split: reader.read(path) for split, path in paths.items() if path}
     names = {split: " and ".join(dict.fromkeys(text.name for text in both)) for split, both in sides.items()}
-    return sides, names
+    return sides, names, reader.said
 
 
-def read_sides(path: str | Iterable[str]) -> tuple[_Text, _Text]:
-    """Sources and targets of one file of `source<TAB>target` lines, or of two files.
+def read_sides(path: str | Iterable[str]) -> tuple[SideText, SideText]:
+    """Sources and targets of one file of `source<TAB>target` lines, or of two files: `PairReader.read`."""
+    return PairReader().read(path)
+
+
+def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tuple[np.ndarray, str | None]:
+    """Which pairs have at most `max_len` symbols on both sides, and what there is to say of the others.
 
     Args:
-        path: of the file; or two, as a list or separated by a comma.
-
-    Raises: as `read_pairs`.
+        lengths: int `[pairs]`, symbols of the longer side, its end included.
+        texts: both sides.
     """
-    paths = path.split(",") if isinstance(path, str) else list(map(str, path))
-    if len(paths) > 2:
-        raise ValueError(f"pairs must be in one file, or in two of sources and targets, got {', '.join(paths)}")
-    texts = [_Text(read_lines(path), path, side) for path, side in zip(paths, _SIDES, strict=False)]
-    if len(texts) == 2:
-        counts = [len(text.lines) for text in texts]
-        if counts[0] != counts[1]:
-            raise ValueError(f"{paths[0]} has {counts[0]:,} lines and {paths[1]} has {counts[1]:,}: they must be pairs")
-        return tuple(texts)
-    rows = [line.split("\t") for line in without_ends(texts[0].lines)]
-    for number, row in enumerate(rows, 1):
-        if len(row) != 2:
-            raise ValueError(f"{paths[0]}, line {number} must be source<TAB>target, got {len(row) - 1} tabs")
-    return _sides(rows, paths[0])
-
-
-def _sides(pairs: list, name: str) -> tuple[_Text, _Text]:
-    return tuple(_Text([f"{pair[i]}\n" for pair in pairs], name, side) for i, side in enumerate(_SIDES))
-
-
-def read_lines(path: str) -> list[str]:
-    """The lines of a UTF-8 file, each with its newline; `\\r\\n` ends one too. A byte order mark is left out."""
-    return [f"{line}\n" for _, line in numbered_lines(path)]
-
-
-def without_ends(lines: Iterable[str]) -> list[str]:
-    """Lines of `read_lines` without their newlines."""
-    return [line.removesuffix("\n") for line in lines]
+    fits = lengths <= max_len
+    if fits.all():
+        return fits, None
+    name, first = " and ".join(dict.fromkeys(text.name for text in texts)), int(np.argmin(fits))
+    if not fits.any():
+        raise ValueError(f"{name} has no pair left: all of them are longer than max_len={max_len}")
+    found = f"{np.sum(~fits):,} (longer than max_len={max_len}); the first is line {texts[0].numbers[first]}"
+    return fits, f"{name}: lines left out by skip_bad_lines: {found}, with {lengths[first]:,} symbols, its end included"
 
 
 def _hold_out(sources: list[str], fraction: float) -> np.ndarray:
@@ -205,7 +210,7 @@ def _hold_out(sources: list[str], fraction: float) -> np.ndarray:
 
 def _check_vocabs(config: PairsConfig, vocabs: list[Vocab]) -> None:
     """Raises ValueError where options choose other symbols, or are not those of the vocabularies to use."""
-    chosen = ("min_freq", "max_size", "source_symbols", "target_symbols")
+    chosen = ("min_freq", "max_size", "source_symbols", "target_symbols", "vocab_size")
     check_left_out({name: getattr(config, name) for name in chosen}, KNOWN_SYMBOLS)
     source, target = vocabs
     known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
@@ -215,15 +220,19 @@ def _check_vocabs(config: PairsConfig, vocabs: list[Vocab]) -> None:
 
 
 def _make_vocab(
-    config: PairsConfig, side: str, lower_case: bool, lines: list[str], others: Sequence[str] = ()
+    config: PairsConfig, side: str, lower_case: bool, lines: list[str], others: Sequence[str], has_unknown: bool
 ) -> Vocab:
     """The vocabulary of a side: the symbols of `lines` by frequency, then what only `others` have."""
     level, path = getattr(config, f"{side}_level"), getattr(config, f"{side}_symbols")
-    has_unknown = bool(config.min_freq or config.max_size)
+    if level == "subword":
+        return _make_subwords(config, path, lines)
+    leaves_out = bool(config.min_freq or config.max_size)
+    has_unknown = has_unknown or leaves_out
+    special = _NAMES[level] + [UNKNOWN] * has_unknown
     vocab = Vocab(
         level=level,
         lower_case=lower_case,
-        special=_NAMES[level] + [UNKNOWN] * has_unknown,
+        special=special,
         unk=UNKNOWN if has_unknown else None,
         eos="</s>" if level == "word" else None,
         min_freq=config.min_freq,
@@ -231,11 +240,11 @@ def _make_vocab(
     )
     if path:
         symbols = without_ends(read_lines(path))
-        names = map(escape, _NAMES[level]) if level == "char" else _NAMES[level]  # as a saved vocabulary has them
+        names = map(escape, special) if level == "char" else special  # as a saved vocabulary has them
         vocab.set_lines(list(dict.fromkeys([*names, *symbols])), path)
     else:
         vocab.count(lines)
-        if not has_unknown:
+        if not leaves_out:
             counts = vocab.counter.copy()
             vocab.count(others)
             vocab.counter.update({symbol: counts[symbol] - n for symbol, n in vocab.counter.items()})
@@ -245,40 +254,73 @@ def _make_vocab(
     return vocab
 
 
-def encode_lines(vocab: Vocab, lines: list[str], name: str, side: str | None = None) -> Lines:
-    """Ids of lines that end with a newline; `name` is what messages call them, `side` the "source" or the "target".
+def _make_subwords(config: PairsConfig, path: str | None, lines: list[str]) -> SubwordVocab:
+    """The subwords of some lines, or those of a SentencePiece model at `path`, as another run has it."""
+    if not path:
+        return train_line_subwords(lines, config.vocab_size, config.subword_type)
+    check_left_out({"vocab_size": config.vocab_size}, KNOWN_SYMBOLS)
+    vocab = SubwordVocab.load(path, eos="</s>", unk=UNKNOWN)
+    if vocab.symbols[:3] != _NAMES["word"]:
+        names = ", ".join(_NAMES["word"])
+        raise ValueError(f"{path} must begin with the pieces {names}, got {', '.join(vocab.symbols[:3])}")
+    return vocab
+
+
+def encode_side(vocab: Vocab, text: SideText) -> Lines:
+    """`encode_lines` of a side of a file; messages have the numbers of the file."""
+    return encode_lines(vocab, text.lines, text.name, text.side, text.numbers)
+
+
+def encode_lines(
+    vocab: Vocab, lines: list[str], name: str, side: str | None = None, numbers: Sequence[int] | None = None
+) -> Lines:
+    """Ids of lines that end with a newline.
+
+    Args:
+        name, side: what messages call the lines, and whether they are the "source" or the "target".
+        numbers: of the lines, for messages; by default they are counted from 1.
 
     Raises:
         ValueError: a line is empty or holds a symbol that the vocabulary does not have or uses itself.
     """
-    ids = vocab.encode(lines, name=name)
+    numbers = range(1, len(lines) + 1) if numbers is None else numbers
+    try:
+        ids = vocab.encode(lines, name=name)
+    except UnknownSymbol as error:  # again, line by line, where some lines of the file were left out
+        for number, line in zip(numbers, lines, strict=True):
+            try:
+                list(vocab.encode_stream([line], name, int(number)))
+            except UnknownSymbol as numbered:
+                numbered.__notes__ = [_NO_UNKNOWN]
+                raise numbered from error
+        raise
     ends = np.flatnonzero(ids == END_ID) + 1
     if len(ends) != len(lines) or np.any(ids < END_ID):
         plain = [line.lower() if vocab.lower_case else line for line in lines]
         number, line = next(
-            (i, line) for i, line in enumerate(plain, 1) if not set(line.split()).isdisjoint(_NAMES["word"])
+            (i, line) for i, line in zip(numbers, plain, strict=True) if not set(line.split()).isdisjoint(RESERVED)
         )
-        raise ValueError(
-            f"{name}, line {number} has one of {', '.join(_NAMES['word'])}, which are no text: {brief(line)}"
-        )
+        found = f"{name}, line {number} has one of {', '.join(RESERVED)}, which are no text: {brief(line)}"
+        raise ValueError(f"{found}; {WAY_OUT}" if side else found)
     encoded = Lines(ids, ends)
     if np.any(encoded.lengths == 1):
-        raise ValueError(f"{name}, line {np.argmin(encoded.lengths) + 1}{f': the {side}' if side else ''} is empty")
+        number = numbers[int(np.argmin(encoded.lengths))]
+        raise ValueError(
+            f"{name}, line {number}: the {side} is empty; {WAY_OUT}" if side else f"{name}, line {number} is empty"
+        )
     return encoded
 
 
 def check_lengths(corpus: ParallelCorpus, max_len: int) -> None:
     """Raises ValueError where a line is longer than the position table."""
     for split, pairs in corpus.splits.items():
-        for side, lines in zip(_SIDES, pairs, strict=True):
+        for side, lines in zip(SIDES, pairs, strict=True):
             longest = int(np.argmax(lines.lengths))
-            found, name, number = lines.lengths[longest], corpus.names[split], longest + 1
-            if split in corpus.numbers:
-                name, number = corpus.names["train"], corpus.numbers[split][longest]
+            found, number = lines.lengths[longest], corpus.numbers[split][longest]
             if found > max_len:
                 raise ValueError(
-                    f"{name}, line {number}: the {side} has {found:,} symbols, its end included; at most "
-                    f"max_len={max_len} are allowed"
+                    f"{corpus.file_of(split)}, line {number}: the {side} has {found:,} symbols, its end included; at "
+                    f"most max_len={max_len} are allowed; {WAY_OUT}"
                 )
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from txl_tf.config import DATASETS, TextConfig, one_of
 from txl_tf.data import inputs
-from txl_tf.data.subwords import END, empty_vocab
+from txl_tf.data.subwords import END, SUBWORDS, empty_vocab
 from txl_tf.data.text.download import LM1B_SHARDS, LM1B_VOCAB, SPLITS
 from txl_tf.data.text.parquet import Rows, table_rows
 from txl_tf.data.text.sizes import TextSize
@@ -24,7 +24,6 @@ from txl_tf.errors import ParameterError
 from txl_tf.schema import check_left_out
 
 PYDOC = "pydoc_data.topics"
-SUBWORDS = 8000  # of a vocabulary of no other size
 FEWEST_WITH_BINS, WHOLE = 20_000, 1000  # size of a vocabulary with cutoffs, which are whole thousands
 
 UNK = "<unk>"

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.data.pairs.parallel import PADDING
+from txl_tf.errors import ParameterError
 from txl_tf.layers.embedding import check_ids
 from txl_tf.models.decoding.loop import write_tokens
 from txl_tf.models.decoding.sampling import (
@@ -33,7 +34,7 @@ _NONE = -1e9  # log-probability of what cannot be; finite, so that it can be mul
 @known_names
 def generate(
     model, /, source, *, start, end, max_new_tokens=None, beam_size=1, n_best=None, length_penalty=0.6, temperature=0.0,
-    top_k=None, top_p=None, seed=None,
+    top_k=None, top_p=None, seed=None, suppress_tokens=(),
 ):  # fmt: skip
     """Writes targets: greedily, by sampling, or by beam search, in one graph with cached keys and values.
 
@@ -46,6 +47,7 @@ def generate(
         length_penalty: alpha of Wu et al. 2016, by default 0.6: scores are divided by `((5 + length) / 6)**alpha`.
         temperature, top_k, top_p, seed: of sampling, as in `TransformerXLLM.generate`; a temperature of 0, the
             default, takes the likeliest token.
+        suppress_tokens: ids that no target may contain, such as those of `<s>` and `<unk>`.
 
     Returns:
         `(ids, scores)`: int32 `[batch, max_new_tokens]` without the start, 0 after the end; and float32 (float64 if the
@@ -62,7 +64,8 @@ def generate(
         if token is not None or name == "start" or searches:
             check_integer(name, token, 1, model.target_vocab_size - 1)
     check_integer("max_new_tokens", most, 1, model.max_len)
-    check_integer("beam_size", beam_size, 1, model.target_vocab_size - 1)
+    suppressed = check_suppressed(suppress_tokens, end, model.target_vocab_size)
+    check_integer("beam_size", beam_size, 1, model.target_vocab_size - 1 - len(suppressed))
     if n_best is not None:
         check_integer("n_best", n_best, 1, beam_size)
     NOT_NEGATIVE("length_penalty", length_penalty)
@@ -74,10 +77,12 @@ def generate(
             raise ValueError(f"{name} must be None {where}, got {value}")
     sampling = check_sampling(len(source), temperature, top_k, top_p, seed)
     source, most = tf.constant(source, tf.int32), tf.constant(most)  # as a tensor, it has no graph of its own
+    allowed = writable(model, suppressed)
     if not searches:
-        return model._sample(source, start, -1 if end is None else end, most, sampling if temperature else None)
+        end, sampling = -1 if end is None else end, sampling if temperature else None
+        return model._sample(source, start, end, most, sampling, allowed)
     length_penalty = tf.constant(length_penalty, model.loss_dtype)  # as a tensor, again
-    ids, scores = model._beam_search(source, start, end, most, beam_size, length_penalty)
+    ids, scores = model._beam_search(source, start, end, most, beam_size, length_penalty, allowed)
     return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
 
 
@@ -93,13 +98,32 @@ def _check_source(model, source):
     return source
 
 
-def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits=None):
+def check_suppressed(ids, end, n_symbols):
+    """The set of `suppress_tokens`. Raises ParameterError for what is no id of a symbol, and for the `end`."""
+    if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
+        raise ParameterError("suppress_tokens", ids, "several ids")
+    for i in ids:
+        check_integer("suppress_tokens", i, 1, n_symbols - 1)
+        if i == end:
+            allowed = f"ids other than the end, {end}, without which no target ends"
+            raise ParameterError("suppress_tokens", list(ids), allowed)
+    return {int(i) for i in ids}
+
+
+def writable(model, suppressed):
+    """Which symbols a target may contain, bool `[V]`: all but padding and the ids of `suppressed`."""
+    allowed = np.ones([model.target_vocab_size], bool)
+    allowed[[PADDING, *suppressed]] = False
+    return tf.constant(allowed)
+
+
+def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits=None, allowed=None):
     """One target for every source, greedily where `sampling` is `None`: `(ids, scores)`, int32 `[B, N]`, float `[B]`.
 
-    `end` is -1 where nothing ends a target; padding follows its end. `limits`: see `beam_search`.
+    `end` is -1 where nothing ends a target; padding follows its end. `limits` and `allowed`: see `beam_search`.
     """
     batch = keras.ops.shape(source)[0]
-    decode, caches = _decoder(model, source, 1, max_new_tokens)
+    decode, caches = _decoder(model, source, 1, max_new_tokens, allowed)
     uniform = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
 
     def step(i, stopped, state):
@@ -121,35 +145,38 @@ def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits
     return written.tokens, written.state[1]
 
 
-def _decoder(model, source, rows_each, most):
-    """`(decode, caches)`: `model.decode_step` for a source, which never writes padding, and its first caches."""
+def _decoder(model, source, rows_each, most, allowed=None):
+    """`(decode, caches)`: `model.decode_step` for a source, which writes `allowed` symbols, and its first caches."""
     caches, *rest = model.start_decoding(source, rows_each, most)
+    allowed = writable(model, ()) if allowed is None else allowed
 
     def decode(ids, place, caches):
         log_probs, caches = model.decode_step(ids, place, caches, *rest)
         none = tf.constant(_NONE, log_probs.dtype)
-        return tf.where(tf.range(tf.shape(log_probs)[1]) == PADDING, none, log_probs), caches
+        return tf.where(allowed, log_probs, none), caches
 
     return decode, caches
 
 
-def beam_search(model, source, start, end, max_new_tokens, beam_size, length_penalty, limits=None):
+def beam_search(model, source, start, end, max_new_tokens, beam_size, length_penalty, limits=None, allowed=None):
     """The likeliest targets of every source, as far as `beam_size` hypotheses lead to them.
 
     A step extends every hypothesis by every token. Those that end compete by their score for `beam_size` places of
     finished targets; of the others the `beam_size` likeliest go on. A row is done when no hypothesis can do better any
-    more. What has not ended after `max_new_tokens` comes after all that have.
+    more. A hypothesis that has not ended after `max_new_tokens` is compared by its score until there: a worse one does
+    not win because it ended.
 
     Args:
         limits: int32 `[B]`, of each row at most `max_new_tokens`; by default that of all. A row is searched as it would
             be alone.
+        allowed: bool `[V]`, the symbols that may be written; by default all but padding.
 
     Returns:
         `(ids, scores)`: int32 `[B, K, N]`, 0 after the end, and float `[B, K]`, the best first.
     """
     batch, size, most, dtype = keras.ops.shape(source)[0], beam_size, max_new_tokens, model.loss_dtype
     length_penalty, none = tf.convert_to_tensor(length_penalty, dtype), tf.constant(_NONE, dtype)
-    decode, caches = _decoder(model, source, size, most)
+    decode, caches = _decoder(model, source, size, most, allowed)
     first_rows = tf.range(batch)[:, None] * size
     columns = tf.range(most)
     limits = tf.fill([batch], most) if limits is None else limits
@@ -190,10 +217,7 @@ def beam_search(model, source, start, end, max_new_tokens, beam_size, length_pen
     totals = tf.tile(tf.where(tf.range(size) == 0, tf.zeros([], dtype), none)[None], [batch, 1])  # all begin alike
     state = (0, tf.fill([batch, size], start), empty, totals, empty, tf.fill([batch, size], none), caches)
     i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
-    # First all that ended, then the others; both are in order.
-    n_ended = tf.reduce_sum(tf.cast(scores > _NONE, tf.int32), 1)[:, None]
-    place = tf.range(size)[None]
-    kept = tf.where(place < n_ended, place, size + place - n_ended)
-    ids = tf.gather(tf.concat([finished, alive], 1), kept, batch_dims=1)
+    # Where the search stopped before the limit, all that ended have higher scores than the others.
     unended = totals / penalty(tf.minimum(i, limits))[:, None]
-    return ids, tf.gather(tf.concat([scores, unended], 1), kept, batch_dims=1)
+    scores, kept = tf.math.top_k(tf.concat([scores, unended], 1), size)
+    return tf.gather(tf.concat([finished, alive], 1), kept, batch_dims=1), scores

@@ -383,12 +383,13 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     generate = beam_search.generate
 
     @compiled_method(autograph=False, reduce_retracing=True)
-    def _beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty):
-        return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty)
+    def _beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty, allowed=None):
+        options = {"length_penalty": length_penalty, "allowed": allowed}
+        return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, **options)
 
     @compiled_method(autograph=False, reduce_retracing=True)
-    def _sample(self, source, start, end, max_new_tokens, sampling):
-        return beam_search.sample_sequences(self, source, start, end, max_new_tokens, sampling)
+    def _sample(self, source, start, end, max_new_tokens, sampling, allowed=None):
+        return beam_search.sample_sequences(self, source, start, end, max_new_tokens, sampling, allowed=allowed)
 
     def start_decoding(self, source, rows_each, most):
         """The state of `decode_step`: caches of `most` places, keys and values of the source, which of them are seen.

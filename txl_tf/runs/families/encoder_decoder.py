@@ -11,16 +11,18 @@ from txl_tf.config import (
     PairsTrainingConfig,
     SearchConfig,
     TransformerConfig,
-    at_least,
 )
 from txl_tf.data.batching import EpochBatches
+from txl_tf.data.pairs.files import SIDES
+from txl_tf.data.pairs.lengths import longest_targets, merged_lengths
 from txl_tf.data.pairs.parallel import ParallelCorpus, check_lengths, pair_batches, read_pairs
 from txl_tf.data.vocabulary import visible
 from txl_tf.models.vanilla.transformer import Transformer
-from txl_tf.models.vanilla.translator import Translator
+from txl_tf.models.vanilla.translator import Translator, check_search, did_not_end, never_written
 from txl_tf.runs.families.pipeline import TranslationPipeline
 from txl_tf.runs.families.record import Family, register
-from txl_tf.runs.metrics import as_spelt, error_rates, group_references, to_metric
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.metrics import as_spelt, counted_in, error_rates, group_references, to_metric
 from txl_tf.runs.train import EpochRun
 
 logger = logging.getLogger("txl_tf")
@@ -38,13 +40,27 @@ class PairsRun(EpochRun):
             raise ValueError("share_embeddings needs share_vocab, got share_vocab=False")
 
     def open_corpus(self) -> ParallelCorpus:
-        return read_pairs(self.data, self.origin.vocabs if self.origin else None)
+        vocabs, max_len = self.origin.vocabs if self.origin else None, self.model_config.max_len
+        return read_pairs(self.data, vocabs, max_len, self._has_unknown())
+
+    def _has_unknown(self) -> bool:
+        """Whether vocabularies have `<unk>`: new ones, and those of a run that goes on, or gives weights, if it has."""
+        warm_start = self.training.warm_start_path
+        known = self.folder if self.folder.steps() else RunFolder.around(warm_start) if warm_start else None
+        if known is None or not known.has_config():
+            return True
+        return any(vocab.unk in vocab.ids for vocab in known.load_vocabs())
 
     def from_data(self) -> dict:
         check_lengths(self.corpus, self.model_config.max_len)
+        target_vocab, max_len = self.corpus.vocabs[1], self.model_config.max_len
         if self.training.eval_sources:
-            at_least(1, len(self.corpus.vocabs[1]) - 1)("beam_size", self.final.beam_size)  # all symbols but padding
-        return dict(zip(TRANSFORMER.required, map(len, self.corpus.vocabs), strict=True))
+            check_search(self.final, len(target_vocab), max_len, never_written(self.final, target_vocab))
+        lengths = longest_targets(self.corpus.splits["train"])
+        if self.origin:  # whose pairs the model knows too
+            lengths = merged_lengths(self.origin.model.target_lengths, lengths)
+        sizes = dict(zip(TRANSFORMER.required, map(len, self.corpus.vocabs), strict=True))
+        return {**sizes, "target_lengths": lengths}
 
     def batches_of(self, split: str, seed: int | None = None) -> EpochBatches:
         training, replicas = self.training, self.strategy.num_replicas_in_sync
@@ -57,9 +73,19 @@ class PairsRun(EpochRun):
         corpus, parameters = self.corpus, f"{self.model.count_params():,}"
         sizes = ", ".join(f"{len(pairs):,} {split}" for split, pairs in corpus.splits.items())
         symbols = " and ".join(f"{len(vocab):,}" for vocab in corpus.vocabs)
+        for sentence in corpus.said:
+            logger.info("%s", sentence)
         logger.info("%s: %s symbols; pairs: %s", corpus.names["train"], symbols, sizes)
+        for split in corpus.splits:
+            self._say_unknown(split)
         type_name, n_batches = self.machine.type_name, len(self.train_batches)
         logger.info("model: %s parameters, %s; %d batches an epoch", parameters, type_name, n_batches)
+
+    def _say_unknown(self, split: str) -> None:
+        for number, side, lines in zip(self.corpus.unknown(split), SIDES, self.corpus.splits[split], strict=True):
+            if number:
+                name, share = self.corpus.names[split], f"{number / len(lines.ids):.2%}"
+                logger.info("%s: %s symbols of the %ss, %s, are <unk>", name, f"{number:,}", side, share)
 
     def finish(self) -> dict[str, dict[str, float]]:
         """Evaluations and samples of translations."""
@@ -81,12 +107,17 @@ class PairsRun(EpochRun):
         translator = Translator(self.model, *vocabs, search, batch_size=256)
         references = group_references(*as_spelt(self.corpus.texts[split], vocabs))
         sources = list(references)[: self.training.eval_sources if self.training.eval_sources > 0 else None]
-        found = [best.text for best, *_ in translator.translate(sources, split)]
+        best = [best for best, *_ in translator.translate(sources, split)]
+        found, unended = [translation.text for translation in best], sum(not translation.ended for translation in best)
         right = [references[source] for source in sources]
         rates = error_rates(found, right, vocabs[1].level)
         how = "greedily" if search.beam_size == 1 else f"with beam_size={search.beam_size}"
-        wrong = f"{rates['lines']:.2%} of the lines and {rates['symbols']:.2%} of the symbols wrong"
+        wrong = (
+            f"{rates['lines']:.2%} of the lines and {rates['symbols']:.2%} of the {counted_in(vocabs[1].level)} wrong"
+        )
         logger.info("%s: %s sources translated %s: %s", split, f"{len(sources):,}", how, wrong)
+        if unended:
+            logger.warning("%s: %s", split, did_not_end(unended, len(best), search, self.model))
         samples = []
         for i in np.linspace(0, len(sources) - 1, min(3, len(sources)), dtype=int):
             mark = "" if found[i] in right[i] else f"   (right: {right[i][0]})"

@@ -11,6 +11,7 @@ for found in tagger.tag_lines(open("text.txt")):  # any iterator of lines: resul
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -24,10 +25,12 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.decoding.sampling import SAMPLING
 from txl_tf.models.decoding.text_generator import TextGenerator
 from txl_tf.models.taggers.text_tagger import TaggedText, TextTagger
-from txl_tf.models.vanilla.translator import Translation, Translator
+from txl_tf.models.vanilla.translator import Translation, Translator, assumed_length
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import LineScore, Scorer
 from txl_tf.schema import check_names, keywords_of, known_names
+
+logger = logging.getLogger("txl_tf")
 
 POOL = 50  # batches of sentences to tag that are read and sorted by length together
 Lines = Iterable[str | bytes | None]  # see `txl_tf.data.lines`
@@ -126,10 +129,18 @@ class LanguagePipeline(Pipeline):
 class TranslationPipeline(Pipeline):
     """Translations of lines."""
 
+    def __init__(self, model: keras.Model, *vocabs: Vocab, checkpoint: str | None = None):
+        super().__init__(model, *vocabs, checkpoint=checkpoint)
+        if assumed := assumed_length(SearchConfig(), model):
+            logger.warning(assumed)
+
     def translate_lines(
         self, lines: Lines, name: str = "source", strict: bool = True, batch_size: int = 64, **options
     ) -> Iterator[Translation | list[Translation] | LineError]:
-        """The best translation of each line, text and score; with `n_best` above 1, a list of so many.
+        """The best translation of each line, a `Translation`; with `n_best` above 1, a list of so many.
+
+        It is the pair of a text and its score. Its attributes `ended` and `unknown` say whether it ended within the
+        most symbols that it may have, and how many symbols of its source are unknown.
 
         Args:
             lines: the sources.

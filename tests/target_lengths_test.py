@@ -1,0 +1,114 @@
+"""How long translations may become, by the lengths of the training's targets: in Python and when served."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import randomise
+
+import txl_tf
+from txl_tf.config import SearchConfig
+from txl_tf.data.pairs.lengths import group_ends, longest_targets, merged_lengths, target_limits
+from txl_tf.data.pairs.parallel import Lines, Pairs
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.models.vanilla.translator import Translation, Translator, most_symbols
+from txl_tf.serving.translation import TranslationSignatures
+
+
+def pairs_of(sources, targets):
+    """Pairs of these lengths."""
+    return Pairs(*(Lines(np.zeros(sum(side), np.int32), np.cumsum(side)) for side in (sources, targets)))
+
+
+def test_the_longest_target_of_every_group_of_sources_is_recorded():
+    sources, targets = [3, 16, 17, 40, 64, 30], [9, 5, 30, 70, 11, 20]
+    expected = [max(t for s, t in zip(sources, targets, strict=True) if s <= end) for end in (16, 32, 64)]
+    assert longest_targets(pairs_of(sources, targets)) == expected == [9, 30, 70]
+    assert longest_targets(pairs_of([40, 100], [7, 5])) == [7, 7, 7, 7]  # none has up to 16 or 32 symbols
+    assert merged_lengths(None, [1, 5]) == [1, 5] and merged_lengths([4, 5, 9], [6, 7]) == [6, 7, 9]
+    assert merged_lengths([6, 7], [4, 5, 9]) == [6, 7, 9]
+
+
+def test_every_target_of_the_training_can_end_half_as_long_again_and_further_sources_have_longer_ones():
+    rng = np.random.default_rng(0)
+    sources, targets = rng.integers(1, 120, 500), rng.integers(1, 300, 500)
+    limits, ends = target_limits(longest_targets(pairs_of(sources, targets)), 4000), group_ends(4000)
+    for source, target in zip(sources, targets, strict=True):
+        assert limits[next(k for k, end in enumerate(ends) if source <= end)] >= 1.5 * target
+    assert limits[0] <= limits[3] == 464  # 299 symbols, half as many again and 10, as a multiple of 16
+    assert ends[:6] == [16, 32, 64, 128, 256, 512] and limits[4] == 912 and limits[5] == 1808
+    assert target_limits([9, 30], 50) == [50, 50, 50] and target_limits([9], 10) == [10]
+
+
+def model_of(target_lengths, max_len=200, symbols=7):
+    model = txl_tf.Transformer(
+        num_layers=1, d_model=8, num_heads=2, dff=8, input_vocab_size=symbols, target_vocab_size=symbols, rate=0.0,
+        max_len=max_len, target_lengths=target_lengths,
+    )  # fmt: skip
+    randomise(model)
+    return model
+
+
+def vocab_of(letters="abc"):
+    names = ["<pad>", "<s>", "\n", "<unk>"]
+    vocab = Vocab(level="char", special=names, unk="<unk>")
+    vocab.count(letters)
+    vocab.build()
+    return vocab
+
+
+class Spelt:
+    """What the signatures of ids need of a table."""
+
+    def __init__(self, vocab):
+        self.vocab = vocab
+
+
+def endless(model):
+    """Makes the end the least likely symbol."""
+    bias = np.zeros(model.target_vocab_size)
+    bias[2], bias[4] = -50.0, 3.0
+    model.final_layer.bias.assign(bias)
+
+
+@pytest.mark.parametrize("search", [pytest.param({}, marks=pytest.mark.slow), {"beam_size": 2}], ids=str)
+def test_translations_that_do_not_end_have_their_most_symbols_and_say_so(search):
+    model, vocab = model_of([20, 30]), vocab_of()
+    endless(model)
+    sources = ["abc", "a" * 20, "abd"]
+    found = [best for best, *_ in Translator(model, vocab, vocab, SearchConfig(**search)).translate(sources)]
+    assert [len(translation.text) for translation in found] == [64, 64, 64]
+    assert [translation.ended for translation in found] == [False] * 3
+    assert [translation.unknown for translation in found] == [0, 0, 1]
+    text, score = found[0]
+    assert found[0] == Translation(text, score) == (text, score)
+    (((short, _),),) = Translator(model, vocab, vocab, SearchConfig(max_new_tokens=5, **search)).translate(["abc"])
+    assert len(short) == 5
+    assert int(most_symbols(SearchConfig(**search), 4, model_of(None))) == 66
+    served = TranslationSignatures(model, search=SearchConfig(**search))
+    assert served.translate(tf.constant([vocab.encode("abc\n")]))["lengths"].numpy().tolist() == [[64]]
+    with pytest.raises(ValueError) as caught:
+        Translator(model, vocab, vocab, SearchConfig(max_new_tokens=201))
+    assert caught.value.name == "max_new_tokens" and caught.value.value == 201
+
+
+def test_limits_of_tensors_are_those_of_numbers():
+    model, lengths = model_of([9, 30, 70], max_len=300), [1, 16, 17, 32, 33, 100, 300]
+    limits = [int(most_symbols(SearchConfig(), n, model)) for n in lengths]
+    assert most_symbols(SearchConfig(), tf.constant(lengths), model).numpy().tolist() == limits
+    assert limits == [64, 64, 128, 128, 128, 224, 300]
+    assert int(most_symbols(SearchConfig(), 5, model_of([4], max_len=10))) == 10
+
+
+def test_symbols_that_are_no_text_are_written_if_they_are_allowed():
+    model, vocab = model_of([4]), vocab_of()
+    model.final_layer.bias.assign([0, 90, -90, 99, 0, 0, 0])
+    for search in ({}, {"beam_size": 3}):
+        (((text, _),),) = Translator(model, vocab, vocab, SearchConfig(**search)).translate(["abc"])
+        assert (text or search) and set(text) <= set("abc")  # a search ends at once: every other symbol is unlikely
+        allowed = SearchConfig(allow_special=True, max_new_tokens=2, **search)
+        (((text, _),),) = Translator(model, vocab, vocab, allowed).translate(["abc"])
+        assert text == "<unk><unk>"
+    served = TranslationSignatures(model, {"source": Spelt(vocab), "target": Spelt(vocab)})
+    assert set(served.translate(tf.constant([[4, 5, 2]]))["ids"].numpy().ravel()) <= {0, 2, 4, 5, 6}
+    with pytest.raises(ValueError, match="beam_size"):
+        Translator(model, vocab, vocab, SearchConfig(beam_size=5))
