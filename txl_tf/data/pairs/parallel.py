@@ -93,12 +93,13 @@ class ParallelCorpus:
 # -------------------------------------------------------------------------------------------------------- from files
 
 
-def read_pairs(config: PairsConfig, vocabs: list[Vocab] | None = None) -> ParallelCorpus:
+def read_pairs(config: PairsConfig, vocabs: list[Vocab] | None = None, extend_vocab: bool = False) -> ParallelCorpus:
     """Reads and encodes pairs of lines. The vocabularies come from `train_path`, unless files give symbols.
 
     Args:
         config: what to read.
         vocabs: of sources and of targets, instead of new ones.
+        extend_vocab: whether symbols that `vocabs` lack, chosen as those of new ones, get ids behind theirs.
 
     Raises:
         ValueError: files of different length, an empty line, a symbol that the vocabulary does not have, ...: names
@@ -112,12 +113,13 @@ def read_pairs(config: PairsConfig, vocabs: list[Vocab] | None = None) -> Parall
         others = [list(itertools.compress(lines, held_out)) for lines in train]
         train = [list(itertools.compress(lines, ~held_out)) for lines in train]
     if vocabs:
-        _check_vocabs(config, vocabs)
-    else:
+        _check_vocabs(config, vocabs, extend_vocab)
+    if not vocabs or extend_vocab:
         both, shared = (sum(lines, []) for lines in (train, others)), config.share_vocab
         of_source = both if shared else (train[0], others[0])
-        vocabs = [_make_vocab(config, "source", config.lower_case, *of_source)]
-        vocabs += vocabs if shared else [_make_vocab(config, "target", False, train[1], others[1])]
+        new = [_make_vocab(config, "source", config.lower_case, *of_source)]
+        new += new if shared else [_make_vocab(config, "target", False, train[1], others[1])]
+        vocabs = list(map(_extended, vocabs, new)) if vocabs else new
     splits = {}
     for split, texts in sides.items():
         splits[split] = Pairs(*(encode_lines(vocab, *text) for vocab, text in zip(vocabs, texts, strict=True)))
@@ -203,10 +205,18 @@ def _hold_out(sources: list[str], fraction: float) -> np.ndarray:
     return share < fraction
 
 
-def _check_vocabs(config: PairsConfig, vocabs: list[Vocab]) -> None:
+def _extended(vocab: Vocab, new: Vocab) -> Vocab:
+    """A vocabulary with the symbols that only a new one has; with its unknown symbol, where the old one has none."""
+    vocab = vocab.extended(new.symbols)
+    vocab.unk = vocab.unk or new.unk
+    return vocab
+
+
+def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = False) -> None:
     """Raises ValueError where options choose other symbols, or are not those of the vocabularies to use."""
     chosen = ("min_freq", "max_size", "source_symbols", "target_symbols")
-    check_left_out({name: getattr(config, name) for name in chosen}, KNOWN_SYMBOLS)
+    if not extends:
+        check_left_out({name: getattr(config, name) for name in chosen}, KNOWN_SYMBOLS)
     source, target = vocabs
     known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
     for name, value in known.items():

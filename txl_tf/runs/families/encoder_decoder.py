@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import numpy as np
@@ -14,7 +15,7 @@ from txl_tf.config import (
     at_least,
 )
 from txl_tf.data.batching import EpochBatches
-from txl_tf.data.pairs.parallel import ParallelCorpus, check_lengths, pair_batches, read_pairs
+from txl_tf.data.pairs.parallel import UNKNOWN, ParallelCorpus, check_lengths, pair_batches, read_pairs
 from txl_tf.data.vocabulary import visible
 from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.translator import Translator
@@ -38,7 +39,22 @@ class PairsRun(EpochRun):
             raise ValueError("share_embeddings needs share_vocab, got share_vocab=False")
 
     def open_corpus(self) -> ParallelCorpus:
-        return read_pairs(self.data, self.origin.vocabs if self.origin else None)
+        if not self.origin:
+            return read_pairs(self.data)
+        before, data = self.origin.vocabs, self.data
+        extends = self.training.extend_vocab and not self.origin.goes_on
+        if self.training.extend_vocab and not extends:  # the symbols are chosen already
+            data = dataclasses.replace(data, min_freq=0, max_size=None, source_symbols=None, target_symbols=None)
+        corpus = read_pairs(data, before, extends)
+        if extends:
+            names, sizes = self.folder.family.vocabs, zip(map(len, before), map(len, corpus.vocabs), strict=True)
+            self.origin.say_extended(dict(zip(names, sizes, strict=True)))
+        unknown = {}
+        for side, vocab, lines in zip(("sources", "targets"), corpus.vocabs, corpus.splits["train"], strict=True):
+            if vocab.unk in vocab.ids:
+                unknown[side] = np.sum(lines.ids == vocab.ids[vocab.unk]), len(lines.ids)
+        self.origin.say_unknown(unknown, UNKNOWN)
+        return corpus
 
     def from_data(self) -> dict:
         check_lengths(self.corpus, self.model_config.max_len)
