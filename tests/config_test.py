@@ -196,6 +196,7 @@ BAD = [
     (FlatConfig, {"activation": "gelu"}, "activation must be one of relu, leaky, got 'gelu'"),
     (TaggedConfig, {"tag_scheme": "iob1"}, "tag_scheme must be one of bio, bioes, bmes, none, got 'iob1'"),
     (TaggedConfig, {"dataset": "msra"}, "dataset must be one of text, towns, got 'msra'"),
+    (TaggedConfig, {"lowercase_vectors": True}, "lowercase_vectors must be left out, .*there are no vectors"),
     (TaggedConfig, {"skip_short_words": True}, "skip_short_words must be left out, .*words of a lexicon"),
     (
         TaggedConfig,
@@ -211,6 +212,7 @@ BAD = [
     (TaggedConfig, {"min_freq": "2"}, "min_freq must be an integer, got '2'"),
     (TaggedConfig, {"min_freq": -1}, "min_freq must be at least 0, got -1"),
     (TaggerTrainingConfig, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    (TaggerTrainingConfig, {"extend_vocab": True}, "extend_vocab needs init_from"),
     (TaggerTrainingConfig, {"patience": 0}, "patience must be at least 1, got 0"),
     (TextConfig, {"dataset": "imdb"}, "dataset must be one of pydoc, text, .*got 'imdb'"),
     (TextConfig, {"level": "sentence"}, "level must be one of word, char, byte, subword, got 'sentence'"),

@@ -2,12 +2,15 @@
 
 import importlib.util
 import json
+import re
+import subprocess
 
 import numpy as np
 import pytest
 from helpers import ROOT, write_text
 
 from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.errors import ParameterError
 
 GOLDEN = json.loads((ROOT / "tests/goldens/flat/lexicon/config.json").read_text())["sentences"]
 WORDS = ["南京", "南京市", "京市", "市长", "长江", "长江大桥", "大桥", "江桥"]
@@ -62,6 +65,44 @@ def test_a_token_of_several_characters_is_one_place():
 )
 def test_the_first_column_is_the_word(tmp_path, content):
     assert Lexicon.load(write_text(tmp_path / "words", content)).words == ["长江", "大桥"]
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("New York\nLondon\nWestminster Abbey Road\n", ["New␣York", "London", "Westminster␣Abbey␣Road"]),
+        ("New York\t3 nz\nLondon\t5 nz\nOld Town\n", ["New␣York", "London", "Old␣Town"]),
+        ("New York 3 nz\nLondon 5\niphone 6 30 n\n长江 ns\n大桥\n", ["New␣York", "London", "iphone␣6", "长江", "大桥"]),
+        ("3 2\nNew York 0.1 2e-3\nroom 101 -1 0.5\n2020 1 2\n", ["New␣York", "room␣101", "2020"]),
+        ("长江 ns\n大桥 n\n", ["长江", "大桥"]),
+        ("new york\nred fox\n", ["new␣york", "red␣fox"]),
+        ("长江\u3000\n\u3000大桥\n南京\u30003\n", ["长江", "大桥", "南京"]),
+        ("长江\u3000120\u3000ns\n大桥\u30007\n", ["长江", "大桥"]),
+        ("10,000\n1,5\n长江\n", ["10,000", "1,5", "长江"]),
+        ("近朱者赤，近墨者黑\n一不做，二不休\n", ["近朱者赤，近墨者黑", "一不做，二不休"]),
+    ],
+)
+def test_where_a_word_ends_is_decided_from_the_whole_file(tmp_path, content, words):
+    assert Lexicon.load(write_text(tmp_path / "words", content)).words == words
+
+
+@pytest.mark.parametrize("mark", [",", ";", "|", "，", "/"])
+def test_lines_of_csv_are_refused_with_the_command_that_mends_them(tmp_path, mark):
+    rest = "n" if mark == "/" else f"3{mark}n"
+    path = write_text(tmp_path / "words.csv", f"长江\n大桥{mark}{rest}\n南京市{mark}{rest}\n")
+    with pytest.raises(ParameterError) as caught:
+        Lexicon.load(path)
+    assert (caught.value.name, caught.value.value) == ("lexicon", path) and "line 2: " in str(caught.value)
+    command = re.search("(sed .*) leaves", str(caught.value))[1].replace("NEW_FILE", str(tmp_path / "new"))
+    subprocess.run(command, shell=True, check=True)
+    assert Lexicon.load(str(tmp_path / "new")).words == ["长江", "大桥", "南京市"]
+
+
+def test_a_space_in_a_word_is_one_in_a_sentence():
+    lexicon = Lexicon(["New York", "York␣City"])
+    expected = [(0, 7, "New␣York"), (4, 12, "York␣City")]
+    assert lexicon.matches("New York City") == lexicon.matches("New␣York␣City") == expected
+    assert lexicon.matches(["N", "e", "w", "\t", *"York"]) == expected[:1]
 
 
 def test_two_numbers_are_words_but_for_a_header(tmp_path):

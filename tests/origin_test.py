@@ -12,11 +12,14 @@ from helpers import TEXT, TINY_RUN, assert_variables_equal, log_rows, make_run, 
 from txl_tf.config import ModelConfig, TrainingConfig
 from txl_tf.data.text.corpus import build_corpus, prepare
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.origin import Origin
 from txl_tf.runs.setup import corpus_of
+from txl_tf.runs.train import Run
+from txl_tf.runs.weights import weights_by_name
 
 OTHER = "and the cat, so the mat, and so on\n" * 60  # other text of the same symbols, in another order
 STEPS = {"train_steps": 4, "iterations": 2, "save_steps": 2}
@@ -135,6 +138,84 @@ def test_symbols_that_the_vocabulary_lacks_are_an_error_that_says_what_to_do(run
     message = "line 1: 'g' is not in .*init_from=.*Leave such symbols out of the text, or start from a run with"
     with pytest.raises(ValueError, match=message):
         tune(run_dir, str(tmp_path / "new.txt"), tmp_path / "source", model=model)
+
+
+LONGER = {"extend_vocab": True, "train_steps": 1, "iterations": 1, "save_steps": 1, "tgt_len": 8}
+
+
+@pytest.fixture
+def extend(tmp_path, run_dir):
+    """Starts a run of a longer text from one of `TEXT`, at a level; returns the vocabulary before and the run."""
+
+    def extend(level, **data):
+        special = {"special": ["<eos>", "<unk>"], "eos": "<eos>", "unk": "<unk>"} if level == "word" else {}
+        vocab = Vocab(level=level, **special, raw_text=False)
+        vocab.count(TEXT)
+        vocab.build()
+        if not (tmp_path / "source").exists():
+            make_run(tmp_path / "source", vocab)
+        text = tmp_path / "new.txt"
+        text.write_text("the dog! sat on the mat,\n" * 40 + "q!\n" * 5 + TEXT[:180])
+        changes = {"data": {"level": level, **data}, "optimizer": {"learning_rate": 1e-9, "warmup_steps": 0}}
+        changes["model"] = {**RunFolder(tmp_path / "source").read_config()["model"], "n_token": None}
+        return vocab, tune(run_dir, str(text), tmp_path / "source", LONGER, **changes)
+
+    return extend
+
+
+@pytest.mark.parametrize(
+    "level, options, added",
+    [("char", {}, ["!", "g", "q"]), ("word", {}, ["dog!", "q!"]), ("word", {"min_freq": 9}, ["dog!"])],
+)
+def test_a_vocabulary_is_extended_by_what_is_new_in_the_text(
+    tmp_path, extend, monkeypatch, capsys, level, options, added
+):
+    monkeypatch.setattr(Run, "train", lambda run, state: run)
+    vocab, run = extend(level, **options)
+    assert f"extend_vocab adds {len(added)} symbols to the {len(vocab)} of vocab\n" in capsys.readouterr().out
+    (longer,), n = run.corpus.vocabs, len(vocab)
+    assert longer.symbols[:n] == vocab.symbols and sorted(longer.symbols[n:]) == added
+    unknown = np.mean(np.concatenate([*run.corpus.splits.values()]) == longer.ids.get("<unk>", -1))
+    assert (unknown > 0) == bool(options)
+    before, weights = read_checkpoint(tmp_path / "source/ckpt-1"), weights_by_name(run.model)
+    for name, variable in weights.items():
+        array = before[f"weights/{name}"]
+        np.testing.assert_array_equal(variable.numpy()[: len(array)], array, err_msg=name)
+    table = weights["transformer/adaptive_embed/lookup_table"].numpy()
+    assert len(table) == n + len(added) and np.all(table[n:].std(1) > 0)
+
+
+@pytest.mark.slow
+def test_an_extended_run_goes_on_and_is_evaluated_in_its_own_vocabulary(run_dir, extend, capsys):
+    vocab, results = extend("word", min_freq=9)
+    symbols = RunFolder(run_dir).load_vocab().symbols
+    assert symbols == [*vocab.symbols, "dog!"]
+    assert evaluate_run(run_dir)["valid"] == pytest.approx(results["valid"], rel=1e-5)
+    capsys.readouterr()
+    extend("word", min_freq=9)
+    said = capsys.readouterr().out
+    assert "already trained" in said and "extend_vocab adds" not in said
+    assert RunFolder(run_dir).load_vocab().symbols == symbols
+
+
+def test_levels_with_a_fixed_number_of_symbols_are_not_extended(run_dir, text, tmp_path):
+    vocab = Vocab(level="byte", raw_text=False)
+    vocab.build()
+    make_run(tmp_path / "source", vocab)
+    with pytest.raises(ParameterError) as caught:
+        tune(run_dir, text, tmp_path / "source", {"extend_vocab": True}, data={"level": "byte"},
+             model=RunFolder(tmp_path / "source").read_config()["model"])  # fmt: skip
+    assert (caught.value.name, caught.value.allowed) == ("extend_vocab", "left out at level byte")
+
+
+@pytest.mark.parametrize("share, level", [(0.04, "INFO"), (0.06, "WARNING")])
+def test_much_unknown_text_is_a_warning(trained_run, run_dir, caplog, share, level):
+    origin = Origin(RunFolder(run_dir), trained_run[0])
+    with caplog.at_level("INFO", "txl_tf"):
+        origin.say_unknown({"characters": (share * 1000, 1000), "bigrams": (500, 1000)}, "<unk>", ["characters"])
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert record.getMessage().startswith(f"{share:.2%} of the characters and 50.00% of the bigrams are <unk>")
 
 
 def test_a_prepared_text_needs_the_same_vocabulary(trained_run, run_dir, text, tmp_path):

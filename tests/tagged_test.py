@@ -12,6 +12,7 @@ from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.sentences import read_corpus, read_tagged
 from txl_tf.data.tagged.tags import spans_of
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 
 TRAIN = "长 B-LOC\n江 I-LOC\n大 O\n\n长 O\n桥 B-PER\n"
 VALID = "大 B-LOC\n江 I-LOC\n\n船 O\n"
@@ -195,9 +196,10 @@ def test_vectors_give_ids_and_first_embeddings(tmp_path, caplog):
     assert np.all(np.abs(matrix[[1, 3, 4, 5, 7]]) <= np.sqrt(1.5)) and np.all(matrix[[1, 3, 4, 5, 7]])
     messages = [record.getMessage() for record in caplog.records]
     assert messages == [
-        f"char_vectors {tmp_path}/char_vectors: 2 of 5 characters found",
-        f"bigram_vectors {tmp_path}/bigram_vectors: 1 of 6 bigrams found",
-        f"word_vectors {tmp_path}/word_vectors: 2 of 3 words found",
+        f"lexicon {tmp_path}/lexicon: 4 words, 2 of them in the training sentences",
+        f"char_vectors {tmp_path}/char_vectors: 2 of 5 characters found exactly, 0 in lower case",
+        f"bigram_vectors {tmp_path}/bigram_vectors: 1 of 6 bigrams found exactly, 0 in lower case",
+        f"word_vectors {tmp_path}/word_vectors: 2 of 3 words found exactly, 0 in lower case",
     ]
     again = corpus_of(tmp_path, lexicon=WORDS, **vectors)
     for name, array in corpus.embeddings.items():
@@ -309,6 +311,69 @@ OTHER_SCHEME = "'S-PER' is not of the scheme bio, as .*train.bio is; tag_scheme=
 def test_bad_input_is_named(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         corpus_of(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    "name, content, others",
+    [
+        ("lexicon", "南京\n北京\n", {}),
+        ("char_vectors", "南 1\n京 2\n", {}),
+        ("bigram_vectors", "南京 1\n", {}),
+        ("word_vectors", "南京 1\n大 2\n", {"lexicon": WORDS}),
+    ],
+)
+def test_files_that_match_nothing_are_errors_that_name_them(tmp_path, name, content, others):
+    with pytest.raises(ParameterError) as caught:
+        corpus_of(tmp_path, **{name: content}, **others)
+    assert (caught.value.name, caught.value.value) == (name, str(tmp_path / name))
+
+
+def test_words_with_spaces_are_found_in_sentences_and_vectors(tmp_path):
+    """Also in text, where the space is one."""
+    train = "".join(f"{c} O\n" for c in "在New␣York了")
+    vectors = "New York 1 2\nOld Town 3 4\n"
+    corpus = corpus_of(tmp_path, train, train, lexicon="New York\nOld Town\n", word_vectors=vectors)
+    assert corpus.vocab.symbols[-1] == "New␣York" and corpus.embeddings["vocab"][-1].tolist() == [1, 2]
+    encoded = corpus.encoder.encode("在New York了")
+    assert encoded.ids[-1] == len(corpus.vocab) - 1 and (encoded.starts[-1], encoded.ends[-1]) == (1, 8)
+    corpus.vocabs[2].save(tmp_path / "words")
+    assert Lexicon.load(str(tmp_path / "words")).words == ["New␣York", "Old␣Town"]
+
+
+@pytest.mark.parametrize("words", [None, "长江\n江大\n大桥\n桥江\n"])
+def test_another_lexicon_takes_the_place_of_the_words_that_are_known(tmp_path, words, caplog):
+    known = corpus_of(tmp_path, lexicon=WORDS)
+    path = write_text(tmp_path / "other", words) if words else None
+    files = {"train_path": str(tmp_path / "train.bio"), "valid_path": str(tmp_path / "dev.bio")}
+    caplog.clear()
+    with caplog.at_level("INFO", "txl_tf"):
+        again = read_corpus(TaggedConfig(**files, lexicon=path), known.vocabs, known.labels)
+    assert again.lexicon.words == (words or WORDS).split() and again.vocab.symbols == known.vocab.symbols
+    assert again.splits["train"].sentences[0].ids.tolist() == [2, 3, 4, 6, 7]
+    assert again.encoder.encode("桥江").ids.tolist() == [5, 3, 1][: 3 if words else 2]
+    said = f"lexicon {path or 'of the run'}: 4 words, 2 of them in the training sentences"
+    assert caplog.messages == [said]
+    write_text(tmp_path / "train.bio", TRAIN + "桥 O\n江 O\n")
+    with caplog.at_level("INFO", "txl_tf"):
+        read_corpus(TaggedConfig(**files, lexicon=path), known.vocabs, known.labels)
+    unknown = "; 1 of these have no row in the vocabulary and become <unk>"
+    assert caplog.messages[1].endswith(unknown) == bool(words)
+
+
+def test_vocabularies_are_extended_at_their_ends(tmp_path):
+    known = corpus_of(tmp_path, lexicon=WORDS)
+    train = "船 B-LOC\n江 I-LOC\n大 O\n\n船 O\n海 O\n"
+    words = write_text(tmp_path / "more", WORDS + "船江\n")
+    files = {name: write_text(tmp_path / "new", train) for name in ("train_path", "valid_path")}
+    longer = read_corpus(TaggedConfig(**files, lexicon=words), known.vocabs, known.labels, extend_vocab=True)
+    assert longer.vocab.symbols == [*known.vocab.symbols, "船", "海", "船江"]
+    n = len(known.bigram_vocab)
+    assert longer.bigram_vocab.symbols[:n] == known.bigram_vocab.symbols
+    assert longer.bigram_vocab.symbols[n:] == ["船江", "船海", "海<eos>"]
+    rare = TaggedConfig(**files, lexicon=words, min_freq=2)
+    assert read_corpus(rare, known.vocabs, known.labels, extend_vocab=True).vocab.symbols[8:] == ["船", "船江"]
+    with pytest.raises(ParameterError, match="min_freq must be left out"):
+        read_corpus(rare, known.vocabs, known.labels)
 
 
 def test_short_words_may_be_left_out(tmp_path):

@@ -10,6 +10,7 @@ from txl_tf.data.tagged.batches import SentenceEncoder, features
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.tags import spans_of
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 from txl_tf.models.taggers.text_tagger import TextTagger, window_begins
 
 LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
@@ -93,6 +94,33 @@ def test_long_sentences_have_the_emissions_of_the_windows_in_whose_middle_tokens
     assert result.tags == [LABELS[i] for i in found["tags"]]
     assert [(e.kind, e.start, e.end) for e in result.entities] == spans_of(result.tags) != []
     np.testing.assert_allclose([e.prob for e in result.entities], found["probs"][found["ends"]], rtol=1e-4)
+
+
+def test_a_window_may_be_shorter_than_the_limit_of_the_network():
+    texts = [TEXT]
+    shorter, by_limit = text_tagger("tener", 40, window=8), text_tagger("tener", 8)
+    for found, expected in zip(shorter.tag(texts), by_limit.tag(texts), strict=True):
+        assert found.tags == expected.tags
+        np.testing.assert_allclose(*([e.prob for e in some.entities] for some in (found, expected)), rtol=1e-5)
+    assert shorter.tagger.network.max_seq_len == 40 and (shorter.most, by_limit.most) == (8, 8)
+    with pytest.raises(ParameterError) as caught:
+        text_tagger("tener", 40, window=41)
+    assert (caught.value.name, caught.value.value, caught.value.allowed) == ("window", 41, "at most 40")
+
+
+def test_texts_are_tagged_sentence_by_sentence():
+    """Each as by itself; tags and entities are in the places of the text."""
+    tagging = text_tagger("tener", 40)
+    pieces = ["abcdb。", "cacd！”", "baabd"]
+    found, empty, one = tagging.tag_in_sentences(["".join(pieces), "", "ab"])
+    alone, start = tagging.tag(pieces), 0
+    assert found.tags == sum((piece.tags for piece in alone), []) and empty == ([], [])
+    entities = []
+    for piece, text in zip(alone, pieces, strict=True):
+        entities += [(e.kind, e.start + start, e.end + start, pytest.approx(e.prob, rel=1e-4)) for e in piece.entities]
+        start += len(text)
+    assert [tuple(entity) for entity in found.entities] == entities != []
+    assert one.tags == tagging.tag(["ab"])[0].tags and tagging.tag(["".join(pieces)])[0].entities != found.entities
 
 
 @pytest.mark.slow

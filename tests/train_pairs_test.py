@@ -39,6 +39,7 @@ from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.families.encoder_decoder import PairsRun
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.train import train_run
+from txl_tf.runs.weights import weights_by_name
 from txl_tf.serving.tables import GraphTokenizer
 from txl_tf.serving.translation import TranslationSignatures
 
@@ -380,6 +381,25 @@ def test_a_new_run_starts_from_another(made, other_lines, tmp_path, capsys):
     for name in after:
         if name.startswith("weights/"):
             np.testing.assert_allclose(after[name], before[name], atol=1e-6, err_msg=name)
+
+
+def test_new_symbols_of_pairs_get_rows_behind_the_others(made, other_lines, tmp_path, monkeypatch, capsys):
+    """Also the columns of the last layer; `min_freq` is about the new ones."""
+    folder, _ = made
+    other = write_text(tmp_path / "other.tsv", "abd\tD B A\nd\tD\ne\tE\n" * 9 + other_lines)
+    training = {"init_from": str(folder), "extend_vocab": True}
+    monkeypatch.setattr(PairsRun, "train", lambda run, state: run)
+    run = train(tmp_path / "new", other, training=training, data={"min_freq": 2})
+    said, (source, target) = capsys.readouterr().out, run.corpus.vocabs
+    assert "extend_vocab adds 3 symbols to the 6 of source_vocab and 3 symbols to the 6 of target_vocab" in said
+    assert sorted(source.symbols[6:]) == ["<unk>", "d", "e"] and sorted(target.symbols[6:]) == ["<unk>", "D", "E"]
+    assert source.unk == target.unk == "<unk>" and "0.00% of the sources and 0.00% of the targets are <unk>" in said
+    before, weights, longer = read_checkpoint(folder / "ckpt-60"), weights_by_name(run.model), 0
+    for name, variable in weights.items():
+        array = before[f"weights/{name}"]
+        longer += tuple(variable.shape) != array.shape
+        np.testing.assert_array_equal(variable.numpy()[tuple(map(slice, array.shape))], array, err_msg=name)
+    assert longer == 4  # two tables, and kernel and bias of the softmax
 
 
 @pytest.mark.parametrize(

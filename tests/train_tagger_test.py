@@ -37,6 +37,7 @@ from txl_tf.config import (
 )
 from txl_tf.data.tagged.sentences import encoder_of, read_tagged, read_tagged_as
 from txl_tf.data.tagged.tags import prf, spans_of
+from txl_tf.errors import ParameterError
 from txl_tf.models.taggers.text_tagger import Entity, TaggedText, TextTagger
 from txl_tf.runs import checkpoints
 from txl_tf.runs.callbacks import RunState, StopOnSignal
@@ -45,6 +46,7 @@ from txl_tf.runs.families.tagger import FLAT, TENER, TaggerRun
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import confusion, format_confusion, format_scores, score_table
 from txl_tf.runs.train import train_run
+from txl_tf.runs.weights import weights_by_name
 
 MODEL = {"n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16, "max_seq_len": 30, "d_embed": 8, "d_bigram": 8}
 DROPS = {"dropout": 0.1, "dropatt": 0.1, "embed_dropout": 0.1, "token_dropout": 0.05, "output_dropout": 0.1}
@@ -540,8 +542,129 @@ def test_a_new_run_starts_from_another_with_its_labels_or_with_a_new_head(made, 
     assert "changed: dropout 0.1 -> 0.2\n" in said
     assert "changed: dropout 0.1 -> 0.2, labels 9 -> 5; new weights: out_fc/, crf/\n" in said
     wrong = {**files, "char_vectors": "x"} if folder.name == "tener" else {**files, "lexicon": "x"}
-    with pytest.raises(ValueError, match="lexicon must be .*whose words|char_vectors must be left out"):
+    with pytest.raises((ValueError, FileNotFoundError), match="there is no file x|char_vectors must be left out"):
         train(tmp_path / "no", wrong, training=training, **options)
+
+
+def test_a_new_run_has_rows_for_new_symbols_and_another_lexicon(made, files, begun, tmp_path, capsys):
+    """Without extend_vocab, a warning says how much is unknown. What is old keeps its weights."""
+    folder, _ = made
+    new = write_text(tmp_path / "new", made_up(20, 5).replace("我", "她").replace("看", "听"))
+    data = {**files, "train_path": new, "valid_path": new, "test_path": None}
+    if folder.name == "flat":
+        word = "".join(read_tagged(new)[0].tokens[:2])
+        data["lexicon"] = write_text(tmp_path / "more", "\n".join([*LEXICON, word]))
+    model = RunFolder(folder).read_config()["model"]
+    model = {name: value for name, value in model.items() if name not in ("n_token", "labels")}
+    options = {"family": folder.name, "model": model, "training": {"init_from": str(folder)}}
+    text = Path(new).read_text()
+    share = (text.count("她") + text.count("听")) / text.count(" ")
+    begun(tmp_path / "unknown", data, **options)
+    assert f"{share:.2%} of the characters and " in capsys.readouterr().out
+    run, _ = begun(tmp_path / "run", data, **{**options, "training": {"init_from": str(folder), "extend_vocab": True}})
+    said = capsys.readouterr().out
+    assert "0.00% of the characters and 0.00% of the bigrams are <unk>\n" in said
+    old, longer = RunFolder(folder).load_vocabs(), run.corpus.vocabs
+    assert longer[0].symbols[: len(old[0])] == old[0].symbols and longer[1].symbols[: len(old[1])] == old[1].symbols
+    added = longer[0].symbols[len(old[0]) :]
+    assert {"她", "听"} <= set(added)
+    if folder.name == "flat":
+        assert longer[2].symbols == [*LEXICON, word] and word in added and "of these have no row" not in said
+    before, names = read_checkpoint(RunFolder(folder).find_checkpoint()), weights_by_name(run.model)
+    assert names["network/embedding"].shape[0] == len(longer[0])
+    for name, variable in names.items():
+        old_rows = before[f"weights/{name}"]
+        np.testing.assert_array_equal(variable.numpy()[: len(old_rows)], old_rows, err_msg=name)
+
+
+def test_windows_are_as_long_as_the_longest_training_sentence(made, files, caplog):
+    folder, longest = made[0], max(len(s.tokens) for s in read_tagged(files["train_path"]))
+    config = RunFolder(folder).read_config()
+    assert config["training"]["longest_sentence"] == longest < config["model"]["max_seq_len"]
+    pipe, long = txl_tf.pipeline(folder), "我在南京了。" * 9
+    assert (pipe.tagger.window, txl_tf.pipeline(folder, max_seq_len=7).tagger.window) == (longest, 7)
+    wide = txl_tf.pipeline(folder, max_seq_len=60)
+    assert wide.tagger.window == wide.model.network.max_seq_len == 60
+    with caplog.at_level("WARNING", "txl_tf"):
+        pipe.warn_of_length("好" * longest, "text, line 1", False)
+        pipe.warn_of_length(long, "text, line 2", True)
+        pipe.warn_of_length(long, "text, line 3", False)
+        pipe.warn_of_length(long, "text, line 4", False)
+    (message,) = caplog.messages
+    assert message.startswith(f"text, line 3 has a sentence of 54 tokens, the longest training sentence has {longest}:")
+
+
+@SLOW
+def test_lines_may_be_split_into_sentences(made, tool, tmp_path, capsys):
+    folder, long = made[0], "我在南京了。" * 9
+    pipe, source = txl_tf.pipeline(folder), write_text(tmp_path / "in", f"好\n{long}\n")
+    (once,), (split,) = pipe.tag_lines(["我在南京了。"]), pipe.tag_lines([long], split_sentences=True)
+    assert split.tags == once.tags * 9
+    assert [(e["start"], e["text"]) for e in split.entities] == [
+        (e["start"] + 6 * i, e["text"]) for i in range(9) for e in once.entities
+    ]
+    for flags, entities in ((["--max_seq_len=9"], None), (["--split_sentences"], split.entities)):
+        capsys.readouterr()
+        run_here(tool, f"--model_dir={folder}", f"--input={source}", *flags)
+        out, err = capsys.readouterr()
+        rows = [json.loads(line) for line in out.splitlines()]
+        assert [row["text"] for row in rows] == ["好", long] and entities in (None, rows[1]["entities"])
+        assert (f"{source}, line 2 has a sentence of 54 tokens" in err) == (entities is None)
+
+
+def test_runs_that_do_not_record_their_longest_sentence_take_it_from_the_file(made, files, tmp_path, caplog):
+    run = shutil.copytree(made[0], tmp_path / "run")
+    longest = max(len(s.tokens) for s in read_tagged(files["train_path"]))
+    config = json.loads((run / "config.json").read_text())
+    del config["checksum"], config["training"]["longest_sentence"]
+    for path, window in ((files["train_path"], longest), ("gone", MODEL["max_seq_len"])):
+        config["data"]["train_path"] = path
+        (run / "config.json").write_text(json.dumps(config))
+        with caplog.at_level("INFO", "txl_tf"):
+            assert txl_tf.pipeline(run).tagger.window == window
+    assert f"in {files['train_path']} it has {longest} tokens" in caplog.messages[-2]
+    assert "gone cannot be read: 30 tokens, its max_seq_len, are assumed" in caplog.messages[-1]
+
+
+def test_the_lexicon_of_a_run_can_be_another(made, tmp_path, capsys):
+    folder, words = made[0], write_text(tmp_path / "words", "在南\n长江\n长江 北京\n")
+    lines = ["我在南京了", "长江 北京"]
+    if folder.name != "flat":
+        with pytest.raises(ParameterError) as caught:
+            txl_tf.pipeline(folder, lexicon=words)
+        assert (caught.value.name, caught.value.value) == ("lexicon", words)
+        return
+    pipe = txl_tf.pipeline(folder, lexicon=words)
+    said = f"lexicon {words}: 3 words, 1 of them have a row in the vocabulary; the others become <unk>"
+    assert said in capsys.readouterr().out
+    vocab = pipe.vocabs[0]
+    ids = [encoded.ids.tolist() for encoded in pipe.tagger.encode(lines)]
+    assert ids[0][5:] == [1] and ids[1][5:] == [vocab.ids["长江"], 1]
+    for lexicon in (["在南", "长江", "长江 北京"], txl_tf.Lexicon(["在南", "长江", "长江 北京"])):
+        other = txl_tf.pipeline(folder, lexicon=lexicon).tagger
+        assert [encoded.ids.tolist() for encoded in other.encode(lines)] == ids
+    with pytest.raises(ValueError, match="line 1: a word must have two characters or more, got '桥'"):
+        txl_tf.pipeline(folder, lexicon=write_text(tmp_path / "short", "桥\n北京\n"))
+    short = txl_tf.pipeline(folder, lexicon=str(tmp_path / "short"), skip_short_words=True)
+    assert short.vocabs[2].symbols == ["北京"]
+    with pytest.raises(ParameterError):
+        txl_tf.pipeline(folder, skip_short_words=True)
+
+
+@SLOW
+def test_tag_takes_another_lexicon(made, tool, tmp_path, capsys):
+    words, lines = write_text(tmp_path / "words", "在南\n长江\n长江 北京\n"), ["我在南京了", "长江 北京"]
+    arguments = [f"--model_dir={made[0]}", f"--input={write_text(tmp_path / 'in', chr(10).join(lines))}"]
+    if Path(made[0]).name != "flat":
+        with pytest.raises(ParameterError):
+            run_here(tool, *arguments, f"--lexicon={words}")
+        return
+    expected = txl_tf.pipeline(made[0], lexicon=words)(lines)
+    capsys.readouterr()
+    run_here(tool, *arguments, f"--lexicon={words}")
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["entities"] for line in out.splitlines()] == [line.entities for line in expected]
+    assert f"lexicon {words}: 3 words, 1 of them have a row" in err
 
 
 def test_folders_of_other_families_say_what_they_hold(made, tmp_path):

@@ -6,6 +6,7 @@ import tensorflow as tf
 from helpers import assert_variables_equal, read_checkpoint, write_checkpoint
 
 import txl_tf
+from txl_tf.runs.weights import CheckpointReader, load_weights
 
 BINS = [
     {},
@@ -32,6 +33,37 @@ def test_a_checkpoint_of_the_plain_port_is_read_and_written_bit_for_bit(small_pa
     path = str(tmp_path / "new" / "model.ckpt-3")
     txl_tf.save_tf1_checkpoint(lm, path)
     assert_variables_equal(read_checkpoint(path), weights)
+
+
+@pytest.mark.parametrize("bins", [BINS[0], BINS[3], pytest.param(BINS[2], marks=pytest.mark.slow)], ids=str)
+def test_a_longer_vocabulary_keeps_the_rows_and_has_new_ones_at_its_end(small_lm, tmp_path, bins):
+    """Probabilities of old tokens are what they were, but for the share that the last cluster gives to new ones."""
+    short, long = small_lm(seed=1, n_token=23, **bins), small_lm(seed=2, n_token=26, **bins)
+    txl_tf.save_tf1_checkpoint(short, tmp_path / "short")
+    before, first = txl_tf.tf1_variables(long), txl_tf.tf1_variables(short)
+    with pytest.raises(ValueError, match="does not fit the model"):
+        load_weights(long, tmp_path / "short")
+    load_weights(long, tmp_path / "short", extend=True)
+    longer = [name for name, array in first.items() if array.shape != before[name].shape]
+    assert len(longer) == 2  # a table, shared with the softmax, and a bias
+    for name, array in txl_tf.tf1_variables(long).items():
+        n = len(first[name])
+        np.testing.assert_array_equal(array[:n], first[name], err_msg=name)
+        np.testing.assert_array_equal(array[n:], before[name][n:], err_msg=name)
+    tokens = np.arange(23)[None]
+    old, new = (np.exp(lm.log_probs(tokens, lm.initial_mems(1))[0]) for lm in (short, long))
+    last = bins["cutoffs"][-1] if bins else 0
+    np.testing.assert_allclose(new[..., :last], old[..., :last], rtol=1e-4)
+    np.testing.assert_allclose(new[..., last:].sum(-1), old[..., last:].sum(-1), rtol=1e-4)
+    share = new[..., last:23] / new[..., last:23].sum(-1, keepdims=True)
+    np.testing.assert_allclose(share, old[..., last:] / old[..., last:].sum(-1, keepdims=True), rtol=1e-4)
+    with pytest.raises(ValueError, match="does not fit the model"):
+        load_weights(short, CheckpointReader(txl_tf_checkpoint(long, tmp_path / "long")), extend=True)
+
+
+def txl_tf_checkpoint(lm, path):
+    txl_tf.save_tf1_checkpoint(lm, path)
+    return path
 
 
 def test_optimizer_slots_and_step_of_a_training_checkpoint_are_left_alone(small_pair, tmp_path):

@@ -1,11 +1,18 @@
 """Word vectors: what is read from a file, and the embeddings that begin with it."""
 
+import bz2
+import gzip
+import lzma
+import struct
+import zipfile
+
 import numpy as np
 import pytest
 from helpers import write_text
 
 from txl_tf.data.tagged.word_vectors import embedding_matrix, read_vectors
 from txl_tf.data.text_files import numbered_lines
+from txl_tf.errors import ParameterError
 
 LINES = "长 1 -2.5\n江 3e-1 4 \n\u3000 5 6\n\u00a0 7 8\n\u2028x 9 10\n长 0 0\n"
 EXPECTED = {"长": [1, -2.5], "江": [0.3, 4], "\u3000": [5, 6], "\u00a0": [7, 8], "\u2028x": [9, 10]}
@@ -27,7 +34,7 @@ def test_vectors_of_wanted_words_are_read(tmp_path, content):
     "content, message",
     [
         ("a 1 2\nb 1\n", r"vectors, line 2 must have a word and 2 numbers, got 1: 'b 1'"),
-        ("a 1 2\nb 1 2 3\n", r"vectors, line 2 must have a word and 2 numbers, got 3: 'b 1 2 3'"),
+        ("5 2\na 1 2 3\nb 1 2 3\n", r"vectors, line 1 says that vectors have 2 numbers, but line 2 has 3"),
         ("1 3\n\nb 1 2\n", r"vectors, line 3 must have a word and 3 numbers, got 2: 'b 1 2'"),
         ("a\n", r"vectors, line 1 must have a word and numbers, got 0: 'a'"),
         ("a 1 2\nb 1 x\n", r"vectors, line 2: could not convert string to float.*'x'"),
@@ -41,6 +48,88 @@ def test_vectors_of_wanted_words_are_read(tmp_path, content):
 def test_what_is_no_file_of_vectors_is_named(tmp_path, content, message):
     with pytest.raises(ValueError, match=message):
         read_vectors(write_text(tmp_path / "vectors", content), {"a", "b"})
+
+
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        ("The 0.1 0.2\n. . . 0.3 0.4\nat name@domain.com 0.5 0.6\n", {"The": [0.1, 0.2], ". . .": [0.3, 0.4]}),
+        ("3 2\n. . . 0.3 0.4\niphone 6 1 2\nThe 0.1 0.2\n", {". . .": [0.3, 0.4], "iphone 6": [1, 2]}),
+        ("The\t0.1 0.2\nNew York\t1\t2\n", {"The": [0.1, 0.2], "New York": [1, 2]}),
+        ("2020 0.1 0.2\n7  1  2\n", {"2020": [0.1, 0.2], "7": [1, 2]}),
+        ("room 101 1 2\na 3 4\nb 5 6\n", {"room 101": [1, 2], "a": [3, 4]}),
+        ("a 1\nb 2\n", {"a": [1], "b": [2]}),
+    ],
+)
+def test_the_last_fields_of_a_line_are_the_numbers(tmp_path, content, expected):
+    vectors, dim = read_vectors(write_text(tmp_path / "vectors", content), expected)
+    assert dim == len(next(iter(expected.values())))
+    assert {word: vector.tolist() for word, vector in vectors.items()} == {
+        word: np.float32(numbers).tolist() for word, numbers in expected.items()
+    }
+
+
+def binary(words, dim, newline=b""):
+    """A file as word2vec (with newlines) and gensim (without) write it."""
+    rows = [f"{word} ".encode() + struct.pack(f"<{dim}f", *numbers) + newline for word, numbers in words.items()]
+    return f"{len(words)} {dim}\n".encode() + b"".join(rows)
+
+
+def in_zip(data, path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("__MACOSX/._vectors.txt", b"x")
+        archive.writestr("vectors.txt", data)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("newline", [b"", b"\n"])
+@pytest.mark.parametrize("pack", [None, gzip.compress, bz2.compress, lzma.compress, in_zip])
+def test_binary_and_packed_files_are_read_by_their_content(tmp_path, newline, pack):
+    rng = np.random.default_rng(0)
+    words = {word: rng.normal(size=50) for word in ("长", "the", "\u3000", "New_York")}
+    text = "".join(f"{word} {' '.join(map(str, numbers))}\n" for word, numbers in words.items()).encode()
+    for data in (binary(words, 50, newline), text):
+        if pack:
+            data = pack(data, tmp_path / "packed") if pack is in_zip else pack(data)
+        (tmp_path / "vectors").write_bytes(data)
+        vectors, dim = read_vectors(str(tmp_path / "vectors"), words)
+        assert dim == 50 and vectors.keys() == words.keys()
+        for word, numbers in words.items():
+            np.testing.assert_array_equal(vectors[word], numbers.astype(np.float32), strict=True)
+
+
+@pytest.mark.parametrize("block", [7, 64, 1 << 20])
+def test_binary_vectors_may_end_between_blocks(tmp_path, monkeypatch, block):
+    monkeypatch.setattr("txl_tf.data.text_files.BLOCK_BYTES", max(block, 64))
+    words = {f"w{i}": np.full(3, i + 0.5) for i in range(40)}
+    (tmp_path / "vectors.bin").write_bytes(binary(words, 3))
+    vectors, _ = read_vectors(str(tmp_path / "vectors.bin"), words)
+    assert {word: vector[0] for word, vector in vectors.items()} == {f"w{i}": i + 0.5 for i in range(40)}
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (binary({"a": [0.1, 2.5], "b": [3.3, 4.1]}, 2)[:-3], "is not whole: it ends in vector 2 of 2"),
+        (binary({"a": [0.1, np.inf]}, 2), "vectors, vector 1: numbers must be finite, got "),
+        (gzip.compress(b"a 1 2\n" * 999)[:-20], "vectors cannot be unpacked: "),
+        (b"\xba\x16\x4f\x2f\x0c\0\0\0", "is a model of fastText: .* ends in .vec"),
+        (b"\x80\x04\x95\x00\x01", "is a pickle: gensim writes what it loads of it as vectors by save_word2vec_format"),
+        ("5 2\n长 1 2\n江 3 4\n".encode("gbk"), "is not UTF-8 text.* vectors are read from text and from word2vec's"),
+    ],
+)
+def test_files_that_are_not_whole_or_of_other_formats_are_named(tmp_path, content, message):
+    with pytest.raises(ValueError, match=message):
+        read_vectors(write_text(tmp_path / "vectors", content), {"a", "b"})
+
+
+def test_an_archive_of_two_files_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "v.zip", "w") as archive:
+        archive.writestr("glove.50d.txt", "a 1\n")
+        archive.writestr("glove.100d.txt", "a 1\n")
+    with pytest.raises(ParameterError) as caught:
+        read_vectors(str(tmp_path / "v.zip"), {"a"}, "word_vectors")
+    assert (caught.value.name, caught.value.value) == ("word_vectors", str(tmp_path / "v.zip"))
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -12,6 +12,7 @@ import txl_tf
 from txl_tf.config import OptimizerConfig, TaggedConfig, TaggerTrainingConfig, TenerTaggerConfig
 from txl_tf.data.tagged.batches import features, form_of, forms_of
 from txl_tf.data.tagged.sentences import encoder_of, read_corpus, read_tagged_as
+from txl_tf.errors import ParameterError
 from txl_tf.models.taggers.text_tagger import TextTagger
 from txl_tf.runs.metrics import score_table
 from txl_tf.runs.train import train_run
@@ -60,6 +61,35 @@ def test_words_of_a_file_of_several_columns(tmp_path):
     every = read_corpus(TaggedConfig(train_path=path, valid_path=path, token_level="word", min_freq=0))
     assert every.vocab.symbols[2:] == ["left", "Peter", "Blackburn", "He"]
     assert every.bigram_vocab.symbols[2:] == ["eft", "^ter", "^urn", "^He"]
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_vectors_of_lower_case_forms_are_counted_and_taken(tmp_path, lowercase, caplog):
+    """As GloVe's 6B has no other ones: not one name has a vector of its own."""
+    path = write_text(tmp_path / "a.conll", NER)
+    vectors = write_text(tmp_path / "glove", "peter 1 2\nblackburn 3 4\nleft 5 6\nhe 7 8\nHe 9 9\n")
+    options = {"token_level": "word", "word_vectors": vectors, "lowercase_vectors": lowercase}
+    with caplog.at_level("INFO", "txl_tf"):
+        corpus = read_corpus(TaggedConfig(train_path=path, valid_path=path, **options))
+    rows = dict(zip(corpus.vocab.symbols, corpus.embeddings["vocab"].tolist(), strict=True))
+    assert rows["left"] == [5, 6] and rows["He"] == [9, 9]
+    assert {name: rows.get(name) for name in ("Peter", "Blackburn")} == (
+        {"Peter": [1, 2], "Blackburn": [3, 4]} if lowercase else {"Peter": None, "Blackburn": None}
+    )
+    (said,) = caplog.messages
+    expected = "2 of 4 words found exactly, 2 in lower case" if lowercase else (
+        "2 of 2 words found exactly, 2 in lower case: lowercase_vectors takes these"
+    )  # fmt: skip
+    assert said == f"word_vectors {vectors}: {expected}"
+
+
+def test_vectors_of_none_of_the_words_are_an_error(tmp_path):
+    path, vectors = write_text(tmp_path / "a.conll", NER), write_text(tmp_path / "glove", "peter 1 2\nhe 7 8\n")
+    options = {"train_path": path, "valid_path": path, "token_level": "word", "word_vectors": vectors}
+    with pytest.raises(ParameterError, match="of 2 it has one in lower case: lowercase_vectors takes these") as caught:
+        read_corpus(TaggedConfig(**options))
+    assert (caught.value.name, caught.value.value) == ("word_vectors", vectors)
+    assert read_corpus(TaggedConfig(**options, lowercase_vectors=True)).embeddings["vocab"].shape == (5, 2)
 
 
 def test_forms_of_words():

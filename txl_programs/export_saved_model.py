@@ -9,6 +9,7 @@ A server that watches the folder takes up the new version by itself. A version t
 """
 
 import os
+import sys
 
 from absl import flags
 
@@ -39,6 +40,19 @@ define_flags(SearchConfig)  # of an encoder-decoder
 flags.mark_flags_as_required(["model_dir", "output"])
 
 
+def say_longest(folder, max_tokens):
+    """Says which texts a served tagger takes, and reads less well than in training."""
+    from txl_tf.runs.families.pipeline import longest_sentence
+
+    longest = longest_sentence(folder)
+    if longest and longest < max_tokens:
+        print(
+            f"the longest training sentence has {longest:,} tokens: longer texts, up to {max_tokens:,}, are tagged "
+            f"less well. --max_tokens={longest} refuses them",
+            file=sys.stderr,
+        )
+
+
 def main():
     from txl_tf import export_saved_model
     from txl_tf.files import absolute, check_no_pattern
@@ -50,6 +64,8 @@ def main():
     folder = RunFolder(FLAGS.model_dir)
     vocabs = folder.load_vocabs()
     model = load_model(folder, **values("mem_len clamp_len", given_only=True))
+    if folder.family.task == "tagger":
+        say_longest(folder, FLAGS.max_tokens or model.network.max_seq_len)
     vocab = vocabs[0] if len(vocabs) == 1 else vocabs
     search = values(SearchConfig, given_only=True) or None
     export_saved_model(model, directory, vocab, search=search, **values("weights top_n max_tokens max_rows warmup"))

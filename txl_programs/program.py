@@ -372,6 +372,23 @@ def load_model(folder, **changes):
     return with_checkpoint(folder, functools.partial(folder.load_model, **changes))
 
 
+class _StderrHandler(_StdoutHandler):
+    """The same for `sys.stderr`."""
+
+    stream = property(lambda self: sys.stderr, lambda self, value: None)
+
+
+@contextlib.contextmanager
+def messages_to_stderr():
+    """Has the library's messages written to the standard error, where the standard output is for answers."""
+    logger = logging.getLogger("txl_tf")
+    before, logger.handlers = logger.handlers, [_StderrHandler()]
+    try:
+        yield
+    finally:
+        logger.handlers = before
+
+
 def log_to_stdout():
     """Has the library's messages printed to the standard output, as they are."""
     logger = logging.getLogger("txl_tf")

@@ -5,6 +5,8 @@
     txl-tag --model_dir=runs/flat_resume --input=text.txt --format=conll            (characters and tags)
     txl-tag --model_dir=runs/flat_resume --input=texts/ --output=found/             (many files, see docs/scale.md)
     txl-tag --model_dir=runs/flat_resume --tagged=test.char.bmes      (precision, recall, F1, confusion)
+    txl-tag --model_dir=runs/tener_resume --input=text.txt --split_sentences           (lines are paragraphs)
+    txl-tag --model_dir=runs/flat_resume --input=text.txt --lexicon=words.txt          (other words than in training)
 
 A line of input is a sentence, a line of output its entities as JSON: kind, start, end (in characters, end excluded),
 text, and prob, the probability that its tokens have just these tags. Tokens are characters or, of a run with
@@ -22,7 +24,17 @@ import sys
 
 from absl import flags
 
-from txl_programs.program import FLAGS, changed, check_used, define_line_flags, load_model, read_flags, run, values
+from txl_programs.program import (
+    FLAGS,
+    changed,
+    check_used,
+    define_line_flags,
+    messages_to_stderr,
+    read_flags,
+    run,
+    values,
+    with_checkpoint,
+)
 
 FORMATS = ("json", "conll")
 
@@ -31,6 +43,12 @@ flags.DEFINE_string("tagged", None, "File of tokens and tags, to tag and to comp
 flags.DEFINE_enum("format", "json", FORMATS, "JSON lines of entities, or a token and its tag a line.")
 flags.DEFINE_bool("constraints", None, "Take only paths of tags that their scheme allows; default: as the run does.")
 flags.DEFINE_integer("batch_size", 64, "Sentences to tag at a time.", lower_bound=1)
+flags.DEFINE_integer(
+    "max_seq_len", None, "Most tokens to read at a time; default: as many as the longest training sentence has."
+)
+flags.DEFINE_bool("split_sentences", False, "Cut lines at the ends of sentences (。！？；… and . ! ? ;).")
+flags.DEFINE_string("lexicon", None, "For FLAT: file of words to find in place of the run's, or jieba.")
+flags.DEFINE_bool("skip_short_words", None, "Leave out words of one character of --lexicon; default: as the run does.")
 
 read_flags(__name__)
 
@@ -38,8 +56,7 @@ from txl_programs.answering.files import answer_input
 from txl_programs.answering.lines import check_output, write_answers
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json
-from txl_tf.data.tagged.sentences import encoder_of, read_tagged_as
-from txl_tf.models.taggers.text_tagger import TextTagger
+from txl_tf.data.tagged.sentences import read_tagged_as
 from txl_tf.runs.families.pipeline import POOL, TaggedLine, TaggingPipeline
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import confusion, format_confusion, format_scores, score_table
@@ -65,12 +82,23 @@ def read_tagged(folder):
     return read_tagged_as(FLAGS.tagged, model["labels"], digits, model.get("scheme"))
 
 
-def compare(sentences, model, vocabs):
+def open_pipeline(folder, path):
+    """The tagger of a run, by the flags, with the weights of a checkpoint."""
+    changes = values("constraints max_seq_len lexicon skip_short_words", given_only=True)
+    return TaggingPipeline.open(folder, path, **changes)
+
+
+def compare(sentences, pipeline):
     """Tags sentences that have tags, writes what it found where that is asked for, and prints tables."""
-    tagger, tags = TextTagger(model, encoder_of(*vocabs), FLAGS.batch_size), [sentence.tags for sentence in sentences]
-    results, space = tagger.tag([sentence.tokens for sentence in sentences]), " " * (model.token_level == "word")
+    tagger, model, tags = pipeline.tagger, pipeline.model, [sentence.tags for sentence in sentences]
+    tagger.batch_size = FLAGS.batch_size
+    tokens = [sentence.tokens for sentence in sentences]
+    for sentence in sentences:
+        pipeline.warn_of_length(sentence.tokens, f"{FLAGS.tagged}, line {sentence.line}", FLAGS.split_sentences)
+    results = tagger.tag_in_sentences(tokens) if FLAGS.split_sentences else tagger.tag(tokens)
+    space = " " * (model.token_level == "word")
     if FLAGS.output or FLAGS["format"].present:
-        pairs = zip([sentence.tokens for sentence in sentences], results, strict=True)
+        pairs = zip(tokens, results, strict=True)
         write_answers((TaggedLine.of(tagger, space.join(tokens), tokens, found) for tokens, found in pairs), lines_of)
     found = [result.tags for result in results]
     print(format_scores(score_table(found, tags, model.scheme)), file=sys.stderr)
@@ -79,9 +107,10 @@ def compare(sentences, model, vocabs):
 
 def make_answering(folder, path):
     """What tags lines, by the flags, with the weights of a checkpoint."""
-    model = folder.load_model(path, **values("constraints", given_only=True))
-    pipeline = TaggingPipeline(model, *folder.load_vocabs())
-    return Answering(functools.partial(pipeline.tag_lines, batch_size=FLAGS.batch_size), lines_of)
+    tag_lines = functools.partial(
+        open_pipeline(folder, path).tag_lines, batch_size=FLAGS.batch_size, split_sentences=FLAGS.split_sentences
+    )
+    return Answering(tag_lines, lines_of)
 
 
 def main():
@@ -89,14 +118,20 @@ def main():
         raise ValueError("--tagged must name a file, got ''")
     if FLAGS.tagged and FLAGS.input:
         raise ValueError("--tagged and --input exclude each other")
+    with messages_to_stderr():
+        return tag()
+
+
+def tag():
+    """Tags --input, or compares with --tagged; returns the status to end with."""
     folder = RunFolder(FLAGS.model_dir, "tagger")
-    vocabs = folder.load_vocabs()
+    folder.load_vocabs()  # errors come before lines are read
     if FLAGS.tagged:
         check_left_out(values("ray_address ray_workers"), "--tagged is for one machine")
         check_used((changed("strict"), False, "is for lines: --tagged ends at what it cannot read anyway"))
         check_output(FLAGS.tagged)
         sentences = read_tagged(folder)
-        return compare(sentences, load_model(folder, **values("constraints", given_only=True)), vocabs)
+        return compare(sentences, with_checkpoint(folder, functools.partial(open_pipeline, folder)))
     tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size)
     return int(tally.missing > 0)
 

@@ -28,6 +28,7 @@ from txl_tf.data.text.texts import find_named_files, folder_around
 from txl_tf.files import absolute, lock, same_path, sha256, writing
 from txl_tf.runs.folder import RunFolder
 
+_FILES = ("lexicon",)  # flags that name a file, on whose content answers depend
 # Flags that no answer depends on.
 _OTHER_FLAGS = {"model_dir", "ckpt_path", "input", "output", "strict", *ClusterConfig.names()}
 
@@ -74,6 +75,7 @@ def _answer_files(folder, make_answering, program, together, files, path):
     cluster, started = config_of(ClusterConfig), time.perf_counter()
     run = functools.partial(_here, make_answering, folder, path)
     flags = {flag.name: flag.value for flag in _own_flags() if flag.name not in _OTHER_FLAGS}
+    flags |= {name: sha256(flags[name]) for name in _named_by(flags)}
     key = [program, flags, sha256(folder.config_file), sha256(f"{path}.index"), together]
     with writing(FLAGS.output):
         tf.io.gfile.makedirs(FLAGS.output)
@@ -129,6 +131,12 @@ def _own_flags():
     return FLAGS.get_key_flags_for_module(FLAGS.find_module_defining_flag("model_dir"))
 
 
+def _named_by(flags):
+    """Those of `flags`, `{name: value}`, that name a file which answers depend on."""
+    paths = {name: flags[name] for name in _FILES if flags.get(name)}
+    return [name for name, path in paths.items() if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path)]
+
+
 def _with_progress(run, blocks):
     """The parts that `run` yields for blocks, with a progress bar on a terminal."""
     bar, lines = progress_bar(sum(block.lines for block in blocks)), {block.part: block.lines for block in blocks}
@@ -150,6 +158,7 @@ def _on_cluster(cluster, program, folder, path, blocks):
     """Has blocks answered by the workers of a cluster; yields their parts."""
     given = {flag.name: flag.value for flag in _own_flags() if flag.present}
     given |= {"model_dir": absolute(folder.path), "ckpt_path": absolute(path)}
+    given |= {name: absolute(given[name]) for name in _named_by(given)}
     make = functools.partial(make_in_worker, program, folder.task, given)
     return answer_on_cluster(blocks, make, cluster)
 

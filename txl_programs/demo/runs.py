@@ -14,11 +14,12 @@ class OpenRun:
         name: what the page calls it.
 
     Attributes:
+        folder: its `RunFolder`.
         task: of its family, such as "language_model".
     """
 
     def __init__(self, model_dir: str, name: str):
-        folder = RunFolder(model_dir)
+        self.folder = folder = RunFolder(model_dir)
         self.name, self.task, self.config = name, folder.family.task, folder.read_config()
         self.family, self.vocabs, self.model = folder.family.name, folder.load_vocabs(), folder.load_model()
         self.lock = threading.Lock()

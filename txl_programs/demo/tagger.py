@@ -22,6 +22,7 @@ from txl_programs.demo.pieces import (
 from txl_programs.demo.runs import OpenRun, picked
 from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.models.taggers.text_tagger import TextTagger
+from txl_tf.runs.families.pipeline import longest_sentence
 
 MOST_DRAWN = 200  # tokens of a picture
 WORD = 90  # pixels of a token that is a word
@@ -37,7 +38,8 @@ class TaggerView:
 
     def __init__(self, run: OpenRun, limits: Limits):
         self.run, self.limits = run, limits
-        self.tagger = TextTagger(run.model, encoder_of(*run.vocabs))
+        most, longest = run.model.network.max_seq_len, longest_sentence(run.folder)
+        self.tagger = TextTagger(run.model, encoder_of(*run.vocabs), window=min(longest or most, most))
         self.network = run.model.network
 
     def split(self, text: str) -> list[str]:

@@ -146,9 +146,12 @@ class TaggedConfig(Config):
     )
     lexicon: str | None = option(None, "File of words to match, one a line; jieba, towns: of that package or dataset.")
     skip_short_words: bool = option(False, "Leave out a lexicon's words of one character.")
-    char_vectors: str | None = option(None, "Vectors of characters, in word2vec's text format, to start from.")
+    char_vectors: str | None = option(
+        None, "Vectors of characters to start from: word2vec's or GloVe's text, or word2vec's binary format; .gz, .zip."
+    )
     bigram_vectors: str | None = option(None, "Vectors of bigrams.")
     word_vectors: str | None = option(None, "Vectors of the lexicon's words; or of words that are the tokens.")
+    lowercase_vectors: bool = option(False, "Take the vector of its lower-case form for a symbol without a vector.")
     unit_vectors: bool = option(False, "Scale the embeddings to length 1 at the start.")
     n_sentences: int = option(4000, "For towns: sentences to make for training.", at_least(1))
 
@@ -161,6 +164,8 @@ class TaggedConfig(Config):
             check_left_out({name: getattr(self, name) for name in of_files}, "dataset=towns makes its sentences itself")
             if self.token_level != "char":
                 raise ValueError(f"token_level must be char for dataset=towns, got {self.token_level}")
+        if not (self.char_vectors or self.bigram_vectors or self.word_vectors):
+            check_left_out({"lowercase_vectors": self.lowercase_vectors}, "there are no vectors")
         if self.token_level == "char":
             if self.word_vectors and not self.lexicon:
                 raise ValueError("word_vectors are those of a lexicon's words: give lexicon, too")

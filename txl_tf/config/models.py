@@ -169,6 +169,9 @@ class FlatConfig(EncoderConfig):
         "ff", "How the distances of a pair, four or (ff_two) two, become one position.", one_of(FUSIONS)
     )
     fusion_shared: bool = option(True, "Share the fusion between the layers.")
+    max_seq_len: int = option(
+        512, "Most tokens of a sentence, or of a window of a longer one.", LENGTH, free=unless(rel_pos_init=0)
+    )
     rel_pos_init: int = option(
         1, "1: distances as they are; 0: max_seq_len added, as the program does.", at_least(0, 1)
     )

@@ -15,6 +15,7 @@ from txl_tf.config.checks import (
     one_of,
     option,
 )
+from txl_tf.errors import ParameterError
 
 OPTIMIZERS = ("adam", "adamw", "lamb", "sgd")
 SCHEDULES = ("cosine", "noam", "linear", "constant")
@@ -61,6 +62,9 @@ class RunConfig(Config):
     init_from: str | None = option(
         None, "Folder of a run to start a new one from: with its model, vocabulary and weights. Flags change the rest."
     )
+    extend_vocab: bool = option(
+        False, "With init_from: give symbols of the new text that its vocabulary lacks rows of their own, at its end."
+    )
     warm_start_path: str | None = option(None, "Checkpoint, also of the original, to start a new run from.")
     allow_other_text: bool = option(False, "Resume even if the text changed; the vocabulary must match.")
     steps_per_execution: int | None = option(
@@ -75,6 +79,9 @@ class RunConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.extend_vocab and not self.init_from:
+            message = "extend_vocab needs init_from: it extends the vocabulary of another run"
+            raise ParameterError("extend_vocab", True, "left out without init_from", message)
         k = self.steps_per_execution
         for name, steps in {"train_steps": self.train_steps, "iterations": self.iterations}.items():
             if k is not None and steps % k:

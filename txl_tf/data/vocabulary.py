@@ -27,6 +27,7 @@ import tensorflow as tf
 from txl_tf.config import COUNTED_LEVELS, one_of
 from txl_tf.data.encodings import not_utf8
 from txl_tf.data.text_files import plain_pieces, with_newlines
+from txl_tf.errors import ParameterError
 from txl_tf.files import reading, write_atomic
 from txl_tf.schema import brief
 
@@ -161,6 +162,20 @@ class Vocab:
         counted = [s for s, n in self.counter.most_common(self.max_size) if n >= self.min_freq]
         self._set_symbols(dict.fromkeys(self.special + [self.document] * (self.document is not None) + counted))
         self._check_line_symbols("the vocabulary: add it to special")
+
+    def extended(self, symbols: Iterable[str]) -> Vocab:
+        """A vocabulary of these tokens, with the same ids, and then of those of `symbols` that are not among them.
+
+        Raises:
+            ParameterError: the level has a fixed number of tokens.
+        """
+        if self.level not in ("word", "char"):
+            message = f"a vocabulary of level {self.level} cannot be extended: leave extend_vocab out"
+            raise ParameterError("extend_vocab", True, f"left out at level {self.level}", message)
+        vocab = type(self)(**self.get_config())
+        vocab._set_symbols(dict.fromkeys([*self.symbols, *symbols]))
+        vocab.counter = self.counter
+        return vocab
 
     def _set_symbols(self, symbols: Iterable[str]) -> None:
         self.symbols = list(symbols)

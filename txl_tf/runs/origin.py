@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Iterable
 
 import keras
 
@@ -20,6 +21,8 @@ from txl_tf.runs.weights import checkpoint_step, load_weights
 from txl_tf.schema import brief, differing
 
 logger = logging.getLogger("txl_tf")
+
+_MUCH = 0.05  # of a text that is unknown
 
 
 class Origin:
@@ -107,6 +110,30 @@ class Origin:
     def _name(self, path: str) -> str:
         return path.removeprefix(f"{self.source.path.rstrip('/')}/")
 
+    def say_unknown(self, counts: dict[str, tuple[int, int]], unk: str, of_note: Iterable[str] | None = None) -> None:
+        """Logs how much of the new text is unknown; as a warning where it is much.
+
+        Args:
+            counts: parts of the text, such as "characters" -> how many of them are unknown, and how many there are.
+            unk: the unknown symbol.
+            of_note: the parts that are worth a warning; by default all.
+        """
+        shares = {part: unknown / max(total, 1) for part, (unknown, total) in counts.items()}
+        said = " and ".join(f"{share:.2%} of the {part}" for part, share in shares.items())
+        said += f" {'is' if [*shares] == ['text'] else 'are'} {unk}" if shares else ""
+        if any(shares[part] > _MUCH for part in (shares if of_note is None else of_note)):
+            logger.warning(
+                f"{said}: the vocabulary of init_from={self.path} lacks many symbols of the new text. extend_vocab "
+                "gives them rows of their own"
+            )
+        elif said:
+            logger.info(said)
+
+    def say_extended(self, sizes: dict[str, tuple[int, int]], where: str = "") -> None:
+        """Logs by how much vocabularies, `{name: (size before, size now)}`, were extended, and where the rows are."""
+        added = (f"{now - before:,} symbols to the {before:,} of {name}" for name, (before, now) in sizes.items())
+        logger.info(f"extend_vocab adds {' and '.join(added)}{where}")
+
     def load(
         self,
         model: keras.Model,
@@ -121,7 +148,7 @@ class Origin:
         """
 
         def read(path):
-            load_weights(model, path, leave_out=anew)
+            load_weights(model, path, leave_out=anew, extend=training.extend_vocab)
             return path
 
         path = self.source.with_checkpoint(training.warm_start_path, read, "warm_start_path")

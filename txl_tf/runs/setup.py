@@ -46,7 +46,7 @@ def open_machine(machine: MachineConfig) -> tuple[tf.distribute.Strategy, Machin
     return strategy, dataclasses.replace(machine, mixed_precision=choose_precision(machine.mixed_precision, strategy))
 
 
-def open_corpus(data: dict, vocab: Vocab | None = None) -> Corpus:
+def open_corpus(data: dict, vocab: Vocab | None = None, extend_vocab: bool = False) -> Corpus:
     """The corpus of `config.json`'s `"data"`: a prepared folder, `data_dir`, or the arguments of `build_corpus`."""
     if not data:
         raise ValueError(
@@ -55,7 +55,7 @@ def open_corpus(data: dict, vocab: Vocab | None = None) -> Corpus:
     if data.get("data_dir"):
         return load_corpus(data["data_dir"])
     options = {name: value for name, value in data.items() if name not in ("by_character", "data_dir")}
-    return build_corpus(**options, vocab=vocab)
+    return build_corpus(**options, vocab=vocab, extend_vocab=extend_vocab)
 
 
 def corpus_of(folder: RunFolder, data: dict | None = None) -> Corpus:
@@ -64,7 +64,14 @@ def corpus_of(folder: RunFolder, data: dict | None = None) -> Corpus:
     data = data or config["data"]
     if "vocab" in config and data.get("raw_text") is None:
         data = {**data, "raw_text": folder.load_vocab().raw_text}
-    return open_corpus(data, folder.load_vocab() if config.get("init_from") else None)
+    if not config.get("init_from"):
+        return open_corpus(data)
+    return open_corpus(without_choice(data), folder.load_vocab())
+
+
+def without_choice(data: dict) -> dict:
+    """`data` without what chose the symbols that a vocabulary was extended by."""
+    return {name: value for name, value in data.items() if name not in ("min_freq", "max_size")}
 
 
 def encode_text(path: str, vocab: Vocab, data: dict, reading: dict | None = None) -> tuple[np.ndarray, TextSize]:

@@ -181,7 +181,7 @@ class Run:
                 raise
             raise ValueError(
                 f"{error}: it is that of init_from={self.origin.path}. Leave such symbols out of the text, or start "
-                "from a run with an unknown symbol, as min_freq=2 gives it"
+                "from a run with an unknown symbol, as min_freq=2 gives it; or extend_vocab adds them to the vocabulary"
             ) from error
         self.fingerprints = {split: self.corpus.fingerprint(split) for split in self.corpus.splits}
         self.model_config = dataclasses.replace(self.model_config, **self.from_data())
@@ -194,7 +194,7 @@ class Run:
         recorded = *family.batching, *RECORDED, *family.recorded
         return {
             **family.describe(self.data_config(), self.model_config.to_dict(), self.corpus.vocabs),
-            "training": {**{name: settings[name] for name in recorded}, **self.optimizer.to_dict()},
+            "training": {**{name: settings[name] for name in recorded}, **self.measured(), **self.optimizer.to_dict()},
             "fingerprints": self.fingerprints,
             **({"init_from": self.origin.record(self.training)} if self.origin else {}),
         }
@@ -202,6 +202,10 @@ class Run:
     def data_config(self) -> dict:
         """`"data"` of `config.json`."""
         return self.data.to_dict()
+
+    def measured(self) -> dict:
+        """What `"training"` of `config.json` says of the data, besides settings."""
+        return {}
 
     def make_model(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Makes the model, its optimizer built, and prepares its checkpoints."""

@@ -109,13 +109,17 @@ def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
 
 
 def load_weights(
-    model: keras.Model, checkpoint: str | os.PathLike | CheckpointReader, leave_out: tuple[str, ...] = ()
+    model: keras.Model,
+    checkpoint: str | os.PathLike | CheckpointReader,
+    leave_out: tuple[str, ...] = (),
+    extend: bool = False,
 ) -> None:
     """As `load_tf1_checkpoint`, for a model of any family, and for the checkpoint of a run too.
 
-    Weights whose names begin with one of `leave_out` stay as they are.
+    Weights whose names begin with one of `leave_out` stay as they are. With `extend`, a weight of the model may be
+    longer than that of the checkpoint in one dimension, that of a vocabulary: what is beyond it stays as it is.
     """
-    read = weights_reader(model, checkpoint, leave_out)
+    read = weights_reader(model, checkpoint, leave_out, extend)
     variables = _others(weights_by_name(model), leave_out)
     arrays = {name: read(name) for name in variables}  # all of them, before the first is set
     for name, variable in variables.items():
@@ -127,16 +131,30 @@ def _others(weights: dict, leave_out: tuple[str, ...]) -> dict:
 
 
 def weights_reader(
-    model: keras.Model, checkpoint: str | os.PathLike | CheckpointReader, leave_out: tuple[str, ...] = ()
+    model: keras.Model,
+    checkpoint: str | os.PathLike | CheckpointReader,
+    leave_out: tuple[str, ...] = (),
+    extend: bool = False,
 ) -> Callable[[str], np.ndarray]:
     """Checks that a checkpoint fits a model, and returns a function that reads one array by its name.
+
+    `leave_out`, `extend`: see `load_weights`.
 
     Raises: as `load_tf1_checkpoint`.
     """
     reader = checkpoint if isinstance(checkpoint, CheckpointReader) else CheckpointReader(checkpoint)
-    found = _others(reader.weight_shapes, leave_out)
-    check_fits(reader.path, found, _others(weights_by_name(model), leave_out))
-    return lambda name: reader.get(reader.weights[name])
+    found, variables = _others(reader.weight_shapes, leave_out), _others(weights_by_name(model), leave_out)
+    check_fits(reader.path, found, variables, extend)
+
+    def read(name):
+        array = reader.get(reader.weights[name])
+        if array.shape == tuple(variables[name].shape):
+            return array
+        longer = keras.ops.convert_to_numpy(variables[name]).copy()
+        longer[tuple(map(slice, array.shape))] = array
+        return longer
+
+    return read
 
 
 class CheckpointGone(ValueError):
@@ -278,18 +296,27 @@ def check_exists(path: str | os.PathLike) -> None:
         raise CheckpointGone(f"no checkpoint at {path}: {path}.index does not exist")
 
 
-def check_fits(path: str, found: dict[str, list], variables: dict[str, Any]) -> None:
-    """Raises ValueError that names every difference between the shapes `found` in a checkpoint and the model's."""
+def check_fits(path: str, found: dict[str, list], variables: dict[str, Any], extend: bool = False) -> None:
+    """Raises ValueError that names every difference between the shapes `found` in a checkpoint and the model's.
+
+    With `extend`, the model's may be longer in one dimension.
+    """
     problems = []
     for name, variable in variables.items():
         if name not in found:
             problems.append(f"{name} is missing from the checkpoint")
-        elif list(found[name]) != list(variable.shape):
+        elif list(found[name]) != list(variable.shape) and not (extend and _is_longer(variable.shape, found[name])):
             problems.append(f"{name} is {list(found[name])} in the checkpoint and {list(variable.shape)} in the model")
     for name in sorted(set(found) - set(variables)):
         problems.append(f"{name} {list(found[name])} is in the checkpoint and not in the model")
     if problems:
         raise ValueError(f"{path} does not fit the model:\n  " + "\n  ".join(problems))
+
+
+def _is_longer(shape: tuple[int, ...], than: list[int]) -> bool:
+    """Whether a shape is longer than another in one dimension and the same in all others."""
+    pairs = [pair for pair in zip(shape, than, strict=False) if pair[0] != pair[1]]
+    return len(shape) == len(than) and len(pairs) == 1 and pairs[0][0] > pairs[0][1]
 
 
 def checkpoint_step(path: str | os.PathLike) -> int:

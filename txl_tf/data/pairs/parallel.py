@@ -110,7 +110,11 @@ class ParallelCorpus:
 
 
 def read_pairs(
-    config: PairsConfig, vocabs: list[Vocab] | None = None, max_len: int | None = None, has_unknown: bool = True
+    config: PairsConfig,
+    vocabs: list[Vocab] | None = None,
+    max_len: int | None = None,
+    has_unknown: bool = True,
+    extend_vocab: bool = False,
 ) -> ParallelCorpus:
     """Reads and encodes pairs of lines. The vocabularies come from `train_path`, unless files give symbols.
 
@@ -120,6 +124,7 @@ def read_pairs(
         max_len: most symbols of a line, ends included, where `skip_bad_lines` leaves out the longer ones.
         has_unknown: whether new vocabularies have `<unk>`, which stands for symbols that they do not have; those of
             earlier versions do not. With `min_freq` and `max_size` they have it anyway.
+        extend_vocab: whether symbols that `vocabs` lack, chosen as those of new ones, get ids behind theirs.
 
     Raises:
         ValueError: files of different length, an empty line, a symbol that the vocabulary does not have, ...: names
@@ -129,15 +134,16 @@ def read_pairs(
     sides, names, said = _read_splits(config)
     held_out = None if "valid" in sides else _hold_out(sides["train"][0].lines, config.valid_fraction)
     if vocabs:
-        _check_vocabs(config, vocabs)
-    else:
+        _check_vocabs(config, vocabs, extend_vocab)
+    if not vocabs or extend_vocab:
         train = sides["train"] if held_out is None else [text.take(~held_out) for text in sides["train"]]
         others = [] if held_out is None else [text.take(held_out) for text in sides["train"]]
         train, others = ([text.lines for text in texts] or [[], []] for texts in (train, others))
         both, shared = (sum(lines, []) for lines in (train, others)), config.share_vocab
         of_source = both if shared else (train[0], others[0])
-        vocabs = [_make_vocab(config, "source", config.lower_case, *of_source, has_unknown)]
-        vocabs += vocabs if shared else [_make_vocab(config, "target", False, train[1], others[1], has_unknown)]
+        new = [_make_vocab(config, "source", config.lower_case, *of_source, has_unknown)]
+        new += new if shared else [_make_vocab(config, "target", False, train[1], others[1], has_unknown)]
+        vocabs = list(map(_extended, vocabs, new)) if vocabs else new
     splits = {}
     for split, texts in sides.items():
         pairs = Pairs(*(encode_side(vocab, text) for vocab, text in zip(vocabs, texts, strict=True)))
@@ -208,10 +214,18 @@ def _hold_out(sources: list[str], fraction: float) -> np.ndarray:
     return share < fraction
 
 
-def _check_vocabs(config: PairsConfig, vocabs: list[Vocab]) -> None:
+def _extended(vocab: Vocab, new: Vocab) -> Vocab:
+    """A vocabulary with the symbols that only a new one has; with its unknown symbol, where the old one has none."""
+    vocab = vocab.extended(new.symbols)
+    vocab.unk = vocab.unk or new.unk
+    return vocab
+
+
+def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = False) -> None:
     """Raises ValueError where options choose other symbols, or are not those of the vocabularies to use."""
     chosen = ("min_freq", "max_size", "source_symbols", "target_symbols", "vocab_size")
-    check_left_out({name: getattr(config, name) for name in chosen}, KNOWN_SYMBOLS)
+    if not extends:
+        check_left_out({name: getattr(config, name) for name in chosen}, KNOWN_SYMBOLS)
     source, target = vocabs
     known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
     for name, value in known.items():

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from txl_tf.data.tagged import towns
-from txl_tf.data.tagged.word_vectors import is_header
-from txl_tf.data.text_files import numbered_lines
+from txl_tf.data.tagged.lexicon_files import SPACE, words_of
 from txl_tf.environment import is_installed
 from txl_tf.schema import brief
 
 JIEBA, TOWNS = "jieba", "towns"
+_WHITE = re.compile(r"\s")
 
 
 class Match(NamedTuple):
@@ -30,17 +30,18 @@ class Lexicon:
     """Words of two characters or more.
 
     Args:
-        words: the words; the second of two equal ones is left out.
+        words: the words; the second of two equal ones is left out. White space in words and in sentences is the same
+            as `SPACE`, ␣.
 
     Attributes:
-        words: list of str, in their order.
+        words: list of str, in their order, with `SPACE` for white space.
 
     Raises:
         ValueError: a word of one character or none.
     """
 
     def __init__(self, words: Iterable[str]):
-        self.words = list(dict.fromkeys(words))
+        self.words = list(dict.fromkeys(_WHITE.sub(SPACE, word) for word in words))
         short = next((word for word in self.words if len(word) < 2), None)
         if short is not None:
             raise ValueError(f"words of a lexicon must have two characters or more, got {brief(short)}")
@@ -60,7 +61,7 @@ class Lexicon:
             tokens: characters. A token of several characters is one place: a word begins and ends between tokens, and
                 has two of them or more.
         """
-        text = "".join(tokens)
+        text = _WHITE.sub(SPACE, "".join(tokens))
         cuts = [0, *itertools.accumulate(map(len, tokens))]
         found, is_word = [], self._is_word
         for start in range(len(tokens)):
@@ -76,9 +77,9 @@ class Lexicon:
 
     @classmethod
     def load(cls, path: str, skip_short: bool = False) -> Lexicon:
-        """Reads the words of a file: the first column of each line, which ends at a space or a tab.
+        """Reads the words of a file: a list of words, jieba's dict.txt, vectors in word2vec's text format, ...
 
-        So a list of words, jieba's dict.txt and vectors in word2vec's text format, with or without their header.
+        `words_of` says where a word ends.
 
         Args:
             path: of a UTF-8 file; or "jieba", the words of the installed package jieba of two characters or more; or
@@ -87,17 +88,15 @@ class Lexicon:
 
         Raises:
             FileNotFoundError: the file does not exist.
-            ValueError: a word of one character, no words, no UTF-8 text, or jieba is not installed. Names the file.
+            ValueError: a word of one character, no words, lines of CSV, no UTF-8 text, or jieba is not installed. Names
+                the file.
         """
         if path == JIEBA:
             return cls.load(_jieba_words(), skip_short=True)
         if path == TOWNS:
             return cls(towns.lexicon())
         words = []
-        for number, line in numbered_lines(path):
-            word = re.split("[ \t]", line.strip(" \t"), maxsplit=1)[0]
-            if not word or (number == 1 and is_header(line)):
-                continue
+        for number, word in words_of(path):
             if len(word) > 1:
                 words.append(word)
             elif not skip_short:

@@ -14,7 +14,7 @@ import numpy as np
 from txl_tf.config import MIN_FREQ, TaggedConfig
 from txl_tf.data.tagged.batches import SentenceEncoder, TaggedSplit
 from txl_tf.data.tagged.lexicon import TOWNS, Lexicon
-from txl_tf.data.tagged.symbols import make_vocabs
+from txl_tf.data.tagged.symbols import extend_vocabs, make_vocabs
 from txl_tf.data.tagged.tags import (
     NONE,
     SCHEMES,
@@ -28,6 +28,7 @@ from txl_tf.data.tagged.tags import (
 from txl_tf.data.tagged.towns import make_sentences
 from txl_tf.data.text_files import numbered_lines
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
+from txl_tf.errors import ParameterError
 from txl_tf.schema import brief, check_left_out
 
 logger = logging.getLogger("txl_tf")
@@ -189,7 +190,10 @@ def encoder_of(vocab: Vocab, bigram_vocab: Vocab, lexicon: Vocab | None = None, 
 
 
 def read_corpus(
-    config: TaggedConfig, vocabs: list[Vocab] | None = None, labels: list[str] | None = None
+    config: TaggedConfig,
+    vocabs: list[Vocab] | None = None,
+    labels: list[str] | None = None,
+    extend_vocab: bool = False,
 ) -> TaggedCorpus:
     """Reads and encodes tagged sentences. Symbols and entity types come from the training sentences.
 
@@ -197,7 +201,9 @@ def read_corpus(
 
     Args:
         config: what to read.
-        vocabs: see `TaggedCorpus.vocabs`, instead of new ones.
+        vocabs: see `TaggedCorpus.vocabs`, instead of new ones. The words of `config.lexicon`, if it is given, count
+            more than those of a vocabulary; what no vocabulary has is the unknown symbol.
+        extend_vocab: whether symbols of the training sentences that `vocabs` lack get ids behind theirs.
         labels: those of a model. They are kept, and with them their scheme, where they have all types of entities.
 
     Raises:
@@ -209,12 +215,12 @@ def read_corpus(
     if config.token_level == "char":
         _warn_of_words(texts["train"], names["train"])
     if vocabs:
-        return _read_with(config, texts, names, vocabs, labels or [])
+        return _read_with(config, texts, names, vocabs, labels or [], extend_vocab)
     lexicon = Lexicon.load(config.lexicon, config.skip_short_words) if config.lexicon else None
-    if lexicon and not all(word.split() == [word] for word in lexicon.words):  # a vocabulary's file could not hold it
-        lexicon = Lexicon([word for word in lexicon.words if word.split() == [word]])
     texts, scheme = _in_one_scheme(texts, names, config.tag_scheme)
     labels = _make_labels(texts, names, scheme)
+    if lexicon:
+        _say_lexicon(config.lexicon, lexicon, texts["train"])
     vocab, bigram_vocab, embeddings = make_vocabs(config, texts, lexicon)
     corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, embeddings, config.token_level)
     return _encoded(corpus, texts)
@@ -235,12 +241,20 @@ def _read_splits(config: TaggedConfig) -> tuple[dict, dict]:
     return texts, names
 
 
-def _read_with(config: TaggedConfig, texts: dict, names: dict, vocabs: list[Vocab], known: list[str]) -> TaggedCorpus:
+def longest_in(config: TaggedConfig) -> int:
+    """Tokens of the longest training sentence. Raises: as `read_corpus`."""
+    texts, _ = _read_splits(dataclasses.replace(config, valid_path=config.train_path, test_path=None))
+    return max(len(sentence.tokens) for sentence in texts["train"])
+
+
+def _read_with(
+    config: TaggedConfig, texts: dict, names: dict, vocabs: list[Vocab], known: list[str], extends: bool
+) -> TaggedCorpus:
     """The corpus in vocabularies that are there already."""
     check_left_out(
         {name: getattr(config, name) for name in ("char_vectors", "bigram_vectors", "word_vectors")}, KNOWN_SYMBOLS
     )
-    if config.min_freq != MIN_FREQ[config.token_level]:
+    if config.min_freq != MIN_FREQ[config.token_level] and not extends:
         check_left_out({"min_freq": config.min_freq}, KNOWN_SYMBOLS)
     wanted = config.tag_scheme
     if not wanted and _kinds(_tags_of(*texts.values())) <= _kinds(known):
@@ -249,8 +263,28 @@ def _read_with(config: TaggedConfig, texts: dict, names: dict, vocabs: list[Voca
     labels = known if _tags_of(*texts.values()) <= set(known) else _make_labels(texts, names, scheme)
     vocab, bigram_vocab, *words = vocabs
     lexicon = Lexicon(words[0].symbols) if words else None
+    if words and config.lexicon:
+        lexicon = Lexicon.load(config.lexicon, config.skip_short_words)
+    if extends:
+        vocab, bigram_vocab = extend_vocabs(config, texts, lexicon, vocab, bigram_vocab)
+    if lexicon:
+        _say_lexicon(config.lexicon or "of the run", lexicon, texts["train"], vocab)
     corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, level=config.token_level)
     return _encoded(corpus, texts)
+
+
+def _say_lexicon(name: str, lexicon: Lexicon, text: list[TaggedSentence], vocab: Vocab | None = None) -> None:
+    """Logs how many words of a lexicon are in the training sentences and, given a vocabulary, how many of these are not
+    in that. Raises ParameterError where no sentence has one.
+    """
+    found = {match.word for sentence in text for match in lexicon.matches(sentence.tokens)}
+    if not found:
+        such = ", ".join(brief(word) for word in lexicon.words[:3])
+        message = f"lexicon {name}: none of its {len(lexicon):,} words, such as {such}, is in the training sentences"
+        raise ParameterError("lexicon", name, "a file of words of which the training sentences have some", message)
+    unknown = sum(word not in vocab.ids for word in found) if vocab else 0
+    rest = f"; {unknown:,} of these have no row in the vocabulary and become {vocab.unk}" if unknown else ""
+    logger.info(f"lexicon {name}: {len(lexicon):,} words, {len(found):,} of them in the training sentences{rest}")
 
 
 def _tags_of(*texts: list[TaggedSentence]) -> set[str]:

@@ -11,11 +11,15 @@ import numpy as np
 
 from txl_tf.config import TaggedConfig
 from txl_tf.data.tagged.batches import BESIDES, SPECIAL
-from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.data.tagged.lexicon import SPACE, Lexicon
 from txl_tf.data.tagged.word_vectors import embedding_matrix, read_vectors
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
+from txl_tf.schema import brief
 
 logger = logging.getLogger("txl_tf")
+
+_CALLED = {"char_vectors": "characters", "bigram_vectors": "bigrams", "word_vectors": "words"}
 
 
 class _Symbols(NamedTuple):
@@ -29,14 +33,11 @@ class _Symbols(NamedTuple):
 def make_vocabs(config: TaggedConfig, texts: dict, lexicon: Lexicon | None) -> tuple[Vocab, Vocab, dict]:
     """`(vocab, bigram_vocab, embeddings)`, as `TaggedCorpus` has them, of the sentences of each split."""
     own = "word_vectors" if config.token_level == "word" else "char_vectors"
-    chars = _choose(texts, list, config.min_freq, own, getattr(config, own))
-    besides = BESIDES[config.token_level]
-    bigrams = _choose(texts, besides, config.min_freq, "bigram_vectors", config.bigram_vectors)
+    chars = _choose(config, texts, list, config.min_freq, own)
+    bigrams = _choose(config, texts, BESIDES[config.token_level], config.min_freq, "bigram_vectors")
     words = _Symbols([], {}, None)
     if lexicon:
-        words = _choose(
-            texts, lambda tokens: [m.word for m in lexicon.matches(tokens)], 0, "word_vectors", config.word_vectors
-        )
+        words = _choose(config, texts, lambda tokens: [m.word for m in lexicon.matches(tokens)], 0, "word_vectors")
     if chars.dim and words.dim and chars.dim != words.dim:
         raise ValueError(
             f"char_vectors {config.char_vectors} have {chars.dim} numbers and word_vectors {config.word_vectors} have "
@@ -55,29 +56,61 @@ def make_vocabs(config: TaggedConfig, texts: dict, lexicon: Lexicon | None) -> t
     return *vocabs, embeddings
 
 
-def _choose(texts: dict, symbols_of: Callable, min_freq: int, option: str, path: str | None) -> _Symbols:
+def extend_vocabs(
+    config: TaggedConfig, texts: dict, lexicon: Lexicon | None, vocab: Vocab, bigram_vocab: Vocab
+) -> tuple[Vocab, Vocab]:
+    """`vocab` and `bigram_vocab` with what the training sentences have besides, characters before words."""
+    new, new_bigrams, _ = make_vocabs(config, texts, lexicon)
+    return vocab.extended(new.symbols), bigram_vocab.extended(new_bigrams.symbols)
+
+
+def _choose(config: TaggedConfig, texts: dict, symbols_of: Callable, min_freq: int, option: str) -> _Symbols:
     """The symbols of the training sentences by frequency, then those that only other files have and with a vector.
 
     Args:
         texts: split -> sentences.
         symbols_of: tokens of a sentence -> symbols.
         min_freq: symbols of the training sentences that are rarer are left out, but for words with a vector.
-        option: what messages call the vectors.
-        path: file of vectors or `None`.
+        option: name of the setting that names the file of vectors, if there is one.
     """
-    counts = {}
+    counts, path = {}, getattr(config, option)
     for split, text in texts.items():
         counter = Counter(symbol for sentence in text for symbol in symbols_of(sentence.tokens))
         # A vocabulary's file has words without white space; a token such as U+3000 is unknown.
         counts[split] = {s: n for s, n in counter.most_common() if s.split() == [s] and s not in SPECIAL}
     train = counts.pop("train")
     others = {symbol: None for counter in counts.values() for symbol in counter if symbol not in train}
-    vectors, dim = read_vectors(path, {SPECIAL[1], *train, *others}) if path else ({}, None)
+    if not path:
+        return _Symbols([symbol for symbol, n in train.items() if n >= min_freq], {}, None)
+    words = {symbol: symbol.replace(SPACE, " ") for symbol in (SPECIAL[1], *train, *others)}
+    found, dim = read_vectors(path, {*words.values(), *map(str.lower, words.values())}, option)
+    exact = {symbol: found[word] for symbol, word in words.items() if word in found}
+    lower = {s: found[word.lower()] for s, word in words.items() if word not in found and word.lower() in found}
+    vectors = exact | lower if config.lowercase_vectors else exact
     kept = vectors if option == "word_vectors" else ()
     symbols = [symbol for symbol, n in train.items() if n >= min_freq or symbol in kept]
     symbols += [symbol for symbol in others if symbol in vectors]
-    if path:
-        found = sum(symbol in vectors for symbol in symbols)
-        what = {"char_vectors": "characters", "bigram_vectors": "bigrams", "word_vectors": "words"}[option]
-        logger.info(f"{option} {path}: {found:,} of {len(symbols):,} {what} found")
+    _say_found(option, path, [*train, *others], symbols, exact, lower, config.lowercase_vectors)
     return _Symbols(symbols, vectors, dim)
+
+
+def _say_found(
+    option: str, path: str, wanted: list[str], symbols: list[str], exact: dict, lower: dict, takes_lower: bool
+) -> None:
+    """Logs how many of the `symbols` that get an id have a vector. Raises ParameterError where none has one.
+
+    Args:
+        wanted: all symbols of the files.
+        exact, lower: the vectors of symbols, and those of their lower-case forms alone.
+        takes_lower: whether these count.
+    """
+    n_lower = sum(symbol in lower for symbol in (symbols if takes_lower else wanted))
+    hint = ": lowercase_vectors takes these" if n_lower and not takes_lower else ""
+    if not any(symbol in exact or (takes_lower and symbol in lower) for symbol in wanted):
+        such = ", ".join(brief(symbol) for symbol in wanted[:3])
+        message = f"{option} {path} has a vector of none of the {len(wanted):,} {_CALLED[option]}, such as {such}"
+        message += f"; of {n_lower:,} it has one in lower case{hint}" if hint else ""
+        raise ParameterError(option, path, f"a file with vectors of the {_CALLED[option]} of the sentences", message)
+    n_exact = sum(symbol in exact for symbol in symbols)
+    found = f"{n_exact:,} of {len(symbols):,} {_CALLED[option]} found exactly, {n_lower:,} in lower case"
+    logger.info(f"{option} {path}: {found}{hint}")

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -88,7 +89,9 @@ class Corpus:
         return digest.hexdigest()
 
 
-def build_corpus(dataset: str, data_path: Any = None, vocab: Vocab | None = None, **options) -> Corpus:
+def build_corpus(
+    dataset: str, data_path: Any = None, vocab: Vocab | None = None, extend_vocab: bool = False, **options
+) -> Corpus:
     r"""Reads a dataset, makes its vocabulary and encodes its splits, all in memory.
 
     - `"pydoc"`: the reference manual of the running Python. Splits train, valid.
@@ -110,6 +113,8 @@ def build_corpus(dataset: str, data_path: Any = None, vocab: Vocab | None = None
         dataset: one of `DATASETS`.
         data_path: file or folder; for `"text"` also several files, as a list or separated by commas.
         vocab: symbols and rules to encode the text with, instead of those that the text and the options give.
+        extend_vocab: whether symbols of the text that `vocab` lacks get ids behind its own, by frequency. `min_freq`
+            and `max_size` are about these.
         **options: the other hyper-parameters of `TextConfig`.
 
     Raises:
@@ -118,9 +123,13 @@ def build_corpus(dataset: str, data_path: Any = None, vocab: Vocab | None = None
     """
     recipe = datasets.make_recipe(TextConfig(dataset=dataset, data_path=data_path, **options))
     if vocab:
-        datasets.take_vocab(recipe, vocab)
+        datasets.take_vocab(recipe, vocab, extend_vocab)
     datasets.check_files(recipe)
     vocab, counts = encoding.make_vocab(recipe)
+    if extend_vocab:
+        new = ((symbol, n) for symbol, n in vocab.counter.most_common() if symbol not in vocab.ids)
+        new = (symbol for symbol, n in new if n >= (options.get("min_freq") or 0))
+        vocab = vocab.extended(itertools.islice(new, options.get("max_size")))
     cutoffs = datasets.make_cutoffs(recipe, vocab)
     pieces, extents = collections.defaultdict(list), {}
     for split, shard, ids, extent in encoding.encode(recipe, vocab, counts):

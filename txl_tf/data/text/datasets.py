@@ -187,14 +187,16 @@ def _paper_recipe(config: TextConfig) -> Recipe:
     return recipe
 
 
-def take_vocab(recipe: Recipe, vocab: Vocab) -> None:
+def take_vocab(recipe: Recipe, vocab: Vocab, extends: bool = False) -> None:
     """Has a text encoded in a vocabulary that is there already, such as a run's, by its rules.
 
     Raises:
-        ValueError: options choose symbols, or tokens or documents are not those of the vocabulary.
+        ValueError: options choose symbols, unless it `extends` the vocabulary, or tokens or documents are not those of
+            the vocabulary.
     """
     config, chosen = recipe.options, recipe.vocab_options
-    check_left_out({name: config.get(name) for name in ("min_freq", "max_size")}, KNOWN_SYMBOLS)
+    if not extends:
+        check_left_out({name: config.get(name) for name in ("min_freq", "max_size")}, KNOWN_SYMBOLS)
     if recipe.dataset != "lm1b":
         check_left_out({"vocab_path": recipe.vocab_file}, KNOWN_SYMBOLS)
     for name in ("level", "lower_case", "raw_text") if recipe.dataset not in PAPER_DATASETS else ("level",):

@@ -17,6 +17,7 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.data.batching import by_length, in_order
 from txl_tf.data.tagged.batches import Encoded, SentenceEncoder, features
+from txl_tf.data.tagged.sentence_ends import split_at_ends
 from txl_tf.layers.common.dtypes import at_least_float32
 from txl_tf.layers.mixins.settings import add_user
 from txl_tf.models.taggers.flat import Flat
@@ -58,18 +59,21 @@ class SentenceAttention(NamedTuple):
 class TextTagger:
     """Sentences to tags and entities.
 
-    The network reads a sentence of more than `max_seq_len` tokens in overlapping windows. Each token has the emissions
+    The network reads a sentence of more than `window` tokens in overlapping windows. Each token has the emissions
     of the window in whose middle it stands most nearly, and the CRF tags the sentence as a whole.
 
     Args:
         tagger: `Tagger` of a `SentenceNetwork`. Its `token_level` says what a token is.
         encoder: `SentenceEncoder` of its run, see `encoder_of`.
         batch_size: sentences to tag at a time; those of like lengths are together.
+        window: most tokens that the network reads at a time; `None`: its `max_seq_len`, which is the limit.
     """
 
-    def __init__(self, tagger: Tagger, encoder: SentenceEncoder, batch_size: int = 64):
+    def __init__(self, tagger: Tagger, encoder: SentenceEncoder, batch_size: int = 64, window: int | None = None):
         at_least(1)("batch_size", batch_size)
-        self.tagger, self.batch_size = tagger, batch_size
+        if window is not None:
+            at_least(1, tagger.network.max_seq_len)("window", window)
+        self.tagger, self.batch_size, self.window = tagger, batch_size, window
         self.encoder = dataclasses.replace(encoder, level=tagger.token_level)
         self.lattice = isinstance(tagger.network, Flat)
         self.drop_graphs()
@@ -84,12 +88,16 @@ class TextTagger:
 
     @property
     def most(self) -> int:
-        """Most tokens that the network takes at a time."""
-        return self.tagger.network.max_seq_len
+        """Most tokens that the network reads at a time."""
+        return self.window or self.tagger.network.max_seq_len
 
     def split(self, line: str) -> list[str]:
         """The tokens of a line of text, as `tag` takes them: its characters, or words between white space."""
         return line.split() if self.tagger.token_level == "word" else list(line)
+
+    def sentences(self, tokens: Sequence[str]) -> list[Sequence[str]]:
+        """The sentences of a text, see `split_at_ends`."""
+        return split_at_ends(tokens, self.tagger.token_level == "word")
 
     def describe(self, line: str, found: TaggedText, tokens: Sequence[str] | None = None) -> dict:
         """What `tag` found in a line, for JSON: its text, and its entities by kind, start, end, text and prob.
@@ -113,6 +121,12 @@ class TextTagger:
         """Ids of sentences, see `tag`."""
         return [self.encoder.encode(tokens, left_out) for tokens in sentences]
 
+    def tag_in_sentences(self, texts: Sequence[Sequence[str]], left_out: Collection[str] = ()) -> list[TaggedText]:
+        """`tag` of texts that are cut at the ends of sentences, each of which is tagged by itself."""
+        pieces = [self.sentences(tokens) for tokens in texts]
+        found = iter(self.tag([piece for text in pieces for piece in text], left_out))
+        return [joined([next(found) for _ in text]) for text in pieces]
+
     def tag(self, sentences: Sequence[Sequence[str]], left_out: Collection[str] = ()) -> list[TaggedText]:
         """The best tags of every sentence and the entities that they mark.
 
@@ -133,8 +147,9 @@ class TextTagger:
         network = self.tagger.network
         if not hasattr(network, "attention_probs"):
             raise ValueError(f"a tagger with attention is needed, got one with {type(network).__name__}")
-        if not 0 < len(tokens) <= self.most:
-            raise ValueError(f"tokens must be 1 to max_seq_len={self.most} for a picture, got {len(tokens):,}")
+        most = network.max_seq_len
+        if not 0 < len(tokens) <= most:
+            raise ValueError(f"tokens must be 1 to max_seq_len={most} for a picture, got {len(tokens):,}")
         encoded = self.encoder.encode(tokens, left_out)
         places = list(zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True))
         inputs = {name: tf.constant(array) for name, array in features([encoded], self.lattice).items()}
@@ -178,6 +193,15 @@ class TextTagger:
             entities = [Entity(kinds[kind[i]], int(starts[i]), int(i) + 1, float(probs[i])) for i in places]
             texts.append(TaggedText([labels[tag] for tag in tags[:n]], entities))
         return texts
+
+
+def joined(pieces: Sequence[TaggedText]) -> TaggedText:
+    """What was found in a text, from what was found in its pieces."""
+    tags, entities = [], []
+    for piece in pieces:
+        entities += [e._replace(start=e.start + len(tags), end=e.end + len(tags)) for e in piece.entities]
+        tags += piece.tags
+    return TaggedText(tags, entities)
 
 
 def window_begins(n: int, most: int) -> list[int]:

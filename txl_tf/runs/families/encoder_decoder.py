@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import numpy as np
@@ -15,7 +16,7 @@ from txl_tf.config import (
 from txl_tf.data.batching import EpochBatches
 from txl_tf.data.pairs.files import SIDES
 from txl_tf.data.pairs.lengths import longest_targets, merged_lengths
-from txl_tf.data.pairs.parallel import ParallelCorpus, check_lengths, pair_batches, read_pairs
+from txl_tf.data.pairs.parallel import UNKNOWN, ParallelCorpus, check_lengths, pair_batches, read_pairs
 from txl_tf.data.vocabulary import visible
 from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.translator import Translator, check_search, did_not_end, never_written
@@ -40,8 +41,20 @@ class PairsRun(EpochRun):
             raise ValueError("share_embeddings needs share_vocab, got share_vocab=False")
 
     def open_corpus(self) -> ParallelCorpus:
+        extends, data = bool(self.origin) and self.training.extend_vocab, self.data
+        if extends and self.origin.goes_on:  # the symbols are chosen already
+            extends = False
+            data = dataclasses.replace(data, min_freq=0, max_size=None, source_symbols=None, target_symbols=None)
         vocabs, max_len = self.origin.vocabs if self.origin else None, self.model_config.max_len
-        return read_pairs(self.data, vocabs, max_len, self._has_unknown())
+        corpus = read_pairs(data, vocabs, max_len, self._has_unknown(), extends)
+        if extends:
+            names, sizes = self.folder.family.vocabs, zip(map(len, vocabs), map(len, corpus.vocabs), strict=True)
+            self.origin.say_extended(dict(zip(names, sizes, strict=True)))
+        if self.origin:
+            sizes = (len(lines.ids) for lines in corpus.splits["train"])
+            unknown = zip(corpus.unknown("train"), sizes, strict=True)
+            self.origin.say_unknown(dict(zip(("sources", "targets"), unknown, strict=True)), UNKNOWN)
+        return corpus
 
     def _has_unknown(self) -> bool:
         """Whether vocabularies have `<unk>`: new ones, and those of a run that goes on, or gives weights, if it has."""
@@ -77,7 +90,8 @@ class PairsRun(EpochRun):
             logger.info("%s", sentence)
         logger.info("%s: %s symbols; pairs: %s", corpus.names["train"], symbols, sizes)
         for split in corpus.splits:
-            self._say_unknown(split)
+            if split != "train" or not self.origin:  # which has said it
+                self._say_unknown(split)
         type_name, n_batches = self.machine.type_name, len(self.train_batches)
         logger.info("model: %s parameters, %s; %d batches an epoch", parameters, type_name, n_batches)
 

@@ -41,6 +41,7 @@ from txl_tf.runs.setup import (
     name_of,
     open_corpus,
     reset_token_of,
+    without_choice,
 )
 from txl_tf.runs.train import Run
 from txl_tf.training.distribution import broadcast_from_chief, is_chief
@@ -94,22 +95,22 @@ class LanguageModelRun(Run):
             documents = self.data.get("documents")  # by default, as the vocabulary has them
             documents = vocab.document is not None if documents is None else documents
             self.data = {**self.data, "cutoffs": bins, "documents": documents}
-        corpus = open_corpus(self.data, vocab)
+        extends = self.training.extend_vocab and not self.origin.goes_on
+        data = without_choice(self.data) if self.training.extend_vocab and not extends else self.data
+        corpus = open_corpus(data, vocab, extends)
         corpus.cutoffs, difference = bins, corpus.vocab.difference(vocab)
-        if difference:
+        if extends and corpus.vocab.symbols[: len(vocab)] == vocab.symbols:
+            where = ", in the last cluster of the adaptive softmax" if bins else ""
+            self.origin.say_extended({"vocab": (len(vocab), len(corpus.vocab))}, where)
+        elif difference:
             raise ValueError(
                 f"{name_of(self.data)} has another vocabulary than init_from={self.origin.path}: {difference}. Prepare "
                 f"it with vocab_path={self.origin.path}/{vocab_file('vocab', vocab.level)}"
             )
-        self._say_unknown(corpus)
+        tokens, unk = np.asarray(corpus.splits["train"][:1_000_000]), corpus.vocab.unk
+        if unk in corpus.vocab.ids:
+            self.origin.say_unknown({"text": (np.sum(tokens == corpus.vocab.ids[unk]), len(tokens))}, unk)
         return corpus
-
-    def _say_unknown(self, corpus: Corpus) -> None:
-        """How much of the text, up to its first million tokens, the vocabulary of another run does not have."""
-        vocab, tokens = corpus.vocab, np.asarray(corpus.splits["train"][:1_000_000])
-        share = np.mean(tokens == vocab.ids[vocab.unk]) if vocab.unk in vocab.ids else 0
-        if share:
-            logger.info("%.2f%% of the text is %s", 100 * share, vocab.unk)
 
     def from_data(self) -> dict:
         vocab = self.corpus.vocab

@@ -11,17 +11,21 @@ for found in tagger.tag_lines(open("text.txt")):  # any iterator of lines: resul
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 
-from txl_tf.config import ScoringConfig, SearchConfig, at_least
+from txl_tf.config import ScoringConfig, SearchConfig, SentenceConfig, TaggedConfig, at_least
+from txl_tf.config.checks import is_integer
 from txl_tf.data.lines import LineError, answers, in_blocks, sentence_of
-from txl_tf.data.tagged.sentences import encoder_of
+from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.data.tagged.sentences import encoder_of, lexicon_vocab, longest_in
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 from txl_tf.models.decoding.sampling import SAMPLING
 from txl_tf.models.decoding.text_generator import TextGenerator
 from txl_tf.models.taggers.text_tagger import TaggedText, TextTagger
@@ -41,7 +45,8 @@ def pipeline(model_dir: str | os.PathLike, ckpt_path: str | None = None, **chang
     `translate_lines` of an encoder-decoder, `tag_lines` of a tagger.
 
     Args:
-        model_dir, ckpt_path, **changes: see `load_run`.
+        model_dir, ckpt_path, **changes: see `load_run`. Of a tagger also those of `TaggingPipeline.open`: `lexicon`,
+            `skip_short_words`, and `max_seq_len`, the most tokens that are read at a time.
 
     Returns:
         A `Pipeline`. Called, it gives the result of a string, a list of those of a list, and an iterator over those of
@@ -52,12 +57,7 @@ def pipeline(model_dir: str | os.PathLike, ckpt_path: str | None = None, **chang
     Raises: as `load_run`.
     """
     folder = RunFolder(model_dir)
-    vocabs = folder.load_vocabs()
-
-    def opened(path):
-        return folder.family.pipeline(folder.load_model(path, **changes), *vocabs, checkpoint=folder.name_of(path))
-
-    return folder.with_checkpoint(ckpt_path, opened)
+    return folder.with_checkpoint(ckpt_path, lambda path: folder.family.pipeline.open(folder, path, **changes))
 
 
 class Pipeline:
@@ -71,6 +71,11 @@ class Pipeline:
 
     def __init__(self, model: keras.Model, *vocabs: Vocab, checkpoint: str | None = None):
         self.model, self.vocabs, self.checkpoint = model, vocabs, checkpoint
+
+    @classmethod
+    def open(cls, folder: RunFolder, path: str, **changes) -> Pipeline:
+        """The pipeline of a run with the weights of its checkpoint at `path`; `changes` are those of `load_run`."""
+        return cls(folder.load_model(path, **changes), *folder.load_vocabs(), checkpoint=folder.name_of(path))
 
     def lines(self, lines: Lines, **options) -> Iterator:
         raise NotImplementedError(f"{type(self).__name__}.lines")
@@ -183,7 +188,59 @@ class TaggedLine(NamedTuple):
 
 
 class TaggingPipeline(Pipeline):
-    """Named entities in lines."""
+    """Named entities in lines.
+
+    Args:
+        model, *vocabs, checkpoint: see `Pipeline`.
+        window: most tokens that the network reads at a time, see `TextTagger`.
+        longest: tokens of the longest training sentence, where that is known; the first longer line is a warning.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *vocabs: Vocab,
+        checkpoint: str | None = None,
+        window: int | None = None,
+        longest: int | None = None,
+    ):
+        super().__init__(model, *vocabs, checkpoint=checkpoint)
+        self.window, self.longest, self._has_warned = window, longest, False
+
+    @classmethod
+    def open(
+        cls,
+        folder: RunFolder,
+        path: str,
+        *,
+        lexicon: str | os.PathLike | Lexicon | Iterable[str] | None = None,
+        skip_short_words: bool | None = None,
+        max_seq_len: int | None = None,
+        **changes,
+    ) -> TaggingPipeline:
+        """See `Pipeline.open`.
+
+        Args:
+            lexicon: of FLAT, words to find in place of the run's: a file of them, "jieba", or the words. Those that the
+                vocabulary has no row for become its unknown symbol; a message says how many.
+            skip_short_words: whether to leave out words of one character; by default as the run does.
+            max_seq_len: most tokens that are read at a time; a longer line is read in windows. By default as many as
+                the longest training sentence has, or the run's own, where that is less.
+
+        Raises:
+            ParameterError: `lexicon` is given for a model without one; `max_seq_len` is out of its range.
+            ValueError, FileNotFoundError: see `Lexicon.load` and `load_run`.
+        """
+        config, vocabs = folder.read_config(), folder.load_vocabs()
+        most, longest = config["model"].get("max_seq_len", SentenceConfig.max_seq_len), longest_sentence(folder)
+        if max_seq_len is not None and (not is_integer(max_seq_len) or max_seq_len > most or max_seq_len < 1):
+            changes["max_seq_len"] = max_seq_len  # which is checked there
+        if lexicon is not None or skip_short_words is not None:
+            skip = config["data"].get("skip_short_words", False) if skip_short_words is None else skip_short_words
+            vocabs = [*vocabs[:2], *_other_lexicon(folder, vocabs, lexicon, skip)]
+        model = folder.load_model(path, **changes)
+        window = max_seq_len or min(longest or most, most)
+        return cls(model, *vocabs, checkpoint=folder.name_of(path), window=window, longest=longest)
 
     @known_names
     def tag_lines(
@@ -193,6 +250,7 @@ class TaggingPipeline(Pipeline):
         strict: bool = True,
         batch_size: int = 64,
         numbers: Iterable[int] | None = None,
+        split_sentences: bool = False,
     ) -> Iterator[TaggedLine | LineError]:
         """The tags and the entities of each line. An empty one has none.
 
@@ -202,23 +260,91 @@ class TaggingPipeline(Pipeline):
             strict: see `pipeline`.
             batch_size: sentences to tag at a time.
             numbers: of the lines, for messages; by default they are counted from 1.
+            split_sentences: cut lines at the ends of sentences, see `split_at_ends`, and tag each sentence by itself.
         """
         at_least(1)("batch_size", batch_size)
-        tagger = self._tagger
+        tagger = self.tagger
         tagger.batch_size = batch_size
+        numbers, of_lines = itertools.tee(itertools.count(1) if numbers is None else numbers)
+        tag = tagger.tag_in_sentences if split_sentences else tagger.tag
 
         def encode(line):
-            text = sentence_of(line)
-            return text, tagger.split(text)
+            number, text = next(of_lines), sentence_of(line)
+            tokens = tagger.split(text)
+            self.warn_of_length(tokens, f"{name}, line {number}", split_sentences)
+            return text, tokens
 
         def answer(sentences):
             texts, tokens = zip(*sentences, strict=True) if sentences else ([], [])
-            return map(functools.partial(TaggedLine.of, tagger), texts, tokens, tagger.tag(tokens))
+            return map(functools.partial(TaggedLine.of, tagger), texts, tokens, tag(tokens))
 
         return answers(lines, encode, answer, name, strict, POOL * batch_size, numbers)
 
     lines = tag_lines
 
+    def warn_of_length(self, tokens: Sequence[str], where: str, split_sentences: bool) -> None:
+        """Warns once of a sentence that is longer than all that the model was trained on."""
+        if self._has_warned or not self.longest or len(tokens) <= self.longest:
+            return
+        n = max(map(len, self.tagger.sentences(tokens))) if split_sentences else len(tokens)
+        if n <= self.longest:
+            return
+        self._has_warned = True
+        reads = "at once" if n <= self.tagger.most else f"in windows of {self.tagger.most:,}"
+        ways = "max_seq_len sets the window" if split_sentences else (
+            "split_sentences tags each sentence of a line by itself, max_seq_len sets the window"
+        )  # fmt: skip
+        logger.warning(
+            f"{where} has a sentence of {n:,} tokens, the longest training sentence has {self.longest:,}: it is read "
+            f"{reads}, and more entities may be wrong than usual. {ways}. Further ones are not named"
+        )
+
     @functools.cached_property
-    def _tagger(self):
-        return TextTagger(self.model, encoder_of(*self.vocabs))
+    def tagger(self) -> TextTagger:
+        return TextTagger(self.model, encoder_of(*self.vocabs), window=self.window)
+
+
+def longest_sentence(folder: RunFolder) -> int | None:
+    """Tokens of the longest training sentence of a tagger's run; `None`, and a message, where nothing says it.
+
+    Runs of earlier versions do not record it: it is looked up in the file that they were trained on.
+    """
+    config = folder.read_config()
+    recorded = config.get("training", {}).get("longest_sentence")
+    if recorded:
+        return recorded
+    data, model = config["data"], config["model"]
+    name = data.get("train_path") or data.get("dataset")
+    try:
+        longest = longest_in(TaggedConfig(**data))
+    except (ValueError, OSError):
+        most = model.get("max_seq_len", SentenceConfig.max_seq_len)
+        logger.warning(
+            f"{folder} does not record its longest training sentence, and {name} cannot be read: "
+            f"{most} tokens, its max_seq_len, are assumed"
+        )
+        return None
+    logger.info(f"{folder} does not record its longest training sentence: in {name} it has {longest:,} tokens")
+    return longest
+
+
+def _other_lexicon(folder: RunFolder, vocabs: list[Vocab], given: Any, skip_short_words: bool) -> list[Vocab]:
+    """The vocabulary of the words to find in place of a run's. Says how many of them the model knows."""
+    if len(vocabs) < 3:
+        family = folder.family.name
+        message = f"lexicon must be left out: the model of {folder}, of the family {family}, takes no words"
+        raise ParameterError("lexicon", given, "left out", message)
+    if given is None:
+        raise ParameterError("skip_short_words", skip_short_words, "left out without a lexicon")
+    is_file = isinstance(given, (str, os.PathLike))
+    name = os.fspath(given) if is_file else "that is given"
+    lexicon = Lexicon.load(name, skip_short_words) if is_file else _as_lexicon(given, skip_short_words)
+    known = sum(word in vocabs[0].ids for word in lexicon.words)
+    rest = f"; the others become {vocabs[0].unk} where they are found" if known < len(lexicon) else ""
+    logger.info(f"lexicon {name}: {len(lexicon):,} words, {known:,} of them have a row in the vocabulary{rest}")
+    return [lexicon_vocab(lexicon)]
+
+
+def _as_lexicon(words: Lexicon | Iterable[str], skip_short_words: bool) -> Lexicon:
+    words = list(getattr(words, "words", words))
+    return Lexicon([word for word in words if len(word) > 1] if skip_short_words else words)

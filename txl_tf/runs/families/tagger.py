@@ -18,7 +18,7 @@ from txl_tf.config import (
     TenerTaggerConfig,
 )
 from txl_tf.data.batching import EpochBatches
-from txl_tf.data.tagged.batches import tagged_batches
+from txl_tf.data.tagged.batches import UNKNOWN_ID, tagged_batches
 from txl_tf.data.tagged.sentences import TaggedCorpus, read_corpus
 from txl_tf.data.tagged.tags import NONE
 from txl_tf.models.taggers.bilstm import BiLSTM
@@ -56,7 +56,7 @@ class TaggerRun(EpochRun):
         name, lexicon = self.folder.family.name.upper(), self.data.lexicon
         if self.takes_words and self.data.token_level == "word":
             raise ValueError(f"token_level must be char for {name}, whose lexicon has words of characters, got word")
-        if self.takes_words and not lexicon:
+        if self.takes_words and not lexicon and not self.origin:
             raise ValueError(f"lexicon must be given for {name}: a file of words, a line each, or jieba")
         if lexicon and not self.takes_words:
             raise ValueError(f"lexicon must be left out for {name}, which takes no words, got {lexicon}")
@@ -66,10 +66,31 @@ class TaggerRun(EpochRun):
     def open_corpus(self) -> TaggedCorpus:
         if not self.origin:
             return read_corpus(self.data)
-        lexicon = self.origin.settings["data"].get("lexicon")
-        if self.data.lexicon != lexicon:
-            raise ValueError(f"lexicon must be {lexicon}, whose words {self.origin.path} has, got {self.data.lexicon}")
-        return read_corpus(self.data, self.origin.vocabs, self.origin.model.labels)
+        origin, extends = self.origin, self.training.extend_vocab and not self.origin.goes_on
+        data = self.data
+        if self.training.extend_vocab and not extends:  # the symbols are chosen already
+            data = dataclasses.replace(data, min_freq=None)
+        corpus = read_corpus(data, origin.vocabs, origin.model.labels, extends)
+        if extends:
+            sizes = [(len(before), len(now)) for before, now in zip(origin.vocabs[:2], corpus.vocabs[:2], strict=True)]
+            origin.say_extended(dict(zip(self.folder.family.vocabs, sizes, strict=False)))
+        self._say_unknown(corpus)
+        if self.takes_words and not self.data.lexicon:  # the words are those of the other run
+            before = self.origin.config["data"]
+            known = {name: before[name] for name in ("lexicon", "skip_short_words") if name in before}
+            self.data = dataclasses.replace(self.data, **known)
+        return corpus
+
+    def _say_unknown(self, corpus: TaggedCorpus) -> None:
+        """How much of the training sentences the vocabularies of another run do not have."""
+        sentences = corpus.splits["train"].sentences
+        total = sum(sentence.n for sentence in sentences)
+        tokens = sum(np.sum(sentence.ids[: sentence.n] == UNKNOWN_ID) for sentence in sentences)
+        counts = {"words" if corpus.level == "word" else "characters": (tokens, total)}
+        if self.data.bigrams:
+            bigrams = sum(np.sum(sentence.bigrams == UNKNOWN_ID) for sentence in sentences)
+            counts["forms of words" if corpus.level == "word" else "bigrams"] = (bigrams, total)
+        self.origin.say_unknown(counts, corpus.vocab.unk, of_note=[*counts][:1])
 
     def from_data(self) -> dict:
         corpus, most = self.corpus, self.model_config.max_seq_len
@@ -86,6 +107,9 @@ class TaggerRun(EpochRun):
         of_tags = {"labels": corpus.labels, "scheme": NONE if corpus.scheme == NONE else None}
         of_tokens = {"n_token": len(corpus.vocab), "n_bigram": n_bigram, "token_level": corpus.level}
         return {**of_tokens, **of_tags, **found}
+
+    def measured(self) -> dict:
+        return {"longest_sentence": max(sentence.n for sentence in self.corpus.splits["train"].sentences)}
 
     @property
     def anew(self) -> tuple[str, ...]:
@@ -149,6 +173,13 @@ class TaggerRun(EpochRun):
         return found
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Training(TaggerTrainingConfig):
+    """`"training"` of `config.json`: how long a sentence the model has seen, too."""
+
+    longest_sentence: int | None = None
+
+
 def make_tagger(network: type, seed: int | None = None, dtype: str | None = None, **values) -> Tagger:
     """A new tagger of the hyper-parameters `values`, whose network is of the class `network`."""
     options = {name: values.pop(name) for name in LabelConfig.names() if name in values}
@@ -174,8 +205,8 @@ TENER = register(
         vocabs={"vocab": "n_token", "bigram_vocab": None},
         data=TaggedConfig,
         places=("train_path", "valid_path", "test_path", "lexicon", "char_vectors", "bigram_vectors", "word_vectors"),
-        reading=("bigrams", "lexicon", "skip_short_words", "token_level", "tag_scheme"),
-        training=TaggerTrainingConfig,
+        reading=("bigrams", "token_level", "tag_scheme"),
+        training=_Training,
         batching=("batch_size",),
         recorded=("patience",),
         monitor="val_f1",

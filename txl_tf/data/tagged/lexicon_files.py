@@ -1,0 +1,115 @@
+"""Files of a lexicon's words: lists of words, with or without columns behind them.
+
+```python
+list(words_of("words.txt"))     # [(1, "长江"), (2, "New␣York"), ...]: the number of the line and the word
+```
+
+What separates the word from the rest of its line is decided from the file as a whole:
+
+| lines | the word |
+|---|---|
+| `New York<TAB>3 nz` | ends at the tab |
+| `New York 3 nz`, `长江 120`, `长江 0.1 -0.2` | ends before the numbers and a tag of a part of speech |
+| `长江 ns` | ends before the tag |
+| `New York` | is the line |
+| `长江,3,n` | an error: it would never be found in a sentence |
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import re
+import shlex
+from collections.abc import Callable, Iterator
+
+from txl_tf.data.tagged.vector_files import is_header, is_number
+from txl_tf.data.text_files import numbered_lines
+from txl_tf.errors import ParameterError
+from txl_tf.schema import brief
+
+SPACE = "␣"  # stands for a space in symbols, which no file of a vocabulary could hold
+_SAMPLE = 10_000  # lines that tell how a file is made
+_WHITE_WORD = re.compile(r"[ \t]*([^\S \t])[ \t]")  # white space that is a word, in vectors of characters
+_TAG = re.compile(r"[a-z]{1,4}[0-9]?")  # a part of speech, as of jieba
+# A separator that is neither between digits nor before text of another script than that of tags and numbers.
+_CSV = re.compile(r"[^\s,;|，；]+(?: [^\s,;|，；]+)*\s*(?:(?<![0-9])[,;|，；]|[,;|，；](?![0-9]))\s*[\"!-~]")
+_SLASH = re.compile(r"[^\s!-~]\S*/[a-z]{1,4}")
+
+
+def words_of(path: str) -> Iterator[tuple[int, str]]:
+    """The words of a file, with the numbers of their lines. A space in a word is `SPACE`.
+
+    White space around columns, full-width spaces too, is no part of them. Empty lines and word2vec's header are left
+    out. White space that is followed by a column, such as U+3000 in vectors of characters, is a word of one character.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ParameterError: most lines are of CSV, or have a tag behind a slash.
+        ValueError: it is empty or is not UTF-8 text.
+    """
+    lines = ((number, line) for number, line in numbered_lines(path) if line.strip(" \t"))
+    lines = ((number, line) for number, line in lines if number > 1 or not is_header(line.strip(" \t")))
+    first = list(itertools.islice(lines, _SAMPLE))
+    _check_no_csv(path, first)
+    cut = _choose_cut([line for _, line in first])
+    for number, line in itertools.chain(first, lines):
+        white = _WHITE_WORD.match(line)
+        word = white[1] if white else SPACE.join(cut(line).split())
+        if word:
+            yield number, word
+
+
+def _check_no_csv(path: str, lines: list[tuple[int, str]]) -> None:
+    """Raises ParameterError where most lines have a separator that is no white space."""
+    found = [(number, line) for number, line in lines if _CSV.match(line[:200]) or _SLASH.fullmatch(line.strip())]
+    if 2 * len(found) <= len(lines):
+        return
+    number, line = found[0]
+    mark = re.search("[,;|，；/]", line)[0]
+    message = (
+        f"{path}, line {number}: a word ends at white space, which {brief(line)} does not have, but {mark!r}: "
+        f"sed 's/ *[{mark}].*//' {shlex.quote(path)} > NEW_FILE leaves the words"
+    )
+    raise ParameterError("lexicon", path, "a file of a word a line, perhaps with columns after white space", message)
+
+
+def _choose_cut(lines: list[str]) -> Callable[[str], str]:
+    """What cuts a line after its word."""
+    rows = [row for row in map(str.split, lines) if len(row) > 1]
+    if 2 * sum("\t" in line.strip() for line in lines) > len(rows):
+        return lambda line: line.strip(" \t").partition("\t")[0]
+    counts = collections.Counter(_count_numbers(row) for row in rows)
+    with_numbers = len(rows) - counts.pop(0, 0)
+    if 2 * with_numbers > len(rows):
+        usual = counts.most_common(1)[0][0]
+        return lambda line: " ".join(_before_numbers(line.split(), usual))
+    if rows and all(map(_ends_with_tag, rows)):
+        return lambda line: " ".join(_before_tag(line.split()))
+    return lambda line: line
+
+
+def _count_numbers(row: list[str]) -> int:
+    """How many numbers a row has before a tag at its end, the first field not counted."""
+    row = row[:-1] if len(row) > 2 and not is_number(row[-1]) else row
+    return sum(1 for _ in itertools.takewhile(is_number, reversed(row[1:])))
+
+
+def _before_numbers(row: list[str], most: int) -> list[str]:
+    """A row without the numbers at its end, `most` of them, and a tag behind them."""
+    end = len(row)
+    if end > 2 and not is_number(row[-1]) and is_number(row[-2]):
+        end -= 1
+    elif end > 1 and not is_number(row[-1]):
+        return _before_tag(row)
+    for _ in range(most):
+        end -= end > 1 and is_number(row[end - 1])
+    return row[:end]
+
+
+def _ends_with_tag(row: list[str]) -> bool:
+    return not row[0].isascii() and bool(_TAG.fullmatch(row[-1]))
+
+
+def _before_tag(row: list[str]) -> list[str]:
+    return row[:-1] if len(row) > 1 and _ends_with_tag(row) else row

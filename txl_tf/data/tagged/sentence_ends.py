@@ -1,0 +1,66 @@
+"""Where sentences end in the tokens of a text.
+
+```python
+split_at_ends("他来了。“好！”她说。")     # ["他来了。", "“好！”", "她说。"]
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_ENDS = frozenset("。！？；…!?;｡．‼⁇⁈⁉")  # wherever they stand
+_CLOSING = frozenset(["''", *"”’」』）】》〉〗〕］｝)]}"])  # they belong to the sentence before them
+_QUOTES = frozenset("\"'")  # they open and close by turns
+_ABBREVIATIONS = frozenset("Mr Mrs Ms Dr Prof St Mt No vs Inc Ltd Co Corp Jr Sr Gen Col Lt Sgt Rep Sen Gov".split())
+
+
+def split_at_ends(tokens: Sequence[str], by_words: bool = False) -> list[Sequence[str]]:
+    """Cuts tokens into sentences. Joined, they are the tokens.
+
+    A sentence ends with 。！？；… or ! ? ; and with what closes quotes and brackets directly after them. White space
+    after it belongs to it. Among characters, a full stop `.` ends a sentence unless an ASCII letter or digit follows
+    directly, or an initial or a common abbreviation stands before it. Words end a sentence where they are nothing but
+    such ends: in "the offer ." the last one, in "U.S. troops" none.
+
+    Args:
+        tokens: characters, as a string or a list; or words.
+        by_words: whether they are words.
+    """
+    pieces, begin, n = [], 0, len(tokens)
+    for i in range(n):
+        if i < begin or not (_is_last_word(tokens[i]) if by_words else _is_end(tokens, i)):
+            continue
+        end = i + 1
+        while end < n and _goes_with_end(tokens, begin, end):
+            end += 1
+        while end < n and tokens[end].isspace():
+            end += 1
+        pieces.append(tokens[begin:end])
+        begin = end
+    return [*pieces, tokens[begin:]] if begin < n else pieces
+
+
+def _is_last_word(word: str) -> bool:
+    return bool(word) and set(word) <= _ENDS | {"."}
+
+
+def _is_end(characters: Sequence[str], i: int) -> bool:
+    if characters[i] != ".":
+        return characters[i] in _ENDS
+    following = characters[i + 1] if i + 1 < len(characters) else " "
+    if following == "." or (following.isascii() and following.isalnum()):
+        return False
+    begin = i
+    while begin and characters[begin - 1].isascii() and characters[begin - 1].isalpha():
+        begin -= 1
+    word = "".join(characters[begin:i])
+    return not (len(word) == 1 and word.isupper()) and word not in _ABBREVIATIONS
+
+
+def _goes_with_end(tokens: Sequence[str], begin: int, place: int) -> bool:
+    """Whether a token after the end of a sentence, which starts at `begin`, is a further end, or closes a quote."""
+    token = tokens[place]
+    if token in _QUOTES:
+        return sum(found == token for found in tokens[begin:place]) % 2 == 1
+    return token in _CLOSING or _is_last_word(token)

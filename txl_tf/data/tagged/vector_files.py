@@ -1,0 +1,226 @@
+"""Files of word vectors: text or word2vec's binary format, plain or packed by gzip, zip, bzip2 or xz.
+
+A text file has a word and its numbers on each line, perhaps after a header "words dim". A binary file has the header,
+then of each vector the word, a space and the numbers as float32.
+
+```python
+dim, vectors = open_vectors("vectors.bin.gz", {"Berlin", "Paris"})
+for word, vector in vectors: ...                                # only those that are wanted, as the file has them
+```
+"""
+
+from __future__ import annotations
+
+import bz2
+import collections
+import contextlib
+import gzip
+import itertools
+import lzma
+import re
+import zipfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator
+from typing import BinaryIO
+
+import numpy as np
+
+from txl_tf.data import inputs
+from txl_tf.data.text_files import blocks_in, cut_between, decoded, lines_of, pieces_with_newlines
+from txl_tf.errors import ParameterError
+from txl_tf.files import reading
+from txl_tf.schema import brief
+
+_HEADER = re.compile(r"[0-9]+[ \t]+[0-9]+[ \t]*")
+_BINARY_HEADER = re.compile(rb"([0-9]+)[ \t]+([0-9]+)[ \t]*\r?\n")
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
+_SAMPLE = 100  # lines that tell how many numbers a vector has
+_UNPACKERS = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ": lzma.LZMAFile,
+}
+_UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
+# First bytes of a file -> what it is, and the way out.
+_OTHERS = {
+    b"\xba\x16\x4f\x2f": "a model of fastText: its vectors are in the file of the same name that ends in .vec"
+} | {
+    bytes([0x80, protocol]): "a pickle: gensim writes what it loads of it as vectors by save_word2vec_format"
+    for protocol in range(2, 6)
+}
+_ADVICE = (
+    "vectors are read from text and from word2vec's binary format, which gensim writes by "
+    "KeyedVectors.save_word2vec_format"
+)
+
+
+def is_header(line: str) -> bool:
+    """Whether the first line of a file is word2vec's header: two integers."""
+    return bool(_HEADER.fullmatch(line))
+
+
+def open_vectors(
+    path: str, wanted: Collection[str], option: str = "path"
+) -> tuple[int, Iterator[tuple[str, np.ndarray]]]:
+    """The width of the vectors of a file, and those of the `wanted` words: `(word, float32 [dim])`.
+
+    Of text, the last `dim` fields of a line are the numbers, and what stands before them is the word: it may hold
+    spaces. Spaces and tabs separate fields; other white space, such as U+3000, can be a word. The header says `dim`;
+    without one, it is how many numbers most of the first lines have. `option` is what errors call the file's argument.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ParameterError: the header contradicts the lines, or it is a file of another format.
+        ValueError: a line has too few fields or, of a wanted word, something that is not a finite number; the file is
+            empty, has no vectors, is not whole or not UTF-8. Names file and line.
+    """
+    blocks = _blocks(path, option)
+    first = next(blocks)
+    blocks = itertools.chain([first], blocks)
+    other = next((what for magic, what in _OTHERS.items() if first.startswith(magic)), None)
+    if other:
+        raise ParameterError(option, path, "a file of vectors", f"{path} is {other}")
+    if _is_binary(first):
+        return _open_binary(path, blocks, wanted)
+    pieces = pieces_with_newlines(decoded(blocks, path, advice=_ADVICE))
+    return _open_text(path, enumerate(lines_of(cut_between(pieces, "line")), 1), wanted, option)
+
+
+def _blocks(path: str, option: str) -> Iterator[bytes]:
+    """The bytes of a file, unpacked where its first bytes say that it is packed."""
+    if not inputs.exists(path):
+        raise FileNotFoundError(f"there is no file {path}")
+    if inputs.is_folder(path):
+        raise ValueError(f"{path} is a folder, not a file of vectors")
+    with reading(path), inputs.opened(path) as packed, contextlib.ExitStack() as stack:
+        magic = packed.read(6)
+        packed.seek(0)
+        unpack = next((unpack for begin, unpack in _UNPACKERS.items() if magic.startswith(begin)), None)
+        is_zip = magic.startswith(b"PK\x03\x04")
+        if not unpack and not is_zip:
+            yield from blocks_in(packed, path)
+            return
+        try:
+            file = stack.enter_context(_in_zip(packed, path, option) if is_zip else unpack(packed))
+            yield from blocks_in(file, path)
+        except _UNREADABLE as error:
+            raise ValueError(f"{path} cannot be unpacked: {error}") from error
+
+
+def _in_zip(packed: BinaryIO, path: str, option: str) -> BinaryIO:
+    """The file in an archive that holds one."""
+    archive = zipfile.ZipFile(packed)
+    hidden = (".", "__MACOSX")
+    members = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith(hidden)]
+    if len(members) != 1:
+        message = f"{path} must hold one file, the vectors, got {len(members)}: {', '.join(members[:5]) or 'none'}"
+        raise ParameterError(option, path, "an archive of one file", message)
+    return archive.open(members[0])
+
+
+# -------------------------------------------------------------------------------------------------------------- text
+
+
+def _open_text(
+    path: str, numbered: Iterator[tuple[int, str]], wanted: Collection[str], option: str
+) -> tuple[int, Iterator]:
+    lines = ((number, line.removeprefix("\ufeff") if number == 1 else line) for number, line in numbered)
+    lines = ((number, line.rstrip(" \t")) for number, line in lines)
+    lines = ((number, line) for number, line in lines if line)
+    first = list(itertools.islice(lines, _SAMPLE))
+    declared = int(first.pop(0)[1].split()[1]) if first and first[0][0] == 1 and is_header(first[0][1]) else None
+    if not first:
+        raise ValueError(f"{path} has no vectors")
+    counts = [_count_numbers(line) for _, line in first]
+    ((usual, _),) = collections.Counter(count for count in counts if count or not any(counts)).most_common(1)
+    if declared is not None and usual > declared:
+        message = f"{path}, line 1 says that vectors have {declared} numbers, but line {first[0][0]} has {usual}"
+        raise ParameterError(option, path, f"vectors of {declared} numbers", message)
+    dim = usual if declared is None else declared
+    return dim, _text_vectors(path, itertools.chain(first, lines), dim, wanted)
+
+
+def _text_vectors(path: str, lines: Iterable, dim: int, wanted: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
+    for number, line in lines:
+        if line.count(" ") == dim > 0 and "\t" not in line:  # most lines
+            word, _, numbers = line.partition(" ")
+            fields = None
+        else:
+            *words, numbers = re.split("[ \t]+", line)
+            fields = [*words, numbers]
+            if len(fields) <= dim or not dim:
+                expected = f"{dim} numbers" if dim else "numbers"
+                raise ValueError(
+                    f"{path}, line {number} must have a word and {expected}, got {len(fields) - 1}: {brief(line)}"
+                )
+            word = " ".join(fields[:-dim])
+        if word in wanted:
+            yield word, _parse(numbers.split(" ") if fields is None else fields[-dim:], path, number)
+
+
+def _count_numbers(line: str) -> int:
+    """How many fields at the end of a line are numbers, the first field not counted."""
+    _, *fields = re.split("[ \t]+", line)
+    return sum(1 for _ in itertools.takewhile(is_number, reversed(fields)))
+
+
+def is_number(field: str | bytes) -> bool:
+    """Whether a field of a line is a number, as Python writes it."""
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
+
+
+def _parse(numbers: list[str], path: str, line_number: int) -> np.ndarray:
+    try:
+        vector = np.array(numbers, np.float32)
+    except ValueError as error:
+        raise ValueError(f"{path}, line {line_number}: {error}") from error
+    if not np.all(np.isfinite(vector)):
+        raise ValueError(f"{path}, line {line_number}: numbers must be finite, got {brief(' '.join(numbers))}")
+    return vector
+
+
+# ------------------------------------------------------------------------------------------------------------ binary
+
+
+def _is_binary(block: bytes) -> bool:
+    """Whether a file that begins with `block` is of word2vec's binary format: a header, and no text after it."""
+    header = _BINARY_HEADER.match(block)
+    if not header or _NO_TEXT.search(block):
+        return bool(header)
+    try:
+        block.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = block[header.end() :].partition(b"\n")[0].split()  # of text in another encoding, perhaps
+        is_text = all(map(is_number, line[-int(header[2]) :]))
+        return error.start < len(block) - 4 and not is_text  # the block may end within a character
+    return False
+
+
+def _open_binary(path: str, blocks: Iterator[bytes], wanted: Collection[str]) -> tuple[int, Iterator]:
+    block = next(blocks)
+    header = _BINARY_HEADER.match(block)
+    n_vectors, dim = int(header[1]), int(header[2])
+    return dim, _binary_vectors(path, itertools.chain([block[header.end() :]], blocks), n_vectors, dim, wanted)
+
+
+def _binary_vectors(
+    path: str, blocks: Iterator[bytes], n_vectors: int, dim: int, wanted: Collection[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    data, place = b"", 0
+    for number in range(1, n_vectors + 1):
+        while (space := data.find(b" ", place)) < 0 or len(data) < space + 1 + 4 * dim:
+            block = next(blocks, None)
+            if block is None:
+                raise ValueError(f"{path} is not whole: it ends in vector {number:,} of {n_vectors:,}")
+            data, place = data[place:] + block, 0
+        word = data[place:space].lstrip(b"\n").decode("utf-8", "surrogateescape")
+        place = space + 1 + 4 * dim
+        if word in wanted:
+            vector = np.frombuffer(data, "<f4", dim, space + 1).astype(np.float32)
+            if not np.all(np.isfinite(vector)):
+                raise ValueError(f"{path}, vector {number:,}: numbers must be finite, got {brief(vector.tolist())}")
+            yield word, vector
