@@ -117,7 +117,6 @@ class TransformerConfig(Config):
         None,
         "Longest target of the training for sources of up to 16, 32, 64, ... symbols, which limits translations.",
         NEVER_FALLING,
-        free=True,
     )
 
 

@@ -134,10 +134,7 @@ class LanguagePipeline(Pipeline):
 class TranslationPipeline(Pipeline):
     """Translations of lines."""
 
-    def __init__(self, model: keras.Model, *vocabs: Vocab, checkpoint: str | None = None):
-        super().__init__(model, *vocabs, checkpoint=checkpoint)
-        if assumed := assumed_length(SearchConfig(), model):
-            logger.warning(assumed)
+    _has_said = False  # what is assumed of the lengths of targets
 
     def translate_lines(
         self, lines: Lines, name: str = "source", strict: bool = True, batch_size: int = 64, **options
@@ -155,7 +152,12 @@ class TranslationPipeline(Pipeline):
             **options: of `SearchConfig`, such as `beam_size`.
         """
         check_names("translate_lines", options, ["name", "strict", "batch_size", *SearchConfig.names()])
-        translator = Translator(self.model, *self.vocabs, SearchConfig(**options), batch_size)
+        search = SearchConfig(**options)
+        assumed = assumed_length(search, self.model)
+        if assumed and not self._has_said:
+            logger.warning("%s", assumed)
+            self._has_said = True
+        translator = Translator(self.model, *self.vocabs, search, batch_size)
         return map(_one_of_one, translator.translate_lines(lines, name, strict))
 
     lines = translate_lines
