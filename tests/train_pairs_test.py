@@ -391,8 +391,8 @@ def test_new_symbols_of_pairs_get_rows_behind_the_others(made, other_lines, tmp_
     monkeypatch.setattr(PairsRun, "train", lambda run, state: run)
     run = train(tmp_path / "new", other, training=training, data={"min_freq": 2})
     said, (source, target) = capsys.readouterr().out, run.corpus.vocabs
-    assert "extend_vocab adds 3 symbols to the 6 of source_vocab and 3 symbols to the 6 of target_vocab" in said
-    assert sorted(source.symbols[6:]) == ["<unk>", "d", "e"] and sorted(target.symbols[6:]) == ["<unk>", "D", "E"]
+    assert "extend_vocab adds 2 symbols to the 7 of source_vocab and 2 symbols to the 7 of target_vocab" in said
+    assert sorted(source.symbols[7:]) == ["d", "e"] and sorted(target.symbols[7:]) == ["D", "E"]
     assert source.unk == target.unk == "<unk>" and "0.00% of the sources and 0.00% of the targets are <unk>" in said
     before, weights, longer = read_checkpoint(folder / "ckpt-60"), weights_by_name(run.model), 0
     for name, variable in weights.items():
