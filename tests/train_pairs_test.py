@@ -455,7 +455,7 @@ def test_a_run_records_the_lengths_of_its_targets_and_programs_say_what_did_not_
         run_here(tool, f"--model_dir={old}", f"--input={source}", "--max_new_tokens=21")
     assert (caught.value.name, caught.value.value) == ("max_new_tokens", 21)
     run_here(tool, f"--model_dir={old}", f"--input={source}")
-    assert "the run does not record how long" in capsys.readouterr().err
+    assert "the model does not record how long" in capsys.readouterr().err
 
 
 @pytest.mark.slow

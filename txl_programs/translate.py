@@ -80,12 +80,9 @@ def counts_of(found):
     return int(not best.ended), best.unknown, int(best.unknown > 0)
 
 
-def say_counts(tally, folder):
+def say_counts(tally, search, model):
     """Says how many translations did not end, and how many symbols of the sources were unknown."""
     unended, unknown, lines = map(int, tally.sums or [0, 0, 0])
-    search, model = config_of(SearchConfig), TransformerConfig(**folder.read_config()["model"])
-    if assumed := assumed_length(search, model):
-        print(assumed, file=sys.stderr)
     if unended:
         print(did_not_end(unended, tally.lines - tally.missing, search, model), file=sys.stderr)
     if unknown:
@@ -152,7 +149,7 @@ def compare(folder, vocabs):
 
 
 def main():
-    config_of(SearchConfig)  # checks it
+    search = config_of(SearchConfig)
     check_used(
         ("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"),
         (("bleu_tokenize", *PairFilesConfig.names()), FLAGS.pairs, "is for --pairs"),
@@ -164,12 +161,14 @@ def main():
     if FLAGS.pairs and FLAGS.input:
         raise ValueError("--pairs and --input exclude each other")
     folder = RunFolder(FLAGS.model_dir, "encoder_decoder")
-    vocabs = folder.load_vocabs()
+    vocabs, model = folder.load_vocabs(), TransformerConfig(**folder.read_config()["model"])
+    if assumed := assumed_length(search, model):
+        print(assumed, file=sys.stderr)
     if FLAGS.pairs:
         tally = compare(folder, vocabs)
     else:
         tally, _ = answer_input(folder, make_answering, __spec__.name, POOL * FLAGS.batch_size, FLAGS.raw)
-    say_counts(tally, folder)
+    say_counts(tally, search, model)
     return int(tally.missing > 0)
 
 

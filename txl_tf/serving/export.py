@@ -34,6 +34,7 @@ from txl_tf.models.decoding.sampling import check_integer
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.taggers.tagger import Tagger
 from txl_tf.models.vanilla.transformer import Transformer
+from txl_tf.models.vanilla.translator import assumed_length
 from txl_tf.schema import check_names, known_names
 from txl_tf.serving.language_model import LanguageModelSignatures
 from txl_tf.serving.subwords import SubwordTokenizer, has_tensorflow_text
@@ -77,7 +78,8 @@ def export_saved_model(
         max_tokens: most tokens of a row of a request, and most new ones; by default 4096, `max_len`, or `max_seq_len`.
         max_rows: most rows of a request; by default as many of one token as fit 512 MiB: see docs/serving.md.
         start_token: id that an empty prompt stands for; by default the end of a document, else of a line, else 0.
-        search: of a `Transformer`: `beam_size`, `n_best`, `length_penalty`, `max_new_tokens`; greedy by default.
+        search: of a `Transformer`: `beam_size`, `n_best`, `length_penalty`, `max_new_tokens`, `allow_special`; greedy by
+            default, up to the lengths that the model has from its training (`target_lengths`).
         warmup: whether to write warm-up requests, which need `tensorflow-serving-api`. `None`: where it is installed.
 
     Raises:
@@ -118,7 +120,10 @@ def _of_family(lm, vocab, top_n, start_token, search) -> tuple[Callable, dict[st
         _refuse("an encoder-decoder", top_n=top_n, start_token=start_token)
         check_names("export_saved_model's search", search or {}, SearchConfig.names())
         sizes = {"source_vocab": lm.input_vocab_size, "target_vocab": lm.target_vocab_size}
-        serve = functools.partial(TranslationSignatures, search=SearchConfig(**search or {}))
+        search = SearchConfig(**search or {})
+        if assumed := assumed_length(search, lm):
+            logger.warning("%s", assumed)
+        serve = functools.partial(TranslationSignatures, search=search)
         return serve, named_vocabs(vocab, sizes, "Transformer") if vocab is not None else {}, lm.max_len
     if isinstance(lm, Tagger):
         _refuse("a tagger", top_n=top_n, start_token=start_token, search=search)

@@ -109,7 +109,7 @@ def assumed_length(search: SearchConfig, model: Transformer | TransformerConfig)
     if search.max_new_tokens is not None or model.target_lengths is not None:
         return None
     return (
-        "the run does not record how long the targets of its training are: translations have at most as many symbols "
+        "the model does not record how long the targets of its training are: translations have at most as many symbols "
         f"as their source, and {_MORE} more; max_new_tokens is another limit"
     )
 
