@@ -13,14 +13,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from txl_tf.config import PairsConfig
-from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
+from txl_tf.data.batching import EpochBatches, by_length, hold_out, padded, shuffled
 from txl_tf.data.pairs.dates import make_dates
 from txl_tf.data.text_files import numbered_lines
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab, escape
@@ -108,7 +107,7 @@ def read_pairs(config: PairsConfig, vocabs: list[Vocab] | None = None) -> Parall
     sides, names = _read_splits(config)
     numbers, held_out, train, others = {}, None, [text.lines for text in sides["train"]], [[], []]
     if "valid" not in sides:
-        held_out = _hold_out(train[0], config.valid_fraction)
+        held_out = hold_out(train[0], config.valid_fraction, "pairs")
         others = [list(itertools.compress(lines, held_out)) for lines in train]
         train = [list(itertools.compress(lines, ~held_out)) for lines in train]
     if vocabs:
@@ -191,16 +190,6 @@ def read_lines(path: str) -> list[str]:
 def without_ends(lines: Iterable[str]) -> list[str]:
     """Lines of `read_lines` without their newlines."""
     return [line.removesuffix("\n") for line in lines]
-
-
-def _hold_out(sources: list[str], fraction: float) -> np.ndarray:
-    """Which pairs are held out, bool. A hash of the source decides, so that all its pairs are on one side."""
-    share = np.array([zlib.crc32(line.encode()) for line in sources]) / 2**32
-    if not 0 < np.sum(share < fraction) < len(share):
-        raise ValueError(
-            f"valid_fraction={fraction} of {len(share)} pairs leaves none to train or validate on: give valid_path"
-        )
-    return share < fraction
 
 
 def _check_vocabs(config: PairsConfig, vocabs: list[Vocab]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from txl_tf.config import (
     BiLSTMTaggerConfig,
+    ColumnsConfig,
     FlatTaggerConfig,
     LabelConfig,
     TaggedConfig,
@@ -65,11 +66,20 @@ class TaggerRun(EpochRun):
 
     def open_corpus(self) -> TaggedCorpus:
         if not self.origin:
-            return read_corpus(self.data)
+            return read_corpus(self.data, as_before=self.is_old)
         lexicon = self.origin.settings["data"].get("lexicon")
         if self.data.lexicon != lexicon:
             raise ValueError(f"lexicon must be {lexicon}, whose words {self.origin.path} has, got {self.data.lexicon}")
-        return read_corpus(self.data, self.origin.vocabs, self.origin.model.labels)
+        return read_corpus(self.data, self.origin.vocabs, self.origin.model.labels, self.is_old)
+
+    @functools.cached_property
+    def is_old(self) -> bool:
+        """Whether a run goes on that an earlier version began: that kept tags such as IOB1's, and named no columns."""
+        return bool(self.folder.steps()) and "tag_column" not in self.folder.read_config()["data"]
+
+    def data_config(self) -> dict:
+        names = ColumnsConfig.names() if self.is_old else ()  # or it would not be old any more
+        return {name: value for name, value in super().data_config().items() if name not in names}
 
     def from_data(self) -> dict:
         corpus, most = self.corpus, self.model_config.max_seq_len
