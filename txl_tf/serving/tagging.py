@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from txl_tf.data.tagged.batches import END, PADDING, UNKNOWN_ID
+from txl_tf.data.tagged.columns import BLANK
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.taggers.flat import Flat
@@ -105,6 +106,8 @@ class SentenceGraph(tf.Module):
             chars: string `[B, None]`, the characters of each text, or its words.
         """
         flat, lengths = chars.flat_values, chars.row_lengths()
+        if self.level == "char":  # words have no spaces
+            flat = tf.where((flat == " ") | (flat == "\t"), BLANK, flat)
         places = tf.ragged.range(lengths).flat_values  # [C], of each character in its row
         rest = tf.repeat(lengths, lengths) - places  # [C], characters from here to the end of the row
         ids = self.vocab.ids(flat)
