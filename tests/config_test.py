@@ -12,6 +12,7 @@ from txl_tf.config import (
     BiLSTMConfig,
     BiLSTMTaggerConfig,
     ClusterConfig,
+    ColumnsConfig,
     EncoderConfig,
     EvaluationConfig,
     FlatConfig,
@@ -69,7 +70,7 @@ def test_all_groups_are_here():
     pairs = {TransformerConfig, PairsConfig, PairsTrainingConfig, SearchConfig}
     tagger = {LabelConfig, SentenceConfig, EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig}
     tagger |= {BiLSTMConfig, BiLSTMTaggerConfig}
-    tagged = {TaggedConfig, TaggerTrainingConfig}
+    tagged = {ColumnsConfig, TaggedConfig, TaggerTrainingConfig}
     assert set(GROUPS) == {*named, *pairs, *tagger, *tagged, TransformerLMConfig, RunConfig}
 
 
@@ -211,6 +212,17 @@ BAD = [
     (LabelConfig, {"scheme": "bio"}, "scheme must be one of none, got 'bio'"),
     (TaggedConfig, {"min_freq": "2"}, "min_freq must be an integer, got '2'"),
     (TaggedConfig, {"min_freq": -1}, "min_freq must be at least 0, got -1"),
+    (TaggedConfig, {"valid_fraction": 1.0}, "valid_fraction must be between 0 and 1, both excluded, got 1.0"),
+    (TaggedConfig, {"valid_fraction": 0.1, "valid_path": "a"}, "valid_fraction must be left out, got 0.1: valid_path "),
+    (TaggedConfig, {"valid_fraction": 0.1, "dataset": "towns"}, "valid_fraction must be left out, got 0.1: dataset=to"),
+    (
+        TaggedConfig,
+        {"tag_column": 3, "dataset": "towns"},
+        "tag_column must be left out, got 3: dataset=towns makes its",
+    ),
+    (ColumnsConfig, {"token_column": 0}, "token_column must be 1 or more, or -1 for the last, .*, got 0"),
+    (ColumnsConfig, {"tag_column": 0}, "tag_column must be 1 or more, or -1 for the last, .*, got 0"),
+    (TaggedConfig, {"token_column": 0, "tag_column": 0}, "token_column must be 1 or more, or -1 for the last"),
     (TaggerTrainingConfig, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
     (TaggerTrainingConfig, {"extend_vocab": True}, "extend_vocab needs init_from"),
     (TaggerTrainingConfig, {"patience": 0}, "patience must be at least 1, got 0"),

@@ -292,12 +292,10 @@ OTHER_SCHEME = "'S-PER' is not of the scheme bio, as .*train.bio is; tag_scheme=
         ({"valid": "大 B-ORG\n", "tag_scheme": "bmes"}, "dev.bio, line 1: 'S-ORG' is of a kind that"),
         ({"train": "大 O\n"}, "dev.bio, line 1: 'B-LOC' is of a kind that .*train.bio does not have; it has none"),
         ({"valid": "大 O\n江 S-PER\n"}, f"dev.bio, line 2: {OTHER_SCHEME}"),
-        (
-            {"valid": "大 M-LOC\n江 I-LOC\n", "tag_scheme": "bio"},
-            "dev.bio, lines 2 and 1: no scheme has both 'I-LOC' and",
-        ),
+        ({"valid": "大 M-LOC\n江 I-LOC\n"}, "dev.bio, lines 2 and 1: no scheme has both 'I-LOC' and"),
         ({"train_path": None}, "train_path must be given: a file with a token and a tag a line"),
-        ({"valid_path": None}, "valid_path must be given: a file with a token and a tag a line"),
+        ({"valid_path": None, "valid_fraction": 1e-9}, "valid_fraction=1e-09 of 2 sentences leaves none to train or"),
+        ({"valid_fraction": 0.1}, "valid_fraction must be left out, got 0.1: valid_path gives the sentences"),
         ({"word_vectors": "长江 1\n"}, "word_vectors are those of a lexicon's words: give lexicon, too"),
         (
             {"lexicon": WORDS, "word_vectors": "长江 1\n", "char_vectors": "长 1 2\n"},
@@ -374,6 +372,31 @@ def test_vocabularies_are_extended_at_their_ends(tmp_path):
     assert read_corpus(rare, known.vocabs, known.labels, extend_vocab=True).vocab.symbols[8:] == ["船", "船江"]
     with pytest.raises(ParameterError, match="min_freq must be left out"):
         read_corpus(rare, known.vocabs, known.labels)
+
+
+def test_sentences_are_held_out_where_there_is_no_valid_path(tmp_path):
+    """Equal ones are on one side, in their lines; kinds of the others may be in the held out ones alone."""
+    rows = [[f"w{i % 30}", f"x{i % 30}"] for i in range(60)]
+    text = "\n".join(f"{a} B-K{i % 30}\n{b} O\n" for i, (a, b) in enumerate(rows))
+    corpus = corpus_of(tmp_path, train=text, valid_path=None, valid_fraction=0.3, token_level="word", min_freq=0)
+    assert corpus.names["valid"] == f"30% of {tmp_path}/train.bio" and len(corpus.labels) == 61
+    sides = {split: [(line - 1) // 3 for line in corpus.lines[split]] for split in ("train", "valid")}
+    assert sorted(sides["train"] + sides["valid"]) == list(range(60))
+    assert not {i % 30 for i in sides["train"]} & {i % 30 for i in sides["valid"]} and 6 <= len(sides["valid"]) <= 36
+    for split, numbers in sides.items():
+        for i, sentence, tags in zip(numbers, *corpus.splits[split], strict=True):
+            assert [corpus.labels[tag] for tag in tags] == [f"B-K{i % 30}", "O"]
+            known = [corpus.vocab.symbols[token] for token in sentence.ids]
+            assert known == (rows[i] if split == "train" else ["<unk>", "<unk>"])
+
+
+def test_a_space_is_the_symbol_that_stands_for_it_in_files(tmp_path):
+    corpus = corpus_of(tmp_path, train="␣ O\n长 B-LOC\n", valid="长\tO\n \tO\n", lexicon="␣长\n")
+    assert corpus.vocab.symbols[2:] == ["␣", "长", "␣长"] and corpus.bigram_vocab.symbols[2:] == ["␣长", "长<eos>"]
+    assert corpus.splits["valid"].sentences[0].ids.tolist() == [3, 2]
+    encoded = [corpus.encoder.encode(text) for text in ("␣长", " 长", "\t长")]
+    assert all(e.ids.tolist() == [2, 3, 4] and e.bigrams.tolist() == [2, 3] for e in encoded)
+    assert corpus.encoder.encode("\u3000长").ids.tolist() == [1, 3]
 
 
 def test_short_words_may_be_left_out(tmp_path):

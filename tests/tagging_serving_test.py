@@ -208,6 +208,14 @@ def test_the_graph_makes_the_features_of_any_text(tmp_path, kind):
         assert_features(graph, encoder, [text])
 
 
+def test_a_space_is_the_symbol_that_stands_for_it_in_files(tmp_path):
+    vocabs = [vocab_of(["␣", "a", "␣a"]), vocab_of(["␣a", "a␣", "a<eos>"]), lexicon_vocab(Lexicon(["␣a"]))]
+    graph, encoder = graph_of(tmp_path, True, vocabs), encoder_of(*vocabs)
+    for texts in (["␣a", " a", "\ta", "a b\t", "\u3000a"], [" "]):
+        assert_features(graph, encoder, texts)
+    assert encoder.encode(" a").ids.tolist() == [2, 3, 4] and encoder.encode("a ").bigrams.tolist() == [3, 1]
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5)), 5])
 def test_the_graph_makes_the_features_of_random_texts_and_lexicons(tmp_path, seed):
     rng = np.random.default_rng(seed)

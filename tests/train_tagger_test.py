@@ -28,6 +28,7 @@ from helpers import (
 import txl_tf
 from txl_tf.config import (
     BiLSTMTaggerConfig,
+    ColumnsConfig,
     FlatTaggerConfig,
     MachineConfig,
     OptimizerConfig,
@@ -35,16 +36,17 @@ from txl_tf.config import (
     TaggerTrainingConfig,
     TenerTaggerConfig,
 )
-from txl_tf.data.tagged.sentences import encoder_of, read_tagged, read_tagged_as
+from txl_tf.data.tagged.sentences import encoder_of, read_corpus, read_tagged, read_tagged_as
 from txl_tf.data.tagged.tags import prf, spans_of
 from txl_tf.errors import ParameterError
 from txl_tf.models.taggers.text_tagger import Entity, TaggedText, TextTagger
 from txl_tf.runs import checkpoints
 from txl_tf.runs.callbacks import RunState, StopOnSignal
 from txl_tf.runs.checkpoints import average_checkpoints
+from txl_tf.runs.families.pipeline import TaggedLine
 from txl_tf.runs.families.tagger import FLAT, TENER, TaggerRun
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs.metrics import confusion, format_confusion, format_scores, score_table
+from txl_tf.runs.metrics import confusion, format_confusion, format_scores, format_wrong, score_table, width_of
 from txl_tf.runs.train import train_run
 from txl_tf.runs.weights import weights_by_name
 
@@ -335,7 +337,7 @@ def test_the_programs(made, files, tmp_path, text_tagger):
     rows = (tmp_path / "out").read_text().split("\n\n")
     assert [len(row.splitlines()) for row in rows] == [5, 0, 5] or rows[0].startswith("我 O\n在 O\n南 B-LOC\n京 E-LOC")
     done = run_program("tools/tag.py", f"--model_dir={folder}", f"--tagged={files['test_path']}")
-    assert f"{results['test']['f1']:.2%}" in done.stderr and "expected / found" in done.stderr
+    assert f"{results['test']['f1']:.2%}" in done.stdout and "expected / found" in done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -373,6 +375,64 @@ def test_lines_are_tagged_in_their_places_and_what_is_written_is_read(made, tool
         run_here(tool, f"--model_dir={made[0]}", f"--tagged={tmp_path / 'out'}", f"--output={tmp_path / 'out'}")
     with pytest.raises(ValueError, match="in, line 4 is not UTF-8 text: see its byte 1"):
         run_here(tool, *arguments, "--strict")
+
+
+def test_a_space_in_text_and_its_sign_in_files_are_tagged_alike(text_tagger):
+    """In a vocabulary that has the sign, and in one that has not."""
+    for text in ("在 南京 了", "在\t南京了"):
+        tags = [found.tags for found in text_tagger.tag([text, re.sub("[ \t]", "␣", text)])]
+        assert tags[0] == tags[1]
+    spaced = [text_tagger.encoder.encode(text) for text in (" 南", "␣南")]
+    for one, other in zip(*spaced, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_report_goes_to_the_standard_output_and_lists_what_is_wrong(made, tool, text_tagger, tmp_path, capsys):
+    sentences = ["我在南京了", "他叫北京了", "了"]
+    tags = [found.tags for found in text_tagger.tag(sentences)]
+    changed = [["S-PER" if tag == "O" else "O" for tag in tags[0]], *tags[1:]]
+    pairs = [zip(*both, strict=True) for both in zip(sentences, changed, strict=True)]
+    rows = ["".join(f"{c}\t{tag}\n" for c, tag in pair) for pair in pairs]
+    path = write_text(tmp_path / "tagged", "# text = 1\n" + "\n".join(rows))
+    arguments = [f"--model_dir={made[0]}", f"--tagged={path}"]
+    run_here(tool, *arguments, "--list_wrong")
+    out, err = capsys.readouterr()
+    report, listed = out.split("\n\nsentences tagged wrongly: ")
+    assert report.startswith("kind") and "expected / found" in report and "comments left out: 1" in err
+    assert listed.splitlines()[:3] == ["1 of 3", f"{path}, line 2: 我在南京了", "  expected  PER  我  (0-1)"]
+    run_here(tool, *arguments, "--format=conll")
+    written, err = capsys.readouterr()
+    assert written.startswith("我 ") and report in err
+    for flag in ("--list_wrong", "--tag_column=2", "--nocomments"):
+        with pytest.raises(ValueError, match=f"--{flag.split('=')[0].removeprefix('--').removeprefix('no')} is for"):
+            run_here(tool, f"--model_dir={made[0]}", f"--input={path}", flag)
+
+
+def test_tagged_files_are_read_in_the_columns_of_the_run(made, tool, tmp_path):
+    """Those that it was trained on, others that flags name, and what the program itself writes."""
+    config = RunFolder(made[0]).read_config()
+    rows = [("在", "O"), ("␣", "O"), ("南", "S-LOC")]
+    shown = TaggedLine("在 南", list("在\t南"), [tag for _, tag in rows], [])
+    written = "".join(f"{c} {tag}\n" for c, tag in rows)
+    numbered = "".join(f"{i}\t{c}\t{tag}\t_\n" for i, (c, tag) in enumerate(rows))
+    swapped = "".join(f"{tag} {c}\n" for c, tag in rows)
+    for columns, content, flags, out in (
+        ((None, None), written, [], written),
+        ((2, 3), numbered, [], written),
+        ((2, 3), written, [], written),
+        ((2, 3), f"{swapped}\n", ["--token_column=-1", "--tag_column=1"], written),
+        ((2, 1), swapped, [], swapped),
+        ((-1, 1), swapped, [], swapped),
+    ):
+        data = {**config["data"], **dict(zip(("token_column", "tag_column"), columns, strict=True))}
+        folder = types.SimpleNamespace(read_config=lambda data=data: {**config, "data": data})
+        path = write_text(tmp_path / "tagged", content)
+        for name in tool.FLAGS:
+            tool.FLAGS[name].unparse()
+        tool.FLAGS(["tag.py", f"--model_dir={made[0]}", f"--tagged={path}", "--format=conll", *flags])
+        (sentence,) = tool.read_tagged(folder)
+        assert list(zip(sentence.tokens, sentence.tags, strict=True)) == rows
+        assert tool.text_function(folder)(shown) == f"{out}\n"
 
 
 def test_entities_of_tagged_tokens_stand_where_these_do(text_tagger):
@@ -448,6 +508,38 @@ def test_tables_of_scores_and_of_confusion():
     assert format_confusion(table).splitlines()[1].split() == ["LOC", ".", "1", "1"]
 
 
+def test_tables_of_chinese_labels_line_up():
+    expected = [["B-检查-项目", "I-检查-项目", "O", "B-药"], ["O", "B-药", "I-药"]]
+    found = [["B-检查-项目", "I-检查-项目", "O", "O"], ["O", "B-药", "I-药"]]
+
+    def width(text):
+        return sum(2 if "一" <= c <= "鿿" else 1 for c in text)
+
+    scores = format_scores(score_table(found, expected)).splitlines()
+    assert {width(line) for line in scores} == {width(scores[0])} and scores[1].startswith("检查-项目  ")
+    matrix = format_confusion(confusion(found, expected)).splitlines()
+    assert {width(line) for line in matrix} == {width(matrix[0])}
+    ends = {width(line[: line.index(mark) + len(mark)]) for line, mark in zip(matrix, ("检查-项目", "1"), strict=False)}
+    assert len(ends) == 1 and width_of("e\u0301检\uff21\u200b") == 5
+
+
+def test_sentences_that_were_tagged_wrongly_are_listed():
+    tokens = [["Anna", "met", "Bob"], ["Oslo"], ["a", "b"]]
+    expected = [["B-PER", "O", "B-PER"], ["B-LOC"], ["O", "O"]]
+    found = [["B-PER", "O", "O"], ["B-PER"], ["O", "O"]]
+    listed = format_wrong(["f, line 1", "f, line 5", "f, line 7"], tokens, found, expected, space=" ").splitlines()
+    assert listed == [
+        "sentences tagged wrongly: 2 of 3",
+        "f, line 1: Anna met Bob",
+        "  expected  PER  Bob  (2-3)",
+        "f, line 5: Oslo",
+        "  expected  LOC  Oslo  (0-1)",
+        "  found     PER  Oslo  (0-1)",
+    ]
+    single = format_wrong(["p"], [["a", "b"]], [["N", "V"]], [["N", "N"]], "none").splitlines()
+    assert single == ["sentences tagged wrongly: 1 of 1", "p: ab", "  expected  N  b  (1-2)", "  found     V  b  (1-2)"]
+
+
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 
@@ -476,7 +568,7 @@ def test_tables_of_scores_and_of_confusion():
             "strategy must be one of auto, one, mirrored, multi_worker for taggers, got tpu",
         ),
         ("tener", {"training": {"warm_start_path": "nowhere"}}, "no checkpoint at nowhere"),
-        ("tener", {"data": {"valid_path": None}}, "valid_path must be given: a file with a token and a tag a line"),
+        ("tener", {"data": {"train_path": None}}, "train_path must be given: a file with a token and a tag a line"),
         ("tener", {"model": {"n_head": 3}}, "d_model must be a multiple of n_head=3, got 16"),
     ],
     ids=str,
@@ -508,6 +600,22 @@ def test_a_run_goes_on_with_its_own_sentences_only(made, files, tmp_path):
         train(folder, other, folder.name, training=LEARNING)
     with pytest.raises(ValueError, match="model.d_inner: 16 there, 17 now"):
         train(folder, files, folder.name, training=LEARNING, model={"d_inner": 17})
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_its_tags(tmp_path, files):
+    """Its config.json names no columns. Tags that break their scheme as a rule stay what they were."""
+    texts = {split: re.sub("[BMES]-", "I-", Path(files[f"{split}_path"]).read_text()) for split in ("train", "valid")}
+    data = TaggedConfig(**{f"{split}_path": write_text(tmp_path / split, text) for split, text in texts.items()})
+    fingerprints = [read_corpus(data, as_before=old).fingerprint("train") for old in (False, True)]
+    assert fingerprints[0] != fingerprints[1]
+    recorded = data.to_dict()
+    for expected in fingerprints:
+        run = TaggerRun.__new__(TaggerRun)
+        run.folder = types.SimpleNamespace(steps=lambda: [3], read_config=lambda known=recorded: {"data": dict(known)})
+        run.data, run.origin = data, None
+        assert run.open_corpus().fingerprint("train") == expected
+        assert run.data_config() == recorded  # or the run would not be old any more
+        recorded = {name: value for name, value in recorded.items() if name not in ColumnsConfig.names()}
 
 
 @SLOW

@@ -5,14 +5,15 @@
     txl-train-ner --model=flat --lexicon=jieba --train_path=train.txt --valid_path=dev.txt \\
         --test_path=test.txt --model_dir=runs/mine
 
-A line of a file is a character and its tag, as B-PER, parted by a space or a tab; an empty line ends a sentence. With
---token_level=word it is a word and its tag, with any columns between them; --tag_scheme=none takes tags that are no
-entities, such as parts of speech. The best weights are those with the highest F1 on valid_path. Training continues from
-the latest checkpoint of the folder.
+A line of a file is a character and its tag, as B-PER, separated by a space or a tab; an empty line ends a sentence.
+With --token_level=word it is a word and its tag, with any columns between them. --token_column and --tag_column name
+other columns, as CoNLL-U needs them. Tags are BIO, BIOES, BMES, IOB1, IO or BILOU; --tag_scheme=none takes tags that
+are no entities, such as parts of speech. The best weights are those with the highest F1 on valid_path, or else on 5% of
+train_path. Training continues from the latest checkpoint of the folder.
 txl-tag tags with it, txl-export-saved-model makes a served model of it.
 
-  data          dataset, or train_path valid_path test_path token_level tag_scheme segment_digits bigrams lexicon
-                char_vectors bigram_vectors word_vectors lowercase_vectors ...
+  data          dataset, or train_path valid_path valid_fraction test_path token_level tag_scheme token_column
+                tag_column comments segment_digits bigrams lexicon char_vectors bigram_vectors word_vectors lowercase_vectors ...
   run           model_dir init_from extend_vocab train_steps iterations save_steps patience max_to_keep seed ...
   training      learning_rate schedule warmup_steps optimizer momentum clip clip_value batch_size ...
   model         model n_layer d_model n_head d_inner dropout embed_dropout token_dropout output_dropout max_seq_len ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txl_tf.config.checks import FRACTION, POSITIVE, RISING, SYMBOLS, Config, at_least, group, one_of, option
+from txl_tf.config.checks import FRACTION, POSITIVE, RISING, SYMBOLS, Config, at_least, group, one_of, option, satisfies
 from txl_tf.config.models import TOKEN_LEVELS
 from txl_tf.errors import ParameterError
 from txl_tf.schema import check_left_out
@@ -16,6 +16,7 @@ PAIR_LEVELS = ("word", "char", "subword")
 TAGGED_DATASETS = ("text", "towns")
 TAG_SCHEMES = ("bio", "bioes", "bmes", "none")
 MIN_FREQ = {"char": 0, "word": 2}  # of tagged tokens, by token_level
+COLUMN = satisfies(lambda value: value != 0, "be 1 or more, or -1 for the last, -2 for the one before, ...")
 
 
 @group
@@ -122,21 +123,42 @@ class PairsConfig(PairFilesConfig):
 
 
 @group
-class TaggedConfig(Config):
+class ColumnsConfig(Config):
+    """What the columns of a tagged file hold: arguments of `read_tagged`."""
+
+    token_column: int | None = option(
+        None,
+        "Column of the tokens: 1 is the first, -1 the last. Default: 1; 2 where column 1 numbers tokens.",
+        COLUMN,
+    )
+    tag_column: int | None = option(
+        None, "Column of the tags. Default: -1; must be given where column 1 numbers tokens.", COLUMN
+    )
+    comments: bool | None = option(
+        None,
+        "Lines that begin with # before the first token of a sentence: comments (True) or tokens (False). Default: "
+        "comments where they are no tokens by their columns.",
+    )
+
+
+@group
+class TaggedConfig(ColumnsConfig):
     """The tagged sentences and their ids: arguments of `read_corpus`."""
 
     dataset: str | None = option(
         None, "The sentences: your own (text), or made-up ones of people and towns (towns).", one_of(TAGGED_DATASETS)
     )
     train_path: str | None = option(None, "File of columns: a token, its tag; an empty line ends a sentence.")
-    valid_path: str | None = option(None, "As train_path, to validate on.")
+    valid_path: str | None = option(None, "As train_path, to validate on; default: valid_fraction of it.")
     test_path: str | None = option(None, "As train_path, to test on.")
+    valid_fraction: float = option(0.05, "Share of the sentences held out where there is no valid_path.", FRACTION)
     token_level: str = option(
         "char", "What a token is: a character, or a word between white space.", one_of(TOKEN_LEVELS)
     )
     tag_scheme: str | None = option(
         None,
-        "Scheme to convert the tags to; default: that of the files. none: tags are no entities, but parts of speech.",
+        "Scheme to convert the tags to; default: that of the files, but bio for IOB1 and IO, bioes for BILOU. none: "
+        "tags are no entities, but parts of speech.",
         one_of(TAG_SCHEMES),
     )
     segment_digits: bool = option(False, "Cut the digit off every character: Weibo's mark of segmentation.")
@@ -160,12 +182,16 @@ class TaggedConfig(Config):
         if self.min_freq is None:
             object.__setattr__(self, "min_freq", MIN_FREQ[self.token_level])
         if self.dataset == "towns":
-            of_files = ("train_path", "valid_path", "test_path", "segment_digits")
+            of_files = ("train_path", "valid_path", "test_path", "segment_digits", *ColumnsConfig.names())
             check_left_out({name: getattr(self, name) for name in of_files}, "dataset=towns makes its sentences itself")
             if self.token_level != "char":
                 raise ValueError(f"token_level must be char for dataset=towns, got {self.token_level}")
         if not (self.char_vectors or self.bigram_vectors or self.word_vectors):
             check_left_out({"lowercase_vectors": self.lowercase_vectors}, "there are no vectors")
+        if self.valid_fraction != TaggedConfig.valid_fraction:
+            own = "valid_path" if self.valid_path else "dataset=towns" if self.dataset == "towns" else None
+            if own:
+                check_left_out({"valid_fraction": self.valid_fraction}, f"{own} gives the sentences to validate on")
         if self.token_level == "char":
             if self.word_vectors and not self.lexicon:
                 raise ValueError("word_vectors are those of a lexicon's words: give lexicon, too")

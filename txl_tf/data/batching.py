@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -113,3 +114,16 @@ def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.prefetch(2).with_options(options)
+
+
+def hold_out(texts: Sequence[str], fraction: float, what: str) -> np.ndarray:
+    """Which rows of `texts` are held out to validate on, bool. A hash decides, so that equal texts are on one side.
+
+    Raises:
+        ValueError: none are, or all. The message calls them `what`.
+    """
+    share = np.array([zlib.crc32(text.encode()) for text in texts]) / 2**32
+    if not 0 < np.sum(share < fraction) < len(share):
+        leaves = f"valid_fraction={fraction} of {len(share)} {what} leaves none to train or validate on"
+        raise ValueError(f"{leaves}: give valid_path, or another valid_fraction")
+    return share < fraction

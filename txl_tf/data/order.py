@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 _REORDERS = ("ShuffleDataset", "ShuffleAndRepeatDataset", "GroupByWindowDataset")
@@ -62,6 +63,61 @@ def _reordered(dataset: tf.data.Dataset, taken_apart: bool = False) -> Iterator[
             yield from _reordered_in(graph, taken_apart)
     for source in inputs:
         yield from _reordered(source, taken_apart or kind in _TAKES_APART)
+
+
+# ------------------------------------------------------------------------------------------------ reading beforehand
+
+ROWS = 2000  # that `first_batches` reads, about
+_OF_ARRAYS = ("TensorSliceDataset", "TensorDataset", "ZipDataset", "TakeDataset", "SkipDataset", "RepeatDataset")
+_IN_BATCHES = ("BatchDataset", "ParallelBatchDataset", "PaddedBatchDataset")
+_PASSED_ON = (*_OF_ARRAYS, *_IN_BATCHES, "MapDataset", "ParallelMapDataset", "PrefetchDataset", "OptionsDataset")
+
+
+def first_batches(x: Any, y: Any = None) -> Iterator[tuple]:
+    """Some batches of what Keras's `fit` is given: `(x, y)`, or more parts. None where reading would change the rest.
+
+    An iterator would be used up. A shuffled dataset would come in another order afterwards, so the rows before the
+    shuffle are read, if they are made of the same parts.
+    """
+    if y is not None:
+        yield keras.tree.map_structure(lambda array: array[:ROWS], (x, y))
+    elif isinstance(x, keras.utils.PyDataset):
+        yield x[0]
+    elif isinstance(x, tf.data.Dataset) and (dataset := _before_shuffles(x)) is not None:
+        n = 0
+        for batch in dataset:
+            if tf.nest.flatten(batch[1])[0].shape.rank == 1:  # a row
+                batch = tf.nest.map_structure(lambda part: part[None], batch)
+            yield batch
+            n += tf.nest.flatten(batch)[0].shape[0]
+            if n >= ROWS:
+                return
+
+
+def _before_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+    """The rows of a dataset of arrays, before any shuffle; `None` where there is no such dataset."""
+    structure, found = tf.nest.map_structure(lambda spec: 0, dataset.element_spec), dataset
+    if not isinstance(dataset.element_spec, tuple) or len(dataset.element_spec) < 2:
+        return None
+    while True:
+        if _kind_of(dataset) in _REORDERS:
+            (found,) = dataset._inputs()
+        elif _kind_of(dataset) not in _PASSED_ON:
+            return None
+        inputs = dataset._inputs()
+        if len(inputs) != 1:
+            break
+        (dataset,) = inputs
+    if not all(_kind_of(source) in _OF_ARRAYS for source in _sources(dataset)):
+        return None
+    return found if tf.nest.map_structure(lambda spec: 0, found.element_spec) == structure else None
+
+
+def _sources(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """A dataset and all that it is made of."""
+    yield dataset
+    for source in dataset._inputs():
+        yield from _sources(source)
 
 
 def _kind_of(dataset: tf.data.Dataset) -> str:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -228,19 +229,62 @@ def _spans_of_both(found: Sequence, expected: Sequence, scheme: str | None) -> l
 
 def format_scores(rows: list[tuple]) -> str:
     """`score_table` as text."""
-    width = max(len(kind) for kind, *_ in rows)
-    lines = [f"{'kind':<{width}}  precision  recall      F1  entities"]
+    width = max(width_of(kind) for kind, *_ in rows)
+    lines = [f"{filled('kind', width)}  precision   recall       F1  entities"]
     for kind, precision, recall, f1, number in rows:
-        lines.append(f"{kind:<{width}}  {precision:>9.2%}  {recall:>6.2%}  {f1:>6.2%}  {number:>8,}")
+        lines.append(f"{filled(kind, width)}  {precision:>9.2%}  {recall:>7.2%}  {f1:>7.2%}  {number:>8,}")
     return "\n".join(lines)
 
 
 def format_confusion(table: dict[tuple[str, str], int]) -> str:
     """`confusion` as text: a row for every expected type, a column for every type that was found."""
     kinds = [*sorted({kind for pair in table for kind in pair} - {NONE}), NONE]
-    width = max(map(len, kinds)) + 2
-    lines = [f"{'expected / found':<{max(width, 18)}}" + "".join(f"{kind:>{width}}" for kind in kinds)]
+    width = max(map(width_of, kinds)) + 2
+    lines = [filled("expected / found", max(width, 18)) + "".join(filled(kind, width, left=False) for kind in kinds)]
     for row in kinds:
         cells = "".join(f"{table.get((row, column), 0) or '.':>{width}}" for column in kinds)
-        lines.append(f"{row:<{max(width, 18)}}{cells}")
+        lines.append(f"{filled(row, max(width, 18))}{cells}")
     return "\n".join(lines)
+
+
+def format_wrong(
+    places: Sequence[str],
+    sentences: Sequence[Sequence[str]],
+    found: Sequence[Sequence[str]],
+    expected: Sequence[Sequence[str]],
+    scheme: str | None = None,
+    space: str = "",
+) -> str:
+    """The sentences with an entity that was missed or made up, and these entities, as text.
+
+    Args:
+        places: where each sentence stands in its file.
+        sentences: the tokens of each.
+        found, expected, scheme: see `score_table`.
+        space: what separates the tokens.
+    """
+    lines, n = [], 0
+    for i, (spans, truth) in enumerate(_spans_of_both(found, expected, scheme)):
+        if spans == truth:
+            continue
+        n += 1
+        lines.append(f"{places[i]}: {space.join(sentences[i])}")
+        for what, wrong in (("expected", truth - spans), ("found", spans - truth)):
+            for kind, start, end in sorted(wrong, key=lambda span: span[1:]):
+                lines.append(f"  {what:<8}  {kind}  {space.join(sentences[i][start:end])}  ({start}-{end})")
+    return "\n".join([f"sentences tagged wrongly: {n:,} of {len(sentences):,}", *lines])
+
+
+def width_of(text: str) -> int:
+    """How many columns of a terminal a text takes: a Chinese character takes two, a combining one none."""
+    widths = {"W": 2, "F": 2}
+    return sum(widths.get(unicodedata.east_asian_width(c), 1) for c in text if unicodedata.category(c) not in _NO_WIDTH)
+
+
+_NO_WIDTH = ("Mn", "Me", "Cf")
+
+
+def filled(text: str, width: int, left: bool = True) -> str:
+    """A text with spaces to so many columns, after it or, unless `left`, before it."""
+    spaces = " " * (width - width_of(text))
+    return text + spaces if left else spaces + text

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from txl_tf.data.tagged.batches import END, PADDING, UNKNOWN_ID
-from txl_tf.data.tagged.lexicon import SPACE, Lexicon
+from txl_tf.data.tagged.columns import BLANK
+from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger
@@ -31,7 +32,6 @@ from txl_tf.serving.request import (
     same_shape,
 )
 from txl_tf.serving.tables import (
-    WHITE_SPACE,
     SymbolTable,
     Tokens,
     characters_of,
@@ -106,6 +106,8 @@ class SentenceGraph(tf.Module):
             chars: string `[B, None]`, the characters of each text, or its words.
         """
         flat, lengths = chars.flat_values, chars.row_lengths()
+        if self.level == "char":  # words have no spaces
+            flat = tf.where((flat == " ") | (flat == "\t"), BLANK, flat)
         places = tf.ragged.range(lengths).flat_values  # [C], of each character in its row
         rest = tf.repeat(lengths, lengths) - places  # [C], characters from here to the end of the row
         ids = self.vocab.ids(flat)
@@ -132,8 +134,6 @@ class SentenceGraph(tf.Module):
 
     def _words(self, flat: tf.Tensor, rest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """The words of the lexicon by start, then by end: int64 `(places in flat, numbers of characters, ids)`."""
-        if self.lexicon and any(SPACE in word for word in self.lexicon.vocab.symbols):
-            flat = tf.strings.regex_replace(flat, f"^{WHITE_SPACE}$", SPACE)
         begins = tf.range(tf.size(flat, tf.int64))
         pieces, none = flat, tf.zeros([0], tf.int64)
         found, n_chars, words = [none], [none], [tf.zeros([0], tf.string)]

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from txl_tf.config import PairsConfig
-from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
+from txl_tf.data.batching import EpochBatches, by_length, hold_out, padded, shuffled
 from txl_tf.data.pairs.dates import make_dates
 from txl_tf.data.pairs.files import RESERVED, SIDES, WAY_OUT, PairReader, SideText, read_lines, sides_of, without_ends
 from txl_tf.data.subwords import SubwordVocab, train_line_subwords
@@ -132,7 +131,7 @@ def read_pairs(
         FileNotFoundError: a file does not exist.
     """
     sides, names, said = _read_splits(config)
-    held_out = None if "valid" in sides else _hold_out(sides["train"][0].lines, config.valid_fraction)
+    held_out = None if "valid" in sides else hold_out(sides["train"][0].lines, config.valid_fraction, "pairs")
     if vocabs:
         _check_vocabs(config, vocabs, extend_vocab)
     if not vocabs or extend_vocab:
@@ -202,16 +201,6 @@ def fitting(lengths: np.ndarray, texts: Sequence[SideText], max_len: int) -> tup
         raise ValueError(f"{name} has no pair left: all of them are longer than max_len={max_len}")
     found = f"{np.sum(~fits):,} (longer than max_len={max_len}); the first is line {texts[0].numbers[first]}"
     return fits, f"{name}: lines left out by skip_bad_lines: {found}, with {lengths[first]:,} symbols, its end included"
-
-
-def _hold_out(sources: list[str], fraction: float) -> np.ndarray:
-    """Which pairs are held out, bool. A hash of the source decides, so that all its pairs are on one side."""
-    share = np.array([zlib.crc32(line.encode()) for line in sources]) / 2**32
-    if not 0 < np.sum(share < fraction) < len(share):
-        raise ValueError(
-            f"valid_fraction={fraction} of {len(share)} pairs leaves none to train or validate on: give valid_path"
-        )
-    return share < fraction
 
 
 def _extended(vocab: Vocab, new: Vocab) -> Vocab:

@@ -6,6 +6,9 @@ and unknown, in the vocabulary of characters and words and in that of bigrams.
 Where the tokens are words, they stand in the place of the characters, and their forms in that of the bigrams: see
 `form_of`. There is no lexicon then.
 
+A space and a tab are the symbol "␣", which stands for them in tagged files. Other white space, such as U+3000, can
+stand in these files itself; no vocabulary has it, so it is unknown in files and in text.
+
 Shapes:
     B: batch      n: characters of a sentence, w: its words      L: max n      T: max n + w
 """
@@ -21,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from txl_tf.data.batching import EpochBatches, by_length, padded, shuffled
+from txl_tf.data.tagged.columns import with_blanks
 from txl_tf.data.tagged.lexicon import Lexicon, Match
 from txl_tf.data.vocabulary import Vocab
 
@@ -64,7 +68,7 @@ class SentenceEncoder:
 
     def matches(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> list[Match]:
         """The words of the lexicon in a sentence, without those that are left out."""
-        found = self.lexicon.matches(tokens) if self.lexicon else []
+        found = self.lexicon.matches(with_blanks(tokens)) if self.lexicon else []
         return [match for match in found if match.word not in left_out]
 
     def encode(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> Encoded:
@@ -72,6 +76,7 @@ class SentenceEncoder:
 
         Words that are left out are not found, as if the lexicon had not got them.
         """
+        tokens = with_blanks(tokens)
         matches = self.matches(tokens, left_out)
         n, places = len(tokens), range(len(tokens))
         return Encoded(

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from txl_tf.data.tagged import towns
-from txl_tf.data.tagged.lexicon_files import SPACE, words_of
+from txl_tf.data.tagged.columns import BLANK, with_blanks
+from txl_tf.data.tagged.lexicon_files import words_of
 from txl_tf.environment import is_installed
 from txl_tf.schema import brief
 
@@ -30,18 +31,18 @@ class Lexicon:
     """Words of two characters or more.
 
     Args:
-        words: the words; the second of two equal ones is left out. White space in words and in sentences is the same
-            as `SPACE`, ␣.
+        words: the words; the second of two equal ones is left out. White space in a word is `BLANK`, ␣, and so are
+            spaces and tabs in sentences.
 
     Attributes:
-        words: list of str, in their order, with `SPACE` for white space.
+        words: list of str, in their order, with `BLANK` for white space.
 
     Raises:
         ValueError: a word of one character or none.
     """
 
     def __init__(self, words: Iterable[str]):
-        self.words = list(dict.fromkeys(_WHITE.sub(SPACE, word) for word in words))
+        self.words = list(dict.fromkeys(_WHITE.sub(BLANK, word) for word in words))
         short = next((word for word in self.words if len(word) < 2), None)
         if short is not None:
             raise ValueError(f"words of a lexicon must have two characters or more, got {brief(short)}")
@@ -61,7 +62,7 @@ class Lexicon:
             tokens: characters. A token of several characters is one place: a word begins and ends between tokens, and
                 has two of them or more.
         """
-        text = _WHITE.sub(SPACE, "".join(tokens))
+        text = "".join(with_blanks(tokens))
         cuts = [0, *itertools.accumulate(map(len, tokens))]
         found, is_word = [], self._is_word
         for start in range(len(tokens)):

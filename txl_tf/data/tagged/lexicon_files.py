@@ -23,12 +23,12 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 
+from txl_tf.data.tagged.columns import BLANK
 from txl_tf.data.tagged.vector_files import is_header, is_number
 from txl_tf.data.text_files import numbered_lines
 from txl_tf.errors import ParameterError
 from txl_tf.schema import brief
 
-SPACE = "␣"  # stands for a space in symbols, which no file of a vocabulary could hold
 _SAMPLE = 10_000  # lines that tell how a file is made
 _WHITE_WORD = re.compile(r"[ \t]*([^\S \t])[ \t]")  # white space that is a word, in vectors of characters
 _TAG = re.compile(r"[a-z]{1,4}[0-9]?")  # a part of speech, as of jieba
@@ -38,7 +38,7 @@ _SLASH = re.compile(r"[^\s!-~]\S*/[a-z]{1,4}")
 
 
 def words_of(path: str) -> Iterator[tuple[int, str]]:
-    """The words of a file, with the numbers of their lines. A space in a word is `SPACE`.
+    """The words of a file, with the numbers of their lines. A space in a word is `BLANK`.
 
     White space around columns, full-width spaces too, is no part of them. Empty lines and word2vec's header are left
     out. White space that is followed by a column, such as U+3000 in vectors of characters, is a word of one character.
@@ -55,7 +55,7 @@ def words_of(path: str) -> Iterator[tuple[int, str]]:
     cut = _choose_cut([line for _, line in first])
     for number, line in itertools.chain(first, lines):
         white = _WHITE_WORD.match(line)
-        word = white[1] if white else SPACE.join(cut(line).split())
+        word = white[1] if white else BLANK.join(cut(line).split())
         if word:
             yield number, word
 

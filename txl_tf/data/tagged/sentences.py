@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import logging
-import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 
-from txl_tf.config import MIN_FREQ, TaggedConfig
+from txl_tf.config import MIN_FREQ, ColumnsConfig, TaggedConfig
+from txl_tf.data.batching import hold_out
 from txl_tf.data.tagged.batches import SentenceEncoder, TaggedSplit
-from txl_tf.data.tagged.lexicon import TOWNS, Lexicon
-from txl_tf.data.tagged.symbols import extend_vocabs, make_vocabs
-from txl_tf.data.tagged.tags import (
-    NONE,
-    SCHEMES,
-    all_labels,
-    broken_at,
-    convert_tags,
-    detect_scheme,
-    kind_of,
-    split_tag,
+from txl_tf.data.tagged.columns import (
+    BLANK,
+    TaggedSentence,
+    columns_in,
+    line_of,
+    numbered_tags,
+    read_sentences,
+    tags_of,
 )
+from txl_tf.data.tagged.lexicon import TOWNS, Lexicon
+from txl_tf.data.tagged.schemes import in_one_scheme
+from txl_tf.data.tagged.symbols import extend_vocabs, make_vocabs
+from txl_tf.data.tagged.tags import NONE, all_labels, detect_scheme, kind_of, split_tag
 from txl_tf.data.tagged.towns import make_sentences
-from txl_tf.data.text_files import numbered_lines
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
 from txl_tf.errors import ParameterError
 from txl_tf.schema import brief, check_left_out
@@ -37,68 +37,61 @@ logger = logging.getLogger("txl_tf")
 # ------------------------------------------------------------------------------------------------------------- files
 
 
-class TaggedSentence(NamedTuple):
-    """Tokens and a tag for each."""
+def read_tagged(
+    path: str,
+    segment_digits: bool = False,
+    scheme: str | None = None,
+    columns: ColumnsConfig | None = None,
+    labels: Iterable[str] = (),
+) -> list[TaggedSentence]:
+    """Reads a file with a token and a tag a line, in two of its columns, and blank lines between sentences.
 
-    tokens: list[str]
-    tags: list[str]
-    line: int  # of the first token in its file
-
-
-def read_tagged(path: str, segment_digits: bool = False, scheme: str | None = None) -> list[TaggedSentence]:
-    """Reads a CoNLL file: a token and a tag a line, first and last column, and blank lines between sentences.
-
-    Spaces or tabs part columns, other white space can be a token. A line whose token is -DOCSTART- is left out where
-    a sentence would begin.
+    Columns are separated by spaces or tabs; other white space can be a token. A line whose first column is -DOCSTART-
+    is left out where a sentence would begin, and so are comments, see columns.py. A space or a tab within a token
+    becomes "␣".
 
     Args:
         path: of a UTF-8 file.
         segment_digits: each token ends with a digit that is no part of it, as in Weibo's "科0".
         scheme: "none" takes any text as a tag.
+        columns: of tokens and tags. By default, the first and the last one; in CoNLL-U, the second one is that of the
+            tokens, and that of the tags must be given.
+        labels: see `read_sentences`.
 
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: a line without a tag or with a malformed one, a token without its digit, a file without sentences
-            or that is not UTF-8. Names file and line.
+            or that is not UTF-8, columns that cannot be told. Names file and line.
     """
-    sentences, begins = [], True
-    for number, line in numbered_lines(path):
-        columns = re.split("[ \t]+", line.strip(" \t"))
-        if not columns[0] or (begins and columns[0] == "-DOCSTART-"):
-            begins = True
-            continue
-        where = f"{path}, line {number}"
-        if len(columns) < 2:
-            raise ValueError(f"{where} must have a token and a tag, parted by a space or a tab, got {brief(line)}")
-        token, tag = columns[0], columns[-1]
-        try:
-            kind_of(tag, scheme)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
-        if segment_digits:
-            token = _without_digit(token, where)
-        if begins:
-            sentences.append(TaggedSentence([], [], number))
-            begins = False
-        sentences[-1].tokens.append(token)
-        sentences[-1].tags.append(tag)
+    sentences = read_sentences(path, columns or ColumnsConfig(), scheme, labels)
     if not sentences:
         raise ValueError(f"{path} has no sentences")
-    return sentences
+    return _without_digits(sentences, path) if segment_digits else sentences
 
 
 def read_tagged_as(
-    path: str, labels: list[str], segment_digits: bool = False, scheme: str | None = None
+    path: str,
+    labels: list[str],
+    segment_digits: bool = False,
+    scheme: str | None = None,
+    columns: ColumnsConfig | None = None,
 ) -> list[TaggedSentence]:
     """`read_tagged`, in the scheme of a model's labels.
+
+    So that what tools/tag.py writes is read: a file of single characters has no digits of segmentation, and where all
+    lines have two columns and `columns` name others, these are token and tag.
 
     Raises:
         ValueError: as there; or an entity type is not among the labels. Names file and line.
     """
-    text, own = read_tagged(path, segment_digits, scheme), scheme or detect_scheme(labels)
-    text = _in_one_scheme({"text": text}, {"text": path}, own)[0]["text"]
+    columns = columns_in(path, columns or ColumnsConfig())
+    text = read_tagged(path, False, scheme, columns, labels)
+    if segment_digits and any(len(token) > 1 for sentence in text for token in sentence.tokens):
+        text = _without_digits(text, path)
+    own = scheme or detect_scheme(labels)
+    text = in_one_scheme({"text": text}, {"text": path}, own)[0]["text"]
     kinds = {kind_of(label, scheme) for label in labels}
-    for number, tag in _numbered_tags(text):
+    for number, tag in numbered_tags(text):
         if tag not in labels and kind_of(tag, scheme) not in kinds:
             known = ", ".join(sorted(kinds - {""}))
             raise ValueError(
@@ -107,24 +100,37 @@ def read_tagged_as(
     return text
 
 
-def _warn_of_words(text: list[TaggedSentence], name: str) -> None:
-    """Warns of tokens that a line of text, which is read character by character, never has."""
-    tokens = [(token, number) for s in text for number, token in enumerate(s.tokens, s.line)]
-    long = [(token, number) for token, number in tokens if len(token) > 1]
-    if not long:
+def _warn_of_unseen(text: list[TaggedSentence], name: str, level: str) -> None:
+    """Warns of tokens that a line of text never has: it is read character by character, or split at white space."""
+    n, unseen = sum(len(sentence.tokens) for sentence in text), []
+    for sentence in text:
+        for i, token in enumerate(sentence.tokens):
+            if (len(token) > 1) if level == "char" else (BLANK in token):
+                unseen.append((token, sentence, i))
+    if not unseen:
         return
-    token, number = long[0]
-    logger.warning(
-        f"{name}, line {number}: {brief(token)} has {len(token)} characters, as have {len(long):,} of {len(tokens):,} "
-        "tokens: text is tagged character by character, where none of these occurs. --token_level=word where tokens "
-        "are words, --segment_digits where each ends with a digit of segmentation, as 科0"
-    )
+    token, sentence, i = unseen[0]
+    number, share = line_of(sentence, i), f"as have {len(unseen):,} of {n:,} tokens"
+    if level == "char":
+        has = f"{len(token)} characters, {share}: text is tagged character by character, where none of these occurs"
+        ways = (
+            "--token_level=word where tokens are words, --segment_digits where each ends with a digit of segmentation"
+        )
+        logger.warning(f"{name}, line {number}: {brief(token)} has {has}. {ways}, as 科0")
+    else:
+        has = f"a space within, {share}: text is split at white space, where none of these occurs"
+        logger.warning(f"{name}, line {number}: {brief(token)} has {has}")
 
 
-def _without_digit(token: str, where: str) -> str:
-    if len(token) < 2 or token[-1] not in "0123456789":
-        raise ValueError(f"{where}: with segment_digits a token must be text and one digit, as 科0, got {brief(token)}")
-    return token[:-1]
+def _without_digits(text: list[TaggedSentence], path: str) -> list[TaggedSentence]:
+    for sentence in text:
+        for i, token in enumerate(sentence.tokens):
+            if len(token) < 2 or token[-1] not in "0123456789":
+                where = f"{path}, line {line_of(sentence, i)}"
+                raise ValueError(
+                    f"{where}: with segment_digits a token must be text and one digit, as 科0, got {brief(token)}"
+                )
+    return [sentence._replace(tokens=[token[:-1] for token in sentence.tokens]) for sentence in text]
 
 
 # ------------------------------------------------------------------------------------------------------------ corpus
@@ -194,6 +200,7 @@ def read_corpus(
     vocabs: list[Vocab] | None = None,
     labels: list[str] | None = None,
     extend_vocab: bool = False,
+    as_before: bool = False,
 ) -> TaggedCorpus:
     """Reads and encodes tagged sentences. Symbols and entity types come from the training sentences.
 
@@ -205,6 +212,7 @@ def read_corpus(
             more than those of a vocabulary; what no vocabulary has is the unknown symbol.
         extend_vocab: whether symbols of the training sentences that `vocabs` lack get ids behind theirs.
         labels: those of a model. They are kept, and with them their scheme, where they have all types of entities.
+        as_before: keep tags that break their scheme as a rule, as earlier versions did: for their runs to go on.
 
     Raises:
         ValueError: a file is missing, an entity type that the training sentences do not have, vectors of different
@@ -212,13 +220,15 @@ def read_corpus(
         FileNotFoundError: a file does not exist.
     """
     texts, names = _read_splits(config)
-    if config.token_level == "char":
-        _warn_of_words(texts["train"], names["train"])
+    _warn_of_unseen(texts["train"], names["train"], config.token_level)
+    if "valid" not in texts:
+        names["valid"] = f"{config.valid_fraction:.0%} of {names['train']}"
     if vocabs:
-        return _read_with(config, texts, names, vocabs, labels or [], extend_vocab)
+        return _read_with(config, texts, names, vocabs, labels or [], extend_vocab, as_before)
     lexicon = Lexicon.load(config.lexicon, config.skip_short_words) if config.lexicon else None
-    texts, scheme = _in_one_scheme(texts, names, config.tag_scheme)
+    texts, scheme = in_one_scheme(texts, names, config.tag_scheme, as_before)
     labels = _make_labels(texts, names, scheme)
+    texts = _with_validation(config, texts)
     if lexicon:
         _say_lexicon(config.lexicon, lexicon, texts["train"])
     vocab, bigram_vocab, embeddings = make_vocabs(config, texts, lexicon)
@@ -233,11 +243,12 @@ def _read_splits(config: TaggedConfig) -> tuple[dict, dict]:
         made = make_sentences(config.n_sentences)
         texts = {split: [TaggedSentence(*row, i) for i, row in enumerate(rows, 1)] for split, rows in made.items()}
         return texts, {split: f"towns, {split}" for split in made}
-    for split in ("train", "valid"):
-        if not paths[split]:
-            raise ValueError(f"{split}_path must be given: a file with a token and a tag a line; or dataset=towns")
+    if not paths["train"]:
+        raise ValueError("train_path must be given: a file with a token and a tag a line; or dataset=towns")
     names = {split: path for split, path in paths.items() if path}
-    texts = {split: read_tagged(path, config.segment_digits, config.tag_scheme) for split, path in names.items()}
+    texts = {
+        split: read_tagged(path, config.segment_digits, config.tag_scheme, config) for split, path in names.items()
+    }
     return texts, names
 
 
@@ -247,8 +258,24 @@ def longest_in(config: TaggedConfig) -> int:
     return max(len(sentence.tokens) for sentence in texts["train"])
 
 
+def _with_validation(config: TaggedConfig, texts: dict) -> dict:
+    """`texts` with sentences to validate on: without any, a share of those to train on."""
+    if "valid" in texts:
+        return texts
+    train, rest = texts["train"], {split: text for split, text in texts.items() if split != "train"}
+    chosen = hold_out(["\n".join(sentence.tokens) for sentence in train], config.valid_fraction, "sentences")
+    parts = {"train": itertools.compress(train, ~chosen), "valid": itertools.compress(train, chosen)}
+    return {split: list(part) for split, part in parts.items()} | rest
+
+
 def _read_with(
-    config: TaggedConfig, texts: dict, names: dict, vocabs: list[Vocab], known: list[str], extends: bool
+    config: TaggedConfig,
+    texts: dict,
+    names: dict,
+    vocabs: list[Vocab],
+    known: list[str],
+    extends: bool,
+    as_before: bool,
 ) -> TaggedCorpus:
     """The corpus in vocabularies that are there already."""
     check_left_out(
@@ -257,10 +284,11 @@ def _read_with(
     if config.min_freq != MIN_FREQ[config.token_level] and not extends:
         check_left_out({"min_freq": config.min_freq}, KNOWN_SYMBOLS)
     wanted = config.tag_scheme
-    if not wanted and _kinds(_tags_of(*texts.values())) <= _kinds(known):
+    if not wanted and _kinds(tags_of(*texts.values())) <= _kinds(known):
         wanted = detect_scheme(known)
-    texts, scheme = _in_one_scheme(texts, names, wanted)
-    labels = known if _tags_of(*texts.values()) <= set(known) else _make_labels(texts, names, scheme)
+    texts, scheme = in_one_scheme(texts, names, wanted, as_before)
+    labels = known if tags_of(*texts.values()) <= set(known) else _make_labels(texts, names, scheme)
+    texts = _with_validation(config, texts)
     vocab, bigram_vocab, *words = vocabs
     lexicon = Lexicon(words[0].symbols) if words else None
     if words and config.lexicon:
@@ -287,10 +315,6 @@ def _say_lexicon(name: str, lexicon: Lexicon, text: list[TaggedSentence], vocab:
     logger.info(f"lexicon {name}: {len(lexicon):,} words, {len(found):,} of them in the training sentences{rest}")
 
 
-def _tags_of(*texts: list[TaggedSentence]) -> set[str]:
-    return {tag for text in texts for sentence in text for tag in sentence.tags}
-
-
 def _kinds(tags: Iterable[str]) -> set[str]:
     return {split_tag(tag)[1] for tag in tags}
 
@@ -306,81 +330,15 @@ def _encoded(corpus: TaggedCorpus, texts: dict) -> TaggedCorpus:
     return corpus
 
 
-# -------------------------------------------------------------------------------------------------------------- tags
-
-
-def _in_one_scheme(texts: dict, names: dict, wanted: str | None) -> tuple[dict, str]:
-    """`texts` in the scheme `wanted`, or all in that of the training sentences; and the scheme. Warns of broken tags.
-
-    Raises:
-        ValueError: a file mixes schemes or, without `wanted`, has another one than the training sentences.
-    """
-    if wanted == NONE:
-        return texts, NONE
-    schemes = {}
-    for split, text in texts.items():
-        schemes[split] = _scheme_of(text, names[split])
-        if not wanted:
-            schemes[split] = schemes["train"]
-            _check_prefixes(text, names, split, schemes["train"])
-    for split, text in texts.items():
-        _warn_of_broken(text, names[split], schemes[split], bool(wanted))
-    if not wanted:
-        return texts, schemes["train"]
-    converted = {
-        split: [sentence._replace(tags=convert_tags(sentence.tags, wanted)) for sentence in text]
-        for split, text in texts.items()
-    }
-    return converted, wanted
-
-
-def _scheme_of(text: list[TaggedSentence], name: str) -> str:
-    """`detect_scheme` of a file's tags, whose error names the lines."""
-    first = {}
-    for number, tag in _numbered_tags(text):
-        first.setdefault(split_tag(tag)[0], (number, tag))
-    try:
-        return detect_scheme(tag for _, tag in first.values())
-    except ValueError as error:
-        raise ValueError(f"{name}, lines {first['I'][0]} and {first['M'][0]}: {error}") from error
-
-
-def _check_prefixes(text: list[TaggedSentence], names: dict, split: str, scheme: str) -> None:
-    for number, tag in _numbered_tags(text):
-        if split_tag(tag)[0] not in f"O{SCHEMES[scheme]}":
-            raise ValueError(
-                f"{names[split]}, line {number}: {brief(tag)} is not of the scheme {scheme}, as {names['train']} is; "
-                f"tag_scheme={scheme} converts all files to one scheme"
-            )
-
-
-def _numbered_tags(text: list[TaggedSentence]) -> Iterable[tuple[int, str]]:
-    """Every tag with its line."""
-    for sentence in text:
-        yield from enumerate(sentence.tags, sentence.line)
-
-
-def _warn_of_broken(text: list[TaggedSentence], name: str, scheme: str, converted: bool) -> None:
-    broken = [(sentence, i) for sentence in text for i in broken_at(sentence.tags, scheme)]
-    if not broken:
-        return
-    sentence, i = broken[0]
-    done = "all tags are rewritten" if converted else "they are kept, and one that continues no entity begins one"
-    logger.warning(
-        f"{name}: {len(broken):,} tags break the scheme {scheme}, the first on line {sentence.line + i} "
-        f"({brief(sentence.tags[i])}); {done}"
-    )
-
-
 def _make_labels(texts: dict, names: dict, scheme: str) -> list[str]:
     """The labels of the training sentences, entity types in alphabetical order. Other files may have no other type."""
-    tags = {split: _tags_of(text) for split, text in texts.items()}
+    tags = {split: tags_of(text) for split, text in texts.items()}
     kinds = sorted(tags["train"]) if scheme == NONE else sorted({split_tag(tag)[1] for tag in tags["train"] - {"O"}})
     has_outside = any("O" in found for found in tags.values())
     labels = kinds if scheme == NONE else all_labels(kinds, scheme, has_outside)
     for split, text in texts.items():
         unknown = tags[split].difference(labels)
-        for number, tag in _numbered_tags(text) if unknown else ():
+        for number, tag in numbered_tags(text) if unknown else ():
             if tag in unknown:
                 raise ValueError(
                     f"{names[split]}, line {number}: {brief(tag)} is of a kind that {names['train']} does not have; "

@@ -11,7 +11,8 @@ import numpy as np
 
 from txl_tf.config import TaggedConfig
 from txl_tf.data.tagged.batches import BESIDES, SPECIAL
-from txl_tf.data.tagged.lexicon import SPACE, Lexicon
+from txl_tf.data.tagged.columns import BLANK
+from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.tagged.word_vectors import embedding_matrix, read_vectors
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
@@ -82,7 +83,7 @@ def _choose(config: TaggedConfig, texts: dict, symbols_of: Callable, min_freq: i
     others = {symbol: None for counter in counts.values() for symbol in counter if symbol not in train}
     if not path:
         return _Symbols([symbol for symbol, n in train.items() if n >= min_freq], {}, None)
-    words = {symbol: symbol.replace(SPACE, " ") for symbol in (SPECIAL[1], *train, *others)}
+    words = {symbol: symbol.replace(BLANK, " ") for symbol in (SPECIAL[1], *train, *others)}
     found, dim = read_vectors(path, {*words.values(), *map(str.lower, words.values())}, option)
     exact = {symbol: found[word] for symbol, word in words.items() if word in found}
     lower = {s: found[word.lower()] for s, word in words.items() if word not in found and word.lower() in found}

@@ -1,9 +1,10 @@
-"""Tags of tokens and the entities that they mark: the schemes BIO, BIOES and BMES, or none.
+"""Tags of tokens and the entities that they mark: the schemes BIO, BIOES, BMES and BILOU, or none.
 
 A tag is "O", outside every entity, or a prefix and a kind, as "B-PER"; tags of segmentation have no kind, as "B". A tag
 continues the entity of the tag before it if both have the same kind, the earlier one is B, I or M and the later one is
 I, M or E. Every other tag but "O" begins an entity. So every sequence marks entities, a malformed one too, and they are
-those of fastNLP's `SpanFPreRecMetric`. (That one lower-cases kinds; here "per" and "PER" differ.)
+those of fastNLP's `SpanFPreRecMetric`. (That one lower-cases kinds; here "per" and "PER" differ.) L and U, the names of
+BILOU, are other names of E and S. IOB1, IO and other schemes, in which I may begin an entity: see schemes.py.
 
 Of the scheme "none", any text is a tag, such as NOUN: each token is marked by itself, its kind is the tag. What counts
 entities counts tokens then, and precision, recall and F1 are all the share of right tags.
@@ -26,6 +27,7 @@ SCHEMES = {"bio": "BI", "bioes": "BIES", "bmes": "BMES"}  # scheme -> its prefix
 NONE = "none"
 _INSIDE = {"bio": "I", "bioes": "I", "bmes": "M"}
 _PREFIXES = frozenset("OBIMES")
+_OF_BILOU = {"L": "E", "U": "S"}  # last and unit -> end and single
 _CONTINUED, _CONTINUING = frozenset("BIM"), frozenset("IME")
 _BEGINNING, _ENDING = frozenset("BSO"), frozenset("ESO")
 _OUTSIDE = ("O", "")
@@ -41,16 +43,17 @@ class Span(NamedTuple):
 
 @functools.lru_cache(4096)
 def split_tag(tag: str) -> tuple[str, str]:
-    """`(prefix, kind)`; the kind of "O", and of a tag without one, is "".
+    """`(prefix, kind)`; the kind of "O", and of a tag without one, is "". L is E, and U is S.
 
     Raises:
         ValueError: it is no tag.
     """
     prefix, dash, kind = tag.partition("-")
+    prefix = _OF_BILOU.get(prefix, prefix)
     if prefix not in _PREFIXES or bool(dash) != bool(kind) or (prefix == "O" and kind):
         raise ValueError(
-            f"a tag must be O, or one of B, I, M, E, S with a kind or alone, as B-PER, got {brief(tag)}; other tags, "
-            "such as parts of speech, are of the scheme none"
+            "a tag must be O, or one of B, I, M, E, S with a kind or alone, or L or U of BILOU, as B-PER, got "
+            f"{brief(tag)}; other tags, such as parts of speech, are of the scheme none"
         )
     return prefix, kind
 
@@ -60,19 +63,26 @@ def kind_of(tag: str, scheme: str | None = None) -> str:
     return tag if scheme == NONE else split_tag(tag)[1]
 
 
+def is_bilou(tag: str) -> bool:
+    """Whether a tag has a prefix that only BILOU has."""
+    return tag.partition("-")[0] in _OF_BILOU
+
+
 def detect_scheme(tags: Iterable[str]) -> str:
-    """The scheme that a collection of tags is written in: "bio", "bioes" or "bmes".
+    """The scheme that a collection of tags is written in: "bio", "bioes" or "bmes". BILOU is "bioes".
 
     Raises:
         ValueError: names a tag that no scheme has, or two that no scheme has together.
     """
+    tags = list(tags)
     by_prefix = {split_tag(tag)[0]: tag for tag in tags}
-    if "M" in by_prefix and "I" in by_prefix:
-        raise ValueError(f"no scheme has both {brief(by_prefix['I'])} and {brief(by_prefix['M'])}")
+    inside = by_prefix.get("I") or next(filter(is_bilou, tags), None)
+    if "M" in by_prefix and inside:
+        raise ValueError(f"no scheme has both {brief(inside)} and {brief(by_prefix['M'])}")
     if "M" in by_prefix:
         return "bmes"
     if "E" in by_prefix or "S" in by_prefix:
-        return "bioes" if "I" in by_prefix else "bmes"
+        return "bioes" if inside else "bmes"
     return "bio"
 
 
@@ -173,3 +183,16 @@ def broken_at(tags: Sequence[str], scheme: str | None = None) -> list[int]:
     parts = [_OUTSIDE, *map(split_tag, tags), _OUTSIDE]
     breaks = [i for i in range(len(parts) - 1) if not _may_follow(parts[i], parts[i + 1], scheme)]
     return sorted({i - 1 if parts[i + 1][0] in _BEGINNING else i for i in breaks})  # `parts` has one before the first
+
+
+def unused_labels(labels: Sequence[str], scheme: str | None = None) -> list[str]:
+    """The labels that no allowed path contains: as ["O", "I-A"] has no B-A, no path comes to I-A."""
+    allowed, n = allowed_transitions(labels, scheme), len(labels)
+    if allowed is None:
+        return []
+    steps = allowed[:n, :n].astype(int)
+    reached, ending = allowed[n, :n], allowed[:n, n + 1]
+    for _ in labels:
+        reached = reached | (reached @ steps > 0)
+        ending = ending | (steps @ ending > 0)
+    return [label for label, used in zip(labels, reached & ending, strict=True) if not used]

@@ -12,13 +12,16 @@ Shapes:
 
 import functools
 import inspect
+import logging
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import LabelConfig, check_fields
-from txl_tf.data.tagged.tags import NONE, allowed_transitions, continues_table, entity_table, kind_of
+from txl_tf.data.order import first_batches
+from txl_tf.data.tagged.tags import NONE, allowed_transitions, continues_table, entity_table, kind_of, unused_labels
+from txl_tf.errors import ParameterError
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors
 from txl_tf.layers.common.dropout import dropout, split
@@ -30,6 +33,8 @@ from txl_tf.layers.taggers.crf import CRF
 from txl_tf.schema import known_names
 from txl_tf.training.resumable import Mean, OnEveryReplica, Resumable
 from txl_tf.training.weighting import weights_of_labels, weights_of_rows
+
+logger = logging.getLogger("txl_tf")
 
 
 class SpanScores(OnEveryReplica, keras.metrics.Metric):
@@ -69,7 +74,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             with it, as `TransformerXL` does.
         labels: tags in the order of their ids, such as `["O", "B-PER", "I-PER"]`; schemes: `data/tagged/tags.py`.
         start_end: whether the CRF has scores for the first and the last tag.
-        constraints: whether decoding takes only paths that the scheme of the labels allows.
+        constraints: whether decoding takes only paths that the scheme of the labels allows. `fit` warns where more
+            than 5% of the tags of entities lie on no such path.
         output_dropout: rate of the hidden states before the linear layer.
         seed: int that dropout derives from; drawn where it is `None`.
         scheme: "none" where the labels mark no entities, such as `["NOUN", "VERB"]`: every element is one by itself,
@@ -95,7 +101,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         class_weight: `{id: weight}` of tags, 1 for the others, in training alone: as weights of elements.
 
     Raises:
-        ValueError: an argument is out of its range, or `labels` are of no scheme; the message names it.
+        ValueError: an argument is out of its range, or `labels` are of no scheme; the message names it. With
+            `constraints`, ParameterError for a label that no allowed path contains, as I-A of `["O", "I-A"]`.
 
     Reference:
         `TENER` of fastnlp/TENER, `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer.
@@ -114,6 +121,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         check_fields(LabelConfig, self)
         if len(set(self.labels)) < len(self.labels) or not self.labels:
             raise ValueError(f"labels must be different tags, at least one, got {self.labels}")
+        if constraints and not isinstance(labels, _SavedLabels):
+            self._check_labels()
         self.autocast = False  # half precision does not hold ids
         self.start_keys(seed, always=True, output_dropout=output_dropout)
         self.out_fc = Linear(len(self.labels), dtype=self.dtype_policy, name="out_fc")
@@ -129,7 +138,25 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             self.build_at_once(getattr(self.network, "input_shapes", None))
 
     def _allowed(self):
-        return allowed_transitions(self.labels, self.scheme) if self.constraints else None
+        if not self.constraints:
+            return None
+        return allowed_transitions(self.labels, self.scheme)
+
+    def _check_labels(self):
+        """Raises ParameterError for labels that no allowed path contains."""
+        unused = unused_labels(self.labels, self.scheme)
+        if unused:
+            found = (
+                f"labels must have all tags of their kinds, got {', '.join(self.labels)}: no path in their scheme has "
+            )
+            message = f"{found}{', '.join(unused)}. constraints=False allows every path"
+            raise ParameterError("labels", self.labels, "tags that paths in their scheme have", message)
+
+    def check_setting(self, name, value):
+        value = super().check_setting(name, value)
+        if name == "constraints" and value:
+            self._check_labels()
+        return value
 
     def settings_changed(self, names):
         super().settings_changed(names)
@@ -357,6 +384,42 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         """`tags`, which may be anything at padding, as ids of labels; `CRF.nll` checks those of elements."""
         return tf.clip_by_value(as_ids("tags", tags), 0, len(self.labels) - 1)
 
+    def fit(self, x=None, y=None, *args, **kwargs):
+        self._warn_of_forbidden(x, y)
+        return super().fit(x, y, *args, **kwargs)
+
+    fit.__doc__ = Resumable.fit.__doc__
+
+    def _warn_of_forbidden(self, x, y=None):
+        """Warns where many of the tags in `x` and `y` of `fit` lie on no path that decoding may take.
+
+        Looks at some of the sentences, and only where reading them changes nothing for the training.
+        """
+        if self.crf.allowed is None:
+            return
+        steps = np.zeros(2, int)
+        try:
+            for inputs, tags, *_ in first_batches(x, y):
+                steps += self._count_forbidden(np.asarray(self._mask_of(inputs)), np.asarray(tags))
+        except (ValueError, TypeError, IndexError, tf.errors.OpError):
+            return  # `fit` says what is wrong with them
+        forbidden, entities = steps.tolist()
+        if forbidden >= 10 and forbidden > 0.05 * entities:
+            logger.warning(
+                f"{forbidden:,} steps from tag to tag around {entities:,} entities to train on break the scheme of the "
+                "labels: no path that decoding may take has them. Convert the tags, or set constraints=False"
+            )
+
+    def _count_forbidden(self, mask, tags):
+        """`[forbidden steps, entities]` of tags `[B, T]`, where `mask` is true."""
+        tags, rows = tags[mask], np.nonzero(mask)[0]
+        n, allowed = len(self.labels), np.array(self.crf.allowed)
+        first = np.diff(rows, prepend=-1) > 0
+        before, last = np.where(first, n, np.roll(tags, 1)), np.roll(first, -1)
+        continued = np.pad(self._continues, [[0, 2], [0, 2]])[before, tags]
+        forbidden = np.sum(~allowed[before, tags]) + np.sum(~allowed[tags[last], n + 1])
+        return np.array([forbidden, np.sum(np.array(self._entity)[tags] & ~continued)])
+
     def train_step(self, data):
         inputs, tags, weights = self.unpacked(data)
         key, elements = self.step_key(tf.shape(tags)[0]), self.weights_in_training(self._in_range(tags), weights)
@@ -439,7 +502,12 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     @classmethod
     def from_config(cls, config):
-        return cls(**{**config, "network": keras.saving.deserialize_keras_object(config["network"])})
+        network, labels = keras.saving.deserialize_keras_object(config["network"]), _SavedLabels(config["labels"])
+        return cls(**{**config, "network": network, "labels": labels})
+
+
+class _SavedLabels(list):
+    """Labels of a saved model: those that no allowed path contains are no error, as in earlier versions."""
 
 
 def _described(inputs):

@@ -11,6 +11,7 @@ import numpy as np
 
 from txl_tf.config import (
     BiLSTMTaggerConfig,
+    ColumnsConfig,
     FlatTaggerConfig,
     LabelConfig,
     TaggedConfig,
@@ -65,12 +66,12 @@ class TaggerRun(EpochRun):
 
     def open_corpus(self) -> TaggedCorpus:
         if not self.origin:
-            return read_corpus(self.data)
+            return read_corpus(self.data, as_before=self.is_old)
         origin, extends = self.origin, self.training.extend_vocab and not self.origin.goes_on
         data = self.data
         if self.training.extend_vocab and not extends:  # the symbols are chosen already
             data = dataclasses.replace(data, min_freq=None)
-        corpus = read_corpus(data, origin.vocabs, origin.model.labels, extends)
+        corpus = read_corpus(data, origin.vocabs, origin.model.labels, extends, self.is_old)
         if extends:
             sizes = [(len(before), len(now)) for before, now in zip(origin.vocabs[:2], corpus.vocabs[:2], strict=True)]
             origin.say_extended(dict(zip(self.folder.family.vocabs, sizes, strict=False)))
@@ -80,6 +81,15 @@ class TaggerRun(EpochRun):
             known = {name: before[name] for name in ("lexicon", "skip_short_words") if name in before}
             self.data = dataclasses.replace(self.data, **known)
         return corpus
+
+    @functools.cached_property
+    def is_old(self) -> bool:
+        """Whether a run goes on that an earlier version began: that kept tags such as IOB1's, and named no columns."""
+        return bool(self.folder.steps()) and "tag_column" not in self.folder.read_config()["data"]
+
+    def data_config(self) -> dict:
+        names = ColumnsConfig.names() if self.is_old else ()  # or it would not be old any more
+        return {name: value for name, value in super().data_config().items() if name not in names}
 
     def _say_unknown(self, corpus: TaggedCorpus) -> None:
         """How much of the training sentences the vocabularies of another run do not have."""

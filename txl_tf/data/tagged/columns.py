@@ -1,0 +1,305 @@
+"""Lines of a tagged file to tokens and tags: which lines are tokens, which are comments, and what the columns are.
+
+What begins with "#" is hard to tell apart. All three lines are the first of a sentence:
+
+    # O                       a token and its tag, where all lines have two columns
+    # text = The cat sat      a comment, as in CoNLL-U
+    # id 5239d808	domain=en   a comment, as in MultiCoNER
+
+A line is a comment if it begins with "#", stands before the first token of a sentence, and does not look like the
+lines of tokens: it has another number of columns, or no tag in the column of the tags; or it begins "# name =". In
+files whose first column numbers the tokens, every such line is a comment. `ColumnsConfig.comments` decides instead.
+Within a sentence, "#" begins a token, and "# name =" is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from txl_tf.config import ColumnsConfig
+from txl_tf.data.tagged.tags import NONE, kind_of
+from txl_tf.data.text_files import numbered_lines
+from txl_tf.errors import ParameterError, brief
+
+BLANK = "␣"  # stands for a space or a tab, which would end its column
+BLANKS = str.maketrans(" \t", 2 * BLANK)
+OTHER_COLUMNS = "--token_column and --tag_column name other columns"
+_WAY_OUT = "an empty line must stand before it, or --nocomments takes it for a token"
+
+_NAMED = re.compile(r"#[ \t]+\S+[ \t]+=([ \t]|$)")  # "# text = ...", "# sent_id = ..."
+_OF_MULTICONER = re.compile(r"#[ \t]+id[ \t]+\S")
+_GAP = re.compile("[ \t]+")
+_NUMBER, _WORD_NUMBER = re.compile(r"\d+([-.]\d+)?"), re.compile(r"\d+")
+
+logger = logging.getLogger("txl_tf")
+
+Line = tuple[int, str]  # its number and its text
+
+
+class TaggedSentence(NamedTuple):
+    """Tokens and a tag for each."""
+
+    tokens: list[str]
+    tags: list[str]
+    line: int  # of the first token in its file; `TokenLines` where lines between the tokens are left out
+
+
+class TokenLines(int):
+    """The line of the first token of a sentence. `each` has the lines of all its tokens."""
+
+    each: list[int]
+
+    @classmethod
+    def of(cls, lines: list[int]) -> int:
+        first = cls(lines[0])
+        first.each = lines
+        return first if lines[-1] - lines[0] >= len(lines) else lines[0]
+
+
+def line_of(sentence: TaggedSentence, i: int) -> int:
+    """The line of the token number `i`."""
+    return sentence.line.each[i] if isinstance(sentence.line, TokenLines) else sentence.line + i
+
+
+def tags_of(*texts: list[TaggedSentence]) -> set[str]:
+    return {tag for text in texts for sentence in text for tag in sentence.tags}
+
+
+def numbered_tags(text: list[TaggedSentence]) -> Iterable[tuple[int, str]]:
+    """Every tag with its line."""
+    for sentence in text:
+        first = sentence.line
+        lines = first.each if isinstance(first, TokenLines) else range(first, first + len(sentence.tags))
+        yield from zip(lines, sentence.tags, strict=True)
+
+
+def with_blanks(tokens: Sequence[str]) -> Sequence[str]:
+    """Tokens as a tagged file can hold them: "␣" stands for a space or a tab."""
+    text = "".join(tokens)
+    return [token.translate(BLANKS) for token in tokens] if " " in text or "\t" in text else tokens
+
+
+def read_sentences(
+    path: str, columns: ColumnsConfig, scheme: str | None = None, labels: Iterable[str] = ()
+) -> list[TaggedSentence]:
+    """The sentences of a file.
+
+    Args:
+        path: of a UTF-8 file. An empty line ends a sentence.
+        columns: which columns hold the tokens and the tags.
+        scheme: "none" takes any text as a tag.
+        labels: tags that are known to be tags, for the scheme "none".
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: a line has no token or no tag, the columns cannot be told, ...: names file and line.
+    """
+    blocks = _blocks(path)
+    heads = [_head_of(block) if columns.comments is not False else 0 for block in blocks]
+    lines = [line for block, head in zip(blocks, heads, strict=True) for line in block[head:]]
+    if not lines and not columns.comments:  # such as a file of the token "#" alone
+        heads, lines = [0] * len(blocks), sum(blocks, [])
+    if not lines:
+        return []
+    _check_first_line(path, lines[0])
+    for number, line in lines if columns.comments is not False else ():
+        if _NAMED.match(line):
+            raise ValueError(f"{path}, line {number} is a comment within a sentence: {_WAY_OUT}, got {brief(line)}")
+    table = _Table(path, lines, columns, scheme)
+    table.tags |= {*labels}
+    sentences, comments = [], []
+    for block, head in zip(blocks, heads, strict=True):
+        found = [line for line in block[:head] if columns.comments or table.is_comment(line)]
+        tokens = [line for line in block[:head] if line not in found] + block[head:]
+        if found and tokens and tokens[0] < found[-1]:
+            raise table.error(found[-1], f"is a comment within a sentence: {_WAY_OUT}")
+        comments += found
+        sentences.append(table.sentence(tokens))
+    if comments:
+        number, text = comments[0]
+        logger.info(f"{path}: comments left out: {len(comments):,}; the first is line {number}, {brief(text)}")
+    table.check_first_column(sentences)
+    return [sentence for sentence in sentences if sentence.tokens]
+
+
+def columns_in(path: str, columns: ColumnsConfig) -> ColumnsConfig:
+    """`columns`; or the defaults where they name others than the two that all lines of a file have.
+
+    So files that tools/tag.py writes are read whatever the columns are of those that a model was trained on.
+    """
+    token, tag = places_in(2, columns)
+    if None not in (token, tag) and token != tag:
+        return columns
+    widths = {len(_by_spaces(line)) for _, line in numbered_lines(path) if line.strip(" \t")}
+    return ColumnsConfig(comments=columns.comments) if widths == {2} else columns
+
+
+def places_in(width: int, columns: ColumnsConfig) -> tuple[int | None, int | None]:
+    """The indices of token and tag in rows of so many columns, `None` for one that lies outside."""
+    return place_of(range(width), columns.token_column or 1), place_of(range(width), columns.tag_column or -1)
+
+
+def _blocks(path: str) -> list[list[Line]]:
+    """The lines between empty ones and lines of -DOCSTART-."""
+    blocks = [[]]
+    for number, line in numbered_lines(path):
+        is_empty = not line.strip(" \t")
+        if is_empty or (not blocks[-1] and _by_spaces(line)[0] == "-DOCSTART-"):
+            blocks.append([])
+        else:
+            blocks[-1].append((number, line))
+    return [block for block in blocks if block]
+
+
+def _head_of(block: list[Line]) -> int:
+    """How many lines at the start of a block begin with "#"."""
+    return next((i for i, (_, line) in enumerate(block) if not line.startswith("#")), len(block))
+
+
+def _check_first_line(path: str, line: Line) -> None:
+    """Raises ValueError where a file has JSON."""
+    number, text = line
+    if text.lstrip(" \t")[:1] not in ("{", "["):
+        return
+    try:
+        json.loads(text)
+    except ValueError:
+        return
+    raise ValueError(f"{path}, line {number} is JSON: a tagged file has a token and a tag a line, got {brief(text)}")
+
+
+def _by_spaces(line: str) -> list[str]:
+    return _GAP.split(line.strip(" \t"))
+
+
+def _by_tabs(line: str) -> list[str]:
+    return [field.strip(" ") or field for field in line.rstrip(" \t").split("\t")]
+
+
+def _splitter(lines: list[Line]) -> tuple[Callable[[str], list[str]], list[list[str]]]:
+    """What splits lines so that all have equally many columns, at spaces and tabs or at each tab; and their columns."""
+    by_spaces = [_by_spaces(line) for _, line in lines]
+    if len({len(row) for row in by_spaces}) == 1:
+        return _by_spaces, by_spaces
+    by_tabs = [_by_tabs(line) for _, line in lines]
+    same = len({len(row) for row in by_tabs}) == 1 and len(by_tabs[0]) > 1
+    return (_by_tabs, by_tabs) if same and all(map(all, by_tabs)) else (_by_spaces, by_spaces)
+
+
+class _Table:
+    """The columns of a file: how lines are split, and where tokens and tags stand.
+
+    Args:
+        path: of the file, for messages.
+        lines: those that are tokens for certain.
+        columns, scheme: see `read_sentences`.
+    """
+
+    def __init__(self, path: str, lines: list[Line], columns: ColumnsConfig, scheme: str | None):
+        self.path, self.columns, self.scheme = path, columns, scheme
+        self.split, rows = _splitter(lines)
+        self.rows, self.widths = {}, {}
+        for row, line in zip(rows, lines, strict=True):
+            self.rows[line[0]] = row
+            self.widths.setdefault(len(row), line)
+        numbers = sum(_NUMBER.fullmatch(row[0]) is not None for row in rows) if min(self.widths) > 2 else 0
+        self.numbered = columns.token_column != 1 and numbers > 0.9 * len(rows)  # as the lines of CoNLL-U are
+        self.token_column = columns.token_column or (2 if self.numbered else 1)
+        self.tag_column = columns.tag_column or -1
+        if self.numbered and not columns.tag_column:
+            what = (
+                "the first column numbers the tokens, as in CoNLL-U: give --tag_column, such as 4 for parts of speech"
+            )
+            message = f"{path}, line {lines[0][0]}: {what}; tokens are in column 2, or in --token_column"
+            raise ParameterError("tag_column", None, "the number of a column", message)
+        if scheme == NONE and not columns.tag_column and len(self.widths) > 1:
+            (width, (first, _)), (other, line), *_ = self.widths.items()
+            raise self.error(line, f"has {other} columns, and line {first} has {width}: {OTHER_COLUMNS}")
+        places = {width: place_of(range(width), self.tag_column) for width in self.widths}
+        self.tags = {row[places[len(row)]] for row in rows if places[len(row)] is not None}
+        self.known = set()  # tags that are tags, or any of the scheme "none"
+        self.places = {}  # number of columns -> indices of token and tag
+
+    def error(self, line: Line, what: str) -> ValueError:
+        return ValueError(f"{self.path}, line {line[0]} {what}, got {brief(line[1])}")
+
+    def is_comment(self, line: Line) -> bool:
+        """Whether a line that begins with "#", before the first token of a sentence, is a comment."""
+        row = self.split(line[1])
+        place = place_of(row, self.tag_column)
+        if _NAMED.match(line[1]) or self.numbered or len(row) not in self.widths or place is None:
+            return True
+        if self.scheme == NONE:
+            if row[place] in self.tags:
+                return False
+            if _OF_MULTICONER.match(line[1]):
+                return True
+            raise self.error(line, "may be a comment, or a token and its tag: --comments or --nocomments decides")
+        try:
+            kind_of(row[place])
+        except ValueError:
+            return True
+        return False
+
+    def sentence(self, lines: list[Line]) -> TaggedSentence:
+        """The tokens of lines. CoNLL-U has others between them: 3-4, a token of two words, and 5.1, an empty node."""
+        tokens, tags, numbers = [], [], []
+        for line in lines:
+            number, text = line
+            row = self.rows.get(number) or self.split(text)
+            if self.numbered and not _WORD_NUMBER.fullmatch(row[0]):
+                if not _NUMBER.fullmatch(row[0]):
+                    raise self.error(line, "must begin with the number of its token, as the other lines")
+                continue
+            places = self.places.get(len(row)) or self._places_in(row, line)
+            token, tag = row[places[0]], row[places[1]]
+            if tag not in self.known:
+                self._check_tag(tag, row, number)
+            tokens.append(token.translate(BLANKS) if self.split is _by_tabs else token)
+            tags.append(tag)
+            numbers.append(number)
+        return TaggedSentence(tokens, tags, TokenLines.of(numbers) if numbers else 0)
+
+    def _check_tag(self, tag: str, row: list[str], number: int) -> None:
+        try:
+            kind_of(tag, self.scheme)
+        except ValueError as error:
+            others = f"; {OTHER_COLUMNS}" if len(row) > 2 else ""
+            raise ValueError(f"{self.path}, line {number}: {error}{others}") from error
+        self.known.add(tag)
+
+    def _places_in(self, row: list[str], line: Line) -> tuple[int, int]:
+        """The indices of token and tag in a row. Raises ParameterError where there are none, or both are the same."""
+        if len(row) < 2:
+            raise self.error(line, "must have a token and a tag, parted by a space or a tab")
+        where = f"{self.path}, line {line[0]}, which has {len(row)} columns"
+        places = {name: place_of(row, getattr(self, name)) for name in ("token_column", "tag_column")}
+        for name, place in places.items():
+            if place is None:
+                column = getattr(self, name)
+                message = f"{name} must be a column of {where}, got {column}"
+                raise ParameterError(name, column, f"a column of {len(row)}", message)
+        if len({*places.values()}) == 1:
+            message = f"tag_column must be another column than token_column={self.token_column} in {where}, got "
+            raise ParameterError("tag_column", self.tag_column, "another column", f"{message}{self.tag_column}")
+        self.places[len(row)] = tuple(places.values())
+        return self.places[len(row)]
+
+    def check_first_column(self, sentences: Iterable[TaggedSentence]) -> None:
+        """Raises ParameterError where the first column, by default that of the tokens, names documents or the like."""
+        if self.columns.token_column or self.numbered or min(self.widths) < 3:
+            return
+        several = [{*sentence.tokens} for sentence in sentences if len(sentence.tokens) > 1]
+        if len(several) > 1 and all(len(tokens) == 1 for tokens in several):
+            message = f"{self.path}: the first column is the same in all lines of a sentence: give --token_column"
+            raise ParameterError("token_column", None, "the number of a column", message)
+
+
+def place_of(row: Sequence, column: int) -> int | None:
+    """The index of a column that is counted from 1, or, if negative, from the end; `None` where a row has no such."""
+    place = column - 1 if column > 0 else len(row) + column
+    return place if 0 <= place < len(row) else None

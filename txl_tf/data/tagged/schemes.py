@@ -1,0 +1,206 @@
+"""Files of tags in other schemes than BIO, BIOES and BMES: which one a file follows, told by all of its entities.
+
+    scheme                an entity of one token    of several    directly after one of the same kind
+    BIO                   B                         B I I         the same
+    IOB1 (CoNLL-2003)     I                         I I I         B, B I I
+    IO                    I                         I I I         joined with it
+    BIOES (BMES, BILOU)   S (S, U)                  B I E         the same
+    BIE without S         B, or E                   B I E         the same
+    IOE2                  E                         I I E         the same
+    IOE1                  I                         I I I         of the two, the first one ends with E
+
+`spans_of` reads all of them. But a decoder of BIO or BIOES cannot find what breaks its scheme. So a file that breaks it
+as a rule is converted, and one with a few mistakes is left as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from txl_tf.data.tagged.columns import TaggedSentence, line_of, numbered_tags, tags_of
+from txl_tf.data.tagged.tags import NONE, SCHEMES, broken_at, convert_tags, detect_scheme, is_bilou, spans_of, split_tag
+from txl_tf.schema import brief
+
+MIXED, SEVERAL = "mixed", "several schemes"  # names of no scheme; the second one of files with both I and M
+FEW = 0.05  # share of the entities that may break a scheme by mistake
+CERTAIN = 10  # fewer entities that break a scheme may be mistakes, whatever their share
+
+logger = logging.getLogger("txl_tf")
+
+
+class _Entity(NamedTuple):
+    kind: str
+    prefixes: str  # of its tags; M is I, L is E, U is S
+    follows: bool  # whether an entity of the same kind ends directly before it
+    followed: bool
+
+
+def _entities_of(tags: Sequence[str]) -> list[_Entity]:
+    prefixes = "".join("I" if split_tag(tag)[0] == "M" else split_tag(tag)[0] for tag in tags)
+    spans = spans_of(tags)
+    ends = {(span.kind, span.end) for span in spans}
+    starts = {(span.kind, span.start) for span in spans}
+    return [
+        _Entity(kind, prefixes[start:end], (kind, start) in ends, (kind, end) in starts) for kind, start, end in spans
+    ]
+
+
+def _bio(entity: _Entity) -> bool:
+    return entity.prefixes[0] == "B"
+
+
+def _bioes(entity: _Entity) -> bool:
+    n = len(entity.prefixes)
+    return entity.prefixes == ("S" if n == 1 else "B" + "I" * (n - 2) + "E")
+
+
+def _iob1(entity: _Entity) -> bool:
+    return entity.prefixes[0] == ("B" if entity.follows else "I")
+
+
+def _io(entity: _Entity) -> bool:
+    return entity.prefixes[0] == "I"
+
+
+def _without_s(entity: _Entity) -> bool:
+    return entity.prefixes in ("B", "E") or (_bioes(entity) and entity.prefixes != "S")
+
+
+def _ioe2(entity: _Entity) -> bool:
+    return entity.prefixes == "I" * (len(entity.prefixes) - 1) + "E"
+
+
+def _ioe1(entity: _Entity) -> bool:
+    return entity.prefixes == "I" * (len(entity.prefixes) - 1) + ("E" if entity.followed else "I")
+
+
+_STANDARD = {"bio": _bio, "bioes": _bioes, "bmes": _bioes}
+
+
+def other_scheme(sentences: Iterable[Sequence[str]], scheme: str, has_single: bool) -> str | None:
+    """The name of what the tags of a file are written in, if they break `scheme` as a rule; else `None`.
+
+    Args:
+        sentences: tags of each.
+        scheme: "bio", "bioes" or "bmes", as their prefixes say.
+        has_single: whether this file or one beside it has an S or a U.
+
+    Returns:
+        Such as "IOB1": no more than 5% of the entities break this scheme, and more of them break `scheme`. `MIXED`:
+        the file follows no scheme, but 5% of the entities, or of those of one kind, and at least 10 break `scheme`.
+    """
+    entities = [entity for tags in sentences for entity in _entities_of(tags)]
+    total = Counter(entity.kind for entity in entities)
+    broken = Counter(entity.kind for entity in entities if not _STANDARD[scheme](entity))
+    if scheme == "bio":
+        rules = {"IO": _io, "IOB1": _iob1}
+    else:
+        rules = {"IOE2": _ioe2, "IOE1": _ioe1}
+        if not has_single:
+            rules = {f"{'BME' if scheme == 'bmes' else 'BIE'} without S": _without_s, **rules}
+    exceptions = {name: sum(not rule(entity) for entity in entities) for name, rule in rules.items()}
+    best = min(exceptions, key=exceptions.get)
+    if exceptions[best] < broken.total() and exceptions[best] <= FEW * len(entities):
+        return best
+    counts = [(broken.total(), len(entities)), *((broken[kind], total[kind]) for kind in broken)]
+    return MIXED if any(wrong >= CERTAIN and wrong > FEW * n for wrong, n in counts) else None
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def in_one_scheme(texts: dict, names: dict, wanted: str | None, as_before: bool = False) -> tuple[dict, str]:
+    """`texts` in the scheme `wanted`, or all in that of the training sentences; and the scheme.
+
+    Files that break their scheme as a rule, such as those in IOB1, are converted; of a few mistakes there is a warning.
+
+    Raises:
+        ValueError: without `wanted`, a file mixes schemes or has another one than the training sentences.
+    """
+    if wanted == NONE:
+        return texts, NONE
+    schemes = {split: _scheme_of(text, names[split], bool(wanted)) for split, text in texts.items()}
+    target = wanted or schemes["train"]
+    if target == "bmes" and not wanted and "bioes" in schemes.values() and "M" not in _prefixes(texts["train"]):
+        target = "bioes"  # an entity of three tokens is in another file alone
+    has_single = any("S" in _prefixes(text) for text in texts.values())
+    converted, habits = {}, {}
+    for split, text in texts.items():
+        if not wanted:
+            _check_prefixes(text, names, split, target)
+        own = schemes[split] if wanted else target
+        broken = [(sentence, i) for sentence in text for i in broken_at(sentence.tags, own)] if own else []
+        habit = None
+        if not own:
+            habit = SEVERAL
+        elif any(map(is_bilou, tags_of(text))):
+            habit = "BILOU"
+        elif broken and not as_before:
+            habit = other_scheme((sentence.tags for sentence in text), own, has_single)
+        if habit == "IO" and habits.get("train") == "IOB1":
+            habit = "IOB1"  # IOB1 is IO where no entity directly follows one of its kind
+        habits[split] = habit
+        rewritten = wanted or habit or habits.get("train")
+        _say_what_is_broken(text, names[split], broken, own, habit, target if rewritten else None)
+        if rewritten:
+            text = [sentence._replace(tags=convert_tags(sentence.tags, target)) for sentence in text]
+        converted[split] = text
+    return converted, target
+
+
+def _prefixes(text: list[TaggedSentence]) -> set[str]:
+    return {split_tag(tag)[0] for tag in tags_of(text)}
+
+
+def _scheme_of(text: list[TaggedSentence], name: str, may_mix: bool) -> str | None:
+    """`detect_scheme` of a file's tags, whose error names the lines; `None` for a mixture that is allowed."""
+    lines = {}
+    for number, tag in numbered_tags(text):
+        lines.setdefault(tag, number)
+    try:
+        return detect_scheme(lines)
+    except ValueError as error:
+        if may_mix:
+            return None
+        inside = min(number for tag, number in lines.items() if is_bilou(tag) or split_tag(tag)[0] == "I")
+        other = min(number for tag, number in lines.items() if split_tag(tag)[0] == "M")
+        raise ValueError(
+            f"{name}, lines {inside} and {other}: {error}; tag_scheme=bio, or another one, converts them"
+        ) from error
+
+
+def _check_prefixes(text: list[TaggedSentence], names: dict, split: str, scheme: str) -> None:
+    for number, tag in numbered_tags(text):
+        if split_tag(tag)[0] not in f"O{SCHEMES[scheme]}":
+            raise ValueError(
+                f"{names[split]}, line {number}: {brief(tag)} is not of the scheme {scheme}, as {names['train']} is; "
+                f"tag_scheme={scheme} converts all files to one scheme"
+            )
+
+
+def _say_what_is_broken(
+    text: list[TaggedSentence], name: str, broken: list, scheme: str, habit: str | None, target: str | None
+) -> None:
+    """Says how tags are read that are in another scheme than BIO, BIOES or BMES, and warns of those that break these.
+
+    Args:
+        broken: `(sentence, place)` of the tags that break `scheme`.
+        habit: the other scheme.
+        target: the scheme that the tags are converted to, or `None`.
+    """
+    if habit and habit != MIXED:
+        tags = [tag for sentence in text for tag in sentence.tags]
+        numbers = {SEVERAL: sum(tag != "O" for tag in tags), "BILOU": sum(map(is_bilou, tags))}
+        logger.info(f"{name}: {habit}: {numbers.get(habit, len(broken)):,} tags read as {target.upper()}")
+    elif broken:
+        sentence, i = broken[0]
+        done = "all tags are rewritten" if target else "they are kept, and one that continues no entity begins one"
+        if habit == MIXED:
+            done = f"too many for mistakes: all tags are read as {target.upper()}"
+        logger.warning(
+            f"{name}: {len(broken):,} tags break the scheme {scheme}, the first on line {line_of(sentence, i)} "
+            f"({brief(sentence.tags[i])}); {done}"
+        )
