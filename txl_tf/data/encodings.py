@@ -74,8 +74,8 @@ def not_utf8(
     found, command = (None, None) if is_utf8 else _guess(data[start : start + _SAMPLE], begins and not start)
     ways = [advice] if advice else []
     if command:
-        ways.append(f"it seems to be {found}: {command} {shlex.quote(path or name)} > NEW_FILE converts it")
-    message = f"{name} is not UTF-8 text: see {where}" + (f". {'; '.join(ways)}" if ways else "")
+        ways.append(f"It seems to be {found}: {command} {shlex.quote(path or name)} > NEW_FILE converts it")
+    message = f"{name} is not UTF-8 text: see {where}" + (f". {'. '.join(ways)}" if ways else "")
     return ParameterError(path or name, found, "UTF-8 text", message)
 
 

@@ -332,7 +332,7 @@ def text_of(value: Any, field: str, where: str) -> str:
     try:
         text = value.decode() if isinstance(value, bytes) else value
         if not isinstance(text, str):
-            raise ValueError(f"{where} must be a string, got {brief(value)}")
+            raise ValueError(f"{where} must be a string, got {brief(value)}; skip_bad_lines leaves it out")
         text.encode()  # half of a surrogate pair is no character
     except UnicodeError as error:
         raise ValueError(f"{where} is not UTF-8 text: {error.reason} at {error.start}") from error
