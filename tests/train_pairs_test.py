@@ -416,6 +416,7 @@ def test_a_new_run_refuses_what_the_other_does_not_have(made, other_lines, tmp_p
         train(tmp_path / "no", path, training={"init_from": str(made[0])}, optimizer=SLOWLY, **changes)
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_has_no_unknown_symbol_and_goes_on(pairs_file, other_lines, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(PairsRun, "_has_unknown", lambda run: False)

@@ -78,8 +78,8 @@ def export_saved_model(
         max_tokens: most tokens of a row of a request, and most new ones; by default 4096, `max_len`, or `max_seq_len`.
         max_rows: most rows of a request; by default as many of one token as fit 512 MiB: see docs/serving.md.
         start_token: id that an empty prompt stands for; by default the end of a document, else of a line, else 0.
-        search: of a `Transformer`: `beam_size`, `n_best`, `length_penalty`, `max_new_tokens`, `allow_special`; greedy
-            by default, up to the lengths that the model has from its training (`target_lengths`).
+        search: of a `Transformer`: `beam_size`, `n_best`, `length_penalty`, `max_new_tokens`, `allow_special`. By
+            default greedy, up to the lengths that the model has from its training (`target_lengths`).
         warmup: whether to write warm-up requests, which need `tensorflow-serving-api`. `None`: where it is installed.
 
     Raises:
