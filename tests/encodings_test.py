@@ -76,6 +76,8 @@ READERS = {
 @pytest.mark.parametrize("what", READERS)
 @pytest.mark.parametrize("codec", ["gbk", "utf-16", "shift_jis", "latin-1", "gzip"])
 def test_every_kind_of_file_names_the_encoding_and_a_way_that_works(tmp_path, codec, what):
+    if (codec, what) == ("gzip", "vectors"):
+        pytest.skip("vectors are unpacked")
     text, name = TEXTS.get(codec, (CHINESE, "packed by gzip"))
     data = gzip.compress(text.encode()) if codec == "gzip" else text.encode(codec)
     path = write_text(tmp_path / "a file", data)

@@ -28,20 +28,8 @@ from txl_tf.serving.tagging import SentenceGraph, TaggingSignatures, limits_of
 LABELS = all_labels(["PER", "LOC"], "bmes")
 CHARS = ["长", "江", "大", "桥", "a", "b", "<", "e", "\u0301", "\U0001f600", "\x00", "\x1b", "\ufeff", "\ufffd"]
 WORDS = [
-    "长江",
-    "江大",
-    "大桥",
-    "长江大桥",
-    "长 江",
-    "ab",
-    "aa",
-    "aaa",
-    "<pad>",
-    "<unk>",
-    "e\u0301",
-    "\U0001f600a",
-    "a\x00",
-]
+    "长江", "江大", "大桥", "长江大桥", "长␣江", "ab", "aa", "aaa", "<pad>", "<unk>", "e\u0301", "\U0001f600a", "a\x00"
+]  # fmt: skip
 KNOWN_WORDS = ["长江", "大桥", "长江大桥", "aa", "\U0001f600a", "a\x00"]  # the others have no id
 BIGRAMS = ["长江", "江大", "桥<eos>", "a<eos>", "aa", "\U0001f600a", "a\x00", "e\u0301", "\x00<eos>", "<pad>"]
 TEXTS = [
