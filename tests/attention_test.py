@@ -677,6 +677,7 @@ def attend_to(arrays):
     return rel_multihead_attn(**arrays, attn_mask=mask)
 
 
+@pytest.mark.slow
 def test_dynamic_shapes_give_the_same():
     arrays = {name: tf.constant(array) for name, array in random_arrays(mlen=3).items()}
     anything = {

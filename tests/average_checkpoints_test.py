@@ -216,6 +216,7 @@ def test_an_average_is_evaluated_as_its_run_and_a_new_run_takes_its_batches(trai
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_evaluation_without_a_record_of_the_training_says_what_it_uses(trained_run, tmp_path, caplog):
     folder = RunFolder(shutil.copytree(trained_run[0], tmp_path / "run"))
     config = folder.read_config()

@@ -174,6 +174,7 @@ def graphs():
     return {id(found): found for found in gc.get_objects() if isinstance(found, tf.Graph)}
 
 
+@pytest.mark.slow
 def test_operations_of_training_are_the_products_of_its_graph():
     before = graphs()
     training = language_models.library_work("training", SHAPE)

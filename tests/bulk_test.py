@@ -208,6 +208,7 @@ def counted(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again_and_not_mixed_with_other_answers(
     scoring, small_blocks, counted, tmp_path, capsys
 ):

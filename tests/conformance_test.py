@@ -169,7 +169,7 @@ def fast_of_slow(*fast):
     return pytest.mark.parametrize("case", of_keras, indirect=True)
 
 
-@fast_of_slow("tener")
+@fast_of_slow()
 def test_a_loaded_keras_file_goes_on_training_as_the_model_would(case, tmp_path):
     model, data = compiled(case, run_eagerly=True, steps_per_execution=2), repeated(case.make_batch(), 2)
     model.fit(data, verbose=0)

@@ -56,8 +56,10 @@ class Worker:
 
     def pytest_collection_finish(self):
         # All modules are imported now. They stay: the collector need not look at them after every file, nor between.
+        # Tests make many objects and little garbage: it looks less often, which saves a tenth of the time.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 20, 40)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item, nextitem):

@@ -59,6 +59,7 @@ def test_nll_is_that_of_all_paths(case, way, ends):
         np.testing.assert_allclose(found[row], expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param({}, marks=SLOW), XLA], ids=str)
 def test_gradients_are_those_of_tensorflow_through_all_paths(case, way):
     emissions, tags, mask, transitions, start, end = map(tf.constant, case)

@@ -286,6 +286,7 @@ def test_tokens_beyond_a_bin_s_capacity_are_counted_and_left_out_of_loss_and_gra
         np.testing.assert_allclose(variable, start - gradient, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_evaluation_with_static_shapes_leaves_out_nothing_and_takes_a_shorter_last_segment():
     plain, static = (
         make_lm(**options, run_eagerly=True) for options in ({}, {"static_shapes": True, "bin_capacities": [1, 1]})

@@ -157,6 +157,7 @@ def test_documents_are_needed(tmp_path, name):
         train_run(tmp_path / "run", path, training={name: True})
 
 
+@pytest.mark.slow
 def test_a_run_starts_every_document_with_the_memory_of_a_new_text(made):
     """Its losses on the documents are those of the documents by themselves, in training's segments."""
     folder, text, result = made

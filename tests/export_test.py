@@ -304,6 +304,7 @@ def test_a_request_to_a_server_may_leave_out_what_has_a_default(exported, whole)
             assert np.all(value == (b"" if key == "stop" else expected[name][key]))
 
 
+@pytest.mark.slow
 def test_the_functions_of_a_loaded_model_have_these_defaults(loaded, request_of, text, whole):
     """And take lists, as its signatures do not."""
     tokens, lengths = text[:, :6], [6, 2, 3]

@@ -12,7 +12,7 @@ from txl_tf.models.transformer_xl.first_segment import first_segment
 @pytest.mark.parametrize(
     "options, tolerance",
     [
-        ({"mem_len": 0}, 1e-5),
+        pytest.param({"mem_len": 0}, 1e-5, marks=pytest.mark.slow),
         ({"mem_len": 11, "clamp_len": 3, "untie_r": True}, 1e-5),
         ({"mem_len": 3, "same_length": True, "d_embed": 6, "cutoffs": [5, 12], "div_val": 2}, 1e-5),
         ({"mem_len": 4, "dtype": "mixed_bfloat16"}, 0.1),

@@ -217,6 +217,7 @@ def test_lines_are_answered_in_one_memory_and_bad_ones_refused(tool, tmp_path, m
     assert out == answers
 
 
+@pytest.mark.slow
 def test_every_line_is_a_prompt_of_its_own(tool, word_run, tmp_path, capsys):
     """Its text is that of the same prompt alone; one that cannot be continued keeps its place."""
     folder, vocab, lm = word_run

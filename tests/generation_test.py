@@ -78,6 +78,7 @@ def test_greedy_text_is_that_of_the_uncached_loop(make, prompt, options):
     np.testing.assert_array_equal(generate(lm, prompt, 9, temperature=0), uncached_greedy(lm, prompt, 9))
 
 
+@pytest.mark.slow
 def test_penalised_text_is_that_of_the_uncached_loop(lm):
     """The window of 4 reaches from the text into the prompt, and then leaves it; 1 is the last token alone.
 

@@ -118,6 +118,7 @@ def test_training_runs_on_the_gpu(case, graph_of):
     assert all(types == {tf.string.as_datatype_enum} for types in on_host_types)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case, dtype",
     [
@@ -167,6 +168,7 @@ def test_scoring_of_lines_runs_on_the_gpu(case):
     assert not on_host(first_nll.get_concrete_function(ids, ids))
 
 
+@pytest.mark.slow
 def test_what_the_gpu_waits_for(graph_of):
     """How many tokens each bin has: of two bins, both are asked in the embedding, the second in the softmax.
 
@@ -198,6 +200,7 @@ def test_a_served_model_runs_on_the_gpu_but_for_text(served, name):
                 for t in types_of(node, "dtype")} <= {tf.string.as_datatype_enum}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_but_for(TAGGERS[1], TAGGERS))
 def test_tagging_runs_on_the_gpu(case):
     tagger = case.make("float32")

@@ -157,6 +157,7 @@ def test_every_row_gets_what_its_tokens_alone_would(small_lm, side, options):
         np.testing.assert_array_equal(hidden.numpy()[~mask], 0)
 
 
+@pytest.mark.slow
 def test_padding_in_a_functional_model_under_xla_and_in_training(small_lm, tmp_path):
     network = small_lm().network
     tokens, mask = next(segments_with_padding(np.ones([2, 5], int), [(2, 5)], 6, "left"))

@@ -55,11 +55,11 @@ def train_by_hand(lm, tokens, labels, weights, rate=1.0):
 
 WAYS = [
     {},
-    {"gradient_accumulation_steps": 2},
     {"static_shapes": True, **BINS},
     *(
         pytest.param(options, marks=SLOW)
         for options in (
+            {"gradient_accumulation_steps": 2},
             {"run_eagerly": False},
             {"run_eagerly": False, "steps_per_execution": 2},
             {"run_eagerly": False, "jit_compile": True},

@@ -109,6 +109,7 @@ def test_layer_norm_takes_any_number(epsilon):
 # ---------------------------------------- networks
 
 
+@pytest.mark.slow
 def test_scores_and_memory_are_those_of_the_plain_port(pair):
     lm, model = pair(n_layer=2)
     mems, expected_mems = lm.initial_mems(2), model.initial_mems(2)

@@ -31,6 +31,7 @@ def test_words_are_found_by_start_then_end():
     assert Lexicon(WORDS).matches("") == Lexicon(WORDS).matches([]) == Lexicon(WORDS).matches("南") == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jieba") is None, reason="jieba is not installed")
 def test_words_of_jieba_are_found_as_by_the_original():
     jieba = Lexicon.load("jieba")

@@ -361,6 +361,7 @@ def test_evaluate_is_the_mean_over_tokens_with_memory_from_zeros(small_lm, k):
     np.testing.assert_allclose(result["loss"], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_validation_may_have_other_rows_and_leaves_the_training_s_memory_alone(scoring_lm, small_batches):
     lm, batches = scoring_lm, small_batches(n=3)
     validation = small_batches(n=2, batch=3, seed=5)
@@ -495,6 +496,7 @@ def test_train_on_batch_of_two_replicas_is_that_of_one(small_lm, small_batches, 
     np.testing.assert_allclose([np.mean(two_tested), two_evaluated], [evaluated] * 2, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("static_shapes", [pytest.param(False, marks=SLOW), True])
 def test_test_on_batch_over_batches_is_evaluate_over_them(small_lm, static_shapes):
     lm, batches = small_lm(n_layer=1), text_with_a_short_end()
@@ -747,6 +749,7 @@ def test_what_is_frozen_is_frozen_in_a_saved_model_too(small_lm, small_batches, 
     assert len(loaded.trainable_variables) == len(paths[0]) + len(loaded.network.embedding.weights)
 
 
+@pytest.mark.slow
 def test_saved_model_loads_without_warning_scores_the_same_and_goes_on_training(small_lm, small_batches, tmp_path):
     lm = small_lm(n_layer=1, cutoffs=[8], div_val=2, untie_r=True, proj_share_all_but_first=True, dropout=0.1)
     batches = small_batches(n=2)

@@ -68,6 +68,7 @@ def test_it_resumes_bit_for_bit(made, tmp_path):
     assert_variables_equal(resumed, whole)
 
 
+@pytest.mark.slow
 def test_it_opens_averages_and_is_served(made, tmp_path):
     folder, names = made
     with contextlib.chdir(folder):

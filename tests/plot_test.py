@@ -429,6 +429,7 @@ def test_bad_input_is_one_clear_error(main, run, tmp_path, arguments, message):
     assert not (tmp_path / "picture.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "which",
     [

@@ -143,6 +143,7 @@ def test_under_nohup_sighup_is_nothing(handler):
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 def test_a_signal_after_the_last_step_ends_the_run_that_was_resumed_once_it_is_saved(half_done, text_file, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
         at_step(patch, 12, lambda: os.kill(os.getpid(), signal.SIGTERM))

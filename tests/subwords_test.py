@@ -398,6 +398,7 @@ def test_without_tensorflow_text_the_model_is_served_for_ids_and_that_is_said(ru
     assert "score" in signatures and "score_text" not in signatures
 
 
+@pytest.mark.slow
 def test_lines_are_scored_in_pieces(run):
     lm, vocab = load_run(str(run[0]))
     lines = ["The import statement", "日本 \u2581 x", "", "a  b"]

@@ -470,6 +470,7 @@ def sgd(rate=0.1, **options):
     return txl_tf.make_optimizer(rate, optimizer="sgd", schedule="constant", train_steps=1000, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases("keras"))
 def test_fit_learns(name):
     tagger = txl_tf.Tagger(CASES[name][0](), LABELS, seed=0)

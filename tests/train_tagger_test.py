@@ -467,6 +467,7 @@ def test_sentences_are_tagged_as_they_come(made, tool, text_tagger, monkeypatch)
     assert [*map(json.loads, written)] == tagged
 
 
+@pytest.mark.slow
 def test_a_list_is_tagged_to_a_list_and_an_iterator_one_by_one(made, text_tagger):
     pipe, lines = txl_tf.pipeline(made[0]), ["我在南京了", "他叫北京了"]
     for line, found, (tags, entities) in zip(lines, pipe(lines), text_tagger.tag(lines), strict=True):

@@ -104,6 +104,7 @@ def averaged(tmp_path_factory):
     return folder / "run", text, options, train_run(folder / "run", text, **options)["valid"]
 
 
+@pytest.mark.slow
 def test_the_average_of_the_weights_is_evaluated_and_training_goes_on_from_the_weights_themselves(averaged, capsys):
     run_dir, text, options, result = averaged
     batches = options["evaluation"]
@@ -123,6 +124,7 @@ def test_other_optimizers_train(run_dir, text_file, optimizer):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_warm_start_takes_the_weights_and_a_fresh_optimizer(trained_run, run_dir, text_file):
     train_run(
         run_dir,

@@ -257,6 +257,7 @@ class Rows(keras.utils.PyDataset):
         return tuple(array[2 * i : 2 * i + 2] for array in self.arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("arrays", "generator", "rows")] + ["dataset"]
 )
