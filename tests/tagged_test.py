@@ -358,6 +358,18 @@ def test_another_lexicon_takes_the_place_of_the_words_that_are_known(tmp_path, w
     assert caplog.messages[1].endswith(unknown) == bool(words)
 
 
+def test_a_text_without_the_words_of_the_run_is_only_a_warning(tmp_path, caplog):
+    """The user has named no file, and the network reads sentences without words."""
+    known = corpus_of(tmp_path, lexicon=WORDS)
+    files = {name: write_text(tmp_path / "new", "船 B-LOC\n海 O\n") for name in ("train_path", "valid_path")}
+    caplog.clear()
+    assert read_corpus(TaggedConfig(**files), known.vocabs, known.labels).lexicon.words == WORDS.split()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    with pytest.raises(ParameterError) as caught:
+        read_corpus(TaggedConfig(**files, lexicon=str(tmp_path / "lexicon")), known.vocabs, known.labels)
+    assert caught.value.name == "lexicon"
+
+
 def test_vocabularies_are_extended_at_their_ends(tmp_path):
     known = corpus_of(tmp_path, lexicon=WORDS)
     train = "船 B-LOC\n江 I-LOC\n大 O\n\n船 O\n海 O\n"

@@ -296,20 +296,24 @@ def _read_with(
     if extends:
         vocab, bigram_vocab = extend_vocabs(config, texts, lexicon, vocab, bigram_vocab)
     if lexicon:
-        _say_lexicon(config.lexicon or "of the run", lexicon, texts["train"], vocab)
+        _say_lexicon(config.lexicon, lexicon, texts["train"], vocab)
     corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, level=config.token_level)
     return _encoded(corpus, texts)
 
 
-def _say_lexicon(name: str, lexicon: Lexicon, text: list[TaggedSentence], vocab: Vocab | None = None) -> None:
+def _say_lexicon(path: str | None, lexicon: Lexicon, text: list[TaggedSentence], vocab: Vocab | None = None) -> None:
     """Logs how many words of a lexicon are in the training sentences and, given a vocabulary, how many of these are not
-    in that. Raises ParameterError where no sentence has one.
+    in that. Raises ParameterError where no sentence has one of the file `path`; `None` stands for the run's lexicon.
     """
+    name = path or "of the run"
     found = {match.word for sentence in text for match in lexicon.matches(sentence.tokens)}
     if not found:
         such = ", ".join(brief(word) for word in lexicon.words[:3])
         message = f"lexicon {name}: none of its {len(lexicon):,} words, such as {such}, is in the training sentences"
-        raise ParameterError("lexicon", name, "a file of words of which the training sentences have some", message)
+        if not path:
+            logger.warning(f"{message}; lexicon gives other words")
+            return
+        raise ParameterError("lexicon", path, "a file of words of which the training sentences have some", message)
     unknown = sum(word not in vocab.ids for word in found) if vocab else 0
     rest = f"; {unknown:,} of these have no row in the vocabulary and become {vocab.unk}" if unknown else ""
     logger.info(f"lexicon {name}: {len(lexicon):,} words, {len(found):,} of them in the training sentences{rest}")
