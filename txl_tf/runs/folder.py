@@ -26,6 +26,7 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, UnknownArgumentError
 from txl_tf.files import (
     check_kept,
+    check_no_link,
     check_no_pattern,
     check_writable,
     is_remote,
@@ -47,6 +48,7 @@ from txl_tf.runs.weights import (
 from txl_tf.schema import brief, did_you_mean, differing
 
 _ATTEMPTS = 10  # to open a checkpoint of a run that is trained meanwhile and deletes its old ones
+_EVENTS = ("train", "validation")  # folders of TensorBoard's files
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
 
 
@@ -294,6 +296,7 @@ class RunFolder(CheckpointFolder):
         except (OSError, tf.errors.OpError) as error:
             raise OSError(f"model_dir {self} cannot be written to: {error}") from error
         with lock(self.path, f"another run is training in model_dir {self}"):
+            check_no_link(self.path, "best", "ema", *_EVENTS, os.path.basename(self.log_file))
             yield
 
     def _check_path(self) -> None:

@@ -287,7 +287,7 @@ def delete_checkpoint(path: str) -> None:
     folder, name = os.path.dirname(path) or ".", os.path.basename(path)
     for file in sorted(tf.io.gfile.listdir(folder), reverse=True):
         if file.startswith((f"{name}.index", f"{name}.data-")):
-            tf.io.gfile.remove(os.path.join(folder, file))
+            remove(os.path.join(folder, file))
 
 
 def check_exists(path: str | os.PathLike) -> None:
