@@ -236,11 +236,16 @@ def reading_checkpoint(path: str) -> Iterator[None]:
         raise UnreadableCheckpoint("checkpoint", path, allowed, message) from error
 
 
-def check_whole(path: str) -> None:
-    """Raises UnreadableCheckpoint where any array of a checkpoint is not as it was written."""
+def check_whole(path: str, finite: bool = False) -> None:
+    """Raises UnreadableCheckpoint where any array of a checkpoint is not as it was written; with `finite`, also where a
+    weight of a run's checkpoint is not finite.
+    """
     reader = CheckpointReader(path)
     for key in reader.shapes:
-        reader.get(key)
+        array = reader.get(key)
+        if finite and key.startswith(RUN_WEIGHTS) and not np.isfinite(array).all():
+            message = f"{path} has weights that are not finite: {key.removeprefix(RUN_WEIGHTS)}"
+            raise UnreadableCheckpoint("checkpoint", path, "finite weights", message)
 
 
 def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
@@ -353,7 +358,15 @@ class CheckpointFolder:
 
     def write_state(self, steps: list[int]) -> None:
         """Tells other programs which checkpoints there are, the latest last."""
-        write_state(self.path, [f"ckpt-{step}" for step in steps])
+        if steps:
+            write_state(self.path, [f"ckpt-{step}" for step in steps])
+        else:
+            remove(os.path.join(self.path, "checkpoint"))
+
+    def delete(self, step: int) -> None:
+        """Deletes the checkpoint of a step."""
+        delete_checkpoint(self.checkpoint(step))
+        self.write_state(self.steps())
 
 
 def run_weights(model: keras.Model | dict[str, Any]) -> dict[str, Any]:
