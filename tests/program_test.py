@@ -2,6 +2,7 @@
 
 import ast
 import concurrent.futures
+import contextlib
 import dataclasses
 import importlib.util
 import io
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from absl import flags
 from helpers import ROOT, run_program
+from helpers import program as open_program
 
 import txl_programs
 from txl_programs import find_program, program, train
@@ -310,3 +312,16 @@ def test_help_of_train_lists_every_hyper_parameter():
     assert not listed & WITHOUT_FLAG
     for name, field in hyper_parameters().items():
         assert " ".join(field.metadata["help"].split()) in " ".join(shown.split()), name
+
+
+@pytest.mark.parametrize("flag", ["output", "input", "ckpt_path"])
+def test_a_flag_that_names_a_file_by_nothing_ends_the_program(flag):
+    """As `--output=$OUTPUT` does where the shell has no such variable."""
+    with contextlib.closing(open_program("txl-score")) as loaded:
+        next(loaded)
+        flags.FLAGS(["txl-score", "--model_dir=run", f"--{flag}="])
+        with pytest.raises(SystemExit) as end:
+            program._refuse_empty()
+        assert f"--{flag} must not be empty" in end.value.code
+        flags.FLAGS(["txl-score", "--model_dir=run", f"--{flag}=a"])
+        program._refuse_empty()

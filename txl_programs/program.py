@@ -423,8 +423,22 @@ def _refuse_stray(argv):
         sys.exit(f"{os.path.basename(path)}: unexpected arguments: {' '.join(stray)}")
 
 
+_NAMES = (  # flags that name a file, a folder or an address; those of `txl_tf.config` are checked there
+    "ckpt_path", "corpus", "data_dir", "download_url", "figures", "font", "host", "input", "lexicon", "output",
+    "output_dir", "prompt_file", "pytorch_checkpoint", "text_path", "tf1_checkpoint",
+)  # fmt: skip
+
+
+def _refuse_empty():
+    """Ends the program where a flag names a file by nothing, as an unset variable of a shell does."""
+    for name in given(_NAMES):
+        if FLAGS[name].value == "":
+            sys.exit(f"{os.path.basename(sys.argv[0])}: --{name} must not be empty: name a file, or leave it out")
+
+
 def _run(main, argv):
     _refuse_stray(argv)
+    _refuse_empty()
     verbose = FLAGS["verbosity"].present
     if not verbose:
         absl_logging.set_verbosity(absl_logging.WARNING)
