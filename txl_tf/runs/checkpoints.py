@@ -116,7 +116,8 @@ class RunCheckpoints:
         """
         step = int(self._model.optimizer.iterations.numpy())
         where = f"step {step}" if steps == 1 else f"steps {step - steps + 1} to {step}"
-        message = f"{where}: {what}. The training has diverged; nothing of this is saved, and {{}}"
+        message = f"{where}: {what}. The training has diverged; nothing of this is saved, and {{}}. A lower "
+        message += "learning_rate may help"
         if self._unproven is None or not loss_too:
             return ValueError(message.format(self.last_good))
         latest = self.folder.checkpoint(self._unproven)
