@@ -325,3 +325,19 @@ def test_a_flag_that_names_a_file_by_nothing_ends_the_program(flag):
         assert f"--{flag} must not be empty" in end.value.code
         flags.FLAGS(["txl-score", "--model_dir=run", f"--{flag}=a"])
         program._refuse_empty()
+
+
+@pytest.mark.parametrize("data", [b"--tgt_len=5\n--model_dir=caf\xe9\n", b"\xff\xfe-\0-\0", b"\x80\x81"])
+def test_a_flag_file_in_another_encoding_is_one_line(tmp_path, monkeypatch, data):
+    path = tmp_path / "some.cfg"
+    path.write_bytes(data)
+    for words in ([f"--flagfile={path}"], ["-flagfile", str(path)]):
+        with pytest.raises(SystemExit) as end:
+            program._parse(["train.py", *words])
+        assert str(path) in end.value.code and "\n" not in end.value.code
+
+
+def test_a_value_of_a_negated_switch_is_one_line():
+    with pytest.raises(SystemExit) as end:
+        program._parse(["train.py", "--nountie_r=true"])
+    assert "--nountie_r=true" in end.value.code and "\n" not in end.value.code

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -225,7 +225,29 @@ def writing(path: str, cannot_be: str = "written") -> Iterator[None]:
         raise OSError(f"{path} cannot be {cannot_be}: {reason(error)}") from error
 
 
-reading = functools.partial(writing, cannot_be="read")
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turns every error of reading a file into one OSError that names the file and the reason.
+
+    Raises:
+        OSError: also where it is a named pipe or a socket, from which a program might wait for ever. Those below /dev
+            and /proc, such as /dev/stdin, are read.
+    """
+    with writing(path, "read"):
+        if is_pipe(path):
+            raise OSError("it is a named pipe or a socket, not a file")
+        yield
+
+
+def is_pipe(path: str | os.PathLike) -> bool:
+    """Whether a local path outside of /dev and /proc is a named pipe or a socket, or leads to one."""
+    if is_remote(path) or os.path.abspath(path).startswith(("/dev/", "/proc/")):
+        return False
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # it does not exist
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ keeps them apart from the optimizer.
 from __future__ import annotations
 
 import contextlib
+import glob
 import math
 import os
 import re
@@ -23,6 +24,7 @@ from txl_tf.files import (
     absolute,
     check_no_pattern,
     has_pattern,
+    is_pipe,
     is_remote,
     remove,
     removed_on_error,
@@ -297,8 +299,13 @@ def delete_checkpoint(path: str) -> None:
 
 def check_exists(path: str | os.PathLike) -> None:
     """Raises CheckpointGone if there is no checkpoint at the prefix `path`."""
+    path = os.fspath(path)
     if not tf.io.gfile.exists(f"{path}.index"):
         raise CheckpointGone(f"no checkpoint at {path}: {path}.index does not exist")
+    for file in [f"{path}.index", *([] if is_remote(path) else glob.glob(f"{glob.escape(path)}.data-*"))]:
+        if is_pipe(file):  # TensorFlow would wait for ever
+            message = f"{path} cannot be read: {file} is a named pipe or a socket, not a file"
+            raise UnreadableCheckpoint("checkpoint", path, "a checkpoint that can be read", message)
 
 
 def check_fits(path: str, found: dict[str, list], variables: dict[str, Any], extend: bool = False) -> None:
