@@ -40,6 +40,9 @@ from txl_tf.config import (
     check_bins,
     check_fields,
 )
+from txl_tf.config.checks import not_empty
+from txl_tf.errors import ParameterError
+from txl_tf.schema import check_values
 from txl_tf.training.distribution import make_strategy
 
 SIZES = {"n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
@@ -72,6 +75,34 @@ def test_all_groups_are_here():
     tagger |= {BiLSTMConfig, BiLSTMTaggerConfig}
     tagged = {ColumnsConfig, TaggedConfig, TaggerTrainingConfig}
     assert set(GROUPS) == {*named, *pairs, *tagger, *tagged, TransformerLMConfig, RunConfig}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, 1e9])
+@pytest.mark.parametrize("name", ["init_std", "proj_init_std", "init_range"])
+def test_initial_weights_have_a_finite_scale(name, value):
+    with pytest.raises(ParameterError) as caught:
+        make(ModelConfig, **{name: value})
+    assert caught.value.name == name and caught.value.value is value
+    assert getattr(make(ModelConfig, **{name: 0.0}), name) == 0.0
+
+
+NO_NAMES = "level text_field subword_type start eval_split pre post labels"  # strings without a list of choices
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_an_empty_name_is_refused(group):
+    """As of an unset variable of a shell; what an earlier version wrote to `config.json` still opens."""
+    found = [field for field in dataclasses.fields(group) if field.type.startswith(("str", "list[str]"))]
+    found = [field for field in found if not hasattr(field.metadata["check"], "choices")]
+    for field in found:
+        if field.name in NO_NAMES.split():
+            continue
+        for value in ["", [], ["a", ""]] if field.type.startswith("list") else [""]:
+            with pytest.raises(ParameterError) as caught:
+                make(group, **{field.name: value})
+            assert caught.value.name == field.name and caught.value.value == value
+            if value != ["a", ""]:
+                check_values({field.name: value}, group, partial=True)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -273,6 +304,13 @@ BAD = [
     (TransformerConfig, {"target_lengths": []}, r"target_lengths must be positive and never fall, got \[\]"),
     (OptimizerConfig, {"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
     (OptimizerConfig, {"learning_rate": float("nan")}, "learning_rate must be positive, got nan"),
+    (OptimizerConfig, {"learning_rate": float("inf")}, "learning_rate must be finite, got inf"),
+    (OptimizerConfig, {"weight_decay": float("inf"), "optimizer": "lamb"}, "weight_decay must be 0 or more"),
+    (OptimizerConfig, {"weight_decay": float("nan"), "optimizer": "lamb"}, "weight_decay must be 0 or more"),
+    (PairsConfig, {"n_pairs": 10**9}, "n_pairs must be at most 1000000, got 1000000000"),
+    (TaggedConfig, {"n_sentences": 10**9}, "n_sentences must be at most 1000000, got 1000000000"),
+    (TrainingConfig, {"sample_tokens": 10**9}, "sample_tokens must be at most 100000, got 1000000000"),
+    (MachineConfig, {"logical_cpus": 10**9}, "logical_cpus must be at most 1024, got 1000000000"),
     (OptimizerConfig, {"min_lr_ratio": 1.5}, r"min_lr_ratio must lie in \[0, 1\], got 1.5"),
     (OptimizerConfig, {"optimizer": "adagrad"}, "optimizer must be one of adam, adamw, lamb, sgd, got 'adagrad'"),
     (OptimizerConfig, {"weight_decay": 0.1}, "weight_decay must be 0 or more, and 0 for adam and sgd, got 0.1 for"),
@@ -319,11 +357,20 @@ BAD = [
         {"mixed_precision": "float8"},
         "mixed_precision must be one of float32, bfloat16, float16, auto, got 'float8'",
     ),
+    (NetworkConfig, {"init_std": -0.1}, "init_std must be 0 or more, got -0.1"),
+    (NetworkConfig, {"proj_init_std": float("nan")}, "proj_init_std must be 0 or more, got nan"),
+    (NetworkConfig, {"init_range": 1e9}, "init_range must be at most 1000, got 1000000000.0"),
     (MachineConfig, {"matmul_precision": "tf32"}, "matmul_precision must be one of float32, bfloat16, got 'tf32'"),
     (
         MachineConfig,
         {"matmul_precision": "bfloat16", "mixed_precision": "auto"},
         "matmul_precision=bfloat16 is for mixed_precision=float32, got auto",
+    ),
+    *(
+        (group, {field.name: ""}, f"{field.name} must be a name that is not empty, or left out, got ''")
+        for group in GROUPS
+        for field in dataclasses.fields(group)
+        if field.metadata["check"] is not_empty
     ),
 ]
 

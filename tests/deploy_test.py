@@ -135,6 +135,23 @@ def test_manifests_fit_the_schemas_of_kubernetes():
             schemas.validate(pods, schemas.latest_version(), strict=True)
 
 
+def test_strangers_reach_no_pod_of_ray_but_for_the_dashboard():
+    policy = OBJECTS["network.yaml", "NetworkPolicy"]["spec"]
+    ray = {"matchLabels": {"ray.io/is-ray-node": "yes"}}
+    assert policy["podSelector"] == ray and policy["policyTypes"] == ["Ingress"]
+    inside, dashboard = policy["ingress"]
+    assert inside == {"from": [{"podSelector": ray}]}
+    assert [port["port"] for port in dashboard["ports"]] == [8265]
+    assert "kubectl apply -f deploy/network.yaml" in PAGE
+
+
+def test_every_command_that_starts_ray_has_a_token():
+    for path in [*DEPLOY.glob("*.sbatch"), ROOT / "docs/scale.md"]:
+        text = path.read_text()
+        starts = [at.start() for at in re.finditer(r"^[^`\n]*\bray start\b", text, re.M)]
+        assert all("RAY_AUTH_MODE=token" in text[: at + 20] for at in starts), path
+
+
 @pytest.mark.parametrize("file", ["kuberay-prepare.yaml", "kuberay-train.yaml"])
 def test_a_ray_job_has_fields_that_kuberay_knows(file):
     job = OBJECTS[file, "RayJob"]

@@ -353,6 +353,16 @@ def test_a_bad_tf_config_is_one_clear_error(monkeypatch, config, message):
         distribution.make_strategy("multi_worker")
 
 
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_worker_warns_once_that_its_port_is_open(monkeypatch, caplog, n_workers):
+    config = {"cluster": {"worker": WORKERS["worker"][:n_workers]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", lambda: "strategy")
+    assert distribution.make_strategy("multi_worker") == "strategy"
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == (n_workers > 1) and all(WORKERS["worker"][1] in warning for warning in warnings)
+
+
 @pytest.mark.parametrize(
     "arguments, error, message",
     [

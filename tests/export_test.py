@@ -595,13 +595,15 @@ def rows_of(batch):
 
 
 STATE = r"\[state must be \[B, \d, 2, 2, 4, 3\], got\] "
-BAD = [  # a number as a state stands for an empty one of so many rows
+BAD = [  # an integer as a state stands for an empty one of so many rows, a float for one of that value
     ("score", {"tokens": np.full([3, 6], 23, np.int32)}, "tokens must hold ids between 0 and 22"),
     ("score", {"labels": np.full([3, 6], -1, np.int32)}, "labels must hold ids between 0 and 22"),
     ("score", {"labels": np.zeros([3, 7], np.int32)}, "labels must have the shape of tokens"),
     ("score", {"state": 2}, "state must have as many rows as tokens"),
     ("score", {"state": np.zeros([3, 3, 2, 2, 4, 3], np.float32)}, STATE + r"\[3 3 2 2 4 3\]"),
     ("next", {"state": np.zeros([3, 2, 2, 4, 3], np.float32)}, STATE + r"\[3 2 2 4 3\]"),
+    ("next", {"state": np.nan}, r"state must hold finite .*\] \[nan"),
+    ("score", {"state": np.inf}, r"state must hold finite .*\] \[inf"),
     ("next", {"state": np.float32(0)}, STATE + r"\[\]"),
     ("next", {"tokens": np.zeros([3], np.int32)}, r"tokens must be \[B, T\], got\] \[3\]"),
     ("score", {"tokens": np.int32(0)}, r"tokens must be \[B, T\], got\] \[\]"),
@@ -666,8 +668,12 @@ BAD = [  # a number as a state stands for an empty one of so many rows
 def bad_requests(lm):
     """`BAD` for the layers of a model."""
     for name, changes, message in BAD:
-        rows = changes.get("state")
-        yield name, {**changes, "state": empty_state(lm, rows)} if isinstance(rows, int) else changes, message
+        state = changes.get("state")
+        if isinstance(state, int):
+            changes = {**changes, "state": empty_state(lm, state)}
+        elif isinstance(state, float):
+            changes = {**changes, "state": np.full_like(empty_state(lm, 3), state)}
+        yield name, changes, message
 
 
 def test_bad_requests_are_refused_by_name_and_the_model_goes_on(request_of, lm, whole):

@@ -377,12 +377,95 @@ def test_a_training_that_diverges_stops_at_once(run_dir, text_file, steps_per_ex
     with pytest.raises(ValueError, match=message) as error:
         train_run(run_dir, text_file, optimizer={"learning_rate": 1e30, "warmup_steps": 3}, training=steps)
     step = int(str(error.value).split(":")[0].split()[-1])
-    saved_before = RunFolder(run_dir).steps()
-    assert max(saved_before, default=0) < step <= max(saved_before, default=0) + 2
-    last = f"the last good checkpoint is {run_dir}/ckpt-{saved_before[-1]}" if saved_before else "no checkpoint"
-    assert last in str(error.value)
-    for values in read_checkpoint(run_dir / f"ckpt-{saved_before[-1]}").values():
-        assert np.isfinite(values).all()
+    assert step <= 4  # the rates of the first steps are 0, 3e29 and 7e29
+    assert RunFolder(run_dir).steps() == []  # the weights of ckpt-2 were finite, but their loss was not
+    assert "there is no checkpoint yet" in str(error.value) and not (run_dir / "checkpoint").exists()
+
+
+GOOD = {"train_steps": 4, "iterations": 2, "save_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A run with the checkpoints 2 and 4."""
+    folder = tmp_path_factory.mktemp("good")
+    (folder / "text.txt").write_text(TEXT)
+    train_run(folder / "run", str(folder / "text.txt"), training=GOOD)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param({"train_steps": 9, "iterations": 1, "save_steps": 1}, marks=pytest.mark.slow),  # validation of 5
+        pytest.param({"train_steps": 5, "iterations": 1, "save_steps": 1}, marks=pytest.mark.slow),  # that at the end
+        pytest.param({"train_steps": 9, "iterations": 9, "save_steps": 1}, marks=pytest.mark.slow),  # loss of step 6
+        {"train_steps": 9, "iterations": 9, "save_steps": 1, "max_to_keep": 1},
+    ],
+    ids=str,
+)
+def test_the_last_finite_checkpoint_stays_the_newest(good, tmp_path, steps):
+    run_dir, text_file = tmp_path / "run", str(good / "text.txt")
+    shutil.copytree(good / "run", run_dir)
+    before = read_checkpoint(run_dir / "ckpt-4")
+    for _ in range(2):
+        with pytest.raises(ValueError) as error:
+            train_run(run_dir, text_file, optimizer={"learning_rate": 1e30}, training=steps)
+        assert "nan" in str(error.value) and f"the last good checkpoint is {run_dir}/ckpt-4" in str(error.value)
+        assert RunFolder(run_dir).steps()[-1] == 4 and not (run_dir / "ema").exists()
+        assert tf.train.latest_checkpoint(run_dir) == str(run_dir / "ckpt-4")
+        assert RunFolder(run_dir).best.steps() == [4]
+        for key, values in read_checkpoint(run_dir / "ckpt-4").items():
+            np.testing.assert_array_equal(values, before[key], err_msg=key)
+    assert np.isfinite(train_run(run_dir, text_file, training={**GOOD, "train_steps": 6})["valid"])
+    assert RunFolder(run_dir).steps()[-2:] == [4, 6]
+
+
+def test_no_weights_that_are_not_finite_are_saved(saved, run_dir):
+    """Also where no loss depends on them, as those of a rare word."""
+    lm, checkpoints = saved
+    for value in (np.nan, np.inf):
+        set_step(lm, 4)
+        lm.network.r_w_bias.assign(np.full(lm.network.r_w_bias.shape, value))
+        for save in (checkpoints.save, lambda: checkpoints.save_best(1.0)):
+            with pytest.raises(ValueError, match=f"the last good checkpoint is {run_dir}/ckpt-3"):
+                save()
+    assert RunFolder(run_dir).steps()[-1] == 3 and RunFolder(run_dir).find_best() is None
+
+
+def test_a_checkpoint_of_weights_that_are_not_finite_is_passed_over(saved, run_dir, monkeypatch, caplog):
+    lm, checkpoints = saved
+    monkeypatch.setattr(checkpoints, "check_weights", lambda: None)  # as in earlier versions
+    set_step(lm, 4)
+    lm.network.r_w_bias.assign(np.full(lm.network.r_w_bias.shape, np.nan))
+    checkpoints.save()
+    assert checkpoints.newest_whole() == 3
+    assert f"{run_dir}/ckpt-4" in caplog.text
+
+
+def test_a_checkpoint_that_a_run_starts_from_is_not_deleted(saved, run_dir):
+    """Its loss may be finite with other settings, such as another precision."""
+    lm, checkpoints = saved
+    checkpoints.restore(str(run_dir / "ckpt-3"))
+    set_step(lm, 4)
+    error = checkpoints.diverged("loss nan")
+    assert f"remove {run_dir}/ckpt-3.*" in str(error) and RunFolder(run_dir).steps()[-1] == 3
+
+
+def test_an_older_checkpoint_stays_until_the_new_one_has_a_finite_loss(saved, run_dir):
+    lm, folder = saved[0], RunFolder(run_dir)
+    checkpoints = RunCheckpoints(lm, folder, max_to_keep=1)
+    set_step(lm, 4)
+    checkpoints.save(proven=False)
+    assert folder.steps() == [3, 4]
+    checkpoints.confirm()
+    assert folder.steps() == [4]
+    set_step(lm, 5)
+    checkpoints.save(proven=False)
+    assert folder.steps() == [4, 5]
+    set_step(lm, 6)
+    assert f"the last good checkpoint is {run_dir}/ckpt-4" in str(checkpoints.diverged("loss nan"))
+    assert folder.steps() == [4] and tf.train.latest_checkpoint(run_dir) == str(run_dir / "ckpt-4")
 
 
 def test_a_second_run_in_the_folder_is_refused(run_dir, text_file):

@@ -2,6 +2,7 @@
 
 import ast
 import concurrent.futures
+import contextlib
 import dataclasses
 import importlib.util
 import io
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from absl import flags
 from helpers import ROOT, run_program
+from helpers import program as open_program
 
 import txl_programs
 from txl_programs import find_program, program, train
@@ -310,3 +312,32 @@ def test_help_of_train_lists_every_hyper_parameter():
     assert not listed & WITHOUT_FLAG
     for name, field in hyper_parameters().items():
         assert " ".join(field.metadata["help"].split()) in " ".join(shown.split()), name
+
+
+@pytest.mark.parametrize("flag", ["output", "input", "ckpt_path"])
+def test_a_flag_that_names_a_file_by_nothing_ends_the_program(flag):
+    """As `--output=$OUTPUT` does where the shell has no such variable."""
+    with contextlib.closing(open_program("txl-score")) as loaded:
+        next(loaded)
+        flags.FLAGS(["txl-score", "--model_dir=run", f"--{flag}="])
+        with pytest.raises(SystemExit) as end:
+            program._refuse_empty()
+        assert f"--{flag} must not be empty" in end.value.code
+        flags.FLAGS(["txl-score", "--model_dir=run", f"--{flag}=a"])
+        program._refuse_empty()
+
+
+@pytest.mark.parametrize("data", [b"--tgt_len=5\n--model_dir=caf\xe9\n", b"\xff\xfe-\0-\0", b"\x80\x81"])
+def test_a_flag_file_in_another_encoding_is_one_line(tmp_path, monkeypatch, data):
+    path = tmp_path / "some.cfg"
+    path.write_bytes(data)
+    for words in ([f"--flagfile={path}"], ["-flagfile", str(path)]):
+        with pytest.raises(SystemExit) as end:
+            program._parse(["train.py", *words])
+        assert str(path) in end.value.code and "\n" not in end.value.code
+
+
+def test_a_value_of_a_negated_switch_is_one_line():
+    with pytest.raises(SystemExit) as end:
+        program._parse(["train.py", "--nountie_r=true"])
+    assert "--nountie_r=true" in end.value.code and "\n" not in end.value.code

@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib.util
 import io
+import locale
 import logging
 import os
 import re
@@ -215,7 +216,7 @@ def read_flags(name):
         with _ending():
             app.define_help_flags()
             try:
-                _parsed[:] = app.parse_flags_with_usage(sys.argv)
+                _parsed[:] = _parse(sys.argv)
             except OSError as error:  # of --help
                 _close_stdout(error)
                 sys.exit(0)
@@ -235,7 +236,7 @@ def run(main):
     with _ending():
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a shell's background job
             signal.signal(signal.SIGINT, _interrupt)
-        parser = app.parse_flags_with_usage if not _parsed else lambda argv: list(_parsed)
+        parser = _parse if not _parsed else lambda argv: list(_parsed)
         try:
             app.run(functools.partial(_run, main), flags_parser=parser)
         finally:
@@ -299,6 +300,34 @@ def _ending():
         gc.freeze()  # where the process ends, it does so without a collection of all that is left, which takes a second
         if _lost_output:
             sys.exit(f"{os.path.basename(sys.argv[0])}: the standard output cannot be written: {_lost_output[0]}")
+
+
+def _parse(argv):
+    """As `app.parse_flags_with_usage`; one line too where absl has a traceback."""
+    try:
+        return app.parse_flags_with_usage(argv)
+    except UnicodeDecodeError:
+        files = [path for path in _flagfiles(argv) if not _is_text(path)]
+        error = f"--flagfile={', '.join(files)} must be a text file in {locale.getpreferredencoding(False)}"
+    except ValueError as found:  # a value for a negated switch, such as --nountie_r=true
+        error = str(found)
+    sys.exit(f"{os.path.basename(argv[0])}: {error}")
+
+
+def _flagfiles(argv):
+    """The files that the command line names; those may name others."""
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    found = [re.fullmatch(r"--?flagfile(?:=(.*))?", word, re.S) and (word, following) for word, following in pairs]
+    return [word.partition("=")[2] or following for word, following in filter(None, found)]
+
+
+def _is_text(path):
+    try:
+        with open(path) as file:
+            file.read()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _interrupt(number, frame):
@@ -423,8 +452,22 @@ def _refuse_stray(argv):
         sys.exit(f"{os.path.basename(path)}: unexpected arguments: {' '.join(stray)}")
 
 
+_NAMES = (  # flags that name a file, a folder or an address; those of `txl_tf.config` are checked there
+    "ckpt_path", "corpus", "data_dir", "download_url", "figures", "font", "host", "input", "lexicon", "output",
+    "output_dir", "prompt_file", "pytorch_checkpoint", "text_path", "tf1_checkpoint",
+)  # fmt: skip
+
+
+def _refuse_empty():
+    """Ends the program where a flag names a file by nothing, as an unset variable of a shell does."""
+    for name in given(_NAMES):
+        if FLAGS[name].value == "":
+            sys.exit(f"{os.path.basename(sys.argv[0])}: --{name} must not be empty: name a file, or leave it out")
+
+
 def _run(main, argv):
     _refuse_stray(argv)
+    _refuse_empty()
     verbose = FLAGS["verbosity"].present
     if not verbose:
         absl_logging.set_verbosity(absl_logging.WARNING)

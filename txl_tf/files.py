@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import logging
 import os
 import re
+import shutil
+import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -139,7 +140,10 @@ def check_writable(path: str | None) -> None:
 
 
 def _is_special(path: str) -> bool:
-    return not is_remote(path) and os.path.exists(path) and not os.path.isfile(path)
+    """Whether a path is a pipe or a device. A link counts in /dev and /proc alone: elsewhere, writing replaces it."""
+    if is_remote(path) or not os.path.exists(path) or os.path.isfile(path):
+        return False
+    return not os.path.islink(path) or os.path.abspath(path).startswith(("/dev/", "/proc/"))
 
 
 def write_atomic(path: str, text: str | bytes) -> None:
@@ -221,7 +225,29 @@ def writing(path: str, cannot_be: str = "written") -> Iterator[None]:
         raise OSError(f"{path} cannot be {cannot_be}: {reason(error)}") from error
 
 
-reading = functools.partial(writing, cannot_be="read")
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turns every error of reading a file into one OSError that names the file and the reason.
+
+    Raises:
+        OSError: also where it is a named pipe or a socket, from which a program might wait for ever. Those below /dev
+            and /proc, such as /dev/stdin, are read.
+    """
+    with writing(path, "read"):
+        if is_pipe(path):
+            raise OSError("it is a named pipe or a socket, not a file")
+        yield
+
+
+def is_pipe(path: str | os.PathLike) -> bool:
+    """Whether a local path outside of /dev and /proc is a named pipe or a socket, or leads to one."""
+    if is_remote(path) or os.path.abspath(path).startswith(("/dev/", "/proc/")):
+        return False
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # it does not exist
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def reason(error: Exception) -> str:
@@ -232,7 +258,7 @@ def reason(error: Exception) -> str:
 @contextlib.contextmanager
 def removed_on_error(path: str) -> Iterator[None]:
     """Removes the file or folder `path` if an error occurs, unless it was there before."""
-    was_there = tf.io.gfile.exists(path)
+    was_there = tf.io.gfile.exists(path) if is_remote(path) else os.path.lexists(path)
     try:
         yield
     except BaseException:
@@ -242,8 +268,38 @@ def removed_on_error(path: str) -> Iterator[None]:
 
 
 def remove(path: str) -> None:
-    """Removes a file or a folder, if there is one."""
-    if tf.io.gfile.isdir(path):
-        tf.io.gfile.rmtree(path)
-    elif tf.io.gfile.exists(path):
-        tf.io.gfile.remove(path)
+    """Removes a file or a folder, if it exists. It removes symbolic links, and leaves what they point to untouched.
+
+    All code that deletes calls this function: `tf.io.gfile.rmtree` follows links out of the folder.
+    """
+    path = os.fspath(path).rstrip("/") or path
+    if is_remote(path):
+        if tf.io.gfile.isdir(path):
+            tf.io.gfile.rmtree(path)
+        elif tf.io.gfile.exists(path):
+            tf.io.gfile.remove(path)
+    elif os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.remove(path)
+
+
+def check_no_link(folder: str, *names: str) -> None:
+    """Raises OSError where a path below a local folder, or a folder on the way to it, is a symbolic link.
+
+    A program that writes in such a folder, or appends to such a file, would change something outside of `folder`.
+
+    Args:
+        names: paths relative to `folder`, such as `"best"`.
+    """
+    if is_remote(folder):
+        return
+    for name in names:
+        path = folder
+        for part in os.path.normpath(name).split("/"):
+            path = os.path.join(path, part)
+            if os.path.islink(path):
+                raise OSError(
+                    f"{path} cannot be written: it is a symbolic link to {brief(os.readlink(path))}, and {folder} must "
+                    "hold its own files. Remove the link, or put what it points to in its place"
+                )

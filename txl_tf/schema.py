@@ -115,6 +115,9 @@ def check_values(values: Any, *groups: type, partial: bool = False, prefix: str 
             raise ParameterError(unknown, values[name], known, f"{unknown} is unknown; known are {', '.join(known)}")
     for name, (field, group) in fields.items():
         if name in values:
+            is_empty = isinstance(values[name], (str, list)) and not values[name]
+            if is_empty and not getattr(field.metadata.get("check"), "recorded", True):
+                continue
             check_field(field, group, values[name], prefix + name)
         elif not partial and field.default is field.default_factory is dataclasses.MISSING:
             raise ParameterError(prefix + name, None, "given", f"{prefix}{name} is missing")

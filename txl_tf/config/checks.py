@@ -90,6 +90,16 @@ def all_of(*checks: Callable) -> Callable:
     return check
 
 
+def not_empty(name: str, value: Any) -> None:
+    """A check for names of files, folders and the like, one or a list. Unset variables of a shell are empty."""
+    names = value if isinstance(value, (list, tuple)) else [value]
+    if not names or any(name == "" for name in names):
+        raise ParameterError(name, value, "a name that is not empty, or left out")
+
+
+not_empty.recorded = False  # earlier versions took empty names, and wrote them to config.json
+
+
 def is_integer(value: Any) -> bool:
     """Whether a value is a whole number of Python's or NumPy's; True and False are none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -103,9 +113,13 @@ def is_number(value: Any) -> bool:
 RATE = satisfies(lambda value: is_number(value) and 0 <= value < 1, "lie in [0, 1)")
 SHARE = satisfies(lambda value: is_number(value) and 0 <= value <= 1, "lie in [0, 1]")
 FRACTION = satisfies(lambda value: is_number(value) and 0 < value < 1, "be between 0 and 1, both excluded")
-POSITIVE = satisfies(lambda value: is_number(value) and value > 0, "be positive")
+POSITIVE = all_of(
+    satisfies(lambda value: is_number(value) and value > 0, "be positive"),
+    satisfies(lambda value: value < float("inf"), "be finite"),
+)
 COUNT_OR_ALL = satisfies(lambda value: value == -1 or value > 0, "be 1 or more, or -1 for all")
 NOT_NEGATIVE = satisfies(lambda value: is_number(value) and 0 <= value < float("inf"), "be 0 or more")
+INIT_SCALE = all_of(NOT_NEGATIVE, satisfies(lambda value: value <= 1000, "be at most 1000"))
 RISING = satisfies(
     lambda value: list(value) == sorted(set(value)) and min(value, default=1) >= 1, "be positive and rise"
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txl_tf.config.checks import Config, at_least, group, option
+from txl_tf.config.checks import Config, at_least, group, not_empty, option
 
 
 @group
@@ -10,7 +10,7 @@ class ClusterConfig(Config):
     """Where a program runs on a cluster, and on how much of it: see docs/scale.md."""
 
     ray_address: str | None = option(
-        None, "Ray cluster to run on: auto, host:port, or local, which starts one on this machine."
+        None, "Ray cluster to run on: auto, host:port, or local, which starts one on this machine.", not_empty
     )
     ray_workers: int | None = option(
         None, "Workers to run on, each a process of its own. Default: as many as there is room for.", at_least(1)

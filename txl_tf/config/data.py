@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from txl_tf.config.checks import FRACTION, POSITIVE, RISING, SYMBOLS, Config, at_least, group, one_of, option, satisfies
+from txl_tf.config.checks import (
+    FRACTION,
+    POSITIVE,
+    RISING,
+    SYMBOLS,
+    Config,
+    at_least,
+    group,
+    not_empty,
+    one_of,
+    option,
+    satisfies,
+)
 from txl_tf.config.models import TOKEN_LEVELS
 from txl_tf.errors import ParameterError
 from txl_tf.schema import check_left_out
@@ -24,7 +36,9 @@ class TextConfig(Config):
     """The text and its tokens: arguments of `build_corpus`."""
 
     dataset: str | None = option(None, "The text: your own (text), Python's manual (pydoc), ...", one_of(DATASETS))
-    data_path: list[str] | str | None = option(None, "Its UTF-8 file(s), or the folder of a paper's dataset.")
+    data_path: list[str] | str | None = option(
+        None, "Its UTF-8 file(s), or the folder of a paper's dataset.", not_empty
+    )
     level: str = option("char", "What a token of your own text is.", one_of(LEVELS))
     valid_fraction: float = option(0.05, "Share of your own text, at its end, held out for validation.", FRACTION)
     min_freq: int = option(0, "Symbols of your own text that are rarer become <unk>.", at_least(0))
@@ -35,7 +49,9 @@ class TextConfig(Config):
     vocab_size: int | None = option(None, "Pieces of a vocabulary of subwords; default: 8000.", SYMBOLS)
     subword_type: str = option("unigram", "How SentencePiece makes subwords.", one_of(SUBWORD_TYPES))
     vocab_path: str | None = option(
-        None, "File of the symbols, one a line, such as a run's vocab.txt, or a SentencePiece .model; default: count."
+        None,
+        "File of the symbols, one a line, such as a run's vocab.txt, or a SentencePiece .model; default: count.",
+        not_empty,
     )
     documents: bool | None = option(
         None, "End every document, a file, JSON line or row, with </s>. Default: where there is JSON or Parquet."
@@ -82,9 +98,13 @@ class PairsConfig(PairFilesConfig):
     """The pairs of lines and their tokens: arguments of `read_pairs`."""
 
     dataset: str | None = option(None, "The pairs: your own (text), or made-up dates (dates).", one_of(PAIR_DATASETS))
-    train_path: list[str] | str | None = option(None, "A file of source<TAB>target lines, or two files: SOURCE,TARGET.")
-    valid_path: list[str] | str | None = option(None, "As train_path, to validate on; default: valid_fraction of it.")
-    test_path: list[str] | str | None = option(None, "As train_path, to test on.")
+    train_path: list[str] | str | None = option(
+        None, "A file of source<TAB>target lines, or two files: SOURCE,TARGET.", not_empty
+    )
+    valid_path: list[str] | str | None = option(
+        None, "As train_path, to validate on; default: valid_fraction of it.", not_empty
+    )
+    test_path: list[str] | str | None = option(None, "As train_path, to test on.", not_empty)
     valid_fraction: float = option(0.05, "Share of the sources held out where there is no valid_path.", FRACTION)
     source_level: str = option(
         "char",
@@ -92,8 +112,10 @@ class PairsConfig(PairFilesConfig):
         one_of(PAIR_LEVELS),
     )
     target_level: str = option("char", "What a token of a target is.", one_of(PAIR_LEVELS))
-    source_symbols: str | None = option(None, "File of the source's symbols, one a line; default: those of train_path.")
-    target_symbols: str | None = option(None, "File of the target's symbols.")
+    source_symbols: str | None = option(
+        None, "File of the source's symbols, one a line; default: those of train_path.", not_empty
+    )
+    target_symbols: str | None = option(None, "File of the target's symbols.", not_empty)
     vocab_size: int | None = option(
         None, "Pieces of each vocabulary of subwords; default: 8000, of a small text fewer.", SYMBOLS
     )
@@ -102,7 +124,7 @@ class PairsConfig(PairFilesConfig):
     min_freq: int = option(0, "Symbols that are rarer become <unk>.", at_least(0))
     max_size: int | None = option(None, "Most frequent symbols of a side to keep; others are <unk>.", at_least(1))
     lower_case: bool = option(False, "Lower-case the sources and, with share_vocab, the targets too.")
-    n_pairs: int = option(20000, "For dates: pairs to make for training.", at_least(1))
+    n_pairs: int = option(20000, "For dates: pairs to make for training.", at_least(1, 1_000_000))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,9 +170,11 @@ class TaggedConfig(ColumnsConfig):
     dataset: str | None = option(
         None, "The sentences: your own (text), or made-up ones of people and towns (towns).", one_of(TAGGED_DATASETS)
     )
-    train_path: str | None = option(None, "File of columns: a token, its tag; an empty line ends a sentence.")
-    valid_path: str | None = option(None, "As train_path, to validate on; default: valid_fraction of it.")
-    test_path: str | None = option(None, "As train_path, to test on.")
+    train_path: str | None = option(
+        None, "File of columns: a token, its tag; an empty line ends a sentence.", not_empty
+    )
+    valid_path: str | None = option(None, "As train_path, to validate on; default: valid_fraction of it.", not_empty)
+    test_path: str | None = option(None, "As train_path, to test on.", not_empty)
     valid_fraction: float = option(0.05, "Share of the sentences held out where there is no valid_path.", FRACTION)
     token_level: str = option(
         "char", "What a token is: a character, or a word between white space.", one_of(TOKEN_LEVELS)
@@ -166,16 +190,22 @@ class TaggedConfig(ColumnsConfig):
     min_freq: int | None = option(
         None, "Tokens of train_path that are rarer become <unk>; default: 0, of words 2.", at_least(0)
     )
-    lexicon: str | None = option(None, "File of words to match, one a line; jieba, towns: of that package or dataset.")
+    lexicon: str | None = option(
+        None, "File of words to match, one a line; jieba, towns: of that package or dataset.", not_empty
+    )
     skip_short_words: bool = option(False, "Leave out a lexicon's words of one character.")
     char_vectors: str | None = option(
-        None, "Vectors of characters to start from: word2vec's or GloVe's text, or word2vec's binary format; .gz, .zip."
+        None,
+        "Vectors of characters to start from: word2vec's or GloVe's text, or word2vec's binary format; .gz, .zip.",
+        not_empty,
     )
-    bigram_vectors: str | None = option(None, "Vectors of bigrams.")
-    word_vectors: str | None = option(None, "Vectors of the lexicon's words; or of words that are the tokens.")
+    bigram_vectors: str | None = option(None, "Vectors of bigrams.", not_empty)
+    word_vectors: str | None = option(
+        None, "Vectors of the lexicon's words; or of words that are the tokens.", not_empty
+    )
     lowercase_vectors: bool = option(False, "Take the vector of its lower-case form for a symbol without a vector.")
     unit_vectors: bool = option(False, "Scale the embeddings to length 1 at the start.")
-    n_sentences: int = option(4000, "For towns: sentences to make for training.", at_least(1))
+    n_sentences: int = option(4000, "For towns: sentences to make for training.", at_least(1, 1_000_000))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from txl_tf.config.checks import (
     EVEN_SIZE,
     FRACTION,
+    INIT_SCALE,
     LAYERS,
     LENGTH,
     MEMORY,
@@ -59,9 +60,11 @@ class NetworkConfig(Config):
     init: Any = option(
         "normal", "How weights are initialised.", one_of_or_initializer(("normal", "uniform")), free=True
     )
-    init_std: float = option(0.02, "Standard deviation where init is normal.", free=True)
-    proj_init_std: float = option(0.01, "Standard deviation of the projections where init is normal.", free=True)
-    init_range: float = option(0.1, "Range where init is uniform.", free=True)
+    init_std: float = option(0.02, "Standard deviation where init is normal.", INIT_SCALE, free=True)
+    proj_init_std: float = option(
+        0.01, "Standard deviation of the projections where init is normal.", INIT_SCALE, free=True
+    )
+    init_range: float = option(0.1, "Range where init is uniform.", INIT_SCALE, free=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,6 +12,7 @@ from txl_tf.config.checks import (
     Config,
     at_least,
     group,
+    not_empty,
     one_of,
     option,
 )
@@ -47,7 +48,7 @@ class OptimizerConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         decay, optimizer = self.weight_decay, self.optimizer
-        if not decay >= 0 or (decay and optimizer in ("adam", "sgd")):
+        if not 0 <= decay < float("inf") or (decay and optimizer in ("adam", "sgd")):
             raise ValueError(f"weight_decay must be 0 or more, and 0 for adam and sgd, got {decay} for {optimizer}")
 
 
@@ -60,12 +61,14 @@ class RunConfig(Config):
     save_steps: int = option(10000, "Steps between two checkpoints, each with a validation.", at_least(1))
     max_to_keep: int = option(5, "Checkpoints to keep.", at_least(1))
     init_from: str | None = option(
-        None, "Folder of a run to start a new one from: with its model, vocabulary and weights. Flags change the rest."
+        None,
+        "Folder of a run to start a new one from: with its model, vocabulary and weights. Flags change the rest.",
+        not_empty,
     )
     extend_vocab: bool = option(
         False, "With init_from: give symbols of the new text that its vocabulary lacks rows of their own, at its end."
     )
-    warm_start_path: str | None = option(None, "Checkpoint, also of the original, to start a new run from.")
+    warm_start_path: str | None = option(None, "Checkpoint, also of the original, to start a new run from.", not_empty)
     allow_other_text: bool = option(False, "Resume even if the text changed; the vocabulary must match.")
     steps_per_execution: int | None = option(
         None, "Steps in one call of the compiled graph. Default: 1; on TPUs 20 at most.", at_least(1)
@@ -74,7 +77,9 @@ class RunConfig(Config):
     seed: int = option(0, "Seed of the initial weights and of dropout.")
     tracker: str = option("none", "Package that tracks the run, besides log.csv and TensorBoard.", one_of(TRACKERS))
     tracker_project: str | None = option(
-        None, "wandb's project or mlflow's experiment. Default: as their environment variables say, or txl_tf."
+        None,
+        "wandb's project or mlflow's experiment. Default: as their environment variables say, or txl_tf.",
+        not_empty,
     )
 
     def __post_init__(self) -> None:
@@ -95,7 +100,7 @@ class TrainingConfig(RunConfig):
     tgt_len: int = option(70, "Tokens of a segment.", LENGTH)
     train_batch_size: int = option(60, "Rows of a training batch, over all devices.", at_least(1))
     sample_tokens: int = option(
-        0, "Tokens of a sample of text, written at every validation and in the end.", at_least(0)
+        0, "Tokens of a sample of text, written at every validation and in the end.", at_least(0, 100_000)
     )
     gradient_accumulation_steps: int = option(1, "Parts of a batch, for gradient accumulation.", at_least(1))
     shuffle_documents: bool = option(False, "Read the documents of the text in a new order every epoch, by the seed.")
@@ -152,16 +157,18 @@ class EvaluationConfig(Config):
         None, "Rows of an evaluation batch; without training: the run's.", at_least(1), flag=60
     )
     eval_split: str = option("valid", "Split to evaluate: train, valid or test.")
-    eval_path: str | None = option(None, "Text file to evaluate instead of a split, in the vocabulary of the run.")
+    eval_path: str | None = option(
+        None, "Text file to evaluate instead of a split, in the vocabulary of the run.", not_empty
+    )
     eval_ckpt_path: str | None = option(
-        None, "Checkpoint to evaluate: a path, a name, best or latest; default: the latest."
+        None, "Checkpoint to evaluate: a path, a name, best or latest; default: the latest.", not_empty
     )
     max_eval_batch: int = option(-1, "Batches to evaluate; -1 for all.", COUNT_OR_ALL)
     sliding_window: int | None = option(
         None, "Predict every token from a window of so many tokens before it, which is read again for each.", LENGTH
     )
     sliding_step: int = option(1, "Tokens to predict from each sliding window.", at_least(1))
-    token_nll: str | None = option(None, "File to write every token and its nll to, row by row.")
+    token_nll: str | None = option(None, "File to write every token and its nll to, row by row.", not_empty)
     reset_memory_at_documents: bool | None = option(
         None, "Start every document with the memory of a new text; without training: as the run.", flag=False
     )
@@ -198,10 +205,12 @@ class MachineConfig(Config):
     strategy: str = option(
         "auto", "Devices to use; auto takes all GPUs there are, of all machines in TF_CONFIG.", one_of(STRATEGIES)
     )
-    tpu: str | None = option(None, "Name or grpc:// address of the TPU, or local; with --strategy=tpu.")
-    tpu_zone: str | None = option(None, "Zone of the TPU, if it is another than this machine's.")
-    gcp_project: str | None = option(None, "Project of the TPU, if it is another than this machine's.")
-    logical_cpus: int | None = option(None, "Logical CPU devices to create, to try mirrored without GPUs.", at_least(1))
+    tpu: str | None = option(None, "Name or grpc:// address of the TPU, or local; with --strategy=tpu.", not_empty)
+    tpu_zone: str | None = option(None, "Zone of the TPU, if it is another than this machine's.", not_empty)
+    gcp_project: str | None = option(None, "Project of the TPU, if it is another than this machine's.", not_empty)
+    logical_cpus: int | None = option(
+        None, "Logical CPU devices to create, to try mirrored without GPUs.", at_least(1, 1024)
+    )
     mixed_precision: str = option("float32", "Type of the products; auto: the machine's.", one_of((*PRECISIONS, AUTO)))
     matmul_precision: str = option(
         "float32", "Round the factors of float32 products to this type; on CPUs with AMX.", one_of(MATMUL_PRECISIONS)

@@ -6,6 +6,7 @@ Programs read texts from here. What they write goes by `txl_tf.files`.
 from __future__ import annotations
 
 import fnmatch
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from txl_tf.files import is_remote
 
+logger = logging.getLogger("txl_tf")
 _PYARROW = "s3://"  # TensorFlow has no such file system without tensorflow-io
 
 
@@ -58,13 +60,33 @@ def opened_by_pyarrow(path: str) -> Any:
 def walk(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
     """`(folder, folders in it, files in it)` of a folder and those in it; what is removed from a list is left out."""
     if not _is_pyarrows(folder):
-        yield from tf.io.gfile.walk(folder)
+        for parent, folders, names in tf.io.gfile.walk(folder):
+            if not is_remote(folder):
+                for some in (folders, names):
+                    some[:] = [name for name in some if not _is_loop(folder, os.path.join(parent, name))]
+            yield parent, folders, names
         return
     found = _entries(folder)
     folders = [name for name, info in found.items() if info.type.name == "Directory"]
     yield folder, folders, [name for name in found if name not in folders]
     for name in folders:
         yield from walk(os.path.join(folder, name))
+
+
+def _is_loop(folder: str, path: str) -> bool:
+    """Whether a path below `folder` is a symbolic link that leads to itself, or back to a folder that it lies in."""
+    if not os.path.islink(path):
+        return False
+    target, parent, folder = os.path.realpath(path), os.path.dirname(path), os.path.normpath(folder)
+    found = os.path.islink(target)  # what no link leads out of
+    while not found:
+        found = f"{os.path.realpath(parent)}/".startswith(f"{target.rstrip('/')}/")
+        if os.path.normpath(parent) == folder or not parent:
+            break
+        parent = os.path.dirname(parent)
+    if found:
+        logger.warning("%s is a loop of symbolic links: it is left out", path)
+    return found
 
 
 def matching(pattern: str) -> list[str]:

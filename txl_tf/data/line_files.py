@@ -31,7 +31,17 @@ import tensorflow as tf
 from txl_tf.data import inputs
 from txl_tf.data.lines import LineError, in_blocks, lines_in, without_mark
 from txl_tf.data.text_files import read_files
-from txl_tf.files import absolute, new_file, read_json, reading, remove, write_atomic, write_json, writing
+from txl_tf.files import (
+    absolute,
+    check_no_link,
+    new_file,
+    read_json,
+    reading,
+    remove,
+    write_atomic,
+    write_json,
+    writing,
+)
 from txl_tf.schema import check_values
 
 STATE = ".answers"
@@ -175,7 +185,7 @@ class LineFile:
         any_end: see `lines_in`.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or a folder below `folder` is a symbolic link.
     """
 
     def __init__(self, path: str, name: str, folder: str, key: Any, any_end: bool = False):
@@ -183,6 +193,7 @@ class LineFile:
         self.state, self.key = os.path.join(folder, STATE, name), key
         self.fingerprint = self._fingerprint()
         self.parts, self.done_file = os.path.join(self.state, self.fingerprint), os.path.join(self.state, "done.json")
+        check_no_link(folder, os.path.dirname(name), os.path.join(STATE, name, self.fingerprint))
 
     def _fingerprint(self) -> str:
         with reading(self.path):

@@ -108,29 +108,31 @@ class CheckFinite(keras.callbacks.Callback):
         self.checkpoints = checkpoints
 
     def on_train_batch_end(self, batch, logs=None):
-        if math.isfinite(logs["loss"]) and (is_scaled(self.model.optimizer) or math.isfinite(logs["grad_norm"])):
+        finite = math.isfinite(logs["loss"])
+        if finite:
+            self.checkpoints.confirm()  # that of the step before
+        if finite and (is_scaled(self.model.optimizer) or math.isfinite(logs["grad_norm"])):
             return
-        last = step_of(self.model)
-        first = last - self.model.steps_per_execution + 1
-        raise ValueError(
-            ("step " if first == last else f"steps {first} to ")
-            + f"{last}: loss {logs['loss']}, gradient norm {logs['grad_norm']}. The training has diverged; nothing of "
-            f"this is saved, and {self.checkpoints.last_good}"
-        )
+        found = f"loss {logs['loss']}, gradient norm {logs['grad_norm']}"
+        raise self.checkpoints.diverged(found, self.model.steps_per_execution, loss_too=not finite)
 
 
 class Validate(keras.callbacks.Callback):
     """Evaluates at the end of every interval of steps in which a checkpoint is due, but the last of the training.
 
     Adds `val_loss`, and `val_` of the model's other metrics, to the epoch's logs. Keras's own validation would be
-    missing for an interval whose steps ended in an earlier session.
+    missing for an interval whose steps ended in an earlier session. Raises ValueError when the loss is not finite,
+    before anything of the step is saved.
     """
 
-    def __init__(self, batches: tf.data.Dataset | Segments, stop: StopOnSignal, training: RunConfig):
+    def __init__(
+        self, batches: tf.data.Dataset | Segments, stop: StopOnSignal, training: RunConfig, checkpoints: RunCheckpoints
+    ):
         super().__init__()
         self.batches = batches
         self.stop = stop
         self.training = training
+        self.checkpoints = checkpoints
 
     def on_epoch_end(self, epoch, logs=None):
         step, training = step_of(self.model), self.training
@@ -140,6 +142,7 @@ class Validate(keras.callbacks.Callback):
                 found = self.model.evaluate(self.batches, verbose=0, return_dict=True, callbacks=[self.stop])
             finally:
                 self.model.set_metric_totals(totals)
+            self.checkpoints.check_validation(found["loss"])
             logs |= {f"val_{name}": value for name, value in found.items()}
 
 
@@ -190,7 +193,7 @@ class RunState(keras.callbacks.Callback):
             callback.on_epoch_end(epoch, logs)
         if self.model.stop_training:  # that was the last: Keras would still train for one step
             self.model._initial_epoch = self.params["epochs"]
-            self.checkpoints.save()  # without the sums, so that it is done
+            self.checkpoints.save(proven=False)  # without the sums, so that it is done
 
     def on_epoch_begin(self, epoch, logs=None):
         if self.sums is not None:
@@ -213,7 +216,7 @@ class RunState(keras.callbacks.Callback):
             self.checkpoints.save_best(logs[self.checkpoints.folder.family.monitor])
             done = done or self.checkpoints.stops_early(self.training, step)
         if done or self.is_due(step):
-            self.save()
+            self.save(proven="val_loss" in logs)
         if self.model.stop_agreed:
             raise Stopped
         self.model.stop_training = done
@@ -221,11 +224,11 @@ class RunState(keras.callbacks.Callback):
     def is_due(self, step):
         return step // self.training.save_steps > self.saved_step // self.training.save_steps
 
-    def save(self, mid_interval=False):
-        """Writes a checkpoint, unless there is one of this step."""
+    def save(self, mid_interval=False, proven=False):
+        """Writes a checkpoint, unless there is one of this step; see `RunCheckpoints.save`."""
         step = step_of(self.model)
         if step > self.saved_step:
-            self.checkpoints.save(mid_interval)
+            self.checkpoints.save(mid_interval, proven)
             self.saved_step = step
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from txl_tf.config import RunConfig
 from txl_tf.files import remove, same_path, write_json
@@ -62,6 +63,8 @@ class RunCheckpoints:
         self._max_to_keep = max_to_keep
         self.write = write
         self._last: str | None = None
+        self._unproven: int | None = None  # step of a checkpoint that is the latest, and whose loss is not known yet
+        self._restored = False  # whether that checkpoint is the one that the training goes on from
 
     @property
     def latest(self) -> str | None:
@@ -84,8 +87,52 @@ class RunCheckpoints:
         except OSError as error:
             raise OSError(f"{error}\n{self.last_good}") from error
 
+    def check_weights(self) -> None:
+        """Raises ValueError, which names the last good checkpoint, unless all weights are finite."""
+        for name, variable in weights_by_name(self._model).items():
+            value = tf.convert_to_tensor(getattr(variable, "value", variable))
+            if value.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(value)):
+                raise self.diverged(f"{name} has values that are not finite", loss_too=False)
+
+    def confirm(self) -> None:
+        """The weights of the latest checkpoint have a finite loss: it is a good one, and older ones may be deleted."""
+        step, self._unproven = self._unproven, None
+        if step is not None and self.write and not self._restored:
+            self._sweep(step, self._max_to_keep)
+
+    def check_validation(self, loss: float) -> None:
+        """Raises ValueError, which names the last good checkpoint, unless the loss of a validation is finite."""
+        if not math.isfinite(loss):
+            raise self.diverged(f"validation loss {loss}")
+        self.confirm()
+
+    def diverged(self, what: str, steps: int = 1, loss_too: bool = True) -> ValueError:
+        """The error of a training that has diverged; deletes the latest checkpoint where its weights have no loss.
+
+        Args:
+            what: what was found.
+            steps: in how many steps it was found, the last of them the present one.
+            loss_too: whether the loss is not finite, which the weights before this step then gave.
+        """
+        step = int(self._model.optimizer.iterations.numpy())
+        where = f"step {step}" if steps == 1 else f"steps {step - steps + 1} to {step}"
+        message = f"{where}: {what}. The training has diverged; nothing of this is saved, and {{}}. A lower "
+        message += "learning_rate may help"
+        if self._unproven is None or not loss_too:
+            return ValueError(message.format(self.last_good))
+        latest = self.folder.checkpoint(self._unproven)
+        if self._restored:  # perhaps good for other settings: the user decides
+            return ValueError(message.format(f"{latest}, where it began, has no finite loss: remove {latest}.*"))
+        if self.write:
+            for folder in (self.folder, self.folder.ema):
+                if self._unproven in folder.steps():
+                    folder.delete(self._unproven)
+        self._last = self._unproven = None
+        return ValueError(message.format(self.last_good))
+
     def newest_whole(self) -> int | None:
-        """Step of the newest checkpoint that can be read from end to end; logs which cannot. `None` in a new folder.
+        """Step of the newest checkpoint that can be read from end to end and has finite weights; logs which are not.
+        `None` in a new folder.
 
         Raises:
             ValueError: there are checkpoints, and none can be read.
@@ -96,7 +143,7 @@ class RunCheckpoints:
             if step in unfinished:
                 continue
             try:
-                check_whole(self.folder.checkpoint(step))
+                check_whole(self.folder.checkpoint(step), finite=True)
             except ValueError as error:
                 problems.append(str(error))
                 continue
@@ -107,12 +154,18 @@ class RunCheckpoints:
             raise ValueError(f"no checkpoint in {self.folder} can be read:\n  " + "\n  ".join(problems))
         return None
 
-    def save(self, mid_interval: bool = False) -> str:
+    def save(self, mid_interval: bool = False, proven: bool = True) -> str:
         """Writes a checkpoint of the present state and returns its path.
 
         Args:
             mid_interval: whether steps have been done since the last line of `log.csv`, which the next will count.
+            proven: whether the loss of these weights is known to be finite. If not, one more checkpoint is kept until
+                `confirm` or `diverged` says so.
+
+        Raises:
+            ValueError: a weight is not finite.
         """
+        self.check_weights()
         step = int(self._model.optimizer.iterations.numpy())
         path = self.folder.checkpoint(step)
         carried = self._model.carried_arrays()  # of all workers
@@ -121,8 +174,9 @@ class RunCheckpoints:
             with self.naming_last():
                 write_checkpoint(path, {**run_weights(self._model), **self._optimizer(), **carried, **sums})
                 self._last = path
-                self._sweep(step)
+                self._sweep(step, self._max_to_keep + (0 if proven else 1))
         self._last = path
+        self._unproven, self._restored = None if proven else step, False
         return path
 
     def save_best(self, value: float) -> None:
@@ -130,7 +184,11 @@ class RunCheckpoints:
 
         Args:
             value: what the folder monitors, such as the loss.
+
+        Raises:
+            ValueError: a weight is not finite.
         """
+        self.check_weights()
         if not self.write or not math.isfinite(value):
             return
         family, best = self.folder.family, self.folder.best
@@ -187,17 +245,18 @@ class RunCheckpoints:
         for key, variable in {**weights_by_name(self._model), **self._optimizer()}.items():
             variable.assign(arrays[key])
         self._last = path
+        self._unproven, self._restored = checkpoint_step(path), True
         return {name: arrays[name] for name in self._model.carried_names}, arrays.get(SUMS)
 
     def _optimizer(self) -> dict[str, Any]:
         return {f"optimizer/{i}": variable for i, variable in enumerate(self._model.optimizer.variables)}
 
-    def _sweep(self, latest: int) -> None:
+    def _sweep(self, latest: int, most: int) -> None:
         """Deletes old checkpoints. Those past `latest` are damaged: they stay until others take their place."""
         steps = [step for step in self.folder.steps(files="index|data.*") if step <= latest]
-        for step in steps[: -self._max_to_keep]:
+        for step in steps[:-most]:
             delete_checkpoint(self.folder.checkpoint(step))
-        self.folder.write_state(steps[-self._max_to_keep :])
+        self.folder.write_state(steps[-most:])
 
 
 # ------------------------------------------------------------------------------------------------------ their average

@@ -26,11 +26,14 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError, UnknownArgumentError
 from txl_tf.files import (
     check_kept,
+    check_no_link,
     check_no_pattern,
     check_writable,
+    is_pipe,
     is_remote,
     lock,
     read_json,
+    reading,
     removed_on_error,
     write_json,
     writing,
@@ -47,6 +50,7 @@ from txl_tf.runs.weights import (
 from txl_tf.schema import brief, did_you_mean, differing
 
 _ATTEMPTS = 10  # to open a checkpoint of a run that is trained meanwhile and deletes its old ones
+_EVENTS = ("train", "validation")  # folders of TensorBoard's files
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
 
 
@@ -162,7 +166,8 @@ class RunFolder(CheckpointFolder):
         steps = self.steps()
         if steps:
             return [self.checkpoint(step) for step in steps]
-        state = tf.train.get_checkpoint_state(self.path)
+        with reading(os.path.join(self.path, "checkpoint")):
+            state = tf.train.get_checkpoint_state(self.path)
         return list(state.all_model_checkpoint_paths) if state else []
 
     def find_checkpoint(self, ckpt_path: str | None = None) -> str:
@@ -294,7 +299,18 @@ class RunFolder(CheckpointFolder):
         except (OSError, tf.errors.OpError) as error:
             raise OSError(f"model_dir {self} cannot be written to: {error}") from error
         with lock(self.path, f"another run is training in model_dir {self}"):
+            check_no_link(self.path, "best", "ema", *_EVENTS, os.path.basename(self.log_file))
+            self._check_files()
             yield
+
+    def _check_files(self) -> None:
+        """Raises OSError where a file is in the place of a folder, or a pipe in that of a file."""
+        for name in tf.io.gfile.listdir(self.path):
+            path = os.path.join(self.path, name.rstrip("/"))
+            if name.rstrip("/") in ("best", "ema", *_EVENTS) and not tf.io.gfile.isdir(path):
+                raise OSError(f"{path} cannot be written: it must be a folder, and is a file. Move it away")
+            if is_pipe(path):
+                raise OSError(f"{path} cannot be read or written: it is a named pipe or a socket. Move it away")
 
     def _check_path(self) -> None:
         if not self.path:

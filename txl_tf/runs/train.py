@@ -285,7 +285,7 @@ class Run:
         stop = StopOnSignal(model)
         followers = [
             callbacks.CheckFinite(checkpoints),
-            callbacks.Validate(self.validation(), stop, training),
+            callbacks.Validate(self.validation(), stop, training, checkpoints),
             callbacks.Progress(training, self.show, self.tokens_per_step()),
         ]
         if checkpoints.write:
@@ -321,7 +321,11 @@ class Run:
 
         Args:
             found: what `evaluate` of the model returned.
+
+        Raises:
+            ValueError: the loss is not finite. The checkpoint of the last step is deleted.
         """
+        self.checkpoints.check_validation(found["loss"])
         logs = {f"val_{name}": value for name, value in found.items()}
         self.show(logs, "val_")
         missing, step = False, step_of(self.model)
@@ -339,6 +343,7 @@ class Run:
         if not getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer).use_ema:
             return
         step = step_of(self.model)
+        self.checkpoints.check_weights()
         if self.checkpoints.write:
             self.folder.ema.save_weights(self.model, step)
         logger.info(

@@ -7,6 +7,7 @@ keeps them apart from the optimizer.
 from __future__ import annotations
 
 import contextlib
+import glob
 import math
 import os
 import re
@@ -23,6 +24,7 @@ from txl_tf.files import (
     absolute,
     check_no_pattern,
     has_pattern,
+    is_pipe,
     is_remote,
     remove,
     removed_on_error,
@@ -236,11 +238,16 @@ def reading_checkpoint(path: str) -> Iterator[None]:
         raise UnreadableCheckpoint("checkpoint", path, allowed, message) from error
 
 
-def check_whole(path: str) -> None:
-    """Raises UnreadableCheckpoint where any array of a checkpoint is not as it was written."""
+def check_whole(path: str, finite: bool = False) -> None:
+    """Raises UnreadableCheckpoint where any array of a checkpoint is not as it was written; with `finite`, also where a
+    weight of a run's checkpoint is not finite.
+    """
     reader = CheckpointReader(path)
     for key in reader.shapes:
-        reader.get(key)
+        array = reader.get(key)
+        if finite and key.startswith(RUN_WEIGHTS) and not np.isfinite(array).all():
+            message = f"{path} has weights that are not finite: {key.removeprefix(RUN_WEIGHTS)}"
+            raise UnreadableCheckpoint("checkpoint", path, "finite weights", message)
 
 
 def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
@@ -287,13 +294,18 @@ def delete_checkpoint(path: str) -> None:
     folder, name = os.path.dirname(path) or ".", os.path.basename(path)
     for file in sorted(tf.io.gfile.listdir(folder), reverse=True):
         if file.startswith((f"{name}.index", f"{name}.data-")):
-            tf.io.gfile.remove(os.path.join(folder, file))
+            remove(os.path.join(folder, file))
 
 
 def check_exists(path: str | os.PathLike) -> None:
     """Raises CheckpointGone if there is no checkpoint at the prefix `path`."""
+    path = os.fspath(path)
     if not tf.io.gfile.exists(f"{path}.index"):
         raise CheckpointGone(f"no checkpoint at {path}: {path}.index does not exist")
+    for file in [f"{path}.index", *([] if is_remote(path) else glob.glob(f"{glob.escape(path)}.data-*"))]:
+        if is_pipe(file):  # TensorFlow would wait for ever
+            message = f"{path} cannot be read: {file} is a named pipe or a socket, not a file"
+            raise UnreadableCheckpoint("checkpoint", path, "a checkpoint that can be read", message)
 
 
 def check_fits(path: str, found: dict[str, list], variables: dict[str, Any], extend: bool = False) -> None:
@@ -353,7 +365,15 @@ class CheckpointFolder:
 
     def write_state(self, steps: list[int]) -> None:
         """Tells other programs which checkpoints there are, the latest last."""
-        write_state(self.path, [f"ckpt-{step}" for step in steps])
+        if steps:
+            write_state(self.path, [f"ckpt-{step}" for step in steps])
+        else:
+            remove(os.path.join(self.path, "checkpoint"))
+
+    def delete(self, step: int) -> None:
+        """Deletes the checkpoint of a step."""
+        delete_checkpoint(self.checkpoint(step))
+        self.write_state(self.steps())
 
 
 def run_weights(model: keras.Model | dict[str, Any]) -> dict[str, Any]:

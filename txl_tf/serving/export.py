@@ -29,7 +29,7 @@ from txl_tf.config import WEIGHT_TYPES, SearchConfig, one_of
 from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
-from txl_tf.files import absolute, check_no_pattern, removed_on_error, writing
+from txl_tf.files import absolute, check_no_pattern, remove, removed_on_error, writing
 from txl_tf.models.decoding.sampling import check_integer
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.taggers.tagger import Tagger
@@ -151,6 +151,7 @@ def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], table: Cal
         raise ValueError("warmup=True needs tensorflow-serving-api, which is not installed: pip install it")
     _check_new(directory)
     temporary = f"{directory.rstrip('/')}.{os.getpid()}.tmp"  # no version's name to a server that watches the folder
+    remove(temporary)  # of a killed process that had the same number
     with tempfile.TemporaryDirectory() as folder, writing(directory), removed_on_error(temporary):
         tables = {}
         for name, vocab in vocabs.items():
@@ -167,8 +168,7 @@ def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], table: Cal
         elif warmup is None:
             logger.info("no warm-up requests: they need pip install tensorflow-serving-api")
         _check_new(directory)  # another may have been faster
-        if tf.io.gfile.exists(directory):
-            tf.io.gfile.rmtree(directory)
+        remove(directory)
         tf.io.gfile.rename(temporary, directory)
 
 

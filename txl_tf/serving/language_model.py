@@ -16,7 +16,16 @@ import tensorflow as tf
 from txl_tf.data.vocabulary import line_start_ids, newline_ids
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.transformer_lm import TransformerLM
-from txl_tf.serving.request import Check, RequestLimits, StoredModel, checked, in_vocabulary, same_rows, same_shape
+from txl_tf.serving.request import (
+    Check,
+    RequestLimits,
+    StoredModel,
+    checked,
+    finite,
+    in_vocabulary,
+    same_rows,
+    same_shape,
+)
 from txl_tf.serving.state import ServedMemory, ServedWindow
 from txl_tf.serving.tables import GraphTokenizer, read_text
 from txl_tf.serving.writing import (
@@ -225,5 +234,6 @@ class LanguageModelSignatures(StoredModel):
             *self.limits.check_ids("tokens", tokens),
             *checks,
             same_rows("state", state, "tokens", tokens),
+            finite("state", state),
             in_vocabulary("tokens", tokens, self.lm.network.n_token),
         ]

@@ -59,6 +59,12 @@ def in_vocabulary(name: str, ids: tf.Tensor, n_token: int, least: int = 0) -> Ch
     return Check(valid, message, lambda: tf.boolean_mask(ids, ~valid)[:1])
 
 
+def finite(name: str, x: tf.Tensor) -> Check:
+    """A sum is one pass over `x`, without a copy; it is finite unless a value is not."""
+    message = f"{name} must hold finite numbers"
+    return Check(tf.math.is_finite(tf.reduce_sum(x)), message, lambda: tf.boolean_mask(x, ~tf.math.is_finite(x))[:1])
+
+
 def padded_at_the_end(name: str, ids: tf.Tensor) -> Check:
     padding = tf.cast(ids == 0, tf.int32)
     gap = tf.reduce_any(padding[:, 1:] < padding[:, :-1])

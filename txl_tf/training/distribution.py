@@ -65,6 +65,12 @@ def make_strategy(
     if strategy == "multi_worker" or (strategy == "auto" and len(_workers(required=False)) > 1):
         workers = _workers(required=True)
         if len(workers) > 1:
+            # TensorFlow's server always listens on 0.0.0.0, whatever the address of the worker (grpc_server_lib.cc).
+            logger.warning(
+                "TensorFlow listens on all network interfaces, without a password: whoever reaches %s can read and "
+                "write files as this user. Let only the workers in, see docs/distributed.md",
+                ", ".join(workers),
+            )
             logger.info("waiting for all %d workers: %s", len(workers), ", ".join(workers))
         return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")

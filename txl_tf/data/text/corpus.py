@@ -42,7 +42,7 @@ from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text.texts import TEXT_FIELD, folder_around, text_of
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import is_remote
+from txl_tf.files import is_remote, remove
 
 _SPOOL = "texts.jsonl"  # where `prepare_texts` keeps them
 _QUICK_BYTES = 1 << 30  # of token files, whose checksums take half a second
@@ -297,7 +297,7 @@ def prepare_texts(
             path = os.path.join(folder, _SPOOL)
             _write_texts(path, texts, text_field, recipe.skip_bad_lines)
             recipe.files, recipe.counted = {"train": [path]}, [path]
-            stack.callback(os.remove, path)
+            stack.callback(remove, path)
         _write_corpus(folder, recipe, {}, shard_tokens, workers)
     return load_corpus(data_dir)
 

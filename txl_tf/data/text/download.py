@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 import keras
 
-from txl_tf.files import is_remote, lock
+from txl_tf.files import check_no_link, is_remote, lock, remove
 
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
 LM1B_SHARDS = f"{_LM1B}/training-monolingual.tokenized.shuffled/news.en-*"
@@ -114,7 +114,7 @@ def fetch(dataset: str, data_dir: str, base_url: str | None = None) -> None:
 def _fetch(dataset: str, data_dir: str, base_url: str | None) -> None:
     archive = [_fetch_file(url, data_dir, base_url) for url in URLS[dataset]][0]
     staging = os.path.join(data_dir, "download.tmp")
-    shutil.rmtree(staging, ignore_errors=True)
+    remove(staging)  # of a killed process
     try:
         os.makedirs(staging)
         if dataset in _SPELLINGS:
@@ -123,10 +123,12 @@ def _fetch(dataset: str, data_dir: str, base_url: str | None) -> None:
             _unpack_files(dataset, archive, staging)
         files = [path.relative_to(staging) for path in Path(staging).rglob("*") if path.is_file()]
         for path in sorted(files, key=lambda path: (-len(path.parts), path)):  # the topmost files last
+            check_no_link(data_dir, str(path.parent))
             os.makedirs(os.path.join(data_dir, path.parent), exist_ok=True)
             os.replace(os.path.join(staging, path), os.path.join(data_dir, path))
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the first error counts
+            remove(staging)
 
 
 def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
@@ -139,6 +141,7 @@ def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
         url = f"{base_url.rstrip('/')}/{name}"
     if not os.access(folder, os.W_OK):  # get_file would choose another folder
         raise PermissionError(f"data_dir {folder} cannot be written to")
+    remove(os.path.join(folder, f"{name}.tmp"))
     chatty = keras.config.is_interactive_logging_enabled()
     if not sys.stdout.isatty():  # the progress bar of get_file is thousands of lines there
         keras.config.disable_interactive_logging()
@@ -156,7 +159,7 @@ def _fetch_file(url: str, folder: str, base_url: str | None) -> str:
     try:
         _check_published(fetched, name, strict=not base_url)
     except ValueError:
-        os.remove(fetched)
+        remove(fetched)
         raise
     os.replace(fetched, path)
     return path

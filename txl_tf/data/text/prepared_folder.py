@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -245,6 +244,8 @@ def check_free(data_dir: str, level: str) -> None:
 def _moved(data_dir: str) -> list[str]:
     """The files that a preparation which was interrupted has moved to the folder."""
     new = f"{data_dir}/{_NEW}"
+    if os.path.islink(new):  # no preparation makes a link
+        return []
     info = read_prepared_info(new)  # written after the files, and moved after them
     return [name for name in _files(info) if not tf.io.gfile.exists(f"{new}/{name}")] if info else []
 
@@ -264,20 +265,21 @@ def new_files(data_dir: str) -> Iterator[str]:
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
             else:
                 folder = new
-                shutil.rmtree(folder, ignore_errors=True)  # of a killed process
+                remove(folder)  # of a killed process
                 os.mkdir(folder)
         except (OSError, tf.errors.OpError) as error:
             raise OSError(f"data_dir {data_dir} cannot be written to: {error}") from error
         try:
             yield folder
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the first error counts
+                remove(folder)
             raise
         if is_remote(data_dir):
             tf.io.gfile.makedirs(new)
             tf.io.gfile.copy(os.path.join(folder, INFO_FILE), f"{new}/{INFO_FILE}", overwrite=True)
         if tf.io.gfile.exists(f"{data_dir}/{INFO_FILE}"):  # of the original program
-            tf.io.gfile.remove(f"{data_dir}/{INFO_FILE}")
+            remove(f"{data_dir}/{INFO_FILE}")
         for name in sorted(os.listdir(folder), key=lambda name: (name == INFO_FILE, name)):
             if is_remote(data_dir):
                 tf.io.gfile.copy(os.path.join(folder, name), f"{data_dir}/{name}", overwrite=True)

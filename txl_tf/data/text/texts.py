@@ -478,6 +478,8 @@ def _opened(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _open_zip(path: str) -> Iterator[zipfile.ZipFile]:
+    if inputs.exists(path) and not inputs.size(path):  # zipfile's own message is of a negative position
+        raise ValueError(f"{path} is empty: it is no zip archive")
     with _opened(path) as file, zipfile.ZipFile(file) as archive:
         yield archive
 

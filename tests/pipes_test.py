@@ -1,0 +1,148 @@
+"""Named pipes, folders and loops of links in place of files: one error that names the file, never an endless wait."""
+
+import os
+import signal
+import socket
+
+import numpy as np
+import pytest
+from helpers import make_run, word_vocab
+
+import txl_tf
+from txl_tf.data.text.texts import find_files, sizes_in_zip
+from txl_tf.data.text_files import read_files
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.files import is_pipe, new_file, read_json, reading, sha256
+from txl_tf.runs.folder import RunFolder
+from txl_tf.runs.weights import UnreadableCheckpoint
+
+
+@pytest.fixture(autouse=True)
+def at_most_ten_seconds():
+    """A test that waits for ever fails."""
+
+    def late(number, frame):
+        raise TimeoutError("waited for ten seconds")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_pipes_and_sockets_are_found_through_links_but_for_those_of_the_system(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "file").write_text("a")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(tmp_path / "socket"))
+        assert all(is_pipe(tmp_path / name) for name in ("pipe", "link", "socket"))
+    reader, writer = os.pipe()
+    others = [tmp_path, tmp_path / "file", tmp_path / "none", "gs://a/b", "/dev/null", f"/dev/fd/{reader}", "a\0b"]
+    assert not any(map(is_pipe, others))
+    os.close(writer)
+    with reading(f"/dev/fd/{reader}"), open(reader) as file:
+        assert file.read() == ""
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: read_json(path, lambda values: None),
+        sha256,
+        Vocab.load,
+        lambda path: list(read_files([path], "char")),
+    ],
+)
+def test_a_pipe_is_refused_by_name(tmp_path, read):
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    with pytest.raises(OSError) as caught:
+        read(path)
+    assert path in str(caught.value)
+
+
+def test_a_pipe_for_results_is_written(tmp_path):
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with new_file(path) as file:
+        file.write("text")
+    assert os.read(reader, 9) == b"text"
+    os.close(reader)
+
+
+FILES = ["config.json", "vocab.txt", "checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001"]
+
+
+@pytest.mark.parametrize("name", [*FILES, "log.csv", "tracker.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_a_run_with_a_pipe_or_a_folder_in_place_of_a_file_is_one_error(tmp_path, name, make):
+    make_run(tmp_path / "run", word_vocab())
+    path = tmp_path / "run" / name
+    path.unlink(missing_ok=True)
+    make(path)
+    if name in FILES and name != "checkpoint":  # which is for other programs
+        with pytest.raises((ValueError, OSError)) as caught:
+            txl_tf.load_run(tmp_path / "run")
+        assert str(path).partition(".data")[0].removesuffix(".index") in str(caught.value)
+    if make is os.mkfifo:
+        with pytest.raises(OSError) as caught, RunFolder(tmp_path / "run").writing():
+            pass
+        assert str(path) in str(caught.value)
+
+
+def test_a_damaged_checkpoint_that_is_a_pipe_has_a_way_out(tmp_path):
+    lm = make_run(tmp_path / "run", word_vocab())
+    folder = RunFolder(tmp_path / "run")
+    folder.save_weights(lm, 5)
+    (tmp_path / "run/ckpt-5.index").unlink()
+    os.mkfifo(tmp_path / "run/ckpt-5.index")
+    with pytest.raises(UnreadableCheckpoint):
+        txl_tf.runs.weights.CheckpointReader(folder.checkpoint(5))
+    with pytest.raises(ValueError) as caught:
+        txl_tf.load_run(tmp_path / "run")
+    assert "--ckpt_path=ckpt-1 takes it" in str(caught.value)
+    assert np.isfinite(
+        txl_tf.load_run(tmp_path / "run", "ckpt-1")[0].score(np.ones([1, 3], int), np.ones([1, 3], int))[0]
+    ).all()
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "best", "ema"])
+def test_a_file_in_place_of_a_folder_of_a_run_is_named(tmp_path, name):
+    (tmp_path / name).write_text("")
+    with pytest.raises(OSError) as caught, RunFolder(tmp_path).writing():
+        pass
+    assert str(tmp_path / name) in str(caught.value)
+    assert (tmp_path / name).read_text() == ""
+
+
+def test_loops_of_links_are_left_out_of_a_folder(tmp_path, caplog):
+    for name in ("a/b", "c"):
+        (tmp_path / "text" / name).mkdir(parents=True)
+        (tmp_path / "text" / name / "some.txt").write_text(name)
+    text = tmp_path / "text"
+    for link, target in [
+        ("a/b/up", ".."),
+        ("self", "self"),
+        ("a/x", "../c"),
+        ("c/y", "../a"),
+        ("one", "two"),
+        ("two", "one"),
+    ]:
+        (text / link).symlink_to(target)
+    (text / "a/b/same.txt").symlink_to("some.txt")
+    found = [os.path.relpath(path, text) for path in find_files(str(text))]
+    assert found == ["a/b/same.txt", "a/b/some.txt", "a/x/some.txt", "c/some.txt", "c/y/b/same.txt", "c/y/b/some.txt"]
+    for link in ("a/b/up", "self", "one", "two"):
+        assert f"{text}/{link}" in caplog.text
+    (text / "gone").symlink_to("nothing")  # no loop: its reader says that it does not exist
+    assert f"{text}/gone" in find_files(str(text))
+
+
+def test_an_empty_zip_file_says_so(tmp_path):
+    (tmp_path / "a.zip").write_bytes(b"")
+    with pytest.raises(ValueError) as caught:
+        sizes_in_zip(str(tmp_path / "a.zip"))
+    assert f"{tmp_path}/a.zip is empty" in str(caught.value)
