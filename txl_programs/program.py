@@ -215,7 +215,7 @@ def read_flags(name):
         with _ending():
             app.define_help_flags()
             try:
-                _parsed[:] = app.parse_flags_with_usage(sys.argv)
+                _parsed[:] = _parse(sys.argv)
             except OSError as error:  # of --help
                 _close_stdout(error)
                 sys.exit(0)
@@ -235,7 +235,7 @@ def run(main):
     with _ending():
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a shell's background job
             signal.signal(signal.SIGINT, _interrupt)
-        parser = app.parse_flags_with_usage if not _parsed else lambda argv: list(_parsed)
+        parser = _parse if not _parsed else lambda argv: list(_parsed)
         try:
             app.run(functools.partial(_run, main), flags_parser=parser)
         finally:
@@ -288,6 +288,10 @@ def _ending():
         yield
     except KeyboardInterrupt:
         sys.exit(130)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.exit(_shortened(end.code))
+        raise
     except BrokenPipeError:  # of --help
         _close_stdout()
         sys.exit(0)
@@ -299,6 +303,24 @@ def _ending():
         gc.freeze()  # where the process ends, it does so without a collection of all that is left, which takes a second
         if _lost_output:
             sys.exit(f"{os.path.basename(sys.argv[0])}: the standard output cannot be written: {_lost_output[0]}")
+
+
+def _shortened(message, most=None):
+    from txl_tf.errors import MOST_CHARACTERS, shortened
+
+    return shortened(message, most or MOST_CHARACTERS)
+
+
+def _parse(argv):
+    """As `app.parse_flags_with_usage`, whose message repeats a wrong value, however long that is."""
+    try:
+        return FLAGS(argv)
+    except flags.Error as error:
+        message = str(error)
+    except RecursionError:  # absl compares an unknown flag with all others, letter by letter
+        message = f"Unknown command line flag among {' '.join(argv[1:])}"
+    way = "Pass --helpshort or --helpfull to see help on flags."
+    sys.exit(f"{_shortened(f'FATAL Flags parsing error: {message}', 400)}\n{way}")
 
 
 def _interrupt(number, frame):
@@ -327,7 +349,7 @@ class _StdoutHandler(logging.StreamHandler):
     stream = property(lambda self: sys.stdout, lambda self, value: None)
 
     def format(self, record):
-        return _visible(super().format(record))
+        return "\n".join(map(_shortened, _visible(super().format(record)).split("\n")))
 
     def handleError(self, record):
         """Where nothing can be written, the program ends as after SIGHUP: a training is saved."""
@@ -440,7 +462,8 @@ def _run(main, argv):
     except (ValueError, OSError, *_tensorflow_errors()) as error:
         if verbose:
             raise
-        message = f"{os.path.basename(argv[0])}: {_visible(_message_of(error))}\n(--verbosity=1 shows where)"
+        message = _shortened(f"{os.path.basename(argv[0])}: {_visible(_message_of(error))}", 460)
+        message += "\n(--verbosity=1 shows where)"
         status = getattr(error, "status", None)
         if status is None:
             sys.exit(message)
