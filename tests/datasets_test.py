@@ -11,6 +11,7 @@ from txl_tf.data.text import corpus, datasets
 from txl_tf.data.text.batches import segments
 from txl_tf.data.text.download import LM1B_SHARDS
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 
 # --------------------------------------------------------------------------------------------- text -> tokens
 
@@ -124,6 +125,22 @@ def test_words_are_cut_at_any_white_space(tmp_path, monkeypatch, separator):
     pieces = corpus.build_corpus("text", path, level="word")
     assert pieces.vocab.symbols == whole.vocab.symbols
     np.testing.assert_array_equal(pieces.splits["train"], whole.splits["train"])
+
+
+def test_a_word_without_end_is_refused_and_the_rest_is_cut_in_linear_time(monkeypatch):
+    monkeypatch.setattr(text_files, "MOST_OF_A_WORD", 100)
+    words = ["a " * 99, "x" * 60, "x" * 40, " b", "\n"]
+    assert "".join(text_files.cut_between(words, "word")) == "".join(words)
+    read = []
+    with pytest.raises(ParameterError, match="^big.txt has a word of more than 100 characters") as caught:
+        list(text_files.cut_between((read.append(i) or "x" * 10 for i in range(10**6)), "word", "big.txt"))
+    assert (caught.value.name, caught.value.value, len(read)) == ("level", "word", 11)
+    searched = []
+    monkeypatch.setattr(text_files, "_last_cut", lambda text, level: searched.append(len(text)) or 0)
+    pieces = ["x" * 10] * 1000 + ["\n"]
+    for level in ("line", "subword"):
+        assert "".join(text_files.cut_between(pieces, level)) == "".join(pieces)
+    assert sum(searched) < 8 * 10_000
 
 
 def test_windows_line_ends(tmp_path):

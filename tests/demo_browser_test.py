@@ -4,11 +4,15 @@ Needs Chromium and its driver (Debian: apt-get install chromium chromium-driver)
 them, the tests are skipped.
 """
 
+import functools
 import importlib.util
 import os
 import re
 import signal
+import tempfile
+import threading
 import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -367,10 +371,14 @@ def test_a_hostile_text_is_text(look, text):
 def test_a_megabyte_and_nothing_get_a_sentence(look, tab, box, button, shown):
     if tab:
         look.tab(tab)
-    for text, sentence in (("x" * 2**20, "has 1,048,576 characters; this page takes at most 40,000"), ("", "is empty")):
+    sentences = {"x" * 2**17: "has 131,072 characters; this page takes at most 40,000", "": "is empty"}
+    for text, sentence in sentences.items():
         look.type(box, text)
         look.press(button)
         look.wait(f"#{shown} .notice", sentence)
+    look.type(box, "x" * 2**20)
+    look.press(button)
+    look.wait(".toast-body", "A request to this page has at most 305,536 bytes, and no files.")
 
 
 def test_requests_out_of_bounds_and_made_up_clicks_get_a_sentence(address):
@@ -409,17 +417,72 @@ def test_a_port_that_is_taken_is_one_sentence(address, runs):
 def test_files_and_large_requests_are_refused(address):
     api = Api(address)
     assert api.status("/gradio_api/upload", 10) == 413
-    assert api.status("/upload", 10) in (404, 405)
+    assert api.status("/upload", 10) == 404
+    assert api.status("/gradio_api/process_recording", 10) == 404
     assert Api(address).status("/", 0, "HEAD") == 200
     assert api.status("/gradio_api/queue/join", 5 * 2**20) == 413
 
 
-def test_ten_visitors_at_once_get_their_own_answers(address):
-    with visitor(address) as look:
+ASK = """
+const [address, done] = arguments, found = {};
+const paths = ["/", "/config", "/gradio_api/heartbeat/abc", "/gradio_api/queue/data?session_hash=abc"];
+const body = JSON.stringify({data: [["lm"], "secret"], fn_index: 0, session_hash: "abc"});
+const ask = async (name, path, options) => {
+  try {
+    const answer = await fetch(address + path, {signal: AbortSignal.timeout(3000), ...options});
+    found[name] = answer.type === "opaque" ? "opaque" : answer.status;
+  } catch (error) { found[name] = error.name; }
+};
+const listen = path => new Promise(end => {
+  const source = new EventSource(address + path);
+  source.onmessage = () => { found["events " + path] = "message"; source.close(); end(); };
+  source.onerror = () => { found["events " + path] = "error"; source.close(); end(); };
+});
+(async () => {
+  for (const path of paths) await ask(path, path, {});
+  for (const path of paths.slice(2)) await listen(path);
+  for (const type of ["application/json", "text/plain"])
+    await ask(type, "/gradio_api/queue/join", {method: "POST", body, headers: {"Content-Type": type}});
+  done(found);
+})();
+"""
+
+
+def test_a_page_of_another_origin_reads_nothing(address):
+    """The page is in this browser, on this machine, under names that lead here."""
+    port = address.rpartition(":")[2]
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        server.RequestHandlerClass = functools.partial(SilentHandler, directory=folder)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with visitor(address) as look:
+            own = look.driver.execute_async_script(ASK, "")
+            assert own["/config"] == 200 and own["events /gradio_api/heartbeat/abc"] == "message"
+            for host in ("localhost", "evil.localhost", "127.0.0.1"):
+                look.driver.get(f"http://{host}:{server.server_port}/")
+                for target in ("127.0.0.1", "localhost", "x.localhost", "localhost."):
+                    found = look.driver.execute_async_script(ASK, f"http://{target}:{port}")
+                    assert set(found.values()) <= {"TypeError", "error"}, (host, target, found)
+        server.shutdown()
+
+
+class SilentHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def test_ten_visitors_at_once_get_their_own_answers(runs):
+    two = list(runs.values())[:2]
+    with (
+        page(*two, max_new_tokens=NEW, host="0.0.0.0") as (found, _),
+        visitor(found.replace("0.0.0.0", "127.0.0.1")) as look,
+    ):
         texts = {}
         for i in range(10):
             if i:
-                look.another(f"visitor{i}")
+                look.another(f"127.0.0.{i + 1}")
             texts[look.driver.current_window_handle] = f"visitor {i}, "
         for handle, text in texts.items():
             look.driver.switch_to.window(handle)

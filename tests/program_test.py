@@ -69,7 +69,7 @@ def test_ctrl_c_in_an_import_ends_it_with_130(monkeypatch, tmp_path, where):
 
     monkeypatch.setattr(sys, "argv", ["some.py"])
     monkeypatch.setattr(program, "_parsed", [])
-    monkeypatch.setattr(program.app, "parse_flags_with_usage", list)
+    monkeypatch.setattr(program, "_parse", list)
     monkeypatch.setattr(program, "_import_tensorflow", interrupted)
     (tmp_path / "some.py").write_text("raise KeyboardInterrupt\n")
     spec = importlib.util.spec_from_file_location("some", tmp_path / "some.py")
@@ -209,6 +209,32 @@ def test_messages_of_the_library_go_to_the_standard_output(verbosity, capsys):
     run(lambda: logging.getLogger("txl_tf").info("step %d", 3))
     run(lambda: logging.getLogger("txl_tf").warning("damaged"))
     assert capsys.readouterr() == ("step 3\ndamaged\n", "")
+
+
+@pytest.mark.parametrize("error", [ValueError("x" * 10**6 + " way out"), OSError("x" * 10**6 + " way out")])
+def test_no_error_is_longer_than_500_characters(verbosity, error):
+    error.add_note("y" * 999 + " way out")
+
+    def fail():
+        raise error
+
+    with pytest.raises(SystemExit) as end, program._ending():
+        run(fail)
+    assert len(end.value.code) <= 500 and end.value.code.endswith("way out\n(--verbosity=1 shows where)")
+
+
+def test_no_line_of_a_message_is_longer_than_500_characters(verbosity, capsys):
+    run(lambda: logging.getLogger("txl_tf").warning("%s\nsecond line", "x" * 10**6))
+    first, second = capsys.readouterr().out.splitlines()
+    assert len(first) == 500 and second == "second line"
+
+
+def test_no_message_about_flags_is_longer_than_500_characters(own_flags):
+    flags.DEFINE_integer("n_layer", 1, "")
+    for stray in (["x" * 10**6], [f"--{'x' * 10**6}=1"], [f"--n_layer={'1' * 10**6}x"]):
+        with pytest.raises(SystemExit) as end, program._ending():
+            program._refuse_stray(program._parse(["some.py", *stray]))
+        assert len(end.value.code) <= 500
 
 
 def test_control_characters_of_messages_and_errors_are_made_visible(verbosity, capsys):

@@ -1,18 +1,22 @@
 """Signals and closed pipes, in any number: a training is saved, and ends with 0 or 130 and without noise."""
 
+import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
-from helpers import ROOT, TINY_RUN, train_run
+from helpers import ROOT, TINY_RUN, free_ports, train_run
 
 from txl_tf.runs.callbacks import RunState, StopOnSignal
 from txl_tf.runs.folder import RunFolder
+from txl_tf.training.distribution import interruptible
 
 
 @pytest.fixture(autouse=True)
@@ -203,3 +207,113 @@ def test_a_second_ctrl_c_counts_after_a_second_and_late_signals_while_nothing_en
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+# ----------------------------------------------------------------------------------------- waiting for other workers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_worker_that_waits_for_others_ends_at_once(command, number, status):
+    own_port, other = free_ports(2)
+    workers = [f"localhost:{own_port}", f"localhost:{other}"]
+    task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
+    environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
+    process = subprocess.Popen(
+        [*command, "--strategy=multi_worker"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        next(line for line in process.stdout if line.startswith("waiting for all 2 workers"))
+        time.sleep(6)  # TensorFlow's server has started, and sets handlers of its own
+        sent = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(20) == status
+        assert time.monotonic() - sent < 2
+        assert own(process.stderr.read()) == ""
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_processes_wait_until_all_listen_and_end_by_signals_meanwhile():
+    addresses = [f"localhost:{port}" for port in free_ports(3)]
+    script = f"""
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location("environment", {str(ROOT / "txl_tf" / "environment.py")!r})
+environment = module_from_spec(spec)
+spec.loader.exec_module(environment)
+print("waiting", flush=True)
+environment.wait_for_all(sys.argv[1], sys.argv[1:])
+host, port = sys.argv[1].split(":")
+with environment.socket.create_server((host, int(port))):  # as TensorFlow's server does then
+    print("all are here", flush=True)
+    sys.stdin.read()
+"""
+
+    def start(i):
+        command = [sys.executable, "-c", script, addresses[i], *addresses]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command, text=True, **pipes)
+        process.stdout.readline()
+        return process
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = start(0)
+        time.sleep(0.5)
+        process.send_signal(number)
+        assert process.wait(2) == -number
+    processes = [start(i) for i in range(2)]
+    time.sleep(1)
+    assert not any(select.select([process.stdout for process in processes], [], [], 0))
+    processes.append(start(2))
+    assert [process.stdout.readline() for process in processes] == 3 * ["all are here\n"]
+    for process in processes:
+        process.communicate()
+
+
+def test_a_wait_in_a_thread_gives_its_result_or_its_error():
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert interruptible(threading.current_thread) is not threading.main_thread()
+        with pytest.raises(ZeroDivisionError):
+            interruptible(lambda: 1 // 0)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # as in a training, which saves first
+        assert interruptible(threading.current_thread) is threading.main_thread()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_a_wait_that_never_returns_to_python(number):
+    """The wait is in C, without the interpreter's lock, and ignores SIGTERM, as TensorFlow does while it waits."""
+    script = f"""
+import ctypes, os, signal, sys, threading, time
+sys.path.insert(0, {str(ROOT)!r})
+import importlib.util
+from txl_tf.training.distribution import interruptible
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def wait():
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal({int(signal.SIGTERM)}, 1)  # SIG_IGN
+    print("waiting", flush=True)
+    time.sleep(0.3)
+    while True:
+        libc.sleep(100)
+
+threading.Thread(target=lambda: (time.sleep(1), os.kill(os.getpid(), {int(number)})), daemon=True).start()
+start = time.monotonic()
+try:
+    interruptible(wait)
+except KeyboardInterrupt:
+    sys.exit(130 if time.monotonic() - start < 2 else 1)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == (130 if number == signal.SIGINT else -number), done.stderr

@@ -289,6 +289,10 @@ def _ending():
         yield
     except KeyboardInterrupt:
         sys.exit(130)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.exit(_shortened(end.code))
+        raise
     except BrokenPipeError:  # of --help
         _close_stdout()
         sys.exit(0)
@@ -302,16 +306,28 @@ def _ending():
             sys.exit(f"{os.path.basename(sys.argv[0])}: the standard output cannot be written: {_lost_output[0]}")
 
 
+def _shortened(message, most=None):
+    from txl_tf.errors import MOST_CHARACTERS, shortened
+
+    return shortened(message, most or MOST_CHARACTERS)
+
+
 def _parse(argv):
-    """As `app.parse_flags_with_usage`; one line too where absl has a traceback."""
+    """Reads the flags; of what absl has no line for, or a long one, says one short line."""
+    way = "\nPass --helpshort or --helpfull to see help on flags."
     try:
-        return app.parse_flags_with_usage(argv)
+        return FLAGS(argv)
     except UnicodeDecodeError:
         files = [path for path in _flagfiles(argv) if not _is_text(path)]
-        error = f"--flagfile={', '.join(files)} must be a text file in {locale.getpreferredencoding(False)}"
+        error, way = f"--flagfile={', '.join(files)} must be a text file in {locale.getpreferredencoding(False)}", ""
+    except flags.Error as found:
+        error = f"FATAL Flags parsing error: {found}"
     except ValueError as found:  # a value for a negated switch, such as --nountie_r=true
         error = str(found)
-    sys.exit(f"{os.path.basename(argv[0])}: {error}")
+    except RecursionError:  # absl compares an unknown flag with all others, letter by letter
+        error = f"FATAL Flags parsing error: Unknown command line flag among {' '.join(argv[1:])}"
+    start = "" if error.startswith("FATAL") else f"{os.path.basename(argv[0])}: "
+    sys.exit(f"{start}{_shortened(error, 400)}{way}")
 
 
 def _flagfiles(argv):
@@ -356,7 +372,7 @@ class _StdoutHandler(logging.StreamHandler):
     stream = property(lambda self: sys.stdout, lambda self, value: None)
 
     def format(self, record):
-        return _visible(super().format(record))
+        return "\n".join(map(_shortened, _visible(super().format(record)).split("\n")))
 
     def handleError(self, record):
         """Where nothing can be written, the program ends as after SIGHUP: a training is saved."""
@@ -483,7 +499,8 @@ def _run(main, argv):
     except (ValueError, OSError, *_tensorflow_errors()) as error:
         if verbose:
             raise
-        message = f"{os.path.basename(argv[0])}: {_visible(_message_of(error))}\n(--verbosity=1 shows where)"
+        message = _shortened(f"{os.path.basename(argv[0])}: {_visible(_message_of(error))}", 460)
+        message += "\n(--verbosity=1 shows where)"
         status = getattr(error, "status", None)
         if status is None:
             sys.exit(message)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib.util
 import json
 import os
 import socket
 import sys
+import time
+from collections.abc import Iterable
 
 _SECONDS_TO_ANSWER = 20
 
@@ -55,3 +59,47 @@ def check_listens(address: str, what: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_ANSWER).close()
     except OSError as error:
         raise ConnectionError(f"{what} cannot be reached: {error}") from error
+
+
+def wait_for_all(own: str, others: Iterable[str]) -> None:
+    """Waits until somebody listens at all addresses `others`, each `host:port`; listens at `own` meanwhile.
+
+    If all processes of a group call it, and then start servers at their addresses, each returns when all have started.
+    It waits in Python, where Ctrl-C and SIGTERM end it at once. If nothing can listen at `own`, it returns: the server
+    that is to listen there says why.
+    """
+    missing = set(others) - {own}
+    try:
+        listening = _listening(own)
+    except OSError:
+        return
+    with listening:
+        listening.setblocking(False)
+        while missing:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    listening.accept()[0].close()
+            missing -= {address for address in missing if _listens(address)}
+            if missing:
+                time.sleep(0.2)
+
+
+def _listening(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, int(port)), family=family)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+        return socket.create_server(("", int(port)))  # others reach this machine by a name that it does not have itself
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True

@@ -5,14 +5,28 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
+MOST_CHARACTERS = 500  # of a message
+
 _brief = reprlib.Repr()
-_brief.maxstring = _brief.maxother = 200
+_brief.maxstring = _brief.maxother = _brief.maxlong = 200
 
 
 def brief(value: Any) -> str:
     """`repr` of a value that may come from a stranger: never long, and nothing in it moves a terminal's cursor."""
-    text = _brief.repr(value)
-    return text if len(text) <= 1000 else f"{text[:1000]}..."
+    try:
+        return shortened(_brief.repr(value), 200)
+    except ValueError:  # Python does not write an int of more than 4,300 digits
+        return f"a {type(value).__name__} that is too long to print"
+
+
+def shortened(message: str, most: int = MOST_CHARACTERS) -> str:
+    """A message of at most `most` characters. A longer one loses its middle: the way out often stands at the end."""
+    if len(message) <= most:
+        return message
+    gap = f" ... ({len(message) - most:,} characters and more are left out) ... "
+    rest = max(most - len(gap), 0)
+    end = rest * 2 // 5
+    return (message[: rest - end] + gap + message[len(message) - end :])[:most]
 
 
 class ParameterError(ValueError):
@@ -32,7 +46,7 @@ class ParameterError(ValueError):
         message: the whole message. By default "name must be allowed, got value".
 
     Attributes:
-        name, value, allowed: as above.
+        name, value, allowed: as above, whole. The message has at most 500 characters.
     """
 
     # Keras and AutoGraph replace an exception that leaves a layer or a graph by a new one with the message alone. With
@@ -47,7 +61,7 @@ class ParameterError(ValueError):
         self._message = message or f"{name} must be {choices}, got {brief(value)}"
 
     def __str__(self) -> str:
-        return self._message
+        return shortened(self._message)
 
 
 class FixedAttributeError(ParameterError, AttributeError):

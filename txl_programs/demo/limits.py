@@ -23,6 +23,21 @@ class Limits:
         """Requests that may wait; who comes after them is told so."""
         return 8 * self.visitors
 
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of a request: JSON of a text of as many characters as are taken, each of which may need six bytes."""
+        return 6 * CHARACTERS_OF_A_TOKEN * self.max_tokens + 2**16
+
+    @property
+    def sessions(self) -> int:
+        """Visitors of whom the page keeps what they have asked for; it forgets the one who has been away longest."""
+        return 4 * (self.visitors + self.waiting)
+
+    @property
+    def streams(self) -> int:
+        """Streams that are open at a time: each open page needs one, and one more while it waits for an answer."""
+        return 96
+
     def check_text(self, text: Any, name: str = "The text") -> str:
         """A text of few enough characters, and of at least one."""
         if not isinstance(text, str) or not text:

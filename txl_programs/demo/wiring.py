@@ -1,6 +1,7 @@
 """What the pages of all tasks share: which runs answer, clicks in a picture, sentences where something is wrong."""
 
 import functools
+import traceback
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from markupsafe import Markup
 from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, element, notice, side_by_side
 from txl_programs.demo.runs import OpenRun
+from txl_tf.errors import shortened
 
 MOST_RUNS = 2  # side by side
 # A click on what has `data-pick` says so, and in which of the runs' columns; by keyboard, too.
@@ -112,7 +114,10 @@ def answered(function: Callable) -> Callable:
             for markup, state in function(*arguments, **named):
                 yield str(markup), state
         except ValueError as error:
-            yield str(notice(str(error))), gr.skip()
+            yield str(notice(shortened(str(error)))), gr.skip()
+        except Exception:  # a visitor must get a sentence, whatever has been sent
+            traceback.print_exc()
+            yield str(notice("This request cannot be answered. The server's terminal says why.")), gr.skip()
 
     return answer
 

@@ -6,12 +6,18 @@ import contextlib
 import logging
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 
 from txl_tf.environment import check_listens, is_address
 from txl_tf.stderr import without_notes
 
+GONE = (
+    "the Ray cluster ray_address={} ended this program: its raylet on this machine died, or somebody killed the "
+    "program. The same command works again"
+)
 _NOTE = re.compile(rb"\[.*Set ray log level from environment variable")
 
 
@@ -54,14 +60,35 @@ def connected(address: str | None) -> Iterator[ModuleType]:
             raise ValueError(f"ray_address must be auto, local or host:port, got {address}")
         check_listens(address, f"the Ray cluster ray_address={address}")
     options = {"include_dashboard": False} if address == "local" else {}
+    with last_words(f"{os.path.basename(sys.argv[0])}: {GONE.format(address)}"):
+        try:
+            with without_notes(_NOTE):
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        except (Exception, SystemExit) as error:  # of any kind: a slow start raises Exception, its C++ part SystemExit
+            what = (str(error) or type(error).__name__).splitlines()[0]
+            raise ConnectionError(f"the Ray cluster ray_address={address} cannot be reached: {what}") from error
+        ray._private.worker._worker_logs_enabled = False  # what machines say that run out of memory, or die
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def last_words(message: str) -> Iterator[None]:
+    """Prints a line to the standard error if this process ends within the block, without an exception of Python.
+
+    Ray's C++ part ends the whole process, in silence, when its raylet dies. A small process of its own outlives this
+    one: it reads from a pipe, and prints the message if the pipe ends before this process has written to it.
+    """
+    code = f"import os, sys\nif not os.read(0, 1): os.write(2, {(message + chr(10)).encode()!r})"
+    command = [sys.executable, "-I", "-S", "-c", code]
+    # A session of its own: Ctrl-C in a terminal goes to all processes of one session.
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
-        with without_notes(_NOTE):
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, SystemExit) as error:  # SystemExit is what its C++ part ends with
-        what = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConnectionError(f"the Ray cluster ray_address={address} cannot be reached: {what}") from error
-    ray._private.worker._worker_logs_enabled = False  # what machines say that run out of memory, or die
-    try:
-        yield ray
+        yield
     finally:
-        ray.shutdown()
+        with contextlib.suppress(OSError):  # somebody has ended the watcher
+            watcher.stdin.write(b".")
+            watcher.stdin.close()
+        watcher.wait()

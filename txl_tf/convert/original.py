@@ -6,6 +6,7 @@ vocabulary, see `read_corpus`. Neither says mem_len, same_length and clamp_len.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -18,7 +19,18 @@ from txl_tf.convert.corpus_files import read_corpus, written_corpus
 from txl_tf.data.subwords import vocab_file
 from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import absolute, check_kept, check_no_pattern, json_text, write_atomic
+from txl_tf.files import (
+    absolute,
+    check_kept,
+    check_no_pattern,
+    is_remote,
+    json_text,
+    lock,
+    removed_on_error,
+    write_atomic,
+    writing,
+)
+from txl_tf.leftovers import remove_leftovers
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.families.language_model import TRANSFORMER_XL
 from txl_tf.runs.folder import RunFolder
@@ -248,9 +260,20 @@ def run_to_tf1(model_dir: str, tf1_checkpoint: str, ckpt_path: str | None = None
         if ".ckpt" not in os.path.basename(path):
             path = os.path.join(path, f"model.ckpt-{checkpoint_step(source)}")
         _check_target(path, files)
-        save_tf1_checkpoint(folder.load_model(source), path)
-        for name, text in files.items():
-            write_atomic(os.path.join(os.path.dirname(path), name), text)
+        model = folder.load_model(source)
+        target = os.path.dirname(path) or "."
+        with writing(path):
+            tf.io.gfile.makedirs(target)
+        with contextlib.ExitStack() as stack:
+            if not is_remote(target):
+                stack.enter_context(lock(target, f"another program is writing {path}"))
+                remove_leftovers(target)
+            # They come first: after a kill, they tell the next start that a checkpoint here is of the same run.
+            for name, text in files.items():
+                file = os.path.join(target, name)
+                stack.enter_context(removed_on_error(file))
+                write_atomic(file, text)
+            save_tf1_checkpoint(model, path)
         return path
 
     return folder.with_checkpoint(ckpt_path, write)

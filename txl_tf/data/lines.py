@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from txl_tf.data.encodings import converting, probable_encoding
 from txl_tf.data.text_files import pieces_with_newlines
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, shortened
 
 _PAUSE = 0.1  # seconds without input after which what has come is answered
 BLOCK_LINES = 20_000  # enough to find lines of equal length for every batch
@@ -42,7 +42,7 @@ class LineError(ValueError):
         what = what.removeprefix(LINE).removeprefix(", line 1") if what.startswith(LINE) else f": {what}"
         self.number, self.reason = number, f"line {number}{what}"
         self.text = (line if isinstance(line, str) else line.decode("utf-8", "surrogateescape")).removesuffix("\n")
-        super().__init__(f"{name}, {self.reason}")
+        super().__init__(shortened(f"{name}, {self.reason}"))
         for note in getattr(error, "__notes__", []):
             self.add_note(note)
 

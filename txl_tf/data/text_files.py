@@ -10,9 +10,11 @@ from typing import AnyStr, BinaryIO
 
 from txl_tf.data import inputs
 from txl_tf.data.encodings import not_utf8
+from txl_tf.errors import ParameterError
 from txl_tf.files import reading
 
 BLOCK_BYTES = 1 << 20  # of a file that are read at once
+MOST_OF_A_WORD = 1 << 20  # characters of a word that goes on from one piece of a text to the next
 
 
 def pydoc_text() -> str:
@@ -54,7 +56,7 @@ def pieces_of(
         return blocks
     pieces = decoded(blocks, name, begin, advice)
     pieces = pieces if raw_text else plain_pieces(pieces)
-    return pieces if level == "char" else cut_between(pieces, level)
+    return pieces if level == "char" else cut_between(pieces, level, name)
 
 
 def plain_text(text: str) -> str:
@@ -194,26 +196,54 @@ def decoded(blocks: Iterable[bytes], path: str, begin: int = 0, advice: str = ""
         is_utf8 = is_utf8 or not text.isascii()
 
 
-def cut_between(pieces: Iterable[str], level: str) -> Iterator[str]:
+def cut_between(pieces: Iterable[str], level: str, name: str = "the text") -> Iterator[str]:
     """Cuts each piece after its last newline. A piece without one is cut before its last word; not at level "line".
 
     At levels "word" and "line", a missing newline at the end is added. At level "subword", a word begins with the
     spaces before it.
+
+    It takes linear time. What cannot be cut stays in memory until it can be, except at level "word".
+
+    Raises:
+        ParameterError: at level "word", a word has more characters than `MOST_OF_A_WORD`. Names the text as `name`.
     """
     if level != "subword":
         pieces = with_last_newline(pieces)
-    text = ""
+    parts, size, enough = [], 0, 0  # the text since the last cut, its length, and the length at which to look again
     for piece in pieces:
-        text += piece
-        cut = text.rfind("\n") + 1
-        if not cut and level == "subword":
-            cut = len(text[: max(text.rfind(" "), 0)].rstrip(" "))
-        elif not cut and level == "word":
-            cut = len(text) - len(text.rsplit(None, 1)[-1]) if text and not text[-1].isspace() else len(text)
+        parts.append(piece)
+        size += len(piece)
+        if size < enough:
+            continue
+        text = "".join(parts)
+        cut = _last_cut(text, level)
+        if not cut and level == "word" and size > MOST_OF_A_WORD:
+            raise _long_word(text, name)
         yield text[:cut]
-        text = text[cut:]
-    if text:
-        yield text
+        parts, size = [text[cut:]], size - cut
+        # The whole text is searched again each time: if that were done at every piece, the time would be quadratic.
+        enough = 2 * size if not cut and size > MOST_OF_A_WORD else 0
+    if size:
+        yield "".join(parts)
+
+
+def _last_cut(text: str, level: str) -> int:
+    """Where `cut_between` cuts a text; 0 if it cannot be cut."""
+    if cut := text.rfind("\n") + 1:
+        return cut
+    if level == "subword":
+        return len(text[: max(text.rfind(" "), 0)].rstrip(" "))
+    if level == "word":
+        return len(text) - len(text.rsplit(None, 1)[-1]) if text and not text[-1].isspace() else len(text)
+    return 0
+
+
+def _long_word(text: str, name: str) -> ParameterError:
+    message = (
+        f"{name} has a word of more than {MOST_OF_A_WORD:,} characters, which begins with {text[:20]!r}. Level 'word' "
+        "splits a text at white space: for a text without any, choose level 'char', 'byte' or 'subword'"
+    )
+    return ParameterError("level", "word", "char, byte or subword for a text without white space", message)
 
 
 def with_last_newline(pieces: Iterable[str]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.errors import brief
 from txl_tf.files import is_remote, reading
 
 _HEADER_BYTES = 256  # enough for the header of any one-dimensional array
@@ -117,7 +118,7 @@ class StoredTokens:
 
     def __getitem__(self, index: slice) -> np.ndarray:
         if not isinstance(index, slice) or index.step not in (None, 1):
-            raise TypeError(f"stored tokens are read as tokens[begin:end], got {index!r}")
+            raise TypeError(f"stored tokens are read as tokens[begin:end], got {brief(index)}")
         first, last, _ = index.indices(len(self))
         pieces = [
             part[max(first - begin, 0) : last - begin]

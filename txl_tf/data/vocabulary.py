@@ -88,15 +88,17 @@ class Vocab:
         level, special, bos, eos, max_size = self.level, list(self.special), self.bos, self.eos, self.max_size
         one_of(COUNTED_LEVELS)("level", level)
         if level != "word" and (bos or eos):
-            raise ValueError(f"bos and eos need level 'word', got {bos!r} and {eos!r} at level {level!r}")
+            raise ValueError(
+                f"bos and eos need level 'word', got {brief(bos)} and {brief(eos)} at level {brief(level)}"
+            )
         if level == "byte" and (self.lower_case or special or self.unk or self.min_freq or max_size is not None):
             raise ValueError("level 'byte' always has all 256 bytes and takes no other option")
         if level == "word" and any(len(symbol.split()) != 1 for symbol in special):
-            raise ValueError(f"special symbols must be words without white space, got {special}")
+            raise ValueError(f"special symbols must be words without white space, got {brief(special)}")
         if max_size is not None and max_size < 1:
             raise ValueError(f"max_size must be positive or None, got {max_size}")
         if self.document is not None and (len(self.document) < 2 or len(self.document.split()) != 1):
-            raise ValueError(f"document must be a word of several characters, got {self.document!r}")
+            raise ValueError(f"document must be a word of several characters, got {brief(self.document)}")
         self.special = special
         self.counter = Counter()
         self._set_symbols([])
@@ -188,7 +190,7 @@ class Vocab:
         for name in ("bos", "eos", "document"):
             symbol = getattr(self, name)
             if symbol is not None and symbol not in self.ids:
-                raise ValueError(f"{name} symbol {symbol!r} is not in {where}")
+                raise ValueError(f"{name} symbol {brief(symbol)} is not in {where}")
 
     # ------------------------------------------------------------------------------------------- text <-> ids
 
@@ -222,8 +224,8 @@ class Vocab:
             if unk_id < 0 and np.any(ids < 0):
                 symbol, line = self._find(text, lambda symbol: symbol not in self.ids)
                 error = UnknownSymbol(
-                    f"{name}, line {line + first_line}: {symbol!r} is not in the vocabulary of {len(self)} symbols, "
-                    f"and neither is an unknown symbol (unk={self.unk!r})"
+                    f"{name}, line {line + first_line}: {brief(symbol)} is not in the vocabulary of {len(self)} "
+                    f"symbols, and neither is an unknown symbol (unk={self.unk!r})"
                 )
                 error.add_note(_NO_UNKNOWN)
                 raise error

@@ -17,6 +17,7 @@ from txl_tf.data.text.batches import Segments, num_batches
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.datasets import is_by_character_in, measured
 from txl_tf.data.vocabulary import Vocab, escape
+from txl_tf.errors import brief
 from txl_tf.files import new_file
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.vanilla.sliding_window import sliding_window_nll
@@ -175,7 +176,7 @@ class Evaluator:
     def check(self, split: str) -> None:
         """Raises ValueError where the corpus has no such split or it is shorter than a batch."""
         if split not in self.corpus.splits:
-            raise ValueError(f"eval_split must be one of {', '.join(self.corpus.splits)}, got {split!r}")
+            raise ValueError(f"eval_split must be one of {', '.join(self.corpus.splits)}, got {brief(split)}")
         name = split if split == self.eval_path else f"the {split} split"
         num_batches(len(self.corpus.splits[split]), self.batch_size, self.tgt_len, name=name, rows="eval_batch_size")
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,10 +35,13 @@ from txl_tf.files import (
     lock,
     read_json,
     reading,
+    remove,
     removed_on_error,
+    write_atomic,
     write_json,
     writing,
 )
+from txl_tf.leftovers import remove_leftovers
 from txl_tf.runs.families.record import Family, family_in, family_of
 from txl_tf.runs.weights import (
     CheckpointFolder,
@@ -45,10 +49,12 @@ from txl_tf.runs.weights import (
     CheckpointReader,
     UnreadableCheckpoint,
     check_whole,
+    delete_checkpoint,
     load_weights,
 )
 from txl_tf.schema import brief, did_you_mean, differing
 
+CREATING = "creating.tmp"  # exists in the folder of a run while `RunFolder.create` writes it
 _ATTEMPTS = 10  # to open a checkpoint of a run that is trained meanwhile and deletes its old ones
 _EVENTS = ("train", "validation")  # folders of TensorBoard's files
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
@@ -301,6 +307,8 @@ class RunFolder(CheckpointFolder):
         with lock(self.path, f"another run is training in model_dir {self}"):
             check_no_link(self.path, "best", "ema", *_EVENTS, os.path.basename(self.log_file))
             self._check_files()
+            if not is_remote(self.path):
+                remove_leftovers(self.path)
             yield
 
     def _check_files(self) -> None:
@@ -323,10 +331,37 @@ class RunFolder(CheckpointFolder):
         `family`, would be written over.
         """
         self._check_path()
-        if self.has_config() or self.checkpoints():
+        unfinished = self._unfinished_files()
+        if unfinished is None and (self.has_config() or self.checkpoints()):
             raise ValueError(f"{self} already holds a run: choose a new folder")
         for name, vocab in zip((family or self.family).vocabs if vocabs else (), vocabs, strict=True):
-            check_kept(self._vocab_file(name, vocab.level), vocab.get_data())
+            path = self._vocab_file(name, vocab.level)
+            if os.path.basename(path) not in (unfinished or []):
+                check_kept(path, vocab.get_data())
+
+    def _unfinished_files(self) -> list[str] | None:
+        """Names of the vocabularies that `create` was writing when its process was killed; `None` if it was not."""
+        path = os.path.join(self.path, CREATING)
+        if is_remote(path) or os.path.islink(path) or not os.path.isfile(path):
+            return None
+        with reading(path), open(path, encoding="utf-8", errors="replace") as file:
+            return [name for name in file.read(10_000).split("\n") if re.fullmatch(r"\w+\.(txt|model)", name)]
+
+    def _remove_unfinished(self) -> None:
+        """Removes what a killed `create` has written. The caller holds the lock."""
+        vocab_files = self._unfinished_files()
+        remove_leftovers(self.path)
+        if vocab_files is None:
+            return
+        for step in self.steps(files="index|data.*"):
+            delete_checkpoint(self.checkpoint(step))
+        for name in (
+            "checkpoint",
+            *vocab_files,
+            "config.json",
+            CREATING,
+        ):  # the last one says that the run is unfinished
+            remove(os.path.join(self.path, name))
 
     def create(
         self, data: dict, model: dict, vocabs: list[Vocab], trained: keras.Model | dict[str, tf.Tensor], step: int,
@@ -338,19 +373,30 @@ class RunFolder(CheckpointFolder):
         `trained` is a model, or its weights by name where `family` says of what model. `training` are the settings of
         the training that the weights come from, which evaluations and new runs take.
         A new run can start from its weights, but training cannot go on from it. An error leaves what was there before.
+        If the process is killed, the next call removes what it has written: the file `CREATING` says so.
         """
         family = family or family_of(type(getattr(trained, "network", trained)))
         self.check_new(vocabs, family)
         with contextlib.ExitStack() as stack:
-            files = [self._vocab_file(name, vocab.level) for name, vocab in zip(family.vocabs, vocabs, strict=True)]
-            for path in (self.path, self.config_file, *files):
-                stack.enter_context(removed_on_error(path))
+            stack.enter_context(removed_on_error(self.path))
             with writing(self.path):
                 tf.io.gfile.makedirs(self.path)
+            files = [self._vocab_file(name, vocab.level) for name, vocab in zip(family.vocabs, vocabs, strict=True)]
+            creating = os.path.join(self.path, CREATING)
+            if not is_remote(self.path):
+                stack.enter_context(lock(self.path, f"another program is writing the run {self}"))
+                self._remove_unfinished()
+                self.check_new(vocabs, family)  # another program may have been faster
+                stack.enter_context(removed_on_error(creating))
+                write_atomic(creating, "\n".join(map(os.path.basename, files)))
+            for path in (self.config_file, *files):
+                stack.enter_context(removed_on_error(path))
             config = family.describe(data, model, vocabs)
             known = {name: value for name, value in (("init_from", init_from), ("training", training)) if value}
             self.describe({**config, "fingerprints": fingerprints or {}, **known}, vocabs)
-            return self.save_weights(trained, step)
+            path = self.save_weights(trained, step)
+            remove(creating)
+            return path
 
 
 def _is_whole(path: str) -> bool:

@@ -29,7 +29,8 @@ from txl_tf.config import WEIGHT_TYPES, SearchConfig, one_of
 from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
-from txl_tf.files import absolute, check_no_pattern, remove, removed_on_error, writing
+from txl_tf.files import absolute, check_no_pattern, is_remote, remove, removed_on_error, writing
+from txl_tf.leftovers import remove_leftovers
 from txl_tf.models.decoding.sampling import check_integer
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.taggers.tagger import Tagger
@@ -151,6 +152,8 @@ def _write(serve: Callable, directory: str, vocabs: dict[str, Vocab], table: Cal
         raise ValueError("warmup=True needs tensorflow-serving-api, which is not installed: pip install it")
     _check_new(directory)
     temporary = f"{directory.rstrip('/')}.{os.getpid()}.tmp"  # no version's name to a server that watches the folder
+    if not is_remote(directory):
+        remove_leftovers(os.path.dirname(temporary) or ".", os.path.basename(directory.rstrip("/")))
     remove(temporary)  # of a killed process that had the same number
     with tempfile.TemporaryDirectory() as folder, writing(directory), removed_on_error(temporary):
         tables = {}

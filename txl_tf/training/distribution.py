@@ -7,19 +7,22 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from txl_tf.config import AUTO, PRECISIONS, STRATEGIES, at_least, one_of
 from txl_tf.data.batching import prefetched
-from txl_tf.environment import check_listens, is_address
+from txl_tf.environment import check_listens, is_address, wait_for_all
 from txl_tf.training import slurm
 
 logger = logging.getLogger("txl_tf")
 
 _EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
+_SECONDS_BETWEEN_SIGNALS = 0.1
 BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")  # of a processor, as Linux calls them
 
 
@@ -72,7 +75,9 @@ def make_strategy(
                 ", ".join(workers),
             )
             logger.info("waiting for all %d workers: %s", len(workers), ", ".join(workers))
-        return tf.distribute.MultiWorkerMirroredStrategy()
+            task = json.loads(os.environ["TF_CONFIG"])
+            wait_for_all(task["cluster"][task["task"]["type"]][int(task["task"]["index"])], workers)
+        return interruptible(tf.distribute.MultiWorkerMirroredStrategy)
     gpus = tf.config.list_logical_devices("GPU")
     if strategy == "mirrored" or (strategy == "auto" and len(gpus) > 1):
         devices = gpus or tf.config.list_logical_devices("CPU")
@@ -82,6 +87,36 @@ def make_strategy(
         tf.distribute.MirroredStrategy._collective_key_base += 100
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     return tf.distribute.get_strategy()
+
+
+def interruptible(wait: Callable[[], Any]) -> Any:
+    """`wait()`, which waits for other workers in C++. Ctrl-C and SIGTERM end it, if the wait lets other threads run.
+
+    It runs in a thread of its own: Python handles signals in its main thread, between two operations of Python. Where
+    the program has a handler of its own for SIGTERM, as a training has that saves first, `wait` is simply called.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C. The thread keeps waiting until the program ends.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None):  # None: a handler in C
+        return wait()
+    results, errors = [], []
+
+    def run():
+        try:
+            results.append(wait())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="txl_tf waits for workers")
+    thread.start()
+    while thread.is_alive():
+        thread.join(_SECONDS_BETWEEN_SIGNALS)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow sets a handler that ends nothing
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def choose_precision(mixed_precision: str, strategy: tf.distribute.Strategy) -> str:
@@ -237,7 +272,9 @@ def _gather_function(strategy):
 
 
 def _sum_over_workers(strategy, number):
-    return number if num_workers(strategy) == 1 else int(_sum_function(strategy)(tf.constant(number, tf.int64)))
+    if num_workers(strategy) == 1:
+        return number
+    return interruptible(lambda: int(_sum_function(strategy)(tf.constant(number, tf.int64))))
 
 
 @_of_strategy

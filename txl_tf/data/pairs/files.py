@@ -15,7 +15,7 @@ import numpy as np
 
 from txl_tf.config.data import PairFilesConfig
 from txl_tf.data.text_files import numbered_lines
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, shortened
 from txl_tf.schema import check_left_out
 
 SIDES = ("source", "target")
@@ -100,7 +100,9 @@ class PairReader:
         """
         paths, skipped = path.split(",") if isinstance(path, str) else list(map(str, path)), Skipped()
         if len(paths) > 2:
-            raise ValueError(f"pairs must be in one file, or in two of sources and targets, got {', '.join(paths)}")
+            raise ValueError(
+                f"pairs must be in one file, or in two of sources and targets, got {shortened(', '.join(paths), 300)}"
+            )
         texts = [without_ends(read_lines(path)) for path in paths]
         if len(texts) == 1:
             numbers, pairs = self._columns(paths[0], [line.split("\t") for line in texts[0]], skipped)

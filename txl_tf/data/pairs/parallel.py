@@ -219,7 +219,9 @@ def _check_vocabs(config: PairsConfig, vocabs: list[Vocab], extends: bool = Fals
     known = {"source_level": source.level, "target_level": target.level, "lower_case": source.lower_case}
     for name, value in known.items():
         if getattr(config, name) != value:
-            raise ValueError(f"{name} must be {value!r}, as the vocabularies to use, got {getattr(config, name)!r}")
+            raise ValueError(
+                f"{name} must be {brief(value)}, as the vocabularies to use, got {brief(getattr(config, name))}"
+            )
 
 
 def _make_vocab(
@@ -265,7 +267,7 @@ def _make_subwords(config: PairsConfig, path: str | None, lines: list[str]) -> S
     vocab = SubwordVocab.load(path, eos="</s>", unk=UNKNOWN)
     if vocab.symbols[:3] != _NAMES["word"]:
         names = ", ".join(_NAMES["word"])
-        raise ValueError(f"{path} must begin with the pieces {names}, got {', '.join(vocab.symbols[:3])}")
+        raise ValueError(f"{path} must begin with the pieces {names}, got {', '.join(map(brief, vocab.symbols[:3]))}")
     return vocab
 
 

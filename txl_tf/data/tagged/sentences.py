@@ -28,7 +28,7 @@ from txl_tf.data.tagged.symbols import extend_vocabs, make_vocabs
 from txl_tf.data.tagged.tags import NONE, all_labels, detect_scheme, kind_of, split_tag
 from txl_tf.data.tagged.towns import make_sentences
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, shortened
 from txl_tf.schema import brief, check_left_out
 
 logger = logging.getLogger("txl_tf")
@@ -346,6 +346,6 @@ def _make_labels(texts: dict, names: dict, scheme: str) -> list[str]:
             if tag in unknown:
                 raise ValueError(
                     f"{names[split]}, line {number}: {brief(tag)} is of a kind that {names['train']} does not have; "
-                    f"it has {', '.join(kinds) or 'none'}"
+                    f"it has {shortened(', '.join(kinds), 200) or 'none'}"
                 )
     return labels

@@ -42,6 +42,7 @@ from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text.texts import TEXT_FIELD, folder_around, text_of
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import shortened
 from txl_tf.files import is_remote, remove
 
 _SPOOL = "texts.jsonl"  # where `prepare_texts` keeps them
@@ -248,7 +249,7 @@ def _write_corpus(
     n_tokens = write_files(folder, recipe.dataset, vocab, cutoffs, pieces, recipe.options, inputs, shard_tokens)
     for split, paths in recipe.files.items():
         if not n_tokens.get(split):
-            raise ValueError(f"{', '.join(paths)}: no token in the split {split}")
+            raise ValueError(f"{shortened(', '.join(paths), 300)}: no token in the split {split}")
 
 
 def prepare_texts(

@@ -20,7 +20,7 @@ from txl_tf.data.text.sizes import TextSize
 from txl_tf.data.text.texts import FilePart, Text, find_files, have_documents, read_texts, texts_of_rows
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, brief
 from txl_tf.schema import check_left_out
 
 PYDOC = "pydoc_data.topics"
@@ -150,10 +150,13 @@ def _check_options(config: TextConfig) -> None:
     counted = {name: getattr(config, name) for name in ("lower_case", "min_freq", "max_size")}
     given = [name for name, value in counted.items() if value]
     if config.level == "subword" and given:
-        raise ValueError(f"{given[0]} is not for level 'subword', got {counted[given[0]]!r}: vocab_size says how many")
+        raise ValueError(
+            f"{given[0]} is not for level 'subword', got {brief(counted[given[0]])}: vocab_size says how many"
+        )
     if config.level != "subword" and config.vocab_size is not None:
         raise ValueError(
-            f"vocab_size={config.vocab_size} needs level 'subword', got {config.level!r}: max_size limits other symbols"
+            f"vocab_size={config.vocab_size} needs level 'subword', got {brief(config.level)}: max_size limits other "
+            "symbols"
         )
 
 
@@ -166,13 +169,13 @@ def _paper_recipe(config: TextConfig) -> Recipe:
     given = [name for name, value in own.items() if value]
     if given:
         raise ValueError(
-            f"{given[0]} is for your own text, got {getattr(config, given[0])!r}: dataset {dataset!r} has the "
-            "original's tokens; dataset 'text' with data_path reads its files as any others"
+            f"{given[0]} is for your own text, got {brief(getattr(config, given[0]))}: dataset {brief(dataset)} has "
+            "the original's tokens; dataset 'text' with data_path reads its files as any others"
         )
     folders = [data_path] if isinstance(data_path, (str, os.PathLike)) else list(data_path or [])
     if len(folders) != 1 or not folders[0]:
-        found = f", got {data_path!r}" if data_path else ""
-        raise ValueError(f"dataset {dataset!r} needs data_path: a folder of train.txt, valid.txt, test.txt{found}")
+        found = f", got {brief(data_path)}" if data_path else ""
+        raise ValueError(f"dataset {brief(dataset)} needs data_path: a folder of train.txt, valid.txt, test.txt{found}")
     folder = os.fspath(folders[0]).rstrip("/")
     files = {split: [f"{folder}/{split}.txt"] for split in SPLITS}
     counted = [files[split][0] for split in counted_splits]

@@ -24,6 +24,7 @@ from typing import BinaryIO
 
 import keras
 
+from txl_tf.errors import brief
 from txl_tf.files import check_no_link, is_remote, lock, remove
 
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
@@ -100,7 +101,7 @@ def fetch(dataset: str, data_dir: str, base_url: str | None = None) -> None:
         OSError: the archive cannot be fetched, or the folder cannot be written.
     """
     if dataset not in URLS:
-        raise ValueError(f"download is for the datasets {', '.join(URLS)}, got {dataset!r}")
+        raise ValueError(f"download is for the datasets {', '.join(URLS)}, got {brief(dataset)}")
     if is_remote(data_dir):
         raise ValueError(f"download needs a local data_dir, got {data_dir}")
     needed = [LM1B_VOCAB if dataset == "lm1b" else "train.txt", "valid.txt", "test.txt"]

@@ -26,6 +26,7 @@ from txl_tf.data.text.sizes import END_OF_DOCUMENT, Extent, TextSize, extent_of
 from txl_tf.data.text.texts import FilePart, Text, read_texts
 from txl_tf.data.token_files import token_type
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import brief, shortened
 
 logger = logging.getLogger("txl_tf")
 
@@ -95,7 +96,7 @@ def make_vocab(recipe: Recipe, workers: Any = THIS_PROCESS, progress: Callable |
         if vocab.level == "char" and UNK in vocab.ids:  # of several characters, it can mean nothing else
             vocab.special, vocab.unk = [UNK], UNK
         if vocab.unk is not None and vocab.unk not in vocab.ids:
-            raise ValueError(f"unk symbol {vocab.unk!r} is not in vocabulary file {recipe.vocab_file}")
+            raise ValueError(f"unk symbol {brief(vocab.unk)} is not in vocabulary file {recipe.vocab_file}")
     elif subwords:
         vocab = _make_subwords(recipe, portions, workers)
     else:
@@ -239,7 +240,7 @@ def encode_files(
     pieces = list(_cut_off_valid(_encoded(texts, vocab), vocab, "", math.inf))
     say_skipped(len(skipped), skipped[0] if skipped else None)
     if not pieces:
-        raise ValueError(f"{', '.join(paths)}: no row has a text")
+        raise ValueError(f"{shortened(', '.join(paths), 300)}: no row has a text")
     return np.concatenate([piece.ids for piece in pieces]), sum((piece.extent for piece in pieces), Extent()).size
 
 

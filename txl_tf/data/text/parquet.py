@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from txl_tf.data import inputs
+from txl_tf.errors import shortened
 from txl_tf.files import reading, reason
 from txl_tf.schema import brief
 
@@ -74,7 +75,9 @@ def _rows(batches: Iterable[Any], field: str) -> Iterator[dict]:
 
 def _check_column(names: list[str], field: str, where: str) -> None:
     if field not in names:
-        raise ValueError(f"{where} has no column {field!r}; it has {', '.join(map(brief, names)) or 'none'}")
+        raise ValueError(
+            f"{where} has no column {brief(field)}; it has {shortened(', '.join(map(brief, names)), 200) or 'none'}"
+        )
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.token_files import TokenFiles, joined_sha256
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import is_remote, lock, read_json, remove, sha256, write_json
+from txl_tf.leftovers import remove_leftovers
 from txl_tf.schema import brief, check_values
 
 INFO_FILE = "corpus-info.json"
@@ -259,6 +260,7 @@ def new_files(data_dir: str) -> Iterator[str]:
             tf.io.gfile.makedirs(data_dir)
             if not is_remote(data_dir):
                 stack.enter_context(lock(data_dir, "another process is preparing it"))
+                remove_leftovers(data_dir)
             for name in _moved(data_dir):
                 remove(f"{data_dir}/{name}")
             if is_remote(data_dir):

@@ -40,6 +40,7 @@ from txl_tf.data.text_files import (
     plain_text,
     whole_lines,
 )
+from txl_tf.errors import shortened
 from txl_tf.files import absolute, reading
 from txl_tf.schema import brief
 
@@ -280,7 +281,7 @@ def texts_of_rows(
             skipped(str(error))
             continue
         text = text if raw_text or level == "byte" else plain_text(text)
-        yield Text(name, cut_between([text], level) if level in ("word", "line") else [text])
+        yield Text(name, cut_between([text], level, name) if level in ("word", "line") else [text])
 
 
 def _json_lines(
@@ -324,8 +325,9 @@ def text_of(value: Any, field: str, where: str) -> str:
     if isinstance(value, Mapping):
         if field not in value:
             names = [*map(brief, itertools.islice(value, _MOST_NAMES)), *["..."] * (len(value) > _MOST_NAMES)]
+            found = shortened(", ".join(names), 200) or "none"
             raise ValueError(
-                f"{where} has no field {field!r}; it has {', '.join(names) or 'none'}. text_field names the field of "
+                f"{where} has no field {brief(field)}; it has {found}. text_field names the field of "
                 "the text, raw_text reads JSON in files of other names than .jsonl as plain text"
             )
         value, where = value[field], f"{where}, field {field!r},"

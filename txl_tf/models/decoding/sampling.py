@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import REPETITION_WINDOW
+from txl_tf.errors import brief
 from txl_tf.layers.adaptive import bin_logits, head_of, split_bins
 from txl_tf.schema import keywords_of
 
@@ -230,7 +231,7 @@ def uniform_draws(seeds, first, number):
 def check_integer(name, value, least, most=2**31 - 1):
     """Raises ValueError if `value` is no integer from `least` to `most`."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{name} must be an integer from {least} to {most}, got {value!r}")
+        raise ValueError(f"{name} must be an integer from {least} to {most}, got {brief(value)}")
 
 
 # What options must be, Python's numbers and tensors alike: `{name: (test, what messages say)}`.
@@ -262,14 +263,14 @@ def check_sampling(
     for name, value in floats.items():
         (holds, allowed), number = OPTIONS[name], np.asarray(value)
         if number.ndim or number.dtype.kind not in "fiu" or not holds(number):
-            raise ValueError(f"{name} must {allowed}, got {value!r}")
+            raise ValueError(f"{name} must {allowed}, got {brief(value)}")
     if top_k is not None:
         check_integer("top_k", top_k, 1)
     check_integer("repetition_window", repetition_window, 1, LONGEST_WINDOW)
     seeds = [random.randrange(2**31) for _ in range(batch)] if seed is None else seed
     seeds = np.broadcast_to(np.asarray(seeds), [batch]) if np.shape(seeds) in ((), (batch,)) else np.zeros(0)
     if seeds.shape != (batch,) or seeds.dtype.kind not in "iu" or seeds.min() < -(2**31) or seeds.max() >= 2**31:
-        raise ValueError(f"seed must be an integer of 32 bits, or one for each of the {batch} rows, got {seed!r}")
+        raise ValueError(f"seed must be an integer of 32 bits, or one for each of the {batch} rows, got {brief(seed)}")
     return Sampling(
         **{name: tf.fill([batch], tf.cast(value, tf.float32)) for name, value in floats.items()},
         top_k=tf.fill([batch], int(top_k or 0)),

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.data.text_files import plain_text
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, brief
 from txl_tf.models.decoding.sampling import check_integer
 
 NONE = -1  # no unit
@@ -103,7 +103,7 @@ def spell(vocab, text):
         ValueError: the vocabulary cannot spell it, or it is empty.
     """
     if not isinstance(text, str) or not text:
-        raise ValueError(f"stop_strings must be strings that are not empty, got {text!r}")
+        raise ValueError(f"stop_strings must be strings that are not empty, got {brief(text)}")
     if vocab.level == "subword":
         return _spell_bytes(vocab, text)
     if text in vocab.ids:

@@ -21,7 +21,7 @@ import tensorflow as tf
 from txl_tf.config import LabelConfig, check_fields
 from txl_tf.data.order import first_batches
 from txl_tf.data.tagged.tags import NONE, allowed_transitions, continues_table, entity_table, kind_of, unused_labels
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, shortened
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors
 from txl_tf.layers.common.dropout import dropout, split
@@ -241,7 +241,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             return self.network.mask_of(self.network.checked(inputs))
         if isinstance(inputs, dict):
             if "mask" not in inputs:
-                raise ValueError(f"inputs must have mask, bool [batch, time], got {', '.join(inputs)}")
+                raise ValueError(f"inputs must have mask, bool [batch, time], got {shortened(', '.join(inputs), 200)}")
             return tf.cast(inputs["mask"], tf.bool)
         return tf.not_equal(inputs, 0)
 

@@ -1,0 +1,70 @@
+"""A server that ends in silence, with a bounded number of connections, none of which stays open for nothing."""
+
+import logging
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None
+
+MOST_CONNECTIONS = 256
+BACKLOG = 32  # connections that are accepted at once
+SECONDS_WITHOUT_REQUEST = 10
+
+
+def most_connections() -> int:
+    """How many connections the server keeps: at most half of the files that this process may open."""
+    if resource is None:
+        return MOST_CONNECTIONS
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(8, min(MOST_CONNECTIONS, files // 2))
+
+
+class Connection(H11Protocol):
+    """A connection that is cut if no request comes. If there are too many, the one that is idle longest is cut."""
+
+    most = MOST_CONNECTIONS
+
+    def connection_made(self, transport):
+        super().connection_made(transport)
+        self.made_at = self.loop.time()
+        if len(self.connections) > self.most:
+            idle = [other for other in self.connections if other is not self and other.is_idle]
+            min(idle, key=lambda other: other.made_at, default=self).transport.abort()
+        if not transport.is_closing():
+            self._check_later()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
+
+    def _check_later(self):
+        self.loop.call_later(SECONDS_WITHOUT_REQUEST, self._check, self.cycle)
+
+    def _check(self, before):
+        """Cuts the connection if it has had no request since the last check, which found the request `before`."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is before and self.is_idle:
+            self.transport.abort()
+        else:
+            self._check_later()
+
+
+class Server(uvicorn.Server):
+    """It ends in silence, also where browsers still have the page open, whose connections it cuts."""
+
+    def handle_exit(self, sig, frame):
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        super().handle_exit(sig, frame)
+
+
+def make_server(app) -> Server:
+    """The server of an ASGI application."""
+    kind = type("Connection", (Connection,), {"most": most_connections()})
+    options = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 1, "backlog": BACKLOG}
+    return Server(uvicorn.Config(app, http=kind, ws="none", **options))

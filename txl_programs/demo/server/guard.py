@@ -1,0 +1,272 @@
+"""Decides which requests reach the page: from this page itself, to an open route, small, and of the right form."""
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qs
+
+import gradio as gr
+from fastapi.responses import JSONResponse
+
+from txl_programs.demo.limits import Limits
+
+# Everything comes from here. The browser itself refuses the rest, whatever Gradio's next version would load.
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; form-action 'self'; base-uri 'self'; "
+    "frame-ancestors 'self'"
+)
+HEADERS = [(b"content-security-policy", POLICY.encode()), (b"x-content-type-options", b"nosniff")]
+SESSION = r"[A-Za-z0-9_-]{1,64}"
+JOIN, DATA, CANCEL = "/gradio_api/queue/join", "/gradio_api/queue/data", "/gradio_api/cancel"
+# All routes that the page uses. Gradio has many more; some of them write files (deep links, recordings, uploads).
+OPEN = {
+    "GET": re.compile(
+        "/|/config/?|/theme.css|/favicon.ico|/manifest.json|/robots.txt|/static/.+|/assets/.+|"
+        f"{DATA}|/gradio_api/heartbeat/{SESSION}"
+    ),
+    "HEAD": re.compile("/"),
+    "POST": re.compile(f"{JOIN}|{CANCEL}|/gradio_api/reset/?"),
+}
+STREAMS = re.compile(f"{DATA}|/gradio_api/heartbeat/.*")  # they stay open
+MOST_VALUES = 1000  # in the JSON of a request
+SECONDS_TO_SEND = 10  # the body of a request
+MOST_TO_DRAIN, SECONDS_TO_DRAIN = 16 * 2**20, 2  # bytes of a refused request, and how long to wait for them
+SECONDS_TO_ANSWER = 60  # a request that is no stream
+TOO_MUCH = "A request to this page has at most {:,} bytes, and no files."
+
+
+class Refused(Exception):
+    """A request that does not reach the page: the status of the answer, and a sentence for the visitor."""
+
+    def __init__(self, status: int, sentence: str):
+        super().__init__(sentence)
+        self.status = status
+
+
+class Guard:
+    """An ASGI application in front of the page, which answers every other request with an error message.
+
+    Args:
+        app: the page's ASGI application.
+        page: the page.
+        limits: bounds of the bodies and the streams.
+        host: the address at which the server listens; requests may also name it as their host.
+    """
+
+    def __init__(self, app: Callable, page: gr.Blocks, limits: Limits, host: str):
+        self.app, self.page, self.limits, self.host = app, page, limits, host.strip("[]").lower()
+        self._streams = 0
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":  # the page has no web sockets
+            return await send({"type": "websocket.close", "code": 1008})
+
+        async def send_with_policy(message):
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *HEADERS]
+            await send(message)
+
+        body = None
+        try:
+            self._check_sender(scope)
+            self._check_route(scope)
+            self._check_size(scope)
+            body = await self._read(scope, receive)
+            self._check_body(scope, body)
+        except Refused as refused:
+            content = {"detail": str(refused), "error": str(refused)}
+            answer = JSONResponse(content, refused.status, {"connection": "close"})
+            if body is None:
+                await drain(scope, receive)
+            return await answer(scope, receive, send_with_policy)
+        await self._answer(scope, replayed(body, receive), send_with_policy)
+
+    def _check_sender(self, scope: dict) -> None:
+        """Raises Refused where another site asks: by a name that leads here, or from a page of its own."""
+        headers = scope["headers"]
+        hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
+        if len(hosts) != 1 or not self._is_own(hosts[0]):
+            raise Refused(400, "The request names another host than this page's: see --host.")
+        origins = [value.decode("latin-1").lower() for name, value in headers if name == b"origin"]
+        if any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins):
+            raise Refused(403, "The request comes from a page of another site.")
+        # Browsers send no origin with some requests, such as those for a picture, but say that the site is another.
+        fetch = {name: value for name, value in headers if name.startswith(b"sec-fetch-")}
+        is_link = fetch.get(b"sec-fetch-mode") == b"navigate" and fetch.get(b"sec-fetch-dest") == b"document"
+        opens_page = is_link and scope["path"] == "/" and scope["method"] == "GET"
+        if fetch.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and not opens_page:
+            raise Refused(403, "The request comes from a page of another site.")
+
+    def _is_own(self, host: str) -> bool:
+        """Whether the value of a Host header, in lower case, is `self.host`, localhost or a loopback address.
+
+        A server at all addresses of the machine takes every address for its own, but no name: that of a stranger's
+        site can be made to lead here.
+        """
+        match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]+))(?::\d{1,5})?", host)
+        name = match and (match[1] or match[2])
+        if not name:
+            return False
+        if name in ("localhost", self.host):
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or self.host in ("", "0.0.0.0", "::")
+
+    def _check_route(self, scope: dict) -> None:
+        """Raises Refused unless the route is open and, if it is a stream, names a session and there is room for it."""
+        path, method = scope["path"], scope["method"]
+        if path.startswith("/gradio_api/upload"):
+            raise Refused(413, TOO_MUCH.format(self.limits.most_bytes))
+        if method not in OPEN or not OPEN[method].fullmatch(path):
+            raise Refused(404, "This page has no such address.")
+        if path == DATA:
+            sessions = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [])
+            if len(sessions) != 1 or not re.fullmatch(SESSION, sessions[0]):
+                raise Refused(422, "The request names no session.")
+        if STREAMS.fullmatch(path) and self._streams >= self.limits.streams:
+            raise Refused(503, "Too many visitors have this page open: try again later.")
+
+    def _check_size(self, scope: dict) -> None:
+        """Raises Refused unless the headers announce a body that is small and JSON, or none."""
+        headers, takes_body = dict(scope["headers"]), scope["method"] == "POST"
+        length = headers.get(b"content-length", b"unknown" if takes_body else b"0")
+        most = self.limits.most_bytes if takes_body else 0
+        if not length.isdigit() or int(length[:20]) > most or b"transfer-encoding" in headers:
+            raise Refused(413, TOO_MUCH.format(self.limits.most_bytes))
+        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if takes_body and kind != b"application/json":
+            raise Refused(415, "The request is not JSON.")
+
+    async def _read(self, scope: dict, receive: Callable) -> bytes:
+        """The body of a request, else raises Refused."""
+        if scope["method"] != "POST":
+            return b""
+        try:
+            return await asyncio.wait_for(whole_body(receive), SECONDS_TO_SEND)
+        except TimeoutError:
+            raise Refused(408, f"The request took more than {SECONDS_TO_SEND} seconds to come.") from None
+
+    def _check_body(self, scope: dict, body: bytes) -> None:
+        """Raises Refused unless the body is as the page itself sends it."""
+        if scope["method"] != "POST":
+            return
+        values = parsed(body)
+        if scope["path"] == JOIN:
+            self._check_join(values)
+        elif scope["path"] == CANCEL:
+            check_fields(values, {"session_hash": is_session, "fn_index": is_whole, "event_id": is_event})
+        else:
+            check_fields(values, {"event_id": is_event})
+
+    def _check_join(self, values: dict) -> None:
+        """Raises Refused where a request for an answer is not as the page itself sends it."""
+        check_fields(values, {"session_hash": is_session, "fn_index": is_whole, "data": is_list})
+        function = self.page.fns.get(values["fn_index"])
+        if function is None or function.fn is None:
+            raise Refused(422, "The request asks for what this page does not have: load the page again.")
+        if len(values["data"]) != len(function.inputs):
+            raise Refused(422, "The request has more or fewer values than this page sends: load the page again.")
+        if any(values.get(name) for name in ("batched", "simple_format", "event_id")):
+            raise Refused(422, "The request has a field that this page does not send: load the page again.")
+        if values.get("trigger_id") is not None and not is_whole(values["trigger_id"]):
+            raise Refused(422, "trigger_id must be a whole number.")
+
+    async def _answer(self, scope: dict, receive: Callable, send: Callable) -> None:
+        if not STREAMS.fullmatch(scope["path"]):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.app(scope, receive, send), SECONDS_TO_ANSWER)
+            return self._forget()
+        self._streams += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._streams -= 1
+
+    def _forget(self) -> None:
+        """Drops what the queue keeps of sessions whose messages it has dropped; nothing else would."""
+        queue = self.page._queue
+        if len(queue.pending_event_ids_session) > 2 * self.limits.sessions:
+            for session in queue.pending_event_ids_session.keys() - queue.pending_messages_per_session.keys():
+                del queue.pending_event_ids_session[session]
+
+
+def is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def is_session(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(SESSION, value) is not None
+
+
+def is_event(value: Any) -> bool:
+    return is_session(value)
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def check_fields(values: dict, fields: dict[str, Callable[[Any], bool]]) -> None:
+    """Raises Refused where a field is missing or wrong."""
+    for name, is_right in fields.items():
+        if not is_right(values.get(name)):
+            raise Refused(422, f"The request has no {name}, or a wrong one: load the page again.")
+
+
+def parsed(body: bytes) -> dict:
+    """The JSON object of a body of few values, else raises Refused. The values are counted before any is made."""
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    many = plain.count(b'"') > 4 * MOST_VALUES
+    outside = b"" if many else b"".join(plain.split(b'"')[::2])
+    if many or sum(map(outside.count, (b"[", b"{", b","))) > MOST_VALUES:
+        raise Refused(413, f"A request to this page has at most {MOST_VALUES:,} values.")
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refused(422, "The request is not JSON.") from None
+    if not isinstance(values, dict):
+        raise Refused(422, "The request is no JSON object.")
+    return values
+
+
+async def whole_body(receive: Callable[[], Awaitable[dict]]) -> bytes:
+    """The body of a request, whose length the server has checked."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refused(400, "The request ended too early.")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def drain(scope: dict, receive: Callable[[], Awaitable[dict]]) -> None:
+    """Throws away the body of a request that is refused, if it comes soon. Most clients read no answer before."""
+    length = dict(scope["headers"]).get(b"content-length", b"0")
+    left = int(length) if length.isdigit() and len(length) < 10 else MOST_TO_DRAIN + 1
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SECONDS_TO_DRAIN):
+            while 0 < left <= MOST_TO_DRAIN:
+                message = await receive()
+                left = left - len(message.get("body", b"")) if message.get("more_body") else 0
+
+
+def replayed(body: bytes, receive: Callable[[], Awaitable[dict]]) -> Callable[[], Awaitable[dict]]:
+    """A `receive` that gives a body that has been read, and then whatever else comes."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again():
+        return messages.pop() if messages else await receive()
+
+    return again
