@@ -7,7 +7,7 @@ import sys
 import pytest
 from helpers import make_run, word_vocab
 
-from txl_tf.leftovers import is_alive, remove_leftovers
+from txl_tf.files import is_alive, remove_leftovers
 from txl_tf.runs import folder as folders
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.folder import RunFolder

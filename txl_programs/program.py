@@ -323,7 +323,7 @@ def _parse(argv):
     except flags.Error as found:
         error = f"FATAL Flags parsing error: {found}"
     except ValueError as found:  # a value for a negated switch, such as --nountie_r=true
-        error = str(found)
+        error, way = str(found), ""
     except RecursionError:  # absl compares an unknown flag with all others, letter by letter
         error = f"FATAL Flags parsing error: Unknown command line flag among {' '.join(argv[1:])}"
     start = "" if error.startswith("FATAL") else f"{os.path.basename(argv[0])}: "

@@ -26,11 +26,11 @@ from txl_tf.files import (
     is_remote,
     json_text,
     lock,
+    remove_leftovers,
     removed_on_error,
     write_atomic,
     writing,
 )
-from txl_tf.leftovers import remove_leftovers
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.runs.families.language_model import TRANSFORMER_XL
 from txl_tf.runs.folder import RunFolder

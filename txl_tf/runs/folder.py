@@ -36,12 +36,12 @@ from txl_tf.files import (
     read_json,
     reading,
     remove,
+    remove_leftovers,
     removed_on_error,
     write_atomic,
     write_json,
     writing,
 )
-from txl_tf.leftovers import remove_leftovers
 from txl_tf.runs.families.record import Family, family_in, family_of
 from txl_tf.runs.weights import (
     CheckpointFolder,

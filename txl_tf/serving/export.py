@@ -29,8 +29,7 @@ from txl_tf.config import WEIGHT_TYPES, SearchConfig, one_of
 from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
-from txl_tf.files import absolute, check_no_pattern, is_remote, remove, removed_on_error, writing
-from txl_tf.leftovers import remove_leftovers
+from txl_tf.files import absolute, check_no_pattern, is_remote, remove, remove_leftovers, removed_on_error, writing
 from txl_tf.models.decoding.sampling import check_integer
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.taggers.tagger import Tagger

@@ -25,8 +25,7 @@ from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.token_files import TokenFiles, joined_sha256
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.files import is_remote, lock, read_json, remove, sha256, write_json
-from txl_tf.leftovers import remove_leftovers
+from txl_tf.files import is_remote, lock, read_json, remove, remove_leftovers, sha256, write_json
 from txl_tf.schema import brief, check_values
 
 INFO_FILE = "corpus-info.json"
