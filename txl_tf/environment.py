@@ -87,13 +87,13 @@ def wait_for_all(own: str, others: Iterable[str]) -> None:
 def _listening(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
+    family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
     try:
-        family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, int(port)), family=family)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+        if error.errno != errno.EADDRNOTAVAIL:
             raise
-        return socket.create_server(("", int(port)))  # others reach this machine by a name that it does not have itself
+        return socket.create_server(("", int(port)))  # others reach this machine by an address of a router
 
 
 def _listens(address: str) -> bool:
