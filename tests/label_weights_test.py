@@ -95,7 +95,15 @@ def check_training(small_lm, batches, options, ignoring, strategy=None):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, *(pytest.param(options, marks=SLOW) for options in ({"run_eagerly": False}, *WAYS[1:3]))], ids=str
+    "options",
+    [
+        {},
+        *(
+            pytest.param(options, marks=SLOW)
+            for options in ({"run_eagerly": False}, {"gradient_accumulation_steps": 2}, WAYS[1])
+        ),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("ignoring", [pytest.param(False, marks=SLOW), True], ids=["weights", "ignored"])
 def test_two_replicas_train_as_one_whatever_weights_each_has(small_lm, small_batches, two_replicas, options, ignoring):

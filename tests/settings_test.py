@@ -219,7 +219,7 @@ def test_training_heeds_a_rate_that_changes_while_it_runs():
     lm.compile(keras.optimizers.SGD(0.0))
     dataset = tf.data.Dataset.from_tensor_slices((text, text))
     losses = lm.fit(dataset, epochs=2, verbose=0, callbacks=[Change()]).history["loss"]
-    assert losses[0] != losses[1] and lm.dropout == 0.5 and lm.running is None
+    assert losses[0] != losses[1] and lm.dropout == 0.5 and lm.running_method is None
     lm.mem_len = 9
 
 
