@@ -198,12 +198,13 @@ def test_steps_per_epoch_that_steps_per_execution_would_exceed_is_an_error(small
         lm.fit(dataset_of(*small_batches(n=3)).repeat(), steps_per_epoch=4)
 
 
+@SLOW
 @pytest.mark.parametrize(
     "compile_options",
     [
-        pytest.param({"jit_compile": True}, marks=SLOW),
-        pytest.param({"run_eagerly": True}, marks=SLOW),
-        pytest.param({"run_eagerly": True, "gradient_accumulation_steps": 2}, marks=SLOW),
+        {"jit_compile": True},
+        {"run_eagerly": True},
+        {"run_eagerly": True, "gradient_accumulation_steps": 2},
     ],
     ids=str,
 )

@@ -23,7 +23,6 @@ standard output, and the tables go to the standard error. The weights are those 
 --ckpt_path says otherwise.
 """
 
-import contextlib
 import dataclasses
 import functools
 import sys
@@ -103,8 +102,7 @@ def read_tagged(folder):
     config = folder.read_config()
     digits, model = config["data"].get("segment_digits", False), config["model"]
     columns = dataclasses.replace(columns_of(folder), **values(ColumnsConfig, given_only=True))
-    with contextlib.redirect_stdout(sys.stderr):  # what the library says of the file
-        return read_tagged_as(FLAGS.tagged, model["labels"], digits, model.get("scheme"), columns)
+    return read_tagged_as(FLAGS.tagged, model["labels"], digits, model.get("scheme"), columns)
 
 
 def open_pipeline(folder, path):

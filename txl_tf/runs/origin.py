@@ -129,9 +129,12 @@ class Origin:
         elif said:
             logger.info(said)
 
-    def say_extended(self, sizes: dict[str, tuple[int, int]], where: str = "") -> None:
-        """Logs by how much vocabularies, `{name: (size before, size now)}`, were extended, and where the rows are."""
-        added = (f"{now - before:,} symbols to the {before:,} of {name}" for name, (before, now) in sizes.items())
+    def say_extended(self, vocabs: list[Vocab], where: str = "") -> None:
+        """Logs by how many symbols `vocabs` are longer than those of the other run, and where the new rows are."""
+        added = (
+            f"{len(now) - len(before):,} symbols to the {len(before):,} of {name}"
+            for name, before, now in zip(self.family.vocabs, self.vocabs, vocabs, strict=False)
+        )
         logger.info(f"extend_vocab adds {' and '.join(added)}{where}")
 
     def load(

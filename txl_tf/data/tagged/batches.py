@@ -68,7 +68,7 @@ class SentenceEncoder:
 
     def matches(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> list[Match]:
         """The words of the lexicon in a sentence, without those that are left out."""
-        found = self.lexicon.matches(with_blanks(tokens)) if self.lexicon else []
+        found = self.lexicon.matches(tokens) if self.lexicon else []
         return [match for match in found if match.word not in left_out]
 
     def encode(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> Encoded:

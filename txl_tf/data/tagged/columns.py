@@ -96,7 +96,7 @@ def read_sentences(
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: a line has no token or no tag, the columns cannot be told, ...: names file and line.
+        ValueError: a line has no token or no tag, the columns are ambiguous, ...: names file and line.
     """
     blocks = _blocks(path)
     heads = [_head_of(block) if columns.comments is not False else 0 for block in blocks]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from txl_tf.data.tagged import towns
-from txl_tf.data.tagged.columns import BLANK, with_blanks
+from txl_tf.data.tagged.columns import BLANK, BLANKS
 from txl_tf.data.tagged.lexicon_files import words_of
 from txl_tf.environment import is_installed
 from txl_tf.schema import brief
@@ -62,7 +62,7 @@ class Lexicon:
             tokens: characters. A token of several characters is one place: a word begins and ends between tokens, and
                 has two of them or more.
         """
-        text = "".join(with_blanks(tokens))
+        text = "".join(tokens).translate(BLANKS)
         cuts = [0, *itertools.accumulate(map(len, tokens))]
         found, is_word = [], self._is_word
         for start in range(len(tokens)):

@@ -61,7 +61,7 @@ def read_tagged(
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: a line without a tag or with a malformed one, a token without its digit, a file without sentences
-            or that is not UTF-8, columns that cannot be told. Names file and line.
+            or that is not UTF-8, ambiguous columns. Names file and line.
     """
     sentences = read_sentences(path, columns or ColumnsConfig(), scheme, labels)
     if not sentences:

@@ -41,15 +41,13 @@ class PairsRun(EpochRun):
             raise ValueError("share_embeddings needs share_vocab, got share_vocab=False")
 
     def open_corpus(self) -> ParallelCorpus:
-        extends, data = bool(self.origin) and self.training.extend_vocab, self.data
-        if extends and self.origin.goes_on:  # the symbols are chosen already
-            extends = False
+        data, extends = self.data, self.training.extend_vocab and not self.origin.goes_on
+        if self.training.extend_vocab and not extends:  # the symbols are chosen already
             data = dataclasses.replace(data, min_freq=0, max_size=None, source_symbols=None, target_symbols=None)
         vocabs, max_len = self.origin.vocabs if self.origin else None, self.model_config.max_len
         corpus = read_pairs(data, vocabs, max_len, self._has_unknown(), extends)
         if extends:
-            names, sizes = self.folder.family.vocabs, zip(map(len, vocabs), map(len, corpus.vocabs), strict=True)
-            self.origin.say_extended(dict(zip(names, sizes, strict=True)))
+            self.origin.say_extended(corpus.vocabs)
         if self.origin:
             sizes = (len(lines.ids) for lines in corpus.splits["train"])
             unknown = zip(corpus.unknown("train"), sizes, strict=True)

@@ -101,7 +101,7 @@ class LanguageModelRun(Run):
         corpus.cutoffs, difference = bins, corpus.vocab.difference(vocab)
         if extends and corpus.vocab.symbols[: len(vocab)] == vocab.symbols:
             where = ", in the last cluster of the adaptive softmax" if bins else ""
-            self.origin.say_extended({"vocab": (len(vocab), len(corpus.vocab))}, where)
+            self.origin.say_extended([corpus.vocab], where)
         elif difference:
             raise ValueError(
                 f"{name_of(self.data)} has another vocabulary than init_from={self.origin.path}: {difference}. Prepare "

@@ -73,8 +73,7 @@ class TaggerRun(EpochRun):
             data = dataclasses.replace(data, min_freq=None)
         corpus = read_corpus(data, origin.vocabs, origin.model.labels, extends, self.is_old)
         if extends:
-            sizes = [(len(before), len(now)) for before, now in zip(origin.vocabs[:2], corpus.vocabs[:2], strict=True)]
-            origin.say_extended(dict(zip(self.folder.family.vocabs, sizes, strict=False)))
+            origin.say_extended([corpus.vocab, corpus.bigram_vocab])
         self._say_unknown(corpus)
         if self.takes_words and not self.data.lexicon:  # the words are those of the other run
             before = self.origin.config["data"]
