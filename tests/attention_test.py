@@ -9,7 +9,7 @@ import reference_model
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
-from txl_tf.layers.attention import attend, attention_probs, pairwise_scores, rel_shift, shifted_scores
+from txl_tf.layers import attend, attention_probs, pairwise_scores, rel_shift, shifted_scores
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn, create_mask, rel_multihead_attn
 from txl_tf.layers.vanilla.language_model_layer import multihead_attn

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.kernels.dropout import dropout, split
 
 KEY = tf.constant([3, 4, 0], tf.int64)
 

@@ -10,7 +10,7 @@ from conforming import ONE_LAYER
 from dropping import TOKENS, USES, language_model, trained
 
 import txl_tf
-from txl_tf.layers.common import fusion
+from txl_tf.kernels import fusion
 
 
 @pytest.fixture

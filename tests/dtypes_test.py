@@ -15,8 +15,8 @@ from reference_model import ReferenceModel
 
 import txl_tf
 from txl_tf import layers
-from txl_tf.layers.common.dropout import scale_of_kept
-from txl_tf.layers.common.gradients import custom_gradient
+from txl_tf.kernels.dropout import scale_of_kept
+from txl_tf.kernels.gradients import custom_gradient
 from txl_tf.models.decoding.session import Session
 
 SLOWLY = pytest.mark.slow

@@ -9,10 +9,9 @@ import tensorflow as tf
 from helpers import SMALL
 
 from txl_tf import TransformerLM, TransformerXLLM, export_saved_model, make_optimizer, segments
-from txl_tf.layers.attention import masked_softmax, project_heads, project_output
-from txl_tf.layers.common import fusion
-from txl_tf.layers.common.dropout import dropout
-from txl_tf.layers.common.fusion import fused, fusing, pays
+from txl_tf.kernels import fusion, masked_softmax, project_heads, project_output
+from txl_tf.kernels.dropout import dropout
+from txl_tf.kernels.fusion import fused, fusing, pays
 from txl_tf.layers.common.ops import LayerNorm, residual_norm
 from txl_tf.layers.feed_forward import feed_forward
 from txl_tf.layers.transformer_xl.attention import create_mask

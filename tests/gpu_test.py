@@ -15,7 +15,7 @@ from helpers import SMALL, word_vocab
 from tensorflow.python.framework import kernels
 
 import txl_tf
-from txl_tf.layers.common.dropout import dropout, split
+from txl_tf.kernels.dropout import dropout, split
 
 CASES_BY_NAME = {case.name: case for case in (*MODELS, *SLOW)}
 PLAIN = CASES_BY_NAME["language_model"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_tf.layers.common.gradients import custom_gradient, recompute
+from txl_tf.kernels.gradients import custom_gradient, recompute
 
 
 @custom_gradient

@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers import eagerly, randomise
 
 import txl_tf
-from txl_tf.layers.common.packing import pack, packed_order, packed_places, unpack
+from txl_tf.kernels.packing import pack, packed_order, packed_places, unpack
 
 WIDTH, START, END = 8, 1, 2
 RNG = np.random.default_rng(0)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from helpers import ROOT
 
 from txl_tf import set_matmul_precision
-from txl_tf.layers.common.precision import VARIABLE, matmul, rounds
+from txl_tf.kernels.precision import VARIABLE, matmul, rounds
 from txl_tf.training.distribution import processor_flags
 
 CAN_ROUND = "amx_bf16" in processor_flags() and not {"TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA"} & set(os.environ)
@@ -20,7 +20,7 @@ import json, sys
 import numpy as np
 import tensorflow as tf
 import txl_tf
-from txl_tf.layers.common.ops import project
+from txl_tf.kernels import project
 
 txl_tf.set_matmul_precision(sys.argv[1])
 rng = np.random.default_rng(0)

@@ -269,7 +269,7 @@ def generation(lm, rows, tgt_len):
     )
     text = TextState(hidden, state, history)
     arguments = weights, text, tf.zeros([rows, 2], tf.float64), check_sampling(rows, seed=1)
-    return lower(lambda *arguments: next_token(cache, *arguments), *arguments)
+    return lower(lambda *arguments: next_token(lm, cache, *arguments), *arguments)
 
 
 # ------------------------------------------------------------------------------------------------------- the answers

@@ -15,7 +15,7 @@ from txl_tf.data.tagged.tags import allowed_transitions
 from txl_tf.data.text.batches import Segments, choose_bin_capacities, segments
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import FixedAttributeError, ParameterError, UnknownArgumentError
-from txl_tf.layers.common.precision import set_matmul_precision
+from txl_tf.kernels.precision import set_matmul_precision
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.reading import nll_by_memory
 from txl_tf.models.taggers.bilstm import BiLSTM

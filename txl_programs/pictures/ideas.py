@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_programs.pictures.drawing import COLORS, GREY, Figure, colors, write_cells
-from txl_tf.layers.attention import rel_shift
+from txl_tf.layers import rel_shift
 from txl_tf.layers.positions import inverse_frequencies
 from txl_tf.layers.transformer_xl.attention import create_mask
 

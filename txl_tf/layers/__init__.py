@@ -1,15 +1,16 @@
 """Functions and layers under their own names: pure functions for equations, layers that own the weights."""
 
+from txl_tf.equations import attend, attention_probs, shifted_scores
+from txl_tf.kernels import cross_entropy, embedding_lookup, layer_norm, pairwise_scores
+from txl_tf.kernels.dropout import dropout
 from txl_tf.layers.adaptive import (
     AdaptiveSoftmax,
     adaptive_log_probs,
     mask_adaptive_logsoftmax,
     static_adaptive_logsoftmax,
 )
-from txl_tf.layers.attention import attend, attention_probs, pairwise_scores, rel_shift, shifted_scores
-from txl_tf.layers.common.dropout import dropout
-from txl_tf.layers.common.ops import LayerNorm, cross_entropy, layer_norm
-from txl_tf.layers.embedding import AdaptiveEmbedding, embedding_lookup, mask_adaptive_embedding_lookup
+from txl_tf.layers.common.ops import LayerNorm
+from txl_tf.layers.embedding import AdaptiveEmbedding, mask_adaptive_embedding_lookup
 from txl_tf.layers.feed_forward import (
     PositionwiseFF,
     PositionWiseFFN,
@@ -21,6 +22,7 @@ from txl_tf.layers.positions import (
     inverse_frequencies,
     positional_embedding,
     positional_encoding,
+    rel_shift,
     relative_positions,
     tensor2tensor_frequencies,
 )

@@ -10,37 +10,23 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config.checks import is_integer
+from txl_tf.equations import Cluster, log_probs, nll
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.routing import ByNumber, BySlots
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import check_tensors
-from txl_tf.layers.common.dtypes import at_least_float32
-from txl_tf.layers.common.ops import cross_entropy
-from txl_tf.layers.common.precision import matmul
-from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding, embedding_lookup
+from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding
 from txl_tf.layers.mixins.tied import Tied
 
 
-def bin_logits(hidden, weight, bias, proj):
-    """`[..., n]`: products in the dtype of `hidden`, sums and the softmax after them in float32 or float64."""
-    if proj is not None:
-        hidden = matmul(hidden, tf.cast(proj, hidden.dtype), transpose_b=True)
-    product = at_least_float32(matmul(hidden, tf.cast(weight, hidden.dtype), transpose_b=True))
-    return product + tf.cast(bias, product.dtype)
-
-
-def split_bins(tables, biases):
-    """The weights of every cluster, `[n_i, e_i]` each. One table is split, whose gradient is then one concatenation."""
-    if len(tables) == len(biases):
-        return [tf.convert_to_tensor(table) for table in tables]
-    return tf.split(tables[0], [bias.shape[0] for bias in biases])
-
-
-def head_of(weights, biases, clusters):
-    """Weight and bias of the first softmax: the words of cluster 0, then the entries of the later clusters."""
-    if clusters is None:
-        return weights[0], biases[0]
-    cluster_w, cluster_b = clusters
-    return tf.concat([weights[0], cluster_w], 0), tf.concat([biases[0], cluster_b], 0)
+def clusters_of(tables, projs, biases):
+    """The `Cluster`s of weights. One table is split, whose gradient is then one concatenation."""
+    sizes = [bias.shape[0] for bias in biases]
+    if len(tables) != len(biases):
+        tables = tf.split(tables[0], sizes)
+    starts = itertools.accumulate(sizes[:-1], initial=0)
+    tables = [tf.convert_to_tensor(table) for table in tables]
+    return [Cluster(*of_cluster) for of_cluster in zip(starts, tables, projs, biases, strict=True)]
 
 
 def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=None):
@@ -63,16 +49,7 @@ def mask_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters=Non
     """
     shape = tf.shape(target)
     hidden, target = _flatten(hidden, target)
-    weights = split_bins(tables, biases)
-    nll, bin_of = _head_nll(hidden, target, weights, projs, biases, clusters)
-    for i, start in enumerate(_starts(biases)[1:], 1):
-        places = tf.cast(tf.where(bin_of == i), tf.int32)  # how many there are, a GPU has to tell the host
-        rows = places[:, 0]
-        tail_nll = cross_entropy(
-            tf.gather(target, rows) - start, bin_logits(tf.gather(hidden, rows), weights[i], biases[i], projs[i])
-        )
-        nll += tf.scatter_nd(places, tail_nll, tf.shape(target))
-    return tf.reshape(nll, shape)
+    return tf.reshape(nll(hidden, target, clusters_of(tables, projs, biases), clusters, ByNumber()), shape)
 
 
 def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, bin_capacities):
@@ -97,26 +74,10 @@ def static_adaptive_logsoftmax(hidden, target, tables, projs, biases, clusters, 
     check_capacities(bin_capacities, len(biases) - 1)
     shape = target.shape
     hidden, target = _flatten(hidden, target)
-    kept = target >= 0
-    target = tf.maximum(target, 0)
-    weights = split_bins(tables, biases)
-    nll, bin_of = _head_nll(hidden, target, weights, projs, biases, clusters)
-
-    n = target.shape[0]
-    # Slots that no token fills hold a row of zeros, number n: neither its nll nor its gradient goes anywhere.
-    padded_hidden, padded_target = tf.pad(hidden, [[0, 1], [0, 0]]), tf.pad(target, [[0, 1]])
-    for i, start in enumerate(_starts(biases)[1:], 1):
-        capacity = min(int(bin_capacities[i - 1]), n)
-        in_bin = bin_of == i
-        count = tf.cumsum(tf.cast(in_bin, tf.int32))
-        kept &= ~(in_bin & (count > capacity))
-        slots = tf.searchsorted(count, tf.range(1, capacity + 1))  # where the count first reaches 1, 2, ...; else n
-        tail_nll = cross_entropy(
-            tf.maximum(tf.gather(padded_target, slots) - start, 0),
-            bin_logits(embedding_lookup(padded_hidden, slots), weights[i], biases[i], projs[i]),
-        )
-        nll += tf.slice(tf.scatter_nd(slots[:, None], tail_nll, [n + 1]), [0], [n])
-    return tf.reshape(tf.where(kept, nll, 0), shape), tf.reshape(kept, shape)
+    kept, slots = target >= 0, BySlots(bin_capacities)
+    found = nll(hidden, tf.maximum(target, 0), clusters_of(tables, projs, biases), clusters, slots)
+    kept = kept if slots.left_out is None else kept & ~slots.left_out
+    return tf.reshape(tf.where(kept, found, 0), shape), tf.reshape(kept, shape)
 
 
 def check_capacities(bin_capacities, n):
@@ -127,22 +88,9 @@ def check_capacities(bin_capacities, n):
         raise ParameterError("bin_capacities", given, allowed)
 
 
-def _starts(biases):
-    """The first id of every cluster."""
-    return list(itertools.accumulate([bias.shape[0] for bias in biases[:-1]], initial=0))
-
-
 def _flatten(hidden, target):
     """`[B * T, P]` and int32 `[B * T]`. Otherwise, gradients of products would be one matrix for every row of B."""
     return tf.reshape(hidden, [-1, hidden.shape[-1]]), tf.cast(tf.reshape(target, [-1]), tf.int32)
-
-
-def _head_nll(hidden, target, weights, projs, biases, clusters):
-    """nll of the first choice of every target, a word of cluster 0 or an entry, and its cluster: `[B * T]` each."""
-    bin_of = tf.searchsorted(_starts(biases), target, side="right") - 1
-    head_target = tf.where(bin_of <= 0, target, biases[0].shape[0] + bin_of - 1)
-    logits = bin_logits(hidden, *head_of(weights, biases, clusters), projs[0])
-    return cross_entropy(head_target, logits), bin_of
 
 
 def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
@@ -153,14 +101,7 @@ def adaptive_log_probs(hidden, tables, projs, biases, clusters=None):
     Returns:
         `[B, T, N]`, log-probabilities in vocabulary order: float32, or float64 if `hidden` is float64.
     """
-    weights = split_bins(tables, biases)
-    head = tf.nn.log_softmax(bin_logits(hidden, *head_of(weights, biases, clusters), projs[0]))
-    n_0 = biases[0].shape[0]
-    log_probs = [head[..., :n_0]]
-    for i in range(1, len(biases)):
-        tail = tf.nn.log_softmax(bin_logits(hidden, weights[i], biases[i], projs[i]))
-        log_probs.append(head[..., n_0 + i - 1, None] + tail)
-    return tf.concat(log_probs, -1)
+    return log_probs(hidden, clusters_of(tables, projs, biases), clusters)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

@@ -20,11 +20,11 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import check_bins
+from txl_tf.equations import Cluster, embed
+from txl_tf.kernels.routing import ByNumber, EveryRow
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes
-from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.ops import own_initializer
-from txl_tf.layers.common.precision import matmul
 from txl_tf.layers.mixins.tied import Shared
 
 
@@ -38,21 +38,6 @@ def check_ids(name, ids, n_token):
     outside = ids[(ids < 0) | (ids >= n_token)]
     if outside.size:
         raise ValueError(f"{id_error(name, n_token)} {outside[0]}")
-
-
-@custom_gradient
-def embedding_lookup(table, ids):
-    """Rows of `table` `[n, e]` at the integer `ids`, with a dense gradient.
-
-    TensorFlow's own gradient of a lookup is sparse, and adding it to the dense one of the softmax that shares the
-    table concatenates the two into rows of both: many times the size of the table, and a wrong norm to clip by.
-    """
-
-    def grad(upstream):
-        rows = tf.reshape(upstream, [-1, table.shape[1]])
-        return tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), table.shape[0]), None
-
-    return tf.gather(table, ids), grad
 
 
 def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="float32", static_shapes=False):
@@ -74,29 +59,12 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
         `[B, T, P]` in `dtype`.
     """
     x = as_ids("tokens", x)
-    shape = tf.shape(x)
+    starts = [0, *cutoffs] if len(tables) > 1 else [0]
+    clusters = [Cluster(*of_cluster) for of_cluster in zip(starts, tables, projs, strict=True)]
+    route = EveryRow() if static_shapes else ByNumber()
     # One row a token: the gradient of a product with `[B, T, e]` would first be one matrix for every row of the batch.
-    x = tf.reshape(x, [-1])
-
-    def embed(ids, table, proj):
-        y = tf.cast(embedding_lookup(tf.convert_to_tensor(table), ids), dtype)
-        return y if proj is None else matmul(y, tf.cast(proj, dtype))
-
-    if len(tables) == 1:
-        y = embed(x, tables[0], projs[0])
-    else:
-        starts, ends = [0, *cutoffs], [*cutoffs, tf.int32.max]
-        y = tf.zeros([tf.size(x), d_proj], dtype)
-        for start, end, table, proj in zip(starts, ends, tables, projs, strict=True):
-            mask = (x >= start) & (x < end) if start else x < end  # an id below 0 has no row, and is an error
-            if static_shapes:
-                ids = tf.clip_by_value(x - start, 0, table.shape[0] - 1)
-                y = tf.where(mask[:, None], embed(ids, table, proj), y)
-            else:
-                places = tf.cast(tf.where(mask), tf.int32)  # how many there are, a GPU has to tell the host
-                cur_y = embed(tf.gather(x, places[:, 0]) - start, table, proj)
-                y += tf.scatter_nd(places, cur_y, tf.shape(y))
-    return tf.reshape(y * d_proj**0.5, tf.concat([shape, [d_proj]], 0))
+    y = embed(tf.reshape(x, [-1]), clusters, d_proj, dtype, route)
+    return tf.reshape(y, tf.concat([tf.shape(x), [d_proj]], 0))
 
 
 class AdaptiveBins(Layer):

@@ -3,22 +3,14 @@
 import keras
 import tensorflow as tf
 
+from txl_tf import equations
 from txl_tf.config.checks import NOT_NEGATIVE
+from txl_tf.equations import FeedForward
+from txl_tf.kernels.dropout import dropout, split
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, check_width, width_of
-from txl_tf.layers.common.dropout import dropout, scale_of_kept, split
-from txl_tf.layers.common.dtypes import scalar
-from txl_tf.layers.common.fusion import fused, pays
-from txl_tf.layers.common.gradients import custom_gradient
-from txl_tf.layers.common.ops import (
-    LayerNorm,
-    Linear,
-    add_bias,
-    own_initializer,
-    project,
-    residual_norm,
-    sum_of_rows,
-)
+from txl_tf.layers.common.bound import bound_weights
+from txl_tf.layers.common.ops import LayerNorm, Linear, own_initializer, residual_norm
 from txl_tf.layers.mixins.settings import FREE_EPSILON, FREE_RATE, FREE_SEED
 
 
@@ -35,47 +27,8 @@ def feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, activation=tf.nn.relu, r
     Returns:
         A tensor like `x`.
     """
-    *rows, _ = keras.ops.shape(x)
-    shape = [*rows, kernel_1.shape[1]]
-    if activation is tf.nn.relu and pays(shape):
-        inner = _dropped_relu(shape, project(x, kernel_1), bias_1, rate, dropout_key)
-    else:
-        inner = activation(add_bias(project(x, kernel_1), bias_1))
-        inner = dropout(tf.reshape(inner, shape), rate, dropout_key)
-    return tf.reshape(add_bias(project(inner, kernel_2), bias_2), [*rows, kernel_2.shape[1]])
-
-
-def _dropped_relu(shape, product, bias, rate, dropout_key):
-    """`dropout(relu(product + bias))` as `shape`, one pass after the product and one backwards.
-
-    The gradient goes where the result is above 0: no mask is kept for it.
-    """
-    drops = dropout_key is not None and rate > 0
-
-    @custom_gradient
-    def one_pass(product, bias):
-        inner = tf.nn.relu(tf.nn.bias_add(product, bias))
-        inner = _dropped(shape, inner, rate, dropout_key) if drops else tf.reshape(inner, shape)
-
-        def grad(upstream):
-            of_product = _dropped_relu_grad(shape, upstream, inner, scale_of_kept(rate) if drops else 1.0)
-            return of_product, sum_of_rows(of_product)
-
-        return inner, grad
-
-    return one_pass(product, bias)
-
-
-@fused
-def _dropped(shape, x, rate, dropout_key):
-    return dropout(tf.reshape(x, shape), rate, dropout_key)
-
-
-@fused
-def _dropped_relu_grad(shape, upstream, inner, scale):
-    """The gradient of what the relu was taken of, `[n, F]`."""
-    of_product = tf.where(inner > 0, upstream * scalar(scale, upstream.dtype), tf.zeros([], upstream.dtype))
-    return tf.reshape(of_product, [-1, shape[-1]])
+    activation = None if activation is tf.nn.relu else activation
+    return equations.feed_forward(x, FeedForward(kernel_1, bias_1, kernel_2, bias_2), activation, rate, dropout_key)
 
 
 def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_key=None):
@@ -144,9 +97,13 @@ class PositionwiseFF(Layer):
             setattr(self, f"bias_{i}", bias)
         self.layer_norm.build((None, None, self.d_model))
 
+    def computed_weights(self):
+        """The weights of the two products, in the dtype that the layer computes in."""
+        return tuple(self.computed(self.kernel_1, self.bias_1, self.kernel_2, self.bias_2))
+
     def call(self, inp, training=None, dropout_key=None):
         check_tensors({"d_model": self.d_model}, inp=(inp, "float batch length d_model"))
-        inp, *weights = self.computed(inp, self.kernel_1, self.bias_1, self.kernel_2, self.bias_2)
+        (inp,), weights = self.computed(inp), bound_weights(self) or self.computed_weights()
         inner_key, output_key = split(self.key_of_call(inp, training, dropout_key), 2)
         output = feed_forward(inp, *weights, rate=self.dropout, dropout_key=inner_key)
         return residual_norm(self.layer_norm, inp, output, self.dropout, output_key)

@@ -20,9 +20,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from txl_tf import equations
 from txl_tf.config.checks import is_number
 from txl_tf.errors import ParameterError
-from txl_tf.layers.common.base import check_length, check_sizes, check_tensors
+from txl_tf.layers.common.base import check_length, check_sizes, check_tensors, shown
 
 CONVENTIONS = ("halves", "interleaved")
 
@@ -107,13 +108,10 @@ def positional_embedding(pos_seq, inv_freq, bsz=None, convention="halves"):
         raise ParameterError("convention", convention, list(CONVENTIONS))
     pos_seq, inv_freq = tf.convert_to_tensor(pos_seq), tf.convert_to_tensor(inv_freq)
     check_tensors({}, pos_seq=(pos_seq, "float positions"), inv_freq=(inv_freq, "float frequencies"))
-    sinusoid_inp = tf.einsum("i,j->ij", pos_seq, inv_freq)
-    sines_and_cosines = [tf.sin(sinusoid_inp), tf.cos(sinusoid_inp)]
-    if convention == "halves":
-        pos_emb = tf.concat(sines_and_cosines, -1)[None]
-    else:
-        length, half = keras.ops.shape(sinusoid_inp)
-        pos_emb = tf.reshape(tf.stack(sines_and_cosines, -1), [1, length, 2 * half])
+    pos_emb = equations.sinusoids(pos_seq, inv_freq)[None]
+    if convention == "interleaved":
+        _, length, width = keras.ops.shape(pos_emb)
+        pos_emb = tf.reshape(tf.stack(tf.split(pos_emb, 2, -1), -1), [1, length, width])
     return pos_emb if bsz is None else tf.tile(pos_emb, [bsz, 1, 1])
 
 
@@ -155,3 +153,34 @@ def positional_encoding(position, d_model, dtype="float32"):
     angles[:, 0::2] = np.sin(angles[:, 0::2])
     angles[:, 1::2] = np.cos(angles[:, 1::2])
     return tf.constant(angles[None], dtype)
+
+
+def rel_shift(x, first=None, time_major=False):
+    """`[..., T, K]` by distance to `[..., T, K]` by key; with `time_major`, the original's `[T, K, B, H]` (appendix B).
+
+    The equation, with an example, is `rel_shift` of `txl_tf/equations.py`.
+
+    Args:
+        x: `[..., T, R]`, at least two dimensions; with `time_major`, float `[T, R, B, H]`.
+        first: int or int scalar tensor in `[0, T]`. `None` is the original's function: `x` is `[..., T, K]` with the
+            distances `K - 1, ..., 0` of the last query; a column of zeros is put in front, and `first` is T.
+        time_major: whether queries and keys come first, in `x` and in the result, as in the original.
+
+    Returns:
+        `[..., T, R - 1]`, or `[T, R - 1, B, H]`; where `first` is `None`, a tensor like `x`.
+
+    Raises:
+        ParameterError: `first` is `None` and there are fewer keys than queries, as in the original's layout.
+    """
+    if time_major:
+        check_tensors({}, x=(x, "float qlen klen batch n_head"))
+        return tf.transpose(rel_shift(tf.transpose(x, [2, 3, 0, 1]), first), [2, 3, 0, 1])
+    if first is None:
+        qlen, klen = x.shape[-2:]
+        if None not in (qlen, klen) and klen < qlen:
+            allowed = "[..., qlen, klen] with klen of qlen or more"
+            message = f"x must be {allowed}, got {shown(x)}: did you mean time_major=True?"
+            raise ParameterError("x", x, allowed, message)
+        x = tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[1, 0]])
+        first = keras.ops.shape(x)[-2]
+    return equations.rel_shift(x, first)

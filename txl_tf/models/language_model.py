@@ -1,17 +1,19 @@
 """The language model: the network, its softmax, and memory carried through `fit` and `evaluate`."""
 
 import functools
+import logging
 
 import keras
 import tensorflow as tf
 
 from txl_tf.config import ModelConfig, NetworkConfig
 from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weights_fit, weights_of_labels
-from txl_tf.errors import FixedAttributeError
+from txl_tf.errors import FixedAttributeError, ParameterError
+from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.common.arguments import arguments_of, takes, values_of
 from txl_tf.layers.common.base import OutputSpecs
-from txl_tf.layers.common.dtypes import at_least_float32
+from txl_tf.layers.common.parts import is_library, own_parts
 from txl_tf.layers.embedding import check_ids
 from txl_tf.layers.mixins.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.models.decoding import generation
@@ -23,10 +25,11 @@ from txl_tf.models.transformer_xl.cache import (
     precompute,
     whole_segments,
 )
-from txl_tf.models.transformer_xl.decoding_cache import MemoryCache
+from txl_tf.models.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
 from txl_tf.models.transformer_xl.first_segment import first_segment
 from txl_tf.models.transformer_xl.inference import weights_with, writable_copy
 from txl_tf.models.transformer_xl.network import DRAWN_ONCE, TransformerXL
+from txl_tf.schema import keywords_of
 from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 
 _NO_PREDICT = (
@@ -88,7 +91,7 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
     # ------------------------------------------------------------------------------------------------- inference
 
     def call(self, tokens, mems=None):
-        hidden, new_mems = self.network(tokens, mems)
+        hidden, new_mems = self.network(tokens, mems=mems)
         return self.softmax(hidden, embedding=self.network.embedding), new_mems
 
     def compute_output_shape(self, *shapes, **named):
@@ -225,21 +228,104 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             `(nll, kept, new_mems)`: `[batch, tgt_len]`, nats, as of `score`; bool `[batch, tgt_len]`, which labels
             count, or `None` where all do; and the memory for the next segment.
         """
-        hidden, new_mems = self.network(tokens, mems, static_shapes=static_shapes, **training)
-        return *self._nll(hidden, labels, static_shapes, bin_capacities), new_mems
+        outputs, new_mems = self.outputs(tokens, mems, static_shapes=static_shapes, **training)
+        return *self._nll(outputs, labels, static_shapes, bin_capacities), new_mems
 
-    def _nll(self, hidden, labels, static_shapes, bin_capacities=None):
+    def outputs(self, tokens, mems=None, *, static_shapes=False, **training):
+        """What every method computes its results from: hidden states, or log-probabilities of an own `call`.
+
+        Args:
+            tokens: int `[batch, tgt_len]`.
+            mems: list of `n_layer` tensors `[batch, any, d_model]`; or a `NetworkMemory`, in inference.
+            static_shapes, **training: see `segment_nll`.
+
+        Returns:
+            `(outputs, new_mems)`: `[batch, tgt_len, d_model]`, or `[batch, tgt_len, n_token]` where `call` is not that
+            of this library.
+        """
+        model = self if self.has_own_call else self.network
+        options = {**training, "static_shapes": True} if static_shapes else training
+        known = {name: value for name, value in options.items() if name in keywords_of(model.call)}
+        if "static_shapes" in options and "static_shapes" not in known and model is self.network:
+            message = f"static_shapes needs a network whose call takes it, got {type(model).__name__}"
+            raise ParameterError("static_shapes", True, [False], message)
+        if options.get("dropout_key") is None or "dropout_key" in known:
+            return model(tokens, mems=mems, **known)
+        with self.network.drawing(options["dropout_key"]):  # `call` does not take the key
+            return model(tokens, mems=mems, **{**known, "training": True})
+
+    @property
+    def has_own_call(self):
+        """Whether `call` is a user's, which gives log-probabilities by itself."""
+        return not is_library(self, LanguageModel)
+
+    @property
+    def has_own_probabilities(self):
+        """Whether the words' probabilities come from a user's `call`, of the model or of its softmax."""
+        return self.has_own_call or not is_library(self.softmax, AdaptiveSoftmax)
+
+    def no_outputs(self, batch_size):
+        """`outputs` of no tokens: `[batch_size, 0, any]`."""
+        if self.has_own_call:
+            return tf.zeros([batch_size, 0, self.network.n_token], self.loss_dtype)
+        return tf.zeros([batch_size, 0, self.network.d_model], self.network.compute_dtype)
+
+    def log_probs_of(self, outputs):
+        """Log-probabilities of all words, `[batch, tgt_len, n_token]`, of `outputs`."""
+        if self.has_own_call:
+            return outputs
+        return self.softmax(outputs, embedding=self.network.embedding)
+
+    def nll_of(self, outputs, labels):
+        """The nll of labels, `[batch, tgt_len]`, of `outputs`: `[batch, tgt_len]`."""
+        if not self.has_own_probabilities:
+            return self.softmax.nll(outputs, labels, self.network.embedding)
+        labels = tf.cast(labels, tf.int32)
+        return -tf.gather(self.log_probs_of(outputs), labels, batch_dims=2)
+
+    def why_not_cached(self):
+        """The error of a part that cannot be computed from cached keys and values; `None` where there is none."""
+        known = self.__dict__.setdefault("_graphs", {})
+        if "why_not_cached" not in known:
+            known["why_not_cached"] = self._probe()
+        return known["why_not_cached"]
+
+    def _probe(self):
+        if own_parts(self) == []:
+            return None
+
+        def read():
+            cache = self.cached_decoding()
+            return cache.read_token(cache.precompute(), tf.zeros([1], tf.int32), cache.initial_state(1))[0]
+
+        try:
+            with tf.init_scope():
+                tf.function(read, autograph=False).get_concrete_function()
+        except Exception as error:  # the same code is computed without the cache next, and raises its own errors
+            names = ", ".join(own_parts(self))
+            logging.getLogger("txl_tf").warning(
+                "%s cannot be computed from cached keys and values (%s): evaluation and generation project the whole "
+                "memory for every segment, which is slower", names, error,
+            )  # fmt: skip
+            return error
+        return None
+
+    def _nll(self, outputs, labels, static_shapes, bin_capacities=None):
         """`(nll, kept)` of `segment_nll`."""
+        if self.has_own_probabilities:
+            kept = labels >= 0
+            nll = self.nll_of(outputs, tf.maximum(labels, 0))
+            return (tf.where(kept, nll, 0), kept) if static_shapes else (self.nll_of(outputs, labels), None)
         if not static_shapes:
-            return self.softmax.nll(hidden, labels, self.network.embedding), None
+            return self.softmax.nll(outputs, labels, self.network.embedding), None
         if bin_capacities is None:
             bin_capacities = [labels.shape.num_elements()] * len(self.softmax.cutoffs)
-        return self.softmax.static_nll(hidden, labels, self.network.embedding, bin_capacities)
+        return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities)
 
     @compiled_method(reduce_retracing=True)
     def _score(self, tokens, labels, mems):
-        hidden, new_mems = self.network(tokens, mems)
-        return self.softmax.nll(hidden, labels, self.network.embedding), new_mems
+        outputs, new_mems = self.outputs(tokens, mems)
+        return self.nll_of(outputs, labels), new_mems
 
     @compiled_method(reduce_retracing=True, autograph=False)
     def _weighted_score(self, tokens, labels, mems, weights):
@@ -264,8 +350,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
     @compiled_method(reduce_retracing=True, autograph=False)
     def _last_nll(self, tokens, labels):
         """The nll of `labels`, int `[B, S]`, which follow the last S of `tokens`, `[B, T]`: `[B, S]`."""
-        hidden, _ = self.network(tokens)
-        return self.softmax.nll(hidden[:, -tf.shape(labels)[1] :], labels, self.network.embedding)
+        outputs, _ = self.outputs(tokens)
+        return self.nll_of(outputs[:, -tf.shape(labels)[1] :], labels)
 
     def _check_ids(self, name, ids):
         """`ids` as an int tensor `[batch, tgt_len]` whose every id the vocabulary has."""
@@ -319,20 +405,31 @@ class TransformerXLLM(LanguageModel):
         super().__init__(TransformerXL, arguments, self.proj_share_all_but_first, **kwargs)
 
     def decoding_cache(self, static_shapes=False):
-        """The cache that `generate` reads a text with: its memory as keys and values."""
-        return MemoryCache(self.network, static_shapes)
+        """The cache that `generate` reads a text with: its memory as keys and values, or as hidden states."""
+        if self.why_not_cached() is not None:
+            return HiddenStateCache(self, static_shapes)
+        return self.cached_decoding(static_shapes)
+
+    def cached_decoding(self, static_shapes=False):
+        """The cache of keys and values."""
+        return MemoryCache(self.network, static_shapes, self.outputs)
 
     def first_nll(self, tokens, labels):
         """`score` without `mems`, the nll alone, for first segments. Tokens and labels are not checked; no token but
         the first of a row may be `reset_token`.
         """
-        return self.softmax.nll(first_segment(self.network, tokens), labels, self.network.embedding)
+        if self.why_not_cached() is not None:
+            return self.segment_nll(tokens, labels, self.initial_mems(keras.ops.shape(tokens)[0]))[0]
+        return self.nll_of(first_segment(self.network, tokens, self.outputs), labels)
 
     def start_evaluation(self, batch_size, tgt_len):
         """`(precomputed, state)` for the first segment of an evaluation; the state is the memory as keys and values.
 
+        Or the memory as of `initial_mems`, where a part of the model cannot be computed from cached keys and values.
         XLA copies what goes in and out. With static shapes, that is not the weights, which fill a TPU in training.
         """
+        if self.why_not_cached() is not None:
+            return self.initial_mems(batch_size)
         if self.static_shapes:
             max_segment = whole_segments(self.network.mem_len, tgt_len)
             return position_keys(self.network, max_segment), initial_state(self.network, batch_size, max_segment)
@@ -351,6 +448,6 @@ class TransformerXLLM(LanguageModel):
             return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes)
         precomputed, state = carried
         weights = weights_with(self.network, precomputed) if self.static_shapes else precomputed
-        how = {"static_shapes": self.static_shapes, "in_place": not self.static_shapes}
-        hidden, state = cached_forward(self.network, weights, tokens, state, **how)
-        return *self._nll(hidden, labels, self.static_shapes), (precomputed, state)
+        how = {"static_shapes": self.static_shapes, "in_place": not self.static_shapes, "model": self.outputs}
+        outputs, state = cached_forward(self.network, weights, tokens, state, **how)
+        return *self._nll(outputs, labels, self.static_shapes), (precomputed, state)

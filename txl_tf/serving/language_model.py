@@ -26,7 +26,7 @@ from txl_tf.serving.request import (
     same_rows,
     same_shape,
 )
-from txl_tf.serving.state import ServedMemory, ServedWindow
+from txl_tf.serving.state import ServedHiddenStates, ServedMemory, ServedWindow
 from txl_tf.serving.tables import GraphTokenizer, read_text
 from txl_tf.serving.writing import (
     DEFAULTS,
@@ -100,7 +100,10 @@ class LanguageModelSignatures(StoredModel):
         self.lm, self.text, self.start_token = lm, (tables or {}).get("vocab"), start_token
         self.top_n = min(top_n, lm.network.n_token)
         self.limits = limits_of(lm, max_rows, max_tokens)
-        self.state = ServedWindow(lm) if isinstance(lm, TransformerLM) else ServedMemory(lm, weights)
+        if isinstance(lm, TransformerLM):
+            self.state = ServedWindow(lm)
+        else:
+            self.state = ServedMemory(lm, weights) if lm.why_not_cached() is None else ServedHiddenStates(lm)
         self.resources.text, self.resources.position_keys = self.text, self.state.position_keys
         table, state = self.specs = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None, *self.state.shape])
         self._read = self.shared(self.state.read, table, state)
@@ -156,7 +159,7 @@ class LanguageModelSignatures(StoredModel):
             lambda: self.state.read_token(tokens, state),
             lambda: self._read(tokens, state),
         )
-        log_probs = self.lm.softmax(hidden[:, -1:], embedding=self.lm.network.embedding)
+        log_probs = self.lm.log_probs_of(hidden[:, -1:])
         top = tf.math.top_k(log_probs[:, 0], self.top_n)
         return {"log_probs": top.values, "ids": top.indices, "state": state}
 
@@ -217,7 +220,7 @@ class LanguageModelSignatures(StoredModel):
         return tf.pad(self._nll(self.state.read_text(tokens[:, :-1]), tokens[:, 1:]), [[0, 0], [1, 0]])
 
     def _nll(self, hidden: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        return self.lm.softmax.nll(hidden, labels, self.lm.network.embedding)
+        return self.lm.nll_of(hidden, labels)
 
     def _encode(self, text: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Ids `[B, N]`, filled up with zeros, and lengths `[B]`."""

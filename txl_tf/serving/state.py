@@ -29,7 +29,7 @@ class ServedMemory:
     """
 
     def __init__(self, lm: TransformerXLLM, weights: str):
-        self.network, self.dtype = lm.network, lm.compute_dtype
+        self.network, self.dtype, self.model = lm.network, lm.compute_dtype, lm.outputs
         network, klen = lm.network, lm.network.mem_len + 1
         self.shape = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]
         self.position_keys = [
@@ -44,7 +44,8 @@ class ServedMemory:
     def read_text(self, tokens: tf.Tensor) -> tf.Tensor:
         """Hidden states `[B, T, d_model]` of whole texts, without copies of an empty state."""
         network, (rows, length) = self.network, tf.unstack(tf.shape(tokens))
-        return cached_forward(network, precompute(network, length), tokens, initial_state(network, rows, length))[0]
+        state = initial_state(network, rows, length)
+        return cached_forward(network, precompute(network, length), tokens, state, model=self.model)[0]
 
     def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Hidden states `[B, T, d_model]` and the state after the segment."""
@@ -60,7 +61,7 @@ class ServedMemory:
         return self._read(weights, tf.ensure_shape(tokens, [None, 1]), state, 1)
 
     def _read(self, weights, tokens, state, length):
-        hidden, cached = cached_forward(self.network, weights, tokens, self._unpack(state, length))
+        hidden, cached = cached_forward(self.network, weights, tokens, self._unpack(state, length), model=self.model)
         return hidden, self._pack(cached)
 
     def _unpack(self, state: tf.Tensor, max_segment: tf.Tensor | int) -> CachedState:
@@ -77,6 +78,33 @@ class ServedMemory:
         return tf.reshape(state, [tf.shape(state)[0], *self.shape])
 
 
+class ServedHiddenStates:
+    """The memory of a Transformer-XL that cannot be computed from cached keys and values: its hidden states.
+
+    Attributes:
+        shape: of a row of the state: `[L, M, d_model]`.
+    """
+
+    position_keys = ()
+
+    def __init__(self, lm: TransformerXLLM):
+        self.lm = lm
+        self.shape = [lm.network.n_layer, lm.network.mem_len, lm.network.d_model]
+
+    def initial(self, rows: tf.Tensor) -> tf.Tensor:
+        return tf.zeros([rows, *self.shape])
+
+    def read_text(self, tokens: tf.Tensor) -> tf.Tensor:
+        return self.lm.outputs(tokens, self.lm.initial_mems(tf.shape(tokens)[0]))[0]
+
+    def read(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        mems = tf.unstack(tf.cast(state, self.lm.network.compute_dtype), axis=1)
+        outputs, mems = self.lm.outputs(tokens, mems)
+        return outputs, tf.cast(tf.stack(mems, 1), tf.float32)
+
+    read_token = read
+
+
 class ServedWindow:
     """The window of the vanilla language model, see `txl_tf.models.vanilla.window`.
 
@@ -87,7 +115,7 @@ class ServedWindow:
     position_keys = ()
 
     def __init__(self, lm: TransformerLM):
-        self.lm, self.parts = lm, self._parts(lm.decoding_cache().initial_state(1))
+        self.lm, self.parts = lm, self._parts(lm.decoding_cache().initial_state(1))  # no rings without a cache
         self.sizes = [math.prod(part.shape) for part in self.parts]
         self.shape = [sum(self.sizes)]
 

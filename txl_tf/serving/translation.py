@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from txl_tf.config import SearchConfig
 from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID
-from txl_tf.layers.common.ops import cross_entropy
-from txl_tf.layers.common.packing import pack, unpack
+from txl_tf.kernels import cross_entropy
+from txl_tf.kernels.packing import pack, unpack
 from txl_tf.models.decoding.beam_search import beam_search, sample_sequences, writable
 from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.translator import check_search, most_symbols, never_written

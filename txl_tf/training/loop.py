@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from txl_tf.data.text.checked_batches import Batches
 from txl_tf.errors import ParameterError
-from txl_tf.layers.common.fusion import fusing
+from txl_tf.kernels.fusion import fusing
 from txl_tf.training.distribution import any_worker
 from txl_tf.training.keras_arguments import METRICS, is_own
 

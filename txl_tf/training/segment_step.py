@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
-from txl_tf.layers.common.fusion import fusing
+from txl_tf.kernels.fusion import fusing
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.keras_arguments import is_own, takes
 from txl_tf.training.optimization import global_norm

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
-from txl_tf.layers.common.dtypes import wide_dtype
+from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.layers.mixins.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 
@@ -221,7 +221,7 @@ def apply_gradients(optimizer, gradients, variables):
     A step counts where half precision overflows, too: loss scaling skips its update, but the data goes on.
 
     Keras adds up gradients by `ReplicaContext.all_reduce` where there is one replica, too. That keeps the graph for
-    ever (see `layers/common/gradients.py`), so a single replica goes round it where the optimizer does not look for it.
+    ever (see `kernels/gradients.py`), so a single replica goes round it where the optimizer does not look for it.
     """
     gradients = agree_on_overflow(gradients, optimizer)
     if is_scaled(optimizer):

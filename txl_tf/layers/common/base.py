@@ -97,6 +97,16 @@ class Dropping(Settings):
         first_row = tf.cast(replica, tf.int32) * tf.shape(x)[0]
         return tf.concat([tf.cast(self.seed_generator.next(), tf.int32), first_row[None]], 0)
 
+    @contextlib.contextmanager
+    def drawing(self, dropout_key):
+        """Calls in this block that are not given a key drop by this one."""
+        before = self._draw
+        self.store("_draw", lambda x: dropout_key)
+        try:
+            yield
+        finally:
+            self.store("_draw", before)
+
     def key_of_call(self, x, training, dropout_key):
         """The key that a call drops by, for the rows of `x`; `None` where it does not."""
         if training is not None and not training:
@@ -217,6 +227,18 @@ class OutputSpecs:
         return given.arguments
 
 
+class CachedMemory:
+    """Base of objects that a call takes in the place of tensors, see `layers/transformer_xl/memory.py`."""
+
+
+def memories_by_name(layer, args, kwargs):
+    """`(args, kwargs)` of a call, with a `CachedMemory` by its name: Keras takes nothing but tensors by position."""
+    if not any(isinstance(x, CachedMemory) for x in args[1:]):
+        return args, kwargs
+    names = list(inspect.signature(layer.call).parameters)[1 : len(args)]
+    return args[:1], {**dict(zip(names, args[1:], strict=True)), **kwargs}
+
+
 class KerasHabits(Settings, OutputSpecs, Checkpointed):
     """Mixin of layers and models: stored arguments in the config, shapes of the output, masks passed on."""
 
@@ -254,6 +276,7 @@ class Layer(Unquantized, KerasHabits, Dropping, keras.layers.Layer):
     def __call__(self, *args, **kwargs):
         while args and args[-1] is None:  # Keras gives its mask a second time where None is given by position
             args = args[:-1]
+        args, kwargs = memories_by_name(self, args, kwargs)
         if not tf.executing_eagerly():
             remember_graph(self)
         return super().__call__(*args, **kwargs)

@@ -16,12 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
+from txl_tf.kernels.gradients import custom_gradient
+from txl_tf.kernels.packing import pack, unpack
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width, shown
-from txl_tf.layers.common.dtypes import at_least_float32, wide_dtype
-from txl_tf.layers.common.gradients import custom_gradient
 from txl_tf.layers.common.masks import as_bool, mask_of_call
-from txl_tf.layers.common.packing import pack, unpack
 from txl_tf.layers.mixins.settings import remember_graph
 
 FORBIDDEN = -10000.0  # what a forbidden transition costs, as in fastNLP

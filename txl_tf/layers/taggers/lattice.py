@@ -21,11 +21,12 @@ import tensorflow as tf
 
 from txl_tf.config import FUSIONS, one_of
 from txl_tf.errors import ParameterError
+from txl_tf.kernels import add_bias
+from txl_tf.kernels.precision import matmul
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, shown
 from txl_tf.layers.common.masks import as_bool
-from txl_tf.layers.common.ops import Linear, add_bias
-from txl_tf.layers.common.precision import matmul
+from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.layers.taggers import flat_variants
 

@@ -16,11 +16,12 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import ATTN_TYPES, one_of
-from txl_tf.layers.attention import attend, attention_probs, join_heads, project_heads, shifted_scores
+from txl_tf.equations import attend, attention_probs, shifted_scores
+from txl_tf.kernels import join_heads, project_heads
+from txl_tf.kernels.dropout import dropout, split
+from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_heads, check_sizes, check_tensors
-from txl_tf.layers.common.dropout import dropout, split
-from txl_tf.layers.common.dtypes import wide_dtype
 from txl_tf.layers.common.masks import mask_of_call
 from txl_tf.layers.common.ops import LayerNorm, Linear
 from txl_tf.layers.feed_forward import PositionWiseFFN

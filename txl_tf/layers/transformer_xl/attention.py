@@ -1,12 +1,7 @@
-"""Transformer-XL's attention, over memory and segment, by content and by distance (paper, section 3.3).
+"""Transformer-XL's attention as layers: over memory and segment, by content and by distance (paper, section 3.3).
 
-The scores A^rel of a query i and a key j, with the content's key `k_j` and the distance's key `r_(i-j)`:
-
-    score = q_i.k_j + q_i.r_(i-j) + u.k_j + v.r_(i-j)        terms (a), (b), (c), (d)
-          = (q_i + u).k_j + (q_i + v).r_(i-j)                two products, each divided by sqrt(D)
-
-u is `r_w_bias` and v is `r_r_bias`, the original's names. W_q, W_(k,E) and W_v are `qkv_kernel`, W_(k,R) is `r_kernel`.
-Absolute positions, A^abs, are in `layers/vanilla/language_model_layer.py`: `q_i.k_j` alone.
+The equation is `attention` in `txl_tf/equations.py`. u is `r_w_bias` and v is `r_r_bias`, the original's names. W_q,
+W_(k,E) and W_v are `qkv_kernel`, W_(k,R) is `r_kernel`.
 
 Shapes:
     B: batch        T: qlen, the queries        M: mlen, the memory        K: klen, the keys, M + T
@@ -17,14 +12,15 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config.checks import NOT_NEGATIVE
-from txl_tf.layers.attention import attend, attention_probs, project_heads, project_output, shifted_scores
+from txl_tf.equations import Attention, Places, attention, causal, project_distances
+from txl_tf.kernels.dropout import split
+from txl_tf.kernels.watching import watching
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_length, check_sizes, check_tensors
-from txl_tf.layers.common.dropout import split
 from txl_tf.layers.common.masks import HEADS_FIRST, as_bool, mask_of, seen, seen_by_article
 from txl_tf.layers.common.ops import LayerNorm, own_initializer, residual_norm
 from txl_tf.layers.mixins.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
-from txl_tf.layers.transformer_xl.reset import attend_documents, document_probs
+from txl_tf.layers.transformer_xl.memory import HiddenStates, Memory
 
 
 def create_mask(qlen, mlen, same_length=False, first=0):
@@ -51,12 +47,7 @@ def create_mask(qlen, mlen, same_length=False, first=0):
     """
     check_length("qlen", qlen)
     check_length("mlen", mlen)
-    query = first + tf.range(qlen)[:, None]
-    key = first + tf.range(mlen + qlen)[None, :]
-    masked = key > query + mlen
-    if same_length:
-        masked |= key < query
-    return tf.cast(masked, tf.float32)
+    return tf.cast(~causal(qlen, mlen, same_length, first), tf.float32)
 
 
 def rel_multihead_attn(
@@ -77,53 +68,22 @@ def rel_multihead_attn(
     Returns:
         `[B, T, E]`.
     """
-    q, k, v, position_scores = relative_parts(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel)
-    visible = visible_keys(attn_mask, w, mems)
-    if content_mask is None:
-        attn_vec = attend(q, k, v, position_scores, visible, dropatt=dropatt, dropout_key=dropout_key)
-    else:
-        content_mask = tf.cast(content_mask, q.dtype)
-        attn_vec = attend_documents(q, k, v, position_scores, visible, content_mask, dropatt, dropout_key)
-    return project_output(attn_vec, o_kernel)
+    n_head, d_head = r_w_bias.shape
+    content = None if content_mask is None else tf.cast(content_mask, w.dtype)
+    # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
+    r_k = tf.pad(project_distances(r, r_kernel, n_head), [[0, 0], [1, 0], [0, 0]])
+    places = Places(r_k, keras.ops.shape(w)[1], visible_keys(attn_mask, w, mems), content)
+    u, v = (bias[:, None, None] for bias in (r_w_bias, r_r_bias))
+    weights = Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, u, v)
+    return attention(w, HiddenStates(mems, places), weights, dropatt, dropout_key)
 
 
 def visible_keys(attn_mask, w, mems):
     """bool, true where a query sees a key, of an `attn_mask` in any form that the call of a layer takes."""
     if attn_mask is None:
-        return create_mask(keras.ops.shape(w)[1], 0 if mems is None else keras.ops.shape(mems)[1]) == 0
+        return causal(keras.ops.shape(w)[1], 0 if mems is None else keras.ops.shape(mems)[1])
     visible = seen(attn_mask)
     return tf.transpose(visible, HEADS_FIRST) if len(visible.shape) == 4 else visible
-
-
-def relative_parts(w, r, r_w_bias, r_r_bias, mems, qkv_kernel, r_kernel):
-    """Arguments of `attend`: the queries q + u, keys, values, and the scores of q + v against the distances.
-
-    Returns:
-        `(q, k, v, position_scores)`: `[H, B, T, D]`, `[H, B, K, D]` twice, `[H, B, T, K]`.
-    """
-    n_head, d_head = r_w_bias.shape
-    q, k, v = project_segment(w, mems, qkv_kernel, n_head)
-    (r_k,) = project_heads(r, r_kernel, 1, n_head)
-
-    scale = d_head**-0.5
-    rw_q = (q + r_w_bias[:, None, None]) * scale  # (a) + (c), with k
-    rr_q = (q + r_r_bias[:, None, None]) * scale  # (b) + (d), with r_k
-    # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
-    r_k = tf.pad(tf.squeeze(r_k, 1), [[0, 0], [1, 0], [0, 0]])
-    return rw_q, k, v, shifted_scores(rr_q, r_k, first=keras.ops.shape(q)[2])
-
-
-def project_segment(w, mems, qkv_kernel, n_head):
-    """Queries of the segment, keys and values of memory and segment: `[H, B, T, D]`, and `[H, B, K, D]` twice.
-
-    Without memory, where `mems` is `None`, K is T.
-    """
-    # Memory and segment by themselves: of the memory no gradient is computed unless somebody asks for it.
-    q, k, v = project_heads(w, qkv_kernel, 3, n_head)
-    if mems is None:
-        return q, k, v
-    mem_k, mem_v = project_heads(mems, tf.slice(qkv_kernel, [0, qkv_kernel.shape[1] // 3], [-1, -1]), 2, n_head)
-    return q, tf.concat([mem_k, k], 2), tf.concat([mem_v, v], 2)
 
 
 class SegmentAttention(Layer):
@@ -160,6 +120,15 @@ class SegmentAttention(Layer):
         self.r_kernel = kernel("r_kernel", (self.d_model, width)) if self.relative else None
         self.o_kernel = kernel("o_kernel", (width, self.d_model))
         self.build_parts(w_shape, self.layer_norm)
+
+    def attention_probs(self, *args, **kwargs):
+        """The probabilities of a call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`.
+
+        Args: those of the call.
+        """
+        with watching() as watched:
+            self(*args, **kwargs)
+        return watched.probs[0]
 
     def segment_of(self, w, attn_mask=None, mems=None, **positions):
         """`(attn_mask, mems)` of a call, checked: numbers, 1 where masked, and `[batch, mem_len, d_model]`.
@@ -239,22 +208,16 @@ class RelMultiHeadAttn(SegmentAttention):
     def call(
         self, w, r, r_w_bias, r_r_bias, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None
     ):
-        attn_mask, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
-        w, r, r_w_bias, r_r_bias, mems, *kernels = self.computed(
-            w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel, self.o_kernel
-        )
-        attn_out = rel_multihead_attn(
-            w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, self.dropatt, dropatt_key, content_mask
-        )
+        if isinstance(mems, Memory):
+            mems.check(self, w, r, r_w_bias, r_r_bias, attn_mask)
+            attn_out = attention(w, mems, mems.weights_of_attention(), self.dropatt, dropatt_key)
+        else:
+            attn_mask, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
+            w, r, r_w_bias, r_r_bias, mems, *kernels = self.computed(
+                w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel, self.o_kernel
+            )
+            attn_out = rel_multihead_attn(
+                w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, self.dropatt, dropatt_key, content_mask
+            )
         return residual_norm(self.layer_norm, w, attn_out, self.dropout, output_key)
-
-    def attention_probs(self, w, r, r_w_bias, r_r_bias, attn_mask=None, mems=None, content_mask=None):
-        """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
-        attn_mask, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
-        arguments = self.computed(w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel)
-        q, k, _, position_scores = relative_parts(*arguments)
-        visible = visible_keys(attn_mask, w, mems)
-        if content_mask is None:
-            return attention_probs(q, k, position_scores, visible)
-        return document_probs(q, k, position_scores, visible, tf.cast(content_mask, q.dtype))

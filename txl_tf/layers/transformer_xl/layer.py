@@ -2,9 +2,9 @@
 
 import keras
 
+from txl_tf.kernels.dropout import split
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer
-from txl_tf.layers.common.dropout import split
 from txl_tf.layers.feed_forward import PositionwiseFF
 from txl_tf.layers.mixins.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn

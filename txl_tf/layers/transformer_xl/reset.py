@@ -20,9 +20,6 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.attention import head_matmul, masked_softmax
-from txl_tf.layers.common.dropout import dropout
-
 BEFORE = -(1 << 30)  # the place of a document's first token, where that is in an earlier segment
 
 
@@ -64,21 +61,6 @@ def document_mask(attn_mask, tokens, reset_token, same_length=False, lengths=Non
     starts = document_starts(tokens, reset_token, counted)
     far = attn_mask if same_length else mask_far_zeros(attn_mask, starts)
     return Mask(far, content_mask(starts, klen - qlen), starts)
-
-
-def attend_documents(q, k, v, position_scores, visible, content, dropatt=0.0, dropout_key=None):
-    """`attend`, where key and value at a distance count as zeros for a query wherever `content` is 0.
-
-    Args: as in `attend`, and
-        content: in the dtype of `q`, 0 or 1, broadcasts to `[H, ..., T, K]`.
-    """
-    probs = dropout(document_probs(q, k, position_scores, visible, content), dropatt, dropout_key, row_axis=1)
-    return head_matmul(probs * content, v)
-
-
-def document_probs(q, k, position_scores, visible, content):
-    """The probabilities of `attend_documents`: `[H, ..., T, K]`."""
-    return masked_softmax(head_matmul(q, k, transpose_b=True) * content + position_scores, visible)
 
 
 def document_starts(tokens, reset_token, counted=None):

@@ -10,10 +10,10 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.dropout import dropout
+from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors
-from txl_tf.layers.common.dropout import dropout
-from txl_tf.layers.common.dtypes import at_least_float32, wide_dtype
 from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.layers.mixins.tied import Shared, Tied
 from txl_tf.layers.positions import positional_encoding

@@ -9,9 +9,9 @@ Pre-norm trains without a long warm-up. It leaves the last output as it is: the 
 import keras
 import tensorflow as tf
 
+from txl_tf.kernels.dropout import dropout, split
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_sizes, check_tensors
-from txl_tf.layers.common.dropout import dropout, split
 from txl_tf.layers.common.masks import mask_of
 from txl_tf.layers.common.ops import LayerNorm
 from txl_tf.layers.feed_forward import PositionWiseFFN

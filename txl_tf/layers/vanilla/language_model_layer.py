@@ -6,11 +6,12 @@ input. So the two language models differ in nothing else (paper, sections 3.1 an
 
 import keras
 
-from txl_tf.layers.attention import attend, attention_probs, project_output
-from txl_tf.layers.common.dropout import split
+from txl_tf.equations import Attention, Places, attention
+from txl_tf.kernels.dropout import split
 from txl_tf.layers.common.ops import residual_norm
-from txl_tf.layers.transformer_xl.attention import SegmentAttention, project_segment, visible_keys
+from txl_tf.layers.transformer_xl.attention import SegmentAttention, visible_keys
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
+from txl_tf.layers.transformer_xl.memory import HiddenStates, Memory
 
 
 def multihead_attn(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0, dropout_key=None):
@@ -21,10 +22,9 @@ def multihead_attn(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0
     Returns:
         `[batch, tgt_len, d_model]`.
     """
-    q, k, v = project_segment(w, mems, qkv_kernel, n_head)
-    scale = q.shape[-1] ** -0.5
-    attn_vec = attend(q, k, v, None, visible_keys(attn_mask, w, mems), scale, dropatt, dropout_key)
-    return project_output(attn_vec, o_kernel)
+    places = Places(None, visible=visible_keys(attn_mask, w, mems))
+    weights = Attention(qkv_kernel, o_kernel, n_head, (o_kernel.shape[0] // n_head) ** -0.5)
+    return attention(w, HiddenStates(mems, places), weights, dropatt, dropout_key)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -52,17 +52,15 @@ class MultiHeadAttn(SegmentAttention):
     relative = False
 
     def call(self, w, attn_mask=None, mems=None, training=None, dropout_key=None):
-        attn_mask, mems = self.segment_of(w, attn_mask, mems)
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
-        w, mems, *kernels = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
-        attn_out = multihead_attn(w, attn_mask, mems, *kernels, self.n_head, self.dropatt, dropatt_key)
+        if isinstance(mems, Memory):
+            mems.check(self, w, attn_mask)
+            attn_out = attention(w, mems, mems.weights_of_attention(), self.dropatt, dropatt_key)
+        else:
+            attn_mask, mems = self.segment_of(w, attn_mask, mems)
+            w, mems, *kernels = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
+            attn_out = multihead_attn(w, attn_mask, mems, *kernels, self.n_head, self.dropatt, dropatt_key)
         return residual_norm(self.layer_norm, w, attn_out, self.dropout, output_key)
-
-    def attention_probs(self, w, attn_mask=None, mems=None):
-        """The probabilities of the call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`."""
-        attn_mask, mems = self.segment_of(w, attn_mask, mems)
-        q, k, _ = project_segment(*self.computed(w, mems, self.qkv_kernel), self.n_head)
-        return attention_probs(q, k, None, visible_keys(attn_mask, w, mems), self.d_head**-0.5)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

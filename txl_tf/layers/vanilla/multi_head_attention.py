@@ -14,12 +14,13 @@ import functools
 import keras
 import tensorflow as tf
 
+from txl_tf.equations import attention_probs
 from txl_tf.errors import ParameterError
-from txl_tf.layers.attention import attention_probs, head_matmul, join_heads
+from txl_tf.kernels import add_bias, head_matmul, join_heads, project
+from txl_tf.kernels.dropout import dropout
+from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_heads, check_length, check_tensors, shown
-from txl_tf.layers.common.dropout import dropout
-from txl_tf.layers.common.dtypes import wide_dtype
 from txl_tf.layers.common.masks import (
     as_bool,
     mask_of,
@@ -29,7 +30,7 @@ from txl_tf.layers.common.masks import (
     seen_elements,
     seen_of_mask,
 )
-from txl_tf.layers.common.ops import Linear, add_bias, project
+from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED
 
 

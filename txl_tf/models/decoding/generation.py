@@ -34,6 +34,7 @@ from txl_tf.models.decoding.sampling import (
     remember_segment,
     repeated,
     sample,
+    sample_words,
 )
 from txl_tf.models.decoding.stopping import check_stops, spec_of, with_room
 from txl_tf.schema import check_names, keywords_of, known_names
@@ -42,7 +43,7 @@ from txl_tf.schema import check_names, keywords_of, known_names
 class TextState(NamedTuple):
     """State of decoding: all that the next token of a text depends on."""
 
-    hidden: tf.Tensor  # [B, E], after the last token
+    hidden: tf.Tensor  # [B, E], after the last token; see `LanguageModel.outputs`
     state: tuple  # of the decoding cache
     history: History
 
@@ -60,7 +61,7 @@ def precompute_for(lm, cache):
     return cache.precompute(), precompute_softmax(lm)
 
 
-def next_token(cache, precomputed, text, uniform, sampling):
+def next_token(lm, cache, precomputed, text, uniform, sampling):
     """The next token of every row, sampled and read: the step of the loop.
 
     Args:
@@ -74,7 +75,10 @@ def next_token(cache, precomputed, text, uniform, sampling):
         `(token, text)`: int32 `[B]`, and the `TextState` for the next one.
     """
     weights, bins = precomputed
-    token = sample(bins, text.hidden, uniform, sampling, text.history, cache.static_shapes)
+    if bins:
+        token = sample(bins, text.hidden, uniform, sampling, text.history, cache.static_shapes)
+    else:
+        token = sample_words(lm.log_probs_of(text.hidden[:, None])[:, 0], uniform, sampling, text.history)
     hidden, state = cache.read_token(weights, token, text.state)
     return token, TextState(hidden, state, remember(text.history, token))
 
@@ -97,9 +101,9 @@ def continue_text(lm, cache, precomputed, text, uniform, limits, sampling, stops
 
     def step(i, stopped, state):
         text, nll = state
-        token, new_text = next_token(cache, precomputed, text, uniform[i], sampling)
+        token, new_text = next_token(lm, cache, precomputed, text, uniform[i], sampling)
         if with_nll:
-            nll = with_column(nll, rows, i, lm.softmax.nll(text.hidden, token, lm.network.embedding))
+            nll = with_column(nll, rows, i, lm.nll_of(text.hidden[:, None], token[:, None])[:, 0])
         return token, (new_text, nll)
 
     state = text, tf.zeros([batch, room if with_nll else 0], lm.loss_dtype)

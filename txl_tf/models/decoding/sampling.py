@@ -14,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import REPETITION_WINDOW
+from txl_tf.equations import head_of, logits
 from txl_tf.errors import brief
-from txl_tf.layers.adaptive import bin_logits, head_of, split_bins
+from txl_tf.layers.adaptive import clusters_of
 from txl_tf.schema import keywords_of
 
 NEVER = -(2**30)  # time of what has not been seen
@@ -139,11 +140,14 @@ def apply_options(log_probs, sampling, history):
 def precompute_softmax(lm):
     """The bins of the softmax in the type they are used in, split and joined once rather than for every token.
 
-    A tuple of `(weight, bias, projection)`, one a bin; the first has the clusters after its words.
+    A tuple of `(weight, bias, projection)`, one a bin; the first has the clusters after its words. It is empty where
+    the words' probabilities come from a user's `call`.
     """
-    tables, projs, biases, clusters = lm.softmax.weights_with(lm.network.embedding)
-    weights = split_bins(tables, biases)
-    bins = [head_of(weights, biases, clusters), *zip(weights[1:], biases[1:], strict=True)]
+    if lm.has_own_probabilities:
+        return ()
+    tables, projs, biases, entries = lm.softmax.weights_with(lm.network.embedding)
+    first, *others = clusters_of(tables, projs, biases)
+    bins = [head_of(first, entries), *((cluster.table, cluster.bias) for cluster in others)]
 
     def cast(tensor):
         return None if tensor is None else tf.cast(tensor, lm.compute_dtype)
@@ -151,6 +155,13 @@ def precompute_softmax(lm):
     return tuple(
         (cast(weight), tf.convert_to_tensor(bias), cast(proj)) for (weight, bias), proj in zip(bins, projs, strict=True)
     )
+
+
+def sample_words(log_probs, uniform, sampling, history):
+    """`sample` from the log-probabilities of all words, float `[B, N]`."""
+    log_probs, scores = apply_options(log_probs, sampling, history)
+    drawn = sample_categorical(scores, uniform[:, 0])
+    return tf.where(sampling.temperature > 0, drawn, tf.argmax(log_probs, -1, output_type=tf.int32))
 
 
 def sample(bins, hidden, uniform, sampling, history, static_shapes=False):
@@ -193,11 +204,11 @@ def sample(bins, hidden, uniform, sampling, history, static_shapes=False):
         return tf.abs(token)
 
     def plain():
-        return draw(bin_logits(hidden, *bins[0]), lambda i, pick: bin_logits(pick(hidden), *bins[i]))
+        return draw(logits(hidden, *bins[0]), lambda i, pick: logits(pick(hidden), *bins[i]))
 
     def general():
-        head = tf.nn.log_softmax(bin_logits(hidden, *bins[0]))
-        tails = [tf.nn.log_softmax(bin_logits(hidden, *tail)) for tail in bins[1:]]
+        head = tf.nn.log_softmax(logits(hidden, *bins[0]))
+        tails = [tf.nn.log_softmax(logits(hidden, *tail)) for tail in bins[1:]]
         clusters = tf.split(head[:, sizes[0] :], len(tails), -1) if tails else []
         log_probs = tf.concat([head[:, : sizes[0]], *map(tf.add, clusters, tails)], -1)
         log_probs, scores = apply_options(log_probs, sampling, history)

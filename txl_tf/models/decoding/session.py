@@ -49,7 +49,7 @@ class Session:
         self.ended, self.excess = False, 0
         self._cache = cache = lm.decoding_cache()
         self._precomputed = tf.function(precompute_for, autograph=False)(lm, cache)
-        hidden = tf.zeros([batch_size, lm.network.d_model], lm.compute_dtype)
+        hidden = tf.zeros([batch_size, lm.no_outputs(1).shape[2]], lm.no_outputs(1).dtype)
         self._text = TextState(hidden, cache.initial_state(batch_size), no_history(batch_size, lm.network.n_token))
         self._empty = True
         self._drawn = 0
@@ -143,7 +143,7 @@ class Session:
     def _read_segment(self, tokens, text):
         new_hidden, state = self._cache.read(tokens, text.state)
         before = tf.concat([text.hidden[:, None], new_hidden[:, :-1]], 1)
-        nll = self.lm.softmax.nll(before, tokens, self.lm.network.embedding)
+        nll = self.lm.nll_of(before, tokens)
         lengths = tf.fill([self.batch_size], tf.shape(tokens)[1])
         return nll, TextState(new_hidden[:, -1], state, remember_segment(text.history, tokens, lengths))
 

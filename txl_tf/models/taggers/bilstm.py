@@ -7,8 +7,8 @@ Shapes:
 import keras
 
 from txl_tf.config import BiLSTMConfig
+from txl_tf.kernels.dropout import split
 from txl_tf.layers.common.arguments import takes
-from txl_tf.layers.common.dropout import split
 from txl_tf.models.taggers.tener import SentenceNetwork
 
 

@@ -10,10 +10,10 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import FlatConfig
+from txl_tf.kernels.dropout import dropout, split
+from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import check_layer
-from txl_tf.layers.common.dropout import dropout, split
-from txl_tf.layers.common.dtypes import wide_dtype
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.taggers.flat import FlatLayer
 from txl_tf.layers.taggers.flat_variants import LatticeProcess, check_sequence

@@ -22,12 +22,12 @@ from txl_tf.config import LabelConfig, check_fields
 from txl_tf.data.order import first_batches
 from txl_tf.data.tagged.tags import NONE, allowed_transitions, continues_table, entity_table, kind_of, unused_labels
 from txl_tf.errors import ParameterError, shortened
+from txl_tf.kernels.dropout import dropout, split
+from txl_tf.kernels.dtypes import at_least_float32
+from txl_tf.kernels.packing import pack, unpack
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors
-from txl_tf.layers.common.dropout import dropout, split
-from txl_tf.layers.common.dtypes import at_least_float32
 from txl_tf.layers.common.ops import Linear
-from txl_tf.layers.common.packing import pack, unpack
 from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.layers.taggers.crf import CRF
 from txl_tf.schema import known_names

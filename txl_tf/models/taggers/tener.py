@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from txl_tf.config import TenerConfig
 from txl_tf.data.tagged.batches import PADDING, UNKNOWN_ID
+from txl_tf.kernels.dropout import dropout, split
+from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Layer, as_ids, check_layer, check_tensors, shown
-from txl_tf.layers.common.dropout import dropout, split
-from txl_tf.layers.common.dtypes import at_least_float32, wide_dtype
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.mixins.settings import FREE_SEED
 from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies

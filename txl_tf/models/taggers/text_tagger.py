@@ -18,7 +18,7 @@ from txl_tf.config import at_least
 from txl_tf.data.batching import by_length, in_order
 from txl_tf.data.tagged.batches import Encoded, SentenceEncoder, features
 from txl_tf.data.tagged.sentence_ends import split_at_ends
-from txl_tf.layers.common.dtypes import at_least_float32
+from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.layers.mixins.settings import add_user
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger

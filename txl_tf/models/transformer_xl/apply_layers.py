@@ -14,7 +14,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.common import gradients
+from txl_tf.kernels import gradients
 
 
 def apply_layers(layers, hidden, arguments, dropout_keys=None, as_loop=False, recompute=False):

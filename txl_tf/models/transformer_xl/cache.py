@@ -27,8 +27,9 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from txl_tf.layers.transformer_xl.memory import Memory, NetworkMemory
 from txl_tf.layers.transformer_xl.reset import document_starts
-from txl_tf.models.transformer_xl.inference import projected_positions, run_layers, weights_with, zero_keys
+from txl_tf.models.transformer_xl.inference import projected_positions, read, weights_with, zero_keys
 from txl_tf.models.transformer_xl.ring import attend_ring, eraser, ring_positions, write, write_slice
 
 
@@ -109,11 +110,71 @@ def state_from(keys, values, max_segment=1):
 # ------------------------------------------------------------------------------------------------------------ forward
 
 
-def cached_forward(network, weights, tokens, state, lengths=None, in_place=False, static_shapes=False):
+class RingMemory(NetworkMemory):
+    """The memory of a network as rings of keys and values, for one segment.
+
+    Args: as in `cached_forward`.
+    """
+
+    def __init__(self, network, weights, tokens, state, lengths=None, in_place=False, static_shapes=False):
+        super().__init__(network)
+        self.state, self.static_shapes = state, static_shapes
+        self.tgt_len, self.klen = keras.ops.shape(tokens)[1], keras.ops.shape(state.keys[0])[2]
+        _check_segment(self.tgt_len, self.klen - network.mem_len)
+        query = tf.range(self.tgt_len)
+        self.slots = (state.position + query) % self.klen
+        padding = None if lengths is None else self.tgt_len - tf.cast(lengths, tf.int32)[:, None]
+        # Padding keys are zero, so a document may begin there.
+        starts = None if network.reset_token is None else document_starts(tokens, network.reset_token)
+        self.erase_before, self.erase_after = _erasers(network, starts, self.slots, self.klen, in_place)
+        self.since = None if starts is None or tokens.shape[1] == 1 else query - starts
+        every_slot = tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1
+        self.reach = None if every_slot else _reach(network, query, padding, starts)
+        self.kept = None if padding is None else (query >= padding)[:, None, :, None]  # [B, 1, T, 1]
+        self.put = write_slice if static_shapes else functools.partial(write, in_place=in_place)
+        rings = zip(network.decoder_layers, weights, state.keys, state.values, strict=True)
+        self.layers = [RingOfLayer(layer, of_layer, self, k, v) for layer, of_layer, k, v in rings]
+
+    def finish(self):
+        """The `CachedState` after the segment."""
+        keys, values = zip(*(layer.after for layer in self.checked().layers), strict=True)
+        return CachedState(keys, values, (self.state.position + self.tgt_len) % self.klen)
+
+
+class RingOfLayer(Memory):
+    """The keys and values of one layer in a `RingMemory`.
+
+    Attributes:
+        after: keys and values `[B, H, K, D]` after the segment.
+    """
+
+    def __init__(self, layer, weights, segment, keys, values):
+        super().__init__(layer, weights)
+        self.segment, self.keys, self.values, self.after = segment, keys, values, None
+
+    def attend(self, block, content_q, position_q, k, v):
+        """Writes keys and values of the segment into the rings, and attends to those."""
+        at = self.segment
+        if at.kept is not None:
+            kept = tf.cast(at.kept, content_q.dtype)
+            k, v = k * kept, v * kept  # the zeros that a shorter row has before it
+        keys, values = (
+            at.put(at.erase_before(ring), at.slots, new) for ring, new in ((self.keys, k), (self.values, v))
+        )
+        r, first_slot = self.weights.position_keys, at.slots[0]
+        attn_vec = attend_ring(
+            block, content_q, position_q, keys, values, r, first_slot, at.reach, at.since, at.static_shapes
+        )
+        with tf.control_dependencies([attn_vec]):  # which reads what is erased in place
+            self.after = at.erase_after(keys), at.erase_after(values)
+        return attn_vec
+
+
+def cached_forward(network, weights, tokens, state, lengths=None, in_place=False, static_shapes=False, model=None):
     """`network(tokens, mems)`, with the memory as a `CachedState`.
 
     Args:
-        network: `TransformerXL`, for its settings, embedding and layer norms.
+        network: `TransformerXL`.
         weights: `precompute` of the network, of the state's `max_segment`.
         tokens: int `[B, T]`, T not above `max_segment`.
         state: `CachedState`.
@@ -122,37 +183,16 @@ def cached_forward(network, weights, tokens, state, lengths=None, in_place=False
         in_place: write into the tensors of `state`, which must not be used again, instead of a copy of them. XLA, which
             finds out by itself what it may overwrite, has no such operation.
         static_shapes: for XLA: all segments so far had T tokens, and `max_segment` is `whole_segments`.
+        model: what is called with the memory; the network unless it is given.
 
     Returns:
         `(hidden, state)`: `[B, T, E]` and the `CachedState` after the segment.
+
+    Raises:
+        NotCacheable: a part of the network needs hidden states as memory.
     """
-    tgt_len, klen = keras.ops.shape(tokens)[1], keras.ops.shape(state.keys[0])[2]
-    _check_segment(tgt_len, klen - network.mem_len)
-    query = tf.range(tgt_len)
-    slots = (state.position + query) % klen
-    padding = None if lengths is None else tgt_len - tf.cast(lengths, tf.int32)[:, None]
-    # In the padding there are zeros in any case: a document may begin there.
-    starts = None if network.reset_token is None else document_starts(tokens, network.reset_token)
-    erase_before, erase_after = _erasers(network, starts, slots, klen, in_place)
-    since = None if starts is None or tokens.shape[1] == 1 else query - starts
-    every_slot = tokens.shape[1] == 1 and state.keys[0].shape[2] == network.mem_len + 1
-    reach = None if every_slot else _reach(network, query, padding, starts)
-    put = write_slice if static_shapes else functools.partial(write, in_place=in_place)
-    new_keys, new_values = [], []
-
-    def attention(i, q, k, v):
-        if padding is not None:
-            kept = tf.cast(query >= padding, q.dtype)[:, None, :, None]  # [B, 1, T, 1]
-            k, v = k * kept, v * kept  # the zeros that a shorter row has before it
-        keys, values = put(erase_before(state.keys[i]), slots, k), put(erase_before(state.values[i]), slots, v)
-        attn_vec = attend_ring(q, keys, values, weights[i], slots[0], reach, since, static_shapes)
-        with tf.control_dependencies([attn_vec]):  # which reads what is erased in place
-            new_keys.append(erase_after(keys))
-            new_values.append(erase_after(values))
-        return attn_vec
-
-    hidden = run_layers(network, weights, network.embedding(tokens, static_shapes=static_shapes), attention)
-    return hidden, CachedState(tuple(new_keys), tuple(new_values), (state.position + tgt_len) % klen)
+    memory = RingMemory(network, weights, tokens, state, lengths, in_place, static_shapes)
+    return read(model or network, tokens, memory, static_shapes)
 
 
 def _check_segment(tgt_len, max_segment):

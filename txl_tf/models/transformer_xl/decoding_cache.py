@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.models.transformer_xl.cache import (
     cached_forward,
     initial_state,
@@ -20,10 +21,11 @@ class MemoryCache:
     Args:
         network: `TransformerXL`.
         static_shapes: whether `read_prompt` and `read_token` are for XLA.
+        model: see `cached_forward`.
     """
 
-    def __init__(self, network, static_shapes=False):
-        self.network = network
+    def __init__(self, network, static_shapes=False, model=None):
+        self.network, self.model = network, model
         self.static_shapes = static_shapes
 
     def precompute(self):
@@ -46,7 +48,7 @@ class MemoryCache:
         shifted.set_shape(prompt.shape)
         max_segment = whole_segments(network.mem_len, n) if static_shapes else n
         state, weights = initial_state(network, batch, max_segment), precompute(network, max_segment)
-        hidden, state = cached_forward(network, weights, shifted, state, lengths, static_shapes=static_shapes)
+        hidden, state = cached_forward(network, weights, shifted, state, lengths, False, static_shapes, self.model)
         state = state_from(*memory_of(network, state))
         return hidden[:, -1], state if static_shapes else writable_copy(state)
 
@@ -54,13 +56,66 @@ class MemoryCache:
         """Reads `tokens`, int32 `[B, n]`: hidden states `[B, n, E]`, and a state that `read_token` may write into."""
         n = tf.shape(tokens)[1]
         state = state_from(*memory_of(self.network, state), max_segment=n)
-        hidden, state = cached_forward(self.network, precompute(self.network, n), tokens, state)
+        hidden, state = cached_forward(self.network, precompute(self.network, n), tokens, state, model=self.model)
         return hidden, writable_copy(state_from(*memory_of(self.network, state)))
 
     def read_token(self, weights, token, state):
         """Reads one token a row, int32 `[B]`, and writes into `state`: `[B, E]`, and the state for the next one."""
         in_place = not self.static_shapes
         hidden, state = cached_forward(
-            self.network, weights, token[:, None], state, in_place=in_place, static_shapes=self.static_shapes
+            self.network, weights, token[:, None], state, None, in_place, self.static_shapes, self.model
         )
         return hidden[:, 0], state
+
+
+class HiddenStateCache:
+    """The decoding cache of a model that cannot be cached: its memory is hidden states, which every token projects.
+
+    It has the functions of `MemoryCache`. The state is the list of memories.
+
+    Args:
+        lm: `TransformerXLLM`.
+        static_shapes: see `MemoryCache`.
+    """
+
+    def __init__(self, lm, static_shapes=False):
+        self.lm, self.static_shapes = lm, static_shapes
+
+    def precompute(self):
+        """Nothing is known before."""
+        return ()
+
+    def initial_state(self, batch_size):
+        """The state before a text."""
+        return tuple(self.lm.initial_mems(batch_size))
+
+    def read_prompt(self, prompt, lengths):
+        """As `MemoryCache.read_prompt`: row by row, as rows are of unequal length."""
+        if self.static_shapes:
+            part = type(self.lm.network).__name__
+            message = (
+                f"{part} or a part of it cannot be computed from cached keys and values, and then static_shapes cannot "
+                "write texts: compile with static_shapes=False to write"
+            )
+            raise ParameterError("static_shapes", True, [False], message)
+
+        def read_row(b):
+            outputs, mems = self.lm.outputs(prompt[b : b + 1, : lengths[b]], list(self.initial_state(1)))
+            return outputs[0, -1], tuple(mem[0] for mem in mems)
+
+        network, nothing = self.lm.network, self.lm.no_outputs(1)
+        memory = tf.TensorSpec([network.mem_len, network.d_model], network.compute_dtype)
+        specs = tf.TensorSpec([nothing.shape[2]], nothing.dtype), (memory,) * network.n_layer
+        return tf.map_fn(
+            read_row, tf.range(keras.ops.shape(prompt)[0]), fn_output_signature=specs, parallel_iterations=1
+        )
+
+    def read(self, tokens, state):
+        """As `MemoryCache.read`."""
+        outputs, mems = self.lm.outputs(tokens, list(state))
+        return outputs, tuple(mems)
+
+    def read_token(self, weights, token, state):
+        """As `MemoryCache.read_token`."""
+        outputs, state = self.read(token[:, None], state)
+        return outputs[:, 0], state

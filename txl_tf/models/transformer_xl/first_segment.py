@@ -10,35 +10,61 @@ Shapes:
 
 import tensorflow as tf
 
-from txl_tf.layers.attention import masked_softmax, shifted_scores
-from txl_tf.layers.transformer_xl.attention import create_mask
-from txl_tf.models.transformer_xl.inference import projected_positions, run_layers, weights_with
+from txl_tf.equations import Places, causal
+from txl_tf.layers.transformer_xl.memory import Memory, NetworkMemory
+from txl_tf.models.transformer_xl.inference import projected_positions, read, weights_with
 
 
-def first_segment(network, tokens):
+class NothingYet(NetworkMemory):
+    """The memory before the first segment of a text: zeros, which are not computed.
+
+    Args:
+        network: `TransformerXL`.
+        tgt_len: int scalar tensor, T.
+    """
+
+    def __init__(self, network, tgt_len):
+        super().__init__(network)
+        # A row of zeros, which `rel_shift` cuts off.
+        distances = projected_positions(network, network.mem_len + tgt_len)
+        weights = weights_with(network, [tf.pad(r_k, [[0, 0], [0, 1], [0, 0]]) for r_k in distances])
+        visible = causal(tgt_len, network.mem_len, network.same_length)
+        self.layers = [
+            ZerosOfLayer(layer, of_layer, Places(of_layer.position_keys, tgt_len - 1, visible, None, network.mem_len))
+            for layer, of_layer in zip(network.decoder_layers, weights, strict=True)
+        ]
+
+    def finish(self):
+        """There is no state afterwards."""
+        self.checked()
+
+
+class ZerosOfLayer(Memory):
+    """The zeros before the keys and values of one layer."""
+
+    def __init__(self, layer, weights, places):
+        super().__init__(layer, weights)
+        self.places = places
+
+    def attend(self, block, content_q, position_q, k, v):
+        """To the zeros and the segment."""
+        heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, k, v)]
+        return tf.transpose(block(*heads_first, self.places), [1, 0, 2, 3])
+
+
+def first_segment(network, tokens, model=None):
     """`network(tokens, network.initial_mems(B))`, without the new memory.
 
     Args:
         network: `TransformerXL`.
         tokens: int `[B, T]`. What stands to the right of a token does not count for it, so that rows of unequal length
             may be filled up.
+        model: see `cached_forward`.
 
     Returns:
         `[B, T, E]`.
+
+    Raises:
+        NotCacheable: see `cached_forward`.
     """
-    tgt_len, mem_len = tf.shape(tokens)[1], network.mem_len
-    # A row of zeros, which `rel_shift` cuts off.
-    position_keys = [tf.pad(r_k, [[0, 0], [0, 1], [0, 0]]) for r_k in projected_positions(network, mem_len + tgt_len)]
-    weights = weights_with(network, position_keys)
-    visible = create_mask(tgt_len, mem_len, network.same_length) == 0
-
-    def attention(i, q, k, v):
-        q, k, v = (tf.transpose(x, [1, 0, 2, 3]) for x in (q, k, v))  # heads first
-        rw_q, rr_q = (q + bias[:, None, None] for bias in (weights[i].r_w_bias, weights[i].r_r_bias))
-        position_scores = shifted_scores(rr_q, weights[i].position_keys, first=tgt_len - 1)
-        of_memory, of_segment = position_scores[..., :mem_len], position_scores[..., mem_len:]
-        scores = tf.concat([of_memory, of_segment + tf.matmul(rw_q, k, transpose_b=True)], -1)  # [H, B, T, K]
-        probs = masked_softmax(scores, visible)
-        return tf.transpose(tf.matmul(probs[..., mem_len:], v), [1, 0, 2, 3])
-
-    return run_layers(network, weights, network.embedding(tokens), attention)
+    return read(model or network, tokens, NothingYet(network, tf.shape(tokens)[1]))[0]

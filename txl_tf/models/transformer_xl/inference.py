@@ -1,7 +1,4 @@
-"""The layers as inference computes them: weights cast and scaled once, activations as rows of a matrix.
-
-Where keys and values come from is the caller's: a ring (`cache.py`), zero memories (`first_segment.py`), a window
-(`models/vanilla/window.py`).
+"""What inference reads from the weights once, before a loop, and how a model reads a segment with it.
 
 Shapes:
     B: batch      T: tgt_len      H: n_head      D: d_head      E: d_model
@@ -12,9 +9,11 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.attention import project_heads
-from txl_tf.layers.common.precision import matmul
-from txl_tf.layers.feed_forward import positionwise_ff
+from txl_tf.equations import project_distances
+from txl_tf.layers.common.bound import bound
+from txl_tf.layers.feed_forward import PositionwiseFF
+from txl_tf.layers.transformer_xl.attention import SegmentAttention
+from txl_tf.layers.transformer_xl.memory import NotCacheable
 
 # Rows of a batch whose attention is written out one by one. More of them, or an unknown number, go through a loop.
 MAX_UNROLLED_ROWS = 16
@@ -25,7 +24,7 @@ class LayerWeights(NamedTuple):
 
     qkv: tf.Tensor  # [E, 3 * H * D], the queries' part times D**-0.5
     o: tf.Tensor  # [H * D, E]
-    ff: tuple  # kernels and biases, as `positionwise_ff` takes them
+    ff: tuple  # kernels and biases of the feed-forward net; nothing for a net of another class
     # Of relative attention alone:
     r_w_bias: tf.Tensor | None = None  # [H, D], u times D**-0.5
     r_r_bias: tf.Tensor | None = None  # [H, D], v times D**-0.5
@@ -33,14 +32,21 @@ class LayerWeights(NamedTuple):
 
 
 def layer_weights(layer, dtype, *position_weights):
-    """`LayerWeights` of a layer, the last three given where attention is relative."""
-    attn, ff = layer.rel_attn, layer.ff
+    """`LayerWeights` of a layer, the last three given where attention is relative.
+
+    Raises:
+        NotCacheable: the layer's attention is not one whose keys and values are products of the hidden states.
+    """
+    attn, ff = getattr(layer, "rel_attn", None), getattr(layer, "ff", None)
+    if not isinstance(attn, SegmentAttention):
+        raise NotCacheable(f"{layer.name} has no rel_attn of the kind of RelMultiHeadAttn")
     width = attn.n_head * attn.d_head
     q_kernel, kv_kernel = tf.split(tf.convert_to_tensor(attn.qkv_kernel), [width, 2 * width], 1)
+    of_ff = ff.computed_weights() if isinstance(ff, PositionwiseFF) else ()
     return LayerWeights(
         tf.cast(tf.concat([q_kernel * attn.d_head**-0.5, kv_kernel], 1), dtype),
         tf.cast(attn.o_kernel, dtype),
-        tuple(tf.cast(weight, dtype) for weight in (ff.kernel_1, ff.bias_1, ff.kernel_2, ff.bias_2)),
+        tuple(tf.cast(weight, dtype) for weight in of_ff),
         *position_weights,
     )
 
@@ -61,35 +67,26 @@ def projected_positions(network, klen):
     pos_emb = tf.cast(network.positions(klen), network.compute_dtype)
 
     def of_layer(layer):
-        (r_k,) = project_heads(pos_emb, tf.cast(layer.rel_attn.r_kernel, pos_emb.dtype), 1, network.n_head)
-        return tf.squeeze(r_k, 1)
+        attn = getattr(layer, "rel_attn", None)
+        if getattr(attn, "r_kernel", None) is None:
+            raise NotCacheable(f"{layer.name} has no rel_attn of the kind of RelMultiHeadAttn")
+        return project_distances(pos_emb, tf.cast(attn.r_kernel, pos_emb.dtype), attn.n_head)
 
     return [of_layer(layer) for layer in network.decoder_layers]
 
 
-def run_layers(network, weights, hidden, attention):
-    """The layers of a network, one after the other.
+def read(model, tokens, memory, static_shapes=False):
+    """What a model gives for a segment, and the state after it.
 
     Args:
-        weights: `n_layer` `LayerWeights`.
-        hidden: `[B, T, E]`, what enters the first.
-        attention: `attention(i, q, k, v)`, of layer i: scaled queries, keys and values of the segment, `[B, H, T, D]`
-            each, to what the heads find, the same.
-
-    Returns:
-        `[B, T, E]`.
+        model: `TransformerXL`, or a function like its call, see `LanguageModel.outputs`.
+        tokens: int `[B, T]`.
+        memory: `NetworkMemory`.
+        static_shapes: as in the call.
     """
-    batch, tgt_len, _ = keras.ops.shape(hidden)
-    heads = [batch, tgt_len, 3, network.n_head, network.d_head]
-    # Rows of a matrix from here on: a product of rank 3 with a kernel is one for every row of the batch.
-    output = tf.reshape(hidden, [-1, network.d_model])
-    for i, (layer, of_layer) in enumerate(zip(network.decoder_layers, weights, strict=True)):
-        qkv = tf.reshape(matmul(output, of_layer.qkv), heads)
-        attn_vec = attention(i, *tf.unstack(tf.transpose(qkv, [2, 0, 3, 1, 4])))
-        attn_vec = tf.reshape(tf.transpose(attn_vec, [0, 2, 1, 3]), [-1, network.n_head * network.d_head])
-        output = layer.rel_attn.layer_norm(output + matmul(attn_vec, of_layer.o))
-        output = layer.ff.layer_norm(output + positionwise_ff(output, *of_layer.ff))
-    return tf.reshape(output, [batch, tgt_len, network.d_model])
+    parts = [(view.layer.ff, view.weights.ff) for view in memory.layers if view.weights.ff]
+    with bound(parts):
+        return model(tokens, memory, static_shapes=static_shapes)
 
 
 def row_by_row(attend_row, q):

@@ -1,6 +1,6 @@
 """The network: tokens and memory in, hidden states and new memory out (paper, sections 3.2 and 3.3).
 
-`TransformerXL.forward` is the paper's model. Padding is around it (`layers/common/packing.py`); loops for XLA and
+`TransformerXL.forward` is the paper's model. Padding is around it (`kernels/packing.py`); loops for XLA and
 recomputation are in `apply_layers.py`, documents that reset the memory in the mask (`layers/transformer_xl/reset.py`).
 """
 
@@ -9,7 +9,12 @@ import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, at_least
 from txl_tf.config.checks import keras_initializer
+from txl_tf.equations import in_turn, new_memory
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.dropout import dropout, split
+from txl_tf.kernels.dtypes import wide_dtype
+from txl_tf.kernels.packing import pack, unpack, unpack_pairs
+from txl_tf.kernels.watching import watching
 from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import (
     Dropping,
@@ -18,22 +23,21 @@ from txl_tf.layers.common.base import (
     check_layer,
     check_length,
     check_tensors,
+    memories_by_name,
     shown,
     tensor_error,
 )  # fmt: skip
-from txl_tf.layers.common.dropout import dropout, split
-from txl_tf.layers.common.dtypes import wide_dtype
 from txl_tf.layers.common.masks import as_bool
 from txl_tf.layers.common.ops import for_many_weights, own_initializer
-from txl_tf.layers.common.packing import pack, unpack, unpack_pairs
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.mixins.quantization import Unquantized
 from txl_tf.layers.mixins.settings import FREE_SEED, FREE_SWITCH, OF_CLASS
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
+from txl_tf.layers.transformer_xl.memory import NetworkMemory, NotCacheable
 from txl_tf.layers.transformer_xl.reset import Mask, document_mask
-from txl_tf.layers.transformer_xl.score_terms import score_terms
+from txl_tf.layers.transformer_xl.score_terms import terms_of
 from txl_tf.models.transformer_xl.apply_layers import apply_layers
 
 # How the initial weights are drawn, which counts when a network is made and never again.
@@ -59,9 +63,8 @@ def cache_mems(hidden, mems, mem_len, lengths=None):
         first = keras.ops.shape(mems)[1] + lengths - mem_len
         kept = first[:, None] + tf.range(mem_len)
         return tf.stop_gradient(tf.gather(tf.concat([mems, hidden], 1), kept, batch_dims=1))
-    if hidden.shape[1] is None or hidden.shape[1] < mem_len:
-        hidden = tf.concat([mems, hidden], 1)
-    new_mems = tf.stop_gradient(hidden[:, -mem_len:])
+    is_enough = hidden.shape[1] is not None and hidden.shape[1] >= mem_len
+    new_mems = new_memory(None if is_enough else mems, hidden, mem_len)
     if (mems.shape[1] or 0) >= mem_len:
         new_mems.set_shape([None, mem_len, None])  # known, even where tgt_len is not
     return new_mems
@@ -207,7 +210,13 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         shape = [batch_size, self.mem_len, self.d_model]
         return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
 
+    def __call__(self, *args, **kwargs):
+        args, kwargs = memories_by_name(self, args, kwargs)
+        return super().__call__(*args, **kwargs)
+
     def call(self, tokens, mems=None, padding_mask=None, training=None, dropout_key=None, static_shapes=False):
+        if isinstance(mems, NetworkMemory):
+            return self.forward(as_ids("tokens", tokens), mems, static_shapes=static_shapes)
         tokens, mems, padding_mask, lengths = self.packed(tokens, mems, padding_mask)
         dropout_key = self.key_of_call(tokens, training, dropout_key)
         recompute = training and self.recompute
@@ -242,16 +251,18 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
         Args:
             tokens: int `[B, T]`.
-            mems: list of `n_layer` tensors `[B, M, E]`.
+            mems: list of `n_layer` tensors `[B, M, E]`; or a `NetworkMemory`, of cached keys and values.
             dropout_key, static_shapes: as in the call.
             lengths: int32 `[B]`, how many tokens of each row count, where what follows is padding; `None`: all.
             recompute: see `apply_layers`.
 
         Returns:
-            `(hidden, new_mems)`, as the call.
+            `(hidden, new_mems)`, as the call; of a `NetworkMemory`, its state after the segment.
         """
         embed_key, pos_key, out_key, *layer_keys = split(dropout_key, 3 + self.n_layer)
         hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes)
+        if isinstance(mems, NetworkMemory):
+            return in_turn([layer.read for layer in arguments], hidden)[0], mems.finish()
         hidden, inputs = apply_layers(
             self.decoder_layers, hidden, arguments, layer_keys, as_loop=static_shapes, recompute=recompute
         )
@@ -263,7 +274,13 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
         Returns:
             `(hidden, arguments, mask)`: `[B, T, E]`; for every layer the tuple of what its call takes besides; `Mask`.
+            Of a `NetworkMemory`, the arguments are its views, and there is no mask.
         """
+        if isinstance(mems, NetworkMemory):
+            hidden, positions = self.embed(tokens, mems, dropout_keys, static_shapes, 0)
+            if positions not in (mems, None):
+                raise NotCacheable(f"embed of {type(self).__name__} returns positions of its own")
+            return hidden, mems.layers, None
         mlen, zero = keras.ops.shape(mems[0])[1], unknown_zero(tokens, static_shapes)
         hidden, pos_emb = self.embed(tokens, mlen, dropout_keys, static_shapes, zero)
         mask = Mask(create_mask(keras.ops.shape(tokens)[1], mlen, self.same_length, zero))
@@ -273,8 +290,14 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         return hidden, [(*of_layer, *mask.around(mem)) for of_layer, mem in zip(positions, mems, strict=True)], mask
 
     def embed(self, tokens, mlen, dropout_keys, static_shapes, zero):
-        """The embeddings `[B, T, E]`, and what all layers know of positions: `[1, mlen + T, E]`, farthest key first."""
+        """The embeddings `[B, T, E]`, and what all layers know of positions: `[1, mlen + T, E]`, farthest key first.
+
+        Args:
+            mlen: M; or a `NetworkMemory`, which has the positions already and is returned in their place.
+        """
         embed_key, pos_key = dropout_keys
+        if isinstance(mlen, NetworkMemory):
+            return self.embedding(tokens, static_shapes=static_shapes), mlen
         pos_emb = tf.cast(self.positions(mlen + keras.ops.shape(tokens)[1], zero), self.compute_dtype)
         # One mask for all layers and rows, as in the original.
         pos_emb = dropout(pos_emb, self.dropout, pos_key, row_axis=None)
@@ -353,8 +376,10 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             segment. Every query sums to 1 over the keys. With a `padding_mask`, every row of the batch gets what its
             tokens alone would get; there are zeros where query or key is padding.
         """
-        w, arguments, padding_mask = self._into_layer(tokens, mems, layer, padding_mask)
-        return unpack_pairs(padding_mask, self.decoder_layers[layer].rel_attn.attention_probs(w, *arguments))
+        self.build_at_once()
+        number = check_layer(layer, self.n_layer)
+        watched, padding_mask, _ = self._watch(tokens, mems, padding_mask)
+        return unpack_pairs(padding_mask, watched.probs[number])
 
     def attention_terms(self, tokens, mems=None, layer=0, padding_mask=None):
         """The four terms of the scores that `attention_probs` is the softmax of, see `txl_tf.layers.score_terms`.
@@ -370,10 +395,10 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         self.build_at_once()
         if self.r_w_bias is None:
             raise ValueError(f"{type(self).__name__} has absolute positions: its scores have no terms u.k and v.r")
-        w, (r, u, v, _, mem, *content), padding_mask = self._into_layer(tokens, mems, layer, padding_mask)
-        attn = self.decoder_layers[layer].rel_attn
-        terms = score_terms(*attn.computed(w, r, u, v, mem, attn.qkv_kernel, attn.r_kernel, *content))
-        return tuple(unpack_pairs(padding_mask, term) for term in terms)
+        number = check_layer(layer, self.n_layer)
+        watched, padding_mask, _ = self._watch(tokens, mems, padding_mask)
+        biases = [tf.cast(bias, self.compute_dtype) for bias in self.biases(number)]
+        return tuple(unpack_pairs(padding_mask, term) for term in terms_of(watched, *biases, number))
 
     def attention(self, tokens, mems=None, padding_mask=None):
         """`attention_probs` of all layers in one pass, and the memory for the next segment.
@@ -384,24 +409,23 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             `(probs, new_mems)`: `[n_layer, n_head, batch, tgt_len, mem_len + tgt_len]`, and as the call.
         """
         self.build_at_once()
-        tokens, mems, padding_mask, lengths = self.packed(tokens, mems, padding_mask)
-        hidden, arguments, mask = self.enter(tokens, mems, lengths=lengths)
-        _, inputs = apply_layers(self.decoder_layers, hidden, arguments)
-        probs = [
-            layer.rel_attn.attention_probs(h, *of_layer)
-            for layer, h, of_layer in zip(self.decoder_layers, inputs, arguments, strict=True)
-        ]
-        new_mems = [cache_mems(h, mem, self.mem_len, lengths) for h, mem in zip(inputs, mems, strict=True)]
-        return unpack_pairs(padding_mask, tf.stack(probs)), mask.forget(new_mems, lengths)
+        watched, padding_mask, new_mems = self._watch(tokens, mems, padding_mask)
+        return unpack_pairs(padding_mask, tf.stack(watched.probs)), new_mems
 
-    def _into_layer(self, tokens, mems, layer, padding_mask):
-        """`(input, other arguments, padding_mask)` of a layer in a call without dropout."""
-        self.build_at_once()
-        number = check_layer(layer, self.n_layer)
-        tokens, mems, padding_mask, lengths = self.packed(tokens, mems, padding_mask)
-        hidden, arguments, _ = self.enter(tokens, mems, lengths=lengths)
-        hidden, _ = apply_layers(self.decoder_layers[:number], hidden, arguments[:number])
-        return hidden, arguments[number], padding_mask
+    def _watch(self, tokens, mems, padding_mask):
+        """`(watched, padding_mask, new_mems)` of a call: what its attentions computed, rows packed."""
+        if padding_mask is not None:
+            padding_mask = self.packed(tokens, mems, padding_mask)[2]
+        with watching() as watched:
+            _, new_mems = self(tokens, mems, **({} if padding_mask is None else {"padding_mask": padding_mask}))
+        if len(watched.probs) != self.n_layer:
+            attentions = {type(getattr(layer, "rel_attn", layer)).__name__ for layer in self.decoder_layers}
+            message = (
+                f"attention can be shown only where each of the n_layer={self.n_layer} layers calls "
+                f"txl_tf.layers.attend once, got {len(watched.probs)} calls of {', '.join(sorted(attentions))}"
+            )
+            raise ParameterError("layer_class", self.decoder_layers, "layers that call txl_tf.layers.attend", message)
+        return watched, padding_mask, new_mems
 
     @property
     def _default_save_signature(self):

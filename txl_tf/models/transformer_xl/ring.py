@@ -16,12 +16,14 @@ Shapes:
     B: batch      T: tgt_len      H: n_head      D: d_head      K: slots
 """
 
+from typing import NamedTuple
+
 import keras
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from txl_tf.layers.attention import attend, products_of_heads, shifted_scores
-from txl_tf.layers.transformer_xl.reset import attend_documents
+from txl_tf.equations import shifted_scores
+from txl_tf.kernels import products_of_heads
 from txl_tf.models.transformer_xl.inference import row_by_row
 
 # Queries that attend at a time: bounds the memory that a long prompt takes, and changes no result.
@@ -72,75 +74,82 @@ def eraser(starts, slots, klen, n_head, in_place=False):
 # ---------------------------------------------------------------------------------------------------------- attention
 
 
-def attend_ring(q, keys, values, weights, first_slot, reach, since=None, static_shapes=False):
-    """Attention over the ring, for a block of queries and a row of the batch at a time, which fits the CPU's cache.
+class RingPlaces(NamedTuple):
+    """`Places` of the keys in a ring, seen from a block of queries."""
+
+    r: tf.Tensor | list  # [H, K + T, D], see `_rotated`; of one query a list of H [K, D]
+    visible: tf.Tensor | None
+    content: tf.Tensor | None
+    zero_keys = 0
+
+    def position_scores(self, q):
+        """See `Places`; of one query a list of the heads."""
+        if isinstance(self.r, list):
+            scores = products_of_heads(q, self.r, transpose_b=True)
+            return scores if self.content is None else tf.stack(scores)
+        tgt_len = keras.ops.shape(q)[-2]
+        klen = keras.ops.shape(self.r)[1] - tgt_len
+        return shifted_scores(q, self.r, first=tgt_len - 1)[..., :klen]
+
+
+def attend_ring(block, content_q, position_q, keys, values, r, first_slot, reach, since=None, static_shapes=False):
+    """Attention over the ring, for a part of the queries and a row of the batch at a time, which fits the CPU's cache.
 
     Args:
-        q: `[B, H, T, D]`, scaled queries, of which the first stands in `first_slot`, an int scalar tensor.
+        block: `block(content_q, position_q, k, v, places)` of `txl_tf.equations.attention`.
+        content_q, position_q: `[B, H, T, D]`, queries, of which the first stands in `first_slot`, an int scalar tensor.
         keys, values: `[B, H, K, D]`.
-        weights: `LayerWeights`, whose `position_keys` are `ring_positions`.
+        r: `ring_positions`.
         reach: int `[T]` or `[B, T]`, distance to the farthest key that is seen; `None` if all are.
         since: int `[B, T]`, distance beyond which keys and values count as zeros; `None` for none.
         static_shapes: all rows at once.
     """
-    batch, n_head, tgt_len, d_head = keras.ops.shape(q)
-    rw_q = q + weights.r_w_bias[:, None]
-    rr_q = q + weights.r_r_bias[:, None]
-    if (q.shape[2] or tf.int32.max) <= QUERY_BLOCK:
-        return _attend_block(rw_q, rr_q, keys, values, weights.position_keys, first_slot, reach, since, static_shapes)
+    queries = content_q, position_q
+    batch, n_head, tgt_len, d_head = keras.ops.shape(content_q)
+    known = content_q.shape[2]
+    if (known or tf.int32.max) <= QUERY_BLOCK:
+        return _attend_part(block, *queries, keys, values, r, first_slot, reach, since, static_shapes)
 
-    block = QUERY_BLOCK if q.shape[2] else tf.minimum(tgt_len, QUERY_BLOCK)
-    padding = -tgt_len % block
+    size = QUERY_BLOCK if known else tf.minimum(tgt_len, QUERY_BLOCK)
+    padding = -tgt_len % size
 
-    rw_q, rr_q = (tf.pad(x, [[0, 0], [0, 0], [0, padding], [0, 0]]) for x in (rw_q, rr_q))
+    queries = [tf.pad(x, [[0, 0], [0, 0], [0, padding], [0, 0]]) for x in queries]
     reach, since = (
         x if x is None else tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[0, padding]]) for x in (reach, since)
     )
 
-    def attend_block(start):
+    def attend_part(start):
         slot = (first_slot + start) % keras.ops.shape(keys)[2]
-        queries = [tf.slice(x, [0, 0, start, 0], [-1, -1, block, -1]) for x in (rw_q, rr_q)]
-        of_block = [x if x is None else tf.gather(x, start + tf.range(block), axis=-1) for x in (reach, since)]
-        return _attend_block(*queries, keys, values, weights.position_keys, slot, *of_block, static_shapes)
+        of_part = [tf.slice(x, [0, 0, start, 0], [-1, -1, size, -1]) for x in queries]
+        limits = [x if x is None else tf.gather(x, start + tf.range(size), axis=-1) for x in (reach, since)]
+        return _attend_part(block, *of_part, keys, values, r, slot, *limits, static_shapes)
 
-    spec = tf.TensorSpec([q.shape[0], n_head, block if q.shape[2] else None, d_head], q.dtype)
-    blocks = tf.map_fn(attend_block, tf.range(0, tgt_len, block), fn_output_signature=spec, parallel_iterations=1)
-    attn_vec = tf.transpose(blocks, [1, 2, 0, 3, 4])  # [B, H, blocks, block, D]
+    spec = tf.TensorSpec([content_q.shape[0], n_head, size if known else None, d_head], content_q.dtype)
+    parts = tf.map_fn(attend_part, tf.range(0, tgt_len, size), fn_output_signature=spec, parallel_iterations=1)
+    attn_vec = tf.transpose(parts, [1, 2, 0, 3, 4])  # [B, H, parts, size, D]
     return tf.reshape(attn_vec, [batch, n_head, tgt_len + padding, d_head])[:, :, :tgt_len]
 
 
-def _attend_block(rw_q, rr_q, keys, values, position_keys, first_slot, reach, since, static_shapes):
-    """`attend_ring` for one block of queries with u and v added."""
-    tgt_len, klen = keras.ops.shape(rw_q)[2], keras.ops.shape(keys)[2]
-    by_head = rw_q.shape[2] == 1 and not static_shapes
-    position_keys = _rotated(position_keys, first_slot, tgt_len, klen, by_head)
+def _attend_part(block, content_q, position_q, keys, values, r, first_slot, reach, since, static_shapes):
+    """`attend_ring` for as many queries as attend at a time."""
+    tgt_len, klen = keras.ops.shape(content_q)[2], keras.ops.shape(keys)[2]
+    r = _rotated(r, first_slot, tgt_len, klen, by_head=content_q.shape[2] == 1 and not static_shapes)
     visible = content = None
     if reach is not None:
         distance = (first_slot + tf.range(tgt_len)[:, None] - tf.range(klen)) % klen  # [T, K]
         visible = distance <= reach[..., None]  # [T, K] or [B, T, K]
-        content = None if since is None else tf.cast(distance <= since[..., None], rw_q.dtype)  # [B, T, K]
-
-    def attend_rows(rw_q, rr_q, keys, values, visible, content):
-        """Of one row, `[H, T, D]`, or of several, `[H, B, T, D]`."""
-        if by_head:
-            position_scores = products_of_heads(rr_q, position_keys, transpose_b=True)
-            position_scores = position_scores if content is None else tf.stack(position_scores)
-        else:
-            position_scores = shifted_scores(rr_q, position_keys, first=tgt_len - 1)[..., :klen]
-        if content is None:
-            return attend(rw_q, keys, values, position_scores, visible)
-        return attend_documents(rw_q, keys, values, position_scores, visible, content)
+        content = None if since is None else tf.cast(distance <= since[..., None], content_q.dtype)  # [B, T, K]
 
     if static_shapes:
-        heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (rw_q, rr_q, keys, values)]
-        return tf.transpose(attend_rows(*heads_first, visible, content), [1, 0, 2, 3])
+        heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, keys, values)]
+        return tf.transpose(block(*heads_first, RingPlaces(r, visible, content)), [1, 0, 2, 3])
 
     def attend_row(b):
-        row_visible = visible if visible is None or len(visible.shape) == 2 else visible[b]
-        row_content = None if content is None else content[b]
-        return attend_rows(rw_q[b], rr_q[b], keys[b], values[b], row_visible, row_content)
+        of_row = visible if visible is None or len(visible.shape) == 2 else visible[b]
+        places = RingPlaces(r, of_row, None if content is None else content[b])
+        return block(content_q[b], position_q[b], keys[b], values[b], places)
 
-    return row_by_row(attend_row, rw_q)
+    return row_by_row(attend_row, content_q)
 
 
 def ring_positions(r_k, max_segment):

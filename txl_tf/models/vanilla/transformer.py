@@ -18,12 +18,13 @@ import tensorflow as tf
 
 from txl_tf.config import TransformerConfig, one_of
 from txl_tf.data.pairs.parallel import PADDING
+from txl_tf.kernels import cross_entropy, project
+from txl_tf.kernels.dropout import split
+from txl_tf.kernels.dtypes import at_least_float32
+from txl_tf.kernels.packing import pack, packed_order, packed_places
 from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import Dropping, KerasHabits, Layer, as_ids, check_tensors, shown
-from txl_tf.layers.common.dropout import split
-from txl_tf.layers.common.dtypes import at_least_float32
-from txl_tf.layers.common.ops import LayerNorm, Linear, cross_entropy, project
-from txl_tf.layers.common.packing import pack, packed_order, packed_places
+from txl_tf.layers.common.ops import LayerNorm, Linear
 from txl_tf.layers.mixins.settings import FREE_SEED, compiled_method
 from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding, PositionEmbedding
 from txl_tf.layers.vanilla.encoder_decoder import EPSILON, DecoderLayer, EncoderLayer

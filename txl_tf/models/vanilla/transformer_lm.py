@@ -8,15 +8,16 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import NetworkConfig, TransformerLMConfig, at_least
+from txl_tf.kernels.dropout import dropout
+from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.layers.common.arguments import takes
-from txl_tf.layers.common.dropout import dropout
-from txl_tf.layers.common.dtypes import at_least_float32, wide_dtype
 from txl_tf.layers.common.ops import own_initializer
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding
+from txl_tf.layers.transformer_xl.memory import NetworkMemory
 from txl_tf.layers.vanilla.language_model_layer import TransformerLMLayer
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.transformer_xl.network import TransformerXL
-from txl_tf.models.vanilla.window import WindowCache
+from txl_tf.models.vanilla.window import RereadWindow, WindowCache
 
 # Arguments of `TransformerXL` that have no meaning here, and why.
 REFUSED = {
@@ -77,6 +78,8 @@ class AbsoluteTransformer(TransformerXL):
 
     def embed(self, tokens, mlen, dropout_keys, static_shapes, zero):
         """The sum of embeddings and positions, `[batch, tgt_len, d_model]`; the layers know nothing of positions."""
+        if isinstance(mlen, NetworkMemory):
+            return self.embedding(tokens, static_shapes=static_shapes) + mlen.positions(), None
         pos_emb = tf.cast(self.positions(keras.ops.shape(tokens)[1], zero), self.compute_dtype)
         embeddings = self.embedding(tokens, static_shapes=static_shapes)
         return dropout(embeddings + pos_emb, self.dropout, dropout_keys[0]), None
@@ -139,8 +142,14 @@ class TransformerLM(LanguageModel):
         return config
 
     def decoding_cache(self, static_shapes=False):
-        """The cache that `generate` reads a text with: the window as keys and values."""
-        return WindowCache(self.network, self.context_len, static_shapes)
+        """The cache that `generate` reads a text with: the window as keys and values, or as tokens."""
+        if self.why_not_cached() is not None:
+            return RereadWindow(self, static_shapes)
+        return self.cached_decoding(static_shapes)
+
+    def cached_decoding(self, static_shapes=False):
+        """The cache of keys and values."""
+        return WindowCache(self.network, self.context_len, static_shapes, self.outputs)
 
     def first_nll(self, tokens, labels):
         """As `TransformerXLLM.first_nll`."""

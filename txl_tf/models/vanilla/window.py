@@ -22,8 +22,9 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.attention import attend
-from txl_tf.models.transformer_xl.inference import layer_weights, row_by_row, run_layers, writable_copy, zero_keys
+from txl_tf.equations import Places
+from txl_tf.layers.transformer_xl.memory import Memory, NetworkMemory
+from txl_tf.models.transformer_xl.inference import layer_weights, read, row_by_row, writable_copy, zero_keys
 from txl_tf.models.transformer_xl.ring import write
 
 
@@ -56,10 +57,11 @@ class WindowCache:
         network: `AbsoluteTransformer`.
         context_len: tokens of a window, at least 2.
         static_shapes: see `MemoryCache`.
+        model: what is called with the memory, see `LanguageModel.outputs`; the network unless it is given.
     """
 
-    def __init__(self, network, context_len, static_shapes=False):
-        self.network = network
+    def __init__(self, network, context_len, static_shapes=False, model=None):
+        self.network, self.model = network, model or network
         self.context_len = context_len
         self.static_shapes = static_shapes
 
@@ -143,27 +145,126 @@ class WindowCache:
         Returns:
             `(hidden, state)`: `[B, T, E]` and the state after the tokens.
         """
-        network, (batch, tgt_len) = self.network, keras.ops.shape(tokens)
-        places = state.length[:, None] + tf.range(tgt_len)  # [B, T]
-        slots = network.mem_len + places
-        key = tf.range(network.mem_len + self.context_len)
-        visible = key <= slots[..., None]  # [B, T, K]
-        if network.same_length:
-            visible &= key >= places[..., None]
-        of_heads = tf.repeat(slots, network.n_head, 0)
-        new_keys, new_values = [], []
+        memory = WindowMemory(self.network, weights, tokens, state, in_place, self.static_shapes)
+        return read(self.model, tokens, memory, self.static_shapes)
 
-        def attention(i, q, k, v):
-            keys, values = write(state.keys[i], of_heads, k, in_place), write(state.values[i], of_heads, v, in_place)
-            new_keys.append(keys)
-            new_values.append(values)
-            if self.static_shapes:
-                return attend(q, keys, values, None, visible[:, None])
-            return row_by_row(lambda b: attend(q[b], keys[b], values[b], None, visible[b]), q)
 
-        embeddings = network.embedding(tokens, static_shapes=self.static_shapes)
-        hidden = embeddings + tf.gather(weights.positions, places)
-        hidden = run_layers(network, weights.layers, hidden, attention)
-        cells = tf.stack([tf.broadcast_to(tf.range(batch)[:, None], tf.shape(places)), places], -1)
-        seen = tf.tensor_scatter_nd_update(state.tokens, cells, tokens)
-        return hidden, WindowState(tuple(new_keys), tuple(new_values), seen, state.length + tgt_len)
+class WindowMemory(NetworkMemory):
+    """The memory of a network as the keys and values of a window, for one segment.
+
+    Args: as in `WindowCache.forward`, and
+        network, static_shapes: see `WindowCache`.
+    """
+
+    def __init__(self, network, weights, tokens, state, in_place, static_shapes):
+        super().__init__(network)
+        self.weights, self.tokens, self.state = weights, tokens, state
+        self.in_place, self.static_shapes = in_place, static_shapes
+        self.places = state.length[:, None] + tf.range(keras.ops.shape(tokens)[1])  # [B, T]
+        self.slots = network.mem_len + self.places
+        key = tf.range(keras.ops.shape(state.keys[0])[2])
+        visible = key <= self.slots[..., None]  # [B, T, K]
+        self.visible = visible & (key >= self.places[..., None]) if network.same_length else visible
+        self.slots_of_heads = tf.repeat(self.slots, network.n_head, 0)
+        rings = zip(network.decoder_layers, weights.layers, state.keys, state.values, strict=True)
+        self.layers = [WindowOfLayer(layer, of_layer, self, k, v) for layer, of_layer, k, v in rings]
+
+    def positions(self):
+        """Those of the tokens: `[B, T, E]`."""
+        return tf.gather(self.weights.positions, self.places)
+
+    def finish(self):
+        """The `WindowState` after the segment."""
+        keys, values = zip(*(layer.after for layer in self.checked().layers), strict=True)
+        row = tf.broadcast_to(tf.range(keras.ops.shape(self.tokens)[0])[:, None], tf.shape(self.places))
+        seen = tf.tensor_scatter_nd_update(self.state.tokens, tf.stack([row, self.places], -1), self.tokens)
+        return WindowState(keys, values, seen, self.state.length + keras.ops.shape(self.tokens)[1])
+
+
+class WindowOfLayer(Memory):
+    """The keys and values of one layer in a `WindowMemory`.
+
+    Attributes:
+        after: keys and values `[B, H, K, D]` after the segment.
+    """
+
+    def __init__(self, layer, weights, segment, keys, values):
+        super().__init__(layer, weights)
+        self.segment, self.keys, self.values, self.after = segment, keys, values, None
+
+    def attend(self, block, content_q, position_q, k, v):
+        """Writes keys and values of the segment into the window, and attends to it."""
+        at = self.segment
+        keys, values = (
+            write(ring, at.slots_of_heads, new, at.in_place) for ring, new in ((self.keys, k), (self.values, v))
+        )
+        self.after = keys, values
+        if at.static_shapes:
+            return block(content_q, None, keys, values, Places(None, visible=at.visible[:, None]))
+        return row_by_row(
+            lambda b: block(content_q[b], None, keys[b], values[b], Places(None, visible=at.visible[b])), content_q
+        )
+
+
+class RereadWindow:
+    """The decoding cache of a network that cannot be cached: every token reads the whole window again.
+
+    Args:
+        lm: `TransformerLM`.
+        static_shapes: see `MemoryCache`.
+    """
+
+    def __init__(self, lm, static_shapes=False):
+        self.lm, self.context_len, self.static_shapes = lm, lm.context_len, static_shapes
+
+    def precompute(self):
+        """Nothing is known before."""
+        return ()
+
+    def initial_state(self, batch_size):
+        """The state before a text."""
+        tokens = tf.zeros([batch_size, self.context_len], tf.int32)
+        return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
+
+    def read_prompt(self, prompt, lengths):
+        """As `MemoryCache.read_prompt`."""
+        start, place = window_start(lengths, self.context_len), tf.range(self.context_len)
+        columns = tf.minimum(start[:, None] + place, keras.ops.shape(prompt)[1] - 1)
+        length = lengths - start
+        tokens = tf.where(place < length[:, None], tf.gather(prompt, columns, batch_dims=1), 0)
+        state = WindowState((), (), tokens, length)
+        return self._last(state), state
+
+    def read(self, tokens, state):
+        """As `MemoryCache.read`, token by token."""
+
+        def read_one(i, outputs, state):
+            output, state = self.read_token((), tokens[:, i], state)
+            return i + 1, tf.concat([outputs, output[:, None]], 1), state
+
+        outputs = self.lm.no_outputs(keras.ops.shape(tokens)[0])
+        shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, outputs.shape[2]])
+        _, outputs, state = tf.while_loop(
+            lambda i, *_: i < tf.shape(tokens)[1],
+            read_one,
+            (0, outputs, state),
+            shape_invariants=(*shapes, tf.nest.map_structure(lambda tensor: tensor.shape, state)),
+            parallel_iterations=1,
+        )
+        return outputs, state
+
+    def read_token(self, weights, token, state):
+        """As `MemoryCache.read_token`."""
+        half, place = self.context_len // 2, tf.range(self.context_len)
+        full = state.length == self.context_len
+        moved = tf.pad(state.tokens[:, self.context_len - half :], [[0, 0], [0, self.context_len - half]])
+        length = tf.where(full, half, state.length)
+        tokens = tf.where(full[:, None], moved, state.tokens)
+        tokens = tf.where(place == length[:, None], token[:, None], tokens)
+        state = WindowState((), (), tokens, length + 1)
+        return self._last(state), state
+
+    def _last(self, state):
+        """What the model gives for the last token of every window."""
+        outputs, _ = self.lm.outputs(state.tokens, self.lm.initial_mems(keras.ops.shape(state.tokens)[0]))
+        return tf.gather(outputs, state.length - 1, batch_dims=1)

@@ -10,7 +10,7 @@ import functools
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from txl_tf.layers.common.dtypes import wide_dtype
+from txl_tf.kernels.dtypes import wide_dtype
 
 
 def custom_gradient(f):

@@ -4,8 +4,8 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config.checks import RATE
-from txl_tf.layers.common.dtypes import scalar
-from txl_tf.layers.common.fusion import fused
+from txl_tf.kernels.dtypes import scalar
+from txl_tf.kernels.fusion import fused
 
 # Of the places that `split` tells apart at once.
 _PLACES = 1024

@@ -1,0 +1,39 @@
+"""Which parts of a model are the library's own, and which are a user's."""
+
+import inspect
+
+
+def is_library(part, cls, *methods):
+    """Whether `part` is computed by the library's own code.
+
+    Args:
+        part: a layer or model.
+        cls: the class that it has in this library.
+        *methods: names of methods, by default `call`. One that was replaced, in a subclass, in the class or in the
+            instance, is the user's.
+    """
+    methods = methods or ("call",)
+    if any(name in vars(part) for name in methods):
+        return False
+    return all(_is_ours(getattr(type(part), name, None), getattr(cls, name)) for name in methods)
+
+
+def _is_ours(method, expected):
+    return method is expected and getattr(method, "__module__", "").startswith("txl_tf.")
+
+
+def own_parts(model):
+    """The parts that a user has made other: `["Mine 'layer_0'", ...]`.
+
+    Parts are the model and all layers in it. A part is a user's where its class is, or a method of its class. Layers of
+    Keras are a user's, too: the library's models have none.
+    """
+    return [f"{type(part).__name__} {part.name!r}" for part in model._flatten_layers() if not _is_all_ours(part)]
+
+
+def _is_all_ours(part):
+    ours = [base for base in type(part).__mro__ if base.__module__.startswith("txl_tf.")]
+    if not ours or ours[0] is not type(part) or "call" in vars(part):
+        return False
+    functions = (value for base in ours for value in vars(base).values() if inspect.isfunction(value))
+    return all(function.__module__.startswith("txl_tf.") for function in functions)
