@@ -147,7 +147,7 @@ def test_generation_has_static_shapes(model, options):
     uniform = tf.zeros([16, 6, 2], tf.float64)
     text = TextState(tf.zeros([6, lm.network.d_model]), cache.initial_state(6), no_history(6, lm.network.n_token))
     step = tf.function(next_token, autograph=False).get_concrete_function(
-        cache, precompute_for(lm, cache), text, uniform[0], sampling
+        lm, cache, precompute_for(lm, cache), text, uniform[0], sampling
     )
     prompt, lengths, limits = tf.zeros([3, 16], tf.int32), tf.ones([3], tf.int32), tf.fill([6], 9)
     stops = with_room(check_stops(lm.network.n_token, 3, ["w1\n", "w2"], True, vocab))

@@ -60,6 +60,12 @@ def keywords_of(function: Callable) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind in _BY_NAME and parameter.name != "self"]
 
 
+def takes_keyword(function: Callable, name: str) -> bool:
+    """Whether a function takes an argument of this name, by itself or among its `**kwargs`."""
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values())
+
+
 def known_names(function: Function) -> Function:
     """Decorator: an argument by another name than those in the signature is an UnknownArgumentError, see `check_names`.
 

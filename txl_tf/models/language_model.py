@@ -1,7 +1,6 @@
 """The language model: the network, its softmax, and memory carried through `fit` and `evaluate`."""
 
 import functools
-import logging
 
 import keras
 import tensorflow as tf
@@ -13,7 +12,7 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.common.arguments import arguments_of, takes, values_of
 from txl_tf.layers.common.base import OutputSpecs
-from txl_tf.layers.common.parts import is_library, own_parts
+from txl_tf.layers.common.parts import is_library, why_not_cached
 from txl_tf.layers.embedding import check_ids
 from txl_tf.layers.mixins.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.models.decoding import generation
@@ -29,7 +28,7 @@ from txl_tf.models.transformer_xl.decoding_cache import HiddenStateCache, Memory
 from txl_tf.models.transformer_xl.first_segment import first_segment
 from txl_tf.models.transformer_xl.inference import weights_with, writable_copy
 from txl_tf.models.transformer_xl.network import DRAWN_ONCE, TransformerXL
-from txl_tf.schema import keywords_of
+from txl_tf.schema import takes_keyword
 from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 
 _NO_PREDICT = (
@@ -231,21 +230,22 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         outputs, new_mems = self.outputs(tokens, mems, static_shapes=static_shapes, **training)
         return *self._nll(outputs, labels, static_shapes, bin_capacities), new_mems
 
-    def outputs(self, tokens, mems=None, *, static_shapes=False, **training):
+    def outputs(self, tokens, mems=None, *, static_shapes=False, **options):
         """What every method computes its results from: hidden states, or log-probabilities of an own `call`.
 
         Args:
             tokens: int `[batch, tgt_len]`.
             mems: list of `n_layer` tensors `[batch, any, d_model]`; or a `NetworkMemory`, in inference.
-            static_shapes, **training: see `segment_nll`.
+            static_shapes: see `segment_nll`.
+            **options: other arguments of the network's call, such as `training` and `padding_mask`.
 
         Returns:
             `(outputs, new_mems)`: `[batch, tgt_len, d_model]`, or `[batch, tgt_len, n_token]` where `call` is not that
             of this library.
         """
         model = self if self.has_own_call else self.network
-        options = {**training, "static_shapes": True} if static_shapes else training
-        known = {name: value for name, value in options.items() if name in keywords_of(model.call)}
+        options = {**options, "static_shapes": True} if static_shapes else options
+        known = {name: value for name, value in options.items() if takes_keyword(model.call, name)}
         if "static_shapes" in options and "static_shapes" not in known and model is self.network:
             message = f"static_shapes needs a network whose call takes it, got {type(model).__name__}"
             raise ParameterError("static_shapes", True, [False], message)
@@ -285,30 +285,12 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
     def why_not_cached(self):
         """The error of a part that cannot be computed from cached keys and values; `None` where there is none."""
-        known = self.__dict__.setdefault("_graphs", {})
-        if "why_not_cached" not in known:
-            known["why_not_cached"] = self._probe()
-        return known["why_not_cached"]
-
-    def _probe(self):
-        if own_parts(self) == []:
-            return None
 
         def read():
             cache = self.cached_decoding()
             return cache.read_token(cache.precompute(), tf.zeros([1], tf.int32), cache.initial_state(1))[0]
 
-        try:
-            with tf.init_scope():
-                tf.function(read, autograph=False).get_concrete_function()
-        except Exception as error:  # the same code is computed without the cache next, and raises its own errors
-            names = ", ".join(own_parts(self))
-            logging.getLogger("txl_tf").warning(
-                "%s cannot be computed from cached keys and values (%s): evaluation and generation project the whole "
-                "memory for every segment, which is slower", names, error,
-            )  # fmt: skip
-            return error
-        return None
+        return why_not_cached(self, read)
 
     def _nll(self, outputs, labels, static_shapes, bin_capacities=None):
         """`(nll, kept)` of `segment_nll`."""

@@ -48,7 +48,6 @@ HOOKS_OF_MEMORY_MODEL = {
     "compute_loss": _NO_Y_PRED,
     "compute_metrics": _NO_Y_PRED,
     "stateless_compute_loss": _NO_Y_PRED,
-    "call": "training, evaluation and score do not go through call: override segment_nll, too",
     "predict_step": _NO_PREDICT,
     "make_predict_function": _NO_PREDICT,
     "get_metrics_result": "metrics that are attributes of the model, and all that a step logs, are reported anyway",

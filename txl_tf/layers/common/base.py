@@ -231,12 +231,24 @@ class CachedMemory:
     """Base of objects that a call takes in the place of tensors, see `layers/transformer_xl/memory.py`."""
 
 
+class NotCacheable(TypeError):
+    """A part of a model cannot be computed from cached keys and values: it needs tensors in their place."""
+
+
 def memories_by_name(layer, args, kwargs):
-    """`(args, kwargs)` of a call, with a `CachedMemory` by its name: Keras takes nothing but tensors by position."""
+    """`(args, kwargs)` of a call, with a `CachedMemory` by its name: Keras takes nothing but tensors by position.
+
+    Where the call takes `*args`, the names are those of the class that it overrides.
+    """
     if not any(isinstance(x, CachedMemory) for x in args[1:]):
         return args, kwargs
-    names = list(inspect.signature(layer.call).parameters)[1 : len(args)]
-    return args[:1], {**dict(zip(names, args[1:], strict=True)), **kwargs}
+    names = []
+    for cls in type(layer).__mro__:
+        if "call" in vars(cls):
+            _, *own = inspect.signature(cls.call).parameters.values()
+            own = [parameter.name for parameter in own if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+            names += own[len(names) :]
+    return args[:1], {**dict(zip(names[1:], args[1:], strict=False)), **kwargs}
 
 
 class KerasHabits(Settings, OutputSpecs, Checkpointed):

@@ -1,6 +1,10 @@
 """Which parts of a model are the library's own, and which are a user's."""
 
 import inspect
+import logging
+import re
+
+import tensorflow as tf
 
 
 def is_library(part, cls, *methods):
@@ -37,3 +41,41 @@ def _is_all_ours(part):
         return False
     functions = (value for base in ours for value in vars(base).values() if inspect.isfunction(value))
     return all(function.__module__.startswith("txl_tf.") for function in functions)
+
+
+def why_not_cached(model, read):
+    """The error of a part of a model that cannot be computed from cached keys and values; `None` where there is none.
+
+    A model of the library's parts alone can be cached. Of others `read` is traced, once until a part changes. An error
+    in it is logged, and the model is computed without a cache, which raises the part's own errors.
+
+    Args:
+        read: function that computes something of the model from a cache.
+    """
+    known = model.__dict__.setdefault("_graphs", {})  # dropped when a part changes
+    if "why_not_cached" not in known:
+        parts, error = own_parts(model), None
+        if parts:
+            error = _error_of_trace(read)
+        if error is not None:
+            logging.getLogger("txl_tf").warning(
+                "%s cannot be computed from cached keys and values, so evaluation and generation are slower: %s",
+                ", ".join(parts), _cause(error),
+            )  # fmt: skip
+        known["why_not_cached"] = error
+    return known["why_not_cached"]
+
+
+def _error_of_trace(read):
+    try:
+        with tf.init_scope():
+            tf.function(read, autograph=False).get_concrete_function()
+    except Exception as error:
+        return error
+    return None
+
+
+def _cause(error):
+    """What an error says without what Keras puts around it."""
+    found = re.findall("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)
+    return found[0] if found else str(error)

@@ -70,6 +70,8 @@ class Settings:
     def __setattr__(self, name, value):
         if name in self.__dict__.get("_settings", ()):
             change(self, name, value)
+        elif "_settings" in self.__dict__ and is_part(name, value):
+            change_part(self, name, value, super().__setattr__)
         else:
             super().__setattr__(name, value)
 
@@ -197,6 +199,27 @@ def change(x, name, value):
     for layer in x._flatten_layers():
         if isinstance(layer, Settings):
             layer.settings_changed({own_name for part, own_name in copies if part is layer})
+
+
+def is_part(name, value):
+    """Whether an attribute of a layer that was made decides what it computes: a layer in it, its class, its call."""
+    return name in ("__class__", "call") or isinstance(value, keras.Layer)
+
+
+def change_part(x, name, value, store):
+    """Sets a part of a layer or model that has been made, or its class, by `store`. Compiled graphs of it are dropped.
+
+    Raises:
+        FixedAttributeError: a graph that nobody here can drop has the old part.
+    """
+    current = type(x) if name == "__class__" else getattr(x, name, None)
+    if value is current:
+        return
+    _drop_graphs_of(x)
+    _check_no_graph(x, name, value, current)
+    store(name, value)
+    if isinstance(value, Settings):
+        value.__dict__.setdefault("_owner", weakref.ref(x))
 
 
 def free_settings_of(x):

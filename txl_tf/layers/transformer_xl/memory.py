@@ -13,11 +13,7 @@ import tensorflow as tf
 
 from txl_tf import kernels as ops
 from txl_tf.equations import Attention
-from txl_tf.layers.common.base import CachedMemory
-
-
-class NotCacheable(TypeError):
-    """A part of a model needs hidden states where there are only keys and values."""
+from txl_tf.layers.common.base import CachedMemory, NotCacheable, memories_by_name
 
 
 class HiddenStates:
@@ -105,8 +101,9 @@ class Memory(CachedMemory):
     def read(self, h):
         """The layer's output for its input `h`, `[B, T, E]`: a call of the layer with this memory."""
         self.input = h
-        names = ("r", "r_w_bias", "r_r_bias") if self.weights.r_w_bias is not None else ()
-        return self.layer(h, **dict.fromkeys([*names, "attn_mask", "mems"], self))
+        n_positions = 3 if self.weights.r_w_bias is not None else 0  # r, r_w_bias and r_r_bias
+        args, kwargs = memories_by_name(self.layer, (h, *(self,) * (n_positions + 2)), {})  # attn_mask and mems
+        return self.layer(*args, **kwargs)
 
 
 class NetworkMemory(CachedMemory):

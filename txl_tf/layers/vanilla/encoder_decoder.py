@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, check_sizes, check_tensors
+from txl_tf.layers.common.base import CachedMemory, Layer, NotCacheable, check_sizes, check_tensors
 from txl_tf.layers.common.masks import mask_of
 from txl_tf.layers.common.ops import LayerNorm
 from txl_tf.layers.feed_forward import PositionWiseFFN
@@ -178,6 +178,10 @@ class DecoderLayer(_TransformerLayer):
         return_attention_scores=True, training=None, dropout_key=None,
     ):  # fmt: skip
         sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
+        if isinstance(enc_output, CachedMemory):
+            enc_output.check(self, look_ahead_mask, padding_mask)
+            output, *weights = self.decode(x, enc_output, enc_output.own, enc_output.cross)
+            return (output, *weights) if return_attention_scores else output
         check_tensors(sizes, x=(x, "float batch length d_model"), enc_output=(enc_output, "float batch source d_model"))
         length, source = keras.ops.shape(x)[1], keras.ops.shape(enc_output)[1]
         mask = mask_of(x) if mask is None else mask
@@ -185,7 +189,7 @@ class DecoderLayer(_TransformerLayer):
         of_self = {**sizes, "queries": length, "keys": length}
         own = seen_of_masks(of_self, mask, None, look_ahead_mask, use_causal_mask, names=("mask", "look_ahead_mask"))
         cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, names=("padding_mask", ""))
-        x, enc_output = tf.cast(x, self.compute_dtype), tf.cast(enc_output, self.compute_dtype)
+        x, enc_output = self.computed(x, enc_output)
         output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
         return (
             (output, *(tf.transpose(probs, [1, 0, 2, 3]) for probs in weights)) if return_attention_scores else output
@@ -215,33 +219,68 @@ class DecoderLayer(_TransformerLayer):
         source = given["enc_output"][1] if given.get("enc_output") else None
         return given["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
 
-    def step(self, x, place, cache, source, cross=None):
-        """The call for one more element, from the keys and values of those before it.
-
-        Args:
-            x: `[batch, 1, d_model]`.
-            place: int scalar tensor, the number of the element.
-            cache: `(keys, values)`, `[num_heads, batch, most, depth]` each, of the elements before it.
-            source: `(keys, values)` of the encoder's output, see `source_heads`.
-            cross: see `decode`.
-
-        Returns:
-            `(output, cache)`: `[batch, 1, d_model]`, and the cache with the new element.
-        """
-        places = tf.range(keras.ops.shape(cache[0])[2])
-
-        def self_attention(y):
-            q, k, v = self.mha1.project(y, self.mha1.wq, self.mha1.wk, self.mha1.wv)
-            here = tf.cast(places == place, y.dtype)[:, None]
-            new_cache = tuple(old * (1 - here) + new * here for old, new in zip(cache, (k, v), strict=True))
-            return self.mha1.attend(q, *new_cache, (places <= place)[None])[0], new_cache
-
-        x, new_cache = self._residual(x, self.layernorm1, self_attention)
-        x, _ = self._residual(
-            x, self.layernorm2, lambda y: self.mha2.attend(*self.mha2.project(y, self.mha2.wq), *source, cross)
-        )
-        return self._feed_forward(x, self.layernorm3), new_cache
-
     def source_heads(self, enc_output):
         """Keys and values of the encoder's output, which are the same at every step."""
         return tuple(self.mha2.project(enc_output, self.mha2.wk, self.mha2.wv))
+
+
+class DecoderMemory(CachedMemory):
+    """What a decoder layer attends to when it reads one more element: cached keys and values.
+
+    It stands for `enc_output` and for both masks of the layer's call, and is no tensor: a layer can do nothing with it
+    but to hand it on.
+
+    Args:
+        layer: the `DecoderLayer`.
+        place: int scalar tensor, the number of the element.
+        cache: `(keys, values)`, `[num_heads, batch, most, depth]` each, of the elements before it.
+        source: `(keys, values)` of the encoder's output, see `source_heads`.
+        seen: bool, which keys of the source are seen; see `visible` of `multi_head_attention`.
+    """
+
+    def __init__(self, layer, place, cache, source, seen):
+        self.layer = layer
+        self.own, self.cross = OwnKeys(layer, place, cache), SourceKeys(layer, source, seen)
+
+    def check(self, layer, *masks):
+        """Called by a `layer`. Raises NotCacheable unless it got this memory for all that it stands for."""
+        if layer is not self.layer or any(mask is not self for mask in masks):
+            raise NotCacheable(f"{self.layer.name} gives its attention another mask or another encoder's output")
+
+    def after(self):
+        """The cache with the new element. Raises NotCacheable unless the layer attended to both once."""
+        if self.own.used != 1 or self.cross.used != 1:
+            raise NotCacheable(f"{self.layer.name} does not attend once to the target and once to the source")
+        return self.own.cache
+
+
+class OwnKeys(CachedMemory):
+    """Keys and values of the elements of a target so far."""
+
+    def __init__(self, layer, place, cache):
+        self.layer, self.place, self.cache, self.used = layer, place, cache, 0
+
+    def attention(self, mha, v, k, q):
+        """`MultiHeadAttention.attention` of the new element, which is added to the cache."""
+        if mha is not self.layer.mha1 or not q is k is v:
+            raise NotCacheable(f"{self.layer.name} gives its self-attention other queries than keys")
+        places = tf.range(keras.ops.shape(self.cache[0])[2])
+        q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)
+        here = tf.cast(places == self.place, q.dtype)[:, None]
+        self.cache = tuple(old * (1 - here) + new * here for old, new in zip(self.cache, (k, v), strict=True))
+        self.used += 1
+        return mha.attend(q, *self.cache, (places <= self.place)[None])
+
+
+class SourceKeys(CachedMemory):
+    """Keys and values of the encoder's output."""
+
+    def __init__(self, layer, source, seen):
+        self.layer, self.source, self.seen, self.used = layer, source, seen, 0
+
+    def attention(self, mha, v, k, q):
+        """`MultiHeadAttention.attention` of queries to the source."""
+        if mha is not self.layer.mha2:
+            raise NotCacheable(f"{self.layer.name} attends to the source by {mha.name}, not by mha2")
+        self.used += 1
+        return mha.attend(*mha.project(q, mha.wq), *self.source, self.seen)

@@ -20,7 +20,7 @@ from txl_tf.kernels import add_bias, head_matmul, join_heads, project
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.layers.common.arguments import stored
-from txl_tf.layers.common.base import Layer, check_heads, check_length, check_tensors, shown
+from txl_tf.layers.common.base import CachedMemory, Layer, check_heads, check_length, check_tensors, shown
 from txl_tf.layers.common.masks import (
     as_bool,
     mask_of,
@@ -236,8 +236,11 @@ class MultiHeadAttention(Layer):
     def attention(self, v, k, q, visible=None, dropout_key=None):
         """`(output, weights)`, the weights as they are computed, `[num_heads, batch, queries, keys]`.
 
-        `visible` is that of `multi_head_attention`. Nothing is checked.
+        `visible` is that of `multi_head_attention`, or a `CachedMemory`, which has the keys and values. Nothing is
+        checked.
         """
+        if isinstance(visible, CachedMemory):
+            return visible.attention(self, v, k, q)
         if q is k and k is v:
             q, k, v = self.project(q, self.wq, self.wk, self.wv)
         else:

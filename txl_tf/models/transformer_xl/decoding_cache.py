@@ -13,6 +13,7 @@ from txl_tf.models.transformer_xl.cache import (
     whole_segments,
 )
 from txl_tf.models.transformer_xl.inference import writable_copy
+from txl_tf.schema import takes_keyword
 
 
 class MemoryCache:
@@ -90,25 +91,27 @@ class HiddenStateCache:
         return tuple(self.lm.initial_mems(batch_size))
 
     def read_prompt(self, prompt, lengths):
-        """As `MemoryCache.read_prompt`: row by row, as rows are of unequal length."""
+        """As `MemoryCache.read_prompt`."""
+        batch, n = keras.ops.shape(prompt)
+        mems = list(self.initial_state(batch))
+        if takes_keyword(self.lm.network.call, "padding_mask") and not self.lm.has_own_call:
+            mask = tf.range(n) < lengths[:, None]
+            outputs, mems = self.lm.outputs(prompt, mems, static_shapes=self.static_shapes, padding_mask=mask)
+            return tf.gather(outputs, lengths - 1, batch_dims=1), tuple(mems)
         if self.static_shapes:
-            part = type(self.lm.network).__name__
-            message = (
-                f"{part} or a part of it cannot be computed from cached keys and values, and then static_shapes cannot "
-                "write texts: compile with static_shapes=False to write"
-            )
-            raise ParameterError("static_shapes", True, [False], message)
+            allowed = "False for a call without padding_mask, as prompts of unequal length need"
+            raise ParameterError("static_shapes", True, allowed)
 
         def read_row(b):
-            outputs, mems = self.lm.outputs(prompt[b : b + 1, : lengths[b]], list(self.initial_state(1)))
-            return outputs[0, -1], tuple(mem[0] for mem in mems)
+            outputs, new_mems = self.lm.outputs(prompt[b : b + 1, : lengths[b]], [mem[b : b + 1] for mem in mems])
+            return outputs[0, -1], tuple(mem[0] for mem in new_mems)
 
-        network, nothing = self.lm.network, self.lm.no_outputs(1)
-        memory = tf.TensorSpec([network.mem_len, network.d_model], network.compute_dtype)
-        specs = tf.TensorSpec([nothing.shape[2]], nothing.dtype), (memory,) * network.n_layer
-        return tf.map_fn(
-            read_row, tf.range(keras.ops.shape(prompt)[0]), fn_output_signature=specs, parallel_iterations=1
+        nothing = self.lm.no_outputs(1)
+        specs = (
+            tf.TensorSpec([nothing.shape[2]], nothing.dtype),
+            tuple(tf.TensorSpec(m.shape[1:], m.dtype) for m in mems),
         )
+        return tf.map_fn(read_row, tf.range(batch), fn_output_signature=specs, parallel_iterations=1)
 
     def read(self, tokens, state):
         """As `MemoryCache.read`."""

@@ -10,10 +10,10 @@ import keras
 import tensorflow as tf
 
 from txl_tf.equations import project_distances
+from txl_tf.layers.common.base import NotCacheable
 from txl_tf.layers.common.bound import bound
 from txl_tf.layers.feed_forward import PositionwiseFF
 from txl_tf.layers.transformer_xl.attention import SegmentAttention
-from txl_tf.layers.transformer_xl.memory import NotCacheable
 
 # Rows of a batch whose attention is written out one by one. More of them, or an unknown number, go through a loop.
 MAX_UNROLLED_ROWS = 16

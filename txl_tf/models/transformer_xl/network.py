@@ -19,6 +19,7 @@ from txl_tf.layers.common.arguments import takes, values_of
 from txl_tf.layers.common.base import (
     Dropping,
     KerasHabits,
+    NotCacheable,
     as_ids,
     check_layer,
     check_length,
@@ -35,7 +36,7 @@ from txl_tf.layers.mixins.settings import FREE_SEED, FREE_SWITCH, OF_CLASS
 from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
 from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
-from txl_tf.layers.transformer_xl.memory import NetworkMemory, NotCacheable
+from txl_tf.layers.transformer_xl.memory import NetworkMemory
 from txl_tf.layers.transformer_xl.reset import Mask, document_mask
 from txl_tf.layers.transformer_xl.score_terms import terms_of
 from txl_tf.models.transformer_xl.apply_layers import apply_layers

@@ -23,11 +23,21 @@ from txl_tf.kernels.dropout import split
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, packed_order, packed_places
 from txl_tf.layers.common.arguments import takes, values_of
-from txl_tf.layers.common.base import Dropping, KerasHabits, Layer, as_ids, check_tensors, shown
+from txl_tf.layers.common.base import (
+    CachedMemory,
+    Dropping,
+    KerasHabits,
+    Layer,
+    NotCacheable,
+    as_ids,
+    check_tensors,
+    shown,
+)
 from txl_tf.layers.common.ops import LayerNorm, Linear
+from txl_tf.layers.common.parts import is_library, why_not_cached
 from txl_tf.layers.mixins.settings import FREE_SEED, compiled_method
 from txl_tf.layers.vanilla.absolute import Embeddings, PositionalEncoding, PositionEmbedding
-from txl_tf.layers.vanilla.encoder_decoder import EPSILON, DecoderLayer, EncoderLayer
+from txl_tf.layers.vanilla.encoder_decoder import EPSILON, DecoderLayer, DecoderMemory, EncoderLayer
 from txl_tf.layers.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
 from txl_tf.models.decoding import beam_search
 from txl_tf.training.resumable import Mean, Resumable
@@ -85,9 +95,12 @@ class Decoder(_Stack):
 
     def call(self, ids, enc_output, look_ahead_mask=None, padding_mask=None, training=None, dropout_key=None):
         embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
-        x, weights = self.embed(ids, dropout_key=embed_key), {}
+        memory = enc_output if isinstance(enc_output, TargetSoFar) else None
+        x = self.embed(ids, memory.place if memory else 0, embed_key)
+        weights = {}
         for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
-            x, block1, block2 = layer(x, enc_output, look_ahead_mask, padding_mask, dropout_key=key)
+            seen = (enc_output, look_ahead_mask, padding_mask) if memory is None else (memory.layers[i],) * 3
+            x, block1, block2 = layer(x, *seen, dropout_key=key)
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
         return self.end(x), weights
 
@@ -98,13 +111,24 @@ class Decoder(_Stack):
             weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
         return x_shape, weights
 
-    def step(self, ids, place, caches, sources, seen):
-        """The call for one more id of every row, int `[B]`, from cached keys and values: `([B, E], caches)`."""
-        x, new_caches = self.embed(ids[:, None], place), []
-        for layer, cache, source in zip(self.stacked, caches, sources, strict=True):
-            x, cache = layer.step(x, place, cache, source, seen)
-            new_caches.append(cache)
-        return self.end(x)[:, 0], tuple(new_caches)
+
+class TargetSoFar(CachedMemory):
+    """Cached keys and values of a target, in the place of the encoder's output: `Decoder` reads its next element.
+
+    Args:
+        decoder: `Decoder`.
+        place: int scalar tensor, the number of the element.
+        caches, sources, seen: see `Transformer.start_decoding`.
+    """
+
+    def __init__(self, decoder, place, caches, sources, seen):
+        self.place = place
+        parts = zip(decoder.stacked, caches, sources, strict=True)
+        self.layers = [DecoderMemory(layer, place, cache, source, seen) for layer, cache, source in parts]
+
+    def after(self):
+        """The caches with the new element."""
+        return tuple(layer.after() for layer in self.layers)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -397,6 +421,12 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
 
         With `rows_each` above 1, every row of the source stands for as many rows of targets, one after the other.
         """
+        if self.why_not_cached() is not None:
+            source = tf.repeat(source, rows_each, 0)
+            return tf.zeros([1, keras.ops.shape(source)[0], most], tf.int32), source, None
+        return self._start_cached(source, rows_each, most)
+
+    def _start_cached(self, source, rows_each, most):
         source = pack(source != PADDING, source)[1]
         padding_mask = create_padding_mask(source)
         enc_output = self.encoder(source, padding_mask)
@@ -410,8 +440,27 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
 
     def decode_step(self, ids, place, caches, sources, seen):
         """`(log_probs, caches)` of what follows the `ids` `[B]` that stand at `place`: float32 `[B, V]`."""
-        hidden, caches = self.decoder.step(ids, place, caches, sources, seen)
-        return tf.nn.log_softmax(self.logits(hidden)), caches
+        if seen is None:  # without cached keys and values: the call, of the whole target so far
+            targets = tf.where(tf.range(keras.ops.shape(caches)[2]) == place, ids[:, None], caches[0])
+            logits = self((sources, targets))
+            return tf.nn.log_softmax(tf.gather(logits, place, axis=1)), targets[None]
+        return self._cached_step(ids, place, caches, sources, seen)
+
+    def _cached_step(self, ids, place, caches, sources, seen):
+        memory = TargetSoFar(self.decoder, place, caches, sources, seen)
+        hidden, _ = self.decoder(ids[:, None], enc_output=memory)
+        return tf.nn.log_softmax(self.logits(hidden)[:, 0]), memory.after()
+
+    def why_not_cached(self):
+        """The error of a part that cannot be computed from cached keys and values; `None` where there is none."""
+
+        def read():
+            if not is_library(self, Transformer):
+                raise NotCacheable(f"{type(self).__name__} has its own call")
+            caches = self._start_cached(tf.ones([1, 1], tf.int32), 1, 1)
+            return self._cached_step(tf.ones([1], tf.int32), tf.constant(0), *caches)[0]
+
+        return why_not_cached(self, read)
 
 
 def _after_elements(hidden, mask):
