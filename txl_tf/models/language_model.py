@@ -12,7 +12,14 @@ from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.layers.adaptive import AdaptiveSoftmax
 from txl_tf.layers.common.arguments import arguments_of, takes, values_of
 from txl_tf.layers.common.base import OutputSpecs
-from txl_tf.layers.common.parts import is_library, why_not_cached
+from txl_tf.layers.common.parts import (
+    checked_config,
+    choosing,
+    chosen_class,
+    is_library,
+    registered_classes,
+    why_not_cached,
+)
 from txl_tf.layers.embedding import check_ids
 from txl_tf.layers.mixins.settings import FREE_SEED, FREE_SWITCH, Settings, compiled_method
 from txl_tf.models.decoding import generation
@@ -27,7 +34,7 @@ from txl_tf.models.transformer_xl.cache import (
 from txl_tf.models.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
 from txl_tf.models.transformer_xl.first_segment import first_segment
 from txl_tf.models.transformer_xl.inference import weights_with, writable_copy
-from txl_tf.models.transformer_xl.network import DRAWN_ONCE, TransformerXL
+from txl_tf.models.transformer_xl.network import DRAWN_ONCE, PART_CLASSES, TransformerXL
 from txl_tf.schema import takes_keyword
 from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 
@@ -56,9 +63,11 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
     def __init__(self, network_class, arguments, proj_share_all_but_first, **kwargs):
         super().__init__(**kwargs)
         self.proj_share_all_but_first = proj_share_all_but_first
+        network_class = chosen_class("network_class", network_class)
+        softmax_class = chosen_class("softmax_class", AdaptiveSoftmax)
         self.network = network = network_class(**arguments, dtype=self.dtype_policy, name="transformer")
         self.seed, self.init = network.seed, network.init
-        self.softmax = AdaptiveSoftmax(
+        self.softmax = softmax_class(
             **values_of(network, "n_token d_embed cutoffs div_val proj_same_dim"), d_proj=network.d_model,
             proj_share_all_but_first=proj_share_all_but_first,
             proj_initializer=network.projection_initializer(), dtype=self.dtype_policy, name="adaptive_softmax",
@@ -85,7 +94,15 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
             self.reset_memory()
 
     def get_config(self):
-        return {**arguments_of(self), **self.network.get_config(), **super().get_config()}
+        classes = registered_classes(network_class=self.network, softmax_class=self.softmax)
+        config = {**arguments_of(self), **self.network.get_config(), **super().get_config(), **classes}
+        return checked_config(self, config)
+
+    @classmethod
+    def from_config(cls, config):
+        classes = {name: config.get(name) for name in PART_CLASSES}
+        with choosing(classes):
+            return super().from_config({name: value for name, value in config.items() if name not in classes})
 
     # ------------------------------------------------------------------------------------------------- inference
 

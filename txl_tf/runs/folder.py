@@ -42,6 +42,7 @@ from txl_tf.files import (
     write_json,
     writing,
 )
+from txl_tf.layers.common.parts import own_parts
 from txl_tf.runs.families.record import Family, family_in, family_of
 from txl_tf.runs.weights import (
     CheckpointFolder,
@@ -275,10 +276,22 @@ class RunFolder(CheckpointFolder):
             reader = CheckpointReader(path)
             self.check_size(arguments, reader)
             model = family.make(**arguments)
+            self.check_parts(model)
             load_weights(model, reader)
             return model
 
         return self.with_checkpoint(ckpt_path, load)
+
+    def check_parts(self, model: keras.Model) -> None:
+        """Raises ParameterError unless a user's own parts of the model are those that the run was trained with."""
+        trained = self.read_config().get("own_parts", []) if self.has_config() else []
+        found = own_parts(model)
+        if found != trained:
+            message = (
+                f"model_dir {self} was trained with {', '.join(trained) or 'the parts of txl_tf alone'}, and this "
+                f"program makes {', '.join(found) or 'those of txl_tf'}: set the same classes before"
+            )
+            raise ParameterError("model_dir", found, trained, message)
 
     def check_size(self, model: dict, reader: CheckpointReader) -> None:
         """Raises ValueError where `config.json` describes a far larger model than the checkpoint holds.

@@ -16,6 +16,7 @@ import tensorflow as tf
 from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, RunConfig
 from txl_tf.data.batching import EpochBatches
 from txl_tf.data.vocabulary import UnknownSymbol
+from txl_tf.layers.common.parts import own_parts
 from txl_tf.runs import callbacks, trackers
 from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
 from txl_tf.runs.checkpoints import RunCheckpoints
@@ -98,6 +99,10 @@ def train_run(
         config = run.config()
         check_same_run(folder, config, run.corpus.vocabs, training, run.remedy)
         run.make_model(keras_optimizer)
+        if folder.steps():
+            folder.check_parts(run.model)
+        parts = own_parts(run.model)
+        config |= {"own_parts": parts} if parts else {}
         state = run.restore()
         if chief:
             folder.describe(config, run.corpus.vocabs)

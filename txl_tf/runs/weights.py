@@ -32,6 +32,9 @@ from txl_tf.files import (
     writing,
 )
 from txl_tf.layers.common.base import EMBEDDING_LIKE
+from txl_tf.layers.common.parts import own_parts
+from txl_tf.layers.feed_forward import PositionwiseFF
+from txl_tf.layers.transformer_xl.attention import SegmentAttention
 from txl_tf.models.language_model import LanguageModel, TransformerXLLM
 
 RUN_WEIGHTS = "weights/"
@@ -42,16 +45,19 @@ def weights_by_name(model: keras.Model) -> dict[str, Any]:
     """`{name in a checkpoint: Keras variable}`.
 
     Names are the original's where it has such a model. Otherwise they are Keras's paths without the name of the model
-    itself and without `EMBEDDING_LIKE`, which is there for optimizers alone.
+    itself and without `EMBEDDING_LIKE`, which is there for optimizers alone. So are those of a user's own parts.
     """
-    if isinstance(model, LanguageModel):
-        return _original_names(model)
     paths = {variable.path.replace(f"/{EMBEDDING_LIKE}/", "/"): variable for variable in model.weights}
-    return {path.partition("/")[2]: variable for path, variable in paths.items()}
+    by_path = {path.partition("/")[2]: variable for path, variable in paths.items()}
+    if not isinstance(model, LanguageModel):
+        return by_path
+    original = _original_names(model)
+    named = {id(variable) for variable in original.values()}
+    return original | {name: variable for name, variable in by_path.items() if id(variable) not in named}
 
 
 def _original_names(lm: LanguageModel) -> dict[str, Any]:
-    """`{variable name of the original: Keras variable}`."""
+    """`{variable name of the original: Keras variable}`, of the weights that the original has."""
     network, softmax = lm.network, lm.softmax
     variables = {"r_w_bias": network.r_w_bias, "r_r_bias": network.r_r_bias, "pos_table": network.pos_table}
 
@@ -61,19 +67,21 @@ def _original_names(lm: LanguageModel) -> dict[str, Any]:
         variables[scope.format(i) + "proj_W"] = proj
 
     for i, layer in enumerate(network.decoder_layers):
-        attn, ff = layer.rel_attn, layer.ff
+        attn, ff = getattr(layer, "rel_attn", None), getattr(layer, "ff", None)
+        if not isinstance(attn, SegmentAttention) or not isinstance(ff, PositionwiseFF):
+            continue  # of a user's own layer
         for name, variable in {
             "rel_attn/qkv/kernel": attn.qkv_kernel,
             "rel_attn/r/kernel": attn.r_kernel,
             "rel_attn/o/kernel": attn.o_kernel,
-            "rel_attn/LayerNorm/beta": attn.layer_norm.beta,
-            "rel_attn/LayerNorm/gamma": attn.layer_norm.gamma,
+            "rel_attn/LayerNorm/beta": getattr(attn.layer_norm, "beta", None),
+            "rel_attn/LayerNorm/gamma": getattr(attn.layer_norm, "gamma", None),
             "ff/layer_1/kernel": ff.kernel_1,
             "ff/layer_1/bias": ff.bias_1,
             "ff/layer_2/kernel": ff.kernel_2,
             "ff/layer_2/bias": ff.bias_2,
-            "ff/LayerNorm/beta": ff.layer_norm.beta,
-            "ff/LayerNorm/gamma": ff.layer_norm.gamma,
+            "ff/LayerNorm/beta": getattr(ff.layer_norm, "beta", None),
+            "ff/LayerNorm/gamma": getattr(ff.layer_norm, "gamma", None),
         }.items():
             variables[f"layer_{i}/{name}"] = variable
 
@@ -90,8 +98,21 @@ def _original_names(lm: LanguageModel) -> dict[str, Any]:
 
 
 def tf1_variables(lm: TransformerXLLM) -> dict[str, np.ndarray]:
-    """The weights under the original's names, in its layouts and in its order of creation: `{name: NumPy array}`."""
+    """The weights under the original's names, in its layouts and in its order of creation: `{name: NumPy array}`.
+
+    Raises:
+        ParameterError: the original cannot compute a part of the model.
+    """
+    check_original(lm)
     return {name: variable.numpy() for name, variable in weights_by_name(lm).items()}
+
+
+def check_original(lm: TransformerXLLM) -> None:
+    """Raises ParameterError where a part of the model is a user's own, which the original program does not have."""
+    parts = own_parts(lm)
+    if parts:
+        message = f"the original program cannot compute {', '.join(parts)}: save the model by lm.save(path)"
+        raise ParameterError("lm", parts, "a model of the library's parts alone", message)
 
 
 def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
@@ -259,6 +280,7 @@ def save_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:
     path = os.fspath(path)
     check_no_pattern("path", absolute(path))
     folder, name = os.path.dirname(path) or ".", os.path.basename(path)
+    check_original(lm)
     write_checkpoint(path, weights_by_name(lm))
     write_state(folder, [name])
 

@@ -227,6 +227,11 @@ class OutputSpecs:
         return given.arguments
 
 
+def put_in(part):
+    """Whether a part, or its class, was set after the layer was made that it is a part of."""
+    return "_was_put_in" in vars(part)
+
+
 class CachedMemory:
     """Base of objects that a call takes in the place of tensors, see `layers/transformer_xl/memory.py`."""
 
@@ -252,9 +257,23 @@ def memories_by_name(layer, args, kwargs):
 
 
 class KerasHabits(Settings, OutputSpecs, Checkpointed):
-    """Mixin of layers and models: stored arguments in the config, shapes of the output, masks passed on."""
+    """Mixin of layers and models: stored arguments in the config, shapes of the output, masks passed on.
+
+    Attributes:
+        restores_parts: whether the configuration says which class a part has that is not the library's.
+    """
+
+    restores_parts = False
 
     def get_config(self):
+        changed = next((part for part in self._flatten_layers(include_self=False) if put_in(part)), None)
+        if changed is not None and not self.restores_parts:
+            message = (
+                f"{changed.name} of {self.name} was made a {type(changed).__name__} after {self.name} was made: a file "
+                f"or clone would not have it. Make it in the constructor of a subclass of {type(self).__name__}"
+            )
+            allowed = "a part that the constructor makes"
+            raise ParameterError(changed.name, type(changed).__name__, allowed, message)
         return {**super().get_config(), **arguments_of(self)}
 
     def add_table(self, name, shape, initializer, autocast=True):

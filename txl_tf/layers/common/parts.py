@@ -1,10 +1,15 @@
 """Which parts of a model are the library's own, and which are a user's."""
 
+import contextlib
+import contextvars
 import inspect
 import logging
 import re
 
+import keras
 import tensorflow as tf
+
+from txl_tf.errors import ParameterError
 
 
 def is_library(part, cls, *methods):
@@ -79,3 +84,69 @@ def _cause(error):
     """What an error says without what Keras puts around it."""
     found = re.findall("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)
     return found[0] if found else str(error)
+
+
+# ------------------------------------------------------------------------------------------------------ configurations
+
+_chosen = contextvars.ContextVar("chosen", default=None)
+
+
+def chosen_class(name, default):
+    """The class that a constructor makes a part of: `default`, or that of the configuration which is being loaded."""
+    return (_chosen.get() or {}).get(name) or default
+
+
+@contextlib.contextmanager
+def choosing(classes):
+    """Constructors in this block make parts of these classes.
+
+    Args:
+        classes: `{name: registered name of a class}`, as `registered_classes` returns it; `None` is left out.
+
+    Raises:
+        ParameterError: no class of the name is registered.
+    """
+    found = {}
+    for name, registered in classes.items():
+        if registered is None:
+            continue
+        found[name] = keras.saving.get_registered_object(registered)
+        if found[name] is None:
+            allowed = "a class that is registered, see keras.saving.register_keras_serializable"
+            raise ParameterError(name, registered, allowed)
+    token = _chosen.set({**(_chosen.get() or {}), **found})
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def registered_classes(**parts):
+    """`{name: registered name of the class}` for a configuration, of the parts that are not the library's."""
+    own = {name: type(part) for name, part in parts.items() if part is not None}
+    return {
+        name: keras.saving.get_registered_name(cls)
+        for name, cls in own.items()
+        if not cls.__module__.startswith("txl_tf.")
+    }
+
+
+def checked_config(model, config):
+    """The configuration of a model. Raises ParameterError unless a model that is made from it has the same parts."""
+    is_part = vars(model).get("_owner", lambda: None)() is not None
+    if is_part or not own_parts(model):
+        return config
+    try:
+        again = type(model).from_config(config)
+    except Exception:  # whoever makes a model from it gets the same error
+        return config
+    for part, other in zip(model._flatten_layers(), again._flatten_layers(), strict=False):
+        if type(part) is not type(other) or ("call" in vars(part)) != ("call" in vars(other)):
+            allowed = f"a {type(other).__name__}, as a model made from the configuration has it"
+            message = (
+                f"{part.name} of {model.name} is a {type(part).__name__}, and a loaded file would have a "
+                f"{type(other).__name__} there: make it the layer_class of the network or the attention_class of the "
+                "layer, and register the class"
+            )
+            raise ParameterError(part.name, type(part).__name__, allowed, message)
+    return config

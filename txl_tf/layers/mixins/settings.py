@@ -218,6 +218,8 @@ def change_part(x, name, value, store):
     _drop_graphs_of(x)
     _check_no_graph(x, name, value, current)
     store(name, value)
+    changed = value if isinstance(value, keras.Layer) else x
+    changed.__dict__["_was_put_in"] = True
     if isinstance(value, Settings):
         value.__dict__.setdefault("_owner", weakref.ref(x))
 

@@ -5,6 +5,7 @@ import keras
 from txl_tf.kernels.dropout import split
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer
+from txl_tf.layers.common.parts import checked_config, choosing, chosen_class, registered_classes
 from txl_tf.layers.feed_forward import PositionwiseFF
 from txl_tf.layers.mixins.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn
@@ -33,6 +34,7 @@ class TransformerXLLayer(Layer):
     """
 
     attention_class = RelMultiHeadAttn
+    restores_parts = True
     free_settings = {
         "dropout": FREE_RATE, "dropatt": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED,
     }  # fmt: skip
@@ -57,8 +59,18 @@ class TransformerXLLayer(Layer):
             "seed": self.draw_key,
             "dtype": self.dtype_policy,
         }
-        self.rel_attn = self.attention_class(d_model, n_head, d_head, dropout, dropatt, name="rel_attn", **shared)
+        attention_class = chosen_class("attention_class", self.attention_class)
+        self.rel_attn = attention_class(d_model, n_head, d_head, dropout, dropatt, name="rel_attn", **shared)
         self.ff = PositionwiseFF(d_model, d_inner, dropout, name="ff", **shared)
+
+    def get_config(self):
+        config = {**super().get_config(), **registered_classes(attention_class=self.rel_attn)}
+        return checked_config(self, config)
+
+    @classmethod
+    def from_config(cls, config):
+        with choosing({"attention_class": config.get("attention_class")}):
+            return super().from_config({name: value for name, value in config.items() if name != "attention_class"})
 
     def build(self, w_shape=None, **_):
         self.build_parts(w_shape, self.rel_attn, self.ff)

@@ -30,6 +30,7 @@ from txl_tf.layers.common.base import (
 )  # fmt: skip
 from txl_tf.layers.common.masks import as_bool
 from txl_tf.layers.common.ops import for_many_weights, own_initializer
+from txl_tf.layers.common.parts import checked_config, choosing, chosen_class, registered_classes
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.mixins.quantization import Unquantized
 from txl_tf.layers.mixins.settings import FREE_SEED, FREE_SWITCH, OF_CLASS
@@ -40,6 +41,9 @@ from txl_tf.layers.transformer_xl.memory import NetworkMemory
 from txl_tf.layers.transformer_xl.reset import Mask, document_mask
 from txl_tf.layers.transformer_xl.score_terms import terms_of
 from txl_tf.models.transformer_xl.apply_layers import apply_layers
+
+# Parts whose classes are in a configuration, where they are not the library's.
+PART_CLASSES = ("network_class", "softmax_class", "layer_class", "attention_class")
 
 # How the initial weights are drawn, which counts when a network is made and never again.
 DRAWN_ONCE = ("init", "init_std", "proj_init_std", "init_range")
@@ -142,6 +146,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     """
 
     layer_class = TransformerXLLayer
+    restores_parts = True
     pos_table = None  # learned positions, which only a network with absolute ones has
     free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
     fixed_settings = {"layer_class": OF_CLASS, **dict.fromkeys(DRAWN_ONCE, "")}
@@ -168,8 +173,20 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         )  # fmt: skip
         of_layers = values_of(self, "d_model n_head d_head d_inner dropout dropatt layer_norm_epsilon")
         of_layers |= {"kernel_initializer": self.initializer, "seed": self.draw_key, "dtype": self.dtype_policy}
-        self.decoder_layers = [self.layer_class(**of_layers, name=f"layer_{i}") for i in range(self.n_layer)]
+        layer_class = chosen_class("layer_class", self.layer_class)
+        self.decoder_layers = [layer_class(**of_layers, name=f"layer_{i}") for i in range(self.n_layer)]
         self.start_keys(seed, always=True)  # behind the layers: initial weights hang on the order of draws
+
+    def get_config(self):
+        layer = self.decoder_layers[0]
+        classes = registered_classes(layer_class=layer, attention_class=getattr(layer, "rel_attn", None))
+        return checked_config(self, {**super().get_config(), **classes})
+
+    @classmethod
+    def from_config(cls, config):
+        classes = {name: config.get(name) for name in PART_CLASSES}
+        with choosing(classes):
+            return super().from_config({name: value for name, value in config.items() if name not in classes})
 
     def check_setting(self, name, value):
         if name == "reset_token" and value is not None:

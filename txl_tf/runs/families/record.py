@@ -20,7 +20,12 @@ FIRST = "transformer_xl"  # family of a run whose `config.json` names none, as e
 
 @dataclasses.dataclass(kw_only=True)
 class _ConfigFile:
-    """`config.json` of any run, but for its vocabularies. `fingerprints` are of them and of each split."""
+    """`config.json` of any run, but for its vocabularies.
+
+    Attributes:
+        fingerprints: of the vocabularies and of each split.
+        own_parts: the parts of the model whose classes are a user's own.
+    """
 
     data: dict
     model: dict
@@ -28,6 +33,7 @@ class _ConfigFile:
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     family: str = FIRST
     init_from: dict | None = None
+    own_parts: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(kw_only=True)
