@@ -9,10 +9,10 @@ import tensorflow as tf
 from helpers import SMALL
 
 from txl_tf import TransformerLM, TransformerXLLM, export_saved_model, make_optimizer, segments
-from txl_tf.kernels import fusion, masked_softmax, project_heads, project_output
-from txl_tf.kernels.dropout import dropout
+from txl_tf.kernels import fusion, masked_softmax, project_heads, project_output, residual_norm
+from txl_tf.kernels.dropout import Drop, dropout
 from txl_tf.kernels.fusion import fused, fusing, pays
-from txl_tf.layers.common.ops import LayerNorm, residual_norm
+from txl_tf.layers.common.ops import LayerNorm, norm_of
 from txl_tf.layers.feed_forward import feed_forward
 from txl_tf.layers.transformer_xl.attention import create_mask
 
@@ -132,8 +132,7 @@ def test_residual_and_norm_with_all_gradients(any_size, rate):
     gamma, beta = random(48, seed=2), random(48, seed=3)
 
     def function(x, y, gamma, beta):
-        layer.weights_in_float32 = lambda: (gamma, beta)
-        return residual_norm(layer, x, y, rate, KEY)
+        return residual_norm(x, y, (gamma, beta, layer.epsilon), Drop(rate, KEY))
 
     inputs = [*(tf.cast(random(4, 30, 48, seed=i), tf.bfloat16) for i in range(2)), gamma, beta]
     for actual, expected in both_ways(function, *inputs, pieces=2):
@@ -174,7 +173,7 @@ def test_float32_and_float64_have_the_layer_s_own_norm(any_size, dtype):
     layer = LayerNorm(dtype=dtype)
     layer.build([None, None, 48])
     x, y = (tf.cast(random(4, 30, 48, seed=i), dtype) for i in range(2))
-    result, n = traced(lambda x, y: residual_norm(layer, x, y), x, y)
+    result, n = traced(lambda x, y: residual_norm(x, y, norm_of(layer)), x, y)
     assert n == 0
     np.testing.assert_array_equal(result, layer(x + y))
 

@@ -170,7 +170,7 @@ def test_an_own_segment_nll_counts_in_fit_and_in_evaluate_and_may_leave_out_labe
 
 # ---------------------------------------- language models: what is refused, and metrics
 
-REFUSED = ("compute_loss", "compute_metrics", "stateless_compute_loss", "call", "predict_step", "make_predict_function")
+REFUSED = ("compute_loss", "compute_metrics", "stateless_compute_loss", "predict_step", "make_predict_function")
 
 
 @pytest.mark.parametrize("base", [txl_tf.TransformerXLLM, txl_tf.TransformerLM])
@@ -198,15 +198,27 @@ def test_hooks_that_a_language_model_would_pass_over_are_refused(dataset, base):
             language_model(base)
 
 
-def test_an_own_call_is_taken_where_training_has_another_way_of_its_own():
+def test_an_own_call_counts_in_training_evaluation_and_score(dataset):
+    def call(self, tokens, mems=None):
+        log_probs, new_mems = super(type(self), self).call(tokens, mems)
+        return tf.nn.log_softmax(2 * log_probs), new_mems
+
+    lm = language_model(subclass(call=call), rate=0.0)
+    found, mems, nll = lm.fit(dataset, verbose=0).history["loss"], None, []
+    for tokens, labels in dataset:
+        log_probs, _ = lm.log_probs(tokens, mems)
+        expected = -tf.gather(log_probs, labels, batch_dims=2)
+        actual, mems = lm.score(tokens, labels, mems)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+        nll.append(tf.reduce_mean(expected))
+    np.testing.assert_allclose([found[0], lm.evaluate(dataset, verbose=0)], np.mean(nll), rtol=1e-5)
+
+
+def test_own_predict_methods_take_the_place_of_hooks_of_keras():
     def method(self, *args, **kwargs):
         return None
 
-    language_model(subclass(call=method, segment_nll=method))
-    language_model(subclass(call=method, train_step=method, test_step=method))
     language_model(subclass(predict=method, predict_on_batch=method, predict_step=method))
-    with pytest.raises(txl_tf.ParameterError):
-        language_model(subclass(call=method, train_step=method))
 
 
 def test_metrics_of_one_s_own_are_reset_and_reported(dataset):

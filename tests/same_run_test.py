@@ -275,7 +275,11 @@ def test_a_new_run_does_not_start_from_weights_of_another_vocabulary(run, tmp_pa
         ("vocab", {"special": None}, "vocab.special must be a list"),
         ("data", {"data_path": 3}, r"data.data_path must be a list \(a string each\) or a string, got 3"),
         ("fingerprints", {"train": 3}, "fingerprints must be a JSON object"),
-        ("extra", {}, "extra is unknown; known are data, family, fingerprints, init_from, model, training, vocab"),
+        (
+            "extra",
+            {},
+            "extra is unknown; known are data, family, fingerprints, init_from, model, own_parts, training, vocab",
+        ),
     ],
     ids=str,
 )

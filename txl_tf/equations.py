@@ -15,9 +15,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf import kernels as ops
-from txl_tf.kernels.dropout import dropout
-from txl_tf.kernels.dtypes import at_least_float32
-from txl_tf.kernels.precision import matmul
+from txl_tf.kernels.dropout import NO_DROP
 from txl_tf.kernels.watching import watched
 
 # --------------------------------------------------------------------------------------------------- positions, masks
@@ -87,64 +85,6 @@ def shifted_scores(q, r, first):
 # ---------------------------------------------------------------------------------------------------------- attention
 
 
-def attention_probs(q, k, position_scores=None, visible=None, scale=1.0, content=None, zero_keys=0):
-    """`softmax((q.k + position_scores) * scale)` over the keys that a query sees: `[H, ..., T, K]`.
-
-    Args: as in `attend`.
-    """
-    q, position_scores = _scaled(q, position_scores, scale)
-    scores = ops.head_matmul(q, k, transpose_b=True)  # [H, ..., T, K]
-    scores = scores if content is None else scores * content
-    if zero_keys:
-        of_zeros, of_others = position_scores[..., :zero_keys], position_scores[..., zero_keys:]
-        scores, position_scores = tf.concat([of_zeros, of_others + scores], -1), None
-    return ops.masked_softmax(scores, visible, position_scores)
-
-
-def attend(
-    q, k, v, position_scores=None, visible=None, scale=1.0, dropatt=0.0, dropout_key=None, *, content=None, zero_keys=0
-):
-    """Attention: `softmax((q.k + position_scores) * scale)` over the keys, times the values.
-
-    Args:
-        q: `[H, ..., T, D]`, queries.
-        k, v: `[H, ..., K, D]`, keys and values.
-        position_scores: `[H, ..., T, K]`, see `shifted_scores` and `pairwise_scores`; `None` for none. Of one query
-            also a list of the heads.
-        visible: bool, `[T, K]` or what broadcasts to `[H, ..., T, K]`: which keys a query sees; `None` for all.
-        scale: float. Transformer-XL scales its queries once, before both kinds of scores, and leaves this at 1.
-        dropatt: dropout rate of the probabilities. Rows of the batch are axis 1.
-        dropout_key: int `[3]`, see `dropout`, or `None` for no dropout.
-        content: `[H, ..., T, K]` or what broadcasts to it, 0 where key and value count as zeros for a query, else 1.
-        zero_keys: int; as many keys and values of zeros stand in front of `k` and `v`, without being computed.
-
-    Returns:
-        `[H, ..., T, D]`, in the dtype of `q`.
-    """
-    is_plain = dropout_key is None and content is None and not zero_keys and watched() is None
-    if is_plain and ops.takes_one_query(q, visible):
-        q, position_scores = _scaled(q, position_scores, scale)
-        return ops.attend_with_one_query(q, k, v, position_scores, visible)
-    position_scores = tf.stack(position_scores) if isinstance(position_scores, list) else position_scores
-    probs = attention_probs(q, k, position_scores, visible, scale, content, zero_keys)
-    if watched() is not None:
-        watched().probs.append(probs)
-    probs = dropout(probs, dropatt, dropout_key, row_axis=1)
-    probs = probs if content is None else probs * content
-    return ops.head_matmul(probs[..., zero_keys:] if zero_keys else probs, v)
-
-
-def _times(x, scale):
-    return x if scale == 1.0 else x * scale
-
-
-def _scaled(q, position_scores, scale):
-    """`(q * scale, position_scores * scale)`. To scale `q` is cheaper than to scale `q.k`."""
-    if scale == 1.0:
-        return q, position_scores
-    return q * scale, None if position_scores is None else tf.multiply(position_scores, scale)
-
-
 class Attention(NamedTuple):
     """Weights of a layer's attention."""
 
@@ -164,9 +104,8 @@ class Places(NamedTuple):
 
     r: tf.Tensor | None  # [H, R, D], the projected table of distances; `None` for absolute positions
     first: tf.Tensor | int = 0  # see `shifted_scores`
-    visible: tf.Tensor | None = None  # see `attend`
-    content: tf.Tensor | None = None  # see `attend`
-    zero_keys: int = 0  # see `attend`
+    visible: tf.Tensor | None = None  # bool, broadcasts to [H, ..., T, K]; `None` for all
+    special: dict = {}  # other arguments of `attend`, of keys and values that count as zeros
 
     def position_scores(self, q):
         """`[H, ..., T, K]` of queries `[H, ..., T, D]`: terms (b) and (d) of `attention`."""
@@ -179,10 +118,10 @@ def project_distances(r, r_kernel, n_head):
     return tf.squeeze(r_k, 1)
 
 
-def attention(h, memory, w, dropatt=0.0, dropout_key=None):
+def attention(h, memory, w, drop=NO_DROP):
     """Attention of a segment to its memory and itself (section 3.3).
 
-    The score of a query i and a key j has four terms, of which (a) and (c) are one product, and (b) and (d):
+    The score of a query i and a key j has four terms. (a) and (c) are one product, and so are (b) and (d):
 
         A_ij = q_i.k_j + q_i.r_(i-j) + u.k_j + v.r_(i-j)        (a), (b), (c), (d)
              = (q_i + u).k_j + (q_i + v).r_(i-j)                each times D**-0.5
@@ -192,9 +131,10 @@ def attention(h, memory, w, dropatt=0.0, dropout_key=None):
     Args:
         h: `[B, T, E]`.
         memory: an object with `project(h, w)`, which returns the queries of the segment and the keys and values of
-            all that it sees, and `attend(block, q, k, v)`, which calls `block` for all of them or part by part.
+            all that it sees; with `attend(block, ...)`, which calls `block` for all of them or part by part; and with
+            `output(heads, w)`, the last projection.
         w: `Attention`.
-        dropatt, dropout_key: see `attend`.
+        drop: `Drop`, of the probabilities.
 
     Returns:
         `[B, T, E]`.
@@ -205,16 +145,18 @@ def attention(h, memory, w, dropatt=0.0, dropout_key=None):
         if watched() is not None:
             watched().parts.append((q, k, places))
         position = None if position_q is None else places.position_scores(position_q)  # (b) + (d): [H, ..., T, K]
-        return attend(
-            content_q, k, v, position, places.visible, 1.0, dropatt, dropout_key,  # (a) + (c), softmax, values
-            content=places.content, zero_keys=places.zero_keys,
-        )  # fmt: skip
+        # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]
+        return ops.attend(content_q, k, v, position, places.visible, 1.0, *drop, **places.special)
 
     if w.u is None:
         queries = _times(q, w.scale), None
     else:
         queries = _times(q + w.u, w.scale), _times(q + w.v, w.scale)
     return memory.output(memory.attend(block, *queries, k, v), w)  # [B, T, E]
+
+
+def _times(x, scale):
+    return x if scale == 1.0 else x * scale
 
 
 def score_terms(q, k, r, u, v, scale, first, content=None):
@@ -253,31 +195,40 @@ class FeedForward(NamedTuple):
     bias_2: tf.Tensor  # [E]
 
 
-def feed_forward(x, w, activation=None, rate=0.0, dropout_key=None):
-    """`dropout(activation(x kernel_1 + bias_1)) kernel_2 + bias_2`, at every position by itself.
+def feed_forward(x, w, drop=NO_DROP, activation=None):
+    """`drop(activation(x kernel_1 + bias_1)) kernel_2 + bias_2`, at every position by itself.
 
     Args:
         x: `[..., E]`.
         w: `FeedForward`.
+        drop: `Drop`.
         activation: function of a tensor; `None` for relu.
-        rate, dropout_key: see `dropout`.
 
     Returns:
         A tensor like `x`.
     """
     *rows, _ = keras.ops.shape(x)
     if activation is None:
-        inner = ops.relu_layer(x, w.kernel_1, w.bias_1, rate, dropout_key)  # [..., F]
+        inner = ops.relu_layer(x, w.kernel_1, w.bias_1, drop)  # [..., F]
     else:
         inner = activation(ops.add_bias(ops.project(x, w.kernel_1), w.bias_1))  # [any, F]
-        inner = dropout(tf.reshape(inner, [*rows, w.kernel_1.shape[1]]), rate, dropout_key)
+        inner = drop(tf.reshape(inner, [*rows, w.kernel_1.shape[1]]))
     output = ops.add_bias(ops.project(inner, w.kernel_2), w.bias_2)
     return tf.reshape(output, [*rows, w.kernel_2.shape[1]])
 
 
-def add_norm(x, y, norm, rate=0.0, dropout_key=None):
-    """`layer_norm(x + dropout(y))`, `[B, T, E]`. `norm` is `(gamma, beta, epsilon)`."""
-    return ops.residual_norm(x, y, *norm, rate, dropout_key)
+def attention_block(h, memory, w, norm, drop_probs=NO_DROP, drop_output=NO_DROP):
+    """Attention with its residual and layer norm: `[B, T, E]`.
+
+    Args:
+        norm: `(gamma, beta, epsilon)`, or another function of a tensor.
+    """
+    return ops.residual_norm(h, attention(h, memory, w, drop_probs), norm, drop_output)
+
+
+def feed_forward_block(h, w, norm, drop_inner=NO_DROP, drop_output=NO_DROP):
+    """The feed-forward net with its residual and layer norm, see `attention_block`."""
+    return ops.residual_norm(h, feed_forward(h, w, drop_inner), norm, drop_output)
 
 
 # -------------------------------------------------------------------------------------------------------- the network
@@ -326,40 +277,32 @@ class Cluster(NamedTuple):
     bias: tf.Tensor | None = None  # [N], of the softmax
 
 
-def embed(ids, clusters, width, dtype, route):
+def embed(ids, clusters, width, rows_of, route):
     """Rows of the clusters' tables, projected, times `sqrt(width)` (Baevski and Auli 2019).
 
     Args:
         ids: int `[n]`.
         clusters: list of `Cluster`.
         width: E.
-        dtype: of products and result.
+        rows_of: function of `(table, projection, ids)`: rows of the table, projected.
         route: how tokens reach their clusters, see `kernels/routing.py`.
 
     Returns:
         `[n, E]`.
     """
+    first, *others = clusters
+    if not others:
+        return rows_of(first.table, first.projection, ids) * width**0.5
+    parts = []
+    for cluster, after in zip(clusters, [*others, None], strict=True):
+        here = ids >= cluster.first if cluster is not first else ids < after.first  # an id below 0 has no row
+        here = here & (ids < after.first) if after is not None else here
 
-    def rows_of(cluster, ids):
-        row = tf.cast(ops.embedding_lookup(tf.convert_to_tensor(cluster.table), ids - cluster.first), dtype)
-        return row if cluster.projection is None else matmul(row, tf.cast(cluster.projection, dtype))  # [any, E]
+        def embed_words(ids, cluster=cluster):
+            return rows_of(cluster.table, cluster.projection, ids - cluster.first)  # [any, E]
 
-    if len(clusters) == 1:
-        return rows_of(clusters[0], ids) * width**0.5
-    h = tf.zeros([tf.size(ids), width], dtype)
-    for cluster, after in zip(clusters, [*clusters[1:], None], strict=True):
-        here = (ids >= cluster.first) if cluster.first else tf.ones_like(ids, tf.bool)  # ids below 0 have no row
-        here = here if after is None else here & (ids < after.first)
-        h += route(here, lambda ids, cluster=cluster: rows_of(cluster, ids), cluster.first, ids)
-    return h * width**0.5
-
-
-def logits(h, table, bias, projection=None):
-    """`[..., N]`: products in the dtype of `h`, sums in float32 or float64."""
-    if projection is not None:
-        h = matmul(h, tf.cast(projection, h.dtype), transpose_b=True)
-    product = at_least_float32(matmul(h, tf.cast(table, h.dtype), transpose_b=True))
-    return product + tf.cast(bias, product.dtype)
+        parts.append(route(here, embed_words, cluster.first, ids))  # [n, E]
+    return sum(parts[1:], parts[0]) * width**0.5
 
 
 def head_of(first, entries):
@@ -389,11 +332,11 @@ def nll(h, labels, clusters, entries, route):
     n_first = first.bias.shape[0]
     cluster_of = tf.searchsorted([cluster.first for cluster in clusters], labels, side="right") - 1
     of_head = tf.where(cluster_of <= 0, labels, n_first + cluster_of - 1)
-    total = ops.cross_entropy(of_head, logits(h, *head_of(first, entries), first.projection))
+    total = ops.cross_entropy(of_head, ops.logits(h, *head_of(first, entries), first.projection))
     for i, cluster in enumerate(others, 1):
 
         def word_nll(h, labels, cluster=cluster):
-            of_words = logits(h, cluster.table, cluster.bias, cluster.projection)  # [any, N]
+            of_words = ops.logits(h, cluster.table, cluster.bias, cluster.projection)  # [any, N]
             return ops.cross_entropy(labels - cluster.first, of_words)
 
         total += route(cluster_of == i, word_nll, cluster.first, h, labels)
@@ -403,10 +346,10 @@ def nll(h, labels, clusters, entries, route):
 def log_probs(h, clusters, entries=None):
     """Log-probabilities of all words in the order of the vocabulary: `[..., E]` to `[..., n_token]`."""
     first, *others = clusters
-    head = tf.nn.log_softmax(logits(h, *head_of(first, entries), first.projection))
+    head = tf.nn.log_softmax(ops.logits(h, *head_of(first, entries), first.projection))
     n_first = first.bias.shape[0]
     found = [head[..., :n_first]]
     for i, cluster in enumerate(others):
-        tail = tf.nn.log_softmax(logits(h, cluster.table, cluster.bias, cluster.projection))
+        tail = tf.nn.log_softmax(ops.logits(h, cluster.table, cluster.bias, cluster.projection))
         found.append(head[..., n_first + i, None] + tail)
     return tf.concat(found, -1)

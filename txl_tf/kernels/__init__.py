@@ -2,6 +2,7 @@
 
     plain.py        every operation in ordinary TensorFlow
     cpu.py          faster versions for CPUs; the default
+    attending.py    the softmax over keys, times the values
     routing.py      how rows reach their clusters in the adaptive embedding and softmax
     dropout.py      dropout as a function of a key, a place and a row
 
@@ -9,30 +10,45 @@
 rounding.
 """
 
-import os
+from txl_tf.kernels.attending import attend, attention_probs
+from txl_tf.kernels.chosen import (
+    add_bias,
+    attend_with_one_query,
+    cross_entropy,
+    embedding_lookup,
+    head_matmul,
+    join_heads,
+    layer_norm,
+    logits,
+    masked_softmax,
+    pairwise_scores,
+    products_of_heads,
+    project,
+    project_heads,
+    project_output,
+    relu_layer,
+    residual_norm,
+    takes_one_query,
+)
 
-from txl_tf.config import one_of
-from txl_tf.kernels import cpu, plain
-
-VARIABLE = "TXL_KERNELS"
-
-_CHOICES = {"fast": cpu, "plain": plain}
-one_of(_CHOICES)(VARIABLE, os.environ.get(VARIABLE, "fast"))
-_chosen = _CHOICES[os.environ.get(VARIABLE, "fast")]
-
-add_bias = _chosen.add_bias
-attend_with_one_query = cpu.attend_with_one_query
-cross_entropy = _chosen.cross_entropy
-embedding_lookup = _chosen.embedding_lookup
-head_matmul = _chosen.head_matmul
-join_heads = plain.join_heads
-layer_norm = _chosen.layer_norm
-masked_softmax = _chosen.masked_softmax
-pairwise_scores = _chosen.pairwise_scores
-products_of_heads = cpu.products_of_heads
-project = plain.project
-project_heads = _chosen.project_heads
-project_output = _chosen.project_output
-relu_layer = _chosen.relu_layer
-residual_norm = _chosen.residual_norm
-takes_one_query = _chosen.takes_one_query
+__all__ = [
+    "attend",
+    "attention_probs",
+    "add_bias",
+    "attend_with_one_query",
+    "cross_entropy",
+    "embedding_lookup",
+    "head_matmul",
+    "join_heads",
+    "layer_norm",
+    "logits",
+    "masked_softmax",
+    "pairwise_scores",
+    "products_of_heads",
+    "project",
+    "project_heads",
+    "project_output",
+    "relu_layer",
+    "residual_norm",
+    "takes_one_query",
+]

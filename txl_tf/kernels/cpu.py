@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.kernels import plain
-from txl_tf.kernels.dropout import dropout, scale_of_kept
+from txl_tf.kernels.dropout import NO_DROP, dropout, scale_of_kept
 from txl_tf.kernels.dtypes import at_least_float32, is_half, scalar, wide_dtype
 from txl_tf.kernels.fusion import fused, only_cpus, pays
 from txl_tf.kernels.gradients import custom_gradient
@@ -255,11 +255,14 @@ def layer_norm(x, gamma, beta, epsilon):
     return tf.cast(tf.reshape(normal * gamma + beta, shape), dtype), grad
 
 
-def residual_norm(x, y, gamma, beta, epsilon, rate=0.0, dropout_key=None):
+def residual_norm(x, y, norm, drop=NO_DROP):
     """In half precision one pass forwards and one backwards, where that pays."""
     shape = keras.ops.shape(x)
+    if callable(norm):
+        return norm(x + drop(y))
     if not is_half(x.dtype) or not pays(shape):
-        return layer_norm(x + dropout(y, rate, dropout_key), gamma, beta, epsilon)
+        return layer_norm(x + drop(y), *norm)
+    (gamma, beta, epsilon), (rate, dropout_key) = norm, drop
 
     @custom_gradient
     def one_pass(x, y, gamma, beta):
@@ -295,12 +298,13 @@ def _residual_norm_grad(shape, upstream, normal, scale, gamma, rate, dropout_key
     return of_x, dropout(of_x, rate, dropout_key), to_scale
 
 
-def relu_layer(x, kernel, bias, rate=0.0, dropout_key=None):
+def relu_layer(x, kernel, bias, drop=NO_DROP):
     """One pass after the product and one backwards. The gradient goes where the result is above 0: no mask is kept."""
     shape = [*keras.ops.shape(x)[:-1], kernel.shape[1]]
     if not pays(shape):
         inner = tf.nn.relu(add_bias(project(x, kernel), bias))
-        return dropout(tf.reshape(inner, shape), rate, dropout_key)
+        return drop(tf.reshape(inner, shape))
+    rate, dropout_key = drop
     drops = dropout_key is not None and rate > 0
 
     @custom_gradient

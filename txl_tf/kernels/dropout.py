@@ -1,5 +1,7 @@
 """Dropout without hidden state: the mask is a function of an explicit key and of the row."""
 
+from typing import NamedTuple
+
 import keras
 import tensorflow as tf
 
@@ -42,6 +44,19 @@ def dropout(x, rate, dropout_key, row_axis=0):
     if rate == 0:
         return x
     return x * _mask(keras.ops.shape(x), _with_place(dropout_key), rate, row_axis, x.dtype)
+
+
+class Drop(NamedTuple):
+    """Dropout at one place of a model: a function of the tensor there."""
+
+    rate: float = 0.0
+    key: tf.Tensor | None = None  # int [3], see `dropout`; `None` to leave tensors as they are
+
+    def __call__(self, x, row_axis=0):
+        return dropout(x, self.rate, self.key, row_axis)
+
+
+NO_DROP = Drop()
 
 
 def scale_of_kept(rate):

@@ -10,7 +10,7 @@ Shapes:
 import keras
 import tensorflow as tf
 
-from txl_tf.kernels.dropout import dropout
+from txl_tf.kernels.dropout import NO_DROP
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.precision import matmul
 
@@ -124,20 +124,37 @@ def layer_norm(x, gamma, beta, epsilon):
     """
     dtype, x = x.dtype, at_least_float32(x)
     centered = x - tf.reduce_mean(x, -1, keepdims=True)
-    scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), -1, keepdims=True) + tf.cast(epsilon, x.dtype))
+    scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), -1, keepdims=True) + epsilon)
     return tf.cast(centered * scale * tf.cast(gamma, x.dtype) + tf.cast(beta, x.dtype), dtype)
 
 
-def residual_norm(x, y, gamma, beta, epsilon, rate=0.0, dropout_key=None):
-    """`layer_norm(x + dropout(y))`, of `x` and `y` `[B, T, E]`; see `dropout` for `rate` and `dropout_key`."""
-    return layer_norm(x + dropout(y, rate, dropout_key), gamma, beta, epsilon)
+def residual_norm(x, y, norm, drop=NO_DROP):
+    """`norm(x + drop(y))`, of `x` and `y` `[B, T, E]`.
+
+    Args:
+        norm: `(gamma, beta, epsilon)` of layer norm; or another function of a tensor.
+        drop: `Drop`.
+    """
+    y = x + drop(y)
+    return norm(y) if callable(norm) else layer_norm(y, *norm)
 
 
-def relu_layer(x, kernel, bias, rate=0.0, dropout_key=None):
-    """`dropout(relu(x kernel + bias))`: `[..., E]` to `[..., F]`."""
+def relu_layer(x, kernel, bias, drop=NO_DROP):
+    """`drop(relu(x kernel + bias))`: `[..., E]` to `[..., F]`."""
     *rows, _ = keras.ops.shape(x)
     inner = tf.nn.relu(add_bias(project(x, kernel), bias))
-    return dropout(tf.reshape(inner, [*rows, kernel.shape[1]]), rate, dropout_key)
+    return drop(tf.reshape(inner, [*rows, kernel.shape[1]]))
+
+
+def logits(h, table, bias, projection=None):
+    """`(h projection^T) table^T + bias`: `[..., E]` to `[..., N]`.
+
+    Products are in the dtype of `h`, sums in float32, or in float64 if `h` is float64.
+    """
+    if projection is not None:
+        h = matmul(h, tf.cast(projection, h.dtype), transpose_b=True)
+    product = at_least_float32(matmul(h, tf.cast(table, h.dtype), transpose_b=True))
+    return product + tf.cast(bias, product.dtype)
 
 
 def cross_entropy(labels, logits):

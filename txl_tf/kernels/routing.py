@@ -12,7 +12,14 @@ Shapes:
 
 import tensorflow as tf
 
-from txl_tf import kernels
+from txl_tf.kernels import chosen as ops
+from txl_tf.kernels.precision import matmul
+
+
+def rows_of(table, projection, ids, dtype):
+    """Rows of a table, projected: `[n, E]` of `ids` `[n]`, in `dtype`. Only the rows that are used are cast."""
+    rows = tf.cast(ops.embedding_lookup(tf.convert_to_tensor(table), ids), dtype)
+    return rows if projection is None else matmul(rows, tf.cast(projection, dtype))
 
 
 class ByNumber:
@@ -69,7 +76,7 @@ class BySlots:
 def _padded_rows(x, slots, fill):
     if x.dtype.is_integer:
         return tf.gather(tf.pad(x, [[0, 1]], constant_values=fill), slots)
-    return kernels.embedding_lookup(tf.pad(x, [[0, 1], [0, 0]]), slots)
+    return ops.embedding_lookup(tf.pad(x, [[0, 1], [0, 0]]), slots)
 
 
 def _like(mask, x):

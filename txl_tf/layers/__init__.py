@@ -1,7 +1,7 @@
 """Functions and layers under their own names: pure functions for equations, layers that own the weights."""
 
-from txl_tf.equations import attend, attention_probs, shifted_scores
-from txl_tf.kernels import cross_entropy, embedding_lookup, layer_norm, pairwise_scores
+from txl_tf.equations import shifted_scores
+from txl_tf.kernels import attend, attention_probs, cross_entropy, embedding_lookup, layer_norm, pairwise_scores
 from txl_tf.kernels.dropout import dropout
 from txl_tf.layers.adaptive import (
     AdaptiveSoftmax,

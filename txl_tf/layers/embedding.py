@@ -16,12 +16,14 @@ there the embedding looks up every token in every cluster, and the softmax gives
 capacity.
 """
 
+import functools
+
 import keras
 import tensorflow as tf
 
 from txl_tf.config import check_bins
 from txl_tf.equations import Cluster, embed
-from txl_tf.kernels.routing import ByNumber, EveryRow
+from txl_tf.kernels.routing import ByNumber, EveryRow, rows_of
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes
 from txl_tf.layers.common.ops import own_initializer
@@ -63,7 +65,7 @@ def mask_adaptive_embedding_lookup(x, tables, projs, cutoffs, d_proj, dtype="flo
     clusters = [Cluster(*of_cluster) for of_cluster in zip(starts, tables, projs, strict=True)]
     route = EveryRow() if static_shapes else ByNumber()
     # One row a token: the gradient of a product with `[B, T, e]` would first be one matrix for every row of the batch.
-    y = embed(tf.reshape(x, [-1]), clusters, d_proj, dtype, route)
+    y = embed(tf.reshape(x, [-1]), clusters, d_proj, functools.partial(rows_of, dtype=dtype), route)
     return tf.reshape(y, tf.concat([tf.shape(x), [d_proj]], 0))
 
 

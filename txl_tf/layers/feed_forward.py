@@ -5,12 +5,12 @@ import tensorflow as tf
 
 from txl_tf import equations
 from txl_tf.config.checks import NOT_NEGATIVE
-from txl_tf.equations import FeedForward
-from txl_tf.kernels.dropout import dropout, split
+from txl_tf.equations import FeedForward, feed_forward_block
+from txl_tf.kernels.dropout import Drop, dropout, split
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, check_width, width_of
 from txl_tf.layers.common.bound import bound_weights
-from txl_tf.layers.common.ops import LayerNorm, Linear, own_initializer, residual_norm
+from txl_tf.layers.common.ops import LayerNorm, Linear, norm_of, own_initializer
 from txl_tf.layers.mixins.settings import FREE_EPSILON, FREE_RATE, FREE_SEED
 
 
@@ -28,7 +28,8 @@ def feed_forward(x, kernel_1, bias_1, kernel_2, bias_2, activation=tf.nn.relu, r
         A tensor like `x`.
     """
     activation = None if activation is tf.nn.relu else activation
-    return equations.feed_forward(x, FeedForward(kernel_1, bias_1, kernel_2, bias_2), activation, rate, dropout_key)
+    weights = FeedForward(kernel_1, bias_1, kernel_2, bias_2)
+    return equations.feed_forward(x, weights, Drop(rate, dropout_key), activation)
 
 
 def positionwise_ff(inp, kernel_1, bias_1, kernel_2, bias_2, rate=0.0, dropout_key=None):
@@ -105,8 +106,8 @@ class PositionwiseFF(Layer):
         check_tensors({"d_model": self.d_model}, inp=(inp, "float batch length d_model"))
         (inp,), weights = self.computed(inp), bound_weights(self) or self.computed_weights()
         inner_key, output_key = split(self.key_of_call(inp, training, dropout_key), 2)
-        output = feed_forward(inp, *weights, rate=self.dropout, dropout_key=inner_key)
-        return residual_norm(self.layer_norm, inp, output, self.dropout, output_key)
+        drops = Drop(self.dropout, inner_key), Drop(self.dropout, output_key)
+        return feed_forward_block(inp, FeedForward(*weights), norm_of(self.layer_norm), *drops)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

@@ -145,8 +145,6 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
     def _check_hooks(self):
         """Raises ParameterError where the model has a hook of Keras that it would pass over."""
         passed_over = dict(HOOKS_OF_MEMORY_MODEL)
-        if is_own(self, "segment_nll") or (is_own(self, "train_step") and is_own(self, "test_step")):
-            del passed_over["call"]
         if is_own(self, "predict") and is_own(self, "predict_on_batch"):
             del passed_over["predict_step"], passed_over["make_predict_function"]
         refuse_hooks(self, passed_over)
@@ -267,14 +265,14 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
     # ------------------------------------------------------------------------------------- what Keras calls, and when
 
     def make_train_function(self, force=False):
-        force = self.hooks_changed("train_function", "train_step", "segment_nll") or force
+        force = self.hooks_changed("train_function", "train_step", "segment_nll", "call") or force
         if self.train_function is None or force:
             jitted = tf.function(self._loss_and_gradients, jit_compile=True) if self.jit_compile else None
             self._compiled_gradients = jitted
             self.train_function = make_loop(self, "train_step", self._log_names())
 
     def make_test_function(self, force=False):
-        force = self.hooks_changed("test_function", "test_step", "segment_nll", "evaluation_nll") or force
+        force = self.hooks_changed("test_function", "test_step", "segment_nll", "evaluation_nll", "call") or force
         if self.test_function is None or force:
             self.test_function = make_loop(self, "test_step", tuple(self.metrics_names))
 

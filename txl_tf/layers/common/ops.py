@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from txl_tf import kernels as ops
 from txl_tf.config.checks import NOT_NEGATIVE
-from txl_tf.equations import add_norm
-from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_tensors, width_of
@@ -17,22 +15,13 @@ from txl_tf.layers.common.parts import is_library
 from txl_tf.layers.mixins.settings import FREE_EPSILON, remember_graph
 
 
-def residual_norm(layer_norm, x, y, rate=0.0, dropout_key=None):
-    """`layer_norm(x + dropout(y))`.
-
-    Args:
-        layer_norm: a `LayerNorm`, or another layer in its place.
-        x, y: `[batch, time, E]`.
-        rate, dropout_key: see `dropout`.
-
-    Returns:
-        A tensor like `x`.
-    """
+def norm_of(layer_norm):
+    """`norm` of the equations: weights and epsilon of a `LayerNorm`; or the layer itself, where it is a user's."""
     if not is_library(layer_norm, LayerNorm):
-        return layer_norm(x + dropout(y, rate, dropout_key))
+        return layer_norm
     if not tf.executing_eagerly():
         remember_graph(layer_norm)
-    return add_norm(x, y, (*layer_norm.weights_in_float32(), layer_norm.epsilon), rate, dropout_key)
+    return *layer_norm.weights_in_float32(), layer_norm.epsilon
 
 
 @keras.saving.register_keras_serializable("txl_tf")

@@ -70,7 +70,7 @@ class Settings:
     def __setattr__(self, name, value):
         if name in self.__dict__.get("_settings", ()):
             change(self, name, value)
-        elif "_settings" in self.__dict__ and is_part(name, value):
+        elif "_settings" in self.__dict__ and is_part(self, name, value):
             change_part(self, name, value, super().__setattr__)
         else:
             super().__setattr__(name, value)
@@ -201,9 +201,11 @@ def change(x, name, value):
             layer.settings_changed({own_name for part, own_name in copies if part is layer})
 
 
-def is_part(name, value):
-    """Whether an attribute of a layer that was made decides what it computes: a layer in it, its class, its call."""
-    return name in ("__class__", "call") or isinstance(value, keras.Layer)
+def is_part(x, name, value):
+    """Whether an attribute of a layer that was made decides what it computes: its class, its call, or a part."""
+    if name in ("__class__", "call"):
+        return True
+    return isinstance(value, keras.Layer) and isinstance(x.__dict__.get(name), keras.Layer)
 
 
 def change_part(x, name, value, store):

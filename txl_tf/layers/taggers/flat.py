@@ -16,9 +16,8 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import ACTIVATIONS, RESIDUALS, one_of
-from txl_tf.equations import attend, attention_probs
 from txl_tf.errors import ParameterError
-from txl_tf.kernels import join_heads, pairwise_scores
+from txl_tf.kernels import attend, attention_probs, join_heads, pairwise_scores
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_heads, check_sizes, check_tensors

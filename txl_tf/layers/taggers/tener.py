@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config import ATTN_TYPES, one_of
-from txl_tf.equations import attend, attention_probs, shifted_scores
-from txl_tf.kernels import join_heads, project_heads
+from txl_tf.equations import shifted_scores
+from txl_tf.kernels import attend, attention_probs, join_heads, project_heads
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.layers.common.arguments import stored

@@ -12,13 +12,13 @@ import keras
 import tensorflow as tf
 
 from txl_tf.config.checks import NOT_NEGATIVE
-from txl_tf.equations import Attention, Places, attention, causal, project_distances
-from txl_tf.kernels.dropout import split
+from txl_tf.equations import Attention, Places, attention, attention_block, causal, project_distances
+from txl_tf.kernels.dropout import Drop, split
 from txl_tf.kernels.watching import watching
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import Layer, check_length, check_sizes, check_tensors
 from txl_tf.layers.common.masks import HEADS_FIRST, as_bool, mask_of, seen, seen_by_article
-from txl_tf.layers.common.ops import LayerNorm, own_initializer, residual_norm
+from txl_tf.layers.common.ops import LayerNorm, norm_of, own_initializer
 from txl_tf.layers.mixins.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.layers.transformer_xl.memory import HiddenStates, Memory
 
@@ -68,14 +68,20 @@ def rel_multihead_attn(
     Returns:
         `[B, T, E]`.
     """
+    kernels = qkv_kernel, r_kernel, o_kernel
+    memory, weights = relative_parts(w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, content_mask)
+    return attention(w, memory, weights, Drop(dropatt, dropout_key))
+
+
+def relative_parts(w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, content_mask=None):
+    """`(memory, weights)` of `txl_tf.equations.attention`, of the arguments of `rel_multihead_attn`."""
     n_head, d_head = r_w_bias.shape
-    content = None if content_mask is None else tf.cast(content_mask, w.dtype)
+    special = {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
     # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
     r_k = tf.pad(project_distances(r, r_kernel, n_head), [[0, 0], [1, 0], [0, 0]])
-    places = Places(r_k, keras.ops.shape(w)[1], visible_keys(attn_mask, w, mems), content)
+    places = Places(r_k, keras.ops.shape(w)[1], visible_keys(attn_mask, w, mems), special)
     u, v = (bias[:, None, None] for bias in (r_w_bias, r_r_bias))
-    weights = Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, u, v)
-    return attention(w, HiddenStates(mems, places), weights, dropatt, dropout_key)
+    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, u, v)
 
 
 def visible_keys(attn_mask, w, mems):
@@ -211,13 +217,12 @@ class RelMultiHeadAttn(SegmentAttention):
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
         if isinstance(mems, Memory):
             mems.check(self, w, r, r_w_bias, r_r_bias, attn_mask)
-            attn_out = attention(w, mems, mems.weights_of_attention(), self.dropatt, dropatt_key)
+            memory, weights = mems, mems.weights_of_attention()
         else:
             attn_mask, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
             w, r, r_w_bias, r_r_bias, mems, *kernels = self.computed(
                 w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel, self.o_kernel
             )
-            attn_out = rel_multihead_attn(
-                w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, self.dropatt, dropatt_key, content_mask
-            )
-        return residual_norm(self.layer_norm, w, attn_out, self.dropout, output_key)
+            memory, weights = relative_parts(w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, content_mask)
+        drops = Drop(self.dropatt, dropatt_key), Drop(self.dropout, output_key)
+        return attention_block(w, memory, weights, norm_of(self.layer_norm), *drops)

@@ -34,4 +34,4 @@ def terms_of(watched, r_w_bias, r_r_bias, number=0):
     """`score_terms` of an attention that a `Seen` has."""
     q, k, places = watched.parts[number]
     scale = r_w_bias.shape[1] ** -0.5
-    return equations.score_terms(q, k, places.r, r_w_bias, r_r_bias, scale, places.first, places.content)
+    return equations.score_terms(q, k, places.r, r_w_bias, r_r_bias, scale, places.first, **places.special)

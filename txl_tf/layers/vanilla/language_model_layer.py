@@ -6,9 +6,9 @@ input. So the two language models differ in nothing else (paper, sections 3.1 an
 
 import keras
 
-from txl_tf.equations import Attention, Places, attention
-from txl_tf.kernels.dropout import split
-from txl_tf.layers.common.ops import residual_norm
+from txl_tf.equations import Attention, Places, attention, attention_block
+from txl_tf.kernels.dropout import Drop, split
+from txl_tf.layers.common.ops import norm_of
 from txl_tf.layers.transformer_xl.attention import SegmentAttention, visible_keys
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 from txl_tf.layers.transformer_xl.memory import HiddenStates, Memory
@@ -22,9 +22,14 @@ def multihead_attn(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0
     Returns:
         `[batch, tgt_len, d_model]`.
     """
+    memory, weights = absolute_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head)
+    return attention(w, memory, weights, Drop(dropatt, dropout_key))
+
+
+def absolute_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head):
+    """`(memory, weights)` of `txl_tf.equations.attention`, of the arguments of `multihead_attn`."""
     places = Places(None, visible=visible_keys(attn_mask, w, mems))
-    weights = Attention(qkv_kernel, o_kernel, n_head, (o_kernel.shape[0] // n_head) ** -0.5)
-    return attention(w, HiddenStates(mems, places), weights, dropatt, dropout_key)
+    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, (o_kernel.shape[0] // n_head) ** -0.5)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -55,12 +60,13 @@ class MultiHeadAttn(SegmentAttention):
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
         if isinstance(mems, Memory):
             mems.check(self, w, attn_mask)
-            attn_out = attention(w, mems, mems.weights_of_attention(), self.dropatt, dropatt_key)
+            memory, weights = mems, mems.weights_of_attention()
         else:
             attn_mask, mems = self.segment_of(w, attn_mask, mems)
             w, mems, *kernels = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
-            attn_out = multihead_attn(w, attn_mask, mems, *kernels, self.n_head, self.dropatt, dropatt_key)
-        return residual_norm(self.layer_norm, w, attn_out, self.dropout, output_key)
+            memory, weights = absolute_parts(w, attn_mask, mems, *kernels, self.n_head)
+        drops = Drop(self.dropatt, dropatt_key), Drop(self.dropout, output_key)
+        return attention_block(w, memory, weights, norm_of(self.layer_norm), *drops)
 
 
 @keras.saving.register_keras_serializable("txl_tf")

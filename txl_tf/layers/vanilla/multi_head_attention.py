@@ -14,9 +14,8 @@ import functools
 import keras
 import tensorflow as tf
 
-from txl_tf.equations import attention_probs
 from txl_tf.errors import ParameterError
-from txl_tf.kernels import add_bias, head_matmul, join_heads, project
+from txl_tf.kernels import add_bias, attention_probs, head_matmul, join_heads, project
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.layers.common.arguments import stored

@@ -14,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import REPETITION_WINDOW
-from txl_tf.equations import head_of, logits
+from txl_tf.equations import head_of
 from txl_tf.errors import brief
+from txl_tf.kernels import logits
 from txl_tf.layers.adaptive import clusters_of
 from txl_tf.schema import keywords_of
 

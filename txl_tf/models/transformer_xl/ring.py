@@ -79,14 +79,13 @@ class RingPlaces(NamedTuple):
 
     r: tf.Tensor | list  # [H, K + T, D], see `_rotated`; of one query a list of H [K, D]
     visible: tf.Tensor | None
-    content: tf.Tensor | None
-    zero_keys = 0
+    special: dict
 
     def position_scores(self, q):
         """See `Places`; of one query a list of the heads."""
         if isinstance(self.r, list):
             scores = products_of_heads(q, self.r, transpose_b=True)
-            return scores if self.content is None else tf.stack(scores)
+            return scores if not self.special else tf.stack(scores)
         tgt_len = keras.ops.shape(q)[-2]
         klen = keras.ops.shape(self.r)[1] - tgt_len
         return shifted_scores(q, self.r, first=tgt_len - 1)[..., :klen]
@@ -134,7 +133,7 @@ def _attend_part(block, content_q, position_q, keys, values, r, first_slot, reac
     """`attend_ring` for as many queries as attend at a time."""
     tgt_len, klen = keras.ops.shape(content_q)[2], keras.ops.shape(keys)[2]
     r = _rotated(r, first_slot, tgt_len, klen, by_head=content_q.shape[2] == 1 and not static_shapes)
-    visible = content = None
+    visible, content = None, None
     if reach is not None:
         distance = (first_slot + tf.range(tgt_len)[:, None] - tf.range(klen)) % klen  # [T, K]
         visible = distance <= reach[..., None]  # [T, K] or [B, T, K]
@@ -142,14 +141,18 @@ def _attend_part(block, content_q, position_q, keys, values, r, first_slot, reac
 
     if static_shapes:
         heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, keys, values)]
-        return tf.transpose(block(*heads_first, RingPlaces(r, visible, content)), [1, 0, 2, 3])
+        return tf.transpose(block(*heads_first, RingPlaces(r, visible, _special(content))), [1, 0, 2, 3])
 
     def attend_row(b):
         of_row = visible if visible is None or len(visible.shape) == 2 else visible[b]
-        places = RingPlaces(r, of_row, None if content is None else content[b])
+        places = RingPlaces(r, of_row, _special(None if content is None else content[b]))
         return block(content_q[b], position_q[b], keys[b], values[b], places)
 
     return row_by_row(attend_row, content_q)
+
+
+def _special(content):
+    return {} if content is None else {"content": content}
 
 
 def ring_positions(r_k, max_segment):
