@@ -34,7 +34,8 @@ class ByNumber:
         """
         places = tf.cast(tf.where(mask), tf.int32)  # how many there are, a GPU has to tell the host
         results = function(*(tf.gather(x, places[:, 0]) for x in rows))
-        return tf.scatter_nd(places, results, tf.concat([tf.shape(mask), tf.shape(results)[1:]], 0))
+        shape = tf.shape(mask) if len(results.shape) == 1 else [tf.size(mask), *results.shape[1:]]
+        return tf.scatter_nd(places, results, shape)
 
 
 class EveryRow:

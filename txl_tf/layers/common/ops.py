@@ -57,9 +57,13 @@ class LayerNorm(Layer):
 
 
 class Linear(Layer):
-    """`x kernel + bias`. Several of one input may be one product, see `heads_of`."""
+    """`x kernel + bias`. Several of one input may be one product, see `heads_of`: its owner takes the weights alone."""
 
     free_settings = {}
+    fixed_parts = {
+        "call": "the layer that it is a part of takes its weights alone: override the call of that layer, or the "
+        "properties kernel and bias"
+    }
 
     @stored
     def __init__(self, units, **kwargs):

@@ -52,7 +52,7 @@ OF_CLASS = "set it on the class, before a layer of the class is made"
 class Settings:
     """Mixin of layers and models whose constructor is decorated with `stored` or `takes`.
 
-    The three attributes of a class are about this class alone; those of its bases count besides.
+    The attributes of a class are about this class alone; those of its bases count besides.
 
     Attributes:
         free_settings: `{name: check}` of the free settings that are no fields of a `Config`; of those fields, the
@@ -61,11 +61,14 @@ class Settings:
         fixed_settings: `{name: what to do instead}` of settings that are fixed although the `Config` or a base calls
             them free, and of other attributes that cannot be set. By default, "make a new one".
         copied_settings: `{name: ("part.name", ...)}`, the copies of a setting in parts; `part` may be a list of them.
+        fixed_parts: `{name: what to do instead}` of methods that nothing calls in a part of a layer, so that others
+            cannot be put in their place.
     """
 
     free_settings = None
     fixed_settings = {}
     copied_settings = {}
+    fixed_parts = {}
 
     def __setattr__(self, name, value):
         if name in self.__dict__.get("_settings", ()):
@@ -217,6 +220,13 @@ def change_part(x, name, value, store):
     current = type(x) if name == "__class__" else getattr(x, name, None)
     if value is current:
         return
+    fixed = _of_bases(type(x), "fixed_parts")
+    changed = [
+        method for method in fixed if method == name or (name == "__class__" and _differ(value, current, method))
+    ]
+    if changed:
+        message = f"{changed[0]} of {_named(x)} cannot change: {fixed[changed[0]]}"
+        raise FixedAttributeError(changed[0], value, f"that of {type(x).__name__}", message)
     _drop_graphs_of(x)
     _check_no_graph(x, name, value, current)
     store(name, value)
@@ -224,6 +234,10 @@ def change_part(x, name, value, store):
     changed.__dict__["_was_put_in"] = True
     if isinstance(value, Settings):
         value.__dict__.setdefault("_owner", weakref.ref(x))
+
+
+def _differ(cls, other, method):
+    return getattr(cls, method, None) is not getattr(other, method, None)
 
 
 def free_settings_of(x):

@@ -9,11 +9,13 @@ Pre-norm trains without a long warm-up. It leaves the last output as it is: the 
 import keras
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.base import CachedMemory, Layer, NotCacheable, check_sizes, check_tensors
-from txl_tf.layers.common.masks import mask_of
+from txl_tf.layers.common.masks import HEADS_FIRST, mask_of
 from txl_tf.layers.common.ops import LayerNorm
+from txl_tf.layers.common.parts import is_library
 from txl_tf.layers.feed_forward import PositionWiseFFN
 from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED, OF_CLASS
 from txl_tf.layers.vanilla.multi_head_attention import MultiHeadAttention, seen_of_masks
@@ -61,6 +63,21 @@ class _TransformerLayer(Layer):
 
     def _feed_forward(self, x, norm, inner_key=None, output_key=None):
         return self._residual(x, norm, lambda y: (self.ffn(y, dropout_key=inner_key), None), output_key)[0]
+
+
+def attention_of(mha, v, k, q, visible=None, dropout_key=None):
+    """`MultiHeadAttention.attention`, or the call of an attention that has its own."""
+    if is_library(mha, MultiHeadAttention):
+        return mha.attention(v, k, q, visible, dropout_key)
+    if isinstance(visible, CachedMemory):
+        raise NotCacheable(f"{type(mha).__name__} {mha.name!r} has its own call")
+    mask = None if visible is None else tf.transpose(visible, HEADS_FIRST)
+    results = mha(v, k, q, attention_mask=mask, dropout_key=dropout_key)
+    if not isinstance(results, tuple):
+        allowed = "a method that returns (output, attention_scores), as that of MultiHeadAttention"
+        raise ParameterError("call", type(mha).__name__, allowed, f"call of {type(mha).__name__} must be {allowed}")
+    output, weights = results
+    return output, tf.transpose(weights, HEADS_FIRST)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -121,7 +138,7 @@ class EncoderLayer(_TransformerLayer):
         """
         keys = split(dropout_key, 4)
         x, weights = self._residual(
-            x, self.layernorm1, lambda y: self.mha.attention(y, y, y, visible, keys[0]), keys[1]
+            x, self.layernorm1, lambda y: attention_of(self.mha, y, y, y, visible, keys[0]), keys[1]
         )
         return self._feed_forward(x, self.layernorm2, *keys[2:]), weights
 
@@ -202,9 +219,11 @@ class DecoderLayer(_TransformerLayer):
         Nothing is checked.
         """
         keys = split(dropout_key, 6)
-        x, block1 = self._residual(x, self.layernorm1, lambda y: self.mha1.attention(y, y, y, own, keys[0]), keys[1])
+        x, block1 = self._residual(
+            x, self.layernorm1, lambda y: attention_of(self.mha1, y, y, y, own, keys[0]), keys[1]
+        )
         x, block2 = self._residual(
-            x, self.layernorm2, lambda y: self.mha2.attention(enc_output, enc_output, y, cross, keys[2]), keys[3]
+            x, self.layernorm2, lambda y: attention_of(self.mha2, enc_output, enc_output, y, cross, keys[2]), keys[3]
         )
         return self._feed_forward(x, self.layernorm3, *keys[4:]), block1, block2
 
