@@ -105,8 +105,8 @@ def pairwise_scores(q, r, index=None):
 
 
 def embedding_lookup(table, ids):
-    """Rows of `table` `[n, e]` at the integer `ids`."""
-    return tf.gather(table, ids)
+    """Rows of `table` `[n, e]` at the integer `ids`, with a dense gradient."""
+    return tf.gather(tf.reshape(table, keras.ops.shape(table)), ids)  # the gradient of a reshape is dense
 
 
 def layer_norm(x, gamma, beta, epsilon):
