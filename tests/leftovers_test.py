@@ -55,38 +55,55 @@ def test_a_training_removes_them_while_it_holds_the_lock(tmp_path, dead):
         assert not left.exists()
 
 
-class Killed(BaseException):
-    """Stands for kill -9: nothing that would clean up runs."""
-
-
 MOMENTS = ("describe", "save_weights", "end")
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_an_average_that_was_killed_works_again(tmp_path, monkeypatch, moment):
-    """`os._exit` in a process of its own, at each step of the writing; then the same call in this process."""
-    make_run(tmp_path / "run", word_vocab())
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A run, an average of it that was killed at each step of the writing, and the status of each of these processes.
+
+    They are forks of one process, which imports TensorFlow and starts nothing of it.
+    """
+    folder = tmp_path_factory.mktemp("killed")
+    make_run(folder / "run", word_vocab())
     script = f"""
-import os, sys
-sys.path.insert(0, {str(os.path.dirname(__file__))!r})
+import os
+from txl_tf.runs import folder as folders
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.folder import RunFolder
-from txl_tf.runs import folder as folders
-moment = {moment!r}
-if moment == "end":
-    folders.remove = lambda path: os._exit(9)
-else:
-    def dies(self, *arguments, **named):
-        (before(self, *arguments, **named) if moment == "describe" else None, os._exit(9))
-    before = getattr(RunFolder, moment)
-    setattr(RunFolder, moment, dies)
-average_checkpoints({str(tmp_path / "run")!r}, {str(tmp_path / "average")!r}, num_last_checkpoints=1)
+
+def die_at(moment):
+    if moment == "end":
+        folders.remove = lambda path: os._exit(9)
+    else:
+        def dies(self, *arguments, **named):
+            (before(self, *arguments, **named) if moment == "describe" else None, os._exit(9))
+        before = getattr(RunFolder, moment)
+        setattr(RunFolder, moment, dies)
+
+for moment in {MOMENTS!r}:
+    child = os.fork()
+    if not child:
+        try:
+            die_at(moment)
+            average_checkpoints({str(folder / "run")!r}, {str(folder)!r} + "/" + moment, num_last_checkpoints=1)
+        finally:
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL).returncode == 9
-    average = RunFolder(tmp_path / "average")
-    assert average.has_config() and (tmp_path / "average" / folders.CREATING).exists()
-    average_checkpoints(str(tmp_path / "run"), str(tmp_path / "average"), num_last_checkpoints=1)
-    assert not (tmp_path / "average" / folders.CREATING).exists() and len(average.checkpoints()) == 1
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return folder, dict(zip(MOMENTS, map(int, done.stdout.split()), strict=True))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_average_that_was_killed_works_again(killed, moment):
+    """`os._exit` in a process of its own, at each step of the writing; then the same call in this process."""
+    folder, statuses = killed
+    assert statuses[moment] == 9
+    average = RunFolder(folder / moment)
+    assert average.has_config() and (folder / moment / folders.CREATING).exists()
+    average_checkpoints(str(folder / "run"), str(folder / moment), num_last_checkpoints=1)
+    assert not (folder / moment / folders.CREATING).exists() and len(average.checkpoints()) == 1
     average.load_model()
     with pytest.raises(ValueError, match="already holds a run"):
-        average_checkpoints(str(tmp_path / "run"), str(tmp_path / "average"), num_last_checkpoints=1)
+        average_checkpoints(str(folder / "run"), str(folder / moment), num_last_checkpoints=1)

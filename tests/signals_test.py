@@ -1,5 +1,6 @@
 """Signals and closed pipes, in any number: a training is saved, and ends with 0 or 130 and without noise."""
 
+import ctypes
 import json
 import os
 import re
@@ -290,30 +291,31 @@ def test_a_wait_in_a_thread_gives_its_result_or_its_error():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_a_wait_that_never_returns_to_python(number):
-    """The wait is in C, without the interpreter's lock, and ignores SIGTERM, as TensorFlow does while it waits."""
-    script = f"""
-import ctypes, os, signal, sys, threading, time
-sys.path.insert(0, {str(ROOT)!r})
-import importlib.util
-from txl_tf.training.distribution import interruptible
+    """The wait is in C, without the interpreter's lock, and ignores SIGTERM, as TensorFlow does while it waits.
 
-signal.signal(signal.SIGINT, signal.default_int_handler)
+    It runs in a fork of this process, as a process of its own would import TensorFlow for seconds.
+    """
 
-def wait():
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    libc.signal({int(signal.SIGTERM)}, 1)  # SIG_IGN
-    print("waiting", flush=True)
-    time.sleep(0.3)
-    while True:
-        libc.sleep(100)
+    def wait():
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        libc.signal(int(signal.SIGTERM), int(signal.SIG_IGN))
+        time.sleep(0.3)
+        while True:
+            libc.sleep(100)
 
-threading.Thread(target=lambda: (time.sleep(1), os.kill(os.getpid(), {int(number)})), daemon=True).start()
-start = time.monotonic()
-try:
-    interruptible(wait)
-except KeyboardInterrupt:
-    sys.exit(130 if time.monotonic() - start < 2 else 1)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == (130 if number == signal.SIGINT else -number), done.stderr
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(30)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            threading.Timer(1, os.kill, [os.getpid(), number]).start()
+            start = time.monotonic()
+            interruptible(wait)
+        except KeyboardInterrupt:
+            os._exit(130 if time.monotonic() - start < 2 else 1)
+        finally:
+            os._exit(2)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == (130 if number == signal.SIGINT else -number)
