@@ -494,7 +494,12 @@ def test_a_network_and_a_language_model_hold_the_values_of_their_group():
 
 
 @pytest.mark.parametrize(
-    "network, group", [(txl_tf.Tener, TenerConfig), (txl_tf.Flat, FlatConfig), (txl_tf.BiLSTM, BiLSTMConfig)]
+    "network, group",
+    [
+        (txl_tf.Tener, TenerConfig),
+        pytest.param(txl_tf.Flat, FlatConfig, marks=pytest.mark.slow),
+        (txl_tf.BiLSTM, BiLSTMConfig),
+    ],
 )
 def test_an_encoder_holds_the_values_of_its_group(network, group):
     given = make(group, n_token=9, d_embed=6, embed_dropout=0.2).to_dict()

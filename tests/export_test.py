@@ -349,7 +349,7 @@ LINES = ["ab ba", "", "b\na", "a\n"]  # with a line end or without
         {"special": ["<eos>"], "eos": "<eos>", "unk": "<eos>"},
         pytest.param({"special": ["<S>"], "eos": "<S>", "bos": "<S>"}, marks=pytest.mark.slow),
         pytest.param({"level": "char"}, marks=pytest.mark.slow),
-        {"level": "char", "special": [" "], "document": "</s>"},
+        pytest.param({"level": "char", "special": [" "], "document": "</s>"}, marks=pytest.mark.slow),
         pytest.param({"level": "byte", "document": "</s>"}, marks=pytest.mark.slow),
         {"level": "char", "texts": ["ab "], "lines": ["ab ba", "a\n", ""]},
     ],

@@ -52,7 +52,7 @@ def both(**options):
     }
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("kind", ["bpe", pytest.param("unigram", marks=pytest.mark.slow)])
 def test_every_line_comes_back_and_ends_with_the_end(lines, kind, tmp_path):
     vocab = train_line_subwords(lines, 300, kind)
     assert vocab.symbols[:4] == ["<pad>", "<s>", "</s>", "<unk>"] and len(vocab) == 300

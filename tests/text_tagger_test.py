@@ -70,7 +70,9 @@ def test_a_window_has_the_words_that_lie_in_it():
     assert window.bigrams.tolist() == whole.bigrams[2:7].tolist()  # the last one knows what follows
 
 
-@pytest.mark.parametrize("kind, most", [("tener", 7), pytest.param("tener", 1, marks=SLOW), ("flat", 8)])
+@pytest.mark.parametrize(
+    "kind, most", [pytest.param("tener", 7, marks=SLOW), pytest.param("tener", 1, marks=SLOW), ("flat", 8)]
+)
 def test_long_sentences_have_the_emissions_of_the_windows_in_whose_middle_tokens_stand(kind, most):
     """By a loop over tokens and windows; then one path through the whole sentence, and its probabilities."""
     tagging = text_tagger(kind, most, batch_size=3)
