@@ -154,6 +154,7 @@ def test_a_ring_of_whole_segments_is_as_short_as_it_can_be(mem_len, tgt_len, slo
     assert slots - tgt_len < mem_len + tgt_len <= slots
 
 
+@pytest.mark.slow
 def test_with_static_shapes_queries_in_blocks_and_rows_of_unequal_length_change_nothing(small_lm, monkeypatch):
     network = small_lm(mem_len=5, n_layer=1).network
     monkeypatch.setattr(ring, "QUERY_BLOCK", 4)

@@ -645,7 +645,7 @@ def test_bad_weights_and_no_tags_are_one_clear_error():
 # ---------------------------------------- export
 
 
-@pytest.mark.parametrize("name", cases("keras", "keras, two inputs"))
+@pytest.mark.parametrize("name", cases("keras, two inputs"))
 def test_an_exported_tagger_gives_its_emissions_for_batches_of_any_size(name, tmp_path):
     """Before any call, where the network knows its inputs; after one; and loaded from a file."""
     make, inputs_of = CASES[name]

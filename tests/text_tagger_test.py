@@ -98,6 +98,7 @@ def test_long_sentences_have_the_emissions_of_the_windows_in_whose_middle_tokens
     np.testing.assert_allclose([e.prob for e in result.entities], found["probs"][found["ends"]], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_window_may_be_shorter_than_the_limit_of_the_network():
     texts = [TEXT]
     shorter, by_limit = text_tagger("tener", 40, window=8), text_tagger("tener", 8)

@@ -231,6 +231,7 @@ def test_evaluate_is_the_mean_nll_of_the_segments(small_batches, options):
 # ---------------------------------------- save, load
 
 
+@pytest.mark.slow
 def test_keras_file_holds_all_of_the_model(small_batches, tmp_path):
     lm = make(context_len=6, same_length=True, mem_len=2, **BINS)
     lm.save(tmp_path / "m.keras")
