@@ -171,6 +171,7 @@ def test_sums_of_many_files_are_those_of_one(scoring, small_blocks, tmp_path, ca
         scoring.run("--strict", output=tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_file_is_one_text_where_memory_is_carried(scoring, tmp_path):
     scoring.write(a=9, b=6)
     scoring.run("--carry_memory", "--segment=4", output=tmp_path / "out")

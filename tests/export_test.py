@@ -915,6 +915,7 @@ def test_warm_up_requests_are_records_of_every_signature_which_answers_them(
         assert all(output.shape.rank is not None for output in outputs.values())
 
 
+@pytest.mark.slow
 def test_warm_up_requests_are_written_where_serving_s_api_is_installed_unless_told_otherwise(
     small_lm, tmp_path, monkeypatch, capsys
 ):

@@ -156,6 +156,7 @@ def test_distances_of_the_program_have_the_longest_sentence_added():
     assert np.abs(of_ours - of_program).max() > 0.1
 
 
+@pytest.mark.slow
 def test_a_graph_of_unknown_shapes_gives_the_same():
     network, inputs = make_flat(), make_inputs()
     signature = {name: tf.TensorSpec([None] * len(array.shape), tf.int32) for name, array in inputs.items()}

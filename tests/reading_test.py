@@ -59,6 +59,7 @@ def test_looking_back_is_the_attention_of_the_token_before_and_its_nll_with_less
         np.testing.assert_allclose(nll, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_nll_along_a_text_with_some_of_its_memory_is_that_of_looking_back_at_each_token(lm):
     starts, nll = zip(*nll_by_memory(lm, IDS, 5, kept=[0, 2, 4]), strict=True)
     assert starts == (1, 6, 11)

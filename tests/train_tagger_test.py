@@ -125,6 +125,7 @@ def test_results_are_those_of_tagging_every_sentence(made, files, text_tagger):
         assert len(tagged.tags) == len(text.tokens) and all(0 < e.prob <= 1 for e in tagged.entities)
 
 
+@pytest.mark.slow
 def test_a_sentence_is_tagged_alike_alone_and_together(text_tagger):
     texts = ["我在南京了", "", "他叫长江大桥了来在北京了", "好", "龘在京了"]
     together = text_tagger.tag(texts)
