@@ -13,7 +13,16 @@ import sys
 
 from absl import flags
 
-from txl_programs.program import CKPT_HELP, FLAGS, check_used, define_flags, load_model, run, values
+from txl_programs.program import (
+    CKPT_HELP,
+    FLAGS,
+    check_used,
+    define_flags,
+    load_model,
+    messages_to_stderr,
+    run,
+    values,
+)
 from txl_tf.config import WEIGHT_TYPES, SearchConfig
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
@@ -53,6 +62,7 @@ def say_longest(folder, max_tokens):
         )
 
 
+@messages_to_stderr()
 def main():
     from txl_tf import export_saved_model
     from txl_tf.files import absolute, check_no_pattern

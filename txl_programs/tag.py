@@ -144,17 +144,12 @@ def make_answering(folder, path):
     return Answering(tag_lines, text_function(folder))
 
 
+@messages_to_stderr()
 def main():
     if FLAGS.tagged == "":
         raise ValueError("--tagged must name a file, got ''")
     if FLAGS.tagged and FLAGS.input:
         raise ValueError("--tagged and --input exclude each other")
-    with messages_to_stderr():
-        return tag()
-
-
-def tag():
-    """Tags --input, or compares with --tagged; returns the status to end with."""
     folder = RunFolder(FLAGS.model_dir, "tagger")
     folder.load_vocabs()  # errors come before lines are read
     if FLAGS.tagged:
