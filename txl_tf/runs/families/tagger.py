@@ -108,7 +108,7 @@ class TaggerRun(EpochRun):
                 if sentence.n > most:
                     raise ValueError(
                         f"{corpus.names[split]}, line {line}: the sentence that begins here has {sentence.n:,} tokens; "
-                        f"at most max_seq_len={most} are allowed in training: an empty line parts it in two"
+                        f"at most max_seq_len={most} are allowed in training: an empty line splits it in two"
                     )
         widths = {"vocab": "d_embed", "bigram_vocab": "d_bigram"}
         found = {widths[name]: table.shape[1] for name, table in corpus.embeddings.items()}
