@@ -4,6 +4,7 @@
     txl-export-saved-model --model_dir=runs/my --output=serving/my --version=2 --weights=bfloat16
 
     txl-export-saved-model --model_dir=runs/dates --output=serving/dates --beam_size=4 --n_best=2
+    txl-export-saved-model --model_dir=runs/flat --output=serving/flat --lexicon=words.txt   (other than in training)
 
 A server that watches the folder takes up the new version by itself. A version that exists is never overwritten.
 """
@@ -45,6 +46,8 @@ flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len,
 flags.DEFINE_bool(
     "warmup", None, "Write warm-up requests; default: where tensorflow-serving-api, which they need, is installed."
 )
+flags.DEFINE_string("lexicon", None, "For FLAT: file of words to find in place of the run's, or jieba.")
+flags.DEFINE_bool("skip_short_words", None, "Leave out words of one character of --lexicon; default: as the run does.")
 define_flags(SearchConfig)  # of an encoder-decoder
 flags.mark_flags_as_required(["model_dir", "output"])
 
@@ -66,15 +69,18 @@ def say_longest(folder, max_tokens):
 def main():
     from txl_tf import export_saved_model
     from txl_tf.files import absolute, check_no_pattern
+    from txl_tf.runs.families.pipeline import with_lexicon
     from txl_tf.runs.folder import RunFolder
 
     check_used(("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"))
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
     check_no_pattern("output", absolute(FLAGS.output))
     folder = RunFolder(FLAGS.model_dir)
-    vocabs = folder.load_vocabs()
+    is_tagger = folder.family.task == "tagger"
+    check_used(("lexicon skip_short_words", is_tagger, f"is for taggers, and {folder} holds {folder.family.described}"))
+    vocabs = with_lexicon(folder, folder.load_vocabs(), FLAGS.lexicon, FLAGS.skip_short_words)
     model = load_model(folder, **values("mem_len clamp_len", given_only=True))
-    if folder.family.task == "tagger":
+    if is_tagger:
         say_longest(folder, FLAGS.max_tokens or model.network.max_seq_len)
     vocab = vocabs[0] if len(vocabs) == 1 else vocabs
     search = values(SearchConfig, given_only=True) or None

@@ -237,9 +237,7 @@ class TaggingPipeline(Pipeline):
         most, longest = config["model"].get("max_seq_len", SentenceConfig.max_seq_len), longest_sentence(folder)
         if max_seq_len is not None and (not is_integer(max_seq_len) or max_seq_len > most or max_seq_len < 1):
             changes["max_seq_len"] = max_seq_len  # which is checked there
-        if lexicon is not None or skip_short_words is not None:
-            skip = config["data"].get("skip_short_words", False) if skip_short_words is None else skip_short_words
-            vocabs = [*vocabs[:2], *_other_lexicon(folder, vocabs, lexicon, skip)]
+        vocabs = with_lexicon(folder, vocabs, lexicon, skip_short_words)
         model = folder.load_model(path, **changes)
         window = max_seq_len or min(longest or most, most)
         return cls(model, *vocabs, checkpoint=folder.name_of(path), window=window, longest=longest)
@@ -329,22 +327,33 @@ def longest_sentence(folder: RunFolder) -> int | None:
     logger.info(f"{folder} does not record its longest training sentence: in {name} it has {longest:,} tokens")
     return longest
 
+def with_lexicon(
+    folder: RunFolder,
+    vocabs: list[Vocab],
+    given: str | os.PathLike | Lexicon | Iterable[str] | None = None,
+    skip_short_words: bool | None = None,
+) -> list[Vocab]:
+    """The vocabularies of a run, with other words to find where they are `given`. Says how many the model knows.
 
-def _other_lexicon(folder: RunFolder, vocabs: list[Vocab], given: Any, skip_short_words: bool) -> list[Vocab]:
-    """The vocabulary of the words to find in place of a run's. Says how many of them the model knows."""
+    Args: see `TaggingPipeline.open`. Raises: as there.
+    """
+    if given is None and skip_short_words is None:
+        return vocabs
     if len(vocabs) < 3:
         family = folder.family.name
         message = f"lexicon must be left out: the model of {folder}, of the family {family}, takes no words"
         raise ParameterError("lexicon", given, "left out", message)
     if given is None:
         raise ParameterError("skip_short_words", skip_short_words, "left out without a lexicon")
+    if skip_short_words is None:
+        skip_short_words = folder.read_config()["data"].get("skip_short_words", False)
     is_file = isinstance(given, (str, os.PathLike))
     name = os.fspath(given) if is_file else "that is given"
     lexicon = Lexicon.load(name, skip_short_words) if is_file else _as_lexicon(given, skip_short_words)
     known = sum(word in vocabs[0].ids for word in lexicon.words)
     rest = f"; the others become {vocabs[0].unk} where they are found" if known < len(lexicon) else ""
     logger.info(f"lexicon {name}: {len(lexicon):,} words, {known:,} of them have a row in the vocabulary{rest}")
-    return [lexicon_vocab(lexicon)]
+    return [*vocabs[:2], lexicon_vocab(lexicon)]
 
 
 def _as_lexicon(words: Lexicon | Iterable[str], skip_short_words: bool) -> Lexicon:
