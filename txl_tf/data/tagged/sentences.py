@@ -31,6 +31,8 @@ from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
 from txl_tf.errors import ParameterError, shortened
 from txl_tf.schema import brief, check_left_out
 
+VECTORS = ("char_vectors", "bigram_vectors", "word_vectors")  # settings that name files of vectors
+
 logger = logging.getLogger("txl_tf")
 
 
@@ -151,7 +153,7 @@ class TaggedCorpus:
         level: of the tokens: "char" or "word".
         lines: split -> line of the first token of each sentence.
         embeddings: `"vocab"` and `"bigram_vocab"` -> initial embeddings, float32 `[symbols, dim]`, where there are
-            vectors.
+            vectors. Where the vocabularies are extended, only the rows of new symbols count.
     """
 
     vocab: Vocab
@@ -278,9 +280,9 @@ def _read_with(
     as_before: bool,
 ) -> TaggedCorpus:
     """The corpus in vocabularies that are there already."""
-    check_left_out(
-        {name: getattr(config, name) for name in ("char_vectors", "bigram_vectors", "word_vectors")}, KNOWN_SYMBOLS
-    )
+    if not extends:
+        vectors = {name: getattr(config, name) for name in VECTORS}
+        check_left_out(vectors, f"{KNOWN_SYMBOLS}; with extend_vocab, new symbols start from vectors")
     if config.min_freq != MIN_FREQ[config.token_level] and not extends:
         check_left_out({"min_freq": config.min_freq}, KNOWN_SYMBOLS)
     wanted = config.tag_scheme
@@ -293,11 +295,12 @@ def _read_with(
     lexicon = Lexicon(words[0].symbols) if words else None
     if words and config.lexicon:
         lexicon = Lexicon.load(config.lexicon, config.skip_short_words)
+    embeddings = {}
     if extends:
-        vocab, bigram_vocab = extend_vocabs(config, texts, lexicon, vocab, bigram_vocab)
+        vocab, bigram_vocab, embeddings = extend_vocabs(config, texts, lexicon, vocab, bigram_vocab)
     if lexicon:
         _say_lexicon(config.lexicon, lexicon, texts["train"], vocab)
-    corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, level=config.token_level)
+    corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, embeddings, config.token_level)
     return _encoded(corpus, texts)
 
 
