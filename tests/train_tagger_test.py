@@ -740,6 +740,7 @@ def test_windows_are_as_long_as_the_longest_training_sentence(made, files, caplo
     folder, longest = made[0], max(len(s.tokens) for s in read_tagged(files["train_path"]))
     config = RunFolder(folder).read_config()
     assert config["training"]["longest_sentence"] == longest < config["model"]["max_seq_len"]
+    assert [config["training"][name] for name in ("usual_sentences", "most_sentences")] == [1, 1]
     pipe, long = txl_tf.pipeline(folder), "我在南京了。" * 9
     assert (pipe.tagger.window, txl_tf.pipeline(folder, max_seq_len=7).tagger.window) == (longest, 7)
     wide = txl_tf.pipeline(folder, max_seq_len=60)
@@ -751,6 +752,23 @@ def test_windows_are_as_long_as_the_longest_training_sentence(made, files, caplo
         pipe.warn_of_length(long, "text, line 4", False)
     (message,) = caplog.messages
     assert message.startswith(f"text, line 3 has a sentence of 54 tokens, the longest training sentence has {longest}:")
+
+
+def test_lines_of_several_sentences_are_cut_and_this_is_said_once(made, text_tagger, monkeypatch, caplog):
+    """Training sentences have one end; a pipeline with a window of its own reads lines as a whole."""
+    folder, text = made[0], "我在南京了。他叫北京了！"
+    pipe = txl_tf.pipeline(folder)
+    monkeypatch.setattr(pipe.tagger, "tag", text_tagger.tag)  # whose graphs are there
+    with caplog.at_level("WARNING", "txl_tf"):
+        cut, again = pipe.tag_lines([text, text])
+        parts = [*pipe.tag_lines(["我在南京了。", "他叫北京了！"])]
+    assert cut == again and cut.tags == parts[0].tags + parts[1].tags
+    (message,) = caplog.messages
+    assert message.startswith("text, line 1 has 2 sentences, and 99% of the training lines have 1 or fewer")
+    caplog.clear()
+    (whole,) = pipe.tag_lines([text], split_sentences=False)
+    assert whole.tags == text_tagger.tag([text])[0].tags and not caplog.messages
+    assert txl_tf.pipeline(folder, max_seq_len=30).tagger.pieces(text) == [text]
 
 
 @SLOW

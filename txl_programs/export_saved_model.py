@@ -54,10 +54,11 @@ flags.mark_flags_as_required(["model_dir", "output"])
 
 def say_longest(folder, max_tokens):
     """Says which texts a served tagger takes, and reads less well than in training."""
-    from txl_tf.runs.families.pipeline import longest_sentence
+    from txl_tf.runs.families.pipeline import line_sizes
 
-    longest = longest_sentence(folder)
-    if longest and longest < max_tokens:
+    sizes = line_sizes(folder)
+    longest = sizes.longest if sizes else max_tokens
+    if longest < max_tokens:
         print(
             f"the longest training sentence has {longest:,} tokens: longer texts, up to {max_tokens:,}, are tagged "
             f"less well. --max_tokens={longest} refuses them",

@@ -24,6 +24,7 @@ from txl_tf.data.tagged.columns import (
 )
 from txl_tf.data.tagged.lexicon import TOWNS, Lexicon
 from txl_tf.data.tagged.schemes import in_one_scheme
+from txl_tf.data.tagged.sentence_ends import LineSizes
 from txl_tf.data.tagged.symbols import extend_vocabs, make_vocabs
 from txl_tf.data.tagged.tags import NONE, all_labels, detect_scheme, kind_of, split_tag
 from txl_tf.data.tagged.towns import make_sentences
@@ -152,6 +153,7 @@ class TaggedCorpus:
         scheme: of the labels: "bio", "bioes", "bmes" or "none".
         level: of the tokens: "char" or "word".
         lines: split -> line of the first token of each sentence.
+        sizes: how long the training sentences are.
         embeddings: `"vocab"` and `"bigram_vocab"` -> initial embeddings, float32 `[symbols, dim]`, where there are
             vectors. Where the vocabularies are extended, only the rows of new symbols count.
     """
@@ -166,6 +168,7 @@ class TaggedCorpus:
     embeddings: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     level: str = "char"
     lines: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    sizes: LineSizes | None = None
 
     @property
     def vocabs(self) -> list[Vocab]:
@@ -254,10 +257,10 @@ def _read_splits(config: TaggedConfig) -> tuple[dict, dict]:
     return texts, names
 
 
-def longest_in(config: TaggedConfig) -> int:
-    """Tokens of the longest training sentence. Raises: as `read_corpus`."""
+def line_sizes_in(config: TaggedConfig) -> LineSizes:
+    """How long the training sentences are. Raises: as `read_corpus`."""
     texts, _ = _read_splits(dataclasses.replace(config, valid_path=config.train_path, test_path=None))
-    return max(len(sentence.tokens) for sentence in texts["train"])
+    return LineSizes.of((sentence.tokens for sentence in texts["train"]), config.token_level == "word")
 
 
 def _with_validation(config: TaggedConfig, texts: dict) -> dict:
@@ -329,6 +332,7 @@ def _kinds(tags: Iterable[str]) -> set[str]:
 def _encoded(corpus: TaggedCorpus, texts: dict) -> TaggedCorpus:
     """A corpus with its sentences."""
     encoder, ids = corpus.encoder, {label: i for i, label in enumerate(corpus.labels)}
+    corpus.sizes = LineSizes.of((sentence.tokens for sentence in texts["train"]), corpus.level == "word")
     corpus.lines |= {split: [sentence.line for sentence in text] for split, text in texts.items()}
     for split, text in texts.items():
         encoded = [encoder.encode(sentence.tokens) for sentence in text]

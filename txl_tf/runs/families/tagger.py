@@ -133,7 +133,8 @@ class TaggerRun(EpochRun):
         return {**of_tokens, **of_tags, **found}
 
     def measured(self) -> dict:
-        return {"longest_sentence": max(sentence.n for sentence in self.corpus.splits["train"].sentences)}
+        longest, usual, most = self.corpus.sizes
+        return {"longest_sentence": longest, "usual_sentences": usual, "most_sentences": most}
 
     @property
     def anew(self) -> tuple[str, ...]:
@@ -199,9 +200,11 @@ class TaggerRun(EpochRun):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Training(TaggerTrainingConfig):
-    """`"training"` of `config.json`: how long a sentence the model has seen, too."""
+    """`"training"` of `config.json`: how long the lines are that the model has seen, too. See `LineSizes`."""
 
     longest_sentence: int | None = None
+    usual_sentences: int | None = None
+    most_sentences: int | None = None
 
 
 def make_tagger(network: type, seed: int | None = None, dtype: str | None = None, **values) -> Tagger:
