@@ -86,6 +86,13 @@ def test_vocabularies_are_those_of_each_side_or_shared_or_of_a_file(path, tmp_pa
     assert (mixed.source_vocab.level, mixed.target_vocab.level) == ("subword", "char")
 
 
+def test_subwords_cannot_be_extended_and_this_is_said_before_anything_is_read(lines):
+    vocab = train_line_subwords(lines[:50], None, "bpe")
+    with pytest.raises(ParameterError) as caught:
+        read_pairs(PairsConfig(train_path="nowhere", **both()), [vocab, vocab], extend_vocab=True)
+    assert (caught.value.name, caught.value.allowed) == ("extend_vocab", "left out at level subword")
+
+
 @pytest.mark.parametrize(
     "options, name",
     [

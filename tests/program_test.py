@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from absl import flags
-from helpers import ROOT, run_program
+from helpers import ROOT, run_here, run_program
 from helpers import program as open_program
 
 import txl_programs
@@ -51,6 +51,21 @@ def test_an_error_is_one_line_and_under_verbosity_itself(verbosity, error):
     verbosity(1)
     with pytest.raises(type(error)):
         run(main)
+
+
+@pytest.mark.parametrize("name", ["score", "tag", "translate", "generate", "export_saved_model"])
+def test_messages_of_the_library_are_no_answers(name, monkeypatch, capsys):
+    """Of programs whose standard output is for answers."""
+
+    def folder(*arguments):
+        logging.getLogger("txl_tf").warning("to know")
+        raise ValueError("enough")
+
+    monkeypatch.setattr("txl_tf.runs.folder.RunFolder", folder)
+    for tool in open_program(f"tools/{name}.py"):
+        with pytest.raises(ValueError, match="enough"):
+            run_here(tool, "--model_dir=run", *(["--output=out"] if name == "export_saved_model" else []))
+    assert capsys.readouterr() == ("", "to know\n")
 
 
 @pytest.mark.parametrize("given", [0, 1])

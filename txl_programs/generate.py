@@ -33,7 +33,17 @@ from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import FLAGS, changed, check_used, define_line_flags, load_model, read_flags, run, values
+from txl_programs.program import (
+    FLAGS,
+    changed,
+    check_used,
+    define_line_flags,
+    load_model,
+    messages_to_stderr,
+    read_flags,
+    run,
+    values,
+)
 from txl_tf.config import REPETITION_WINDOW, ClusterConfig
 
 define_line_flags("prompts", "one prompt, by --prompt, --prompt_file or the standard input")
@@ -204,6 +214,7 @@ def check_flags():
         raise ValueError("--interactive and --num_return_sequences exclude each other")
 
 
+@messages_to_stderr()
 def main():
     check_flags()
     folder = RunFolder(FLAGS.model_dir, "language_model")

@@ -425,7 +425,10 @@ class _StderrHandler(_StdoutHandler):
 
 @contextlib.contextmanager
 def messages_to_stderr():
-    """Has the library's messages written to the standard error, where the standard output is for answers."""
+    """Has the library's messages written to the standard error, where the standard output is for answers.
+
+    A decorator, too: `@messages_to_stderr()` above the `main` of a program.
+    """
     logger = logging.getLogger("txl_tf")
     before, logger.handlers = logger.handlers, [_StderrHandler()]
     try:

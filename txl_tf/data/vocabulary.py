@@ -165,15 +165,19 @@ class Vocab:
         self._set_symbols(dict.fromkeys(self.special + [self.document] * (self.document is not None) + counted))
         self._check_line_symbols("the vocabulary: add it to special")
 
+    def check_extendable(self) -> None:
+        """Raises ParameterError where the level has a fixed number of tokens. Call it before long work."""
+        if self.level not in ("word", "char"):
+            message = f"a vocabulary of level {self.level} cannot be extended: leave extend_vocab out"
+            raise ParameterError("extend_vocab", True, f"left out at level {self.level}", message)
+
     def extended(self, symbols: Iterable[str]) -> Vocab:
         """A vocabulary of these tokens, with the same ids, and then of those of `symbols` that are not among them.
 
         Raises:
-            ParameterError: the level has a fixed number of tokens.
+            ParameterError: see `check_extendable`.
         """
-        if self.level not in ("word", "char"):
-            message = f"a vocabulary of level {self.level} cannot be extended: leave extend_vocab out"
-            raise ParameterError("extend_vocab", True, f"left out at level {self.level}", message)
+        self.check_extendable()
         vocab = type(self)(**self.get_config())
         vocab._set_symbols(dict.fromkeys([*self.symbols, *symbols]))
         vocab.counter = self.counter

@@ -195,10 +195,12 @@ def take_vocab(recipe: Recipe, vocab: Vocab, extends: bool = False) -> None:
 
     Raises:
         ValueError: options choose symbols, unless it `extends` the vocabulary, or tokens or documents are not those of
-            the vocabulary.
+            the vocabulary, or the vocabulary cannot be extended.
     """
     config, chosen = recipe.options, recipe.vocab_options
-    if not extends:
+    if extends:
+        vocab.check_extendable()
+    else:
         check_left_out({name: config.get(name) for name in ("min_freq", "max_size")}, KNOWN_SYMBOLS)
     if recipe.dataset != "lm1b":
         check_left_out({"vocab_path": recipe.vocab_file}, KNOWN_SYMBOLS)
