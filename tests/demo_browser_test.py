@@ -23,7 +23,8 @@ from helpers import make_run, randomise, run_program, spread_emissions
 import txl_tf
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
-from txl_tf.data.vocabulary import Vocab, visible
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import visible
 from txl_tf.models.reading import look_back, nll_by_memory, read_text
 from txl_tf.models.taggers.text_tagger import TextTagger
 from txl_tf.models.vanilla.translator import Translator

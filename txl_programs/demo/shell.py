@@ -93,8 +93,8 @@ def serve(runs: list[OpenRun], limits: Limits, host: str, port: int) -> None:
     """
     try:
         listening = socket.create_server((host, port))
-    except OSError as error:
-        raise ValueError(f"host and port must be free to listen at, got {host} and {port}: {error}") from error
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"host and port must be free to listen at, got {brief(host)} and {port}: {error}") from error
     app = make_app(make_page(runs, limits), limits, host)
     print(f"http://{host}:{listening.getsockname()[1]}", flush=True)
     with plain_output():

@@ -40,7 +40,7 @@ from txl_tf.data.text_files import (
     plain_text,
     whole_lines,
 )
-from txl_tf.errors import shortened
+from txl_tf.errors import named, shortened
 from txl_tf.files import absolute, reading
 from txl_tf.schema import brief
 
@@ -113,7 +113,7 @@ def find_named_files(data_path: Any) -> list[tuple[str, str]]:
         else:
             files, what, root = [path], "file", os.path.dirname(path)
         if not files:
-            raise FileNotFoundError(f"there is no file in the {what} {path}")
+            raise FileNotFoundError(f"there is no file in the {what} {named(path)}")
         found += [(file, os.path.relpath(file, root or ".")) for file in files]
     return found
 
@@ -470,7 +470,7 @@ def _unpacked(path: str, progress: Callable | None) -> Iterator[bytes]:
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[BinaryIO]:
     if not inputs.exists(path):
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"there is no file {named(path)}")
     with reading(path), inputs.opened(path) as file:
         try:
             yield file
