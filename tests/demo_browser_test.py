@@ -71,8 +71,8 @@ def runs(tmp_path_factory):
     make_run(lm, byte, mem_len=16)
     make_run(other, byte, mem_len=8, n_layer=1)
     special = {"special": ("<pad>", "<s>", "</s>"), "unk": None, "eos": "</s>"}
-    sides = [symbols(*words, **special) for words in (("a", "b", "c"), (HACK, f"{HACK}2"))]
-    sizes = {**PAIRS, "input_vocab_size": 6, "target_vocab_size": 5}
+    sides = [symbols(*words, **special) for words in (("a", "b", "c"), (HACK, f"{HACK}2", f"{HACK}3"))]
+    sizes = {**PAIRS, "input_vocab_size": 6, "target_vocab_size": 6}
     model = txl_tf.Transformer(**sizes)
     randomise(model, scale=0.8)
     RunFolder(pairs).create({}, sizes, sides, model, step=1)
