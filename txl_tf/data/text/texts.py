@@ -61,6 +61,9 @@ _UNREADABLE = (
 )
 
 
+_LONGEST_PATH = 4096  # characters, of a local file
+
+
 class FilePart(NamedTuple):
     """A file, or a part of it that can be read by itself.
 
@@ -142,6 +145,9 @@ def _paths_of(data_path: Any) -> list[str]:
     joined = []
     while paths:
         n = _length_of_name(paths)
+        if not n:  # the reader says that there is no such file; to look for all others would take long
+            joined += [path.strip() for path in paths]
+            break
         joined.append(",".join(paths[:n]).strip())
         paths = paths[n:]
     if "" in joined:
@@ -150,11 +156,17 @@ def _paths_of(data_path: Any) -> list[str]:
 
 
 def _length_of_name(parts: list[str]) -> int:
-    """How many of the first parts, with commas between them, are the name of a file; 1 if there is none."""
-    if not parts[0].strip() or _has_wildcard(parts[0]) or inputs.exists(parts[0].strip()):
+    """How many of the first parts, with commas between them, are the name of a file; 0 if there is none."""
+    name = parts[0]
+    if not name.strip() or _has_wildcard(name) or inputs.exists(name.strip()):
         return 1
-    lengths = range(2, len(parts) + 1)
-    return next((n for n in lengths if parts[n - 1] and inputs.exists(",".join(parts[:n]).strip())), 1)
+    for n, part in enumerate(parts[1:], 2):
+        name += f",{part}"
+        if len(name) > _LONGEST_PATH:
+            break
+        if part and inputs.exists(name.strip()):
+            return n
+    return 0
 
 
 def _has_wildcard(path: str) -> bool:
