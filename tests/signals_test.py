@@ -7,6 +7,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import time
 import pytest
 from helpers import ROOT, TINY_RUN, free_ports, train_run
 
+from txl_tf.environment import wait_for_all
 from txl_tf.runs.callbacks import RunState, StopOnSignal
 from txl_tf.runs.folder import RunFolder
 from txl_tf.training.distribution import interruptible
@@ -319,3 +321,24 @@ def test_signals_end_a_wait_that_never_returns_to_python(number):
             os._exit(2)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status == (130 if number == signal.SIGINT else -number)
+
+
+def test_a_port_in_use_is_named():
+    with socket.create_server(("localhost", 0)) as taken:
+        own = f"localhost:{taken.getsockname()[1]}"
+        with pytest.raises(ConnectionError) as caught:
+            wait_for_all(own, [own, "localhost:1"])
+    assert own in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_worker_whose_port_is_in_use_is_one_line(command):
+    with socket.create_server(("localhost", 0)) as taken:
+        workers = [f"localhost:{taken.getsockname()[1]}", "localhost:1"]
+        task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
+        environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
+        done = subprocess.run(
+            [*command, "--strategy=multi_worker"], capture_output=True, text=True, env=environment, timeout=120
+        )
+    line, way = own(done.stderr).splitlines()
+    assert done.returncode == 1 and workers[0] in line and way.startswith("(--verbosity")
