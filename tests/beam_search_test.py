@@ -96,7 +96,11 @@ def test_a_beam_does_not_prefer_a_target_because_the_right_one_could_not_end(mos
     assert np.all(np.diff(scores[0]) <= 0)
 
 
-@pytest.mark.parametrize("options", [{}, {"beam_size": 2, "n_best": 2}, {"temperature": 1.0, "seed": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"beam_size": 2, "n_best": 2}, pytest.param({"temperature": 1.0, "seed": 3}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_suppressed_symbols_are_not_written(options, model):
     bias = model.final_layer.bias.numpy()
     source = np.random.default_rng(4).integers(3, 7, [8, 5]).astype(np.int32)
@@ -133,7 +137,7 @@ def test_a_beam_of_one_is_greedy_and_a_wider_one_is_never_worse(model):
     assert np.all(wider.numpy()[ends] >= greedy_scores.numpy()[ends] - 1e-4)
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_rows_of_different_limits_are_searched_as_alone(model, size):
     source = np.random.default_rng(2).integers(3, 7, [6, 4]).astype(np.int32)
     limits = np.array([1, 2, 3, 5, 7, 7], np.int32)

@@ -12,44 +12,16 @@ import numpy as np
 import pytest
 from clusters import children, raylets
 from helpers import ROOT, make_run, program, randomise, run_here, word_vocab, write_text
+from small_runs import make_encoder_decoder, make_tagger
 
-import txl_tf
 from txl_programs.answering import files as answering_files
 from txl_tf.cluster.blocks import answer_on_cluster
 from txl_tf.config import ClusterConfig
 from txl_tf.data.line_files import LineFile, Plan
-from txl_tf.data.vocabulary import Vocab
-from txl_tf.runs.families.tagger import TENER
 from txl_tf.runs.folder import RunFolder
 
 WORDS = [f"w{i}" for i in range(21)]
 BAD = b"\xff"  # a line without an answer
-
-
-def vocab_of(symbols, **options):
-    vocab = Vocab(**options)
-    vocab.set_lines(symbols, "symbols")
-    return vocab
-
-
-def make_encoder_decoder(folder):
-    vocab = vocab_of(["<pad>", "<s>", "\n", *"abc"], level="char")
-    sizes = {"num_layers": 1, "d_model": 8, "num_heads": 2, "dff": 8, "max_len": 24}
-    sizes |= {"input_vocab_size": len(vocab), "target_vocab_size": len(vocab)}
-    model = txl_tf.Transformer(**sizes)
-    model.build()
-    randomise(model)
-    RunFolder(folder).create({}, sizes, [vocab, vocab], model, step=1)
-
-
-def make_tagger(folder):
-    vocab, bigrams = (vocab_of(["<pad>", "<unk>", *some], unk="<unk>") for some in ("abc", ["ab", "ca"]))
-    sizes = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "d_embed": 6, "d_bigram": 4}
-    sizes |= {"n_token": len(vocab), "n_bigram": len(bigrams), "labels": ["O", "B-X", "I-X"]}
-    tagger = TENER.make(**sizes)
-    tagger.build()
-    randomise(tagger, scale=0.8)
-    RunFolder(folder).create({}, sizes, [vocab, bigrams], tagger, step=1)
 
 
 def make_language_model(folder):
@@ -171,6 +143,7 @@ def test_sums_of_many_files_are_those_of_one(scoring, small_blocks, tmp_path, ca
         scoring.run("--strict", output=tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_file_is_one_text_where_memory_is_carried(scoring, tmp_path):
     scoring.write(a=9, b=6)
     scoring.run("--carry_memory", "--segment=4", output=tmp_path / "out")

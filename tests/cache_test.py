@@ -35,9 +35,9 @@ def assert_memory_is(network, state, mems, atol=1e-5):
     [
         pytest.param({"mem_len": 9}, marks=pytest.mark.slow),
         pytest.param({"mem_len": 3, "same_length": True, "clamp_len": 2, "untie_r": True}, marks=pytest.mark.slow),
-        {"mem_len": 4, "clamp_len": 5, "cutoffs": [5, 12], "div_val": 2},
+        pytest.param({"mem_len": 4, "clamp_len": 5, "cutoffs": [5, 12], "div_val": 2}, marks=pytest.mark.slow),
         {"mem_len": 8, "same_length": True, "untie_r": True, "cutoffs": [5, 12], "proj_share_all_but_first": True},
-        {"mem_len": 0, "clamp_len": 2},
+        pytest.param({"mem_len": 0, "clamp_len": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -130,7 +130,7 @@ def test_only_in_place_changes_the_state_that_is_given(small_lm):
         pytest.param(
             {"mem_len": 3, "n_layer": 1}, 1, True, marks=pytest.mark.slow
         ),  # one token: all four slots are seen
-        ({"mem_len": 0}, 4, False),
+        pytest.param({"mem_len": 0}, 4, False, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -154,6 +154,7 @@ def test_a_ring_of_whole_segments_is_as_short_as_it_can_be(mem_len, tgt_len, slo
     assert slots - tgt_len < mem_len + tgt_len <= slots
 
 
+@pytest.mark.slow
 def test_with_static_shapes_queries_in_blocks_and_rows_of_unequal_length_change_nothing(small_lm, monkeypatch):
     network = small_lm(mem_len=5, n_layer=1).network
     monkeypatch.setattr(ring, "QUERY_BLOCK", 4)

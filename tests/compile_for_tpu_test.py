@@ -66,7 +66,10 @@ def test_more_layers_are_hardly_more_program(recompute, arguments):
     assert 0 < counts[4] - counts[2] < 2 * 11 * 55
 
 
-@pytest.mark.parametrize("program", compile_for_tpu.PROGRAMS)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "training")) for name in compile_for_tpu.PROGRAMS],
+)
 def test_programs_hold_no_tables(program):
     text, _ = text_of(program, "--n_layer=1", "--cutoffs=100")
     assert not tables_in(text)  # a mask here is 128 x 256 numbers

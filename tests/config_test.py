@@ -344,6 +344,9 @@ BAD = [
     (MachineConfig, {"strategy": "all"}, "strategy must be one of auto, one, mirrored, multi_worker, tpu, got 'all'"),
     (MachineConfig, {"logical_cpus": 0}, "logical_cpus must be at least 1, got 0"),
     (MachineConfig, {"logical_cpus": 0.5}, "logical_cpus must be an integer, got 0.5"),
+    (ClusterConfig, {"ray_address": ""}, "ray_address must be a name that is not empty, or left out, got ''"),
+    (ClusterConfig, {"ray_address": "here"}, "ray_address must be auto, local or host:port, got 'here'"),
+    (ClusterConfig, {"ray_address": "here:65536"}, "ray_address must be auto, local or host:port, got 'here:65536'"),
     (ClusterConfig, {"ray_workers": 0}, "ray_workers must be at least 1, got 0"),
     (ClusterConfig, {"ray_cpus": -1}, "ray_cpus must be at least 0, got -1"),
     (ClusterConfig, {"ray_gpus": 0.5}, "ray_gpus must be an integer, got 0.5"),
@@ -494,7 +497,12 @@ def test_a_network_and_a_language_model_hold_the_values_of_their_group():
 
 
 @pytest.mark.parametrize(
-    "network, group", [(txl_tf.Tener, TenerConfig), (txl_tf.Flat, FlatConfig), (txl_tf.BiLSTM, BiLSTMConfig)]
+    "network, group",
+    [
+        (txl_tf.Tener, TenerConfig),
+        pytest.param(txl_tf.Flat, FlatConfig, marks=pytest.mark.slow),
+        (txl_tf.BiLSTM, BiLSTMConfig),
+    ],
 )
 def test_an_encoder_holds_the_values_of_its_group(network, group):
     given = make(group, n_token=9, d_embed=6, embed_dropout=0.2).to_dict()

@@ -142,7 +142,7 @@ def assert_frozen(model, optimizer, case):
     assert_all_close(model.get_weights(), before, rtol=0, atol=0)
 
 
-@fast_for("language_model")
+@fast_for()
 def test_a_wholly_frozen_model_is_fitted_without_a_change(case):
     model = compiled(case)
     model.trainable = False

@@ -25,7 +25,9 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "dataset, where",
     [
-        (dataset, where) if where == "in memory" or dataset == "wt2" else pytest.param(dataset, where, marks=SLOW)
+        (dataset, where)
+        if (dataset, where) == ("enwik8", "in memory") or dataset == "wt2"
+        else pytest.param(dataset, where, marks=SLOW)
         for dataset in ("enwik8", "text8", "ptb", "wt2")
         for where in ("in memory", "prepared", "prepared, streamed")
     ],

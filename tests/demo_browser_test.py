@@ -23,7 +23,8 @@ from helpers import make_run, randomise, run_program, spread_emissions
 import txl_tf
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
-from txl_tf.data.vocabulary import Vocab, visible
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import visible
 from txl_tf.models.reading import look_back, nll_by_memory, read_text
 from txl_tf.models.taggers.text_tagger import TextTagger
 from txl_tf.models.vanilla.translator import Translator
@@ -70,8 +71,8 @@ def runs(tmp_path_factory):
     make_run(lm, byte, mem_len=16)
     make_run(other, byte, mem_len=8, n_layer=1)
     special = {"special": ("<pad>", "<s>", "</s>"), "unk": None, "eos": "</s>"}
-    sides = [symbols(*words, **special) for words in (("a", "b", "c"), (HACK, f"{HACK}2"))]
-    sizes = {**PAIRS, "input_vocab_size": 6, "target_vocab_size": 5}
+    sides = [symbols(*words, **special) for words in (("a", "b", "c"), (HACK, f"{HACK}2", f"{HACK}3"))]
+    sizes = {**PAIRS, "input_vocab_size": 6, "target_vocab_size": 6}
     model = txl_tf.Transformer(**sizes)
     randomise(model, scale=0.8)
     RunFolder(pairs).create({}, sizes, sides, model, step=1)

@@ -13,14 +13,8 @@ import tracemalloc
 
 import pytest
 
-gr = pytest.importorskip("gradio")
-
-from starlette.routing import Mount  # noqa: E402
-from starlette.testclient import TestClient  # noqa: E402
-
-from txl_programs.demo.limits import Limits  # noqa: E402
-from txl_programs.demo.server import connections, guard, terminal  # noqa: E402
-from txl_programs.demo.shell import check_values, make_app  # noqa: E402
+from txl_programs.demo.limits import Limits
+from txl_programs.demo.server import terminal
 
 HOST = {"host": "127.0.0.1:7860"}
 JOIN = "/gradio_api/queue/join"
@@ -37,8 +31,30 @@ def answer(text, number):
     return f"{text} {number}"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def gr():
+    """Gradio, which takes seconds and 100 MB: only the process that runs these tests imports it."""
+    return pytest.importorskip("gradio")
+
+
 @pytest.fixture(scope="module")
-def app():
+def guard(gr):
+    from txl_programs.demo.server import guard
+
+    return guard
+
+
+@pytest.fixture(scope="module")
+def connections(gr):
+    from txl_programs.demo.server import connections
+
+    return connections
+
+
+@pytest.fixture(scope="module")
+def app(gr):
+    from txl_programs.demo.shell import check_values, make_app
+
     with gr.Blocks() as page:
         text, number, names = gr.Textbox(), gr.Slider(0, 2), gr.CheckboxGroup(["a", "b"])
         gr.Button().click(answer, [text, number], text)
@@ -51,11 +67,15 @@ def app():
 
 @pytest.fixture(scope="module")
 def client(app):
+    from starlette.testclient import TestClient
+
     with TestClient(app, base_url="http://127.0.0.1:7860") as found:
         yield found
 
 
 def routes_of(app, prefix=""):
+    from starlette.routing import Mount
+
     for route in app.routes:
         if router := getattr(route, "original_router", None):  # included in FastAPI's way
             yield from routes_of(router, prefix)
@@ -84,10 +104,10 @@ def test_the_page_answers_to_its_own_names(client, host):
     "x.localhost:7860", "localhost.:7860", "evil.test", "127.0.0.1.evil.test", "127.0.0.1:x", "localhost@evil.test", "",
     "192.0.2.2:7860", "0.0.0.0:7860", "2130706433", "127.1", "[::1", "::1", "localhost:7860/x", "127.0.0.1 ",
 ])  # fmt: skip
-@pytest.mark.parametrize("path", ["/", "/config", "/gradio_api/queue/data?session_hash=a", "/gradio_api/heartbeat/a"])
-def test_another_host_is_refused(client, host, path):
-    found = client.get(path, headers={"host": host})
-    assert (found.status_code, "another host" in found.json()["error"]) == (400, True)
+def test_another_host_is_refused(client, host):
+    for path in ("/", "/config", "/gradio_api/queue/data?session_hash=a", "/gradio_api/heartbeat/a"):
+        found = client.get(path, headers={"host": host})
+        assert (found.status_code, "another host" in found.json()["error"]) == (400, True), path
 
 
 @pytest.mark.parametrize("host, taken, refused", [
@@ -96,7 +116,7 @@ def test_another_host_is_refused(client, host, path):
     ("box.lan", ["box.lan:7860", "BOX.lan", "localhost"], ["192.0.2.2", "x.box.lan", "box.lan."]),
     ("192.0.2.2", ["192.0.2.2:7860"], ["192.0.2.3:7860", "192.0.2.2.evil.test"]),
 ])  # fmt: skip
-def test_other_hosts_depend_on_the_flag(host, taken, refused):
+def test_other_hosts_depend_on_the_flag(guard, host, taken, refused):
     own = guard.Guard(None, None, Limits(), host)._is_own
     assert all(own(name.lower()) for name in taken) and not any(own(name.lower()) for name in refused)
 
@@ -107,13 +127,13 @@ def test_other_hosts_depend_on_the_flag(host, taken, refused):
     {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"},
     {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"},
 ])  # fmt: skip
-@pytest.mark.parametrize("method, path", [
-    ("GET", "/"), ("GET", "/config"), ("GET", "/gradio_api/queue/data?session_hash=a"), ("OPTIONS", JOIN),
-    ("GET", "/gradio_api/heartbeat/a"), ("POST", JOIN), ("POST", "/gradio_api/cancel"),
-])  # fmt: skip
-def test_a_page_of_another_site_is_refused(client, headers, method, path):
-    found = client.request(method, path, headers=headers, json=request() if method == "POST" else None)
-    assert found.status_code == 403 and "access-control-allow-origin" not in found.headers
+def test_a_page_of_another_site_is_refused(client, headers):
+    for method, path in [
+        ("GET", "/"), ("GET", "/config"), ("GET", "/gradio_api/queue/data?session_hash=a"), ("OPTIONS", JOIN),
+        ("GET", "/gradio_api/heartbeat/a"), ("POST", JOIN), ("POST", "/gradio_api/cancel"),
+    ]:  # fmt: skip
+        found = client.request(method, path, headers=headers, json=request() if method == "POST" else None)
+        assert found.status_code == 403 and "access-control-allow-origin" not in found.headers, (method, path)
 
 
 def test_a_link_on_another_page_opens_the_page_and_nothing_else(client):
@@ -125,7 +145,7 @@ def test_a_link_on_another_page_opens_the_page_and_nothing_else(client):
 # ------------------------------------------------------------------------------------------------- what may be asked
 
 
-def test_the_open_routes_are_these(app):
+def test_the_open_routes_are_these(app, guard):
     found = {
         (method, route)
         for method, route in routes_of(app)
@@ -190,7 +210,7 @@ def test_a_request_of_the_right_form_is_answered(client):
 # ------------------------------------------------------------------------------------------------------------ bounds
 
 
-def test_a_large_request_is_refused_by_its_length():
+def test_a_large_request_is_refused_by_its_length(guard):
     async def receive():
         return {"type": "http.disconnect"}
 
@@ -207,7 +227,7 @@ def test_a_large_request_is_refused_by_its_length():
         assert sent.pop(0)["status"] == 413 and b"at most 305,536 bytes" in sent.pop(0)["body"]
 
 
-def test_values_are_counted_before_they_are_made():
+def test_values_are_counted_before_they_are_made(guard):
     body = b'{"data":[' + b"[]," * 1_390_000 + b'[]],"fn_index":0}'
     tracemalloc.start()
     with pytest.raises(guard.Refused):
@@ -218,7 +238,9 @@ def test_values_are_counted_before_they_are_made():
     assert guard.parsed(json.dumps({"data": [text]}).encode()) == {"data": [text]}
 
 
-def test_streams_sessions_and_waiting_requests_are_bounded(app):
+def test_streams_sessions_and_waiting_requests_are_bounded(app, guard):
+    from starlette.routing import Mount
+
     limits = Limits(visitors=2)
     assert (limits.waiting, limits.sessions) == (16, 72)
     one = guard.Guard(None, None, limits, "127.0.0.1")
@@ -237,7 +259,7 @@ def test_streams_sessions_and_waiting_requests_are_bounded(app):
     assert queue.pending_event_ids_session.keys() == queue.pending_messages_per_session.keys()
 
 
-def test_connections_are_bounded_and_end_where_no_request_comes(monkeypatch):
+def test_connections_are_bounded_and_end_where_no_request_comes(monkeypatch, connections):
     monkeypatch.setattr(connections, "most_connections", lambda: 3)
     monkeypatch.setattr(connections, "SECONDS_WITHOUT_REQUEST", 0.3)
 
@@ -276,7 +298,7 @@ def test_connections_are_bounded_and_end_where_no_request_comes(monkeypatch):
 
 
 @pytest.mark.parametrize("files, most", [(1024, 256), (256, 128), (4, 8), (-1, 256)])
-def test_connections_leave_files_for_the_program(monkeypatch, files, most):
+def test_connections_leave_files_for_the_program(monkeypatch, connections, files, most):
     if connections.resource is None:
         pytest.skip("no limits of open files here")
     monkeypatch.setattr(connections.resource, "getrlimit", lambda kind: (files, files))

@@ -51,6 +51,7 @@ NOT_RUN = {
     "--scaling": "takes ten minutes",
     "--against": "takes half an hour",
     "mkdocs": "serves until it is stopped; site_test.py builds the same site",
+    "ray start": "needs several machines; tests/ray_training_test.py has a cluster of one",
     "tools/demo.py": "serves until it is stopped; tests/demo_browser_test.py has it",
     "demo_screenshots": "needs a browser and trained runs",
 }
@@ -210,13 +211,21 @@ def test_the_python_of_the_layers_page_runs_and_what_it_writes_loads(tmp_path, m
 @pytest.mark.slow
 def test_the_python_of_the_transformer_page_learns_and_what_it_saves_loads(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (code,), names = blocks("python", "transformer.md").values(), {}
+    (code, own_loss), names = blocks("python", "transformer.md").values(), {}
     exec(code, names)
     assert float(re.search(r"([\d.]+)% of the symbols", capsys.readouterr().out)[1]) > 95
     loaded = keras.saving.load_model("reverse.keras")
     inputs = names["source"][:4], names["target"][:4, :-1]
     np.testing.assert_allclose(loaded(inputs), names["logits"], rtol=1e-5)
     assert names["ids"].shape == (4, 2, 8) and names["scores"].shape == (4, 2)
+    exec(own_loss, names)
+    own = names["SmallLogits"].from_config(loaded.get_config())
+    own(inputs)
+    own.set_weights(loaded.get_weights())
+    own.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=9))
+    pair = names["source"][:4], names["target"][:4]
+    losses = [float(model.train_on_batch(*pair, return_dict=True)["loss"]) for model in (own, loaded)]
+    assert losses[0] == pytest.approx(losses[1] + 1e-3 * np.mean(np.square(names["logits"])), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -345,13 +354,31 @@ def test_the_commands_of_the_docs_run(key, five_minutes, workplace):
 @pytest.mark.slow
 def test_the_python_of_the_guide_scores_lines_as_the_program(five_minutes, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
-    (code,) = blocks("python", "guide.md").values()
+    code, *_ = blocks("python", "guide.md").values()
     exec(code, {})
     found = [line.split() for line in capsys.readouterr().out.splitlines()]
     (command,) = (code for code in blocks("bash", "guide.md").values() if "score.py" in code)
     rows = [row.split("\t") for row in run_bash(command, workplace).splitlines()]
     assert [words[:3] for words in found] == [row[-1].split() for row in rows]
     np.testing.assert_allclose([float(words[3]) for words in found], [float(row[0]) for row in rows], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_python_of_the_guide_trains_with_weights_and_in_steps_of_its_own():
+    _, *codes = blocks("python", "guide.md").values()
+    names = {}
+    for code in codes:
+        exec(code, names)
+    nll, labels = names["nll"].numpy(), names["labels"].numpy()
+    np.testing.assert_array_equal(nll > 0, labels >= 25)
+    lm = names["Logging"].from_config(names["lm"].get_config())
+    lm.compile(txl_tf.make_optimizer(learning_rate=1e-2, train_steps=9))
+    for found in (
+        lm.fit(names["answers"], verbose=0).history,
+        lm.evaluate(names["answers"], verbose=0, return_dict=True),
+    ):
+        found = {name: np.ravel(value)[0] for name, value in found.items()}
+        assert found["bits"] == pytest.approx(found["loss"] / np.log(2), rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------- serving

@@ -437,7 +437,8 @@ def test_two_replicas_fit_as_one(name, two_replicas):
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         history = model.fit(dataset.with_options(options), epochs=2, verbose=0).history
-        assert all(has_more_digits_than_float32(np.float64(values)) for values in history.values())
+        for measured, values in history.items():  # float32 holds some shares, such as 1/4
+            assert measured == "accuracy" or has_more_digits_than_float32(np.float64(values)), measured
         found.append(np.concatenate([*history.values(), *(x.numpy().ravel() for x in model.trainable_variables)]))
     np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-10)
 

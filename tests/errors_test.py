@@ -8,8 +8,25 @@ import tensorflow as tf
 
 import txl_tf
 from txl_tf import layers
+from txl_tf.config import ClusterConfig, EvaluationConfig, ModelConfig, PairsConfig, TaggedConfig, TextConfig
+from txl_tf.config.cluster import cluster_address
+from txl_tf.convert.corpus_files import read_corpus
+from txl_tf.convert.original import find_tf1_checkpoint, run_to_tf1, tf1_to_run
+from txl_tf.convert.pytorch_source import open_source
+from txl_tf.convert.torch_file import read_torch_file
 from txl_tf.data.lines import LineError
+from txl_tf.data.pairs.parallel import read_pairs
+from txl_tf.data.tagged.sentences import read_corpus as read_tagged_corpus
+from txl_tf.data.tagged.tags import detect_scheme
+from txl_tf.data.text.corpus import build_corpus, load_corpus
+from txl_tf.data.text.download import fetch
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.environment import check_listens
 from txl_tf.errors import FixedAttributeError, ParameterError, brief, shortened
+from txl_tf.files import check_writable, sha256, write_atomic
+from txl_tf.runs.checkpoints import average_checkpoints
+from txl_tf.runs.metrics import check_tokenizer
+from txl_tf.training.distribution import make_strategy
 
 
 def test_the_default_message_names_argument_allowed_values_and_value():
@@ -85,3 +102,74 @@ def test_shortened_keeps_the_beginning_and_the_end(most):
     found = shortened(text, most)
     assert len(found) <= most and (found == text) == (most == 1000)
     assert most < 100 or (found.startswith("aaa") and found.endswith("bbb"))
+
+
+LONG = "x" * 100_000
+CALLS = {  # of the library, each with a value without end
+    "data_path": lambda: build_corpus("text", LONG),
+    "data_path, a list": lambda: build_corpus("text", [LONG, LONG]),
+    "a pattern": lambda: build_corpus("text", f"{LONG}*"),
+    "a path of many": lambda: build_corpus("text", ",".join(["x"] * 10_000)),
+    "vocab_path": lambda: build_corpus("text", __file__, vocab_path=LONG),
+    "cutoffs": lambda: build_corpus("text", __file__, cutoffs=list(range(1, 50_000))),
+    "a folder of a paper's data": lambda: build_corpus("ptb", LONG),
+    "data_dir": lambda: load_corpus(LONG),
+    "prepare's data_dir": lambda: txl_tf.prepare(data_dir=LONG, data_path=__file__),
+    "dataset": lambda: txl_tf.prepare(data_dir="here", dataset=LONG),
+    "texts": lambda: txl_tf.prepare([LONG, 1], data_dir=None),
+    "model_dir": lambda: txl_tf.load_run(LONG),
+    "pipeline": lambda: txl_tf.pipeline(LONG),
+    "a checkpoint": lambda: txl_tf.load_tf1_checkpoint(None, LONG),
+    "run_to_tf1": lambda: run_to_tf1(LONG, LONG),
+    "tf1_to_run": lambda: tf1_to_run(LONG, LONG, LONG, mem_len=1),
+    "model_arguments": lambda: find_tf1_checkpoint(LONG),
+    "pytorch_to_run": lambda: open_source(LONG),
+    "a corpus": lambda: read_corpus(LONG),
+    "a corpus of a dataset": lambda: read_corpus(f"{LONG}/vocab.txt", "ptb"),
+    "a file of torch": lambda: read_torch_file(LONG),
+    "average": lambda: average_checkpoints(LONG, LONG, [LONG]),
+    "averaged checkpoints": lambda: average_checkpoints(LONG, LONG, ["", LONG]),
+    "pairs": lambda: read_pairs(PairsConfig(train_path=LONG)),
+    "pairs of two files": lambda: read_pairs(PairsConfig(train_path=f"{LONG},{LONG}")),
+    "symbols of pairs": lambda: PairsConfig(source_symbols=LONG, share_vocab=True, train_path="a"),
+    "tagged": lambda: read_tagged_corpus(TaggedConfig(train_path=LONG)),
+    "a vocabulary": lambda: Vocab.load(LONG),
+    "a special symbol": lambda: Vocab(special=[LONG, LONG]),
+    "eos": lambda: Vocab(eos=LONG),
+    "a lexicon": lambda: txl_tf.Lexicon.load(LONG),
+    "labels": lambda: txl_tf.allowed_transitions([LONG, "B-x"]),
+    "tags": lambda: detect_scheme([LONG, "B-x"]),
+    "a strategy": lambda: make_strategy(LONG),
+    "a TPU": lambda: make_strategy("tpu", f"grpc://{LONG}"),
+    "a TPU's zone": lambda: make_strategy("one", tpu_zone=LONG),
+    "ray_address": lambda: ClusterConfig(ray_address=LONG),
+    "a Ray cluster": lambda: check_listens(f"{LONG}:1", f"the Ray cluster ray_address={LONG}"),
+    "preparation's address": lambda: cluster_address("ray_address", LONG),
+    "eval_split": lambda: EvaluationConfig(eval_split=LONG),
+    "a flag of a choice": lambda: TextConfig(level=LONG),
+    "a unit": lambda: txl_tf.make_optimizer(learning_rate=LONG, train_steps=1),
+    "a model": lambda: txl_tf.TransformerXLLM(n_token=LONG, n_layer=1),
+    "cutoffs of a model": lambda: ModelConfig(n_token=3, cutoffs=list(range(1, 50_000))),
+    "a tokenizer": lambda: check_tokenizer(LONG),
+    "a download": lambda: fetch("ptb", LONG, LONG),
+    "a dataset to download": lambda: fetch(LONG, "here", None),
+    "a new file": lambda: write_atomic(LONG, "text"),
+    "a lock": lambda: check_writable(LONG),
+    "a file to read": lambda: sha256(LONG),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_error_of_the_library_is_long(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, OSError)) as caught:
+        CALLS[call]()
+    assert 0 < len(str(caught.value)) <= 500, str(caught.value)[:300]
+
+
+def test_a_malformed_environment_is_one_short_error(monkeypatch):
+    for text in (LONG, '{"cluster": {"worker": ["' + LONG + '"]}, "task": {"type": "worker", "index": 0}}'):
+        monkeypatch.setenv("TF_CONFIG", text)
+        with pytest.raises(ValueError) as caught:
+            make_strategy("multi_worker")
+        assert len(str(caught.value)) <= 500

@@ -349,7 +349,7 @@ LINES = ["ab ba", "", "b\na", "a\n"]  # with a line end or without
         {"special": ["<eos>"], "eos": "<eos>", "unk": "<eos>"},
         pytest.param({"special": ["<S>"], "eos": "<S>", "bos": "<S>"}, marks=pytest.mark.slow),
         pytest.param({"level": "char"}, marks=pytest.mark.slow),
-        {"level": "char", "special": [" "], "document": "</s>"},
+        pytest.param({"level": "char", "special": [" "], "document": "</s>"}, marks=pytest.mark.slow),
         pytest.param({"level": "byte", "document": "</s>"}, marks=pytest.mark.slow),
         {"level": "char", "texts": ["ab "], "lines": ["ab ba", "a\n", ""]},
     ],
@@ -915,6 +915,7 @@ def test_warm_up_requests_are_records_of_every_signature_which_answers_them(
         assert all(output.shape.rank is not None for output in outputs.values())
 
 
+@pytest.mark.slow
 def test_warm_up_requests_are_written_where_serving_s_api_is_installed_unless_told_otherwise(
     small_lm, tmp_path, monkeypatch, capsys
 ):

@@ -400,7 +400,7 @@ def good(tmp_path_factory):
         pytest.param({"train_steps": 9, "iterations": 1, "save_steps": 1}, marks=pytest.mark.slow),  # validation of 5
         pytest.param({"train_steps": 5, "iterations": 1, "save_steps": 1}, marks=pytest.mark.slow),  # that at the end
         pytest.param({"train_steps": 9, "iterations": 9, "save_steps": 1}, marks=pytest.mark.slow),  # loss of step 6
-        {"train_steps": 9, "iterations": 9, "save_steps": 1, "max_to_keep": 1},
+        pytest.param({"train_steps": 9, "iterations": 9, "save_steps": 1, "max_to_keep": 1}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -8,6 +8,8 @@ from helpers import SMALL, randomise
 import txl_tf
 from txl_tf.models.transformer_xl.first_segment import first_segment
 
+SLOW = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "options, tolerance",
@@ -30,8 +32,10 @@ def test_it_is_the_network_after_zero_memories(small_lm, options, tolerance):
         np.testing.assert_allclose(tf.cast(found, "float32"), tf.cast(expected, "float32"), atol=tolerance)
 
 
-@pytest.mark.parametrize("mem_len", [0, 3])
-@pytest.mark.parametrize("family", [txl_tf.TransformerXLLM, txl_tf.TransformerLM])
+@pytest.mark.parametrize("family, mem_len", [
+    (txl_tf.TransformerXLLM, 3), (txl_tf.TransformerLM, 0), pytest.param(txl_tf.TransformerXLLM, 0, marks=SLOW),
+    pytest.param(txl_tf.TransformerLM, 3, marks=SLOW),
+])  # fmt: skip
 def test_first_nll_is_that_of_score(family, mem_len, small_batches):
     lm = family(**{**SMALL, "mem_len": mem_len})
     randomise(lm)

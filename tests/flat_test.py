@@ -156,6 +156,7 @@ def test_distances_of_the_program_have_the_longest_sentence_added():
     assert np.abs(of_ours - of_program).max() > 0.1
 
 
+@pytest.mark.slow
 def test_a_graph_of_unknown_shapes_gives_the_same():
     network, inputs = make_flat(), make_inputs()
     signature = {name: tf.TensorSpec([None] * len(array.shape), tf.int32) for name, array in inputs.items()}
@@ -193,7 +194,7 @@ def test_training_without_any_rate_is_inference():
     np.testing.assert_array_equal(network(inputs, training=True, dropout_key=KEY), network(inputs))
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", [*RATES[:2], *(pytest.param(rate, marks=SLOW) for rate in RATES[2:])])
 def test_every_rate_drops_by_its_key_and_in_training_alone(rate):
     network, inputs = make_flat(n_layer=1, **{rate: 0.5}), make_inputs()
     expected = make_flat(n_layer=1)(inputs).numpy()

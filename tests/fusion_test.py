@@ -86,7 +86,9 @@ def test_pays_for_large_tensors_of_known_shape_in_graphs_where_allowed(monkeypat
     assert [name for name, answer in answers.items() if answer] == ["large"]
 
 
-@pytest.mark.parametrize("shape, row_axis", [([6, 50, 40], 0), ([4, 6, 30, 31], 1), ([70], 0), ([5, 33], None)])
+@pytest.mark.parametrize("shape, row_axis", [
+    ([6, 50, 40], 0), pytest.param([4, 6, 30, 31], 1, marks=SLOW), pytest.param([70], 0, marks=SLOW), ([5, 33], None)
+])  # fmt: skip
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_masks_are_the_same_bit_for_bit(any_size, shape, row_axis, dtype):
     ones = tf.ones(shape, dtype)
@@ -95,7 +97,7 @@ def test_masks_are_the_same_bit_for_bit(any_size, shape, row_axis, dtype):
     np.testing.assert_array_equal(tf.cast(compiled, tf.float32), tf.cast(dropout(ones, 0.3, KEY, row_axis), tf.float32))
 
 
-@pytest.mark.parametrize("with_positions", [True, False])
+@pytest.mark.parametrize("with_positions", [True, pytest.param(False, marks=SLOW)])
 @pytest.mark.parametrize(
     "dtype, keys, pieces, rtol",
     [("float32", 64, 1, 1e-6), ("float64", 64, 1, 1e-14), ("bfloat16", 64, 2, 2**-6), ("bfloat16", 50, 1, 2**-6)],
@@ -125,7 +127,7 @@ def test_softmax_has_no_gradient_where_all_values_are_one(any_size):
     np.testing.assert_allclose(tf.cast(found, tf.float32), np.zeros(scores.shape), atol=1e-4)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("rate", [pytest.param(0.0, marks=SLOW), 0.3])
 def test_residual_and_norm_with_all_gradients(any_size, rate):
     layer = LayerNorm(1e-3, dtype="mixed_bfloat16")
     layer.build([None, None, 48])
@@ -140,7 +142,9 @@ def test_residual_and_norm_with_all_gradients(any_size, rate):
 
 
 @pytest.mark.parametrize("rate, key, pieces", [(0.0, KEY, 1), (0.3, KEY, 2), (0.3, None, 1)])
-@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-6), ("float64", 1e-14), ("bfloat16", 2**-6)])
+@pytest.mark.parametrize(
+    "dtype, rtol", [("float32", 1e-6), pytest.param("float64", 1e-14, marks=SLOW), ("bfloat16", 2**-6)]
+)
 def test_the_feed_forward_net_with_all_gradients(any_size, rate, key, pieces, dtype, rtol):
     shapes = ([4, 30, 24], [24, 40], [40], [40, 24], [24])
     inputs = [tf.cast(random(*shape, seed=i), dtype) for i, shape in enumerate(shapes)]

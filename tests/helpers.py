@@ -1,5 +1,6 @@
 """What several test files use: small models and runs, checkpoints and corpora of the original, programs."""
 
+import ast
 import collections
 import contextlib
 import csv
@@ -33,6 +34,7 @@ from txl_tf.runs import train
 from txl_tf.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
+INSTALLED = ast.literal_eval(re.search(r"PROGRAMS = (\(.*?\))\n", (ROOT / "setup.py").read_text(), re.S)[1]).split()
 REFERENCE = ROOT.parent / "shared" / "reference"  # larger than a repository should be; not part of a clone
 
 SMALL = {"n_token": 23, "n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}

@@ -133,8 +133,8 @@ def segments_with_padding(texts, lengths, tgt_len, side):
     "side, options",
     [
         ("left", {}),
-        ("right", {"mem_len": 0}),
-        ("between", {"mem_len": 9, "untie_r": True}),
+        pytest.param("right", {"mem_len": 0}, marks=pytest.mark.slow),
+        pytest.param("between", {"mem_len": 9, "untie_r": True}, marks=pytest.mark.slow),
         ("between", {"same_length": True, "clamp_len": 3}),
     ],
     ids=str,

@@ -54,11 +54,11 @@ def train_by_hand(lm, tokens, labels, weights, rate=1.0):
 
 
 WAYS = [
-    {},
     {"static_shapes": True, **BINS},
     *(
         pytest.param(options, marks=SLOW)
         for options in (
+            {},
             {"gradient_accumulation_steps": 2},
             {"run_eagerly": False},
             {"run_eagerly": False, "steps_per_execution": 2},
@@ -100,7 +100,7 @@ def check_training(small_lm, batches, options, ignoring, strategy=None):
         {},
         *(
             pytest.param(options, marks=SLOW)
-            for options in ({"run_eagerly": False}, {"gradient_accumulation_steps": 2}, WAYS[1])
+            for options in ({"run_eagerly": False}, {"gradient_accumulation_steps": 2}, WAYS[0])
         ),
     ],
     ids=str,

@@ -246,6 +246,7 @@ def test_what_keras_s_methods_cannot_do_is_an_error_that_says_what_does_it(small
         call(small_lm(n_layer=1))
 
 
+@pytest.mark.slow
 def test_the_network_is_exported_within_a_model_of_keras(small_lm, small_batches, tmp_path):
     network, (batch, _), _ = small_lm(n_layer=1).network, *small_batches()
     tokens = keras.Input([None], dtype="int32")

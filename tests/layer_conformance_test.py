@@ -17,6 +17,7 @@ from txl_tf.errors import ParameterError
 KEY = [3, 4, 0]
 DROPPING = [case for case in LAYERS if case.rates]
 FAST = "PositionwiseFF", "TenerLayer"  # of the tests that need graphs
+KINDS = *FAST, "MultiHeadAttention", "TransformerXLLayer", "LatticeAttn", "CRF"  # of the tests that take long
 
 
 def all_of(cases, fast=None):
@@ -45,7 +46,7 @@ def made(case, layer, **options):
 # ----------------------------------------------------------------------------------------------------------- dropout
 
 
-@all_of(DROPPING, fast=[case.name for case in DROPPING if case.name not in ("TransformerXL", "BiLSTM", "Flat")])
+@all_of(DROPPING, fast=KINDS)
 def test_training_drops_and_nothing_else_does(case):
     layer, same = case.dropping(seed=7), case.dropping(seed=7)
     expected = made(case, layer)
@@ -72,7 +73,7 @@ def test_every_rate_drops_by_itself_and_none_draws_nothing(case):
     np.testing.assert_array_equal(made(case, layer, training=True), made(case, layer))
 
 
-@all_of(DROPPING, {*FAST, "TransformerXLLayer", "MultiHeadAttention"})
+@all_of(DROPPING, {*FAST, "MultiHeadAttention"})
 def test_two_replicas_draw_what_one_device_draws(case, two_replicas):
     layer = case.dropping(seed=7)
     made(case, layer)
@@ -98,7 +99,7 @@ def test_two_replicas_draw_what_one_device_draws(case, two_replicas):
 # ------------------------------------------------------------------------------------------------ shapes and types
 
 
-@all_of(LAYERS)
+@all_of(LAYERS, fast=KINDS)
 def test_a_model_of_ones_own_with_the_layer_has_a_summary(case):
     class Own(keras.Model):
         def __init__(self):
@@ -115,7 +116,7 @@ def test_a_model_of_ones_own_with_the_layer_has_a_summary(case):
     assert shape in lines[0] or case.name == "PositionFusion"  # of pairs, whose number Keras does not know
 
 
-@all_of(LAYERS)
+@all_of(LAYERS, fast=KINDS)
 def test_output_shapes_are_those_of_the_call_of_symbols_too(case):
     layer = case.make()
     outputs = layer(**case.inputs, **case.more)
@@ -131,7 +132,7 @@ def test_output_shapes_are_those_of_the_call_of_symbols_too(case):
             assert None not in computed.shape or computed is symbol or case.name == "PositionFusion"
 
 
-@all_of(LAYERS)
+@all_of(LAYERS, fast=KINDS)
 @pytest.mark.parametrize(
     "policy", ["mixed_bfloat16", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixed_float16", "float16"))]
 )
@@ -175,7 +176,7 @@ def test_what_a_mask_hides_does_not_count_given_or_handed_on_by_keras(case):
     np.testing.assert_array_equal(first(layer(*handed.values(), None)), expected)
 
 
-@all_of(MASKED)
+@all_of(MASKED, fast=("TenerLayer", "LatticeAttn", "CRF"))
 def test_a_graph_of_unknown_sizes_gives_the_same(case):
     layer, mask = case.make(), mask_for(case)
     expected = made(case, layer, mask=mask)
@@ -325,7 +326,7 @@ def model_with(case, **options):
     return model
 
 
-@all_of(IN_MODELS, fast=("EncoderLayer", "MultiHeadAttention", "TenerLayer", "Embeddings", "RelMultiHeadAttn"))
+@all_of(IN_MODELS, fast=("MultiHeadAttention", "TenerLayer", "Embeddings"))
 def test_a_configuration_makes_layer_and_model_again(case):
     layer = case.make()
     again = type(layer).from_config(layer.get_config())
@@ -373,7 +374,7 @@ def test_a_model_is_trained_with_dropout_saved_goes_on_and_is_exported(case, tmp
     )
 
 
-@all_of(TRAINED, fast=FAST)
+@all_of(TRAINED, fast=FAST[:1])
 def test_a_frozen_layer_keeps_its_weights_and_computes_the_same(case):
     layer = case.make()
     inputs = symbols(case.inputs)
@@ -390,7 +391,7 @@ def test_a_frozen_layer_keeps_its_weights_and_computes_the_same(case):
         np.testing.assert_array_equal(weight, array)
 
 
-@all_of([case for case in LAYERS if case.name != "PositionFusion"], fast=FAST)
+@all_of([case for case in LAYERS if case.name != "PositionFusion"], fast=FAST[:1])
 def test_keras_s_own_test_of_layers(case):
     """Its serialization, build, symbolic call, training and mixed precision, as far as Keras can do them.
 

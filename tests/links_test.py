@@ -3,18 +3,20 @@
 import ast
 import os
 import re
+import shutil
 import types
 import zipfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import ROOT
+from helpers import ROOT, log_rows, train_run
 
 from txl_tf.data.line_files import STATE, Answering, LineFile, Plan, answer_block
 from txl_tf.data.text import download
 from txl_tf.data.text.prepared_folder import new_files
 from txl_tf.files import check_no_link, remove, removed_on_error, write_atomic
+from txl_tf.runs.callbacks import cut_log
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import UNFINISHED, delete_checkpoint, write_checkpoint
@@ -198,3 +200,33 @@ def test_a_served_model_is_written_in_its_folder_alone(tmp_path, victim, monkeyp
     export._write(lambda tables: served, str(tmp_path / "1"), {}, None, False)
     assert (tmp_path / "1/saved_model.pb").read_text() == "model" and not (tmp_path / "1").is_symlink()
     assert list((tmp_path / "empty").iterdir()) == [] and not os.path.lexists(tmp_path / f"1.{os.getpid()}.tmp")
+
+
+# ------------------------------------------------------------------------------------------------------- hard links
+
+
+@pytest.mark.parametrize(
+    "name", ["log.csv", "config.json", "checkpoint", "vocab.txt", "best/best.json", "ckpt-6.index"]
+)
+@pytest.mark.slow
+def test_a_hard_link_of_a_backup_stays_as_it_was(trained_run, tmp_path, name):
+    """As `cp -al` makes it."""
+    shutil.copytree(trained_run[0], tmp_path / "run")
+    kept = tmp_path / "backup"
+    os.link(tmp_path / "run" / name, kept)
+    before = kept.read_bytes()
+    train_run(tmp_path / "run", trained_run[0].parent / "text.txt", training={"train_steps": 18, "max_to_keep": 1})
+    assert kept.read_bytes() == before
+    assert len(log_rows(tmp_path / "run")) == 6
+
+
+def test_a_log_that_is_a_hard_link_becomes_a_file_of_its_own(tmp_path):
+    log, backup = tmp_path / "log.csv", tmp_path / "backup.csv"
+    columns = "epoch,bpc,grad_norm,learning_rate,loss,step,tokens_per_second,val_bpc,val_loss"
+    log.write_text(f"{columns}\n0,1,1,1,1,5,1,1,1\n")
+    cut_log(str(log), 5, ["bpc"])
+    before, number = log.read_text(), log.stat().st_ino
+    os.link(log, backup)
+    cut_log(str(log), 5, ["bpc"])
+    assert log.read_text() == backup.read_text() == before
+    assert backup.stat().st_ino == number != log.stat().st_ino

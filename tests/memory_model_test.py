@@ -219,6 +219,7 @@ def test_compiled_and_eager_training_equal_the_graph_s_masks_included(
     assert_weights_equal(weights_of(lm), expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_training_step_can_be_called_in_a_loop_of_one_s_own(small_lm, small_batches, plain_run):
     losses, expected = plain_run
     lm = dropping_lm(small_lm)
@@ -246,7 +247,9 @@ def test_dropout_acts_in_fit_anew_at_every_step_and_the_same_from_the_same_seed(
     np.testing.assert_allclose(lm.evaluate(dataset_of(*batches), verbose=0), nothing_dropped[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", keras.optimizers.Adam(loss_scale_factor=1024.0)], ids=["", "scaled"])
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param("adam", marks=SLOW), keras.optimizers.Adam(loss_scale_factor=1024.0)], ids=["", "scaled"]
+)
 def test_a_plain_keras_optimizer_trains_and_the_gradient_norm_is_reported(small_lm, small_batches, optimizer):
     batches = [list(ids) * 4 for ids in small_batches(n=1)]
     lm = small_lm(n_layer=1, mem_len=0)

@@ -55,7 +55,10 @@ TAKEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in (*MODELS, *SLOW)])
+@pytest.mark.parametrize("case", [
+    *(pytest.param(case, id=case.name) for case in MODELS),
+    *(pytest.param(case, id=case.name, marks=pytest.mark.slow) for case in SLOW),
+])  # fmt: skip
 def test_muon_takes_the_kernels_of_every_family_and_nothing_else(case):
     model = case.make("float32")
     matrices, others = taken(model.trainable_variables)

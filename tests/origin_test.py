@@ -13,7 +13,7 @@ from txl_tf.config import ModelConfig, TrainingConfig
 from txl_tf.data.text.corpus import build_corpus, prepare
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
-from txl_tf.runs.checkpoints import average_checkpoints
+from txl_tf.runs.checkpoints import RunCheckpoints, average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.origin import Origin
@@ -69,14 +69,25 @@ def test_a_run_starts_from_the_weights_and_goes_on_without_the_other_run(trained
 
 
 @pytest.mark.slow
-def test_a_first_start_that_left_no_checkpoint_starts_again(trained_run, run_dir, text, capsys):
-    tune(run_dir, text, trained_run[0])
-    expected = read_checkpoint(run_dir / "ckpt-4")
-    for path in run_dir.glob("ckpt-*"):
-        path.unlink()
+def test_a_first_start_that_left_no_checkpoint_starts_again(trained_run, run_dir, text, tmp_path, monkeypatch, capsys):
+    """The first validation writes `best` before the first checkpoint: a kill between them leaves `best` alone."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*args, **kwargs):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunCheckpoints, "save", killed)
+        with pytest.raises(Killed):
+            tune(run_dir, text, trained_run[0])
+    folder = RunFolder(run_dir)
+    assert folder.find_best()["step"] == 2 and not folder.steps()
     tune(run_dir, text, trained_run[0])
     assert capsys.readouterr().out.count("init_from") == 2
-    found = read_checkpoint(run_dir / "ckpt-4")
+    tune(tmp_path / "at_once", text, trained_run[0])
+    found, expected = (read_checkpoint(path / "ckpt-4") for path in (run_dir, tmp_path / "at_once"))
     assert all(np.array_equal(array, expected[name]) for name, array in found.items())
 
 

@@ -356,6 +356,7 @@ def test_own_metrics_are_used(kind):
     assert fit(model, data) == {"seven": [7.0]}
 
 
+@SLOW
 def test_metrics_that_are_attributes_are_reset_and_reported(kind):
     make, data, base = kind
 

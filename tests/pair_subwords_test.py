@@ -52,7 +52,7 @@ def both(**options):
     }
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("kind", ["bpe", pytest.param("unigram", marks=pytest.mark.slow)])
 def test_every_line_comes_back_and_ends_with_the_end(lines, kind, tmp_path):
     vocab = train_line_subwords(lines, 300, kind)
     assert vocab.symbols[:4] == ["<pad>", "<s>", "</s>", "<unk>"] and len(vocab) == 300
@@ -84,6 +84,13 @@ def test_vocabularies_are_those_of_each_side_or_shared_or_of_a_file(path, tmp_pa
     assert given.source_vocab.fingerprint() == corpus.source_vocab.fingerprint() != given.target_vocab.fingerprint()
     mixed = read_pairs(PairsConfig(train_path=path, source_level="subword", valid_fraction=0.2, min_freq=2))
     assert (mixed.source_vocab.level, mixed.target_vocab.level) == ("subword", "char")
+
+
+def test_subwords_cannot_be_extended_and_this_is_said_before_anything_is_read(lines):
+    vocab = train_line_subwords(lines[:50], None, "bpe")
+    with pytest.raises(ParameterError) as caught:
+        read_pairs(PairsConfig(train_path="nowhere", **both()), [vocab, vocab], extend_vocab=True)
+    assert (caught.value.name, caught.value.allowed) == ("extend_vocab", "left out at level subword")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,22 @@
 """Named pipes, folders and loops of links in place of files: one error that names the file, never an endless wait."""
 
+import concurrent.futures
 import os
 import signal
 import socket
+import time
 
 import numpy as np
 import pytest
 from helpers import make_run, word_vocab
 
 import txl_tf
+from txl_programs.pictures.curves import read_log
+from txl_programs.pictures.scaling import read_figures
+from txl_tf import files
+from txl_tf.convert.corpus_files import read_corpus
+from txl_tf.convert.original import find_tf1_checkpoint, model_arguments
+from txl_tf.convert.pytorch_source import open_source
 from txl_tf.data.text.texts import find_files, sizes_in_zip
 from txl_tf.data.text_files import read_files
 from txl_tf.data.vocabulary import Vocab
@@ -71,6 +79,61 @@ def test_a_pipe_for_results_is_written(tmp_path):
         file.write("text")
     assert os.read(reader, 9) == b"text"
     os.close(reader)
+
+
+def test_a_pipe_that_nobody_reads_is_an_error_and_a_late_reader_gets_all(tmp_path, monkeypatch):
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    monkeypatch.setattr(files, "_SECONDS_FOR_A_READER", 0.3)
+    with pytest.raises(OSError) as caught, new_file(path) as file:
+        file.write("text")
+    assert path in str(caught.value)
+    monkeypatch.setattr(files, "_SECONDS_FOR_A_READER", 9)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        found = pool.submit(lambda: (time.sleep(0.3), open(path).read())[1])
+        with new_file(path) as file:
+            file.write("text")
+        assert found.result() == "text"
+
+
+def pipe_in(folder, name):
+    os.mkfifo(folder / name)
+    return str(folder / name)
+
+
+@pytest.mark.parametrize("name, read", [
+    ("checkpoint", lambda folder: find_tf1_checkpoint(str(folder))),
+    ("model.ckpt-1.index", lambda folder: model_arguments(f"{folder}/model.ckpt-1")),
+    ("corpus-info.json", lambda folder: read_corpus(str(folder))),
+    ("vocab.txt", lambda folder: read_corpus(f"{folder}/vocab.txt", "wt2")),
+    ("cache.pkl", lambda folder: read_corpus(str(folder))),
+    ("vocab.pkl", lambda folder: read_corpus(f"{folder}/vocab.pkl")),
+    ("model.pt", lambda folder: open_source(f"{folder}/model.pt")),
+    ("model.safetensors", lambda folder: open_source(f"{folder}/model.safetensors")),
+    ("pytorch_model.bin", lambda folder: open_source(f"{folder}/pytorch_model.bin")),
+    ("model.safetensors.index.json", lambda folder: open_source(f"{folder}/model.safetensors.index.json")),
+    ("log.csv", lambda folder: read_log(folder)),
+    ("scaling.json", lambda folder: read_figures(f"{folder}/scaling.json")),
+])  # fmt: skip
+def test_readers_of_other_programs_files_refuse_pipes(tmp_path, name, read):
+    path = pipe_in(tmp_path, name)
+    with pytest.raises((ValueError, OSError)) as caught:
+        read(tmp_path)
+    assert str(tmp_path) in str(caught.value) and os.path.exists(path)
+
+
+def test_a_configuration_or_a_shard_that_is_a_pipe_is_refused(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    config = pipe_in(tmp_path, "config.json")
+    with pytest.raises((ValueError, OSError)):
+        open_source(str(tmp_path / "pytorch_model.bin"))
+    os.remove(config)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}')
+    shard = pipe_in(tmp_path, "b.safetensors")
+    with pytest.raises((ValueError, OSError)) as caught:
+        open_source(str(tmp_path / "model.safetensors.index.json"))
+    assert shard in str(caught.value)
 
 
 FILES = ["config.json", "vocab.txt", "checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001"]

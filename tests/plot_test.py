@@ -388,7 +388,7 @@ def test_the_program_draws_the_benchmark_s_figures(main, tmp_path, capsys):
         ),
         ["--kind=terms", "--text=a bad cab", "--tgt_len=4", "--layer=0", "--head=1"],
         pytest.param(["--kind=context", "--context_step=4", "--mem_len=8"], marks=pytest.mark.slow),
-        ["--kind=memory", "--tgt_len=8"],
+        pytest.param(["--kind=memory", "--tgt_len=8"], marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -594,7 +594,7 @@ def test_2000_positions_are_all_different(d_model, nearest):
     [
         ["--kind=masks", "--tgt_len=3", "--mem_len=0"],
         ["--kind=shift"],
-        ["--kind=positions", "--positions=21", "--d_model=8"],
+        pytest.param(["--kind=positions", "--positions=21", "--d_model=8"], marks=pytest.mark.slow),
         ["--kind=wavelengths", "--positions=21", "--d_model=8", "--dpi=50"],
     ],
     ids=str,

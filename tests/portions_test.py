@@ -80,7 +80,7 @@ def prepared(folder, *arguments, **options):
     return made, json.loads((folder / "corpus-info.json").read_text())
 
 
-@pytest.mark.parametrize("n_blocks", [1, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 1000))])
+@pytest.mark.parametrize("n_blocks", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 1000))])
 @pytest.mark.parametrize(
     "options",
     [

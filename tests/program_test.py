@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from absl import flags
-from helpers import ROOT, run_program
+from helpers import INSTALLED, ROOT, run_here, run_program
 from helpers import program as open_program
 
 import txl_programs
@@ -51,6 +51,21 @@ def test_an_error_is_one_line_and_under_verbosity_itself(verbosity, error):
     verbosity(1)
     with pytest.raises(type(error)):
         run(main)
+
+
+@pytest.mark.parametrize("name", ["score", "tag", "translate", "generate", "export_saved_model"])
+def test_messages_of_the_library_are_no_answers(name, monkeypatch, capsys):
+    """Of programs whose standard output is for answers."""
+
+    def folder(*arguments):
+        logging.getLogger("txl_tf").warning("to know")
+        raise ValueError("enough")
+
+    monkeypatch.setattr("txl_tf.runs.folder.RunFolder", folder)
+    for tool in open_program(f"tools/{name}.py"):
+        with pytest.raises(ValueError, match="enough"):
+            run_here(tool, "--model_dir=run", *(["--output=out"] if name == "export_saved_model" else []))
+    assert capsys.readouterr() == ("", "to know\n")
 
 
 @pytest.mark.parametrize("given", [0, 1])
@@ -135,7 +150,6 @@ def test_programs_import_neither_ipython_nor_matplotlib_nor_pandas_for_keras():
 
 # ------------------------------------------------------------------------------------------------------- commands
 
-INSTALLED = ast.literal_eval(re.search(r"PROGRAMS = (\(.*?\))\n", (ROOT / "setup.py").read_text(), re.S)[1]).split()
 OF_A_CLONE = [str(path.relative_to(ROOT)) for path in (ROOT / "train.py", *ROOT.glob("tools/*.py"))]
 EXAMPLES = [str(path.relative_to(ROOT)) for path in ROOT.glob("examples/*.py")]
 
@@ -231,7 +245,8 @@ def test_no_line_of_a_message_is_longer_than_500_characters(verbosity, capsys):
 
 def test_no_message_about_flags_is_longer_than_500_characters(own_flags):
     flags.DEFINE_integer("n_layer", 1, "")
-    for stray in (["x" * 10**6], [f"--{'x' * 10**6}=1"], [f"--n_layer={'1' * 10**6}x"]):
+    # A name of a million has absl look for similar ones in a gigabyte, which stays the worker's peak.
+    for stray in (["x" * 10**6], [f"--{'x' * 10**4}=1"], [f"--n_layer={'1' * 10**6}x"]):
         with pytest.raises(SystemExit) as end, program._ending():
             program._refuse_stray(program._parse(["some.py", *stray]))
         assert len(end.value.code) <= 500
@@ -367,3 +382,33 @@ def test_a_value_of_a_negated_switch_is_one_line():
     with pytest.raises(SystemExit) as end:
         program._parse(["train.py", "--nountie_r=true"])
     assert "--nountie_r=true" in end.value.code and "\n" not in end.value.code
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_pipe_as_a_flag_file_is_one_line(tmp_path, nested):
+    pipe, path = tmp_path / "pipe", tmp_path / "some.cfg"
+    os.mkfifo(pipe)
+    path.write_text(f"--tgt_len=5\n  --flagfile={pipe}\n--flagfile={path}\n")
+    for words in ([f"--flagfile={path if nested else pipe}"], ["-flagfile", str(path if nested else pipe)]):
+        with pytest.raises(SystemExit) as end:
+            program._parse(["train.py", *words])
+        assert str(pipe) in end.value.code and "\n" not in end.value.code
+
+
+def test_a_flag_file_in_another_encoding_is_named_where_another_names_it(tmp_path):
+    (tmp_path / "b.cfg").write_bytes(b"--model_dir=caf\xe9\n")
+    (tmp_path / "a.cfg").write_text(f"--flagfile={tmp_path}/b.cfg\n")
+    with pytest.raises(SystemExit) as end:
+        program._parse(["train.py", f"--flagfile={tmp_path}/a.cfg"])
+    assert f"{tmp_path}/b.cfg" in end.value.code and "a.cfg" not in end.value.code and "\n" not in end.value.code
+
+
+def test_flags_of_a_pipe_of_the_shell_are_read(own_flags):
+    """As of `--flagfile=<(command)`."""
+    flags.DEFINE_integer("n_layer", 1, "")
+    reader, writer = os.pipe()
+    os.write(writer, b"--n_layer=3\n")
+    os.close(writer)
+    program._parse(["some.py", f"--flagfile=/dev/fd/{reader}"])
+    os.close(reader)
+    assert flags.FLAGS.n_layer == 3

@@ -72,7 +72,7 @@ def test_the_first_failure_is_told_and_ends_the_others():
         ("--ray_workers=2 --strategy=mirrored", "strategy must be auto or multi_worker with ray_workers, got mirrored"),
         ("--ray_workers=2 --ray_min_workers=1", "ray_min_workers needs train_batch_size: as many workers go on as div"),
         ("--ray_workers=2 --ray_min_workers=1 --train_batch_size=12", "ray_min_workers needs eval_batch_size: as many"),
-        ("--ray_workers=2 --ray_address=here", "ray_address must be auto, local or host:port, got here"),
+        ("--ray_workers=2 --ray_address=here", "ray_address must be auto, local or host:port, got 'here'"),
         ("--ray_workers=2 --ray_address=127.0.0.1:{port}", "the Ray cluster ray_address=127.0.0.1:{port} cannot be re"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_text_is_read_as_score_and_log_probs_read_its_segments(lm):
         np.testing.assert_allclose(reading.log_probs, -np.sort(-log_probs, 1)[:, :4], rtol=1e-5)
 
 
-@pytest.mark.parametrize("place", [1, 8, 11])
+@pytest.mark.parametrize("place", [1, pytest.param(8, marks=pytest.mark.slow), 11])
 def test_looking_back_is_the_attention_of_the_token_before_and_its_nll_with_less_memory(lm, place):
     look = look_back(lm, IDS, place, tgt_len=5)
     i = (place - 1) // 5
@@ -59,6 +59,7 @@ def test_looking_back_is_the_attention_of_the_token_before_and_its_nll_with_less
         np.testing.assert_allclose(nll, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_nll_along_a_text_with_some_of_its_memory_is_that_of_looking_back_at_each_token(lm):
     starts, nll = zip(*nll_by_memory(lm, IDS, 5, kept=[0, 2, 4]), strict=True)
     assert starts == (1, 6, 11)
@@ -79,7 +80,11 @@ def test_the_vanilla_model_is_read_without_memory():
     np.testing.assert_allclose(look.nll, [readings[1].nll[2]] * 3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"reset_token": 3}, {"untie_r": True, "same_length": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"reset_token": 3}, {"untie_r": True, "same_length": True}],
+    ids=str,
+)
 def test_attention_of_all_layers_is_that_of_each_and_its_memory_that_of_the_call(small_lm, options):
     lm = small_lm(**options)
     tokens = np.array([[1, 3, 2, 5], [7, 8, 3, 3]], np.int32)

@@ -186,7 +186,7 @@ def test_scores_and_evaluation_are_those_of_each_document_by_itself(pair, option
     assert abs(without.evaluate(dataset(text), verbose=0) - expected.mean()) > 1e-4  # or nothing was tested
 
 
-def test_log_probs_and_memory_are_those_of_each_document_by_itself(pair):
+def test_log_probs_and_memory_are_those_of_each_document_by_itself(eager, pair):
     (lm, without), text = pair(mem_len=7), rows()
     mems, found = None, []
     for a, b in zip(CUTS, CUTS[1:], strict=False):
@@ -258,7 +258,7 @@ def test_padding_is_no_border_and_borders_may_stand_between(pair):
         np.testing.assert_allclose(after[b], lm.network(text[b : b + 1, 6:], own_mems)[0][0], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("same_length", [False, True])
+@pytest.mark.parametrize("same_length", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_prompts_of_unequal_length_with_a_border_inside(pair, same_length):
     lm, _ = pair(mem_len=4, same_length=same_length)
     text, lengths = rows(12, [(3,), (1, 2, 8), (0, 5)]), [4, 6, 1]

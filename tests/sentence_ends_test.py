@@ -2,7 +2,7 @@
 
 import pytest
 
-from txl_tf.data.tagged.sentence_ends import split_at_ends
+from txl_tf.data.tagged.sentence_ends import LineSizes, split_at_ends
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,13 @@ from txl_tf.data.tagged.sentence_ends import split_at_ends
 def test_sentences_of_characters(text, pieces):
     assert split_at_ends(text) == pieces
     assert ["".join(piece) for piece in split_at_ends(list(text))] == pieces
+
+
+def test_sizes_of_lines_leave_out_the_hundredth_with_the_most_sentences():
+    lines = ["好。"] * 190 + ["好。好！"] * 9 + ["好。" * 9]
+    assert LineSizes.of(lines) == (18, 1, 2) and LineSizes.of(lines[-1:]) == (18, 9, 9)
+    assert LineSizes.of([["the", "offer", ";", "no", "."], ["U.S."]], by_words=True) == (5, 2, 2)
+    assert LineSizes.of([""]) == (0, 1, 1)
 
 
 def test_sentences_of_words():

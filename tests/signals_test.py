@@ -1,11 +1,13 @@
 """Signals and closed pipes, in any number: a training is saved, and ends with 0 or 130 and without noise."""
 
+import ctypes
 import json
 import os
 import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import time
 import pytest
 from helpers import ROOT, TINY_RUN, free_ports, train_run
 
+from txl_tf.environment import wait_for_all
 from txl_tf.runs.callbacks import RunState, StopOnSignal
 from txl_tf.runs.folder import RunFolder
 from txl_tf.training.distribution import interruptible
@@ -290,30 +293,52 @@ def test_a_wait_in_a_thread_gives_its_result_or_its_error():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_a_wait_that_never_returns_to_python(number):
-    """The wait is in C, without the interpreter's lock, and ignores SIGTERM, as TensorFlow does while it waits."""
-    script = f"""
-import ctypes, os, signal, sys, threading, time
-sys.path.insert(0, {str(ROOT)!r})
-import importlib.util
-from txl_tf.training.distribution import interruptible
+    """The wait is in C, without the interpreter's lock, and ignores SIGTERM, as TensorFlow does while it waits.
 
-signal.signal(signal.SIGINT, signal.default_int_handler)
+    It runs in a fork of this process, as a process of its own would import TensorFlow for seconds.
+    """
 
-def wait():
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    libc.signal({int(signal.SIGTERM)}, 1)  # SIG_IGN
-    print("waiting", flush=True)
-    time.sleep(0.3)
-    while True:
-        libc.sleep(100)
+    def wait():
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        libc.signal(int(signal.SIGTERM), int(signal.SIG_IGN))
+        time.sleep(0.3)
+        while True:
+            libc.sleep(100)
 
-threading.Thread(target=lambda: (time.sleep(1), os.kill(os.getpid(), {int(number)})), daemon=True).start()
-start = time.monotonic()
-try:
-    interruptible(wait)
-except KeyboardInterrupt:
-    sys.exit(130 if time.monotonic() - start < 2 else 1)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == (130 if number == signal.SIGINT else -number), done.stderr
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(30)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            threading.Timer(1, os.kill, [os.getpid(), number]).start()
+            start = time.monotonic()
+            interruptible(wait)
+        except KeyboardInterrupt:
+            os._exit(130 if time.monotonic() - start < 2 else 1)
+        finally:
+            os._exit(2)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status == (130 if number == signal.SIGINT else -number)
+
+
+def test_a_port_in_use_is_named():
+    with socket.create_server(("localhost", 0)) as taken:
+        own = f"localhost:{taken.getsockname()[1]}"
+        with pytest.raises(ConnectionError) as caught:
+            wait_for_all(own, [own, "localhost:1"])
+    assert own in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_worker_whose_port_is_in_use_is_one_line(command):
+    with socket.create_server(("localhost", 0)) as taken:
+        workers = [f"localhost:{taken.getsockname()[1]}", "localhost:1"]
+        task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
+        environment = {**os.environ, "TF_CONFIG": json.dumps(task)}
+        done = subprocess.run(
+            [*command, "--strategy=multi_worker"], capture_output=True, text=True, env=environment, timeout=120
+        )
+    line, way = own(done.stderr).splitlines()
+    assert done.returncode == 1 and workers[0] in line and way.startswith("(--verbosity")

@@ -66,8 +66,6 @@ def test_digits_of_a_segmentation_are_cut_off(tmp_path):
 @pytest.mark.parametrize(
     "content, digits, message",
     [
-        ("a O\n\nb\n", False, r"file, line 3 must have a token and a tag, parted by a space or a tab, got 'b'"),
-        ("\u3000\n", False, r"file, line 1 must have a token and a tag"),
         ("a O\nb X-PER\n", False, r"file, line 2: a tag must be O, or one of B, I, M, E, S .*, got 'X-PER'"),
         ("a1 O\nb O\n", True, r"file, line 2: with segment_digits a token must be text and one digit, .* got 'b'"),
         ("a1 O\n0 O\n", True, r"file, line 2: with segment_digits .* got '0'"),
@@ -81,6 +79,15 @@ def test_digits_of_a_segmentation_are_cut_off(tmp_path):
 def test_lines_without_token_and_tag_are_named(tmp_path, content, digits, message):
     with pytest.raises(ValueError, match=message):
         read_tagged(write_text(tmp_path / "file", content), digits)
+
+
+@pytest.mark.parametrize("content, line, number", [("a O\n\nb\n", "b", 3), ("\u3000\n", "\u3000", 1)])
+def test_lines_of_one_column_are_refused(tmp_path, content, line, number):
+    with pytest.raises(ParameterError) as caught:
+        read_tagged(write_text(tmp_path / "file", content))
+    error = caught.value
+    assert (error.name, error.value) == ("path", line) and "a space or a tab" in error.allowed
+    assert f"file, line {number} " in str(error)
 
 
 # ---------------------------------------------------------------------------------------------------------- encoding

@@ -332,7 +332,7 @@ BAD_TEXT = [
     ({"text": [b"\xed\xa0\x80"]}, r"text must be UTF-8 in every row, got\] \[other bytes in row 0\]"),
     ({"text": [b"\xc0\x80"]}, "text must be UTF-8 in every row"),
     ({"text": [b"\xe9\x95"]}, "text must be UTF-8 in every row"),
-    ({"text": ["a", LONG]}, r"text must be at most 30 characters a row, got\] \[31\]"),
+    ({"text": ["a", LONG]}, r"max_tokens .*: text must be at most 30 characters a row, got\] \[31\]"),
     ({"text": ["长" * 3_000_000]}, "text must have at most 8388608 bytes in all rows, got"),
 ]
 ONES = np.ones([2, 3], np.int32)

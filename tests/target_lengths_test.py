@@ -10,7 +10,9 @@ from txl_tf.config import SearchConfig
 from txl_tf.data.pairs.lengths import group_ends, longest_targets, merged_lengths, target_limits
 from txl_tf.data.pairs.parallel import Lines, Pairs
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 from txl_tf.models.vanilla.translator import Translation, Translator, most_symbols
+from txl_tf.serving import export
 from txl_tf.serving.translation import TranslationSignatures
 
 
@@ -112,3 +114,35 @@ def test_symbols_that_are_no_text_are_written_if_they_are_allowed():
     assert set(served.translate(tf.constant([[4, 5, 2]]))["ids"].numpy().ravel()) <= {0, 2, 4, 5, 6}
     with pytest.raises(ValueError, match="beam_size"):
         Translator(model, vocab, vocab, SearchConfig(beam_size=5))
+
+
+@pytest.mark.parametrize(
+    "by_text, options, never",
+    [
+        (True, {}, [1, 3]),
+        (False, {}, [1]),
+        (False, {"suppress_tokens": [3, 1]}, [1, 3]),
+        (True, {"search": {"allow_special": True}}, []),
+    ],
+)
+def test_ids_alone_are_served_without_what_no_text_has(by_text, options, never, monkeypatch, tmp_path):
+    """Also where the text of a vocabulary cannot be served, as that of subwords without tensorflow-text."""
+    model, vocab, found = model_of([4]), vocab_of(), []
+
+    def write(serve, *rest):
+        found.append(serve({}).never)
+
+    monkeypatch.setattr(export, "_write", write)
+    monkeypatch.setattr(export, "SubwordVocab", type(vocab))
+    monkeypatch.setattr(export, "has_tensorflow_text", lambda: False)
+    txl_tf.export_saved_model(model, tmp_path / "1", [vocab, vocab] if by_text else None, **options)
+    assert found == [never]
+
+
+@pytest.mark.parametrize(
+    "options", [{"suppress_tokens": [2]}, {"suppress_tokens": [1], "search": {"allow_special": True}}]
+)
+def test_ids_that_cannot_be_suppressed_are_refused(options, tmp_path):
+    with pytest.raises(ParameterError) as caught:
+        txl_tf.export_saved_model(model_of([4]), tmp_path / "1", **options)
+    assert (caught.value.name, caught.value.value) == ("suppress_tokens", options["suppress_tokens"])

@@ -147,7 +147,7 @@ def test_training_without_any_rate_is_inference():
     np.testing.assert_array_equal(network(inputs, training=True, dropout_key=KEY), network(inputs))
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", [*RATES[:2], *(pytest.param(rate, marks=SLOW) for rate in RATES[2:])])
 def test_every_rate_drops_by_its_key_and_in_training_alone(rate):
     network, inputs = make_tener(n_layer=1, **{rate: 0.5}), make_inputs()
     expected = make_tener(n_layer=1)(inputs).numpy()

@@ -8,6 +8,7 @@ from helpers import randomise, spread_emissions
 import txl_tf
 from txl_tf.data.tagged.batches import SentenceEncoder, features
 from txl_tf.data.tagged.lexicon import Lexicon
+from txl_tf.data.tagged.sentence_ends import LineSizes
 from txl_tf.data.tagged.tags import spans_of
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
@@ -70,7 +71,9 @@ def test_a_window_has_the_words_that_lie_in_it():
     assert window.bigrams.tolist() == whole.bigrams[2:7].tolist()  # the last one knows what follows
 
 
-@pytest.mark.parametrize("kind, most", [("tener", 7), pytest.param("tener", 1, marks=SLOW), ("flat", 8)])
+@pytest.mark.parametrize(
+    "kind, most", [pytest.param("tener", 7, marks=SLOW), pytest.param("tener", 1, marks=SLOW), ("flat", 8)]
+)
 def test_long_sentences_have_the_emissions_of_the_windows_in_whose_middle_tokens_stand(kind, most):
     """By a loop over tokens and windows; then one path through the whole sentence, and its probabilities."""
     tagging = text_tagger(kind, most, batch_size=3)
@@ -96,6 +99,7 @@ def test_long_sentences_have_the_emissions_of_the_windows_in_whose_middle_tokens
     np.testing.assert_allclose([e.prob for e in result.entities], found["probs"][found["ends"]], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_window_may_be_shorter_than_the_limit_of_the_network():
     texts = [TEXT]
     shorter, by_limit = text_tagger("tener", 40, window=8), text_tagger("tener", 8)
@@ -121,6 +125,26 @@ def test_texts_are_tagged_sentence_by_sentence():
         start += len(text)
     assert [tuple(entity) for entity in found.entities] == entities != []
     assert one.tags == tagging.tag(["ab"])[0].tags and tagging.tag(["".join(pieces)])[0].entities != found.entities
+
+
+@pytest.mark.parametrize(
+    "usual, most, expected",
+    [
+        (1, 2, ["ab。", "cd！", "a；", "b。", "dd"]),
+        (2, 4, ["ab。cd！", "a；b。", "dd"]),
+        (3, 4, ["ab。cd！a；", "b。dd"]),
+        (1, 5, ["ab。cd！a；b。dd"]),
+        (1, None, ["ab。cd！a；b。dd"]),
+    ],
+)
+def test_lines_of_more_sentences_than_in_training_are_cut(usual, most, expected):
+    tagging = text_tagger("tener", 40, sizes=LineSizes(20, usual, most))
+    text, sentences = "ab。cd！a；b。dd", ["ab。", "cd！", "a；", "b。", "dd"]
+    assert tagging.pieces(text) == expected and tagging.pieces(list(text)) == [list(piece) for piece in expected]
+    assert tagging.pieces(text, False) == [text] and tagging.pieces(text, True) == sentences
+    assert tagging.pieces("") == [""] and tagging.pieces("", True) == []
+    (found,), alone = tagging.tag_in_sentences([text], split=None), tagging.tag(expected)
+    assert found.tags == sum((piece.tags for piece in alone), [])
 
 
 @pytest.mark.slow

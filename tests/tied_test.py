@@ -226,7 +226,7 @@ FAST_WAYS = by_file, by_clone
         pytest.param((by_recursive_clone, by_json, by_pickle, by_deepcopy), id="others", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("make, kind, sizes", ALL)
+@pytest.mark.parametrize("make, kind, sizes", [pytest.param(*MODELS[0], marks=pytest.mark.slow), *ALL[1:]])
 def test_a_copy_computes_and_learns_the_same_and_shares_nothing(make, kind, sizes, ways, tmp_path):
     model = made(make, kind, sizes)
     expected, copies = outputs(model), [way(model, tmp_path) for way in ways]

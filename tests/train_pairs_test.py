@@ -178,6 +178,7 @@ def test_three_replicas_train_as_one(tmp_path, pairs_file):
     assert two["valid"]["loss"] == pytest.approx(one["valid"]["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_runs_open_average_and_change_the_checkpoint(made, tmp_path):
     folder, _ = made
     model, (source_vocab, target_vocab) = txl_tf.load_run(folder)
@@ -443,6 +444,7 @@ def without_record(folder, copy):
     return copy
 
 
+@pytest.mark.slow
 def test_a_run_records_the_lengths_of_its_targets_and_programs_say_what_did_not_end(made, tool, tmp_path, capsys):
     folder, _ = made
     model, _ = txl_tf.load_run(folder)

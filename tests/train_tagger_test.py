@@ -125,6 +125,7 @@ def test_results_are_those_of_tagging_every_sentence(made, files, text_tagger):
         assert len(tagged.tags) == len(text.tokens) and all(0 < e.prob <= 1 for e in tagged.entities)
 
 
+@pytest.mark.slow
 def test_a_sentence_is_tagged_alike_alone_and_together(text_tagger):
     texts = ["我在南京了", "", "他叫长江大桥了来在北京了", "好", "龘在京了"]
     together = text_tagger.tag(texts)
@@ -686,10 +687,61 @@ def test_a_new_run_has_rows_for_new_symbols_and_another_lexicon(made, files, beg
         np.testing.assert_array_equal(variable.numpy()[: len(old_rows)], old_rows, err_msg=name)
 
 
+def test_new_symbols_of_another_text_start_from_vectors(made, files, begun, tmp_path, capsys):
+    """Old rows keep their weights, and new ones without a vector are random. The same command continues."""
+    folder, _ = made
+    new = write_text(tmp_path / "new", made_up(20, 5).replace("我", "她").replace("看", "听"))
+    vectors = write_text(tmp_path / "vectors", "在 9 9 9 9 9 9 9 9\n她 1 2 3 4 5 6 7 8\n")
+    data = {**files, "train_path": new, "valid_path": new, "test_path": None, "char_vectors": vectors}
+    model = RunFolder(folder).read_config()["model"]
+    model = {name: value for name, value in model.items() if name not in ("n_token", "labels")}
+    training = {"init_from": str(folder), "extend_vocab": True}
+    run, _ = begun(tmp_path / "run", data, family=folder.name, model=model, training=training)
+    vocab, table = run.corpus.vocab, run.model.network.embedding.numpy()
+    before = read_checkpoint(RunFolder(folder).find_checkpoint())["weights/network/embedding"]
+    np.testing.assert_array_equal(table[: len(before)], before)
+    np.testing.assert_array_equal(table[vocab.ids["她"]], range(1, 9))
+    assert 0 < np.abs(table[vocab.ids["听"]]).max() < 1
+    assert "knows keep their weights" in capsys.readouterr().out
+    run.checkpoints.save()
+    again, _ = begun(tmp_path / "run", data, family=folder.name, model=model, training=training)
+    np.testing.assert_array_equal(again.model.network.embedding.numpy(), table)
+    for path, extend, allowed in (
+        (vectors, False, "left out"),
+        (write_text(tmp_path / "narrow", "她 1 2\n"), True, "have 8 numbers"),
+    ):
+        with pytest.raises(ParameterError) as caught:
+            training = {"init_from": str(folder), "extend_vocab": extend}
+            begun(tmp_path / "no", {**data, "char_vectors": path}, family=folder.name, model=model, training=training)
+        assert (caught.value.name, caught.value.value) == ("char_vectors", path) and allowed in caught.value.allowed
+
+
+def test_the_lexicon_of_a_served_model_can_be_another(made, tmp_path, monkeypatch, capsys):
+    folder, words = made[0], write_text(tmp_path / "words", "在南\n长江\n长江 北京\n")
+    given = []
+    monkeypatch.setattr(txl_tf, "export_saved_model", lambda model, path, vocab, **options: given.append(vocab))
+    arguments = [f"--model_dir={folder}", f"--output={tmp_path / 'served'}"]
+    for exporter in program("tools/export_saved_model.py"):
+        if folder.name != "flat":
+            with pytest.raises(ParameterError) as caught:
+                run_here(exporter, *arguments, f"--lexicon={words}")
+            assert (caught.value.name, caught.value.value) == ("lexicon", words)
+            continue
+        run_here(exporter, *arguments)
+        run_here(exporter, *arguments, f"--lexicon={words}")
+        with pytest.raises(ParameterError) as caught:
+            run_here(exporter, *arguments, "--skip_short_words")
+        assert caught.value.name == "skip_short_words"
+        assert [vocab[2].symbols for vocab in given] == [LEXICON, txl_tf.Lexicon.load(words).words]
+        out, err = capsys.readouterr()
+        assert out == f"{tmp_path / 'served' / '1'}\n" * 2 and f"lexicon {words}: 3 words" in err
+
+
 def test_windows_are_as_long_as_the_longest_training_sentence(made, files, caplog):
     folder, longest = made[0], max(len(s.tokens) for s in read_tagged(files["train_path"]))
     config = RunFolder(folder).read_config()
     assert config["training"]["longest_sentence"] == longest < config["model"]["max_seq_len"]
+    assert [config["training"][name] for name in ("usual_sentences", "most_sentences")] == [1, 1]
     pipe, long = txl_tf.pipeline(folder), "我在南京了。" * 9
     assert (pipe.tagger.window, txl_tf.pipeline(folder, max_seq_len=7).tagger.window) == (longest, 7)
     wide = txl_tf.pipeline(folder, max_seq_len=60)
@@ -701,6 +753,23 @@ def test_windows_are_as_long_as_the_longest_training_sentence(made, files, caplo
         pipe.warn_of_length(long, "text, line 4", False)
     (message,) = caplog.messages
     assert message.startswith(f"text, line 3 has a sentence of 54 tokens, the longest training sentence has {longest}:")
+
+
+def test_lines_of_several_sentences_are_cut_and_this_is_said_once(made, text_tagger, monkeypatch, caplog):
+    """Training sentences have one end; a pipeline with a window of its own reads lines as a whole."""
+    folder, text = made[0], "我在南京了。他叫北京了！"
+    pipe = txl_tf.pipeline(folder)
+    monkeypatch.setattr(pipe.tagger, "tag", text_tagger.tag)  # whose graphs are there
+    with caplog.at_level("WARNING", "txl_tf"):
+        cut, again = pipe.tag_lines([text, text])
+        parts = [*pipe.tag_lines(["我在南京了。", "他叫北京了！"])]
+    assert cut == again and cut.tags == parts[0].tags + parts[1].tags
+    (message,) = caplog.messages
+    assert message.startswith("text, line 1 has 2 sentences, and 99% of the training lines have 1 or fewer")
+    caplog.clear()
+    (whole,) = pipe.tag_lines([text], split_sentences=False)
+    assert whole.tags == text_tagger.tag([text])[0].tags and not caplog.messages
+    assert txl_tf.pipeline(folder, max_seq_len=30).tagger.pieces(text) == [text]
 
 
 @SLOW

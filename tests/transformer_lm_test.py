@@ -96,9 +96,9 @@ def in_loops(lm, tokens, mems):
     "options",
     [
         {},
-        {"mem_len": 3},
+        pytest.param({"mem_len": 3}, marks=SLOW),
         {"mem_len": 7, "same_length": True},
-        {"layer_norm_epsilon": 0.01},
+        pytest.param({"layer_norm_epsilon": 0.01}, marks=SLOW),
         {"pos_embed": "learned", "context_len": 5},
     ],  # fmt: skip
     ids=str,
@@ -217,7 +217,7 @@ def test_dropout_drops_from_the_sum_of_embedding_and_position():
     close(dropped.numpy()[kept], 2 * whole.numpy()[kept])
 
 
-@pytest.mark.parametrize("options", [{}, {"mem_len": 4}], ids=str)
+@pytest.mark.parametrize("options", [pytest.param({}, marks=SLOW), {"mem_len": 4}], ids=str)
 def test_evaluate_is_the_mean_nll_of_the_segments(small_batches, options):
     lm = make(**options, **BINS)
     lm.compile()
@@ -231,6 +231,7 @@ def test_evaluate_is_the_mean_nll_of_the_segments(small_batches, options):
 # ---------------------------------------- save, load
 
 
+@pytest.mark.slow
 def test_keras_file_holds_all_of_the_model(small_batches, tmp_path):
     lm = make(context_len=6, same_length=True, mem_len=2, **BINS)
     lm.save(tmp_path / "m.keras")
@@ -394,7 +395,7 @@ def test_generation_in_half_precision_stays_close(prompt, dtype):
 
 
 @pytest.mark.parametrize("window, step, n", [
-    (5, 2, 17), pytest.param(4, 4, 14, marks=SLOW), (6, 3, 5), pytest.param(1, 1, 6, marks=SLOW)
+    (5, 2, 17), pytest.param(4, 4, 14, marks=SLOW), pytest.param(6, 3, 5, marks=SLOW), pytest.param(1, 1, 6, marks=SLOW)
 ])  # fmt: skip
 def test_sliding_window_is_a_loop_of_score(window, step, n):
     lm = make(**BINS)

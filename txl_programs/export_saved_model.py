@@ -4,6 +4,7 @@
     txl-export-saved-model --model_dir=runs/my --output=serving/my --version=2 --weights=bfloat16
 
     txl-export-saved-model --model_dir=runs/dates --output=serving/dates --beam_size=4 --n_best=2
+    txl-export-saved-model --model_dir=runs/flat --output=serving/flat --lexicon=words.txt   (other than in training)
 
 A server that watches the folder takes up the new version by itself. A version that exists is never overwritten.
 """
@@ -13,7 +14,16 @@ import sys
 
 from absl import flags
 
-from txl_programs.program import CKPT_HELP, FLAGS, check_used, define_flags, load_model, run, values
+from txl_programs.program import (
+    CKPT_HELP,
+    FLAGS,
+    check_used,
+    define_flags,
+    load_model,
+    messages_to_stderr,
+    run,
+    values,
+)
 from txl_tf.config import WEIGHT_TYPES, SearchConfig
 
 flags.DEFINE_string("model_dir", None, "Folder of the run.")
@@ -36,16 +46,19 @@ flags.DEFINE_integer("clamp_len", None, "Treat distances beyond it as clamp_len,
 flags.DEFINE_bool(
     "warmup", None, "Write warm-up requests; default: where tensorflow-serving-api, which they need, is installed."
 )
+flags.DEFINE_string("lexicon", None, "For FLAT: file of words to find in place of the run's, or jieba.")
+flags.DEFINE_bool("skip_short_words", None, "Leave out words of one character of --lexicon; default: as the run does.")
 define_flags(SearchConfig)  # of an encoder-decoder
 flags.mark_flags_as_required(["model_dir", "output"])
 
 
 def say_longest(folder, max_tokens):
     """Says which texts a served tagger takes, and reads less well than in training."""
-    from txl_tf.runs.families.pipeline import longest_sentence
+    from txl_tf.runs.families.pipeline import line_sizes
 
-    longest = longest_sentence(folder)
-    if longest and longest < max_tokens:
+    sizes = line_sizes(folder)
+    longest = sizes.longest if sizes else max_tokens
+    if longest < max_tokens:
         print(
             f"the longest training sentence has {longest:,} tokens: longer texts, up to {max_tokens:,}, are tagged "
             f"less well. --max_tokens={longest} refuses them",
@@ -53,18 +66,22 @@ def say_longest(folder, max_tokens):
         )
 
 
+@messages_to_stderr()
 def main():
     from txl_tf import export_saved_model
     from txl_tf.files import absolute, check_no_pattern
+    from txl_tf.runs.families.pipeline import with_lexicon
     from txl_tf.runs.folder import RunFolder
 
     check_used(("length_penalty", FLAGS.beam_size > 1, "is for a search: give --beam_size"))
     directory = os.path.join(FLAGS.output, str(FLAGS.version))
     check_no_pattern("output", absolute(FLAGS.output))
     folder = RunFolder(FLAGS.model_dir)
-    vocabs = folder.load_vocabs()
+    is_tagger = folder.family.task == "tagger"
+    check_used(("lexicon skip_short_words", is_tagger, f"is for taggers, and {folder} holds {folder.family.described}"))
+    vocabs = with_lexicon(folder, folder.load_vocabs(), FLAGS.lexicon, FLAGS.skip_short_words)
     model = load_model(folder, **values("mem_len clamp_len", given_only=True))
-    if folder.family.task == "tagger":
+    if is_tagger:
         say_longest(folder, FLAGS.max_tokens or model.network.max_seq_len)
     vocab = vocabs[0] if len(vocabs) == 1 else vocabs
     search = values(SearchConfig, given_only=True) or None

@@ -33,7 +33,17 @@ from pathlib import Path
 
 from absl import flags
 
-from txl_programs.program import FLAGS, changed, check_used, define_line_flags, load_model, read_flags, run, values
+from txl_programs.program import (
+    FLAGS,
+    changed,
+    check_used,
+    define_line_flags,
+    load_model,
+    messages_to_stderr,
+    read_flags,
+    run,
+    values,
+)
 from txl_tf.config import REPETITION_WINDOW, ClusterConfig
 
 define_line_flags("prompts", "one prompt, by --prompt, --prompt_file or the standard input")
@@ -69,7 +79,9 @@ from txl_programs.answering.files import answer_input
 from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError, as_json
 from txl_tf.data.text_files import with_newlines
-from txl_tf.data.vocabulary import escape, unescape, visible
+from txl_tf.data.vocabulary import escape, unescape
+from txl_tf.errors import visible
+from txl_tf.files import reading
 from txl_tf.models.decoding.sampling import check_integer, check_sampling, of_sequences
 from txl_tf.models.decoding.session import Session
 from txl_tf.models.decoding.stopping import check_stops
@@ -150,8 +162,12 @@ def read_prompt(vocab):
         return os.fsencode(FLAGS.prompt)
     if FLAGS.prompt_file is None and FLAGS.interactive:
         return None
-    read = sys.stdin.buffer.read if FLAGS.prompt_file is None else Path(FLAGS.prompt_file).read_bytes
-    prompt = read().removeprefix(codecs.BOM_UTF8)
+    if FLAGS.prompt_file is None:
+        prompt = sys.stdin.buffer.read()
+    else:
+        with reading(FLAGS.prompt_file):
+            prompt = Path(FLAGS.prompt_file).read_bytes()
+    prompt = prompt.removeprefix(codecs.BOM_UTF8)
     return (with_newlines(prompt) if vocab.has_plain_text else prompt).removesuffix(b"\n")
 
 
@@ -204,6 +220,7 @@ def check_flags():
         raise ValueError("--interactive and --num_return_sequences exclude each other")
 
 
+@messages_to_stderr()
 def main():
     check_flags()
     folder = RunFolder(FLAGS.model_dir, "language_model")

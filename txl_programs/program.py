@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib.util
 import io
+import itertools
 import locale
 import logging
 import os
@@ -314,11 +315,17 @@ def _shortened(message, most=None):
 
 def _parse(argv):
     """Reads the flags; of what absl has no line for, or a long one, says one short line."""
+    from txl_tf.environment import is_pipe
+
     way = "\nPass --helpshort or --helpfull to see help on flags."
+    flag_files = _flagfiles(argv)
+    if pipes := list(filter(is_pipe, flag_files)):  # to read from which would wait for ever
+        named = f"--flagfile={', '.join(pipes)} must be a file, and is a named pipe or a socket"
+        sys.exit(_shortened(f"{os.path.basename(argv[0])}: {named}"))
     try:
         return FLAGS(argv)
     except UnicodeDecodeError:
-        files = [path for path in _flagfiles(argv) if not _is_text(path)]
+        files = [path for path in flag_files if not _is_text(path)]
         error, way = f"--flagfile={', '.join(files)} must be a text file in {locale.getpreferredencoding(False)}", ""
     except flags.Error as found:
         error = f"FATAL Flags parsing error: {found}"
@@ -327,14 +334,28 @@ def _parse(argv):
     except RecursionError:  # absl compares an unknown flag with all others, letter by letter
         error = f"FATAL Flags parsing error: Unknown command line flag among {' '.join(argv[1:])}"
     start = "" if error.startswith("FATAL") else f"{os.path.basename(argv[0])}: "
-    sys.exit(f"{start}{_shortened(error, 400)}{way}")
+    sys.exit(f"{start}{_shortened(_visible(_on_one_line(error)), 400)}{way}")
 
 
-def _flagfiles(argv):
-    """The files that the command line names; those may name others."""
-    pairs = zip(argv, [*argv[1:], ""], strict=True)
+def _flagfiles(argv, known=()):
+    """The files of flags that the command line names, and those that these name in their lines."""
+    pairs = itertools.pairwise([*argv, ""])
     found = [re.fullmatch(r"--?flagfile(?:=(.*))?", word, re.S) and (word, following) for word, following in pairs]
-    return [word.partition("=")[2] or following for word, following in filter(None, found)]
+    files = list(known)
+    for word, following in filter(None, found):
+        path = os.path.expanduser(word.partition("=")[2] or following)
+        if path not in files:
+            files = _flagfiles(_lines_of(path), [*files, path])
+    return files
+
+
+def _lines_of(path):
+    """The lines of a plain file of flags; nothing of any other, such as /dev/stdin, which can be read once."""
+    try:
+        with open(path, errors="replace") if os.path.isfile(path) else io.StringIO() as file:
+            return [line.strip() for line in file]
+    except (OSError, ValueError):
+        return []
 
 
 def _is_text(path):
@@ -388,7 +409,7 @@ class _StdoutHandler(logging.StreamHandler):
 
 
 def _visible(text):
-    from txl_tf.data.vocabulary import visible  # TensorFlow comes with it; --help does without
+    from txl_tf.errors import visible
 
     return visible(text)
 
@@ -425,7 +446,10 @@ class _StderrHandler(_StdoutHandler):
 
 @contextlib.contextmanager
 def messages_to_stderr():
-    """Has the library's messages written to the standard error, where the standard output is for answers."""
+    """Has the library's messages written to the standard error, where the standard output is for answers.
+
+    A decorator, too: `@messages_to_stderr()` above the `main` of a program.
+    """
     logger = logging.getLogger("txl_tf")
     before, logger.handlers = logger.handlers, [_StderrHandler()]
     try:
@@ -459,13 +483,22 @@ def _message_of(error):
         argument = os.fsencode(undecoded[0]).decode("utf-8", "backslashreplace")
         encoding = sys.getfilesystemencoding()
         message = f"{argument} must be in {encoding}, the encoding of the locale; with PYTHONUTF8=1 in UTF-8"
-    return "\n".join([message, *getattr(error, "__notes__", [])])
+    return "\n".join([_on_one_line(message), *getattr(error, "__notes__", [])])
+
+
+def _on_one_line(message):
+    """A message in which newlines of the command line's values are written as \\n, as in a name of a file."""
+    values = {word.partition("=")[2] or word for word in sys.argv if "\n" in word}
+    for value in sorted(values, key=len, reverse=True):
+        message = message.replace(value, value.replace("\n", "\\n"))
+    return message
 
 
 def _refuse_stray(argv):
     path, *stray = argv
     if stray:
-        sys.exit(f"{os.path.basename(path)}: unexpected arguments: {' '.join(stray)}")
+        named = _visible(_on_one_line(" ".join(stray)))
+        sys.exit(f"{os.path.basename(path)}: unexpected arguments: {named}")
 
 
 _NAMES = (  # flags that name a file, a folder or an address; those of `txl_tf.config` are checked there

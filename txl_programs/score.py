@@ -31,7 +31,17 @@ import sys
 
 from absl import flags
 
-from txl_programs.program import FLAGS, check_used, config_of, define_flags, define_line_flags, read_flags, run, values
+from txl_programs.program import (
+    FLAGS,
+    check_used,
+    config_of,
+    define_flags,
+    define_line_flags,
+    messages_to_stderr,
+    read_flags,
+    run,
+    values,
+)
 from txl_tf.config import ScoringConfig
 
 COLUMNS = {"nll": ".6f", "tokens": "d", "ppl": ".4f", "bpb": ".6f", "bytes": "d", "text": "s"}
@@ -97,6 +107,7 @@ def make_answering(folder, path):
     return Answering(answers, text, summands)
 
 
+@messages_to_stderr()
 def main():
     if not FLAGS.columns or set(FLAGS.columns) - set(COLUMNS):
         raise ValueError(f"columns must be of {', '.join(COLUMNS)}, got {','.join(FLAGS.columns)!r}")

@@ -5,11 +5,12 @@
     txl-tag --model_dir=runs/flat_resume --input=text.txt --format=conll            (characters and tags)
     txl-tag --model_dir=runs/flat_resume --input=texts/ --output=found/             (many files, see docs/scale.md)
     txl-tag --model_dir=runs/flat_resume --tagged=test.char.bmes      (precision, recall, F1, confusion)
-    txl-tag --model_dir=runs/tener_resume --input=text.txt --split_sentences           (lines are paragraphs)
+    txl-tag --model_dir=runs/tener_resume --input=text.txt --nosplit_sentences         (paragraphs, each at once)
     txl-tag --model_dir=runs/flat_resume --input=text.txt --lexicon=words.txt          (other words than in training)
 
-A line of input is a sentence, a line of output its entities as JSON: kind, start, end (in characters, end excluded),
-text, and prob, the probability that its tokens have just these tags. Tokens are characters or, of a run with
+A line of input is a sentence, or a text of several, which is cut at their ends where it has more of them than the lines
+of the training. A line of output is its entities as JSON: kind, start, end (in characters, end excluded), text, and
+prob, the probability that its tokens have just these tags. Tokens are characters or, of a run with
 --token_level=word, words between white space; of one with --tag_scheme=none, each is given with its tag. With
 --format=conll a space or a tab is written as ␣, which is the same symbol, so that --tagged and txl-train-ner read the
 same entities. Lines are tagged as they come: a pause of the standard input is enough. A line that cannot be tagged has
@@ -55,7 +56,12 @@ flags.DEFINE_integer("batch_size", 64, "Sentences to tag at a time.", lower_boun
 flags.DEFINE_integer(
     "max_seq_len", None, "Most tokens to read at a time; default: as many as the longest training sentence has."
 )
-flags.DEFINE_bool("split_sentences", False, "Cut lines at the ends of sentences (。！？；… and . ! ? ;).")
+flags.DEFINE_bool(
+    "split_sentences",
+    None,
+    "Cut lines at the ends of sentences (。！？；… and . ! ? ;). Default: lines of more sentences than in training, if "
+    "--max_seq_len is not given.",
+)
 flags.DEFINE_string("lexicon", None, "For FLAT: file of words to find in place of the run's, or jieba.")
 flags.DEFINE_bool("skip_short_words", None, "Leave out words of one character of --lexicon; default: as the run does.")
 
@@ -123,7 +129,7 @@ def compare(sentences, pipeline, text):
     places = [f"{FLAGS.tagged}, line {line_of(sentence, 0)}" for sentence in sentences]
     for each, place in zip(tokens, places, strict=True):
         pipeline.warn_of_length(each, place, FLAGS.split_sentences)
-    results = tagger.tag_in_sentences(tokens) if FLAGS.split_sentences else tagger.tag(tokens)
+    results = tagger.tag_in_sentences(tokens, split=FLAGS.split_sentences)
     written = FLAGS.output or FLAGS["format"].present
     if written:
         pairs = zip(tokens, results, strict=True)
@@ -144,17 +150,12 @@ def make_answering(folder, path):
     return Answering(tag_lines, text_function(folder))
 
 
+@messages_to_stderr()
 def main():
     if FLAGS.tagged == "":
         raise ValueError("--tagged must name a file, got ''")
     if FLAGS.tagged and FLAGS.input:
         raise ValueError("--tagged and --input exclude each other")
-    with messages_to_stderr():
-        return tag()
-
-
-def tag():
-    """Tags --input, or compares with --tagged; returns the status to end with."""
     folder = RunFolder(FLAGS.model_dir, "tagger")
     folder.load_vocabs()  # errors come before lines are read
     if FLAGS.tagged:

@@ -29,6 +29,7 @@ from txl_programs.program import (
     config_of,
     define_flags,
     define_line_flags,
+    messages_to_stderr,
     read_flags,
     run,
     values,
@@ -148,6 +149,7 @@ def compare(folder, vocabs):
     return tally
 
 
+@messages_to_stderr()
 def main():
     search = config_of(SearchConfig)
     check_used(

@@ -1,4 +1,4 @@
-"""What the library finds where it runs: packages that may not be installed, servers that may not be there."""
+"""What the library finds where it runs: packages and servers that may not be there, pipes in place of files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterable
@@ -19,6 +20,17 @@ def is_installed(package: str) -> bool:
     """Whether a package can be imported; imports nothing."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None  # as a folder of that name has none, such as wandb's logs
+
+
+def is_pipe(path: str | os.PathLike) -> bool:
+    """Whether a local path outside of /dev and /proc is a named pipe or a socket, or leads to one."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # it does not exist, or is remote
+        return False
+    if os.path.abspath(path).startswith(("/dev/", "/proc/")):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def check_backend() -> None:
@@ -49,7 +61,7 @@ def _keras_backend() -> tuple[str, str]:
 def is_address(address: str) -> bool:
     """Whether it is `host:port`."""
     host, _, port = address.rpartition(":")
-    return bool(host) and port.isdigit() and "/" not in host
+    return bool(host) and "/" not in host and port.isdecimal() and len(port) <= 5 and int(port) < 1 << 16
 
 
 def check_listens(address: str, what: str) -> None:
@@ -57,7 +69,7 @@ def check_listens(address: str, what: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_ANSWER).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConnectionError(f"{what} cannot be reached: {error}") from error
 
 
@@ -65,14 +77,21 @@ def wait_for_all(own: str, others: Iterable[str]) -> None:
     """Waits until somebody listens at all addresses `others`, each `host:port`; listens at `own` meanwhile.
 
     If all processes of a group call it, and then start servers at their addresses, each returns when all have started.
-    It waits in Python, where Ctrl-C and SIGTERM end it at once. If nothing can listen at `own`, it returns: the server
-    that is to listen there says why.
+    It waits in Python, where Ctrl-C and SIGTERM end it at once.
+
+    It waits for nobody if `own` is no address of this machine: the server may listen at all addresses.
+
+    Raises:
+        ConnectionError: the port of `own` is in use, or not allowed for this user. Names the address.
     """
     missing = set(others) - {own}
     try:
         listening = _listening(own)
-    except OSError:
-        return
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            return
+        message = f"this worker cannot listen at {own}, its address in TF_CONFIG: {os.strerror(error.errno)}"
+        raise ConnectionError(message) from error
     with listening:
         listening.setblocking(False)
         while missing:
@@ -100,6 +119,6 @@ def _listens(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     return True

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import reprlib
 from typing import Any
 
 MOST_CHARACTERS = 500  # of a message
+# Control characters but newline and tab, those that change the direction of writing, and bytes that are no text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _brief = reprlib.Repr()
 _brief.maxstring = _brief.maxother = _brief.maxlong = 200
@@ -27,6 +31,16 @@ def shortened(message: str, most: int = MOST_CHARACTERS) -> str:
     rest = max(most - len(gap), 0)
     end = rest * 2 // 5
     return (message[: rest - end] + gap + message[len(message) - end :])[:most]
+
+
+def named(value: Any) -> str:
+    """A path, an address or another text of the user as messages quote it: as it is, or without its middle."""
+    return shortened(os.fspath(value) if isinstance(value, os.PathLike) else str(value), 180)
+
+
+def visible(text: str) -> str:
+    r"""Text to show on a terminal, which does nothing but print it: ESC -> `\x1b`. Newlines and tabs stay."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class ParameterError(ValueError):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import stat
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from txl_tf.errors import ParameterError, brief
+from txl_tf.environment import is_pipe
+from txl_tf.errors import ParameterError, brief, named
 
 try:
     import fcntl
@@ -23,6 +25,7 @@ except ImportError:  # not on Windows
     fcntl = None
 
 logger = logging.getLogger("txl_tf")
+_SECONDS_FOR_A_READER = 10
 
 
 def is_remote(path: str | os.PathLike) -> bool:
@@ -88,7 +91,8 @@ def new_file(path: str) -> Iterator[Any]:
     An error leaves the old one. Pipes and devices, such as /dev/stdout, are written directly.
 
     Raises:
-        OSError: it cannot be written. Errors of what is done in between are left as they are.
+        OSError: it cannot be written; also if nobody opens a named pipe to read from it within 10 seconds.
+            Errors of what is done in between are left as they are.
     """
     special = _is_special(path)
     temporary = path if special else _temporary(path)
@@ -109,7 +113,8 @@ def new_file(path: str) -> Iterator[Any]:
 class _NewFile:
     def __init__(self, path: str, temporary: str):
         self._path, self._file = path, tf.io.gfile.GFile(temporary, "w")
-        self.write("")
+        with _reader_of(temporary):
+            self.write("")
 
     def write(self, data: str | bytes) -> None:
         with writing(self._path):
@@ -118,6 +123,30 @@ class _NewFile:
     def close(self) -> None:
         with writing(self._path):
             self._file.close()
+
+
+@contextlib.contextmanager
+def _reader_of(path: str) -> Iterator[None]:
+    """Waits until somebody reads from a named pipe. To open a pipe that nobody reads from would wait for ever.
+
+    Within the block, this function has the pipe open itself, so that its reader does not see the end of it.
+    """
+    if not is_pipe(path):
+        yield
+        return
+    handle, last = None, time.monotonic() + _SECONDS_FOR_A_READER
+    while handle is None:
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO or time.monotonic() > last:
+                why = "nobody reads from it" if error.errno == errno.ENXIO else error.strerror
+                raise OSError(f"{path} cannot be written: it is a named pipe or a socket, and {why}") from error
+            time.sleep(0.1)
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def _temporary(path: str) -> str:
@@ -144,6 +173,11 @@ def _is_special(path: str) -> bool:
     if is_remote(path) or not os.path.exists(path) or os.path.isfile(path):
         return False
     return not os.path.islink(path) or os.path.abspath(path).startswith(("/dev/", "/proc/"))
+
+
+def has_other_names(path: str) -> bool:
+    """Whether a local file has another name, a hard link: to append to it would change that file, too."""
+    return not is_remote(path) and os.lstat(path).st_nlink > 1
 
 
 def write_atomic(path: str, text: str | bytes) -> None:
@@ -196,7 +230,7 @@ def read_json(path: str, check: Callable[[dict], None]) -> dict:
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise ValueError(f"{named(path)} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
     checksum = values.pop("checksum", None)
@@ -222,7 +256,7 @@ def writing(path: str, cannot_be: str = "written") -> Iterator[None]:
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
-        raise OSError(f"{path} cannot be {cannot_be}: {reason(error)}") from error
+        raise OSError(f"{named(path)} cannot be {cannot_be}: {named(reason(error))}") from error
 
 
 @contextlib.contextmanager
@@ -237,17 +271,6 @@ def reading(path: str) -> Iterator[None]:
         if is_pipe(path):
             raise OSError("it is a named pipe or a socket, not a file")
         yield
-
-
-def is_pipe(path: str | os.PathLike) -> bool:
-    """Whether a local path outside of /dev and /proc is a named pipe or a socket, or leads to one."""
-    if is_remote(path) or os.path.abspath(path).startswith(("/dev/", "/proc/")):
-        return False
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):  # it does not exist
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def reason(error: Exception) -> str:

@@ -22,7 +22,7 @@ from txl_programs.demo.pieces import (
 from txl_programs.demo.runs import OpenRun, picked
 from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.models.taggers.text_tagger import TextTagger
-from txl_tf.runs.families.pipeline import longest_sentence
+from txl_tf.runs.families.pipeline import line_sizes
 
 MOST_DRAWN = 200  # tokens of a picture
 WORD = 90  # pixels of a token that is a word
@@ -38,8 +38,9 @@ class TaggerView:
 
     def __init__(self, run: OpenRun, limits: Limits):
         self.run, self.limits = run, limits
-        most, longest = run.model.network.max_seq_len, longest_sentence(run.folder)
-        self.tagger = TextTagger(run.model, encoder_of(*run.vocabs), window=min(longest or most, most))
+        most, sizes = run.model.network.max_seq_len, line_sizes(run.folder)
+        window = min(sizes.longest if sizes else most, most)
+        self.tagger = TextTagger(run.model, encoder_of(*run.vocabs), window=window, sizes=sizes)
         self.network = run.model.network
 
     def split(self, text: str) -> list[str]:
@@ -57,7 +58,7 @@ class TaggerView:
         """The entities of a sentence by characters, without words of the lexicon that are left out."""
         tokens = self.split(text)
         with self.run.lock:
-            (found,) = self.tagger.tag([tokens], left_out)
+            (found,) = self.tagger.tag_in_sentences([tokens], left_out, split=None)
         rows = self.tagger.describe(text.strip("\n"), found)["entities"]
         return [Span(row["start"], row["end"], row["kind"], row["prob"]) for row in rows]
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_programs.pictures.drawing import METRICS, Figure, FuncFormatter, colors, tidy
+from txl_tf.files import reading
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import to_metric
 
@@ -25,7 +26,7 @@ def read_log(model_dir):
     if not tf.io.gfile.exists(path):
         raise ValueError(f"model_dir {model_dir} has no curves: {path} does not exist (converted runs have none)")
     try:
-        with tf.io.gfile.GFile(path) as file:
+        with reading(path), tf.io.gfile.GFile(path) as file:
             rows = {int(row["step"]): row for row in csv.DictReader(file)}
         ordered = [rows[step] for step in sorted(rows)]
         names = ordered[0] if ordered else ()

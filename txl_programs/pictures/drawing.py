@@ -3,6 +3,8 @@
 import io
 import os
 
+from txl_tf.files import write_atomic
+
 try:
     from matplotlib import font_manager, rcParams
     from matplotlib.figure import Figure
@@ -59,7 +61,13 @@ def write_cells(axes, words, x=0, **style):
 
 
 def save(figure, path, dpi):
-    """Writes a PNG file of 256 colours, which is a third as large as one of all colours."""
+    """Writes a PNG file of 256 colours, which is a third as large as one of all colours.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     written = io.BytesIO()
     figure.savefig(written, format="png", dpi=dpi)
-    Image.open(written).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, "PNG", optimize=True)
+    small = io.BytesIO()
+    Image.open(written).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    write_atomic(path, small.getvalue())

@@ -38,7 +38,7 @@ read_flags(__name__)
 import numpy as np
 import tensorflow as tf
 
-from txl_programs.pictures.drawing import MISSING, Figure, use_font
+from txl_programs.pictures.drawing import MISSING, Figure, save, use_font
 from txl_tf.data.pairs.parallel import read_lines, without_ends
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
@@ -183,7 +183,7 @@ def main():
                 inputs = {name: tf.constant(array) for name, array in arrays.items()}
             runs[name] = tagger, inputs
         figure = draw_direction(runs, FLAGS.distance)
-    figure.savefig(FLAGS.output, dpi=120)
+    save(figure, FLAGS.output, 120)
     print(FLAGS.output)
 
 

@@ -3,6 +3,7 @@
 import json
 
 from txl_programs.pictures.drawing import Figure, NullLocator, colors, tidy
+from txl_tf.files import reading
 
 LOGARITHMIC = ("n_token", "tokens_before")  # arguments of the benchmark that grow by large factors
 
@@ -12,9 +13,10 @@ def read_figures(path):
 
     Raises:
         ValueError: it has no such rows.
+        OSError: it cannot be read.
     """
     try:
-        with open(path) as file:
+        with reading(path), open(path) as file:
             rows = [row for row in json.load(file)["rows"] if "argument" in row]
     except (ValueError, KeyError, TypeError):  # no JSON, or another program's
         rows = []

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 
-from txl_tf.environment import check_listens, is_address
+from txl_tf.config.cluster import cluster_address
+from txl_tf.environment import check_listens
+from txl_tf.errors import named
 from txl_tf.stderr import without_notes
 
 GONE = (
@@ -56,9 +58,8 @@ def connected(address: str | None) -> Iterator[ModuleType]:
         return
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address not in ("auto", "local"):
-        if not is_address(address):
-            raise ValueError(f"ray_address must be auto, local or host:port, got {address}")
-        check_listens(address, f"the Ray cluster ray_address={address}")
+        cluster_address("ray_address", address)
+        check_listens(address, f"the Ray cluster ray_address={named(address)}")
     options = {"include_dashboard": False} if address == "local" else {}
     with last_words(f"{os.path.basename(sys.argv[0])}: {GONE.format(address)}"):
         try:

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from txl_tf.config.checks import Config, at_least, group, not_empty, option
+from txl_tf.environment import is_address
+from txl_tf.errors import ParameterError
+
+
+def cluster_address(name: str, value: Any) -> None:
+    """A check for the address of a Ray cluster."""
+    not_empty(name, value)
+    if value not in ("auto", "local") and not is_address(value):
+        raise ParameterError(name, value, "auto, local or host:port")
+
+
+cluster_address.recorded = False  # as that of `not_empty`
 
 
 @group
@@ -10,7 +24,7 @@ class ClusterConfig(Config):
     """Where a program runs on a cluster, and on how much of it: see docs/scale.md."""
 
     ray_address: str | None = option(
-        None, "Ray cluster to run on: auto, host:port, or local, which starts one on this machine.", not_empty
+        None, "Ray cluster to run on: auto, host:port, or local, which starts one on this machine.", cluster_address
     )
     ray_workers: int | None = option(
         None, "Workers to run on, each a process of its own. Default: as many as there is room for.", at_least(1)

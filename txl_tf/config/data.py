@@ -16,7 +16,7 @@ from txl_tf.config.checks import (
     satisfies,
 )
 from txl_tf.config.models import TOKEN_LEVELS
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, named
 from txl_tf.schema import check_left_out
 
 DATASETS = ("pydoc", "text", "enwik8", "text8", "ptb", "wt2", "wt103", "lm1b")
@@ -131,7 +131,8 @@ class PairsConfig(PairFilesConfig):
         sides = (self.source_level, self.source_symbols), (self.target_level, self.target_symbols)
         if self.share_vocab and sides[0] != sides[1]:
             raise ValueError(
-                f"share_vocab needs the same level and symbols on both sides, got {sides[0]} and {sides[1]}"
+                f"share_vocab needs the same level and symbols on both sides, got {named(sides[0])} and "
+                f"{named(sides[1])}"
             )
         levels, counted = (self.source_level, self.target_level), {"min_freq": self.min_freq, "max_size": self.max_size}
         if "subword" not in levels:

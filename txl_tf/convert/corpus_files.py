@@ -17,6 +17,7 @@ from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.text.download import LM1B_VOCAB
 from txl_tf.data.text.prepared_folder import INFO_FILE, VOCAB_FILE, new_files, read_info, write_files
 from txl_tf.data.vocabulary import Vocab, escape
+from txl_tf.errors import named
 from txl_tf.files import check_kept, is_remote, removed_on_error
 
 CACHE_FILE = "cache.pkl"
@@ -98,7 +99,7 @@ def read_corpus(path: str, dataset: str | None = None) -> SourceCorpus:
 def _vocabulary_in(path: str) -> str:
     """The file with the vocabulary; `path` may also be its folder or the corpus-info.json there."""
     if not tf.io.gfile.exists(path):
-        raise FileNotFoundError(f"there is no corpus file or folder {path}")
+        raise FileNotFoundError(f"there is no corpus file or folder {named(path)}")
     is_info = os.path.basename(path) == INFO_FILE
     if not is_info and not tf.io.gfile.isdir(path):
         return path
@@ -108,7 +109,7 @@ def _vocabulary_in(path: str) -> str:
         if tf.io.gfile.exists(os.path.join(folder, name)):
             return os.path.join(folder, name)
     beside = f". {INFO_FILE} has no words" if is_info else ""
-    raise FileNotFoundError(f"there is no vocabulary in {folder or '.'}: none of {', '.join(names)}{beside}")
+    raise FileNotFoundError(f"there is no vocabulary in {named(folder or '.')}: none of {', '.join(names)}{beside}")
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from txl_tf.convert.corpus_files import read_corpus, written_corpus
 from txl_tf.data.subwords import vocab_file
 from txl_tf.data.text.prepared_folder import INFO_FILE, read_info
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import named
 from txl_tf.files import (
     absolute,
     check_kept,
@@ -26,6 +27,7 @@ from txl_tf.files import (
     is_remote,
     json_text,
     lock,
+    reading,
     remove_leftovers,
     removed_on_error,
     write_atomic,
@@ -103,8 +105,9 @@ def find_tf1_checkpoint(path: str) -> str:
     if tf.io.gfile.exists(f"{prefix}.index"):
         return prefix
     if not tf.io.gfile.isdir(path):
-        raise ValueError(f"no checkpoint at {path}: {prefix}.index does not exist")
-    state = tf.train.get_checkpoint_state(path)
+        raise ValueError(f"no checkpoint at {named(path)}: {named(prefix)}.index does not exist")
+    with reading(os.path.join(path, "checkpoint")):
+        state = tf.train.get_checkpoint_state(path)
     names = sorted(name for name in tf.io.gfile.listdir(path) if name.endswith(".index"))
     found = [os.path.join(path, name.removesuffix(".index")) for name in names]
     if state:  # may name the folder where it was trained

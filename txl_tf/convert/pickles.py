@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 import tensorflow as tf
 
+from txl_tf.errors import named
 from txl_tf.files import is_remote
 
 MAX_MARKS = 100  # lists, tuples and dictionaries that are open at a time; files of our kinds need fewer than 20
@@ -46,9 +47,11 @@ def refusing(what: str, remote: bool = False) -> Callable:
         def reading(path: str | os.PathLike, *args):
             path = os.fspath(path)
             if is_remote(path) and not remote:
-                raise ValueError(f"{path} must be a local file, whose parts can be mapped into memory: copy it first")
+                raise ValueError(
+                    f"{named(path)} must be a local file, whose parts can be mapped into memory: copy it first"
+                )
             if not (tf.io.gfile.exists(path) if is_remote(path) else os.path.isfile(path)):
-                raise FileNotFoundError(f"there is no file {path}")
+                raise FileNotFoundError(f"there is no file {named(path)}")
             try:
                 return read(path, *args)
             except (FileError, OSError):

@@ -16,6 +16,7 @@ from typing import Any
 from txl_tf.convert.pickles import Named, by_text, shown
 from txl_tf.convert.tensors import Tensor
 from txl_tf.convert.torch_file import members, named_tensors, read_tensors, read_torch_file
+from txl_tf.errors import named
 from txl_tf.files import read_json
 from txl_tf.schema import check_type
 
@@ -128,7 +129,7 @@ def _file_in(path: str) -> str:
     """The file with the tensors; `path` may also be its folder."""
     if not os.path.exists(path):
         raise FileNotFoundError(
-            f"there is no file or folder {path!r}: a PyTorch checkpoint must be here, none is fetched"
+            f"there is no file or folder {named(path)!r}: a PyTorch checkpoint must be here, none is fetched"
         )
     if not os.path.isdir(path):
         return path

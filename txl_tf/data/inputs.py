@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import tensorflow as tf
 
+from txl_tf.errors import named
 from txl_tf.files import is_remote
 
 logger = logging.getLogger("txl_tf")
@@ -95,7 +96,7 @@ def matching(pattern: str) -> list[str]:
         return sorted(tf.io.gfile.glob(pattern))
     folder, _, names = pattern.rpartition("/")
     if any(c in folder for c in "*?["):
-        raise ValueError(f"a pattern of s3:// must be of names in one folder, got {pattern}")
+        raise ValueError(f"a pattern of s3:// must be of names in one folder, got {named(pattern)}")
     return [os.path.join(folder, name) for name in sorted(fnmatch.filter(_entries(folder), names))]
 
 

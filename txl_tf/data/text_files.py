@@ -10,7 +10,7 @@ from typing import AnyStr, BinaryIO
 
 from txl_tf.data import inputs
 from txl_tf.data.encodings import not_utf8
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, named
 from txl_tf.files import reading
 
 BLOCK_BYTES = 1 << 20  # of a file that are read at once
@@ -117,9 +117,9 @@ def blocks_of(path: str, progress: Callable | None = None, begin: int = 0, end: 
             whole megabytes of the file; the first one is larger than a megabyte if it begins within one.
     """
     if not inputs.exists(path):
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"there is no file {named(path)}")
     if inputs.is_folder(path):
-        raise ValueError(f"{path} is a folder, not a text file")
+        raise ValueError(f"{named(path)} is a folder, not a text file")
     with reading(path), inputs.opened(path) as file:
         if begin:
             file.seek(begin)

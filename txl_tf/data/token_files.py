@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.errors import brief
+from txl_tf.errors import brief, named
 from txl_tf.files import is_remote, reading
 
 _HEADER_BYTES = 256  # enough for the header of any one-dimensional array
@@ -184,7 +184,7 @@ def open_tokens(paths: Iterable[str]) -> np.memmap | StoredTokens:
     parts = []
     for path in paths:
         if not tf.io.gfile.exists(path):
-            raise FileNotFoundError(f"there is no token file {path}")
+            raise FileNotFoundError(f"there is no token file {named(path)}")
         if is_remote(path):
             parts.append(_RemoteFile(path))
         else:

@@ -27,7 +27,7 @@ import tensorflow as tf
 from txl_tf.config import COUNTED_LEVELS, one_of
 from txl_tf.data.encodings import not_utf8
 from txl_tf.data.text_files import plain_pieces, with_newlines
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, named
 from txl_tf.files import reading, write_atomic
 from txl_tf.schema import brief
 
@@ -165,15 +165,19 @@ class Vocab:
         self._set_symbols(dict.fromkeys(self.special + [self.document] * (self.document is not None) + counted))
         self._check_line_symbols("the vocabulary: add it to special")
 
+    def check_extendable(self) -> None:
+        """Raises ParameterError where the level has a fixed number of tokens. Call it before long work."""
+        if self.level not in ("word", "char"):
+            message = f"a vocabulary of level {self.level} cannot be extended: leave extend_vocab out"
+            raise ParameterError("extend_vocab", True, f"left out at level {self.level}", message)
+
     def extended(self, symbols: Iterable[str]) -> Vocab:
         """A vocabulary of these tokens, with the same ids, and then of those of `symbols` that are not among them.
 
         Raises:
-            ParameterError: the level has a fixed number of tokens.
+            ParameterError: see `check_extendable`.
         """
-        if self.level not in ("word", "char"):
-            message = f"a vocabulary of level {self.level} cannot be extended: leave extend_vocab out"
-            raise ParameterError("extend_vocab", True, f"left out at level {self.level}", message)
+        self.check_extendable()
         vocab = type(self)(**self.get_config())
         vocab._set_symbols(dict.fromkeys([*self.symbols, *symbols]))
         vocab.counter = self.counter
@@ -315,7 +319,7 @@ class Vocab:
         """
         vocab = cls(**config)
         if not tf.io.gfile.exists(path):
-            raise FileNotFoundError(f"there is no vocabulary file {path}")
+            raise FileNotFoundError(f"there is no vocabulary file {named(path)}")
         with reading(os.fspath(path)), tf.io.gfile.GFile(path, "rb") as file:
             vocab.set_data(file.read(), path)
         return vocab
@@ -354,15 +358,6 @@ def escape(symbol: str) -> str:
         return c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode()
 
     return "".join(map(escape_character, symbol))
-
-
-# Control characters but newline and tab, those that change the direction of writing, and bytes that are no text.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def visible(text: str) -> str:
-    r"""Text to show on a terminal, which does nothing but print it: ESC -> `\x1b`. Newlines and tabs stay."""
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def unescape(line: str) -> str:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from txl_tf.config import RunConfig
 from txl_tf.data.text.batches import Segments
-from txl_tf.files import reading, write_atomic, writing
+from txl_tf.files import has_other_names, reading, write_atomic, writing
 from txl_tf.runs.checkpoints import RunCheckpoints
 from txl_tf.schema import brief
 from txl_tf.training.trained_model import is_scaled
@@ -352,6 +352,8 @@ class StepCSVLogger(keras.callbacks.CSVLogger):
 def cut_log(filename: str, last_step: int, metrics: list[str], validated: list[str] = ()) -> None:
     """Drops from `log.csv` the lines after step `last_step`, and the last one where it was not finished.
 
+    A file that has another name, a hard link, becomes a file of its own: lines are appended to it.
+
     Args:
         metrics, validated: see `StepCSVLogger`.
 
@@ -378,7 +380,7 @@ def cut_log(filename: str, last_step: int, metrics: list[str], validated: list[s
             )
         if int(step) <= last_step:
             kept.append(line)
-    if b"".join(kept) != data:
+    if b"".join(kept) != data or has_other_names(filename):
         write_atomic(filename, b"".join(kept))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import RunConfig
+from txl_tf.errors import named
 from txl_tf.files import remove, same_path, write_json
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.same_run import check_vocab
@@ -287,7 +288,9 @@ def average_checkpoints(
     output.check_new(vocabs, source.family)
     if checkpoints:
         if "" in checkpoints:
-            raise ValueError(f"checkpoints must name a checkpoint each, got an empty name: {','.join(checkpoints)}")
+            raise ValueError(
+                f"checkpoints must name a checkpoint each, got an empty name: {named(','.join(checkpoints))}"
+            )
         paths = [source.find_checkpoint(path) for path in checkpoints]
     else:
         paths = _last(source, num_last_checkpoints)

@@ -24,7 +24,7 @@ import tensorflow as tf
 from txl_tf.config import RunConfig
 from txl_tf.data.subwords import load_vocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import ParameterError, UnknownArgumentError
+from txl_tf.errors import ParameterError, UnknownArgumentError, named, shortened
 from txl_tf.files import (
     check_kept,
     check_no_link,
@@ -126,7 +126,8 @@ class RunFolder(CheckpointFolder):
         and of `Vocab`; and, if the run was trained here, `"training"`.
         """
         if not self.has_config():
-            raise ValueError(f"model_dir {self} is not the folder of a run: {self.config_file} does not exist")
+            message = f"model_dir {self} is not the folder of a run: {self.config_file} does not exist"
+            raise ValueError(shortened(message))
         return read_json(self.config_file, lambda values: family_in(values, self.task).check_config(values))
 
     @property
@@ -184,17 +185,18 @@ class RunFolder(CheckpointFolder):
             return best["path"] if best else self.find_checkpoint("latest")
         if ckpt_path == "latest":
             if not self.checkpoints():
-                raise ValueError(f"model_dir {self} holds no checkpoint")
+                raise ValueError(f"model_dir {named(self)} holds no checkpoint")
             return self.checkpoints()[-1]
         if ckpt_path == "best":
             best = self.find_best()
             if best is None:
-                raise ValueError(f"model_dir {self} holds no best checkpoint: there was no validation yet")
+                raise ValueError(f"model_dir {named(self)} holds no best checkpoint: there was no validation yet")
             return best["path"]
         for path in (os.path.join(self.path, ckpt_path), ckpt_path):
             if tf.io.gfile.exists(f"{path}.index"):
                 return path
-        raise CheckpointGone(f"no checkpoint at {ckpt_path}, nor in {self}: {ckpt_path}.index does not exist")
+        message = f"no checkpoint at {ckpt_path}, nor in {self}: {ckpt_path}.index does not exist"
+        raise CheckpointGone(shortened(message))
 
     def with_checkpoint(self, ckpt_path: str | None, use: Callable[[str], Any], argument: str = "ckpt_path") -> Any:
         """`use(path)`, where `path` is that of `find_checkpoint`.
@@ -316,7 +318,7 @@ class RunFolder(CheckpointFolder):
             tf.io.gfile.makedirs(self.path)
             check_writable(self.config_file)
         except (OSError, tf.errors.OpError) as error:
-            raise OSError(f"model_dir {self} cannot be written to: {error}") from error
+            raise OSError(f"model_dir {named(self)} cannot be written to: {named(error)}") from error
         with lock(self.path, f"another run is training in model_dir {self}"):
             check_no_link(self.path, "best", "ema", *_EVENTS, os.path.basename(self.log_file))
             self._check_files()

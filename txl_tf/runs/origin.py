@@ -77,13 +77,17 @@ class Origin:
             "training": training,
         }
 
-    def check(self, family: Family, model: Config) -> None:
-        """Raises ValueError where the weights would not fit a model of these hyper-parameters."""
+    def check(self, family: Family, model: Config, extends: bool = False) -> None:
+        """Raises ValueError where the weights would not fit a model of these hyper-parameters, or where a vocabulary
+        cannot be extended, if this run `extends` them.
+        """
         if family is not self.family:
             raise ValueError(
                 f"init_from {self.path} holds {self.family.described}, of the family {self.family.name}, got "
                 f"{family.name} to train"
             )
+        for vocab in self.vocabs if extends else ():
+            vocab.check_extendable()
         for name, (before, now) in self._changes(model.to_dict()).items():
             if name not in self.model.free:
                 raise ValueError(

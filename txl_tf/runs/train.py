@@ -89,7 +89,7 @@ def train_run(
     origin = Origin(folder, training.init_from) if training.init_from else None
     run = family.run(folder, strategy, data, model, optimizer, training, machine, final, origin)
     if origin:
-        origin.check(family, model)
+        origin.check(family, model, training.extend_vocab)
     run.prepare()
     with strategy.scope():
         keras_optimizer = make_optimizer(train_steps=training.train_steps, **optimizer.to_dict())

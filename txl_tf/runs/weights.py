@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, named
 from txl_tf.files import (
     absolute,
     check_no_pattern,
@@ -323,7 +323,7 @@ def check_exists(path: str | os.PathLike) -> None:
     """Raises CheckpointGone if there is no checkpoint at the prefix `path`."""
     path = os.fspath(path)
     if not tf.io.gfile.exists(f"{path}.index"):
-        raise CheckpointGone(f"no checkpoint at {path}: {path}.index does not exist")
+        raise CheckpointGone(f"no checkpoint at {named(path)}: {named(path)}.index does not exist")
     for file in [f"{path}.index", *([] if is_remote(path) else glob.glob(f"{glob.escape(path)}.data-*"))]:
         if is_pipe(file):  # TensorFlow would wait for ever
             message = f"{path} cannot be read: {file} is a named pipe or a socket, not a file"

@@ -26,15 +26,18 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from txl_tf.config import WEIGHT_TYPES, SearchConfig, one_of
+from txl_tf.data.pairs.parallel import END_ID
 from txl_tf.data.subwords import SubwordVocab, vocab_file
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
+from txl_tf.errors import ParameterError
 from txl_tf.files import absolute, check_no_pattern, is_remote, remove, remove_leftovers, removed_on_error, writing
+from txl_tf.models.decoding.beam_search import check_suppressed
 from txl_tf.models.decoding.sampling import check_integer
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.taggers.tagger import Tagger
 from txl_tf.models.vanilla.transformer import Transformer
-from txl_tf.models.vanilla.translator import assumed_length
+from txl_tf.models.vanilla.translator import assumed_length, never_written
 from txl_tf.schema import check_names, known_names
 from txl_tf.serving.language_model import LanguageModelSignatures
 from txl_tf.serving.subwords import SubwordTokenizer, has_tensorflow_text
@@ -59,6 +62,7 @@ def export_saved_model(
     max_rows: int | None = None,
     start_token: int | None = None,
     search: dict | None = None,
+    suppress_tokens: Sequence[int] | None = None,
     warmup: bool | None = None,
 ) -> None:
     """Writes a SavedModel that scores, predicts and writes, translates, or tags, ids and, with a vocabulary, text.
@@ -80,6 +84,8 @@ def export_saved_model(
         start_token: id that an empty prompt stands for; by default the end of a document, else of a line, else 0.
         search: of a `Transformer`: `beam_size`, `n_best`, `length_penalty`, `max_new_tokens`, `allow_special`. By
             default greedy, up to the lengths that the model has from its training (`target_lengths`).
+        suppress_tokens: of a `Transformer`, ids that no target may contain. By default that of `<s>` and, with `vocab`,
+            that of `<unk>`, unless `search` has `allow_special`. Without `vocab` nothing says which id `<unk>` has.
         warmup: whether to write warm-up requests, which need `tensorflow-serving-api`. `None`: where it is installed.
 
     Raises:
@@ -88,6 +94,8 @@ def export_saved_model(
     """
     check_no_pattern("directory", absolute(os.fspath(directory)))
     table = SymbolTable if isinstance(lm, Tagger) else _tokenizer_of
+    if isinstance(lm, Transformer):
+        suppress_tokens = _suppressed(lm, vocab, search, suppress_tokens)
     if any(isinstance(part, SubwordVocab) for part in _parts_of(vocab)):
         if not has_tensorflow_text():
             logger.warning("%s takes ids and no text: text needs pip install tensorflow-text", directory)
@@ -96,7 +104,7 @@ def export_saved_model(
             vocab = None
         else:
             logger.info("%s: to load it in Python, import tensorflow_text first. Servers have it", directory)
-    serve, vocabs, longest = _of_family(lm, vocab, top_n, start_token, search)
+    serve, vocabs, longest = _of_family(lm, vocab, top_n, start_token, search, suppress_tokens)
     max_tokens = (longest or 4096) if max_tokens is None else max_tokens
     check_integer("max_tokens", max_tokens, 1, longest or 2**31 - 1)
     one_of(WEIGHT_TYPES)("weights", weights)
@@ -114,21 +122,38 @@ def _tokenizer_of(vocab: Vocab, path: str) -> GraphTokenizer | SubwordTokenizer:
     return (SubwordTokenizer if isinstance(vocab, SubwordVocab) else GraphTokenizer)(vocab, path)
 
 
-def _of_family(lm, vocab, top_n, start_token, search) -> tuple[Callable, dict[str, Vocab], int | None]:
+def _suppressed(
+    model: Transformer, vocab: Sequence[Vocab] | None, search: dict | None, given: Sequence[int] | None
+) -> list[int]:
+    """Ids that no target may contain. With vocabularies that served models cannot read, these say them, too."""
+    check_names("export_saved_model's search", search or {}, SearchConfig.names())
+    search = SearchConfig(**search or {})
+    if given is None:
+        return never_written(search, _vocabs_of(model, vocab).get("target_vocab"))
+    if search.allow_special:
+        raise ParameterError("suppress_tokens", given, "left out with allow_special")
+    return sorted(check_suppressed(given, END_ID, model.target_vocab_size))
+
+
+def _vocabs_of(model: Transformer, vocab: Sequence[Vocab] | None) -> dict[str, Vocab]:
+    """The vocabularies of an encoder-decoder by name, which must have the sizes of the model."""
+    sizes = {"source_vocab": model.input_vocab_size, "target_vocab": model.target_vocab_size}
+    return named_vocabs(vocab, sizes, "Transformer") if vocab is not None else {}
+
+
+def _of_family(lm, vocab, top_n, start_token, search, never) -> tuple[Callable, dict[str, Vocab], int | None]:
     """The signatures of a model, its vocabularies by name, and the longest row that it takes; `None` for any."""
     if isinstance(lm, Transformer):
         _refuse("an encoder-decoder", top_n=top_n, start_token=start_token)
-        check_names("export_saved_model's search", search or {}, SearchConfig.names())
-        sizes = {"source_vocab": lm.input_vocab_size, "target_vocab": lm.target_vocab_size}
         search = SearchConfig(**search or {})
         if assumed := assumed_length(search, lm):
             logger.warning("%s", assumed)
-        serve = functools.partial(TranslationSignatures, search=search)
-        return serve, named_vocabs(vocab, sizes, "Transformer") if vocab is not None else {}, lm.max_len
+        serve = functools.partial(TranslationSignatures, search=search, never=never)
+        return serve, _vocabs_of(lm, vocab), lm.max_len
     if isinstance(lm, Tagger):
-        _refuse("a tagger", top_n=top_n, start_token=start_token, search=search)
+        _refuse("a tagger", top_n=top_n, start_token=start_token, search=search, suppress_tokens=never)
         return TaggingSignatures, tagger_vocabs(lm, vocab), getattr(lm.network, "max_seq_len", None)
-    _refuse("a language model", search=search)
+    _refuse("a language model", search=search, suppress_tokens=never)
     n_token, top_n = lm.network.n_token, 10 if top_n is None else top_n
     if start_token is None:
         start_token = 0 if vocab is None else vocab.start_id

@@ -292,7 +292,9 @@ class TaggingSignatures(StoredModel):
         tokens = words_of(text) if self.by_words else characters_of(text)
         longest = tf.reduce_max(tf.cast(tokens.strings.row_lengths(), tf.int32))
         unit = "words" if self.by_words else "characters"
-        short = Check(longest <= most, f"text must be at most {most} {unit} a row", longest)
+        too_long = "a text is longer than max_tokens of the export, send its sentences one by one"
+        message = f"{too_long}: text must be at most {most} {unit} a row"
+        short = Check(longest <= most, message, longest)
         inputs = self.graph.features(checked([short, limits.check_size("text", rows, longest)], tokens.strings))
         if self.lattice:
             inputs = checked(self._item_checks("text", rows, tf.shape(inputs["lattice"])[1]), inputs)

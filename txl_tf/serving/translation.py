@@ -6,7 +6,7 @@ Shapes:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -57,16 +57,19 @@ class TranslationSignatures(StoredModel):
         model: `Transformer`.
         tables: `GraphTokenizer`s by name, of sources and then of targets; nothing for ids alone.
         search: `SearchConfig`, that of all requests.
+        never: ids that no target may contain. By default those of `never_written`, for the vocabulary of `tables`.
         weights, max_tokens, max_rows: see `export_saved_model`.
     """
 
     def __init__(
         self, model: Transformer, tables: dict[str, GraphTokenizer] | None = None, *, weights: str = "float32",
         max_tokens: int | None = None, max_rows: int | None = None, search: SearchConfig | None = None,
+        never: Sequence[int] | None = None,
     ):  # fmt: skip
         super().__init__(model, weights)
         self.search, self.texts = search or SearchConfig(), list((tables or {}).values())
-        self.never = never_written(self.search, self.texts[1].vocab if self.texts else None)
+        target_vocab = self.texts[1].vocab if self.texts else None
+        self.never = never_written(self.search, target_vocab) if never is None else list(never)
         check_search(self.search, model.target_vocab_size, model.max_len, self.never)
         self.limits = limits_of(model, self.search.beam_size, max_rows, max_tokens or model.max_len)
         self.resources.texts = self.texts

@@ -17,6 +17,8 @@ import tensorflow as tf
 from txl_tf.config import AUTO, PRECISIONS, STRATEGIES, at_least, one_of
 from txl_tf.data.batching import prefetched
 from txl_tf.environment import check_listens, is_address, wait_for_all
+from txl_tf.errors import named
+from txl_tf.files import reason
 from txl_tf.training import slurm
 
 logger = logging.getLogger("txl_tf")
@@ -77,7 +79,11 @@ def make_strategy(
             logger.info("waiting for all %d workers: %s", len(workers), ", ".join(workers))
             task = json.loads(os.environ["TF_CONFIG"])
             wait_for_all(task["cluster"][task["task"]["type"]][int(task["task"]["index"])], workers)
-        return interruptible(tf.distribute.MultiWorkerMirroredStrategy)
+        try:
+            return interruptible(tf.distribute.MultiWorkerMirroredStrategy)
+        except tf.errors.UnknownError as error:  # TensorFlow does not name the address
+            where = f"the workers are {', '.join(workers)}, and each needs a port of its own"
+            raise ConnectionError(f"strategy=multi_worker cannot start: {reason(error)}; {where}") from error
     gpus = tf.config.list_logical_devices("GPU")
     if strategy == "mirrored" or (strategy == "auto" and len(gpus) > 1):
         devices = gpus or tf.config.list_logical_devices("CPU")
@@ -166,12 +172,13 @@ def _workers(required: bool) -> list[str]:
         usable = usable and len(cluster.get("chief", [])) <= 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"TF_CONFIG is malformed ({type(error).__name__}: {error}), got {text}; it looks like {_EXAMPLE}"
+            f"TF_CONFIG is malformed ({type(error).__name__}: {named(error)}), got {named(text)}; it looks like "
+            f"{_EXAMPLE}"
         ) from error
-    if not usable or not all(isinstance(worker, str) and worker.rpartition(":")[2].isdigit() for worker in workers):
+    if not usable or not all(isinstance(worker, str) and is_address(worker) for worker in workers):
         raise ValueError(
             "TF_CONFIG must name a task among the one chief and the workers of its cluster, each as host:port, "
-            f"got {text}; it looks like {_EXAMPLE}"
+            f"got {named(text)}; it looks like {_EXAMPLE}"
         )
     return workers
 
@@ -186,8 +193,8 @@ def _tpu_strategy(
     if tpu.startswith("grpc://"):
         address = tpu.removeprefix("grpc://")
         if not is_address(address):
-            raise ValueError(f"tpu must be a name or grpc://host:port, got {tpu}")
-        check_listens(address, f"the TPU {tpu}")
+            raise ValueError(f"tpu must be a name or grpc://host:port, got {named(tpu)}")
+        check_listens(address, f"the TPU {named(tpu)}")
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu, zone=tpu_zone, project=gcp_project)
         if tpu != "local":
@@ -196,7 +203,7 @@ def _tpu_strategy(
     except Exception as error:  # of the name service, of the network or of TensorFlow: hardly two alike
         where = "".join(f", {key} {value}" for key, value in (("zone", tpu_zone), ("project", gcp_project)) if value)
         what = (str(error) or type(error).__name__).splitlines()[0].partition(" with these attrs")[0]
-        raise ConnectionError(f"the TPU {tpu}{where} cannot be reached: {what}") from error
+        raise ConnectionError(f"the TPU {named(tpu)}{named(where)} cannot be reached: {named(what)}") from error
     return tf.distribute.TPUStrategy(resolver)
 
 

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from txl_tf.data.vocabulary import visible
-from txl_tf.errors import shortened
+from txl_tf.errors import shortened, visible
 
 
 class Plain(io.TextIOBase):

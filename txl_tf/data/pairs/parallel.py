@@ -130,6 +130,8 @@ def read_pairs(
             file and line, what was found and what is allowed.
         FileNotFoundError: a file does not exist.
     """
+    for vocab in vocabs if vocabs and extend_vocab else ():
+        vocab.check_extendable()
     sides, names, said = _read_splits(config)
     held_out = None if "valid" in sides else hold_out(sides["train"][0].lines, config.valid_fraction, "pairs")
     if vocabs:

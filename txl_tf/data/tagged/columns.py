@@ -275,7 +275,9 @@ class _Table:
     def _places_in(self, row: list[str], line: Line) -> tuple[int, int]:
         """The indices of token and tag in a row. Raises ParameterError where there are none, or both are the same."""
         if len(row) < 2:
-            raise self.error(line, "must have a token and a tag, parted by a space or a tab")
+            must = "a token and a tag, separated by a space or a tab"
+            message = f"{self.path}, line {line[0]} must have {must}, got {brief(line[1])}"
+            raise ParameterError("path", line[1], must, message)
         where = f"{self.path}, line {line[0]}, which has {len(row)} columns"
         places = {name: place_of(row, getattr(self, name)) for name in ("token_column", "tag_column")}
         for name, place in places.items():

@@ -7,12 +7,35 @@ split_at_ends("他来了。“好！”她说。")     # ["他来了。", "“�
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 _ENDS = frozenset("。！？；…!?;｡．‼⁇⁈⁉")  # wherever they stand
 _CLOSING = frozenset(["''", *"”’」』）】》〉〗〕］｝)]}"])  # they belong to the sentence before them
 _QUOTES = frozenset("\"'")  # they open and close by turns
 _ABBREVIATIONS = frozenset("Mr Mrs Ms Dr Prof St Mt No vs Inc Ltd Co Corp Jr Sr Gen Col Lt Sgt Rep Sen Gov".split())
+
+
+class LineSizes(NamedTuple):
+    """How long the lines of a text are, such as those that a model was trained on.
+
+    Attributes:
+        longest: tokens of the longest line.
+        usual: sentences of a line, in the mean and rounded.
+        most: sentences that 99% of the lines do not exceed; `None` where that is not known.
+    """
+
+    longest: int
+    usual: int = 1
+    most: int | None = None
+
+    @classmethod
+    def of(cls, lines: Iterable[Sequence[str]], by_words: bool = False) -> LineSizes:
+        """The sizes of lines of tokens, one or more."""
+        sizes = [(len(tokens), len(split_at_ends(tokens, by_words))) for tokens in lines]
+        counts = sorted(count for _, count in sizes)
+        usual, most = round(sum(counts) / len(counts)), counts[-1 - len(counts) // 100]
+        return cls(max(n for n, _ in sizes), max(usual, 1), max(most, 1))
 
 
 def split_at_ends(tokens: Sequence[str], by_words: bool = False) -> list[Sequence[str]]:

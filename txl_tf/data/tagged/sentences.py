@@ -24,12 +24,15 @@ from txl_tf.data.tagged.columns import (
 )
 from txl_tf.data.tagged.lexicon import TOWNS, Lexicon
 from txl_tf.data.tagged.schemes import in_one_scheme
+from txl_tf.data.tagged.sentence_ends import LineSizes
 from txl_tf.data.tagged.symbols import extend_vocabs, make_vocabs
 from txl_tf.data.tagged.tags import NONE, all_labels, detect_scheme, kind_of, split_tag
 from txl_tf.data.tagged.towns import make_sentences
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
 from txl_tf.errors import ParameterError, shortened
 from txl_tf.schema import brief, check_left_out
+
+VECTORS = ("char_vectors", "bigram_vectors", "word_vectors")  # settings that name files of vectors
 
 logger = logging.getLogger("txl_tf")
 
@@ -150,8 +153,9 @@ class TaggedCorpus:
         scheme: of the labels: "bio", "bioes", "bmes" or "none".
         level: of the tokens: "char" or "word".
         lines: split -> line of the first token of each sentence.
+        sizes: how long the training sentences are.
         embeddings: `"vocab"` and `"bigram_vocab"` -> initial embeddings, float32 `[symbols, dim]`, where there are
-            vectors.
+            vectors. Where the vocabularies are extended, only the rows of new symbols count.
     """
 
     vocab: Vocab
@@ -164,6 +168,7 @@ class TaggedCorpus:
     embeddings: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     level: str = "char"
     lines: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    sizes: LineSizes | None = None
 
     @property
     def vocabs(self) -> list[Vocab]:
@@ -252,10 +257,10 @@ def _read_splits(config: TaggedConfig) -> tuple[dict, dict]:
     return texts, names
 
 
-def longest_in(config: TaggedConfig) -> int:
-    """Tokens of the longest training sentence. Raises: as `read_corpus`."""
+def line_sizes_in(config: TaggedConfig) -> LineSizes:
+    """How long the training sentences are. Raises: as `read_corpus`."""
     texts, _ = _read_splits(dataclasses.replace(config, valid_path=config.train_path, test_path=None))
-    return max(len(sentence.tokens) for sentence in texts["train"])
+    return LineSizes.of((sentence.tokens for sentence in texts["train"]), config.token_level == "word")
 
 
 def _with_validation(config: TaggedConfig, texts: dict) -> dict:
@@ -278,9 +283,9 @@ def _read_with(
     as_before: bool,
 ) -> TaggedCorpus:
     """The corpus in vocabularies that are there already."""
-    check_left_out(
-        {name: getattr(config, name) for name in ("char_vectors", "bigram_vectors", "word_vectors")}, KNOWN_SYMBOLS
-    )
+    if not extends:
+        vectors = {name: getattr(config, name) for name in VECTORS}
+        check_left_out(vectors, f"{KNOWN_SYMBOLS}; with extend_vocab, new symbols start from vectors")
     if config.min_freq != MIN_FREQ[config.token_level] and not extends:
         check_left_out({"min_freq": config.min_freq}, KNOWN_SYMBOLS)
     wanted = config.tag_scheme
@@ -293,11 +298,12 @@ def _read_with(
     lexicon = Lexicon(words[0].symbols) if words else None
     if words and config.lexicon:
         lexicon = Lexicon.load(config.lexicon, config.skip_short_words)
+    embeddings = {}
     if extends:
-        vocab, bigram_vocab = extend_vocabs(config, texts, lexicon, vocab, bigram_vocab)
+        vocab, bigram_vocab, embeddings = extend_vocabs(config, texts, lexicon, vocab, bigram_vocab)
     if lexicon:
         _say_lexicon(config.lexicon, lexicon, texts["train"], vocab)
-    corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, level=config.token_level)
+    corpus = TaggedCorpus(vocab, bigram_vocab, labels, lexicon, {}, names, scheme, embeddings, config.token_level)
     return _encoded(corpus, texts)
 
 
@@ -326,6 +332,7 @@ def _kinds(tags: Iterable[str]) -> set[str]:
 def _encoded(corpus: TaggedCorpus, texts: dict) -> TaggedCorpus:
     """A corpus with its sentences."""
     encoder, ids = corpus.encoder, {label: i for i, label in enumerate(corpus.labels)}
+    corpus.sizes = LineSizes.of((sentence.tokens for sentence in texts["train"]), corpus.level == "word")
     corpus.lines |= {split: [sentence.line for sentence in text] for split, text in texts.items()}
     for split, text in texts.items():
         encoded = [encoder.encode(sentence.tokens) for sentence in text]

@@ -59,10 +59,18 @@ def make_vocabs(config: TaggedConfig, texts: dict, lexicon: Lexicon | None) -> t
 
 def extend_vocabs(
     config: TaggedConfig, texts: dict, lexicon: Lexicon | None, vocab: Vocab, bigram_vocab: Vocab
-) -> tuple[Vocab, Vocab]:
-    """`vocab` and `bigram_vocab` with what the training sentences have besides, characters before words."""
-    new, new_bigrams, _ = make_vocabs(config, texts, lexicon)
-    return vocab.extended(new.symbols), bigram_vocab.extended(new_bigrams.symbols)
+) -> tuple[Vocab, Vocab, dict]:
+    """`vocab` and `bigram_vocab` with what the training sentences have besides, characters before words.
+
+    Returns:
+        `(vocab, bigram_vocab, embeddings)`, as `make_vocabs`. Of the embeddings, only the rows of new symbols count.
+    """
+    new, new_bigrams, tables = make_vocabs(config, texts, lexicon)
+    chosen = {"vocab": new, "bigram_vocab": new_bigrams}
+    longer = {"vocab": vocab.extended(new.symbols), "bigram_vocab": bigram_vocab.extended(new_bigrams.symbols)}
+    for name, table in tables.items():
+        tables[name] = table[[chosen[name].ids.get(symbol, 0) for symbol in longer[name].symbols]]
+    return *longer.values(), tables
 
 
 def _choose(config: TaggedConfig, texts: dict, symbols_of: Callable, min_freq: int, option: str) -> _Symbols:

@@ -27,7 +27,7 @@ import numpy as np
 
 from txl_tf.data import inputs
 from txl_tf.data.text_files import blocks_in, cut_between, decoded, lines_of, pieces_with_newlines
-from txl_tf.errors import ParameterError
+from txl_tf.errors import ParameterError, named
 from txl_tf.files import reading
 from txl_tf.schema import brief
 
@@ -89,9 +89,9 @@ def open_vectors(
 def _blocks(path: str, option: str) -> Iterator[bytes]:
     """The bytes of a file, unpacked where its first bytes say that it is packed."""
     if not inputs.exists(path):
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"there is no file {named(path)}")
     if inputs.is_folder(path):
-        raise ValueError(f"{path} is a folder, not a file of vectors")
+        raise ValueError(f"{named(path)} is a folder, not a file of vectors")
     with reading(path), inputs.opened(path) as packed, contextlib.ExitStack() as stack:
         magic = packed.read(6)
         packed.seek(0)

@@ -20,7 +20,7 @@ from txl_tf.data.text.sizes import TextSize
 from txl_tf.data.text.texts import FilePart, Text, find_files, have_documents, read_texts, texts_of_rows
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.vocabulary import KNOWN_SYMBOLS, Vocab
-from txl_tf.errors import ParameterError, brief
+from txl_tf.errors import ParameterError, brief, named
 from txl_tf.schema import check_left_out
 
 PYDOC = "pydoc_data.topics"
@@ -140,12 +140,13 @@ def _check_options(config: TextConfig) -> None:
     """Raises ValueError where options do not go together."""
     if config.dataset == "pydoc" and config.data_path:
         raise ValueError(
-            f"dataset 'pydoc' is Python's own manual and reads no data_path, got {config.data_path}: "
+            f"dataset 'pydoc' is Python's own manual and reads no data_path, got {named(config.data_path)}: "
             "leave dataset out, or give dataset=text, for a text of your own"
         )
     if config.vocab_path and (config.min_freq or config.max_size is not None or config.vocab_size):
         raise ValueError(
-            f"min_freq, max_size and vocab_size choose symbols, but vocab_path={config.vocab_path} has them already"
+            f"min_freq, max_size and vocab_size choose symbols, but vocab_path={named(config.vocab_path)} has them "
+            "already"
         )
     counted = {name: getattr(config, name) for name in ("lower_case", "min_freq", "max_size")}
     given = [name for name, value in counted.items() if value]
@@ -195,10 +196,12 @@ def take_vocab(recipe: Recipe, vocab: Vocab, extends: bool = False) -> None:
 
     Raises:
         ValueError: options choose symbols, unless it `extends` the vocabulary, or tokens or documents are not those of
-            the vocabulary.
+            the vocabulary, or the vocabulary cannot be extended.
     """
     config, chosen = recipe.options, recipe.vocab_options
-    if not extends:
+    if extends:
+        vocab.check_extendable()
+    else:
         check_left_out({name: config.get(name) for name in ("min_freq", "max_size")}, KNOWN_SYMBOLS)
     if recipe.dataset != "lm1b":
         check_left_out({"vocab_path": recipe.vocab_file}, KNOWN_SYMBOLS)
@@ -229,9 +232,9 @@ def check_files(recipe: Recipe) -> None:
     hint = hint if recipe.dataset in PAPER_DATASETS else ""
     for path in all_files(recipe):
         if not inputs.exists(path):
-            raise FileNotFoundError(f"there is no file {path}{hint}")
+            raise FileNotFoundError(f"there is no file {named(path)}{hint}")
     if not recipe.files["train"]:
-        raise FileNotFoundError(f"there is no file {recipe.folder}/{LM1B_SHARDS}{hint}")
+        raise FileNotFoundError(f"there is no file {named(recipe.folder)}/{LM1B_SHARDS}{hint}")
 
 
 def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
@@ -242,7 +245,7 @@ def make_cutoffs(recipe: Recipe, vocab: Vocab) -> list[int]:
     if cutoffs is None:
         return choose_cutoffs(vocab)
     if cutoffs and cutoffs[-1] >= len(vocab):
-        raise ValueError(f"cutoffs must be below {len(vocab)}, the size of the vocabulary, got {cutoffs}")
+        raise ValueError(f"cutoffs must be below {len(vocab)}, the size of the vocabulary, got {named(cutoffs)}")
     return cutoffs
 
 

@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 import keras
 
-from txl_tf.errors import brief
+from txl_tf.errors import brief, named
 from txl_tf.files import check_no_link, is_remote, lock, remove
 
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
@@ -103,7 +103,7 @@ def fetch(dataset: str, data_dir: str, base_url: str | None = None) -> None:
     if dataset not in URLS:
         raise ValueError(f"download is for the datasets {', '.join(URLS)}, got {brief(dataset)}")
     if is_remote(data_dir):
-        raise ValueError(f"download needs a local data_dir, got {data_dir}")
+        raise ValueError(f"download needs a local data_dir, got {named(data_dir)}")
     needed = [LM1B_VOCAB if dataset == "lm1b" else "train.txt", "valid.txt", "test.txt"]
     if all(os.path.exists(os.path.join(data_dir, name)) for name in needed):
         return

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from txl_tf.data import inputs
-from txl_tf.errors import shortened
+from txl_tf.errors import named, shortened
 from txl_tf.files import reading, reason
 from txl_tf.schema import brief
 
@@ -87,7 +87,7 @@ def _opened(path: str) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile
 
     if not inputs.exists(path):
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"there is no file {named(path)}")
     try:
         with reading(path), inputs.opened_by_pyarrow(path) as file, ParquetFile(file) as opened:
             yield opened

@@ -25,6 +25,7 @@ from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.data.token_files import TokenFiles, joined_sha256
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import named
 from txl_tf.files import is_remote, lock, read_json, remove, remove_leftovers, sha256, write_json
 from txl_tf.schema import brief, check_values
 
@@ -123,7 +124,7 @@ def check_sums(data_dir: str, info: dict, tokens_too: bool) -> None:
         return
     if set(names) != info["sha256"].keys():
         allowed, found = (", ".join(map(brief, files)) for files in (names, info["sha256"]))
-        raise ValueError(f"{data_dir}/{INFO_FILE}: sha256 must be of {allowed}, got {found}")
+        raise ValueError(f"{data_dir}/{INFO_FILE}: sha256 must be of {named(allowed)}, got {named(found)}")
     for name in names if tokens_too else [vocab]:
         if sha256(f"{data_dir}/{name}") != info["sha256"][name]:
             raise ValueError(f"{data_dir}/{name} is damaged: its checksum is not that in {INFO_FILE}. Prepare it anew")
@@ -269,7 +270,7 @@ def new_files(data_dir: str) -> Iterator[str]:
                 remove(folder)  # of a killed process
                 os.mkdir(folder)
         except (OSError, tf.errors.OpError) as error:
-            raise OSError(f"data_dir {data_dir} cannot be written to: {error}") from error
+            raise OSError(f"data_dir {named(data_dir)} cannot be written to: {named(error)}") from error
         try:
             yield folder
         except BaseException:

@@ -40,7 +40,7 @@ from txl_tf.data.text_files import (
     plain_text,
     whole_lines,
 )
-from txl_tf.errors import shortened
+from txl_tf.errors import named, shortened
 from txl_tf.files import absolute, reading
 from txl_tf.schema import brief
 
@@ -59,6 +59,9 @@ _UNREADABLE = (
     RuntimeError,  # encrypted
     tf.errors.InvalidArgumentError,  # a place before the beginning
 )
+
+
+_LONGEST_PATH = 4096  # characters, of a local file
 
 
 class FilePart(NamedTuple):
@@ -113,7 +116,7 @@ def find_named_files(data_path: Any) -> list[tuple[str, str]]:
         else:
             files, what, root = [path], "file", os.path.dirname(path)
         if not files:
-            raise FileNotFoundError(f"there is no file in the {what} {path}")
+            raise FileNotFoundError(f"there is no file in the {what} {named(path)}")
         found += [(file, os.path.relpath(file, root or ".")) for file in files]
     return found
 
@@ -142,6 +145,9 @@ def _paths_of(data_path: Any) -> list[str]:
     joined = []
     while paths:
         n = _length_of_name(paths)
+        if not n:  # the reader says that there is no such file; to look for all others would take long
+            joined += [path.strip() for path in paths]
+            break
         joined.append(",".join(paths[:n]).strip())
         paths = paths[n:]
     if "" in joined:
@@ -150,11 +156,17 @@ def _paths_of(data_path: Any) -> list[str]:
 
 
 def _length_of_name(parts: list[str]) -> int:
-    """How many of the first parts, with commas between them, are the name of a file; 1 if there is none."""
-    if not parts[0].strip() or _has_wildcard(parts[0]) or inputs.exists(parts[0].strip()):
+    """How many of the first parts, with commas between them, are the name of a file; 0 if there is none."""
+    name = parts[0]
+    if not name.strip() or _has_wildcard(name) or inputs.exists(name.strip()):
         return 1
-    lengths = range(2, len(parts) + 1)
-    return next((n for n in lengths if parts[n - 1] and inputs.exists(",".join(parts[:n]).strip())), 1)
+    for n, part in enumerate(parts[1:], 2):
+        name += f",{part}"
+        if len(name) > _LONGEST_PATH:
+            break
+        if part and inputs.exists(name.strip()):
+            return n
+    return 0
 
 
 def _has_wildcard(path: str) -> bool:
@@ -470,7 +482,7 @@ def _unpacked(path: str, progress: Callable | None) -> Iterator[bytes]:
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[BinaryIO]:
     if not inputs.exists(path):
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"there is no file {named(path)}")
     with reading(path), inputs.opened(path) as file:
         try:
             yield file

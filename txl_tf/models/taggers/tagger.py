@@ -21,7 +21,7 @@ import tensorflow as tf
 from txl_tf.config import LabelConfig, check_fields
 from txl_tf.data.order import first_batches
 from txl_tf.data.tagged.tags import NONE, allowed_transitions, continues_table, entity_table, kind_of, unused_labels
-from txl_tf.errors import ParameterError, shortened
+from txl_tf.errors import ParameterError, named, shortened
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, unpack
@@ -120,7 +120,7 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.labels = list(labels)
         check_fields(LabelConfig, self)
         if len(set(self.labels)) < len(self.labels) or not self.labels:
-            raise ValueError(f"labels must be different tags, at least one, got {self.labels}")
+            raise ValueError(f"labels must be different tags, at least one, got {named(self.labels)}")
         if constraints and not isinstance(labels, _SavedLabels):
             self._check_labels()
         self.autocast = False  # half precision does not hold ids

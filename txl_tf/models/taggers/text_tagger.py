@@ -17,7 +17,7 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.data.batching import by_length, in_order
 from txl_tf.data.tagged.batches import Encoded, SentenceEncoder, features
-from txl_tf.data.tagged.sentence_ends import split_at_ends
+from txl_tf.data.tagged.sentence_ends import LineSizes, split_at_ends
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.layers.mixins.settings import add_user
 from txl_tf.models.taggers.flat import Flat
@@ -67,13 +67,21 @@ class TextTagger:
         encoder: `SentenceEncoder` of its run, see `encoder_of`.
         batch_size: sentences to tag at a time; those of like lengths are together.
         window: most tokens that the network reads at a time; `None`: its `max_seq_len`, which is the limit.
+        sizes: how long the lines are that the tagger was trained on, see `pieces`.
     """
 
-    def __init__(self, tagger: Tagger, encoder: SentenceEncoder, batch_size: int = 64, window: int | None = None):
+    def __init__(
+        self,
+        tagger: Tagger,
+        encoder: SentenceEncoder,
+        batch_size: int = 64,
+        window: int | None = None,
+        sizes: LineSizes | None = None,
+    ):
         at_least(1)("batch_size", batch_size)
         if window is not None:
             at_least(1, tagger.network.max_seq_len)("window", window)
-        self.tagger, self.batch_size, self.window = tagger, batch_size, window
+        self.tagger, self.batch_size, self.window, self.sizes = tagger, batch_size, window, sizes
         self.encoder = dataclasses.replace(encoder, level=tagger.token_level)
         self.lattice = isinstance(tagger.network, Flat)
         self.drop_graphs()
@@ -99,6 +107,26 @@ class TextTagger:
         """The sentences of a text, see `split_at_ends`."""
         return split_at_ends(tokens, self.tagger.token_level == "word")
 
+    def pieces(self, tokens: Sequence[str], split: bool | None = None) -> list[Sequence[str]]:
+        """The parts of a line of text that are tagged by themselves.
+
+        Args:
+            tokens: of the line.
+            split: `True` for its sentences, `False` for the line as a whole. By default, a line that has more sentences
+                than lines of the training (`LineSizes.most`) is cut into parts of as many as these have in the mean.
+        """
+        most = self.sizes.most if self.sizes else None
+        if split is False or (split is None and most is None):
+            return [tokens]
+        found = self.sentences(tokens)
+        if split:
+            return found
+        if len(found) <= most:
+            return [tokens]
+        ends = [0, *itertools.accumulate(map(len, found))]
+        cuts = [*ends[: -1 : self.sizes.usual], ends[-1]]
+        return [tokens[begin:end] for begin, end in itertools.pairwise(cuts)]
+
     def describe(self, line: str, found: TaggedText, tokens: Sequence[str] | None = None) -> dict:
         """What `tag` found in a line, for JSON: its text, and its entities by kind, start, end, text and prob.
 
@@ -121,9 +149,11 @@ class TextTagger:
         """Ids of sentences, see `tag`."""
         return [self.encoder.encode(tokens, left_out) for tokens in sentences]
 
-    def tag_in_sentences(self, texts: Sequence[Sequence[str]], left_out: Collection[str] = ()) -> list[TaggedText]:
-        """`tag` of texts that are cut at the ends of sentences, each of which is tagged by itself."""
-        pieces = [self.sentences(tokens) for tokens in texts]
+    def tag_in_sentences(
+        self, texts: Sequence[Sequence[str]], left_out: Collection[str] = (), split: bool | None = True
+    ) -> list[TaggedText]:
+        """`tag` of lines of text that are cut at the ends of sentences as `pieces` says; by default, all are."""
+        pieces = [self.pieces(tokens, split) for tokens in texts]
         found = iter(self.tag([piece for text in pieces for piece in text], left_out))
         return [joined([next(found) for _ in text]) for text in pieces]
 

@@ -17,7 +17,7 @@ from txl_tf.data.batching import EpochBatches
 from txl_tf.data.pairs.files import SIDES
 from txl_tf.data.pairs.lengths import longest_targets, merged_lengths
 from txl_tf.data.pairs.parallel import UNKNOWN, ParallelCorpus, check_lengths, pair_batches, read_pairs
-from txl_tf.data.vocabulary import visible
+from txl_tf.errors import visible
 from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.models.vanilla.translator import Translator, check_search, did_not_end, never_written
 from txl_tf.runs.families.pipeline import TranslationPipeline

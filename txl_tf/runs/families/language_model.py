@@ -24,7 +24,7 @@ from txl_tf.data.subwords import vocab_file
 from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batches
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.documents import Documents
-from txl_tf.data.vocabulary import visible
+from txl_tf.errors import visible
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.transformer_xl.network import TransformerXL
 from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer, TransformerLM

@@ -23,7 +23,8 @@ from txl_tf.config import ScoringConfig, SearchConfig, SentenceConfig, TaggedCon
 from txl_tf.config.checks import is_integer
 from txl_tf.data.lines import LineError, answers, in_blocks, sentence_of
 from txl_tf.data.tagged.lexicon import Lexicon
-from txl_tf.data.tagged.sentences import encoder_of, lexicon_vocab, longest_in
+from txl_tf.data.tagged.sentence_ends import LineSizes
+from txl_tf.data.tagged.sentences import encoder_of, lexicon_vocab, line_sizes_in
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
 from txl_tf.models.decoding.sampling import SAMPLING
@@ -195,7 +196,8 @@ class TaggingPipeline(Pipeline):
     Args:
         model, *vocabs, checkpoint: see `Pipeline`.
         window: most tokens that the network reads at a time, see `TextTagger`.
-        longest: tokens of the longest training sentence, where that is known; the first longer line is a warning.
+        sizes: how long the training sentences are, where that is known; the first longer line is a warning.
+        splits: whether lines of more sentences than in training are cut by default, see `TextTagger.pieces`.
     """
 
     def __init__(
@@ -204,10 +206,12 @@ class TaggingPipeline(Pipeline):
         *vocabs: Vocab,
         checkpoint: str | None = None,
         window: int | None = None,
-        longest: int | None = None,
+        sizes: LineSizes | None = None,
+        splits: bool = True,
     ):
         super().__init__(model, *vocabs, checkpoint=checkpoint)
-        self.window, self.longest, self._has_warned = window, longest, False
+        self.window, self.sizes, self.splits = window, sizes, splits
+        self._has_warned = self._has_cut = False
 
     @classmethod
     def open(
@@ -226,23 +230,22 @@ class TaggingPipeline(Pipeline):
             lexicon: of FLAT, words to find in place of the run's: a file of them, "jieba", or the words. Those that the
                 vocabulary has no row for become its unknown symbol; a message says how many.
             skip_short_words: whether to leave out words of one character; by default as the run does.
-            max_seq_len: most tokens that are read at a time; a longer line is read in windows. By default as many as
-                the longest training sentence has, or the run's own, where that is less.
+            max_seq_len: most tokens that are read at a time; a longer line is read in windows, and lines are cut at the
+                ends of sentences only if `tag_lines` is told so. By default as many as the longest training sentence
+                has, or the run's own, where that is less.
 
         Raises:
             ParameterError: `lexicon` is given for a model without one; `max_seq_len` is out of its range.
             ValueError, FileNotFoundError: see `Lexicon.load` and `load_run`.
         """
         config, vocabs = folder.read_config(), folder.load_vocabs()
-        most, longest = config["model"].get("max_seq_len", SentenceConfig.max_seq_len), longest_sentence(folder)
+        most, sizes = config["model"].get("max_seq_len", SentenceConfig.max_seq_len), line_sizes(folder)
         if max_seq_len is not None and (not is_integer(max_seq_len) or max_seq_len > most or max_seq_len < 1):
             changes["max_seq_len"] = max_seq_len  # which is checked there
-        if lexicon is not None or skip_short_words is not None:
-            skip = config["data"].get("skip_short_words", False) if skip_short_words is None else skip_short_words
-            vocabs = [*vocabs[:2], *_other_lexicon(folder, vocabs, lexicon, skip)]
+        vocabs = with_lexicon(folder, vocabs, lexicon, skip_short_words)
         model = folder.load_model(path, **changes)
-        window = max_seq_len or min(longest or most, most)
-        return cls(model, *vocabs, checkpoint=folder.name_of(path), window=window, longest=longest)
+        window, splits = max_seq_len or min(sizes.longest if sizes else most, most), max_seq_len is None
+        return cls(model, *vocabs, checkpoint=folder.name_of(path), window=window, sizes=sizes, splits=splits)
 
     @known_names
     def tag_lines(
@@ -252,7 +255,7 @@ class TaggingPipeline(Pipeline):
         strict: bool = True,
         batch_size: int = 64,
         numbers: Iterable[int] | None = None,
-        split_sentences: bool = False,
+        split_sentences: bool | None = None,
     ) -> Iterator[TaggedLine | LineError]:
         """The tags and the entities of each line. An empty one has none.
 
@@ -262,13 +265,14 @@ class TaggingPipeline(Pipeline):
             strict: see `pipeline`.
             batch_size: sentences to tag at a time.
             numbers: of the lines, for messages; by default they are counted from 1.
-            split_sentences: cut lines at the ends of sentences, see `split_at_ends`, and tag each sentence by itself.
+            split_sentences: whether to cut lines at the ends of sentences, see `split_at_ends`, and to tag each by
+                itself. By default, lines of more sentences than those of the training are cut, see `TextTagger.pieces`,
+                unless the pipeline was opened with `max_seq_len`.
         """
         at_least(1)("batch_size", batch_size)
         tagger = self.tagger
         tagger.batch_size = batch_size
         numbers, of_lines = itertools.tee(itertools.count(1) if numbers is None else numbers)
-        tag = tagger.tag_in_sentences if split_sentences else tagger.tag
 
         def encode(line):
             number, text = next(of_lines), sentence_of(line)
@@ -278,73 +282,102 @@ class TaggingPipeline(Pipeline):
 
         def answer(sentences):
             texts, tokens = zip(*sentences, strict=True) if sentences else ([], [])
-            return map(functools.partial(TaggedLine.of, tagger), texts, tokens, tag(tokens))
+            found = tagger.tag_in_sentences(tokens, split=split_sentences)
+            return map(functools.partial(TaggedLine.of, tagger), texts, tokens, found)
 
         return answers(lines, encode, answer, name, strict, POOL * batch_size, numbers)
 
     lines = tag_lines
 
-    def warn_of_length(self, tokens: Sequence[str], where: str, split_sentences: bool) -> None:
-        """Warns once of a sentence that is longer than all that the model was trained on."""
-        if self._has_warned or not self.longest or len(tokens) <= self.longest:
+    def warn_of_length(self, tokens: Sequence[str], where: str, split_sentences: bool | None = None) -> None:
+        """Says once that a line is cut which need not be; warns once of a sentence that is longer than all that the
+        model was trained on.
+        """
+        if self.sizes is None or (self._has_warned and self._has_cut):
             return
-        n = max(map(len, self.tagger.sentences(tokens))) if split_sentences else len(tokens)
-        if n <= self.longest:
+        pieces, longest = self.tagger.pieces(tokens, split_sentences), self.sizes.longest
+        if split_sentences is None and len(pieces) > 1 and not self._has_cut:
+            self._has_cut = True
+            logger.warning(
+                f"{where} has {len(self.tagger.sentences(tokens)):,} sentences, and 99% of the training lines have "
+                f"{self.sizes.most:,} or fewer: such lines are cut at the ends of sentences. split_sentences=False "
+                "reads them as a whole. Further ones are not named"
+            )
+        n = max(map(len, pieces), default=0)
+        if self._has_warned or n <= longest:
             return
         self._has_warned = True
         reads = "at once" if n <= self.tagger.most else f"in windows of {self.tagger.most:,}"
-        ways = "max_seq_len sets the window" if split_sentences else (
+        ways = "max_seq_len sets the window" if len(pieces) > 1 or split_sentences else (
             "split_sentences tags each sentence of a line by itself, max_seq_len sets the window"
         )  # fmt: skip
         logger.warning(
-            f"{where} has a sentence of {n:,} tokens, the longest training sentence has {self.longest:,}: it is read "
+            f"{where} has a sentence of {n:,} tokens, the longest training sentence has {longest:,}: it is read "
             f"{reads}, and more entities may be wrong than usual. {ways}. Further ones are not named"
         )
 
     @functools.cached_property
     def tagger(self) -> TextTagger:
-        return TextTagger(self.model, encoder_of(*self.vocabs), window=self.window)
+        sizes = self.sizes if self.splits else None
+        return TextTagger(self.model, encoder_of(*self.vocabs), window=self.window, sizes=sizes)
 
 
-def longest_sentence(folder: RunFolder) -> int | None:
-    """Tokens of the longest training sentence of a tagger's run; `None`, and a message, where nothing says it.
+def line_sizes(folder: RunFolder) -> LineSizes | None:
+    """How long the training sentences of a tagger's run are; `None`, and a message, where nothing says it.
 
     Runs of earlier versions do not record it: it is looked up in the file that they were trained on.
     """
     config = folder.read_config()
-    recorded = config.get("training", {}).get("longest_sentence")
-    if recorded:
-        return recorded
+    training = config.get("training", {})
+    recorded = [training.get(name) for name in ("longest_sentence", "usual_sentences", "most_sentences")]
+    if all(recorded):
+        return LineSizes(*recorded)
     data, model = config["data"], config["model"]
     name = data.get("train_path") or data.get("dataset")
     try:
-        longest = longest_in(TaggedConfig(**data))
+        sizes = line_sizes_in(TaggedConfig(**data))
     except (ValueError, OSError):
+        if recorded[0]:
+            return LineSizes(recorded[0])
         most = model.get("max_seq_len", SentenceConfig.max_seq_len)
         logger.warning(
             f"{folder} does not record its longest training sentence, and {name} cannot be read: "
             f"{most} tokens, its max_seq_len, are assumed"
         )
         return None
-    logger.info(f"{folder} does not record its longest training sentence: in {name} it has {longest:,} tokens")
-    return longest
+    if not recorded[0]:
+        longest = f"in {name} it has {sizes.longest:,} tokens"
+        logger.info(f"{folder} does not record its longest training sentence: {longest}")
+    return sizes
 
 
-def _other_lexicon(folder: RunFolder, vocabs: list[Vocab], given: Any, skip_short_words: bool) -> list[Vocab]:
-    """The vocabulary of the words to find in place of a run's. Says how many of them the model knows."""
+def with_lexicon(
+    folder: RunFolder,
+    vocabs: list[Vocab],
+    given: str | os.PathLike | Lexicon | Iterable[str] | None = None,
+    skip_short_words: bool | None = None,
+) -> list[Vocab]:
+    """The vocabularies of a run, with other words to find where they are `given`. Says how many the model knows.
+
+    Args: see `TaggingPipeline.open`. Raises: as there.
+    """
+    if given is None and skip_short_words is None:
+        return vocabs
     if len(vocabs) < 3:
         family = folder.family.name
         message = f"lexicon must be left out: the model of {folder}, of the family {family}, takes no words"
         raise ParameterError("lexicon", given, "left out", message)
     if given is None:
         raise ParameterError("skip_short_words", skip_short_words, "left out without a lexicon")
+    if skip_short_words is None:
+        skip_short_words = folder.read_config()["data"].get("skip_short_words", False)
     is_file = isinstance(given, (str, os.PathLike))
     name = os.fspath(given) if is_file else "that is given"
     lexicon = Lexicon.load(name, skip_short_words) if is_file else _as_lexicon(given, skip_short_words)
     known = sum(word in vocabs[0].ids for word in lexicon.words)
     rest = f"; the others become {vocabs[0].unk} where they are found" if known < len(lexicon) else ""
     logger.info(f"lexicon {name}: {len(lexicon):,} words, {known:,} of them have a row in the vocabulary{rest}")
-    return [lexicon_vocab(lexicon)]
+    return [*vocabs[:2], lexicon_vocab(lexicon)]
 
 
 def _as_lexicon(words: Lexicon | Iterable[str], skip_short_words: bool) -> Lexicon:

@@ -20,8 +20,9 @@ from txl_tf.config import (
 )
 from txl_tf.data.batching import EpochBatches
 from txl_tf.data.tagged.batches import UNKNOWN_ID, tagged_batches
-from txl_tf.data.tagged.sentences import TaggedCorpus, read_corpus
+from txl_tf.data.tagged.sentences import VECTORS, TaggedCorpus, read_corpus
 from txl_tf.data.tagged.tags import NONE
+from txl_tf.errors import ParameterError
 from txl_tf.models.taggers.bilstm import BiLSTM
 from txl_tf.models.taggers.flat import Flat
 from txl_tf.models.taggers.tagger import Tagger
@@ -33,6 +34,7 @@ from txl_tf.schema import check_left_out
 
 logger = logging.getLogger("txl_tf")
 
+WIDTHS = {"vocab": "d_embed", "bigram_vocab": "d_bigram"}  # vocabulary -> the width of its embeddings
 _SCORES = ("precision", "recall", "f1")
 _OF_SINGLE_TOKENS = ("accuracy", "f1")  # of the scheme "none", where both are the same number
 
@@ -70,16 +72,30 @@ class TaggerRun(EpochRun):
         origin, extends = self.origin, self.training.extend_vocab and not self.origin.goes_on
         data = self.data
         if self.training.extend_vocab and not extends:  # the symbols are chosen already
-            data = dataclasses.replace(data, min_freq=None)
+            data = dataclasses.replace(data, min_freq=None, **dict.fromkeys(VECTORS), lowercase_vectors=False)
         corpus = read_corpus(data, origin.vocabs, origin.model.labels, extends, self.is_old)
         if extends:
             origin.say_extended([corpus.vocab, corpus.bigram_vocab])
+        if corpus.embeddings:
+            self._check_widths(corpus)
+            logger.info("the symbols that init_from=%s knows keep their weights: vectors are for new ones", origin.path)
         self._say_unknown(corpus)
         if self.takes_words and not self.data.lexicon:  # the words are those of the other run
             before = self.origin.config["data"]
             known = {name: before[name] for name in ("lexicon", "skip_short_words") if name in before}
             self.data = dataclasses.replace(self.data, **known)
         return corpus
+
+    def _check_widths(self, corpus: TaggedCorpus) -> None:
+        """Raises ParameterError where the vectors of new symbols are not as wide as the rows of the other run."""
+        for vocab, table in corpus.embeddings.items():
+            options = ("bigram_vectors",) if vocab == "bigram_vocab" else ("char_vectors", "word_vectors")
+            name = next(option for option in options if getattr(self.data, option))
+            width, found = getattr(self.origin.model, WIDTHS[vocab]), table.shape[1]
+            if found != width:
+                allowed = f"a file whose vectors have {width} numbers, as the rows of {self.origin.path}"
+                message = f"{name} must be {allowed}, got {getattr(self.data, name)}, whose vectors have {found}"
+                raise ParameterError(name, getattr(self.data, name), allowed, message)
 
     @functools.cached_property
     def is_old(self) -> bool:
@@ -108,17 +124,17 @@ class TaggerRun(EpochRun):
                 if sentence.n > most:
                     raise ValueError(
                         f"{corpus.names[split]}, line {line}: the sentence that begins here has {sentence.n:,} tokens; "
-                        f"at most max_seq_len={most} are allowed in training: an empty line parts it in two"
+                        f"at most max_seq_len={most} are allowed in training: an empty line splits it in two"
                     )
-        widths = {"vocab": "d_embed", "bigram_vocab": "d_bigram"}
-        found = {widths[name]: table.shape[1] for name, table in corpus.embeddings.items()}
+        found = {WIDTHS[name]: table.shape[1] for name, table in corpus.embeddings.items()}
         n_bigram = len(corpus.bigram_vocab) if self.data.bigrams else 0
         of_tags = {"labels": corpus.labels, "scheme": NONE if corpus.scheme == NONE else None}
         of_tokens = {"n_token": len(corpus.vocab), "n_bigram": n_bigram, "token_level": corpus.level}
         return {**of_tokens, **of_tags, **found}
 
     def measured(self) -> dict:
-        return {"longest_sentence": max(sentence.n for sentence in self.corpus.splits["train"].sentences)}
+        longest, usual, most = self.corpus.sizes
+        return {"longest_sentence": longest, "usual_sentences": usual, "most_sentences": most}
 
     @property
     def anew(self) -> tuple[str, ...]:
@@ -184,9 +200,11 @@ class TaggerRun(EpochRun):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Training(TaggerTrainingConfig):
-    """`"training"` of `config.json`: how long a sentence the model has seen, too."""
+    """`"training"` of `config.json`: how long the lines are that the model has seen, too. See `LineSizes`."""
 
     longest_sentence: int | None = None
+    usual_sentences: int | None = None
+    most_sentences: int | None = None
 
 
 def make_tagger(network: type, seed: int | None = None, dtype: str | None = None, **values) -> Tagger:
