@@ -1,0 +1,146 @@
+"""Own parts of models, in every way that users put them in: all methods compute what the model's own call does.
+
+A method may also raise an error that names the part, before it returns a number. The tables of parts are in
+`own_parts.py` (language models) and `own_pairs_and_taggers.py`; `SETTINGS` says how a model is made and used before.
+With "eager" functions run without graphs, which is quick; the other settings are slow.
+
+`FAILING` has what fails. Whoever mends a case removes it there: a case that passes although it is listed is a failure.
+"""
+
+import contextlib
+
+import numpy as np
+import own_pairs_and_taggers
+import own_parts
+import pytest
+from helpers import eagerly
+from own_parts import CALLED, FAMILIES, OWN, SETTINGS, attributes_set, wrong
+
+FAILING = {}
+
+
+def cases(kind, ways, settings, marks=None):
+    """Parameters `(way, setting)` for one kind of model: those of "eager" are fast."""
+    for way in ways:
+        for setting in settings:
+            slow = [] if setting == "eager" else [pytest.mark.slow]
+            fails = [pytest.mark.xfail(strict=True)] * (setting in FAILING.get((kind, way), ()))
+            yield pytest.param(way, setting, id=f"{way}-{setting}", marks=[*slow, *fails])
+
+
+def own_numbers(module, model):
+    """What the model's own call gives, in which the own part ran."""
+    CALLED.clear()
+    expected = module(model)
+    assert CALLED, "the own part is not in the model's own call: the case tests nothing"
+    return expected
+
+
+def assert_agrees(make, numbers, checks_of, way, setting, folder):
+    """Of a model in a setting: all its methods agree with its own call, or name the part in an error."""
+    with eagerly() if setting.eager else contextlib.nullcontext():
+        try:
+            model = make()
+        except Exception as error:
+            assert own_parts.names_the_part(error, way.words), f"{type(error).__name__}: {error}"
+            return
+        expected = own_numbers(numbers, model)
+        if not setting.reloaded:
+            found = wrong(checks_of(model, expected, None if setting.eager else str(folder / "1")), way.words)
+    if setting.reloaded:
+        found = own_parts.check_elsewhere(model, expected, folder, way.words)
+    assert not found, found
+
+
+def check_language_model(family, way, setting, folder, adaptive=True):
+    way, setting = own_parts.WAYS[way], SETTINGS[setting]
+    with attributes_set(way.attributes(FAMILIES[family], OWN[family])):
+        assert_agrees(
+            lambda: own_parts.make(family, way, setting, adaptive), own_parts.expected_nll, own_parts.checks_of, way,
+            setting, folder,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("way, setting", cases("xl", own_parts.WAYS, SETTINGS))
+def test_transformer_xl_computes_its_own_call(way, setting, tmp_path):
+    check_language_model("xl", way, setting, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "way, setting", cases("vanilla", own_parts.WAYS, [name for name in SETTINGS if name != "eager"])
+)
+def test_a_vanilla_language_model_computes_its_own_call_within_a_window(way, setting, tmp_path):
+    check_language_model("vanilla", way, setting, tmp_path)
+
+
+OF_KERAS = [name for name in SETTINGS if name not in ("recompute", "static_shapes")]
+
+
+def check_other(kind, way, setting, folder):
+    way, setting = own_pairs_and_taggers.WAYS[kind][way], SETTINGS[setting]
+    if "jit_compile" in setting.compiled:
+        setting = setting._replace(compiled={"jit_compile": True})
+    with attributes_set(way.attributes):
+        assert_agrees(
+            lambda: own_pairs_and_taggers.make(way, setting), own_pairs_and_taggers.own_numbers,
+            own_pairs_and_taggers.checks_of, way, setting, folder,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("way, setting", cases("pairs", own_pairs_and_taggers.PAIRS, OF_KERAS))
+def test_an_encoder_decoder_computes_its_own_call(way, setting, tmp_path):
+    check_other("pairs", way, setting, tmp_path)
+
+
+@pytest.mark.parametrize("way, setting", cases("tagger", own_pairs_and_taggers.TAGGERS, OF_KERAS))
+def test_a_tagger_computes_its_own_call(way, setting, tmp_path):
+    check_other("tagger", way, setting, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------- without any own part
+
+PLAIN = own_parts.Way(("nothing",))
+
+
+@pytest.mark.parametrize("adaptive", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["adaptive", "plain"])
+@pytest.mark.parametrize(
+    "setting", [pytest.param(name, marks=[pytest.mark.slow] * (name != "eager")) for name in SETTINGS]
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_library_s_own_language_models_compute_their_call(family, setting, adaptive, tmp_path):
+    """`score`, `evaluate`, `first_nll` and what is served agree; so do texts of `generate`, a session and a server."""
+    setting = SETTINGS[setting]
+    with eagerly() if setting.eager else contextlib.nullcontext():
+        lm = own_parts.make(family, PLAIN, setting, adaptive)
+        expected = own_parts.expected_nll(lm)
+        if setting.reloaded:
+            found = own_parts.check_elsewhere(lm, expected, tmp_path, PLAIN.words)
+        else:
+            found = wrong(
+                own_parts.checks_of(lm, expected, None if setting.eager else str(tmp_path / "1")), PLAIN.words
+            )
+    assert not found, found
+
+
+@pytest.mark.parametrize(
+    "kind, make", [("pairs", None), ("tagger", own_pairs_and_taggers.TENER), ("tagger", own_pairs_and_taggers.FLAT)]
+)
+def test_the_library_s_own_other_models_compute_their_call(kind, make):
+    way = own_pairs_and_taggers.Way(("nothing",), make)
+    with eagerly():
+        model = own_pairs_and_taggers.make(way, SETTINGS["eager"])
+        expected = own_pairs_and_taggers.own_numbers(model)
+        found = wrong(own_pairs_and_taggers.checks_of(model, expected, None), way.words)
+    assert not found, found
+
+
+def test_the_comparison_notices_a_difference_of_a_number_and_of_a_token():
+    with eagerly():
+        lm = own_parts.make("xl", PLAIN, SETTINGS["eager"])
+        expected = own_parts.expected_nll(lm)
+        found = wrong(own_parts.checks_of(lm, expected * 1.0001, None), PLAIN.words)
+        assert {"score", "first_nll", "evaluate", "served score", "train_on_batch"} <= found.keys()
+        text = np.array(lm.generate(own_parts.PROMPT, own_parts.NEW, temperature=0))
+        text[0, -1] = (text[0, -1] + 1) % own_parts.N_TOKEN
+        with pytest.raises(own_parts.Disagreement):
+            own_parts.greedy(lm, text)
