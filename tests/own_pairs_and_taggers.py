@@ -6,7 +6,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from own_parts import CALLED, Disagreement, close, randomise
+from own_parts import CALLED, Disagreement, by_name, close, randomise
 
 import txl_tf
 from txl_tf import layers
@@ -235,7 +235,7 @@ class Functions:
         if self.functions is None and self.folder is None:
             if "search" in self.options:
                 self.options = {"search": txl_tf.config.SearchConfig(**self.options["search"])}
-            self.functions = self.signatures(self.model, **self.options).signatures()
+            self.functions = by_name(self.signatures(self.model, **self.options).signatures())
         if self.functions is None:
             txl_tf.export_saved_model(self.model, self.folder, warmup=False, **self.options)
             self.functions = tf.saved_model.load(self.folder).signatures
@@ -381,6 +381,8 @@ def make(way, setting):
     model = (way.make or make_transformer())()
     model(tagger_inputs(model)[0] if isinstance(model, txl_tf.Tagger) else (SOURCE, TARGET))
     randomise(model)
+    if isinstance(model, txl_tf.Transformer):  # no end among the likeliest two: a beam of 1 would keep it for later
+        model.final_layer.bias.assign(tf.where(tf.range(15) == END, -50.0, model.final_layer.bias))
     model.compile(keras.optimizers.SGD(0.0), **setting.compiled)
     if setting.used_before:
         for check in checks_of(model, own_numbers(model), None).values():

@@ -6,6 +6,7 @@ of the library's classes is set there.
 """
 
 import contextlib
+import inspect
 import json
 import os
 import subprocess
@@ -106,11 +107,11 @@ class ForeignNet(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("own_parts")
 class RootNorm(layers.LayerNorm):
-    """RMSNorm: no mean, no shift."""
+    """RMSNorm: no mean."""
 
     def call(self, x):
         CALLED.add("RootNorm")
-        return x * tf.math.rsqrt(tf.reduce_mean(x * x, -1, keepdims=True) + 1e-6) * self.gamma
+        return x * tf.math.rsqrt(tf.reduce_mean(x * x, -1, keepdims=True) + 1e-6) * self.gamma + self.beta
 
 
 @keras.saving.register_keras_serializable("own_parts")
@@ -465,6 +466,16 @@ GREEDY = {
 }  # fmt: skip
 
 
+def by_name(functions):
+    """Functions of signatures, not exported, that take their arguments by name when they run without graphs, too."""
+
+    def called(function):
+        parameters = inspect.signature(function.python_function).parameters.values()
+        return lambda **given: function(*(given[x.name] if x.name in given else x.default for x in parameters))
+
+    return {name: called(function) for name, function in functions.items()}
+
+
 class Served:
     """The answers of an exported model, of the two signatures that are checked; or, quicker, without the export."""
 
@@ -473,7 +484,7 @@ class Served:
 
     def signature(self, name):
         if self.functions is None and self.folder is None:
-            self.functions = LanguageModelSignatures(self.lm).signatures()
+            self.functions = by_name(LanguageModelSignatures(self.lm).signatures())
         if self.functions is None:
             every = LanguageModelSignatures.signatures
 

@@ -8,6 +8,8 @@ With "eager" functions run without graphs, which is quick; the other settings ar
 """
 
 import contextlib
+import json
+import os
 
 import numpy as np
 import own_pairs_and_taggers
@@ -19,13 +21,15 @@ from own_parts import CALLED, FAMILIES, OWN, SETTINGS, attributes_set, wrong
 FAILING = {}
 
 
-def cases(kind, ways, settings, marks=None):
-    """Parameters `(way, setting)` for one kind of model: those of "eager" are fast."""
-    for way in ways:
-        for setting in settings:
-            slow = [] if setting == "eager" else [pytest.mark.slow]
-            fails = [pytest.mark.xfail(strict=True)] * (setting in FAILING.get((kind, way), ()))
-            yield pytest.param(way, setting, id=f"{way}-{setting}", marks=[*slow, *fails])
+def cases(kind, ways, settings, fast=()):
+    """Parameters `(way, setting)` for one kind of model: the ways `fast` are, in the setting "eager"."""
+
+    def case(way, setting):
+        slow = [pytest.mark.slow] * (setting != "eager" or way not in fast)
+        fails = [pytest.mark.xfail(strict=True)] * (setting in FAILING.get((kind, way), ()))
+        return pytest.param(way, setting, id=f"{way}-{setting}", marks=[*slow, *fails])
+
+    return [case(way, setting) for way in ways for setting in settings]
 
 
 def own_numbers(module, model):
@@ -34,6 +38,14 @@ def own_numbers(module, model):
     expected = module(model)
     assert CALLED, "the own part is not in the model's own call: the case tests nothing"
     return expected
+
+
+def show(found):
+    """One line for every method that is wrong, and for a script a file of all."""
+    if "TXL_FINDINGS" in os.environ:
+        with open(os.environ["TXL_FINDINGS"], "a") as file:
+            file.write(json.dumps([os.environ["PYTEST_CURRENT_TEST"], found]) + "\n")
+    return "\n".join(f"{name}: {what}" for name, what in found.items())
 
 
 def assert_agrees(make, numbers, checks_of, way, setting, folder):
@@ -49,7 +61,7 @@ def assert_agrees(make, numbers, checks_of, way, setting, folder):
             found = wrong(checks_of(model, expected, None if setting.eager else str(folder / "1")), way.words)
     if setting.reloaded:
         found = own_parts.check_elsewhere(model, expected, folder, way.words)
-    assert not found, found
+    assert not found, show(found)
 
 
 def check_language_model(family, way, setting, folder, adaptive=True):
@@ -61,14 +73,12 @@ def check_language_model(family, way, setting, folder, adaptive=True):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("way, setting", cases("xl", own_parts.WAYS, SETTINGS))
+@pytest.mark.parametrize("way, setting", cases("xl", own_parts.WAYS, SETTINGS, ("layer_class", "softmax_call")))
 def test_transformer_xl_computes_its_own_call(way, setting, tmp_path):
     check_language_model("xl", way, setting, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "way, setting", cases("vanilla", own_parts.WAYS, [name for name in SETTINGS if name != "eager"])
-)
+@pytest.mark.parametrize("way, setting", cases("vanilla", own_parts.WAYS, SETTINGS))
 def test_a_vanilla_language_model_computes_its_own_call_within_a_window(way, setting, tmp_path):
     check_language_model("vanilla", way, setting, tmp_path)
 
@@ -87,12 +97,12 @@ def check_other(kind, way, setting, folder):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("way, setting", cases("pairs", own_pairs_and_taggers.PAIRS, OF_KERAS))
+@pytest.mark.parametrize("way, setting", cases("pairs", own_pairs_and_taggers.PAIRS, OF_KERAS, ("decoder_layers",)))
 def test_an_encoder_decoder_computes_its_own_call(way, setting, tmp_path):
     check_other("pairs", way, setting, tmp_path)
 
 
-@pytest.mark.parametrize("way, setting", cases("tagger", own_pairs_and_taggers.TAGGERS, OF_KERAS))
+@pytest.mark.parametrize("way, setting", cases("tagger", own_pairs_and_taggers.TAGGERS, OF_KERAS, ("tener_layers",)))
 def test_a_tagger_computes_its_own_call(way, setting, tmp_path):
     check_other("tagger", way, setting, tmp_path)
 
@@ -119,19 +129,21 @@ def test_the_library_s_own_language_models_compute_their_call(family, setting, a
             found = wrong(
                 own_parts.checks_of(lm, expected, None if setting.eager else str(tmp_path / "1")), PLAIN.words
             )
-    assert not found, found
+    assert not found, show(found)
 
 
-@pytest.mark.parametrize(
-    "kind, make", [("pairs", None), ("tagger", own_pairs_and_taggers.TENER), ("tagger", own_pairs_and_taggers.FLAT)]
-)
-def test_the_library_s_own_other_models_compute_their_call(kind, make):
+OTHERS = {"transformer": None, "tener": own_pairs_and_taggers.TENER, "flat": own_pairs_and_taggers.FLAT}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_the_library_s_own_other_models_compute_their_call(make):
     way = own_pairs_and_taggers.Way(("nothing",), make)
     with eagerly():
         model = own_pairs_and_taggers.make(way, SETTINGS["eager"])
         expected = own_pairs_and_taggers.own_numbers(model)
         found = wrong(own_pairs_and_taggers.checks_of(model, expected, None), way.words)
-    assert not found, found
+    assert not found, show(found)
 
 
 def test_the_comparison_notices_a_difference_of_a_number_and_of_a_token():

@@ -261,12 +261,13 @@ class PairsCase(Case):
 class TaggerCase(Case):
     labels = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
-    def __init__(self, name, network, drops=True, **options):
+    def __init__(self, name, network, **options):
         super().__init__(name, **options)
-        self.network, self.drops = network, drops
+        self.network = network
 
     def make(self):
-        sizes = {"n_token": 23, "n_bigram": 9, "d_embed": 6, "d_bigram": 4, "d_model": 8, "n_layer": 2, "dropout": 0.1}
+        sizes = {"n_token": 23, "n_bigram": 9, "d_embed": 6, "d_bigram": 4, "d_model": 8, "n_layer": 2}
+        sizes |= {} if self.network is txl_tf.BiLSTM else {"n_head": 2, "d_inner": 12, "dropout": 0.1}
         network = self.network(**{**sizes, "seed": 7, **self.options})
         return txl_tf.Tagger(network, self.labels, output_dropout=0.1, seed=8)
 
@@ -425,11 +426,11 @@ CASES = [
     ),
     PairsCase("pairs_post_norm"),
     PairsCase("pairs_pre_norm", norm_first=True, share_embeddings=True, label_smoothing=0.1, pos_embed="learned"),
-    TaggerCase("tener", txl_tf.Tener, n_head=2, d_inner=12, embed_dropout=0.1, dropatt=0.1),
-    TaggerCase("tener_plain", txl_tf.Tener, n_head=2, d_inner=12, attn_type="transformer", pos_embed="sin",
+    TaggerCase("tener", txl_tf.Tener, embed_dropout=0.1, dropatt=0.1),
+    TaggerCase("tener_plain", txl_tf.Tener, attn_type="transformer", pos_embed="sin",
                after_norm=False, scale=True),
-    TaggerCase("flat", txl_tf.Flat, n_head=2, d_inner=12, dropatt=0.1),
-    TaggerCase("bilstm", txl_tf.BiLSTM),
+    TaggerCase("flat", txl_tf.Flat, dropatt=0.1),
+    TaggerCase("bilstm", txl_tf.BiLSTM, embed_dropout=0.1),
     NetworkCase("network", None, (2, 5), untie_r=True, same_length=True, clamp_len=3),
     FunctionalCase("in_keras_classifier", classifier, (2, 5)),
     FunctionalCase("in_keras_memory", with_memory, (2, 5), (2, 4, 8), (2, 4, 8)),
@@ -544,7 +545,7 @@ class TaggerRun(RunCase):
         return {**paths, "lexicon": str(folder / "words")} if self.group is config.FlatTaggerConfig else paths
 
     def train(self, run, paths):
-        sizes = {"n_layer": 1, "d_model": 16, "max_seq_len": 30, "d_embed": 8, "d_bigram": 8, "dropout": 0.1}
+        sizes = {"n_layer": 1, "d_model": 16, "max_seq_len": 30, "d_embed": 8, "d_bigram": 8, "embed_dropout": 0.1}
         recipe = {"learning_rate": 3e-2, "clip": 5.0, "optimizer": "adam", "schedule": "linear", "warmup_steps": 2}
         train_any_run(
             str(run), data=config.TaggedConfig(**paths), model=self.group(**sizes, **self.options),
@@ -568,8 +569,8 @@ RUNS = [
     LanguageModelRun("run_transformer_xl"),
     VanillaRun("run_transformer_lm"),
     PairsRun("run_pairs"),
-    TaggerRun("run_tener", config.TenerTaggerConfig, n_head=2, d_inner=16),
-    TaggerRun("run_flat", config.FlatTaggerConfig, n_head=2, d_inner=16),
+    TaggerRun("run_tener", config.TenerTaggerConfig, n_head=2, d_inner=16, dropout=0.1),
+    TaggerRun("run_flat", config.FlatTaggerConfig, n_head=2, d_inner=16, dropout=0.1),
     TaggerRun("run_bilstm", config.BiLSTMTaggerConfig),
 ]
 
