@@ -114,7 +114,7 @@ def test_a_saved_model_answers_as_then_without_this_library(case, strangers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if case.requests()], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in SERVED if case in CASES], ids=lambda case: case.name)
 def test_a_new_export_of_a_keras_file_answers_as_the_one_of_then(case, tmp_path):
     model = keras.saving.load_model(case.folder / "model.keras")
     case.export(model, tmp_path / "1")
