@@ -314,7 +314,9 @@ class FunctionalCase(Case):
         self.build, self.shapes = build, shapes
 
     def make(self):
-        inputs = [keras.Input(shape[1:], dtype="int32" if len(shape) == 2 else "float32") for shape in self.shapes]
+        types = ["int32" if len(shape) == 2 else "float32" for shape in self.shapes]
+        batches = [(shape[0] if shape[0] == 1 else None, *shape[1:]) for shape in self.shapes]
+        inputs = [keras.Input(batch_shape=x, dtype=dtype) for x, dtype in zip(batches, types, strict=True)]
         return keras.Model(inputs, self.build(*inputs))
 
     def inputs(self):
@@ -365,17 +367,18 @@ def with_memory(tokens, *mems):
 
 def relative_layer(w, r, u, v, mems):
     layer = layers.TransformerXLLayer(8, **HEADS, d_inner=12, dropout=0.1, dropatt=0.1, seed=7, name="layer")
-    return layer(w, r[:1], u[0], v[0], mems=mems)
+    return layer(w, r, keras.ops.squeeze(u, 0), keras.ops.squeeze(v, 0), mems=mems)
 
 
 def relative_attention(w, r, u, v, mems, attn_mask):
     attention = layers.RelMultiHeadAttn(8, **HEADS, dropout=0.1, dropatt=0.1, seed=7, name="attention")
-    return attention(w, r=r[:1], r_w_bias=u[0], r_r_bias=v[0], attn_mask=attn_mask > 0, mems=mems)
+    u, v = keras.ops.squeeze(u, 0), keras.ops.squeeze(v, 0)
+    return attention(w, r=r, r_w_bias=u, r_r_bias=v, attn_mask=attn_mask > -0.5, mems=mems)
 
 
 def vanilla_layers(x, y):
     options = {"d_model": 8, "num_heads": 2, "seed": 7}
-    attended, weights = layers.MultiHeadAttention(**options, name="mha")(x, x, x, return_attention_scores=True)
+    attended, weights = layers.MultiHeadAttention(**options, name="mha")(query=x, value=x, return_attention_scores=True)
     drops = {"dff": 12, "rate": 0.1, "dropatt": 0.1, "dropact": 0.1}
     encoded = layers.EncoderLayer(**options, **drops, name="encoder")(attended)
     decoder = layers.DecoderLayer(**options, **drops, norm_first=True, name="decoder")
@@ -410,7 +413,7 @@ class NetworkCase(FunctionalCase):
 
 
 ADAPTIVE = {"cutoffs": [5, 12], "div_val": 2}
-SEGMENT = [(2, 5, 8), (2, 9, 8), (2, 2, 3), (2, 2, 3), (2, 4, 8)]
+SEGMENT = [(2, 5, 8), (1, 9, 8), (1, 2, 3), (1, 2, 3), (2, 4, 8)]
 CASES = [
     LanguageModelCase(
         "xl_adaptive", txl_tf.TransformerXLLM, True, **ADAPTIVE, mem_len=4, proj_share_all_but_first=True,
