@@ -157,19 +157,19 @@ def make_transformer(cls=txl_tf.Transformer):
 
 
 PAIRS = {
-    "encoder_layers": Way(("OwnEncoderLayer", "encoder"), install=_set_class(OwnEncoderLayer, "encoder.stacked")),
-    "decoder_layers": Way(("OwnDecoderLayer", "decoder"), install=_set_class(OwnDecoderLayer, "decoder.stacked")),
-    "encoder_layer_call": Way(("EncoderLayer", "call"), attributes=_around(layers.EncoderLayer, "call")),
-    "decoder_layer_call": Way(("DecoderLayer", "call"), attributes=_around(layers.DecoderLayer, "call")),
+    "encoder_layers": Way(("OwnEncoderLayer",), install=_set_class(OwnEncoderLayer, "encoder.stacked")),
+    "decoder_layers": Way(("OwnDecoderLayer",), install=_set_class(OwnDecoderLayer, "decoder.stacked")),
+    "encoder_layer_call": Way(("EncoderLayer",), attributes=_around(layers.EncoderLayer, "call")),
+    "decoder_layer_call": Way(("DecoderLayer",), attributes=_around(layers.DecoderLayer, "call")),
     "own_attention": Way(
-        ("ShiftedHeads", "mha"),
+        ("ShiftedHeads",),
         install=_set_class(ShiftedHeads, "encoder.stacked.mha", "decoder.stacked.mha1", "decoder.stacked.mha2"),
     ),
-    "own_net": Way(("OwnNet", "ffn"), install=_set_class(OwnNet, "encoder.stacked.ffn", "decoder.stacked.ffn")),
-    "own_decoder": Way(("OwnDecoder", "decoder"), install=_set_class(OwnDecoder, "decoder")),
-    "own_encoder": Way(("OwnEncoder", "encoder"), install=_set_class(OwnEncoder, "encoder")),
-    "own_embedding": Way(("OwnTable", "embedding"), install=_set_class(OwnTable, "target_embedding")),
-    "model_call": Way(("BiasedTransformer", "call"), make_transformer(BiasedTransformer)),
+    "own_net": Way(("OwnNet",), install=_set_class(OwnNet, "encoder.stacked.ffn", "decoder.stacked.ffn")),
+    "own_decoder": Way(("OwnDecoder",), install=_set_class(OwnDecoder, "decoder")),
+    "own_encoder": Way(("OwnEncoder",), install=_set_class(OwnEncoder, "encoder")),
+    "own_embedding": Way(("OwnTable",), install=_set_class(OwnTable, "target_embedding")),
+    "model_call": Way(("BiasedTransformer",), make_transformer(BiasedTransformer)),
     "own_layers_in_constructor": Way(("OwnEncoderLayer", "OwnDecoderLayer"), make_transformer(OwnLayersTransformer)),
 }
 
@@ -313,13 +313,13 @@ TENER, FLAT = make_tagger(txl_tf.Tener), make_tagger(txl_tf.Flat)
 TAGGERS = {
     "tener_layers": Way(("OwnTenerLayer",), TENER, install=_set_class(OwnTenerLayer, "network.stacked")),
     "tener_attention": Way(("OwnTenerAttn",), TENER, install=_set_class(OwnTenerAttn, "network.stacked.self_attn")),
-    "tener_layer_call": Way(("TenerLayer", "call"), TENER, _around(layers.TenerLayer, "call")),
-    "tener_net": Way(("OwnNet", "ffn"), TENER, install=_set_class(OwnNet, "network.stacked.ffn")),
+    "tener_layer_call": Way(("TenerLayer",), TENER, _around(layers.TenerLayer, "call")),
+    "tener_net": Way(("OwnNet",), TENER, install=_set_class(OwnNet, "network.stacked.ffn")),
     "flat_layers": Way(("OwnFlatLayer",), FLAT, install=_set_class(OwnFlatLayer, "network.stacked")),
     "own_tener": Way(("OwnTener",), make_tagger(OwnTener)),
     "own_layers_in_constructor": Way(("OwnTenerLayer",), make_tagger(OwnLayersTener)),
     "own_bilstm": Way(("OwnBiLSTM",), make_tagger(OwnBiLSTM)),
-    "model_call": Way(("OwnTagger", "call"), make_tagger(txl_tf.Tener, OwnTagger)),
+    "model_call": Way(("OwnTagger",), make_tagger(txl_tf.Tener, OwnTagger)),
 }
 
 

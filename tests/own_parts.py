@@ -350,21 +350,23 @@ WAYS = {
     "layer_class": Way(("layer_class", "Residual"), attributes=_layer_class("residual")),
     "attention_class": Way(("attention_class", "Scaled"), attributes=_attention_class("scaled")),
     "network_class": Way(("network_class", "Louder"), lambda family, own: own.model_of(own.louder)),
-    "network_set": Way(("network", "Louder"), install=_set_network),
+    "network_set": Way(("Louder",), install=_set_network),
     "class_of_attention": Way(("__class__", "Scaled"), install=_set_class_of_attention),
     "class_of_one_layer": Way(("__class__", "Residual"), install=_set_class_of_one_layer),
-    "class_of_network": Way(("__class__", "OwnEmbed", "embed"), install=_set_class_of_network),
-    "gated_net": Way(("ff", "GatedNet"), attributes=_layer_class("gated_net")),
-    "foreign_net": Way(("ff", "ForeignNet"), attributes=_layer_class("foreign_net")),
+    "class_of_network": Way(("__class__", "OwnEmbed"), install=_set_class_of_network),
+    "gated_net": Way(("GatedNet",), attributes=_layer_class("gated_net")),
+    "foreign_net": Way(("ForeignNet",), attributes=_layer_class("foreign_net")),
     "pre_norm": Way(("layer_class", "PreNorm"), attributes=_layer_class("pre_norm")),
-    "embed": Way(("embed", "OwnEmbed"), lambda family, own: own.model_of(own.own_embed)),
+    "embed": Way(("OwnEmbed",), lambda family, own: own.model_of(own.own_embed)),
     "lora": Way(("attention_class", "Lora"), attributes=_attention_class("lora")),
-    "softmax_call": Way(("softmax", "SharperSoftmax"), lambda family, own: own.softmax_model),
+    "softmax_call": Way(("SharperSoftmax", "SoftmaxModel"), lambda family, own: own.softmax_model),
     "class_of_softmax": Way(("__class__", "SharperSoftmax"), install=_set_class_of_softmax),
-    "model_call": Way(("call", "SharperModel"), lambda family, own: own.sharper_model),
-    "positions": Way(("positions", "OwnPositions"), lambda family, own: own.model_of(own.own_positions)),
-    "layer_norm": Way(("layer_norm", "RootNorm"), attributes=_layer_class("root_norm")),
-    "call_of_an_instance": Way(("call", "layer_0"), install=_set_own_call_of_an_instance),
+    "model_call": Way(("SharperModel",), lambda family, own: own.sharper_model),
+    "positions": Way(("OwnPositions",), lambda family, own: own.model_of(own.own_positions)),
+    "layer_norm": Way(("RootNorm",), attributes=_layer_class("root_norm")),
+    "call_of_an_instance": Way(
+        ("layer_0", "TransformerXLLayer", "TransformerLMLayer"), install=_set_own_call_of_an_instance
+    ),
 }
 
 
