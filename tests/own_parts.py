@@ -517,16 +517,16 @@ def checks_of(lm, nll, folder):
     """`{method: function}`, each of which raises what is wrong. The last changes the optimizer."""
     served = Served(lm, folder)
     window = nll if lm.network.mem_len else nll[:1]  # a window goes on where a segment of no memory begins anew
+    compiled = {"evaluate": lambda: _evaluate(lm, nll), "train_on_batch": lambda: _train(lm, nll)}
     return {
         "score": lambda: _score(lm, nll),
         "log_probs": lambda: _log_probs(lm, nll),
         "first_nll": lambda: close(lm.first_nll(*map(tf.constant, SEGMENTS[0])), nll[0]),
-        "evaluate": lambda: _evaluate(lm, nll),
         "generate": lambda: greedy(lm, lm.generate(PROMPT, NEW, temperature=0)),
         "session": lambda: _session(lm),
         "served score": lambda: served.score(window),
         "served text": lambda: served.text(),
-        "train_on_batch": lambda: _train(lm, nll),
+        **(compiled if lm.compiled else {}),
     }
 
 
@@ -556,7 +556,8 @@ def make(family, way, setting, adaptive=True):
     keras.utils.set_random_seed(1)
     lm = way.model(classes, own)(**options, **setting.options)
     randomise(lm)
-    lm.compile(keras.optimizers.SGD(0.0), **setting.compiled)
+    if setting.compiled is not None:
+        lm.compile(keras.optimizers.SGD(0.0), **setting.compiled)
     if setting.used_before:
         wrong(checks_of(lm, np.zeros([2, 2, 5]), None), ())
     way.install(lm, own)
@@ -566,14 +567,14 @@ def make(family, way, setting, adaptive=True):
 class Setting(NamedTuple):
     """How a model is made, compiled and used before it is checked.
 
-    options, compiled: arguments of the model and of `compile`.
+    options, compiled: arguments of the model and of `compile`; `None` for a model that is not compiled.
     used_before: whether all its methods were called before the part came in.
     eager: whether functions run without graphs, which is quicker for small models.
     reloaded: whether a process of its own loads the model from a `.keras` file.
     """
 
     options: dict = {}
-    compiled: dict = {}
+    compiled: dict | None = {}
     used_before: bool = False
     eager: bool = False
     reloaded: bool = False
@@ -581,6 +582,7 @@ class Setting(NamedTuple):
 
 SETTINGS = {
     "eager": Setting(eager=True),
+    "uncompiled": Setting(compiled=None, eager=True),
     "plain": Setting(),
     "used_before": Setting(used_before=True),
     "static_shapes": Setting(compiled={"static_shapes": True}),

@@ -88,7 +88,7 @@ OF_KERAS = [name for name in SETTINGS if name not in ("recompute", "static_shape
 
 def check_other(kind, way, setting, folder):
     way, setting = own_pairs_and_taggers.WAYS[kind][way], SETTINGS[setting]
-    if "jit_compile" in setting.compiled:
+    if "jit_compile" in (setting.compiled or {}):
         setting = setting._replace(compiled={"jit_compile": True})
     with attributes_set(way.attributes):
         assert_agrees(
