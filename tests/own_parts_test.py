@@ -18,7 +18,28 @@ import pytest
 from helpers import eagerly
 from own_parts import CALLED, FAMILIES, OWN, SETTINGS, attributes_set, wrong
 
-FAILING = {}
+# Cached inference writes the library's own layers out again from their weights, and scores leave out the call of a
+# softmax. Of those that pass, a loaded model does not have the part.
+_PAST_THE_LAYERS = [
+    "layer_class", "attention_class", "network_class", "network_set", "class_of_attention", "class_of_one_layer",
+    "class_of_network", "gated_net", "foreign_net", "pre_norm", "embed", "lora", "softmax_call", "class_of_softmax",
+    "call_of_an_instance",
+]  # fmt: skip
+_PAST_THE_DECODER = [
+    "decoder_layers", "decoder_layer_call", "own_attention", "own_decoder", "model_call", "own_layers_in_constructor",
+]  # fmt: skip
+_NOT_SAVED = {
+    "xl": ["layer_norm"],
+    "vanilla": ["layer_norm"],
+    "pairs": ["encoder_layers", "encoder_layer_call", "own_net", "own_encoder", "own_embedding"],
+    "tagger": ["tener_layers", "tener_attention", "tener_layer_call", "tener_net", "flat_layers"],
+}
+FAILING = {
+    **{(family, way): set(SETTINGS) for family in FAMILIES for way in _PAST_THE_LAYERS},
+    **{(family, "model_call"): {"uncompiled"} for family in FAMILIES},  # `compile` refuses it
+    **{("pairs", way): set(SETTINGS) for way in _PAST_THE_DECODER},
+    **{(kind, way): {"reloaded"} for kind, ways in _NOT_SAVED.items() for way in ways},
+}
 
 
 def cases(kind, ways, settings, fast=()):
