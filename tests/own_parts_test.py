@@ -1,0 +1,179 @@
+"""Own parts of models, in every way that users put them in: all methods compute what the model's own call does.
+
+A method may also raise an error that names the part, before it returns a number. The tables of parts are in
+`own_parts.py` (language models) and `own_pairs_and_taggers.py`; `SETTINGS` says how a model is made and used before.
+With "eager" functions run without graphs, which is quick; the other settings are slow.
+
+`FAILING` has what fails. Whoever mends a case removes it there: a case that passes although it is listed is a failure.
+"""
+
+import contextlib
+import json
+import os
+
+import numpy as np
+import own_pairs_and_taggers
+import own_parts
+import pytest
+from helpers import eagerly
+from own_parts import CALLED, FAMILIES, OWN, SETTINGS, attributes_set, wrong
+
+# Cached inference writes the library's own layers out again from their weights, and scores leave out the call of a
+# softmax. Of those that pass, a loaded model does not have the part.
+_PAST_THE_LAYERS = [
+    "layer_class", "attention_class", "network_class", "network_set", "class_of_attention", "class_of_one_layer",
+    "class_of_network", "gated_net", "foreign_net", "pre_norm", "embed", "lora", "softmax_call", "class_of_softmax",
+    "call_of_an_instance",
+]  # fmt: skip
+_PAST_THE_DECODER = [
+    "decoder_layers", "decoder_layer_call", "own_attention", "own_decoder", "model_call", "own_layers_in_constructor",
+]  # fmt: skip
+_NOT_SAVED = {
+    "xl": ["layer_norm"],
+    "vanilla": ["layer_norm"],
+    "pairs": ["encoder_layers", "encoder_layer_call", "own_net", "own_encoder", "own_embedding"],
+    "tagger": ["tener_layers", "tener_attention", "tener_layer_call", "tener_net", "flat_layers"],
+}
+FAILING = {
+    **{(family, way): set(SETTINGS) for family in FAMILIES for way in _PAST_THE_LAYERS},
+    **{(family, "model_call"): {"uncompiled"} for family in FAMILIES},  # `compile` refuses it
+    **{("pairs", way): set(SETTINGS) for way in _PAST_THE_DECODER},
+    **{(kind, way): {"reloaded"} for kind, ways in _NOT_SAVED.items() for way in ways},
+}
+
+
+def cases(kind, ways, settings, fast=()):
+    """Parameters `(way, setting)` for one kind of model: the ways `fast` are, in the setting "eager"."""
+
+    def case(way, setting):
+        slow = [pytest.mark.slow] * (setting != "eager" or way not in fast)
+        fails = [pytest.mark.xfail(strict=True)] * (setting in FAILING.get((kind, way), ()))
+        return pytest.param(way, setting, id=f"{way}-{setting}", marks=[*slow, *fails])
+
+    return [case(way, setting) for way in ways for setting in settings]
+
+
+def own_numbers(module, model):
+    """What the model's own call gives, in which the own part ran."""
+    CALLED.clear()
+    expected = module(model)
+    assert CALLED, "the own part is not in the model's own call: the case tests nothing"
+    return expected
+
+
+def show(found):
+    """One line for every method that is wrong, and for a script a file of all."""
+    if "TXL_FINDINGS" in os.environ:
+        with open(os.environ["TXL_FINDINGS"], "a") as file:
+            file.write(json.dumps([os.environ["PYTEST_CURRENT_TEST"], found]) + "\n")
+    return "\n".join(f"{name}: {what}" for name, what in found.items())
+
+
+def assert_agrees(make, numbers, checks_of, way, setting, folder):
+    """Of a model in a setting: all its methods agree with its own call, or name the part in an error."""
+    with eagerly() if setting.eager else contextlib.nullcontext():
+        try:
+            model = make()
+        except Exception as error:
+            assert own_parts.names_the_part(error, way.words), f"{type(error).__name__}: {error}"
+            return
+        expected = own_numbers(numbers, model)
+        if not setting.reloaded:
+            found = wrong(checks_of(model, expected, None if setting.eager else str(folder / "1")), way.words)
+    if setting.reloaded:
+        found = own_parts.check_elsewhere(model, expected, folder, way.words)
+    assert not found, show(found)
+
+
+def check_language_model(family, way, setting, folder, adaptive=True):
+    way, setting = own_parts.WAYS[way], SETTINGS[setting]
+    with attributes_set(way.attributes(FAMILIES[family], OWN[family])):
+        assert_agrees(
+            lambda: own_parts.make(family, way, setting, adaptive), own_parts.expected_nll, own_parts.checks_of, way,
+            setting, folder,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("way, setting", cases("xl", own_parts.WAYS, SETTINGS, ("layer_class", "softmax_call")))
+def test_transformer_xl_computes_its_own_call(way, setting, tmp_path):
+    check_language_model("xl", way, setting, tmp_path)
+
+
+@pytest.mark.parametrize("way, setting", cases("vanilla", own_parts.WAYS, SETTINGS))
+def test_a_vanilla_language_model_computes_its_own_call_within_a_window(way, setting, tmp_path):
+    check_language_model("vanilla", way, setting, tmp_path)
+
+
+OF_KERAS = [name for name in SETTINGS if name not in ("recompute", "static_shapes")]
+
+
+def check_other(kind, way, setting, folder):
+    way, setting = own_pairs_and_taggers.WAYS[kind][way], SETTINGS[setting]
+    if "jit_compile" in (setting.compiled or {}):
+        setting = setting._replace(compiled={"jit_compile": True})
+    with attributes_set(way.attributes):
+        assert_agrees(
+            lambda: own_pairs_and_taggers.make(way, setting), own_pairs_and_taggers.own_numbers,
+            own_pairs_and_taggers.checks_of, way, setting, folder,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("way, setting", cases("pairs", own_pairs_and_taggers.PAIRS, OF_KERAS, ("decoder_layers",)))
+def test_an_encoder_decoder_computes_its_own_call(way, setting, tmp_path):
+    check_other("pairs", way, setting, tmp_path)
+
+
+@pytest.mark.parametrize("way, setting", cases("tagger", own_pairs_and_taggers.TAGGERS, OF_KERAS, ("tener_layers",)))
+def test_a_tagger_computes_its_own_call(way, setting, tmp_path):
+    check_other("tagger", way, setting, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------- without any own part
+
+PLAIN = own_parts.Way(("nothing",))
+
+
+@pytest.mark.parametrize("adaptive", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["adaptive", "plain"])
+@pytest.mark.parametrize(
+    "setting", [pytest.param(name, marks=[pytest.mark.slow] * (name != "eager")) for name in SETTINGS]
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_library_s_own_language_models_compute_their_call(family, setting, adaptive, tmp_path):
+    """`score`, `evaluate`, `first_nll` and what is served agree; so do texts of `generate`, a session and a server."""
+    setting = SETTINGS[setting]
+    with eagerly() if setting.eager else contextlib.nullcontext():
+        lm = own_parts.make(family, PLAIN, setting, adaptive)
+        expected = own_parts.expected_nll(lm)
+        if setting.reloaded:
+            found = own_parts.check_elsewhere(lm, expected, tmp_path, PLAIN.words)
+        else:
+            found = wrong(
+                own_parts.checks_of(lm, expected, None if setting.eager else str(tmp_path / "1")), PLAIN.words
+            )
+    assert not found, show(found)
+
+
+OTHERS = {"transformer": None, "tener": own_pairs_and_taggers.TENER, "flat": own_pairs_and_taggers.FLAT}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_the_library_s_own_other_models_compute_their_call(make):
+    way = own_pairs_and_taggers.Way(("nothing",), make)
+    with eagerly():
+        model = own_pairs_and_taggers.make(way, SETTINGS["eager"])
+        expected = own_pairs_and_taggers.own_numbers(model)
+        found = wrong(own_pairs_and_taggers.checks_of(model, expected, None), way.words)
+    assert not found, show(found)
+
+
+def test_the_comparison_notices_a_difference_of_a_number_and_of_a_token():
+    with eagerly():
+        lm = own_parts.make("xl", PLAIN, SETTINGS["eager"])
+        expected = own_parts.expected_nll(lm)
+        found = wrong(own_parts.checks_of(lm, expected * 1.0001, None), PLAIN.words)
+        assert {"score", "first_nll", "evaluate", "served score", "train_on_batch"} <= found.keys()
+        text = np.array(lm.generate(own_parts.PROMPT, own_parts.NEW, temperature=0))
+        text[0, -1] = (text[0, -1] + 1) % own_parts.N_TOKEN
+        with pytest.raises(own_parts.Disagreement):
+            own_parts.greedy(lm, text)
