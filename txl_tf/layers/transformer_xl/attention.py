@@ -137,7 +137,7 @@ class SegmentAttention(Layer):
         return watched.probs[0]
 
     def segment_of(self, w, attn_mask=None, mems=None, **positions):
-        """`(attn_mask, mems)` of a call, checked: numbers, 1 where masked, and `[batch, mem_len, d_model]`.
+        """`(visible, mems)` of a call, checked: bool, true where a query sees a key, and `[batch, mem_len, d_model]`.
 
         Args:
             **positions: `r`, `r_w_bias` and `r_r_bias` of the call.
@@ -153,17 +153,15 @@ class SegmentAttention(Layer):
         shapes = {"r": "float 1 keys d_model", "r_w_bias": "float n_head d_head", "r_r_bias": "float n_head d_head"}
         check_tensors(sizes, **{name: (x, shapes[name]) for name, x in positions.items()})
         if attn_mask is None:
-            attn_mask = create_mask(qlen, mlen)
+            visible = causal(qlen, mlen)
         else:
             attn_mask = tf.convert_to_tensor(attn_mask)
             heads = ["n_head"] if attn_mask.shape.rank == 4 else []
             visible = seen_by_article("attn_mask", attn_mask, sizes, ["batch", *heads, "tgt_len", "keys"])
-            if attn_mask.dtype == tf.bool:
-                attn_mask = tf.cast(~visible, tf.float32)
         if mask_of(w) is not None:
-            padding = tf.pad(tf.cast(~as_bool("mask", mask_of(w)), attn_mask.dtype), [[0, 0], [mlen, 0]])
-            attn_mask = tf.maximum(attn_mask, padding[:, None, None] if attn_mask.shape.rank == 4 else padding[:, None])
-        return attn_mask, mems
+            elements = tf.pad(as_bool("mask", mask_of(w)), [[0, 0], [mlen, 0]], constant_values=True)
+            visible &= elements[:, None, None] if visible.shape.rank == 4 else elements[:, None]
+        return visible, mems
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -219,10 +217,10 @@ class RelMultiHeadAttn(SegmentAttention):
             mems.check(self, w, r, r_w_bias, r_r_bias, attn_mask)
             memory, weights = mems, mems.weights_of_attention()
         else:
-            attn_mask, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
+            visible, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
             w, r, r_w_bias, r_r_bias, mems, *kernels = self.computed(
                 w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel, self.o_kernel
             )
-            memory, weights = relative_parts(w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, content_mask)
+            memory, weights = relative_parts(w, r, r_w_bias, r_r_bias, visible, mems, *kernels, content_mask)
         drops = Drop(self.dropatt, dropatt_key), Drop(self.dropout, output_key)
         return attention_block(w, memory, weights, norm_of(self.layer_norm), *drops)

@@ -62,9 +62,9 @@ class MultiHeadAttn(SegmentAttention):
             mems.check(self, w, attn_mask)
             memory, weights = mems, mems.weights_of_attention()
         else:
-            attn_mask, mems = self.segment_of(w, attn_mask, mems)
+            visible, mems = self.segment_of(w, attn_mask, mems)
             w, mems, *kernels = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
-            memory, weights = absolute_parts(w, attn_mask, mems, *kernels, self.n_head)
+            memory, weights = absolute_parts(w, visible, mems, *kernels, self.n_head)
         drops = Drop(self.dropatt, dropatt_key), Drop(self.dropout, output_key)
         return attention_block(w, memory, weights, norm_of(self.layer_norm), *drops)
 
