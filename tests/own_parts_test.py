@@ -3,8 +3,6 @@
 A method may also raise an error that names the part, before it returns a number. The tables of parts are in
 `own_parts.py` (language models) and `own_pairs_and_taggers.py`; `SETTINGS` says how a model is made and used before.
 With "eager" functions run without graphs, which is quick; the other settings are slow.
-
-`FAILING` has what fails. Whoever mends a case removes it there: a case that passes although it is listed is a failure.
 """
 
 import contextlib
@@ -18,37 +16,13 @@ import pytest
 from helpers import eagerly
 from own_parts import CALLED, FAMILIES, OWN, SETTINGS, attributes_set, wrong
 
-# Cached inference writes the library's own layers out again from their weights, and scores leave out the call of a
-# softmax. Of those that pass, a loaded model does not have the part.
-_PAST_THE_LAYERS = [
-    "layer_class", "attention_class", "network_class", "network_set", "class_of_attention", "class_of_one_layer",
-    "class_of_network", "gated_net", "foreign_net", "pre_norm", "embed", "lora", "softmax_call", "class_of_softmax",
-    "call_of_an_instance",
-]  # fmt: skip
-_PAST_THE_DECODER = [
-    "decoder_layers", "decoder_layer_call", "own_attention", "own_decoder", "model_call", "own_layers_in_constructor",
-]  # fmt: skip
-_NOT_SAVED = {
-    "xl": ["layer_norm"],
-    "vanilla": ["layer_norm"],
-    "pairs": ["encoder_layers", "encoder_layer_call", "own_net", "own_encoder", "own_embedding"],
-    "tagger": ["tener_layers", "tener_attention", "tener_layer_call", "tener_net", "flat_layers"],
-}
-FAILING = {
-    **{(family, way): set(SETTINGS) for family in FAMILIES for way in _PAST_THE_LAYERS},
-    **{(family, "model_call"): {"uncompiled"} for family in FAMILIES},  # `compile` refuses it
-    **{("pairs", way): set(SETTINGS) for way in _PAST_THE_DECODER},
-    **{(kind, way): {"reloaded"} for kind, ways in _NOT_SAVED.items() for way in ways},
-}
 
-
-def cases(kind, ways, settings, fast=()):
-    """Parameters `(way, setting)` for one kind of model: the ways `fast` are, in the setting "eager"."""
+def cases(ways, settings, fast=()):
+    """Parameters `(way, setting)`: the ways `fast` are, in the setting "eager"."""
 
     def case(way, setting):
         slow = [pytest.mark.slow] * (setting != "eager" or way not in fast)
-        fails = [pytest.mark.xfail(strict=True)] * (setting in FAILING.get((kind, way), ()))
-        return pytest.param(way, setting, id=f"{way}-{setting}", marks=[*slow, *fails])
+        return pytest.param(way, setting, id=f"{way}-{setting}", marks=slow)
 
     return [case(way, setting) for way in ways for setting in settings]
 
@@ -94,12 +68,12 @@ def check_language_model(family, way, setting, folder, adaptive=True):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("way, setting", cases("xl", own_parts.WAYS, SETTINGS, ("layer_class", "softmax_call")))
+@pytest.mark.parametrize("way, setting", cases(own_parts.WAYS, SETTINGS, ("layer_class", "softmax_call")))
 def test_transformer_xl_computes_its_own_call(way, setting, tmp_path):
     check_language_model("xl", way, setting, tmp_path)
 
 
-@pytest.mark.parametrize("way, setting", cases("vanilla", own_parts.WAYS, SETTINGS))
+@pytest.mark.parametrize("way, setting", cases(own_parts.WAYS, SETTINGS))
 def test_a_vanilla_language_model_computes_its_own_call_within_a_window(way, setting, tmp_path):
     check_language_model("vanilla", way, setting, tmp_path)
 
@@ -118,12 +92,12 @@ def check_other(kind, way, setting, folder):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("way, setting", cases("pairs", own_pairs_and_taggers.PAIRS, OF_KERAS, ("decoder_layers",)))
+@pytest.mark.parametrize("way, setting", cases(own_pairs_and_taggers.PAIRS, OF_KERAS, ("decoder_layers",)))
 def test_an_encoder_decoder_computes_its_own_call(way, setting, tmp_path):
     check_other("pairs", way, setting, tmp_path)
 
 
-@pytest.mark.parametrize("way, setting", cases("tagger", own_pairs_and_taggers.TAGGERS, OF_KERAS, ("tener_layers",)))
+@pytest.mark.parametrize("way, setting", cases(own_pairs_and_taggers.TAGGERS, OF_KERAS, ("tener_layers",)))
 def test_a_tagger_computes_its_own_call(way, setting, tmp_path):
     check_other("tagger", way, setting, tmp_path)
 
