@@ -32,10 +32,13 @@ from tensorflow.python.util import tf_stack  # noqa: E402
 _stack = tf_stack.extract_stack()
 tf_stack.extract_stack = lambda stacklevel=1: _stack
 
+import fcntl  # noqa: E402
 import gc  # noqa: E402
 import inspect  # noqa: E402
 import logging  # noqa: E402
+import pickle  # noqa: E402
 import re  # noqa: E402
+import shutil  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -189,10 +192,21 @@ def text_file(tmp_path):
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory):
-    """A trained `TINY_RUN`, for tests that read it: its folder, and what `train_run` returned."""
-    folder = tmp_path_factory.mktemp("trained")
-    (folder / "text.txt").write_text(TEXT)
-    return folder / "run", train_run(folder / "run", str(folder / "text.txt"))
+    """A trained `TINY_RUN`, for tests that read it: its folder, and what `train_run` returned.
+
+    The first process that wants it trains it for all, and each has a copy of its own.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained_by_one"
+    shared.mkdir(exist_ok=True)
+    with open(shared / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not (shared / "results").exists():
+            (shared / "text.txt").write_text(TEXT)
+            results = train_run(shared / "run", str(shared / "text.txt"))
+            (shared / "results").write_bytes(pickle.dumps(results))
+    folder = shutil.copytree(shared, tmp_path_factory.mktemp("trained") / "copy")
+    return folder / "run", pickle.loads((folder / "results").read_bytes())
 
 
 @pytest.fixture

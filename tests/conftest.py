@@ -53,6 +53,7 @@ class Worker:
 
     def __init__(self, config):
         self.config, self.file, self.problems = config, None, []
+        gc.disable()  # until all modules are imported, which makes much that stays
 
     def pytest_collection_finish(self):
         # All modules are imported now. They stay: the collector need not look at them after every file, nor between.
@@ -60,6 +61,7 @@ class Worker:
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 40)
+        gc.enable()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item, nextitem):

@@ -106,35 +106,34 @@ def check_training(small_lm, batches, options, ignoring, strategy=None):
     ids=str,
 )
 @pytest.mark.parametrize("ignoring", [pytest.param(False, marks=SLOW), True], ids=["weights", "ignored"])
+@SLOW
 def test_two_replicas_train_as_one_whatever_weights_each_has(small_lm, small_batches, two_replicas, options, ignoring):
     check_training(small_lm, small_batches(n=3, batch=4), {**options}, ignoring, two_replicas)
 
 
-def test_evaluate_is_the_weighted_mean_over_all_batches(small_lm, small_batches):
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"static_shapes": True, "metrics": ["bits"]}, marks=SLOW)], ids=str
+)
+def test_evaluate_is_the_weighted_mean_over_all_batches(small_lm, small_batches, options):
     tokens, labels = small_batches(n=3)
-    for options in ({}, {"static_shapes": True, "metrics": ["bits"]}):
-        lm = make(small_lm, **options)
-        for given in ((labels, WEIGHTS), (some_ignored(labels),), (some_ignored(labels), WEIGHTS[:, :, 0] + 1)):
-            counts = given[0] != IGNORED
-            weights = counts * (
-                given[1] if given[1:] and given[1].ndim == 3 else given[1][:, :, None] if given[1:] else 1
-            )
-            mems, nll = None, []
-            for segment in zip(tokens, labels, strict=True):
-                of_segment, mems = lm.score(*segment, mems)
-                nll.append(of_segment)
-            expected = np.average(nll, weights=weights)
-            found = lm.evaluate(tf.data.Dataset.from_tensor_slices((tokens, *given)), verbose=0)
-            expected = [expected, expected / np.log(2)] if "metrics" in options else expected
-            np.testing.assert_allclose(found, expected, rtol=1e-5)
+    lm = make(small_lm, **options)
+    for given in ((labels, WEIGHTS), (some_ignored(labels),), (some_ignored(labels), WEIGHTS[:, :, 0] + 1)):
+        counts = given[0] != IGNORED
+        weights = counts * (given[1] if given[1:] and given[1].ndim == 3 else given[1][:, :, None] if given[1:] else 1)
+        mems, nll = None, []
+        for segment in zip(tokens, labels, strict=True):
+            of_segment, mems = lm.score(*segment, mems)
+            nll.append(of_segment)
+        expected = np.average(nll, weights=weights)
+        found = lm.evaluate(tf.data.Dataset.from_tensor_slices((tokens, *given)), verbose=0)
+        expected = [expected, expected / np.log(2)] if "metrics" in options else expected
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
     lm.reset_memory()
-    one_by_one = [lm.test_on_batch(*batch)[0] for batch in zip(tokens, labels, WEIGHTS, strict=True)]
+    batches = zip(tokens, labels, WEIGHTS, strict=True)
+    one_by_one = [lm.test_on_batch(*batch, return_dict=True)["loss"] for batch in batches]
     assert one_by_one[2] == 0  # nothing counts
-    np.testing.assert_allclose(
-        np.average(one_by_one, weights=WEIGHTS.sum((1, 2))),
-        lm.evaluate(tf.data.Dataset.from_tensor_slices((tokens, labels, WEIGHTS)), verbose=0)[0],
-        rtol=1e-5,
-    )
+    evaluated = lm.evaluate(tf.data.Dataset.from_tensor_slices((tokens, labels, WEIGHTS)), verbose=0, return_dict=True)
+    np.testing.assert_allclose(np.average(one_by_one, weights=WEIGHTS.sum((1, 2))), evaluated["loss"], rtol=1e-5)
 
 
 def test_a_batch_in_which_nothing_counts_changes_neither_weights_nor_means_but_the_memory(small_lm, small_batches):

@@ -39,6 +39,7 @@ def test_stop_strings_are_found_where_a_search_finds_them(room):
         for token in tokens:
             ended, excess, tail = step(stops, tf.constant(token, tf.int32))
             stops = stops._replace(tail=tail)
+            ended, excess, tail = ended.numpy(), excess.numpy(), tail.numpy()
             for row in range(20):
                 before, texts[row] = texts[row], texts[row] + vocab.token_bytes[token[row]]
                 ends = [
