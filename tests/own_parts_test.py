@@ -8,8 +8,6 @@ With "eager" functions run without graphs, which is quick; the other settings ar
 """
 
 import contextlib
-import json
-import os
 
 import numpy as np
 import own_pairs_and_taggers
