@@ -257,6 +257,11 @@ def parts_of(name):
                 keras_own = {key: kwargs.pop(key) for key in ("name", "dtype", "trainable") if key in kwargs}
                 LanguageModel.__init__(self, network_class, kwargs, proj_share_all_but_first, **keras_own)
 
+            def get_config(self):
+                config = {key: x for key, x in self.network.get_config().items() if key not in ("name", "n_position")}
+                config["proj_share_all_but_first"] = self.proj_share_all_but_first
+                return config | ({"context_len": self.context_len} if name == "vanilla" else {})
+
         Own.__name__ = f"Model{network_class.__name__}"
         return keras.saving.register_keras_serializable("own_parts")(Own)
 
