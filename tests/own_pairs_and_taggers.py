@@ -1,5 +1,6 @@
 """Parts of encoder-decoders and taggers as users write them, and what must agree: see `own_parts.py`."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -144,6 +145,7 @@ def _around(cls, name):
     """A method of the class that is put in place of its own, as a patch of a user's."""
     plain = getattr(cls, name)
 
+    @functools.wraps(plain)
     def call(self, x, *args, **kwargs):
         CALLED.add(f"{cls.__name__}.{name}")
         found = plain(self, x, *args, **kwargs)
