@@ -5,10 +5,11 @@ import pickle
 import keras
 import pytest
 import tensorflow as tf
+from helpers import SMALL
 
 import txl_tf
 from txl_tf import layers
-from txl_tf.config import ClusterConfig, EvaluationConfig, ModelConfig, PairsConfig, TaggedConfig, TextConfig
+from txl_tf.config import ClusterConfig, PairsConfig, TaggedConfig, TextConfig
 from txl_tf.config.cluster import cluster_address
 from txl_tf.convert.corpus_files import read_corpus
 from txl_tf.convert.original import find_tf1_checkpoint, run_to_tf1, tf1_to_run
@@ -134,8 +135,6 @@ CALLS = {  # of the library, each with a value without end
     "symbols of pairs": lambda: PairsConfig(source_symbols=LONG, share_vocab=True, train_path="a"),
     "tagged": lambda: read_tagged_corpus(TaggedConfig(train_path=LONG)),
     "a vocabulary": lambda: Vocab.load(LONG),
-    "a special symbol": lambda: Vocab(special=[LONG, LONG]),
-    "eos": lambda: Vocab(eos=LONG),
     "a lexicon": lambda: txl_tf.Lexicon.load(LONG),
     "labels": lambda: txl_tf.allowed_transitions([LONG, "B-x"]),
     "tags": lambda: detect_scheme([LONG, "B-x"]),
@@ -145,13 +144,11 @@ CALLS = {  # of the library, each with a value without end
     "ray_address": lambda: ClusterConfig(ray_address=LONG),
     "a Ray cluster": lambda: check_listens(f"{LONG}:1", f"the Ray cluster ray_address={LONG}"),
     "preparation's address": lambda: cluster_address("ray_address", LONG),
-    "eval_split": lambda: EvaluationConfig(eval_split=LONG),
     "a flag of a choice": lambda: TextConfig(level=LONG),
     "a unit": lambda: txl_tf.make_optimizer(learning_rate=LONG, train_steps=1),
-    "a model": lambda: txl_tf.TransformerXLLM(n_token=LONG, n_layer=1),
-    "cutoffs of a model": lambda: ModelConfig(n_token=3, cutoffs=list(range(1, 50_000))),
+    "a model": lambda: txl_tf.TransformerXLLM(**{**SMALL, "n_token": LONG}, mem_len=2),
+    "cutoffs of a model": lambda: txl_tf.TransformerXLLM(**SMALL, mem_len=2, cutoffs=list(range(1, 50_000))),
     "a tokenizer": lambda: check_tokenizer(LONG),
-    "a download": lambda: fetch("ptb", LONG, LONG),
     "a dataset to download": lambda: fetch(LONG, "here", None),
     "a new file": lambda: write_atomic(LONG, "text"),
     "a lock": lambda: check_writable(LONG),

@@ -53,7 +53,7 @@ def test_texts_without_a_cluster_or_a_place_are_refused(tmp_path):
         ({"texts": ["a"]}, "data_dir must be the folder to prepare, got None"),
         ({"data_dir": tmp_path}, "either texts or data_path must be given, got neither"),
         ({"texts": ["a"], "data_path": "a.txt", "data_dir": tmp_path}, "must be given, got both"),
-        ({"data_path": "a.txt", "data_dir": tmp_path, "ray": "here"}, "there is no file a.txt"),
+        ({"data_path": "a.txt", "data_dir": tmp_path, "ray": "local"}, "there is no file a.txt"),
     ):
         with pytest.raises((ValueError, OSError), match=message):
             txl_tf.prepare(**arguments)

@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Iterable
 
+from txl_tf.errors import shortened
+
 _SECONDS_TO_ANSWER = 20
 
 
@@ -70,7 +72,7 @@ def check_listens(address: str, what: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_ANSWER).close()
     except (OSError, UnicodeError) as error:
-        raise ConnectionError(f"{what} cannot be reached: {error}") from error
+        raise ConnectionError(shortened(f"{what} cannot be reached: {error}")) from error
 
 
 def wait_for_all(own: str, others: Iterable[str]) -> None:

@@ -42,7 +42,7 @@ from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text.texts import TEXT_FIELD, folder_around, text_of
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import named, shortened
+from txl_tf.errors import shortened
 from txl_tf.files import is_remote, remove
 
 _SPOOL = "texts.jsonl"  # where `prepare_texts` keeps them
@@ -337,8 +337,8 @@ def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
     info = read_prepared_info(data_dir)
     if info is None:
         raise FileNotFoundError(
-            f"there is no {INFO_FILE} of a prepared corpus in {named(data_dir)}: to prepare it, run\n"
-            f"  python tools/prepare_data.py --dataset={{{','.join(DATASETS)}}} --data_dir={named(data_dir)}"
+            f"there is no {INFO_FILE} of a prepared corpus in {shortened(data_dir, 120)}: to prepare it, run\n"
+            f"  python tools/prepare_data.py --dataset={{{','.join(DATASETS)}}} --data_dir={shortened(data_dir, 120)}"
         )
     splits = {split: open_tokens([f"{data_dir}/{name}" for name in names]) for split, names in info["files"].items()}
     for split, tokens in splits.items():
