@@ -230,8 +230,11 @@ def change_part(x, name, value, store):
     _drop_graphs_of(x)
     _check_no_graph(x, name, value, current)
     store(name, value)
-    changed = value if isinstance(value, keras.Layer) else x
-    changed.__dict__["_was_put_in"] = True
+    if isinstance(current, keras.Layer):
+        x._tracker.untrack(current)  # Keras would keep it and its weights
+    if not _in_constructor(x):
+        changed = value if isinstance(value, keras.Layer) else x
+        changed.__dict__["_was_put_in"] = True
     if isinstance(value, Settings):
         value.__dict__.setdefault("_owner", weakref.ref(x))
 
