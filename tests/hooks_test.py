@@ -241,13 +241,16 @@ def _(tmp_path):
 
 @hook("keras.Layer._tracker")
 def _(tmp_path):
-    """What is built takes no further layers until it is unlocked."""
+    """What is built takes no further layers until it is unlocked. What is untracked is no layer of it any more."""
     layer = keras.layers.Dense(1)
     layer.build((None, 1))
     with pytest.raises(ValueError, match="already built"):
         layer.head = keras.layers.Dense(1)
     layer._tracker.unlock()
-    layer.head = keras.layers.Dense(1)
+    layer.head = head = keras.layers.Dense(1)
+    assert head in layer._flatten_layers()
+    layer._tracker.untrack(head)
+    assert head not in layer._flatten_layers()
 
 
 @hook("keras.Model.quantize(self, filters)")

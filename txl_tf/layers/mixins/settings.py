@@ -208,7 +208,7 @@ def is_part(x, name, value):
     """Whether an attribute of a layer that was made decides what it computes: its class, its call, or a part."""
     if name in ("__class__", "call"):
         return True
-    return isinstance(value, keras.Layer) and isinstance(x.__dict__.get(name), keras.Layer)
+    return isinstance(value, keras.Layer) and isinstance(getattr(x, name, None), keras.Layer)
 
 
 def change_part(x, name, value, store):

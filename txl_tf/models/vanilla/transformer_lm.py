@@ -149,7 +149,7 @@ class TransformerLM(LanguageModel):
 
     def cached_decoding(self, static_shapes=False):
         """The cache of keys and values."""
-        return WindowCache(self.network, self.context_len, static_shapes, self.outputs)
+        return WindowCache(self.network, self.context_len, static_shapes, self)
 
     def first_nll(self, tokens, labels):
         """As `TransformerXLLM.first_nll`."""

@@ -57,11 +57,12 @@ class WindowCache:
         network: `AbsoluteTransformer`.
         context_len: tokens of a window, at least 2.
         static_shapes: see `MemoryCache`.
-        model: what is called with the memory, see `LanguageModel.outputs`; the network unless it is given.
+        lm: the language model, whose `outputs` are computed; those of the network unless it is given.
     """
 
-    def __init__(self, network, context_len, static_shapes=False, model=None):
-        self.network, self.model = network, model or network
+    def __init__(self, network, context_len, static_shapes=False, lm=None):
+        self.network, self.lm = network, lm
+        self.model = network if lm is None else lm.outputs
         self.context_len = context_len
         self.static_shapes = static_shapes
 
@@ -100,8 +101,11 @@ class WindowCache:
             new_hidden, state = self.forward(weights, tokens[:, done:end], state)
             return end, tf.concat([hidden, new_hidden], 1), state
 
-        hidden = tf.zeros([keras.ops.shape(tokens)[0], 0, self.network.d_model], self.network.compute_dtype)
-        shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, self.network.d_model])
+        batch, width = keras.ops.shape(tokens)[0], self.network.d_model
+        hidden = (
+            tf.zeros([batch, 0, width], self.network.compute_dtype) if self.lm is None else self.lm.no_outputs(batch)
+        )
+        shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, hidden.shape[2]])
         _, hidden, state = tf.while_loop(
             lambda done, *_: done < n,
             read_piece,
