@@ -82,7 +82,10 @@ class Settings:
         if name in self.__dict__.get("_settings", ()):
             message = f"{name} of {_named(self)} cannot be deleted: set it, or make a new {type(self).__name__}"
             raise FixedAttributeError(name, None, "set rather than deleted", message)
+        part = self.__dict__.get(name)
         super().__delattr__(name)
+        if isinstance(part, keras.Layer):
+            self._tracker.untrack(part)
 
     def store(self, name, value):
         """Sets an attribute, a setting too, and nothing else."""
