@@ -43,7 +43,7 @@ from txl_tf.models.taggers.text_tagger import Entity, TaggedText, TextTagger
 from txl_tf.runs import checkpoints
 from txl_tf.runs.callbacks import RunState, StopOnSignal
 from txl_tf.runs.checkpoints import average_checkpoints
-from txl_tf.runs.families.pipeline import TaggedLine
+from txl_tf.runs.families.pipeline import TaggedLine, line_sizes
 from txl_tf.runs.families.tagger import FLAT, TENER, TaggerRun
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import confusion, format_confusion, format_scores, format_wrong, score_table, width_of
@@ -794,7 +794,7 @@ def test_runs_that_do_not_record_their_longest_sentence_take_it_from_the_file(ma
     run = shutil.copytree(made[0], tmp_path / "run")
     longest = max(len(s.tokens) for s in read_tagged(files["train_path"]))
     config = json.loads((run / "config.json").read_text())
-    del config["checksum"], config["training"]["longest_sentence"]
+    del config["checksum"], config["training"]["longest_sentence"], config["training"]["most_sentences"]
     for path, window in ((files["train_path"], longest), ("gone", MODEL["max_seq_len"])):
         config["data"]["train_path"] = path
         (run / "config.json").write_text(json.dumps(config))
@@ -802,6 +802,10 @@ def test_runs_that_do_not_record_their_longest_sentence_take_it_from_the_file(ma
             assert txl_tf.pipeline(run).tagger.window == window
     assert f"in {files['train_path']} it has {longest} tokens" in caplog.messages[-2]
     assert "gone cannot be read: 30 tokens, its max_seq_len, are assumed" in caplog.messages[-1]
+    config["training"]["longest_sentence"] = 9  # of a version that recorded this alone
+    (run / "config.json").write_text(json.dumps(config))
+    text = "好。" * 4
+    assert line_sizes(RunFolder(run)) == (9, 1, None) and txl_tf.pipeline(run).tagger.pieces(text) == [text]
 
 
 def test_the_lexicon_of_a_run_can_be_another(made, tmp_path, capsys):
