@@ -1,9 +1,10 @@
 """Damages each file of a folder in each way, runs programs on it, each in a fork, and prints what became of it.
 
-    python tests/damaged.py FOLDER
+    python tests/damaged.py FOLDER [NUMBER]
 
-FOLDER is what `make_folder` makes. A line of output is a JSON list: the program, the file, the damage, seconds, status,
-the end of its standard output, its standard error, and the files that are lost or changed though they should not be.
+FOLDER is what `make_folder` makes. NUMBER is how many damages each file gets; 0 is all. A line of output is a JSON
+list: the program, the file, the damage, seconds, status, the end of its standard output, its standard error, and the
+files that are lost or changed though they should not be.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import json
 import os
 import shutil
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +113,17 @@ def make_folder(folder):
     txl_tf.export_saved_model(lm, str(whole / "served" / "1"), vocab, warmup=False)
 
 
-def main(folder):
+def cases_of(program, files, number):
+    """`(file, damage)`: first none, then so many damages of each file, chosen by their names; all if it is 0."""
+    yield "", ""
+    for file in files:
+        start = zlib.crc32(f"{program} {file}".encode())
+        step = max(len(DAMAGES) // number, 1) if number else 1
+        for i in range(number or len(DAMAGES)):
+            yield file, list(DAMAGES)[(start + i * step) % len(DAMAGES)]
+
+
+def main(folder, number="3"):
     here, scratch = Path(folder), Path(folder) / "scratch"
     scratch.mkdir(exist_ok=True)
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TMPDIR": str(scratch)}
@@ -121,7 +133,7 @@ def main(folder):
     for name, (program, part, flags, writes) in PROGRAMS.items():
         whole = here / "whole" / part
         files = sorted(str(path.relative_to(whole)) for path in whole.rglob("*") if path.is_file())
-        for file, damage in [("", ""), *((file, damage) for file in files for damage in DAMAGES)]:
+        for file, damage in cases_of(name, files, int(number)):
             case, out, outside = scratch / "case", scratch / "out", scratch / "outside"
             for path in (case, out, outside):
                 shutil.rmtree(path, ignore_errors=True)

@@ -9,7 +9,7 @@ from helpers import SMALL
 
 import txl_tf
 from txl_tf import layers
-from txl_tf.config import ClusterConfig, PairsConfig, TaggedConfig, TextConfig
+from txl_tf.config import ClusterConfig, ModelConfig, PairsConfig, TaggedConfig, TextConfig
 from txl_tf.config.cluster import cluster_address
 from txl_tf.convert.corpus_files import read_corpus
 from txl_tf.convert.original import find_tf1_checkpoint, run_to_tf1, tf1_to_run
@@ -22,7 +22,6 @@ from txl_tf.data.tagged.tags import detect_scheme
 from txl_tf.data.text.corpus import build_corpus, load_corpus
 from txl_tf.data.text.download import fetch
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.environment import check_listens
 from txl_tf.errors import FixedAttributeError, ParameterError, brief, shortened
 from txl_tf.files import check_writable, sha256, write_atomic
 from txl_tf.runs.checkpoints import average_checkpoints
@@ -135,6 +134,7 @@ CALLS = {  # of the library, each with a value without end
     "symbols of pairs": lambda: PairsConfig(source_symbols=LONG, share_vocab=True, train_path="a"),
     "tagged": lambda: read_tagged_corpus(TaggedConfig(train_path=LONG)),
     "a vocabulary": lambda: Vocab.load(LONG),
+    "eos": lambda: Vocab(eos=LONG).build(),
     "a lexicon": lambda: txl_tf.Lexicon.load(LONG),
     "labels": lambda: txl_tf.allowed_transitions([LONG, "B-x"]),
     "tags": lambda: detect_scheme([LONG, "B-x"]),
@@ -142,12 +142,12 @@ CALLS = {  # of the library, each with a value without end
     "a TPU": lambda: make_strategy("tpu", f"grpc://{LONG}"),
     "a TPU's zone": lambda: make_strategy("one", tpu_zone=LONG),
     "ray_address": lambda: ClusterConfig(ray_address=LONG),
-    "a Ray cluster": lambda: check_listens(f"{LONG}:1", f"the Ray cluster ray_address={LONG}"),
+    "a TPU that does not answer": lambda: make_strategy("tpu", f"grpc://{LONG}:1"),
     "preparation's address": lambda: cluster_address("ray_address", LONG),
     "a flag of a choice": lambda: TextConfig(level=LONG),
     "a unit": lambda: txl_tf.make_optimizer(learning_rate=LONG, train_steps=1),
-    "a model": lambda: txl_tf.TransformerXLLM(**{**SMALL, "n_token": LONG}, mem_len=2),
-    "cutoffs of a model": lambda: txl_tf.TransformerXLLM(**SMALL, mem_len=2, cutoffs=list(range(1, 50_000))),
+    "a model": lambda: ModelConfig(**{**SMALL, "n_token": LONG}),
+    "cutoffs of a model": lambda: txl_tf.TransformerXLLM(**SMALL, mem_len=1, cutoffs=list(range(1, 50_000))),
     "a tokenizer": lambda: check_tokenizer(LONG),
     "a dataset to download": lambda: fetch(LONG, "here", None),
     "a new file": lambda: write_atomic(LONG, "text"),

@@ -336,10 +336,11 @@ def load_corpus(data_dir: str, verify: bool | None = None) -> Corpus:
     data_dir = os.fspath(data_dir).rstrip("/")
     info = read_prepared_info(data_dir)
     if info is None:
-        raise FileNotFoundError(
-            f"there is no {INFO_FILE} of a prepared corpus in {shortened(data_dir, 120)}: to prepare it, run\n"
-            f"  python tools/prepare_data.py --dataset={{{','.join(DATASETS)}}} --data_dir={shortened(data_dir, 120)}"
+        message = (
+            f"there is no {INFO_FILE} of a prepared corpus in {named(data_dir)}: to prepare it, run\n"
+            f"  python tools/prepare_data.py --dataset={{{','.join(DATASETS)}}} --data_dir={named(data_dir)}"
         )
+        raise FileNotFoundError(shortened(message))
     splits = {split: open_tokens([f"{data_dir}/{name}" for name in names]) for split, names in info["files"].items()}
     for split, tokens in splits.items():
         if len(tokens) != info["n_tokens"][split]:
