@@ -35,7 +35,7 @@ from txl_tf.models.transformer_xl.decoding_cache import HiddenStateCache, Memory
 from txl_tf.models.transformer_xl.first_segment import first_segment
 from txl_tf.models.transformer_xl.inference import weights_with, writable_copy
 from txl_tf.models.transformer_xl.network import DRAWN_ONCE, PART_CLASSES, TransformerXL
-from txl_tf.schema import takes_keyword
+from txl_tf.schema import keywords_of, takes_keyword
 from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 
 _NO_PREDICT = (
@@ -263,6 +263,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
         model = self if self.has_own_call else self.network
         options = {**options, "static_shapes": True} if static_shapes else options
         known = {name: value for name, value in options.items() if takes_keyword(model.call, name)}
+        if "dropout_key" not in keywords_of(model.call):  # Keras takes no tensor beside a bool in **kwargs
+            known.pop("dropout_key", None)
         if "static_shapes" in options and "static_shapes" not in known and model is self.network:
             message = f"static_shapes needs a network whose call takes it, got {type(model).__name__}"
             raise ParameterError("static_shapes", True, [False], message)

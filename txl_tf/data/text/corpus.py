@@ -42,7 +42,7 @@ from txl_tf.data.text.sizes import Extent, TextSize
 from txl_tf.data.text.texts import TEXT_FIELD, folder_around, text_of
 from txl_tf.data.token_files import open_tokens
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.errors import shortened
+from txl_tf.errors import named, shortened
 from txl_tf.files import is_remote, remove
 
 _SPOOL = "texts.jsonl"  # where `prepare_texts` keeps them

@@ -13,7 +13,7 @@ from txl_tf.models.transformer_xl.cache import (
     whole_segments,
 )
 from txl_tf.models.transformer_xl.inference import writable_copy
-from txl_tf.schema import takes_keyword
+from txl_tf.schema import keywords_of, takes_keyword
 
 
 class MemoryCache:
@@ -94,7 +94,11 @@ class HiddenStateCache:
         """As `MemoryCache.read_prompt`."""
         batch, n = keras.ops.shape(prompt)
         mems = list(self.initial_state(batch))
-        if takes_keyword(self.lm.network.call, "padding_mask") and not self.lm.has_own_call:
+        call = self.lm.network.call
+        takes_mask = "padding_mask" in keywords_of(call) or (
+            takes_keyword(call, "padding_mask") and not self.static_shapes
+        )
+        if takes_mask and not self.lm.has_own_call:
             mask = tf.range(n) < lengths[:, None]
             outputs, mems = self.lm.outputs(prompt, mems, static_shapes=self.static_shapes, padding_mask=mask)
             return tf.gather(outputs, lengths - 1, batch_dims=1), tuple(mems)
