@@ -287,7 +287,7 @@ class RunFolder(CheckpointFolder):
     def check_parts(self, model: keras.Model) -> None:
         """Raises ParameterError unless a user's own parts of the model are those that the run was trained with."""
         trained = self.read_config().get("own_parts", []) if self.has_config() else []
-        found = own_parts(model)
+        found = own_parts(model, of_keras=False)
         if found != trained:
             message = (
                 f"model_dir {self} was trained with {', '.join(trained) or 'the parts of txl_tf alone'}, and this "

@@ -101,7 +101,7 @@ def train_run(
         run.make_model(keras_optimizer)
         if folder.steps():
             folder.check_parts(run.model)
-        parts = own_parts(run.model)
+        parts = own_parts(run.model, of_keras=False)
         config |= {"own_parts": parts} if parts else {}
         state = run.restore()
         if chief:

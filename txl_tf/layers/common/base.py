@@ -235,6 +235,9 @@ def put_in(part):
 class CachedMemory:
     """Base of objects that a call takes in the place of tensors, see `layers/transformer_xl/memory.py`."""
 
+    def __repr__(self):
+        return "a cached memory"
+
 
 class NotCacheable(TypeError):
     """A part of a model cannot be computed from cached keys and values: it needs tensors in their place."""

@@ -31,13 +31,18 @@ def _is_ours(method, expected):
     return method is expected and getattr(method, "__module__", "").startswith("txl_tf.")
 
 
-def own_parts(model):
+def own_parts(model, of_keras=True):
     """The parts that a user has made other: `["Mine 'layer_0'", ...]`.
 
-    Parts are the model and all layers in it. A part is a user's where its class is, or a method of its class. Layers of
-    Keras are a user's, too: the library's models have none.
+    Parts are the model and all layers in it. A part is a user's where its class is, or a method of its class.
+
+    Args:
+        of_keras: whether layers of Keras count as a user's. The library's language models have none.
     """
-    return [f"{type(part).__name__} {part.name!r}" for part in model._flatten_layers() if not _is_all_ours(part)]
+    parts = [part for part in model._flatten_layers() if not _is_all_ours(part)]
+    if not of_keras:
+        parts = [part for part in parts if not type(part).__module__.startswith("keras.")]
+    return [f"{type(part).__name__} {part.name!r}" for part in parts]
 
 
 def _is_all_ours(part):
