@@ -50,11 +50,11 @@ def model_nll(lm, tokens, labels, mems):
 @pytest.mark.parametrize(
     "options",
     [
-        {"mem_len": 4},
+        pytest.param({"mem_len": 4}, marks=pytest.mark.slow),
         {"mem_len": 9, "same_length": True, "clamp_len": 5},
         {"mem_len": 4, "untie_r": True, "cutoffs": [5, 12], "div_val": 2},
-        {"mem_len": 4, "cutoffs": [5, 12], "proj_share_all_but_first": True},
-        {"mem_len": 4, "d_embed": 6},
+        pytest.param({"mem_len": 4, "cutoffs": [5, 12], "proj_share_all_but_first": True}, marks=pytest.mark.slow),
+        pytest.param({"mem_len": 4, "d_embed": 6}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

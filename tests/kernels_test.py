@@ -58,7 +58,7 @@ def values_and_gradients(module, name, tensors, more):
     return tf.function(compute, autograph=False)(*tensors)
 
 
-@pytest.mark.parametrize("size", ["small", "compiled"])
+@pytest.mark.parametrize("size", ["small", pytest.param("compiled", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_fast_operations_are_the_plain_ones(name, dtype, size, monkeypatch):

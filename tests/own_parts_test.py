@@ -87,12 +87,12 @@ def check_other(kind, way, setting, folder):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("way, setting", cases(own_pairs_and_taggers.PAIRS, OF_KERAS, ("decoder_layers",)))
+@pytest.mark.parametrize("way, setting", cases(own_pairs_and_taggers.PAIRS, OF_KERAS))
 def test_an_encoder_decoder_computes_its_own_call(way, setting, tmp_path):
     check_other("pairs", way, setting, tmp_path)
 
 
-@pytest.mark.parametrize("way, setting", cases(own_pairs_and_taggers.TAGGERS, OF_KERAS, ("tener_layers",)))
+@pytest.mark.parametrize("way, setting", cases(own_pairs_and_taggers.TAGGERS, OF_KERAS))
 def test_a_tagger_computes_its_own_call(way, setting, tmp_path):
     check_other("tagger", way, setting, tmp_path)
 

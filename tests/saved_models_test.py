@@ -12,7 +12,7 @@ from saved_models import CASES, RUNS, STRANGER, FunctionalCase, ask, served_numb
 
 import txl_tf
 
-FAST = ("xl_adaptive", "lm_learned", "network", "in_keras_layer")
+FAST = ("xl_adaptive", "in_keras_layer")
 
 
 def parameters(cases, fast=()):
