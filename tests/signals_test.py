@@ -242,6 +242,7 @@ def test_a_worker_that_waits_for_others_ends_at_once(command, number, status):
         process.communicate()
 
 
+@pytest.mark.slow
 def test_processes_wait_until_all_listen_and_end_by_signals_meanwhile():
     addresses = [f"localhost:{port}" for port in free_ports(3)]
     script = f"""
