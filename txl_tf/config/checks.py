@@ -91,7 +91,7 @@ def all_of(*checks: Callable) -> Callable:
 
 
 def not_empty(name: str, value: Any) -> None:
-    """A check for names of files, folders and the like, one or a list. Unset variables of a shell are empty."""
+    """A check: a name of a file or folder, or each of a list, must not be empty. Unset variables of a shell are."""
     names = value if isinstance(value, (list, tuple)) else [value]
     if not names or any(name == "" for name in names):
         raise ParameterError(name, value, "a name that is not empty, or left out")

@@ -10,7 +10,7 @@ from txl_tf.errors import ParameterError
 
 
 def cluster_address(name: str, value: Any) -> None:
-    """A check for the address of a Ray cluster."""
+    """A check: the address of a Ray cluster must be "auto", "local" or host:port."""
     not_empty(name, value)
     if value not in ("auto", "local") and not is_address(value):
         raise ParameterError(name, value, "auto, local or host:port")

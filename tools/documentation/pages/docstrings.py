@@ -144,9 +144,12 @@ def description(pkg, field):
 
 
 def allowed(pkg, check):
-    """What a check of `txl_tf.config.checks` asks for, in words."""
+    """What a check of `txl_tf.config.checks` asks for, in words. The docstring of a function says it after "must"."""
     if isinstance(check, griffe.ExprName):
-        return allowed(pkg, in_package(pkg, check.canonical_path).value)
+        found = in_package(pkg, check.canonical_path)
+        if found.is_function:
+            return re.search(r"must ([^.]*)\.", found.docstring.value)[1]
+        return allowed(pkg, found.value)
     name, arguments = str(check.function), check.arguments
     if name == "all_of":
         return ", and ".join(allowed(pkg, argument) for argument in arguments)
