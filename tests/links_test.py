@@ -215,7 +215,7 @@ def test_a_hard_link_of_a_backup_stays_as_it_was(trained_run, tmp_path, name):
     kept = tmp_path / "backup"
     os.link(tmp_path / "run" / name, kept)
     before = kept.read_bytes()
-    train_run(tmp_path / "run", trained_run[0].parent / "text.txt", training={"train_steps": 18, "max_to_keep": 1})
+    train_run(tmp_path / "run", str(trained_run[0].parent / "text.txt"), training={"train_steps": 18, "max_to_keep": 1})
     assert kept.read_bytes() == before
     assert len(log_rows(tmp_path / "run")) == 6
 
