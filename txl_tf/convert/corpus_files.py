@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import tensorflow as tf
 
 from txl_tf.config import DATASETS
@@ -113,14 +114,20 @@ def _vocabulary_in(path: str) -> str:
 
 
 @contextlib.contextmanager
-def written_corpus(data_dir: str | None, source: SourceCorpus, cutoffs: list[int]) -> Iterator[dict]:
+def written_corpus(
+    data_dir: str | None, source: SourceCorpus, cutoffs: list[int], again: bool = False
+) -> Iterator[dict]:
     """Writes the tokens to `data_dir`, unless it is `None`; gives what `config.json` says of the text.
 
-    An error, also one that follows, leaves what was there before.
+    An error, also one that follows, leaves what was there before. With `again`, the same conversion was killed before,
+    and the folder may hold the same tokens already.
     """
     data = {"dataset": source.dataset, "data_path": None, "level": source.vocab.level, "cutoffs": cutoffs}
     if not data_dir:
         yield data
+        return
+    if again and _is_written(data_dir, source):
+        yield {**data, "data_dir": os.fspath(data_dir)}
         return
     _check_new_corpus(data_dir, source)
     with removed_on_error(data_dir), new_files(data_dir) as folder:
@@ -128,6 +135,16 @@ def written_corpus(data_dir: str | None, source: SourceCorpus, cutoffs: list[int
         write_files(folder, source.dataset, source.vocab, cutoffs, pieces, options={"cutoffs": None}, inputs={})
         load_corpus(folder)  # raises if a file is wrong
         yield {**data, "data_dir": os.fspath(data_dir)}
+
+
+def _is_written(data_dir: str, source: SourceCorpus) -> bool:
+    """Whether a folder holds the vocabulary and the tokens of a source."""
+    if not os.path.exists(os.path.join(data_dir, INFO_FILE)):
+        return False
+    corpus = load_corpus(data_dir)
+    return corpus.vocab.get_data() == source.vocab.get_data() and all(
+        split in corpus.splits and np.array_equal(corpus.splits[split][:], ids) for split, ids in source.splits.items()
+    )
 
 
 def _check_new_corpus(data_dir: str, source: SourceCorpus) -> None:

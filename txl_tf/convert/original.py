@@ -88,10 +88,11 @@ def tf1_to_run(
             )
     reader = CheckpointReader(path)
     step = int(reader.get("global_step")) if "global_step" in reader.shapes else checkpoint_step(path)
-    with written_corpus(data_dir, source, model["cutoffs"]) as data:
+    with contextlib.ExitStack() as stack:
+        data = stack.enter_context(written_corpus(data_dir, source, model["cutoffs"], folder.is_unfinished()))
         lm = TransformerXLLM(**model)
         load_weights(lm, path)
-        return lm, source.vocab, folder.create(data, model, [source.vocab], lm, step)
+        return lm, source.vocab, folder.create(data, model, [source.vocab], lm, step, finish=stack.close)
 
 
 def find_tf1_checkpoint(path: str) -> str:

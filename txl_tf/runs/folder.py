@@ -381,14 +381,15 @@ class RunFolder(CheckpointFolder):
     def create(
         self, data: dict, model: dict, vocabs: list[Vocab], trained: keras.Model | dict[str, tf.Tensor], step: int,
         fingerprints: dict | None = None, family: Family | None = None, init_from: dict | None = None,
-        training: dict | None = None,
+        training: dict | None = None, finish: Callable[[], None] = lambda: None,
     ) -> str:  # fmt: skip
         """Writes a run that was not trained here, in a new folder; returns the path of its checkpoint.
 
         `trained` is a model, or its weights by name where `family` says of what model. `training` are the settings of
         the training that the weights come from, which evaluations and new runs take.
         A new run can start from its weights, but training cannot go on from it. An error leaves what was there before.
-        If the process is killed, the next call removes what it has written: the file `CREATING` says so.
+        If the process is killed, the next call removes what it has written: the file `CREATING` says so. `finish` is
+        called before that file is removed.
         """
         family = family or family_of(type(getattr(trained, "network", trained)))
         self.check_new(vocabs, family)
@@ -410,8 +411,13 @@ class RunFolder(CheckpointFolder):
             known = {name: value for name, value in (("init_from", init_from), ("training", training)) if value}
             self.describe({**config, "fingerprints": fingerprints or {}, **known}, vocabs)
             path = self.save_weights(trained, step)
+            finish()
             remove(creating)
             return path
+
+    def is_unfinished(self) -> bool:
+        """Whether a process was killed while it created the run."""
+        return os.path.lexists(os.path.join(self.path, CREATING))
 
 
 def _is_whole(path: str) -> bool:
