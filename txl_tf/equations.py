@@ -14,7 +14,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from txl_tf import kernels as ops
+import txl_tf.kernels as ops
 from txl_tf.kernels.dropout import NO_DROP
 from txl_tf.kernels.watching import watched
 

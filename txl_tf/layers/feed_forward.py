@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from txl_tf import equations
+import txl_tf.equations as equations
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.equations import FeedForward, feed_forward_block
 from txl_tf.kernels.dropout import Drop, dropout, split

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from txl_tf import equations
+import txl_tf.equations as equations
 from txl_tf.config.checks import is_number
 from txl_tf.errors import ParameterError
 from txl_tf.layers.common.base import check_length, check_sizes, check_tensors, shown

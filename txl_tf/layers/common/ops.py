@@ -6,7 +6,7 @@ import numbers
 import keras
 import tensorflow as tf
 
-from txl_tf import kernels as ops
+import txl_tf.kernels as ops
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.layers.common.arguments import stored

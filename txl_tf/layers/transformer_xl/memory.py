@@ -11,7 +11,7 @@ values. It raises `NotCacheable`, and the model is computed from hidden states, 
 import keras
 import tensorflow as tf
 
-from txl_tf import kernels as ops
+import txl_tf.kernels as ops
 from txl_tf.equations import Attention
 from txl_tf.layers.common.base import CachedMemory, NotCacheable, memories_by_name
 

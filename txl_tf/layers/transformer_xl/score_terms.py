@@ -5,7 +5,7 @@ Attention never computes them apart, see `attention` in `txl_tf/equations.py`. H
 
 import tensorflow as tf
 
-from txl_tf import equations
+import txl_tf.equations as equations
 from txl_tf.kernels.watching import watching
 from txl_tf.layers.transformer_xl.attention import rel_multihead_attn
 
