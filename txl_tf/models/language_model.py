@@ -313,12 +313,11 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
     def _nll(self, outputs, labels, static_shapes, bin_capacities=None):
         """`(nll, kept)` of `segment_nll`."""
+        if not static_shapes:
+            return self.nll_of(outputs, labels), None
         if self.has_own_probabilities:
             kept = labels >= 0
-            nll = self.nll_of(outputs, tf.maximum(labels, 0))
-            return (tf.where(kept, nll, 0), kept) if static_shapes else (self.nll_of(outputs, labels), None)
-        if not static_shapes:
-            return self.softmax.nll(outputs, labels, self.network.embedding), None
+            return tf.where(kept, self.nll_of(outputs, tf.maximum(labels, 0)), 0), kept
         if bin_capacities is None:
             bin_capacities = [labels.shape.num_elements()] * len(self.softmax.cutoffs)
         return self.softmax.static_nll(outputs, labels, self.network.embedding, bin_capacities)

@@ -1,6 +1,6 @@
 """Weights that are read and cast once, before a loop, for layers that are called within it.
 
-weights = {layer: layer.computed_weights() for layer in layers}
+weights = [(layer, layer.computed_weights()) for layer in layers]
 with bound(weights):        # in the body of the loop
     model(x)                # the layers compute with these tensors
 """

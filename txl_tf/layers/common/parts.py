@@ -12,23 +12,13 @@ import tensorflow as tf
 from txl_tf.errors import ParameterError
 
 
-def is_library(part, cls, *methods):
-    """Whether `part` is computed by the library's own code.
+def is_library(part, cls):
+    """Whether a layer or model is computed by the call of `cls`, the class that it has in this library.
 
-    Args:
-        part: a layer or model.
-        cls: the class that it has in this library.
-        *methods: names of methods, by default `call`. One that was replaced, in a subclass, in the class or in the
-            instance, is the user's.
+    A call that was replaced, in a subclass, in the class or in the instance, is the user's.
     """
-    methods = methods or ("call",)
-    if any(name in vars(part) for name in methods):
-        return False
-    return all(_is_ours(getattr(type(part), name, None), getattr(cls, name)) for name in methods)
-
-
-def _is_ours(method, expected):
-    return method is expected and getattr(method, "__module__", "").startswith("txl_tf.")
+    call = getattr(type(part), "call", None)
+    return "call" not in vars(part) and call is cls.call and call.__module__.startswith("txl_tf.")
 
 
 def own_parts(model, of_keras=True):

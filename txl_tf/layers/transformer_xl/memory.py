@@ -106,21 +106,30 @@ class Memory(CachedMemory):
         return self.layer(*args, **kwargs)
 
 
+class CachedKeys(Memory):
+    """Cached keys and values of one layer, which the segment is written into.
+
+    Args:
+        layer, weights: see `Memory`.
+        segment: the `NetworkMemory` of the segment.
+        keys, values: `[B, H, K, D]`, before the segment.
+
+    Attributes:
+        after: keys and values after the segment.
+    """
+
+    def __init__(self, layer, weights, segment, keys, values):
+        super().__init__(layer, weights)
+        self.segment, self.keys, self.values, self.after = segment, keys, values, None
+
+
 class NetworkMemory(CachedMemory):
     """A memory of cached keys and values, as a network takes it for `mems`: it is no list of tensors.
 
-    A subclass has `layers`, a `Memory` for every layer, and `finish`, which returns the state after the segment.
-
-    Args:
-        network: the network, whose layers get the views.
+    A subclass sets `layers`, a `Memory` for every layer, and has `finish`, which returns the state after the segment.
     """
 
-    def __init__(self, network):
-        self.network, self.layers = network, []
-
-    def embedded(self, embeddings):
-        """What enters the layers, of the embeddings of the segment."""
-        return embeddings
+    layers = ()
 
     def checked(self):
         """Raises NotCacheable unless every layer has attended to its memory."""
@@ -128,3 +137,7 @@ class NetworkMemory(CachedMemory):
             if not memory.used:
                 raise NotCacheable(f"{memory.layer.name} does not attend to its memory")
         return self
+
+    def keys_and_values(self):
+        """Those of all layers after the segment, where the layers have `CachedKeys`: two tuples."""
+        return zip(*(layer.after for layer in self.checked().layers), strict=True)

@@ -49,7 +49,8 @@ class Session:
         self.ended, self.excess = False, 0
         self._cache = cache = lm.decoding_cache()
         self._precomputed = tf.function(precompute_for, autograph=False)(lm, cache)
-        hidden = tf.zeros([batch_size, lm.no_outputs(1).shape[2]], lm.no_outputs(1).dtype)
+        nothing = lm.no_outputs(batch_size)
+        hidden = tf.zeros([batch_size, nothing.shape[2]], nothing.dtype)
         self._text = TextState(hidden, cache.initial_state(batch_size), no_history(batch_size, lm.network.n_token))
         self._empty = True
         self._drawn = 0

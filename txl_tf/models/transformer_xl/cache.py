@@ -27,7 +27,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.transformer_xl.memory import Memory, NetworkMemory
+from txl_tf.layers.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.layers.transformer_xl.reset import document_starts
 from txl_tf.models.transformer_xl.inference import projected_positions, read, weights_with, zero_keys
 from txl_tf.models.transformer_xl.ring import attend_ring, eraser, ring_positions, write, write_slice
@@ -117,7 +117,6 @@ class RingMemory(NetworkMemory):
     """
 
     def __init__(self, network, weights, tokens, state, lengths=None, in_place=False, static_shapes=False):
-        super().__init__(network)
         self.state, self.static_shapes = state, static_shapes
         self.tgt_len, self.klen = keras.ops.shape(tokens)[1], keras.ops.shape(state.keys[0])[2]
         _check_segment(self.tgt_len, self.klen - network.mem_len)
@@ -137,20 +136,12 @@ class RingMemory(NetworkMemory):
 
     def finish(self):
         """The `CachedState` after the segment."""
-        keys, values = zip(*(layer.after for layer in self.checked().layers), strict=True)
+        keys, values = self.keys_and_values()
         return CachedState(keys, values, (self.state.position + self.tgt_len) % self.klen)
 
 
-class RingOfLayer(Memory):
-    """The keys and values of one layer in a `RingMemory`.
-
-    Attributes:
-        after: keys and values `[B, H, K, D]` after the segment.
-    """
-
-    def __init__(self, layer, weights, segment, keys, values):
-        super().__init__(layer, weights)
-        self.segment, self.keys, self.values, self.after = segment, keys, values, None
+class RingOfLayer(CachedKeys):
+    """The keys and values of one layer in a `RingMemory`."""
 
     def attend(self, block, content_q, position_q, k, v):
         """Writes keys and values of the segment into the rings, and attends to those."""

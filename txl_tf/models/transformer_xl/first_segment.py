@@ -24,7 +24,6 @@ class NothingYet(NetworkMemory):
     """
 
     def __init__(self, network, tgt_len):
-        super().__init__(network)
         # A row of zeros, which `rel_shift` cuts off.
         distances = projected_positions(network, network.mem_len + tgt_len)
         weights = weights_with(network, [tf.pad(r_k, [[0, 0], [0, 1], [0, 0]]) for r_k in distances])

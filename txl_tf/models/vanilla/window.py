@@ -23,7 +23,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.equations import Places
-from txl_tf.layers.transformer_xl.memory import Memory, NetworkMemory
+from txl_tf.layers.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.models.transformer_xl.inference import layer_weights, read, row_by_row, writable_copy, zero_keys
 from txl_tf.models.transformer_xl.ring import write
 
@@ -161,7 +161,6 @@ class WindowMemory(NetworkMemory):
     """
 
     def __init__(self, network, weights, tokens, state, in_place, static_shapes):
-        super().__init__(network)
         self.weights, self.tokens, self.state = weights, tokens, state
         self.in_place, self.static_shapes = in_place, static_shapes
         self.places = state.length[:, None] + tf.range(keras.ops.shape(tokens)[1])  # [B, T]
@@ -179,22 +178,14 @@ class WindowMemory(NetworkMemory):
 
     def finish(self):
         """The `WindowState` after the segment."""
-        keys, values = zip(*(layer.after for layer in self.checked().layers), strict=True)
+        keys, values = self.keys_and_values()
         row = tf.broadcast_to(tf.range(keras.ops.shape(self.tokens)[0])[:, None], tf.shape(self.places))
         seen = tf.tensor_scatter_nd_update(self.state.tokens, tf.stack([row, self.places], -1), self.tokens)
         return WindowState(keys, values, seen, self.state.length + keras.ops.shape(self.tokens)[1])
 
 
-class WindowOfLayer(Memory):
-    """The keys and values of one layer in a `WindowMemory`.
-
-    Attributes:
-        after: keys and values `[B, H, K, D]` after the segment.
-    """
-
-    def __init__(self, layer, weights, segment, keys, values):
-        super().__init__(layer, weights)
-        self.segment, self.keys, self.values, self.after = segment, keys, values, None
+class WindowOfLayer(CachedKeys):
+    """The keys and values of one layer in a `WindowMemory`."""
 
     def attend(self, block, content_q, position_q, k, v):
         """Writes keys and values of the segment into the window, and attends to it."""
