@@ -34,7 +34,7 @@ from txl_tf.models.transformer_xl.cache import (
 from txl_tf.models.transformer_xl.decoding_cache import HiddenStateCache, MemoryCache
 from txl_tf.models.transformer_xl.first_segment import first_segment
 from txl_tf.models.transformer_xl.inference import weights_with, writable_copy
-from txl_tf.models.transformer_xl.network import DRAWN_ONCE, PART_CLASSES, TransformerXL
+from txl_tf.models.transformer_xl.network import DRAWN_ONCE, TransformerXL
 from txl_tf.schema import keywords_of, takes_keyword
 from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 
@@ -100,9 +100,8 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
     @classmethod
     def from_config(cls, config):
-        classes = {name: config.get(name) for name in PART_CLASSES}
-        with choosing(classes):
-            return super().from_config({name: value for name, value in config.items() if name not in classes})
+        with choosing(config) as others:
+            return super().from_config(others)
 
     # ------------------------------------------------------------------------------------------------- inference
 

@@ -83,6 +83,9 @@ def _cause(error):
 
 # ------------------------------------------------------------------------------------------------------ configurations
 
+# Parts whose classes are in a configuration, where they are not the library's.
+PART_CLASSES = ("network_class", "softmax_class", "layer_class", "attention_class")
+
 _chosen = contextvars.ContextVar("chosen", default=None)
 
 
@@ -92,26 +95,26 @@ def chosen_class(name, default):
 
 
 @contextlib.contextmanager
-def choosing(classes):
-    """Constructors in this block make parts of these classes.
+def choosing(config):
+    """Constructors in this block make parts of the classes that a configuration names.
 
     Args:
-        classes: `{name: registered name of a class}`, as `registered_classes` returns it; `None` is left out.
+        config: a configuration with results of `registered_classes`.
+
+    Yields:
+        The configuration without the names of classes.
 
     Raises:
         ParameterError: no class of the name is registered.
     """
-    found = {}
-    for name, registered in classes.items():
-        if registered is None:
-            continue
-        found[name] = keras.saving.get_registered_object(registered)
-        if found[name] is None:
+    found = {name: keras.saving.get_registered_object(config[name]) for name in PART_CLASSES if config.get(name)}
+    for name, cls in found.items():
+        if cls is None:
             allowed = "a class that is registered, see keras.saving.register_keras_serializable"
-            raise ParameterError(name, registered, allowed)
+            raise ParameterError(name, config[name], allowed)
     token = _chosen.set({**(_chosen.get() or {}), **found})
     try:
-        yield
+        yield {name: value for name, value in config.items() if name not in PART_CLASSES}
     finally:
         _chosen.reset(token)
 

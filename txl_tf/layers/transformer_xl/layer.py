@@ -69,8 +69,8 @@ class TransformerXLLayer(Layer):
 
     @classmethod
     def from_config(cls, config):
-        with choosing({"attention_class": config.get("attention_class")}):
-            return super().from_config({name: value for name, value in config.items() if name != "attention_class"})
+        with choosing(config) as others:
+            return super().from_config(others)
 
     def build(self, w_shape=None, **_):
         self.build_parts(w_shape, self.rel_attn, self.ff)

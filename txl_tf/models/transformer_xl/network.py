@@ -42,9 +42,6 @@ from txl_tf.layers.transformer_xl.reset import Mask, document_mask
 from txl_tf.layers.transformer_xl.score_terms import terms_of
 from txl_tf.models.transformer_xl.apply_layers import apply_layers
 
-# Parts whose classes are in a configuration, where they are not the library's.
-PART_CLASSES = ("network_class", "softmax_class", "layer_class", "attention_class")
-
 # How the initial weights are drawn, which counts when a network is made and never again.
 DRAWN_ONCE = ("init", "init_std", "proj_init_std", "init_range")
 
@@ -184,9 +181,8 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
     @classmethod
     def from_config(cls, config):
-        classes = {name: config.get(name) for name in PART_CLASSES}
-        with choosing(classes):
-            return super().from_config({name: value for name, value in config.items() if name not in classes})
+        with choosing(config) as others:
+            return super().from_config(others)
 
     def check_setting(self, name, value):
         if name == "reset_token" and value is not None:
