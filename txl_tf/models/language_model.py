@@ -310,6 +310,18 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
         return why_not_cached(self, read)
 
+    def first_nll(self, tokens, labels):
+        """`score` without `mems`, the nll alone, for first segments; tokens and labels are not checked."""
+        return self.segment_nll(tokens, labels, self.initial_mems(keras.ops.shape(tokens)[0]))[0]
+
+    def start_evaluation(self, batch_size, tgt_len):
+        """What the first segment of an evaluation is given: the memory."""
+        return self.initial_mems(batch_size)
+
+    def evaluation_nll(self, tokens, labels, carried):
+        """`segment_nll` of an evaluation, with the memory of the segment before."""
+        return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes)
+
     def _nll(self, outputs, labels, static_shapes, bin_capacities=None):
         """`(nll, kept)` of `segment_nll`."""
         if not static_shapes:
@@ -418,7 +430,7 @@ class TransformerXLLM(LanguageModel):
         the first of a row may be `reset_token`.
         """
         if self.why_not_cached() is not None:
-            return self.segment_nll(tokens, labels, self.initial_mems(keras.ops.shape(tokens)[0]))[0]
+            return super().first_nll(tokens, labels)
         return self.nll_of(first_segment(self.network, tokens, self.outputs), labels)
 
     def start_evaluation(self, batch_size, tgt_len):
@@ -428,7 +440,7 @@ class TransformerXLLM(LanguageModel):
         XLA copies what goes in and out. With static shapes, that is not the weights, which fill a TPU in training.
         """
         if self.why_not_cached() is not None:
-            return self.initial_mems(batch_size)
+            return super().start_evaluation(batch_size, tgt_len)
         if self.static_shapes:
             max_segment = whole_segments(self.network.mem_len, tgt_len)
             return position_keys(self.network, max_segment), initial_state(self.network, batch_size, max_segment)
@@ -444,7 +456,7 @@ class TransformerXLLM(LanguageModel):
                 tensors, see `initial_mems`; the result has its like then.
         """
         if isinstance(carried, list):
-            return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes)
+            return super().evaluation_nll(tokens, labels, carried)
         precomputed, state = carried
         weights = weights_with(self.network, precomputed) if self.static_shapes else precomputed
         how = {"static_shapes": self.static_shapes, "in_place": not self.static_shapes, "model": self.outputs}

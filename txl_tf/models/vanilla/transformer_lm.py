@@ -150,15 +150,3 @@ class TransformerLM(LanguageModel):
     def cached_decoding(self, static_shapes=False):
         """The cache of keys and values."""
         return WindowCache(self.network, self.context_len, static_shapes, self)
-
-    def first_nll(self, tokens, labels):
-        """As `TransformerXLLM.first_nll`."""
-        return self.segment_nll(tokens, labels, self.initial_mems(keras.ops.shape(tokens)[0]))[0]
-
-    def start_evaluation(self, batch_size, tgt_len):
-        """What the first segment of an evaluation is given: the memory. There is nothing to keep as keys and values."""
-        return self.initial_mems(batch_size)
-
-    def evaluation_nll(self, tokens, labels, carried):
-        """As `segment_nll`, with the memory of the segment before."""
-        return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes)
