@@ -57,7 +57,7 @@ from txl_tf.config.presets import (
     steps_for,
 )
 
-OF_DISTANCES, OF_PLACES = ("clamp_len", "untie_r"), ("context_len", "pos_embed")  # flags of one kind of model
+OF_DISTANCES, OF_PLACES = ("clamp_len", "untie_r"), ("context_len", "pos_embed")  # flags of some kinds of positions
 MODELS = {"transformer_xl": ModelConfig, "transformer": TransformerLMConfig}
 
 flags.DEFINE_string("model_dir", None, "Folder of the run: checkpoints, vocabulary, log.csv, curves. Required.")
@@ -116,7 +116,14 @@ def model_arguments(group, given_only=False, instead=()):
     """
     found = values(group, given_only) if given_only else completed(group, dict(instead))
     absolute = group is TransformerLMConfig
-    refused = changed(OF_DISTANCES) if absolute else given(OF_PLACES)
+    if absolute and FLAGS["positions"].present:
+        raise ValueError(
+            "positions is for --model=transformer_xl: --model=transformer takes --pos_embed=sin or learned"
+        )
+    if not absolute and found.get("positions", "relative") in ("sinusoids", "learned"):
+        refused = given(OF_PLACES[1:])
+    else:
+        refused = changed(OF_DISTANCES) if absolute else given(OF_PLACES)
     if refused:
         what, kind = ("distances", "transformer") if absolute else ("places in a segment", "transformer_xl")
         raise ValueError(f"{refused[0]} is about {what}, which --model={kind} does not have: leave it out")

@@ -86,29 +86,42 @@ def shifted_scores(q, r, first):
 
 
 class Attention(NamedTuple):
-    """Weights of a layer's attention."""
+    """Weights of a layer's attention, and what it knows of positions."""
 
     qkv: tf.Tensor  # [E, 3 * H * D]: of queries, then keys, then values
     o: tf.Tensor  # [H * D, E]
     n_head: int
     scale: float  # of the queries, D**-0.5; 1 where the weights have it already
-    u: tf.Tensor | None = None  # broadcasts to the queries; the original's r_w_bias
+    positions: object  # a scheme, see `txl_tf/layers/position_schemes.py`
+    u: tf.Tensor | None = None  # of the relative scheme; broadcasts to the queries; the original's r_w_bias
     v: tf.Tensor | None = None  # the same; the original's r_r_bias
 
 
 class Places(NamedTuple):
     """Where the keys of some queries stand, and which of them the queries see.
 
-    Other kinds of memory may have places of their own, with the same attributes and `position_scores`.
+    Other kinds of memory may have places of their own, with the same attributes and functions.
     """
 
-    r: tf.Tensor | None  # [H, R, D], the projected table of distances; `None` for absolute positions
-    first: tf.Tensor | int = 0  # see `shifted_scores`
+    klen: tf.Tensor | int  # K
     visible: tf.Tensor | None = None  # bool, broadcasts to [H, ..., T, K]; `None` for all
+    r: tf.Tensor | None = None  # [H, R, D], of the relative scheme: the projected table of distances
+    first: tf.Tensor | int = 0  # see `shifted_scores`
     special: dict = {}  # other arguments of `attend`, of keys and values that count as zeros
+    slots: tf.Tensor | None = None  # int32 [..., T], among the keys, of the queries; `None` for the last T ones
 
-    def position_scores(self, q):
-        """`[H, ..., T, K]` of queries `[H, ..., T, D]`: terms (b) and (d) of `attention`."""
+    def distances(self, q):
+        """How far back each key lies from each of the queries `[..., T, D]`; below 0 for one in the future.
+
+        Returns:
+            int32 `[T, K]`, or with a batch in front.
+        """
+        tgt_len = keras.ops.shape(q)[-2]
+        slots = self.klen - tgt_len + tf.range(tgt_len) if self.slots is None else self.slots
+        return slots[..., None] - tf.range(self.klen)
+
+    def scores_by_distance(self, q):
+        """`[H, ..., T, K]`: products of queries `[H, ..., T, D]` with the row of `r` for the distance of each key."""
         return shifted_scores(q, self.r, self.first)
 
 
@@ -126,13 +139,13 @@ def attention(h, memory, w, drop=NO_DROP):
         A_ij = q_i.k_j + q_i.r_(i-j) + u.k_j + v.r_(i-j)        (a), (b), (c), (d)
              = (q_i + u).k_j + (q_i + v).r_(i-j)                each times D**-0.5
 
-    With absolute positions, the score is `q_i.k_j` alone.
+    That is the relative scheme. Other schemes of positions add other scores, or turn queries and keys, or do neither.
 
     Args:
         h: `[B, T, E]`.
         memory: an object with `project(h, w)`, which returns the queries of the segment and the keys and values of
-            all that it sees; with `attend(block, ...)`, which calls `block` for all of them or part by part; and with
-            `output(heads, w)`, the last projection.
+            all that it sees; with `numbers(k)`, how many tokens stand before each key; with `attend(block, ...)`, which
+            calls `block` for all queries or part by part; and with `output(heads, w)`, the last projection.
         w: `Attention`.
         drop: `Drop`, of the probabilities.
 
@@ -140,23 +153,19 @@ def attention(h, memory, w, drop=NO_DROP):
         `[B, T, E]`.
     """
     q, k, v = memory.project(h, w)  # [H, B, T, D], [H, B, K, D] twice; or batch first
+    if w.positions.turns:
+        numbers = memory.numbers(k)  # [K]; the queries are the last ones
+        q, k = w.positions.turn(q, numbers[..., -keras.ops.shape(h)[1] :]), w.positions.turn(k, numbers)
 
     def block(content_q, position_q, k, v, places):
         if watched() is not None:
             watched().parts.append((q, k, places))
-        position = None if position_q is None else places.position_scores(position_q)  # (b) + (d): [H, ..., T, K]
+        position = w.positions.scores(position_q, places)  # (b) + (d): [H, ..., T, K]
         # (a) + (c), the softmax of the sum over the keys that a query sees, times the values: [H, ..., T, D]
         return ops.attend(content_q, k, v, position, places.visible, 1.0, *drop, **places.special)
 
-    if w.u is None:
-        queries = _times(q, w.scale), None
-    else:
-        queries = _times(q + w.u, w.scale), _times(q + w.v, w.scale)
-    return memory.output(memory.attend(block, *queries, k, v), w)  # [B, T, E]
-
-
-def _times(x, scale):
-    return x if scale == 1.0 else x * scale
+    content_q, position_q = w.positions.queries(q, w)
+    return memory.output(memory.attend(block, content_q, position_q, k, v), w)  # [B, T, E]
 
 
 def score_terms(q, k, r, u, v, scale, first, content=None):

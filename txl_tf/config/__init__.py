@@ -31,6 +31,7 @@ from txl_tf.config.models import (
     POS_EMBEDS,
     POSITIONS,
     RESIDUALS,
+    SCHEMES,
     TOKEN_LEVELS,
     BiLSTMConfig,
     BiLSTMTaggerConfig,
@@ -70,8 +71,8 @@ from txl_tf.config.training import (
 __all__ = [
     "ACTIVATIONS", "ATTN_TYPES", "AUTO", "COUNTED_LEVELS", "DATASETS", "FUSIONS", "LEVELS", "MATMUL_PRECISIONS",
     "MIN_FREQ", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POSITIONS", "POS_EMBEDS", "PRECISIONS",
-    "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES", "TOKEN_LEVELS",
-    "WEIGHT_TYPES",
+    "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES", "SCHEMES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES",
+    "TOKEN_LEVELS", "WEIGHT_TYPES",
     "BiLSTMConfig", "BiLSTMTaggerConfig", "ClusterConfig", "ColumnsConfig", "Config", "EncoderConfig",
     "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig",
     "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig",

@@ -32,7 +32,7 @@ def one_of(choices: Iterable[str]) -> Callable:
         if value not in list(choices):
             raise ParameterError(name, value, list(choices))
 
-    check.choices = list(choices)
+    check.choices = choices
     return check
 
 

@@ -29,6 +29,8 @@ ATTN_TYPES = ("adatrans", "transformer")
 TOKEN_LEVELS = ("char", "word")
 POS_EMBEDS = ("none", "sin", "fix")
 POSITIONS = ("sin", "learned")
+# Schemes of positions: name -> class. `txl_tf/layers/position_schemes.py` sets the classes, and users add their own.
+SCHEMES = dict.fromkeys(("relative", "sinusoids", "learned", "alibi", "rotary"))
 FUSIONS = ("ff", "ff_two", "ff_linear", "attn", "gate")
 RESIDUALS = ("input", "own")
 ACTIVATIONS = ("relu", "leaky")
@@ -46,6 +48,11 @@ class NetworkConfig(Config):
     n_head: int = option(flag=10, help="Attention heads.", check=WIDTH)
     d_head: int = option(flag=50, help="Width of a head.", check=WIDTH)
     d_inner: int = option(flag=1000, help="Width inside the feed-forward layers.", check=WIDTH)
+    positions: str = option("relative", "What the network knows of positions.", one_of(SCHEMES))
+    context_len: int = option(
+        512, "With sinusoids or learned positions, the most tokens that generation has in view.",
+        at_least(2, 1 << 20), free=unless(pos_embed="learned", positions="learned"),
+    )  # fmt: skip
     dropout: float = option(0.1, "Dropout rate.", RATE, free=True)
     dropatt: float = option(0.0, "Dropout rate of the attention probabilities.", RATE, flag=0.1, free=True)
     mem_len: int = option(0, "Positions of memory.", MEMORY, flag=70, free=True)
@@ -86,12 +93,10 @@ class TransformerLMConfig(ModelConfig):
     """Arguments of `TransformerLM`, which has neither distances nor resets."""
 
     mem_len: int = option(0, "Positions of memory; with absolute positions, for comparison only.", MEMORY, free=True)
-    context_len: int = option(
-        512, "Most tokens that generation has in view.", at_least(2, 1 << 20), free=unless(pos_embed="learned")
-    )
     pos_embed: str = option("sin", "Positions: sinusoids, or a learned table of context_len rows.", one_of(POSITIONS))
 
-    clamp_len: ClassVar[int] = -1  # no fields any more
+    positions: ClassVar[str | None] = None  # no fields any more: pos_embed says it
+    clamp_len: ClassVar[int] = -1
     untie_r: ClassVar[bool] = False
     reset_token: ClassVar[int | None] = None
 
@@ -235,5 +240,5 @@ def check_places(model: dict, **lengths: int) -> None:
     """
     most = model.get("context_len", TransformerLMConfig.context_len)
     for name, length in lengths.items():
-        if model.get("pos_embed") == "learned" and length > most:
+        if "learned" in (model.get("pos_embed"), model.get("positions")) and length > most:
             raise ValueError(f"{name} must be at most context_len={most}, as many positions are learned, got {length}")

@@ -17,6 +17,16 @@ from txl_tf.layers.feed_forward import (
     point_wise_feed_forward_network,
     positionwise_ff,
 )
+from txl_tf.layers.position_schemes import (
+    Alibi,
+    Learned,
+    Positions,
+    Relative,
+    Rotary,
+    Sinusoids,
+    alibi_slopes,
+    register_positions,
+)
 from txl_tf.layers.positions import (
     get_angles,
     inverse_frequencies,
@@ -51,15 +61,17 @@ from txl_tf.layers.vanilla.multi_head_attention import (
 )
 
 __all__ = [
-    "AdaptiveEmbedding", "AdaptiveSoftmax", "CRF", "DecoderLayer", "Embeddings", "EncoderLayer", "FlatLayer",
-    "LatticeAttn", "LayerNorm", "MultiHeadAttention", "MultiHeadAttn", "Pairs", "PositionEmbedding", "PositionFusion",
-    "PositionWiseFFN", "PositionalEncoding", "PositionwiseFF", "RelMultiHeadAttn", "TenerAttn", "TenerLayer",
-    "TransformerLMLayer", "TransformerXLLayer", "adaptive_log_probs", "attend", "attention_probs",
+    "AdaptiveEmbedding", "AdaptiveSoftmax", "Alibi", "CRF", "DecoderLayer", "Embeddings", "EncoderLayer",
+    "FlatLayer", "LatticeAttn", "LayerNorm", "Learned", "MultiHeadAttention", "MultiHeadAttn", "Pairs",
+    "PositionEmbedding", "PositionFusion", "PositionWiseFFN", "PositionalEncoding", "Positions", "PositionwiseFF",
+    "RelMultiHeadAttn", "Relative", "Rotary", "Sinusoids", "TenerAttn", "TenerLayer", "TransformerLMLayer",
+    "TransformerXLLayer", "adaptive_log_probs", "alibi_slopes", "attend", "attention_probs",
     "create_look_ahead_mask", "create_mask", "create_padding_mask", "crf_decode", "crf_marginals", "crf_nll",
-    "cross_entropy", "distance_table", "distinct_pairs", "document_mask", "dropout", "embedding_lookup", "get_angles",
-    "inverse_frequencies", "layer_norm", "mask_adaptive_embedding_lookup", "mask_adaptive_logsoftmax", "multihead_attn",
-    "pairwise_scores", "point_wise_feed_forward_network", "positional_embedding", "positional_encoding",
-    "positionwise_ff", "rel_multihead_attn", "rel_shift", "relative_positions", "scaled_dot_product_attention",
-    "score_terms", "shifted_scores", "span_distances", "static_adaptive_logsoftmax", "tener_position_scores",
-    "tensor2tensor_frequencies", "two_way_positions", "two_way_scores",
+    "cross_entropy", "distance_table", "distinct_pairs", "document_mask", "dropout", "embedding_lookup",
+    "get_angles", "inverse_frequencies", "layer_norm", "mask_adaptive_embedding_lookup", "mask_adaptive_logsoftmax",
+    "multihead_attn", "pairwise_scores", "point_wise_feed_forward_network", "positional_embedding",
+    "positional_encoding", "positionwise_ff", "register_positions", "rel_multihead_attn", "rel_shift",
+    "relative_positions", "scaled_dot_product_attention", "score_terms", "shifted_scores", "span_distances",
+    "static_adaptive_logsoftmax", "tener_position_scores", "tensor2tensor_frequencies", "two_way_positions",
+    "two_way_scores",
 ]  # fmt: skip

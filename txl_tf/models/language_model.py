@@ -35,6 +35,7 @@ from txl_tf.models.transformer_xl.decoding_cache import HiddenStateCache, Memory
 from txl_tf.models.transformer_xl.first_segment import first_segment
 from txl_tf.models.transformer_xl.inference import weights_with, writable_copy
 from txl_tf.models.transformer_xl.network import DRAWN_ONCE, TransformerXL
+from txl_tf.models.vanilla.window import RereadWindow, WindowCache
 from txl_tf.schema import keywords_of, takes_keyword
 from txl_tf.training.memory_model import OF_COMPILE, MemoryModel
 
@@ -47,7 +48,7 @@ _NO_PREDICT = (
 class LanguageModel(Settings, OutputSpecs, MemoryModel):
     """Base of language models: a network, and the adaptive softmax that shares its embeddings.
 
-    A subclass says which network, how generation reads (`decoding_cache`), and how an evaluation carries the memory.
+    A subclass says which network, and with which arguments.
 
     Args:
         network_class: `TransformerXL`, or a subclass of it.
@@ -310,17 +311,65 @@ class LanguageModel(Settings, OutputSpecs, MemoryModel):
 
         return why_not_cached(self, read)
 
+    @property
+    def has_window(self):
+        """Whether places count from the beginning of a segment, so that a cache holds a window of the text."""
+        return self.network.scheme.cached_by == "window"
+
+    @property
+    def reads_from_cache(self):
+        """Whether an evaluation reads keys and values from a cache. Otherwise its memory is hidden states."""
+        return not self.has_window and self.why_not_cached() is None
+
+    def decoding_cache(self, static_shapes=False):
+        """The cache that `generate` reads a text with: keys and values, or what they are computed from."""
+        if self.why_not_cached() is not None:
+            return (RereadWindow if self.has_window else HiddenStateCache)(self, static_shapes)
+        return self.cached_decoding(static_shapes)
+
+    def cached_decoding(self, static_shapes=False):
+        """The cache of keys and values."""
+        if self.has_window:
+            return WindowCache(self.network, self.context_len, static_shapes, self)
+        return MemoryCache(self.network, static_shapes, self.outputs)
+
     def first_nll(self, tokens, labels):
-        """`score` without `mems`, the nll alone, for first segments; tokens and labels are not checked."""
+        """`score` without `mems`, the nll alone, for first segments. Tokens and labels are not checked; no token but
+        the first of a row may be `reset_token`.
+        """
+        if self.reads_from_cache:
+            return self.nll_of(first_segment(self.network, tokens, self.outputs), labels)
         return self.segment_nll(tokens, labels, self.initial_mems(keras.ops.shape(tokens)[0]))[0]
 
     def start_evaluation(self, batch_size, tgt_len):
-        """What the first segment of an evaluation is given: the memory."""
-        return self.initial_mems(batch_size)
+        """What the first segment of an evaluation is given: `(precomputed, state)`, or the memory as of `initial_mems`.
+
+        The state is the memory as keys and values. XLA copies what goes in and out. With static shapes, that is not the
+        weights, which fill a TPU in training.
+        """
+        if not self.reads_from_cache:
+            return self.initial_mems(batch_size)
+        if self.static_shapes:
+            max_segment = whole_segments(self.network.mem_len, tgt_len)
+            return position_keys(self.network, max_segment), initial_state(self.network, batch_size, max_segment)
+        state = initial_state(self.network, batch_size, tgt_len)
+        return precompute(self.network, tgt_len), writable_copy(state)
 
     def evaluation_nll(self, tokens, labels, carried):
-        """`segment_nll` of an evaluation, with the memory of the segment before."""
-        return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes)
+        """`segment_nll` of an evaluation.
+
+        Args:
+            tokens, labels: see `segment_nll`.
+            carried: of `start_evaluation` or of the segment before; it is overwritten. Or the memory as a list of
+                tensors, see `initial_mems`; the result has its like then.
+        """
+        if isinstance(carried, list):
+            return self.segment_nll(tokens, labels, carried, static_shapes=self.static_shapes)
+        precomputed, state = carried
+        weights = weights_with(self.network, precomputed) if self.static_shapes else precomputed
+        how = {"static_shapes": self.static_shapes, "in_place": not self.static_shapes, "model": self.outputs}
+        outputs, state = cached_forward(self.network, weights, tokens, state, **how)
+        return *self._nll(outputs, labels, self.static_shapes), (precomputed, state)
 
     def _nll(self, outputs, labels, static_shapes, bin_capacities=None):
         """`(nll, kept)` of `segment_nll`."""
@@ -408,57 +457,9 @@ class TransformerXLLM(LanguageModel):
         Dai et al. 2019; `transformer` and `train` of the original.
     """
 
-    copied_settings = {name: (f"network.{name}",) for name in NetworkConfig.names()}
+    copied_settings = {name: (f"network.{name}",) for name in NetworkConfig.names() if name != "positions"}
 
     @takes(ModelConfig, required=["n_token", "mem_len"])
     def __init__(self, *, recompute=False, seed=None, **kwargs):
         arguments = {name: getattr(self, name) for name in [*NetworkConfig.names(), "recompute", "seed"]}
         super().__init__(TransformerXL, arguments, self.proj_share_all_but_first, **kwargs)
-
-    def decoding_cache(self, static_shapes=False):
-        """The cache that `generate` reads a text with: its memory as keys and values, or as hidden states."""
-        if self.why_not_cached() is not None:
-            return HiddenStateCache(self, static_shapes)
-        return self.cached_decoding(static_shapes)
-
-    def cached_decoding(self, static_shapes=False):
-        """The cache of keys and values."""
-        return MemoryCache(self.network, static_shapes, self.outputs)
-
-    def first_nll(self, tokens, labels):
-        """`score` without `mems`, the nll alone, for first segments. Tokens and labels are not checked; no token but
-        the first of a row may be `reset_token`.
-        """
-        if self.why_not_cached() is not None:
-            return super().first_nll(tokens, labels)
-        return self.nll_of(first_segment(self.network, tokens, self.outputs), labels)
-
-    def start_evaluation(self, batch_size, tgt_len):
-        """`(precomputed, state)` for the first segment of an evaluation; the state is the memory as keys and values.
-
-        Or the memory as of `initial_mems`, where a part of the model cannot be computed from cached keys and values.
-        XLA copies what goes in and out. With static shapes, that is not the weights, which fill a TPU in training.
-        """
-        if self.why_not_cached() is not None:
-            return super().start_evaluation(batch_size, tgt_len)
-        if self.static_shapes:
-            max_segment = whole_segments(self.network.mem_len, tgt_len)
-            return position_keys(self.network, max_segment), initial_state(self.network, batch_size, max_segment)
-        state = initial_state(self.network, batch_size, tgt_len)
-        return precompute(self.network, tgt_len), writable_copy(state)
-
-    def evaluation_nll(self, tokens, labels, carried):
-        """`segment_nll` of an evaluation.
-
-        Args:
-            tokens, labels: see `segment_nll`.
-            carried: of `start_evaluation` or of the segment before; it is overwritten. Or the memory as a list of
-                tensors, see `initial_mems`; the result has its like then.
-        """
-        if isinstance(carried, list):
-            return super().evaluation_nll(tokens, labels, carried)
-        precomputed, state = carried
-        weights = weights_with(self.network, precomputed) if self.static_shapes else precomputed
-        how = {"static_shapes": self.static_shapes, "in_place": not self.static_shapes, "model": self.outputs}
-        outputs, state = cached_forward(self.network, weights, tokens, state, **how)
-        return *self._nll(outputs, labels, self.static_shapes), (precomputed, state)

@@ -43,7 +43,7 @@ from txl_tf.files import (
     writing,
 )
 from txl_tf.layers.common.parts import own_parts
-from txl_tf.runs.families.record import Family, family_in, family_of
+from txl_tf.runs.families.record import Family, family_in, family_of_model
 from txl_tf.runs.weights import (
     CheckpointFolder,
     CheckpointGone,
@@ -391,7 +391,7 @@ class RunFolder(CheckpointFolder):
         If the process is killed, the next call removes what it has written: the file `CREATING` says so. `finish` is
         called before that file is removed.
         """
-        family = family or family_of(type(getattr(trained, "network", trained)))
+        family = family or family_of_model(trained)
         self.check_new(vocabs, family)
         with contextlib.ExitStack() as stack:
             stack.enter_context(removed_on_error(self.path))

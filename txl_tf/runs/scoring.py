@@ -32,7 +32,6 @@ from txl_tf.data.batching import by_length, padded
 from txl_tf.data.lines import LineError, encoded, in_blocks, in_places, text_of
 from txl_tf.data.vocabulary import Vocab, line_start_ids, newline_ids, unescape
 from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.runs.metrics import to_metric
 from txl_tf.schema import check_names, keywords_of
 
@@ -122,7 +121,7 @@ class Scorer:
         self.start = np.array(self._start_ids(config.start), np.int32)
         self.score_end = config.score_end and bool(self.newline)
         self.carry_memory, self.batch_tokens = config.carry_memory, config.batch_tokens
-        self.segment = config.segment or (lm.context_len if isinstance(lm, TransformerLM) else SEGMENT)
+        self.segment = config.segment or (lm.context_len if lm.has_window else SEGMENT)
         check_places(vars(lm), segment=self.segment)
         spec = tf.TensorSpec([None, None], tf.int32)
         self._first_nll = tf.function(lm.first_nll, [spec, spec], autograph=False)

@@ -113,6 +113,12 @@ def check_original(lm: TransformerXLLM) -> None:
     if parts:
         message = f"the original program cannot compute {', '.join(parts)}: save the model by lm.save(path)"
         raise ParameterError("lm", parts, "a model of the library's parts alone", message)
+    positions = lm.network.scheme.known_as
+    if positions != "relative":
+        message = (
+            f"the original program has no positions={positions!r}, only 'relative': save the model by lm.save(path)"
+        )
+        raise ParameterError("positions", positions, ["relative"], message)
 
 
 def load_tf1_checkpoint(lm: TransformerXLLM, path: str | os.PathLike) -> None:

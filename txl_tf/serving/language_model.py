@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from txl_tf.data.vocabulary import line_start_ids, newline_ids
 from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.serving.request import (
     Check,
     RequestLimits,
@@ -49,7 +48,7 @@ def limits_of(lm: LanguageModel, max_rows: int | None, max_tokens: int) -> Reque
     network, (first, *others) = lm.network, lm.softmax.bin_sizes
     keys_and_values = 4 * network.n_layer * 2 * network.n_head * network.d_head  # of a position
     logits = first + len(others) + max(others, default=0)
-    positions = network.mem_len + getattr(lm, "context_len", 0)
+    positions = network.mem_len + (lm.context_len if lm.has_window else 0)
     fresh = positions * keys_and_values + TOKEN_BYTES * network.n_token
     of_token = keys_and_values + 4 * (logits + 2 * network.d_inner)
 
@@ -100,7 +99,7 @@ class LanguageModelSignatures(StoredModel):
         self.lm, self.text, self.start_token = lm, (tables or {}).get("vocab"), start_token
         self.top_n = min(top_n, lm.network.n_token)
         self.limits = limits_of(lm, max_rows, max_tokens)
-        if isinstance(lm, TransformerLM):
+        if lm.has_window:
             self.state = ServedWindow(lm)
         else:
             self.state = ServedMemory(lm, weights) if lm.why_not_cached() is None else ServedHiddenStates(lm)

@@ -12,29 +12,35 @@ import math
 
 import tensorflow as tf
 
-from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.transformer_xl.cache import CachedState, cached_forward, initial_state, precompute, state_from
-from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.models.vanilla.window import WindowState
 from txl_tf.serving.request import Check, checked
+
+# How many tokens a row has read is kept modulo COUNT_BASE**COUNT_DIGITS, which turns keys by the same angles.
+COUNT_BASE, COUNT_DIGITS = 1 << 16, 2
 
 
 class ServedMemory:
     """The memory of Transformer-XL as keys and values, the oldest first.
 
     Attributes:
-        shape: of a row of the state: `[L, 2, H, M, D]`.
+        shape: of a row of the state: `[L, 2, H, M, D]`. Where keys are turned by the number of their token, `[X]`: the
+            same numbers, and then how many tokens were read, as `COUNT_DIGITS` numbers that float32 holds exactly.
         position_keys: those that a single token needs, stored in the type `weights`, as they would otherwise take the
             most time.
     """
 
-    def __init__(self, lm: TransformerXLLM, weights: str):
+    def __init__(self, lm: LanguageModel, weights: str):
         self.network, self.dtype, self.model = lm.network, lm.compute_dtype, lm.outputs
         network, klen = lm.network, lm.network.mem_len + 1
-        self.shape = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]
+        self.memory_shape = [network.n_layer, 2, network.n_head, network.mem_len, network.d_head]
+        self.counts = network.scheme.turns
+        self.shape = [math.prod(self.memory_shape) + COUNT_DIGITS] if self.counts else self.memory_shape
         self.position_keys = [
             tf.Variable(tf.cast(layer.position_keys[:, :klen], weights), trainable=False)
             for layer in precompute(network)
+            if layer.position_keys is not None
         ]
 
     def initial(self, rows: tf.Tensor) -> tf.Tensor:
@@ -54,10 +60,12 @@ class ServedMemory:
 
     def read_token(self, tokens: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """`read` of a single token a row, with the position keys that are stored."""
-        weights = [  # the token goes to the last slot, for which the table need not be rotated, nor be longer
-            layer._replace(position_keys=tf.cast(keys, layer.qkv.dtype))
-            for layer, keys in zip(precompute(self.network), self.position_keys, strict=True)
-        ]
+        weights = precompute(self.network)
+        if self.position_keys:
+            weights = [  # the token goes to the last slot, for which the table need not be rotated, nor be longer
+                layer._replace(position_keys=tf.cast(keys, layer.qkv.dtype))
+                for layer, keys in zip(weights, self.position_keys, strict=True)
+            ]
         return self._read(weights, tf.ensure_shape(tokens, [None, 1]), state, 1)
 
     def _read(self, weights, tokens, state, length):
@@ -65,17 +73,28 @@ class ServedMemory:
         return hidden, self._pack(cached)
 
     def _unpack(self, state: tf.Tensor, max_segment: tf.Tensor | int) -> CachedState:
-        _, n_layer, _, *memory = state.shape
+        n_layer, _, *memory = self.memory_shape
+        count = ()
+        if self.counts:
+            state, digits = tf.split(state, [self.shape[0] - COUNT_DIGITS, COUNT_DIGITS], 1)
+            whole = tf.reduce_all((digits >= 0) & (digits < COUNT_BASE) & (digits == tf.floor(digits)), 1)
+            check = Check(whole, "state must be one that this model returned", digits)
+            (digits,) = checked([check], digits)
+            high, low = tf.unstack(tf.cast(digits, tf.int32), axis=1)
+            count = high * COUNT_BASE + low
         state = tf.reshape(tf.cast(state, self.dtype), [tf.shape(state)[0], 2 * n_layer, *memory])
         rings = tf.unstack(state, axis=1)  # keys and values in turn
-        return state_from(rings[::2], rings[1::2], max_segment)
+        return state_from(rings[::2], rings[1::2], max_segment, count)
 
     def _pack(self, cached: CachedState) -> tf.Tensor:
         """The inverse of `_unpack`, for a state at slot 0: fresh, or after a segment of `max_segment` tokens."""
         rings = _rings(cached)
         max_segment = tf.shape(rings[0])[2] - self.network.mem_len
         state = tf.cast(tf.stack([ring[:, :, max_segment:] for ring in rings], 1), tf.float32)
-        return tf.reshape(state, [tf.shape(state)[0], *self.shape])
+        if not self.counts:
+            return tf.reshape(state, [tf.shape(state)[0], *self.shape])
+        digits = tf.stack([cached.count // COUNT_BASE % COUNT_BASE, cached.count % COUNT_BASE], 1)
+        return tf.concat([tf.reshape(state, [tf.shape(state)[0], -1]), tf.cast(digits, tf.float32)], 1)
 
 
 class ServedHiddenStates:
@@ -87,7 +106,7 @@ class ServedHiddenStates:
 
     position_keys = ()
 
-    def __init__(self, lm: TransformerXLLM):
+    def __init__(self, lm: LanguageModel):
         self.lm = lm
         self.shape = [lm.network.n_layer, lm.network.mem_len, lm.network.d_model]
 
@@ -114,7 +133,7 @@ class ServedWindow:
 
     position_keys = ()
 
-    def __init__(self, lm: TransformerLM):
+    def __init__(self, lm: LanguageModel):
         self.lm, self.parts = lm, self._parts(lm.decoding_cache().initial_state(1))  # no rings without a cache
         self.sizes = [math.prod(part.shape) for part in self.parts]
         self.shape = [sum(self.sizes)]

@@ -32,7 +32,10 @@ def own_parts(model, of_keras=True):
     parts = [part for part in model._flatten_layers() if not _is_all_ours(part)]
     if not of_keras:
         parts = [part for part in parts if not type(part).__module__.startswith("keras.")]
-    return [f"{type(part).__name__} {part.name!r}" for part in parts]
+    schemes = {type(getattr(part, "scheme", None)) for part in model._flatten_layers()} - {type(None)}
+    schemes = [scheme for scheme in schemes if not scheme.__module__.startswith("txl_tf.")]
+    names = [f"{type(part).__name__} {part.name!r}" for part in parts]
+    return names + [f"{scheme.__name__} 'positions'" for scheme in schemes if not issubclass(scheme, keras.Layer)]
 
 
 def _is_all_ours(part):

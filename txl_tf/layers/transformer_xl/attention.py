@@ -20,6 +20,7 @@ from txl_tf.layers.common.base import Layer, check_length, check_sizes, check_te
 from txl_tf.layers.common.masks import HEADS_FIRST, as_bool, mask_of, seen, seen_by_article
 from txl_tf.layers.common.ops import LayerNorm, norm_of, own_initializer
 from txl_tf.layers.mixins.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
+from txl_tf.layers.position_schemes import Relative
 from txl_tf.layers.transformer_xl.memory import HiddenStates, Memory
 
 
@@ -79,9 +80,14 @@ def relative_parts(w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kern
     special = {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
     # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
     r_k = tf.pad(project_distances(r, r_kernel, n_head), [[0, 0], [1, 0], [0, 0]])
-    places = Places(r_k, keras.ops.shape(w)[1], visible_keys(attn_mask, w, mems), special)
+    places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems), r_k, keras.ops.shape(w)[1], special)
     u, v = (bias[:, None, None] for bias in (r_w_bias, r_r_bias))
-    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, u, v)
+    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, Relative(), u, v)
+
+
+def keys_of(w, mems):
+    """How many keys a segment `[B, T, E]` sees with a memory `[B, M, E]`, which may be `None`."""
+    return keras.ops.shape(w)[1] + (0 if mems is None else keras.ops.shape(mems)[1])
 
 
 def visible_keys(attn_mask, w, mems):
@@ -99,6 +105,7 @@ class SegmentAttention(Layer):
     """
 
     relative = True
+    positions = Relative()
     free_settings = {
         "dropout": FREE_RATE, "dropatt": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED,
     }  # fmt: skip

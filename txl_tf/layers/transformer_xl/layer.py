@@ -60,8 +60,13 @@ class TransformerXLLayer(Layer):
             "dtype": self.dtype_policy,
         }
         attention_class = chosen_class("attention_class", self.attention_class)
-        self.rel_attn = attention_class(d_model, n_head, d_head, dropout, dropatt, name="rel_attn", **shared)
+        options = self.options_of_attention()
+        self.rel_attn = attention_class(d_model, n_head, d_head, dropout, dropatt, name="rel_attn", **shared, **options)
         self.ff = PositionwiseFF(d_model, d_inner, dropout, name="ff", **shared)
+
+    def options_of_attention(self):
+        """Arguments of the attention's constructor besides those of every attention."""
+        return {}
 
     def get_config(self):
         config = {**super().get_config(), **registered_classes(attention_class=self.rel_attn)}

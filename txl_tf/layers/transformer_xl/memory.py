@@ -37,6 +37,10 @@ class HiddenStates:
         mem_k, mem_v = ops.project_heads(self.mems, kv_kernel, 2, w.n_head)
         return q, tf.concat([mem_k, k], 2), tf.concat([mem_v, v], 2)
 
+    def numbers(self, k):
+        """int32 `[K]`: how many tokens stand before each of the keys `[H, B, K, D]`."""
+        return tf.range(keras.ops.shape(k)[2])
+
     def attend(self, block, content_q, position_q, k, v):
         """All queries at once."""
         return block(content_q, position_q, k, v, self.places)
@@ -84,13 +88,18 @@ class Memory(CachedMemory):
         """The weights of the layer's attention, which have the scale already."""
         w = self.weights
         u, v = (None if bias is None else bias[:, None] for bias in (w.r_w_bias, w.r_r_bias))
-        return Attention(w.qkv, w.o, self.layer.rel_attn.n_head, 1.0, u, v)
+        attention = self.layer.rel_attn
+        return Attention(w.qkv, w.o, attention.n_head, 1.0, attention.positions, u, v)
 
     def project(self, h, w):
         """Queries, keys and values of the segment, `[B, H, T, D]` each."""
         batch, tgt_len, _ = keras.ops.shape(h)
         heads = tf.reshape(ops.project(h, w.qkv), [batch, tgt_len, 3, w.n_head, w.qkv.shape[1] // (3 * w.n_head)])
         return tf.unstack(tf.transpose(heads, [2, 0, 3, 1, 4]))
+
+    def numbers(self, k):
+        """How many tokens stand before each of the keys `[B, H, T, D]`: int32, broadcasts to `[B, H, T]`."""
+        return tf.range(keras.ops.shape(k)[2])
 
     def output(self, attn_vec, w):
         """`[B, H, T, D]` to `[B, T, E]`."""
@@ -130,6 +139,9 @@ class NetworkMemory(CachedMemory):
     """
 
     layers = ()
+
+    def added(self):
+        """What the scheme of positions adds to the embeddings, `[B, T, E]`; `None` for nothing."""
 
     def checked(self):
         """Raises NotCacheable unless every layer has attended to its memory."""

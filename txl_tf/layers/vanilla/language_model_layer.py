@@ -1,35 +1,42 @@
-"""One layer of the vanilla language model: attention without relative positions, then a feed-forward net.
+"""The layer of Transformer-XL without the table of distances: attention, then a feed-forward net.
 
-It is the layer of Transformer-XL, with neither position scores nor their weights: what it knows of positions is in its
-input. So the two language models differ in nothing else (paper, sections 3.1 and 4.2).
+It knows of positions what is in its input (absolute positions, as in the vanilla language model), or what a scheme
+without a table of distances tells its attention (ALiBi, rotary). So networks with different positions differ in nothing
+else (paper, sections 3.1 and 4.2).
 """
 
 import keras
 
 from txl_tf.equations import Attention, Places, attention, attention_block
+from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import Drop, split
+from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.ops import norm_of
-from txl_tf.layers.transformer_xl.attention import SegmentAttention, visible_keys
+from txl_tf.layers.position_schemes import Positions, scheme_of
+from txl_tf.layers.transformer_xl.attention import SegmentAttention, keys_of, visible_keys
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 from txl_tf.layers.transformer_xl.memory import HiddenStates, Memory
 
 
-def multihead_attn(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0, dropout_key=None):
+def multihead_attn(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0, dropout_key=None, positions=None):
     """Attention `softmax(q.k / sqrt(d_head))` with its projections; residual and layer norm are `MultiHeadAttn`'s.
 
-    Args: as in `rel_multihead_attn`, without positions, and `n_head`, the number of heads.
+    Args: as in `rel_multihead_attn`, without the arguments of distances, and
+        n_head: the number of heads.
+        positions: see `MultiHeadAttn`.
 
     Returns:
         `[batch, tgt_len, d_model]`.
     """
-    memory, weights = absolute_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head)
+    memory, weights = attention_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, scheme_of(positions))
     return attention(w, memory, weights, Drop(dropatt, dropout_key))
 
 
-def absolute_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head):
-    """`(memory, weights)` of `txl_tf.equations.attention`, of the arguments of `multihead_attn`."""
-    places = Places(None, visible=visible_keys(attn_mask, w, mems))
-    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, (o_kernel.shape[0] // n_head) ** -0.5)
+def attention_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, scheme):
+    """`(memory, weights)` of `txl_tf.equations.attention`, of the arguments of `multihead_attn` and a `Positions`."""
+    places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems))
+    scale = (o_kernel.shape[0] // n_head) ** -0.5
+    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, scale, scheme)
 
 
 @keras.saving.register_keras_serializable("txl_tf")
@@ -41,9 +48,13 @@ class MultiHeadAttn(SegmentAttention):
     attention = txl_tf.layers.MultiHeadAttn(d_model=32, n_head=4, d_head=8)
     output = attention(w, mems=mems)  # [2, 5, 32]
     output = attention(w, tf.zeros([5, 5]))  # [2, 5, 32]
+    turned = txl_tf.layers.MultiHeadAttn(d_model=32, n_head=4, d_head=8, positions="rotary")
+    output = turned(w, mems=mems)  # [2, 5, 32]
     ```
 
-    Args: as in `RelMultiHeadAttn`.
+    Args: as in `RelMultiHeadAttn`, and
+        positions: "alibi", "rotary" or another scheme that needs attention alone, by its name or as a `Positions`;
+            `None` for none.
 
     Call arguments: `w`, `attn_mask`, `mems`, `training` and `dropout_key` of `RelMultiHeadAttn`.
 
@@ -56,6 +67,26 @@ class MultiHeadAttn(SegmentAttention):
 
     relative = False
 
+    @stored
+    def __init__(
+        self, d_model, n_head, d_head, dropout=0.0, dropatt=0.0, kernel_initializer="glorot_uniform",
+        layer_norm_epsilon=1e-12, seed=None, positions=None, **kwargs,
+    ):  # fmt: skip
+        super().__init__(
+            d_model, n_head, d_head, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, **kwargs
+        )
+        self.positions = scheme_of_attention(positions, type(self).__name__)
+        self.positions.check(self)
+        self.makes_positions = not isinstance(positions, Positions)
+
+    def get_config(self):
+        return {**super().get_config(), "positions": self.positions.known_as}
+
+    def build(self, w_shape=None, **_):
+        super().build(w_shape)
+        if self.makes_positions:
+            self.positions.make_weights(self)
+
     def call(self, w, attn_mask=None, mems=None, training=None, dropout_key=None):
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
         if isinstance(mems, Memory):
@@ -64,7 +95,7 @@ class MultiHeadAttn(SegmentAttention):
         else:
             visible, mems = self.segment_of(w, attn_mask, mems)
             w, mems, *kernels = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
-            memory, weights = absolute_parts(w, visible, mems, *kernels, self.n_head)
+            memory, weights = attention_parts(w, visible, mems, *kernels, self.n_head, self.positions)
         drops = Drop(self.dropatt, dropatt_key), Drop(self.dropout, output_key)
         return attention_block(w, memory, weights, norm_of(self.layer_norm), *drops)
 
@@ -83,7 +114,30 @@ class TransformerLMLayer(TransformerXLLayer):
 
     attention_class = MultiHeadAttn
 
+    @stored
+    def __init__(
+        self, d_model, n_head, d_head, d_inner, dropout=0.0, dropatt=0.0, kernel_initializer="glorot_uniform",
+        layer_norm_epsilon=1e-12, seed=None, positions=None, **kwargs,
+    ):  # fmt: skip
+        super().__init__(
+            d_model, n_head, d_head, d_inner, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, **kwargs
+        )
+
+    def options_of_attention(self):
+        return {} if self.positions is None else {"positions": self.positions}
+
+    def get_config(self):
+        return {**super().get_config(), "positions": self.rel_attn.positions.known_as}
+
     def call(self, w, attn_mask=None, mems=None, training=None, dropout_key=None):
         attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)
         output = self.rel_attn(w=w, attn_mask=attn_mask, mems=mems, dropout_key=attn_key)
         return self.ff(output, dropout_key=ff_key)
+
+
+def scheme_of_attention(positions, owner):
+    """`scheme_of` the argument `positions` of an attention. Raises ParameterError for one that needs a network."""
+    scheme = scheme_of(positions)
+    if type(scheme).enter is not Positions.enter:
+        raise ParameterError("positions", positions, f"a scheme that {owner} can use without a network")
+    return scheme

@@ -39,6 +39,7 @@ class CachedState(NamedTuple):
     keys: tuple  # of n_layer tensors [B, H, K, D]
     values: tuple  # the same
     position: tf.Tensor  # int32 scalar, the slot that the next token goes to; rows go in step
+    count: tf.Tensor | tuple = ()  # int32 [B], how many tokens stand before the next one, if keys are turned by that
 
 
 def precompute(network, max_segment=1):
@@ -47,7 +48,10 @@ def precompute(network, max_segment=1):
 
 
 def position_keys(network, max_segment=1):
-    """The `position_keys` of all `LayerWeights`: the only ones that take more than a copy of the weights."""
+    """The `position_keys` of all `LayerWeights`: the only ones that take more than a copy of the weights.
+
+    There are none where the positions are not relative.
+    """
     tables = projected_positions(network, network.mem_len + max_segment)
     return tuple(ring_positions(r_k, max_segment) for r_k in tables)
 
@@ -66,7 +70,8 @@ def initial_state(network, batch_size, max_segment=1):
     `batch_size` and `max_segment`, the most tokens of a segment, are ints or int scalar tensors.
     """
     keys, values = (zero_keys(network, batch_size, network.mem_len + max_segment) for _ in "kv")
-    return CachedState(keys, values, position=tf.constant(0))
+    count = tf.zeros([batch_size], tf.int32) if network.scheme.turns else ()
+    return CachedState(keys, values, tf.constant(0), count)
 
 
 def state_of(network, mems, max_segment=1):
@@ -83,7 +88,10 @@ def state_of(network, mems, max_segment=1):
     kernels = [layer.rel_attn.qkv_kernel for layer in network.decoder_layers]
     keys = [heads(mem, kernel[:, width : 2 * width]) for mem, kernel in zip(mems, kernels, strict=True)]
     values = [heads(mem, kernel[:, 2 * width :]) for mem, kernel in zip(mems, kernels, strict=True)]
-    return state_from(keys, values, max_segment)
+    if not network.scheme.turns:
+        return state_from(keys, values, max_segment)
+    keys = [network.scheme.turn(key, tf.range(network.mem_len)) for key in keys]
+    return state_from(keys, values, max_segment, tf.fill([keras.ops.shape(mems[0])[0]], network.mem_len))
 
 
 def memory_of(network, state):
@@ -98,13 +106,13 @@ def memory_of(network, state):
     return tuple(map(in_time, state.keys)), tuple(map(in_time, state.values))
 
 
-def state_from(keys, values, max_segment=1):
-    """The state whose `memory_of` is `keys` and `values`, with another `max_segment`."""
+def state_from(keys, values, max_segment=1, count=()):
+    """The state whose `memory_of` is `keys` and `values`, with another `max_segment`; and the `count` of the state."""
 
     def ring(memory):
         return tf.pad(memory, [[0, 0], [0, 0], [0, max_segment], [0, 0]])
 
-    return CachedState(tuple(map(ring, keys)), tuple(map(ring, values)), tf.constant(keys[0].shape[2]))
+    return CachedState(tuple(map(ring, keys)), tuple(map(ring, values)), tf.constant(keys[0].shape[2]), count)
 
 
 # ------------------------------------------------------------------------------------------------------------ forward
@@ -134,14 +142,23 @@ class RingMemory(NetworkMemory):
         rings = zip(network.decoder_layers, weights, state.keys, state.values, strict=True)
         self.layers = [RingOfLayer(layer, of_layer, self, k, v) for layer, of_layer, k, v in rings]
 
+    def numbers(self):
+        """int32 `[B, 1, T]`: how many tokens of the text stand before each token of the segment."""
+        return self.state.count[:, None, None] + tf.range(self.tgt_len)
+
     def finish(self):
         """The `CachedState` after the segment."""
         keys, values = self.keys_and_values()
-        return CachedState(keys, values, (self.state.position + self.tgt_len) % self.klen)
+        count = self.state.count if isinstance(self.state.count, tuple) else self.state.count + self.tgt_len
+        return CachedState(keys, values, (self.state.position + self.tgt_len) % self.klen, count)
 
 
 class RingOfLayer(CachedKeys):
     """The keys and values of one layer in a `RingMemory`."""
+
+    def numbers(self, k):
+        """See `Memory`."""
+        return self.segment.numbers()
 
     def attend(self, block, content_q, position_q, k, v):
         """Writes keys and values of the segment into the rings, and attends to those."""

@@ -28,9 +28,9 @@ class NothingYet(NetworkMemory):
         distances = projected_positions(network, network.mem_len + tgt_len)
         weights = weights_with(network, [tf.pad(r_k, [[0, 0], [0, 1], [0, 0]]) for r_k in distances])
         visible = causal(tgt_len, network.mem_len, network.same_length)
-        zeros = {"zero_keys": network.mem_len}
+        zeros, klen = {"zero_keys": network.mem_len}, network.mem_len + tgt_len
         self.layers = [
-            ZerosOfLayer(layer, of_layer, Places(of_layer.position_keys, tgt_len - 1, visible, zeros))
+            ZerosOfLayer(layer, of_layer, Places(klen, visible, of_layer.position_keys, tgt_len - 1, zeros))
             for layer, of_layer in zip(network.decoder_layers, weights, strict=True)
         ]
 

@@ -52,10 +52,16 @@ def layer_weights(layer, dtype, *position_weights):
 
 
 def weights_with(network, position_keys):
-    """`LayerWeights` of all layers of a `TransformerXL`, where the position keys are there already."""
+    """`LayerWeights` of all layers of a `TransformerXL`.
+
+    Args:
+        position_keys: one for every layer; nothing where the positions are not relative.
+    """
     dtype = network.compute_dtype
 
     def of_layer(i, layer):
+        if network.r_w_bias is None:
+            return layer_weights(layer, dtype)
         r_w_bias, r_r_bias = (tf.cast(bias * network.d_head**-0.5, dtype) for bias in network.biases(i))
         return layer_weights(layer, dtype, r_w_bias, r_r_bias, position_keys[i])
 
@@ -63,7 +69,12 @@ def weights_with(network, position_keys):
 
 
 def projected_positions(network, klen):
-    """The keys of the distances `klen - 1, ..., 0` in every layer: a list of `[H, klen, D]`."""
+    """The keys of the distances `klen - 1, ..., 0` in every layer: a list of `[H, klen, D]`.
+
+    The list is empty where the positions are not relative.
+    """
+    if network.r_w_bias is None:
+        return []
     pos_emb = tf.cast(network.positions(klen), network.compute_dtype)
 
     def of_layer(layer):

@@ -10,9 +10,8 @@ import tensorflow as tf
 from txl_tf.config import NetworkConfig, at_least
 from txl_tf.config.checks import keras_initializer
 from txl_tf.equations import in_turn, new_memory
-from txl_tf.errors import ParameterError
+from txl_tf.errors import FixedAttributeError, ParameterError
 from txl_tf.kernels.dropout import dropout, split
-from txl_tf.kernels.dtypes import wide_dtype
 from txl_tf.kernels.packing import pack, unpack, unpack_pairs
 from txl_tf.kernels.watching import watching
 from txl_tf.layers.common.arguments import takes, values_of
@@ -34,12 +33,13 @@ from txl_tf.layers.common.parts import checked_config, choosing, chosen_class, r
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.mixins.quantization import Unquantized
 from txl_tf.layers.mixins.settings import FREE_SEED, FREE_SWITCH, OF_CLASS
-from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.layers.position_schemes import Positions, Relative, checked_scheme
 from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 from txl_tf.layers.transformer_xl.memory import NetworkMemory
 from txl_tf.layers.transformer_xl.reset import Mask, document_mask
 from txl_tf.layers.transformer_xl.score_terms import terms_of
+from txl_tf.layers.vanilla.language_model_layer import TransformerLMLayer
 from txl_tf.models.transformer_xl.apply_layers import apply_layers
 
 # How the initial weights are drawn, which counts when a network is made and never again.
@@ -103,6 +103,11 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             final hidden states.
         dropatt: rate on the attention probabilities.
         mem_len: positions of memory carried from segment to segment; 0 for none.
+        positions: what the network knows of positions: "relative", the paper's; "sinusoids" or "learned" places in
+            the segment; "alibi" or "rotary"; or a name given to `txl_tf.layers.register_positions`. See
+            `txl_tf/layers/position_schemes.py`.
+        context_len: with learned positions, the most tokens of a segment. `generate` has as many in view, also with
+            sinusoids. Other positions do not have it.
         same_length: every token attends to `mem_len + 1` positions, rather than to all of memory and segment so far.
         clamp_len: distances beyond it are treated as `clamp_len`; no limit unless positive.
         untie_r: every layer has its own u and v, rather than all the same.
@@ -142,9 +147,10 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         Dai et al. 2019; `transformer` of the original.
     """
 
-    layer_class = TransformerXLLayer
+    layer_class = TransformerXLLayer  # with other than relative positions, `TransformerLMLayer` by default
     restores_parts = True
-    pos_table = None  # learned positions, which only a network with absolute ones has
+    r_w_bias = r_r_bias = None  # of relative positions alone
+    pos_table = None  # of learned positions alone
     free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
     fixed_settings = {"layer_class": OF_CLASS, **dict.fromkeys(DRAWN_ONCE, "")}
     copied_settings = {
@@ -152,8 +158,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     }  # fmt: skip
 
     @takes(NetworkConfig, required=["n_token"])
-    def __init__(self, *, recompute=False, seed=None, **kwargs):
+    def __init__(self, *, positions="relative", recompute=False, seed=None, **kwargs):
         super().__init__(**kwargs)
+        self.scheme = checked_scheme(positions, self)
         self.supports_masking = True
         self.autocast = False  # half precision does not hold ids
         self.cutoffs = tuple(self.cutoffs)
@@ -170,14 +177,19 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         )  # fmt: skip
         of_layers = values_of(self, "d_model n_head d_head d_inner dropout dropatt layer_norm_epsilon")
         of_layers |= {"kernel_initializer": self.initializer, "seed": self.draw_key, "dtype": self.dtype_policy}
-        layer_class = chosen_class("layer_class", self.layer_class)
+        default = self.layer_class
+        if self.layer_class is TransformerXLLayer and not isinstance(self.scheme, Relative):
+            default = TransformerLMLayer
+        if default is not TransformerXLLayer and type(self.scheme).enter is Positions.enter:
+            of_layers["positions"] = self.scheme
+        layer_class = chosen_class("layer_class", default)
         self.decoder_layers = [layer_class(**of_layers, name=f"layer_{i}") for i in range(self.n_layer)]
         self.start_keys(seed, always=True)  # behind the layers: initial weights hang on the order of draws
 
     def get_config(self):
         layer = self.decoder_layers[0]
         classes = registered_classes(layer_class=layer, attention_class=getattr(layer, "rel_attn", None))
-        return checked_config(self, {**super().get_config(), **classes})
+        return checked_config(self, {**super().get_config(), "positions": self.scheme.known_as, **classes})
 
     @classmethod
     def from_config(cls, config):
@@ -185,12 +197,16 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             return super().from_config(others)
 
     def check_setting(self, name, value):
+        self.scheme.check_refused(name, value)
+        if name == "context_len" and self.pos_table is not None:
+            message = f"context_len is {self.context_len}, as many positions are learned, and cannot change to {value}"
+            raise FixedAttributeError(name, value, f"{self.context_len}, as it was made", message)
         if name == "reset_token" and value is not None:
             at_least(0, self.n_token - 1)(name, value)
         return super().check_setting(name, value)
 
     def build(self, tokens_shape=None, **_):
-        self.r_w_bias, self.r_r_bias = self.build_biases()
+        self.scheme.make_weights(self)
         self.embedding.build((None, None))
         for layer in self.decoder_layers:
             layer.build((None, None, self.d_model))
@@ -300,32 +316,28 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         mask = Mask(create_mask(keras.ops.shape(tokens)[1], mlen, self.same_length, zero))
         if self.reset_token is not None:
             mask = document_mask(mask.attn_mask, tokens, self.reset_token, self.same_length, lengths)
-        positions = [self.positions_of_layer(i, pos_emb) for i in range(self.n_layer)]
+        positions = [self.scheme.of_layer(self, i, pos_emb) for i in range(self.n_layer)]
         return hidden, [(*of_layer, *mask.around(mem)) for of_layer, mem in zip(positions, mems, strict=True)], mask
 
     def embed(self, tokens, mlen, dropout_keys, static_shapes, zero):
-        """The embeddings `[B, T, E]`, and what all layers know of positions: `[1, mlen + T, E]`, farthest key first.
+        """The embeddings `[B, T, E]`, and what all layers know of positions, see `Positions.enter`.
 
         Args:
             mlen: M; or a `NetworkMemory`, which has the positions already and is returned in their place.
         """
-        embed_key, pos_key = dropout_keys
+        embeddings = self.embedding(tokens, static_shapes=static_shapes)
         if isinstance(mlen, NetworkMemory):
-            return self.embedding(tokens, static_shapes=static_shapes), mlen
-        pos_emb = tf.cast(self.positions(mlen + keras.ops.shape(tokens)[1], zero), self.compute_dtype)
-        # One mask for all layers and rows, as in the original.
-        pos_emb = dropout(pos_emb, self.dropout, pos_key, row_axis=None)
-        return dropout(self.embedding(tokens, static_shapes=static_shapes), self.dropout, embed_key), pos_emb
+            added = mlen.added()
+            return embeddings if added is None else embeddings + added, mlen
+        return self.scheme.enter(self, embeddings, mlen, dropout_keys, zero)
 
-    def positions(self, klen, zero=0):
-        """Position embeddings of the distances to `klen` keys, farthest first: float `[1, klen, d_model]`."""
-        dtype = wide_dtype(self.compute_dtype)
-        pos_seq = relative_positions(klen, self.clamp_len, dtype) + tf.cast(zero, dtype)
-        return positional_embedding(pos_seq, inverse_frequencies(self.d_model, dtype))
+    def positions(self, length, zero=0):
+        """The table of the scheme: rows for `length` distances, farthest first, or for as many places in a segment.
 
-    def positions_of_layer(self, i, pos_emb):
-        """The arguments of layer i that are about positions: `(r, r_w_bias, r_r_bias)` of `TransformerXLLayer`."""
-        return pos_emb, *self.biases(i)
+        Returns:
+            `[1, length, d_model]`, float32, or float64 if the network computes in it.
+        """
+        return self.scheme.table(self, length, zero)
 
     def biases(self, i):
         """`(r_w_bias, r_r_bias)` of layer i, the paper's u and v: `[n_head, d_head]` each."""
@@ -404,11 +416,14 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
             `(a, b, c, d)`, each shaped as the probabilities.
 
         Raises:
-            ValueError: the network has absolute positions, whose scores are one term.
+            ParameterError: the positions are not relative: the scores have other terms.
         """
         self.build_at_once()
         if self.r_w_bias is None:
-            raise ValueError(f"{type(self).__name__} has absolute positions: its scores have no terms u.k and v.r")
+            message = (
+                f"positions={self.scheme.known_as!r} has no terms u.k and v.r in its scores: only 'relative' has them"
+            )
+            raise ParameterError("positions", self.scheme.known_as, ["relative"], message)
         number = check_layer(layer, self.n_layer)
         watched, padding_mask, _ = self._watch(tokens, mems, padding_mask)
         biases = [tf.cast(bias, self.compute_dtype) for bias in self.biases(number)]

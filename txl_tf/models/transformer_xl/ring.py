@@ -77,11 +77,17 @@ def eraser(starts, slots, klen, n_head, in_place=False):
 class RingPlaces(NamedTuple):
     """`Places` of the keys in a ring, seen from a block of queries."""
 
-    r: tf.Tensor | list  # [H, K + T, D], see `_rotated`; of one query a list of H [K, D]
+    klen: tf.Tensor | int  # K
     visible: tf.Tensor | None
+    r: tf.Tensor | list | None  # [H, K + T, D], see `_rotated`; of one query a list of H [K, D]
+    first_slot: tf.Tensor  # int32 scalar, of the first query
     special: dict
 
-    def position_scores(self, q):
+    def distances(self, q):
+        """See `Places`. None is below 0: what lies in the future of a query counts as the oldest."""
+        return (self.first_slot + tf.range(keras.ops.shape(q)[-2])[:, None] - tf.range(self.klen)) % self.klen
+
+    def scores_by_distance(self, q):
         """See `Places`; of one query a list of the heads."""
         if isinstance(self.r, list):
             scores = products_of_heads(q, self.r, transpose_b=True)
@@ -98,7 +104,7 @@ def attend_ring(block, content_q, position_q, keys, values, r, first_slot, reach
         block: `block(content_q, position_q, k, v, places)` of `txl_tf.equations.attention`.
         content_q, position_q: `[B, H, T, D]`, queries, of which the first stands in `first_slot`, an int scalar tensor.
         keys, values: `[B, H, K, D]`.
-        r: `ring_positions`.
+        r: `ring_positions`, or `None` where the scheme of positions has no table.
         reach: int `[T]` or `[B, T]`, distance to the farthest key that is seen; `None` if all are.
         since: int `[B, T]`, distance beyond which keys and values count as zeros; `None` for none.
         static_shapes: all rows at once.
@@ -120,6 +126,8 @@ def attend_ring(block, content_q, position_q, keys, values, r, first_slot, reach
     def attend_part(start):
         slot = (first_slot + start) % keras.ops.shape(keys)[2]
         of_part = [tf.slice(x, [0, 0, start, 0], [-1, -1, size, -1]) for x in queries]
+        for x in of_part:
+            x.set_shape([content_q.shape[0], n_head, size if known else None, d_head])
         limits = [x if x is None else tf.gather(x, start + tf.range(size), axis=-1) for x in (reach, since)]
         return _attend_part(block, *of_part, keys, values, r, slot, *limits, static_shapes)
 
@@ -132,7 +140,8 @@ def attend_ring(block, content_q, position_q, keys, values, r, first_slot, reach
 def _attend_part(block, content_q, position_q, keys, values, r, first_slot, reach, since, static_shapes):
     """`attend_ring` for as many queries as attend at a time."""
     tgt_len, klen = keras.ops.shape(content_q)[2], keras.ops.shape(keys)[2]
-    r = _rotated(r, first_slot, tgt_len, klen, by_head=content_q.shape[2] == 1 and not static_shapes)
+    if r is not None:
+        r = _rotated(r, first_slot, tgt_len, klen, by_head=content_q.shape[2] == 1 and not static_shapes)
     visible, content = None, None
     if reach is not None:
         distance = (first_slot + tf.range(tgt_len)[:, None] - tf.range(klen)) % klen  # [T, K]
@@ -141,11 +150,12 @@ def _attend_part(block, content_q, position_q, keys, values, r, first_slot, reac
 
     if static_shapes:
         heads_first = [tf.transpose(x, [1, 0, 2, 3]) for x in (content_q, position_q, keys, values)]
-        return tf.transpose(block(*heads_first, RingPlaces(r, visible, _special(content))), [1, 0, 2, 3])
+        places = RingPlaces(klen, visible, r, first_slot, _special(content))
+        return tf.transpose(block(*heads_first, places), [1, 0, 2, 3])
 
     def attend_row(b):
         of_row = visible if visible is None or len(visible.shape) == 2 else visible[b]
-        places = RingPlaces(r, of_row, _special(None if content is None else content[b]))
+        places = RingPlaces(klen, of_row, r, first_slot, _special(None if content is None else content[b]))
         return block(content_q[b], position_q[b], keys[b], values[b], places)
 
     return row_by_row(attend_row, content_q)

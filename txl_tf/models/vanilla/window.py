@@ -54,7 +54,7 @@ class WindowCache:
     """The decoding cache of a vanilla language model, with the functions of `MemoryCache`.
 
     Args:
-        network: `AbsoluteTransformer`.
+        network: `TransformerXL` with absolute positions.
         context_len: tokens of a window, at least 2.
         static_shapes: see `MemoryCache`.
         lm: the language model, whose `outputs` are computed; those of the network unless it is given.
@@ -172,8 +172,8 @@ class WindowMemory(NetworkMemory):
         rings = zip(network.decoder_layers, weights.layers, state.keys, state.values, strict=True)
         self.layers = [WindowOfLayer(layer, of_layer, self, k, v) for layer, of_layer, k, v in rings]
 
-    def positions(self):
-        """Those of the tokens: `[B, T, E]`."""
+    def added(self):
+        """The rows of the tokens' places: `[B, T, E]`."""
         return tf.gather(self.weights.positions, self.places)
 
     def finish(self):
@@ -187,6 +187,10 @@ class WindowMemory(NetworkMemory):
 class WindowOfLayer(CachedKeys):
     """The keys and values of one layer in a `WindowMemory`."""
 
+    def numbers(self, k):
+        """See `Memory`: the places in the window."""
+        return self.segment.places[:, None]
+
     def attend(self, block, content_q, position_q, k, v):
         """Writes keys and values of the segment into the window, and attends to it."""
         at = self.segment
@@ -194,11 +198,16 @@ class WindowOfLayer(CachedKeys):
             write(ring, at.slots_of_heads, new, at.in_place) for ring, new in ((self.keys, k), (self.values, v))
         )
         self.after = keys, values
+        klen = keras.ops.shape(keys)[2]
         if at.static_shapes:
-            return block(content_q, None, keys, values, Places(None, visible=at.visible[:, None]))
-        return row_by_row(
-            lambda b: block(content_q[b], None, keys[b], values[b], Places(None, visible=at.visible[b])), content_q
-        )
+            return block(content_q, position_q, keys, values, Places(klen, at.visible[:, None], slots=at.slots))
+
+        def attend_row(b):
+            return block(
+                content_q[b], position_q[b], keys[b], values[b], Places(klen, at.visible[b], slots=at.slots[b])
+            )
+
+        return row_by_row(attend_row, content_q)
 
 
 class RereadWindow:

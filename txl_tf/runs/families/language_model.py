@@ -25,9 +25,10 @@ from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batche
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.documents import Documents
 from txl_tf.errors import visible
+from txl_tf.layers.position_schemes import checked_scheme
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.transformer_xl.network import TransformerXL
-from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer, TransformerLM
+from txl_tf.models.vanilla.transformer_lm import TransformerLM
 from txl_tf.runs.callbacks import step_of
 from txl_tf.runs.evaluate import Evaluator
 from txl_tf.runs.families.pipeline import LanguagePipeline
@@ -79,6 +80,8 @@ class LanguageModelRun(Run):
             check_bins(sys.maxsize, model.d_embed, self.data["cutoffs"], model.div_val)
         check_divides(self.strategy, training.gradient_accumulation_steps, train_batch_size=training.train_batch_size)
         check_divides(self.strategy, eval_batch_size=rows)
+        if not isinstance(model, TransformerLMConfig):
+            checked_scheme(model.positions, model)
         check_places(model.to_dict(), tgt_len=training.tgt_len, sliding_window=final.sliding_window or 0)
         check_token_nll(final.token_nll, data_path=self.data.get("data_path"))
 
@@ -215,6 +218,14 @@ def least_weights(model: dict) -> int:
     return first_bin * d_embed + layers + (d_embed * model["d_model"] if d_embed != model["d_model"] else 0)
 
 
+def check_model(model: ModelConfig | TransformerLMConfig) -> None:
+    """Raises ParameterError where hyper-parameters do not fit each other."""
+    check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val)
+    if isinstance(model, TransformerLMConfig):
+        return
+    checked_scheme(model.positions, model)
+
+
 TRANSFORMER_XL = register(
     Family(
         name="transformer_xl",
@@ -223,7 +234,7 @@ TRANSFORMER_XL = register(
         network=TransformerXL,
         config=ModelConfig,
         make=TransformerXLLM,
-        check=lambda model: check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val),
+        check=check_model,
         least_weights=least_weights,
         required=("n_token", "mem_len"),
         vocabs={"vocab": "n_token"},
@@ -242,7 +253,6 @@ TRANSFORMER_LM = register(
     dataclasses.replace(
         TRANSFORMER_XL,
         name="transformer_lm",
-        network=AbsoluteTransformer,
         config=TransformerLMConfig,
         make=TransformerLM,
     )

@@ -163,6 +163,14 @@ def family_in(config: dict, task: str | None = None) -> Family:
     return family
 
 
+def family_of_model(model: keras.Model) -> Family:
+    """The family that made a model. Raises ValueError where no family did."""
+    for family in FAMILIES.values():
+        if isinstance(family.make, type) and isinstance(model, family.make):
+            return family
+    return family_of(type(getattr(model, "network", model)))
+
+
 def family_of(kind: type) -> Family:
     """The family of a class, its network or its group of hyper-parameters. Raises ValueError where it is of none."""
     for family in FAMILIES.values():
