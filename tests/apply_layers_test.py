@@ -84,7 +84,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_the_weights_in_float32(mode):
 def test_inputs_are_what_each_layer_was_given():
     lm = TransformerXLLM(**SIZES, mem_len=5, init_std=0.3, seed=1)
     network, hidden = lm.network, tf.random.stateless_normal([4, 6, 8], [1, 2])
-    pos_emb, mask = network.positions(11), tf.zeros([6, 11])
+    pos_emb, mask = network.position_table(11), tf.zeros([6, 11])
     arguments = [(pos_emb, *network.biases(i), mask, tf.zeros([4, 5, 8])) for i in range(3)]
     output, inputs = apply_layers(network.decoder_layers, hidden, arguments, as_loop=True)
     for layer, given, of_layer in zip(network.decoder_layers, inputs, arguments, strict=True):

@@ -175,6 +175,8 @@ def test_a_group_round_trips_through_a_dictionary_and_json(group, values):
 # ---------------------------------------- bad values
 
 BAD = [
+    (NetworkConfig, {"positions": "absolute"}, "positions must be one of relative, sinusoids, .*, got 'absolute'"),
+    (NetworkConfig, {"context_len": 1}, "context_len must be at least 2, got 1"),
     (NetworkConfig, {"n_token": 0}, "n_token must be at least 1, got 0"),
     (NetworkConfig, {"n_token": 20.5}, "n_token must be an integer, got 20.5"),
     (NetworkConfig, {"n_layer": 0}, "n_layer must be at least 1, got 0"),

@@ -10,6 +10,7 @@ from helpers import SMALL, randomise
 from txl_tf import TransformerXLLM, equations
 from txl_tf.kernels.routing import ByNumber, rows_of
 from txl_tf.layers.adaptive import clusters_of
+from txl_tf.layers.position_schemes import Relative
 from txl_tf.layers.transformer_xl.memory import HiddenStates
 
 
@@ -32,9 +33,10 @@ def model_nll(lm, tokens, labels, mems):
         attn, ff = net.decoder_layers[i].rel_attn, net.decoder_layers[i].ff
         r_k = tf.pad(equations.project_distances(r, attn.r_kernel, net.n_head), [[0, 0], [1, 0], [0, 0]])
         u, v = (bias[i] if net.untie_r else bias for bias in (net.r_w_bias, net.r_r_bias))
-        memory = HiddenStates(mems[i], equations.Places(r_k, tgt_len, visible))
+        memory = HiddenStates(mems[i], equations.Places(mem_len + tgt_len, visible, r_k, tgt_len))
         scale = net.d_head**-0.5
-        w = equations.Attention(attn.qkv_kernel, attn.o_kernel, net.n_head, scale, u[:, None, None], v[:, None, None])
+        biases = u[:, None, None], v[:, None, None]
+        w = equations.Attention(attn.qkv_kernel, attn.o_kernel, net.n_head, scale, Relative(), *biases)
         h = equations.attention_block(h, memory, w, (*attn.layer_norm.weights_in_float32(), 1e-12))
         w = equations.FeedForward(ff.kernel_1, ff.bias_1, ff.kernel_2, ff.bias_2)
         return equations.feed_forward_block(h, w, (*ff.layer_norm.weights_in_float32(), 1e-12))

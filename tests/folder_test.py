@@ -210,7 +210,7 @@ def test_a_learned_table_of_positions_fixes_its_length(run_dir):
 def test_what_the_model_does_not_have_cannot_be_changed(run_dir):
     model = {**SMALL, "mem_len": 4}
     RunFolder(run_dir).create({"dataset": "text"}, model, [word_vocab()], txl_tf.TransformerLM(**model), step=1)
-    message = f"model_dir {run_dir} is of the family transformer_lm, which has no clamp_len: it can change dropout, "
+    message = f"model_dir {run_dir} is of the family transformer_lm, which has no clamp_len: it can change "
     with pytest.raises(txl_tf.UnknownArgumentError, match=message) as caught:
         txl_tf.load_run(run_dir, clamp_len=8)
     assert (caught.value.name, caught.value.value) == ("clamp_len", 8)

@@ -17,6 +17,7 @@ from txl_tf.config import ModelConfig
 from txl_tf.errors import ParameterError
 from txl_tf.kernels import attending
 from txl_tf.kernels import dropout as dropping
+from txl_tf.layers import position_schemes
 from txl_tf.models.transformer_xl import network as transformer_xl
 from txl_tf.models.transformer_xl.network import cache_mems
 
@@ -319,7 +320,7 @@ def dropout_calls(monkeypatch):
             calls.append((tuple(x.shape), rate, None if key is None else tuple(key.numpy())))
             return original(x, rate, key, row_axis) if only in (None, len(calls) - 1) else x
 
-        for module in (transformer_xl, attending, dropping):
+        for module in (transformer_xl, position_schemes, attending, dropping):
             monkeypatch.setattr(module, "dropout", recording)
         return calls
 

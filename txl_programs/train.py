@@ -120,10 +120,8 @@ def model_arguments(group, given_only=False, instead=()):
         raise ValueError(
             "positions is for --model=transformer_xl: --model=transformer takes --pos_embed=sin or learned"
         )
-    if not absolute and found.get("positions", "relative") in ("sinusoids", "learned"):
-        refused = given(OF_PLACES[1:])
-    else:
-        refused = changed(OF_DISTANCES) if absolute else given(OF_PLACES)
+    of_places = OF_PLACES if found.get("positions", "relative") == "relative" else ["pos_embed"]
+    refused = changed(OF_DISTANCES) if absolute else given(of_places)
     if refused:
         what, kind = ("distances", "transformer") if absolute else ("places in a segment", "transformer_xl")
         raise ValueError(f"{refused[0]} is about {what}, which --model={kind} does not have: leave it out")

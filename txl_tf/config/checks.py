@@ -183,6 +183,11 @@ def unless(**values: Any) -> Callable:
     return lambda config: all(getattr(config, name, None) != value for name, value in values.items())
 
 
+def where(**values: Any) -> Callable:
+    """For `free`: whether a group has one of the `values` of hyper-parameters."""
+    return lambda config: any(getattr(config, name, None) == value for name, value in values.items())
+
+
 def check_fields(group: type[Config], values: Any) -> None:
     """Checks the attributes of `values`, such as a network, that have the names of the hyper-parameters of `group`."""
     for field in dataclasses.fields(group):

@@ -23,6 +23,7 @@ from txl_tf.config.checks import (
     one_of_or_initializer,
     option,
     unless,
+    where,
 )
 
 ATTN_TYPES = ("adatrans", "transformer")
@@ -48,11 +49,6 @@ class NetworkConfig(Config):
     n_head: int = option(flag=10, help="Attention heads.", check=WIDTH)
     d_head: int = option(flag=50, help="Width of a head.", check=WIDTH)
     d_inner: int = option(flag=1000, help="Width inside the feed-forward layers.", check=WIDTH)
-    positions: str = option("relative", "What the network knows of positions.", one_of(SCHEMES))
-    context_len: int = option(
-        512, "With sinusoids or learned positions, the most tokens that generation has in view.",
-        at_least(2, 1 << 20), free=unless(pos_embed="learned", positions="learned"),
-    )  # fmt: skip
     dropout: float = option(0.1, "Dropout rate.", RATE, free=True)
     dropatt: float = option(0.0, "Dropout rate of the attention probabilities.", RATE, flag=0.1, free=True)
     mem_len: int = option(0, "Positions of memory.", MEMORY, flag=70, free=True)
@@ -72,6 +68,11 @@ class NetworkConfig(Config):
         0.01, "Standard deviation of the projections where init is normal.", INIT_SCALE, free=True
     )
     init_range: float = option(0.1, "Range where init is uniform.", INIT_SCALE, free=True)
+    positions: str = option("relative", "What the network knows of positions.", one_of(SCHEMES))
+    context_len: int = option(
+        512, "With absolute positions, the most tokens that generation has in view.", at_least(2, 1 << 20),
+        free=where(pos_embed="sin", positions="sinusoids"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

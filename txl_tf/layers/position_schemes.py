@@ -182,7 +182,7 @@ class Relative(Positions):
         return positional_embedding(distances, inverse_frequencies(network.d_model, dtype))
 
     def enter(self, network, embeddings, mem_len, dropout_keys, zero=0):
-        r = tf.cast(network.positions(mem_len + keras.ops.shape(embeddings)[1], zero), network.compute_dtype)
+        r = tf.cast(network.position_table(mem_len + keras.ops.shape(embeddings)[1], zero), network.compute_dtype)
         # One mask for all layers and rows, as in the original.
         r = dropout(r, network.dropout, dropout_keys[1], row_axis=None)
         return dropout(embeddings, network.dropout, dropout_keys[0]), r
@@ -218,7 +218,7 @@ class Sinusoids(Positions):
         return positional_embedding(places, inverse_frequencies(network.d_model, dtype))
 
     def enter(self, network, embeddings, mem_len, dropout_keys, zero=0):
-        rows = tf.cast(network.positions(keras.ops.shape(embeddings)[1], zero), network.compute_dtype)
+        rows = tf.cast(network.position_table(keras.ops.shape(embeddings)[1], zero), network.compute_dtype)
         return dropout(embeddings + rows, network.dropout, dropout_keys[0]), None
 
 

@@ -15,7 +15,6 @@
 
 import functools
 import inspect
-import types
 
 import keras
 
@@ -38,8 +37,7 @@ def stored(init):
 def takes(group, required=()):
     """Decorator of `__init__`: the fields of `group`, a `Config`, are keyword arguments too; see `stored`.
 
-    They are checked as the fields are. The body gets none of them, it reads the attributes; except for those that are
-    among its own arguments, too.
+    They are checked as the fields are. The body gets none of them: it reads the attributes.
 
     Args:
         group: subclass of `Config`. A field with a default is optional.
@@ -48,8 +46,7 @@ def takes(group, required=()):
 
     def decorate(init):
         *own, rest = inspect.signature(init).parameters.values()
-        others = [name for name in group.names() if name not in inspect.signature(init).parameters]
-        defaults = {name: getattr(group, name, inspect.Parameter.empty) for name in others}
+        defaults = {name: getattr(group, name, inspect.Parameter.empty) for name in group.names()}
         defaults |= dict.fromkeys(required, inspect.Parameter.empty)
         fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=x) for name, x in defaults.items()]
         return _storing(init, inspect.Signature([*own, *fields, rest]), group)
@@ -58,8 +55,7 @@ def takes(group, required=()):
 
 
 def _storing(init, signature, group=None):
-    own = inspect.signature(init).parameters
-    fields = [name for name in group.names() if name not in own] if group is not None else []
+    fields = group.names() if group is not None else []
     _, *parameters = signature.parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     takes_others = len(names) < len(parameters)
@@ -76,10 +72,9 @@ def _storing(init, signature, group=None):
             raise TypeError(f"{type(self).__name__}: {error}{hint}") from None
         given.apply_defaults()
         for name in names:
-            if not inspect.isroutine(getattr(type(self), name, None)):  # a method keeps its name
-                setattr(self, name, given.arguments[name])
+            setattr(self, name, given.arguments[name])
         if group is not None:
-            check_fields(group, types.SimpleNamespace(**given.arguments))
+            check_fields(group, self)
         outermost = not vars(self).setdefault("_making", False)
         vars(self)["_making"] = True
         init(self, *args, **{name: value for name, value in kwargs.items() if name not in fields})
@@ -127,7 +122,6 @@ def stored_names(cls):
 def arguments_of(x):
     """The stored arguments of a layer or model for its `get_config`: `{name: attribute}`; initializers as Keras's."""
     values = {name: getattr(x, name) for name in stored_names(type(x))}
-    values = {name: value for name, value in values.items() if not inspect.ismethod(value)}
     for name, value in values.items():
         if name.endswith(_INITIALIZERS) and callable(value):
             values[name] = keras.initializers.serialize(keras.initializers.get(value))

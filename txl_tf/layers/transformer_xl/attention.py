@@ -105,7 +105,7 @@ class SegmentAttention(Layer):
     """
 
     relative = True
-    positions = Relative()
+    scheme = Relative()
     free_settings = {
         "dropout": FREE_RATE, "dropatt": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED,
     }  # fmt: skip

@@ -89,7 +89,7 @@ class Memory(CachedMemory):
         w = self.weights
         u, v = (None if bias is None else bias[:, None] for bias in (w.r_w_bias, w.r_r_bias))
         attention = self.layer.rel_attn
-        return Attention(w.qkv, w.o, attention.n_head, 1.0, attention.positions, u, v)
+        return Attention(w.qkv, w.o, attention.n_head, 1.0, attention.scheme, u, v)
 
     def project(self, h, w):
         """Queries, keys and values of the segment, `[B, H, T, D]` each."""

@@ -75,17 +75,15 @@ class MultiHeadAttn(SegmentAttention):
         super().__init__(
             d_model, n_head, d_head, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, **kwargs
         )
-        self.positions = scheme_of_attention(positions, type(self).__name__)
-        self.positions.check(self)
-        self.makes_positions = not isinstance(positions, Positions)
-
-    def get_config(self):
-        return {**super().get_config(), "positions": self.positions.known_as}
+        self.scheme = scheme_of_attention(positions, type(self).__name__)
+        self.scheme.check(self)
+        self.makes_weights_of_positions = self.scheme is not positions
+        self.positions = self.scheme.known_as
 
     def build(self, w_shape=None, **_):
         super().build(w_shape)
-        if self.makes_positions:
-            self.positions.make_weights(self)
+        if self.makes_weights_of_positions:
+            self.scheme.make_weights(self)
 
     def call(self, w, attn_mask=None, mems=None, training=None, dropout_key=None):
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
@@ -95,7 +93,7 @@ class MultiHeadAttn(SegmentAttention):
         else:
             visible, mems = self.segment_of(w, attn_mask, mems)
             w, mems, *kernels = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
-            memory, weights = attention_parts(w, visible, mems, *kernels, self.n_head, self.positions)
+            memory, weights = attention_parts(w, visible, mems, *kernels, self.n_head, self.scheme)
         drops = Drop(self.dropatt, dropatt_key), Drop(self.dropout, output_key)
         return attention_block(w, memory, weights, norm_of(self.layer_norm), *drops)
 
@@ -123,11 +121,10 @@ class TransformerLMLayer(TransformerXLLayer):
             d_model, n_head, d_head, d_inner, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, **kwargs
         )
 
+        self.positions = self.rel_attn.scheme.known_as
+
     def options_of_attention(self):
         return {} if self.positions is None else {"positions": self.positions}
-
-    def get_config(self):
-        return {**super().get_config(), "positions": self.rel_attn.positions.known_as}
 
     def call(self, w, attn_mask=None, mems=None, training=None, dropout_key=None):
         attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)

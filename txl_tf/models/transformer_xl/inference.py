@@ -75,7 +75,7 @@ def projected_positions(network, klen):
     """
     if network.r_w_bias is None:
         return []
-    pos_emb = tf.cast(network.positions(klen), network.compute_dtype)
+    pos_emb = tf.cast(network.position_table(klen), network.compute_dtype)
 
     def of_layer(layer):
         attn = getattr(layer, "rel_attn", None)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from txl_tf.config import NetworkConfig, at_least
 from txl_tf.config.checks import keras_initializer
 from txl_tf.equations import in_turn, new_memory
-from txl_tf.errors import FixedAttributeError, ParameterError
+from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.packing import pack, unpack, unpack_pairs
 from txl_tf.kernels.watching import watching
@@ -158,9 +158,9 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     }  # fmt: skip
 
     @takes(NetworkConfig, required=["n_token"])
-    def __init__(self, *, positions="relative", recompute=False, seed=None, **kwargs):
+    def __init__(self, *, recompute=False, seed=None, **kwargs):
         super().__init__(**kwargs)
-        self.scheme = checked_scheme(positions, self)
+        self.scheme = checked_scheme(self.positions, self)
         self.supports_masking = True
         self.autocast = False  # half precision does not hold ids
         self.cutoffs = tuple(self.cutoffs)
@@ -189,7 +189,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
     def get_config(self):
         layer = self.decoder_layers[0]
         classes = registered_classes(layer_class=layer, attention_class=getattr(layer, "rel_attn", None))
-        return checked_config(self, {**super().get_config(), "positions": self.scheme.known_as, **classes})
+        return checked_config(self, {**super().get_config(), **classes})
 
     @classmethod
     def from_config(cls, config):
@@ -198,9 +198,6 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
 
     def check_setting(self, name, value):
         self.scheme.check_refused(name, value)
-        if name == "context_len" and self.pos_table is not None:
-            message = f"context_len is {self.context_len}, as many positions are learned, and cannot change to {value}"
-            raise FixedAttributeError(name, value, f"{self.context_len}, as it was made", message)
         if name == "reset_token" and value is not None:
             at_least(0, self.n_token - 1)(name, value)
         return super().check_setting(name, value)
@@ -332,12 +329,19 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         return self.scheme.enter(self, embeddings, mlen, dropout_keys, zero)
 
     def positions(self, length, zero=0):
+        """What `position_table` returns. A subclass may override it.
+
+        The attribute of this name is the name of the scheme, so it is called on the class.
+        """
+        return self.scheme.table(self, length, zero)
+
+    def position_table(self, length, zero=0):
         """The table of the scheme: rows for `length` distances, farthest first, or for as many places in a segment.
 
         Returns:
             `[1, length, d_model]`, float32, or float64 if the network computes in it.
         """
-        return self.scheme.table(self, length, zero)
+        return type(self).positions(self, length, zero)
 
     def biases(self, i):
         """`(r_w_bias, r_r_bias)` of layer i, the paper's u and v: `[n_head, d_head]` each."""

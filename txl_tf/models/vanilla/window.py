@@ -70,7 +70,7 @@ class WindowCache:
         """`WindowWeights`."""
         network, dtype = self.network, self.network.compute_dtype
         layers = tuple(layer_weights(layer, dtype) for layer in network.decoder_layers)
-        return WindowWeights(layers, tf.cast(network.positions(self.context_len)[0], dtype))
+        return WindowWeights(layers, tf.cast(network.position_table(self.context_len)[0], dtype))
 
     def initial_state(self, batch_size):
         """The state before a text."""
