@@ -6,6 +6,7 @@ else (paper, sections 3.1 and 4.2).
 """
 
 import keras
+import tensorflow as tf
 
 from txl_tf.equations import Attention, Places, attention, attention_block
 from txl_tf.errors import ParameterError
@@ -18,7 +19,9 @@ from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 from txl_tf.layers.transformer_xl.memory import HiddenStates, Memory
 
 
-def multihead_attn(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0, dropout_key=None, positions=None):
+def multihead_attn(
+    w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0, dropout_key=None, positions=None, content_mask=None
+):  # fmt: skip
     """Attention `softmax(q.k / sqrt(d_head))` with its projections; residual and layer norm are `MultiHeadAttn`'s.
 
     Args: as in `rel_multihead_attn`, without the arguments of distances, and
@@ -28,13 +31,15 @@ def multihead_attn(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, dropatt=0.0
     Returns:
         `[batch, tgt_len, d_model]`.
     """
-    memory, weights = attention_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, scheme_of(positions))
+    scheme = scheme_of(positions)
+    memory, weights = attention_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, scheme, content_mask)
     return attention(w, memory, weights, Drop(dropatt, dropout_key))
 
 
-def attention_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, scheme):
+def attention_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, scheme, content_mask=None):
     """`(memory, weights)` of `txl_tf.equations.attention`, of the arguments of `multihead_attn` and a `Positions`."""
-    places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems))
+    special = {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
+    places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems), special=special)
     scale = (o_kernel.shape[0] // n_head) ** -0.5
     return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, scale, scheme)
 
@@ -56,7 +61,7 @@ class MultiHeadAttn(SegmentAttention):
         positions: "alibi", "rotary" or another scheme that needs attention alone, by its name or as a `Positions`;
             `None` for none.
 
-    Call arguments: `w`, `attn_mask`, `mems`, `training` and `dropout_key` of `RelMultiHeadAttn`.
+    Call arguments: those of `RelMultiHeadAttn`, without `r`, `r_w_bias` and `r_r_bias`.
 
     Returns:
         `[batch, tgt_len, d_model]`.
@@ -85,7 +90,7 @@ class MultiHeadAttn(SegmentAttention):
         if self.makes_weights_of_positions:
             self.scheme.make_weights(self)
 
-    def call(self, w, attn_mask=None, mems=None, training=None, dropout_key=None):
+    def call(self, w, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None):
         dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
         if isinstance(mems, Memory):
             mems.check(self, w, attn_mask)
@@ -93,7 +98,7 @@ class MultiHeadAttn(SegmentAttention):
         else:
             visible, mems = self.segment_of(w, attn_mask, mems)
             w, mems, *kernels = self.computed(w, mems, self.qkv_kernel, self.o_kernel)
-            memory, weights = attention_parts(w, visible, mems, *kernels, self.n_head, self.scheme)
+            memory, weights = attention_parts(w, visible, mems, *kernels, self.n_head, self.scheme, content_mask)
         drops = Drop(self.dropatt, dropatt_key), Drop(self.dropout, output_key)
         return attention_block(w, memory, weights, norm_of(self.layer_norm), *drops)
 
@@ -126,9 +131,11 @@ class TransformerLMLayer(TransformerXLLayer):
     def options_of_attention(self):
         return {} if self.positions is None else {"positions": self.positions}
 
-    def call(self, w, attn_mask=None, mems=None, training=None, dropout_key=None):
+    def call(self, w, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None):
         attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)
-        output = self.rel_attn(w=w, attn_mask=attn_mask, mems=mems, dropout_key=attn_key)
+        output = self.rel_attn(
+            w=w, attn_mask=attn_mask, mems=mems, content_mask=content_mask, dropout_key=attn_key
+        )  # fmt: skip
         return self.ff(output, dropout_key=ff_key)
 
 
