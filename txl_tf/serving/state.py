@@ -79,7 +79,7 @@ class ServedMemory:
             state, digits = tf.split(state, [self.shape[0] - COUNT_DIGITS, COUNT_DIGITS], 1)
             whole = tf.reduce_all((digits >= 0) & (digits < COUNT_BASE) & (digits == tf.floor(digits)), 1)
             check = Check(whole, "state must be one that this model returned", digits)
-            (digits,) = checked([check], digits)
+            digits = checked([check], digits)
             high, low = tf.unstack(tf.cast(digits, tf.int32), axis=1)
             count = high * COUNT_BASE + low
         state = tf.reshape(tf.cast(state, self.dtype), [tf.shape(state)[0], 2 * n_layer, *memory])
