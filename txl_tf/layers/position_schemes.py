@@ -61,6 +61,20 @@ class Positions:
             message = f"{name} {reason}: leave it out with positions={self.known_as!r}, got {value}"
             raise ParameterError(name, value, f"left out with positions={self.known_as!r}", message)
 
+    def overrides(self, *names, base=None):
+        """Whether any of these methods is another than that of a `base`, `Positions` unless it is given."""
+        return any(getattr(type(self), name) is not getattr(base or Positions, name) for name in names)
+
+    @property
+    def of_library(self):
+        """The library's class that the scheme is of, or derives from."""
+        return next(cls for cls in type(self).__mro__ if cls.__module__ == __name__)
+
+    @property
+    def is_own(self):
+        """Whether the class of the scheme is a user's."""
+        return type(self) is not self.of_library
+
     def make_weights(self, owner):
         """Makes the weights, for a network or an attention, which has `n_head`, `d_head` and `d_model`."""
 
@@ -90,7 +104,7 @@ class Positions:
     @property
     def turns(self):
         """Whether the scheme turns queries and keys."""
-        return type(self).turn is not Positions.turn
+        return self.overrides("turn")
 
     def turn(self, x, numbers):
         """Queries or keys `[..., n, D]`, of tokens before which `numbers`, int32 `[..., n]`, other tokens stand."""
@@ -126,12 +140,14 @@ def register_positions(name):
     """Decorator of a subclass of `Positions`: makes it known as `positions=name`, in flags and `config.json`, too.
 
     Raises:
-        ParameterError: the library has a scheme of this name.
+        ParameterError: the library has a scheme of this name, or the class is no subclass of `Positions`.
     """
-    if name in _BUILT_IN:
-        raise ParameterError("name", name, f"none of the library's: {', '.join(_BUILT_IN)}")
+    if not isinstance(name, str) or name in _BUILT_IN:
+        raise ParameterError("name", name, f"text, and none of the library's names: {', '.join(_BUILT_IN)}")
 
     def register(cls):
+        if not (isinstance(cls, type) and issubclass(cls, Positions)):
+            raise ParameterError("cls", cls, "a subclass of txl_tf.layers.Positions")
         cls.known_as = name
         SCHEMES[name] = cls
         return cls
@@ -142,6 +158,8 @@ def register_positions(name):
 def scheme_of(positions):
     """A scheme for the argument `positions` of a layer or network: a name, or a scheme, which is returned."""
     if isinstance(positions, Positions):
+        if type(positions) not in (Positions, SCHEMES.get(positions.known_as)):  # a configuration could not name it
+            raise ParameterError("positions", positions, "of a class given to register_positions")
         return positions
     if positions is None:
         return Positions()
@@ -153,6 +171,9 @@ def scheme_of(positions):
 def checked_scheme(positions, owner):
     """`scheme_of` the `positions` of a network or of its `Config`, its `owner`, which must fit the scheme."""
     scheme = scheme_of(positions)
+    if scheme.overrides("enter") and scheme.overrides("turn", "queries", "scores") and not isinstance(scheme, Relative):
+        allowed = "a scheme that has enter, or turn, queries and scores: layers know nothing of a scheme with enter"
+        raise ParameterError("positions", positions, allowed)
     for name in scheme.refused:
         scheme.check_refused(name, getattr(owner, name))
     scheme.check(owner)
