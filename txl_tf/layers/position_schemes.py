@@ -52,7 +52,7 @@ class Positions:
     }
 
     def check(self, owner):
-        """Raises ParameterError where the scheme cannot work in its `owner`: a network, its `Config`, or an attention."""
+        """Raises ParameterError where the scheme does not fit its `owner`: a network, its `Config`, or an attention."""
 
     def check_refused(self, name, value):
         """Raises ParameterError for an argument of a network that the scheme does not take."""

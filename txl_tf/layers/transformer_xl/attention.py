@@ -77,7 +77,7 @@ def rel_multihead_attn(
 def relative_parts(
     w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, content_mask=None, scheme=None
 ):  # fmt: skip
-    """`(memory, weights)` of `txl_tf.equations.attention`, of the arguments of `rel_multihead_attn` and a `Relative`."""
+    """`(memory, weights)` of `txl_tf.equations.attention`, of the arguments of `rel_multihead_attn`; and a scheme."""
     n_head, d_head = r_w_bias.shape
     special = {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
     # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
