@@ -52,7 +52,7 @@ class Positions:
     }
 
     def check(self, owner):
-        """Raises ParameterError where the scheme cannot work in its `owner`: a network, its `Config`, or an attention."""
+        """Raises ParameterError where the scheme does not fit its `owner`: a network, its `Config` or an attention."""
 
     def check_refused(self, name, value):
         """Raises ParameterError for an argument of a network that the scheme does not take."""
@@ -92,6 +92,11 @@ class Positions:
         """Whether the scheme turns queries and keys."""
         return type(self).turn is not Positions.turn
 
+    @property
+    def scores_positions(self):
+        """Whether the scheme adds scores."""
+        return type(self).scores is not Positions.scores
+
     def turn(self, x, numbers):
         """Queries or keys `[..., n, D]`, of tokens before which `numbers`, int32 `[..., n]`, other tokens stand."""
         return x
@@ -114,7 +119,7 @@ class Positions:
             places: `txl_tf.equations.Places`, or another object with its functions.
 
         Returns:
-            `[H, ..., T, K]`, or what broadcasts to it, in the dtype of `q`.
+            `[H, ..., T, K]`, or `[H, T, K]` alike for all rows of a batch, in the dtype of `q`.
         """
 
 
@@ -253,8 +258,7 @@ class Alibi(Positions):
     def scores(self, q, places):
         distances = tf.cast(places.distances(q), wide_dtype(q))  # [T, K]
         slopes = tf.constant(alibi_slopes(q.shape[0]), distances.dtype)
-        slopes = tf.reshape(slopes, [-1] + [1] * (len(q.shape) - 1))  # [H, ..., 1, 1]
-        return tf.cast(-slopes * distances, q.dtype)
+        return tf.cast(-slopes[:, None, None] * distances, q.dtype)  # [H, T, K]
 
 
 def alibi_slopes(n_head):
