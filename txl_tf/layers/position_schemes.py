@@ -87,6 +87,21 @@ class Positions:
 
     # What attention does.
 
+    def join(self, layer):
+        """Makes the attention of a network's layer ask this scheme.
+
+        Raises:
+            ParameterError: the layer has no attention that asks schemes.
+        """
+        methods = "turn", "queries", "scores"
+        if all(getattr(type(self), name) is getattr(Positions, name) for name in methods):
+            return
+        if hasattr(getattr(layer, "rel_attn", None), "scheme"):
+            layer.rel_attn.scheme = self
+        elif type(self) is not Relative:  # whose table the call of every layer gets
+            allowed = f"'relative', 'sinusoids' or 'learned' with {type(layer).__name__}, which has no rel_attn"
+            raise ParameterError("positions", self.known_as, allowed)
+
     @property
     def turns(self):
         """Whether the scheme turns queries and keys."""
