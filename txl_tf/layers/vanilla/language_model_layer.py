@@ -13,7 +13,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import Drop, split
 from txl_tf.layers.common.arguments import stored
 from txl_tf.layers.common.ops import norm_of
-from txl_tf.layers.position_schemes import Positions, scheme_of
+from txl_tf.layers.position_schemes import scheme_of
 from txl_tf.layers.transformer_xl.attention import SegmentAttention, keys_of, visible_keys
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 from txl_tf.layers.transformer_xl.memory import HiddenStates, Memory
@@ -144,6 +144,6 @@ class TransformerLMLayer(TransformerXLLayer):
 def scheme_of_attention(positions, owner):
     """The scheme of the argument `positions` of an attention. Raises ParameterError for one that needs a network."""
     scheme = scheme_of(positions)
-    if type(scheme).enter is not Positions.enter:
+    if scheme.overrides("enter"):
         raise ParameterError("positions", positions, f"a scheme that {owner} can use without a network")
     return scheme

@@ -324,6 +324,8 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         """
         embeddings = self.embedding(tokens, static_shapes=static_shapes)
         if isinstance(mlen, NetworkMemory):
+            if self.scheme.is_own and self.scheme.overrides("enter", "of_layer", base=self.scheme.of_library):
+                raise NotCacheable(f"positions={self.scheme.known_as!r} has its own enter")
             added = mlen.added()
             return embeddings if added is None else embeddings + added, mlen
         return self.scheme.enter(self, embeddings, mlen, dropout_keys, zero)
