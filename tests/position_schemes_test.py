@@ -952,7 +952,8 @@ def test_a_run_keeps_its_positions(positions, tmp_path, text_file):
 TINY = (
     "--dataset=text --level=char --n_layer=1 --d_model=16 --d_embed=16 --n_head=2 --d_head=8 --d_inner=16 --tgt_len=8 "
 )
-TINY += "--mem_len=8 --train_batch_size=4 --eval_batch_size=2 --train_steps=4 --iterations=2 --save_steps=4 --warmup_steps=0"
+TINY += "--mem_len=8 --train_batch_size=4 --eval_batch_size=2 --train_steps=4 --iterations=2 --save_steps=4 "
+TINY += "--warmup_steps=0"
 
 
 @SLOW
