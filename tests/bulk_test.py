@@ -461,6 +461,9 @@ def test_what_is_wrong_on_a_cluster_is_one_sentence(scoring, cluster, tmp_path):
     scoring.write(a=5)
     with pytest.raises(ValueError, match="no room for a worker of ray_cpus=1 and ray_gpus=1: of 3 machines, none has"):
         scoring.run("--ray_address=auto", "--ray_gpus=1")
+    for alone in ("--ray_cpus=2", "--ray_gpus=1"):
+        with pytest.raises(ValueError, match=alone.partition("=")[0]):
+            scoring.run(alone)
     with pytest.raises(ValueError, match="no room for a worker of ray_cpus=2"):
         scoring.run("--ray_cpus=2", "--ray_workers=1")
     make_language_model(tmp_path / "run")
