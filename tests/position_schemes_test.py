@@ -864,6 +864,8 @@ OWN = {
     "grown": ((Positions,), {"turn": lambda self, x, numbers: grown(x, numbers), **ABSOLUTE}),
     "more sinusoids": ((Sinusoids,), {"table": lambda self, *args: 2 * Sinusoids.table(self, *args)}),
     "louder sinusoids": ((Sinusoids,), {"enter": louder(Sinusoids)}),
+    "louder alibi": ((Alibi,), {"enter": louder(Positions)}),
+    "sinusoids and scores": ((Sinusoids,), {"scores": near}),
     "nothing": ((Positions,), {}),
 }
 
@@ -884,17 +886,6 @@ def test_own_schemes_are_asked_by_all_methods(registered, name, setting, tmp_pat
         if len(plain.weights) == len(lm.weights) and name != "nothing":
             assert np.abs(expected_nll(plain) - nll).max() > 1e-3
     assert not found, lines_of(found)
-
-
-def test_a_scheme_changes_embeddings_or_attention(registered):
-    for bases in ((Alibi,), (Rotary,)):
-        registered("both", type("Both", bases, {"enter": louder(Positions)}))
-        with pytest.raises(txl_tf.ParameterError) as caught:
-            make("both")
-        assert (caught.value.name, caught.value.value) == ("positions", "both")
-    registered("both", type("Both", (Sinusoids,), {"scores": near}))
-    with pytest.raises(txl_tf.ParameterError):
-        make("both")
 
 
 def test_an_own_scheme_takes_40_lines_at_most():

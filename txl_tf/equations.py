@@ -108,17 +108,13 @@ class Places(NamedTuple):
     r: tf.Tensor | None = None  # [H, R, D], of the relative scheme: the projected table of distances
     first: tf.Tensor | int = 0  # see `shifted_scores`
     special: dict = {}  # other arguments of `attend`, of keys and values that count as zeros
-    slots: tf.Tensor | None = None  # int32 [..., T], among the keys, of the queries; `None` for the last T ones
+    slots: tf.Tensor | None = None  # int32 [T], of the queries among the keys; `None` for the last T ones
 
     def distances(self, q):
-        """How far back each key lies from each of the queries `[..., T, D]`; below 0 for one in the future.
-
-        Returns:
-            int32 `[T, K]`, or with a batch in front.
-        """
+        """int32 `[T, K]`: how far back each key lies from each of the queries `[..., T, D]`; below 0 in the future."""
         tgt_len = keras.ops.shape(q)[-2]
         slots = self.klen - tgt_len + tf.range(tgt_len) if self.slots is None else self.slots
-        return slots[..., None] - tf.range(self.klen)
+        return slots[:, None] - tf.range(self.klen)
 
     def scores_by_distance(self, q):
         """`[H, ..., T, K]`: products of queries `[H, ..., T, D]` with the row of `r` for the distance of each key."""

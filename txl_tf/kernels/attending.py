@@ -30,14 +30,12 @@ def attention_probs(q, k, position_scores=None, visible=None, scale=1.0, content
     scores = scores if content is None else scores * content
     if zero_keys:
         scores = tf.pad(scores, [[0, 0]] * (len(scores.shape) - 1) + [[zero_keys, 0]])
-    if position_scores is not None and (zero_keys or _is_for_all_rows(position_scores, scores)):
+    is_for_all_rows = position_scores is not None and len(position_scores.shape) < len(scores.shape)
+    if is_for_all_rows:
+        position_scores = position_scores[:, None]  # [H, 1, T, K]
+    if position_scores is not None and (zero_keys or is_for_all_rows):
         scores, position_scores = scores + position_scores, None
     return ops.masked_softmax(scores, visible, position_scores)
-
-
-def _is_for_all_rows(position_scores, scores):
-    """Whether position scores are alike in all rows of a batch, `[H, 1, T, K]`."""
-    return 1 in position_scores.shape[:-2] and 1 not in scores.shape[:-2]
 
 
 def attend(
@@ -48,8 +46,8 @@ def attend(
     Args:
         q: `[H, ..., T, D]`, queries.
         k, v: `[H, ..., K, D]`, keys and values.
-        position_scores: `[H, ..., T, K]`, or what broadcasts to it, see `shifted_scores` and `pairwise_scores`; `None`
-            for none. Of one query also a list of the heads.
+        position_scores: `[H, ..., T, K]`, see `shifted_scores` and `pairwise_scores`, or `[H, T, K]` for all rows;
+            `None` for none. Of one query also a list of the heads.
         visible: bool, `[T, K]` or what broadcasts to `[H, ..., T, K]`: which keys a query sees; `None` for all.
         scale: float. Transformer-XL scales its queries once, before both kinds of scores, and leaves this at 1.
         dropatt: dropout rate of the probabilities. Rows of the batch are axis 1.

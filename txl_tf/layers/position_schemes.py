@@ -52,7 +52,7 @@ class Positions:
     }
 
     def check(self, owner):
-        """Raises ParameterError where the scheme does not fit its `owner`: a network, its `Config`, or an attention."""
+        """Raises ParameterError where the scheme does not fit its `owner`: a network, its `Config` or an attention."""
 
     def check_refused(self, name, value):
         """Raises ParameterError for an argument of a network that the scheme does not take."""
@@ -101,10 +101,29 @@ class Positions:
 
     # What attention does.
 
+    def join(self, layer):
+        """Makes the attention of a network's layer ask this scheme.
+
+        Raises:
+            ParameterError: the layer has no attention that asks schemes.
+        """
+        if not self.overrides("turn", "queries", "scores"):
+            return
+        if hasattr(getattr(layer, "rel_attn", None), "scheme"):
+            layer.rel_attn.scheme = self
+        elif type(self) is not Relative:  # whose table the call of every layer gets
+            allowed = f"'relative', 'sinusoids' or 'learned' with {type(layer).__name__}, which has no rel_attn"
+            raise ParameterError("positions", self.known_as, allowed)
+
     @property
     def turns(self):
         """Whether the scheme turns queries and keys."""
         return self.overrides("turn")
+
+    @property
+    def scores_positions(self):
+        """Whether the scheme adds scores."""
+        return self.overrides("scores")
 
     def turn(self, x, numbers):
         """Queries or keys `[..., n, D]`, of tokens before which `numbers`, int32 `[..., n]`, other tokens stand."""
@@ -128,7 +147,7 @@ class Positions:
             places: `txl_tf.equations.Places`, or another object with its functions.
 
         Returns:
-            `[H, ..., T, K]`, or what broadcasts to it, in the dtype of `q`.
+            `[H, ..., T, K]`, or `[H, T, K]` alike for all rows of a batch, in the dtype of `q`.
         """
 
 
@@ -171,9 +190,6 @@ def scheme_of(positions):
 def checked_scheme(positions, owner):
     """`scheme_of` the `positions` of a network or of its `Config`, its `owner`, which must fit the scheme."""
     scheme = scheme_of(positions)
-    if scheme.overrides("enter") and scheme.overrides("turn", "queries", "scores") and not isinstance(scheme, Relative):
-        allowed = "a scheme that has enter, or turn, queries and scores: layers know nothing of a scheme with enter"
-        raise ParameterError("positions", positions, allowed)
     for name in scheme.refused:
         scheme.check_refused(name, getattr(owner, name))
     scheme.check(owner)
@@ -274,8 +290,7 @@ class Alibi(Positions):
     def scores(self, q, places):
         distances = tf.cast(places.distances(q), wide_dtype(q))  # [T, K]
         slopes = tf.constant(alibi_slopes(q.shape[0]), distances.dtype)
-        slopes = tf.reshape(slopes, [-1] + [1] * (len(q.shape) - 1))  # [H, ..., 1, 1]
-        return tf.cast(-slopes * distances, q.dtype)
+        return tf.cast(-slopes[:, None, None] * distances, q.dtype)  # [H, T, K]
 
 
 def alibi_slopes(n_head):

@@ -180,13 +180,10 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         default = self.layer_class
         if self.layer_class is TransformerXLLayer and not isinstance(self.scheme, Relative):
             default = TransformerLMLayer
-        if default is not TransformerXLLayer and not self.scheme.overrides("enter"):
-            of_layers["positions"] = self.scheme
         layer_class = chosen_class("layer_class", default)
         self.decoder_layers = [layer_class(**of_layers, name=f"layer_{i}") for i in range(self.n_layer)]
-        if isinstance(self.scheme, Relative) and self.scheme.is_own:
-            for layer in self.decoder_layers:
-                layer.rel_attn.store("scheme", self.scheme)
+        for layer in self.decoder_layers:
+            self.scheme.join(layer)
         self.start_keys(seed, always=True)  # behind the layers: initial weights hang on the order of draws
 
     def get_config(self):

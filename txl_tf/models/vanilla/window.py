@@ -201,8 +201,8 @@ class WindowOfLayer(CachedKeys):
         )
         self.after = keys, values
         klen = keras.ops.shape(keys)[2]
-        if at.static_shapes:
-            return block(content_q, position_q, keys, values, Places(klen, at.visible[:, None], slots=at.slots))
+        if at.static_shapes and not self.layer.rel_attn.scheme.scores_positions:
+            return block(content_q, position_q, keys, values, Places(klen, at.visible[:, None]))
 
         def attend_row(b):
             return block(

@@ -1,0 +1,182 @@
+"""The paper's ablation of positions (section 4.2, table 6), for every scheme that txl_tf has.
+
+    python tools/compare_positions.py --data_path=tinyshakespeare.txt --output=positions.png
+    python tools/compare_positions.py --positions=relative,alibi --train_steps=200        some schemes, a quick look
+
+Every scheme trains two models on one text: one with memory and one without. All models have about as many parameters
+(what a scheme does not need for positions goes into d_inner) and train for the same time: first the models train a few
+steps in turns, and a scheme whose step takes half as long gets twice as many steps.
+
+The table is Markdown, in nats a character of the last tenth of the text, which is read in segments of 64:
+
+    without memory    the model that was trained without memory
+    with memory       the model that was trained with a memory of 128, mean and extremes over the seeds
+    gain              what the memory saves
+    4 times           the same model with a memory of 704: a token sees four times as many tokens as in training
+    train, evaluate   steps per second, with memory, as a ratio to the first scheme
+
+The picture needs matplotlib: pip install -e ".[plot]".
+"""
+
+import statistics
+import time
+from pathlib import Path
+
+from absl import flags
+
+from txl_programs.program import FLAGS, check_integers, read_flags, run
+from txl_tf.config import SCHEMES
+
+flags.DEFINE_list("positions", list(SCHEMES), "Schemes to compare.")
+flags.DEFINE_string("data_path", None, "Text file; default: Python's reference manual.")
+flags.DEFINE_integer("train_steps", 2000, "Steps of the first scheme; others get as much time.", lower_bound=1)
+flags.DEFINE_list("seeds", ["0"], "Seeds of each training.")
+flags.DEFINE_integer("rounds", 5, "Turns in which speed is measured.", lower_bound=1)
+flags.DEFINE_string("output", None, "PNG file to draw the picture to.")
+check_integers("seeds")
+flags.register_validator("seeds", bool, "must be one at least")
+flags.register_validator("positions", bool, "must be one at least")
+
+read_flags(__name__)
+
+import keras
+import numpy as np
+
+import txl_tf
+from txl_programs.pictures.drawing import COLORS, MISSING, Figure
+from txl_tf.data.text_files import pydoc_text
+from txl_tf.files import check_writable
+
+SIZES = {
+    "n_token": 256, "n_layer": 4, "d_model": 128, "d_embed": 128, "n_head": 4, "d_head": 32, "dropout": 0.0,
+}  # fmt: skip
+D_INNER, ROWS, SEGMENT, MEMORY = 512, 12, 64, 128
+LONGER = 4 * (SEGMENT + MEMORY) - SEGMENT  # memory with which a token sees four times as many tokens
+STEPS_OF_A_TURN = 20
+
+
+def read_text():
+    """Bytes to train and to validate on."""
+    text = Path(FLAGS.data_path).read_bytes() if FLAGS.data_path else pydoc_text().encode()
+    train, valid = np.split(np.frombuffer(text, np.uint8).astype(np.int32), [len(text) * 9 // 10])
+    if len(valid) <= 4 * SEGMENT:
+        raise ValueError(f"data_path must have more than {40 * SEGMENT} bytes, got {len(text)} in {FLAGS.data_path}")
+    return train, valid
+
+
+def make_model(positions, mem_len, seed):
+    """A language model with as many parameters as one with relative positions, as nearly as d_inner allows."""
+    options = {"context_len": SEGMENT} if positions == "learned" else {}
+
+    def model(d_inner):
+        return txl_tf.TransformerXLLM(
+            **SIZES, d_inner=d_inner, mem_len=mem_len, positions=positions, seed=seed, **options
+        )
+
+    wanted = txl_tf.TransformerXLLM(**SIZES, d_inner=D_INNER, mem_len=mem_len).count_params()
+    of_a_unit = SIZES["n_layer"] * (2 * SIZES["d_model"] + 1)
+    return model(D_INNER + round((wanted - model(D_INNER).count_params()) / of_a_unit))
+
+
+def compiled(lm, steps):
+    schedule = {"warmup_steps": steps // 20, "train_steps": steps, "min_lr_ratio": 0.1}
+    lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, **schedule))
+    return lm
+
+
+def batches(text):
+    return txl_tf.segments(text, ROWS, SEGMENT, repeat=True)
+
+
+def seconds_of(function):
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def compare_speed(schemes, train, valid):
+    """`{scheme: (training, evaluation)}`: seconds of a turn, medians over rounds in which the schemes take turns."""
+    turns = []
+    for positions in schemes:
+        lm = compiled(make_model(positions, MEMORY, seed=0), 1_000_000)
+        part = valid[: STEPS_OF_A_TURN * 4 * SEGMENT]
+        turns.append(lambda lm=lm: lm.fit(batches(train), steps_per_epoch=STEPS_OF_A_TURN, verbose=0))
+        turns.append(lambda lm=lm, part=part: lm.evaluate(txl_tf.segments(part, 4, SEGMENT), verbose=0))
+    for turn in turns:  # traces
+        turn()
+    seconds = [[seconds_of(turn) for turn in turns] for _ in range(FLAGS.rounds)]
+    medians = [statistics.median(column) for column in zip(*seconds, strict=True)]
+    return dict(zip(schemes, zip(medians[::2], medians[1::2], strict=True), strict=True))
+
+
+def compare_training(positions, steps, train, valid, seed):
+    """Nats of the text to validate on: `(without memory, with memory, with four times the context)`."""
+    nats = []
+    for mem_len in (0, MEMORY):
+        keras.utils.set_random_seed(seed)
+        lm = compiled(make_model(positions, mem_len, seed), steps)
+        lm.fit(batches(train), steps_per_epoch=steps, verbose=0)
+        nats.append(lm.evaluate(txl_tf.segments(valid, 4, SEGMENT), verbose=0))
+    lm.mem_len = LONGER
+    return *nats, lm.evaluate(txl_tf.segments(valid, 4, SEGMENT), verbose=0)
+
+
+def with_extremes(values):
+    """The mean, and where there are several values their extremes."""
+    mean = f"{statistics.mean(values):.3f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.3f} to {max(values):.3f})"
+
+
+def print_row(positions, steps, found, ratios):
+    without, with_memory, longer = zip(*found, strict=True)
+    gain = [a - b for a, b in zip(without, with_memory, strict=True)]
+    cells = [with_extremes(values) for values in (without, with_memory, gain, longer)]
+    parameters = make_model(positions, MEMORY, seed=0).count_params()
+    print(
+        f"| {positions} | {parameters:,} | {steps:,} | {' | '.join(cells)} | {ratios[0]:.2f} | {ratios[1]:.2f} |",
+        flush=True,
+    )
+
+
+def draw(found):
+    """Bars of the losses of `{scheme: [(without memory, with memory, longer), ...]}`, means over the seeds."""
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    labels = "without memory", f"memory {MEMORY}", f"memory {LONGER}, trained with {MEMORY}"
+    means = np.array([np.mean(of_scheme, 0) for of_scheme in found.values()])
+    places = np.arange(len(found))
+    for i, label in enumerate(labels):
+        bars = axes.bar(places + (i - 1) * 0.27, means[:, i], 0.25, label=label, color=COLORS[i])
+        axes.bar_label(bars, fmt="%.2f", fontsize=7)
+    axes.set_xticks(places, list(found))
+    axes.set(ylabel="nats a character", ylim=(0.9 * means.min(), None))
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def main():
+    unknown = [name for name in FLAGS.positions if name not in SCHEMES]
+    if unknown:
+        raise txl_tf.ParameterError("positions", unknown[0], list(SCHEMES))
+    if FLAGS.output and Figure is None:
+        raise ValueError(MISSING)
+    check_writable(FLAGS.output)
+    train, valid = read_text()
+    seconds = compare_speed(FLAGS.positions, train, valid)
+    first = seconds[FLAGS.positions[0]]
+    print("| positions | parameters | steps | without memory | with memory | gain | 4 times | train | evaluate |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    found = {}
+    for positions, times in seconds.items():
+        ratios = [a / b for a, b in zip(first, times, strict=True)]
+        steps = max(1, round(FLAGS.train_steps * ratios[0]))
+        found[positions] = [compare_training(positions, steps, train, valid, int(seed)) for seed in FLAGS.seeds]
+        print_row(positions, steps, found[positions], ratios)
+    if FLAGS.output:
+        draw(found).savefig(FLAGS.output, format="png", dpi=150)
+        print(FLAGS.output)
+
+
+if __name__ == "__main__":
+    run(main)
