@@ -969,7 +969,7 @@ def test_programs_run_with_own_code(tmp_path, text_file):
     assert not done.returncode, done.stderr[-2000:]
     assert json.loads((run / "config.json").read_text())["model"]["positions"] == "t5"
     evaluate = ["txl-train", f"--model_dir={run}", "--do_eval_only"]
-    generate = ["txl-generate", f"--model_dir={run}", "--prompt=the cat", "--length=10"]
+    generate = ["txl-generate", f"--model_dir={run}", "--prompt=the cat", "--max_new_tokens=5"]
     for arguments in (evaluate, generate):
         done = program(WITH_OWN_CODE, *arguments)
         assert not done.returncode, done.stderr[-2000:]
