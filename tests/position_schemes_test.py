@@ -866,6 +866,8 @@ OWN = {
     "louder sinusoids": ((Sinusoids,), {"enter": louder(Sinusoids)}),
     "louder alibi": ((Alibi,), {"enter": louder(Positions)}),
     "sinusoids and scores": ((Sinusoids,), {"scores": near}),
+    "louder alibi": ((Alibi,), {"enter": louder(Alibi)}),
+    "sinusoids and scores": ((Sinusoids,), {"scores": near}),
     "nothing": ((Positions,), {}),
 }
 
