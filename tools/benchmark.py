@@ -55,6 +55,7 @@ writing. `--mode=all` measures every mode, with `--against` every one that two c
 has two layers unless `--n_layer` says otherwise.
 """
 
+import compileall
 import concurrent.futures
 import contextlib
 import functools
@@ -395,6 +396,15 @@ def chosen_modes():
     return modes
 
 
+def compile_modules(checkout):
+    """Compiles Python's modules as an installation does, where the environment tells Python to write no bytecode, too.
+
+    Without it, every start of a program would measure how long Python takes to compile all of the library's text.
+    """
+    for folder in ("txl_tf", "txl_programs"):
+        compileall.compile_dir(os.path.join(checkout, folder), quiet=2)
+
+
 def commit_of(checkout):
     """The commit of a checkout, and whether files differ from it; `None` without Git."""
     command = ["git", "-C", checkout, "describe", "--always", "--dirty", "--exclude=*"]
@@ -424,6 +434,8 @@ def main():
     print(f"matrix products: {products}")
     checkouts = {"this": str(processes.ROOT)} | ({"other": os.path.abspath(FLAGS.against)} if FLAGS.against else {})
     commits = {side: commit_of(path) for side, path in checkouts.items()}
+    for path in checkouts.values():
+        compile_modules(path)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(1, FLAGS.runs + 1):

@@ -11,7 +11,7 @@ makes them. The flags of the original's data_utils.py are accepted; those about 
 
 from absl import flags
 
-from txl_programs.program import FLAGS, check_used, config_of, define_flags, run, values
+from txl_programs.program import FLAGS, check_used, cluster_of, define_flags, run, values
 from txl_tf.config import ClusterConfig, TextConfig
 
 flags.DEFINE_string("data_dir", None, "Folder of the prepared corpus, and of the raw text of the paper's datasets.")
@@ -67,7 +67,7 @@ def main():
         made = load_corpus(FLAGS.data_dir, verify=True)
         print("every file is as it was written")
     else:
-        cluster = config_of(ClusterConfig)
+        cluster = cluster_of(ClusterConfig)
         arguments = {**values("data_dir download download_url shard_tokens"), **values(TextConfig)}
         made = txl_tf.prepare(**arguments, verbose=1, ray=cluster if cluster.given else None)
     sizes = ", ".join(f"{len(tokens):,} {split}" for split, tokens in made.splits.items())

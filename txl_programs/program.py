@@ -187,6 +187,13 @@ def config_of(group, instead=()):
     return group(**completed(group, dict(instead)))
 
 
+def cluster_of(group):
+    """The config of the flags of a cluster. Raises ValueError where they say how to use one, and none is asked for."""
+    cluster = config_of(group)
+    check_used(("ray_cpus ray_gpus ray_restarts", cluster.given, "is for a Ray cluster: it goes with --ray_workers"))
+    return cluster
+
+
 def optimizer_arguments(config, training, instead=()):
     """Those of the group `config`. A warm-up that nobody gave, and that is as long as the training, becomes a tenth."""
     found = completed(config, dict(instead))
@@ -261,7 +268,7 @@ def _train_on_workers(main, rows_to_divide):
         return main()
     from txl_tf.config import TrainingClusterConfig
 
-    cluster = config_of(TrainingClusterConfig)
+    cluster = cluster_of(TrainingClusterConfig)
     if not cluster.given:
         return main()
     if FLAGS.strategy not in ("auto", "multi_worker"):

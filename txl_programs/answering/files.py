@@ -19,7 +19,7 @@ from txl_programs.answering.lines import (
     say_missing,
     write_answers,
 )
-from txl_programs.program import FLAGS, config_of, with_checkpoint
+from txl_programs.program import FLAGS, cluster_of, with_checkpoint
 from txl_tf.cluster.blocks import answer_on_cluster, count_workers
 from txl_tf.cluster.connection import connected
 from txl_tf.config import ClusterConfig
@@ -46,7 +46,7 @@ def answer_input(folder, make_answering, program, together, raw=False):
     Returns:
         The `Tally` of all lines, and the seconds that they took; `None` where some were answered before.
     """
-    if config_of(ClusterConfig).given or _is_several(FLAGS.input):
+    if cluster_of(ClusterConfig).given or _is_several(FLAGS.input):
         answer = functools.partial(_answer_files, folder, make_answering, program, together, _named_files())
         return with_checkpoint(folder, answer)
     check_output(FLAGS.input)
@@ -72,7 +72,7 @@ def _is_several(inputs):
 
 def _answer_files(folder, make_answering, program, together, files, path):
     """`answer_input` of several files, `(path, name)` each, or on a cluster, with the checkpoint at `path`."""
-    cluster, started = config_of(ClusterConfig), time.perf_counter()
+    cluster, started = cluster_of(ClusterConfig), time.perf_counter()
     run = functools.partial(_here, make_answering, folder, path)
     flags = {flag.name: flag.value for flag in _own_flags() if flag.name not in _OTHER_FLAGS}
     flags |= {name: sha256(flags[name]) for name in _named_by(flags)}

@@ -42,7 +42,7 @@ def sum_of_rows(x):
 
 
 def project_heads(x, kernel, n, n_head):
-    batch, length, width = keras.ops.shape(x)
+    batch, length, width = x.shape
     d_head = kernel.shape[1] // (n * n_head)
     if not pays([n * n_head, batch, length, d_head]):
         return plain.project_heads(x, kernel, n, n_head)
@@ -70,9 +70,9 @@ def _by_head(kernel, number):
 
 
 def project_output(attn_vec, o_kernel):
-    n_head, batch, qlen, d_head = keras.ops.shape(attn_vec)
-    if not pays([n_head, batch, qlen, d_head]):
+    if not pays(attn_vec.shape):
         return plain.project_output(attn_vec, o_kernel)
+    n_head, batch, qlen, d_head = attn_vec.shape
 
     @custom_gradient
     def product(attn_vec, o_kernel):
@@ -136,9 +136,9 @@ def attend_with_one_query(q, k, v, position_scores=None, visible=None):
 
 
 def masked_softmax(scores, visible=None, position_scores=None):
-    shape = keras.ops.shape(scores)
-    if not pays(shape):
+    if not pays(scores.shape):
         return _softmax(scores, visible, position_scores)
+    shape = list(scores.shape)
 
     @custom_gradient
     def one_pass(*scores):
@@ -235,33 +235,32 @@ def embedding_lookup(table, ids):
 
 @custom_gradient
 def layer_norm(x, gamma, beta, epsilon):
-    dtype, shape, width = x.dtype, keras.ops.shape(x), x.shape[-1]
-    dtype_of_weights = gamma.dtype
-    x = at_least_float32(tf.reshape(x, [-1, width]))
-    gamma, beta = tf.cast(gamma, x.dtype), tf.cast(beta, x.dtype)
-    centered = x - tf.reduce_mean(x, 1, keepdims=True)
-    scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), 1, keepdims=True) + epsilon)
+    dtype, width, dtype_of_weights = x.dtype, x.shape[-1], gamma.dtype
+    x, gamma, beta = at_least_float32(x), tf.cast(gamma, wide_dtype(x)), tf.cast(beta, wide_dtype(x))
+    centered = x - tf.reduce_mean(x, -1, keepdims=True)
+    scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centered), -1, keepdims=True) + epsilon)
     normal = centered * scale
 
     def grad(upstream):
-        upstream = at_least_float32(tf.reshape(upstream, [-1, width]))
-        to_scale = upstream * normal
+        shape, upstream = tf.shape(upstream), tf.reshape(at_least_float32(upstream), [-1, width])
+        normal_rows = tf.reshape(normal, [-1, width])
+        to_scale = upstream * normal_rows
         mean = tf.linalg.matvec(upstream, gamma / width)[:, None]  # a matrix product is faster than a sum
         slope = tf.linalg.matvec(to_scale, gamma / width)[:, None]
-        of_x = (upstream * gamma - mean - normal * slope) * scale
+        of_x = (upstream * gamma - mean - normal_rows * slope) * tf.reshape(scale, [-1, 1])
         of_gamma, of_beta = (tf.cast(sum_of_rows(rows), dtype_of_weights) for rows in (to_scale, upstream))
         return tf.cast(tf.reshape(of_x, shape), dtype), of_gamma, of_beta, None
 
-    return tf.cast(tf.reshape(normal * gamma + beta, shape), dtype), grad
+    return tf.cast(normal * gamma + beta, dtype), grad
 
 
 def residual_norm(x, y, norm, drop=NO_DROP):
     """In half precision one pass forwards and one backwards, where that pays."""
-    shape = keras.ops.shape(x)
     if callable(norm):
         return norm(x + drop(y))
-    if not is_half(x.dtype) or not pays(shape):
+    if not is_half(x.dtype) or not pays(x.shape):
         return layer_norm(x + drop(y), *norm)
+    shape = list(x.shape)
     (gamma, beta, epsilon), (rate, dropout_key) = norm, drop
 
     @custom_gradient
@@ -300,10 +299,10 @@ def _residual_norm_grad(shape, upstream, normal, scale, gamma, rate, dropout_key
 
 def relu_layer(x, kernel, bias, drop=NO_DROP):
     """One pass after the product and one backwards. The gradient goes where the result is above 0: no mask is kept."""
-    shape = [*keras.ops.shape(x)[:-1], kernel.shape[1]]
+    shape = [*x.shape[:-1], kernel.shape[1]]
     if not pays(shape):
         inner = tf.nn.relu(add_bias(project(x, kernel), bias))
-        return drop(tf.reshape(inner, shape))
+        return drop(tf.reshape(inner, [*keras.ops.shape(x)[:-1], kernel.shape[1]]))
     rate, dropout_key = drop
     drops = dropout_key is not None and rate > 0
 

@@ -61,6 +61,20 @@ class Positions:
             message = f"{name} {reason}: leave it out with positions={self.known_as!r}, got {value}"
             raise ParameterError(name, value, f"left out with positions={self.known_as!r}", message)
 
+    def overrides(self, *names, base=None):
+        """Whether any of these methods is another than that of a `base`, `Positions` unless it is given."""
+        return any(getattr(type(self), name) is not getattr(base or Positions, name) for name in names)
+
+    @property
+    def of_library(self):
+        """The library's class that the scheme is of, or derives from."""
+        return next(cls for cls in type(self).__mro__ if cls.__module__ == __name__)
+
+    @property
+    def is_own(self):
+        """Whether the class of the scheme is a user's."""
+        return type(self) is not self.of_library
+
     def make_weights(self, owner):
         """Makes the weights, for a network or an attention, which has `n_head`, `d_head` and `d_model`."""
 
@@ -87,15 +101,29 @@ class Positions:
 
     # What attention does.
 
+    def join(self, layer):
+        """Makes the attention of a network's layer ask this scheme.
+
+        Raises:
+            ParameterError: the layer has no attention that asks schemes.
+        """
+        if not self.overrides("turn", "queries", "scores"):
+            return
+        if hasattr(getattr(layer, "rel_attn", None), "scheme"):
+            layer.rel_attn.scheme = self
+        elif type(self) is not Relative:  # whose table the call of every layer gets
+            allowed = f"'relative', 'sinusoids' or 'learned' with {type(layer).__name__}, which has no rel_attn"
+            raise ParameterError("positions", self.known_as, allowed)
+
     @property
     def turns(self):
         """Whether the scheme turns queries and keys."""
-        return type(self).turn is not Positions.turn
+        return self.overrides("turn")
 
     @property
     def scores_positions(self):
         """Whether the scheme adds scores."""
-        return type(self).scores is not Positions.scores
+        return self.overrides("scores")
 
     def turn(self, x, numbers):
         """Queries or keys `[..., n, D]`, of tokens before which `numbers`, int32 `[..., n]`, other tokens stand."""
@@ -131,12 +159,14 @@ def register_positions(name):
     """Decorator of a subclass of `Positions`: makes it known as `positions=name`, in flags and `config.json`, too.
 
     Raises:
-        ParameterError: the library has a scheme of this name.
+        ParameterError: the library has a scheme of this name, or the class is no subclass of `Positions`.
     """
-    if name in _BUILT_IN:
-        raise ParameterError("name", name, f"none of the library's: {', '.join(_BUILT_IN)}")
+    if not isinstance(name, str) or name in _BUILT_IN:
+        raise ParameterError("name", name, f"text, and none of the library's names: {', '.join(_BUILT_IN)}")
 
     def register(cls):
+        if not (isinstance(cls, type) and issubclass(cls, Positions)):
+            raise ParameterError("cls", cls, "a subclass of txl_tf.layers.Positions")
         cls.known_as = name
         SCHEMES[name] = cls
         return cls
@@ -147,6 +177,8 @@ def register_positions(name):
 def scheme_of(positions):
     """A scheme for the argument `positions` of a layer or network: a name, or a scheme, which is returned."""
     if isinstance(positions, Positions):
+        if type(positions) not in (Positions, SCHEMES.get(positions.known_as)):  # a configuration could not name it
+            raise ParameterError("positions", positions, "of a class given to register_positions")
         return positions
     if positions is None:
         return Positions()

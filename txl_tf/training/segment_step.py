@@ -152,7 +152,9 @@ class SegmentStep:
                 # `train_step` scales the gradients by total / counted, where labels may be left out.
                 fraction = tf.math.divide_no_nan(counted * parts * shares, total) if self._may_leave_out else None
                 loss = self.optimizer.scale_loss(self.with_penalties(loss, parts, fraction))
-                gradients = tape.gradient(loss, self.trainable_variables, unconnected_gradients="zero")
+                # As tensors or handles: TensorFlow makes no zeros like one of Keras's variables in eager execution.
+                weights_of_model = [weight.value for weight in self.trainable_variables]
+                gradients = tape.gradient(loss, weights_of_model, unconnected_gradients="zero")
             sums = [nll, counted]
             if self.static_shapes:
                 sums.append(tf.math.count_nonzero((labels >= 0) & ~kept, dtype=self.loss_dtype))

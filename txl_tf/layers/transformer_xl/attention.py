@@ -72,19 +72,21 @@ def rel_multihead_attn(
         `[B, T, E]`.
     """
     kernels = qkv_kernel, r_kernel, o_kernel
-    memory, weights = relative_parts(w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, content_mask)
+    memory, weights = relative_parts(w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, Relative(), content_mask)
     return attention(w, memory, weights, Drop(dropatt, dropout_key))
 
 
-def relative_parts(w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, content_mask=None):
-    """`(memory, weights)` of `txl_tf.equations.attention`, of the arguments of `rel_multihead_attn`."""
+def relative_parts(
+    w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, scheme, content_mask=None
+):  # fmt: skip
+    """`(memory, weights)` of `txl_tf.equations.attention`, of arguments of `rel_multihead_attn` and a `Relative`."""
     n_head, d_head = r_w_bias.shape
     special = {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
     # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
     r_k = tf.pad(project_distances(r, r_kernel, n_head), [[0, 0], [1, 0], [0, 0]])
     places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems), r_k, keras.ops.shape(w)[1], special)
     u, v = (bias[:, None, None] for bias in (r_w_bias, r_r_bias))
-    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, Relative(), u, v)
+    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, scheme, u, v)
 
 
 def keys_of(w, mems):
@@ -231,6 +233,7 @@ class RelMultiHeadAttn(SegmentAttention):
             w, r, r_w_bias, r_r_bias, mems, *kernels = self.computed(
                 w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel, self.o_kernel
             )
-            memory, weights = relative_parts(w, r, r_w_bias, r_r_bias, visible, mems, *kernels, content_mask)
+            parts = visible, mems, *kernels, self.scheme, content_mask
+            memory, weights = relative_parts(w, r, r_w_bias, r_r_bias, *parts)
         drops = Drop(self.dropatt, dropatt_key), Drop(self.dropout, output_key)
         return attention_block(w, memory, weights, norm_of(self.layer_norm), *drops)

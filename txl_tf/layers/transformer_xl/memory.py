@@ -103,9 +103,8 @@ class Memory(CachedMemory):
 
     def output(self, attn_vec, w):
         """`[B, H, T, D]` to `[B, T, E]`."""
-        batch, n_head, tgt_len, d_head = keras.ops.shape(attn_vec)
-        rows = tf.reshape(tf.transpose(attn_vec, [0, 2, 1, 3]), [-1, n_head * d_head])
-        return tf.reshape(ops.project(rows, w.o), [batch, tgt_len, w.o.shape[1]])
+        rows = ops.project(tf.transpose(attn_vec, [0, 2, 1, 3]), w.o)
+        return tf.reshape(rows, tf.shape(self.input))
 
     def read(self, h):
         """The layer's output for its input `h`, `[B, T, E]`: a call of the layer with this memory."""

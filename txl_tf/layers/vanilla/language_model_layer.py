@@ -15,7 +15,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import Drop, split
 from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.ops import norm_of
-from txl_tf.layers.position_schemes import Positions, scheme_of
+from txl_tf.layers.position_schemes import scheme_of
 from txl_tf.layers.transformer_xl.attention import SegmentAttention, keys_of, visible_keys
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 from txl_tf.layers.transformer_xl.memory import HiddenStates, Memory
@@ -60,8 +60,7 @@ class MultiHeadAttn(SegmentAttention):
     ```
 
     Args: as in `RelMultiHeadAttn`, and
-        positions: "alibi", "rotary" or another scheme that needs attention alone, by its name or as a `Positions`;
-            `None` for none.
+        positions: "alibi", "rotary" or the name of another scheme that needs attention alone; `None` for none.
 
     Call arguments: those of `RelMultiHeadAttn`, without `r`, `r_w_bias` and `r_r_bias`.
 
@@ -85,12 +84,13 @@ class MultiHeadAttn(SegmentAttention):
         )
         self.scheme = scheme_of_attention(positions, type(self).__name__)
         self.scheme.check(self)
-        self.makes_weights_of_positions = self.scheme is not positions
-        self.positions = self.scheme.known_as
+
+    def get_config(self):
+        return {**super().get_config(), "positions": self.scheme.known_as}
 
     def build(self, w_shape=None, **_):
         super().build(w_shape)
-        if self.makes_weights_of_positions:
+        if self.positions is not None:  # else it is a network's scheme, whose weights the network makes
             self.scheme.make_weights(self)
 
     def call(self, w, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None):
@@ -130,10 +130,12 @@ class TransformerLMLayer(TransformerXLLayer):
             d_model, n_head, d_head, d_inner, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, **kwargs
         )
 
-        self.positions = self.rel_attn.scheme.known_as
-
     def options_of_attention(self):
         return {} if self.positions is None else {"positions": self.positions}
+
+    def get_config(self):
+        scheme = getattr(self.rel_attn, "scheme", None)
+        return {**super().get_config(), "positions": None if scheme is None else scheme.known_as}
 
     def call(self, w, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None):
         attn_key, ff_key = split(self.key_of_call(w, training, dropout_key), 2)
@@ -144,8 +146,8 @@ class TransformerLMLayer(TransformerXLLayer):
 
 
 def scheme_of_attention(positions, owner):
-    """`scheme_of` the argument `positions` of an attention. Raises ParameterError for one that needs a network."""
+    """The scheme of the argument `positions` of an attention. Raises ParameterError for one that needs a network."""
     scheme = scheme_of(positions)
-    if type(scheme).enter is not Positions.enter:
+    if scheme.overrides("enter"):
         raise ParameterError("positions", positions, f"a scheme that {owner} can use without a network")
     return scheme

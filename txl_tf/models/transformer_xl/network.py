@@ -36,7 +36,7 @@ from txl_tf.layers.common.parts import checked_config, choosing, chosen_class, r
 from txl_tf.layers.embedding import AdaptiveEmbedding
 from txl_tf.layers.mixins.quantization import Unquantized
 from txl_tf.layers.mixins.settings import FREE_SEED, FREE_SWITCH, OF_CLASS
-from txl_tf.layers.position_schemes import Positions, Relative, checked_scheme
+from txl_tf.layers.position_schemes import Relative, checked_scheme
 from txl_tf.layers.transformer_xl.attention import create_mask
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 from txl_tf.layers.transformer_xl.memory import NetworkMemory
@@ -191,10 +191,10 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         default = self.layer_class
         if self.layer_class is TransformerXLLayer and not isinstance(self.scheme, Relative):
             default = TransformerLMLayer
-        if default is not TransformerXLLayer and type(self.scheme).enter is Positions.enter:
-            of_layers["positions"] = self.scheme
         layer_class = chosen_class("layer_class", default)
         self.decoder_layers = [layer_class(**of_layers, name=f"layer_{i}") for i in range(self.n_layer)]
+        for layer in self.decoder_layers:
+            self.scheme.join(layer)
         self.start_keys(seed, always=True)  # behind the layers: initial weights hang on the order of draws
 
     def get_config(self):
@@ -335,6 +335,8 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         """
         embeddings = self.embedding(tokens, static_shapes=static_shapes)
         if isinstance(mlen, NetworkMemory):
+            if self.scheme.is_own and self.scheme.overrides("enter", "of_layer", base=self.scheme.of_library):
+                raise NotCacheable(f"positions={self.scheme.known_as!r} has its own enter")
             added = mlen.added()
             return embeddings if added is None else embeddings + added, mlen
         return self.scheme.enter(self, embeddings, mlen, dropout_keys, zero)

@@ -20,7 +20,9 @@ SCHEME_OF = {"sin": "sinusoids", "learned": "learned"}  # `pos_embed` -> `positi
 
 @keras.saving.register_keras_serializable("txl_tf")
 class AbsoluteTransformer(TransformerXL):
-    """`TransformerXL` with positions="sinusoids", or "learned" where `n_position` is given: what old files hold.
+    """`TransformerXL` with positions="sinusoids", or "learned" where `n_position` is given.
+
+    It is the network of a `TransformerLM`: the weights have the name of this class in files.
 
     Args: those of `TransformerXL`, and
         n_position: `context_len` of learned positions; 0 for sinusoids.
@@ -80,7 +82,7 @@ class TransformerLM(LanguageModel):
     ) -> None:  # fmt: skip
         arguments = {name: getattr(self, name) for name in [*DecoderConfig.names(), "recompute", "seed"]}
         arguments["positions"] = SCHEME_OF[self.pos_embed]
-        super().__init__(TransformerXL, arguments, self.proj_share_all_but_first, **kwargs)
+        super().__init__(AbsoluteTransformer, arguments, self.proj_share_all_but_first, **kwargs)
 
     def get_config(self):
         refused = ["positions", *Sinusoids.refused]  # pos_embed says them

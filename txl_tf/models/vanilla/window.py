@@ -41,7 +41,7 @@ class WindowWeights(NamedTuple):
     """What inference computes from the weights alone; stale when the weights change."""
 
     layers: tuple  # of n_layer LayerWeights
-    positions: tf.Tensor  # [W, E], sinusoids
+    positions: tf.Tensor | tuple  # [W, E], such as sinusoids; () where nothing is added to embeddings
 
 
 def window_start(length, context_len):
@@ -70,6 +70,8 @@ class WindowCache:
         """`WindowWeights`."""
         network, dtype = self.network, self.network.compute_dtype
         layers = tuple(layer_weights(layer, dtype) for layer in network.decoder_layers)
+        if not network.scheme.overrides("enter"):
+            return WindowWeights(layers, ())
         return WindowWeights(layers, tf.cast(network.position_table(self.context_len)[0], dtype))
 
     def initial_state(self, batch_size):
@@ -173,8 +175,8 @@ class WindowMemory(NetworkMemory):
         self.layers = [WindowOfLayer(layer, of_layer, self, k, v) for layer, of_layer, k, v in rings]
 
     def added(self):
-        """The rows of the tokens' places: `[B, T, E]`."""
-        return tf.gather(self.weights.positions, self.places)
+        """The rows of the tokens' places: `[B, T, E]`; `None` where there are none."""
+        return None if isinstance(self.weights.positions, tuple) else tf.gather(self.weights.positions, self.places)
 
     def finish(self):
         """The `WindowState` after the segment."""

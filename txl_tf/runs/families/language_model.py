@@ -28,7 +28,7 @@ from txl_tf.errors import visible
 from txl_tf.layers.position_schemes import checked_scheme
 from txl_tf.models.language_model import TransformerXLLM
 from txl_tf.models.transformer_xl.network import TransformerXL
-from txl_tf.models.vanilla.transformer_lm import TransformerLM
+from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer, TransformerLM
 from txl_tf.runs.callbacks import step_of
 from txl_tf.runs.evaluate import Evaluator
 from txl_tf.runs.families.pipeline import LanguagePipeline
@@ -253,6 +253,7 @@ TRANSFORMER_LM = register(
     dataclasses.replace(
         TRANSFORMER_XL,
         name="transformer_lm",
+        network=AbsoluteTransformer,
         config=TransformerLMConfig,
         make=TransformerLM,
     )

@@ -1,0 +1,1006 @@
+"""Schemes of positions: their equations in loops, and what is equal with every scheme, with a user's own, too.
+
+`t5_positions.py` is that own scheme. What `SETTINGS` of `own_parts.py` says is how a model is made and used.
+"""
+
+import contextlib
+import copy
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import own_parts
+import pytest
+import t5_positions
+import tensorflow as tf
+from helpers import ROOT, SMALL, eagerly, log_rows, randomise, run_program, train_run, word_vocab
+from own_parts import SETTINGS, checks_of, expected_nll, wrong
+from saved_models import STRANGER
+
+import txl_tf
+from txl_tf.config.models import SCHEMES as SCHEMES_BY_NAME
+from txl_tf.layers import MultiHeadAttn, Positions, register_positions
+from txl_tf.layers.position_schemes import Alibi, Relative, Rotary, Sinusoids, alibi_slopes
+from txl_tf.models.decoding.session import Session
+from txl_tf.models.transformer_xl import inference, ring
+from txl_tf.models.transformer_xl.cache import cached_forward, initial_state, precompute, state_of
+from txl_tf.models.transformer_xl.inference import writable_copy
+from txl_tf.models.vanilla.window import window_start
+from txl_tf.serving.language_model import LanguageModelSignatures
+
+SLOW = pytest.mark.slow
+WINDOWS = ("sinusoids", "learned")
+RINGS = ("relative", "alibi", "rotary", "t5")
+SCHEMES = (*RINGS, *WINDOWS)
+SIZES = {**SMALL, "d_head": 4, "dropout": 0.0, "seed": 0}
+BINS = {"cutoffs": [5, 12], "div_val": 2}
+END = 1  # where it is the token that resets the memory
+
+
+def make(positions, seed=0, **options):
+    lm = txl_tf.TransformerXLLM(**{**SIZES, "mem_len": 5, "positions": positions, **options})
+    randomise(lm, seed, 0.5)
+    return lm
+
+
+def close(found, expected, tolerance=1e-5):
+    found, expected = np.asarray(found), np.asarray(expected)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+def words(rows=3, n=21, seed=0, borders=None):
+    """int32 `[rows, n]`; where there are `borders` of each row, `END` stands there and nowhere else."""
+    text = np.random.default_rng(seed).integers(2, SMALL["n_token"], [rows, n]).astype(np.int32)
+    for row, places in zip(text, borders or [], strict=False):
+        row[list(places)] = END
+    return text
+
+
+def some(names, fast=()):
+    """Parameters of a test, of which those that are not `fast` are slow."""
+    return [pytest.param(name, marks=[SLOW] * (name not in fast)) for name in names]
+
+
+# ---------------------------------------- the equations, in loops
+
+
+def array(x):
+    return tf.cast(x, tf.float64).numpy()
+
+
+# The slopes that the paper states for 8 and 16 heads (section 3), and those of its program for other numbers.
+SLOPES = {
+    2: [2**-4, 2**-8],
+    8: [2**-k for k in range(1, 9)],
+    16: [2 ** -(k / 2) for k in range(1, 17)],
+    3: [2**-4, 2**-8, 2**-2],
+    6: [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3],
+    1: [2**-8],
+}
+
+
+@pytest.mark.parametrize("n_head", SLOPES)
+def test_slopes_are_those_of_the_paper(n_head):
+    np.testing.assert_allclose(alibi_slopes(n_head), SLOPES[n_head], rtol=1e-12)
+
+
+def turned(x, number):
+    """RoPE of a vector: dimensions d and d + D / 2 are a plane, which turns by `number * 10000^(-2d / D)`."""
+    half = len(x) // 2
+    out = np.zeros_like(x)
+    for d in range(half):
+        angle = number * 10000 ** (-2 * d / len(x))
+        out[d] = x[d] * np.cos(angle) - x[d + half] * np.sin(angle)
+        out[d + half] = x[d + half] * np.cos(angle) + x[d] * np.sin(angle)
+    return out
+
+
+def bucket(distance, n_bucket=8, farthest=20):
+    """T5's `_relative_position_bucket` with bidirectional=False."""
+    exact = n_bucket // 2
+    if distance < exact:
+        return distance
+    wide = np.log(distance / exact) / np.log(farthest / exact) * (n_bucket - exact)
+    return min(exact + int(wide), n_bucket - 1)
+
+
+def score_in_loops(positions, head, n_head, q, k, i, j, table):
+    """The score of query i and key j, before the softmax; i counts the memory, too."""
+    if positions == "rotary":
+        q, k = turned(q, i), turned(k, j)
+    score = q @ k / np.sqrt(len(q))
+    if positions == "alibi":
+        score -= SLOPES[n_head][head] * (i - j)
+    if positions == "t5":
+        score += table[bucket(i - j), head]
+    return score
+
+
+def attention_in_loops(positions, x, mem, attn, table=None):
+    """`[T, E]` and `[M, E]` of one row: attention with its residual and layer norm."""
+    n_head, d_head, context = attn.n_head, attn.d_head, np.concatenate([mem, x])
+    q_kernel, k_kernel, v_kernel = (
+        kernel.reshape(-1, n_head, d_head) for kernel in np.split(array(attn.qkv_kernel), 3, 1)
+    )
+    heads = np.zeros([len(x), n_head, d_head])
+    for i, head in np.ndindex(len(x), n_head):
+        place = len(mem) + i
+        q, keys, values = x[i] @ q_kernel[:, head], context @ k_kernel[:, head], context @ v_kernel[:, head]
+        scores = [score_in_loops(positions, head, n_head, q, keys[j], place, j, table) for j in range(place + 1)]
+        weights = np.exp(scores) / np.exp(scores).sum()
+        heads[i, head] = weights @ values[: place + 1]
+    y = x + heads.reshape(len(x), -1) @ array(attn.o_kernel)
+    norm = attn.layer_norm
+    return (y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + norm.epsilon) * array(norm.gamma) + array(
+        norm.beta
+    )
+
+
+@pytest.mark.parametrize("n_head", [2, 6])
+@pytest.mark.parametrize("positions", ["alibi", "rotary", "t5"])
+def test_attention_is_a_loop_over_the_equation(positions, n_head, eager):
+    rng = np.random.default_rng(0)
+    attn = MultiHeadAttn(d_model=8, n_head=n_head, d_head=6, positions=positions)
+    x, mem = rng.normal(size=[2, 7, 8]), rng.normal(size=[2, 30, 8])
+    attn.build()
+    randomise(attn, scale=1.0)
+    table = array(attn.scheme.table) if positions == "t5" else None
+    found = attn(tf.constant(x, tf.float32), mems=tf.constant(mem, tf.float32))
+    expected = [attention_in_loops(positions, *row, attn, table) for row in zip(x, mem, strict=True)]
+    close(found, expected)
+
+
+@pytest.mark.parametrize("positions", ["alibi", "rotary", "t5"])
+def test_a_network_is_a_loop_over_the_equation(positions, eager):
+    """Two segments with the memory between them, which begins as zeros that are attended to."""
+    lm, text = make(positions, mem_len=6), words(1, 10)
+    network, mems = lm.network, None
+    table = array(network.scheme.table) if positions == "t5" else None
+    given = [np.zeros([6, 8])] * 2
+    for tokens in (text[:, :5], text[:, 5:]):
+        hidden, mems = network(tokens, mems)
+        x = array(network.embedding.tables[0])[tokens[0]] * np.sqrt(8)
+        for i, layer in enumerate(network.decoder_layers):
+            before, given[i] = given[i], np.concatenate([given[i], x])[-6:]
+            x = array(
+                layer.ff(
+                    tf.constant(attention_in_loops(positions, x, before, layer.rel_attn, table)[None], tf.float32)
+                )[0]
+            )
+            close(mems[i][0], given[i])
+        close(hidden[0], x)
+
+
+@pytest.mark.parametrize("positions, pos_embed", [("sinusoids", "sin"), ("learned", "learned")])
+def test_absolute_positions_are_those_of_the_vanilla_language_model(positions, pos_embed, eager):
+    text = words(2, 14)
+    for mem_len in (0, 3):
+        lm = make(positions, context_len=9, mem_len=mem_len)
+        sizes = {name: value for name, value in SIZES.items() if name != "positions"}
+        other = txl_tf.TransformerLM(**sizes, context_len=9, mem_len=mem_len, pos_embed=pos_embed)
+        other.set_weights(lm.get_weights())
+        (nll, mems), (expected, other_mems) = (model.score(text[:, :6], text[:, 1:7]) for model in (lm, other))
+        np.testing.assert_array_equal(nll, expected)
+        np.testing.assert_array_equal(
+            lm.score(text[:, 6:13], text[:, 7:], mems)[0], other.score(text[:, 6:13], text[:, 7:], other_mems)[0]
+        )
+    np.testing.assert_array_equal(
+        lm.generate(text[:, :4], 12, temperature=0), other.generate(text[:, :4], 12, temperature=0)
+    )
+
+
+@pytest.mark.parametrize("count", [2**31 - 7, 2**31 - 1, 123_456_789])
+def test_rotary_scores_do_not_depend_on_how_long_the_text_is(count, eager):
+    """Numbers of tokens pass 2**31, where int32 goes on at -2**31."""
+    network, text = make("rotary").network, words(2, 20)
+    weights, states = precompute(network, 5), [initial_state(network, 2, 5) for _ in range(2)]
+    states[1] = states[1]._replace(count=tf.constant([count, count - 3]))
+    for start in range(0, 20, 5):
+        tokens = tf.constant(text[:, start : start + 5])
+        found = []
+        for i, state in enumerate(states):
+            hidden, states[i] = cached_forward(network, weights, tokens, state)
+            found.append(hidden)
+        close(found[1], found[0])
+
+
+# ---------------------------------------- segments, memory and caches
+
+
+@pytest.mark.parametrize("positions", RINGS)
+def test_two_segments_with_memory_are_one(positions, eager):
+    """With same_length a token sees as much before it, wherever its segment begins."""
+    lm, text = make(positions, mem_len=6, same_length=True, n_layer=2), words()
+    whole, _ = lm.log_probs(text[:, :20])
+    mems, found = None, []
+    for start, end in ((0, 3), (3, 12), (12, 13), (13, 20)):
+        log_probs, mems = lm.log_probs(text[:, start:end], mems)
+        found.append(log_probs)
+    close(np.concatenate(found, 1), whole)
+
+
+@pytest.mark.parametrize("positions", WINDOWS)
+def test_places_count_from_the_beginning_of_a_segment(positions, eager):
+    lm, text = make(positions, mem_len=0, context_len=20), words()
+    whole, mems = lm.log_probs(text[:, :20])
+    close(lm.log_probs(text[:, :7])[0], whole[:, :7])
+    again, _ = lm.log_probs(text[:, :7], mems)
+    np.testing.assert_array_equal(again, lm.log_probs(text[:, :7])[0])
+    assert np.abs(lm.log_probs(text[:, 3:20])[0] - whole[:, 3:]).max() > 1e-2
+
+
+MEMORIES = [
+    {"mem_len": 5},
+    {"mem_len": 3, "same_length": True, "reset_token": END},
+    {"mem_len": 0, "reset_token": END},
+    {"mem_len": 12, "reset_token": END, "n_head": 3, **BINS},
+]
+
+
+@pytest.mark.parametrize("blocks", [pytest.param(False, marks=SLOW), True])
+@pytest.mark.parametrize("options", [MEMORIES[1], *(pytest.param(each, marks=SLOW) for each in MEMORIES[::2])], ids=str)
+@pytest.mark.parametrize("positions", some(RINGS, ["alibi", "rotary", "t5"]))
+def test_cached_segments_of_any_length_are_those_of_the_network(positions, options, blocks, monkeypatch, eager):
+    if blocks:  # queries in blocks, rows in a loop
+        monkeypatch.setattr(ring, "QUERY_BLOCK", 2)
+        monkeypatch.setattr(inference, "MAX_UNROLLED_ROWS", 1)
+    network, text = make(positions, **options).network, words(3, 34, borders=[(0, 6, 8, 9, 17), (5, 11, 22, 33), (7,)])
+    weights, state, mems = precompute(network, 6), writable_copy(initial_state(network, 3, 6)), None
+    start = 0
+    for tgt_len in (5, 1, 6, 1, 4, 2, 1, 1, 1, 6, 6):  # goes round the ring of mem_len + 6 slots
+        tokens = tf.constant(text[:, start : start + tgt_len])
+        expected, mems = network(tokens, mems)
+        hidden, state = cached_forward(network, weights, tokens, state, in_place=True)
+        close(hidden, expected)
+        start += tgt_len
+
+
+@pytest.mark.parametrize("positions", RINGS)
+def test_a_state_of_hidden_states_goes_on_as_those(positions, eager):
+    network, text = make(positions, mem_len=7).network, words(2, 20)
+    _, mems = network(text[:, :9])
+    state, weights = state_of(network, mems, 6), precompute(network, 6)
+    for start in (9, 14):
+        tokens = tf.constant(text[:, start : start + 5])
+        expected, mems = network(tokens, mems)
+        hidden, state = cached_forward(network, weights, tokens, state)
+        close(hidden, expected)
+
+
+@pytest.mark.parametrize("same_length", [False, pytest.param(True, marks=SLOW)])
+@pytest.mark.parametrize("reset_token", [None, END])
+@pytest.mark.parametrize("positions", some(RINGS, ["alibi", "rotary", "t5"]))
+def test_prompts_of_unequal_length_get_what_they_get_alone(positions, reset_token, same_length, eager):
+    lm = make(positions, mem_len=4, same_length=same_length, reset_token=reset_token)
+    text, lengths = words(3, 12, borders=[(0, 3), (1, 2, 8), (0, 2, 5)]), [4, 6, 1]
+    weights, state = precompute(lm.network, 6), initial_state(lm.network, 3, 6)
+    hidden, state = cached_forward(lm.network, weights, text[:, :6], state, lengths=lengths)
+    after, _ = cached_forward(lm.network, weights, text[:, 6:], state)
+    for b, length in enumerate(lengths):
+        expected, mems = lm.network(text[b : b + 1, 6 - length : 6])
+        close(hidden[b, -length:], expected[0])
+        close(after[b], lm.network(text[b : b + 1, 6:], mems)[0][0])
+
+
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_padding_changes_nothing(positions, eager):
+    options = {"context_len": 20} if positions in WINDOWS else {"reset_token": END}
+    network = make(positions, mem_len=4, **options).network
+    text = words(2, 12, borders=[(3,), (0, 4)])
+    shown = np.array([[1, 1, 0, 1, 1, 1], [0, 1, 1, 0, 0, 1]], bool)
+    hidden, mems = network(np.where(shown, text[:, :6], END), padding_mask=tf.constant(shown))
+    after, _ = network(text[:, 6:], mems)
+    for b in range(2):
+        expected, own_mems = network(text[b : b + 1, :6][:, shown[b]])
+        close(hidden[b][shown[b]], expected[0])
+        close(after[b], network(text[b : b + 1, 6:], own_mems)[0][0])
+
+
+@pytest.mark.parametrize("method", ["network", pytest.param("evaluate", marks=SLOW)])
+@pytest.mark.parametrize("positions", RINGS)
+def test_documents_get_what_they_get_alone(positions, method, eager):
+    lm, alone = (make(positions, mem_len=6, reset_token=token) for token in (END, None))
+    text, expected = words(1, 21, borders=[(4, 9, 10, 16)]), []
+    for start, end in ((0, 4), (4, 9), (9, 10), (10, 16), (16, 20)):
+        cuts = [start, *(cut for cut in (5, 10, 15) if start < cut < end), end]
+        mems = None
+        for a, b in zip(cuts, cuts[1:], strict=False):
+            nll, mems = alone.score(text[:, a:b], text[:, a + 1 : b + 1], mems)
+            expected.append(nll)
+    expected, mems, found = np.concatenate(expected, 1), None, []
+    for start in (0, 5, 10, 15):
+        nll, mems = lm.score(text[:, start : start + 5], text[:, start + 1 : start + 6], mems)
+        found.append(nll)
+    close(np.concatenate(found, 1), expected)
+    if method == "evaluate":
+        batches = [x.reshape(4, 1, 5) for x in (text[:, :20], text[:, 1:])]
+        for options in ({}, {"static_shapes": True}):
+            lm.compile(**options)
+            close(lm.evaluate(tf.data.Dataset.from_tensor_slices(tuple(batches)), verbose=0), expected.mean())
+
+
+# ---------------------------------------- all methods, in all settings
+
+
+def of_settings(positions, setting, **options):
+    """A model as `own_parts.make` makes one."""
+    sizes = {**own_parts.SIZES, **own_parts.ADAPTIVE, "dropout": 0.0, "seed": 3, "positions": positions}
+    memory = {"mem_len": 0, "context_len": 16} if positions in WINDOWS else {"mem_len": 4}
+    lm = txl_tf.TransformerXLLM(**{**sizes, **memory, **setting.options, **options})
+    own_parts.randomise(lm)
+    if setting.compiled is not None:
+        lm.compile(keras.optimizers.SGD(0.0), **setting.compiled)
+    return lm
+
+
+FAST_SETTINGS = {("rotary", "eager")}
+
+
+@pytest.mark.parametrize(
+    "positions, setting",
+    [
+        pytest.param(positions, setting, marks=[SLOW] * ((positions, setting) not in FAST_SETTINGS))
+        for positions in SCHEMES
+        for setting in ("eager", "uncompiled", "plain", "static_shapes", "recompute", "jit_compile")
+    ],
+)
+def test_all_methods_compute_the_model_s_own_call(positions, setting, tmp_path):
+    """Scores, evaluation, texts, sessions, what is served and training, by cache or not."""
+    setting = SETTINGS[setting]
+    with eagerly() if setting.eager else contextlib.nullcontext():
+        lm = of_settings(positions, setting)
+        found = wrong(checks_of(lm, expected_nll(lm), None if setting.eager else str(tmp_path / "1")), ())
+    assert not found, own_parts_lines(found)
+
+
+@SLOW
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mem_len": 0}, {"same_length": True}, {"reset_token": 3}, {"proj_share_all_but_first": True}, {"n_head": 3},
+        {"mem_len": 3, "dtype": "float64"},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_all_methods_agree_with_options(positions, options):
+    if "reset_token" in options and positions in WINDOWS:
+        pytest.skip("refused")
+    with eagerly():
+        lm = of_settings(positions, SETTINGS["eager"], **options)
+        found = wrong(checks_of(lm, expected_nll(lm), None), ())
+    assert not found, own_parts_lines(found)
+
+
+def own_parts_lines(found):
+    return "\n".join(f"{name}: {what}" for name, what in found.items())
+
+
+@pytest.mark.parametrize("positions", some(SCHEMES, ["rotary"]))
+def test_half_precision_is_near(positions, eager):
+    text = words(2, 13)
+    lm, half = (make(positions, dtype=dtype) for dtype in ("float32", "mixed_bfloat16"))
+    expected, found, mems, half_mems = [], [], None, None
+    for a, b in ((0, 6), (6, 12)):
+        nll, mems = lm.score(text[:, a:b], text[:, a + 1 : b + 1], mems)
+        of_half, half_mems = half.score(text[:, a:b], text[:, a + 1 : b + 1], half_mems)
+        expected.append(nll)
+        found.append(of_half)
+    assert half_mems[0].dtype == tf.bfloat16
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.3)
+    assert np.abs(np.array(found) - expected).mean() < 0.06
+    half.compile()
+    batches = [x.reshape(2, 2, 6).transpose(1, 0, 2) for x in (text[:, :12], text[:, 1:])]
+    evaluated = half.evaluate(tf.data.Dataset.from_tensor_slices(tuple(batches)), verbose=0)
+    np.testing.assert_allclose(evaluated, np.mean(found), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("positions", some(SCHEMES, ["t5"]))
+def test_attention_is_that_which_the_scores_have(positions, eager):
+    """The pictures' probabilities: of one row, they are 1 in sum, and 0 in the future."""
+    lm, text = make(positions, mem_len=3, **({"context_len": 20} if positions in WINDOWS else {})), words(2, 6)
+    _, mems = lm.network(text)
+    probs, new_mems = lm.attention(text, mems)
+    assert probs.shape == (2, 2, 2, 6, 9)
+    close(tf.reduce_sum(probs, -1), np.ones([2, 2, 2, 6]))
+    assert not np.triu(probs.numpy()[..., 3:], 1).any()
+    for mem, expected in zip(new_mems, lm.network(text, mems)[1], strict=True):
+        np.testing.assert_array_equal(mem, expected)
+
+
+# ---------------------------------------- generation
+
+
+def greedy_uncached(lm, prompt, n):
+    """The likeliest tokens one by one, each read with the memory of those before it."""
+    tokens, mems, text = prompt, None, prompt
+    for _ in range(n):
+        log_probs, mems = lm.log_probs(tokens, mems)
+        tokens = np.argmax(log_probs[:, -1], 1).astype(np.int32)[:, None]
+        text = np.concatenate([text, tokens], 1)
+    return text
+
+
+@pytest.mark.parametrize("positions", some(RINGS, ["rotary"]))
+def test_greedy_texts_are_those_of_the_uncached_model(positions):
+    """Of prompts of unequal length, by `generate` and by a session, and in blocks of queries."""
+    lm, prompt, lengths = make(positions, n_layer=1, **BINS), words(3, 9), [9, 4, 7]
+    with eagerly():
+        expected = [greedy_uncached(lm, prompt[b : b + 1, :n], 8)[0] for b, n in enumerate(lengths)]
+        session = Session(lm, batch_size=1)
+        session.read(prompt[:1, :5])
+        session.read(prompt[:1, 5:])
+        written = np.concatenate([session.write(3, temperature=0)[0], session.write(5, temperature=0)[0]], 1)
+        np.testing.assert_array_equal(written[0], expected[0][9:])
+    found = lm.generate(prompt, 8, temperature=0, lengths=lengths).numpy()
+    for row, n, text in zip(found, lengths, expected, strict=True):
+        np.testing.assert_array_equal(row[: n + 8], text)
+
+
+@SLOW
+@pytest.mark.parametrize("positions", RINGS)
+def test_a_prompt_may_be_longer_than_a_block_of_queries(positions):
+    n = ring.QUERY_BLOCK + 70
+    lm, prompt = make(positions, n_layer=1, mem_len=300), words(2, n)
+    with eagerly():
+        expected = greedy_uncached(lm, prompt, 4)
+    np.testing.assert_array_equal(lm.generate(prompt, 4, temperature=0), expected)
+    np.testing.assert_array_equal(
+        lm.generate(np.pad(prompt, [(0, 0), (0, 3)]), 4, temperature=0, lengths=[n, n])[:, : n + 4], expected
+    )
+    lm.compile(static_shapes=True)
+    np.testing.assert_array_equal(lm.generate(prompt, 4, temperature=0), expected)
+
+
+@pytest.mark.parametrize("positions", some(WINDOWS, ["learned"]))
+def test_generation_goes_on_beyond_a_window(positions):
+    lm, prompt = make(positions, mem_len=0, context_len=6), words(2, 9)
+    text = lm.generate(prompt, 9, temperature=0).numpy()
+    assert text.shape == (2, 18)
+    with eagerly():
+        for i in range(9, 18):
+            begin = int(window_start(tf.constant(i), 6))
+            expected = np.argmax(lm.log_probs(text[:, begin:i])[0][:, -1], 1)
+            np.testing.assert_array_equal(text[:, i], expected)
+
+
+# ---------------------------------------- training
+
+WAYS = {
+    "plain": ({}, {}),
+    "recompute": ({"recompute": True}, {}),
+    "static shapes": ({}, {"static_shapes": True}),
+    "static shapes and recompute": ({"recompute": True}, {"static_shapes": True}),
+    "two replicas": ({}, {}),
+    "xla": ({}, {"jit_compile": True}),
+    "parts": ({}, {"gradient_accumulation_steps": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(two_replicas):
+    """Weights and losses after four steps with dropout, in one of the `WAYS`; one way once for a scheme."""
+    known = {}
+
+    def train(positions, way):
+        options, compiled = WAYS[way]
+        strategy = two_replicas if way == "two replicas" else tf.distribute.get_strategy()
+        memory = {"context_len": 5} if positions in WINDOWS else {"reset_token": END}
+        with strategy.scope():
+            lm = make(positions, **{"dropout": 0.2, "dropatt": 0.2, "mem_len": 4}, **memory, **options, **BINS)
+            lm.seed = 3
+            lm.compile(keras.optimizers.SGD(0.05), **compiled)
+        before = [weight.numpy() for weight in lm.trainable_variables]
+        text = words(4, 21, borders=[(3, 9), (), (0, 16), (10,)])
+        batches = [x.reshape(4, 4, 5).transpose(1, 0, 2) for x in (text[:, :20], text[:, 1:])]
+        losses = []
+        record = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
+        lm.fit(tf.data.Dataset.from_tensor_slices(tuple(batches)), verbose=0, callbacks=[record])
+        after = {weight.path: weight.numpy() for weight in lm.trainable_variables}
+        return before, after, losses
+
+    def found(positions, way):
+        if (positions, way) not in known:
+            known[positions, way] = train(positions, way)
+        return known[positions, way]
+
+    return found
+
+
+@pytest.mark.parametrize("static_shapes", [False, pytest.param(True, marks=SLOW)])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_gradient_reaches_the_table_of_an_own_scheme(recompute, static_shapes, eager):
+    lm, text = make("t5", mem_len=12, recompute=recompute), words(3, 12)
+    tokens, labels = tf.constant(text[:, :-1]), tf.constant(text[:, 1:])
+    table = lm.network.scheme.table
+
+    def loss(**options):
+        return tf.reduce_sum(lm.segment_nll(tokens, labels, lm.initial_mems(3), **options)[0])
+
+    with tf.GradientTape() as tape:
+        total = loss(training=True, static_shapes=static_shapes)
+    found = tape.gradient(total, table.value).numpy()
+    value, expected = table.numpy(), np.zeros([8, 2])
+    for place in ((0, 0), (3, 1), (7, 0)):
+        for sign in (1, -1):
+            table.assign(value + sign * 0.01 * np.eye(16)[np.ravel_multi_index(place, [8, 2])].reshape(8, 2))
+            expected[place] += sign * loss().numpy() / 0.02
+        np.testing.assert_allclose(found[place], expected[place], rtol=0.02, atol=0.01)
+    assert np.abs(found).min() > 0
+
+
+FAST_WAYS = {("t5", "recompute")}
+
+
+@pytest.mark.parametrize(
+    "positions, way",
+    [
+        pytest.param(positions, way, marks=[SLOW] * ((positions, way) not in FAST_WAYS))
+        for positions in SCHEMES
+        for way in WAYS
+        if way != "plain"
+    ],
+)
+def test_every_way_of_training_is_the_same(trained, positions, way):
+    (_, weights, losses), (before, expected, expected_losses) = trained(positions, way), trained(positions, "plain")
+    np.testing.assert_allclose(losses, expected_losses, rtol=2e-6)
+    assert len(weights) == len(expected)
+    for found, array, old in zip(weights.values(), expected.values(), before, strict=True):
+        np.testing.assert_allclose(found, array, rtol=0, atol=1e-5)
+        assert (array != old).any()
+
+
+# ---------------------------------------- files
+
+# Programs of a user: what they print last is what they find.
+OPENED = """
+import json, sys
+{imports}
+import keras, numpy as np, txl_tf
+folder = sys.argv[1]
+text, found = np.load(f"{{folder}}/text.npy"), {{}}
+for name in sys.argv[2:]:
+    try:
+        lm = keras.saving.load_model(f"{{folder}}/{{name}}.keras")
+    except ValueError as error:
+        found[name] = str(error)
+        continue
+    lm.compile()
+    nll, mems = lm.score(text[:, :6], text[:, 1:7])
+    again, _ = lm.score(text[:, 6:12], text[:, 7:13], mems)
+    written = lm.generate(text[:, :6], 5, temperature=0)
+    found[name] = [np.concatenate([nll, again], 1).tolist(), written.numpy().tolist()]
+print(json.dumps(found))
+"""
+
+
+def elsewhere(program, *arguments, folder=ROOT / "tests", **options):
+    """What a program prints last, in a process of its own."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, **options)
+    assert not done.returncode, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@SLOW
+def test_a_file_opens_in_another_process(tmp_path):
+    np.save(tmp_path / "text.npy", words(2, 13))
+    expected = {}
+    for positions in SCHEMES:
+        lm = make(positions, **({"context_len": 12} if positions in WINDOWS else {}), **BINS)
+        lm.save(tmp_path / f"{positions}.keras")
+        text = np.load(tmp_path / "text.npy")
+        nll, mems = lm.score(text[:, :6], text[:, 1:7])
+        nll = np.concatenate([nll, lm.score(text[:, 6:12], text[:, 7:13], mems)[0]], 1)
+        expected[positions] = nll, lm.generate(text[:, :6], 5, temperature=0)
+    found = elsewhere(OPENED.format(imports="import t5_positions"), tmp_path, *SCHEMES)
+    for positions, (nll, written) in expected.items():
+        close(found[positions][0], nll)
+        np.testing.assert_array_equal(found[positions][1], written)
+    without = elsewhere(OPENED.format(imports=""), tmp_path, "alibi", "t5")
+    close(without["alibi"][0], expected["alibi"][0])
+    assert "positions" in without["t5"] and "'t5'" in without["t5"]
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda lm: pickle.loads(pickle.dumps(lm)),
+    "clone_model": keras.models.clone_model,
+    "from_config": lambda lm: type(lm).from_config(lm.get_config()),
+}
+
+
+@pytest.mark.parametrize(
+    "way", [*some(COPIES, ["from_config"]), pytest.param("h5", marks=SLOW), pytest.param("keras", marks=SLOW)]
+)
+@pytest.mark.parametrize("positions", some(SCHEMES, ["t5"]))
+def test_copies_have_the_same_numbers_and_a_scheme_of_their_own(positions, way, tmp_path, eager):
+    lm, text = make(positions), words(2, 9)
+    if way == "h5":
+        lm.save_weights(tmp_path / "lm.weights.h5")
+        again = make(positions, seed=1)
+        again.load_weights(tmp_path / "lm.weights.h5")
+    elif way == "keras":
+        lm.save(tmp_path / "lm.keras")
+        again = keras.saving.load_model(tmp_path / "lm.keras")
+    else:
+        again = COPIES[way](lm)
+    if way in ("clone_model", "from_config"):
+        again.set_weights(lm.get_weights())
+    assert again.get_config() == lm.get_config() and again.network.scheme is not lm.network.scheme
+    assert len(again.weights) == len(lm.weights)
+    np.testing.assert_array_equal(again.log_probs(text)[0], lm.log_probs(text)[0])
+    for weight in again.weights:  # which share nothing
+        weight.assign(weight * 0.5)
+    assert np.abs(again.log_probs(text)[0] - lm.log_probs(text)[0]).max() > 1e-3
+
+
+# ---------------------------------------- serving
+
+
+@SLOW
+@pytest.mark.parametrize("whole", [{}, {"reset_token": END, "mem_len": 3}], ids=str)
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_a_served_model_goes_on_from_its_state_where_there_is_no_txl_tf(positions, whole, tmp_path):
+    if positions in WINDOWS:
+        whole = {"mem_len": 0, "context_len": 24}
+    lm, text = make(positions, n_layer=1, **whole), words(3, 15, borders=[(3, 9), (), (6,)])
+    txl_tf.export_saved_model(lm, tmp_path / "1", word_vocab(), top_n=23, max_tokens=50, warmup=False)
+    requests = [("initial_state", {"batch_size": np.int32(3)})]
+    pieces = ((0, 5), (5, 6), (6, 7), (7, 14))
+    for a, b in pieces:
+        requests.append(("next", {"tokens": text[:, a:b], "state": "before"}))
+        requests[-1] = ("score", {"tokens": text[:, a:b], "labels": text[:, a + 1 : b + 1], "state": "before"})
+    given = {"max_new_tokens": np.int32(7), "temperature": np.float32(0), "top_k": np.int32(0), "top_p": np.float32(1)}
+    given |= {"seed": np.int32(5), "min_p": np.float32(0), "repetition_penalty": np.float32(1)}
+    given |= {"repetition_window": np.int32(64)}
+    lengths = np.array([7, 9, 3], np.int32)
+    options = {name: np.full([3], value) for name, value in given.items()}
+    options |= {"num_return_sequences": np.int32([1]), "stop_ids": np.zeros([1, 0, 0], np.int32)}
+    requests.append(("generate", {"tokens": text[:, :9], "lengths": lengths, **options}))
+    (tmp_path / "requests").write_bytes(pickle.dumps({"": (str(tmp_path / "1"), requests)}))
+    command = [sys.executable, "-c", STRANGER, tmp_path / "requests", tmp_path / "answers"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert not done.returncode, done.stderr[-2000:]
+    answers = pickle.loads((tmp_path / "answers").read_bytes())[""]
+    mems, expected = None, []
+    with eagerly():
+        if positions in WINDOWS:
+            expected = lm.score(text[:, :14], text[:, 1:15])[0]
+        else:
+            for a, b in pieces:
+                nll, mems = lm.score(text[:, a:b], text[:, a + 1 : b + 1], mems)
+                expected.append(nll)
+            expected = np.concatenate(expected, 1)
+    close(np.concatenate([answer["nll"] for answer in answers[1:-1]], 1), expected)
+    written = lm.generate(text[:, :9], 7, temperature=0, lengths=lengths)
+    np.testing.assert_array_equal(answers[-1]["tokens"], written)
+
+
+@pytest.fixture(scope="module")
+def served_rotary():
+    lm = make("rotary", n_layer=1)
+    return lm, LanguageModelSignatures(lm, top_n=23, max_tokens=50)
+
+
+def test_rows_of_a_request_may_be_of_different_sessions(served_rotary, eager):
+    """With different numbers of tokens before them, which the state counts."""
+    lm, served = served_rotary
+    text, states, mems = words(3, 30), [], []
+    for row, n in enumerate((1, 9, 22)):
+        state = served.initial_state(tf.constant(1))["state"]
+        tokens, labels = text[row : row + 1, :n], text[row : row + 1, 1 : n + 1]
+        states.append(served.score(tf.constant(tokens), tf.constant(labels), state)["state"])
+        mems.append(lm.score(tokens, labels)[1])
+    tokens = np.stack([text[row, n : n + 6] for row, n in enumerate((1, 9, 22))])
+    state, together = tf.concat(states, 0), [tf.concat(layer, 0) for layer in zip(*mems, strict=True)]
+    for a, b in ((0, 1), (1, 5)):
+        answer = served.score(tf.constant(tokens[:, a:b]), tf.constant(tokens[:, a + 1 : b + 1]), state)
+        nll, together = lm.score(tokens[:, a:b], tokens[:, a + 1 : b + 1], together)
+        close(answer["nll"], nll)
+        state = answer["state"]
+
+
+@pytest.mark.parametrize("bad", [-1.0, 0.5, 65536.0, np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("digit", [-1, -2])
+def test_a_state_that_no_answer_had_is_refused(served_rotary, bad, digit, eager):
+    _, served = served_rotary
+    state, tokens = served.initial_state(tf.constant(2))["state"].numpy(), tf.constant(words(2, 3))
+    served.next(tokens, tf.constant(state))
+    state[1, digit] = bad
+    with pytest.raises(tf.errors.InvalidArgumentError, match="state"):
+        served.next(tokens, tf.constant(state))
+
+
+def test_a_served_count_goes_on_from_its_largest_value_to_0(served_rotary, eager):
+    lm, served = served_rotary
+    text = words(1, 13)
+    state = served.initial_state(tf.constant(1))["state"].numpy()
+    state[:, -2:] = 65535, 65533
+    mems = None
+    for a, b in ((0, 1), (1, 2), (2, 8), (8, 12)):
+        answer = served.score(tf.constant(text[:, a:b]), tf.constant(text[:, a + 1 : b + 1]), tf.constant(state))
+        nll, mems = lm.score(text[:, a:b], text[:, a + 1 : b + 1], mems)
+        close(answer["nll"], nll)
+        state = answer["state"].numpy()
+    np.testing.assert_array_equal(state[0, -2:], [0, 9])
+
+
+# ---------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    "positions, name, value",
+    [
+        *((positions, "clamp_len", 3) for positions in SCHEMES if positions != "relative"),
+        *((positions, "untie_r", True) for positions in SCHEMES if positions != "relative"),
+        *((positions, "context_len", 9) for positions in RINGS),
+        *((positions, "reset_token", 1) for positions in WINDOWS),
+        ("rotary", "d_head", 5),
+        *(("relative", "positions", value) for value in ("nobody", "", 3, None, ["alibi"])),
+    ],
+)
+def test_what_a_scheme_does_not_take_is_refused_by_name(positions, name, value):
+    for cls in (txl_tf.TransformerXLLM, txl_tf.TransformerXL):
+        with pytest.raises(txl_tf.ParameterError) as caught:
+            cls(**{**SIZES, "mem_len": 3, "positions": positions, name: value})
+        assert caught.value.name == name and caught.value.value == value
+
+
+@pytest.mark.parametrize("positions", ["relative", "sinusoids", "learned", "nobody", "", 3, Positions])
+def test_attention_takes_only_schemes_that_need_no_network(positions):
+    for make_layer in (
+        lambda: MultiHeadAttn(8, 2, 4, positions=positions),
+        lambda: txl_tf.layers.TransformerLMLayer(8, 2, 4, 16, positions=positions),
+    ):
+        with pytest.raises(txl_tf.ParameterError) as caught:
+            make_layer()
+        assert caught.value.name == "positions" and caught.value.value == positions
+    with pytest.raises(txl_tf.ParameterError, match="d_head"):
+        MultiHeadAttn(8, 2, 5, positions="rotary")
+
+
+def test_settings_of_a_model_change_where_the_scheme_has_them(eager):
+    alibi, sinusoids, learned = (make(name, mem_len=0) for name in ("alibi", "sinusoids", "learned"))
+    with pytest.raises(txl_tf.ParameterError) as caught:
+        alibi.clamp_len = 5
+    assert (caught.value.name, caught.value.value, alibi.clamp_len) == ("clamp_len", 5, -1)
+    with pytest.raises(txl_tf.ParameterError):
+        sinusoids.reset_token = 1
+    for lm in (alibi, learned):
+        with pytest.raises(txl_tf.ParameterError):
+            lm.context_len = 4
+        with pytest.raises(txl_tf.ParameterError):
+            lm.positions = "rotary"
+    prompt = words(2, 6)
+    before = sinusoids.generate(prompt, 8, temperature=0)
+    sinusoids.context_len = 4
+    assert sinusoids.network.context_len == 4
+    other = make("sinusoids", mem_len=0, context_len=4)
+    after = sinusoids.generate(prompt, 8, temperature=0)
+    np.testing.assert_array_equal(after, other.generate(prompt, 8, temperature=0))
+    assert (after != before).numpy().any()
+
+
+def test_a_segment_that_is_longer_than_what_is_learned_is_refused(eager):
+    lm, text = make("learned", mem_len=0, context_len=6), words(2, 9)
+    lm.compile("sgd")
+    batches = tf.data.Dataset.from_tensors((text[:, :8], text[:, 1:]))
+    for call in (
+        lambda: lm.score(text[:, :8], text[:, 1:]),
+        lambda: lm.first_nll(tf.constant(text[:, :8]), tf.constant(text[:, 1:])),
+        lambda: lm.evaluate(batches, verbose=0),
+        lambda: lm.fit(batches, verbose=0),
+    ):
+        with pytest.raises(txl_tf.ParameterError) as caught:
+            call()
+        assert caught.value.name == "tokens" and caught.value.value == 8
+
+
+@pytest.mark.parametrize("positions", [name for name in SCHEMES if name != "relative"])
+def test_the_original_program_has_relative_positions_alone(positions, tmp_path):
+    lm = make(positions)
+    for call in (lambda: txl_tf.tf1_variables(lm), lambda: txl_tf.save_tf1_checkpoint(lm, str(tmp_path / "original"))):
+        with pytest.raises(txl_tf.ParameterError, match="Buckets" if positions == "t5" else positions):
+            call()
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(txl_tf.ParameterError) as caught:
+        lm.network.attention_terms(words(1, 3))
+    assert (caught.value.name, caught.value.value) == ("positions", positions)
+
+
+# ---------------------------------------- a user's own schemes
+
+
+def test_names_and_classes_of_own_schemes_are_checked():
+    for name in ("alibi", "relative", 3):
+        with pytest.raises(txl_tf.ParameterError) as caught:
+            register_positions(name)
+        assert (caught.value.name, caught.value.value) == ("name", name)
+    for cls in (int, Positions(), lambda: None):
+        with pytest.raises(txl_tf.ParameterError):
+            register_positions("of_a_test")(cls)
+
+    class Unknown(Alibi):  # a file could not say its name
+        pass
+
+    with pytest.raises(txl_tf.ParameterError) as caught:
+        MultiHeadAttn(8, 2, 4, positions=Unknown())
+    assert caught.value.name == "positions"
+
+
+@pytest.fixture
+def registered():
+    """Registers classes for a test."""
+    before = dict(SCHEMES_BY_NAME)
+    yield lambda name, cls: register_positions(name)(cls)
+    SCHEMES_BY_NAME.clear()
+    SCHEMES_BY_NAME.update(before)
+
+
+def grown(x, numbers):
+    """Not a rotation, and so a matter of places: within a window it is the same with a cache."""
+    return x * (1 + tf.cast(numbers[..., None], x.dtype) / 10)
+
+
+def near(self, q, places):
+    """By what the query has, and without a tensor for the batch where there is none."""
+    return tf.cast(places.distances(q), q.dtype) * tf.reduce_mean(q, -1, keepdims=True)
+
+
+def without_u(self, q, w):
+    q = q * w.scale
+    return q, q + w.v * w.scale
+
+
+def louder(base):
+    def enter(self, network, embeddings, *args, **kwargs):
+        return base.enter(self, network, embeddings * 2, *args, **kwargs)
+
+    return enter
+
+
+def make_factor(self, owner):
+    Relative.make_weights(self, owner)
+    self.factor = self.add_weight(name="factor", shape=(), initializer="ones")
+
+
+def scaled_scores(self, q, places):
+    scores = places.scores_by_distance(q)
+    return [x * self.factor for x in scores] if isinstance(scores, list) else scores * self.factor
+
+
+ABSOLUTE = {"cached_by": "window", "refused": Sinusoids.refused}
+OWN = {
+    "by the query": ((Positions,), {"scores": near}),
+    "turned back": ((Positions,), {"turn": lambda self, x, numbers: Rotary.turn(self, x, -numbers)}),
+    "no u": ((Relative,), {"queries": without_u}),
+    "weighted": ((Relative, keras.layers.Layer), {"make_weights": make_factor, "scores": scaled_scores}),
+    "half the table": ((Relative,), {"table": lambda self, *args: 0.5 * Relative.table(self, *args)}),
+    "louder": ((Positions,), {"enter": louder(Positions)}),
+    "louder relative": ((Relative,), {"enter": louder(Relative)}),
+    "grown": ((Positions,), {"turn": lambda self, x, numbers: grown(x, numbers), **ABSOLUTE}),
+    "more sinusoids": ((Sinusoids,), {"table": lambda self, *args: 2 * Sinusoids.table(self, *args)}),
+    "louder sinusoids": ((Sinusoids,), {"enter": louder(Sinusoids)}),
+    "louder alibi": ((Alibi,), {"enter": louder(Positions)}),
+    "sinusoids and scores": ((Sinusoids,), {"scores": near}),
+    "nothing": ((Positions,), {}),
+}
+
+
+@pytest.mark.parametrize("setting", ["eager", "static_shapes", "recompute", "jit_compile"])
+@pytest.mark.parametrize("name", OWN)
+@SLOW
+def test_own_schemes_are_asked_by_all_methods(registered, name, setting, tmp_path):
+    """By those that read keys and values from a cache, or by those without."""
+    bases, methods = OWN[name]
+    cls, setting = registered(name, type("Own", bases, methods)), SETTINGS[setting]
+    with eagerly() if setting.eager else contextlib.nullcontext():
+        memory = {"mem_len": 0, "context_len": 16} if cls.cached_by == "window" and bases == (Sinusoids,) else {}
+        memory = {"mem_len": 0} if cls.cached_by == "window" and not memory else memory
+        lm, plain = (of_settings(each, setting, **memory) for each in (name, bases[0].known_as or "nothing_at_all"))
+        nll = expected_nll(lm)
+        found = wrong(checks_of(lm, nll, None), ())
+        if len(plain.weights) == len(lm.weights) and name != "nothing":
+            assert np.abs(expected_nll(plain) - nll).max() > 1e-3
+    assert not found, own_parts_lines(found)
+
+
+def test_an_own_scheme_takes_40_lines_at_most():
+    assert len(Path(t5_positions.__file__).read_text(encoding="utf-8").splitlines()) <= 40
+
+
+# ---------------------------------------- runs and programs
+
+
+@SLOW
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_a_run_keeps_its_positions(positions, tmp_path, text_file):
+    model = {"positions": positions, **({"context_len": 8} if positions in WINDOWS else {})}
+    results = train_run(tmp_path / "run", text_file, model=model)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["model"]["positions"] == positions
+    assert [float(row["loss"]) for row in log_rows(tmp_path / "run")][-1] < 4
+    (lm, vocab), (again, _) = (txl_tf.load_run(tmp_path / "run") for _ in range(2))  # names hang on no counter
+    text = np.array(vocab.encode("the cat sat on the mat, "))[None]
+    np.testing.assert_array_equal(lm.log_probs(text[:, :8])[0], again.log_probs(text[:, :8])[0])
+    assert lm.network.scheme.known_as == positions and np.isfinite(
+        float(results["valid"].loss if hasattr(results["valid"], "loss") else 1)
+    )
+    # It goes on, and stops where it would have.
+    train_run(tmp_path / "half", text_file, model=model, training={"train_steps": 12, "save_steps": 6})
+    for path in (tmp_path / "half").glob("ckpt-12*"):
+        path.unlink()
+    train_run(tmp_path / "half", text_file, model=model, training={"train_steps": 12, "save_steps": 6})
+    resumed, _ = txl_tf.load_run(tmp_path / "half")
+    for found, expected in zip(resumed.weights, lm.weights, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    other = "alibi" if positions != "alibi" else "rotary"
+    with pytest.raises(ValueError, match=re.escape(f"positions must be '{positions}'")):
+        train_run(
+            tmp_path / "other", text_file, model={"positions": other}, training={"init_from": str(tmp_path / "run")}
+        )
+    with pytest.raises(ValueError, match="positions"):
+        train_run(tmp_path / "run", text_file, model={"positions": other})
+
+
+TINY = (
+    "--dataset=text --level=char --n_layer=1 --d_model=16 --d_embed=16 --n_head=2 --d_head=8 --d_inner=16 --tgt_len=8 "
+)
+TINY += "--mem_len=8 --train_batch_size=4 --eval_batch_size=2 --train_steps=4 --iterations=2 --save_steps=4 "
+TINY += "--warmup_steps=0"
+
+
+@SLOW
+@pytest.mark.parametrize(
+    "flags, name",
+    [
+        ("--positions=alibi --clamp_len=3", "clamp_len"),
+        ("--positions=rotary --untie_r", "untie_r"),
+        ("--positions=alibi --context_len=9", "context_len"),
+        ("--model=transformer --positions=alibi", "positions"),
+        ("--positions=rotary --d_head=5", "d_head"),
+        ("--positions=learned --context_len=6", "tgt_len"),
+        ("--positions=sinusoids --reset_memory_at_documents --documents", "reset"),
+        ("--positions=t5", "positions"),
+        ("--positions=sinusoids --pos_embed=learned", "pos_embed"),
+    ],
+)
+def test_flags_that_do_not_fit_are_one_line_before_any_training(flags, name, tmp_path, text_file):
+    done = run_program(
+        "train.py", *TINY.split(), *flags.split(), f"--data_path={text_file}", f"--model_dir={tmp_path}/run"
+    )
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode and name in lines[-1] and "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+# A user's program that knows its own scheme: any of the library's programs, under its own name.
+WITH_OWN_CODE = "import sys, t5_positions; from txl_programs import main; sys.argv = sys.argv[1:]; main()"
+
+
+@SLOW
+def test_programs_run_with_own_code(tmp_path, text_file):
+    run = tmp_path / "run"
+
+    def program(code, *arguments):
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "tests")
+
+    line = ["txl-train", *TINY.split(), "--positions=t5", f"--data_path={text_file}", f"--model_dir={run}"]
+    done = program(WITH_OWN_CODE, *line)
+    assert not done.returncode, done.stderr[-2000:]
+    assert json.loads((run / "config.json").read_text())["model"]["positions"] == "t5"
+    evaluate = ["txl-train", f"--model_dir={run}", "--do_eval_only"]
+    generate = ["txl-generate", f"--model_dir={run}", "--prompt=the cat", "--length=10"]
+    for arguments in (evaluate, generate):
+        done = program(WITH_OWN_CODE, *arguments)
+        assert not done.returncode, done.stderr[-2000:]
+        done = program(WITH_OWN_CODE.replace(", t5_positions", ""), *arguments)
+        assert done.returncode and "Traceback" not in done.stderr, done.stderr[-2000:]
+        assert "positions" in done.stderr and "t5" in done.stderr
