@@ -14,9 +14,9 @@ from txl_tf.layers.common.base import Layer
 class SomeConfig(Config):
     """A group of hyper-parameters."""
 
-    n_token: int | None = option(None, "Required by the layer.", WIDTH)
-    width: int = option(flag=8, help="Required by the group.", check=WIDTH)
-    rate: float = option(0.1, "A rate.", RATE)
+    n_token: int | None = option("Required by the layer.", WIDTH, default=None)
+    width: int = option("Required by the group.", WIDTH, flag=8)
+    rate: float = option("A rate.", RATE, default=0.1)
 
 
 class Scaled(Layer):

@@ -1,4 +1,4 @@
-"""Hyper-parameters: what each group says and refuses, and that networks and optimizer take names and defaults of it."""
+"""Hyper-parameters: what each group says and refuses, and that networks hold the values."""
 
 import dataclasses
 import inspect
@@ -13,6 +13,7 @@ from txl_tf.config import (
     BiLSTMTaggerConfig,
     ClusterConfig,
     ColumnsConfig,
+    DecoderConfig,
     EncoderConfig,
     EvaluationConfig,
     FlatConfig,
@@ -48,6 +49,7 @@ from txl_tf.training.distribution import make_strategy
 SIZES = {"n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
 ENCODER = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_inner": 12}
 REQUIRED = {
+    DecoderConfig: SIZES,
     NetworkConfig: SIZES,
     ModelConfig: SIZES,
     TransformerLMConfig: SIZES,
@@ -74,7 +76,7 @@ def test_all_groups_are_here():
     tagger = {LabelConfig, SentenceConfig, EncoderConfig, TenerConfig, FlatConfig, TenerTaggerConfig, FlatTaggerConfig}
     tagger |= {BiLSTMConfig, BiLSTMTaggerConfig}
     tagged = {ColumnsConfig, TaggedConfig, TaggerTrainingConfig}
-    assert set(GROUPS) == {*named, *pairs, *tagger, *tagged, TransformerLMConfig, RunConfig}
+    assert set(GROUPS) == {*named, *pairs, *tagger, *tagged, DecoderConfig, TransformerLMConfig, RunConfig}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, 1e9])
@@ -176,30 +178,30 @@ def test_a_group_round_trips_through_a_dictionary_and_json(group, values):
 
 BAD = [
     (NetworkConfig, {"positions": "absolute"}, "positions must be one of relative, sinusoids, .*, got 'absolute'"),
-    (NetworkConfig, {"context_len": 1}, "context_len must be at least 2, got 1"),
-    (NetworkConfig, {"n_token": 0}, "n_token must be at least 1, got 0"),
-    (NetworkConfig, {"n_token": 20.5}, "n_token must be an integer, got 20.5"),
-    (NetworkConfig, {"n_layer": 0}, "n_layer must be at least 1, got 0"),
-    (NetworkConfig, {"n_layer": None}, "n_layer must be an integer, got None"),
-    (NetworkConfig, {"d_model": 7}, "d_model must be even .*got 7"),
-    (NetworkConfig, {"d_model": 0}, "d_model must be at least 1, got 0"),
-    (NetworkConfig, {"d_embed": 0}, "d_embed must be at least 1, got 0"),
-    (NetworkConfig, {"n_head": -1}, "n_head must be at least 1, got -1"),
-    (NetworkConfig, {"d_head": 0}, "d_head must be at least 1, got 0"),
-    (NetworkConfig, {"d_inner": "12"}, "d_inner must be an integer, got '12'"),
-    (NetworkConfig, {"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
-    (NetworkConfig, {"dropatt": -0.1}, r"dropatt must lie in \[0, 1\), got -0.1"),
-    (NetworkConfig, {"mem_len": -1}, "mem_len must be at least 0, got -1"),
-    (NetworkConfig, {"mem_len": None}, "mem_len must be an integer, got None"),
-    (NetworkConfig, {"div_val": 0}, "div_val must be at least 1, got 0"),
+    (DecoderConfig, {"context_len": 1}, "context_len must be at least 2, got 1"),
+    (DecoderConfig, {"n_token": 0}, "n_token must be at least 1, got 0"),
+    (DecoderConfig, {"n_token": 20.5}, "n_token must be an integer, got 20.5"),
+    (DecoderConfig, {"n_layer": 0}, "n_layer must be at least 1, got 0"),
+    (DecoderConfig, {"n_layer": None}, "n_layer must be an integer, got None"),
+    (DecoderConfig, {"d_model": 7}, "d_model must be even .*got 7"),
+    (DecoderConfig, {"d_model": 0}, "d_model must be at least 1, got 0"),
+    (DecoderConfig, {"d_embed": 0}, "d_embed must be at least 1, got 0"),
+    (DecoderConfig, {"n_head": -1}, "n_head must be at least 1, got -1"),
+    (DecoderConfig, {"d_head": 0}, "d_head must be at least 1, got 0"),
+    (DecoderConfig, {"d_inner": "12"}, "d_inner must be an integer, got '12'"),
+    (DecoderConfig, {"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+    (DecoderConfig, {"dropatt": -0.1}, r"dropatt must lie in \[0, 1\), got -0.1"),
+    (DecoderConfig, {"mem_len": -1}, "mem_len must be at least 0, got -1"),
+    (DecoderConfig, {"mem_len": None}, "mem_len must be an integer, got None"),
+    (DecoderConfig, {"div_val": 0}, "div_val must be at least 1, got 0"),
     (NetworkConfig, {"reset_token": -1}, "reset_token must be at least 0, got -1"),
     (ModelConfig, {"reset_token": "END"}, "reset_token must be an integer, got 'END'"),
-    (NetworkConfig, {"layer_norm_epsilon": 0.0}, "layer_norm_epsilon must be between 0 and 1, both excluded, got 0.0"),
-    (NetworkConfig, {"layer_norm_epsilon": -1e-5}, "layer_norm_epsilon must be between 0 and 1, .* got -1e-05"),
-    (NetworkConfig, {"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon must be between 0 and 1, .* got inf"),
-    (NetworkConfig, {"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon must be between 0 and 1, .* got nan"),
+    (DecoderConfig, {"layer_norm_epsilon": 0.0}, "layer_norm_epsilon must be between 0 and 1, both excluded, got 0.0"),
+    (DecoderConfig, {"layer_norm_epsilon": -1e-5}, "layer_norm_epsilon must be between 0 and 1, .* got -1e-05"),
+    (DecoderConfig, {"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon must be between 0 and 1, .* got inf"),
+    (DecoderConfig, {"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon must be between 0 and 1, .* got nan"),
     (TransformerLMConfig, {"layer_norm_epsilon": "1e-5"}, "layer_norm_epsilon must be a number, got '1e-5'"),
-    (NetworkConfig, {"init": "xavier"}, "init must be one of normal, uniform, got 'xavier'"),
+    (DecoderConfig, {"init": "xavier"}, "init must be one of normal, uniform, got 'xavier'"),
     (TransformerLMConfig, {"pos_embed": "fix"}, "pos_embed must be one of sin, learned, got 'fix'"),
     (TransformerConfig, {"pos_embed": "none"}, "pos_embed must be one of sin, learned, got 'none'"),
     (TransformerLMConfig, {"context_len": 1}, "context_len must be at least 2, got 1"),
@@ -362,9 +364,9 @@ BAD = [
         {"mixed_precision": "float8"},
         "mixed_precision must be one of float32, bfloat16, float16, auto, got 'float8'",
     ),
-    (NetworkConfig, {"init_std": -0.1}, "init_std must be 0 or more, got -0.1"),
-    (NetworkConfig, {"proj_init_std": float("nan")}, "proj_init_std must be 0 or more, got nan"),
-    (NetworkConfig, {"init_range": 1e9}, "init_range must be at most 1000, got 1000000000.0"),
+    (DecoderConfig, {"init_std": -0.1}, "init_std must be 0 or more, got -0.1"),
+    (DecoderConfig, {"proj_init_std": float("nan")}, "proj_init_std must be 0 or more, got nan"),
+    (DecoderConfig, {"init_range": 1e9}, "init_range must be at most 1000, got 1000000000.0"),
     (MachineConfig, {"matmul_precision": "tf32"}, "matmul_precision must be one of float32, bfloat16, got 'tf32'"),
     (
         MachineConfig,
@@ -448,41 +450,7 @@ def test_numbers_of_bins_that_are_none_are_an_error(arguments, message):
         check_bins(*arguments)
 
 
-# ---------------------------------------- who takes names and defaults from the groups
-
-
-def parameters(function):
-    """`{name: default}` of what a function takes, but for `**kwargs`."""
-    given = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in given if p.kind is not inspect.Parameter.VAR_KEYWORD}
-
-
-def assert_defaults_are_of(group, defaults, other_than=()):
-    """`defaults`, `{name: default}`, are those of the fields; required are those that the group requires."""
-    for field in dataclasses.fields(group):
-        if field.name in defaults and field.name not in other_than:
-            required = field.default is dataclasses.MISSING
-            assert defaults[field.name] == (inspect.Parameter.empty if required else field.default), field.name
-
-
-@pytest.mark.parametrize(
-    "model, group, required, besides",
-    [
-        (txl_tf.TransformerXL, NetworkConfig, ["n_token"], ["recompute"]),  # it is made once the text is known
-        (txl_tf.TransformerXLLM, ModelConfig, ["n_token", "mem_len"], ["recompute"]),
-        (txl_tf.TransformerLM, TransformerLMConfig, ["n_token"], ["recompute"]),
-        (txl_tf.Tener, TenerConfig, ["n_token"], []),
-        (txl_tf.Flat, FlatConfig, ["n_token"], []),
-        (txl_tf.BiLSTM, BiLSTMConfig, ["n_token"], []),
-        (txl_tf.Tagger, LabelConfig, ["labels"], ["network"]),
-    ],
-)
-def test_the_constructor_takes_the_names_and_defaults_of_the_group(model, group, required, besides):
-    taken = parameters(model.__init__)
-    taken.pop("self")
-    assert set(taken) == {*group.names(), *besides, "seed"}
-    assert all(taken[name] is inspect.Parameter.empty for name in required)
-    assert_defaults_are_of(group, taken, other_than=required)
+# ---------------------------------------- who holds the values of the groups (signatures: `signatures_test.py`)
 
 
 def test_a_network_and_a_language_model_hold_the_values_of_their_group():
@@ -511,16 +479,8 @@ def test_an_encoder_holds_the_values_of_its_group(network, group):
     assert {name: network(**given).get_config()[name] for name in group.names()} == given
 
 
-def test_the_optimizer_takes_the_names_and_defaults_of_its_group():
-    taken = parameters(txl_tf.make_optimizer)
-    assert set(taken) == {*OptimizerConfig.names(), "train_steps", "gradient_accumulation_steps"}
-    assert_defaults_are_of(OptimizerConfig, taken)
-    assert taken["train_steps"] == TrainingConfig.train_steps
-
-
 def test_the_machine_s_devices_are_the_arguments_of_make_strategy():
-    taken = parameters(make_strategy)
-    assert_defaults_are_of(MachineConfig, taken)
+    taken = inspect.signature(make_strategy).parameters
     machine = MachineConfig(strategy="tpu", tpu="node", tpu_zone="zone", gcp_project="project", logical_cpus=3)
     assert dict(zip(taken, machine.devices, strict=True)) == {name: getattr(machine, name) for name in taken}
 

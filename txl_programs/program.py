@@ -104,11 +104,11 @@ def define_flags(config, leave_out="", **defaults):
         choices = getattr(field.metadata["check"], "choices", None)
         if choices:
             flags.DEFINE_enum(field.name, default, choices, help_text)
-        elif kind.startswith("list"):
+        elif kind.startswith(("list", "Sequence")):
             flags.DEFINE_list(field.name, default, help_text)
         else:
             _DEFINE.get(kind, flags.DEFINE_string)(field.name, default, help_text)
-        if kind == "list[int]":
+        if kind == "Sequence[int]":
             check_integers(field.name)
 
 
@@ -147,7 +147,7 @@ def values(names, given_only=False):
     numbers = set()
     if not isinstance(names, str):
         fields = [field for field in dataclasses.fields(names) if field.name in FLAGS]
-        numbers = {field.name for field in fields if field.type.startswith("list[int]")}
+        numbers = {field.name for field in fields if field.type.startswith("Sequence[int]")}
         names = " ".join(field.name for field in fields)
     chosen = {name: FLAGS[name] for name in names.split()}
     found = {name: flag.value for name, flag in chosen.items() if flag.present or not given_only}

@@ -21,7 +21,7 @@ import operator
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from txl_tf.errors import ParameterError, UnknownArgumentError, brief
@@ -186,7 +186,7 @@ def _kind(kind: Any) -> tuple[str, Callable[[Any], bool]]:
     if origin in _UNIONS:
         descriptions, tests = zip(*map(_kind, arguments), strict=True)
         return " or ".join(descriptions), lambda value: any(is_of(value) for is_of in tests)
-    if origin in (list, Iterable):
+    if origin in (list, Sequence, Iterable):
         each, is_of = _kind(arguments[0])
         return f"a list ({each} each)", lambda value: isinstance(value, (list, tuple)) and all(map(is_of, value))
     if origin is dict:

@@ -1,7 +1,8 @@
 """Every hyper-parameter once: type, default, help and check.
 
 Each dataclass is one group. Flags, networks, `config.json` and the functions of programs take names, defaults, help
-texts and checks from here. To add a hyper-parameter, add a line to its group and use it where it counts.
+texts and checks from here. To add a hyper-parameter, add a line to its group and an argument to the constructor that
+takes the group, then use it where it counts.
 
 A group checks itself when it is made, and an error names the argument, what was found and what is allowed:
 
@@ -35,6 +36,7 @@ from txl_tf.config.models import (
     TOKEN_LEVELS,
     BiLSTMConfig,
     BiLSTMTaggerConfig,
+    DecoderConfig,
     EncoderConfig,
     FlatConfig,
     FlatTaggerConfig,
@@ -73,7 +75,7 @@ __all__ = [
     "MIN_FREQ", "OPTIMIZERS", "PAIR_DATASETS", "PAIR_LEVELS", "POSITIONS", "POS_EMBEDS", "PRECISIONS",
     "REPETITION_WINDOW", "RESIDUALS", "SCHEDULES", "SCHEMES", "STRATEGIES", "SUBWORD_TYPES", "TAG_SCHEMES",
     "TOKEN_LEVELS", "WEIGHT_TYPES",
-    "BiLSTMConfig", "BiLSTMTaggerConfig", "ClusterConfig", "ColumnsConfig", "Config", "EncoderConfig",
+    "BiLSTMConfig", "BiLSTMTaggerConfig", "ClusterConfig", "ColumnsConfig", "Config", "DecoderConfig", "EncoderConfig",
     "EvaluationConfig", "FlatConfig", "FlatTaggerConfig", "LabelConfig", "MachineConfig", "ModelConfig",
     "NetworkConfig", "OptimizerConfig", "PairsConfig", "PairsTrainingConfig", "RunConfig", "ScoringConfig",
     "SearchConfig", "SentenceConfig", "TaggedConfig", "TaggerTrainingConfig", "TenerConfig", "TenerTaggerConfig",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 from txl_tf.errors import ParameterError, brief
 from txl_tf.schema import check_field
@@ -160,22 +160,35 @@ def check_bins(n_token: int, d_embed: int, cutoffs: Iterable[int], div_val: int)
 # ----------------------------------------------------------------------------------------------------------- groups
 
 _REQUIRED = dataclasses.MISSING
-group = dataclasses.dataclass(frozen=True, kw_only=True)
+Group = TypeVar("Group", bound=type)
 
 
 def option(
-    default: Any = _REQUIRED,
-    help: str = "",
+    help: str,
     check: Callable | None = None,
+    *,
+    default: Any = _REQUIRED,
     flag: Any = _REQUIRED,
     free: bool | Callable = False,
 ) -> Any:
-    """A hyper-parameter: its default (else it is required), the flag's help text, a check that is called with name and
-    value (but not for a default of `None`), the flag's default where the original program has another, and whether a
-    trained model is `free` to change it, since its weights fit every value; or a function of the group that says so.
+    """A hyper-parameter, as `dataclasses.field` is a field.
+
+    Args:
+        help: the flag's help text.
+        check: called with name and value, but not for a default of `None`; raises ParameterError.
+        default: by name, where type checkers look for it. Without it, the hyper-parameter is required.
+        flag: the flag's default where the original program has another.
+        free: whether a trained model may change it, since its weights fit every value; or a function of the group that
+            says so.
     """
     flag = (None if default is _REQUIRED else default) if flag is _REQUIRED else flag
     return dataclasses.field(default=default, metadata={"help": help, "check": check, "flag": flag, "free": free})
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, dataclasses.field))
+def group(cls: Group) -> Group:
+    """Decorator of a class of hyper-parameters: a frozen dataclass, whose fields type checkers know from `option`."""
+    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
 def unless(**values: Any) -> Callable:

@@ -24,13 +24,17 @@ class ClusterConfig(Config):
     """Where a program runs on a cluster, and on how much of it: see docs/scale.md."""
 
     ray_address: str | None = option(
-        None, "Ray cluster to run on: auto, host:port, or local, which starts one on this machine.", cluster_address
+        "Ray cluster to run on: auto, host:port, or local, which starts one on this machine.",
+        cluster_address,
+        default=None,
     )
     ray_workers: int | None = option(
-        None, "Workers to run on, each a process of its own. Default: as many as there is room for.", at_least(1)
+        "Workers to run on, each a process of its own. Default: as many as there is room for.",
+        at_least(1),
+        default=None,
     )
-    ray_cpus: int = option(1, "Processor cores of a worker, as Ray counts them.", at_least(0))
-    ray_gpus: int = option(0, "GPUs of a worker.", at_least(0))
+    ray_cpus: int = option("Processor cores of a worker, as Ray counts them.", at_least(0), default=1)
+    ray_gpus: int = option("GPUs of a worker.", at_least(0), default=0)
 
     @property
     def given(self) -> bool:
@@ -47,11 +51,13 @@ class ClusterConfig(Config):
 class TrainingClusterConfig(ClusterConfig):
     """A cluster to train on."""
 
-    ray_workers: int | None = option(None, "Workers to train on, each a process of its own, on a Ray cluster.")
+    ray_workers: int | None = option("Workers to train on, each a process of its own, on a Ray cluster.", default=None)
     ray_min_workers: int | None = option(
-        None, "Go on with so few workers where there is no room for ray_workers. Default: wait for room.", at_least(1)
+        "Go on with so few workers where there is no room for ray_workers. Default: wait for room.",
+        at_least(1),
+        default=None,
     )
-    ray_restarts: int = option(10, "How often workers that are gone are replaced.", at_least(0))
+    ray_restarts: int = option("How often workers that are gone are replaced.", at_least(0), default=10)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from txl_tf.config.checks import (
     FRACTION,
     POSITIVE,
@@ -35,37 +37,42 @@ COLUMN = satisfies(lambda value: value != 0, "be 1 or more, or -1 for the last, 
 class TextConfig(Config):
     """The text and its tokens: arguments of `build_corpus`."""
 
-    dataset: str | None = option(None, "The text: your own (text), Python's manual (pydoc), ...", one_of(DATASETS))
+    dataset: str | None = option(
+        "The text: your own (text), Python's manual (pydoc), ...", one_of(DATASETS), default=None
+    )
     data_path: list[str] | str | None = option(
-        None, "Its UTF-8 file(s), or the folder of a paper's dataset.", not_empty
+        "Its UTF-8 file(s), or the folder of a paper's dataset.", not_empty, default=None
     )
-    level: str = option("char", "What a token of your own text is.", one_of(LEVELS))
-    valid_fraction: float = option(0.05, "Share of your own text, at its end, held out for validation.", FRACTION)
-    min_freq: int = option(0, "Symbols of your own text that are rarer become <unk>.", at_least(0))
+    level: str = option("What a token of your own text is.", one_of(LEVELS), default="char")
+    valid_fraction: float = option(
+        "Share of your own text, at its end, held out for validation.", FRACTION, default=0.05
+    )
+    min_freq: int = option("Symbols of your own text that are rarer become <unk>.", at_least(0), default=0)
     max_size: int | None = option(
-        None, "Most frequent symbols of your own text to keep; others are <unk>.", at_least(1)
+        "Most frequent symbols of your own text to keep; others are <unk>.", at_least(1), default=None
     )
-    lower_case: bool = option(False, "Lower-case your own text.")
-    vocab_size: int | None = option(None, "Pieces of a vocabulary of subwords; default: 8000.", SYMBOLS)
-    subword_type: str = option("unigram", "How SentencePiece makes subwords.", one_of(SUBWORD_TYPES))
+    lower_case: bool = option("Lower-case your own text.", default=False)
+    vocab_size: int | None = option("Pieces of a vocabulary of subwords; default: 8000.", SYMBOLS, default=None)
+    subword_type: str = option("How SentencePiece makes subwords.", one_of(SUBWORD_TYPES), default="unigram")
     vocab_path: str | None = option(
-        None,
         "File of the symbols, one a line, such as a run's vocab.txt, or a SentencePiece .model; default: count.",
         not_empty,
+        default=None,
     )
     documents: bool | None = option(
-        None, "End every document, a file, JSON line or row, with </s>. Default: where there is JSON or Parquet."
+        "End every document, a file, JSON line or row, with </s>. Default: where there is JSON or Parquet.",
+        default=None,
     )
-    text_field: str | None = option(None, "Field of the text in JSON lines, arrays and Parquet; default: text.")
+    text_field: str | None = option("Field of the text in JSON lines, arrays and Parquet; default: text.", default=None)
     raw_text: bool | None = option(
-        None,
         "Read files as they are: carriage returns, byte order marks and, in files of other names than .jsonl, JSON are "
         "text. Default: no; of runs of earlier versions yes.",
+        default=None,
     )
-    skip_bad_lines: bool = option(False, "Leave out and count rows of JSON lines and Parquet without a text.")
-    cutoffs: list[int] | None = option(None, "First word of each softmax cluster, as 20000,40000.", RISING)
-    num_shuffle: int = option(1, "For lm1b: random orders of the sentences to write.", POSITIVE, flag=4)
-    seed: int = option(123456, "For lm1b: seed of the random orders.", at_least(0, (1 << 32) - 1))
+    skip_bad_lines: bool = option("Leave out and count rows of JSON lines and Parquet without a text.", default=False)
+    cutoffs: Sequence[int] | None = option("First word of each softmax cluster, as 20000,40000.", RISING, default=None)
+    num_shuffle: int = option("For lm1b: random orders of the sentences to write.", POSITIVE, default=1, flag=4)
+    seed: int = option("For lm1b: seed of the random orders.", at_least(0, (1 << 32) - 1), default=123456)
 
 
 @group
@@ -73,11 +80,13 @@ class PairFilesConfig(Config):
     """How files of pairs are read: arguments of `PairReader`."""
 
     source_column: int | None = option(
-        None, "Column of the source in one file of pairs, from 1; default: 1, of at most three columns.", at_least(1)
+        "Column of the source in one file of pairs, from 1; default: 1, of at most three columns.",
+        at_least(1),
+        default=None,
     )
-    target_column: int | None = option(None, "Column of the target; default: 2.", at_least(1))
+    target_column: int | None = option("Column of the target; default: 2.", at_least(1), default=None)
     skip_bad_lines: bool = option(
-        False, "Leave out and count pairs that are empty, too long, of other columns, or hold reserved words."
+        "Leave out and count pairs that are empty, too long, of other columns, or hold reserved words.", default=False
     )
 
     def __post_init__(self) -> None:
@@ -97,34 +106,40 @@ class PairFilesConfig(Config):
 class PairsConfig(PairFilesConfig):
     """The pairs of lines and their tokens: arguments of `read_pairs`."""
 
-    dataset: str | None = option(None, "The pairs: your own (text), or made-up dates (dates).", one_of(PAIR_DATASETS))
+    dataset: str | None = option(
+        "The pairs: your own (text), or made-up dates (dates).", one_of(PAIR_DATASETS), default=None
+    )
     train_path: list[str] | str | None = option(
-        None, "A file of source<TAB>target lines, or two files: SOURCE,TARGET.", not_empty
+        "A file of source<TAB>target lines, or two files: SOURCE,TARGET.", not_empty, default=None
     )
     valid_path: list[str] | str | None = option(
-        None, "As train_path, to validate on; default: valid_fraction of it.", not_empty
+        "As train_path, to validate on; default: valid_fraction of it.", not_empty, default=None
     )
-    test_path: list[str] | str | None = option(None, "As train_path, to test on.", not_empty)
-    valid_fraction: float = option(0.05, "Share of the sources held out where there is no valid_path.", FRACTION)
+    test_path: list[str] | str | None = option("As train_path, to test on.", not_empty, default=None)
+    valid_fraction: float = option(
+        "Share of the sources held out where there is no valid_path.", FRACTION, default=0.05
+    )
     source_level: str = option(
-        "char",
         "What a token of a source is: a word between white space, a character, or a piece of a word.",
         one_of(PAIR_LEVELS),
+        default="char",
     )
-    target_level: str = option("char", "What a token of a target is.", one_of(PAIR_LEVELS))
+    target_level: str = option("What a token of a target is.", one_of(PAIR_LEVELS), default="char")
     source_symbols: str | None = option(
-        None, "File of the source's symbols, one a line; default: those of train_path.", not_empty
+        "File of the source's symbols, one a line; default: those of train_path.", not_empty, default=None
     )
-    target_symbols: str | None = option(None, "File of the target's symbols.", not_empty)
+    target_symbols: str | None = option("File of the target's symbols.", not_empty, default=None)
     vocab_size: int | None = option(
-        None, "Pieces of each vocabulary of subwords; default: 8000, of a small text fewer.", SYMBOLS
+        "Pieces of each vocabulary of subwords; default: 8000, of a small text fewer.", SYMBOLS, default=None
     )
-    subword_type: str = option("unigram", "How SentencePiece makes subwords.", one_of(SUBWORD_TYPES))
-    share_vocab: bool = option(False, "One vocabulary for both sides, as share_embeddings needs it.")
-    min_freq: int = option(0, "Symbols that are rarer become <unk>.", at_least(0))
-    max_size: int | None = option(None, "Most frequent symbols of a side to keep; others are <unk>.", at_least(1))
-    lower_case: bool = option(False, "Lower-case the sources and, with share_vocab, the targets too.")
-    n_pairs: int = option(20000, "For dates: pairs to make for training.", at_least(1, 1_000_000))
+    subword_type: str = option("How SentencePiece makes subwords.", one_of(SUBWORD_TYPES), default="unigram")
+    share_vocab: bool = option("One vocabulary for both sides, as share_embeddings needs it.", default=False)
+    min_freq: int = option("Symbols that are rarer become <unk>.", at_least(0), default=0)
+    max_size: int | None = option(
+        "Most frequent symbols of a side to keep; others are <unk>.", at_least(1), default=None
+    )
+    lower_case: bool = option("Lower-case the sources and, with share_vocab, the targets too.", default=False)
+    n_pairs: int = option("For dates: pairs to make for training.", at_least(1, 1_000_000), default=20000)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,17 +165,17 @@ class ColumnsConfig(Config):
     """What the columns of a tagged file hold: arguments of `read_tagged`."""
 
     token_column: int | None = option(
-        None,
         "Column of the tokens: 1 is the first, -1 the last. Default: 1; 2 where column 1 numbers tokens.",
         COLUMN,
+        default=None,
     )
     tag_column: int | None = option(
-        None, "Column of the tags. Default: -1; must be given where column 1 numbers tokens.", COLUMN
+        "Column of the tags. Default: -1; must be given where column 1 numbers tokens.", COLUMN, default=None
     )
     comments: bool | None = option(
-        None,
         "Lines that begin with # before the first token of a sentence: comments (True) or tokens (False). Default: "
         "comments where they are no tokens by their columns.",
+        default=None,
     )
 
 
@@ -169,44 +184,54 @@ class TaggedConfig(ColumnsConfig):
     """The tagged sentences and their ids: arguments of `read_corpus`."""
 
     dataset: str | None = option(
-        None, "The sentences: your own (text), or made-up ones of people and towns (towns).", one_of(TAGGED_DATASETS)
+        "The sentences: your own (text), or made-up ones of people and towns (towns).",
+        one_of(TAGGED_DATASETS),
+        default=None,
     )
     train_path: str | None = option(
-        None, "File of columns: a token, its tag; an empty line ends a sentence.", not_empty
+        "File of columns: a token, its tag; an empty line ends a sentence.", not_empty, default=None
     )
-    valid_path: str | None = option(None, "As train_path, to validate on; default: valid_fraction of it.", not_empty)
-    test_path: str | None = option(None, "As train_path, to test on.", not_empty)
-    valid_fraction: float = option(0.05, "Share of the sentences held out where there is no valid_path.", FRACTION)
+    valid_path: str | None = option(
+        "As train_path, to validate on; default: valid_fraction of it.", not_empty, default=None
+    )
+    test_path: str | None = option("As train_path, to test on.", not_empty, default=None)
+    valid_fraction: float = option(
+        "Share of the sentences held out where there is no valid_path.", FRACTION, default=0.05
+    )
     token_level: str = option(
-        "char", "What a token is: a character, or a word between white space.", one_of(TOKEN_LEVELS)
+        "What a token is: a character, or a word between white space.", one_of(TOKEN_LEVELS), default="char"
     )
     tag_scheme: str | None = option(
-        None,
         "Scheme to convert the tags to; default: that of the files, but bio for IOB1 and IO, bioes for BILOU. none: "
         "tags are no entities, but parts of speech.",
         one_of(TAG_SCHEMES),
+        default=None,
     )
-    segment_digits: bool = option(False, "Cut the digit off every character: Weibo's mark of segmentation.")
-    bigrams: bool = option(True, "Give the network the bigrams of characters; of words, capital and last letters.")
+    segment_digits: bool = option("Cut the digit off every character: Weibo's mark of segmentation.", default=False)
+    bigrams: bool = option(
+        "Give the network the bigrams of characters; of words, capital and last letters.", default=True
+    )
     min_freq: int | None = option(
-        None, "Tokens of train_path that are rarer become <unk>; default: 0, of words 2.", at_least(0)
+        "Tokens of train_path that are rarer become <unk>; default: 0, of words 2.", at_least(0), default=None
     )
     lexicon: str | None = option(
-        None, "File of words to match, one a line; jieba, towns: of that package or dataset.", not_empty
+        "File of words to match, one a line; jieba, towns: of that package or dataset.", not_empty, default=None
     )
-    skip_short_words: bool = option(False, "Leave out a lexicon's words of one character.")
+    skip_short_words: bool = option("Leave out a lexicon's words of one character.", default=False)
     char_vectors: str | None = option(
-        None,
         "Vectors of characters to start from: word2vec's or GloVe's text, or word2vec's binary format; .gz, .zip.",
         not_empty,
+        default=None,
     )
-    bigram_vectors: str | None = option(None, "Vectors of bigrams.", not_empty)
+    bigram_vectors: str | None = option("Vectors of bigrams.", not_empty, default=None)
     word_vectors: str | None = option(
-        None, "Vectors of the lexicon's words; or of words that are the tokens.", not_empty
+        "Vectors of the lexicon's words; or of words that are the tokens.", not_empty, default=None
     )
-    lowercase_vectors: bool = option(False, "Take the vector of its lower-case form for a symbol without a vector.")
-    unit_vectors: bool = option(False, "Scale the embeddings to length 1 at the start.")
-    n_sentences: int = option(4000, "For towns: sentences to make for training.", at_least(1, 1_000_000))
+    lowercase_vectors: bool = option(
+        "Take the vector of its lower-case form for a symbol without a vector.", default=False
+    )
+    unit_vectors: bool = option("Scale the embeddings to length 1 at the start.", default=False)
+    n_sentences: int = option("For towns: sentences to make for training.", at_least(1, 1_000_000), default=4000)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,17 +33,21 @@ STRATEGIES = ("auto", "one", "mirrored", "multi_worker", "tpu")
 class OptimizerConfig(Config):
     """Arguments of `make_optimizer`, but for the number of steps."""
 
-    learning_rate: float = option(2.5e-4, "Highest learning rate.", POSITIVE)
-    clip: float | None = option(0.25, "Largest global norm of the gradients.")
-    clip_value: float | None = option(None, "Largest absolute value in the gradients.")
-    schedule: str = option("cosine", "How the rate falls; noam: with the square root of the step.", one_of(SCHEDULES))
-    min_lr_ratio: float = option(0.004, "Last learning rate of the cosine as a share of the highest.", SHARE)
-    warmup_steps: int = option(0, "Steps of linear warm-up.")
-    optimizer: str = option("adam", "adam is the original's.", one_of(OPTIMIZERS))
-    beta_2: float = option(0.999, "Momentum of the squared gradients.", RATE)
-    momentum: float = option(0.9, "Momentum of sgd, in PyTorch's form.", RATE)
-    weight_decay: float = option(0.0, "Weight decay of adamw and lamb.")
-    ema: float = option(0.0, "Momentum of a moving average of the weights, which is evaluated; 0 for none.", RATE)
+    learning_rate: float = option("Highest learning rate.", POSITIVE, default=2.5e-4)
+    clip: float | None = option("Largest global norm of the gradients.", default=0.25)
+    clip_value: float | None = option("Largest absolute value in the gradients.", default=None)
+    schedule: str = option(
+        "How the rate falls; noam: with the square root of the step.", one_of(SCHEDULES), default="cosine"
+    )
+    min_lr_ratio: float = option("Last learning rate of the cosine as a share of the highest.", SHARE, default=0.004)
+    warmup_steps: int = option("Steps of linear warm-up.", default=0)
+    optimizer: str = option("adam is the original's.", one_of(OPTIMIZERS), default="adam")
+    beta_2: float = option("Momentum of the squared gradients.", RATE, default=0.999)
+    momentum: float = option("Momentum of sgd, in PyTorch's form.", RATE, default=0.9)
+    weight_decay: float = option("Weight decay of adamw and lamb.", default=0.0)
+    ema: float = option(
+        "Momentum of a moving average of the weights, which is evaluated; 0 for none.", RATE, default=0.0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,30 +60,35 @@ class OptimizerConfig(Config):
 class RunConfig(Config):
     """How a run of any model is trained."""
 
-    train_steps: int = option(100000, "Training steps in all, earlier sessions included.", at_least(1))
-    iterations: int = option(500, "Steps between two lines of progress, and of log.csv.", at_least(1))
-    save_steps: int = option(10000, "Steps between two checkpoints, each with a validation.", at_least(1))
-    max_to_keep: int = option(5, "Checkpoints to keep.", at_least(1))
+    train_steps: int = option("Training steps in all, earlier sessions included.", at_least(1), default=100000)
+    iterations: int = option("Steps between two lines of progress, and of log.csv.", at_least(1), default=500)
+    save_steps: int = option("Steps between two checkpoints, each with a validation.", at_least(1), default=10000)
+    max_to_keep: int = option("Checkpoints to keep.", at_least(1), default=5)
     init_from: str | None = option(
-        None,
         "Folder of a run to start a new one from: with its model, vocabulary and weights. Flags change the rest.",
         not_empty,
+        default=None,
     )
     extend_vocab: bool = option(
-        False, "With init_from: give symbols of the new text that its vocabulary lacks rows of their own, at its end."
+        "With init_from: give symbols of the new text that its vocabulary lacks rows of their own, at its end.",
+        default=False,
     )
-    warm_start_path: str | None = option(None, "Checkpoint, also of the original, to start a new run from.", not_empty)
-    allow_other_text: bool = option(False, "Resume even if the text changed; the vocabulary must match.")
+    warm_start_path: str | None = option(
+        "Checkpoint, also of the original, to start a new run from.", not_empty, default=None
+    )
+    allow_other_text: bool = option("Resume even if the text changed; the vocabulary must match.", default=False)
     steps_per_execution: int | None = option(
-        None, "Steps in one call of the compiled graph. Default: 1; on TPUs 20 at most.", at_least(1)
+        "Steps in one call of the compiled graph. Default: 1; on TPUs 20 at most.", at_least(1), default=None
     )
-    jit_compile: bool = option(False, "Compile the training step with XLA.")
-    seed: int = option(0, "Seed of the initial weights and of dropout.")
-    tracker: str = option("none", "Package that tracks the run, besides log.csv and TensorBoard.", one_of(TRACKERS))
+    jit_compile: bool = option("Compile the training step with XLA.", default=False)
+    seed: int = option("Seed of the initial weights and of dropout.", default=0)
+    tracker: str = option(
+        "Package that tracks the run, besides log.csv and TensorBoard.", one_of(TRACKERS), default="none"
+    )
     tracker_project: str | None = option(
-        None,
         "wandb's project or mlflow's experiment. Default: as their environment variables say, or txl_tf.",
         not_empty,
+        default=None,
     )
 
     def __post_init__(self) -> None:
@@ -97,17 +106,19 @@ class RunConfig(Config):
 class TrainingConfig(RunConfig):
     """How a run of a language model is trained."""
 
-    tgt_len: int = option(70, "Tokens of a segment.", LENGTH)
-    train_batch_size: int = option(60, "Rows of a training batch, over all devices.", at_least(1))
+    tgt_len: int = option("Tokens of a segment.", LENGTH, default=70)
+    train_batch_size: int = option("Rows of a training batch, over all devices.", at_least(1), default=60)
     sample_tokens: int = option(
-        0, "Tokens of a sample of text, written at every validation and in the end.", at_least(0, 100_000)
+        "Tokens of a sample of text, written at every validation and in the end.", at_least(0, 100_000), default=0
     )
-    gradient_accumulation_steps: int = option(1, "Parts of a batch, for gradient accumulation.", at_least(1))
-    shuffle_documents: bool = option(False, "Read the documents of the text in a new order every epoch, by the seed.")
-    reset_memory_at_documents: bool = option(False, "Start every document with the memory of a new text.")
-    recompute: bool = option(False, "Gradient checkpointing: compute layers again in the backward pass.")
+    gradient_accumulation_steps: int = option("Parts of a batch, for gradient accumulation.", at_least(1), default=1)
+    shuffle_documents: bool = option(
+        "Read the documents of the text in a new order every epoch, by the seed.", default=False
+    )
+    reset_memory_at_documents: bool = option("Start every document with the memory of a new text.", default=False)
+    recompute: bool = option("Gradient checkpointing: compute layers again in the backward pass.", default=False)
     static_shapes: bool | None = option(
-        None, "Fixed shapes; rare words beyond the capacity of their clusters do not count. Default: on TPUs."
+        "Fixed shapes; rare words beyond the capacity of their clusters do not count. Default: on TPUs.", default=None
     )
 
 
@@ -115,32 +126,38 @@ class TrainingConfig(RunConfig):
 class PairsTrainingConfig(RunConfig):
     """How a run of an encoder-decoder is trained."""
 
-    batch_size: int = option(64, "Most pairs of a batch, over all devices.", at_least(1))
-    batch_tokens: int | None = option(None, "Most tokens of a batch, padding and both sides counted.", at_least(1))
-    eval_sources: int = option(2000, "Sources of valid and of test to translate at the end; -1 for all.", at_least(-1))
+    batch_size: int = option("Most pairs of a batch, over all devices.", at_least(1), default=64)
+    batch_tokens: int | None = option(
+        "Most tokens of a batch, padding and both sides counted.", at_least(1), default=None
+    )
+    eval_sources: int = option(
+        "Sources of valid and of test to translate at the end; -1 for all.", at_least(-1), default=2000
+    )
 
 
 @group
 class TaggerTrainingConfig(RunConfig):
     """How a run of a tagger is trained."""
 
-    batch_size: int = option(16, "Sentences of a batch, over all devices.", at_least(1))
-    patience: int | None = option(None, "Stop after so many steps without a better F1.", at_least(1))
+    batch_size: int = option("Sentences of a batch, over all devices.", at_least(1), default=16)
+    patience: int | None = option("Stop after so many steps without a better F1.", at_least(1), default=None)
 
 
 @group
 class SearchConfig(Config):
     """Settings of beam search: arguments of `Translator`."""
 
-    beam_size: int = option(1, "Hypotheses to follow; 1 takes the likeliest token every time.", at_least(1, 1000))
-    n_best: int = option(1, "Targets to return for a source, the best first.", at_least(1, 1000))
+    beam_size: int = option(
+        "Hypotheses to follow; 1 takes the likeliest token every time.", at_least(1, 1000), default=1
+    )
+    n_best: int = option("Targets to return for a source, the best first.", at_least(1, 1000), default=1)
     length_penalty: float = option(
-        0.6, "Scores of a search are divided by ((5 + length) / 6)**length_penalty.", NOT_NEGATIVE
+        "Scores of a search are divided by ((5 + length) / 6)**length_penalty.", NOT_NEGATIVE, default=0.6
     )
     max_new_tokens: int | None = option(
-        None, "Most tokens of a target; default: by the lengths of the training's targets.", LENGTH
+        "Most tokens of a target; default: by the lengths of the training's targets.", LENGTH, default=None
     )
-    allow_special: bool = option(False, "Let targets contain the symbols <unk> and <s>.")
+    allow_special: bool = option("Let targets contain the symbols <unk> and <s>.", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,27 +169,29 @@ class SearchConfig(Config):
 class EvaluationConfig(Config):
     """Evaluation. `None` stands for what the run was trained with."""
 
-    tgt_len: int | None = option(None, "Tokens of a segment.", LENGTH)
+    tgt_len: int | None = option("Tokens of a segment.", LENGTH, default=None)
     eval_batch_size: int | None = option(
-        None, "Rows of an evaluation batch; without training: the run's.", at_least(1), flag=60
+        "Rows of an evaluation batch; without training: the run's.", at_least(1), default=None, flag=60
     )
-    eval_split: str = option("valid", "Split to evaluate: train, valid or test.")
+    eval_split: str = option("Split to evaluate: train, valid or test.", default="valid")
     eval_path: str | None = option(
-        None, "Text file to evaluate instead of a split, in the vocabulary of the run.", not_empty
+        "Text file to evaluate instead of a split, in the vocabulary of the run.", not_empty, default=None
     )
     eval_ckpt_path: str | None = option(
-        None, "Checkpoint to evaluate: a path, a name, best or latest; default: the latest.", not_empty
+        "Checkpoint to evaluate: a path, a name, best or latest; default: the latest.", not_empty, default=None
     )
-    max_eval_batch: int = option(-1, "Batches to evaluate; -1 for all.", COUNT_OR_ALL)
+    max_eval_batch: int = option("Batches to evaluate; -1 for all.", COUNT_OR_ALL, default=-1)
     sliding_window: int | None = option(
-        None, "Predict every token from a window of so many tokens before it, which is read again for each.", LENGTH
+        "Predict every token from a window of so many tokens before it, which is read again for each.",
+        LENGTH,
+        default=None,
     )
-    sliding_step: int = option(1, "Tokens to predict from each sliding window.", at_least(1))
-    token_nll: str | None = option(None, "File to write every token and its nll to, row by row.", not_empty)
+    sliding_step: int = option("Tokens to predict from each sliding window.", at_least(1), default=1)
+    token_nll: str | None = option("File to write every token and its nll to, row by row.", not_empty, default=None)
     reset_memory_at_documents: bool | None = option(
-        None, "Start every document with the memory of a new text; without training: as the run.", flag=False
+        "Start every document with the memory of a new text; without training: as the run.", default=None, flag=False
     )
-    do_eval: bool = option(False, "Evaluate eval_split, after training if that is done too.")
+    do_eval: bool = option("Evaluate eval_split, after training if that is done too.", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,15 +206,17 @@ class ScoringConfig(Config):
     """How lines of text are scored: arguments of `Scorer`."""
 
     start: str | None = option(
-        None,
         "Text before each line; none: its first token is not scored. Default: the end of a document or of a line.",
+        default=None,
     )
-    score_end: bool = option(True, "Count the newline at the end of a line, too.")
-    carry_memory: bool = option(False, "Read the lines as one text, the memory going on from line to line.")
+    score_end: bool = option("Count the newline at the end of a line, too.", default=True)
+    carry_memory: bool = option("Read the lines as one text, the memory going on from line to line.", default=False)
     segment: int | None = option(
-        None, "Most tokens to read at a time; default: 512, of the vanilla language model its context_len.", LENGTH
+        "Most tokens to read at a time; default: 512, of the vanilla language model its context_len.",
+        LENGTH,
+        default=None,
     )
-    batch_tokens: int = option(1024, "Tokens of a batch of lines, padding counted.", at_least(1))
+    batch_tokens: int = option("Tokens of a batch of lines, padding counted.", at_least(1), default=1024)
 
 
 @group
@@ -203,17 +224,27 @@ class MachineConfig(Config):
     """Where a run is trained or evaluated: arguments of `make_strategy`, and the type of the products."""
 
     strategy: str = option(
-        "auto", "Devices to use; auto takes all GPUs there are, of all machines in TF_CONFIG.", one_of(STRATEGIES)
+        "Devices to use; auto takes all GPUs there are, of all machines in TF_CONFIG.",
+        one_of(STRATEGIES),
+        default="auto",
     )
-    tpu: str | None = option(None, "Name or grpc:// address of the TPU, or local; with --strategy=tpu.", not_empty)
-    tpu_zone: str | None = option(None, "Zone of the TPU, if it is another than this machine's.", not_empty)
-    gcp_project: str | None = option(None, "Project of the TPU, if it is another than this machine's.", not_empty)
+    tpu: str | None = option(
+        "Name or grpc:// address of the TPU, or local; with --strategy=tpu.", not_empty, default=None
+    )
+    tpu_zone: str | None = option("Zone of the TPU, if it is another than this machine's.", not_empty, default=None)
+    gcp_project: str | None = option(
+        "Project of the TPU, if it is another than this machine's.", not_empty, default=None
+    )
     logical_cpus: int | None = option(
-        None, "Logical CPU devices to create, to try mirrored without GPUs.", at_least(1, 1024)
+        "Logical CPU devices to create, to try mirrored without GPUs.", at_least(1, 1024), default=None
     )
-    mixed_precision: str = option("float32", "Type of the products; auto: the machine's.", one_of((*PRECISIONS, AUTO)))
+    mixed_precision: str = option(
+        "Type of the products; auto: the machine's.", one_of((*PRECISIONS, AUTO)), default="float32"
+    )
     matmul_precision: str = option(
-        "float32", "Round the factors of float32 products to this type; on CPUs with AMX.", one_of(MATMUL_PRECISIONS)
+        "Round the factors of float32 products to this type; on CPUs with AMX.",
+        one_of(MATMUL_PRECISIONS),
+        default="float32",
     )
 
     def __post_init__(self) -> None:

@@ -5,6 +5,8 @@ among its words. Clusters, shapes, tables and projections: see `layers/embedding
 """
 
 import itertools
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
@@ -13,7 +15,7 @@ from txl_tf.config.checks import is_integer
 from txl_tf.equations import Cluster, log_probs, nll
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.routing import ByNumber, BySlots
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import check_tensors
 from txl_tf.layers.embedding import AdaptiveBins, AdaptiveEmbedding
 from txl_tf.layers.mixins.tied import Tied
@@ -146,8 +148,12 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
     embedding_class, shared_sizes = AdaptiveEmbedding, ("n_token", "d_embed", "d_proj", "cutoffs", "div_val")
 
     @stored
-    def __init__(self, n_token, d_embed, d_proj, *, proj_share_all_but_first=False, **kwargs):
-        super().__init__(n_token, d_embed, d_proj, **kwargs)
+    def __init__(
+        self, n_token: int, d_embed: int, d_proj: int, *, cutoffs: Sequence[int] = (), div_val: int = 1,
+        proj_same_dim: bool = True, proj_initializer: Any = None, proj_share_all_but_first: bool = False,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(n_token, d_embed, d_proj, cutoffs, div_val, proj_same_dim, proj_initializer, **kwargs)
 
     def shares_projection(self, i):
         return not self.cutoffs or (self.proj_share_all_but_first and i > 0)

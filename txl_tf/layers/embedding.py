@@ -17,6 +17,8 @@ capacity.
 """
 
 import functools
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
@@ -24,7 +26,7 @@ import tensorflow as tf
 from txl_tf.config import check_bins
 from txl_tf.equations import Cluster, embed
 from txl_tf.kernels.routing import ByNumber, EveryRow, rows_of
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes
 from txl_tf.layers.common.ops import own_initializer
 from txl_tf.layers.mixins.tied import Shared
@@ -79,8 +81,9 @@ class AdaptiveBins(Layer):
 
     @stored
     def __init__(
-        self, n_token, d_embed, d_proj, cutoffs=(), div_val=1, proj_same_dim=True, proj_initializer=None, **kwargs
-    ):
+        self, n_token: int, d_embed: int, d_proj: int, cutoffs: Sequence[int] = (), div_val: int = 1,
+        proj_same_dim: bool = True, proj_initializer: Any = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_bins(n_token, d_embed, cutoffs, div_val)
         check_sizes(d_proj=d_proj)
@@ -138,8 +141,12 @@ class AdaptiveEmbedding(Shared, AdaptiveBins):
     """
 
     @stored
-    def __init__(self, n_token, d_embed, d_proj, *, initializer="uniform", **kwargs):
-        super().__init__(n_token, d_embed, d_proj, **kwargs)
+    def __init__(
+        self, n_token: int, d_embed: int, d_proj: int, *, cutoffs: Sequence[int] = (), div_val: int = 1,
+        proj_same_dim: bool = True, proj_initializer: Any = None, initializer: Any = "uniform",
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(n_token, d_embed, d_proj, cutoffs, div_val, proj_same_dim, proj_initializer, **kwargs)
         self.autocast = False  # half precision does not hold ids
         self.initializer = keras.initializers.get(initializer)
 

@@ -1,5 +1,7 @@
 """The feed-forward net that follows attention, the same at every position (paper, section 3.3)."""
 
+from typing import Any, Unpack
+
 import keras
 import tensorflow as tf
 
@@ -7,7 +9,7 @@ import txl_tf.equations as equations
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.equations import FeedForward, feed_forward_block
 from txl_tf.kernels.dropout import Drop, dropout, split
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, check_width, width_of
 from txl_tf.layers.common.bound import bound_weights
 from txl_tf.layers.common.ops import LayerNorm, Linear, norm_of, own_initializer
@@ -78,9 +80,9 @@ class PositionwiseFF(Layer):
 
     @stored
     def __init__(
-        self, d_model, d_inner, dropout=0.0, kernel_initializer="glorot_uniform", layer_norm_epsilon=1e-12, seed=None,
-        **kwargs,
-    ):  # fmt: skip
+        self, d_model: int, d_inner: int, dropout: float = 0.0, kernel_initializer: Any = "glorot_uniform",
+        layer_norm_epsilon: float = 1e-12, seed: int | None = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, d_inner=d_inner)
         NOT_NEGATIVE("layer_norm_epsilon", layer_norm_epsilon)
@@ -136,7 +138,10 @@ class PositionWiseFFN(Layer):
     free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
 
     @stored
-    def __init__(self, ffn_num_hiddens, ffn_num_outputs, rate=0.0, seed=None, **kwargs):
+    def __init__(
+        self, ffn_num_hiddens: int, ffn_num_outputs: int, rate: float = 0.0, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(ffn_num_hiddens=ffn_num_hiddens, ffn_num_outputs=ffn_num_outputs)
         self.start_keys(seed, rate=rate)

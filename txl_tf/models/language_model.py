@@ -1,6 +1,8 @@
 """The language model: the network, its softmax, and memory carried through `fit` and `evaluate`."""
 
 import functools
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
@@ -10,7 +12,7 @@ from txl_tf.data.text.checked_batches import IGNORED, check_weights, check_weigh
 from txl_tf.errors import FixedAttributeError, ParameterError
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.layers.adaptive import AdaptiveSoftmax
-from txl_tf.layers.common.arguments import arguments_of, takes, values_of
+from txl_tf.layers.common.arguments import LayerOptions, arguments_of, takes, values_of
 from txl_tf.layers.common.base import OutputSpecs
 from txl_tf.layers.common.parts import (
     checked_config,
@@ -459,7 +461,16 @@ class TransformerXLLM(LanguageModel):
 
     copied_settings = {name: (f"network.{name}",) for name in NetworkConfig.names() if name != "positions"}
 
-    @takes(ModelConfig, required=["n_token", "mem_len"])
-    def __init__(self, *, recompute=False, seed=None, **kwargs):
+    @takes(ModelConfig)
+    def __init__(
+        self, *, n_token: int, n_layer: int, d_model: int, d_embed: int, n_head: int, d_head: int, d_inner: int,
+        dropout: float = 0.1, dropatt: float = 0.0, mem_len: int, same_length: bool = False,
+        clamp_len: int = -1, untie_r: bool = False, reset_token: int | None = None,
+        cutoffs: Sequence[int] = (), div_val: int = 1, proj_share_all_but_first: bool = False,
+        proj_same_dim: bool = True, init: Any = "normal",
+        init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, positions: str = "relative",
+        context_len: int = 512, layer_norm_epsilon: float = 1e-12, recompute: bool = False, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         arguments = {name: getattr(self, name) for name in [*NetworkConfig.names(), "recompute", "seed"]}
         super().__init__(TransformerXL, arguments, self.proj_share_all_but_first, **kwargs)

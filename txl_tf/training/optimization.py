@@ -5,7 +5,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from txl_tf.config import OptimizerConfig, TrainingConfig, at_least
+from txl_tf.config import OptimizerConfig, at_least
 from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import scalar, wide_dtype
@@ -237,7 +237,7 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     @stored
-    def __init__(self, d_model, warmup_steps=4000, scale=1.0):
+    def __init__(self, d_model: int, warmup_steps: int = 4000, scale: float = 1.0) -> None:
         super().__init__()
 
     def __call__(self, step):
@@ -257,7 +257,7 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     @stored
-    def __init__(self, learning_rate, warmup_steps, train_steps, constant=False):
+    def __init__(self, learning_rate: float, warmup_steps: int, train_steps: int, constant: bool = False) -> None:
         super().__init__()
 
     def __call__(self, step):
@@ -272,18 +272,18 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 @known_names
 def make_optimizer(
-    learning_rate: float = OptimizerConfig.learning_rate,
-    warmup_steps: int = OptimizerConfig.warmup_steps,
-    train_steps: int = TrainingConfig.train_steps,
-    min_lr_ratio: float = OptimizerConfig.min_lr_ratio,
-    clip: float | None = OptimizerConfig.clip,
-    optimizer: str = OptimizerConfig.optimizer,
-    weight_decay: float = OptimizerConfig.weight_decay,
-    ema: float = OptimizerConfig.ema,
-    schedule: str = OptimizerConfig.schedule,
-    beta_2: float = OptimizerConfig.beta_2,
-    clip_value: float | None = OptimizerConfig.clip_value,
-    momentum: float = OptimizerConfig.momentum,
+    learning_rate: float = 2.5e-4,
+    warmup_steps: int = 0,
+    train_steps: int = 100_000,
+    min_lr_ratio: float = 0.004,
+    clip: float | None = 0.25,
+    optimizer: str = "adam",
+    weight_decay: float = 0.0,
+    ema: float = 0.0,
+    schedule: str = "cosine",
+    beta_2: float = 0.999,
+    clip_value: float | None = None,
+    momentum: float = 0.9,
     gradient_accumulation_steps: int = 1,
 ) -> keras.optimizers.Optimizer:
     """The original's recipe: Adam (0.9, 0.999, 1e-8) with warm-up and cosine decay, clipped by global norm.

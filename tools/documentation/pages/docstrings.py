@@ -1,7 +1,6 @@
 """A Griffe extension: what the library writes once, by its own means, where the API reference can read it.
 
-- Arguments of constructors from a group of hyper-parameters (`@takes(NetworkConfig)`), with their defaults.
-- The fields of such a group: their help texts, defaults and checks.
+- The fields of a group of hyper-parameters: their help texts, defaults and checks.
 - Methods that are functions of another module (`generate = generation.generate`).
 - Sections of docstrings that Griffe does not know, such as "Call arguments:"; what is returned is prose.
 """
@@ -13,8 +12,6 @@ import textwrap
 
 import griffe
 
-UNBOUND = griffe.ParameterKind.var_keyword
-
 
 class Docstrings(griffe.Extension):
     """Griffe calls it once it has read the package."""
@@ -24,8 +21,6 @@ class Docstrings(griffe.Extension):
         classes = [found for found in objects if found.is_class]
         for cls in classes:
             take_over_functions(pkg, cls)
-        for cls in classes:
-            add_arguments(pkg, cls)
         for cls in classes:
             describe_fields(pkg, cls)
         for found in objects:
@@ -67,33 +62,6 @@ def take_over_functions(pkg, cls):
                 cls.set_member(name, griffe.Alias(name, method, parent=cls, lineno=member.lineno))
 
 
-# ------------------------------------------------------------------------------------------------------- arguments
-
-
-def add_arguments(pkg, cls):
-    """The arguments that `@takes(Group, required=[...])` of `__init__` stands for, before its `**kwargs`."""
-    init = cls.members.get("__init__")
-    decorators = [decorator.value for decorator in getattr(init, "decorators", [])]
-    takes = [call for call in decorators if isinstance(call, griffe.ExprCall) and str(call.function) == "takes"]
-    if not takes:
-        return
-    group = in_package(pkg, takes[0].arguments[0].canonical_path)
-    required = ast.literal_eval(str(takes[0].arguments[1].value))
-    fields = [parameter_of(field, field.name in required) for field in fields_of(group).values()]
-    own = list(init.parameters)
-    names = {parameter.name for parameter in own}
-    ends = [parameter for parameter in own if parameter.kind is UNBOUND]
-    starts = [parameter for parameter in own if parameter.kind is not UNBOUND]
-    init.parameters = griffe.Parameters(*starts, *(field for field in fields if field.name not in names), *ends)
-
-
-def parameter_of(field, required):
-    default = None if required else options_of(field)["default"]
-    return griffe.Parameter(
-        field.name, annotation=field.annotation, kind=griffe.ParameterKind.keyword_only, default=default
-    )
-
-
 # ---------------------------------------------------------------------------------------- groups of hyper-parameters
 
 
@@ -110,8 +78,8 @@ def fields_of(group):
 
 def options_of(field):
     """The arguments of `option(...)`, as expressions; None for those that are not given."""
-    names = iter(["default", "help", "check", "flag", "free"])
-    found = dict.fromkeys(["default", "help", "check", "flag", "free"])
+    found = dict.fromkeys(["help", "check", "default", "flag", "free"])
+    names = iter(list(found))
     for argument in field.value.arguments:
         if isinstance(argument, griffe.ExprKeyword):
             found[argument.name] = argument.value

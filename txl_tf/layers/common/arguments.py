@@ -1,61 +1,77 @@
 """Arguments of constructors, written once: stored under their own names, and returned by `get_config`.
 
-    class Scaled(Layer):
-        @stored
-        def __init__(self, units, rate=0.0, **kwargs):      # self.units and self.rate are set
-            super().__init__(**kwargs)
+class Scaled(Layer):
+    @stored
+    def __init__(self, units, rate=0.0, **kwargs):      # self.units and self.rate are set
+        super().__init__(**kwargs)
 
-    class Network(Layer):
-        @takes(NetworkConfig, required=["n_token"])         # n_token, n_layer, ... by name, set and checked
-        def __init__(self, *, seed=None, **kwargs):
-            super().__init__(**kwargs)
-
-`inspect.signature`, and so the help of Jupyter, shows the arguments of the group with their defaults.
+class Network(Layer):
+    @takes(NetworkConfig)                               # set, and checked as the fields of the group
+    def __init__(self, *, n_token: int, n_layer: int, ..., seed: int | None = None, **kwargs):
+        super().__init__(**kwargs)
 """
 
 import functools
 import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypedDict, TypeVar
 
 import keras
 
-from txl_tf.config import check_fields
+from txl_tf.config import Config, check_fields
 from txl_tf.errors import ParameterError, UnknownArgumentError
 from txl_tf.schema import brief, did_you_mean, keywords_of
 
-# Of the constructor of Keras's layers; and two that it knows for models of older versions.
-_OF_KERAS = ["name", "dtype", "trainable", "autocast", "activity_regularizer"]
-_OLD = {"input_shape", "input_dim"}
+
+class LayerOptions(TypedDict, total=False):
+    """The arguments of every layer and model of Keras: `**kwargs: Unpack[LayerOptions]`."""
+
+    name: str | None
+    dtype: Any
+    trainable: bool
+    autocast: bool
+    activity_regularizer: Any
+
+
+_OF_KERAS = list(LayerOptions.__annotations__)
+_OLD = {"input_shape", "input_dim"}  # Keras knows them for models of older versions
 
 _INITIALIZERS = ("initializer", "init")  # how the names of arguments end that are initializers
 
+# A constructor. Type checkers see it as it is written: a decorated one has the same arguments.
+Init = TypeVar("Init", bound=Callable[..., None])
 
-def stored(init):
+
+def stored(init: Init) -> Init:
     """Decorator of `__init__`: sets an attribute for each argument but `**kwargs`, before the body runs."""
     return _storing(init, inspect.signature(init))
 
 
-def takes(group, required=()):
-    """Decorator of `__init__`: the fields of `group`, a `Config`, are keyword arguments too; see `stored`.
+def takes(group: type[Config], required: Iterable[str] = ()) -> Callable[[Init], Init]:
+    """Decorator of `__init__`: the fields of `group` are keyword arguments, checked as the fields are; see `stored`.
 
-    They are checked as the fields are. The body gets none of them: it reads the attributes.
+    The constructor may write them in its signature, where editors and type checkers find them, with the defaults of the
+    group (`tests/signatures_test.py` compares both). Fields that it does not write are taken all the same; the body
+    does not get them: it reads the attributes.
 
     Args:
         group: subclass of `Config`. A field with a default is optional.
-        required: names of fields that must be given all the same.
+        required: names of fields that are not written and must be given all the same.
     """
 
-    def decorate(init):
+    def decorate(init: Init) -> Init:
         *own, rest = inspect.signature(init).parameters.values()
+        written = {parameter.name for parameter in own}
         defaults = {name: getattr(group, name, inspect.Parameter.empty) for name in group.names()}
         defaults |= dict.fromkeys(required, inspect.Parameter.empty)
-        fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=x) for name, x in defaults.items()]
-        return _storing(init, inspect.Signature([*own, *fields, rest]), group)
+        others = {name: default for name, default in defaults.items() if name not in written}
+        fields = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=x) for name, x in others.items()]
+        return _storing(init, inspect.Signature([*own, *fields, rest]), group, others)
 
     return decorate
 
 
-def _storing(init, signature, group=None):
-    fields = group.names() if group is not None else []
+def _storing(init, signature, group=None, not_of_body=()):
     _, *parameters = signature.parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     takes_others = len(names) < len(parameters)
@@ -77,7 +93,7 @@ def _storing(init, signature, group=None):
             check_fields(group, self)
         outermost = not vars(self).setdefault("_making", False)
         vars(self)["_making"] = True
-        init(self, *args, **{name: value for name, value in kwargs.items() if name not in fields})
+        init(self, *args, **{name: value for name, value in kwargs.items() if name not in not_of_body})
         if outermost and hasattr(self, "settle"):
             self.settle([given.arguments[name] for name in names])
         if getattr(self, "quantization_mode", None) is not None:
@@ -86,7 +102,7 @@ def _storing(init, signature, group=None):
             for part in self._flatten_layers(include_self=False, recursive=False):
                 part.trainable = False
 
-    call.__signature__, call.stored, call.group = signature, names, group
+    vars(call).update(__signature__=signature, stored=names, group=group)
     return call
 
 

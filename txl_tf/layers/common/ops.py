@@ -2,6 +2,7 @@
 
 import itertools
 import numbers
+from typing import Unpack
 
 import keras
 import tensorflow as tf
@@ -9,7 +10,7 @@ import tensorflow as tf
 import txl_tf.kernels as ops
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.kernels.dtypes import at_least_float32
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import Layer, check_tensors, width_of
 from txl_tf.layers.common.parts import is_library
 from txl_tf.layers.mixins.settings import FREE_EPSILON, remember_graph
@@ -36,7 +37,7 @@ class LayerNorm(Layer):
     free_settings = {"epsilon": FREE_EPSILON}
 
     @stored
-    def __init__(self, epsilon=1e-12, **kwargs):
+    def __init__(self, epsilon: float = 1e-12, **kwargs: Unpack[LayerOptions]) -> None:
         super().__init__(**kwargs)
         NOT_NEGATIVE("epsilon", epsilon)
         self.epsilon = float(epsilon)
@@ -66,7 +67,7 @@ class Linear(Layer):
     }
 
     @stored
-    def __init__(self, units, **kwargs):
+    def __init__(self, units: int, **kwargs: Unpack[LayerOptions]) -> None:
         super().__init__(**kwargs)
 
     def build(self, input_shape):

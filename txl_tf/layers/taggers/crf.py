@@ -11,6 +11,8 @@ Shapes:
     B: batch      T: time, at least 1      K: tags
 """
 
+from typing import Any, Unpack
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -19,7 +21,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
 from txl_tf.kernels.gradients import custom_gradient
 from txl_tf.kernels.packing import pack, unpack
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors, check_width, shown
 from txl_tf.layers.common.masks import as_bool, mask_of_call
 from txl_tf.layers.mixins.settings import remember_graph
@@ -247,7 +249,7 @@ class CRF(Layer):
     free_settings = {"allowed": lambda name, value: None}  # `check_setting` looks
 
     @stored
-    def __init__(self, n_tag, start_end=True, allowed=None, **kwargs):
+    def __init__(self, n_tag: int, start_end: bool = True, allowed: Any = None, **kwargs: Unpack[LayerOptions]) -> None:
         super().__init__(**kwargs)
         check_sizes(n_tag=n_tag)
         self.allowed = self.check_setting("allowed", allowed)

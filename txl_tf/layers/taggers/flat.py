@@ -11,6 +11,7 @@ Shapes:
 """
 
 import types
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
@@ -19,7 +20,7 @@ from txl_tf.config import ACTIVATIONS, RESIDUALS, one_of
 from txl_tf.errors import ParameterError
 from txl_tf.kernels import attend, attention_probs, join_heads, pairwise_scores
 from txl_tf.kernels.dropout import dropout, split
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import Layer, check_heads, check_sizes, check_tensors
 from txl_tf.layers.common.masks import mask_of_call
 from txl_tf.layers.common.ops import Linear
@@ -81,9 +82,10 @@ class LatticeAttn(Layer):
 
     @stored
     def __init__(
-        self, d_model, n_head, scale=False, q_proj=True, k_proj=True, v_proj=True, r_proj=True, attn_ff=False,
-        dropatt=0.0, seed=None, **kwargs,
-    ):  # fmt: skip
+        self, d_model: int, n_head: int, scale: bool = False, q_proj: bool = True, k_proj: bool = True,
+        v_proj: bool = True, r_proj: bool = True, attn_ff: bool = False, dropatt: float = 0.0, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_heads("d_model", d_model, "n_head", n_head)
         self.start_keys(seed, dropatt=dropatt)
@@ -159,9 +161,10 @@ class FlatLayer(Layer):
 
     @stored
     def __init__(
-        self, d_model, n_head, d_inner, pre="", post="an", residual="input", activation="relu", dropout=0.0,
-        attention=None, seed=None, **kwargs,
-    ):  # fmt: skip
+        self, d_model: int, n_head: int, d_inner: int, pre: str = "", post: str = "an", residual: str = "input",
+        activation: str = "relu", dropout: float = 0.0, attention: dict[str, Any] | None = None,
+        seed: int | None = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(d_inner=d_inner)
         one_of(RESIDUALS)("residual", residual)

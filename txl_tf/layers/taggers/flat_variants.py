@@ -6,10 +6,12 @@ They are the values of `fusion` but "ff", `q_proj`, `k_proj`, `v_proj` or `r_pro
 Shapes: see `flat.py` and `lattice.py`.
 """
 
+from typing import Unpack
+
 import keras
 import tensorflow as tf
 
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import Layer
 from txl_tf.layers.common.ops import LayerNorm
 from txl_tf.layers.vanilla.multi_head_attention import heads_of
@@ -79,7 +81,7 @@ class LatticeProcess(Layer):
     free_settings = {}
 
     @stored
-    def __init__(self, sequence, **kwargs):
+    def __init__(self, sequence: str, **kwargs: Unpack[LayerOptions]) -> None:
         super().__init__(**kwargs)
         check_sequence("sequence", sequence)
         self.layer_norm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layer_norm") if "n" in sequence else None

@@ -14,7 +14,8 @@ Shapes:
     U: pairs that differ in their distances              P: distances, 2 * S - 1, from -(S - 1) on
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Unpack
 
 import keras
 import tensorflow as tf
@@ -23,7 +24,7 @@ from txl_tf.config import FUSIONS, one_of
 from txl_tf.errors import ParameterError
 from txl_tf.kernels import add_bias
 from txl_tf.kernels.precision import matmul
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import Layer, check_sizes, check_tensors, shown
 from txl_tf.layers.common.masks import as_bool
 from txl_tf.layers.common.ops import Linear
@@ -105,7 +106,7 @@ class _DistinctPairs(Layer):
     """`distinct_pairs` as a layer, for symbolic inputs of Keras."""
 
     @stored
-    def __init__(self, names=DISTANCES, **kwargs):
+    def __init__(self, names: Sequence[str] = DISTANCES, **kwargs: Unpack[LayerOptions]) -> None:
         super().__init__(**kwargs)
 
     def call(self, pos_s, pos_e, mask=None):
@@ -136,7 +137,7 @@ class _DistanceTable(Layer):
     """`distance_table` as a layer, for symbolic inputs of Keras."""
 
     @stored
-    def __init__(self, d_model, shift=0, **kwargs):
+    def __init__(self, d_model: int, shift: int = 0, **kwargs: Unpack[LayerOptions]) -> None:
         super().__init__(**kwargs)
 
     def call(self, places):
@@ -206,7 +207,7 @@ class PositionFusion(Layer):
     free_settings = {}
 
     @stored
-    def __init__(self, d_model, fusion="ff", **kwargs):
+    def __init__(self, d_model: int, fusion: str = "ff", **kwargs: Unpack[LayerOptions]) -> None:
         super().__init__(**kwargs)
         check_sizes(d_model=d_model)
         one_of(FUSIONS)("fusion", fusion)

@@ -12,6 +12,8 @@ Shapes:
     B: batch      T: length      H: n_head      D: d_head, E / H      E: d_model
 """
 
+from typing import Unpack
+
 import keras
 import tensorflow as tf
 
@@ -20,7 +22,7 @@ from txl_tf.equations import shifted_scores
 from txl_tf.kernels import attend, attention_probs, join_heads, project_heads
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import Layer, check_heads, check_sizes, check_tensors
 from txl_tf.layers.common.masks import mask_of_call
 from txl_tf.layers.common.ops import LayerNorm, Linear
@@ -135,9 +137,9 @@ class TenerAttn(Layer):
 
     @stored
     def __init__(
-        self, d_model, n_head, attn_type="adatrans", scale=False, key_position_term=True, dropatt=0.0, seed=None,
-        **kwargs,
-    ):  # fmt: skip
+        self, d_model: int, n_head: int, attn_type: str = "adatrans", scale: bool = False,
+        key_position_term: bool = True, dropatt: float = 0.0, seed: int | None = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_heads("d_model", d_model, "n_head", n_head)
         self.start_keys(seed, dropatt=dropatt)
@@ -202,9 +204,10 @@ class TenerLayer(Layer):
 
     @stored
     def __init__(
-        self, d_model, n_head, d_inner, after_norm=True, dropout=0.0, attn_type="adatrans", scale=False,
-        key_position_term=True, dropatt=0.0, seed=None, **kwargs,
-    ):  # fmt: skip
+        self, d_model: int, n_head: int, d_inner: int, after_norm: bool = True, dropout: float = 0.0,
+        attn_type: str = "adatrans", scale: bool = False, key_position_term: bool = True, dropatt: float = 0.0,
+        seed: int | None = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(d_inner=d_inner)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)

@@ -8,6 +8,8 @@ Shapes:
     H: n_head       D: d_head                   E: d_model
 """
 
+from typing import Any, Unpack
+
 import keras
 import tensorflow as tf
 
@@ -15,7 +17,7 @@ from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.equations import Attention, Places, attention, attention_block, causal, project_distances
 from txl_tf.kernels.dropout import Drop, split
 from txl_tf.kernels.watching import watching
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import Layer, check_length, check_sizes, check_tensors
 from txl_tf.layers.common.masks import HEADS_FIRST, as_bool, mask_of, seen, seen_by_article
 from txl_tf.layers.common.ops import LayerNorm, norm_of, own_initializer
@@ -116,9 +118,10 @@ class SegmentAttention(Layer):
 
     @stored
     def __init__(
-        self, d_model, n_head, d_head, dropout=0.0, dropatt=0.0, kernel_initializer="glorot_uniform",
-        layer_norm_epsilon=1e-12, seed=None, **kwargs,
-    ):  # fmt: skip
+        self, d_model: int, n_head: int, d_head: int, dropout: float = 0.0, dropatt: float = 0.0,
+        kernel_initializer: Any = "glorot_uniform", layer_norm_epsilon: float = 1e-12, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, n_head=n_head, d_head=d_head)
         NOT_NEGATIVE("layer_norm_epsilon", layer_norm_epsilon)

@@ -1,9 +1,11 @@
 """One layer of Transformer-XL: relative attention, then a feed-forward net at every position."""
 
+from typing import Any, Unpack
+
 import keras
 
 from txl_tf.kernels.dropout import split
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import Layer
 from txl_tf.layers.common.parts import checked_config, choosing, chosen_class, registered_classes
 from txl_tf.layers.feed_forward import PositionwiseFF
@@ -47,9 +49,10 @@ class TransformerXLLayer(Layer):
 
     @stored
     def __init__(
-        self, d_model, n_head, d_head, d_inner, dropout=0.0, dropatt=0.0,
-        kernel_initializer="glorot_uniform", layer_norm_epsilon=1e-12, seed=None, **kwargs,
-    ):  # fmt: skip
+        self, d_model: int, n_head: int, d_head: int, d_inner: int, dropout: float = 0.0, dropatt: float = 0.0,
+        kernel_initializer: Any = "glorot_uniform", layer_norm_epsilon: float = 1e-12, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.start_keys(seed, dropout=dropout, dropatt=dropatt)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)

@@ -4,6 +4,8 @@ Shapes:
     B: batch      T: tokens      E: d_model
 """
 
+from typing import Any, Unpack
+
 import keras
 import tensorflow as tf
 
@@ -12,7 +14,7 @@ from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import Layer, as_ids, check_sizes, check_tensors
 from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
 from txl_tf.layers.mixins.tied import Shared, Tied
@@ -61,7 +63,10 @@ class Embeddings(Shared, Layer):
         return super().__new__(cls, *args, **kwargs)
 
     @stored
-    def __init__(self, vocab, d_model, embeddings_initializer=None, mask_zero=False, **kwargs):
+    def __init__(
+        self, vocab: int, d_model: int, embeddings_initializer: Any = None, mask_zero: bool = False,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.autocast = False  # half precision does not hold ids
         check_sizes(vocab=vocab, d_model=d_model)
@@ -105,7 +110,7 @@ class EmbeddingLogits(Tied, Layer):
     embedding_class, shared_sizes = Embeddings, ("vocab", "d_model")
 
     @stored
-    def __init__(self, vocab, d_model, **kwargs):
+    def __init__(self, vocab: int, d_model: int, **kwargs: Unpack[LayerOptions]) -> None:
         super().__init__(**kwargs)
         self.autocast = False  # the product is in the dtype of hidden
 
@@ -170,7 +175,10 @@ class PositionalEncoding(Layer):
         return super().__new__(cls, *args, **kwargs)
 
     @stored
-    def __init__(self, d_model, max_len=5000, rate=0.0, seed=None, **kwargs):
+    def __init__(
+        self, d_model: int, max_len: int = 5000, rate: float = 0.0, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, max_len=max_len)
         self.start_keys(seed, rate=rate)

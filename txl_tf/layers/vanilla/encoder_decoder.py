@@ -6,12 +6,14 @@
 Pre-norm trains without a long warm-up. It leaves the last output as it is: the stack of layers normalises it.
 """
 
+from typing import Unpack
+
 import keras
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout, split
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import CachedMemory, Layer, NotCacheable, check_sizes, check_tensors
 from txl_tf.layers.common.masks import HEADS_FIRST, mask_of
 from txl_tf.layers.common.ops import LayerNorm
@@ -33,8 +35,9 @@ class _TransformerLayer(Layer):
 
     @stored
     def __init__(
-        self, d_model, num_heads, dff, rate=0.1, norm_first=False, dropatt=0.0, dropact=0.0, seed=None, **kwargs
-    ):
+        self, d_model: int, num_heads: int, dff: int, rate: float = 0.1, norm_first: bool = False, dropatt: float = 0.0,
+        dropact: float = 0.0, seed: int | None = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         check_sizes(d_model=d_model, num_heads=num_heads, dff=dff)
         self.start_keys(seed, rate=rate, dropatt=dropatt, dropact=dropact)

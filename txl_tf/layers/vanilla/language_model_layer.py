@@ -5,13 +5,15 @@ without a table of distances tells its attention (ALiBi, rotary). So networks wi
 else (paper, sections 3.1 and 4.2).
 """
 
+from typing import Any, Unpack
+
 import keras
 import tensorflow as tf
 
 from txl_tf.equations import Attention, Places, attention, attention_block
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import Drop, split
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.ops import norm_of
 from txl_tf.layers.position_schemes import scheme_of
 from txl_tf.layers.transformer_xl.attention import SegmentAttention, keys_of, visible_keys
@@ -73,9 +75,10 @@ class MultiHeadAttn(SegmentAttention):
 
     @stored
     def __init__(
-        self, d_model, n_head, d_head, dropout=0.0, dropatt=0.0, kernel_initializer="glorot_uniform",
-        layer_norm_epsilon=1e-12, seed=None, positions=None, **kwargs,
-    ):  # fmt: skip
+        self, d_model: int, n_head: int, d_head: int, dropout: float = 0.0, dropatt: float = 0.0,
+        kernel_initializer: Any = "glorot_uniform", layer_norm_epsilon: float = 1e-12, seed: int | None = None,
+        positions: Any = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(
             d_model, n_head, d_head, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, **kwargs
         )
@@ -119,9 +122,10 @@ class TransformerLMLayer(TransformerXLLayer):
 
     @stored
     def __init__(
-        self, d_model, n_head, d_head, d_inner, dropout=0.0, dropatt=0.0, kernel_initializer="glorot_uniform",
-        layer_norm_epsilon=1e-12, seed=None, positions=None, **kwargs,
-    ):  # fmt: skip
+        self, d_model: int, n_head: int, d_head: int, d_inner: int, dropout: float = 0.0, dropatt: float = 0.0,
+        kernel_initializer: Any = "glorot_uniform", layer_norm_epsilon: float = 1e-12, seed: int | None = None,
+        positions: Any = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(
             d_model, n_head, d_head, d_inner, dropout, dropatt, kernel_initializer, layer_norm_epsilon, seed, **kwargs
         )

@@ -10,6 +10,7 @@ Shapes:
 """
 
 import functools
+from typing import Unpack
 
 import keras
 import tensorflow as tf
@@ -18,7 +19,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels import add_bias, attention_probs, head_matmul, join_heads, project
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import wide_dtype
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import CachedMemory, Layer, check_heads, check_length, check_tensors, shown
 from txl_tf.layers.common.masks import (
     as_bool,
@@ -195,7 +196,9 @@ class MultiHeadAttention(Layer):
     free_settings = {"rate": FREE_RATE, "seed": FREE_SEED}
 
     @stored
-    def __init__(self, d_model, num_heads, rate=0.0, seed=None, **kwargs):
+    def __init__(
+        self, d_model: int, num_heads: int, rate: float = 0.0, seed: int | None = None, **kwargs: Unpack[LayerOptions]
+    ) -> None:
         super().__init__(**kwargs)
         check_heads("d_model", d_model, "num_heads", num_heads)
         self.start_keys(seed, rate=rate)

@@ -4,11 +4,13 @@ Shapes:
     B: batch      L: characters      E: d_model
 """
 
+from typing import Unpack
+
 import keras
 
 from txl_tf.config import BiLSTMConfig
 from txl_tf.kernels.dropout import split
-from txl_tf.layers.common.arguments import takes
+from txl_tf.layers.common.arguments import LayerOptions, takes
 from txl_tf.models.taggers.tener import SentenceNetwork
 
 
@@ -33,8 +35,12 @@ class BiLSTM(SentenceNetwork):
 
     n_head = d_inner = 0  # a served model reckons with them what memory a request takes
 
-    @takes(BiLSTMConfig, required=["n_token"])
-    def __init__(self, *, seed=None, **kwargs):
+    @takes(BiLSTMConfig)
+    def __init__(
+        self, *, n_token: int, d_model: int, n_layer: int, n_bigram: int = 0, d_embed: int = 50, d_bigram: int = 50,
+        max_seq_len: int = 512, token_dropout: float = 0.0, embed_dropout: float = 0.0, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(seed, **kwargs)
         policy = {"dtype": self.dtype_policy}
         self.stacked = []

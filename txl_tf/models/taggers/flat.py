@@ -6,13 +6,15 @@ Shapes:
     B: batch      L: characters of the longest sentence      T: items of the one with the most      E: d_model
 """
 
+from typing import Unpack
+
 import keras
 import tensorflow as tf
 
 from txl_tf.config import FlatConfig
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
-from txl_tf.layers.common.arguments import takes, values_of
+from txl_tf.layers.common.arguments import LayerOptions, takes, values_of
 from txl_tf.layers.common.base import check_layer
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.taggers.flat import FlatLayer
@@ -80,8 +82,15 @@ class Flat(SentenceNetwork):
 
     copied_settings = {"dropout": ("stacked.dropout",), "dropatt": ("stacked.attn.dropatt",)}
 
-    @takes(FlatConfig, required=["n_token"])
-    def __init__(self, *, seed=None, **kwargs):
+    @takes(FlatConfig)
+    def __init__(
+        self, *, n_token: int, d_model: int, n_layer: int, n_head: int, d_inner: int, n_bigram: int = 0,
+        d_embed: int = 50, d_bigram: int = 50, max_seq_len: int = 512, token_dropout: float = 0.0, scale: bool = False,
+        dropout: float = 0.0, dropatt: float = 0.0, embed_dropout: float = 0.0, fusion: str = "ff",
+        fusion_shared: bool = True, rel_pos_init: int = 1, q_proj: bool = True, k_proj: bool = True,
+        v_proj: bool = True, r_proj: bool = True, attn_ff: bool = False, pre: str = "", post: str = "an",
+        residual: str = "input", activation: str = "relu", seed: int | None = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(seed, **kwargs)
         check_sequence("pre", self.pre)
         check_sequence("post", self.post)

@@ -13,6 +13,8 @@ Shapes:
 import functools
 import inspect
 import logging
+from collections.abc import Sequence
+from typing import Unpack
 
 import keras
 import numpy as np
@@ -25,7 +27,7 @@ from txl_tf.errors import ParameterError, named, shortened
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, unpack
-from txl_tf.layers.common.arguments import stored
+from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.base import Dropping, KerasHabits, as_ids, check_tensors
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.mixins.settings import FREE_RATE, FREE_SEED, FREE_SWITCH
@@ -112,10 +114,10 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
 
     @stored
     def __init__(
-        self, network, labels, start_end=LabelConfig.start_end, constraints=LabelConfig.constraints,
-        output_dropout=LabelConfig.output_dropout, seed=None, scheme=LabelConfig.scheme,
-        token_level=LabelConfig.token_level, **kwargs,
-    ):  # fmt: skip
+        self, network: keras.Layer, labels: Sequence[str], start_end: bool = True, constraints: bool = True,
+        output_dropout: float = 0.0, seed: int | None = None, scheme: str | None = None, token_level: str = "char",
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.labels = list(labels)
         check_fields(LabelConfig, self)

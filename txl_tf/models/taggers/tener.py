@@ -4,6 +4,8 @@ Shapes:
     B: batch      L: characters      E: d_model
 """
 
+from typing import Unpack
+
 import keras
 import tensorflow as tf
 
@@ -11,7 +13,7 @@ from txl_tf.config import TenerConfig
 from txl_tf.data.tagged.batches import PADDING, UNKNOWN_ID
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
-from txl_tf.layers.common.arguments import takes, values_of
+from txl_tf.layers.common.arguments import LayerOptions, takes, values_of
 from txl_tf.layers.common.base import Layer, as_ids, check_layer, check_tensors, shown
 from txl_tf.layers.common.ops import Linear
 from txl_tf.layers.mixins.settings import FREE_SEED
@@ -148,8 +150,14 @@ class Tener(SentenceNetwork):
 
     copied_settings = {"dropout": ("stacked.dropout",), "dropatt": ("stacked.dropatt",)}
 
-    @takes(TenerConfig, required=["n_token"])
-    def __init__(self, *, seed=None, **kwargs):
+    @takes(TenerConfig)
+    def __init__(
+        self, *, n_token: int, d_model: int, n_layer: int, n_head: int, d_inner: int, n_bigram: int = 0,
+        d_embed: int = 50, d_bigram: int = 50, max_seq_len: int = 512, token_dropout: float = 0.0, scale: bool = False,
+        dropout: float = 0.0, dropatt: float = 0.0, embed_dropout: float = 0.0, attn_type: str = "adatrans",
+        pos_embed: str = "none", after_norm: bool = True, key_position_term: bool = True, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(seed, **kwargs)
         names = "d_model n_head d_inner after_norm dropout attn_type scale key_position_term dropatt"
         options = {**values_of(self, names), "dtype": self.dtype_policy, "seed": self.draw_key}

@@ -4,6 +4,9 @@
 recomputation are in `apply_layers.py`, documents that reset the memory in the mask (`layers/transformer_xl/reset.py`).
 """
 
+from collections.abc import Sequence
+from typing import Any, Unpack
+
 import keras
 import tensorflow as tf
 
@@ -14,7 +17,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.packing import pack, unpack, unpack_pairs
 from txl_tf.kernels.watching import watching
-from txl_tf.layers.common.arguments import takes, values_of
+from txl_tf.layers.common.arguments import LayerOptions, takes, values_of
 from txl_tf.layers.common.base import (
     Dropping,
     KerasHabits,
@@ -157,8 +160,16 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         name: (f"decoder_layers.{name}",) for name in ("dropout", "dropatt", "layer_norm_epsilon")
     }  # fmt: skip
 
-    @takes(NetworkConfig, required=["n_token"])
-    def __init__(self, *, recompute=False, seed=None, **kwargs):
+    @takes(NetworkConfig)
+    def __init__(
+        self, *, n_token: int, n_layer: int, d_model: int, d_embed: int, n_head: int, d_head: int, d_inner: int,
+        dropout: float = 0.1, dropatt: float = 0.0, mem_len: int = 0, same_length: bool = False,
+        clamp_len: int = -1, untie_r: bool = False, reset_token: int | None = None,
+        cutoffs: Sequence[int] = (), div_val: int = 1, proj_same_dim: bool = True, init: Any = "normal",
+        init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, positions: str = "relative",
+        context_len: int = 512, layer_norm_epsilon: float = 1e-12, recompute: bool = False, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         self.scheme = checked_scheme(self.positions, self)
         self.supports_masking = True

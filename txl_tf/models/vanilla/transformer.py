@@ -13,6 +13,9 @@ Shapes:
     B: batch      S: source      T: target      E: d_model      V: target_vocab_size
 """
 
+from collections.abc import Sequence
+from typing import Unpack
+
 import keras
 import tensorflow as tf
 
@@ -22,7 +25,7 @@ from txl_tf.kernels import cross_entropy, project
 from txl_tf.kernels.dropout import split
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, packed_order, packed_places
-from txl_tf.layers.common.arguments import takes, values_of
+from txl_tf.layers.common.arguments import LayerOptions, takes, values_of
 from txl_tf.layers.common.base import (
     CachedMemory,
     Dropping,
@@ -179,8 +182,13 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         "max_len": ("encoder.pos_encoding.max_len", "decoder.pos_encoding.max_len"),
     }
 
-    @takes(TransformerConfig, required=["input_vocab_size", "target_vocab_size"])
-    def __init__(self, *, seed=None, **kwargs):
+    @takes(TransformerConfig)
+    def __init__(
+        self, *, input_vocab_size: int, target_vocab_size: int, num_layers: int, d_model: int, num_heads: int, dff: int,
+        max_len: int = 1000, pos_embed: str = "sin", rate: float = 0.1, norm_first: bool = False,
+        share_embeddings: bool = False, label_smoothing: float = 0.0, dropatt: float = 0.0, dropact: float = 0.0,
+        target_lengths: Sequence[int] | None = None, seed: int | None = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         if self.share_embeddings and self.input_vocab_size != self.target_vocab_size:
             raise ValueError(

@@ -4,10 +4,13 @@ Everything else is as in `TransformerXLLM`: embedding, layers and softmax, fit a
 results of the two comes from positions and memory.
 """
 
+from collections.abc import Sequence
+from typing import Any, Unpack
+
 import keras
 
-from txl_tf.config import NetworkConfig, TransformerLMConfig
-from txl_tf.layers.common.arguments import takes
+from txl_tf.config import DecoderConfig, TransformerLMConfig
+from txl_tf.layers.common.arguments import LayerOptions, takes
 from txl_tf.layers.position_schemes import Sinusoids
 from txl_tf.models.language_model import LanguageModel
 from txl_tf.models.transformer_xl.network import TransformerXL
@@ -65,12 +68,19 @@ class TransformerLM(LanguageModel):
     """
 
     fixed_settings = {name: f"it {reason}" for name, reason in Sinusoids.refused.items()}
-    copied_settings = {name: (f"network.{name}",) for name in NetworkConfig.names() if name not in Sinusoids.refused}
+    copied_settings = {name: (f"network.{name}",) for name in DecoderConfig.names()}
 
-    @takes(TransformerLMConfig, required=["n_token"])
-    def __init__(self, *, recompute=False, seed=None, **kwargs):
-        names = [name for name in NetworkConfig.names() if name in TransformerLMConfig.names()]
-        arguments = {name: getattr(self, name) for name in [*names, "recompute", "seed"]}
+    @takes(TransformerLMConfig)
+    def __init__(
+        self, *, n_token: int, n_layer: int, d_model: int, d_embed: int, n_head: int, d_head: int, d_inner: int,
+        dropout: float = 0.1, dropatt: float = 0.0, mem_len: int = 0, same_length: bool = False,
+        cutoffs: Sequence[int] = (), div_val: int = 1, proj_share_all_but_first: bool = False,
+        proj_same_dim: bool = True, init: Any = "normal",
+        init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, pos_embed: str = "sin",
+        context_len: int = 512, layer_norm_epsilon: float = 1e-12, recompute: bool = False, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        arguments = {name: getattr(self, name) for name in [*DecoderConfig.names(), "recompute", "seed"]}
         arguments["positions"] = SCHEME_OF[self.pos_embed]
         super().__init__(AbsoluteTransformer, arguments, self.proj_share_all_but_first, **kwargs)
 
