@@ -864,8 +864,6 @@ OWN = {
     "grown": ((Positions,), {"turn": lambda self, x, numbers: grown(x, numbers), **ABSOLUTE}),
     "more sinusoids": ((Sinusoids,), {"table": lambda self, *args: 2 * Sinusoids.table(self, *args)}),
     "louder sinusoids": ((Sinusoids,), {"enter": louder(Sinusoids)}),
-    "louder alibi": ((Alibi,), {"enter": louder(Positions)}),
-    "sinusoids and scores": ((Sinusoids,), {"scores": near}),
     "louder alibi": ((Alibi,), {"enter": louder(Alibi)}),
     "sinusoids and scores": ((Sinusoids,), {"scores": near}),
     "nothing": ((Positions,), {}),
