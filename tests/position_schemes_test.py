@@ -877,6 +877,7 @@ def test_own_schemes_are_asked_by_all_methods(registered, name, setting, tmp_pat
     """By those that read keys and values from a cache, or by those without."""
     bases, methods = OWN[name]
     cls, setting = registered(name, type("Own", bases, methods)), SETTINGS[setting]
+    registered("nothing_at_all", type("Nothing", (Positions,), {}))
     with eagerly() if setting.eager else contextlib.nullcontext():
         memory = {"mem_len": 0, "context_len": 16} if cls.cached_by == "window" and bases == (Sinusoids,) else {}
         memory = {"mem_len": 0} if cls.cached_by == "window" and not memory else memory
