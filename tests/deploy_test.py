@@ -270,6 +270,7 @@ def test_what_comes_into_the_image_is_what_setup_py_needs_and_the_programs(tmp_p
     assert names <= {path.split("/")[0] for path in tracked}
     assert left_out <= {
         ".ci", ".dockerignore", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "Dockerfile",
+        "README.zh.md",
         "deploy", "docs", "mkdocs.yml", "tests",
     }  # fmt: skip
     for name in names:

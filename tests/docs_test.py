@@ -36,10 +36,14 @@ import txl_tf
 from txl_tf.data.text_files import pydoc_text
 from txl_tf.runs.scoring import score_lines
 
-PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+PAGES = {
+    path.name: path.read_text() for path in [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+}
+CHINESE = [page for page in PAGES if page.endswith(".zh.md")]
 BLOCKS = {  # (page, language, number): code
     (page, language, i): code
     for page, text in PAGES.items()
+    if page not in CHINESE  # their code is that of the English pages
     for i, (language, code) in enumerate(re.findall(r"^```(\w+)\n(.*?)^```", text, re.M | re.S))
 }
 
@@ -81,8 +85,17 @@ def is_run(code):
 # ------------------------------------------------------------------------------------------------ what the pages say
 
 
-def test_the_readme_is_at_most_200_lines():
-    assert len(PAGES["README.md"].splitlines()) <= 200
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_readme_is_at_most_200_lines(page):
+    assert len(PAGES[page].splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", CHINESE)
+def test_chinese_pages_have_the_code_and_the_numbers_of_the_english_ones(page):
+    english = PAGES[page.replace(".zh.md", ".md")]
+    for block in re.findall(r"^```.*?^```", PAGES[page], re.M | re.S):
+        assert block in english, block
+    assert {*re.findall(r"\d+\.\d+", PAGES[page])} <= {*re.findall(r"\d+\.\d+", english)}
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
@@ -179,7 +192,7 @@ def test_the_python_of_the_readme_runs_and_what_it_saves_loads(tmp_path, monkeyp
     of_lm, of_layer = {}, {}
     for names, code in zip((of_lm, of_layer), blocks("python", "README.md").values(), strict=True):
         exec(code, names)
-    assert float(capsys.readouterr().out.split("nats a token:")[1].split()[0]) < np.log(256)
+    assert float(capsys.readouterr().out.split("nats per token:")[1].split()[0]) < np.log(256)
     assert of_lm["text"].shape == (1, 60)
     assert of_lm["log_probs"].shape == (1, 20, 256)
 
@@ -322,7 +335,7 @@ def five_minutes(workplace):
 
 @pytest.mark.slow
 def test_the_five_minutes_of_the_readme(five_minutes, workplace):
-    train, generate = five_minutes
+    train, generate, *_ = five_minutes
     shown = re.findall(r"^```\n(pydoc: .*?)^```", PAGES["README.md"], re.M | re.S)[0]
     text_and_model = [*itertools.takewhile(lambda line: not line.startswith("step "), shown.splitlines())]
     assert len(text_and_model) == 2 and all(line in train for line in text_and_model)  # as in the whole quickstart
@@ -377,6 +390,16 @@ def test_the_python_of_the_guide_trains_with_weights_and_in_steps_of_its_own():
     for found in (lm.fit(one, verbose=0).history, lm.evaluate(one, verbose=0, return_dict=True)):
         found = {name: np.ravel(value)[0] for name, value in found.items()}
         assert found["bits"] == pytest.approx(found["loss"] / np.log(2), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_python_of_the_faq_runs(five_minutes, workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    names = {}
+    for code in blocks("python", "faq.md").values():
+        exec(code, names)
+    assert names["vector"].shape == (1, 128)
+    assert tf.saved_model.load("plain_model").signatures
 
 
 # ------------------------------------------------------------------------------------------------------- serving
@@ -631,8 +654,8 @@ def test_the_table_of_signatures(exported):
 
 def test_every_block_is_run_or_named():
     """Every block of Python and bash is run by a test above, or a word of NOT_RUN says why not."""
-    pages = {"README.md", "data.md", "guide.md", "layers.md", "ner.md", "serving.md", "transformer.md"}
-    pages |= {"articles.md", "articles.zh.md"}  # articles_test.py runs them
+    pages = {"README.md", "data.md", "faq.md", "guide.md", "layers.md", "ner.md", "serving.md", "transformer.md"}
+    pages |= {"articles.md"}  # articles_test.py runs them
     pages |= {"development.md"}  # new_family_test.py runs it
     assert {key[0] for key in blocks("python")} == pages
     assert {key[1] for key in BLOCKS} <= {"bash", "python", "json", "bibtex"}

@@ -21,12 +21,9 @@ class Buckets(txl_tf.layers.Positions, keras.layers.Layer):
         self.table = self.add_weight(name="table", shape=(self.n_bucket, owner.n_head), initializer="zeros")
 
     def scores(self, q, places):
-        distances = tf.maximum(places.distances(q), 0)  # [T, K], or [B, T, K]
+        distances = tf.maximum(places.distances(q), 0)  # [T, K]
         exact = self.n_bucket // 2
         log = tf.math.log(tf.cast(tf.maximum(distances, exact), tf.float32) / exact) / math.log(self.farthest / exact)
         wide = tf.minimum(exact + tf.cast(log * (self.n_bucket - exact), tf.int32), self.n_bucket - 1)
         buckets = tf.where(distances < exact, distances, wide)
-        scores = tf.gather(tf.transpose(self.table), buckets, axis=1)  # [H, T, K], or [H, B, T, K]
-        for _ in range(len(q.shape) - len(scores.shape)):
-            scores = scores[:, None]
-        return tf.cast(scores, q.dtype)
+        return tf.cast(tf.gather(tf.transpose(self.table), buckets, axis=1), q.dtype)  # [H, T, K]

@@ -1,6 +1,6 @@
 """The paper's ablation of positions (section 4.2, table 6), for every scheme that txl_tf has.
 
-    python tools/compare_positions.py --data_path=tinyshakespeare.txt --output=positions.png
+    python tools/compare_positions.py --data_path=tinyshakespeare.txt --output=schemes.png
     python tools/compare_positions.py --positions=relative,alibi --train_steps=200        some schemes, a quick look
 
 Every scheme trains two models on one text: one with memory and one without. All models have about as many parameters

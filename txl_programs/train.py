@@ -37,6 +37,7 @@ from txl_programs.program import (
     values,
 )
 from txl_tf.config import (
+    SCHEMES,
     EvaluationConfig,
     MachineConfig,
     ModelConfig,
@@ -114,7 +115,11 @@ def model_arguments(group, given_only=False, instead=()):
 
     `instead` has values of flags that are not given.
     """
-    found = values(group, given_only) if given_only else completed(group, dict(instead))
+    instead = dict(instead)
+    if FLAGS.positions != "relative" and "positions" not in instead:  # a preset, which is for relative positions
+        refused = getattr(SCHEMES[FLAGS.positions], "refused", OF_DISTANCES)  # no class yet of the library's
+        instead = {name: value for name, value in instead.items() if name not in refused}
+    found = values(group, given_only) if given_only else completed(group, instead)
     absolute = group is TransformerLMConfig
     if absolute and FLAGS["positions"].present:
         raise ValueError(
@@ -127,7 +132,7 @@ def model_arguments(group, given_only=False, instead=()):
         raise ValueError(f"{refused[0]} is about {what}, which --model={kind} does not have: leave it out")
     if absolute and not FLAGS["mem_len"].present:  # whose default is Transformer-XL's
         found = {name: value for name, value in found.items() if name != "mem_len"}
-        found |= {name: value for name, value in dict(instead).items() if name == "mem_len"}
+        found |= {name: value for name, value in instead.items() if name == "mem_len"}
     return {name: value for name, value in found.items() if name != "cutoffs"}
 
 

@@ -185,7 +185,10 @@ def scheme_of(positions):
         return Positions()
     if not isinstance(positions, str) or positions not in SCHEMES:
         raise ParameterError("positions", positions, [*SCHEMES, "or a name given to register_positions"])
-    return SCHEMES[positions]()
+    scheme = SCHEMES[positions]()
+    if isinstance(scheme, keras.Layer):
+        scheme.name = "positions"  # that of its weights in files, which Keras would count up
+    return scheme
 
 
 def checked_scheme(positions, owner):
