@@ -12,7 +12,6 @@ import subprocess
 import sys
 
 import pytest
-from docs_test import PAGES
 from helpers import ROOT
 
 SIZES = "n_token=100, n_layer=2, d_embed=32, n_head=2, d_head=16, d_inner=64, mem_len=8"
@@ -72,10 +71,10 @@ def mypy(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", [pyright, mypy])
 def test_pages_and_examples_have_no_errors_and_wrong_arguments_are_found(checker, tmp_path):
-    for page, text in PAGES.items():
-        blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    for page in [*ROOT.glob("README*.md"), *(ROOT / "docs").glob("*.md")]:
+        blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
         if blocks:
-            (tmp_path / f"{page.replace('.', '_')}.py").write_text("\n".join(blocks))
+            (tmp_path / f"{page.name.replace('.', '_')}.py").write_text("\n".join(blocks))
     for path in (ROOT / "examples").glob("*.py"):
         (tmp_path / path.name).write_text(path.read_text())
     (tmp_path / "wrong.py").write_text(WRONG)
