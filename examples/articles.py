@@ -12,12 +12,14 @@ import argparse
 import math
 import os
 import sys
+from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+WORDS: list[str] = []
 if __name__ == "__main__":  # before TensorFlow's import, which takes seconds
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="parts of the names of checks")
-    words = parser.parse_args().words
+    WORDS = parser.parse_args().words
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +27,7 @@ import tensorflow as tf
 from txl_tf import layers
 
 TOLERANCE = 1e-5
-CHECKS = {}  # function: number of its article
+CHECKS: dict[Callable, int] = {}  # function: number of its article
 rng = np.random.default_rng(0)
 
 
@@ -322,7 +324,9 @@ def plain_fusion(fusion):
     """`R_ij = ReLU(W_r [p_hh, p_ht, p_th, p_tt])` for every pair, with the article's sinusoids: `[B, T, T, E]`."""
     distances = [i[:, :, None] - j[:, None] for i in (HEADS, TAILS) for j in (HEADS, TAILS)]  # hh, ht, th, tt
     table = plain_encoding(4, 8)[0]
-    rows = [tf.gather(table, abs(d)) * tf.where(d[..., None] < 0, [-1.0, 1.0] * 4, [1.0] * 8) for d in distances]
+    rows = [
+        tf.gather(table, abs(d)) * tf.where(tf.expand_dims(d, -1) < 0, [-1.0, 1.0] * 4, [1.0] * 8) for d in distances
+    ]
     return tf.nn.relu(tf.concat(rows, -1) @ fusion.forward.kernel + fusion.forward.bias)
 
 
@@ -352,7 +356,7 @@ def flat_scores():
     )
     content = tf.einsum("bind,bjnd->bnij", q, k) + tf.einsum("nd,bjnd->bnj", layer.u, k)[:, :, None]  # (a), (c)
     position = tf.einsum("bind,bijnd->bnij", q, r) + tf.einsum("nd,bijnd->bnij", layer.v, r)  # (b), (d)
-    expected = tf.nn.softmax(content + position - 1e9 * tf.cast(~ITEMS, tf.float32)[:, None, None])
+    expected = tf.nn.softmax(content + position - 1e9 * tf.cast(tf.logical_not(ITEMS), tf.float32)[:, None, None])
     ours = tf.transpose(layer.attention_probs(x, *our_fusion(fusion), ITEMS), [1, 0, 2, 3])
     of_items = tf.cast(ITEMS, tf.float32)[:, None, :, None]
     yield expected * of_items, ours * of_items
@@ -384,4 +388,4 @@ def main(words=()):
 
 
 if __name__ == "__main__":
-    sys.exit(main(words))
+    sys.exit(main(WORDS))

@@ -61,8 +61,8 @@ def train(output, n_dates, epochs, seed):
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    classifier.fit(*data["train"], batch_size=64, epochs=epochs, validation_data=data["valid"], verbose=2)
-    print(f"accuracy on dates never seen: {classifier.evaluate(*data['test'], verbose=0)[1]:.3f}")
+    classifier.fit(*data["train"], batch_size=64, epochs=epochs, validation_data=data["valid"])
+    print(f"accuracy on dates never seen: {classifier.test_on_batch(*data['test'])[1]:.3f}")
 
     # To load the file, another program imports txl_tf first and then calls keras.saving.load_model(path).
     classifier.save(Path(output) / "classifier.keras")

@@ -181,6 +181,11 @@ def fit(classifier, train, held_out, *, epochs, learning_rate):
     return classifier.fit(train, validation_data=held_out, epochs=epochs, verbose=2).history["val_accuracy"][-1]
 
 
+def predict(classifier, batched):
+    """The logits of all rows of a dataset."""
+    return np.concatenate([classifier.predict_on_batch(tokens) for tokens, _ in batched])
+
+
 def fine_tune(network, n_class, train, held_out, *, epochs, learning_rate):
     """A classifier over `network`, trained in two phases, the first with the network frozen."""
     classifier = make_classifier(network, n_class)
@@ -216,8 +221,7 @@ def classify(model_dir, data_path, rows, output, length, epochs, learning_rate, 
     )  # fmt: skip
     if output:
         classifier.save(output)
-        classifier = keras.saving.load_model(output)
-    logits = classifier.predict(batches(*held_out), verbose=0)
+    logits = predict(keras.saving.load_model(output) if output else classifier, batches(*held_out))
     tokens, labels = held_out
     most = Counter(labels.tolist()).most_common(1)[0][1] / len(labels)
     print(f"{len(labels)} are held out; always taking the most frequent class would be right for {most:.3f}")

@@ -75,7 +75,7 @@ def train(output, n_dates, epochs, seed):
     model = make_model()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(2e-3), loss, metrics=["accuracy"])
-    model.fit([source, target], labels, batch_size=64, epochs=epochs, verbose=2)
+    model.fit([source, target], labels, batch_size=64, epochs=epochs)
 
     written, iso = zip(*pairs["test"], strict=True)
     found = translate(model, to_ids(written, LENGTH))

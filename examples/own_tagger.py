@@ -71,7 +71,7 @@ def train(output, n_dates, epochs, seed):
 
     chars, tags = to_arrays(pairs["test"])
     print(f"F1 of dates never seen: {tagger.evaluate(chars, tags, return_dict=True, verbose=0)['f1']:.3f}")
-    print(f"{pairs['test'][0][0]}: {show(pairs['test'][0][0], tagger.predict(chars[:1], verbose=0)[0])}")
+    print(f"{pairs['test'][0][0]}: {show(pairs['test'][0][0], tagger.predict_on_batch(chars[:1])[0])}")
 
     # To load the file, another program imports txl_tf first and then calls keras.saving.load_model(path).
     tagger.save(Path(output) / "tagger.keras")

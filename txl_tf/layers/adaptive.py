@@ -145,6 +145,7 @@ class AdaptiveSoftmax(Tied, AdaptiveBins):
         Grave et al. 2017; `mask_adaptive_logsoftmax` of the original.
     """
 
+    clusters: Any  # `(weight, bias)`, or `None` where there is one cluster
     embedding_class, shared_sizes = AdaptiveEmbedding, ("n_token", "d_embed", "d_proj", "cutoffs", "div_val")
 
     @stored

@@ -18,6 +18,7 @@ Shapes:
 """
 
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -75,7 +76,7 @@ class Positions:
         """Whether the class of the scheme is a user's."""
         return type(self) is not self.of_library
 
-    def make_weights(self, owner):
+    def make_weights(self, owner: Any) -> None:
         """Makes the weights, for a network or an attention, which has `n_head`, `d_head` and `d_model`."""
 
     # What a network does.
@@ -95,7 +96,7 @@ class Positions:
         """
         return dropout(embeddings, network.dropout, dropout_keys[0]), None
 
-    def of_layer(self, network, i, shared):
+    def of_layer(self, network: Any, i: int, shared: Any) -> tuple:
         """The arguments of the call of layer i that are about positions."""
         return ()
 
@@ -125,11 +126,11 @@ class Positions:
         """Whether the scheme adds scores."""
         return self.overrides("scores")
 
-    def turn(self, x, numbers):
+    def turn(self, x: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
         """Queries or keys `[..., n, D]`, of tokens before which `numbers`, int32 `[..., n]`, other tokens stand."""
         return x
 
-    def queries(self, q, w):
+    def queries(self, q: tf.Tensor, w: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Queries for what is at the keys, and for where they are: scaled, `[H, ..., T, D]` both.
 
         Args:
@@ -139,7 +140,7 @@ class Positions:
         q = _times(q, w.scale)
         return q, q
 
-    def scores(self, q, places):
+    def scores(self, q: tf.Tensor, places: Any) -> tf.Tensor | None:
         """What is added to the products of queries and keys, or `None` for nothing.
 
         Args:

@@ -61,9 +61,7 @@ _EVENTS = ("train", "validation")  # folders of TensorBoard's files
 _OPTIONS = ("dtype", "name", "recompute", "seed", "trainable")  # of models, besides their hyper-parameters
 
 
-def load_run(
-    model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes
-) -> tuple[keras.Model, Vocab | list[Vocab]]:
+def load_run(model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes: Any) -> tuple[Any, Any]:
     """A trained, converted or averaged run, ready to score and generate.
 
     Args:

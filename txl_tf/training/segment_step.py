@@ -9,6 +9,9 @@ strategy of `tf.distribute`.
     test_step                   the same without gradients
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -18,6 +21,11 @@ from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.keras_arguments import is_own, takes
 from txl_tf.training.optimization import global_norm
 from txl_tf.training.trained_model import apply_gradients
+
+
+def any_signature(method: Callable) -> Callable[..., Any]:
+    """Decorator of a step, for type checkers: overrides may have Keras's signature, or take the memory besides."""
+    return method
 
 
 class SegmentStep:
@@ -32,6 +40,7 @@ class SegmentStep:
 
     _compiled_gradients = None  # `_loss_and_gradients` under XLA, with `jit_compile`
 
+    @any_signature
     def train_step(self, data, mems=None):
         """One step of training on one replica's share of a batch: `((tokens, labels), mems)` -> `(logs, new_mems)`.
 
@@ -61,6 +70,7 @@ class SegmentStep:
             gradients = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
         return {**logs, "grad_norm": self._update(gradients)}, new_mems
 
+    @any_signature
     def test_step(self, data, carried=None):
         """One step of evaluation: `((tokens, labels), carried)` -> `(logs, carried)`, see `evaluation_nll`.
 

@@ -80,6 +80,11 @@ class LatticeAttn(Layer):
 
     free_settings = {"dropatt": FREE_RATE, "seed": FREE_SEED}
 
+    w_q: Any  # this projection and the others: `Linear`, or `None` where there is none
+    w_k: Any
+    w_v: Any
+    w_r: Any
+
     @stored
     def __init__(
         self, d_model: int, n_head: int, scale: bool = False, q_proj: bool = True, k_proj: bool = True,

@@ -205,6 +205,7 @@ class PositionFusion(Layer):
     """
 
     free_settings = {}
+    forward: Linear  # of "ff"
 
     @stored
     def __init__(self, d_model: int, fusion: str = "ff", **kwargs: Unpack[LayerOptions]) -> None:

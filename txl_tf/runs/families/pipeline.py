@@ -41,7 +41,7 @@ POOL = 50  # batches of sentences to tag that are read and sorted by length toge
 Lines = Iterable[str | bytes | None]  # see `txl_tf.data.lines`
 
 
-def pipeline(model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes) -> Pipeline:
+def pipeline(model_dir: str | os.PathLike, ckpt_path: str | None = None, **changes: Any) -> Any:
     """What turns text into results with a run: `score_lines` and `generate_lines` of a language model,
     `translate_lines` of an encoder-decoder, `tag_lines` of a tagger.
 
@@ -50,10 +50,11 @@ def pipeline(model_dir: str | os.PathLike, ckpt_path: str | None = None, **chang
             `skip_short_words`, and `max_seq_len`, the most tokens that are read at a time.
 
     Returns:
-        A `Pipeline`. Called, it gives the result of a string, a list of those of a list, and an iterator over those of
-        any other iterable: of a language model the texts that follow prompts, else translations or what is tagged. Its
-        methods take lists and iterators, and yield results in the order of the lines as soon as they are there.
-        `strict=False` has them yield a `LineError` in the place of a line without result, which is else raised.
+        The `Pipeline` of the run's family. Called, it gives the result of a string, a list of those of a list, and an
+        iterator over those of any other iterable: of a language model the texts that follow prompts, else translations
+        or what is tagged. Its methods take lists and iterators, and yield results in the order of the lines as soon as
+        they are there. `strict=False` has them yield a `LineError` in the place of a line without result, which is else
+        raised.
 
     Raises: as `load_run`.
     """
