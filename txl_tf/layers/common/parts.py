@@ -29,13 +29,16 @@ def own_parts(model, of_keras=True):
     Args:
         of_keras: whether layers of Keras count as a user's. The library's language models have none.
     """
-    parts = [part for part in model._flatten_layers() if not _is_all_ours(part)]
+    layers = model._flatten_layers()
+    parts = [part for part in layers if not _is_all_ours(part)]
     if not of_keras:
         parts = [part for part in parts if not type(part).__module__.startswith("keras.")]
-    schemes = {type(getattr(part, "scheme", None)) for part in model._flatten_layers()} - {type(None)}
-    schemes = [scheme for scheme in schemes if not scheme.__module__.startswith("txl_tf.")]
     names = [f"{type(part).__name__} {part.name!r}" for part in parts]
-    return names + [f"{scheme.__name__} 'positions'" for scheme in schemes if not issubclass(scheme, keras.Layer)]
+    schemes = dict.fromkeys(type(getattr(layer, "scheme", None)) for layer in layers)
+    # The scheme of a tagger, of its tags, is text.
+    schemes = [cls for cls in schemes if hasattr(cls, "known_as") and not cls.__module__.startswith("txl_tf.")]
+    # A scheme that is a Keras layer is among the parts already.
+    return names + [f"{cls.__name__} 'positions'" for cls in schemes if not issubclass(cls, keras.Layer)]
 
 
 def _is_all_ours(part):
