@@ -406,7 +406,9 @@ class RunFolder(CheckpointFolder):
             for path in (self.config_file, *files):
                 stack.enter_context(removed_on_error(path))
             config = family.describe(data, model, vocabs)
-            known = {name: value for name, value in (("init_from", init_from), ("training", training)) if value}
+            parts = own_parts(trained, of_keras=False) if isinstance(trained, keras.Model) else []
+            known = {"init_from": init_from, "training": training, "own_parts": parts}
+            known = {name: value for name, value in known.items() if value}
             self.describe({**config, "fingerprints": fingerprints or {}, **known}, vocabs)
             path = self.save_weights(trained, step)
             finish()
