@@ -14,6 +14,7 @@ import tensorflow as tf
 from txl_tf.config import (
     EvaluationConfig,
     ModelConfig,
+    NetworkConfig,
     TextConfig,
     TrainingConfig,
     TransformerLMConfig,
@@ -80,8 +81,7 @@ class LanguageModelRun(Run):
             check_bins(sys.maxsize, model.d_embed, self.data["cutoffs"], model.div_val)
         check_divides(self.strategy, training.gradient_accumulation_steps, train_batch_size=training.train_batch_size)
         check_divides(self.strategy, eval_batch_size=rows)
-        if not isinstance(model, TransformerLMConfig):
-            checked_scheme(model.positions, model)
+        check_positions(model, training.reset_memory_at_documents)
         check_places(model.to_dict(), tgt_len=training.tgt_len, sliding_window=final.sliding_window or 0)
         check_token_nll(final.token_nll, data_path=self.data.get("data_path"))
 
@@ -221,9 +221,15 @@ def least_weights(model: dict) -> int:
 def check_model(model: ModelConfig | TransformerLMConfig) -> None:
     """Raises ParameterError where hyper-parameters do not fit each other."""
     check_bins(model.n_token, model.d_embed, model.cutoffs, model.div_val)
-    if isinstance(model, TransformerLMConfig):
-        return
-    checked_scheme(model.positions, model)
+    check_positions(model)
+
+
+def check_positions(model: ModelConfig | TransformerLMConfig, resets: bool = False) -> None:
+    """Raises ParameterError where hyper-parameters, or resets of the memory, do not fit the scheme of positions."""
+    if isinstance(model, NetworkConfig):
+        scheme = checked_scheme(model.positions, model)
+        if resets:  # the token is not known before the text is read
+            scheme.check_refused("reset_token", "reset_memory_at_documents")
 
 
 TRANSFORMER_XL = register(
