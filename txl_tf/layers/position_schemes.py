@@ -67,14 +67,10 @@ class Positions:
         return any(getattr(type(self), name) is not getattr(base or Positions, name) for name in names)
 
     @property
-    def of_library(self):
-        """The library's class that the scheme is of, or derives from."""
-        return next(cls for cls in type(self).__mro__ if cls.__module__ == __name__)
-
-    @property
-    def is_own(self):
-        """Whether the class of the scheme is a user's."""
-        return type(self) is not self.of_library
+    def has_own_entrance(self):
+        """Whether a user's class says what the layers get, in another way than the library's class that it extends."""
+        of_library = next(cls for cls in type(self).__mro__ if cls.__module__ == __name__)
+        return self.overrides("enter", "of_layer", base=of_library)
 
     def make_weights(self, owner: Any) -> None:
         """Makes the weights, for a network or an attention, which has `n_head`, `d_head` and `d_model`."""
@@ -278,11 +274,8 @@ class Learned(Sinusoids):
     def table(self, network, length, zero=0):
         most = network.context_len
         if isinstance(length, int) and length > most:
-            allowed = f"at most context_len={most}, as many positions are learned"
-            message = (
-                f"a segment must have at most context_len={most} tokens, as many positions are learned, got {length}"
-            )
-            raise ParameterError("tokens", length, allowed, message)
+            allowed = f"at most context_len={most} tokens, as many positions are learned"
+            raise ParameterError("tokens", length, allowed, f"a segment must have {allowed}, got {length}")
         return at_least_float32(tf.convert_to_tensor(network.pos_table)[None, :length])
 
 

@@ -81,10 +81,11 @@ def relative_parts(
 ):  # fmt: skip
     """`(memory, weights)` of `txl_tf.equations.attention`, of arguments of `rel_multihead_attn` and a `Relative`."""
     n_head, d_head = r_w_bias.shape
-    special = {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
     # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
     r_k = tf.pad(project_distances(r, r_kernel, n_head), [[0, 0], [1, 0], [0, 0]])
-    places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems), r_k, keras.ops.shape(w)[1], special)
+    places = Places(
+        keys_of(w, mems), visible_keys(attn_mask, w, mems), r_k, keras.ops.shape(w)[1], zeros_of(content_mask, w)
+    )
     u, v = (bias[:, None, None] for bias in (r_w_bias, r_r_bias))
     return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, scheme, u, v)
 
@@ -92,6 +93,11 @@ def relative_parts(
 def keys_of(w, mems):
     """How many keys a segment `[B, T, E]` sees with a memory `[B, M, E]`, which may be `None`."""
     return keras.ops.shape(w)[1] + (0 if mems is None else keras.ops.shape(mems)[1])
+
+
+def zeros_of(content_mask, w):
+    """The `special` of `Places` for a `content_mask`, which may be `None`, in the dtype of the segment."""
+    return {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
 
 
 def visible_keys(attn_mask, w, mems):

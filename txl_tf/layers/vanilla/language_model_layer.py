@@ -8,7 +8,6 @@ else (paper, sections 3.1 and 4.2).
 from typing import Any, Unpack
 
 import keras
-import tensorflow as tf
 
 from txl_tf.equations import Attention, Places, attention, attention_block
 from txl_tf.errors import ParameterError
@@ -16,7 +15,7 @@ from txl_tf.kernels.dropout import Drop, split
 from txl_tf.layers.common.arguments import LayerOptions, stored
 from txl_tf.layers.common.ops import norm_of
 from txl_tf.layers.position_schemes import scheme_of
-from txl_tf.layers.transformer_xl.attention import SegmentAttention, keys_of, visible_keys
+from txl_tf.layers.transformer_xl.attention import SegmentAttention, keys_of, visible_keys, zeros_of
 from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
 from txl_tf.layers.transformer_xl.memory import HiddenStates, Memory
 
@@ -40,8 +39,7 @@ def multihead_attn(
 
 def attention_parts(w, attn_mask, mems, qkv_kernel, o_kernel, n_head, scheme, content_mask=None):
     """`(memory, weights)` of `txl_tf.equations.attention`, of the arguments of `multihead_attn` and a `Positions`."""
-    special = {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
-    places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems), special=special)
+    places = Places(keys_of(w, mems), visible_keys(attn_mask, w, mems), special=zeros_of(content_mask, w))
     scale = (o_kernel.shape[0] // n_head) ** -0.5
     return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, scale, scheme)
 

@@ -115,6 +115,11 @@ def state_from(keys, values, max_segment=1, count=()):
     return CachedState(tuple(map(ring, keys)), tuple(map(ring, values)), tf.constant(keys[0].shape[2]), count)
 
 
+def resized(network, state, max_segment=1):
+    """The same state with another `max_segment`."""
+    return state_from(*memory_of(network, state), max_segment, state.count)
+
+
 # ------------------------------------------------------------------------------------------------------------ forward
 
 

@@ -7,9 +7,8 @@ from txl_tf.errors import ParameterError
 from txl_tf.models.transformer_xl.cache import (
     cached_forward,
     initial_state,
-    memory_of,
     precompute,
-    state_from,
+    resized,
     whole_segments,
 )
 from txl_tf.models.transformer_xl.inference import writable_copy
@@ -50,15 +49,15 @@ class MemoryCache:
         max_segment = whole_segments(network.mem_len, n) if static_shapes else n
         state, weights = initial_state(network, batch, max_segment), precompute(network, max_segment)
         hidden, state = cached_forward(network, weights, shifted, state, lengths, False, static_shapes, self.model)
-        state = state_from(*memory_of(network, state), count=state.count)
+        state = resized(network, state)
         return hidden[:, -1], state if static_shapes else writable_copy(state)
 
     def read(self, tokens, state):
         """Reads `tokens`, int32 `[B, n]`: hidden states `[B, n, E]`, and a state that `read_token` may write into."""
         n = tf.shape(tokens)[1]
-        state = state_from(*memory_of(self.network, state), max_segment=n, count=state.count)
+        state = resized(self.network, state, n)
         hidden, state = cached_forward(self.network, precompute(self.network, n), tokens, state, model=self.model)
-        return hidden, writable_copy(state_from(*memory_of(self.network, state), count=state.count))
+        return hidden, writable_copy(resized(self.network, state))
 
     def read_token(self, weights, token, state):
         """Reads one token a row, int32 `[B]`, and writes into `state`: `[B, E]`, and the state for the next one."""

@@ -335,7 +335,7 @@ class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
         """
         embeddings = self.embedding(tokens, static_shapes=static_shapes)
         if isinstance(mlen, NetworkMemory):
-            if self.scheme.is_own and self.scheme.overrides("enter", "of_layer", base=self.scheme.of_library):
+            if self.scheme.has_own_entrance:
                 raise NotCacheable(f"positions={self.scheme.known_as!r} has its own enter")
             added = mlen.added()
             return embeddings if added is None else embeddings + added, mlen
