@@ -10,7 +10,7 @@ import tensorflow as tf
 from helpers import assert_round_trips
 
 import txl_tf
-from txl_tf.layers.adaptive import AdaptiveSoftmax, adaptive_log_probs, mask_adaptive_logsoftmax
+from txl_tf.nn.adaptive import AdaptiveSoftmax, adaptive_log_probs, mask_adaptive_logsoftmax
 
 N_TOKEN, D_MODEL = 30, 64
 COMBINATIONS = [

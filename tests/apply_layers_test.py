@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from txl_tf import TransformerLM, TransformerXLLM
-from txl_tf.models.transformer_xl.apply_layers import apply_layers
+from txl_tf.transformer_xl.apply_layers import apply_layers
 
 SIZES = {"n_token": 30, "n_layer": 3, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 12}
 MODELS = {

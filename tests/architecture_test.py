@@ -1,19 +1,14 @@
-"""How the library is put together: wings that import downwards only, nothing twice, folders to overlook, a whole wheel.
+"""How the library is put together: parts that import downwards only, functions that can be read, a whole wheel.
 
 What a test cannot judge, such as whether a function is too long, is in docs/development.md, under "What review asks".
 """
 
 import ast
-import collections
-import io
-import itertools
-import keyword
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tokenize
 
 import pytest
 from helpers import ROOT, TEXT
@@ -103,12 +98,6 @@ def test_every_file_says_what_it_holds(trees):
     assert not [name_of(path) for path, tree in trees.items() if tree.body and not ast.get_docstring(tree)]
 
 
-def test_a_folder_has_a_dozen_files_at_most():
-    """Of the two packages, and without `__init__.py`; tools/ has a file for every program of a clone."""
-    sizes = collections.Counter(path.parent for path in (*PATHS, *PROGRAMS) if path.name != "__init__.py")
-    assert not {name_of(folder): size for folder, size in sizes.items() if size > 12}
-
-
 BLOCKS = ast.If | ast.For | ast.While | ast.With | ast.Try | ast.Match | ast.FunctionDef
 
 
@@ -127,44 +116,6 @@ def test_no_function_nests_deeper_than_four_blocks(trees):
         functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
         found |= {f"{name_of(path)}: {function.name}" for function in functions if depth(function) > 4}
     assert not found
-
-
-CODE = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
-
-
-def lines_of_code(path, tree):
-    """The tokens of each line with a name, without comments, docstrings and imports."""
-    skipped, lines = set(), collections.defaultdict(list)
-    for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
-            skipped.update(range(node.lineno, node.end_lineno + 1))
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type in CODE and token.start[0] not in skipped:
-            lines[token.start[0]].append((token.type, token.string))
-    return [lines[i] for i in sorted(lines) if any(kind == tokenize.NAME for kind, _ in lines[i])]
-
-
-def without_names(lines):
-    """Lines with their names numbered in the order in which they come, and no values of constants."""
-    numbers = itertools.count()
-    names, found = collections.defaultdict(lambda: f"name {next(numbers)}"), []
-    for line in lines:
-        for kind, text in line:
-            is_name = kind == tokenize.NAME and not keyword.iskeyword(text)
-            found.append(names[text] if is_name else "value" if kind in (tokenize.NUMBER, tokenize.STRING) else text)
-        found.append("end")
-    return tuple(found)
-
-
-def test_no_two_files_have_the_same_eight_lines(trees):
-    """Not even with other names, as code has that was copied and bent."""
-    files = collections.defaultdict(set)
-    for path, tree in trees.items():
-        lines = lines_of_code(path, tree)
-        for start in range(len(lines) - 7):
-            files[without_names(lines[start : start + 8])].add(name_of(path))
-    assert not {tuple(sorted(some)) for some in files.values() if len(some) > 1}
 
 
 # ------------------------------------------------------------------------------------------------------ the wheel

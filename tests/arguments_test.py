@@ -6,8 +6,8 @@ import keras
 import pytest
 
 from txl_tf.config.checks import RATE, WIDTH, Config, group, option
-from txl_tf.layers.common.arguments import arguments_of, stored, takes
-from txl_tf.layers.common.base import Layer
+from txl_tf.nn.arguments import arguments_of, stored, takes
+from txl_tf.nn.base import Layer
 
 
 @group

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import txl_tf
 from txl_tf import layers
-from txl_tf.layers.taggers.lattice import distance_table
+from txl_tf.taggers.lattice import distance_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("articles.md", "articles.zh.md")

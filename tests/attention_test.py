@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.layers import attend, attention_probs, pairwise_scores, rel_shift, shifted_scores
-from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
-from txl_tf.layers.transformer_xl.attention import RelMultiHeadAttn, create_mask, rel_multihead_attn
-from txl_tf.layers.vanilla.language_model_layer import multihead_attn
+from txl_tf.nn.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.transformer_xl.absolute_layer import multihead_attn
+from txl_tf.transformer_xl.attention import RelMultiHeadAttn, create_mask, rel_multihead_attn
 
 BATCH, QLEN, N_HEAD, D_HEAD, D_MODEL = 2, 4, 2, 3, 8
 # (memory length, same_length): none, shorter than the segment, as long, longer

@@ -20,7 +20,7 @@ from reference_model import ReferenceModel
 
 import txl_tf
 from txl_tf.data.text import corpus
-from txl_tf.models.decoding import generation
+from txl_tf.language import generation
 from txl_tf.training.distribution import processor_flags
 
 REFERENCE = "reference float32"
@@ -153,7 +153,7 @@ def test_contestants_use_public_names_alone():
                 private.append(node.module)
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "txl_tf":
                 used.add(node.attr)
-    assert private == ["txl_tf.models.decoding.session"]
+    assert private == ["txl_tf.language.session"]
     assert used < set(txl_tf.__all__) and "TransformerXLLM" in used
 
 

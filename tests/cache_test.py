@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from helpers import SMALL
 
-from txl_tf.models.transformer_xl import inference, ring
-from txl_tf.models.transformer_xl.cache import (
+from txl_tf.transformer_xl import inference, ring
+from txl_tf.transformer_xl.cache import (
     cached_forward,
     initial_state,
     memory_of,
@@ -16,7 +16,7 @@ from txl_tf.models.transformer_xl.cache import (
     state_of,
     whole_segments,
 )
-from txl_tf.models.transformer_xl.inference import writable_copy
+from txl_tf.transformer_xl.inference import writable_copy
 
 
 def tokens(batch, tgt_len, seed=0):

@@ -9,7 +9,7 @@ import numpy as np
 
 import txl_tf
 from txl_tf import layers
-from txl_tf.layers.taggers.lattice import Pairs
+from txl_tf.taggers.lattice import Pairs
 
 B, T, E = 4, 5, 8  # batch, length, width
 NETWORK = {"n_token": 20, "n_layer": 2, "d_model": E, "d_embed": E, "n_head": 2, "d_head": 4, "d_inner": 16}

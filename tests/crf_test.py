@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from helpers import assert_round_trips
 
-from txl_tf.layers.taggers import crf
+from txl_tf.taggers import crf
 
 LENGTHS = [4, 1, 3, 0]
 N_TAG = 3

@@ -25,10 +25,10 @@ from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import visible
-from txl_tf.models.reading import look_back, nll_by_memory, read_text
-from txl_tf.models.taggers.text_tagger import TextTagger
-from txl_tf.models.vanilla.translator import Translator
+from txl_tf.language.reading import look_back, nll_by_memory, read_text
 from txl_tf.runs.folder import RunFolder
+from txl_tf.taggers.text_tagger import TextTagger
+from txl_tf.vanilla.translator import Translator
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,7 +18,7 @@ from txl_programs.demo.pieces import Place, Span, element
 from txl_programs.demo.runs import OpenRun, picked
 from txl_programs.demo.tagger import TaggerView, changed
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.vanilla.transformer_lm import TransformerLM
+from txl_tf.language.transformer_lm import TransformerLM
 from txl_tf.runs.folder import RunFolder
 
 HOSTILE = "<script>alert(1)</script>\"'&\x00\x1b[31m\u202eabc"

@@ -25,7 +25,7 @@ from txl_tf.data.text.corpus import build_corpus
 from txl_tf.data.text.documents import DocumentOrder, Documents, document_ends
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.errors import visible
-from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.runs import train
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.families.language_model import LanguageModelRun

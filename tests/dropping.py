@@ -7,11 +7,11 @@ from helpers import make_run, word_vocab
 import txl_tf
 from txl_tf.data.tagged.sentences import SentenceEncoder
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.decoding.session import Session
-from txl_tf.models.taggers.text_tagger import TextTagger
-from txl_tf.models.vanilla.sliding_window import sliding_window_nll
-from txl_tf.models.vanilla.translator import Translator
+from txl_tf.language.session import Session
+from txl_tf.language.sliding_window import sliding_window_nll
 from txl_tf.runs.scoring import Scorer
+from txl_tf.taggers.text_tagger import TextTagger
+from txl_tf.vanilla.translator import Translator
 
 TEXT = np.random.default_rng(0).integers(1, 23, 200).astype(np.int32)
 TOKENS = TEXT[:20].reshape(4, 5)

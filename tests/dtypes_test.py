@@ -17,7 +17,7 @@ import txl_tf
 from txl_tf import layers
 from txl_tf.kernels.dropout import scale_of_kept
 from txl_tf.kernels.gradients import custom_gradient
-from txl_tf.models.decoding.session import Session
+from txl_tf.language.session import Session
 
 SLOWLY = pytest.mark.slow
 CASES = {case.name: case for case in (*MODELS, *SLOW) if case.loss is None}  # the models with a loss of their own

@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers import assert_round_trips
 
 from txl_tf.kernels import embedding_lookup
-from txl_tf.layers.embedding import AdaptiveEmbedding, mask_adaptive_embedding_lookup
+from txl_tf.nn.embedding import AdaptiveEmbedding, mask_adaptive_embedding_lookup
 
 
 @pytest.mark.parametrize("static_shapes", [False, True])

@@ -9,9 +9,9 @@ from helpers import SMALL, randomise
 
 from txl_tf import TransformerXLLM, equations
 from txl_tf.kernels.routing import ByNumber, rows_of
-from txl_tf.layers.adaptive import clusters_of
-from txl_tf.layers.position_schemes import Relative
-from txl_tf.layers.transformer_xl.memory import HiddenStates
+from txl_tf.nn.adaptive import clusters_of
+from txl_tf.nn.position_schemes import Relative
+from txl_tf.transformer_xl.memory import HiddenStates
 
 
 def model_nll(lm, tokens, labels, mems):

@@ -16,7 +16,7 @@ from helpers import SMALL, program
 
 import txl_tf
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.vanilla.transformer_lm import TransformerLM
+from txl_tf.language.transformer_lm import TransformerLM
 from txl_tf.runs.folder import RunFolder
 
 # Opens a SavedModel as a server does, and writes what it answers.

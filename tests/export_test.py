@@ -18,8 +18,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 import txl_tf
 from txl_tf.config import NetworkConfig
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.decoding.generation import Texts, generate
-from txl_tf.models.decoding.stopping import spell
+from txl_tf.language.generation import Texts, generate
+from txl_tf.language.stopping import spell
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import score_lines
 from txl_tf.serving import language_model

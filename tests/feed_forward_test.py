@@ -8,9 +8,9 @@ import pytest
 import reference_model
 import tensorflow as tf
 
-from txl_tf.layers.feed_forward import PositionwiseFF, positionwise_ff
-from txl_tf.layers.transformer_xl.attention import create_mask
-from txl_tf.layers.transformer_xl.layer import TransformerXLLayer
+from txl_tf.nn.feed_forward import PositionwiseFF, positionwise_ff
+from txl_tf.transformer_xl.attention import create_mask
+from txl_tf.transformer_xl.layer import TransformerXLLayer
 
 
 def randomised(layer, seed=0):

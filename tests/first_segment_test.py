@@ -6,7 +6,7 @@ import tensorflow as tf
 from helpers import SMALL, randomise
 
 import txl_tf
-from txl_tf.models.transformer_xl.first_segment import first_segment
+from txl_tf.transformer_xl.first_segment import first_segment
 
 SLOW = pytest.mark.slow
 

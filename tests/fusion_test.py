@@ -12,9 +12,9 @@ from txl_tf import TransformerLM, TransformerXLLM, export_saved_model, make_opti
 from txl_tf.kernels import fusion, masked_softmax, project_heads, project_output, residual_norm
 from txl_tf.kernels.dropout import Drop, dropout
 from txl_tf.kernels.fusion import fused, fusing, pays
-from txl_tf.layers.common.ops import LayerNorm, norm_of
-from txl_tf.layers.feed_forward import feed_forward
-from txl_tf.layers.transformer_xl.attention import create_mask
+from txl_tf.nn.feed_forward import feed_forward
+from txl_tf.nn.ops import LayerNorm, norm_of
+from txl_tf.transformer_xl.attention import create_mask
 
 SLOW = pytest.mark.slow
 KEY = tf.constant([3, 4, 0])

@@ -16,8 +16,8 @@ from helpers import ROOT, Subwords, converse, eagerly, make_run, program, run_he
 import txl_tf
 from txl_tf.data.lines import LineError
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.decoding.generation import generate
-from txl_tf.models.decoding.text_generator import TextStream
+from txl_tf.language.generation import generate
+from txl_tf.language.text_generator import TextStream
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 from helpers import Subwords, word_vocab
 
-from txl_tf.models.decoding import generation
-from txl_tf.models.decoding.generation import Texts, generate, generate_tokens
-from txl_tf.models.decoding.sampling import (
+from txl_tf.language import generation
+from txl_tf.language.generation import Texts, generate, generate_tokens
+from txl_tf.language.sampling import (
     check_sampling,
     no_history,
     of_sequences,
@@ -16,8 +16,8 @@ from txl_tf.models.decoding.sampling import (
     sample,
     uniform_draws,
 )
-from txl_tf.models.decoding.stopping import check_stops
-from txl_tf.models.transformer_xl.decoding_cache import MemoryCache
+from txl_tf.language.stopping import check_stops
+from txl_tf.transformer_xl.decoding_cache import MemoryCache
 
 BINS = {"cutoffs": [5, 12], "div_val": 2}
 LM = {**BINS, "n_layer": 1, "clamp_len": 3}

@@ -29,7 +29,7 @@ from txl_programs import find_program
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.runs import train
 from txl_tf.runs.folder import RunFolder
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 from helpers import assert_round_trips, randomise
 
 from txl_tf.config import FUSIONS
-from txl_tf.layers.taggers.flat import FlatLayer, LatticeAttn
-from txl_tf.layers.taggers.flat_variants import LatticeProcess
-from txl_tf.layers.taggers.lattice import (
+from txl_tf.taggers.flat_layers import FlatLayer, LatticeAttn
+from txl_tf.taggers.flat_variants import LatticeProcess
+from txl_tf.taggers.lattice import (
     DISTANCES,
     PositionFusion,
     distance_table,

@@ -10,18 +10,18 @@ import tensorflow as tf
 from helpers import SMALL, TEXT, TINY_RUN, assert_round_trips, randomise, train_run, word_vocab
 
 import txl_tf
+from txl_tf.language.session import Session
+from txl_tf.language.sliding_window import sliding_window_nll
 from txl_tf.layers import MultiHeadAttn, PositionwiseFF, RelMultiHeadAttn, TransformerLMLayer, TransformerXLLayer
-from txl_tf.layers.common.ops import LayerNorm
-from txl_tf.layers.transformer_xl.attention import create_mask
-from txl_tf.models.decoding.session import Session
-from txl_tf.models.transformer_xl.cache import cached_forward, initial_state, precompute
-from txl_tf.models.vanilla.sliding_window import sliding_window_nll
+from txl_tf.nn.ops import LayerNorm
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.same_run import check_same_config
 from txl_tf.runs.weights import weights_by_name
 from txl_tf.serving.language_model import LanguageModelSignatures
+from txl_tf.transformer_xl.attention import create_mask
+from txl_tf.transformer_xl.cache import cached_forward, initial_state, precompute
 
 EPSILON = 0.01  # the weights of these models are so small that it counts
 IDS = np.random.default_rng(0).integers(0, 23, [2, 16]).astype(np.int32)

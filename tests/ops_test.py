@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from txl_tf.kernels import add_bias, cross_entropy, layer_norm
-from txl_tf.layers.common.ops import LayerNorm
+from txl_tf.nn.ops import LayerNorm
 
 
 def random(*shape, seed=0, scale=1.0):

@@ -11,9 +11,9 @@ from own_parts import CALLED, Disagreement, by_name, close, randomise
 
 import txl_tf
 from txl_tf import layers
-from txl_tf.models.vanilla.transformer import Decoder, Encoder
 from txl_tf.serving.tagging import TaggingSignatures
 from txl_tf.serving.translation import TranslationSignatures
+from txl_tf.vanilla.transformer import Decoder, Encoder
 
 register = keras.saving.register_keras_serializable("own_parts")
 

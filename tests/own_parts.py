@@ -24,12 +24,12 @@ import tensorflow as tf
 
 import txl_tf
 from txl_tf import layers
+from txl_tf.language.language_model import LanguageModel
+from txl_tf.language.session import Session
+from txl_tf.language.transformer_lm import AbsoluteTransformer
 from txl_tf.layers import multihead_attn, rel_multihead_attn
-from txl_tf.models.decoding.session import Session
-from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.transformer_xl.network import TransformerXL
-from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer
 from txl_tf.serving.language_model import LanguageModelSignatures
+from txl_tf.transformer_xl.network import TransformerXL
 
 N_TOKEN = 19
 SIZES = {"n_token": N_TOKEN, "n_layer": 2, "d_model": 8, "d_embed": 8, "n_head": 2, "d_head": 4, "d_inner": 12}

@@ -21,7 +21,7 @@ from txl_tf.data.text.portions import cut_in_portions
 from txl_tf.data.text.texts import find_files
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
-from txl_tf.models.decoding.text_generator import encode_prompt
+from txl_tf.language.text_generator import encode_prompt
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.families.language_model import LanguageModelRun
 from txl_tf.runs.folder import RunFolder

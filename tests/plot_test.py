@@ -12,18 +12,18 @@ from helpers import SMALL, program, randomise
 
 from txl_programs.pictures import context, drawing, heads, ideas
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.layers.positions import (
+from txl_tf.language.reading import memory_after, nll_by_memory
+from txl_tf.language.transformer_lm import TransformerLM
+from txl_tf.nn.positions import (
     inverse_frequencies,
     positional_embedding,
     positional_encoding,
     relative_positions,
 )
-from txl_tf.layers.transformer_xl.attention import create_mask
-from txl_tf.models.reading import memory_after, nll_by_memory
-from txl_tf.models.vanilla.transformer import Transformer
-from txl_tf.models.vanilla.transformer_lm import TransformerLM
-from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.folder import RunFolder
+from txl_tf.transformer_xl.attention import create_mask
+from txl_tf.vanilla.transformer import Transformer
+from txl_tf.vanilla.translator import Translator
 
 LETTERS = "abcdefghijklmnopqrstuv "  # n_token of SMALL
 

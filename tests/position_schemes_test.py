@@ -24,15 +24,15 @@ from saved_models import STRANGER
 
 import txl_tf
 from txl_tf.config.models import SCHEMES as SCHEMES_BY_NAME
+from txl_tf.language.session import Session
+from txl_tf.language.window import window_start
 from txl_tf.layers import MultiHeadAttn, Positions, register_positions
-from txl_tf.layers.common import parts
-from txl_tf.layers.position_schemes import Alibi, Relative, Rotary, Sinusoids, alibi_slopes
-from txl_tf.models.decoding.session import Session
-from txl_tf.models.transformer_xl import inference, ring
-from txl_tf.models.transformer_xl.cache import cached_forward, initial_state, precompute, state_of
-from txl_tf.models.transformer_xl.inference import writable_copy
-from txl_tf.models.vanilla.window import window_start
+from txl_tf.nn import parts
+from txl_tf.nn.position_schemes import Alibi, Relative, Rotary, Sinusoids, alibi_slopes
 from txl_tf.serving.language_model import LanguageModelSignatures
+from txl_tf.transformer_xl import inference, ring
+from txl_tf.transformer_xl.cache import cached_forward, initial_state, precompute, state_of
+from txl_tf.transformer_xl.inference import writable_copy
 
 SLOW = pytest.mark.slow
 WINDOWS = ("sinusoids", "learned")

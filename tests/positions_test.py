@@ -8,7 +8,7 @@ import reference_model
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
-from txl_tf.layers.positions import (
+from txl_tf.nn.positions import (
     inverse_frequencies,
     positional_embedding,
     positional_encoding,

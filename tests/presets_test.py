@@ -25,7 +25,7 @@ from txl_tf.config.presets import (
     schedule_for,
     steps_for,
 )
-from txl_tf.models.vanilla.transformer import Transformer
+from txl_tf.vanilla.transformer import Transformer
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -6,7 +6,7 @@ import tensorflow as tf
 from helpers import eagerly, randomise
 
 import txl_tf
-from txl_tf.models.reading import look_back, memory_after, nll_by_memory, read_text
+from txl_tf.language.reading import look_back, memory_after, nll_by_memory, read_text
 
 IDS = np.random.default_rng(0).integers(0, 23, 12).astype(np.int32)
 SEGMENTS = [(0, 5), (5, 10), (10, 11)]  # of five tokens that are read; the last token of all is not

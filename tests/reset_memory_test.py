@@ -9,16 +9,16 @@ import tensorflow as tf
 from helpers import SMALL, eagerly, randomise, train_run
 
 import txl_tf
-from txl_tf.layers.transformer_xl.attention import create_mask, rel_multihead_attn
-from txl_tf.layers.transformer_xl.reset import BEFORE, content_mask, document_starts, mask_far_zeros, of_last_document
-from txl_tf.models.decoding.session import Session
-from txl_tf.models.transformer_xl import inference, ring
-from txl_tf.models.transformer_xl.cache import cached_forward, initial_state, memory_of, precompute, state_of
-from txl_tf.models.transformer_xl.inference import writable_copy
-from txl_tf.models.vanilla.sliding_window import sliding_window_nll
-from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer
+from txl_tf.language.session import Session
+from txl_tf.language.sliding_window import sliding_window_nll
+from txl_tf.language.transformer_lm import AbsoluteTransformer
 from txl_tf.serving.language_model import LanguageModelSignatures
 from txl_tf.serving.writing import DEFAULTS
+from txl_tf.transformer_xl import inference, ring
+from txl_tf.transformer_xl.attention import create_mask, rel_multihead_attn
+from txl_tf.transformer_xl.cache import cached_forward, initial_state, memory_of, precompute, state_of
+from txl_tf.transformer_xl.documents import BEFORE, content_mask, document_starts, mask_far_zeros, of_last_document
+from txl_tf.transformer_xl.inference import writable_copy
 
 END = 1
 CUTS = (0, 5, 10, 15, 20)  # segments of the 20 tokens that are read

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from txl_tf.models.decoding.sampling import (
+from txl_tf.language.sampling import (
     Sampling,
     at_least_min_p,
     check_sampling,

@@ -22,13 +22,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 from helpers import LEXICON, SMALL, TEXT, TINY_RUN, made_up, spread_emissions, train_run, word_vocab
+from txl_tf.models.decoding.session import Session
+from txl_tf.models.vanilla.translator import Translator
 
 import txl_tf
 from txl_tf import config, layers
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
-from txl_tf.models.decoding.session import Session
-from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.train import train_run as train_any_run
 from txl_tf.training.optimization import make_optimizer
 

@@ -6,10 +6,10 @@ import tensorflow as tf
 from helpers import SMALL
 
 from txl_tf.errors import ParameterError
-from txl_tf.layers.positions import inverse_frequencies, positional_embedding, relative_positions
-from txl_tf.layers.transformer_xl.attention import create_mask
-from txl_tf.layers.transformer_xl.score_terms import score_terms
-from txl_tf.models.vanilla.transformer_lm import TransformerLM
+from txl_tf.language.transformer_lm import TransformerLM
+from txl_tf.nn.positions import inverse_frequencies, positional_embedding, relative_positions
+from txl_tf.transformer_xl.attention import create_mask
+from txl_tf.transformer_xl.score_terms import score_terms
 
 BATCH, QLEN, MLEN, N_HEAD, D_HEAD, D_MODEL = 2, 3, 4, 2, 3, 8
 TOKENS = np.random.default_rng(0).integers(0, 23, [BATCH, QLEN]).astype(np.int32)

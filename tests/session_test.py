@@ -6,8 +6,8 @@ import tensorflow as tf
 from helpers import SMALL, Subwords, eagerly, word_vocab
 
 import txl_tf
-from txl_tf.models.decoding.generation import generate
-from txl_tf.models.decoding.session import Session
+from txl_tf.language.generation import generate
+from txl_tf.language.session import Session
 
 
 def lively(lm):

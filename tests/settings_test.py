@@ -15,9 +15,9 @@ from helpers import SMALL, eagerly
 import txl_tf
 from txl_tf import layers
 from txl_tf.errors import FixedAttributeError, ParameterError
-from txl_tf.layers.common.arguments import stored_names
-from txl_tf.layers.mixins.settings import Settings, free_settings_of
-from txl_tf.models.decoding.session import Session
+from txl_tf.language.session import Session
+from txl_tf.nn.arguments import stored_names
+from txl_tf.nn.settings import Settings, free_settings_of
 
 ONE_LAYER = {**SMALL, "n_layer": 1, "dropout": 0.0}
 PAIRS = {"num_layers": 1, "d_model": 8, "num_heads": 2, "dff": 12, "input_vocab_size": 9, "target_vocab_size": 9}

@@ -20,7 +20,7 @@ from txl_tf.config import (
     TransformerConfig,
     TransformerLMConfig,
 )
-from txl_tf.layers.common.arguments import LayerOptions
+from txl_tf.nn.arguments import LayerOptions
 from txl_tf.training.distribution import make_strategy
 
 EMPTY = inspect.Parameter.empty

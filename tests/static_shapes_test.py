@@ -20,9 +20,9 @@ from txl_programs.program import values
 from txl_tf import TransformerLM, TransformerXLLM, make_optimizer
 from txl_tf.config import ModelConfig, OptimizerConfig
 from txl_tf.data.text.batches import choose_bin_capacities
-from txl_tf.models.decoding.generation import TextState, generate_tokens, next_token, precompute_for
-from txl_tf.models.decoding.sampling import check_sampling, no_history
-from txl_tf.models.decoding.stopping import check_stops, with_room
+from txl_tf.language.generation import TextState, generate_tokens, next_token, precompute_for
+from txl_tf.language.sampling import check_sampling, no_history
+from txl_tf.language.stopping import check_stops, with_room
 
 # What XLA has no kernel for, or has one for that needs to know the data.
 NOT_OF_XLA = {"InplaceUpdate", "DeepCopy", "Where", "Unique", "TensorStridedSliceUpdate"}

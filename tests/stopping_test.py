@@ -6,7 +6,7 @@ import tensorflow as tf
 from helpers import Subwords, word_vocab
 
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.decoding.stopping import BEFORE, NONE, add_token, aligned, check_stops, spell, tail_of, with_room
+from txl_tf.language.stopping import BEFORE, NONE, add_token, aligned, check_stops, spell, tail_of, with_room
 
 STRINGS = ["ab", "bab", "ser: ", "\n\n", "é", "日a", "r: ab", "s"]
 

@@ -22,7 +22,7 @@ from txl_tf.data.text import corpus
 from txl_tf.data.text.datasets import choose_cutoffs
 from txl_tf.data.text_files import pydoc_text, read_files
 from txl_tf.errors import visible
-from txl_tf.models.decoding.generation import generate
+from txl_tf.language.generation import generate
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder, load_run
 from txl_tf.runs.scoring import score_lines

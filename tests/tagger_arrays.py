@@ -12,9 +12,9 @@ import tensorflow as tf
 
 import txl_tf
 from txl_tf.data.tagged.tags import allowed_transitions
-from txl_tf.layers.taggers.crf import CRF
-from txl_tf.layers.taggers.lattice import distance_table
-from txl_tf.layers.taggers.tener import two_way_positions, two_way_scores
+from txl_tf.taggers.crf import CRF
+from txl_tf.taggers.lattice import distance_table
+from txl_tf.taggers.tener_layers import two_way_positions, two_way_scores
 from txl_tf.training.optimization import SGD
 
 NAMES = [  # (name of a weight in the goldens, in txl_tf)

@@ -11,8 +11,8 @@ from helpers import SMALL, assert_regularized, randomise, spread_emissions
 import txl_tf
 from txl_tf.data.tagged.tags import allowed_transitions, broken_at, prf, spans_of
 from txl_tf.errors import ParameterError
-from txl_tf.layers.taggers.crf import crf_decode, crf_marginals, crf_nll
-from txl_tf.models.taggers.tagger import SpanScores
+from txl_tf.taggers.crf import crf_decode, crf_marginals, crf_nll
+from txl_tf.taggers.tagger import SpanScores
 
 LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
 N_TOKEN, N_BIGRAM = 9, 7

@@ -11,9 +11,9 @@ from txl_tf.data.pairs.lengths import group_ends, longest_targets, merged_length
 from txl_tf.data.pairs.parallel import Lines, Pairs
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
-from txl_tf.models.vanilla.translator import Translation, Translator, most_symbols
 from txl_tf.serving import export
 from txl_tf.serving.translation import TranslationSignatures
+from txl_tf.vanilla.translator import Translation, Translator, most_symbols
 
 
 def pairs_of(sources, targets):

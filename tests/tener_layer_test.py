@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from helpers import assert_round_trips, randomise
 
-from txl_tf.layers.positions import tensor2tensor_frequencies
-from txl_tf.layers.taggers.tener import (
+from txl_tf.nn.positions import tensor2tensor_frequencies
+from txl_tf.taggers.tener_layers import (
     TenerAttn,
     TenerLayer,
     tener_position_scores,

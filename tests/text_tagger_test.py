@@ -12,7 +12,7 @@ from txl_tf.data.tagged.sentence_ends import LineSizes
 from txl_tf.data.tagged.tags import spans_of
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
-from txl_tf.models.taggers.text_tagger import TextTagger, window_begins
+from txl_tf.taggers.text_tagger import TextTagger, window_begins
 
 LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
 SLOW = pytest.mark.slow

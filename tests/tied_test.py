@@ -16,7 +16,7 @@ from helpers import ROOT, randomise
 import txl_tf
 from txl_tf import layers
 from txl_tf.errors import ParameterError
-from txl_tf.layers.vanilla.absolute import EmbeddingLogits
+from txl_tf.vanilla.embeddings import EmbeddingLogits
 
 IDS = np.random.default_rng(0).integers(0, 20, [2, 5]).astype(np.int32)
 PLAIN = {"n_token": 20, "d_embed": 8, "d_proj": 8}

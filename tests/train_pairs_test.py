@@ -33,7 +33,6 @@ from txl_tf.config import (
     TransformerConfig,
 )
 from txl_tf.errors import ParameterError
-from txl_tf.models.vanilla.translator import Translator
 from txl_tf.runs.callbacks import StopOnSignal
 from txl_tf.runs.checkpoints import average_checkpoints
 from txl_tf.runs.families.encoder_decoder import PairsRun
@@ -42,6 +41,7 @@ from txl_tf.runs.train import train_run
 from txl_tf.runs.weights import weights_by_name
 from txl_tf.serving.tables import GraphTokenizer
 from txl_tf.serving.translation import TranslationSignatures
+from txl_tf.vanilla.translator import Translator
 
 MODEL = {"num_layers": 1, "d_model": 16, "num_heads": 2, "dff": 16, "max_len": 20, "norm_first": True}
 TRAINING = {"train_steps": 12, "iterations": 3, "save_steps": 6, "batch_size": 16, "eval_sources": 20}

@@ -39,7 +39,6 @@ from txl_tf.config import (
 from txl_tf.data.tagged.sentences import encoder_of, read_corpus, read_tagged, read_tagged_as
 from txl_tf.data.tagged.tags import prf, spans_of
 from txl_tf.errors import ParameterError
-from txl_tf.models.taggers.text_tagger import Entity, TaggedText, TextTagger
 from txl_tf.runs import checkpoints
 from txl_tf.runs.callbacks import RunState, StopOnSignal
 from txl_tf.runs.checkpoints import average_checkpoints
@@ -49,6 +48,7 @@ from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import confusion, format_confusion, format_scores, format_wrong, score_table, width_of
 from txl_tf.runs.train import train_run
 from txl_tf.runs.weights import weights_by_name
+from txl_tf.taggers.text_tagger import Entity, TaggedText, TextTagger
 
 MODEL = {"n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16, "max_seq_len": 30, "d_embed": 8, "d_bigram": 8}
 DROPS = {"dropout": 0.1, "dropatt": 0.1, "embed_dropout": 0.1, "token_dropout": 0.05, "output_dropout": 0.1}

@@ -8,10 +8,8 @@ from helpers import SMALL, assert_round_trips, eagerly, randomise
 
 import txl_tf
 from txl_tf.config import TransformerLMConfig
-from txl_tf.layers.transformer_xl.attention import create_mask
-from txl_tf.layers.vanilla.language_model_layer import TransformerLMLayer
-from txl_tf.models.decoding.generation import generate_tokens
-from txl_tf.models.decoding.sampling import (
+from txl_tf.language.generation import generate_tokens
+from txl_tf.language.sampling import (
     check_sampling,
     no_history,
     precompute_softmax,
@@ -19,11 +17,13 @@ from txl_tf.models.decoding.sampling import (
     sample,
     uniform_draws,
 )
-from txl_tf.models.decoding.session import Session
-from txl_tf.models.decoding.stopping import no_stops
-from txl_tf.models.vanilla.sliding_window import sliding_window_nll
-from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer
-from txl_tf.models.vanilla.window import window_start
+from txl_tf.language.session import Session
+from txl_tf.language.sliding_window import sliding_window_nll
+from txl_tf.language.stopping import no_stops
+from txl_tf.language.transformer_lm import AbsoluteTransformer
+from txl_tf.language.window import window_start
+from txl_tf.transformer_xl.absolute_layer import TransformerLMLayer
+from txl_tf.transformer_xl.attention import create_mask
 
 BINS = {"cutoffs": [5, 12], "div_val": 2}
 SLOW = pytest.mark.slow

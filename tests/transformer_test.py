@@ -11,7 +11,7 @@ from helpers import assert_regularized, randomise
 
 import txl_tf
 from txl_tf.errors import ParameterError
-from txl_tf.models.vanilla.transformer import Transformer
+from txl_tf.vanilla.transformer import Transformer
 
 SMALL = {
     "num_layers": 2, "d_model": 12, "num_heads": 3, "dff": 20, "input_vocab_size": 9, "target_vocab_size": 9,

@@ -18,8 +18,8 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels import attending
 from txl_tf.kernels import dropout as dropping
 from txl_tf.layers import position_schemes
-from txl_tf.models.transformer_xl import network as transformer_xl
-from txl_tf.models.transformer_xl.network import cache_mems
+from txl_tf.transformer_xl import network as transformer_xl
+from txl_tf.transformer_xl.network import cache_mems
 
 SLOW = pytest.mark.slow
 

@@ -6,9 +6,9 @@ import pytest
 
 import txl_tf
 from txl_tf import layers
-from txl_tf.models.decoding.generation import write_texts
-from txl_tf.models.decoding.session import Session
-from txl_tf.models.decoding.text_generator import TextGenerator
+from txl_tf.language.generation import write_texts
+from txl_tf.language.session import Session
+from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.families.pipeline import LanguagePipeline, TaggingPipeline, TranslationPipeline
 from txl_tf.runs.scoring import score_lines
 from txl_tf.schema import check_names, keywords_of, known_names

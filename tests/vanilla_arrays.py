@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf import layers
-from txl_tf.layers.vanilla.encoder_decoder import DecoderLayer, EncoderLayer
-from txl_tf.models.vanilla.transformer import Transformer
 from txl_tf.training.optimization import NoamSchedule
+from txl_tf.vanilla.encoder_decoder import DecoderLayer, EncoderLayer
+from txl_tf.vanilla.transformer import Transformer
 
 
 def arrays_of(config, golden):

@@ -19,7 +19,7 @@ from helpers import (
 import txl_tf
 from txl_tf.config import EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig, TransformerLMConfig
 from txl_tf.convert.original import run_to_tf1
-from txl_tf.models.vanilla.sliding_window import sliding_window_nll
+from txl_tf.language.sliding_window import sliding_window_nll
 from txl_tf.runs.evaluate import evaluate_run
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import open_corpus

@@ -6,9 +6,9 @@ import tensorflow as tf
 from helpers import SMALL, randomise, word_vocab
 
 import txl_tf
-from txl_tf.models.decoding.generation import generate, generate_tokens
-from txl_tf.models.decoding.sampling import check_sampling, of_sequences, uniform_draws
-from txl_tf.models.decoding.stopping import no_stops
+from txl_tf.language.generation import generate, generate_tokens
+from txl_tf.language.sampling import check_sampling, of_sequences, uniform_draws
+from txl_tf.language.stopping import no_stops
 from txl_tf.serving.language_model import LanguageModelSignatures
 
 

@@ -13,11 +13,11 @@ from txl_tf.config import OptimizerConfig, TaggedConfig, TaggerTrainingConfig, T
 from txl_tf.data.tagged.batches import features, form_of, forms_of
 from txl_tf.data.tagged.sentences import encoder_of, read_corpus, read_tagged_as
 from txl_tf.errors import ParameterError
-from txl_tf.models.taggers.text_tagger import TextTagger
 from txl_tf.runs.metrics import score_table
 from txl_tf.runs.train import train_run
 from txl_tf.serving.tables import SymbolTable, words_of
 from txl_tf.serving.tagging import TaggingSignatures, tagger_vocabs
+from txl_tf.taggers.text_tagger import TextTagger
 
 NER = """-DOCSTART- -X- -X- O
 

@@ -43,7 +43,7 @@ from txl_programs.pictures.context import nll_of_windows
 from txl_programs.pictures.drawing import MISSING, Figure
 from txl_tf import TransformerLM, TransformerXLLM, load_run
 from txl_tf.files import check_writable
-from txl_tf.models.vanilla.sliding_window import sliding_window_nll
+from txl_tf.language.sliding_window import sliding_window_nll
 from txl_tf.runs.metrics import to_metric
 from txl_tf.runs.setup import open_corpus
 from txl_tf.runs.train import train_run

@@ -68,8 +68,8 @@ from tensorflow.compiler.xla.service import hlo_pb2
 from txl_tf import make_optimizer
 from txl_tf.data.text.batches import choose_bin_capacities
 from txl_tf.data.text.datasets import PAPER_DATASETS
-from txl_tf.models.decoding.generation import TextState, next_token, precompute_for
-from txl_tf.models.decoding.sampling import check_sampling, no_history
+from txl_tf.language.generation import TextState, next_token, precompute_for
+from txl_tf.language.sampling import check_sampling, no_history
 from txl_tf.runs.families.record import family_of
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.setup import corpus_of

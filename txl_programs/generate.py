@@ -82,10 +82,10 @@ from txl_tf.data.text_files import with_newlines
 from txl_tf.data.vocabulary import escape, unescape
 from txl_tf.errors import visible
 from txl_tf.files import reading
-from txl_tf.models.decoding.sampling import check_integer, check_sampling, of_sequences
-from txl_tf.models.decoding.session import Session
-from txl_tf.models.decoding.stopping import check_stops
-from txl_tf.models.decoding.text_generator import POOL, TextGenerator, TextStream, encode_prompt, stops_of
+from txl_tf.language.sampling import check_integer, check_sampling, of_sequences
+from txl_tf.language.session import Session
+from txl_tf.language.stopping import check_stops
+from txl_tf.language.text_generator import POOL, TextGenerator, TextStream, encode_prompt, stops_of
 from txl_tf.runs.folder import RunFolder
 
 READ_AT_ONCE = 512  # tokens of a prompt, so that its length does not matter

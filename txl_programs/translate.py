@@ -60,10 +60,10 @@ from txl_tf.data.line_files import Answering
 from txl_tf.data.lines import LineError
 from txl_tf.data.pairs.files import PairReader, without_ends
 from txl_tf.data.pairs.parallel import fitting
-from txl_tf.models.vanilla.translator import POOL, Translation, Translator, assumed_length, did_not_end
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import as_spelt, check_tokenizer, corpus_scores, counted_in, error_rates, group_references
 from txl_tf.schema import check_left_out
+from txl_tf.vanilla.translator import POOL, Translation, Translator, assumed_length, did_not_end
 
 
 def lines_of(found, number):

@@ -16,20 +16,20 @@ from txl_tf.data.text.batches import Segments, choose_bin_capacities, segments
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import FixedAttributeError, ParameterError, UnknownArgumentError
 from txl_tf.kernels.precision import set_matmul_precision
-from txl_tf.models.language_model import TransformerXLLM
-from txl_tf.models.reading import nll_by_memory
-from txl_tf.models.taggers.bilstm import BiLSTM
-from txl_tf.models.taggers.flat import Flat
-from txl_tf.models.taggers.tagger import Tagger
-from txl_tf.models.taggers.tener import Tener
-from txl_tf.models.transformer_xl.network import TransformerXL
-from txl_tf.models.vanilla.transformer import Transformer
-from txl_tf.models.vanilla.transformer_lm import TransformerLM
+from txl_tf.language.language_model import TransformerXLLM
+from txl_tf.language.reading import nll_by_memory
+from txl_tf.language.transformer_lm import TransformerLM
 from txl_tf.runs.families.pipeline import pipeline
 from txl_tf.runs.folder import load_run
 from txl_tf.runs.weights import load_tf1_checkpoint, save_tf1_checkpoint, tf1_variables
 from txl_tf.serving.export import export_saved_model
+from txl_tf.taggers.bilstm import BiLSTM
+from txl_tf.taggers.flat import Flat
+from txl_tf.taggers.tagger import Tagger
+from txl_tf.taggers.tener import Tener
 from txl_tf.training.optimization import make_optimizer
+from txl_tf.transformer_xl.network import TransformerXL
+from txl_tf.vanilla.transformer import Transformer
 
 __version__ = "0.1.0"
 

@@ -92,7 +92,7 @@ class Attention(NamedTuple):
     o: tf.Tensor  # [H * D, E]
     n_head: int
     scale: float  # of the queries, D**-0.5; 1 where the weights have it already
-    positions: object  # a scheme, see `txl_tf/layers/position_schemes.py`
+    positions: object  # a scheme, see `txl_tf/nn/position_schemes.py`
     u: tf.Tensor | None = None  # of the relative scheme; broadcasts to the queries; the original's r_w_bias
     v: tf.Tensor | None = None  # the same; the original's r_r_bias
 

@@ -161,7 +161,7 @@ def continuing_work(shape, dtype="float32", read=1):
     A session has no public name yet: only this checkout can be measured.
     """
     import txl_tf
-    from txl_tf.models.decoding.session import Session
+    from txl_tf.language.session import Session
 
     session = Session(txl_tf.TransformerXLLM(**model_arguments(shape), dtype=dtype), shape["batch_size"])
     session.read(np.zeros([shape["batch_size"], read], int))

@@ -6,7 +6,7 @@ from txl_programs.demo.limits import Limits
 from txl_programs.demo.pieces import ROOM, Place, choices, element, figure, matrix, short
 from txl_programs.demo.runs import OpenRun, picked
 from txl_tf.config import SearchConfig
-from txl_tf.models.vanilla.translator import Translation, Translator
+from txl_tf.vanilla.translator import Translation, Translator
 
 BEAMS = (1, 2, 4, 8)  # each has a graph of its own
 

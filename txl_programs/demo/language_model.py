@@ -15,11 +15,11 @@ from txl_programs.demo.pieces import ROOM, Place, bars, choices, element, facts,
 from txl_programs.demo.runs import OpenRun, picked
 from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.decoding.sampling import check_sampling, of_sequences
-from txl_tf.models.decoding.session import Session
-from txl_tf.models.decoding.stopping import check_stops
-from txl_tf.models.decoding.text_generator import TextStream, encode_prompt, stops_of
-from txl_tf.models.reading import look_back, nll_by_memory, read_text
+from txl_tf.language.reading import look_back, nll_by_memory, read_text
+from txl_tf.language.sampling import check_sampling, of_sequences
+from txl_tf.language.session import Session
+from txl_tf.language.stopping import check_stops
+from txl_tf.language.text_generator import TextStream, encode_prompt, stops_of
 from txl_tf.runs.metrics import metric_of, to_metric
 
 READ_AT_ONCE = 512  # tokens of a prompt

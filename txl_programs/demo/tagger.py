@@ -21,8 +21,8 @@ from txl_programs.demo.pieces import (
 )
 from txl_programs.demo.runs import OpenRun, picked
 from txl_tf.data.tagged.sentences import encoder_of
-from txl_tf.models.taggers.text_tagger import TextTagger
 from txl_tf.runs.families.pipeline import line_sizes
+from txl_tf.taggers.text_tagger import TextTagger
 
 MOST_DRAWN = 200  # tokens of a picture
 WORD = 90  # pixels of a token that is a word

@@ -12,9 +12,9 @@ from txl_programs.pictures.drawing import COLORS, GREY, Figure
 from txl_tf.config import SearchConfig
 from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID
 from txl_tf.data.vocabulary import escape
-from txl_tf.layers.transformer_xl.attention import create_mask
-from txl_tf.models.reading import memory_after
-from txl_tf.models.vanilla.translator import most_symbols
+from txl_tf.language.reading import memory_after
+from txl_tf.transformer_xl.attention import create_mask
+from txl_tf.vanilla.translator import most_symbols
 
 MAX_LABELS = 200  # keys that token labels are drawn for
 TERMS = (

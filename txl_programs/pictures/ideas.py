@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from txl_programs.pictures.drawing import COLORS, GREY, Figure, colors, write_cells
 from txl_tf.layers import rel_shift
-from txl_tf.layers.positions import inverse_frequencies
-from txl_tf.layers.transformer_xl.attention import create_mask
+from txl_tf.nn.positions import inverse_frequencies
+from txl_tf.transformer_xl.attention import create_mask
 
 MAX_WORDS = 24  # columns of a matrix whose numbers are written
 LIGHT = ("#cce3f0", "#f7dfcc", "#ccebe3", "#f5e4ed", "#faecd0", "#ddf0fb")  # COLORS, to write on

@@ -119,13 +119,13 @@ from txl_tf.data.lines import encoded
 from txl_tf.data.pairs.parallel import START_ID, read_lines, without_ends
 from txl_tf.data.text.datasets import is_by_character_in
 from txl_tf.files import check_writable
-from txl_tf.layers.positions import positional_encoding
-from txl_tf.models.reading import nll_by_memory
-from txl_tf.models.vanilla.translator import Translator
+from txl_tf.language.reading import nll_by_memory
+from txl_tf.nn.positions import positional_encoding
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import metric_of
 from txl_tf.runs.same_run import check_text, check_vocab
 from txl_tf.runs.setup import corpus_of, encode_text
+from txl_tf.vanilla.translator import Translator
 
 
 def only_one(model_dirs):

@@ -43,11 +43,11 @@ from txl_tf.data.pairs.parallel import read_lines, without_ends
 from txl_tf.data.tagged.batches import features
 from txl_tf.data.tagged.sentences import encoder_of
 from txl_tf.files import check_writable
-from txl_tf.layers.positions import positional_embedding, tensor2tensor_frequencies
-from txl_tf.layers.taggers.tener import two_way_positions
-from txl_tf.models.taggers.flat import Flat
-from txl_tf.models.taggers.text_tagger import TextTagger
+from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
 from txl_tf.runs.folder import RunFolder
+from txl_tf.taggers.flat import Flat
+from txl_tf.taggers.tener_layers import two_way_positions
+from txl_tf.taggers.text_tagger import TextTagger
 
 
 def open_tagger(model_dir, family="tener"):

@@ -33,7 +33,7 @@ from txl_tf.files import (
     write_atomic,
     writing,
 )
-from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.runs.families.language_model import TRANSFORMER_XL
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.weights import CheckpointReader, checkpoint_step, load_weights, save_tf1_checkpoint, weight_shapes

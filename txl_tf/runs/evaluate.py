@@ -19,8 +19,8 @@ from txl_tf.data.text.datasets import is_by_character_in, measured
 from txl_tf.data.vocabulary import Vocab, escape
 from txl_tf.errors import brief
 from txl_tf.files import new_file
-from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.vanilla.sliding_window import sliding_window_nll
+from txl_tf.language.language_model import LanguageModel
+from txl_tf.language.sliding_window import sliding_window_nll
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import metric_of, to_metric
 from txl_tf.runs.same_run import check_text, check_vocab

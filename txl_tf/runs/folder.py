@@ -42,7 +42,7 @@ from txl_tf.files import (
     write_json,
     writing,
 )
-from txl_tf.layers.common.parts import own_parts
+from txl_tf.nn.parts import own_parts
 from txl_tf.runs.families.record import Family, family_in, family_of_model
 from txl_tf.runs.weights import (
     CheckpointFolder,

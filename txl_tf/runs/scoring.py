@@ -31,7 +31,7 @@ from txl_tf.config import ScoringConfig, check_places
 from txl_tf.data.batching import by_length, padded
 from txl_tf.data.lines import LineError, encoded, in_blocks, in_places, text_of
 from txl_tf.data.vocabulary import Vocab, line_start_ids, newline_ids, unescape
-from txl_tf.models.language_model import LanguageModel
+from txl_tf.language.language_model import LanguageModel
 from txl_tf.runs.metrics import to_metric
 from txl_tf.schema import check_names, keywords_of
 

@@ -19,7 +19,7 @@ from txl_tf.data.text.texts import find_files, have_documents
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.files import check_writable, same_path
 from txl_tf.kernels.precision import set_matmul_precision
-from txl_tf.models.language_model import TransformerXLLM
+from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.runs.folder import RunFolder
 from txl_tf.schema import check_left_out
 from txl_tf.training.distribution import choose_precision, make_strategy, num_workers, only_chief_logs

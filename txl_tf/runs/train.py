@@ -16,7 +16,7 @@ import tensorflow as tf
 from txl_tf.config import STRATEGIES, Config, MachineConfig, OptimizerConfig, RunConfig
 from txl_tf.data.batching import EpochBatches
 from txl_tf.data.vocabulary import UnknownSymbol
-from txl_tf.layers.common.parts import own_parts
+from txl_tf.nn.parts import own_parts
 from txl_tf.runs import callbacks, trackers
 from txl_tf.runs.callbacks import StopOnSignal, Stopped, step_of
 from txl_tf.runs.checkpoints import RunCheckpoints

@@ -31,11 +31,11 @@ from txl_tf.files import (
     write_atomic,
     writing,
 )
-from txl_tf.layers.common.base import EMBEDDING_LIKE
-from txl_tf.layers.common.parts import own_parts
-from txl_tf.layers.feed_forward import PositionwiseFF
-from txl_tf.layers.transformer_xl.attention import SegmentAttention
-from txl_tf.models.language_model import LanguageModel, TransformerXLLM
+from txl_tf.language.language_model import LanguageModel, TransformerXLLM
+from txl_tf.nn.base import EMBEDDING_LIKE
+from txl_tf.nn.feed_forward import PositionwiseFF
+from txl_tf.nn.parts import own_parts
+from txl_tf.transformer_xl.attention import SegmentAttention
 
 RUN_WEIGHTS = "weights/"
 UNFINISHED = "unfinished.tmp"  # folder of a checkpoint that is being written

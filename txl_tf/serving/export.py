@@ -32,18 +32,18 @@ from txl_tf.data.vocabulary import Vocab
 from txl_tf.environment import is_installed
 from txl_tf.errors import ParameterError
 from txl_tf.files import absolute, check_no_pattern, is_remote, remove, remove_leftovers, removed_on_error, writing
-from txl_tf.models.decoding.beam_search import check_suppressed
-from txl_tf.models.decoding.sampling import check_integer
-from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.taggers.tagger import Tagger
-from txl_tf.models.vanilla.transformer import Transformer
-from txl_tf.models.vanilla.translator import assumed_length, never_written
+from txl_tf.language.beam_search import check_suppressed
+from txl_tf.language.language_model import LanguageModel
+from txl_tf.language.sampling import check_integer
 from txl_tf.schema import check_names, known_names
 from txl_tf.serving.language_model import LanguageModelSignatures
 from txl_tf.serving.subwords import SubwordTokenizer, has_tensorflow_text
 from txl_tf.serving.tables import GraphTokenizer, SymbolTable, named_vocabs
 from txl_tf.serving.tagging import TaggingSignatures, tagger_vocabs
 from txl_tf.serving.translation import TranslationSignatures
+from txl_tf.taggers.tagger import Tagger
+from txl_tf.vanilla.transformer import Transformer
+from txl_tf.vanilla.translator import assumed_length, never_written
 
 WARMUP_FILE = "tf_serving_warmup_requests"
 

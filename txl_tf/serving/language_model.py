@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.data.vocabulary import line_start_ids, newline_ids
-from txl_tf.models.language_model import LanguageModel
+from txl_tf.language.language_model import LanguageModel
 from txl_tf.serving.request import (
     Check,
     RequestLimits,

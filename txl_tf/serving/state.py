@@ -12,10 +12,10 @@ import math
 
 import tensorflow as tf
 
-from txl_tf.models.language_model import LanguageModel
-from txl_tf.models.transformer_xl.cache import CachedState, cached_forward, initial_state, precompute, state_from
-from txl_tf.models.vanilla.window import WindowState
+from txl_tf.language.language_model import LanguageModel
+from txl_tf.language.window import WindowState
 from txl_tf.serving.request import Check, checked
+from txl_tf.transformer_xl.cache import CachedState, cached_forward, initial_state, precompute, state_from
 
 # How many tokens a row has read is kept modulo COUNT_BASE**COUNT_DIGITS, which turns keys by the same angles.
 COUNT_BASE, COUNT_DIGITS = 1 << 16, 2
@@ -125,7 +125,7 @@ class ServedHiddenStates:
 
 
 class ServedWindow:
-    """The window of the vanilla language model, see `txl_tf.models.vanilla.window`.
+    """The window of the vanilla language model, see `txl_tf.language.window`.
 
     A row of the state, `[X]`, has the keys and values of every layer, the tokens of the window, which are read again
     when it is full, and their number.

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from txl_tf.data.subwords import SPACE, SubwordVocab
 from txl_tf.environment import is_installed
-from txl_tf.models.decoding.stopping import NONE
+from txl_tf.language.stopping import NONE
 from txl_tf.serving.request import checked
 from txl_tf.serving.tables import check_utf8, read_text
 

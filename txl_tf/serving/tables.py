@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from txl_tf.data.tagged.batches import UNKNOWN_ID
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.decoding.stopping import NONE
+from txl_tf.language.stopping import NONE
 from txl_tf.serving.request import Check, checked
 
 # What str.split takes for white space and tf.strings.split does not.
@@ -92,7 +92,7 @@ class GraphTokenizer(tf.Module):
         return Check(known, message, lambda: strings[~known][:1])
 
     def stop_units(self, stop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The units of stop strings `[B, S]` as `txl_tf.models.decoding.stopping.spell` says: int32 `[B, S, L]`.
+        """The units of stop strings `[B, S]` as `txl_tf.language.stopping.spell` says: int32 `[B, S, L]`.
 
         Returns:
             `(units, lengths)`: filled up with -1, and int32 `[B, S]`; 0 for "", which is no stop string.

@@ -17,9 +17,6 @@ from txl_tf.data.tagged.batches import END, PADDING, UNKNOWN_ID
 from txl_tf.data.tagged.columns import BLANK
 from txl_tf.data.tagged.lexicon import Lexicon
 from txl_tf.data.vocabulary import Vocab
-from txl_tf.models.taggers.flat import Flat
-from txl_tf.models.taggers.tagger import Tagger
-from txl_tf.models.taggers.tener import SentenceNetwork
 from txl_tf.schema import brief
 from txl_tf.serving.request import (
     Check,
@@ -40,6 +37,9 @@ from txl_tf.serving.tables import (
     named_vocabs,
     words_of,
 )
+from txl_tf.taggers.flat import Flat
+from txl_tf.taggers.tagger import Tagger
+from txl_tf.taggers.tener import SentenceNetwork
 
 ITEMS = 2  # of a lattice, for each character of a text that fits in any case: real text has 1.5 to 1.8
 

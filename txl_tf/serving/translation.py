@@ -14,9 +14,7 @@ from txl_tf.config import SearchConfig
 from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID
 from txl_tf.kernels import cross_entropy
 from txl_tf.kernels.packing import pack, unpack
-from txl_tf.models.decoding.beam_search import beam_search, sample_sequences, writable
-from txl_tf.models.vanilla.transformer import Transformer
-from txl_tf.models.vanilla.translator import check_search, most_symbols, never_written
+from txl_tf.language.beam_search import beam_search, sample_sequences, writable
 from txl_tf.serving.request import (
     Check,
     RequestLimits,
@@ -26,6 +24,8 @@ from txl_tf.serving.request import (
     same_rows,
 )
 from txl_tf.serving.tables import GraphTokenizer
+from txl_tf.vanilla.transformer import Transformer
+from txl_tf.vanilla.translator import check_search, most_symbols, never_written
 
 
 def limits_of(model: Transformer, beam_size: int, max_rows: int | None, max_tokens: int) -> RequestLimits:

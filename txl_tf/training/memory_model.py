@@ -21,8 +21,8 @@ from txl_tf.data.text.batches import Segments
 from txl_tf.data.text.checked_batches import Batches, check_batches, plain_messages
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import at_least_float32
-from txl_tf.layers.adaptive import check_capacities
-from txl_tf.layers.mixins.checkpointed import Checkpointed
+from txl_tf.nn.adaptive import check_capacities
+from txl_tf.nn.checkpointed import Checkpointed
 from txl_tf.schema import brief, known_names
 from txl_tf.training.distribution import all_rows, divided, num_workers, own_rows, rows_of_this_worker
 from txl_tf.training.keras_arguments import (

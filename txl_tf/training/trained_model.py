@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import wide_dtype
-from txl_tf.layers.mixins.quantization import Unquantized
+from txl_tf.nn.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 
 _OF_KERAS = "optimizer run_eagerly steps_per_execution jit_compile auto_scale_loss"

@@ -22,7 +22,7 @@ from txl_tf.data.batching import prefetched
 from txl_tf.data.text.documents import Documents
 from txl_tf.data.token_files import StoredTokens
 from txl_tf.errors import ParameterError
-from txl_tf.layers.common.base import as_ids
+from txl_tf.nn.base import as_ids
 from txl_tf.schema import known_names
 
 Tokens = np.ndarray | StoredTokens  # integers [n]

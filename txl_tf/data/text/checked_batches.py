@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
-from txl_tf.layers.embedding import check_ids, id_error
+from txl_tf.nn.embedding import check_ids, id_error
 
 IGNORED = -100  # a label that does not count, as in PyTorch
 _LEFT_OUT = -1  # the same with static shapes, see `static_adaptive_logsoftmax`

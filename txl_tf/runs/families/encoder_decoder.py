@@ -18,13 +18,13 @@ from txl_tf.data.pairs.files import SIDES
 from txl_tf.data.pairs.lengths import longest_targets, merged_lengths
 from txl_tf.data.pairs.parallel import UNKNOWN, ParallelCorpus, check_lengths, pair_batches, read_pairs
 from txl_tf.errors import visible
-from txl_tf.models.vanilla.transformer import Transformer
-from txl_tf.models.vanilla.translator import Translator, check_search, did_not_end, never_written
 from txl_tf.runs.families.pipeline import TranslationPipeline
 from txl_tf.runs.families.record import Family, register
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.metrics import as_spelt, counted_in, error_rates, group_references, to_metric
 from txl_tf.runs.train import EpochRun
+from txl_tf.vanilla.transformer import Transformer
+from txl_tf.vanilla.translator import Translator, check_search, did_not_end, never_written
 
 logger = logging.getLogger("txl_tf")
 

@@ -26,10 +26,9 @@ from txl_tf.data.text.batches import Segments, choose_bin_capacities, num_batche
 from txl_tf.data.text.corpus import Corpus
 from txl_tf.data.text.documents import Documents
 from txl_tf.errors import visible
-from txl_tf.layers.position_schemes import checked_scheme
-from txl_tf.models.language_model import TransformerXLLM
-from txl_tf.models.transformer_xl.network import TransformerXL
-from txl_tf.models.vanilla.transformer_lm import AbsoluteTransformer, TransformerLM
+from txl_tf.language.language_model import TransformerXLLM
+from txl_tf.language.transformer_lm import AbsoluteTransformer, TransformerLM
+from txl_tf.nn.position_schemes import checked_scheme
 from txl_tf.runs.callbacks import step_of
 from txl_tf.runs.evaluate import Evaluator
 from txl_tf.runs.families.pipeline import LanguagePipeline
@@ -47,6 +46,7 @@ from txl_tf.runs.setup import (
 )
 from txl_tf.runs.train import Run
 from txl_tf.training.distribution import broadcast_from_chief, is_chief
+from txl_tf.transformer_xl.network import TransformerXL
 
 logger = logging.getLogger("txl_tf")
 

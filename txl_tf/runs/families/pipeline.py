@@ -27,13 +27,13 @@ from txl_tf.data.tagged.sentence_ends import LineSizes
 from txl_tf.data.tagged.sentences import encoder_of, lexicon_vocab, line_sizes_in
 from txl_tf.data.vocabulary import Vocab
 from txl_tf.errors import ParameterError
-from txl_tf.models.decoding.sampling import SAMPLING
-from txl_tf.models.decoding.text_generator import TextGenerator
-from txl_tf.models.taggers.text_tagger import TaggedText, TextTagger
-from txl_tf.models.vanilla.translator import Translation, Translator, assumed_length
+from txl_tf.language.sampling import SAMPLING
+from txl_tf.language.text_generator import TextGenerator
 from txl_tf.runs.folder import RunFolder
 from txl_tf.runs.scoring import LineScore, Scorer
 from txl_tf.schema import check_names, keywords_of, known_names
+from txl_tf.taggers.text_tagger import TaggedText, TextTagger
+from txl_tf.vanilla.translator import Translation, Translator, assumed_length
 
 logger = logging.getLogger("txl_tf")
 

@@ -23,14 +23,14 @@ from txl_tf.data.tagged.batches import UNKNOWN_ID, tagged_batches
 from txl_tf.data.tagged.sentences import VECTORS, TaggedCorpus, read_corpus
 from txl_tf.data.tagged.tags import NONE
 from txl_tf.errors import ParameterError
-from txl_tf.models.taggers.bilstm import BiLSTM
-from txl_tf.models.taggers.flat import Flat
-from txl_tf.models.taggers.tagger import Tagger
-from txl_tf.models.taggers.tener import Tener
 from txl_tf.runs.families.pipeline import TaggingPipeline
 from txl_tf.runs.families.record import Family, register
 from txl_tf.runs.train import EpochRun
 from txl_tf.schema import check_left_out
+from txl_tf.taggers.bilstm import BiLSTM
+from txl_tf.taggers.flat import Flat
+from txl_tf.taggers.tagger import Tagger
+from txl_tf.taggers.tener import Tener
 
 logger = logging.getLogger("txl_tf")
 

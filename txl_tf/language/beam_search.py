@@ -1,0 +1,223 @@
+"""Targets of an encoder-decoder, token by token with cached keys and values: beam search, sampling, greedy.
+
+`model` has two functions, see `Transformer`:
+
+    start_decoding(source, rows_each, most) -> caches, sources, seen
+    decode_step(ids, place, caches, sources, seen) -> log_probs, caches
+
+Shapes:
+    B: batch      K: beam_size      N: max_new_tokens      V: target_vocab_size
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config.checks import NOT_NEGATIVE
+from txl_tf.data.pairs.parallel import PADDING
+from txl_tf.errors import ParameterError
+from txl_tf.language.loop import write_tokens
+from txl_tf.language.sampling import (
+    check_integer,
+    check_sampling,
+    sample_categorical,
+    top_k_top_p,
+    uniform_draws,
+)
+from txl_tf.language.stopping import no_stops
+from txl_tf.nn.embedding import check_ids
+from txl_tf.schema import known_names
+
+_NONE = -1e9  # log-probability of what cannot be; finite, so that it can be multiplied
+
+
+@known_names
+def generate(
+    model, /, source, *, start, end, max_new_tokens=None, beam_size=1, n_best=None, length_penalty=0.6, temperature=0.0,
+    top_k=None, top_p=None, seed=None, suppress_tokens=(),
+):  # fmt: skip
+    """Writes targets: greedily, by sampling, or by beam search, in one graph with cached keys and values.
+
+    Args:
+        source: int `[batch, any]`, 0 at padding.
+        start, end: ids that targets begin and end with; `end` may be `None`, but for a beam search.
+        max_new_tokens: most tokens to write, the end included; by default 100, or `max_len` if that is less.
+        beam_size: hypotheses that are followed; 1 for none but the one.
+        n_best: how many to return, by default 1; a dimension of the results if it is given.
+        length_penalty: alpha of Wu et al. 2016, by default 0.6: scores are divided by `((5 + length) / 6)**alpha`.
+        temperature, top_k, top_p, seed: of sampling, as in `TransformerXLLM.generate`; a temperature of 0, the
+            default, takes the likeliest token.
+        suppress_tokens: ids that no target may contain, such as those of `<s>` and `<unk>`.
+
+    Returns:
+        `(ids, scores)`: int32 `[batch, max_new_tokens]` without the start, 0 after the end; and float32 (float64 if the
+        model's dtype is) `[batch]`, the log-probability of the target, of beam search divided by the penalty. With
+        `n_best`, `[batch, n_best, max_new_tokens]` and `[batch, n_best]`, the best first.
+
+    Raises:
+        ValueError: an argument is out of its range; the message names it.
+        UnknownArgumentError: there is no such option; the message lists those that there are.
+    """
+    source, searches = _check_source(model, source), beam_size > 1 or n_best is not None
+    most = min(100, model.max_len) if max_new_tokens is None else max_new_tokens
+    for name, token in (("start", start), ("end", end)):
+        if token is not None or name == "start" or searches:
+            check_integer(name, token, 1, model.target_vocab_size - 1)
+    check_integer("max_new_tokens", most, 1, model.max_len)
+    suppressed = check_suppressed(suppress_tokens, end, model.target_vocab_size)
+    check_integer("beam_size", beam_size, 1, model.target_vocab_size - 1 - len(suppressed))
+    if n_best is not None:
+        check_integer("n_best", n_best, 1, beam_size)
+    NOT_NEGATIVE("length_penalty", length_penalty)
+    if searches and temperature:
+        raise ValueError(f"temperature must be 0 for a beam search, got {temperature}")
+    for name, value in {"top_k": top_k, "top_p": top_p, "seed": seed}.items():
+        if value is not None and not temperature:
+            where = "for a beam search" if searches else "with a temperature of 0, which draws nothing"
+            raise ValueError(f"{name} must be None {where}, got {value}")
+    sampling = check_sampling(len(source), temperature, top_k, top_p, seed)
+    source, most = tf.constant(source, tf.int32), tf.constant(most)  # as a tensor, it has no graph of its own
+    allowed = writable(model, suppressed)
+    if not searches:
+        end, sampling = -1 if end is None else end, sampling if temperature else None
+        return model._sample(source, start, end, most, sampling, allowed)
+    length_penalty = tf.constant(length_penalty, model.loss_dtype)  # as a tensor, again
+    ids, scores = model._beam_search(source, start, end, most, beam_size, length_penalty, allowed)
+    return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
+
+
+def _check_source(model, source):
+    source = np.asarray(source)
+    if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
+        raise ValueError(f"source must be integers [batch, any], got {source.dtype.name} {list(source.shape)}")
+    check_ids("source", source, model.input_vocab_size)
+    if source.shape[1] > model.max_len:
+        raise ValueError(f"source must be at most max_len={model.max_len} long, got {source.shape[1]}")
+    if not np.any(source != PADDING, 1).all():
+        raise ValueError(f"source must have a symbol in every row, got padding alone in row {np.argmin(source.any(1))}")
+    return source
+
+
+def check_suppressed(ids, end, n_symbols):
+    """The set of `suppress_tokens`. Raises ParameterError for what is no id of a symbol, and for the `end`."""
+    if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
+        raise ParameterError("suppress_tokens", ids, "several ids")
+    for i in ids:
+        check_integer("suppress_tokens", i, 1, n_symbols - 1)
+        if i == end:
+            allowed = f"ids other than the end, {end}, without which no target ends"
+            raise ParameterError("suppress_tokens", list(ids), allowed)
+    return {int(i) for i in ids}
+
+
+def writable(model, suppressed):
+    """Which symbols a target may contain, bool `[V]`: all but padding and the ids of `suppressed`."""
+    allowed = np.ones([model.target_vocab_size], bool)
+    allowed[[PADDING, *suppressed]] = False
+    return tf.constant(allowed)
+
+
+def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits=None, allowed=None):
+    """One target for every source, greedily where `sampling` is `None`: `(ids, scores)`, int32 `[B, N]`, float `[B]`.
+
+    `end` is -1 where nothing ends a target; padding follows its end. `limits` and `allowed`: see `beam_search`.
+    """
+    batch = keras.ops.shape(source)[0]
+    decode, caches = _decoder(model, source, 1, max_new_tokens, allowed)
+    uniform = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
+
+    def step(i, stopped, state):
+        last, scores, caches = state
+        log_probs, caches = decode(last, i, caches)
+        if sampling is None:
+            token = tf.argmax(log_probs, -1, output_type=tf.int32)
+        else:
+            temperature, top_p = (tf.cast(x, log_probs.dtype) for x in (sampling.temperature, sampling.top_p))
+            options = top_k_top_p(log_probs / temperature[:, None], sampling.top_k, top_p)
+            token = sample_categorical(options, uniform[i][:, 0])
+        scores += tf.where(stopped, zeros, tf.gather(log_probs, token, batch_dims=1))
+        return token, (token, scores, caches)
+
+    zeros = tf.zeros([batch], model.loss_dtype)
+    state = tf.fill([batch], start), zeros, caches
+    limits = tf.fill([batch], max_new_tokens) if limits is None else limits
+    written = write_tokens(step, state, max_new_tokens, limits, no_stops(1, end), filler=PADDING)
+    return written.tokens, written.state[1]
+
+
+def _decoder(model, source, rows_each, most, allowed=None):
+    """`(decode, caches)`: `model.decode_step` for a source, which writes `allowed` symbols, and its first caches."""
+    caches, *rest = model.start_decoding(source, rows_each, most)
+    allowed = writable(model, ()) if allowed is None else allowed
+
+    def decode(ids, place, caches):
+        log_probs, caches = model.decode_step(ids, place, caches, *rest)
+        none = tf.constant(_NONE, log_probs.dtype)
+        return tf.where(allowed, log_probs, none), caches
+
+    return decode, caches
+
+
+def beam_search(model, source, start, end, max_new_tokens, beam_size, length_penalty, limits=None, allowed=None):
+    """The likeliest targets of every source, as far as `beam_size` hypotheses lead to them.
+
+    A step extends every hypothesis by every token. Those that end compete by their score for `beam_size` places of
+    finished targets; of the others the `beam_size` likeliest go on. A row is done when no hypothesis can do better any
+    more. A hypothesis that has not ended after `max_new_tokens` is compared by its score until there: a worse one does
+    not win because it ended.
+
+    Args:
+        limits: int32 `[B]`, of each row at most `max_new_tokens`; by default that of all. A row is searched as it would
+            be alone.
+        allowed: bool `[V]`, the symbols that may be written; by default all but padding.
+
+    Returns:
+        `(ids, scores)`: int32 `[B, K, N]`, 0 after the end, and float `[B, K]`, the best first.
+    """
+    batch, size, most, dtype = keras.ops.shape(source)[0], beam_size, max_new_tokens, model.loss_dtype
+    length_penalty, none = tf.convert_to_tensor(length_penalty, dtype), tf.constant(_NONE, dtype)
+    decode, caches = _decoder(model, source, size, most, allowed)
+    first_rows = tf.range(batch)[:, None] * size
+    columns = tf.range(most)
+    limits = tf.fill([batch], most) if limits is None else limits
+
+    def penalty(length):
+        return ((5.0 + tf.cast(length, dtype)) / 6.0) ** length_penalty
+
+    def body(i, last, alive, totals, finished, scores, caches):
+        before = last, alive, totals, finished, scores
+        log_probs, caches = decode(tf.reshape(last, [-1]), i, caches)
+        sums = totals[..., None] + tf.reshape(log_probs, [batch, size, -1])  # [B, K, V]
+        here = columns == i
+        ended = tf.where(here, end, alive)
+        ended_scores = tf.where(sums[..., end] > _NONE / 2, sums[..., end] / penalty(i + 1), none)
+        scores, kept = tf.math.top_k(tf.concat([scores, ended_scores], 1), size)
+        finished = tf.gather(tf.concat([finished, ended], 1), kept, batch_dims=1)
+
+        n_token = tf.shape(sums)[2]
+        sums = tf.where(tf.range(n_token) == end, none, sums)
+        totals, kept = tf.math.top_k(tf.reshape(sums, [batch, -1]), size)
+        parents, last = kept // n_token, kept % n_token
+        alive = tf.where(here, last[..., None], tf.gather(alive, parents, batch_dims=1))
+        rows = tf.reshape(first_rows + parents, [-1])
+        caches = tf.nest.map_structure(lambda cache: tf.gather(cache, rows, axis=1), caches)
+        now = last, alive, totals, finished, scores
+        goes_on = i < limits  # rows at theirs stay as they were
+        found = [
+            tf.where(tf.reshape(goes_on, [-1] + [1] * (x.shape.rank - 1)), x, old)
+            for x, old in zip(now, before, strict=True)
+        ]
+        return i + 1, *found, caches
+
+    def more(i, last, alive, totals, finished, scores, caches):
+        best = totals[:, 0] / penalty(limits)  # log-probabilities only fall, penalties only grow
+        return tf.reduce_any((i < limits) & (best > scores[:, -1]))
+
+    empty = tf.zeros([batch, size, most], tf.int32)
+    totals = tf.tile(tf.where(tf.range(size) == 0, tf.zeros([], dtype), none)[None], [batch, 1])  # all begin alike
+    state = (0, tf.fill([batch, size], start), empty, totals, empty, tf.fill([batch, size], none), caches)
+    i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
+    # Where the search stopped before the limit, all that ended have higher scores than the others.
+    unended = totals / penalty(tf.minimum(i, limits))[:, None]
+    scores, kept = tf.math.top_k(tf.concat([scores, unended], 1), size)
+    return tf.gather(tf.concat([finished, alive], 1), kept, batch_dims=1), scores

@@ -1,0 +1,89 @@
+"""The vanilla language model of the paper's comparison: absolute positions, and normally no memory (section 3.1).
+
+Everything else is as in `TransformerXLLM`: embedding, layers and softmax, fit and evaluation. What differs between the
+results of the two comes from positions and memory.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import keras
+
+from txl_tf.config import DecoderConfig, TransformerLMConfig
+from txl_tf.language.language_model import LanguageModel
+from txl_tf.nn.arguments import LayerOptions, takes
+from txl_tf.nn.position_schemes import Sinusoids
+from txl_tf.transformer_xl.network import TransformerXL
+
+SCHEME_OF = {"sin": "sinusoids", "learned": "learned"}  # `pos_embed` -> `positions` of the network
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class AbsoluteTransformer(TransformerXL):
+    """`TransformerXL` with positions="sinusoids", or "learned" where `n_position` is given.
+
+    It is the network of a `TransformerLM`: the weights have the name of this class in files.
+
+    Args: those of `TransformerXL`, and
+        n_position: `context_len` of learned positions; 0 for sinusoids.
+    """
+
+    def __init__(self, n_position=0, **arguments):
+        of_positions = {"positions": "learned", "context_len": n_position} if n_position else {"positions": "sinusoids"}
+        super().__init__(**{**of_positions, **arguments})
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TransformerLM(LanguageModel):
+    """Vanilla language model: `TransformerXL` with absolute positions, and an adaptive softmax with its embeddings.
+
+    ```python
+    lm = txl_tf.TransformerLM(n_token=256, n_layer=6, d_model=256, d_embed=256, n_head=4, d_head=64, d_inner=1024)
+    lm.compile(txl_tf.make_optimizer(learning_rate=1e-3, train_steps=10000))
+    lm.fit(dataset)                     # batches (tokens, labels), int [batch, tgt_len], each segment by itself
+    nll, _ = lm.score(tokens, labels)   # nats a token
+    lm.generate(prompt, max_new_tokens=100)
+    ```
+
+    It is used as `TransformerXLLM` is. Without memory, `mems` is a list of empty tensors, and every segment is a text
+    of its own: a token sees those before it in the segment. `sliding_window_nll` gives every token a full window.
+
+    The weights exist from construction on.
+
+    Args: those of `TransformerXLLM`, without `clamp_len`, `untie_r` and `reset_token`, and
+        mem_len: positions of memory, normally 0. With more, the memory carries the positions of its own segment, which
+            makes the comparison of the paper's ablation, but no good model.
+        context_len: most tokens that `generate` has in view, at least 2; as many as the segments it is trained on is a
+            good choice. Scores do not depend on it.
+        pos_embed: "sin", sinusoids of the positions, or "learned", a table of `context_len` rows, which no segment may
+            exceed.
+
+    Call arguments and returns: those of `TransformerXLLM`.
+
+    Raises:
+        ValueError: an argument is out of its range; the message names it.
+
+    Reference:
+        Dai et al. 2019, section 3.1; Al-Rfou et al. 2018, without its auxiliary losses.
+    """
+
+    fixed_settings = {name: f"it {reason}" for name, reason in Sinusoids.refused.items()}
+    copied_settings = {name: (f"network.{name}",) for name in DecoderConfig.names()}
+
+    @takes(TransformerLMConfig)
+    def __init__(
+        self, *, n_token: int, n_layer: int, d_model: int, d_embed: int, n_head: int, d_head: int, d_inner: int,
+        dropout: float = 0.1, dropatt: float = 0.0, mem_len: int = 0, same_length: bool = False,
+        cutoffs: Sequence[int] = (), div_val: int = 1, proj_share_all_but_first: bool = False,
+        proj_same_dim: bool = True, init: Any = "normal",
+        init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, pos_embed: str = "sin",
+        context_len: int = 512, layer_norm_epsilon: float = 1e-12, recompute: bool = False, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        arguments = {name: getattr(self, name) for name in [*DecoderConfig.names(), "recompute", "seed"]}
+        arguments["positions"] = SCHEME_OF[self.pos_embed]
+        super().__init__(AbsoluteTransformer, arguments, self.proj_share_all_but_first, **kwargs)
+
+    def get_config(self):
+        refused = ["positions", *Sinusoids.refused]  # pos_embed says them
+        return {name: value for name, value in super().get_config().items() if name not in refused}

@@ -1,0 +1,276 @@
+"""Cached inference with absolute positions: the window of a text that the vanilla language model has in view.
+
+A window begins at position 0 and takes `context_len` tokens. When it is full and the text goes on, its last
+`context_len // 2` tokens are read again, as the first ones of a new window: the positions of keys that were cached
+would be wrong there. With a `context_len` of 4:
+
+    tokens              a b c d     the window is full
+    next token e        c d e       c and d are read again, at the positions 0 and 1
+    next token f        c d e f     full again
+
+So a token costs one position most of the time, and `context_len // 2` more every `context_len - context_len // 2`
+tokens. What a window gives is what `lm.log_probs` gives for its tokens alone, without `mems`.
+
+The rows of a batch have windows of their own, which need not be equally full.
+
+Shapes:
+    B: batch      T: tgt_len      H: n_head      D: d_head      E: d_model      W: context_len      K: mem_len + W
+"""
+
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from txl_tf.equations import Places
+from txl_tf.transformer_xl.inference import layer_weights, read, row_by_row, writable_copy, zero_keys
+from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
+from txl_tf.transformer_xl.ring import write
+
+
+class WindowState(NamedTuple):
+    """The window as keys and values: nothing but tensors, so that it goes in and out of any graph."""
+
+    keys: tuple  # of n_layer tensors [B, H, K, D], behind the mem_len zeros of an empty memory
+    values: tuple  # the same
+    tokens: tf.Tensor  # int32 [B, W], to be read again
+    length: tf.Tensor  # int32 [B], how many there are
+
+
+class WindowWeights(NamedTuple):
+    """What inference computes from the weights alone; stale when the weights change."""
+
+    layers: tuple  # of n_layer LayerWeights
+    positions: tf.Tensor | tuple  # [W, E], such as sinusoids; () where nothing is added to embeddings
+
+
+def window_start(length, context_len):
+    """Where the window begins after `length` tokens, int32 `[...]`; all that is between it and the end is in view."""
+    step = context_len - context_len // 2
+    return step * -(tf.minimum(context_len - length, 0) // step)
+
+
+class WindowCache:
+    """The decoding cache of a vanilla language model, with the functions of `MemoryCache`.
+
+    Args:
+        network: `TransformerXL` with absolute positions.
+        context_len: tokens of a window, at least 2.
+        static_shapes: see `MemoryCache`.
+        lm: the language model, whose `outputs` are computed; those of the network unless it is given.
+    """
+
+    def __init__(self, network, context_len, static_shapes=False, lm=None):
+        self.network, self.lm = network, lm
+        self.model = network if lm is None else lm.outputs
+        self.context_len = context_len
+        self.static_shapes = static_shapes
+
+    def precompute(self):
+        """`WindowWeights`."""
+        network, dtype = self.network, self.network.compute_dtype
+        layers = tuple(layer_weights(layer, dtype) for layer in network.decoder_layers)
+        if not network.scheme.overrides("enter"):
+            return WindowWeights(layers, ())
+        return WindowWeights(layers, tf.cast(network.position_table(self.context_len)[0], dtype))
+
+    def initial_state(self, batch_size):
+        """The state before a text."""
+        klen = self.network.mem_len + self.context_len
+        rings = [zero_keys(self.network, batch_size, klen) for _ in "kv"]
+        return WindowState(*rings, tf.zeros([batch_size, self.context_len], tf.int32), tf.zeros([batch_size], tf.int32))
+
+    def read_prompt(self, prompt, lengths):
+        """As `MemoryCache.read_prompt`; of a prompt that is longer than a window, only the last window is read."""
+        batch, n = keras.ops.shape(prompt)
+        start = window_start(lengths, self.context_len)
+        columns = tf.minimum(start[:, None] + tf.range(tf.minimum(n, self.context_len)), n - 1)
+        # A shorter row ends in some padding, which it does not see. It writes its next tokens there.
+        hidden, state = self.forward(
+            self.precompute(), tf.gather(prompt, columns, batch_dims=1), self.initial_state(batch)
+        )
+        length = lengths - start
+        state = state._replace(length=length)
+        return tf.gather(hidden, length - 1, batch_dims=1), state if self.static_shapes else writable_copy(state)
+
+    def read(self, tokens, state):
+        """As `MemoryCache.read`, window after window."""
+        weights, n = self.precompute(), tf.shape(tokens)[1]
+
+        def read_piece(done, hidden, state):
+            state = self.with_room(weights, state)
+            end = tf.minimum(n, done + self.context_len - tf.reduce_max(state.length))
+            new_hidden, state = self.forward(weights, tokens[:, done:end], state)
+            return end, tf.concat([hidden, new_hidden], 1), state
+
+        batch, width = keras.ops.shape(tokens)[0], self.network.d_model
+        hidden = (
+            tf.zeros([batch, 0, width], self.network.compute_dtype) if self.lm is None else self.lm.no_outputs(batch)
+        )
+        shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, hidden.shape[2]])
+        _, hidden, state = tf.while_loop(
+            lambda done, *_: done < n,
+            read_piece,
+            (0, hidden, state),
+            shape_invariants=(*shapes, tf.nest.map_structure(lambda tensor: tensor.shape, state)),
+            parallel_iterations=1,
+        )
+        return hidden, writable_copy(state)
+
+    def read_token(self, weights, token, state):
+        """As `MemoryCache.read_token`."""
+        state = self.with_room(weights, state)
+        hidden, state = self.forward(weights, token[:, None], state, in_place=not self.static_shapes)
+        return hidden[:, 0], state
+
+    def with_room(self, weights, state):
+        """The state with a new window, its first tokens read, in every row whose window is full."""
+        full = state.length == self.context_len
+
+        def move_on():
+            again = state.tokens[:, self.context_len - self.context_len // 2 :]
+            _, moved = self.forward(weights, again, self.initial_state(keras.ops.shape(again)[0]))
+            rings = [
+                tuple(tf.where(full[:, None, None, None], new, old) for new, old in zip(*both, strict=True))
+                for both in ((moved.keys, state.keys), (moved.values, state.values))
+            ]
+            tokens = tf.where(full[:, None], moved.tokens, state.tokens)
+            return WindowState(*rings, tokens, tf.where(full, moved.length, state.length))
+
+        return tf.cond(tf.reduce_any(full), move_on, lambda: state)
+
+    def forward(self, weights, tokens, state, in_place=False):
+        """Reads tokens for which every window has room.
+
+        Args:
+            weights: `WindowWeights`.
+            tokens: int32 `[B, T]`; T and the longest window together are not above `context_len`.
+            state: `WindowState`.
+            in_place: write into the keys and values of `state`, which must not be used again.
+
+        Returns:
+            `(hidden, state)`: `[B, T, E]` and the state after the tokens.
+        """
+        memory = WindowMemory(self.network, weights, tokens, state, in_place, self.static_shapes)
+        return read(self.model, tokens, memory, self.static_shapes)
+
+
+class WindowMemory(NetworkMemory):
+    """The memory of a network as the keys and values of a window, for one segment.
+
+    Args: as in `WindowCache.forward`, and
+        network, static_shapes: see `WindowCache`.
+    """
+
+    def __init__(self, network, weights, tokens, state, in_place, static_shapes):
+        self.weights, self.tokens, self.state = weights, tokens, state
+        self.in_place, self.static_shapes = in_place, static_shapes
+        self.places = state.length[:, None] + tf.range(keras.ops.shape(tokens)[1])  # [B, T]
+        self.slots = network.mem_len + self.places
+        key = tf.range(keras.ops.shape(state.keys[0])[2])
+        visible = key <= self.slots[..., None]  # [B, T, K]
+        self.visible = visible & (key >= self.places[..., None]) if network.same_length else visible
+        self.slots_of_heads = tf.repeat(self.slots, network.n_head, 0)
+        rings = zip(network.decoder_layers, weights.layers, state.keys, state.values, strict=True)
+        self.layers = [WindowOfLayer(layer, of_layer, self, k, v) for layer, of_layer, k, v in rings]
+
+    def added(self):
+        """The rows of the tokens' places: `[B, T, E]`; `None` where there are none."""
+        return None if isinstance(self.weights.positions, tuple) else tf.gather(self.weights.positions, self.places)
+
+    def finish(self):
+        """The `WindowState` after the segment."""
+        keys, values = self.keys_and_values()
+        row = tf.broadcast_to(tf.range(keras.ops.shape(self.tokens)[0])[:, None], tf.shape(self.places))
+        seen = tf.tensor_scatter_nd_update(self.state.tokens, tf.stack([row, self.places], -1), self.tokens)
+        return WindowState(keys, values, seen, self.state.length + keras.ops.shape(self.tokens)[1])
+
+
+class WindowOfLayer(CachedKeys):
+    """The keys and values of one layer in a `WindowMemory`."""
+
+    def numbers(self, k):
+        """See `Memory`: the places in the window."""
+        return self.segment.places[:, None]
+
+    def attend(self, block, content_q, position_q, k, v):
+        """Writes keys and values of the segment into the window, and attends to it."""
+        at = self.segment
+        keys, values = (
+            write(ring, at.slots_of_heads, new, at.in_place) for ring, new in ((self.keys, k), (self.values, v))
+        )
+        self.after = keys, values
+        klen = keras.ops.shape(keys)[2]
+        if at.static_shapes and not self.layer.rel_attn.scheme.scores_positions:
+            return block(content_q, position_q, keys, values, Places(klen, at.visible[:, None]))
+
+        def attend_row(b):
+            return block(
+                content_q[b], position_q[b], keys[b], values[b], Places(klen, at.visible[b], slots=at.slots[b])
+            )
+
+        return row_by_row(attend_row, content_q)
+
+
+class RereadWindow:
+    """The decoding cache of a network that cannot be cached: every token reads the whole window again.
+
+    Args:
+        lm: `TransformerLM`.
+        static_shapes: see `MemoryCache`.
+    """
+
+    def __init__(self, lm, static_shapes=False):
+        self.lm, self.context_len, self.static_shapes = lm, lm.context_len, static_shapes
+
+    def precompute(self):
+        """Nothing is known before."""
+        return ()
+
+    def initial_state(self, batch_size):
+        """The state before a text."""
+        tokens = tf.zeros([batch_size, self.context_len], tf.int32)
+        return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
+
+    def read_prompt(self, prompt, lengths):
+        """As `MemoryCache.read_prompt`."""
+        start, place = window_start(lengths, self.context_len), tf.range(self.context_len)
+        columns = tf.minimum(start[:, None] + place, keras.ops.shape(prompt)[1] - 1)
+        length = lengths - start
+        tokens = tf.where(place < length[:, None], tf.gather(prompt, columns, batch_dims=1), 0)
+        state = WindowState((), (), tokens, length)
+        return self._last(state), state
+
+    def read(self, tokens, state):
+        """As `MemoryCache.read`, token by token."""
+
+        def read_one(i, outputs, state):
+            output, state = self.read_token((), tokens[:, i], state)
+            return i + 1, tf.concat([outputs, output[:, None]], 1), state
+
+        outputs = self.lm.no_outputs(keras.ops.shape(tokens)[0])
+        shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, outputs.shape[2]])
+        _, outputs, state = tf.while_loop(
+            lambda i, *_: i < tf.shape(tokens)[1],
+            read_one,
+            (0, outputs, state),
+            shape_invariants=(*shapes, tf.nest.map_structure(lambda tensor: tensor.shape, state)),
+            parallel_iterations=1,
+        )
+        return outputs, state
+
+    def read_token(self, weights, token, state):
+        """As `MemoryCache.read_token`."""
+        half, place = self.context_len // 2, tf.range(self.context_len)
+        full = state.length == self.context_len
+        moved = tf.pad(state.tokens[:, self.context_len - half :], [[0, 0], [0, self.context_len - half]])
+        length = tf.where(full, half, state.length)
+        tokens = tf.where(full[:, None], moved, state.tokens)
+        tokens = tf.where(place == length[:, None], token[:, None], tokens)
+        state = WindowState((), (), tokens, length + 1)
+        return self._last(state), state
+
+    def _last(self, state):
+        """What the model gives for the last token of every window."""
+        outputs, _ = self.lm.outputs(state.tokens, self.lm.initial_mems(keras.ops.shape(state.tokens)[0]))
+        return tf.gather(outputs, state.length - 1, batch_dims=1)

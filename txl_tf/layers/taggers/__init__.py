@@ -1,1 +1,0 @@
-"""The layers of TENER and FLAT, and the conditional random field."""

@@ -1,1 +1,0 @@
-"""Networks, tasks, cached inference and generation."""

@@ -1,0 +1,186 @@
+"""Sinusoids of positions, in two conventions, with two kinds of frequencies.
+
+    "halves"         [sin 0, sin 1, ..., cos 0, cos 1, ...]    `positional_embedding`
+    "interleaved"    [sin 0, cos 0, sin 1, cos 1, ...]         `positional_encoding`, as Vaswani et al. 2017
+
+    family                                convention     frequencies of i = 0 ... d_model / 2 - 1
+    Transformer-XL, TransformerLM         halves         `inverse_frequencies`: 10000^(-2i / d_model)
+    Transformer                           interleaved    the same
+    TENER, FLAT                           halves         `tensor2tensor_frequencies`: 10000^(-i / (d_model / 2 - 1))
+
+What a model computes from sinusoids by learned matrices does not depend on the convention: another order of the
+dimensions is another order of the rows of a matrix. Weights that were trained with one do not work with the other.
+
+Shapes:
+    K: klen, the number of keys, mem_len + tgt_len
+    E: d_model, even
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import txl_tf.equations as equations
+from txl_tf.config.checks import is_number
+from txl_tf.errors import ParameterError
+from txl_tf.nn.base import check_length, check_sizes, check_tensors, shown
+
+CONVENTIONS = ("halves", "interleaved")
+
+
+def inverse_frequencies(d_model, dtype="float32"):
+    """The frequencies of the sinusoids, `1 / 10000^(2i / d_model)`.
+
+    Args:
+        d_model: even int, the width of the embedding.
+        dtype: float32 or float64.
+
+    Returns:
+        `[d_model / 2]` in `dtype`.
+
+    Raises:
+        ValueError: `d_model` is odd: half the dimensions are sines and half cosines.
+    """
+    check_length("d_model", d_model, 1)
+    if d_model % 2:
+        raise ParameterError("d_model", d_model, "even (half sines, half cosines)")
+    return 1 / (10000 ** (tf.range(0, d_model, 2.0, dtype) / d_model))
+
+
+def tensor2tensor_frequencies(d_model, dtype="float32"):
+    """The frequencies of tensor2tensor, which TENER and FLAT have: `10000^(-k / (d_model / 2 - 1))`.
+
+    They reach from 1 to 1 / 10000, where those of `inverse_frequencies` stop short of the latter.
+
+    Args:
+        d_model: even int, 4 or more.
+        dtype: float32 or float64.
+
+    Returns:
+        `[d_model / 2]` in `dtype`.
+
+    Raises:
+        ValueError: `d_model` is odd or too small.
+    """
+    if d_model % 2 or d_model < 4:
+        raise ValueError(f"the width of sinusoids must be even and at least 4, got {d_model}")
+    half = d_model // 2
+    return tf.constant(np.exp(np.arange(half) * -np.log(10000) / (half - 1)), dtype)
+
+
+def relative_positions(klen, clamp_len=-1, dtype="float32"):
+    """Distances from a query to its keys, farthest first: `klen - 1, ..., 1, 0`.
+
+    Args:
+        klen: int or int scalar tensor, the number of keys.
+        clamp_len: distances beyond it are all taken to be `clamp_len`; no limit unless positive.
+        dtype: float32 or float64.
+
+    Returns:
+        `[klen]` in `dtype`.
+    """
+    check_length("klen", klen)
+    if not is_number(clamp_len):
+        raise ParameterError("clamp_len", clamp_len, "a number")
+    pos_seq = tf.range(tf.cast(klen, dtype) - 1, -1, -1.0)
+    return tf.minimum(pos_seq, clamp_len) if clamp_len > 0 else pos_seq
+
+
+def positional_embedding(pos_seq, inv_freq, bsz=None, convention="halves"):
+    """Sinusoids of the given positions (`positional_embedding` of the original).
+
+    Batch first: the original returns `[K, 1, E]` or `[K, bsz, E]`.
+
+    Args:
+        pos_seq: float `[K]`, positions.
+        inv_freq: `[E / 2]`, see `inverse_frequencies`, in the dtype of `pos_seq`.
+        bsz: int, repeats the embedding for every row of a batch.
+        convention: "halves", all sines before all cosines, as the original has it; or "interleaved", in turn, as
+            `positional_encoding` has it.
+
+    Returns:
+        `[1, K, E]`, or `[bsz, K, E]` where `bsz` is given, in the dtype of `pos_seq`.
+
+    Raises:
+        ParameterError: there is no such convention, or a tensor has another shape.
+    """
+    if convention not in CONVENTIONS:
+        raise ParameterError("convention", convention, list(CONVENTIONS))
+    pos_seq, inv_freq = tf.convert_to_tensor(pos_seq), tf.convert_to_tensor(inv_freq)
+    check_tensors({}, pos_seq=(pos_seq, "float positions"), inv_freq=(inv_freq, "float frequencies"))
+    pos_emb = equations.sinusoids(pos_seq, inv_freq)[None]
+    if convention == "interleaved":
+        _, length, width = keras.ops.shape(pos_emb)
+        pos_emb = tf.reshape(tf.stack(tf.split(pos_emb, 2, -1), -1), [1, length, width])
+    return pos_emb if bsz is None else tf.tile(pos_emb, [bsz, 1, 1])
+
+
+def get_angles(pos, i, d_model):
+    """The angle of dimension `i` at position `pos`, `pos / 10000^(2 * (i // 2) / d_model)`.
+
+    Vaswani et al. 2017, section 3.5.
+
+    Args:
+        pos, i: arrays that broadcast, positions and dimensions.
+        d_model: int.
+
+    Returns:
+        float64 array of their broadcast shape.
+    """
+    return pos / np.power(10000.0, 2 * (np.asarray(i) // 2) / d_model)
+
+
+def positional_encoding(position, d_model, dtype="float32"):
+    """Sinusoids of the positions `0 ... position - 1`, sines in the even dimensions, cosines in the odd
+    (Vaswani et al. 2017, section 3.5).
+
+    The pair of dimensions `2i` and `2i + 1` turns by the same angle from each position to the next. So the encoding of
+    `pos + k` is a rotation of that of `pos`; and their product depends on `k` alone, not on its sign.
+
+    Args:
+        position: int, number of positions.
+        d_model: int, width.
+        dtype: of the result.
+
+    Returns:
+        `[1, position, d_model]` in `dtype`.
+
+    Raises:
+        ParameterError: a size is below 1 or no integer.
+    """
+    check_sizes(position=position, d_model=d_model)
+    angles = get_angles(np.arange(position)[:, None], np.arange(d_model)[None], d_model)
+    angles[:, 0::2] = np.sin(angles[:, 0::2])
+    angles[:, 1::2] = np.cos(angles[:, 1::2])
+    return tf.constant(angles[None], dtype)
+
+
+def rel_shift(x, first=None, time_major=False):
+    """`[..., T, K]` by distance to `[..., T, K]` by key; with `time_major`, the original's `[T, K, B, H]` (appendix B).
+
+    The equation, with an example, is `rel_shift` of `txl_tf/equations.py`.
+
+    Args:
+        x: `[..., T, R]`, at least two dimensions; with `time_major`, float `[T, R, B, H]`.
+        first: int or int scalar tensor in `[0, T]`. `None` is the original's function: `x` is `[..., T, K]` with the
+            distances `K - 1, ..., 0` of the last query; a column of zeros is put in front, and `first` is T.
+        time_major: whether queries and keys come first, in `x` and in the result, as in the original.
+
+    Returns:
+        `[..., T, R - 1]`, or `[T, R - 1, B, H]`; where `first` is `None`, a tensor like `x`.
+
+    Raises:
+        ParameterError: `first` is `None` and there are fewer keys than queries, as in the original's layout.
+    """
+    if time_major:
+        check_tensors({}, x=(x, "float qlen klen batch n_head"))
+        return tf.transpose(rel_shift(tf.transpose(x, [2, 3, 0, 1]), first), [2, 3, 0, 1])
+    if first is None:
+        qlen, klen = x.shape[-2:]
+        if None not in (qlen, klen) and klen < qlen:
+            allowed = "[..., qlen, klen] with klen of qlen or more"
+            message = f"x must be {allowed}, got {shown(x)}: did you mean time_major=True?"
+            raise ParameterError("x", x, allowed, message)
+        x = tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[1, 0]])
+        first = keras.ops.shape(x)[-2]
+    return equations.rel_shift(x, first)

@@ -1,0 +1,63 @@
+"""The baseline of both papers: characters and bigrams, read by LSTMs from both sides (Huang et al. 2015).
+
+Shapes:
+    B: batch      L: characters      E: d_model
+"""
+
+from typing import Unpack
+
+import keras
+
+from txl_tf.config import BiLSTMConfig
+from txl_tf.kernels.dropout import split
+from txl_tf.nn.arguments import LayerOptions, takes
+from txl_tf.taggers.tener import SentenceNetwork
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class BiLSTM(SentenceNetwork):
+    """Keras's bidirectional LSTMs over the embeddings of `Tener`.
+
+    ```python
+    network = txl_tf.BiLSTM(n_token=100, n_layer=1, d_model=32)
+    hidden = network({"chars": tf.constant([[5, 7, 2, 4], [3, 3, 0, 0]])})  # [2, 4, 32]
+    ```
+
+    Args:
+        n_token, n_bigram, d_embed, d_bigram, max_seq_len, embed_dropout, token_dropout, seed: as of `Tener`.
+        n_layer, d_model: layers, and their width: half of it for each direction.
+
+    Call arguments, returns, raises: as of `Tener`.
+
+    Reference:
+        Huang et al. 2015 (arXiv 1508.01991), with a CRF on top; the baseline of Yan et al. 2019 and of Li et al. 2020.
+    """
+
+    n_head = d_inner = 0  # a served model reckons with them what memory a request takes
+
+    @takes(BiLSTMConfig)
+    def __init__(
+        self, *, n_token: int, d_model: int, n_layer: int, n_bigram: int = 0, d_embed: int = 50, d_bigram: int = 50,
+        max_seq_len: int = 512, token_dropout: float = 0.0, embed_dropout: float = 0.0, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(seed, **kwargs)
+        policy = {"dtype": self.dtype_policy}
+        self.stacked = []
+        for i in range(self.n_layer):
+            lstm = keras.layers.LSTM(self.d_model // 2, return_sequences=True, **policy, name="lstm")
+            self.stacked.append(keras.layers.Bidirectional(lstm, **policy, name=f"layer{i}"))
+
+    def build(self, inputs_shape=None, **_):
+        self.build_tables()
+        for i, layer in enumerate(self.stacked):
+            layer.build((None, None, self.d_model if i else self.token_width))
+
+    def call(self, inputs, training=None, dropout_key=None):
+        inputs = self.checked(inputs)
+        mask = self.mask_of(inputs)
+        x = self.embed_tokens(inputs, split(self.key_of_call(inputs["chars"], training, dropout_key), 4))
+        for layer in self.stacked:
+            x = layer(x, mask=mask)
+        x._keras_mask = mask
+        return x

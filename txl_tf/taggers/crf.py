@@ -1,0 +1,327 @@
+"""Linear-chain conditional random field: the score of a path of tags, the best path, and how probable tags are.
+
+    score(y) = start[y_0] + sum_t emissions[t, y_t] + sum_t transitions[y_{t-1}, y_t] + end[y_last]
+    p(y) = exp(score(y)) / sum over all paths
+
+Everything is in one graph, under XLA too; sums over paths are loops over time. The functions compute in float64 if an
+argument is float64, else in float32. They take rows that end where `mask` does, the layer takes padding anywhere. A row
+without any element has one path, the empty one, of score 0.
+
+Shapes:
+    B: batch      T: time, at least 1      K: tags
+"""
+
+from typing import Any, Unpack
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.errors import ParameterError
+from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
+from txl_tf.kernels.gradients import custom_gradient
+from txl_tf.kernels.packing import pack, unpack
+from txl_tf.nn.arguments import LayerOptions, stored
+from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors, check_width, shown
+from txl_tf.nn.masks import as_bool, mask_of_call
+from txl_tf.nn.settings import remember_graph
+
+FORBIDDEN = -10000.0  # what a forbidden transition costs, as in fastNLP
+
+
+def crf_nll(emissions, tags, mask, transitions, start=None, end=None):
+    """Negative log-likelihood of paths of tags (fastNLP's `ConditionalRandomField.forward`).
+
+    Args:
+        emissions: `[B, T, K]`, scores of the tags by themselves.
+        tags: int `[B, T]`; any at padding.
+        mask: bool, or integers 0 and 1, `[B, T]`, true at elements, which come first in every row; `None`: all are.
+        transitions: `[K, K]`, from a tag to the next.
+        start, end: `[K]`, scores of the first and of the last tag; `None` for none.
+
+    Returns:
+        `[B]`, nats of whole rows.
+    """
+    mask = _elements(emissions, mask)
+    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
+    return log_norm(emissions, transitions, mask) - tf.reduce_sum(_path_terms(emissions, tags, mask, transitions), 1)
+
+
+def _elements(emissions, mask):
+    """The mask of a function's call, bool `[B, T]`."""
+    return tf.fill(tf.shape(emissions)[:2], True) if mask is None else as_bool("mask", mask)
+
+
+def checked_tags(tags, mask, n_tag):
+    """`tags` as int32, those at padding 0. Fails where an element has none from 0 to `n_tag - 1`; not under XLA."""
+    tags = tf.where(mask, as_ids("tags", tags), 0)
+    extremes = [tf.reduce_min(tags), tf.reduce_max(tags)]
+    valid = (extremes[0] >= 0) & (extremes[1] < n_tag)
+    message = f"tags must lie between 0 and {n_tag - 1} wherever there is an element, got, at the extremes,"
+    if tf.executing_eagerly():
+        if not valid:
+            raise ValueError(f"{message} {extremes[0]} and {extremes[1]}")
+        return tags
+    with tf.control_dependencies([tf.debugging.Assert(valid, [message, *extremes])]):
+        return tf.identity(tags)
+
+
+def _path_scores(emissions, mask, transitions, start=None, end=None):
+    """`(emissions, transitions)` in the dtype of the computation. Args: see `crf_nll`.
+
+    The emissions include the scores of starts and ends, at first and last elements, where they count the same. At
+    padding they are 0: large ones would overflow in the gradients, and infinity times 0 is no number.
+    """
+    dtype = wide_dtype(emissions, transitions, start, end)
+    emissions = tf.where(mask[..., None], tf.cast(emissions, dtype), tf.zeros([], dtype))
+    if start is not None:
+        emissions = tf.concat([emissions[:, :1] + tf.cast(start, dtype), emissions[:, 1:]], 1)
+    if end is not None:
+        last = mask & ~tf.pad(mask[:, 1:], [[0, 0], [0, 1]])
+        emissions += tf.cast(last, dtype)[..., None] * tf.cast(end, dtype)
+    return emissions, tf.cast(transitions, dtype)
+
+
+def _path_terms(emissions, tags, mask, transitions):
+    """The term that each element adds to the score of a path: `[B, T]`."""
+    tags = tf.where(mask, tf.cast(tags, tf.int32), 0)
+    own = tf.gather(emissions, tags, batch_dims=2)
+    steps = tf.gather_nd(transitions, tf.stack([tags[:, :-1], tags[:, 1:]], -1))
+    return tf.where(mask, own + tf.pad(steps, [[0, 0], [1, 0]]), 0.0)
+
+
+@custom_gradient
+def log_norm(emissions, transitions, mask):
+    """Logarithm of the sum over all paths of `exp(score)`: `[B]`. Arguments are those that `_path_scores` returns.
+
+    The gradients are probabilities: of a tag, and of a tag after another. One loop computes them, where TensorFlow
+    would go back through the loop of the forward pass with every array that it made.
+    """
+    alphas = _alphas(emissions, transitions, mask)
+    log_z = _log_norm(alphas, mask)
+
+    def grad(upstream):
+        betas = _betas(emissions, transitions, mask)
+        weight = upstream[:, None] * tf.cast(mask, upstream.dtype)
+        of_emissions = tf.exp(alphas + betas - log_z[:, None, None]) * weight[..., None]
+        arrive = emissions[:, 1:] + betas[:, 1:] - log_z[:, None, None]
+        pairs = tf.exp(alphas[:, :-1, :, None] + transitions + arrive[:, :, None])  # [B, T - 1, K, K]
+        return of_emissions, tf.tensordot(weight[:, 1:], pairs, [[0, 1], [0, 1]]), None
+
+    return log_z, grad
+
+
+def _logsumexp(x, axis):
+    most = tf.reduce_max(x, axis, keepdims=True)
+    return tf.squeeze(most, axis) + tf.math.log(tf.reduce_sum(tf.exp(x - most), axis))
+
+
+def _log_norm(alphas, mask):
+    return tf.where(mask[:, 0], _logsumexp(alphas[:, -1], 1), 0.0)
+
+
+def _alphas(emissions, transitions, mask):
+    """`[B, T, K]`: log of the sum over all beginnings that end in a tag; after the last element as at it."""
+
+    def step(alpha, element):
+        emission, visible = element
+        return tf.where(visible[:, None], _logsumexp(alpha[:, :, None] + transitions, 1) + emission, alpha)
+
+    later = tf.pad(mask[:, 1:], [[0, 0], [1, 0]])
+    return _scan(step, emissions[:, 0], (emissions, later))
+
+
+def _betas(emissions, transitions, mask):
+    """`[B, T, K]`: log of the sum over all ends that follow a tag; 0 at the last element and after it."""
+
+    def step(beta, element):
+        emission, visible = element
+        return tf.where(visible[:, None], _logsumexp(transitions + (emission + beta)[:, None], 2), beta)
+
+    following = tf.concat([emissions[:, 1:], emissions[:, :1]], 1), tf.pad(mask[:, 1:], [[0, 0], [0, 1]])
+    return _scan(step, tf.zeros_like(emissions[:, 0]), following, reverse=True)
+
+
+def _scan(step, first, elements, reverse=False):
+    """`[B, T, ...]`: what `step(previous, element)` makes of `first` and of each of `elements`, `[B, T, ...]` each.
+
+    There is an element for `first` itself, which leaves it as it is: TensorFlow cannot scan no elements at all.
+    """
+    by_time = tf.nest.map_structure(_swapped, elements)
+    return tf.nest.map_structure(_swapped, tf.scan(step, by_time, first, reverse=reverse))
+
+
+def _swapped(x):
+    """`[B, T, ...]` as `[T, B, ...]`, and back."""
+    return tf.transpose(x, [1, 0, *range(2, len(x.shape))])
+
+
+def crf_decode(emissions, mask, transitions, start=None, end=None):
+    """The best path of every row (Viterbi), and its score.
+
+    Args: see `crf_nll`.
+
+    Returns:
+        `(tags, score)`: int32 `[B, T]`, 0 at padding, and float `[B]`.
+    """
+    mask = _elements(emissions, mask)
+    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
+    stay = tf.range(emissions.shape[-1])
+
+    def step(state, element):
+        (score, _), (emission, visible) = state, element
+        ways = score[:, :, None] + transitions
+        best, come_from = tf.reduce_max(ways, 1) + emission, tf.argmax(ways, 1, output_type=tf.int32)
+        return tf.where(visible[:, None], best, score), tf.where(visible[:, None], come_from, stay)
+
+    first = emissions[:, 0], tf.zeros_like(emissions[:, 0], tf.int32)
+    later = tf.pad(mask[:, 1:], [[0, 0], [1, 0]])
+    scores, come_from = _scan(step, first, (emissions, later))  # [B, T, K] each
+    last = scores[:, -1]
+    tags = tf.argmax(last, 1, output_type=tf.int32)
+    before = _scan(lambda tag, pointers: tf.gather(pointers, tag, batch_dims=1), tags, come_from, reverse=True)
+    tags = tf.concat([before[:, 1:], tags[:, None]], 1)
+    return tf.where(mask, tags, 0), tf.where(mask[:, 0], tf.reduce_max(last, 1), 0.0)
+
+
+def crf_marginals(emissions, mask, transitions, start=None, end=None):
+    """The probability of every tag at every place: float `[B, T, K]`, 0 at padding. Args: see `crf_nll`."""
+    mask = _elements(emissions, mask)
+    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
+    alphas = _alphas(emissions, transitions, mask)
+    both = alphas + _betas(emissions, transitions, mask) - _log_norm(alphas, mask)[:, None, None]
+    return tf.where(mask[..., None], tf.exp(both), 0.0)
+
+
+def crf_piece_log_probs(emissions, tags, mask, transitions, start=None, end=None):
+    """Log-probabilities of pieces of a path: that all tags from place s to place e are those of the path.
+
+    Args: see `crf_nll`.
+
+    Returns:
+        `(begins, ends)`, `[B, T]` each: the piece from s to e, e included, has `begins[s] + ends[e]`.
+    """
+    emissions, transitions = _path_scores(emissions, mask, transitions, start, end)
+    tags = tf.cast(tags, tf.int32)
+    alphas = _alphas(emissions, transitions, mask)
+    scores = tf.cumsum(_path_terms(emissions, tags, mask, transitions), 1)
+    begins = tf.gather(alphas, tags, batch_dims=2) - scores
+    ends = tf.gather(_betas(emissions, transitions, mask), tags, batch_dims=2) + scores
+    return begins, ends - _log_norm(alphas, mask)[:, None]
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class CRF(Layer):
+    """A linear-chain CRF: transitions between tags, and how paths start and end.
+
+    ```python
+    crf = txl_tf.layers.CRF(n_tag=3)
+    emissions, mask = tf.random.normal([2, 4, 3]), tf.constant([[1, 1, 1, 1], [1, 1, 0, 0]])
+    tags = crf(emissions, mask=mask)  # [2, 4]
+    nll = crf.nll(emissions, tags, mask)  # [2]
+
+    labels = ["B-name", "I-name", "O"]  # no path goes from O to I-name
+    crf = txl_tf.layers.CRF(n_tag=3, allowed=txl_tf.allowed_transitions(labels))
+    ```
+
+    Args:
+        n_tag: number of tags.
+        start_end: whether there are scores for the first and the last tag.
+        allowed: bool `[n_tag + 2, n_tag + 2]`, which tag may follow which; row `n_tag` is the start, column `n_tag + 1`
+            the end; see `txl_tf.allowed_transitions`. A forbidden one costs 10,000 in `decode` and `piece_log_probs`;
+            `nll` counts all paths, as fastNLP's. `None`: all are allowed.
+
+    Call arguments:
+        emissions: `[batch, time, n_tag]`.
+        mask: bool, or numbers 0 and 1, `[batch, time]`, true at elements, wherever they are; without one, that which
+            Keras passed on with `emissions`, or else all are elements.
+
+    Returns:
+        int32 `[batch, time]`, the best paths.
+
+    Raises:
+        ValueError: `allowed`, a tensor or the mask has another shape; the message names it.
+
+    Reference:
+        Lafferty et al. 2001; fastNLP 0.5.5, `ConditionalRandomField`.
+    """
+
+    free_settings = {"allowed": lambda name, value: None}  # `check_setting` looks
+
+    @stored
+    def __init__(self, n_tag: int, start_end: bool = True, allowed: Any = None, **kwargs: Unpack[LayerOptions]) -> None:
+        super().__init__(**kwargs)
+        check_sizes(n_tag=n_tag)
+        self.allowed = self.check_setting("allowed", allowed)
+
+    def check_setting(self, name, value):
+        if name != "allowed" or value is None:
+            return super().check_setting(name, value)
+        if np.shape(value) != (self.n_tag + 2, self.n_tag + 2):
+            allowed = f"[{self.n_tag + 2}, {self.n_tag + 2}] for n_tag={self.n_tag}"
+            raise ParameterError(name, value, allowed, f"allowed must be {allowed}, got {np.shape(value)}")
+        return np.asarray(value, bool).tolist()
+
+    def build(self, emissions_shape=None, **_):
+        check_width("emissions", emissions_shape, "n_tag", self.n_tag)
+
+        def weight(name, *shape):
+            return self.add_weight(name=name, shape=shape, initializer="zeros", autocast=False)
+
+        self.add_table("transitions", (self.n_tag, self.n_tag), "zeros", autocast=False)
+        self.start_scores = weight("start_scores", self.n_tag) if self.start_end else None
+        self.end_scores = weight("end_scores", self.n_tag) if self.start_end else None
+
+    def call(self, emissions, mask=None):
+        return self.decode(emissions, mask)[0]
+
+    def elements(self, emissions, mask, tags=None):
+        """The mask of a call, bool `[B, T]`. Raises ValueError where shapes do not fit, or without weights."""
+        if not self.built:
+            self.build()
+        mask = mask_of_call(emissions, mask)
+        tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool? batch time")}
+        check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int? batch time"))
+        if emissions.shape[1] == 0:
+            raise ValueError(f"emissions must be float [batch, time, n_tag] of time 1 or more, got {shown(emissions)}")
+        return _elements(emissions, mask)
+
+    def nll(self, emissions, tags, mask=None):
+        """`crf_nll` with the weights of the layer. `mask`: see the call.
+
+        Raises:
+            ValueError, or of a graph InvalidArgumentError: an element has a tag below 0 or above `n_tag - 1`.
+        """
+        mask = self.elements(emissions, mask, tags)
+        tags = checked_tags(tags, mask, self.n_tag)
+        mask, emissions, tags = pack(mask, emissions, tags)
+        return crf_nll(emissions, tags, mask, self.transitions, self.start_scores, self.end_scores)
+
+    def decode(self, emissions, mask=None):
+        """`crf_decode`: `(tags, score)` of the best allowed paths; the score holds no cost unless none is allowed."""
+        mask = self.elements(emissions, mask)
+        packed, emissions = pack(mask, emissions)
+        tags, score = crf_decode(emissions, packed, *self.constrained())
+        return unpack(mask, tags), score
+
+    def piece_log_probs(self, emissions, tags, mask):
+        """`crf_piece_log_probs` among the allowed paths. `mask`: elements first."""
+        return crf_piece_log_probs(emissions, tags, mask, *self.constrained())
+
+    @property
+    def output_dtype(self):
+        return "int32"
+
+    def compute_output_shape(self, *shapes, **named):
+        return tuple(self.named_shapes(shapes, named)["emissions"][:-1])
+
+    def constrained(self):
+        """`(transitions, start, end)`, with the cost of what is forbidden."""
+        if not tf.executing_eagerly():  # `decode` is no Keras call
+            remember_graph(self)
+        if self.allowed is None:
+            return self.transitions, self.start_scores, self.end_scores
+        n, transitions = self.n_tag, at_least_float32(self.transitions)
+        cost = tf.constant(np.where(self.allowed, 0.0, FORBIDDEN), transitions.dtype)
+        start, end = (0.0 if x is None else at_least_float32(x) for x in (self.start_scores, self.end_scores))
+        return transitions + cost[:n, :n], start + cost[n, :n], end + cost[:n, n + 1]

@@ -1,0 +1,178 @@
+"""FLAT: a lattice of characters and words to hidden states of the characters (Li et al. 2020).
+
+The items of a sentence are its characters, then immediately the words that a lexicon finds in it, then padding.
+
+Shapes:
+    B: batch      L: characters of the longest sentence      T: items of the one with the most      E: d_model
+"""
+
+from typing import Unpack
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import FlatConfig
+from txl_tf.kernels.dropout import dropout, split
+from txl_tf.kernels.dtypes import wide_dtype
+from txl_tf.nn.arguments import LayerOptions, takes, values_of
+from txl_tf.nn.base import check_layer
+from txl_tf.nn.ops import Linear
+from txl_tf.taggers.flat_layers import FlatLayer
+from txl_tf.taggers.flat_variants import LatticeProcess, check_sequence
+from txl_tf.taggers.lattice import PositionFusion, distance_table, distinct_pairs
+from txl_tf.taggers.tener import SentenceNetwork
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class Flat(SentenceNetwork):
+    """FLAT's encoder.
+
+    ```python
+    matches = txl_tf.Lexicon(["ab", "bcd"]).matches("abc")  # one: "ab", from character 0 to character 1
+    network = txl_tf.Flat(n_token=100, n_layer=1, d_model=32, n_head=4, d_inner=64)
+    inputs = {
+        "lattice": tf.constant([[5, 7, 2, 42]]),  # the ids of a, b, c and ab
+        "bigrams": tf.constant([[0, 0, 0]]),
+        "seq_len": tf.constant([3]),
+        "lex_num": tf.constant([1]),
+        "pos_s": tf.constant([[0, 1, 2, 0]]),
+        "pos_e": tf.constant([[0, 1, 2, 1]]),
+    }
+    hidden = network(inputs)  # [1, 3, 32]
+    ```
+
+    Args:
+        n_token, n_bigram: ids of the lattice's items and of bigrams, 0 at padding, 1 unknown; no bigrams where
+            `n_bigram` is 0.
+        n_layer, d_model, n_head, d_inner: layers, width, attention heads, width inside the feed-forward nets.
+        d_embed, d_bigram: widths of the embeddings.
+        max_seq_len: most characters of a sentence, for data and export, and for `rel_pos_init` 0.
+        fusion: see `PositionFusion`. fusion_shared: whether all layers share one.
+        rel_pos_init: 1, distances are what they are; 0, `max_seq_len` is added to each, as the program does.
+        scale, q_proj, k_proj, v_proj, r_proj, attn_ff: see `LatticeAttn`. The program leaves keys as they are.
+        pre, post, residual, activation: see `FlatLayer`.
+        dropout, dropatt: rates in the feed-forward nets and of the attention probabilities.
+        embed_dropout: rate of the embeddings, of characters and of words.
+        token_dropout: rate at which training takes the unknown id for another.
+        seed: int that dropout derives from where no key is given.
+
+    Call arguments:
+        inputs: dictionary of int tensors:
+            lattice: `[batch, items]`, characters, then words, then 0.
+            bigrams: `[batch, length]`.
+            seq_len, lex_num: `[batch]`, number of characters and of words.
+            pos_s, pos_e: `[batch, items]`, places of the first and of the last character of each item.
+        training, dropout_key: see `txl_tf.nn.base`.
+
+    Returns:
+        `[batch, length, d_model]`, of the characters; at padding, anything. Keras's mask is that of the characters.
+
+    Raises:
+        ValueError: an argument is out of its range, an input is missing or of another shape; the message names it.
+
+    Reference:
+        Li et al. 2020; `Lattice_Transformer_SeqLabel` of LeeSureman/Flat-Lattice-Transformer, V0.
+    """
+
+    needs_bigrams = True  # their number is that of the characters
+    input_dims = {
+        "lattice": "batch items", "bigrams": "batch length", "seq_len": "batch", "lex_num": "batch",
+        "pos_s": "batch items", "pos_e": "batch items",
+    }  # fmt: skip
+
+    copied_settings = {"dropout": ("stacked.dropout",), "dropatt": ("stacked.attn.dropatt",)}
+
+    @takes(FlatConfig)
+    def __init__(
+        self, *, n_token: int, d_model: int, n_layer: int, n_head: int, d_inner: int, n_bigram: int = 0,
+        d_embed: int = 50, d_bigram: int = 50, max_seq_len: int = 512, token_dropout: float = 0.0, scale: bool = False,
+        dropout: float = 0.0, dropatt: float = 0.0, embed_dropout: float = 0.0, fusion: str = "ff",
+        fusion_shared: bool = True, rel_pos_init: int = 1, q_proj: bool = True, k_proj: bool = True,
+        v_proj: bool = True, r_proj: bool = True, attn_ff: bool = False, pre: str = "", post: str = "an",
+        residual: str = "input", activation: str = "relu", seed: int | None = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(seed, **kwargs)
+        check_sequence("pre", self.pre)
+        check_sequence("post", self.post)
+        options = {"dtype": self.dtype_policy}
+        self.char_proj = Linear(self.d_model, **options, name="char_proj")
+        self.lex_proj = Linear(self.d_model, **options, name="lex_proj")
+        n_fusion = 1 if self.fusion_shared else self.n_layer
+        self.fusions = [
+            PositionFusion(self.d_model, self.fusion, **options, name=f"fusion{i}") for i in range(n_fusion)
+        ]
+        of_layers = values_of(self, "d_model n_head d_inner pre post residual activation dropout")
+        of_layers["attention"] = values_of(self, "scale q_proj k_proj v_proj r_proj attn_ff dropatt")
+        self.stacked = [
+            FlatLayer(**of_layers, seed=self.draw_key, **options, name=f"layer{i}") for i in range(self.n_layer)
+        ]
+        self.last = LatticeProcess(self.pre.replace("a", ""), **options, name="last")
+
+    def build(self, inputs_shape=None, **_):
+        self.build_tables()
+        width = (None, None, self.d_model)
+        self.char_proj.build((None, None, self.token_width))
+        self.lex_proj.build((None, None, self.d_embed))
+        for layer in [*self.fusions, *self.stacked, self.last]:
+            layer.build(width)
+
+    def mask_of(self, inputs):
+        """bool `[batch, length]`, true at characters."""
+        return tf.sequence_mask(inputs["seq_len"], keras.ops.shape(inputs["bigrams"])[1])
+
+    def items_of(self, inputs):
+        """bool `[batch, items]`, true at characters and words."""
+        return tf.sequence_mask(inputs["seq_len"] + inputs["lex_num"], keras.ops.shape(inputs["lattice"])[1])
+
+    def embed(self, inputs, keys=(None,) * 4):
+        """The input of the first layer: `[batch, items, d_model]`, zeros at padding."""
+        item_key, bigram_key, drop_char, drop_word = keys
+        chars, items = self.mask_of(inputs), self.items_of(inputs)
+        found = self.lookup(self.embedding, inputs["lattice"], item_key)
+        length, n_items = keras.ops.shape(chars)[1], keras.ops.shape(items)[1]
+        of_chars = found[:, :length]
+        if self.n_bigram:
+            bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
+            of_chars = tf.concat([of_chars, bigrams], -1)
+        of_chars = self.char_proj(dropout(of_chars, self.embed_dropout, drop_char))
+        of_chars *= tf.cast(chars, of_chars.dtype)[..., None]
+        words = items & ~tf.pad(chars, [[0, 0], [0, n_items - length]])
+        of_words = self.lex_proj(dropout(found, self.embed_dropout, drop_word))
+        of_words *= tf.cast(words, of_words.dtype)[..., None]
+        return of_words + tf.pad(of_chars, [[0, 0], [0, n_items - length], [0, 0]])
+
+    def positions(self, inputs):
+        """`(fused, index)`: for each fusion, vectors `[U, d_model]` of the pairs that differ; and int32 `[batch, items,
+        items]`, which of them each pair has.
+        """
+        pairs = distinct_pairs(inputs["pos_s"], inputs["pos_e"], self.items_of(inputs), self.fusions[0].names)
+        shift = 0 if self.rel_pos_init else self.max_seq_len
+        table = distance_table(pairs.places, self.d_model, shift, wide_dtype(self.compute_dtype))
+        return [fusion(pairs, table) for fusion in self.fusions], pairs.index
+
+    def call(self, inputs, training=None, dropout_key=None):
+        inputs = self.checked(inputs)
+        keys = split(self.key_of_call(inputs["lattice"], training, dropout_key), 4 + self.n_layer)
+        x = self.embed(inputs, keys[:4])
+        (fused, index), items = self.positions(inputs), self.items_of(inputs)
+        for i, (layer, key) in enumerate(zip(self.stacked, keys[4:], strict=True)):
+            x = layer(x, fused[i % len(fused)], index, items, dropout_key=key)
+        x = x[:, : keras.ops.shape(inputs["bigrams"])[1]]
+        x = self.last(x, x)
+        x._keras_mask = self.mask_of(inputs)
+        return x
+
+    def compute_output_shape(self, *shapes, **named):
+        return (*self.shapes_of_inputs(shapes, named)["bigrams"], self.d_model)
+
+    def attention_probs(self, inputs, layer):
+        """The attention of one layer, without dropout: `[n_head, batch, items, items]`. Arguments: see `Tener`."""
+        layer = check_layer(layer, self.n_layer)
+        self.build_at_once()
+        inputs = self.checked(inputs)
+        x, items = self.embed(inputs), self.items_of(inputs)
+        fused, index = self.positions(inputs)
+        for i in range(layer):
+            x = self.stacked[i](x, fused[i % len(fused)], index, items)
+        attended = self.stacked[layer]
+        return attended.attn.attention_probs(attended.preprocess(x, x), fused[layer % len(fused)], index, items)

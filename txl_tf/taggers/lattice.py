@@ -1,0 +1,238 @@
+"""FLAT's lattice: characters and words of a sentence side by side, and the positions of their pairs (Li et al. 2020).
+
+Every item of a sentence, a character or a word, has the places of its first and its last character, s and e, as the
+program calls them: head and tail in the paper. A pair of items has four distances, query minus key:
+
+    program     ss = s_i - s_j      se = s_i - e_j      es = e_i - s_j      ee = e_i - e_j
+    paper       hh                  ht                  th                  tt
+
+The fusion makes one vector of their sinusoids, `R_ij = relu(W_r [p_hh, p_ht, p_th, p_tt])`. Pairs with the same four
+distances are fused once: a batch of sentences has a hundred times as many pairs as it has different distances.
+
+Shapes:
+    B: batch      T: items of the longest sentence      E: d_model      S: places, 1 + the largest e
+    U: pairs that differ in their distances              P: distances, 2 * S - 1, from -(S - 1) on
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Unpack
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import FUSIONS, one_of
+from txl_tf.errors import ParameterError
+from txl_tf.kernels import add_bias
+from txl_tf.kernels.precision import matmul
+from txl_tf.nn.arguments import LayerOptions, stored
+from txl_tf.nn.base import Layer, check_sizes, check_tensors, shown
+from txl_tf.nn.masks import as_bool
+from txl_tf.nn.ops import Linear
+from txl_tf.nn.positions import positional_embedding, tensor2tensor_frequencies
+from txl_tf.taggers import flat_variants
+
+DISTANCES = ("ss", "se", "es", "ee")
+
+
+class Pairs(NamedTuple):
+    """The different pairs of items in a batch: the input of `PositionFusion`. `distinct_pairs` makes them.
+
+    Attributes:
+        distances: list of int32 `[U]`, one tensor for each name of a distance, such as "ss".
+        index: int32 `[B, T, T]`, the number of each pair of items among the U different ones. At padding it has no
+            meaning. `LatticeAttn` and `FlatLayer` take it.
+        places: int32 scalar, 1 + the largest place in the batch. `distance_table` takes it.
+    """
+
+    distances: list
+    index: tf.Tensor
+    places: tf.Tensor
+
+
+def span_distances(pos_s, pos_e):
+    """The four distances of every pair of items, the place of the query minus the place of the key.
+
+    ```python
+    # Three characters and the word of the first two, which begins at character 0 and ends at character 1.
+    pos_s, pos_e = tf.constant([[0, 1, 2, 0]]), tf.constant([[0, 1, 2, 1]])
+    distances = txl_tf.layers.span_distances(pos_s, pos_e)
+    of_third_character = distances["se"][0, 2]  # to the ends of all items: 2, 1, 0 and 1
+    ```
+
+    Args:
+        pos_s, pos_e: int `[B, T]`, the places of the first and of the last character of every item: head and tail.
+
+    Returns:
+        `{"ss": ..., "se": ..., "es": ..., "ee": ...}`, int `[B, T, T]` each: "se" is from the first character of the
+        query to the last character of the key.
+    """
+    places = {"s": pos_s, "e": pos_e}
+    return {name: places[name[0]][:, :, None] - places[name[1]][:, None] for name in DISTANCES}
+
+
+def distinct_pairs(pos_s, pos_e, mask=None, names=DISTANCES):
+    """Numbers the pairs of items in a batch: pairs with the same distances have the same number.
+
+    The arguments may also be symbolic inputs of Keras.
+
+    Args:
+        pos_s, pos_e: int `[B, T]`, the places of the first and of the last character of every item.
+        mask: bool, or integers 0 and 1, `[B, T]`, true at items; `None`: there is no padding.
+        names: the distances to compare, see `span_distances`. A `PositionFusion` takes those of its attribute `names`.
+
+    Returns:
+        `Pairs`.
+    """
+    if any(keras.backend.is_keras_tensor(x) for x in (pos_s, pos_e, mask)):
+        return _DistinctPairs(names)(pos_s, pos_e, mask)
+    mask = tf.ones_like(pos_s, tf.bool) if mask is None else as_bool("mask", mask)
+    pos_s, pos_e = (tf.where(mask, tf.cast(x, tf.int64), 0) for x in (pos_s, pos_e))
+    places = tf.reduce_max(pos_e) + 1
+    base, found = 2 * places - 1, span_distances(pos_s, pos_e)
+    code = tf.zeros_like(found["ss"])
+    for name in names:
+        code = code * base + found[name] + places - 1
+    code = tf.where(mask[:, :, None] & mask[:, None], code, tf.reduce_max(code))
+    codes, index = tf.unique(tf.reshape(code, [-1]))
+    distances = []
+    for _ in names:
+        distances.append(tf.cast(codes % base - places + 1, tf.int32))
+        codes //= base
+    return Pairs(distances[::-1], tf.reshape(index, tf.shape(code)), tf.cast(places, tf.int32))
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class _DistinctPairs(Layer):
+    """`distinct_pairs` as a layer, for symbolic inputs of Keras."""
+
+    @stored
+    def __init__(self, names: Sequence[str] = DISTANCES, **kwargs: Unpack[LayerOptions]) -> None:
+        super().__init__(**kwargs)
+
+    def call(self, pos_s, pos_e, mask=None):
+        return distinct_pairs(pos_s, pos_e, mask, self.names)
+
+
+def distance_table(places, d_model, shift=0, dtype="float32"):
+    """The sinusoids of all distances that occur in sentences, `-(places - 1) ... places - 1`.
+
+    Args:
+        places: int or int scalar tensor, 1 + the largest place in a sentence; `Pairs.places` is that of a batch. It may
+            also be a symbolic tensor of Keras.
+        d_model: int, the width of the sinusoids: even, and 4 or more.
+        shift: number that is added to each distance.
+        dtype: float32 or float64.
+
+    Returns:
+        `[2 * places - 1, d_model]` in `dtype`, see `tensor2tensor_frequencies`.
+    """
+    if keras.backend.is_keras_tensor(places):
+        return _DistanceTable(d_model, shift)(places)
+    last = tf.cast(places, dtype) - 1
+    return positional_embedding(tf.range(-last, last + 1) + shift, tensor2tensor_frequencies(d_model, dtype))[0]
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class _DistanceTable(Layer):
+    """`distance_table` as a layer, for symbolic inputs of Keras."""
+
+    @stored
+    def __init__(self, d_model: int, shift: int = 0, **kwargs: Unpack[LayerOptions]) -> None:
+        super().__init__(**kwargs)
+
+    def call(self, places):
+        return distance_table(places, self.d_model, self.shift)
+
+
+def fused_sum(pairs, table, kernel):
+    """`[p_ss, p_se, ...] kernel`, for every pair that differs: `[U, any]`.
+
+    The product of a distance with its part of the kernel is the same wherever the distance occurs. So the table of all
+    distances is multiplied once, and each pair adds up rows of the products.
+
+    Args:
+        pairs: `Pairs`.
+        table: `[P, E]`, see `distance_table`.
+        kernel: `[E * number of distances, any]`.
+    """
+    parts = tf.split(kernel, len(pairs.distances))
+    rows = [distance + pairs.places - 1 for distance in pairs.distances]
+    return tf.add_n([tf.gather(matmul(table, part), row) for part, row in zip(parts, rows, strict=True)])
+
+
+def checked_pairs(pairs, names):
+    """The `Pairs` of a call; a model that Keras loads from a file gives them as a list. Raises ParameterError."""
+    if isinstance(pairs, (tuple, list)) and len(pairs) == 3 and isinstance(pairs[0], (tuple, list)):
+        pairs = Pairs(*pairs)
+    if isinstance(pairs, Pairs) and len(pairs.distances) == len(names):
+        return pairs
+    allowed = f"Pairs of the distances {', '.join(names)}, which txl_tf.layers.distinct_pairs makes"
+    got = f"{len(pairs.distances)} distances" if isinstance(pairs, Pairs) else shown(pairs)
+    raise ParameterError("pairs", pairs, allowed, f"pairs must be {allowed}, got {got}")
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class PositionFusion(Layer):
+    """One vector for the distances of a pair (`Four_Pos_Fusion_Embedding` of the program).
+
+    ```python
+    # Three characters and the word of the first two, which begins at character 0 and ends at character 1.
+    pairs = txl_tf.layers.distinct_pairs(pos_s=tf.constant([[0, 1, 2, 0]]), pos_e=tf.constant([[0, 1, 2, 1]]))
+    table = txl_tf.layers.distance_table(pairs.places, 32)  # [5, 32]
+    r = txl_tf.layers.PositionFusion(d_model=32)(pairs, table)  # [12, 32]
+    ```
+
+    Args:
+        d_model: width of the sinusoids and of the vectors.
+        fusion: "ff", the paper's `relu(W_r [p_hh, p_ht, p_th, p_tt])`, with a bias, as in the program. For the others,
+            "ff_two" (of hh and tt alone), "ff_linear", "attn" and "gate", see `flat_variants.py`.
+
+    Call arguments:
+        pairs: `Pairs` of the distances in `names`, which `distinct_pairs` makes.
+        table: `[P, d_model]`, which `distance_table` makes.
+
+    Returns:
+        `[U, d_model]`, a vector for every different pair. `LatticeAttn` and `FlatLayer` take it as `r`.
+
+    Attributes:
+        names: tuple of str, the distances that `pairs` must have.
+
+    Raises:
+        ValueError: there is no such fusion, or `pairs` are something else.
+
+    Reference:
+        Li et al. 2020, section 3.2.
+    """
+
+    free_settings = {}
+    forward: Linear  # of "ff"
+
+    @stored
+    def __init__(self, d_model: int, fusion: str = "ff", **kwargs: Unpack[LayerOptions]) -> None:
+        super().__init__(**kwargs)
+        check_sizes(d_model=d_model)
+        one_of(FUSIONS)("fusion", fusion)
+        self.names = ("ss", "ee") if fusion == "ff_two" else DISTANCES
+        for name, (_, units) in flat_variants.products_of(fusion, d_model).items():  # of "ff", `forward` alone
+            setattr(self, name, Linear(units, dtype=self.dtype_policy, name=name))
+
+    def build(self, *_, **__):
+        for name, (width, _) in flat_variants.products_of(self.fusion, self.d_model).items():
+            getattr(self, name).build((None, width))
+
+    def call(self, pairs, table):
+        check_tensors({"d_model": self.d_model}, table=(table, "float distances d_model"))
+        pairs = checked_pairs(pairs, self.names)
+        table = tf.cast(table, self.compute_dtype)
+        if self.fusion != "ff":
+            return flat_variants.fuse(self, pairs, table)
+        return tf.nn.relu(self.linear_of(self.forward, pairs, table))
+
+    def linear_of(self, linear, pairs, table):
+        """The sinusoids of each pair's distances side by side, through a linear layer: `[U, any]`."""
+        kernel, bias = self.computed(linear.kernel, linear.bias)
+        return add_bias(fused_sum(pairs, table, kernel), bias)
+
+    def compute_output_shape(self, *shapes, **named):
+        pairs = self.named_shapes(shapes, named if shapes else {"pairs_shape": None, **named})["pairs"]
+        return (pairs.distances[0][0] if hasattr(pairs, "distances") else None), self.d_model

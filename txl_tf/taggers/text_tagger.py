@@ -1,0 +1,240 @@
+"""Lines of text to tags: named entities, parts of speech.
+
+Shapes:
+    B: batch      n: tokens of a sentence      L: most tokens that the network takes      K: labels
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config import at_least
+from txl_tf.data.batching import by_length, in_order
+from txl_tf.data.tagged.batches import Encoded, SentenceEncoder, features
+from txl_tf.data.tagged.sentence_ends import LineSizes, split_at_ends
+from txl_tf.kernels.dtypes import at_least_float32
+from txl_tf.nn.settings import add_user
+from txl_tf.taggers.flat import Flat
+from txl_tf.taggers.tagger import Tagger
+
+
+class Entity(NamedTuple):
+    kind: str
+    start: int
+    end: int  # exclusive
+    prob: float  # that its tokens have exactly these tags
+
+
+class TaggedText(NamedTuple):
+    tags: list[str]
+    entities: list[Entity]  # of the scheme "none", every token; their kinds are the tags
+
+
+class Item(NamedTuple):
+    """A token of a sentence, or a word that the lexicon finds in it."""
+
+    start: int
+    end: int  # exclusive, in tokens
+    text: str
+
+
+class SentenceAttention(NamedTuple):
+    """Where a network looks in a sentence.
+
+    Attributes:
+        items: the tokens, then the words of the lattice.
+        probs: float `[n_layer, n_head, items, items]`, from queries to keys; they sum to 1 over the keys.
+    """
+
+    items: list[Item]
+    probs: np.ndarray
+
+
+class TextTagger:
+    """Sentences to tags and entities.
+
+    The network reads a sentence of more than `window` tokens in overlapping windows. Each token has the emissions
+    of the window in whose middle it stands most nearly, and the CRF tags the sentence as a whole.
+
+    Args:
+        tagger: `Tagger` of a `SentenceNetwork`. Its `token_level` says what a token is.
+        encoder: `SentenceEncoder` of its run, see `encoder_of`.
+        batch_size: sentences to tag at a time; those of like lengths are together.
+        window: most tokens that the network reads at a time; `None`: its `max_seq_len`, which is the limit.
+        sizes: how long the lines are that the tagger was trained on, see `pieces`.
+    """
+
+    def __init__(
+        self,
+        tagger: Tagger,
+        encoder: SentenceEncoder,
+        batch_size: int = 64,
+        window: int | None = None,
+        sizes: LineSizes | None = None,
+    ):
+        at_least(1)("batch_size", batch_size)
+        if window is not None:
+            at_least(1, tagger.network.max_seq_len)("window", window)
+        self.tagger, self.batch_size, self.window, self.sizes = tagger, batch_size, window, sizes
+        self.encoder = dataclasses.replace(encoder, level=tagger.token_level)
+        self.lattice = isinstance(tagger.network, Flat)
+        self.drop_graphs()
+        add_user(tagger, self)
+        add_user(tagger.network, self)
+
+    def drop_graphs(self):
+        """Compiles again: called after a setting of the tagger or of its network has changed, too."""
+        functions = self.tagger.entities, self.tagger.emissions, self.tagger.entities_of
+        graphs = [tf.function(function, reduce_retracing=True, autograph=False) for function in functions]
+        self._entities, self._emissions, self._entities_of = graphs
+
+    @property
+    def most(self) -> int:
+        """Most tokens that the network reads at a time."""
+        return self.window or self.tagger.network.max_seq_len
+
+    def split(self, line: str) -> list[str]:
+        """The tokens of a line of text, as `tag` takes them: its characters, or words between white space."""
+        return line.split() if self.tagger.token_level == "word" else list(line)
+
+    def sentences(self, tokens: Sequence[str]) -> list[Sequence[str]]:
+        """The sentences of a text, see `split_at_ends`."""
+        return split_at_ends(tokens, self.tagger.token_level == "word")
+
+    def pieces(self, tokens: Sequence[str], split: bool | None = None) -> list[Sequence[str]]:
+        """The parts of a line of text that are tagged by themselves.
+
+        Args:
+            tokens: of the line.
+            split: `True` for its sentences, `False` for the line as a whole. By default, a line that has more sentences
+                than lines of the training (`LineSizes.most`) is cut into parts of as many as these have in the mean.
+        """
+        most = self.sizes.most if self.sizes else None
+        if split is False or (split is None and most is None):
+            return [tokens]
+        found = self.sentences(tokens)
+        if split:
+            return found
+        if len(found) <= most:
+            return [tokens]
+        ends = [0, *itertools.accumulate(map(len, found))]
+        cuts = [*ends[: -1 : self.sizes.usual], ends[-1]]
+        return [tokens[begin:end] for begin, end in itertools.pairwise(cuts)]
+
+    def describe(self, line: str, found: TaggedText, tokens: Sequence[str] | None = None) -> dict:
+        """What `tag` found in a line, for JSON: its text, and its entities by kind, start, end, text and prob.
+
+        Args:
+            line: text.
+            found: of the tokens. Its entities count them; here `start` and `end` count characters of the line.
+            tokens: those of the line, in their order; by default `split(line)`.
+        """
+        places, rows, end = [], [], 0
+        for token in self.split(line) if tokens is None else tokens:
+            start = line.index(token, end)
+            end = start + len(token)
+            places.append((start, end))
+        for kind, first, end, prob in found.entities:
+            start, end = places[first][0], places[end - 1][1]
+            rows.append({"kind": kind, "start": start, "end": end, "text": line[start:end], "prob": round(prob, 4)})
+        return {"text": line, "entities": rows}
+
+    def encode(self, sentences: Sequence[Sequence[str]], left_out: Collection[str] = ()) -> list[Encoded]:
+        """Ids of sentences, see `tag`."""
+        return [self.encoder.encode(tokens, left_out) for tokens in sentences]
+
+    def tag_in_sentences(
+        self, texts: Sequence[Sequence[str]], left_out: Collection[str] = (), split: bool | None = True
+    ) -> list[TaggedText]:
+        """`tag` of lines of text that are cut at the ends of sentences as `pieces` says; by default, all are."""
+        pieces = [self.pieces(tokens, split) for tokens in texts]
+        found = iter(self.tag([piece for text in pieces for piece in text], left_out))
+        return [joined([next(found) for _ in text]) for text in pieces]
+
+    def tag(self, sentences: Sequence[Sequence[str]], left_out: Collection[str] = ()) -> list[TaggedText]:
+        """The best tags of every sentence and the entities that they mark.
+
+        Args:
+            sentences: of tokens, see `split`; of characters, strings will do. One without any has no tags.
+            left_out: words to take out of the lexicon, for FLAT.
+        """
+        encoded = self.encode(sentences, left_out)
+        lengths = np.array([len(sentence.ids) for sentence in encoded], int)
+        return in_order(self._tag, encoded, by_length(lengths, self.batch_size))
+
+    def attention(self, tokens: Sequence[str], left_out: Collection[str] = ()) -> SentenceAttention:
+        """Where every layer and head looks in one sentence. Arguments: see `tag`.
+
+        Raises:
+            ValueError: the network has no attention; the sentence is empty, or longer than it takes at a time.
+        """
+        network = self.tagger.network
+        if not hasattr(network, "attention_probs"):
+            raise ValueError(f"a tagger with attention is needed, got one with {type(network).__name__}")
+        most = network.max_seq_len
+        if not 0 < len(tokens) <= most:
+            raise ValueError(f"tokens must be 1 to max_seq_len={most} for a picture, got {len(tokens):,}")
+        encoded = self.encoder.encode(tokens, left_out)
+        places = list(zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True))
+        inputs = {name: tf.constant(array) for name, array in features([encoded], self.lattice).items()}
+        if not self.lattice:
+            places = places[: encoded.n]
+        probs = [network.attention_probs(inputs, layer)[:, 0] for layer in range(network.n_layer)]
+        items = [Item(first, last + 1, "".join(tokens[first : last + 1])) for first, last in places]
+        return SentenceAttention(items, at_least_float32(tf.stack(probs)).numpy())
+
+    def _tag(self, encoded: list[Encoded]) -> list[TaggedText]:
+        fitting = [sentence for sentence in encoded if 0 < sentence.n <= self.most]
+        found = iter(self._tag_fitting(fitting) if fitting else [])
+        empty = TaggedText([], [])
+        return [
+            empty if not sentence.n else self._tag_long(sentence) if sentence.n > self.most else next(found)
+            for sentence in encoded
+        ]
+
+    def _tag_fitting(self, encoded: list[Encoded]) -> list[TaggedText]:
+        found = self._entities(features(encoded, self.lattice))
+        return self._read([sentence.n for sentence in encoded], found)
+
+    def _tag_long(self, sentence: Encoded) -> TaggedText:
+        n, most, rows = sentence.n, self.most, []
+        begins = window_begins(n, most)
+        windows = [sentence.window(begin, begin + most) for begin in begins]
+        for i in range(0, len(windows), self.batch_size):
+            batch = features(windows[i : i + self.batch_size], self.lattice)
+            rows += [*self._emissions(batch)[0].numpy()]
+        cuts = [0, *((left + right + most + 1) // 2 for left, right in itertools.pairwise(begins)), n]
+        pieces = zip(rows, begins, itertools.pairwise(cuts), strict=True)
+        emissions = np.concatenate([row[first - begin : end - begin] for row, begin, (first, end) in pieces])
+        return self._read([n], self._entities_of(emissions[None], np.ones([1, n], bool)))[0]
+
+    def _read(self, lengths: list[int], found: dict[str, tf.Tensor]) -> list[TaggedText]:
+        labels, kinds = self.tagger.labels, self.tagger.kinds
+        names = "tags", "ends", "starts", "kinds", "probs"
+        texts = []
+        for n, tags, ends, starts, kind, probs in zip(lengths, *(found[name].numpy() for name in names), strict=True):
+            places = np.flatnonzero(ends)
+            entities = [Entity(kinds[kind[i]], int(starts[i]), int(i) + 1, float(probs[i])) for i in places]
+            texts.append(TaggedText([labels[tag] for tag in tags[:n]], entities))
+        return texts
+
+
+def joined(pieces: Sequence[TaggedText]) -> TaggedText:
+    """What was found in a text, from what was found in its pieces."""
+    tags, entities = [], []
+    for piece in pieces:
+        entities += [e._replace(start=e.start + len(tags), end=e.end + len(tags)) for e in piece.entities]
+        tags += piece.tags
+    return TaggedText(tags, entities)
+
+
+def window_begins(n: int, most: int) -> list[int]:
+    """Where windows of `most` tokens begin in a sentence of `n`, more than that: each shares half with the next."""
+    steps = -(-(n - most) // max(1, most // 2))
+    return [i * (n - most) // steps for i in range(steps + 1)]

@@ -1,0 +1,245 @@
+"""Transformer-XL's attention as layers: over memory and segment, by content and by distance (paper, section 3.3).
+
+The equation is `attention` in `txl_tf/equations.py`. u is `r_w_bias` and v is `r_r_bias`, the original's names. W_q,
+W_(k,E) and W_v are `qkv_kernel`, W_(k,R) is `r_kernel`.
+
+Shapes:
+    B: batch        T: qlen, the queries        M: mlen, the memory        K: klen, the keys, M + T
+    H: n_head       D: d_head                   E: d_model
+"""
+
+from typing import Any, Unpack
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config.checks import NOT_NEGATIVE
+from txl_tf.equations import Attention, Places, attention, attention_block, causal, project_distances
+from txl_tf.kernels.dropout import Drop, split
+from txl_tf.kernels.watching import watching
+from txl_tf.nn.arguments import LayerOptions, stored
+from txl_tf.nn.base import Layer, check_length, check_sizes, check_tensors
+from txl_tf.nn.masks import HEADS_FIRST, as_bool, mask_of, seen, seen_by_article
+from txl_tf.nn.ops import LayerNorm, norm_of, own_initializer
+from txl_tf.nn.position_schemes import Relative
+from txl_tf.nn.settings import FREE_EPSILON, FREE_RATE, FREE_SEED, OF_CLASS
+from txl_tf.transformer_xl.memory import HiddenStates, Memory
+
+
+def create_mask(qlen, mlen, same_length=False, first=0):
+    """Which keys a query must not see: 1 where masked, 0 where seen (`_create_mask` of the original).
+
+    The arguments are the original's. Query i sees the keys `0 ... mlen + i`, and with `same_length` only the last
+    `mlen + 1` of them, `i ... mlen + i`. With qlen 3, mlen 2, without and with `same_length`:
+
+        0 0 0 1 1        0 0 0 1 1
+        0 0 0 0 1        1 0 0 0 1
+        0 0 0 0 0        1 1 0 0 0
+
+    Args:
+        qlen, mlen: ints or int scalar tensors, the lengths of segment and memory.
+        same_length: every query sees the same number of keys (the original's evaluation settings).
+        first: number of the first query and of the first key, which the mask does not depend on. A value that is known
+            only at run time keeps the mask, megabytes of it, out of the compiled program.
+
+    Returns:
+        float32 `[qlen, mlen + qlen]`.
+
+    Raises:
+        ParameterError: a length is below 0 or no integer.
+    """
+    check_length("qlen", qlen)
+    check_length("mlen", mlen)
+    return tf.cast(~causal(qlen, mlen, same_length, first), tf.float32)
+
+
+def rel_multihead_attn(
+    w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, dropatt=0.0, dropout_key=None,
+    content_mask=None,
+):  # fmt: skip
+    """Relative attention with its projections; residual and layer norm are `RelMultiHeadAttn`'s.
+
+    Batch first: the original's `w` and `mems` are `[T, B, E]` and `[M, B, E]`, its `r` is `[K, 1, E]`. Queries are
+    projected for the segment alone; the original projects the memory's too and throws them away.
+
+    Args: as in the call of `RelMultiHeadAttn`. `attn_mask`, `mems` and `content_mask` may be `None`. The tensors
+        have one dtype. A mask that Keras passed on with `w` reaches the layer alone: give it in `attn_mask`. And
+        qkv_kernel: `[E, 3 * H * D]`, queries, then keys, then values.
+        r_kernel, o_kernel: `[E, H * D]` and `[H * D, E]`.
+        dropatt, dropout_key: of the attention probabilities, see `attend`.
+
+    Returns:
+        `[B, T, E]`.
+    """
+    kernels = qkv_kernel, r_kernel, o_kernel
+    memory, weights = relative_parts(w, r, r_w_bias, r_r_bias, attn_mask, mems, *kernels, Relative(), content_mask)
+    return attention(w, memory, weights, Drop(dropatt, dropout_key))
+
+
+def relative_parts(
+    w, r, r_w_bias, r_r_bias, attn_mask, mems, qkv_kernel, r_kernel, o_kernel, scheme, content_mask=None
+):  # fmt: skip
+    """`(memory, weights)` of `txl_tf.equations.attention`, of arguments of `rel_multihead_attn` and a `Relative`."""
+    n_head, d_head = r_w_bias.shape
+    # The zero column of rel_shift as a zero key: the product leaves it in place and no copy is needed for it.
+    r_k = tf.pad(project_distances(r, r_kernel, n_head), [[0, 0], [1, 0], [0, 0]])
+    places = Places(
+        keys_of(w, mems), visible_keys(attn_mask, w, mems), r_k, keras.ops.shape(w)[1], zeros_of(content_mask, w)
+    )
+    u, v = (bias[:, None, None] for bias in (r_w_bias, r_r_bias))
+    return HiddenStates(mems, places), Attention(qkv_kernel, o_kernel, n_head, d_head**-0.5, scheme, u, v)
+
+
+def keys_of(w, mems):
+    """How many keys a segment `[B, T, E]` sees with a memory `[B, M, E]`, which may be `None`."""
+    return keras.ops.shape(w)[1] + (0 if mems is None else keras.ops.shape(mems)[1])
+
+
+def zeros_of(content_mask, w):
+    """The `special` of `Places` for a `content_mask`, which may be `None`, in the dtype of the segment."""
+    return {} if content_mask is None else {"content": tf.cast(content_mask, w.dtype)}
+
+
+def visible_keys(attn_mask, w, mems):
+    """bool, true where a query sees a key, of an `attn_mask` in any form that the call of a layer takes."""
+    if attn_mask is None:
+        return causal(keras.ops.shape(w)[1], 0 if mems is None else keras.ops.shape(mems)[1])
+    visible = seen(attn_mask)
+    return tf.transpose(visible, HEADS_FIRST) if len(visible.shape) == 4 else visible
+
+
+class SegmentAttention(Layer):
+    """Attention over memory and segment with its residual and layer norm, with relative positions or without.
+
+    A subclass has the call, and says by `relative` whether there is an `r_kernel`.
+    """
+
+    relative = True
+    scheme = Relative()
+    free_settings = {
+        "dropout": FREE_RATE, "dropatt": FREE_RATE, "layer_norm_epsilon": FREE_EPSILON, "seed": FREE_SEED,
+    }  # fmt: skip
+    fixed_settings = {"relative": OF_CLASS}
+    copied_settings = {"layer_norm_epsilon": ("layer_norm.epsilon",)}
+
+    @stored
+    def __init__(
+        self, d_model: int, n_head: int, d_head: int, dropout: float = 0.0, dropatt: float = 0.0,
+        kernel_initializer: Any = "glorot_uniform", layer_norm_epsilon: float = 1e-12, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        check_sizes(d_model=d_model, n_head=n_head, d_head=d_head)
+        NOT_NEGATIVE("layer_norm_epsilon", layer_norm_epsilon)
+        self.start_keys(seed, dropout=dropout, dropatt=dropatt)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.layer_norm = LayerNorm(layer_norm_epsilon, dtype=self.dtype_policy, name="layer_norm")
+
+    def build(self, w_shape=None, **_):
+        def kernel(name, shape):
+            return self.add_weight(name=name, shape=shape, initializer=own_initializer(self.kernel_initializer))
+
+        width = self.n_head * self.d_head
+        self.qkv_kernel = kernel("qkv_kernel", (self.d_model, 3 * width))
+        self.r_kernel = kernel("r_kernel", (self.d_model, width)) if self.relative else None
+        self.o_kernel = kernel("o_kernel", (width, self.d_model))
+        self.build_parts(w_shape, self.layer_norm)
+
+    def attention_probs(self, *args, **kwargs):
+        """The probabilities of a call, without dropout: `[n_head, batch, tgt_len, mem_len + tgt_len]`.
+
+        Args: those of the call.
+        """
+        with watching() as watched:
+            self(*args, **kwargs)
+        return watched.probs[0]
+
+    def segment_of(self, w, attn_mask=None, mems=None, **positions):
+        """`(visible, mems)` of a call, checked: bool, true where a query sees a key, and `[batch, mem_len, d_model]`.
+
+        Args:
+            **positions: `r`, `r_w_bias` and `r_r_bias` of the call.
+
+        Raises:
+            ValueError: a tensor or a mask has another shape; the message names it.
+        """
+        sizes = {"d_model": self.d_model, "n_head": self.n_head, "d_head": self.d_head, "1": 1}
+        check_tensors(sizes, w=(w, "float batch tgt_len d_model"), mems=(mems, "float? batch mem_len d_model"))
+        mems = w[:, :0] if mems is None else mems
+        qlen, mlen = keras.ops.shape(w)[1], keras.ops.shape(mems)[1]
+        sizes["keys"] = mlen + qlen if isinstance(mlen + qlen, int) else None
+        shapes = {"r": "float 1 keys d_model", "r_w_bias": "float n_head d_head", "r_r_bias": "float n_head d_head"}
+        check_tensors(sizes, **{name: (x, shapes[name]) for name, x in positions.items()})
+        if attn_mask is None:
+            visible = causal(qlen, mlen)
+        else:
+            attn_mask = tf.convert_to_tensor(attn_mask)
+            heads = ["n_head"] if attn_mask.shape.rank == 4 else []
+            visible = seen_by_article("attn_mask", attn_mask, sizes, ["batch", *heads, "tgt_len", "keys"])
+        if mask_of(w) is not None:
+            elements = tf.pad(as_bool("mask", mask_of(w)), [[0, 0], [mlen, 0]], constant_values=True)
+            visible &= elements[:, None, None] if visible.shape.rank == 4 else elements[:, None]
+        return visible, mems
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class RelMultiHeadAttn(SegmentAttention):
+    """Relative multi-head attention with its residual and layer norm: `LayerNorm(w + dropout(attention))`.
+
+    ```python
+    w, mems = tf.random.normal([2, 5, 32]), tf.random.normal([2, 3, 32])  # a segment of 5, a memory of 3
+    distances, frequencies = txl_tf.layers.relative_positions(3 + 5), txl_tf.layers.inverse_frequencies(32)
+    r = txl_tf.layers.positional_embedding(distances, frequencies)  # [1, 8, 32]
+    u, v = tf.Variable(tf.zeros([4, 8])), tf.Variable(tf.zeros([4, 8]))
+    attention = txl_tf.layers.RelMultiHeadAttn(d_model=32, n_head=4, d_head=8)
+    output = attention(w, r, u, v, mems=mems)  # [2, 5, 32]
+    ```
+
+    Args:
+        d_model: width of the hidden states.
+        n_head, d_head: number of heads and the width of each.
+        dropout: rate on the attention's output.
+        dropatt: rate on the attention probabilities.
+        kernel_initializer: of the three projections.
+        layer_norm_epsilon: added to the variance in layer norm.
+        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+
+    Call arguments:
+        w: `[batch, tgt_len, d_model]`, the segment. Where Keras handed a mask on with it, that hides keys, too.
+        r: `[1, mem_len + tgt_len, d_model]`, position embeddings, farthest distance first: see `positional_embedding`
+            and `relative_positions`.
+        r_w_bias, r_r_bias: `[n_head, d_head]`, u and v; given by the caller, since layers share them unless `untie_r`.
+        attn_mask: `[tgt_len, mem_len + tgt_len]`, with a batch in front, or with batch and heads, `[batch, n_head,
+            tgt_len, mem_len + tgt_len]`: numbers, 1 where masked, see `create_mask`; or bool, true where a key is seen.
+            `None`: the mask of `create_mask`.
+        mems: `[batch, mem_len, d_model]`; `mem_len` may be 0, and `None` is no memory.
+        content_mask: `[batch, tgt_len, mem_len + tgt_len]`, 0 where what is at a key counts as zeros, see
+            `document_mask`; `None` for none.
+        training, dropout_key: see `txl_tf.nn.base`.
+
+    Returns:
+        `[batch, tgt_len, d_model]`.
+
+    Raises:
+        ValueError: an argument is out of its range, a tensor or a mask of another shape; the message names it.
+
+    Reference:
+        Dai et al. 2019, section 3.3; `rel_multihead_attn` of the original.
+    """
+
+    def call(
+        self, w, r, r_w_bias, r_r_bias, attn_mask=None, mems=None, content_mask=None, training=None, dropout_key=None
+    ):
+        dropatt_key, output_key = split(self.key_of_call(w, training, dropout_key), 2)
+        if isinstance(mems, Memory):
+            mems.check(self, w, r, r_w_bias, r_r_bias, attn_mask)
+            memory, weights = mems, mems.weights_of_attention()
+        else:
+            visible, mems = self.segment_of(w, attn_mask, mems, r=r, r_w_bias=r_w_bias, r_r_bias=r_r_bias)
+            w, r, r_w_bias, r_r_bias, mems, *kernels = self.computed(
+                w, r, r_w_bias, r_r_bias, mems, self.qkv_kernel, self.r_kernel, self.o_kernel
+            )
+            parts = visible, mems, *kernels, self.scheme, content_mask
+            memory, weights = relative_parts(w, r, r_w_bias, r_r_bias, *parts)
+        drops = Drop(self.dropatt, dropatt_key), Drop(self.dropout, output_key)
+        return attention_block(w, memory, weights, norm_of(self.layer_norm), *drops)

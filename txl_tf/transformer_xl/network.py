@@ -1,0 +1,495 @@
+"""The network: tokens and memory in, hidden states and new memory out (paper, sections 3.2 and 3.3).
+
+`TransformerXL.forward` is the paper's model. Padding is around it (`kernels/packing.py`); loops for XLA and
+recomputation are in `apply_layers.py`, documents that reset the memory in the mask (`transformer_xl/documents.py`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import NetworkConfig, at_least
+from txl_tf.config.checks import keras_initializer
+from txl_tf.equations import in_turn, new_memory
+from txl_tf.errors import ParameterError
+from txl_tf.kernels.dropout import dropout, split
+from txl_tf.kernels.packing import pack, unpack, unpack_pairs
+from txl_tf.kernels.watching import watching
+from txl_tf.nn.arguments import LayerOptions, takes, values_of
+from txl_tf.nn.base import (
+    Dropping,
+    KerasHabits,
+    NotCacheable,
+    as_ids,
+    check_layer,
+    check_length,
+    check_tensors,
+    memories_by_name,
+    shown,
+    tensor_error,
+)  # fmt: skip
+from txl_tf.nn.embedding import AdaptiveEmbedding
+from txl_tf.nn.masks import as_bool
+from txl_tf.nn.ops import for_many_weights, own_initializer
+from txl_tf.nn.parts import checked_config, choosing, chosen_class, registered_classes
+from txl_tf.nn.position_schemes import Relative, checked_scheme
+from txl_tf.nn.quantization import Unquantized
+from txl_tf.nn.settings import FREE_SEED, FREE_SWITCH, OF_CLASS
+from txl_tf.transformer_xl.absolute_layer import TransformerLMLayer
+from txl_tf.transformer_xl.apply_layers import apply_layers
+from txl_tf.transformer_xl.attention import create_mask
+from txl_tf.transformer_xl.documents import Mask, document_mask
+from txl_tf.transformer_xl.layer import TransformerXLLayer
+from txl_tf.transformer_xl.memory import NetworkMemory
+from txl_tf.transformer_xl.score_terms import terms_of
+
+# How the initial weights are drawn, which counts when a network is made and never again.
+DRAWN_ONCE = ("init", "init_std", "proj_init_std", "init_range")
+
+
+def cache_mems(hidden, mems, mem_len, lengths=None):
+    """The memory for the next segment: the last `mem_len` of memory and segment, without gradient.
+
+    Args:
+        hidden: `[batch, tgt_len, d_model]`, what the layer was given for this segment.
+        mems: `[batch, any, d_model]`, what it was given as memory.
+        mem_len: positions to keep; 0 keeps none.
+        lengths: int `[batch]`, how many positions of each row's `hidden` count, where what follows is padding; `mems`
+            must then hold `mem_len` positions or more. `None`: all.
+
+    Returns:
+        `[batch, min(any + tgt_len, mem_len), d_model]`.
+    """
+    if mem_len == 0:
+        return hidden[:, :0]
+    if lengths is not None:
+        first = keras.ops.shape(mems)[1] + lengths - mem_len
+        kept = first[:, None] + tf.range(mem_len)
+        return tf.stop_gradient(tf.gather(tf.concat([mems, hidden], 1), kept, batch_dims=1))
+    is_enough = hidden.shape[1] is not None and hidden.shape[1] >= mem_len
+    new_mems = new_memory(None if is_enough else mems, hidden, mem_len)
+    if (mems.shape[1] or 0) >= mem_len:
+        new_mems.set_shape([None, mem_len, None])  # known, even where tgt_len is not
+    return new_mems
+
+
+def unknown_zero(tokens, static_shapes):
+    """With static shapes a zero, int32, that XLA cannot fold into constants; else 0.
+
+    A mask or a table of positions is megabytes, which XLA would write out wherever it is used.
+    """
+    return tf.where(tokens[0, 0] < 0, 1, 0) if static_shapes else 0
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class TransformerXL(Unquantized, KerasHabits, Dropping, keras.Model):
+    """Transformer-XL without its softmax, for language models and for reuse in other Keras models.
+
+    ```python
+    network = txl_tf.TransformerXL(
+        n_token=256, n_layer=2, d_model=32, d_embed=32, n_head=4, d_head=8, d_inner=64, mem_len=4
+    )
+    hidden, mems = network(tf.constant([[5, 7, 2]]))  # [1, 3, 32]
+    hidden, mems = network(tf.constant([[4, 9]]), mems)  # [1, 2, 32]
+    ```
+
+    Args:
+        n_token: size of the vocabulary.
+        n_layer: number of decoder layers.
+        d_model: width of the hidden states, even.
+        d_embed: width of the embeddings (of their first bin).
+        n_head, d_head: number of attention heads and the width of each.
+        d_inner: width inside the feed-forward layers.
+        dropout: rate on embeddings, position embedding, attention output, in the feed-forward layers and on the
+            final hidden states.
+        dropatt: rate on the attention probabilities.
+        mem_len: positions of memory carried from segment to segment; 0 for none.
+        positions: what the network knows of positions: "relative", the paper's; "sinusoids" or "learned" places in
+            the segment; "alibi" or "rotary"; or a name given to `txl_tf.layers.register_positions`. See
+            `txl_tf/nn/position_schemes.py`.
+        context_len: with learned positions, the most tokens of a segment. `generate` has as many in view, also with
+            sinusoids. Other positions do not have it.
+        same_length: every token attends to `mem_len + 1` positions, rather than to all of memory and segment so far.
+        clamp_len: distances beyond it are treated as `clamp_len`; no limit unless positive.
+        untie_r: every layer has its own u and v, rather than all the same.
+        reset_token: id of a token before which the memory is reset: it and what follows it get what they would get at
+            the beginning of a text, see `transformer_xl/documents.py`. `None` for none.
+        layer_norm_epsilon: added to the variance in layer norm; the original's 1e-12, or PyTorch's 1e-5.
+        cutoffs, div_val, proj_same_dim: bins of the embedding, see `AdaptiveEmbedding`.
+        init: "normal", with standard deviation `init_std` (`proj_init_std` for the projections of embedding and
+            softmax), or "uniform" in `[-init_range, init_range]`. Or a Keras initializer for all these weights, as an
+            object, its name (such as "he_normal") or its configuration. Each weight draws its own numbers; with a
+            seed s, the weights have the seeds s, s + 1, ... in the order in which they are made.
+        recompute: in training, keep only every layer's input and compute the rest of it again in the backward pass:
+            less memory for about a third more time, the same gradients.
+        seed: int that dropout derives from; drawn where it is `None`.
+
+    Call arguments:
+        tokens: int `[batch, tgt_len]`, any `tgt_len`; whole numbers of another type are taken for what they are.
+        mems: list of `n_layer` tensors `[batch, any, d_model]`, normally those the segment before returned; or one
+            tensor of them, `[n_layer, batch, any, d_model]`. `None` starts from `initial_mems`.
+        padding_mask: bool or numbers 0 and 1, `[batch, tgt_len]`, true at tokens, wherever padding lies; `mems` must
+            then hold `mem_len` positions or more, as `initial_mems` does. Every row gets what its tokens alone would
+            get: their hidden states and the memory after them, which holds no padding. Ids at padding do not count, and
+            hidden states there are zeros. It goes on with the hidden states as Keras's mask.
+        training: whether to drop; without it, `dropout_key` says so, see `txl_tf.nn.base`.
+        dropout_key: int `[3]` that decides the dropout masks: two words of key, and the number of the first row of
+            `tokens` in the global batch (0 if left out). Parts of a batch with one key, each with the number of its
+            first row, get the masks of the whole batch. `None` in training: the network draws a key itself.
+        static_shapes: passed on to `AdaptiveEmbedding`.
+
+    Returns:
+        `(hidden, new_mems)`: `[batch, tgt_len, d_model]`, and the memory for the next segment.
+
+    Raises:
+        ValueError: an argument is out of its range; the message names it.
+
+    Reference:
+        Dai et al. 2019; `transformer` of the original.
+    """
+
+    layer_class = TransformerXLLayer  # with other than relative positions, `TransformerLMLayer` by default
+    restores_parts = True
+    r_w_bias = r_r_bias = None  # of relative positions alone
+    pos_table = None  # of learned positions alone
+    free_settings = {"recompute": FREE_SWITCH, "seed": FREE_SEED}
+    fixed_settings = {"layer_class": OF_CLASS, **dict.fromkeys(DRAWN_ONCE, "")}
+    copied_settings = {
+        name: (f"decoder_layers.{name}",) for name in ("dropout", "dropatt", "layer_norm_epsilon")
+    }  # fmt: skip
+
+    @takes(NetworkConfig)
+    def __init__(
+        self, *, n_token: int, n_layer: int, d_model: int, d_embed: int, n_head: int, d_head: int, d_inner: int,
+        dropout: float = 0.1, dropatt: float = 0.0, mem_len: int = 0, same_length: bool = False,
+        clamp_len: int = -1, untie_r: bool = False, reset_token: int | None = None,
+        cutoffs: Sequence[int] = (), div_val: int = 1, proj_same_dim: bool = True, init: Any = "normal",
+        init_std: float = 0.02, proj_init_std: float = 0.01, init_range: float = 0.1, positions: str = "relative",
+        context_len: int = 512, layer_norm_epsilon: float = 1e-12, recompute: bool = False, seed: int | None = None,
+        **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self.scheme = checked_scheme(self.positions, self)
+        self.supports_masking = True
+        self.autocast = False  # half precision does not hold ids
+        self.cutoffs = tuple(self.cutoffs)
+        if self.reset_token is not None:
+            self.check_setting("reset_token", self.reset_token)
+
+        if not isinstance(self.init, str):
+            self.init = keras_initializer(self.init)
+        self.initializer = make_initializer(self.init, self.init_std, self.init_range)
+        self.embedding = AdaptiveEmbedding(
+            **values_of(self, "n_token d_embed cutoffs div_val proj_same_dim"), d_proj=self.d_model,
+            initializer=self.initializer,
+            proj_initializer=self.projection_initializer(), dtype=self.dtype_policy, name="adaptive_embed",
+        )  # fmt: skip
+        of_layers = values_of(self, "d_model n_head d_head d_inner dropout dropatt layer_norm_epsilon")
+        of_layers |= {"kernel_initializer": self.initializer, "seed": self.draw_key, "dtype": self.dtype_policy}
+        default = self.layer_class
+        if self.layer_class is TransformerXLLayer and not isinstance(self.scheme, Relative):
+            default = TransformerLMLayer
+        layer_class = chosen_class("layer_class", default)
+        self.decoder_layers = [layer_class(**of_layers, name=f"layer_{i}") for i in range(self.n_layer)]
+        for layer in self.decoder_layers:
+            self.scheme.join(layer)
+        self.start_keys(seed, always=True)  # behind the layers: initial weights hang on the order of draws
+
+    def get_config(self):
+        layer = self.decoder_layers[0]
+        classes = registered_classes(layer_class=layer, attention_class=getattr(layer, "rel_attn", None))
+        return checked_config(self, {**super().get_config(), **classes})
+
+    @classmethod
+    def from_config(cls, config):
+        with choosing(config) as others:
+            return super().from_config(others)
+
+    def check_setting(self, name, value):
+        self.scheme.check_refused(name, value)
+        if name == "reset_token" and value is not None:
+            at_least(0, self.n_token - 1)(name, value)
+        return super().check_setting(name, value)
+
+    def build(self, tokens_shape=None, **_):
+        self.scheme.make_weights(self)
+        self.embedding.build((None, None))
+        for layer in self.decoder_layers:
+            layer.build((None, None, self.d_model))
+
+    def build_at_once(self):
+        """Makes the weights where there are none, as the first call does."""
+        if not self.built:
+            self.build((None, None))
+
+    def summary(self, *args, **kwargs):
+        """`keras.Model.summary`, of a network that has its weights then."""
+        self.build_at_once()
+        return super().summary(*args, **kwargs)
+
+    def projection_initializer(self):
+        """The initializer for the projections of an embedding or of a softmax."""
+        if self.init in ("normal", "uniform"):
+            return make_initializer(self.init, self.proj_init_std, self.init_range)
+        return self.initializer
+
+    def build_biases(self):
+        """Adds the weights `(r_w_bias, r_r_bias)`."""
+        shape = (self.n_head, self.d_head)
+        if self.untie_r:
+            shape = (self.n_layer, *shape)
+        return [self.add_table(name, shape, own_initializer(self.initializer)) for name in ("r_w_bias", "r_r_bias")]
+
+    def initial_mems(self, batch_size):
+        """The memory before the first segment: `n_layer` zeros `[batch_size, mem_len, d_model]`, attended to."""
+        check_length("batch_size", batch_size)
+        shape = [batch_size, self.mem_len, self.d_model]
+        return [tf.zeros(shape, self.compute_dtype) for _ in range(self.n_layer)]
+
+    def __call__(self, *args, **kwargs):
+        args, kwargs = memories_by_name(self, args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def call(self, tokens, mems=None, padding_mask=None, training=None, dropout_key=None, static_shapes=False):
+        if isinstance(mems, NetworkMemory):
+            return self.forward(as_ids("tokens", tokens), mems, static_shapes=static_shapes)
+        tokens, mems, padding_mask, lengths = self.packed(tokens, mems, padding_mask)
+        dropout_key = self.key_of_call(tokens, training, dropout_key)
+        recompute = training and self.recompute
+        hidden, new_mems = self.forward(tokens, mems, dropout_key, lengths, static_shapes, recompute)
+        if padding_mask is not None:
+            hidden = unpack(padding_mask, hidden)
+            hidden._keras_mask = padding_mask
+        return hidden, new_mems
+
+    def packed(self, tokens, mems, padding_mask):
+        """The arguments of a call, checked, with the padding of every row behind its tokens.
+
+        Returns:
+            `(tokens, mems, padding_mask, lengths)`: int32 `[batch, tgt_len]`; the list of memories; the mask of the
+            call, bool `[batch, tgt_len]`, and int32 `[batch]`, how many tokens each row has, or `None` for both.
+        """
+        tokens = as_ids("tokens", tokens)
+        check_tensors({}, tokens=(tokens, "int batch tgt_len"))
+        mems = self.memory_of_call(tokens, mems)
+        if padding_mask is None:
+            return tokens, mems, None, None
+        padding_mask = self.check_padding(padding_mask, tokens, mems[0])
+        packed, tokens = pack(padding_mask, tf.where(padding_mask, tokens, 0))
+        return tokens, mems, padding_mask, tf.reduce_sum(tf.cast(packed, tf.int32), 1)
+
+    def forward(self, tokens, mems, dropout_key=None, lengths=None, static_shapes=False, recompute=False):
+        """The paper's model, of checked tokens and memory:
+
+            h = drop(E[x])    R = drop(sinusoids of the distances)
+            h' = layer(h, R, u, v, mask, mem)    for every layer
+            new mem = the last mem_len of [mem, h]
+
+        Args:
+            tokens: int `[B, T]`.
+            mems: list of `n_layer` tensors `[B, M, E]`; or a `NetworkMemory`, of cached keys and values.
+            dropout_key, static_shapes: as in the call.
+            lengths: int32 `[B]`, how many tokens of each row count, where what follows is padding; `None`: all.
+            recompute: see `apply_layers`.
+
+        Returns:
+            `(hidden, new_mems)`, as the call; of a `NetworkMemory`, its state after the segment.
+        """
+        embed_key, pos_key, out_key, *layer_keys = split(dropout_key, 3 + self.n_layer)
+        hidden, arguments, mask = self.enter(tokens, mems, (embed_key, pos_key), lengths, static_shapes)
+        if isinstance(mems, NetworkMemory):
+            return in_turn([layer.read for layer in arguments], hidden)[0], mems.finish()
+        hidden, inputs = apply_layers(
+            self.decoder_layers, hidden, arguments, layer_keys, as_loop=static_shapes, recompute=recompute
+        )
+        new_mems = [cache_mems(h, mem, self.mem_len, lengths) for h, mem in zip(inputs, mems, strict=True)]
+        return dropout(hidden, self.dropout, out_key), mask.forget(new_mems, lengths)
+
+    def enter(self, tokens, mems, dropout_keys=(None, None), lengths=None, static_shapes=False):
+        """What enters the layers.
+
+        Returns:
+            `(hidden, arguments, mask)`: `[B, T, E]`; for every layer the tuple of what its call takes besides; `Mask`.
+            Of a `NetworkMemory`, the arguments are its views, and there is no mask.
+        """
+        if isinstance(mems, NetworkMemory):
+            hidden, positions = self.embed(tokens, mems, dropout_keys, static_shapes, 0)
+            if positions not in (mems, None):
+                raise NotCacheable(f"embed of {type(self).__name__} returns positions of its own")
+            return hidden, mems.layers, None
+        mlen, zero = keras.ops.shape(mems[0])[1], unknown_zero(tokens, static_shapes)
+        hidden, pos_emb = self.embed(tokens, mlen, dropout_keys, static_shapes, zero)
+        mask = Mask(create_mask(keras.ops.shape(tokens)[1], mlen, self.same_length, zero))
+        if self.reset_token is not None:
+            mask = document_mask(mask.attn_mask, tokens, self.reset_token, self.same_length, lengths)
+        positions = [self.scheme.of_layer(self, i, pos_emb) for i in range(self.n_layer)]
+        return hidden, [(*of_layer, *mask.around(mem)) for of_layer, mem in zip(positions, mems, strict=True)], mask
+
+    def embed(self, tokens, mlen, dropout_keys, static_shapes, zero):
+        """The embeddings `[B, T, E]`, and what all layers know of positions, see `Positions.enter`.
+
+        Args:
+            mlen: M; or a `NetworkMemory`, which has the positions already and is returned in their place.
+        """
+        embeddings = self.embedding(tokens, static_shapes=static_shapes)
+        if isinstance(mlen, NetworkMemory):
+            if self.scheme.has_own_entrance:
+                raise NotCacheable(f"positions={self.scheme.known_as!r} has its own enter")
+            added = mlen.added()
+            return embeddings if added is None else embeddings + added, mlen
+        return self.scheme.enter(self, embeddings, mlen, dropout_keys, zero)
+
+    def positions(self, length, zero=0):
+        """What `position_table` returns. A subclass may override it.
+
+        The attribute of this name is the name of the scheme, so it is called on the class.
+        """
+        return self.scheme.table(self, length, zero)
+
+    def position_table(self, length, zero=0):
+        """The table of the scheme: rows for `length` distances, farthest first, or for as many places in a segment.
+
+        Returns:
+            `[1, length, d_model]`, float32, or float64 if the network computes in it.
+        """
+        return type(self).positions(self, length, zero)
+
+    def biases(self, i):
+        """`(r_w_bias, r_r_bias)` of layer i, the paper's u and v: `[n_head, d_head]` each."""
+        # As tensors: `gradients.recompute` takes no variables.
+        return tuple(tf.convert_to_tensor(bias[i] if self.untie_r else bias) for bias in (self.r_w_bias, self.r_r_bias))
+
+    def memory_of_call(self, tokens, mems):
+        """`check_mems` of the argument of a call, or the first memory where it is `None`."""
+        return self.initial_mems(keras.ops.shape(tokens)[0]) if mems is None else self.check_mems(tokens, mems)
+
+    def check_mems(self, tokens, mems):
+        """`mems` as a list in the dtype of the network. Raises ParameterError unless it is a memory of its layers."""
+        given = mems
+        if not isinstance(mems, (list, tuple)) and tf.TensorShape(getattr(mems, "shape", [])).rank == 4:
+            is_whole = tf.TensorShape(mems.shape)[0] in (None, self.n_layer)
+            given = tf.unstack(tf.convert_to_tensor(mems), self.n_layer) if is_whole else []
+        is_list = isinstance(given, (list, tuple)) and len(given) == self.n_layer
+        if not is_list or not all(hasattr(mem, "shape") for mem in given):
+            got = ", ".join(map(shown, mems)) if isinstance(mems, (list, tuple)) else shown(mems)
+            one = f"[n_layer={self.n_layer}, batch, mem_len, d_model={self.d_model}]"
+            allowed = f"a list of n_layer={self.n_layer} tensors, or one tensor {one}"
+            message = f"mems must be a list of n_layer={self.n_layer} tensors, got {got}; or one tensor {one}"
+            raise ParameterError("mems", mems, allowed, message)
+        sizes = {"batch": tokens.shape[0], "d_model": self.d_model}
+        for i, mem in enumerate(given):
+            check_tensors(sizes, **{f"mems[{i}]": (mem, "float batch mem_len d_model")})
+        return [tf.cast(mem, self.compute_dtype) for mem in given]
+
+    def check_padding(self, padding_mask, tokens, mem):
+        """`padding_mask` as bool. Raises ParameterError where it does not fit tokens and memory."""
+        padding_mask = as_bool("padding_mask", padding_mask)
+        if not padding_mask.shape.is_compatible_with(tokens.shape):
+            raise tensor_error("padding_mask", padding_mask, f"bool and of the shape of tokens, {list(tokens.shape)}")
+        if mem.shape[1] is not None and mem.shape[1] < self.mem_len:
+            raise ValueError(
+                f"with a padding_mask, mems must hold mem_len={self.mem_len} positions or more, as initial_mems does, "
+                f"got {mem.shape[1]}"
+            )
+        return padding_mask
+
+    def compute_output_shape(self, *shapes, **named):
+        given = self.named_shapes(shapes, named)
+        batch, length = given["tokens"]
+        kept = self.mem_len if given["mems"] is None else self._kept(given["mems"][0][1], length)
+        return (batch, length, self.d_model), [(batch, kept, self.d_model)] * self.n_layer
+
+    def _kept(self, mlen, length):
+        """The length of the new memory, `None` where it is not known: as `cache_mems` cuts it."""
+        if self.mem_len <= max(mlen or 0, length or 0):
+            return self.mem_len
+        return None if mlen is None or length is None else min(mlen + length, self.mem_len)
+
+    def attention_probs(self, tokens, mems=None, layer=0, padding_mask=None):
+        """The attention of one layer, without dropout.
+
+        Args:
+            tokens, mems, padding_mask: as in the call.
+            layer: number of the layer, from 0 on; a negative one counts from the last layer.
+
+        Returns:
+            `[n_head, batch, tgt_len, mem_len + tgt_len]`; the keys are the positions of `mems`, then those of the
+            segment. Every query sums to 1 over the keys. With a `padding_mask`, every row of the batch gets what its
+            tokens alone would get; there are zeros where query or key is padding.
+        """
+        self.build_at_once()
+        number = check_layer(layer, self.n_layer)
+        watched, padding_mask, _ = self._watch(tokens, mems, padding_mask)
+        return unpack_pairs(padding_mask, watched.probs[number])
+
+    def attention_terms(self, tokens, mems=None, layer=0, padding_mask=None):
+        """The four terms of the scores that `attention_probs` is the softmax of, see `txl_tf.layers.score_terms`.
+
+        Args: as in `attention_probs`.
+
+        Returns:
+            `(a, b, c, d)`, each shaped as the probabilities.
+
+        Raises:
+            ParameterError: the positions are not relative: the scores have other terms.
+        """
+        self.build_at_once()
+        if self.r_w_bias is None:
+            message = (
+                f"positions={self.scheme.known_as!r} has no terms u.k and v.r in its scores: only 'relative' has them"
+            )
+            raise ParameterError("positions", self.scheme.known_as, ["relative"], message)
+        number = check_layer(layer, self.n_layer)
+        watched, padding_mask, _ = self._watch(tokens, mems, padding_mask)
+        biases = [tf.cast(bias, self.compute_dtype) for bias in self.biases(number)]
+        return tuple(unpack_pairs(padding_mask, term) for term in terms_of(watched, *biases, number))
+
+    def attention(self, tokens, mems=None, padding_mask=None):
+        """`attention_probs` of all layers in one pass, and the memory for the next segment.
+
+        Args: as in the call.
+
+        Returns:
+            `(probs, new_mems)`: `[n_layer, n_head, batch, tgt_len, mem_len + tgt_len]`, and as the call.
+        """
+        self.build_at_once()
+        watched, padding_mask, new_mems = self._watch(tokens, mems, padding_mask)
+        return unpack_pairs(padding_mask, tf.stack(watched.probs)), new_mems
+
+    def _watch(self, tokens, mems, padding_mask):
+        """`(watched, padding_mask, new_mems)` of a call: what its attentions computed, rows packed."""
+        if padding_mask is not None:
+            padding_mask = self.packed(tokens, mems, padding_mask)[2]
+        with watching() as watched:
+            _, new_mems = self(tokens, mems, **({} if padding_mask is None else {"padding_mask": padding_mask}))
+        if len(watched.probs) != self.n_layer:
+            attentions = {type(getattr(layer, "rel_attn", layer)).__name__ for layer in self.decoder_layers}
+            message = (
+                f"attention can be shown only where each of the n_layer={self.n_layer} layers calls "
+                f"txl_tf.layers.attend once, got {len(watched.probs)} calls of {', '.join(sorted(attentions))}"
+            )
+            raise ParameterError("layer_class", self.decoder_layers, "layers that call txl_tf.layers.attend", message)
+        return watched, padding_mask, new_mems
+
+    @property
+    def _default_save_signature(self):
+        """What `tf.saved_model.save(network, folder)` serves: `hidden` states of texts, from their beginning on."""
+        tokens = tf.TensorSpec([None, None], tf.int32, "tokens")
+        return tf.function(lambda tokens: {"hidden": self(tokens)[0]}, autograph=False, input_signature=[tokens])
+
+    def export(self, *args, **kwargs):
+        raise NotImplementedError(
+            "export takes models without memory, use instead, with tokens = keras.Input([None], dtype='int32'): "
+            "keras.Model(tokens, network(tokens)[0]).export(path)"
+        )
+
+
+def make_initializer(init, init_std, init_range):
+    """The original's `--init`: normal with standard deviation `init_std`, or uniform in ±`init_range`; or Keras's."""
+    if init == "uniform":
+        return keras.initializers.RandomUniform(-init_range, init_range)
+    if init == "normal":
+        return keras.initializers.RandomNormal(stddev=init_std)
+    return for_many_weights(keras_initializer(init))

@@ -1,0 +1,308 @@
+"""Encoder and decoder layers of the vanilla Transformer (Vaswani et al. 2017, section 3.1).
+
+    post-norm, as in the paper          x = LayerNorm(x + dropout(sublayer(x)))
+    pre-norm, `norm_first`              x = x + dropout(sublayer(LayerNorm(x)))
+
+Pre-norm trains without a long warm-up. It leaves the last output as it is: the stack of layers normalises it.
+"""
+
+from typing import Unpack
+
+import keras
+import tensorflow as tf
+
+from txl_tf.errors import ParameterError
+from txl_tf.kernels.dropout import dropout, split
+from txl_tf.nn.arguments import LayerOptions, stored
+from txl_tf.nn.base import CachedMemory, Layer, NotCacheable, check_sizes, check_tensors
+from txl_tf.nn.feed_forward import PositionWiseFFN
+from txl_tf.nn.masks import HEADS_FIRST, mask_of
+from txl_tf.nn.ops import LayerNorm
+from txl_tf.nn.parts import is_library
+from txl_tf.nn.settings import FREE_RATE, FREE_SEED, OF_CLASS
+from txl_tf.vanilla.multi_head_attention import MultiHeadAttention, seen_of_masks
+
+EPSILON = 1e-6  # of the article's layer norms: article 2 of docs/articles.md
+
+
+class _TransformerLayer(Layer):
+    """Common to both layers: attentions and a feed-forward net, each with a layer norm and a dropout."""
+
+    attentions = ()  # names of the attentions, in order; `layernorm1`, ... follow them and the net
+    free_settings = {"rate": FREE_RATE, "dropatt": FREE_RATE, "dropact": FREE_RATE, "seed": FREE_SEED}
+    fixed_settings = {"attentions": OF_CLASS}
+    copied_settings = {"dropact": ("ffn.rate",)}
+
+    @stored
+    def __init__(
+        self, d_model: int, num_heads: int, dff: int, rate: float = 0.1, norm_first: bool = False, dropatt: float = 0.0,
+        dropact: float = 0.0, seed: int | None = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        check_sizes(d_model=d_model, num_heads=num_heads, dff=dff)
+        self.start_keys(seed, rate=rate, dropatt=dropatt, dropact=dropact)
+        options = {"dtype": self.dtype_policy}
+        self.ffn = PositionWiseFFN(dff, d_model, dropact, self.draw_key, **options, name="ffn")
+        for name in self.attentions:
+            setattr(self, name, MultiHeadAttention(d_model, num_heads, dropatt, self.draw_key, **options, name=name))
+        for name in self._norms():
+            setattr(self, name, LayerNorm(EPSILON, **options, name=name))
+
+    def _norms(self):
+        return [f"layernorm{i + 1}" for i in range(len(self.attentions) + 1)]
+
+    def build(self, x_shape=None, **_):
+        attentions, norms = ([getattr(self, name) for name in names] for names in (self.attentions, self._norms()))
+        self.build_parts(x_shape, *attentions, self.ffn, *norms)
+
+    def _residual(self, x, norm, sublayer, dropout_key=None):
+        """`x` after a sublayer with its residual, dropout and norm, and whatever else the sublayer gives.
+
+        `sublayer` is a function of the (normalised) input that returns `(output, more)`.
+        """
+        output, more = sublayer(norm(x) if self.norm_first else x)
+        output = dropout(output, self.rate, dropout_key)
+        return (x + output if self.norm_first else norm(x + output)), more
+
+    def _feed_forward(self, x, norm, inner_key=None, output_key=None):
+        return self._residual(x, norm, lambda y: (self.ffn(y, dropout_key=inner_key), None), output_key)[0]
+
+
+def attention_of(mha, v, k, q, visible=None, dropout_key=None):
+    """`MultiHeadAttention.attention`, or the call of an attention that has its own."""
+    if is_library(mha, MultiHeadAttention):
+        return mha.attention(v, k, q, visible, dropout_key)
+    if isinstance(visible, CachedMemory):
+        raise NotCacheable(f"{type(mha).__name__} {mha.name!r} has its own call")
+    mask = None if visible is None else tf.transpose(visible, HEADS_FIRST)
+    results = mha(v, k, q, attention_mask=mask, dropout_key=dropout_key)
+    if not isinstance(results, tuple):
+        allowed = "a method that returns (output, attention_scores), as that of MultiHeadAttention"
+        raise ParameterError("call", type(mha).__name__, allowed, f"call of {type(mha).__name__} must be {allowed}")
+    output, weights = results
+    return output, tf.transpose(weights, HEADS_FIRST)
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class EncoderLayer(_TransformerLayer):
+    """Self-attention, then the feed-forward net.
+
+    ```python
+    layer = txl_tf.layers.EncoderLayer(d_model=32, num_heads=4, dff=64)
+    ids = tf.constant([[5, 7, 2, 4], [3, 3, 0, 0]])  # 0 is padding
+    output = layer(tf.random.normal([2, 4, 32]), mask=ids != 0)  # [2, 4, 32]
+    ```
+
+    Args:
+        d_model, num_heads, dff: width, number of heads, width inside the feed-forward net.
+        rate: dropout rate of both outputs.
+        norm_first: pre-norm; the article's layer is post-norm.
+        dropatt, dropact: dropout rates of the attention weights and after the relu; the article has neither.
+        seed: int that dropout derives from where no key is given; drawn where it is `None`.
+
+    Call arguments:
+        x: `[batch, length, d_model]`.
+        mask: bool or integers 0 and 1, true where there is an element, `[batch, length]`; or bool, true where a key is
+            seen, `[batch, length, length]`. Without one, the mask that Keras passed on with `x`. Numbers of four
+            dimensions are the article's, see `forbidden`.
+        attention_mask: true or 1 where a key is seen, bool or numbers 0 and 1: `[length, length]`, `[batch, length,
+            length]` or `[batch, num_heads, length, length]`.
+        forbidden: broadcasts to `[batch, num_heads, length, length]`, 1 where a key is forbidden, as in the article.
+        use_causal_mask: whether a position sees none after it.
+        return_attention_scores: whether to return the attention weights too.
+        training, dropout_key: see `txl_tf.nn.base`.
+
+    Returns:
+        `[batch, length, d_model]`; with `return_attention_scores`, that and `[batch, num_heads, length, length]`.
+
+    Raises:
+        ValueError: an argument is out of its range, a tensor or a mask of another shape; the message names it.
+    """
+
+    attentions = ("mha",)
+    copied_settings = {"dropatt": ("mha.rate",)}
+
+    def call(
+        self, x, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, return_attention_scores=False,
+        training=None, dropout_key=None,
+    ):  # fmt: skip
+        sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
+        check_tensors(sizes, x=(x, "float batch length d_model"))
+        sizes["queries"] = sizes["keys"] = keras.ops.shape(x)[1]
+        mask = mask_of(x) if mask is None else mask
+        visible = seen_of_masks(sizes, mask, attention_mask, forbidden, use_causal_mask)
+        x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
+        return (x, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else x
+
+    def encode(self, x, visible=None, dropout_key=None):
+        """`(output, weights)`, the weights `[num_heads, batch, length, length]`.
+
+        `visible`: see `multi_head_attention`. Nothing is checked.
+        """
+        keys = split(dropout_key, 4)
+        x, weights = self._residual(
+            x, self.layernorm1, lambda y: attention_of(self.mha, y, y, y, visible, keys[0]), keys[1]
+        )
+        return self._feed_forward(x, self.layernorm2, *keys[2:]), weights
+
+    def compute_output_shape(self, *shapes, **named):
+        given = self.named_shapes(shapes, named)
+        batch, length, _ = x_shape = given["x"]
+        return (x_shape, (batch, self.num_heads, length, length)) if given["return_attention_scores"] else x_shape
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class DecoderLayer(_TransformerLayer):
+    """Self-attention, attention to the encoder's output, then the feed-forward net.
+
+    Self-attention sees all places unless a mask hides some: give `use_causal_mask=True`, or the article's
+    `look_ahead_mask`, to hide those to come.
+
+    ```python
+    layer = txl_tf.layers.DecoderLayer(d_model=32, num_heads=4, dff=64)
+    source, x = tf.random.normal([2, 4, 32]), tf.random.normal([2, 3, 32])
+    seen = tf.constant([[5, 7, 2, 4], [3, 3, 0, 0]]) != 0  # of the source
+    output, own, cross = layer(x, source, padding_mask=seen, use_causal_mask=True)  # [2, 3, 32]
+    output = layer(x, source, use_causal_mask=True, return_attention_scores=False)  # [2, 3, 32]
+    ```
+
+    Args: see `EncoderLayer`.
+
+    Call arguments:
+        x: `[batch, length, d_model]`.
+        enc_output: `[batch, source, d_model]`.
+        look_ahead_mask: of self-attention; broadcasts to `[batch, num_heads, length, length]`, numbers, 1 where
+            forbidden, or bool, true where seen.
+        padding_mask: of the source, bool or integers 0 and 1 `[batch, source]`, true where there is an element; without
+            one, the mask that Keras passed on with `enc_output`. Numbers of four dimensions are the article's, 1 where
+            forbidden.
+        mask: of `x`, bool or integers 0 and 1 `[batch, length]`, true where there is an element; without one, the mask
+            that Keras passed on with it. Numbers of four dimensions are the article's, 1 where forbidden.
+        use_causal_mask: whether self-attention sees no position after its own.
+        return_attention_scores: whether to return the weights too; the article's layer does.
+        training, dropout_key: see `txl_tf.nn.base`.
+
+    Returns:
+        `(output, attn_weights_block1, attn_weights_block2)`: `[batch, length, d_model]`, and the weights of both
+        attentions, `[batch, num_heads, length, length]` and `[batch, num_heads, length, source]`; or the output alone.
+
+    Raises:
+        ValueError: an argument is out of its range, a tensor or a mask of another shape; the message names it.
+    """
+
+    attentions = ("mha1", "mha2")
+    copied_settings = {"dropatt": ("mha1.rate", "mha2.rate")}
+
+    def call(
+        self, x, enc_output, look_ahead_mask=None, padding_mask=None, mask=None, use_causal_mask=False,
+        return_attention_scores=True, training=None, dropout_key=None,
+    ):  # fmt: skip
+        sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
+        if isinstance(enc_output, CachedMemory):
+            enc_output.check(self, look_ahead_mask, padding_mask)
+            output, *weights = self.decode(x, enc_output, enc_output.own, enc_output.cross)
+            return (output, *weights) if return_attention_scores else output
+        check_tensors(sizes, x=(x, "float batch length d_model"), enc_output=(enc_output, "float batch source d_model"))
+        length, source = keras.ops.shape(x)[1], keras.ops.shape(enc_output)[1]
+        mask = mask_of(x) if mask is None else mask
+        padding_mask = mask_of(enc_output) if padding_mask is None else padding_mask
+        of_self = {**sizes, "queries": length, "keys": length}
+        own = seen_of_masks(of_self, mask, None, look_ahead_mask, use_causal_mask, names=("mask", "look_ahead_mask"))
+        cross = seen_of_masks({**sizes, "queries": length, "keys": source}, padding_mask, names=("padding_mask", ""))
+        x, enc_output = self.computed(x, enc_output)
+        output, *weights = self.decode(x, enc_output, own, cross, self.key_of_call(x, training, dropout_key))
+        return (
+            (output, *(tf.transpose(probs, [1, 0, 2, 3]) for probs in weights)) if return_attention_scores else output
+        )
+
+    def decode(self, x, enc_output, own=None, cross=None, dropout_key=None):
+        """`(output, weights, weights)`, the weights `[num_heads, batch, length, any]`.
+
+        `own` and `cross`: `visible` of `multi_head_attention`, for self-attention and for attention to the source.
+        Nothing is checked.
+        """
+        keys = split(dropout_key, 6)
+        x, block1 = self._residual(
+            x, self.layernorm1, lambda y: attention_of(self.mha1, y, y, y, own, keys[0]), keys[1]
+        )
+        x, block2 = self._residual(
+            x, self.layernorm2, lambda y: attention_of(self.mha2, enc_output, enc_output, y, cross, keys[2]), keys[3]
+        )
+        return self._feed_forward(x, self.layernorm3, *keys[4:]), block1, block2
+
+    def build(self, x_shape=None, enc_output_shape=None, **_):  # both: Keras's summary knows the shapes that are named
+        super().build(x_shape)
+
+    def compute_output_shape(self, *shapes, **named):
+        given = self.named_shapes(shapes, named)
+        if not given["return_attention_scores"]:
+            return given["x"]
+        batch, length, _ = given["x"]
+        source = given["enc_output"][1] if given.get("enc_output") else None
+        return given["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
+
+    def source_heads(self, enc_output):
+        """Keys and values of the encoder's output, which are the same at every step."""
+        return tuple(self.mha2.project(enc_output, self.mha2.wk, self.mha2.wv))
+
+
+class DecoderMemory(CachedMemory):
+    """What a decoder layer attends to when it reads one more element: cached keys and values.
+
+    It stands for `enc_output` and for both masks of the layer's call, and is no tensor: a layer can do nothing with it
+    but to hand it on.
+
+    Args:
+        layer: the `DecoderLayer`.
+        place: int scalar tensor, the number of the element.
+        cache: `(keys, values)`, `[num_heads, batch, most, depth]` each, of the elements before it.
+        source: `(keys, values)` of the encoder's output, see `source_heads`.
+        seen: bool, which keys of the source are seen; see `visible` of `multi_head_attention`.
+    """
+
+    def __init__(self, layer, place, cache, source, seen):
+        self.layer = layer
+        self.own, self.cross = OwnKeys(layer, place, cache), SourceKeys(layer, source, seen)
+
+    def check(self, layer, *masks):
+        """Called by a `layer`. Raises NotCacheable unless it got this memory for all that it stands for."""
+        if layer is not self.layer or any(mask is not self for mask in masks):
+            raise NotCacheable(f"{self.layer.name} gives its attention another mask or another encoder's output")
+
+    def after(self):
+        """The cache with the new element. Raises NotCacheable unless the layer attended to both once."""
+        if self.own.used != 1 or self.cross.used != 1:
+            raise NotCacheable(f"{self.layer.name} does not attend once to the target and once to the source")
+        return self.own.cache
+
+
+class OwnKeys(CachedMemory):
+    """Keys and values of the elements of a target so far."""
+
+    def __init__(self, layer, place, cache):
+        self.layer, self.place, self.cache, self.used = layer, place, cache, 0
+
+    def attention(self, mha, v, k, q):
+        """`MultiHeadAttention.attention` of the new element, which is added to the cache."""
+        if mha is not self.layer.mha1 or not q is k is v:
+            raise NotCacheable(f"{self.layer.name} gives its self-attention other queries than keys")
+        places = tf.range(keras.ops.shape(self.cache[0])[2])
+        q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)
+        here = tf.cast(places == self.place, q.dtype)[:, None]
+        self.cache = tuple(old * (1 - here) + new * here for old, new in zip(self.cache, (k, v), strict=True))
+        self.used += 1
+        return mha.attend(q, *self.cache, (places <= self.place)[None])
+
+
+class SourceKeys(CachedMemory):
+    """Keys and values of the encoder's output."""
+
+    def __init__(self, layer, source, seen):
+        self.layer, self.source, self.seen, self.used = layer, source, seen, 0
+
+    def attention(self, mha, v, k, q):
+        """`MultiHeadAttention.attention` of queries to the source."""
+        if mha is not self.layer.mha2:
+            raise NotCacheable(f"{self.layer.name} attends to the source by {mha.name}, not by mha2")
+        self.used += 1
+        return mha.attend(*mha.project(q, mha.wq), *self.source, self.seen)

@@ -1,0 +1,482 @@
+"""The vanilla Transformer: encoder-decoder (Vaswani et al. 2017).
+
+    model = txl_tf.Transformer(
+        num_layers=2, d_model=64, num_heads=4, dff=128, input_vocab_size=30, target_vocab_size=20
+    )
+    logits = model((source, target))            # int [B, S], [B, T] -> [B, T, V]; 0 is padding
+    model.compile(optimizer)
+    model.fit(source, target)                   # targets with their start and end, as arrays or in a dataset
+    model.fit((source, target[:, :-1]), target[:, 1:])          # the same
+    ids, scores = model.generate(source, beam_size=4)
+
+Shapes:
+    B: batch      S: source      T: target      E: d_model      V: target_vocab_size
+"""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import keras
+import tensorflow as tf
+
+from txl_tf.config import TransformerConfig, one_of
+from txl_tf.data.pairs.parallel import PADDING
+from txl_tf.kernels import cross_entropy, project
+from txl_tf.kernels.dropout import split
+from txl_tf.kernels.dtypes import at_least_float32
+from txl_tf.kernels.packing import pack, packed_order, packed_places
+from txl_tf.language import beam_search
+from txl_tf.nn.arguments import LayerOptions, takes, values_of
+from txl_tf.nn.base import (
+    CachedMemory,
+    Dropping,
+    KerasHabits,
+    Layer,
+    NotCacheable,
+    as_ids,
+    check_tensors,
+    shown,
+)
+from txl_tf.nn.ops import LayerNorm, Linear
+from txl_tf.nn.parts import is_library, why_not_cached
+from txl_tf.nn.settings import FREE_SEED, compiled_method
+from txl_tf.training.resumable import Mean, Resumable
+from txl_tf.training.weighting import checked_weights, weights_of_labels
+from txl_tf.vanilla.embeddings import Embeddings, PositionalEncoding, PositionEmbedding
+from txl_tf.vanilla.encoder_decoder import EPSILON, DecoderLayer, DecoderMemory, EncoderLayer
+from txl_tf.vanilla.multi_head_attention import create_look_ahead_mask, create_padding_mask
+
+# What attends to what, and the names of its weights in `Transformer.forward`.
+ATTENTION = {"cross": "decoder_layer{}_block2", "encoder": "encoder_layer{}", "decoder": "decoder_layer{}_block1"}
+
+
+class _Stack(Layer):
+    """Embedding, positions and layers: encoder or decoder."""
+
+    def __init__(self, layer_class, embedding, num_layers, max_len, pos_embed, rate, of_layers, seed, **kwargs):
+        super().__init__(**kwargs)
+        self.start_keys(seed, rate=rate, dropatt=of_layers["dropatt"], dropact=of_layers["dropact"])
+        self.d_model, self.norm_first = of_layers["d_model"], of_layers["norm_first"]
+        self.embedding = embedding
+        options = {"rate": rate, "seed": self.draw_key, "dtype": self.dtype_policy}
+        positions = PositionEmbedding if pos_embed == "learned" else PositionalEncoding
+        self.pos_encoding = positions(self.d_model, max_len, **options, name="positional_encoding")
+        self.stacked = [layer_class(**of_layers, **options, name=f"layer{i}") for i in range(num_layers)]
+        self.layernorm = LayerNorm(EPSILON, dtype=self.dtype_policy, name="layernorm") if self.norm_first else None
+
+    def rates(self):
+        return [self.pos_encoding.rate, self.stacked[0].dropatt, self.stacked[0].dropact]
+
+    def build(self, ids_shape=None, **_):
+        if not self.embedding.built:
+            self.embedding.build((None, None))
+        self.build_parts(None, self.pos_encoding, *self.stacked, *[self.layernorm] * self.norm_first)
+
+    def embed(self, ids, first=0, dropout_key=None):
+        return self.pos_encoding(self.embedding(ids), first=first, dropout_key=dropout_key)
+
+    def end(self, x):
+        return self.layernorm(x) if self.norm_first else x
+
+
+class Encoder(_Stack):
+    """Source ids `[B, S]` and their padding mask to `[B, S, E]`, and, if asked for, the attention weights of layers."""
+
+    def call(self, ids, mask=None, return_attention_scores=False, training=None, dropout_key=None):
+        embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
+        x, weights = self.embed(ids, dropout_key=embed_key), {}
+        for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
+            x, weights[f"encoder_layer{i}"] = layer(x, mask, return_attention_scores=True, dropout_key=key)
+        return (self.end(x), weights) if return_attention_scores else self.end(x)
+
+    def compute_output_shape(self, ids_shape, **_):
+        return (*ids_shape, self.d_model)
+
+
+class Decoder(_Stack):
+    """Target ids `[B, T]` and the encoder's output to `[B, T, E]`, and the attention weights of every layer."""
+
+    def call(self, ids, enc_output, look_ahead_mask=None, padding_mask=None, training=None, dropout_key=None):
+        embed_key, *keys = split(self.key_of_call(ids, training, dropout_key), 1 + len(self.stacked))
+        memory = enc_output if isinstance(enc_output, TargetSoFar) else None
+        x = self.embed(ids, memory.place if memory else 0, embed_key)
+        weights = {}
+        for i, (layer, key) in enumerate(zip(self.stacked, keys, strict=True)):
+            seen = (enc_output, look_ahead_mask, padding_mask) if memory is None else (memory.layers[i],) * 3
+            x, block1, block2 = layer(x, *seen, dropout_key=key)
+            weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
+        return self.end(x), weights
+
+    def compute_output_shape(self, ids_shape, enc_output_shape=None, **_):
+        x_shape, weights = (*ids_shape, self.d_model), {}
+        for i, layer in enumerate(self.stacked):
+            _, block1, block2 = layer.compute_output_shape(x_shape, enc_output_shape)
+            weights |= {f"decoder_layer{i}_block1": block1, f"decoder_layer{i}_block2": block2}
+        return x_shape, weights
+
+
+class TargetSoFar(CachedMemory):
+    """Cached keys and values of a target, in the place of the encoder's output: `Decoder` reads its next element.
+
+    Args:
+        decoder: `Decoder`.
+        place: int scalar tensor, the number of the element.
+        caches, sources, seen: see `Transformer.start_decoding`.
+    """
+
+    def __init__(self, decoder, place, caches, sources, seen):
+        self.place = place
+        parts = zip(decoder.stacked, caches, sources, strict=True)
+        self.layers = [DecoderMemory(layer, place, cache, source, seen) for layer, cache, source in parts]
+
+    def after(self):
+        """The caches with the new element."""
+        return tuple(layer.after() for layer in self.layers)
+
+
+@keras.saving.register_keras_serializable("txl_tf")
+class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
+    """Encoder-decoder Transformer.
+
+    Args:
+        num_layers: layers of the encoder and of the decoder.
+        d_model, num_heads, dff: width, attention heads, width inside the feed-forward nets.
+        input_vocab_size, target_vocab_size: sizes of both vocabularies; id 0 is padding in both.
+        max_len: most tokens of a source or of a target.
+        pos_embed: "sin", sinusoids of the positions, or "learned", a table of `max_len` rows for each side.
+        rate: dropout rate of embeddings and of the output of every sublayer.
+        norm_first: pre-norm; otherwise post-norm, as in the paper.
+        share_embeddings: source, target and softmax have one table, and the softmax no bias; the vocabularies must be
+            of one size then.
+        label_smoothing: share of the probability that the loss gives to all tokens alike.
+        dropatt, dropact: dropout rates of the attention weights and after the relu.
+        seed: int that dropout derives from; drawn where it is `None`.
+
+    Call arguments:
+        inputs: `(source, target)`, int `[batch, any]` each; the target begins with its start token.
+        training, dropout_key: see `txl_tf.nn.base`.
+
+    Returns:
+        float32 (float64 if the dtype is) logits `[batch, target, target_vocab_size]`: row t is the prediction of what
+        follows `target[:, t]`.
+
+    Training: `fit`, `evaluate` and the rest of Keras take arrays, or datasets of the same:
+        x, y: a source and a target with its start and its end; or `(source, target_in)` and `target_out`, of one shape:
+            the labels without the end and without the start.
+        sample_weight: `[batch]`, or `[batch, labels]`. The loss is the sum over labels of weight times nll over the sum
+            of the weights of all replicas, and the accuracy is weighted in the same way. Padding has no weight.
+        class_weight: `{id: weight}` of labels, 1 for the others, in training alone.
+
+    Raises:
+        ValueError: an argument is out of its range; the message names it.
+
+    Reference:
+        Vaswani et al. 2017.
+    """
+
+    free_settings = {"seed": FREE_SEED}
+    copied_settings = {
+        "rate": tuple(f"{side}.{part}.rate" for side in ("encoder", "decoder") for part in ("pos_encoding", "stacked")),
+        "dropatt": ("encoder.stacked.dropatt", "decoder.stacked.dropatt"),
+        "dropact": ("encoder.stacked.dropact", "decoder.stacked.dropact"),
+        "max_len": ("encoder.pos_encoding.max_len", "decoder.pos_encoding.max_len"),
+    }
+
+    @takes(TransformerConfig)
+    def __init__(
+        self, *, input_vocab_size: int, target_vocab_size: int, num_layers: int, d_model: int, num_heads: int, dff: int,
+        max_len: int = 1000, pos_embed: str = "sin", rate: float = 0.1, norm_first: bool = False,
+        share_embeddings: bool = False, label_smoothing: float = 0.0, dropatt: float = 0.0, dropact: float = 0.0,
+        target_lengths: Sequence[int] | None = None, seed: int | None = None, **kwargs: Unpack[LayerOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        if self.share_embeddings and self.input_vocab_size != self.target_vocab_size:
+            raise ValueError(
+                f"share_embeddings needs vocabularies of one size, got input_vocab_size={self.input_vocab_size} and "
+                f"target_vocab_size={self.target_vocab_size}"
+            )
+        self.autocast = False  # half precision does not hold ids
+        self.start_keys(seed, always=True)
+
+        def embeddings(vocab, name):
+            return Embeddings(vocab=vocab, d_model=self.d_model, dtype=self.dtype_policy, name=name)
+
+        self.target_embedding = source_embedding = embeddings(self.target_vocab_size, "target_embedding")
+        if not self.share_embeddings:
+            source_embedding = embeddings(self.input_vocab_size, "source_embedding")
+        sizes = values_of(self, "num_layers max_len pos_embed rate")
+        options = {**sizes, "of_layers": values_of(self, "d_model num_heads dff norm_first dropatt dropact")}
+        options |= {"seed": self.draw_key, "dtype": self.dtype_policy}
+        self.encoder = Encoder(EncoderLayer, source_embedding, **options, name="encoder")
+        self.decoder = Decoder(DecoderLayer, self.target_embedding, **options, name="decoder")
+        self.final_layer = None
+        if not self.share_embeddings:
+            self.final_layer = Linear(self.target_vocab_size, dtype=self.dtype_policy, name="final_layer")
+        names = ("loss", "accuracy", "grad_norm")
+        self.loss_mean, self.accuracy, self.grad_norm = (Mean(name, dtype=self.metric_dtype) for name in names)
+        self.build_at_once(((None, None), (None, None)))
+
+    def build(self, inputs_shape=None):
+        if not self.encoder.built:
+            self.encoder.build((None, None))
+            self.decoder.build((None, None))
+            if self.final_layer is not None:
+                self.final_layer.build((None, None, self.d_model))
+        self.built = True
+
+    def call(self, inputs, training=None, dropout_key=None):
+        source, target = self.checked(inputs)
+        hidden, _ = self._packed_forward(source, target, training, dropout_key)
+        return self.logits(_after_elements(hidden, target != PADDING))
+
+    def forward(self, inputs, training=None, dropout_key=None):
+        """The call, and the attention weights of all layers.
+
+        Returns:
+            `(logits, weights)`: weights are a dictionary of `[B, H, any, any]`, queries before keys. `encoder_layer0`
+            is of the source, `decoder_layer0_block1` of the target, `decoder_layer0_block2` of target to source.
+        """
+        source, target = self.checked(inputs)
+        hidden, weights = self._packed_forward(source, target, training, dropout_key)
+        of_source, of_target = (packed_places(ids != PADDING) for ids in (source, target))
+        for name, probs in weights.items():
+            queries = of_source if name.startswith("encoder") else of_target
+            keys = of_target if name.endswith("block1") else of_source
+            probs = tf.gather(probs, queries, axis=2, batch_dims=1)
+            weights[name] = tf.gather(probs, keys, axis=3, batch_dims=1)
+        return self.logits(_after_elements(hidden, target != PADDING)), weights
+
+    def _packed_forward(self, source, target, training=None, dropout_key=None):
+        """Hidden states `[B, T, E]`, and attention weights, of rows that are packed first, see `common/packing.py`.
+
+        Positions then count tokens alone, and padding anywhere gives the results of padding at the end.
+        """
+        source, target = (pack(ids != PADDING, ids)[1] for ids in (source, target))
+        encoder_key, decoder_key = split(self.key_of_call(source, training, dropout_key), 2)
+        padding_mask = create_padding_mask(source)
+        enc_output, of_encoder = self.encoder(
+            source, padding_mask, return_attention_scores=True, dropout_key=encoder_key
+        )
+        ahead = tf.maximum(create_look_ahead_mask(keras.ops.shape(target)[1]), create_padding_mask(target))
+        hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
+        return hidden, {**of_encoder, **weights}
+
+    def attention(self, source, target, which="cross"):
+        """The attention weights of all layers and heads, without dropout.
+
+        Args:
+            source, target: int `[batch, any]`, see the call.
+            which: "cross", target to source; "encoder", source to itself; or "decoder", target to itself.
+
+        Returns:
+            float32 (float64 if the dtype is) `[num_layers, num_heads, batch, queries, keys]`; they sum to 1 over the
+            keys.
+
+        Raises:
+            ValueError: `which` is another word, or an input is of another shape.
+        """
+        one_of(ATTENTION)("which", which)
+        _, weights = self.forward((source, target))
+        found = [weights[ATTENTION[which].format(i)] for i in range(self.num_layers)]
+        return at_least_float32(tf.transpose(tf.stack(found), [0, 2, 1, 3, 4]))
+
+    @staticmethod
+    def checked(inputs):
+        """`(source, target)` of a call, int32. Raises ValueError where they are something else."""
+        if not isinstance(inputs, (tuple, list)) or len(inputs) != 2:
+            got = f"{len(inputs)} of them" if isinstance(inputs, (tuple, list)) else shown(inputs)
+            raise ValueError(f"inputs must be (source, target), int [batch, any] each, got {got}")
+        source, target = (as_ids(f"inputs[{i}]", ids) for i, ids in enumerate(inputs))
+        check_tensors({}, **{"inputs[0]": (source, "int batch source"), "inputs[1]": (target, "int batch target")})
+        return source, target
+
+    def compute_output_shape(self, *shapes, **named):
+        _, target_shape = self.named_shapes(shapes, named)["inputs"]
+        return (*target_shape, self.target_vocab_size)
+
+    def logits(self, hidden):
+        """Logits of hidden states, `[..., E]` to `[..., V]`: float32, or float64 if the hidden states are float64."""
+        if self.final_layer is None:
+            return self.target_embedding.logits(hidden)
+        kernel, bias = tf.cast(self.final_layer.kernel, hidden.dtype), self.final_layer.bias
+        shape = [*keras.ops.shape(hidden)[:-1], self.target_vocab_size]
+        products = at_least_float32(project(hidden, kernel))
+        return tf.reshape(products + tf.cast(bias, products.dtype), shape)
+
+    # ---------------------------------------------------------------------------------------------------- training
+
+    measures = "the mean nll and the accuracy"
+    own_names = ("accuracy",)
+    takes = "as in fit(source, target) or fit((source, target_in), target_out)"
+
+    @property
+    def own_metrics(self):
+        return [self.loss_mean, self.accuracy]
+
+    @property
+    def n_classes(self):
+        return self.target_vocab_size
+
+    def loss_of(self, inputs, labels, sample_weight=None, **options):
+        """`sums_of` the logits of a call; `**options` are those of the call."""
+        return self.sums_of(self(inputs, **options), labels, sample_weight)
+
+    def sums_of(self, logits, labels, sample_weight=None):
+        """`(nll, smoothed, right, tokens)`: sums over the labels that are no padding, and their number.
+
+        Args:
+            logits: `[batch, target, target_vocab_size]`.
+            labels: int `[batch, target]`.
+            sample_weight: `[batch]` or `[batch, target]`, by which the sums are weighted; `tokens` is their own sum.
+        """
+        logits = tf.reshape(logits, [-1, self.target_vocab_size])
+        weights = tf.reshape(self._weights(labels, sample_weight), [-1])
+        labels = tf.reshape(as_ids("labels", labels), [-1])
+        nll = smoothed = cross_entropy(labels, logits)
+        if self.label_smoothing:  # (1 - s) nll + s (logsumexp - mean), where nll is logsumexp - that of the label
+            of_label = tf.gather(logits, labels, batch_dims=1)
+            smoothed = nll + self.label_smoothing * (of_label - tf.reduce_mean(logits, -1))
+        right = tf.cast(tf.argmax(logits, -1, output_type=tf.int32) == labels, nll.dtype)
+        return tuple(tf.reduce_sum(x * weights) for x in (nll, smoothed, right)) + (tf.reduce_sum(weights),)
+
+    def _weights(self, labels, sample_weight):
+        """The weights of labels, `[B, T]` in the dtype of the loss: 1, or `sample_weight`; 0 at padding."""
+        return weights_of_labels(sample_weight, tf.cast(labels != PADDING, self.loss_dtype))
+
+    def _batch(self, data):
+        """`((source, target_in), target_out, sample_weight)` of a batch in either form, targets padded at the end.
+
+        `target_in` and `target_out` of a row that are one target shifted are packed as one. Others stay as they are.
+        """
+        x, y, sample_weight = self.unpacked(data)
+        y = as_ids("y", y)
+        if isinstance(x, (tuple, list)):
+            source, target = self.checked(x)
+            check_tensors({}, **{"x[1]": (target, "int batch target"), "y": (y, "int batch target")})
+            whole, labels = tf.concat([target[:, :1], y], 1), y
+        else:
+            check_tensors({}, y=(y, "int batch target"))
+            if y.shape[1] == 1:
+                raise ValueError(f"y must be int [batch, target] of a start and what follows it, got {shown(y)}")
+            source, target, whole, labels = x, y[:, :-1], y, y[:, 1:]
+        one_shifted = tf.reduce_all(target[:, 1:] == labels[:, :-1], 1, keepdims=True)
+        order = tf.where(one_shifted, packed_order(whole != PADDING), tf.range(keras.ops.shape(whole)[1]))
+        packed = tf.gather(whole, order, batch_dims=1)
+        if sample_weight is not None:
+            sample_weight = checked_weights(sample_weight, tf.cast(labels, self.loss_dtype))
+            if sample_weight.shape.rank == 2:
+                sample_weight = tf.gather(sample_weight, tf.maximum(order[:, 1:] - 1, 0), batch_dims=1)
+        target = tf.where(one_shifted, packed[:, :-1], target)
+        return (source, target), packed[:, 1:], sample_weight
+
+    def train_step(self, data):
+        inputs, labels, weights = self._batch(data)
+        weights, key = self.weights_in_training(labels, weights), self.step_key(tf.shape(inputs[0])[0])
+        n_labels = self.over_replicas(tf.reduce_sum(self._weights(labels, weights)))
+        with tf.GradientTape() as tape:
+            logits = self(inputs, training=True, dropout_key=key)
+            sums = self.sums_of(logits, labels, weights)
+            own_loss = self.own_loss(inputs, labels, logits, weights, training=True)
+            loss = self.with_penalties(tf.math.divide_no_nan(sums[1], n_labels)) if own_loss is None else own_loss
+            loss = self.optimizer.scale_loss(loss)
+        of_update = self.apply_gradients_of(loss, tape)
+        logs = {**self._logs(sums, own_loss), **of_update, **self._measure(labels, logits, weights)}
+        return self.reported(logs, inputs, labels, logits, weights, training=True)
+
+    def test_step(self, data):
+        inputs, labels, weights = self._batch(data)
+        logits = self(inputs)
+        own_loss = self.own_loss(inputs, labels, logits, weights, training=False)
+        logs = self._logs(self.sums_of(logits, labels, weights), own_loss)
+        logs |= self._measure(labels, logits, weights)
+        return self.reported(logs, inputs, labels, logits, weights, training=False)
+
+    def _measure(self, labels, logits, weights):
+        """Logs of the metrics that `compile` was given."""
+        return self.measure(labels, logits, self._weights(labels, None), self._weights(labels, weights))
+
+    def loss_share(self, x, y, y_pred, sample_weight):
+        _, smoothed, _, tokens = self.sums_of(y_pred, y, sample_weight)
+        return tf.math.divide_no_nan(smoothed, self.over_replicas(tokens))
+
+    def _logs(self, sums, own_loss=None):
+        nll, _, right, tokens = sums
+        if own_loss is not None:
+            nll = own_loss * self.over_replicas(tokens)
+        nll, right, tokens = tf.unstack(self.over_replicas(tf.stack([nll, right, tokens])))
+        for metric, total in ((self.loss_mean, nll), (self.accuracy, right)):
+            metric.update_state(tf.math.divide_no_nan(total, tokens), sample_weight=tokens)
+        return {metric.name: metric.result() for metric in (self.loss_mean, self.accuracy)}
+
+    def input_signature(self):
+        return tuple(keras.InputSpec(shape=(None, None), dtype="int32", name=name) for name in ("source", "target"))
+
+    # -------------------------------------------------------------------------------------------------- generation
+
+    generate = beam_search.generate
+
+    @compiled_method(autograph=False, reduce_retracing=True)
+    def _beam_search(self, source, start, end, max_new_tokens, beam_size, length_penalty, allowed=None):
+        options = {"length_penalty": length_penalty, "allowed": allowed}
+        return beam_search.beam_search(self, source, start, end, max_new_tokens, beam_size, **options)
+
+    @compiled_method(autograph=False, reduce_retracing=True)
+    def _sample(self, source, start, end, max_new_tokens, sampling, allowed=None):
+        return beam_search.sample_sequences(self, source, start, end, max_new_tokens, sampling, allowed=allowed)
+
+    def start_decoding(self, source, rows_each, most):
+        """The state of `decode_step`: caches of `most` places, keys and values of the source, which of them are seen.
+
+        With `rows_each` above 1, every row of the source stands for as many rows of targets, one after the other.
+        """
+        if self.why_not_cached() is not None:
+            source = tf.repeat(source, rows_each, 0)
+            return tf.zeros([1, keras.ops.shape(source)[0], most], tf.int32), source, None
+        return self._start_cached(source, rows_each, most)
+
+    def _start_cached(self, source, rows_each, most):
+        source = pack(source != PADDING, source)[1]
+        padding_mask = create_padding_mask(source)
+        enc_output = self.encoder(source, padding_mask)
+        if rows_each > 1:
+            enc_output, padding_mask = (tf.repeat(x, rows_each, 0) for x in (enc_output, padding_mask))
+        depth = self.d_model // self.num_heads
+        empty = tf.zeros([self.num_heads, tf.shape(enc_output)[0], most, depth], enc_output.dtype)
+        caches = tuple((empty, empty) for _ in self.decoder.stacked)
+        seen = tf.transpose(padding_mask == 0, [1, 0, 2, 3])
+        return caches, tuple(layer.source_heads(enc_output) for layer in self.decoder.stacked), seen
+
+    def decode_step(self, ids, place, caches, sources, seen):
+        """`(log_probs, caches)` of what follows the `ids` `[B]` that stand at `place`: float32 `[B, V]`."""
+        if seen is None:  # without cached keys and values: the call, of the whole target so far
+            targets = tf.where(tf.range(keras.ops.shape(caches)[2]) == place, ids[:, None], caches[0])
+            logits = self((sources, targets))
+            return tf.nn.log_softmax(tf.gather(logits, place, axis=1)), targets[None]
+        return self._cached_step(ids, place, caches, sources, seen)
+
+    def _cached_step(self, ids, place, caches, sources, seen):
+        memory = TargetSoFar(self.decoder, place, caches, sources, seen)
+        hidden, _ = self.decoder(ids[:, None], enc_output=memory)
+        return tf.nn.log_softmax(self.logits(hidden)[:, 0]), memory.after()
+
+    def why_not_cached(self):
+        """The error of a part that cannot be computed from cached keys and values; `None` where there is none."""
+
+        def read():
+            if not is_library(self, Transformer):
+                raise NotCacheable(f"{type(self).__name__} has its own call")
+            caches = self._start_cached(tf.ones([1, 1], tf.int32), 1, 1)
+            return self._cached_step(tf.ones([1], tf.int32), tf.constant(0), *caches)[0]
+
+        return why_not_cached(self, read)
+
+
+def _after_elements(hidden, mask):
+    """Packed states `[B, T, E]` at the places of the row as given, whose elements `mask` `[B, T]` says.
+
+    Where padding stands before an element, it gets the state of the last element before it: what follows that one is
+    what the padding is followed by. A row without such padding is packed already, and stays as it is.
+    """
+    has_gap = tf.reduce_any(mask[:, 1:] & ~mask[:, :-1], 1, keepdims=True)
+    places = tf.maximum(tf.cumsum(tf.cast(mask, tf.int32), 1) - 1, 0)
+    return tf.gather(hidden, tf.where(has_gap, places, tf.range(keras.ops.shape(mask)[1])), batch_dims=1)

@@ -1,0 +1,237 @@
+"""Translation of lines of text by an encoder-decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from txl_tf.config import SearchConfig, TransformerConfig, at_least
+from txl_tf.data.batching import by_length, in_order, padded
+from txl_tf.data.lines import LINE, LineError, answers, encoded, sentence_of
+from txl_tf.data.pairs.lengths import group_ends, rounded, target_limits
+from txl_tf.data.pairs.parallel import END_ID, PADDING, START_ID, encode_lines
+from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
+from txl_tf.vanilla.transformer import Transformer
+
+POOL = 50  # batches of sources that are read and sorted by length together
+_MORE = 50  # symbols that a target may have more than its source, where a run does not record `target_lengths`
+
+
+class _Scored(NamedTuple):
+    text: str
+    score: float
+
+
+class Translation(_Scored):
+    """A translation: the pair `text, score`, and what is known of it besides.
+
+    Attributes:
+        text: str.
+        score: its log-probability in nats, of a search divided by the length penalty.
+        ended: whether the model ended it. `False`: it had its most symbols and is cut off.
+        unknown: how many symbols of its source the vocabulary does not have.
+    """
+
+    ended: bool = True
+    unknown: int = 0
+
+    def __new__(cls, text: str, score: float, ended: bool = True, unknown: int = 0) -> Translation:
+        made = super().__new__(cls, text, score)
+        made.ended, made.unknown = ended, unknown
+        return made
+
+
+class PairAttention(NamedTuple):
+    """What attends to what while a target is written.
+
+    Attributes:
+        queries, keys: lists of str, the symbols that attend and those that are attended to.
+        weights: float `[num_layers, num_heads, queries, keys]`.
+    """
+
+    queries: list[str]
+    keys: list[str]
+    weights: np.ndarray
+
+
+def most_symbols(
+    search: SearchConfig, lengths: int | tf.Tensor, model: Transformer | TransformerConfig
+) -> int | tf.Tensor:
+    """Most tokens of the targets of sources that have `lengths`, ends included: see `txl_tf.data.pairs.lengths`."""
+    if search.max_new_tokens is not None:
+        return min(search.max_new_tokens, model.max_len)
+    if model.target_lengths is None:
+        return tf.minimum(rounded(lengths) + _MORE, model.max_len)
+    ends, limits = group_ends(model.max_len), target_limits(model.target_lengths, model.max_len)
+    is_longer = tf.expand_dims(tf.cast(lengths, tf.int32), -1) > tf.constant(ends[:-1], tf.int32)
+    return tf.gather(limits, tf.reduce_sum(tf.cast(is_longer, tf.int32), -1))
+
+
+def never_written(search: SearchConfig, vocab: Vocab | None) -> list[int]:
+    """Ids that no target may contain: the start and, where `vocab` has one, the unknown symbol; none if allowed."""
+    if search.allow_special:
+        return []
+    return [START_ID, *([vocab.ids[vocab.unk]] if vocab and vocab.unk in vocab.ids else [])]
+
+
+def check_search(search: SearchConfig, n_symbols: int, max_len: int, never: list[int]) -> None:
+    """Raises ParameterError where a search asks for more symbols or hypotheses than the model has.
+
+    Args:
+        n_symbols, max_len: `target_vocab_size` and `max_len` of the model.
+        never: of `never_written`.
+    """
+    at_least(1, n_symbols - 1 - len(never))("beam_size", search.beam_size)  # padding is not written
+    if search.max_new_tokens is not None and search.max_new_tokens > max_len:
+        raise ParameterError("max_new_tokens", search.max_new_tokens, f"at most max_len={max_len}, as the model has it")
+
+
+def did_not_end(number: int, among: int, search: SearchConfig, model: Transformer | TransformerConfig) -> str:
+    """What a program says of a number of translations that are cut off."""
+    limit, more = f"{search.max_new_tokens} symbols", f"--max_new_tokens allows up to {model.max_len:,}"
+    if search.max_new_tokens is None and model.target_lengths is None:
+        limit = f"as many symbols as the source has and {_MORE} more"
+    elif search.max_new_tokens is None:
+        limits = target_limits(model.target_lengths, model.max_len)[: len(model.target_lengths)]
+        least_to_most = " to ".join(f"{length:,}" for length in sorted({limits[0], limits[-1]}))
+        limit = f"{least_to_most} symbols, by the length of the source (longer sources than in training: more)"
+    if search.max_new_tokens == model.max_len:
+        more = "the model cannot write more"
+    return f"{number:,} of {among:,} translations did not end within {limit}, and are cut off: {more}"
+
+
+def assumed_length(search: SearchConfig, model: Transformer | TransformerConfig) -> str | None:
+    """What is assumed of the lengths of targets, in a sentence, where neither the run nor the search says it."""
+    if search.max_new_tokens is not None or model.target_lengths is not None:
+        return None
+    return (
+        "the model does not record how long the targets of its training are: translations have at most as many symbols "
+        f"as their source, and {_MORE} more; max_new_tokens is another limit"
+    )
+
+
+class Translator:
+    """Sources to targets, as text.
+
+    Args:
+        model: `Transformer`.
+        source_vocab, target_vocab: `Vocab`s of the model.
+        search: `SearchConfig`.
+        batch_size: sources to translate at a time.
+
+    Raises:
+        ParameterError: `max_new_tokens` or `beam_size` is more than the model allows.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        source_vocab: Vocab,
+        target_vocab: Vocab,
+        search: SearchConfig | None = None,
+        batch_size: int = 64,
+    ):
+        at_least(1)("batch_size", batch_size)
+        self.model, self.source_vocab, self.target_vocab = model, source_vocab, target_vocab
+        self.search, self.batch_size = search or SearchConfig(), batch_size
+        self.never = never_written(self.search, target_vocab)
+        check_search(self.search, model.target_vocab_size, model.max_len, self.never)
+
+    def encode(self, source: str | bytes) -> np.ndarray:
+        """Ids of a line. Raises ValueError where it cannot be translated."""
+        ids = encode_lines(self.source_vocab, [f"{sentence_of(source)}\n"], "text").ids
+        if len(ids) > self.model.max_len:
+            raise ValueError(
+                f"{LINE} has {len(ids):,} symbols, its end included; the position table of the model has "
+                f"max_len={self.model.max_len}"
+            )
+        return ids
+
+    def translate(self, sources: Iterable[str | bytes], name: str = "source") -> list[list[Translation]]:
+        """The `n_best` translations of every source, the best first.
+
+        Args:
+            sources: lines.
+            name: what messages call them, such as their file.
+
+        Raises:
+            ValueError: a source is empty, too long, not UTF-8, or has a symbol that the vocabulary does not have.
+        """
+        return self._search(list(encoded(sources, self.encode, name)))
+
+    def translate_lines(
+        self,
+        sources: Iterable[str | bytes | None],
+        name: str = "source",
+        strict: bool = True,
+        numbers: Iterable[int] | None = None,
+    ) -> Iterator[list[Translation] | LineError]:
+        """`translate` of lines that come one after the other, see `txl_tf.data.lines`, in bounded memory."""
+        return answers(sources, self.encode, self._search, name, strict, POOL * self.batch_size, numbers)
+
+    def attention(self, source: str | bytes, target: str, which: str = "cross") -> PairAttention:
+        """Where the model looks in a source while it writes a target, one of its own or any other.
+
+        Args:
+            source: a line.
+            target: a line, such as the text of a `Translation`; an empty one is its end alone.
+            which: see `Transformer.attention`.
+
+        Returns:
+            `PairAttention`: a query of "cross" and "decoder" is the symbol that is written, the end symbol included; a
+            key of "decoder" is the start symbol or one that was written before.
+
+        Raises:
+            ValueError: a line is too long or has a symbol that its vocabulary does not have, or `which` is another
+                word.
+        """
+        source = self.encode(source)
+        lines = [f"{sentence_of(target)}\n"] if target else []
+        target = encode_lines(self.target_vocab, lines, "target").ids if lines else np.array([END_ID])
+        if len(target) > self.model.max_len:
+            raise ValueError(f"target must have at most max_len={self.model.max_len} symbols, got {len(target):,}")
+        read = np.append(START_ID, target[:-1])
+        weights = self.model.attention(source[None], read[None], which)[:, :, 0].numpy()
+        of_source = [self.source_vocab.symbols[i] for i in source]
+        written, before = ([self.target_vocab.symbols[i] for i in ids] for ids in (target, read))
+        queries, keys = {"cross": (written, of_source), "decoder": (written, before)}.get(which, (of_source,) * 2)
+        return PairAttention(queries, keys, weights)
+
+    def _search(self, sources: list[np.ndarray]) -> list[list[Translation]]:
+        """The translations of encoded sources, batched by length."""
+        lengths = rounded(np.array([len(ids) for ids in sources], int))
+
+        def most(order):
+            return np.count_nonzero(lengths[order[: self.batch_size]] == lengths[order[0]])
+
+        return in_order(self._translate, sources, by_length(lengths, most))
+
+    def _translate(self, sources: list[np.ndarray]) -> list[list[Translation]]:
+        search, model = self.search, self.model
+        longest = rounded(max(map(len, sources)))
+        source = padded(sources, width=min(longest, model.max_len))
+        most = int(most_symbols(search, longest, model))
+        options = {"start": START_ID, "end": END_ID, "max_new_tokens": most, "suppress_tokens": self.never}
+        if search.beam_size > 1:
+            options |= {"beam_size": search.beam_size, "n_best": search.n_best, "length_penalty": search.length_penalty}
+        ids, scores = model.generate(source, **options)
+        ids, scores = ids.numpy().reshape([len(sources), -1, most]), scores.numpy().reshape([len(sources), -1])
+        unknown_id = self.source_vocab.ids.get(self.source_vocab.unk, -1)
+        unknown = np.count_nonzero(source == unknown_id, axis=1)
+        ended = np.any(ids == END_ID, axis=-1)
+        return [
+            [
+                Translation(self.decode(target), float(score), bool(end), int(unknown[row]))
+                for target, score, end in zip(ids[row], scores[row], ended[row], strict=True)
+            ]
+            for row in range(len(sources))
+        ]
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of a target, up to its end."""
+        ends = np.flatnonzero((ids == END_ID) | (ids == PADDING))
+        return self.target_vocab.decode(ids[: ends[0]] if len(ends) else ids)
