@@ -22,6 +22,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl import flags
 
@@ -29,6 +30,7 @@ from txl_programs import find_program
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from txl_tf.data.text.datasets import PAPER_DATASETS
 from txl_tf.data.vocabulary import Vocab
+from txl_tf.errors import ParameterError
 from txl_tf.language.language_model import TransformerXLLM
 from txl_tf.runs import train
 from txl_tf.runs.folder import RunFolder
@@ -48,6 +50,25 @@ def eagerly():
         yield
     finally:
         tf.config.run_functions_eagerly(False)
+
+
+ANY = object()  # in `raises_parameter`: a field that the test does not compare
+
+
+@contextlib.contextmanager
+def raises_parameter(name, value=ANY, allowed=ANY, error=ParameterError):
+    """Asserts that the block raises a `ParameterError` with these fields, and yields what `pytest.raises` yields.
+
+    The fields say what is wrong; the wording of the message may change.
+    """
+    with pytest.raises(error) as raised:
+        yield raised
+    found = raised.value
+    assert found.name == name, found
+    if value is not ANY:
+        assert found.value == value, found
+    if allowed is not ANY:
+        assert found.allowed == allowed, found
 
 
 def randomise(model, seed=0, scale=0.3):
