@@ -1,7 +1,7 @@
 """The base classes that mixins have for type checkers alone.
 
-A mixin uses methods of the Keras class that it is mixed into. At run time it derives from `object`, so that the order of
-methods is the one that the classes write down.
+A mixin uses methods of the Keras class that it is mixed into. At run time it derives from `object`, so that methods are
+found in the order that the classes write down.
 """
 
 from typing import TYPE_CHECKING
