@@ -227,7 +227,7 @@ def test_every_line_is_a_prompt_of_its_own(tool, word_run, tmp_path, capsys):
     assert run_here(tool, *arguments, *output, "--format=json") == 1
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     err = capsys.readouterr().err
-    assert rows[1] == {"prompt": "", "error": "line 2 is empty: it must hold at least one token"}
+    assert rows[1] == {"prompt": "", "error": "line 2 is empty: it must have at least one token"}
     assert rows[2] == {"prompt": "w1\\xff", "error": "line 3 is not UTF-8 text: see its byte 2"}
     assert "checkpoint: latest, step 1" in err and f"{tmp_path / 'in'}, line 2 is empty" in err
     ids = vocab.encode("w3 w5")

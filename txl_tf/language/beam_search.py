@@ -9,13 +9,13 @@ Shapes:
     B: batch      K: beam_size      N: max_new_tokens      V: target_vocab_size
 """
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import shape_of
 from txl_tf.language.loop import write_tokens
 from txl_tf.language.sampling import (
     check_integer,
@@ -70,11 +70,11 @@ def generate(
         check_integer("n_best", n_best, 1, beam_size)
     NOT_NEGATIVE("length_penalty", length_penalty)
     if searches and temperature:
-        raise ValueError(f"temperature must be 0 for a beam search, got {temperature}")
+        raise ParameterError("temperature", temperature, "0 for a beam search")
     for name, value in {"top_k": top_k, "top_p": top_p, "seed": seed}.items():
         if value is not None and not temperature:
             where = "for a beam search" if searches else "with a temperature of 0, which draws nothing"
-            raise ValueError(f"{name} must be None {where}, got {value}")
+            raise ParameterError(name, value, f"None {where}")
     sampling = check_sampling(len(source), temperature, top_k, top_p, seed)
     source, most = tf.constant(source, tf.int32), tf.constant(most)  # as a tensor, it has no graph of its own
     allowed = writable(model, suppressed)
@@ -89,12 +89,16 @@ def generate(
 def _check_source(model, source):
     source = np.asarray(source)
     if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
-        raise ValueError(f"source must be integers [batch, any], got {source.dtype.name} {list(source.shape)}")
+        allowed = "integers [batch, any]"
+        message = f"source must be {allowed}, got {source.dtype.name} {list(source.shape)}"
+        raise ParameterError("source", source, allowed, message)
     check_ids("source", source, model.input_vocab_size)
     if source.shape[1] > model.max_len:
-        raise ValueError(f"source must be at most max_len={model.max_len} long, got {source.shape[1]}")
+        allowed = f"at most max_len={model.max_len} long"
+        raise ParameterError("source", source, allowed, f"source must be {allowed}, got {source.shape[1]}")
     if not np.any(source != PADDING, 1).all():
-        raise ValueError(f"source must have a symbol in every row, got padding alone in row {np.argmin(source.any(1))}")
+        message = f"source must have a symbol in every row, got only padding in row {np.argmin(source.any(1))}"
+        raise ParameterError("source", source, "ids with a symbol in every row", message)
     return source
 
 
@@ -122,7 +126,7 @@ def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits
 
     `end` is -1 where nothing ends a target; padding follows its end. `limits` and `allowed`: see `beam_search`.
     """
-    batch = keras.ops.shape(source)[0]
+    batch = shape_of(source)[0]
     decode, caches = _decoder(model, source, 1, max_new_tokens, allowed)
     uniform = None if sampling is None else uniform_draws(sampling.seeds, 0, max_new_tokens)
 
@@ -174,7 +178,7 @@ def beam_search(model, source, start, end, max_new_tokens, beam_size, length_pen
     Returns:
         `(ids, scores)`: int32 `[B, K, N]`, 0 after the end, and float `[B, K]`, the best first.
     """
-    batch, size, most, dtype = keras.ops.shape(source)[0], beam_size, max_new_tokens, model.loss_dtype
+    batch, size, most, dtype = shape_of(source)[0], beam_size, max_new_tokens, model.loss_dtype
     length_penalty, none = tf.convert_to_tensor(length_penalty, dtype), tf.constant(_NONE, dtype)
     decode, caches = _decoder(model, source, size, most, allowed)
     first_rows = tf.range(batch)[:, None] * size

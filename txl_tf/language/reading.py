@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
 
@@ -148,4 +149,5 @@ def _segments(ids, tgt_len):
 def _check_text(ids, tgt_len):
     check_integer("tgt_len", tgt_len, 1)
     if len(ids) < 2:
-        raise ValueError(f"ids must hold two tokens or more, of which the first is not predicted, got {len(ids)}")
+        message = f"ids must have at least two tokens, because the first is not predicted, got {len(ids)}"
+        raise ParameterError("ids", ids, "at least two tokens", message)

@@ -12,6 +12,7 @@ a window, and pays for it with a window's computation a token (paper, section 3.
 
 import numpy as np
 
+from txl_tf.errors import ParameterError
 from txl_tf.language.sampling import check_integer
 from txl_tf.nn.embedding import check_ids
 
@@ -39,7 +40,9 @@ def sliding_window_nll(lm, tokens, window, batch_size=16, step=1, progress=None)
     """
     tokens = np.asarray(tokens)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.size < 2:
-        raise ValueError(f"tokens must be integers [n], n at least 2, got {tokens.dtype.name} {list(tokens.shape)}")
+        allowed = "integers [n], n at least 2"
+        message = f"tokens must be {allowed}, got {tokens.dtype.name} {list(tokens.shape)}"
+        raise ParameterError("tokens", tokens, allowed, message)
     check_ids("tokens", tokens, lm.network.n_token)
     check_integer("window", window, 1)
     check_integer("batch_size", batch_size, 1)

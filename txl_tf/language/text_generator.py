@@ -6,6 +6,7 @@ import numpy as np
 
 from txl_tf.data.batching import by_length, in_order, padded
 from txl_tf.data.lines import LINE, answers, decoded, text_of
+from txl_tf.errors import ParameterError
 from txl_tf.language.generation import write_texts
 from txl_tf.language.sampling import SAMPLING, check_integer, check_sampling
 from txl_tf.language.stopping import check_stops
@@ -60,7 +61,7 @@ def encode_prompt(vocab, prompt, name=LINE):
     if not ids.size and vocab.document is not None:
         return np.array([vocab.document_id], np.int32)
     if not ids.size:
-        raise ValueError(f"{name} is empty: it must hold at least one token")
+        raise ParameterError(name, prompt, "at least one token", f"{name} is empty: it must have at least one token")
     return ids
 
 

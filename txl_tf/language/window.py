@@ -19,10 +19,10 @@ Shapes:
 
 from typing import NamedTuple
 
-import keras
 import tensorflow as tf
 
 from txl_tf.equations import Places
+from txl_tf.kernels.shapes import shape_of
 from txl_tf.transformer_xl.inference import layer_weights, read, row_by_row, writable_copy, zero_keys
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.transformer_xl.ring import write
@@ -82,7 +82,7 @@ class WindowCache:
 
     def read_prompt(self, prompt, lengths):
         """As `MemoryCache.read_prompt`; of a prompt that is longer than a window, only the last window is read."""
-        batch, n = keras.ops.shape(prompt)
+        batch, n = shape_of(prompt)
         start = window_start(lengths, self.context_len)
         columns = tf.minimum(start[:, None] + tf.range(tf.minimum(n, self.context_len)), n - 1)
         # A shorter row ends in some padding, which it does not see. It writes its next tokens there.
@@ -103,7 +103,7 @@ class WindowCache:
             new_hidden, state = self.forward(weights, tokens[:, done:end], state)
             return end, tf.concat([hidden, new_hidden], 1), state
 
-        batch, width = keras.ops.shape(tokens)[0], self.network.d_model
+        batch, width = shape_of(tokens)[0], self.network.d_model
         hidden = (
             tf.zeros([batch, 0, width], self.network.compute_dtype) if self.lm is None else self.lm.no_outputs(batch)
         )
@@ -129,7 +129,7 @@ class WindowCache:
 
         def move_on():
             again = state.tokens[:, self.context_len - self.context_len // 2 :]
-            _, moved = self.forward(weights, again, self.initial_state(keras.ops.shape(again)[0]))
+            _, moved = self.forward(weights, again, self.initial_state(shape_of(again)[0]))
             rings = [
                 tuple(tf.where(full[:, None, None, None], new, old) for new, old in zip(*both, strict=True))
                 for both in ((moved.keys, state.keys), (moved.values, state.values))
@@ -165,9 +165,9 @@ class WindowMemory(NetworkMemory):
     def __init__(self, network, weights, tokens, state, in_place, static_shapes):
         self.weights, self.tokens, self.state = weights, tokens, state
         self.in_place, self.static_shapes = in_place, static_shapes
-        self.places = state.length[:, None] + tf.range(keras.ops.shape(tokens)[1])  # [B, T]
+        self.places = state.length[:, None] + tf.range(shape_of(tokens)[1])  # [B, T]
         self.slots = network.mem_len + self.places
-        key = tf.range(keras.ops.shape(state.keys[0])[2])
+        key = tf.range(shape_of(state.keys[0])[2])
         visible = key <= self.slots[..., None]  # [B, T, K]
         self.visible = visible & (key >= self.places[..., None]) if network.same_length else visible
         self.slots_of_heads = tf.repeat(self.slots, network.n_head, 0)
@@ -181,9 +181,9 @@ class WindowMemory(NetworkMemory):
     def finish(self):
         """The `WindowState` after the segment."""
         keys, values = self.keys_and_values()
-        row = tf.broadcast_to(tf.range(keras.ops.shape(self.tokens)[0])[:, None], tf.shape(self.places))
+        row = tf.broadcast_to(tf.range(shape_of(self.tokens)[0])[:, None], tf.shape(self.places))
         seen = tf.tensor_scatter_nd_update(self.state.tokens, tf.stack([row, self.places], -1), self.tokens)
-        return WindowState(keys, values, seen, self.state.length + keras.ops.shape(self.tokens)[1])
+        return WindowState(keys, values, seen, self.state.length + shape_of(self.tokens)[1])
 
 
 class WindowOfLayer(CachedKeys):
@@ -200,7 +200,7 @@ class WindowOfLayer(CachedKeys):
             write(ring, at.slots_of_heads, new, at.in_place) for ring, new in ((self.keys, k), (self.values, v))
         )
         self.after = keys, values
-        klen = keras.ops.shape(keys)[2]
+        klen = shape_of(keys)[2]
         if at.static_shapes and not self.layer.rel_attn.scheme.scores_positions:
             return block(content_q, position_q, keys, values, Places(klen, at.visible[:, None]))
 
@@ -235,7 +235,7 @@ class RereadWindow:
     def read_prompt(self, prompt, lengths):
         """As `MemoryCache.read_prompt`."""
         start, place = window_start(lengths, self.context_len), tf.range(self.context_len)
-        columns = tf.minimum(start[:, None] + place, keras.ops.shape(prompt)[1] - 1)
+        columns = tf.minimum(start[:, None] + place, shape_of(prompt)[1] - 1)
         length = lengths - start
         tokens = tf.where(place < length[:, None], tf.gather(prompt, columns, batch_dims=1), 0)
         state = WindowState((), (), tokens, length)
@@ -248,7 +248,7 @@ class RereadWindow:
             output, state = self.read_token((), tokens[:, i], state)
             return i + 1, tf.concat([outputs, output[:, None]], 1), state
 
-        outputs = self.lm.no_outputs(keras.ops.shape(tokens)[0])
+        outputs = self.lm.no_outputs(shape_of(tokens)[0])
         shapes = tf.TensorShape([]), tf.TensorShape([tokens.shape[0], None, outputs.shape[2]])
         _, outputs, state = tf.while_loop(
             lambda i, *_: i < tf.shape(tokens)[1],
@@ -272,5 +272,5 @@ class RereadWindow:
 
     def _last(self, state):
         """What the model gives for the last token of every window."""
-        outputs, _ = self.lm.outputs(state.tokens, self.lm.initial_mems(keras.ops.shape(state.tokens)[0]))
+        outputs, _ = self.lm.outputs(state.tokens, self.lm.initial_mems(shape_of(state.tokens)[0]))
         return tf.gather(outputs, state.length - 1, batch_dims=1)

@@ -60,7 +60,8 @@ def checked_tags(tags, mask, n_tag):
     message = f"tags must lie between 0 and {n_tag - 1} wherever there is an element, got, at the extremes,"
     if tf.executing_eagerly():
         if not valid:
-            raise ValueError(f"{message} {extremes[0]} and {extremes[1]}")
+            allowed = f"from 0 to {n_tag - 1} wherever there is an element"
+            raise ParameterError("tags", tags, allowed, f"{message} {extremes[0]} and {extremes[1]}")
         return tags
     with tf.control_dependencies([tf.debugging.Assert(valid, [message, *extremes])]):
         return tf.identity(tags)
@@ -283,7 +284,10 @@ class CRF(Layer):
         tensors = {"emissions": (emissions, "float batch time n_tag"), "mask": (mask, "bool? batch time")}
         check_tensors({"n_tag": self.n_tag}, **tensors, tags=(tags, "int? batch time"))
         if emissions.shape[1] == 0:
-            raise ValueError(f"emissions must be float [batch, time, n_tag] of time 1 or more, got {shown(emissions)}")
+            allowed = "float [batch, time, n_tag] of time 1 or more"
+            raise ParameterError(
+                "emissions", emissions, allowed, f"emissions must be {allowed}, got {shown(emissions)}"
+            )
         return _elements(emissions, mask)
 
     def nll(self, emissions, tags, mask=None):

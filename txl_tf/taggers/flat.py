@@ -14,6 +14,7 @@ import tensorflow as tf
 from txl_tf.config import FlatConfig
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
+from txl_tf.kernels.shapes import shape_of
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import check_layer
 from txl_tf.nn.ops import Linear
@@ -118,18 +119,18 @@ class Flat(SentenceNetwork):
 
     def mask_of(self, inputs):
         """bool `[batch, length]`, true at characters."""
-        return tf.sequence_mask(inputs["seq_len"], keras.ops.shape(inputs["bigrams"])[1])
+        return tf.sequence_mask(inputs["seq_len"], shape_of(inputs["bigrams"])[1])
 
     def items_of(self, inputs):
         """bool `[batch, items]`, true at characters and words."""
-        return tf.sequence_mask(inputs["seq_len"] + inputs["lex_num"], keras.ops.shape(inputs["lattice"])[1])
+        return tf.sequence_mask(inputs["seq_len"] + inputs["lex_num"], shape_of(inputs["lattice"])[1])
 
     def embed(self, inputs, keys=(None,) * 4):
         """The input of the first layer: `[batch, items, d_model]`, zeros at padding."""
         item_key, bigram_key, drop_char, drop_word = keys
         chars, items = self.mask_of(inputs), self.items_of(inputs)
         found = self.lookup(self.embedding, inputs["lattice"], item_key)
-        length, n_items = keras.ops.shape(chars)[1], keras.ops.shape(items)[1]
+        length, n_items = shape_of(chars)[1], shape_of(items)[1]
         of_chars = found[:, :length]
         if self.n_bigram:
             bigrams = self.lookup(self.bigram_embedding, inputs["bigrams"], bigram_key)
@@ -157,7 +158,7 @@ class Flat(SentenceNetwork):
         (fused, index), items = self.positions(inputs), self.items_of(inputs)
         for i, (layer, key) in enumerate(zip(self.stacked, keys[4:], strict=True)):
             x = layer(x, fused[i % len(fused)], index, items, dropout_key=key)
-        x = x[:, : keras.ops.shape(inputs["bigrams"])[1]]
+        x = x[:, : shape_of(inputs["bigrams"])[1]]
         x = self.last(x, x)
         x._keras_mask = self.mask_of(inputs)
         return x

@@ -122,7 +122,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         self.labels = list(labels)
         check_fields(LabelConfig, self)
         if len(set(self.labels)) < len(self.labels) or not self.labels:
-            raise ValueError(f"labels must be different tags, at least one, got {named(self.labels)}")
+            allowed = "different tags, at least one"
+            raise ParameterError("labels", self.labels, allowed, f"labels must be {allowed}, got {named(self.labels)}")
         if constraints and not isinstance(labels, _SavedLabels):
             self._check_labels()
         self.autocast = False  # half precision does not hold ids
@@ -190,7 +191,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         if not self.built:
             self.build()
         if not self.has_all_weights:
-            raise ValueError("load_weights needs the width of what network returns: call the tagger on a batch before")
+            message = "load_weights needs the width of what network returns: call the tagger on a batch first"
+            raise ParameterError("load_weights", filepath, "called after the tagger was called on a batch", message)
         super().load_weights(filepath, **kwargs)
 
     def get_build_config(self):
@@ -243,7 +245,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
             return self.network.mask_of(self.network.checked(inputs))
         if isinstance(inputs, dict):
             if "mask" not in inputs:
-                raise ValueError(f"inputs must have mask, bool [batch, time], got {shortened(', '.join(inputs), 200)}")
+                message = f"inputs must have mask, bool [batch, time], got {shortened(', '.join(inputs), 200)}"
+                raise ParameterError("inputs", inputs, "a dictionary with mask, bool [batch, time]", message)
             return tf.cast(inputs["mask"], tf.bool)
         return tf.not_equal(inputs, 0)
 
@@ -367,15 +370,15 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
     takes = "as in fit(inputs, tags)"
 
     @property
-    def own_metrics(self):
+    def own_metrics(self) -> list[keras.metrics.Metric]:
         return [self.loss_mean, self.spans]
 
     @property
-    def only_in_evaluation(self):
+    def only_in_evaluation(self) -> list[keras.metrics.Metric]:
         return [self.spans]
 
     @property
-    def n_classes(self):
+    def n_classes(self) -> int:
         return len(self.labels)
 
     def training_logs(self):
@@ -489,7 +492,8 @@ class Tagger(KerasHabits, Dropping, Resumable, keras.Model):
         if self._called_with is not None:
             return _signature(self._called_with)
         if not hasattr(self.network, "inputs"):  # but a functional model knows them
-            raise ValueError("export needs to know what network is called with: call the tagger once, on any batch")
+            message = "export needs to know what network is called with: call the tagger once, on any batch"
+            raise ParameterError("export", None, "called after the tagger was called on a batch", message)
         inputs = [(x.name, x.shape, x.dtype) for x in self.network.inputs]
         if len(inputs) == 1 and len(inputs[0][1]) == 2:
             return _signature([(None, [None, None], "int32")])

@@ -11,8 +11,10 @@ import tensorflow as tf
 
 from txl_tf.config import TenerConfig
 from txl_tf.data.tagged.batches import PADDING, UNKNOWN_ID
+from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
+from txl_tf.kernels.shapes import shape_of
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import Layer, as_ids, check_layer, check_tensors, shown
 from txl_tf.nn.ops import Linear
@@ -66,7 +68,7 @@ class SentenceNetwork(Layer):
     def lookup(self, table, ids, dropout_key=None):
         """Rows of a table; in training, some of the ids are taken for unknown ones."""
         if dropout_key is not None and self.token_dropout:
-            kept = dropout(tf.ones(keras.ops.shape(ids)), self.token_dropout, dropout_key) > 0
+            kept = dropout(tf.ones(shape_of(ids)), self.token_dropout, dropout_key) > 0
             ids = tf.where(kept | (ids == PADDING), ids, UNKNOWN_ID)
         return tf.cast(tf.gather(table, ids), self.compute_dtype)
 
@@ -79,7 +81,8 @@ class SentenceNetwork(Layer):
         names = [name for name in self.input_dims if name != "bigrams" or self.needs_bigrams]
         if not isinstance(inputs, dict) or set(names) - set(inputs):
             got = f"a dictionary with {', '.join(map(str, inputs))}" if isinstance(inputs, dict) else shown(inputs)
-            raise ValueError(f"inputs must be a dictionary with {', '.join(names)}, got {got}")
+            allowed = f"a dictionary with {', '.join(names)}"
+            raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
         ids_of, sizes = {name: as_ids(f"inputs[{name!r}]", inputs[name]) for name in names}, {}
         for name, ids in ids_of.items():
             check_tensors(sizes, **{f"inputs[{name!r}]": (ids, f"int {self.input_dims[name]}")})
@@ -180,14 +183,15 @@ class Tener(SentenceNetwork):
 
     def absolute_positions(self, mask):
         """Embeddings of the positions 1, 2, ... of elements; zeros at padding: float `[batch, length, d_model]`."""
-        length, is_element = keras.ops.shape(mask)[1], tf.cast(mask, tf.int32)
+        length, is_element = shape_of(mask)[1], tf.cast(mask, tf.int32)
         if self.pos_embed == "sin":
             dtype = wide_dtype(self.compute_dtype)
             places = tf.range(0.0, length + 1, dtype=dtype)
             table = positional_embedding(places, tensor2tensor_frequencies(self.d_model, dtype))[0]
         else:
             if isinstance(length, int) and length > self.max_seq_len:
-                raise ValueError(f"inputs must be at most max_seq_len={self.max_seq_len} long, got {length}")
+                allowed = f"at most max_seq_len={self.max_seq_len} long"
+                raise ParameterError("inputs", mask, allowed, f"inputs must be {allowed}, got {length}")
             table = at_least_float32(self.pos_table)
         return tf.gather(table, tf.cumsum(is_element, 1)) * tf.cast(is_element, table.dtype)[..., None]
 

@@ -19,9 +19,11 @@ import tensorflow as tf
 
 from txl_tf.config import ATTN_TYPES, one_of
 from txl_tf.equations import shifted_scores
+from txl_tf.errors import ParameterError
 from txl_tf.kernels import attend, attention_probs, join_heads, project_heads
 from txl_tf.kernels.dropout import dropout, split
 from txl_tf.kernels.dtypes import wide_dtype
+from txl_tf.kernels.shapes import shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, check_heads, check_sizes, check_tensors
 from txl_tf.nn.feed_forward import PositionWiseFFN
@@ -58,7 +60,7 @@ def two_way_scores(q, r):
     Returns:
         `[H, B, T, T]`.
     """
-    length = keras.ops.shape(q)[2]
+    length = shape_of(q)[2]
     return shifted_scores(q[None], r[None], first=length)[0][..., :length]  # heads share the table: one product
 
 
@@ -80,7 +82,7 @@ def tener_position_scores(q, k, v_bias, key_position_term=True):
     Returns:
         `[H, B, T, T]`, for `attend`.
     """
-    r = tf.cast(two_way_positions(keras.ops.shape(q)[2], q.shape[-1], wide_dtype(q)), q.dtype)
+    r = tf.cast(two_way_positions(shape_of(q)[2], q.shape[-1], wide_dtype(q)), q.dtype)
     scores = two_way_scores(q + v_bias[:, None, None], r)
     return scores + tf.linalg.matrix_transpose(two_way_scores(k, r)) if key_position_term else scores
 
@@ -145,7 +147,7 @@ class TenerAttn(Layer):
         self.start_keys(seed, dropatt=dropatt)
         one_of(ATTN_TYPES)("attn_type", attn_type)
         if attn_type == "adatrans" and (d_model // n_head % 2 or d_model // n_head < 4):
-            raise ValueError(f"d_model must be n_head={n_head} times an even number from 4 on, got {d_model}")
+            raise ParameterError("d_model", d_model, f"n_head={n_head} times an even number from 4 on")
         self.score_scale = (d_model // n_head) ** -0.5 if scale else 1.0
         self.fc = Linear(d_model, dtype=self.dtype_policy, name="fc") if attn_type == "transformer" else None
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from txl_tf.errors import ParameterError
 from txl_tf.training.distribution import any_worker, divided, num_workers, own_rows
+from txl_tf.training.trained_model import TrainedModel
 
 
-class AmongWorkers:
-    """Mixin for Keras models whose `train_step` and `test_step` give the same logs on every replica.
+class AmongWorkers(TrainedModel):
+    """`TrainedModel` whose `train_step` and `test_step` return the same logs on every replica.
 
     Every batch must divide by the number of replicas, whatever its rows B are: replica r of R has the rows
     `[r * B / R, (r + 1) * B / R)`.
@@ -26,8 +28,8 @@ class AmongWorkers:
         steps_left: of the evaluation that runs, how many steps are to come.
     """
 
-    steps_left = 0
-    _stop_agreed = False
+    steps_left: int = 0
+    _stop_agreed: bool = False
 
     @property
     def several_workers(self) -> bool:
@@ -51,29 +53,28 @@ class AmongWorkers:
         if isinstance(dataset, tf.distribute.DistributedDataset):  # the validation_data of `fit`
             return
         if not isinstance(dataset, tf.data.Dataset):
-            raise ValueError(
-                f"{name} must be a tf.data.Dataset of whole batches where several workers train together, "
-                f"got {type(dataset).__name__}"
-            )
+            allowed = "a tf.data.Dataset of whole batches where several workers train together"
+            message = f"{name} must be {allowed}, got {type(dataset).__name__}"
+            raise ParameterError(name, dataset, allowed, message)
         arguments[steps] = arguments.get(steps) or int(dataset.cardinality())
         if arguments[steps] < 1:
-            raise ValueError(
-                f"{name} must be of a known number of batches where several workers train together, or {steps} given"
-            )
+            allowed = f"of a known number of batches where several workers train together, or {steps} given"
+            raise ParameterError(name, dataset, allowed, f"{name} must be {allowed}")
         if not self.has_all_weights:
-            raise ValueError("the model must have its weights where several workers train together: call it on a batch")
+            message = "the model must have its weights where several workers train together: call it on a batch"
+            raise ParameterError("model", self, "called on a batch", message)
         strategy = self.distribute_strategy
         arguments[name] = divided(own_rows(dataset, strategy).repeat(), strategy)
 
     # ------------------------------------------------------------------------------------- what Keras calls, and when
 
-    def make_train_function(self, force=False):
+    def make_train_function(self, force: bool = False) -> None:
         if not self.several_workers:
             super().make_train_function(force)
         elif self.train_function is None or force:
             self.train_function = self._loop(self.train_step, lambda: self.steps_per_execution)
 
-    def make_test_function(self, force=False):
+    def make_test_function(self, force: bool = False) -> None:
         if not self.several_workers:
             super().make_test_function(force)
         elif self.test_function is None or force:
@@ -98,15 +99,17 @@ class AmongWorkers:
 
         def function(iterator):
             if not isinstance(iterator, tf.distribute.DistributedIterator):  # one batch
-                raise ValueError("several workers train together by fit and evaluate, with a tf.data.Dataset")
+                message = "several workers train together by fit and evaluate, with a tf.data.Dataset"
+                raise ParameterError("x", iterator, "a tf.data.Dataset, given to fit or evaluate", message)
             self._stop_agreed = any_worker(strategy, self.stop_requested)
+            logs = {}
             for _ in range(next_steps()):  # in one graph, a sum over workers would have one shape in all steps
                 logs = one_step(iterator)
             return logs
 
         return function
 
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Keras's own, which fails under several workers: their models are built."""
         if not self.several_workers:
             super()._maybe_symbolic_build(iterator, data_batch)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from txl_tf.config import AUTO, PRECISIONS, STRATEGIES, at_least, one_of
 from txl_tf.data.batching import prefetched
 from txl_tf.environment import check_listens, is_address, wait_for_all
-from txl_tf.errors import named
+from txl_tf.errors import ParameterError, named
 from txl_tf.files import reason
 from txl_tf.training import slurm
 
@@ -60,7 +60,7 @@ def make_strategy(
     if strategy == "tpu" or tpu:
         return _tpu_strategy(strategy, tpu, tpu_zone, gcp_project)
     if tpu_zone or gcp_project:
-        raise ValueError(f"tpu_zone and gcp_project go with strategy=tpu, got {strategy}")
+        raise _must_be_tpu(strategy, "tpu_zone and gcp_project")
     if logical_cpus is not None:
         at_least(1)("logical_cpus", logical_cpus)
         (cpu,) = tf.config.list_physical_devices("CPU")
@@ -158,10 +158,11 @@ def _workers(required: bool) -> list[str]:
     text = os.environ.get("TF_CONFIG")
     if not text:
         if required:
-            raise ValueError(
+            message = (
                 f"strategy=multi_worker needs the environment variable TF_CONFIG, such as {_EXAMPLE}, or several tasks "
                 "of srun"
             )
+            raise ParameterError("TF_CONFIG", None, f"such as {_EXAMPLE}", message)
         return []
     try:
         config = json.loads(text)
@@ -171,29 +172,38 @@ def _workers(required: bool) -> list[str]:
         usable = kind in ("chief", "worker") and 0 <= index < len(cluster.get(kind, []))
         usable = usable and len(cluster.get("chief", [])) <= 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
+        message = (
             f"TF_CONFIG is malformed ({type(error).__name__}: {named(error)}), got {named(text)}; it looks like "
             f"{_EXAMPLE}"
-        ) from error
+        )
+        raise ParameterError("TF_CONFIG", text, f"such as {_EXAMPLE}", message) from error
     if not usable or not all(isinstance(worker, str) and is_address(worker) for worker in workers):
-        raise ValueError(
+        message = (
             "TF_CONFIG must name a task among the one chief and the workers of its cluster, each as host:port, "
             f"got {named(text)}; it looks like {_EXAMPLE}"
         )
+        raise ParameterError("TF_CONFIG", text, f"such as {_EXAMPLE}", message)
     return workers
+
+
+def _must_be_tpu(strategy: str, arguments: str) -> ParameterError:
+    """The error for arguments of a TPU that are given with another strategy."""
+    return ParameterError("strategy", strategy, f"tpu where {arguments} is given")
 
 
 def _tpu_strategy(
     strategy: str, tpu: str | None, tpu_zone: str | None, gcp_project: str | None
 ) -> tf.distribute.TPUStrategy:
     if strategy not in ("tpu", "auto"):
-        raise ValueError(f"tpu goes with strategy=tpu, got {strategy}")
+        raise _must_be_tpu(strategy, "tpu")
     if not tpu:
-        raise ValueError("strategy=tpu needs tpu, the name or the grpc:// address of the TPU, or local")
+        message = "strategy=tpu needs tpu, the name or the grpc:// address of the TPU, or local"
+        raise ParameterError("tpu", tpu, "a name, grpc://host:port or local", message)
     if tpu.startswith("grpc://"):
         address = tpu.removeprefix("grpc://")
         if not is_address(address):
-            raise ValueError(f"tpu must be a name or grpc://host:port, got {named(tpu)}")
+            allowed = "a name or grpc://host:port"
+            raise ParameterError("tpu", tpu, allowed, f"tpu must be {allowed}, got {named(tpu)}")
         check_listens(address, f"the TPU {named(tpu)}")
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu, zone=tpu_zone, project=gcp_project)

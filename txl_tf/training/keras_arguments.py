@@ -161,7 +161,7 @@ class MeanOfFunction(keras.metrics.Mean):
         super().__init__(name=name, **kwargs)
         self.function = function
 
-    def update_state(self, labels, outputs, sample_weight):
+    def update_state(self, labels: Any, outputs: Any, sample_weight: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         values = tf.convert_to_tensor(self.function(labels, outputs))
         if values.shape.rank == 0:
             sample_weight = None

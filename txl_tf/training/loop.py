@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from txl_tf.data.text.checked_batches import Batches
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.fusion import fusing
 from txl_tf.training.distribution import any_worker
@@ -24,9 +23,9 @@ class LoopState:
     """All that goes from one call of the loop to the next. Every `fit`, `evaluate` and single batch has its own."""
 
     log_names: tuple[str, ...] = ()
-    batches: Batches | None = None
-    mems: Any = None  # memory, a share of the rows on every replica
-    start: Callable | None = None  # `start(rows)` makes the memory where there is none
+    batches: Any = None  # `Batches`; `None` before the first `fit`
+    mems: Any = None  # the memory; every replica has its share of the rows
+    start: Any = None  # `start(rows)` makes the first memory
     totals: tf.Tensor = dataclasses.field(default_factory=lambda: tf.constant(NO_TOTALS))
     begun: bool = False
     own_sums: dict = dataclasses.field(default_factory=dict)  # of logs that only a user's step has: (sum, steps)

@@ -10,6 +10,7 @@ and the memory of these rows.
 import contextlib
 import functools
 import threading
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,7 +24,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.nn.adaptive import check_capacities
 from txl_tf.nn.checkpointed import Checkpointed
-from txl_tf.schema import brief, known_names
+from txl_tf.schema import known_names
 from txl_tf.training.distribution import all_rows, divided, num_workers, own_rows, rows_of_this_worker
 from txl_tf.training.keras_arguments import (
     HOOKS_OF_MEMORY_MODEL,
@@ -38,13 +39,13 @@ from txl_tf.training.keras_arguments import (
 from txl_tf.training.loop import LoopState, make_loop
 from txl_tf.training.segment_step import SegmentStep
 from txl_tf.training.single_batches import SingleBatches
-from txl_tf.training.trained_model import TrainedModel, Turns, results_of
+from txl_tf.training.trained_model import Turns, results_of
 
 # Arguments of `compile` that are attributes, besides Keras's.
 OF_COMPILE = ("gradient_accumulation_steps", "static_shapes", "bin_capacities")
 
 
-class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.Model):
+class MemoryModel(SingleBatches, SegmentStep, Checkpointed, keras.Model):
     """Keras model that is trained on consecutive segments of text.
 
     A subclass has a `network` with `n_token` and `cutoffs`, a `seed`, and four functions of one replica, see
@@ -63,15 +64,20 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
 
     carried_names = ("mems",)
     stop_agreed = False
-    gradient_accumulation_steps, static_shapes, bin_capacities = 1, False, None  # see `compile`
-    _metric_names = ()
-    _validation_batches = None
+    gradient_accumulation_steps: int = 1  # of `compile`, as the next two
+    static_shapes: bool = False
+    bin_capacities: list[int] | None = None
+    _metric_names: tuple[str, ...] = ()
+    _validation_batches: Batches | None = None
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self._fitted, self._running, self._methods = LoopState(), threading.local(), []
+        self._fitted = LoopState()
+        self._running = threading.local()  # its `loop` is the state of the method that this thread runs
+        self._methods: list[str] = []  # that run in any thread
         self._carried = threading.local()  # the memory of a step with Keras's signature, see `SegmentStep`
-        self._turns, self.stepping = {"training": Turns(), "test_on_batch": Turns()}, threading.RLock()
+        self._turns = {"training": Turns(), "test_on_batch": Turns()}
+        self.stepping = threading.RLock()
         self.reset_memory()
 
     @property
@@ -128,7 +134,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
         if bin_capacities is not None:
             if not static_shapes:
-                raise ValueError(f"bin_capacities must be None without static_shapes, got {brief(bin_capacities)}")
+                raise ParameterError("bin_capacities", bin_capacities, "None without static_shapes")
             check_capacities(bin_capacities, len(self.network.cutoffs))
         super().compile(
             optimizer, jit_compile=jit_compile, steps_per_execution=steps_per_execution, run_eagerly=run_eagerly,
@@ -136,7 +142,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         )  # fmt: skip
         self._metric_names, self.auto_scale_loss = metrics, auto_scale_loss
         own = gradient_accumulation_steps, bool(static_shapes), bin_capacities
-        vars(self).update(zip(OF_COMPILE, own, strict=True))  # attributes that nothing else can set
+        self.__dict__.update(zip(OF_COMPILE, own, strict=True))  # only `compile` can set these attributes
 
     def compile_arguments(self):
         own = {name: getattr(self, name) for name in OF_COMPILE}
@@ -217,7 +223,7 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         kwargs = by_name(super().evaluate, x, *args, **kwargs)
         x, return_dict = kwargs.pop("x", None), kwargs.pop("return_dict", False)
         if kwargs.get("_use_cached_eval_dataset"):  # the validation_data of `fit`
-            batches = self._validation_batches
+            batches: Any = self._validation_batches
         else:
             self._check_hooks()
             batches = self._prepare(x, evaluation=True, allow_shuffled=allow_shuffled)
@@ -277,7 +283,8 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
             self.test_function = make_loop(self, "test_step", tuple(self.metrics_names))
 
     def _log_names(self):
-        return (*self.metrics_names, "grad_norm", *["overflow"] * self.static_shapes)
+        names = (*self.metrics_names, "grad_norm")
+        return (*names, "overflow") if self.static_shapes else names
 
     @property
     def metrics_names(self):
@@ -311,7 +318,8 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
     def _ready_to_train(self, method):
         """Builds the optimizer. Raises ValueError where `method` cannot train with what `compile` was given."""
         if self.optimizer is None:
-            raise ValueError(f"{method} needs an optimizer, got None: compile with txl_tf.make_optimizer(...)")
+            message = f"{method} needs an optimizer, got None: compile with txl_tf.make_optimizer(...)"
+            raise ParameterError("optimizer", None, "given to compile", message)
         self._check_hooks()
         self.check_weights()
         self.build_optimizer()
@@ -319,18 +327,21 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
     def _check_rows(self, rows, parts):
         replicas = self.distribute_strategy.num_replicas_in_sync
         if rows % (replicas * parts):
-            raise ValueError(
-                f"the batch must divide by the number of replicas, got {rows} rows on {replicas} replicas"
-                + f" with gradient_accumulation_steps={parts}" * (parts > 1)
-            )
+            got = f"{rows} rows on {replicas} replicas"
+            if parts > 1:
+                got += f" with gradient_accumulation_steps={parts}"
+            message = f"the batch must divide by the number of replicas, got {got}"
+            raise ParameterError("batch", rows, f"a multiple of {replicas * parts} rows", message)
 
     def _prepare(self, x, evaluation=False, name="x", allow_shuffled=False):
         """The checked dataset as `Batches`: of several workers, each has its own rows."""
         if not isinstance(allow_shuffled, bool):
             raise ParameterError("allow_shuffled", allow_shuffled, [True, False])
-        strategy, parts = self.distribute_strategy, 1 if evaluation else self.gradient_accumulation_steps
-        options = {"weighs": "always" if self.steps_per_execution > 1 else "where needed"}
-        dataset, rows = x, None
+        strategy = self.distribute_strategy
+        parts = 1 if evaluation else self.gradient_accumulation_steps
+        options: dict[str, Any] = {"weighs": "always" if self.steps_per_execution > 1 else "where needed"}
+        dataset = x
+        rows = None
         if isinstance(x, Segments):
             rows = x.batch_size
             self._check_rows(rows, parts)
@@ -351,7 +362,8 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
         if num_workers(strategy) == 1:
             return batches
         if batches.count == tf.data.UNKNOWN_CARDINALITY:
-            raise ValueError(f"{name} must be of a known number of batches where several workers train together")
+            allowed = "of a known number of batches where several workers train together"
+            raise ParameterError(name, x, allowed, f"{name} must be {allowed}")
         mine = own_rows(batches.dataset, strategy) if dataset is x else batches.dataset
         mine = divided(mine.repeat(), strategy)
         return Batches(mine, rows, batches.tgt_len, batches.count, batches.count > 0, batches.any_rows)
@@ -387,7 +399,8 @@ class MemoryModel(SingleBatches, SegmentStep, TrainedModel, Checkpointed, keras.
     def set_carried_arrays(self, arrays):
         mems, shape = arrays["mems"], self.carried_arrays()["mems"].shape
         if mems.shape != shape:
-            raise ValueError(f"mems must be [n_layer, batch, mem_len, d_model] = {list(shape)}, got {list(mems.shape)}")
+            allowed = f"[n_layer, batch, mem_len, d_model] = {list(shape)}"
+            raise ParameterError("mems", mems, allowed, f"mems must be {allowed}, got {list(mems.shape)}")
         shares = np.split(mems, self.distribute_strategy.num_replicas_in_sync, axis=1)
         layers = range(len(mems))
         self.loop.mems = [self._to_replicas([share[i] for share in shares], self.compute_dtype) for i in layers]

@@ -1,6 +1,8 @@
 """The original's optimizer: Adam, clipped after averaging over replicas, warm-up and cosine decay."""
 
 import functools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -14,13 +16,19 @@ from txl_tf.schema import known_names
 from txl_tf.training.distribution import sum_over_replicas
 
 
-def global_norm(gradients):
+def global_norm(gradients: Iterable[Any]) -> tf.Tensor:
     """The global norm of gradients, in float32, or in float64 if one of them is float64."""
     dtype = wide_dtype(*gradients)
     return tf.linalg.global_norm([tf.cast(gradient, dtype) for gradient in gradients])
 
 
-class ClipAfterAverage:
+if TYPE_CHECKING:
+    MixedIntoOptimizer = keras.optimizers.Optimizer
+else:
+    MixedIntoOptimizer = object
+
+
+class ClipAfterAverage(MixedIntoOptimizer):
     """Mixin for Keras optimizers: clips the gradients summed over all replicas, by value or by their global norm.
 
     Keras's own `global_clipnorm` clips the gradients of each replica before adding them up, so that two replicas train
@@ -33,7 +41,14 @@ class ClipAfterAverage:
     over the replicas batch by batch, so that a checkpoint between two updates has all of them.
     """
 
-    def __init__(self, *args, clip=None, clip_value=None, **kwargs):
+    # Attributes of Keras's optimizers whose own type hints are missing or wrong.
+    _iterations: Any
+    _learning_rate: Any
+    _accumulated_gradients: Any
+    _model_variables_moving_average: Any
+    gradient_norm: Any
+
+    def __init__(self, *args: Any, clip: float | None = None, clip_value: float | None = None, **kwargs: Any) -> None:
         for name, value in (("clip", clip), ("clip_value", clip_value)):
             if value is not None and not (is_number(value) and value > 0):
                 raise ParameterError(name, value, "positive, or None for no clipping")
@@ -43,23 +58,24 @@ class ClipAfterAverage:
         self.clip_value = clip_value
 
     @property
-    def iterations(self):
+    def iterations(self) -> Any:
         """The number of updates so far."""
         return self._iterations if self.batches_per_update == 1 else self._iterations // self.batches_per_update
 
     @property
-    def learning_rate(self):
-        """The rate of the next update. Keras's own would ask a schedule for the number of the batch."""
+    def learning_rate(self) -> Any:
+        """The rate of the next update. Keras's own property would call a schedule with the number of the batch."""
         rate = self._learning_rate
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             return rate(self.iterations)
         return super().learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, rate):
-        keras.optimizers.Optimizer.learning_rate.fset(self, rate)
+    def learning_rate(self, rate: Any) -> None:
+        of_keras: Any = keras.optimizers.Optimizer.learning_rate
+        of_keras.fset(self, rate)
 
-    def build(self, variables):
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
             return
         dtype = "float64" if wide_dtype(*variables) == tf.float64 else None  # else Keras's default
@@ -69,7 +85,7 @@ class ClipAfterAverage:
         super().build(variables)
         self.start_average(variables)
 
-    def start_average(self, variables):
+    def start_average(self, variables: Iterable[keras.Variable]) -> None:
         """Begins the moving average, if there is one, with these weights.
 
         Keras would begin it with the first step, but not where loss scaling skips that.
@@ -125,7 +141,7 @@ class ClipAfterAverage:
             grads, _ = tf.clip_by_global_norm(grads, self.clip, use_norm=norm)
         return list(zip(grads, variables, strict=True))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "clip": self.clip, "clip_value": self.clip_value}
 
 
@@ -191,7 +207,7 @@ class SGD(ClipAfterAverage, keras.optimizers.SGD):
 
     def __init__(self, *args, nesterov=False, **kwargs):
         if nesterov:
-            raise ValueError("nesterov must be False: PyTorch's form of momentum has no such step here, got True")
+            raise ParameterError("nesterov", nesterov, "False, because PyTorch's form of momentum is without it here")
         super().__init__(*args, nesterov=nesterov, **kwargs)
 
     def update_step(self, gradient, variable, learning_rate):
@@ -236,16 +252,20 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
         Vaswani et al. 2017, section 5.3.
     """
 
+    d_model: int
+    warmup_steps: int
+    scale: float
+
     @stored
     def __init__(self, d_model: int, warmup_steps: int = 4000, scale: float = 1.0) -> None:
         super().__init__()
 
-    def __call__(self, step):
+    def __call__(self, step: Any) -> tf.Tensor:
         step = tf.cast(step, tf.float32)
         slope = tf.minimum(tf.maximum(step, 1.0) ** -1.5, self.warmup_steps**-1.5)
         return self.scale * self.d_model**-0.5 * step * slope
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return arguments_of(self)
 
 
@@ -256,17 +276,22 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
     With a warm-up, its first step has the rate `learning_rate / warmup_steps`, above 0.
     """
 
+    learning_rate: float
+    warmup_steps: int
+    train_steps: int
+    constant: bool
+
     @stored
     def __init__(self, learning_rate: float, warmup_steps: int, train_steps: int, constant: bool = False) -> None:
         super().__init__()
 
-    def __call__(self, step):
+    def __call__(self, step: Any) -> tf.Tensor:
         done = tf.cast(step, tf.float32) + 1
         rise = done / max(self.warmup_steps, 1)
         left = 1.0 if self.constant else (self.train_steps - done) / (self.train_steps - self.warmup_steps)
         return self.learning_rate * tf.where(done < self.warmup_steps, rise, tf.maximum(left, 0.0))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return arguments_of(self)
 
 
@@ -316,7 +341,7 @@ def make_optimizer(
         clip_value=clip_value, momentum=momentum,
     )  # fmt: skip
     at_least(1)("gradient_accumulation_steps", gradient_accumulation_steps)
-    options = {"use_ema": True, "ema_momentum": ema} if ema else {}
+    options: dict[str, Any] = {"use_ema": True, "ema_momentum": ema} if ema else {}
     if gradient_accumulation_steps > 1:
         options["gradient_accumulation_steps"] = gradient_accumulation_steps
     if weight_decay or optimizer == "adamw":  # which decays by default

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -28,7 +28,7 @@ from txl_tf.training.keras_arguments import (
     refuse_hooks,
     takes_name,
 )
-from txl_tf.training.trained_model import TrainedModel, Turns, apply_gradients, results_of
+from txl_tf.training.trained_model import Turns, apply_gradients, results_of
 from txl_tf.training.weighting import class_table
 
 _REFUSED = {
@@ -38,10 +38,16 @@ _HOOKS_REFUSED = {"stateless_compute_loss": "fit never calls it with TensorFlow:
 _HOOKS = ("train_step", "test_step", "compute_loss", "compute_metrics", "get_metrics_result")  # that steps call
 
 
-class OnEveryReplica:
+if TYPE_CHECKING:
+    MixedIntoMetric = keras.metrics.Metric
+else:
+    MixedIntoMetric = object
+
+
+class OnEveryReplica(MixedIntoMetric):
     """Mixin for Keras metrics of which every replica counts all: any of them has the result, without asking others."""
 
-    def add_variable(self, *args, **kwargs):
+    def add_variable(self, *args: Any, **kwargs: Any) -> Any:
         return super().add_variable(*args, **{**kwargs, "aggregation": "only_first_replica"})
 
 
@@ -49,7 +55,7 @@ class Mean(OnEveryReplica, keras.metrics.Mean):
     """`keras.metrics.Mean` that every replica counts, see `Resumable.over_replicas`."""
 
 
-class Resumable(AmongWorkers, TrainedModel):
+class Resumable(AmongWorkers):
     """Mixin for Keras models without state between batches; for those with memory there is `MemoryModel`.
 
     A subclass may override what Keras says that it may: `train_step`, `test_step`, `predict_step`, `compute_loss`,
@@ -66,12 +72,16 @@ class Resumable(AmongWorkers, TrainedModel):
         grad_norm: a metric, set by the model.
     """
 
-    measures = takes = "loss"
-    own_names = ()
-    _extra_metrics = NO_METRICS  # what `compile` was given
-    _class_weights = _class_weights_traced = None  # see `class_table`: of the `fit` that runs; of the compiled step
-    _class_weights_used = _was_reset = False  # by the compiled step; the metrics, since a method began
-    _uncounted = ()  # names of metrics that the step which reports does not count in
+    measures: str = "loss"
+    takes: str = "loss"
+    own_names: tuple[str, ...] = ()
+    grad_norm: keras.metrics.Metric
+    _extra_metrics: CompiledMetrics = NO_METRICS  # the metrics that `compile` was given
+    _class_weights: tuple[float, ...] | None = None  # those of the `fit` that runs, see `class_table`
+    _class_weights_traced: tuple[float, ...] | None = None  # those of the compiled step
+    _class_weights_used: bool = False  # whether the compiled step uses them
+    _was_reset: bool = False  # whether the metrics were reset since the method that runs began
+    _uncounted: tuple[str, ...] = ()  # names of metrics that the last step did not update
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -244,7 +254,8 @@ class Resumable(AmongWorkers, TrainedModel):
         """`(x, y, sample_weight)` of a batch with labels."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if y is None:
-            raise ValueError(f"x and y must both be given, {self.takes}, or a dataset of such pairs: got no y")
+            message = f"x and y must both be given, {self.takes}, or a dataset of such pairs: got no y"
+            raise ParameterError("y", None, f"given with x, {self.takes}, or in a dataset of such pairs", message)
         return x, y, sample_weight
 
     def weights_in_training(self, labels, sample_weight):
@@ -253,7 +264,9 @@ class Resumable(AmongWorkers, TrainedModel):
         if self._class_weights is None:
             return sample_weight
         if sample_weight is not None:
-            raise ValueError("class_weight must be None where there is a sample_weight, got both")
+            class_weight = dict(enumerate(self._class_weights))
+            message = "class_weight must be None where there is a sample_weight, got both"
+            raise ParameterError("class_weight", class_weight, "None where there is a sample_weight", message)
         return tf.gather(tf.constant(self._class_weights, self.loss_dtype), tf.cast(labels, tf.int32))
 
     @property
@@ -263,6 +276,16 @@ class Resumable(AmongWorkers, TrainedModel):
         of_library = [*self.own_metrics, *([self.grad_norm] if has_norm else []), *self._extra_metrics.metrics]
         names = {metric.name for metric in (*of_library, self.grad_norm)}  # Keras has a "loss" of its own
         return [*of_library, *(metric for metric in super().metrics if metric.name not in names)]
+
+    @property
+    def n_classes(self) -> int:
+        """Number of labels."""
+        raise NotImplementedError
+
+    @property
+    def own_metrics(self) -> list[keras.metrics.Metric]:
+        """The metrics of the model itself, without the norm of the gradients."""
+        raise NotImplementedError
 
     @property
     def only_in_evaluation(self) -> list[keras.metrics.Metric]:

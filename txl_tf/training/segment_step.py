@@ -9,18 +9,19 @@ strategy of `tf.distribute`.
     test_step                   the same without gradients
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.fusion import fusing
+from txl_tf.kernels.shapes import shape_of
 from txl_tf.training.distribution import sum_over_replicas
 from txl_tf.training.keras_arguments import is_own, takes
 from txl_tf.training.optimization import global_norm
-from txl_tf.training.trained_model import apply_gradients
+from txl_tf.training.trained_model import TrainedModel, apply_gradients
 
 
 def any_signature(method: Callable) -> Callable[..., Any]:
@@ -28,7 +29,7 @@ def any_signature(method: Callable) -> Callable[..., Any]:
     return method
 
 
-class SegmentStep:
+class SegmentStep(TrainedModel):
     """Mixin of `MemoryModel`: the steps that its loop calls on every replica.
 
     A subclass may have steps of its own, `train_step(self, data, mems)` and `test_step(self, data, carried)`, which
@@ -38,7 +39,20 @@ class SegmentStep:
     of labels. Both must be the same on every replica. Other logs are reported, too: of an epoch, the mean over steps.
     """
 
-    _compiled_gradients = None  # `_loss_and_gradients` under XLA, with `jit_compile`
+    network: Any
+    gradient_accumulation_steps: int
+    static_shapes: bool
+    bin_capacities: list[int] | None
+    _carried: threading.local  # the memory before and after a step with Keras's signature
+    _compiled_gradients: Callable[..., Any] | None = None  # `_loss_and_gradients` under XLA, with `jit_compile`
+
+    def segment_nll(self, *args: Any, **kwargs: Any) -> Any:
+        """The nll of every label of a segment in training; see `LanguageModel.segment_nll`."""
+        raise NotImplementedError
+
+    def evaluation_nll(self, tokens: Any, labels: Any, carried: Any) -> Any:
+        """The nll of every label of a segment in an evaluation; see `LanguageModel.evaluation_nll`."""
+        raise NotImplementedError
 
     @any_signature
     def train_step(self, data, mems=None):
@@ -58,7 +72,7 @@ class SegmentStep:
         tokens, labels, weights = self._labels_that_count(*data)
         total = None if weights is None else self._num_tokens(tokens, labels, weights)
         loss_and_gradients = self._compiled_gradients or self._loss_and_gradients
-        key = self.step_key(keras.ops.shape(tokens)[0])
+        key = self.step_key(shape_of(tokens)[0])
         sums, gradients, new_mems = loss_and_gradients(tokens, labels, weights, total, mems, key)
         nll, counted, *left_out = tf.unstack(sum_over_replicas(sums))
         logs = {"loss": tf.math.divide_no_nan(nll, counted), "tokens": counted}
@@ -164,7 +178,7 @@ class SegmentStep:
                 loss = self.optimizer.scale_loss(self.with_penalties(loss, parts, fraction))
                 # As tensors or handles: TensorFlow makes no zeros like one of Keras's variables in eager execution.
                 weights_of_model = [weight.value for weight in self.trainable_variables]
-                gradients = tape.gradient(loss, weights_of_model, unconnected_gradients="zero")
+                gradients = tape.gradient(loss, weights_of_model, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             sums = [nll, counted]
             if self.static_shapes:
                 sums.append(tf.math.count_nonzero((labels >= 0) & ~kept, dtype=self.loss_dtype))
@@ -231,12 +245,12 @@ def part_by_part(step, parts, variables, no_sums, tokens, labels, weights, mems,
     """
 
     def split(x):
-        rows, *shape = keras.ops.shape(x)
+        rows, *shape = shape_of(x)
         return tf.reshape(x, [parts, rows // parts, *shape])
 
     tokens, labels, mems = split(tokens), split(labels), [split(mem) for mem in mems]
     weights = None if weights is None else split(weights)
-    rows = keras.ops.shape(tokens)[1]
+    rows = shape_of(tokens)[1]
 
     def body(i, sums, gradients, new_mems):
         of_weights = None if weights is None else weights[i]
@@ -257,4 +271,4 @@ def part_by_part(step, parts, variables, no_sums, tokens, labels, weights, mems,
         maximum_iterations=parts,
     )
     new_mems = [ta.stack() for ta in new_mems]
-    return sums, gradients, [tf.reshape(mem, [parts * rows, *keras.ops.shape(mem)[2:]]) for mem in new_mems]
+    return sums, gradients, [tf.reshape(mem, [parts * rows, *shape_of(mem)[2:]]) for mem in new_mems]

@@ -7,18 +7,29 @@
 Each has a memory of its own. A call is one step of the loop that `fit` runs, or `evaluate`.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.data.text.checked_batches import Batches, check_batch
+from txl_tf.errors import ParameterError
 from txl_tf.training.keras_arguments import refuse
 from txl_tf.training.loop import LoopState
 
 
 class SingleBatches:
-    """Mixin of `MemoryModel`: its methods for one batch at a time, each with a memory of its own."""
+    """Mixin of `MemoryModel`: its methods for one batch at a time, each with its own memory.
 
-    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
+    `self` is `Any` for type checkers, because the methods use all of `MemoryModel`, which inherits this class.
+    """
+
+    _of_batches: dict[str, LoopState]
+
+    def train_on_batch(
+        self: Any, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None, return_dict: bool = False
+    ) -> Any:
         """One step of training on the next segments of a text.
 
         The memory starts from zeros and is carried from call to call, until `reset_memory`. It is apart from that of
@@ -48,7 +59,7 @@ class SingleBatches:
             logs = self._run_batch("train_on_batch", self.train_function, self._log_names(), x, y, sample_weight)
         return self._result(logs, return_dict)
 
-    def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
+    def test_on_batch(self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """The mean nll of the next segments of a text, without training; else like `train_on_batch`."""
         self._assert_compile_called("test_on_batch")
         self._check_hooks()
@@ -58,11 +69,13 @@ class SingleBatches:
             logs = self._run_batch("test_on_batch", self.test_function, names, x, y, sample_weight)
         return self._result(logs, return_dict)
 
-    def reset_memory(self):
+    def reset_memory(self) -> None:
         """Lets the next `train_on_batch` and `test_on_batch` start from zeros, with batches of any number of rows."""
         self._of_batches = {"train_on_batch": LoopState(), "test_on_batch": LoopState()}
 
-    def _run_batch(self, method, function, log_names, x, y, sample_weight):
+    def _run_batch(
+        self: Any, method: str, function: Callable, log_names: tuple[str, ...], x: Any, y: Any, sample_weight: Any
+    ) -> dict[str, float]:
         """Calls a function of `make_loop` for one batch; returns its logs as floats."""
         batch = check_batch(x, y, self.network.n_token, sample_weight, self.static_shapes)
         rows, tgt_len = batch[0].shape
@@ -75,10 +88,12 @@ class SingleBatches:
         elif before.batches.rows == rows:
             mems = before.mems
         else:
-            raise ValueError(
-                f"x must have as many rows as the memory of {method} carries, {before.batches.rows}, "
-                f"got {rows}: reset_memory() begins another text"
+            expected = before.batches.rows
+            message = (
+                f"x must have as many rows as the memory of {method} carries, {expected}, got {rows}: "
+                "reset_memory() begins another text"
             )
+            raise ParameterError("x", batch[0], f"of {expected} rows, as the memory of {method}", message)
         replicas = self.distribute_strategy.num_replicas_in_sync
         data = tuple(self._to_replicas(np.split(array, replicas), array.dtype) for array in batch)
         state = LoopState(log_names, batches, mems)

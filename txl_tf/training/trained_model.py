@@ -13,10 +13,12 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dtypes import wide_dtype
+from txl_tf.nn.bases import MixedIntoModel
 from txl_tf.nn.quantization import Unquantized
 from txl_tf.training.distribution import sum_over_replicas
 
-_OF_KERAS = "optimizer run_eagerly steps_per_execution jit_compile auto_scale_loss"
+# Arguments of `keras.Model.compile` that become attributes of the model.
+_OF_KERAS = ("optimizer", "run_eagerly", "steps_per_execution", "jit_compile", "auto_scale_loss")
 
 
 class Turns:
@@ -32,7 +34,9 @@ class Turns:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._thread = self._method = None  # of the outermost method that runs
+        # Of the outermost method that runs:
+        self._thread: int | None = None
+        self._method: str | None = None
 
     @contextlib.contextmanager
     def __call__(self, method: str) -> Iterator[None]:
@@ -53,7 +57,7 @@ class Turns:
                 self._changed.notify_all()
 
 
-class TrainedModel(Unquantized):
+class TrainedModel(Unquantized, MixedIntoModel):
     """Mixin for Keras models with a `compile` of their own, which sets `auto_scale_loss`.
 
     A saved model has what `compile` was given and the optimizer's state; loaded, it goes on training as if it had never
@@ -66,11 +70,13 @@ class TrainedModel(Unquantized):
         carried_names: keys of `carried_arrays`.
     """
 
+    seed: int
+    optimizer: Any
     smaller = 'txl_tf.export_saved_model(model, directory, weights="bfloat16") writes a model of half the size'
     stop_requested = False
     auto_scale_loss = True
-    carried_names = ()
-    _hooks_of = None
+    carried_names: tuple[str, ...] = ()
+    _hooks_of: dict[str, list[Any]] | None = None  # methods by the name of the function that was made with them
 
     @property
     def has_all_weights(self) -> bool:
@@ -86,7 +92,7 @@ class TrainedModel(Unquantized):
 
     def compile_arguments(self) -> dict[str, Any]:
         """The arguments that `compile` was given, by name."""
-        return {name: getattr(self, name) for name in _OF_KERAS.split()}
+        return {name: getattr(self, name) for name in _OF_KERAS}
 
     def get_compile_config(self) -> dict[str, Any] | None:
         if not self.compiled:
@@ -95,10 +101,11 @@ class TrainedModel(Unquantized):
         return {**keras.saving.serialize_keras_object(self.compile_arguments()), "frozen": frozen}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        layers = list(self._flatten_layers())
+        layers: list[Any] = list(self._flatten_layers())
         for i in config.pop("frozen", ()):  # files of older versions have none
             layers[i].trainable = False
-        self.compile(**keras.saving.deserialize_keras_object(config))
+        arguments: Any = keras.saving.deserialize_keras_object(config)
+        self.compile(**arguments)
         self.build_optimizer()
 
     def build_optimizer(self) -> None:
@@ -130,10 +137,8 @@ class TrainedModel(Unquantized):
     def check_steps(self, steps_per_epoch: int | None) -> None:
         """Raises ValueError where calls of `steps_per_execution` steps would go past the end of an epoch."""
         if (steps_per_epoch or 0) % self.steps_per_execution:
-            raise ValueError(
-                f"steps_per_epoch must be a multiple of steps_per_execution={self.steps_per_execution}, "
-                f"got {steps_per_epoch}"
-            )
+            allowed = f"a multiple of steps_per_execution={self.steps_per_execution}"
+            raise ParameterError("steps_per_epoch", steps_per_epoch, allowed)
 
     def hooks_changed(self, function: str, *names: str) -> bool:
         """Whether a method of `names` is another one than when the `function` of that name was made; notes them."""
@@ -147,8 +152,8 @@ class TrainedModel(Unquantized):
     # ------------------------------------------------------------------------------------------------------- one step
 
     @property
-    def inner_optimizer(self) -> keras.optimizers.Optimizer | None:
-        """The optimizer itself, where Keras's loss-scaling optimizer wraps it."""
+    def inner_optimizer(self) -> Any:
+        """The optimizer itself, also where Keras's loss-scaling optimizer wraps it; `None` without one."""
         optimizer = getattr(self, "optimizer", None)
         return getattr(optimizer, "inner_optimizer", optimizer)
 
@@ -201,7 +206,7 @@ def results_of(metrics: Iterable[keras.metrics.Metric]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ updates
 
 
-def agree_on_overflow(gradients, optimizer):
+def agree_on_overflow(gradients: list[tf.Tensor], optimizer: Any) -> list[tf.Tensor]:
     """`gradients`, but NaN on every replica where half precision overflowed on any: all of them then skip the step.
 
     Keras's `LossScaleOptimizer` looks at the gradients of each replica, or of the first, before they are added up.
@@ -215,7 +220,7 @@ def agree_on_overflow(gradients, optimizer):
     return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
 
 
-def apply_gradients(optimizer, gradients, variables):
+def apply_gradients(optimizer: Any, gradients: list[tf.Tensor], variables: Iterable[keras.Variable]) -> None:
     """`optimizer.apply_gradients`, called on every replica.
 
     A step counts where half precision overflows, too: loss scaling skips its update, but the data goes on.
@@ -236,6 +241,6 @@ def apply_gradients(optimizer, gradients, variables):
         context.merge_call(lambda strategy: optimizer.apply_gradients(zip(gradients, variables, strict=True)))
 
 
-def is_scaled(optimizer):
-    """Whether it is Keras's optimizer that scales losses, around another."""
+def is_scaled(optimizer: Any) -> bool:
+    """Whether an optimizer is Keras's wrapper around another one, which scales the loss."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
-from txl_tf.schema import brief
 
 
 def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[float, ...] | None:
@@ -18,7 +17,7 @@ def class_table(class_weight: dict[int, float] | None, n_classes: int) -> tuple[
     if class_weight is None:
         return None
     if not isinstance(class_weight, dict):
-        raise ValueError(f"class_weight must be a dictionary of ids and weights, got {brief(class_weight)}")
+        raise ParameterError("class_weight", class_weight, "a dictionary of ids and weights")
     for label, weight in class_weight.items():
         if not is_integer(label) or not 0 <= label < n_classes:
             message = f"class_weight must have ids from 0 to {n_classes - 1}, got {label!r}"
@@ -41,7 +40,8 @@ def checked_weights(sample_weight: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
     rows, length = kept.shape
     if not any(weights.shape.is_compatible_with(shape) for shape in ([rows], [rows, length])):
         shape = f"[batch, labels{'' if length is None else f'={length}'}]"
-        raise ValueError(f"sample_weight must be [batch] or {shape}, got {[*weights.shape]}")
+        message = f"sample_weight must be [batch] or {shape}, got {[*weights.shape]}"
+        raise ParameterError("sample_weight", sample_weight, f"[batch] or {shape}", message)
     return weights
 
 

@@ -14,6 +14,7 @@ from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
+from txl_tf.kernels.shapes import shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors
 from txl_tf.nn.positions import positional_encoding
@@ -199,11 +200,13 @@ class PositionalEncoding(Layer):
 
     def call(self, x, first=0, training=None, dropout_key=None):
         check_tensors({"d_model": self.d_model}, x=(x, "float batch length d_model"))
-        length, known = keras.ops.shape(x)[1], tf.get_static_value(first)
+        length, known = shape_of(x)[1], tf.get_static_value(first)
         if isinstance(length, int) and length > self.max_len:
-            raise ValueError(f"x must be at most max_len={self.max_len} long, got {length}")
+            allowed = f"at most max_len={self.max_len} long"
+            raise ParameterError("x", x, allowed, f"x must be {allowed}, got {length}")
         if isinstance(length, int) and known is not None and not 0 <= known <= self.max_len - length:
-            raise ValueError(f"first must lie in [0, {self.max_len - length}] for x of length {length}, got {known}")
+            allowed = f"from 0 to {self.max_len - length} for x of length {length}"
+            raise ParameterError("first", int(known), allowed)
         positions = tf.cast(tf.convert_to_tensor(self.pe)[:, first : first + length], x.dtype)
         return dropout(x + positions, self.rate, self.key_of_call(x, training, dropout_key))
 

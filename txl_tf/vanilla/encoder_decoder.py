@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout, split
+from txl_tf.kernels.shapes import shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CachedMemory, Layer, NotCacheable, check_sizes, check_tensors
 from txl_tf.nn.feed_forward import PositionWiseFFN
@@ -128,7 +129,7 @@ class EncoderLayer(_TransformerLayer):
     ):  # fmt: skip
         sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
         check_tensors(sizes, x=(x, "float batch length d_model"))
-        sizes["queries"] = sizes["keys"] = keras.ops.shape(x)[1]
+        sizes["queries"] = sizes["keys"] = shape_of(x)[1]
         mask = mask_of(x) if mask is None else mask
         visible = seen_of_masks(sizes, mask, attention_mask, forbidden, use_causal_mask)
         x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
@@ -203,7 +204,7 @@ class DecoderLayer(_TransformerLayer):
             output, *weights = self.decode(x, enc_output, enc_output.own, enc_output.cross)
             return (output, *weights) if return_attention_scores else output
         check_tensors(sizes, x=(x, "float batch length d_model"), enc_output=(enc_output, "float batch source d_model"))
-        length, source = keras.ops.shape(x)[1], keras.ops.shape(enc_output)[1]
+        length, source = shape_of(x)[1], shape_of(enc_output)[1]
         mask = mask_of(x) if mask is None else mask
         padding_mask = mask_of(enc_output) if padding_mask is None else padding_mask
         of_self = {**sizes, "queries": length, "keys": length}
@@ -286,7 +287,7 @@ class OwnKeys(CachedMemory):
         """`MultiHeadAttention.attention` of the new element, which is added to the cache."""
         if mha is not self.layer.mha1 or not q is k is v:
             raise NotCacheable(f"{self.layer.name} gives its self-attention other queries than keys")
-        places = tf.range(keras.ops.shape(self.cache[0])[2])
+        places = tf.range(shape_of(self.cache[0])[2])
         q, k, v = mha.project(q, mha.wq, mha.wk, mha.wv)
         here = tf.cast(places == self.place, q.dtype)[:, None]
         self.cache = tuple(old * (1 - here) + new * here for old, new in zip(self.cache, (k, v), strict=True))

@@ -19,6 +19,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels import add_bias, attention_probs, head_matmul, join_heads, project
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import wide_dtype
+from txl_tf.kernels.shapes import shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CachedMemory, Layer, check_heads, check_length, check_tensors, shown
 from txl_tf.nn.masks import (
@@ -131,7 +132,7 @@ def multi_head_attention(q, k, v, visible, o_kernel, o_bias, rate=0.0, dropout_k
     """
     probs = attention_probs(q, k, visible=visible, scale=q.shape[-1] ** -0.5)
     vectors = join_heads(head_matmul(dropout(probs, rate, dropout_key, row_axis=1), v))
-    batch, length, _ = keras.ops.shape(vectors)
+    batch, length, _ = shape_of(vectors)
     output = add_bias(project(vectors, o_kernel), o_bias)
     return tf.reshape(output, [batch, length, o_kernel.shape[1]]), probs
 
@@ -141,7 +142,7 @@ def heads_of(x, kernels, biases, num_heads):
 
     All of them are one product.
     """
-    batch, length, _ = keras.ops.shape(x)
+    batch, length, _ = shape_of(x)
     n, depth = len(kernels), kernels[0].shape[1] // num_heads
     kernel, bias = (kernels[0], biases[0]) if n == 1 else (tf.concat(kernels, 1), tf.concat(biases, 0))
     heads = tf.reshape(add_bias(project(x, kernel), bias), [batch, length, n, num_heads, depth])
@@ -227,7 +228,7 @@ class MultiHeadAttention(Layer):
         if mask is None:
             value_mask = mask_of(v) if value_mask is None else value_mask
             key_mask = mask_of(k) if key_mask is None else key_mask
-        sizes |= {"queries": keras.ops.shape(q)[1], "keys": keras.ops.shape(k)[1]}
+        sizes |= {"queries": shape_of(q)[1], "keys": shape_of(k)[1]}
         elements = {"query_mask": query_mask, "value_mask": value_mask, "key_mask": key_mask}
         visible = seen_of_masks(sizes, mask, attention_mask, forbidden, use_causal_mask, **elements)
         output, weights = self.attention(v, k, q, visible, self.key_of_call(q, training, dropout_key))

@@ -21,10 +21,12 @@ import tensorflow as tf
 
 from txl_tf.config import TransformerConfig, one_of
 from txl_tf.data.pairs.parallel import PADDING
+from txl_tf.errors import ParameterError
 from txl_tf.kernels import cross_entropy, project
 from txl_tf.kernels.dropout import split
 from txl_tf.kernels.dtypes import at_least_float32
 from txl_tf.kernels.packing import pack, packed_order, packed_places
+from txl_tf.kernels.shapes import shape_of
 from txl_tf.language import beam_search
 from txl_tf.nn.arguments import LayerOptions, takes, values_of
 from txl_tf.nn.base import (
@@ -191,10 +193,11 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     ) -> None:  # fmt: skip
         super().__init__(**kwargs)
         if self.share_embeddings and self.input_vocab_size != self.target_vocab_size:
-            raise ValueError(
+            message = (
                 f"share_embeddings needs vocabularies of one size, got input_vocab_size={self.input_vocab_size} and "
                 f"target_vocab_size={self.target_vocab_size}"
             )
+            raise ParameterError("share_embeddings", True, "False for vocabularies of different sizes", message)
         self.autocast = False  # half precision does not hold ids
         self.start_keys(seed, always=True)
 
@@ -257,7 +260,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         enc_output, of_encoder = self.encoder(
             source, padding_mask, return_attention_scores=True, dropout_key=encoder_key
         )
-        ahead = tf.maximum(create_look_ahead_mask(keras.ops.shape(target)[1]), create_padding_mask(target))
+        ahead = tf.maximum(create_look_ahead_mask(shape_of(target)[1]), create_padding_mask(target))
         hidden, weights = self.decoder(target, enc_output, ahead, padding_mask, dropout_key=decoder_key)
         return hidden, {**of_encoder, **weights}
 
@@ -285,7 +288,8 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         """`(source, target)` of a call, int32. Raises ValueError where they are something else."""
         if not isinstance(inputs, (tuple, list)) or len(inputs) != 2:
             got = f"{len(inputs)} of them" if isinstance(inputs, (tuple, list)) else shown(inputs)
-            raise ValueError(f"inputs must be (source, target), int [batch, any] each, got {got}")
+            allowed = "(source, target), int [batch, any] each"
+            raise ParameterError("inputs", inputs, allowed, f"inputs must be {allowed}, got {got}")
         source, target = (as_ids(f"inputs[{i}]", ids) for i, ids in enumerate(inputs))
         check_tensors({}, **{"inputs[0]": (source, "int batch source"), "inputs[1]": (target, "int batch target")})
         return source, target
@@ -299,7 +303,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         if self.final_layer is None:
             return self.target_embedding.logits(hidden)
         kernel, bias = tf.cast(self.final_layer.kernel, hidden.dtype), self.final_layer.bias
-        shape = [*keras.ops.shape(hidden)[:-1], self.target_vocab_size]
+        shape = [*shape_of(hidden)[:-1], self.target_vocab_size]
         products = at_least_float32(project(hidden, kernel))
         return tf.reshape(products + tf.cast(bias, products.dtype), shape)
 
@@ -357,10 +361,11 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         else:
             check_tensors({}, y=(y, "int batch target"))
             if y.shape[1] == 1:
-                raise ValueError(f"y must be int [batch, target] of a start and what follows it, got {shown(y)}")
+                allowed = "int [batch, target] of a start and what follows it"
+                raise ParameterError("y", y, allowed, f"y must be {allowed}, got {shown(y)}")
             source, target, whole, labels = x, y[:, :-1], y, y[:, 1:]
         one_shifted = tf.reduce_all(target[:, 1:] == labels[:, :-1], 1, keepdims=True)
-        order = tf.where(one_shifted, packed_order(whole != PADDING), tf.range(keras.ops.shape(whole)[1]))
+        order = tf.where(one_shifted, packed_order(whole != PADDING), tf.range(shape_of(whole)[1]))
         packed = tf.gather(whole, order, batch_dims=1)
         if sample_weight is not None:
             sample_weight = checked_weights(sample_weight, tf.cast(labels, self.loss_dtype))
@@ -431,7 +436,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
         """
         if self.why_not_cached() is not None:
             source = tf.repeat(source, rows_each, 0)
-            return tf.zeros([1, keras.ops.shape(source)[0], most], tf.int32), source, None
+            return tf.zeros([1, shape_of(source)[0], most], tf.int32), source, None
         return self._start_cached(source, rows_each, most)
 
     def _start_cached(self, source, rows_each, most):
@@ -449,7 +454,7 @@ class Transformer(KerasHabits, Dropping, Resumable, keras.Model):
     def decode_step(self, ids, place, caches, sources, seen):
         """`(log_probs, caches)` of what follows the `ids` `[B]` that stand at `place`: float32 `[B, V]`."""
         if seen is None:  # without cached keys and values: the call, of the whole target so far
-            targets = tf.where(tf.range(keras.ops.shape(caches)[2]) == place, ids[:, None], caches[0])
+            targets = tf.where(tf.range(shape_of(caches)[2]) == place, ids[:, None], caches[0])
             logits = self((sources, targets))
             return tf.nn.log_softmax(tf.gather(logits, place, axis=1)), targets[None]
         return self._cached_step(ids, place, caches, sources, seen)
@@ -479,4 +484,4 @@ def _after_elements(hidden, mask):
     """
     has_gap = tf.reduce_any(mask[:, 1:] & ~mask[:, :-1], 1, keepdims=True)
     places = tf.maximum(tf.cumsum(tf.cast(mask, tf.int32), 1) - 1, 0)
-    return tf.gather(hidden, tf.where(has_gap, places, tf.range(keras.ops.shape(mask)[1])), batch_dims=1)
+    return tf.gather(hidden, tf.where(has_gap, places, tf.range(shape_of(mask)[1])), batch_dims=1)

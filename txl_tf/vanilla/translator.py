@@ -145,10 +145,12 @@ class Translator:
         """Ids of a line. Raises ValueError where it cannot be translated."""
         ids = encode_lines(self.source_vocab, [f"{sentence_of(source)}\n"], "text").ids
         if len(ids) > self.model.max_len:
-            raise ValueError(
+            max_len = self.model.max_len
+            message = (
                 f"{LINE} has {len(ids):,} symbols, its end included; the position table of the model has "
-                f"max_len={self.model.max_len}"
+                f"max_len={max_len}"
             )
+            raise ParameterError(LINE, source, f"at most max_len={max_len} symbols", message)
         return ids
 
     def translate(self, sources: Iterable[str | bytes], name: str = "source") -> list[list[Translation]]:
@@ -193,7 +195,8 @@ class Translator:
         lines = [f"{sentence_of(target)}\n"] if target else []
         target = encode_lines(self.target_vocab, lines, "target").ids if lines else np.array([END_ID])
         if len(target) > self.model.max_len:
-            raise ValueError(f"target must have at most max_len={self.model.max_len} symbols, got {len(target):,}")
+            allowed = f"at most max_len={self.model.max_len} symbols"
+            raise ParameterError("target", lines[0], allowed, f"target must have {allowed}, got {len(target):,}")
         read = np.append(START_ID, target[:-1])
         weights = self.model.attention(source[None], read[None], which)[:, :, 0].numpy()
         of_source = [self.source_vocab.symbols[i] for i in source]
