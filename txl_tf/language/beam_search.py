@@ -9,13 +9,15 @@ Shapes:
     B: batch      K: beam_size      N: max_new_tokens      V: target_vocab_size
 """
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
 from txl_tf.config.checks import NOT_NEGATIVE
 from txl_tf.data.pairs.parallel import PADDING
 from txl_tf.errors import ParameterError
-from txl_tf.kernels.shapes import shape_of
+from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.language.loop import write_tokens
 from txl_tf.language.sampling import (
     check_integer,
@@ -33,8 +35,9 @@ _NONE = -1e9  # log-probability of what cannot be; finite, so that it can be mul
 
 @known_names
 def generate(
-    model, /, source, *, start, end, max_new_tokens=None, beam_size=1, n_best=None, length_penalty=0.6, temperature=0.0,
-    top_k=None, top_p=None, seed=None, suppress_tokens=(),
+    model: Any, /, source: Tensor, *, start: Any, end: Any, max_new_tokens: int | None = None, beam_size: int = 1,
+    n_best: Any = None, length_penalty: float = 0.6, temperature: float = 0.0, top_k: Any = None,
+    top_p: float | None = None, seed: Any = None, suppress_tokens: Any = (),
 ):  # fmt: skip
     """Writes targets: greedily, by sampling, or by beam search, in one graph with cached keys and values.
 
@@ -86,7 +89,7 @@ def generate(
     return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
 
 
-def _check_source(model, source):
+def _check_source(model: Any, source: Tensor):
     source = np.asarray(source)
     if source.ndim != 2 or not np.issubdtype(source.dtype, np.integer) or 0 in source.shape:
         allowed = "integers [batch, any]"
@@ -102,7 +105,7 @@ def _check_source(model, source):
     return source
 
 
-def check_suppressed(ids, end, n_symbols):
+def check_suppressed(ids: Tensor, end: Any, n_symbols: int):
     """The set of `suppress_tokens`. Raises ParameterError for what is no id of a symbol, and for the `end`."""
     if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
         raise ParameterError("suppress_tokens", ids, "several ids")
@@ -114,14 +117,23 @@ def check_suppressed(ids, end, n_symbols):
     return {int(i) for i in ids}
 
 
-def writable(model, suppressed):
+def writable(model: Any, suppressed: Any):
     """Which symbols a target may contain, bool `[V]`: all but padding and the ids of `suppressed`."""
     allowed = np.ones([model.target_vocab_size], bool)
     allowed[[PADDING, *suppressed]] = False
     return tf.constant(allowed)
 
 
-def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits=None, allowed=None):
+def sample_sequences(
+    model: Any,
+    source: Tensor,
+    start: Any,
+    end: Any,
+    max_new_tokens: int,
+    sampling: Any,
+    limits: Tensor | None = None,
+    allowed: Any = None,
+):
     """One target for every source, greedily where `sampling` is `None`: `(ids, scores)`, int32 `[B, N]`, float `[B]`.
 
     `end` is -1 where nothing ends a target; padding follows its end. `limits` and `allowed`: see `beam_search`.
@@ -149,7 +161,7 @@ def sample_sequences(model, source, start, end, max_new_tokens, sampling, limits
     return written.tokens, written.state[1]
 
 
-def _decoder(model, source, rows_each, most, allowed=None):
+def _decoder(model: Any, source: Tensor, rows_each: int, most: int, allowed: Any = None):
     """`(decode, caches)`: `model.decode_step` for a source, which writes `allowed` symbols, and its first caches."""
     caches, *rest = model.start_decoding(source, rows_each, most)
     allowed = writable(model, ()) if allowed is None else allowed
@@ -162,7 +174,17 @@ def _decoder(model, source, rows_each, most, allowed=None):
     return decode, caches
 
 
-def beam_search(model, source, start, end, max_new_tokens, beam_size, length_penalty, limits=None, allowed=None):
+def beam_search(
+    model: Any,
+    source: Tensor,
+    start: Any,
+    end: Any,
+    max_new_tokens: int,
+    beam_size: int,
+    length_penalty: float,
+    limits: Tensor | None = None,
+    allowed: Any = None,
+):
     """The likeliest targets of every source, as far as `beam_size` hypotheses lead to them.
 
     A step extends every hypothesis by every token. Those that end compete by their score for `beam_size` places of

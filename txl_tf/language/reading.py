@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.language_model import LanguageModel
 from txl_tf.language.sampling import check_integer
 
@@ -138,7 +139,7 @@ def last_of(mems: list[tf.Tensor], number: int) -> list[tf.Tensor]:
     return [mem[:, mem.shape[1] - number :] for mem in mems]
 
 
-def _segments(ids, tgt_len):
+def _segments(ids: Tensor, tgt_len: int):
     """Yields `(start, tokens, labels)` of the segments of a text: the place of the first token, and int `[1, T]`."""
     _check_text(ids, tgt_len)
     for start in range(0, len(ids) - 1, tgt_len):
@@ -146,7 +147,7 @@ def _segments(ids, tgt_len):
         yield start, ids[None, start : start + labels.shape[1]], labels
 
 
-def _check_text(ids, tgt_len):
+def _check_text(ids: Tensor, tgt_len: int):
     check_integer("tgt_len", tgt_len, 1)
     if len(ids) < 2:
         message = f"ids must have at least two tokens, because the first is not predicted, got {len(ids)}"

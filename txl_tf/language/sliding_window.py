@@ -10,14 +10,17 @@ a window, and pays for it with a window's computation a token (paper, section 3.
     read            c d e       scores f
 """
 
+from typing import Any
+
 import numpy as np
 
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.sampling import check_integer
 from txl_tf.nn.embedding import check_ids
 
 
-def sliding_window_nll(lm, tokens, window, batch_size=16, step=1, progress=None):
+def sliding_window_nll(lm: Any, tokens: Tensor, window: Any, batch_size: int = 16, step: int = 1, progress: Any = None):
     """The nll of a text, each token predicted from a window of its own.
 
     Args:

@@ -1,12 +1,14 @@
 """A language model's ids as text: as they come (`TextStream`), or as the texts of many prompts (`TextGenerator`)."""
 
 import codecs
+from typing import Any
 
 import numpy as np
 
 from txl_tf.data.batching import by_length, in_order, padded
 from txl_tf.data.lines import LINE, answers, decoded, text_of
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.language.generation import write_texts
 from txl_tf.language.sampling import SAMPLING, check_integer, check_sampling
 from txl_tf.language.stopping import check_stops
@@ -18,7 +20,7 @@ POOL = 8  # batches of prompts that are read and sorted by length together
 class TextStream:
     """Ids in, text out as soon as it is complete: a character of several bytes comes with its last one."""
 
-    def __init__(self, vocab):
+    def __init__(self, vocab: Any):
         self.vocab = vocab
         self.last = []
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -29,7 +31,7 @@ class TextStream:
         other.decoder.setstate(self.decoder.getstate())
         return other
 
-    def push(self, ids, excess=0):
+    def push(self, ids: Tensor, excess: int = 0):
         """The text that `ids` add, less the last `excess` bytes, which are of subwords."""
         if self.vocab.level == "byte":
             symbols = "".join(self.vocab.symbols[i] for i in ids)
@@ -47,7 +49,7 @@ class TextStream:
         return self.decoder.decode(b"", final=True)
 
 
-def encode_prompt(vocab, prompt, name=LINE):
+def encode_prompt(vocab: Any, prompt: Tensor, name: str = LINE):
     """The ids of a prompt, text or bytes: int32 `[n]`. At the level of bytes it may be any bytes.
 
     An empty one begins a document, where the vocabulary has documents.
@@ -80,8 +82,8 @@ class TextGenerator:
     """
 
     def __init__(
-        self, lm, vocab, max_new_tokens=200, *, num_return_sequences=1, stop_strings=(), stop_at_newline=False,
-        stop_at_document=True, batch_size=16, **sampling,
+        self, lm: Any, vocab: Any, max_new_tokens: int = 200, *, num_return_sequences: int = 1, stop_strings: Any = (),
+        stop_at_newline: bool = False, stop_at_document: bool = True, batch_size: int = 16, **sampling: Any,
     ):  # fmt: skip
         check_names("TextGenerator", sampling, [*keywords_of(TextGenerator), *SAMPLING])
         check_integer("max_new_tokens", max_new_tokens, 0)
@@ -93,7 +95,7 @@ class TextGenerator:
         self.lm, self.vocab, self.sampling = lm, vocab, sampling
         self.max_new_tokens, self.number, self.batch_size = max_new_tokens, num_return_sequences, batch_size
 
-    def generate_lines(self, prompts, name="prompts", strict=True, numbers=None):
+    def generate_lines(self, prompts: Any, name: str = "prompts", strict: bool = True, numbers: Any = None):
         """Yields `(prompt, texts)` for every prompt, in order and in bounded memory: its text, and the
         `num_return_sequences` texts that follow it.
 
@@ -105,16 +107,16 @@ class TextGenerator:
         """
         return answers(prompts, self._encode, self._continue, name, strict, POOL * self.batch_size, numbers)
 
-    def _encode(self, line):
+    def _encode(self, line: str):
         prompt = text_of(line, "surrogateescape" if self.vocab.level == "byte" else "strict")
         prompt = prompt.removesuffix("\r") if self.vocab.has_plain_text else prompt
         return prompt, encode_prompt(self.vocab, prompt)
 
-    def _continue(self, prompts):
+    def _continue(self, prompts: Any):
         lengths = np.array([len(ids) for _, ids in prompts], int)
         return in_order(self._write, prompts, by_length(lengths, self.batch_size))
 
-    def _write(self, prompts):
+    def _write(self, prompts: Any):
         """Of one batch. It is filled up to a power of two: few sizes, each of which has a graph of its own."""
         rows = [*prompts, *[prompts[-1]] * ((1 << (len(prompts) - 1).bit_length()) - len(prompts))]
         ids, n = [ids for _, ids in rows], self.number
@@ -124,13 +126,13 @@ class TextGenerator:
         found = [self._text(ids[i // n], *(array[i] for array in arrays)) for i in range(len(prompts) * n)]
         return [(prompt, found[i * n : (i + 1) * n]) for i, (prompt, _) in enumerate(prompts)]
 
-    def _text(self, prompt, tokens, length, excess):
+    def _text(self, prompt: Tensor, tokens: Tensor, length: Tensor, excess: Any):
         stream = TextStream(self.vocab)
         stream.push(prompt)
         return stream.push(tokens[len(prompt) : length], excess) + stream.end()
 
 
-def stops_of(vocab, stop_strings=(), stop_at_newline=False, stop_at_document=True):
+def stops_of(vocab: Any, stop_strings: Any = (), stop_at_newline: bool = False, stop_at_document: bool = True):
     """Arguments of `generate` that end a text at these strings and, where the vocabulary has documents, at its end."""
     ends = [vocab.document] if stop_at_document and vocab.document is not None else []
     return {"stop_strings": [*stop_strings, *ends], "stop_at_newline": stop_at_newline}

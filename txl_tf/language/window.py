@@ -17,12 +17,12 @@ Shapes:
     B: batch      T: tgt_len      H: n_head      D: d_head      E: d_model      W: context_len      K: mem_len + W
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from txl_tf.equations import Places
-from txl_tf.kernels.shapes import shape_of
+from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.transformer_xl.inference import layer_weights, read, row_by_row, writable_copy, zero_keys
 from txl_tf.transformer_xl.memory import CachedKeys, NetworkMemory
 from txl_tf.transformer_xl.ring import write
@@ -44,7 +44,7 @@ class WindowWeights(NamedTuple):
     positions: tf.Tensor | tuple  # [W, E], such as sinusoids; () where nothing is added to embeddings
 
 
-def window_start(length, context_len):
+def window_start(length: Tensor, context_len: int):
     """Where the window begins after `length` tokens, int32 `[...]`; all that is between it and the end is in view."""
     step = context_len - context_len // 2
     return step * -(tf.minimum(context_len - length, 0) // step)
@@ -60,7 +60,7 @@ class WindowCache:
         lm: the language model, whose `outputs` are computed; those of the network unless it is given.
     """
 
-    def __init__(self, network, context_len, static_shapes=False, lm=None):
+    def __init__(self, network: Any, context_len: int, static_shapes: bool = False, lm: Any = None):
         self.network, self.lm = network, lm
         self.model = network if lm is None else lm.outputs
         self.context_len = context_len
@@ -74,13 +74,13 @@ class WindowCache:
             return WindowWeights(layers, ())
         return WindowWeights(layers, tf.cast(network.position_table(self.context_len)[0], dtype))
 
-    def initial_state(self, batch_size):
+    def initial_state(self, batch_size: int):
         """The state before a text."""
         klen = self.network.mem_len + self.context_len
         rings = [zero_keys(self.network, batch_size, klen) for _ in "kv"]
         return WindowState(*rings, tf.zeros([batch_size, self.context_len], tf.int32), tf.zeros([batch_size], tf.int32))
 
-    def read_prompt(self, prompt, lengths):
+    def read_prompt(self, prompt: Tensor, lengths: Tensor):
         """As `MemoryCache.read_prompt`; of a prompt that is longer than a window, only the last window is read."""
         batch, n = shape_of(prompt)
         start = window_start(lengths, self.context_len)
@@ -93,7 +93,7 @@ class WindowCache:
         state = state._replace(length=length)
         return tf.gather(hidden, length - 1, batch_dims=1), state if self.static_shapes else writable_copy(state)
 
-    def read(self, tokens, state):
+    def read(self, tokens: Tensor, state: Any):
         """As `MemoryCache.read`, window after window."""
         weights, n = self.precompute(), tf.shape(tokens)[1]
 
@@ -117,13 +117,13 @@ class WindowCache:
         )
         return hidden, writable_copy(state)
 
-    def read_token(self, weights, token, state):
+    def read_token(self, weights: Any, token: Tensor, state: Any):
         """As `MemoryCache.read_token`."""
         state = self.with_room(weights, state)
         hidden, state = self.forward(weights, token[:, None], state, in_place=not self.static_shapes)
         return hidden[:, 0], state
 
-    def with_room(self, weights, state):
+    def with_room(self, weights: Any, state: Any):
         """The state with a new window, its first tokens read, in every row whose window is full."""
         full = state.length == self.context_len
 
@@ -139,7 +139,7 @@ class WindowCache:
 
         return tf.cond(tf.reduce_any(full), move_on, lambda: state)
 
-    def forward(self, weights, tokens, state, in_place=False):
+    def forward(self, weights: Any, tokens: Tensor, state: Any, in_place: bool = False):
         """Reads tokens for which every window has room.
 
         Args:
@@ -162,7 +162,7 @@ class WindowMemory(NetworkMemory):
         network, static_shapes: see `WindowCache`.
     """
 
-    def __init__(self, network, weights, tokens, state, in_place, static_shapes):
+    def __init__(self, network: Any, weights: Any, tokens: Tensor, state: Any, in_place: bool, static_shapes: bool):
         self.weights, self.tokens, self.state = weights, tokens, state
         self.in_place, self.static_shapes = in_place, static_shapes
         self.places = state.length[:, None] + tf.range(shape_of(tokens)[1])  # [B, T]
@@ -189,11 +189,11 @@ class WindowMemory(NetworkMemory):
 class WindowOfLayer(CachedKeys):
     """The keys and values of one layer in a `WindowMemory`."""
 
-    def numbers(self, k):
+    def numbers(self, k: Tensor):
         """See `Memory`: the places in the window."""
         return self.segment.places[:, None]
 
-    def attend(self, block, content_q, position_q, k, v):
+    def attend(self, block: Any, content_q: Any, position_q: Any, k: Tensor, v: Tensor):
         """Writes keys and values of the segment into the window, and attends to it."""
         at = self.segment
         keys, values = (
@@ -220,19 +220,19 @@ class RereadWindow:
         static_shapes: see `MemoryCache`.
     """
 
-    def __init__(self, lm, static_shapes=False):
+    def __init__(self, lm: Any, static_shapes: bool = False):
         self.lm, self.context_len, self.static_shapes = lm, lm.context_len, static_shapes
 
     def precompute(self):
         """Nothing is known before."""
         return ()
 
-    def initial_state(self, batch_size):
+    def initial_state(self, batch_size: int):
         """The state before a text."""
         tokens = tf.zeros([batch_size, self.context_len], tf.int32)
         return WindowState((), (), tokens, tf.zeros([batch_size], tf.int32))
 
-    def read_prompt(self, prompt, lengths):
+    def read_prompt(self, prompt: Tensor, lengths: Tensor):
         """As `MemoryCache.read_prompt`."""
         start, place = window_start(lengths, self.context_len), tf.range(self.context_len)
         columns = tf.minimum(start[:, None] + place, shape_of(prompt)[1] - 1)
@@ -241,7 +241,7 @@ class RereadWindow:
         state = WindowState((), (), tokens, length)
         return self._last(state), state
 
-    def read(self, tokens, state):
+    def read(self, tokens: Tensor, state: Any):
         """As `MemoryCache.read`, token by token."""
 
         def read_one(i, outputs, state):
@@ -259,7 +259,7 @@ class RereadWindow:
         )
         return outputs, state
 
-    def read_token(self, weights, token, state):
+    def read_token(self, weights: Any, token: Tensor, state: Any):
         """As `MemoryCache.read_token`."""
         half, place = self.context_len // 2, tf.range(self.context_len)
         full = state.length == self.context_len
@@ -270,7 +270,7 @@ class RereadWindow:
         state = WindowState((), (), tokens, length + 1)
         return self._last(state), state
 
-    def _last(self, state):
+    def _last(self, state: Any):
         """What the model gives for the last token of every window."""
         outputs, _ = self.lm.outputs(state.tokens, self.lm.initial_mems(shape_of(state.tokens)[0]))
         return tf.gather(outputs, state.length - 1, batch_dims=1)

@@ -270,7 +270,7 @@ def sum_over_replicas(tensors: Any) -> Any:
     return tf.nest.pack_sequence_as(tensors, sums)
 
 
-def _of_strategy(make):
+def _of_strategy(make: Any):
     """`make(strategy)`, once for a strategy and as long as it lives."""
 
     @functools.wraps(make)
@@ -284,18 +284,18 @@ def _of_strategy(make):
 
 
 @_of_strategy
-def _gather_function(strategy):
+def _gather_function(strategy: Any):
     return tf.function(lambda tensors: [strategy.gather(tensor, 0) for tensor in tensors])
 
 
-def _sum_over_workers(strategy, number):
+def _sum_over_workers(strategy: Any, number: int):
     if num_workers(strategy) == 1:
         return number
     return interruptible(lambda: int(_sum_function(strategy)(tf.constant(number, tf.int64))))
 
 
 @_of_strategy
-def _sum_function(strategy):
+def _sum_function(strategy: Any):
     replicas = strategy.num_replicas_in_sync // num_workers(strategy)
 
     def share(number):  # once a worker, not for each of its replicas

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError, brief
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.schema import check_names, keywords_of
 from txl_tf.training.distribution import sum_over_replicas
 
@@ -157,7 +158,7 @@ class MeanOfFunction(keras.metrics.Mean):
             one number, of which each batch counts the same.
     """
 
-    def __init__(self, function: Callable, name: str, **kwargs):
+    def __init__(self, function: Callable, name: str, **kwargs: Any):
         super().__init__(name=name, **kwargs)
         self.function = function
 
@@ -188,7 +189,9 @@ class CompiledMetrics:
         ParameterError: something is no metric, or the name of one is taken.
     """
 
-    def __init__(self, metrics=None, weighted_metrics=None, own=(), same=(), n_classes=1):
+    def __init__(
+        self, metrics: Any = None, weighted_metrics: Any = None, own: Any = (), same: Any = (), n_classes: int = 1
+    ):
         self.given = {"metrics": metrics, "weighted_metrics": weighted_metrics}
         self._plain, self._weighted = (_metrics_of(name, given, same) for name, given in self.given.items())
         self.metrics = [*self._plain, *self._weighted]
@@ -202,7 +205,7 @@ class CompiledMetrics:
             taken.append(metric.name)
             _make_variables(metric, n_classes)
 
-    def update(self, labels, outputs, kept, weights) -> dict[str, tf.Tensor]:
+    def update(self, labels: Tensor, outputs: Tensor, kept: Tensor, weights: Any) -> dict[str, tf.Tensor]:
         """See `Resumable.measure`."""
         for metrics, of_labels in ((self._plain, kept), (self._weighted, weights)):
             for metric in metrics:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from txl_tf.config import at_least
 from txl_tf.data.text.checked_batches import plain_messages
 from txl_tf.errors import ParameterError
+from txl_tf.kernels.shapes import Tensor
 from txl_tf.schema import check_names, known_names
 from txl_tf.training.among_workers import AmongWorkers
 from txl_tf.training.distribution import sum_over_replicas
@@ -83,7 +84,7 @@ class Resumable(AmongWorkers):
     _was_reset: bool = False  # whether the metrics were reset since the method that runs began
     _uncounted: tuple[str, ...] = ()  # names of metrics that the last step did not update
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._turns = Turns()
 
@@ -96,8 +97,9 @@ class Resumable(AmongWorkers):
 
     @known_names
     def compile(
-        self, optimizer=None, loss=None, loss_weights=None, metrics=None, weighted_metrics=None, run_eagerly=False,
-        steps_per_execution=1, jit_compile=False, auto_scale_loss=True,
+        self, optimizer: Any = None, loss: Tensor | None = None, loss_weights: Any = None, metrics: Any = None,
+        weighted_metrics: Any = None, run_eagerly: bool = False, steps_per_execution: int = 1,
+        jit_compile: bool = False, auto_scale_loss: bool = True,
     ):  # fmt: skip
         """Configures Keras's `fit` and `evaluate`, as `keras.Model.compile`. The loss is the model's own.
 
@@ -133,7 +135,7 @@ class Resumable(AmongWorkers):
     def compile_arguments(self):
         return {**super().compile_arguments(), **self._extra_metrics.given}
 
-    def measure(self, labels, outputs, kept, weights):
+    def measure(self, labels: Tensor, outputs: Tensor, kept: Tensor, weights: Any):
         """Updates the metrics that `compile` was given; their results, of all replicas, as logs.
 
         Args:
@@ -143,7 +145,7 @@ class Resumable(AmongWorkers):
         """
         return self._extra_metrics.update(labels, outputs, kept, weights)
 
-    def fit(self, x=None, y=None, *args, **kwargs):
+    def fit(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any):
         """Trains, as `keras.Model.fit` does; what `x` and `y` are, and what weights do, the model's docstring says.
 
         Args:
@@ -168,7 +170,7 @@ class Resumable(AmongWorkers):
         with self._turn("fit"), self._weighing_classes(kwargs.pop("class_weight", None)), plain_messages():
             return super().fit(**kwargs)
 
-    def evaluate(self, x=None, y=None, *args, **kwargs):
+    def evaluate(self, x: Tensor | None = None, y: Tensor | None = None, *args: Any, **kwargs: Any):
         """Loss and metrics, as `keras.Model.evaluate` returns them; for `x` and `y` see `fit`.
 
         It waits while another thread evaluates. While another thread runs `fit`, it is an error.
@@ -180,13 +182,20 @@ class Resumable(AmongWorkers):
                 self.steps_left = kwargs["steps"]
             return super().evaluate(**kwargs)
 
-    def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
+    def train_on_batch(
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        sample_weight: Any = None,
+        class_weight: Any = None,
+        return_dict: bool = False,
+    ):
         """One step of training. Arguments and errors: see `fit`. Returns what Keras's returns."""
         self.build_optimizer()
         with self._turn("train_on_batch"), self._weighing_classes(class_weight):
             return super().train_on_batch(x, y, sample_weight, return_dict=return_dict)
 
-    def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
+    def test_on_batch(self, x: Tensor, y: Tensor | None = None, sample_weight: Any = None, return_dict: bool = False):
         """Loss and metrics of one batch, as `keras.Model.test_on_batch` returns them."""
         with self._turn("test_on_batch"):
             return super().test_on_batch(x, y, sample_weight, return_dict)
@@ -200,7 +209,7 @@ class Resumable(AmongWorkers):
             yield
 
     @contextlib.contextmanager
-    def _weighing_classes(self, class_weight) -> Iterator[None]:
+    def _weighing_classes(self, class_weight: Any) -> Iterator[None]:
         """Steps of training within it weigh labels so. Keras would take the largest id of a row for its class."""
         self._class_weights = class_table(class_weight, self.n_classes)
         try:
@@ -208,7 +217,7 @@ class Resumable(AmongWorkers):
         finally:
             self._class_weights = None
 
-    def make_train_function(self, force=False):
+    def make_train_function(self, force: bool = False):
         changed = self._class_weights != self._class_weights_traced  # the weights are constants of the graph
         self._class_weights_traced = self._class_weights
         self.check_weights()
@@ -219,7 +228,7 @@ class Resumable(AmongWorkers):
         if self.train_function is not made:
             self.train_function = self._watched(self.train_function)
 
-    def make_test_function(self, force=False):
+    def make_test_function(self, force: bool = False):
         made = self.test_function
         super().make_test_function(self.hooks_changed("test_function", *_HOOKS) or force)
         if self.test_function is not made:
@@ -241,7 +250,7 @@ class Resumable(AmongWorkers):
 
         return watched
 
-    def first_row(self, rows):
+    def first_row(self, rows: int):
         """The number of this replica's first row in the batch; Keras may give a last one in unequal shares."""
         context = tf.distribute.get_replica_context()
         number, replica = context.num_replicas_in_sync, context.replica_id_in_sync_group
@@ -250,7 +259,7 @@ class Resumable(AmongWorkers):
         shares = self.over_replicas(tf.one_hot(replica, number) * tf.cast(rows, tf.float32))
         return tf.cast(tf.reduce_sum(tf.where(tf.range(number) < replica, shares, 0.0)), tf.int32)
 
-    def unpacked(self, data):
+    def unpacked(self, data: Any):
         """`(x, y, sample_weight)` of a batch with labels."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if y is None:
@@ -258,7 +267,7 @@ class Resumable(AmongWorkers):
             raise ParameterError("y", None, f"given with x, {self.takes}, or in a dataset of such pairs", message)
         return x, y, sample_weight
 
-    def weights_in_training(self, labels, sample_weight):
+    def weights_in_training(self, labels: Tensor, sample_weight: Any):
         """The weights of a batch: those that it has, or of every label that of its class; `None` without any."""
         self._class_weights_used = True
         if self._class_weights is None:
@@ -295,7 +304,7 @@ class Resumable(AmongWorkers):
     def get_metrics_result(self):
         return results_of(metric for metric in self.metrics if metric.name not in self._uncounted)
 
-    def reset_metrics(self):
+    def reset_metrics(self) -> None:
         self._was_reset = True
         for metric in (*self.own_metrics, self.grad_norm, *super().metrics, *self.metrics):
             metric.reset_state()
@@ -306,7 +315,14 @@ class Resumable(AmongWorkers):
         """The loss of the rows here over the sum of the weights of all replicas, without penalties."""
         raise NotImplementedError
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+    def compute_loss(
+        self,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        y_pred: Tensor | None = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ):
         """The loss that a step trains for, which a subclass may override, as in Keras.
 
         The loss of a batch is the mean of what the replicas return. What an own version returns is the `loss` of the
@@ -328,7 +344,7 @@ class Resumable(AmongWorkers):
         """Whether a method of the user's takes what the call returned."""
         return is_own(self, "compute_loss") or is_own(self, "compute_metrics")
 
-    def own_loss(self, x, y, y_pred, sample_weight, training):
+    def own_loss(self, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool):
         """The share of an own `compute_loss` in the loss of the batch; `None` without one."""
         if not is_own(self, "compute_loss"):
             return None
@@ -336,7 +352,7 @@ class Resumable(AmongWorkers):
         loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **options)
         return tf.cast(loss, tf.float32) / self.distribute_strategy.num_replicas_in_sync
 
-    def reported(self, logs, x, y, y_pred, sample_weight, training):
+    def reported(self, logs: Any, x: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Any, training: bool):
         """What a step returns: `logs` and the metrics of the user's; or what methods of the user's make of them."""
         if not any(is_own(self, name) for name in ("compute_metrics", "get_metrics_result", "metrics")):
             names = {metric.name for metric in (*self.own_metrics, self.grad_norm)}
@@ -348,7 +364,7 @@ class Resumable(AmongWorkers):
         finally:
             self._uncounted = ()
 
-    def apply_gradients_of(self, loss, tape):
+    def apply_gradients_of(self, loss: Tensor, tape: Any):
         """Updates the weights; returns what the logs say of it."""
         variables = self.trainable_variables
         self.check_weights()  # without a strategy, the first step makes those of a network that knows no sizes
@@ -360,7 +376,7 @@ class Resumable(AmongWorkers):
         return {"grad_norm": self.grad_norm.result()}
 
     @staticmethod
-    def over_replicas(x):
+    def over_replicas(x: Tensor):
         """The sum over all replicas.
 
         Keras takes the mean of the replicas' results, whatever they weigh: so every replica counts all in its metrics.
@@ -373,7 +389,14 @@ class Resumable(AmongWorkers):
         """The inputs of the call, a structure of `keras.InputSpec`, for `export`."""
         raise NotImplementedError
 
-    def export(self, filepath, format="tf_saved_model", verbose=None, input_signature=None, **kwargs):
+    def export(
+        self,
+        filepath: Any,
+        format: str = "tf_saved_model",
+        verbose: Any = None,
+        input_signature: Any = None,
+        **kwargs: Any,
+    ):
         """Writes the call as a SavedModel, which works without this library, as `keras.Model.export` does.
 
         Args:
@@ -404,7 +427,7 @@ class Resumable(AmongWorkers):
         )
         return tf.function(lambda inputs: self(inputs), autograph=False, input_signature=[specs])
 
-    def _trackable_children(self, save_type="checkpoint", **kwargs):
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any):
         if save_type == "savedmodel":
             self.build_for_export()  # or the error that says what to do: TensorFlow drops those of the signature
         return super()._trackable_children(save_type, **kwargs)
@@ -430,6 +453,6 @@ class Resumable(AmongWorkers):
         return [variable for metric in self.metrics for variable in metric.variables]
 
 
-def _ones(spec):
+def _ones(spec: Any):
     """A tensor as small as a `keras.InputSpec` allows."""
     return tf.ones([1 if size is None else size for size in spec.shape], spec.dtype)

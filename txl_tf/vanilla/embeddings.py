@@ -4,6 +4,7 @@ Shapes:
     B: batch      T: tokens      E: d_model
 """
 
+from collections.abc import Iterable
 from typing import Any, Unpack
 
 import keras
@@ -14,7 +15,7 @@ from txl_tf.config.checks import is_integer, is_number
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import at_least_float32, wide_dtype
-from txl_tf.kernels.shapes import shape_of
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import Layer, as_ids, check_sizes, check_tensors
 from txl_tf.nn.positions import positional_encoding
@@ -54,7 +55,7 @@ class Embeddings(Shared, Layer):
 
     free_settings = {"mask_zero": FREE_SWITCH}
 
-    def __new__(cls, *args, **kwargs):
+    def __new__(cls, *args: Any, **kwargs: Any):
         if len(args) > 1 and all(map(is_integer, args[:2])) and args[0] < args[1]:
             message = (
                 f"vocab={args[0]} and d_model={args[1]} by position must be vocab first, the larger number: "
@@ -75,19 +76,19 @@ class Embeddings(Shared, Layer):
             embeddings_initializer or keras.initializers.RandomNormal(stddev=d_model**-0.5)
         )
 
-    def build(self, ids_shape=None):
+    def build(self, ids_shape: Any = None) -> None:
         self.add_table("lut", (self.vocab, self.d_model), self.embeddings_initializer, autocast=False)
 
-    def call(self, ids):
+    def call(self, ids: Tensor) -> Any:
         return tf.cast(tf.gather(self.lut, as_ids("ids", ids)) * self.d_model**0.5, self.compute_dtype)
 
-    def compute_mask(self, inputs, previous_mask=None):
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         return (*self.named_shapes(shapes, named)["ids"], self.d_model)
 
-    def logits(self, hidden):
+    def logits(self, hidden: Tensor):
         """The product with every row of the table, for a softmax that shares it.
 
         Args:
@@ -115,11 +116,11 @@ class EmbeddingLogits(Tied, Layer):
         super().__init__(**kwargs)
         self.autocast = False  # the product is in the dtype of hidden
 
-    def call(self, hidden, embedding=None):
+    def call(self, hidden: Tensor, embedding: Any = None) -> Any:
         check_tensors({"d_model": self.d_model}, hidden=(hidden, "float ... d_model"))
         return self.embedding_of_call(embedding).logits(hidden)
 
-    def compute_output_shape(self, hidden_shape, *_, **__):
+    def compute_output_shape(self, hidden_shape: Any, *_: Any, **__: Any) -> Any:
         return (*hidden_shape[:-1], self.vocab)
 
 
@@ -158,7 +159,7 @@ class PositionalEncoding(Layer):
 
     free_settings = {"max_len": at_least(1), "rate": FREE_RATE, "seed": FREE_SEED}
 
-    def __new__(cls, *args, **kwargs):
+    def __new__(cls, *args: Any, **kwargs: Any):
         # The arguments of another common signature, (d_model, dropout, max_len), before they are bound to this one.
         found, allowed = None, "a positive integer, given once"
         if len(args) > 1 and ("max_len" in kwargs or (is_number(args[1]) and 0 <= args[1] < 1)):
@@ -190,15 +191,15 @@ class PositionalEncoding(Layer):
         table = positional_encoding(self.max_len, self.d_model, wide_dtype(self.compute_dtype))
         return table.numpy()  # not a tensor: it goes into any graph
 
-    def settings_changed(self, names):
+    def settings_changed(self, names: Iterable[str]) -> None:
         super().settings_changed(names)
         if "max_len" in names:
             self.pe = self.make_table()
 
-    def build(self, x_shape=None):
+    def build(self, x_shape: Any = None) -> None:
         self.build_parts(x_shape)
 
-    def call(self, x, first=0, training=None, dropout_key=None):
+    def call(self, x: Tensor, first: Size = 0, training: bool | None = None, dropout_key: Tensor | None = None) -> Any:
         check_tensors({"d_model": self.d_model}, x=(x, "float batch length d_model"))
         length, known = shape_of(x)[1], tf.get_static_value(first)
         if isinstance(length, int) and length > self.max_len:

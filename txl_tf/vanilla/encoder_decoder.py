@@ -6,14 +6,14 @@
 Pre-norm trains without a long warm-up. It leaves the last output as it is: the stack of layers normalises it.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
 from txl_tf.errors import ParameterError
 from txl_tf.kernels.dropout import dropout, split
-from txl_tf.kernels.shapes import shape_of
+from txl_tf.kernels.shapes import Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CachedMemory, Layer, NotCacheable, check_sizes, check_tensors
 from txl_tf.nn.feed_forward import PositionWiseFFN
@@ -52,11 +52,11 @@ class _TransformerLayer(Layer):
     def _norms(self):
         return [f"layernorm{i + 1}" for i in range(len(self.attentions) + 1)]
 
-    def build(self, x_shape=None, **_):
+    def build(self, x_shape: Any = None, **_: Any) -> None:
         attentions, norms = ([getattr(self, name) for name in names] for names in (self.attentions, self._norms()))
         self.build_parts(x_shape, *attentions, self.ffn, *norms)
 
-    def _residual(self, x, norm, sublayer, dropout_key=None):
+    def _residual(self, x: Tensor, norm: Any, sublayer: Any, dropout_key: Tensor | None = None):
         """`x` after a sublayer with its residual, dropout and norm, and whatever else the sublayer gives.
 
         `sublayer` is a function of the (normalised) input that returns `(output, more)`.
@@ -65,11 +65,11 @@ class _TransformerLayer(Layer):
         output = dropout(output, self.rate, dropout_key)
         return (x + output if self.norm_first else norm(x + output)), more
 
-    def _feed_forward(self, x, norm, inner_key=None, output_key=None):
+    def _feed_forward(self, x: Tensor, norm: Any, inner_key: Tensor | None = None, output_key: Tensor | None = None):
         return self._residual(x, norm, lambda y: (self.ffn(y, dropout_key=inner_key), None), output_key)[0]
 
 
-def attention_of(mha, v, k, q, visible=None, dropout_key=None):
+def attention_of(mha: Any, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None):
     """`MultiHeadAttention.attention`, or the call of an attention that has its own."""
     if is_library(mha, MultiHeadAttention):
         return mha.attention(v, k, q, visible, dropout_key)
@@ -124,9 +124,10 @@ class EncoderLayer(_TransformerLayer):
     copied_settings = {"dropatt": ("mha.rate",)}
 
     def call(
-        self, x, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, return_attention_scores=False,
-        training=None, dropout_key=None,
-    ):  # fmt: skip
+        self, x: Tensor, mask: Tensor | None = None, attention_mask: Any = None, forbidden: Any = None,
+        use_causal_mask: bool = False, return_attention_scores: bool = False, training: bool | None = None,
+        dropout_key: Tensor | None = None,
+    ) -> Any:  # fmt: skip
         sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
         check_tensors(sizes, x=(x, "float batch length d_model"))
         sizes["queries"] = sizes["keys"] = shape_of(x)[1]
@@ -135,7 +136,7 @@ class EncoderLayer(_TransformerLayer):
         x, weights = self.encode(tf.cast(x, self.compute_dtype), visible, self.key_of_call(x, training, dropout_key))
         return (x, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else x
 
-    def encode(self, x, visible=None, dropout_key=None):
+    def encode(self, x: Tensor, visible: Any = None, dropout_key: Tensor | None = None):
         """`(output, weights)`, the weights `[num_heads, batch, length, length]`.
 
         `visible`: see `multi_head_attention`. Nothing is checked.
@@ -146,7 +147,7 @@ class EncoderLayer(_TransformerLayer):
         )
         return self._feed_forward(x, self.layernorm2, *keys[2:]), weights
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         given = self.named_shapes(shapes, named)
         batch, length, _ = x_shape = given["x"]
         return (x_shape, (batch, self.num_heads, length, length)) if given["return_attention_scores"] else x_shape
@@ -195,9 +196,10 @@ class DecoderLayer(_TransformerLayer):
     copied_settings = {"dropatt": ("mha1.rate", "mha2.rate")}
 
     def call(
-        self, x, enc_output, look_ahead_mask=None, padding_mask=None, mask=None, use_causal_mask=False,
-        return_attention_scores=True, training=None, dropout_key=None,
-    ):  # fmt: skip
+        self, x: Tensor, enc_output: Any, look_ahead_mask: Tensor | None = None, padding_mask: Tensor | None = None,
+        mask: Tensor | None = None, use_causal_mask: bool = False, return_attention_scores: bool = True,
+        training: bool | None = None, dropout_key: Tensor | None = None,
+    ) -> Any:  # fmt: skip
         sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
         if isinstance(enc_output, CachedMemory):
             enc_output.check(self, look_ahead_mask, padding_mask)
@@ -216,7 +218,7 @@ class DecoderLayer(_TransformerLayer):
             (output, *(tf.transpose(probs, [1, 0, 2, 3]) for probs in weights)) if return_attention_scores else output
         )
 
-    def decode(self, x, enc_output, own=None, cross=None, dropout_key=None):
+    def decode(self, x: Tensor, enc_output: Any, own: Any = None, cross: Any = None, dropout_key: Tensor | None = None):
         """`(output, weights, weights)`, the weights `[num_heads, batch, length, any]`.
 
         `own` and `cross`: `visible` of `multi_head_attention`, for self-attention and for attention to the source.
@@ -231,10 +233,12 @@ class DecoderLayer(_TransformerLayer):
         )
         return self._feed_forward(x, self.layernorm3, *keys[4:]), block1, block2
 
-    def build(self, x_shape=None, enc_output_shape=None, **_):  # both: Keras's summary knows the shapes that are named
+    def build(
+        self, x_shape: Any = None, enc_output_shape: Any = None, **_: Any
+    ) -> None:  # both: Keras's summary knows the shapes that are named
         super().build(x_shape)
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         given = self.named_shapes(shapes, named)
         if not given["return_attention_scores"]:
             return given["x"]
@@ -242,7 +246,7 @@ class DecoderLayer(_TransformerLayer):
         source = given["enc_output"][1] if given.get("enc_output") else None
         return given["x"], *((batch, self.num_heads, length, keys) for keys in (length, source))
 
-    def source_heads(self, enc_output):
+    def source_heads(self, enc_output: Any):
         """Keys and values of the encoder's output, which are the same at every step."""
         return tuple(self.mha2.project(enc_output, self.mha2.wk, self.mha2.wv))
 
@@ -261,11 +265,11 @@ class DecoderMemory(CachedMemory):
         seen: bool, which keys of the source are seen; see `visible` of `multi_head_attention`.
     """
 
-    def __init__(self, layer, place, cache, source, seen):
+    def __init__(self, layer: Any, place: Tensor, cache: Any, source: Tensor, seen: Tensor):
         self.layer = layer
         self.own, self.cross = OwnKeys(layer, place, cache), SourceKeys(layer, source, seen)
 
-    def check(self, layer, *masks):
+    def check(self, layer: Any, *masks: Any):
         """Called by a `layer`. Raises NotCacheable unless it got this memory for all that it stands for."""
         if layer is not self.layer or any(mask is not self for mask in masks):
             raise NotCacheable(f"{self.layer.name} gives its attention another mask or another encoder's output")
@@ -280,10 +284,10 @@ class DecoderMemory(CachedMemory):
 class OwnKeys(CachedMemory):
     """Keys and values of the elements of a target so far."""
 
-    def __init__(self, layer, place, cache):
+    def __init__(self, layer: Any, place: Tensor, cache: Any):
         self.layer, self.place, self.cache, self.used = layer, place, cache, 0
 
-    def attention(self, mha, v, k, q):
+    def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor):
         """`MultiHeadAttention.attention` of the new element, which is added to the cache."""
         if mha is not self.layer.mha1 or not q is k is v:
             raise NotCacheable(f"{self.layer.name} gives its self-attention other queries than keys")
@@ -298,10 +302,10 @@ class OwnKeys(CachedMemory):
 class SourceKeys(CachedMemory):
     """Keys and values of the encoder's output."""
 
-    def __init__(self, layer, source, seen):
+    def __init__(self, layer: Any, source: Tensor, seen: Tensor):
         self.layer, self.source, self.seen, self.used = layer, source, seen, 0
 
-    def attention(self, mha, v, k, q):
+    def attention(self, mha: Any, v: Tensor, k: Tensor, q: Tensor):
         """`MultiHeadAttention.attention` of queries to the source."""
         if mha is not self.layer.mha2:
             raise NotCacheable(f"{self.layer.name} attends to the source by {mha.name}, not by mha2")

@@ -10,7 +10,7 @@ Shapes:
 """
 
 import functools
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
@@ -19,7 +19,7 @@ from txl_tf.errors import ParameterError
 from txl_tf.kernels import add_bias, attention_probs, head_matmul, join_heads, project
 from txl_tf.kernels.dropout import dropout
 from txl_tf.kernels.dtypes import wide_dtype
-from txl_tf.kernels.shapes import shape_of
+from txl_tf.kernels.shapes import Size, Tensor, shape_of
 from txl_tf.nn.arguments import LayerOptions, stored
 from txl_tf.nn.base import CachedMemory, Layer, check_heads, check_length, check_tensors, shown
 from txl_tf.nn.masks import (
@@ -35,12 +35,12 @@ from txl_tf.nn.ops import Linear
 from txl_tf.nn.settings import FREE_RATE, FREE_SEED
 
 
-def create_padding_mask(ids):
+def create_padding_mask(ids: Tensor):
     """1 where `ids` `[B, K]` are 0, padding: float32 `[B, 1, 1, K]`. Symbolic inputs of Keras work too."""
     return keras.ops.cast(keras.ops.equal(ids, 0), "float32")[:, None, None]
 
 
-def create_look_ahead_mask(size):
+def create_look_ahead_mask(size: Size):
     """1 above the diagonal, where the keys of the future are: float32 `[size, size]`.
 
     Raises:
@@ -54,7 +54,7 @@ def create_look_ahead_mask(size):
     return tf.cast(places[None] > places[:, None], tf.float32)
 
 
-def scaled_dot_product_attention(q, k, v, mask=None):
+def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None):
     """`softmax(q k^T / sqrt(D)) v`.
 
     Args:
@@ -78,13 +78,14 @@ def scaled_dot_product_attention(q, k, v, mask=None):
 class _ScaledDotProductAttention(keras.layers.Layer):
     """`scaled_dot_product_attention` as a layer, for symbolic inputs of Keras."""
 
-    def call(self, q, k, v, mask=None):
+    def call(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Any:
         return scaled_dot_product_attention(q, k, v, mask)
 
 
 def seen_of_masks(
-    sizes, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False, names=("mask", "forbidden"),
-    query_mask=None, value_mask=None, key_mask=None,
+    sizes: Any, mask: Tensor | None = None, attention_mask: Any = None, forbidden: Any = None,
+    use_causal_mask: bool = False, names: Any = ("mask", "forbidden"), query_mask: Any = None, value_mask: Any = None,
+    key_mask: Any = None,
 ):  # fmt: skip
     """All masks of a call of `MultiHeadAttention` as one, for `attention_probs`.
 
@@ -118,7 +119,16 @@ def seen_of_masks(
     return functools.reduce(tf.logical_and, parts) if parts else None
 
 
-def multi_head_attention(q, k, v, visible, o_kernel, o_bias, rate=0.0, dropout_key=None):
+def multi_head_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Any,
+    o_kernel: Any,
+    o_bias: Any,
+    rate: float = 0.0,
+    dropout_key: Tensor | None = None,
+):
     """Attention of all heads, joined and projected.
 
     Args:
@@ -137,7 +147,7 @@ def multi_head_attention(q, k, v, visible, o_kernel, o_bias, rate=0.0, dropout_k
     return tf.reshape(output, [batch, length, o_kernel.shape[1]]), probs
 
 
-def heads_of(x, kernels, biases, num_heads):
+def heads_of(x: Tensor, kernels: Any, biases: Any, num_heads: int):
     """The projections of `x` `[B, any, E]` by each kernel `[E, H * D]` and bias, as heads: `[H, B, any, D]` each.
 
     All of them are one product.
@@ -208,19 +218,23 @@ class MultiHeadAttention(Layer):
             Linear(d_model, dtype=self.dtype_policy, name=name) for name in ("wq", "wk", "wv", "dense")
         )
 
-    def build(self, v_shape=None, k_shape=None, q_shape=None, **_):  # all: Keras's summary knows those that are named
+    def build(
+        self, v_shape: Any = None, k_shape: Any = None, q_shape: Any = None, **_: Any
+    ) -> None:  # all: Keras's summary knows those that are named
         self.build_parts(v_shape, self.wq, self.wk, self.wv, self.dense)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any):
         kwargs = _by_article_names(args, kwargs)
         if len(args) > 2:
             _check_order(*args[:3])
         return super().__call__(*args, **kwargs)
 
     def call(
-        self, v, k, q, mask=None, attention_mask=None, forbidden=None, use_causal_mask=False,
-        return_attention_scores=True, query_mask=None, value_mask=None, key_mask=None, training=None, dropout_key=None,
-    ):  # fmt: skip
+        self, v: Tensor, k: Tensor, q: Tensor, mask: Tensor | None = None, attention_mask: Any = None,
+        forbidden: Any = None, use_causal_mask: bool = False, return_attention_scores: bool = True,
+        query_mask: Any = None, value_mask: Any = None, key_mask: Any = None, training: bool | None = None,
+        dropout_key: Tensor | None = None,
+    ) -> Any:  # fmt: skip
         sizes = {"d_model": self.d_model, "num_heads": self.num_heads}
         check_tensors(sizes, v=(v, "float batch keys d_model"), k=(k, "float batch keys d_model"))
         check_tensors(sizes, q=(q, "float batch queries d_model"))
@@ -236,7 +250,7 @@ class MultiHeadAttention(Layer):
             output._keras_mask = as_bool("query_mask", query_mask)
         return (output, tf.transpose(weights, [1, 0, 2, 3])) if return_attention_scores else output
 
-    def attention(self, v, k, q, visible=None, dropout_key=None):
+    def attention(self, v: Tensor, k: Tensor, q: Tensor, visible: Any = None, dropout_key: Tensor | None = None):
         """`(output, weights)`, the weights as they are computed, `[num_heads, batch, queries, keys]`.
 
         `visible` is that of `multi_head_attention`, or a `CachedMemory`, which has the keys and values. Nothing is
@@ -251,19 +265,19 @@ class MultiHeadAttention(Layer):
             k, v = self.project(k, self.wk, self.wv) if k is v else self.project(k, self.wk) + self.project(v, self.wv)
         return self.attend(q, k, v, visible, dropout_key)
 
-    def project(self, x, *layers):
+    def project(self, x: Tensor, *layers: Any):
         """Heads of `x` by some of `wq`, `wk` and `wv`: a list of `[num_heads, batch, any, depth]`."""
         (x,), kernels = self.computed(x), self.computed(*(layer.kernel for layer in layers))
         return heads_of(x, kernels, self.computed(*(layer.bias for layer in layers)), self.num_heads)
 
-    def attend(self, q, k, v, visible=None, dropout_key=None):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Any = None, dropout_key: Tensor | None = None):
         """`(output, weights)` of heads."""
         return multi_head_attention(q, k, v, visible, *self.computed(*self.dense.weights), self.rate, dropout_key)
 
-    def compute_mask(self, inputs, previous_mask=None):
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         return None  # the call passes on the mask of the queries
 
-    def compute_output_shape(self, *shapes, **named):
+    def compute_output_shape(self, *shapes: Any, **named: Any) -> Any:
         named = {name.removesuffix("_shape"): x for name, x in named.items()}
         given = self.named_shapes(shapes, _by_article_names(shapes, named))
         if len(shapes) > 2 and shapes[0][1] != shapes[1][1]:
@@ -273,7 +287,7 @@ class MultiHeadAttention(Layer):
         return (q_shape, weights_shape) if given["return_attention_scores"] else q_shape
 
 
-def _by_article_names(args, named):
+def _by_article_names(args: Any, named: Any):
     """The named arguments of a call with `q`, `v` and `k` for Keras's names `query`, `value` and `key`."""
     query, value, key = (named.get(name) for name in ("query", "value", "key"))
     rest = {name: x for name, x in named.items() if name not in ("query", "value", "key")}
@@ -287,7 +301,7 @@ def _by_article_names(args, named):
     return {"return_attention_scores": False, **rest, **by_article}
 
 
-def _check_order(v, k, q):
+def _check_order(v: Tensor, k: Tensor, q: Tensor):
     """Raises ValueError where tensors by position may be meant as `(query, value, key)`."""
     if v is k:
         return
@@ -297,7 +311,7 @@ def _check_order(v, k, q):
         raise _order_error((v, k, q))
 
 
-def _order_error(by_position):
+def _order_error(by_position: Any):
     allowed = "v and k of one tensor, or of one length that is not the length of q"
     message = (
         f"v, k and q by position must be {allowed}, got {', '.join(map(shown, by_position))}: name them, v=, k=, q= "
