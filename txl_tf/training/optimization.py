@@ -1,4 +1,4 @@
-"""The original's optimizer: Adam, clipped after averaging over replicas, warm-up and cosine decay."""
+"""The optimizer of the original: Adam with clipping after averaging over replicas, warm-up and cosine decay."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -29,16 +29,22 @@ else:
 
 
 class ClipAfterAverage(MixedIntoOptimizer):
-    """Mixin for Keras optimizers: clips the gradients summed over all replicas, by value or by their global norm.
+    """Mixin for Keras optimizers that clips the sum of the gradients over all replicas, by value or by global norm.
 
-    Keras's own `global_clipnorm` clips the gradients of each replica before adding them up, so that two replicas train
-    differently from one. Divide the loss by the number of replicas, and the sum is the average.
+    Keras's `global_clipnorm` clips the gradients of each replica before it sums them, so two replicas train differently
+    from one. If the loss is divided by the number of replicas, the sum is the average.
 
-    `gradient_norm` holds the norm before clipping of the latest update.
+    With `gradient_accumulation_steps=n`, every n-th batch updates the weights with the mean of the gradients of n
+    batches. The mean is clipped. `iterations`, schedules and the moving average count updates. Each batch sums its
+    gradients over the replicas, so that a checkpoint between two updates contains all of them.
 
-    With `gradient_accumulation_steps=n`, every n-th batch updates the weights, with the mean of the gradients of n
-    batches. The mean is clipped. `iterations`, schedules and the moving average count updates. The gradients are summed
-    over the replicas batch by batch, so that a checkpoint between two updates has all of them.
+    Args:
+        clip: the largest global norm; `None` for no limit.
+        clip_value: the largest absolute value, applied before `clip`; `None` for no limit.
+        *args, **kwargs: arguments of the Keras optimizer.
+
+    Attributes:
+        gradient_norm: the global norm of the last update before clipping.
     """
 
     # Attributes of Keras's optimizers whose own type hints are missing or wrong.
@@ -86,9 +92,9 @@ class ClipAfterAverage(MixedIntoOptimizer):
         self.start_average(variables)
 
     def start_average(self, variables: Iterable[keras.Variable]) -> None:
-        """Begins the moving average, if there is one, with these weights.
+        """Starts the moving average, if there is one, with these weights.
 
-        Keras would begin it with the first step, but not where loss scaling skips that.
+        Keras starts it with the first step, but not if loss scaling skips that step.
         """
         if self.use_ema:
             for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
@@ -105,7 +111,7 @@ class ClipAfterAverage(MixedIntoOptimizer):
         sums = [tf.cast(grad, total.dtype) + total for grad, total in zip(grads, totals, strict=True)]
 
         def keep_or_update(strategy, sums, within=None):
-            """Of all replicas together. A branch cannot call them together again, unless it lies `within` them."""
+            """Runs in the cross-replica context. A branch there can call the replicas only through `within`."""
             within = within or (lambda branch: strategy.extended.call_for_each_replica(branch, args=(sums,)))
             is_update = (self._iterations + 1) % self.batches_per_update == 0
             update = functools.partial(self._update_with_sums, trainable_variables, totals)
@@ -117,8 +123,8 @@ class ClipAfterAverage(MixedIntoOptimizer):
             tf.distribute.get_replica_context().merge_call(keep_or_update, args=(sums,))
 
     def _update_with_sums(self, variables, totals, sums):
-        """One update with the mean of gradients whose sums over replicas and batches are `sums`."""
-        self.gradient_accumulation_steps = None  # for Keras, this is the step of one batch
+        """Updates the weights once with the mean gradient. `sums` are sums over replicas and batches."""
+        self.gradient_accumulation_steps = None  # so that Keras updates the weights in this call
         try:
             super()._backend_apply_gradients([total / self.batches_per_update for total in sums], variables)
         finally:
@@ -129,8 +135,8 @@ class ClipAfterAverage(MixedIntoOptimizer):
         grads, variables = zip(*grads_and_vars, strict=True)
         if self.batches_per_update == 1 and not tf.distribute.in_cross_replica_context():
             grads = sum_over_replicas(grads)
-        grads = [tf.convert_to_tensor(grad) for grad in grads]  # rows of a sparse one may repeat: their sum counts
-        if len({grad.dtype for grad in grads}) > 1:  # as of a float64 network in a float32 model
+        grads = [tf.convert_to_tensor(grad) for grad in grads]  # dense, because rows of a sparse gradient may repeat
+        if len({grad.dtype for grad in grads}) > 1:  # for example, a float64 network in a float32 model
             grads = [tf.cast(grad, wide_dtype(*grads)) for grad in grads]
         norm = tf.linalg.global_norm(grads)
         self.gradient_norm.assign(norm)
@@ -146,12 +152,12 @@ class ClipAfterAverage(MixedIntoOptimizer):
 
 
 def _is_together():
-    """Whether variables of all replicas can be changed from here, without a call from all of them together."""
+    """Whether this context can change the variables of all replicas without a merge call."""
     return tf.distribute.in_cross_replica_context() or tf.__internal__.distribute.strategy_supports_no_merge_call()
 
 
 def _assign_all(variables, values):
-    """Assigns values, the same on every replica, to variables that all replicas have."""
+    """Assigns values, which are the same on every replica, to the variables of all replicas."""
 
     def assign(strategy, values):
         for variable, value in zip(variables, values, strict=True):
@@ -165,13 +171,14 @@ def _assign_all(variables, values):
 
 @keras.saving.register_keras_serializable("txl_tf")
 class Adam(ClipAfterAverage, keras.optimizers.Adam):
-    """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`; updates a variable by one operation."""
+    """`keras.optimizers.Adam` with `clip`, see `ClipAfterAverage`. One operation updates a variable."""
 
     def update_step(self, gradient, variable, learning_rate):
-        """Keras's update by one operation; Keras itself takes 15 and three times as long."""
+        """Keras's update as one operation. Keras itself uses 15 operations and takes three times as long."""
         if self.amsgrad:
             return super().update_step(gradient, variable, learning_rate)
-        dtype, step = variable.dtype, self.iterations + 1
+        dtype = variable.dtype
+        step = self.iterations + 1
         index = self._get_variable_index(variable)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
@@ -201,8 +208,8 @@ class Lamb(ClipAfterAverage, keras.optimizers.Lamb):
 class SGD(ClipAfterAverage, keras.optimizers.SGD):
     """SGD with momentum in PyTorch's form: `v = momentum v + g`, then `p = p - rate v`.
 
-    Keras keeps the rate in the velocity, `v = momentum v - rate g`, so that a step still has a part of the rates before
-    it. The two differ wherever the rate changes.
+    In Keras's form, the velocity contains the rate, `v = momentum v - rate g`, so a step also depends on the rates of
+    earlier steps. The two forms differ when the rate changes.
     """
 
     def __init__(self, *args, nesterov=False, **kwargs):
@@ -229,7 +236,7 @@ OPTIMIZERS = {"adam": Adam, "adamw": AdamW, "lamb": Lamb, "sgd": SGD}
 def make_schedule(
     learning_rate: float, warmup_steps: int, train_steps: int, min_lr_ratio: float
 ) -> keras.optimizers.schedules.LearningRateSchedule:
-    """Linear warm-up from 0 to `learning_rate`, then a cosine: the original's schedule to 1e-7."""
+    """Linear warm-up from 0 to `learning_rate`, then cosine decay. It equals the original's schedule within 1e-7."""
     at_least(1)("train_steps", train_steps)
     if not is_integer(warmup_steps) or not 0 <= warmup_steps < train_steps:
         allowed = f"lie in [0, train_steps={train_steps})"
@@ -314,28 +321,28 @@ def make_optimizer(
     """The original's recipe: Adam (0.9, 0.999, 1e-8) with warm-up and cosine decay, clipped by global norm.
 
     Args:
-        learning_rate: the highest rate.
-        warmup_steps: steps of the linear warm-up; the first of them has rate 0, but with the schedules "linear" and
-            "constant" `learning_rate / warmup_steps`.
-        train_steps: steps in all, warm-up included.
-        min_lr_ratio: the last rate of the cosine as a share of the highest.
+        learning_rate: the highest learning rate.
+        warmup_steps: steps of the linear warm-up. The first step has the rate 0 or, with the schedules "linear" and
+            "constant", `learning_rate / warmup_steps`.
+        train_steps: the number of all steps, including the warm-up.
+        min_lr_ratio: the last rate of the cosine, divided by the highest.
         clip: the largest global norm of the gradients; `None` for no limit.
-        optimizer: of `OPTIMIZERS`; "adam" is the original's.
-        weight_decay: of "adamw" and "lamb".
-        ema: momentum of an exponential moving average of the weights, which `fit` puts in their place when it ends;
+        optimizer: "adam", as in the original, "adamw", "lamb" or "sgd".
+        weight_decay: weight decay of "adamw" and "lamb".
+        ema: momentum of an exponential moving average of the weights, which replaces the weights at the end of `fit`;
             0 for none.
         schedule: "cosine"; "linear" or "constant", see `LinearSchedule`; or "noam", see `NoamSchedule`, which needs a
             warm-up.
         beta_2: decay of the second moments; 0.98 in the vanilla Transformer.
-        clip_value: the largest absolute value in the gradients; `None` for no limit. It comes before `clip`.
-        momentum: of "sgd", see `SGD`.
-        gradient_accumulation_steps: batches to an update, which takes the mean of their gradients and clips it. Steps,
-            above, are updates then. (The argument of `compile` divides one batch into parts.)
+        clip_value: the largest absolute value in the gradients; `None` for no limit. It is applied before `clip`.
+        momentum: momentum of "sgd", see `SGD`.
+        gradient_accumulation_steps: number of batches for an update, which clips and uses the mean of their gradients.
+            The steps above then count updates. (The argument of `compile` divides one batch into parts instead.)
 
     Raises:
-        ValueError: an argument is out of its range.
+        ParameterError: an argument is out of its range.
     """
-    OptimizerConfig(  # checks them
+    OptimizerConfig(  # checks the arguments
         learning_rate=learning_rate, warmup_steps=warmup_steps, min_lr_ratio=min_lr_ratio, clip=clip,
         optimizer=optimizer, weight_decay=weight_decay, ema=ema, schedule=schedule, beta_2=beta_2,
         clip_value=clip_value, momentum=momentum,
