@@ -95,9 +95,7 @@ def is_own(model: Any, name: str) -> bool:
 def takes(method: Callable, n: int) -> bool:
     """Whether a method can be called with `n` arguments by position."""
     try:
-        inspect.signature(getattr(method, "python_function", method)).bind(
-            *range(n)
-        )  # `python_function` of a tf.function
+        inspect.signature(getattr(method, "python_function", method)).bind(*range(n))  # of a tf.function, too
     except TypeError:
         return False
     return True
@@ -257,9 +255,8 @@ def _metric(argument: str, identifier: Any) -> keras.metrics.Metric:
         metric.name = name or metric.name
         return metric
     if not callable(metric):
-        raise ParameterError(
-            argument, identifier, "a Keras metric", f"{argument} contains no metric: {brief(identifier)}"
-        )
+        message = f"{argument} contains no metric: {brief(identifier)}"
+        raise ParameterError(argument, identifier, "a Keras metric", message)
     return MeanOfFunction(metric, name or getattr(metric, "name", None) or type(metric).__name__)
 
 

@@ -210,7 +210,7 @@ class Resumable(AmongWorkers):
 
     @contextlib.contextmanager
     def _weighing_classes(self, class_weight: Any) -> Iterator[None]:
-        """In this block, training uses these weights of labels. Keras would take the largest id in a row for its class."""
+        """In this block, training uses these weights of labels, where Keras would use the largest id of each row."""
         self._class_weights = class_table(class_weight, self.n_classes)
         try:
             yield
