@@ -87,9 +87,8 @@ def generate(
     limit = tf.constant(most)
     allowed = writable(model, suppressed)
     if not searches:
-        return model._sample(
-            source, start, -1 if end is None else end, limit, sampling if temperature else None, allowed
-        )
+        end = -1 if end is None else end
+        return model._sample(source, start, end, limit, sampling if temperature else None, allowed)
     penalty = tf.constant(length_penalty, model.loss_dtype)
     ids, scores = model._beam_search(source, start, end, limit, beam_size, penalty, allowed)
     return (ids[:, 0], scores[:, 0]) if n_best is None else (ids[:, :n_best], scores[:, :n_best])
@@ -263,9 +262,8 @@ def beam_search(
         return tf.reduce_any((i < limits) & (best > scores[:, -1]))
 
     empty = tf.zeros([batch, size, most], tf.int32)
-    totals = tf.tile(
-        tf.where(tf.range(size) == 0, tf.zeros([], dtype), none)[None], [batch, 1]
-    )  # at first, all are equal
+    # At first, all hypotheses are equal, so only one of them counts.
+    totals = tf.tile(tf.where(tf.range(size) == 0, tf.zeros([], dtype), none)[None], tf.stack([batch, 1]))
     state = (0, tf.fill([batch, size], start), empty, totals, empty, tf.fill([batch, size], none), caches)
     i, _, alive, totals, finished, scores, _ = tf.while_loop(more, body, state, parallel_iterations=1)
     # If the search stopped before the limit, all finished targets have higher scores than the others.
