@@ -21,7 +21,7 @@ from helpers import INSTALLED, ROOT, run_here, run_program
 from helpers import program as open_program
 
 import txl_programs
-from txl_programs import find_program, program, train
+from txl_programs import command_line, find_program, flag_values, printing, program, train
 from txl_tf.config import EvaluationConfig, MachineConfig, ModelConfig, OptimizerConfig, TextConfig, TrainingConfig
 
 
@@ -72,7 +72,7 @@ def test_messages_of_the_library_are_no_answers(name, monkeypatch, capsys):
 def test_ctrl_c_ends_it_with_130(verbosity, given):
     verbosity(given)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores the signal
-    with pytest.raises(SystemExit) as end, program._ending():
+    with pytest.raises(SystemExit) as end, printing.ending():
         run(lambda: signal.raise_signal(signal.SIGINT))
     assert end.value.code == 130
 
@@ -84,7 +84,7 @@ def test_ctrl_c_in_an_import_ends_it_with_130(monkeypatch, tmp_path, where):
 
     monkeypatch.setattr(sys, "argv", ["some.py"])
     monkeypatch.setattr(program, "_parsed", [])
-    monkeypatch.setattr(program, "_parse", list)
+    monkeypatch.setattr(program, "parse", list)
     monkeypatch.setattr(program, "_import_tensorflow", interrupted)
     (tmp_path / "some.py").write_text("raise KeyboardInterrupt\n")
     spec = importlib.util.spec_from_file_location("some", tmp_path / "some.py")
@@ -98,7 +98,7 @@ def test_ctrl_c_in_an_import_ends_it_with_130(monkeypatch, tmp_path, where):
 def test_what_the_encoding_of_the_output_lacks_is_written_as_an_escape(verbosity, monkeypatch):
     output = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     monkeypatch.setattr(sys, "stdout", output)
-    with program._ending():
+    with printing.ending():
         run(lambda: logging.getLogger("txl_tf").info("é 诗"))
     assert output.buffer.getvalue() == "é \\u8bd7\n".encode("latin-1")
 
@@ -232,7 +232,7 @@ def test_no_error_is_longer_than_500_characters(verbosity, error):
     def fail():
         raise error
 
-    with pytest.raises(SystemExit) as end, program._ending():
+    with pytest.raises(SystemExit) as end, printing.ending():
         run(fail)
     assert len(end.value.code) <= 500 and end.value.code.endswith("way out\n(--verbosity=1 shows where)")
 
@@ -247,8 +247,8 @@ def test_no_message_about_flags_is_longer_than_500_characters(own_flags):
     flags.DEFINE_integer("n_layer", 1, "")
     # A name of a million has absl look for similar ones in a gigabyte, which stays the worker's peak.
     for stray in (["x" * 10**6], [f"--{'x' * 10**4}=1"], [f"--n_layer={'1' * 10**6}x"]):
-        with pytest.raises(SystemExit) as end, program._ending():
-            program._refuse_stray(program._parse(["some.py", *stray]))
+        with pytest.raises(SystemExit) as end, printing.ending():
+            command_line.refuse_stray(command_line.parse(["some.py", *stray]))
         assert len(end.value.code) <= 500
 
 
@@ -283,15 +283,15 @@ def test_values_are_those_of_the_flags_named_or_of_those_given(own_flags):
     flags.DEFINE_list("cutoffs", None, "")
     flags.DEFINE_bool("greedy", False, "")
     own_flags(["some.py", "--nogreedy"])
-    assert program.values("mem_len cutoffs greedy") == {"mem_len": 3, "cutoffs": None, "greedy": False}
-    assert program.values("mem_len greedy", given_only=True) == {"greedy": False}
+    assert flag_values.values(("mem_len", "cutoffs", "greedy")) == {"mem_len": 3, "cutoffs": None, "greedy": False}
+    assert flag_values.values(("mem_len", "greedy"), given_only=True) == {"greedy": False}
 
 
 def test_the_hyper_parameters_of_a_class_become_flags_and_values(own_flags):
     flags.DEFINE_string("clip", "mine", "a flag that is there")
-    program.define_flags(OptimizerConfig, leave_out="ema warmup_steps", learning_rate=0.5)
+    flag_values.define_flags(OptimizerConfig, leave_out=("ema", "warmup_steps"), learning_rate=0.5)
     own_flags(["some.py", "--optimizer=lamb", "--weight_decay=1e-2"])
-    assert program.values(OptimizerConfig) == {
+    assert flag_values.values(OptimizerConfig) == {
         "learning_rate": 0.5,
         "clip": "mine",
         "clip_value": None,
@@ -302,16 +302,16 @@ def test_the_hyper_parameters_of_a_class_become_flags_and_values(own_flags):
         "optimizer": "lamb",
         "weight_decay": 0.01,
     }
-    assert program.values(OptimizerConfig, given_only=True) == {"optimizer": "lamb", "weight_decay": 0.01}
+    assert flag_values.values(OptimizerConfig, given_only=True) == {"optimizer": "lamb", "weight_decay": 0.01}
     own_flags.unparse_flags()
     with pytest.raises(flags.IllegalFlagValueError, match="adagrad.*adam.*adamw.*lamb.*sgd"):
         own_flags(["some.py", "--optimizer=adagrad"])
 
 
 def test_lists_of_numbers_come_as_such(own_flags):
-    program.define_flags(TextConfig)
+    flag_values.define_flags(TextConfig)
     own_flags(["some.py", "--cutoffs=20000,40000", "--data_path=1,2"])
-    given = program.values(TextConfig, given_only=True)
+    given = flag_values.values(TextConfig, given_only=True)
     assert given == {"cutoffs": [20000, 40000], "data_path": ["1", "2"]}
     own_flags.unparse_flags()
     with pytest.raises(flags.IllegalFlagValueError, match="cutoffs.*must be integers, as 20000,40000"):
@@ -366,10 +366,10 @@ def test_a_flag_that_names_a_file_by_nothing_ends_the_program(flag):
         next(loaded)
         flags.FLAGS(["txl-score", "--model_dir=run", f"--{flag}="])
         with pytest.raises(SystemExit) as end:
-            program._refuse_empty()
+            command_line.refuse_empty()
         assert f"--{flag} must not be empty" in end.value.code
         flags.FLAGS(["txl-score", "--model_dir=run", f"--{flag}=a"])
-        program._refuse_empty()
+        command_line.refuse_empty()
 
 
 @pytest.mark.parametrize("data", [b"--tgt_len=5\n--model_dir=caf\xe9\n", b"\xff\xfe-\0-\0", b"\x80\x81"])
@@ -378,13 +378,13 @@ def test_a_flag_file_in_another_encoding_is_one_line(tmp_path, monkeypatch, data
     path.write_bytes(data)
     for words in ([f"--flagfile={path}"], ["-flagfile", str(path)]):
         with pytest.raises(SystemExit) as end:
-            program._parse(["train.py", *words])
+            command_line.parse(["train.py", *words])
         assert str(path) in end.value.code and "\n" not in end.value.code
 
 
 def test_a_value_of_a_negated_switch_is_one_line():
     with pytest.raises(SystemExit) as end:
-        program._parse(["train.py", "--nountie_r=true"])
+        command_line.parse(["train.py", "--nountie_r=true"])
     assert "--nountie_r=true" in end.value.code and "\n" not in end.value.code
 
 
@@ -395,7 +395,7 @@ def test_a_pipe_as_a_flag_file_is_one_line(tmp_path, nested):
     path.write_text(f"--tgt_len=5\n  --flagfile={pipe}\n--flagfile={path}\n")
     for words in ([f"--flagfile={path if nested else pipe}"], ["-flagfile", str(path if nested else pipe)]):
         with pytest.raises(SystemExit) as end:
-            program._parse(["train.py", *words])
+            command_line.parse(["train.py", *words])
         assert str(pipe) in end.value.code and "\n" not in end.value.code
 
 
@@ -403,7 +403,7 @@ def test_a_flag_file_in_another_encoding_is_named_where_another_names_it(tmp_pat
     (tmp_path / "b.cfg").write_bytes(b"--model_dir=caf\xe9\n")
     (tmp_path / "a.cfg").write_text(f"--flagfile={tmp_path}/b.cfg\n")
     with pytest.raises(SystemExit) as end:
-        program._parse(["train.py", f"--flagfile={tmp_path}/a.cfg"])
+        command_line.parse(["train.py", f"--flagfile={tmp_path}/a.cfg"])
     assert f"{tmp_path}/b.cfg" in end.value.code and "a.cfg" not in end.value.code and "\n" not in end.value.code
 
 
@@ -413,6 +413,6 @@ def test_flags_of_a_pipe_of_the_shell_are_read(own_flags):
     reader, writer = os.pipe()
     os.write(writer, b"--n_layer=3\n")
     os.close(writer)
-    program._parse(["some.py", f"--flagfile=/dev/fd/{reader}"])
+    command_line.parse(["some.py", f"--flagfile=/dev/fd/{reader}"])
     os.close(reader)
     assert flags.FLAGS.n_layer == 3
